@@ -1,0 +1,29 @@
+"""The errors a user can cause. Each message says what, where, and what to do."""
+
+
+class SpecqdError(Exception):
+    """A problem that the user can mend; its message is one line."""
+
+
+class ConfigError(SpecqdError):
+    """A model's configuration is missing, malformed or unsupported."""
+
+
+class TensorError(SpecqdError):
+    """A weights file is missing, truncated, hostile or does not fit the configuration."""
+
+
+class TokenizerError(SpecqdError):
+    """A tokenizer or chat template is missing, unreadable or does not match the model."""
+
+
+class HubError(SpecqdError):
+    """A model could not be found or fetched."""
+
+
+class RequestError(SpecqdError):
+    """A request asks for something that cannot be done."""
+
+
+class MachineError(SpecqdError):
+    """This machine lacks what was asked for: memory, threads, an instruction set."""
