@@ -1,0 +1,271 @@
+// The nested format, a tile at a time: BF16 bits -> E2M1 codes, E8M0 scales, residuals, patches,
+// and back. mxfp4.py defines the cast in NumPy and is its reference.
+//
+// Tile order: the weight of output n (0..15) and input k (0..31) stands at (k / 2) * 32 + n * 2 +
+// k % 2. Its code is nibble (k / 2) % 4 of the 16-bit word (k / 8) * 32 + n * 2 + k % 2, little end
+// first. Its residual stands where the weight does.
+#pragma once
+
+#include "bf16.h"
+#include "isa/lanes-inl.h"
+#include "kernels.h"
+
+namespace specqd {
+namespace {
+
+// BF16 bits of the least magnitude that rounds to each grid value at scale 1; the first is where
+// residuals of values rounding to zero begin.
+constexpr uint16_t kLow[8] = {0x3d80, 0x3e80, 0x3f40, 0x3fa0, 0x3fe0, 0x4020, 0x4060, 0x40a0};
+// Of the boundaries kLow[1..7], these round up at the tie: those whose upper neighbour is even.
+constexpr bool kTieGoesUp[8] = {false, false, true, false, true, false, true, false};
+constexpr double kGrid[8] = {0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0};
+
+// What sixteen magnitudes round to at scale exponents `shift` = (X - 127) << 7.
+struct Rounded {
+  I16 index;    // 0..7
+  I16 doubled;  // twice the grid value
+};
+
+inline Rounded round_to_grid(I16 magnitude, I16 shift) {
+  constexpr int32_t kStep[8] = {0, 1, 1, 1, 1, 2, 2, 4};
+  Rounded out{I16{}, I16{}};
+  for (int i = 1; i < 8; ++i) {
+    const I16 boundary = shift + (kLow[i] - (kTieGoesUp[i] ? 1 : 0));
+    const I16 above = magnitude > boundary;  // -1 where true
+    out.index = out.index - above;
+    out.doubled = out.doubled - above * kStep[i];
+  }
+  return out;
+}
+
+struct TileMagnitudes {
+  I16 at[kBlock];  // [k] of sixteen outputs
+};
+
+inline D8 half_to_double(I16 v, bool upper) {
+  using I8 = int32_t __attribute__((vector_size(32)));
+  struct Halves {
+    I8 low, high;
+  };
+  const auto halves = bits_as<Halves>(v);
+  return __builtin_convertvector(upper ? halves.high : halves.low, D8);
+}
+
+// Sum over k, in order, of (|w| * 2^(127-X) - q)^2, times 4^(X - base): sixteen lanes of fp64.
+struct SquaredError {
+  D8 half[2];
+};
+
+inline SquaredError squared_error(const TileMagnitudes& w, I16 scale, const int relative) {
+  struct Halves {
+    F8 half[2];
+  };
+  SquaredError sum{};
+  const I16 shift = (scale - 127) << 7;
+  const I16 exponent = 254 - scale;  // biased exponent of 2^(127-X), 1..254 on the fast path
+  const auto factor = bits_as<Halves>(bits_as<F16>(exponent << 23));
+  for (int k = 0; k < kBlock; ++k) {
+    const Rounded rounded = round_to_grid(w.at[k], shift);
+    const auto magnitude = bits_as<Halves>(bits_as<F16>(w.at[k] << 16));
+    for (int h = 0; h < 2; ++h) {
+      const D8 value = __builtin_convertvector(magnitude.half[h], D8) *
+                       __builtin_convertvector(factor.half[h], D8);
+      const D8 error = value - half_to_double(rounded.doubled, h == 1) * 0.5;
+      sum.half[h] = sum.half[h] + error * error;
+    }
+  }
+  const double weight = relative < 0 ? 0.25 : relative > 0 ? 4.0 : 1.0;
+  for (D8& half : sum.half) half = half * weight;
+  return sum;
+}
+
+inline I16 is_less(const SquaredError& a, const SquaredError& b) {
+  I16 less;
+  for (int i = 0; i < kLanes; ++i) less[i] = a.half[i / 8][i % 8] < b.half[i / 8][i % 8] ? -1 : 0;
+  return less;
+}
+
+inline I16 choose(I16 mask, I16 yes, I16 no) { return (yes & mask) | (no & ~mask); }
+
+// The scale byte of each output. `largest` is the largest magnitude of its block, of a binade where
+// every boundary of every candidate is a normal number.
+inline I16 choose_scales(const TileMagnitudes& w, I16 largest, ScaleRule rule) {
+  const I16 floor = choose(largest == 0, splat_int(127), (largest >> 7) - 2);
+  if (rule == ScaleRule::kFloor) return floor;
+  I16 best = floor;
+  SquaredError least = squared_error(w, floor, 0);
+  for (int relative = -1; relative <= 1; relative += 2) {
+    const SquaredError error = squared_error(w, floor + relative, relative);
+    const I16 better = is_less(error, least) & (largest != 0);
+    best = choose(better, floor + relative, best);
+    for (int i = 0; i < kLanes; ++i)
+      if (better[i]) least.half[i / 8][i % 8] = error.half[i / 8][i % 8];
+  }
+  return best;
+}
+
+// The same in fp64, one weight at a time: for blocks at the ends of the exponent range.
+
+inline double power_of_two_fp64(int n) {  // -1022 <= n <= 1023
+  return bits_as<double>(static_cast<uint64_t>(n + 1023) << 52);
+}
+
+inline double scaled_value(uint16_t magnitude, int scale) {
+  const int exponent = magnitude >> 7;
+  const int significand = exponent == 0 ? (magnitude & 127) : (magnitude & 127) + 128;
+  const int power = (exponent == 0 ? 1 : exponent) - 127 - 7 + (127 - scale);
+  return significand * power_of_two_fp64(power);
+}
+
+inline int round_scalar(double value) {
+  constexpr double kBoundary[8] = {0, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0};
+  int index = 0;
+  for (int i = 1; i < 8; ++i) index += kTieGoesUp[i] ? value >= kBoundary[i] : value > kBoundary[i];
+  return index;
+}
+
+inline double squared_error_scalar(const uint16_t* magnitudes, int scale, int relative) {
+  double sum = 0.0;
+  for (int k = 0; k < kBlock; ++k) {
+    const double value = scaled_value(magnitudes[k], scale);
+    const double error = value - kGrid[round_scalar(value)];
+    sum = sum + error * error;
+  }
+  return sum * (relative < 0 ? 0.25 : relative > 0 ? 4.0 : 1.0);
+}
+
+inline int choose_scale_scalar(const uint16_t* magnitudes, ScaleRule rule) {
+  int largest = 0;
+  for (int k = 0; k < kBlock; ++k) largest = magnitudes[k] > largest ? magnitudes[k] : largest;
+  if (largest == 0) return 127;
+  const int floor = (largest >> 7) > 2 ? (largest >> 7) - 2 : 0;
+  if (rule == ScaleRule::kFloor) return floor;
+  int best = floor;
+  double least = squared_error_scalar(magnitudes, floor, 0);
+  for (int relative = -1; relative <= 1; relative += 2) {
+    const int candidate = floor + relative;
+    if (candidate < 0 || candidate > 254) continue;
+    const double error = squared_error_scalar(magnitudes, candidate, relative);
+    if (error < least) {
+      least = error;
+      best = candidate;
+    }
+  }
+  return best;
+}
+
+inline void put_code(uint8_t* codes, int row, int lane, int code) {
+  uint16_t word;
+  uint8_t* at = codes + ((row / 4) * 32 + lane) * 2;
+  std::memcpy(&word, at, 2);
+  word = static_cast<uint16_t>(word | code << (4 * (row % 4)));
+  std::memcpy(at, &word, 2);
+}
+
+inline int get_code(const uint8_t* codes, int row, int lane) {
+  uint16_t word;
+  std::memcpy(&word, codes + ((row / 4) * 32 + lane) * 2, 2);
+  return word >> (4 * (row % 4)) & 15;
+}
+
+int encode_tile_scalar(const uint16_t* tile, ScaleRule rule, const TileOut& out) {
+  int patches = 0;
+  std::memset(out.codes, 0, kTileCodes);
+  int scale[kPanel];
+  for (int n = 0; n < kPanel; ++n) {
+    uint16_t magnitudes[kBlock];
+    for (int k = 0; k < kBlock; ++k)
+      magnitudes[k] = tile[k / 2 * 32 + n * 2 + k % 2] & kBf16MagnitudeMask;
+    scale[n] = choose_scale_scalar(magnitudes, rule);
+    out.scales[n] = static_cast<uint8_t>(scale[n]);
+  }
+  for (int at = 0; at < kTileWeights; ++at) {
+    const int row = at / 32, lane = at % 32, x = scale[lane / 2];
+    const uint16_t magnitude = tile[at] & kBf16MagnitudeMask;
+    const int index = round_scalar(scaled_value(magnitude, x));
+    put_code(out.codes, row, lane, index | (tile[at] >> 15) << 3);
+    const int residual = magnitude - kLow[index] - (x - 127) * 128;
+    const bool fits = residual >= 0 && residual <= 255;
+    out.residuals[at] = static_cast<uint8_t>(fits ? residual : 0);
+    if (!fits) out.patches[patches++] = static_cast<uint32_t>(at) << 16 | tile[at];
+  }
+  return patches;
+}
+
+// Splits row r of a tile, sixteen pairs of BF16, into its even and odd k.
+inline I16 pair_member(const uint16_t* tile, int k) {
+  const U16 pairs = load_as<U16>(tile + k / 2 * 32);
+  return bits_as<I16>(k % 2 ? pairs >> 16 : pairs & 0xffff);
+}
+
+int encode_tile(const uint16_t* tile, ScaleRule rule, const TileOut& out) {
+  TileMagnitudes w;
+  I16 largest{};
+  for (int k = 0; k < kBlock; ++k) {
+    w.at[k] = pair_member(tile, k) & kBf16MagnitudeMask;
+    largest = choose(w.at[k] > largest, w.at[k], largest);
+  }
+  // The integer comparisons below hold while all boundaries are normal: 4 <= X <= 252.
+  const I16 exponent = largest >> 7;
+  const I16 usual = (largest == 0) | ((exponent >= 7) & (exponent <= 250));
+  for (int i = 0; i < kLanes; ++i)
+    if (!usual[i]) return encode_tile_scalar(tile, rule, out);
+  for (int k = 0; k < kBlock; ++k)  // subnormals are zero to the vector unit, not to the cast
+    for (int i = 0; i < kLanes; ++i)
+      if (w.at[k][i] != 0 && w.at[k][i] < 128 && rule == ScaleRule::kMse)
+        return encode_tile_scalar(tile, rule, out);
+
+  const I16 scale = choose_scales(w, largest, rule);
+  const I16 shift = (scale - 127) << 7;
+  for (int n = 0; n < kPanel; ++n) out.scales[n] = static_cast<uint8_t>(scale[n]);
+  uint16_t words[kTileCodes / 2] = {};
+  int patches = 0;
+  I16 low_of;  // kLow[index] for sixteen indices
+  for (int k = 0; k < kBlock; ++k) {
+    const Rounded rounded = round_to_grid(w.at[k], shift);
+    const I16 sign = pair_member(tile, k) >> 15;
+    const I16 code = rounded.index | sign << 3;
+    for (int i = 0; i < kLanes; ++i) low_of[i] = kLow[rounded.index[i]];
+    const I16 residual = w.at[k] - low_of - shift;
+    const I16 fits = (residual >= 0) & (residual <= 255);
+    const int row = k / 2;
+    for (int n = 0; n < kPanel; ++n) {
+      const int lane = n * 2 + k % 2;
+      words[row / 4 * 32 + lane] |= static_cast<uint16_t>(code[n] << (4 * (row % 4)));
+      out.residuals[row * 32 + lane] = static_cast<uint8_t>(residual[n] & fits[n]);
+    }
+    for (int n = 0; n < kPanel; ++n) {
+      if (fits[n]) continue;
+      const int at = row * 32 + n * 2 + k % 2;
+      out.patches[patches++] = static_cast<uint32_t>(at) << 16 | tile[at];
+    }
+  }
+  std::memcpy(out.codes, words, sizeof(words));
+  return patches;
+}
+
+inline void apply_patches(const PackedMatrix& w, int64_t tile, uint16_t* out) {
+  const uint32_t* const end = w.patches + w.patch_starts[tile + 1];
+  for (const uint32_t* p = w.patches + w.patch_starts[tile]; p < end; ++p)
+    out[*p >> 16] = static_cast<uint16_t>(*p);
+}
+
+// One tile of BF16 bits from all four planes, or copied from the plain one.
+void decode_tile(const PackedMatrix& w, int64_t tile, uint16_t* out) {
+  if (w.plain != nullptr) {
+    std::memcpy(out, w.plain + tile * kTileWeights, kTileWeights * sizeof(uint16_t));
+    return;
+  }
+  const uint8_t* codes = w.codes + tile * kTileCodes;
+  const uint8_t* scales = w.scales + tile * kPanel;
+  const uint8_t* residuals = w.residuals + tile * kTileWeights;
+  for (int at = 0; at < kTileWeights; ++at) {
+    const int code = get_code(codes, at / 32, at % 32);
+    const int magnitude = kLow[code & 7] + ((scales[at % 32 / 2] - 127) << 7) + residuals[at];
+    out[at] = static_cast<uint16_t>(magnitude | (code >> 3) << 15);
+  }
+  apply_patches(w, tile, out);
+}
+
+}  // namespace
+}  // namespace specqd

@@ -1,0 +1,176 @@
+// Elementwise operations and reductions in the fixed order of sixteen lanes. Tails are padded into
+// a whole vector, so the order does not depend on where a row ends in memory.
+#pragma once
+
+#include "isa/lanes-inl.h"
+#include "kernels.h"
+
+namespace specqd {
+namespace {
+
+constexpr float kMinusInfinity = -__builtin_inff();
+
+inline F16 load_part(const float* from, int64_t count, float fill) {
+  F16 v = splat(fill);
+  std::memcpy(&v, from, static_cast<size_t>(count) * sizeof(float));
+  return v;
+}
+
+inline void store_part(float* to, F16 v, int64_t count) {
+  std::memcpy(to, &v, static_cast<size_t>(count) * sizeof(float));
+}
+
+inline F16 load_bf16_part(const uint16_t* from, int64_t count) {
+  uint16_t padded[kLanes] = {};
+  std::memcpy(padded, from, static_cast<size_t>(count) * sizeof(uint16_t));
+  return load_bf16(padded);
+}
+
+inline void store_bf16_part(uint16_t* to, F16 rounded, int64_t count) {
+  uint16_t padded[kLanes];
+  store_bf16(padded, rounded);
+  std::memcpy(to, padded, static_cast<size_t>(count) * sizeof(uint16_t));
+}
+
+void rms_norm(const float* x, const uint16_t* weight, int64_t n, float epsilon, float* out) {
+  const int64_t whole = n / kLanes * kLanes;
+  F16 squares{};
+  for (int64_t i = 0; i < whole; i += kLanes) {
+    const F16 v = load(x + i);
+    squares = fma(v, v, squares);
+  }
+  if (whole < n) {
+    const F16 v = load_part(x + whole, n - whole, 0.0f);
+    squares = fma(v, v, squares);
+  }
+  const float mean = sum_lanes(squares) / static_cast<float>(n);
+  const F16 factor = splat(1.0f / __builtin_sqrtf(mean + epsilon));
+  for (int64_t i = 0; i < whole; i += kLanes)
+    store(out + i, (load(x + i) * factor) * load_bf16(weight + i));
+  if (whole < n) {
+    const int64_t rest = n - whole;
+    const F16 v = load_part(x + whole, rest, 0.0f) * factor;
+    store_part(out + whole, v * load_bf16_part(weight + whole, rest), rest);
+  }
+}
+
+void add(float* x, const float* y, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) x[i] = x[i] + y[i];
+}
+
+void add_bf16(float* x, const uint16_t* y, int64_t n) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(x + i, load(x + i) + load_bf16(y + i));
+  if (i < n) store_part(x + i, load_part(x + i, n - i, 0.0f) + load_bf16_part(y + i, n - i), n - i);
+}
+
+void scale(float* x, float factor, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) x[i] = x[i] * factor;
+}
+
+// silu(g) * u = g / (1 + e^-g) * u
+inline F16 silu_times(F16 gate, F16 up) { return (gate / (splat(1.0f) + exp(-gate))) * up; }
+
+void silu_times(const float* gate, const float* up, int64_t n, float* out) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(out + i, silu_times(load(gate + i), load(up + i)));
+  if (i < n) {
+    const int64_t rest = n - i;
+    const F16 g = load_part(gate + i, rest, 0.0f), u = load_part(up + i, rest, 0.0f);
+    store_part(out + i, silu_times(g, u), rest);
+  }
+}
+
+void rotate(float* x, const float* cosine, const float* sine, int64_t half) {
+  for (int64_t i = 0; i < half; i += kLanes) {
+    const int64_t count = half - i < kLanes ? half - i : kLanes;
+    const F16 a = load_part(x + i, count, 0.0f), b = load_part(x + half + i, count, 0.0f);
+    const F16 c = load_part(cosine + i, count, 0.0f), s = load_part(sine + i, count, 0.0f);
+    store_part(x + i, fma(a, c, -(b * s)), count);
+    store_part(x + half + i, fma(b, c, a * s), count);
+  }
+}
+
+void round_bf16(const float* x, int64_t n, uint16_t* out) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store_bf16(out + i, round_to_bf16(load(x + i)));
+  if (i < n) store_bf16_part(out + i, round_to_bf16(load_part(x + i, n - i, 0.0f)), n - i);
+}
+
+inline F16 made_finite(F16 v) {
+  const F16 largest = splat(3.3895314e38f);  // the largest BF16
+  const F16 bounded = max(min(v, largest), -largest);
+  return select(v == v, bounded, F16{});
+}
+
+void round_bf16_finite(const float* x, int64_t n, uint16_t* out) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store_bf16(out + i, round_to_bf16(made_finite(load(x + i))));
+  if (i < n)
+    store_bf16_part(out + i, round_to_bf16(made_finite(load_part(x + i, n - i, 0.0f))), n - i);
+}
+
+Kernels::SoftmaxPart softmax_part(float* scores, int64_t n, int64_t begin, int64_t end,
+                                  float scale) {
+  I16 lane_index;
+  for (int i = 0; i < kLanes; ++i) lane_index[i] = i;
+  const auto visible = [&](int64_t i) {
+    const I16 at = lane_index + static_cast<int32_t>(i);
+    return (at >= static_cast<int32_t>(begin)) & (at < static_cast<int32_t>(end));
+  };
+  F16 maximum = splat(kMinusInfinity);
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const F16 scaled = select(visible(i), load(scores + i) * splat(scale), splat(kMinusInfinity));
+    store(scores + i, scaled);
+    maximum = max(scaled, maximum);
+  }
+  const float top = max_lanes(maximum);
+  if (top == kMinusInfinity) {
+    std::memset(scores, 0, static_cast<size_t>(n) * sizeof(float));
+    return {kMinusInfinity, 0.0f};
+  }
+  F16 sum{};
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const F16 p = select(visible(i), exp(load(scores + i) - splat(top)), F16{});
+    store(scores + i, p);
+    sum = sum + p;
+  }
+  return {top, sum_lanes(sum)};
+}
+
+inline float exp_of(float x) { return exp(splat(x))[0]; }
+
+void merge_part(float* values, Kernels::SoftmaxPart* running, const float* part_values,
+                Kernels::SoftmaxPart part, int64_t n) {
+  if (part.maximum == kMinusInfinity) return;
+  if (running->maximum == kMinusInfinity) {
+    std::memcpy(values, part_values, static_cast<size_t>(n) * sizeof(float));
+    *running = part;
+    return;
+  }
+  const float top = running->maximum > part.maximum ? running->maximum : part.maximum;
+  const float keep = exp_of(running->maximum - top), take = exp_of(part.maximum - top);
+  for (int64_t i = 0; i < n; ++i) values[i] = values[i] * keep + part_values[i] * take;
+  running->sum = running->sum * keep + part.sum * take;
+  running->maximum = top;
+}
+
+uint64_t read_bytes(const void* data, size_t bytes) {
+  using W = uint64_t __attribute__((vector_size(64)));
+  const char* at = static_cast<const char*>(data);
+  W sums[4] = {};
+  for (size_t i = 0; i + 256 <= bytes; i += 256) {
+    __builtin_prefetch(at + i + 4096);
+    __builtin_prefetch(at + i + 4160);
+    __builtin_prefetch(at + i + 4224);
+    __builtin_prefetch(at + i + 4288);
+    for (int j = 0; j < 4; ++j) sums[j] += load_as<W>(at + i + 64 * j);
+  }
+  const W total = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  uint64_t sum = 0;
+  for (int i = 0; i < 8; ++i) sum += total[i];
+  return sum;
+}
+
+}  // namespace
+}  // namespace specqd

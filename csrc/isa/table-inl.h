@@ -1,0 +1,38 @@
+// Gathers one instruction set's functions into its table.
+#pragma once
+
+#include "isa/nested-inl.h"
+#include "isa/ops-inl.h"
+#include "isa/product-inl.h"
+#include "kernels.h"
+
+namespace specqd {
+namespace {
+
+constexpr Kernels generic_table(const char* name) {
+  return {.name = name,
+          .exact_row_bytes = exact_row_bytes,
+          .draft_row_bytes = draft_row_bytes,
+          .prepare_exact = prepare_exact,
+          .prepare_draft = prepare_draft,
+          .exact_product = exact_product,
+          .draft_product = draft_product,
+          .accumulate_plain = accumulate_plain,
+          .exact_block_bytes = kBlock * sizeof(float),
+          .encode_tile = encode_tile,
+          .decode_tile = decode_tile,
+          .rms_norm = rms_norm,
+          .add = add,
+          .add_bf16 = add_bf16,
+          .silu_times = silu_times,
+          .rotate = rotate,
+          .round_bf16 = round_bf16,
+          .round_bf16_finite = round_bf16_finite,
+          .softmax_part = softmax_part,
+          .merge_part = merge_part,
+          .scale = scale,
+          .read_bytes = read_bytes};
+}
+
+}  // namespace
+}  // namespace specqd

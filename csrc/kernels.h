@@ -1,0 +1,117 @@
+// What an instruction set must provide. Each file under isa/ exports one Kernels table; all tables
+// give the same bits for the same input (docs/exactness.md), whatever the number of rows.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace specqd {
+
+constexpr int kPanel = 16;  // outputs of a panel
+constexpr int kBlock = 32;  // inputs that share an MXFP4 scale, and one step of the exact sum
+constexpr int kTileWeights = kPanel * kBlock;
+constexpr int kTileCodes = kTileWeights / 2;
+
+// A weight matrix [N, K] as ceil(N/16) panels of ceil(K/32) tiles; docs/kernels.md draws the tile.
+// The exact reading needs `plain`, or all of codes, scales, residuals and patches; the draft
+// reading needs codes and scales. Padding holds zeros or finite values; padded inputs must be zero.
+struct PackedMatrix {
+  int64_t panels = 0;
+  int64_t tiles = 0;                       // of one panel
+  const uint8_t* codes = nullptr;          // [panels][tiles][256] two E2M1 codes a byte
+  const uint8_t* scales = nullptr;         // [panels][tiles][16] E8M0
+  const uint8_t* residuals = nullptr;      // [panels][tiles][512]
+  const uint32_t* patch_starts = nullptr;  // [panels * tiles + 1] into patches
+  const uint32_t* patches = nullptr;       // position in the tile << 16 | BF16 bits
+  const uint16_t* plain = nullptr;         // [panels][tiles][512] BF16, where nesting does not pay
+};
+
+// Rows of inputs as a reading wants them ("prepared"). A row is `stride` bytes; its layout is the
+// instruction set's own.
+struct PreparedRows {
+  const uint8_t* data = nullptr;
+  size_t stride = 0;  // bytes, a multiple of 64
+  int64_t count = 0;
+};
+
+// The scale rule of the MXFP4 cast; mxfp4.py defines both.
+enum class ScaleRule : int { kFloor = 0, kMse = 1 };
+
+// Tiles of a packed matrix being written. Positions within a tile: kernels.md.
+struct TileOut {
+  uint8_t* codes;      // [256]
+  uint8_t* scales;     // [16]
+  uint8_t* residuals;  // [512]
+  uint32_t* patches;   // room for 512
+};
+
+struct Kernels {
+  const char* name;
+
+  // --- Matrix products -------------------------------------------------------------------------
+  // Rows of fp32 inputs x[0..inputs) -> one prepared row; inputs are rounded to BF16 (exact) or to
+  // int8 with a scale a block (draft). Writes all of the row, zeros up to the padded length.
+  size_t (*exact_row_bytes)(int64_t tiles);
+  size_t (*draft_row_bytes)(int64_t tiles);
+  void (*prepare_exact)(const float* x, int64_t inputs, int64_t tiles, uint8_t* row);
+  void (*prepare_draft)(const float* x, int64_t inputs, int64_t tiles, uint8_t* row);
+
+  // out[m * out_stride + 16 * (p - first) + n] = sum_k x[m][k] * w[16 * p + n][k] for panels
+  // first <= p < last, every row m. The order of each sum: docs/exactness.md.
+  void (*exact_product)(const PackedMatrix& w, int64_t first, int64_t last, const PreparedRows& x,
+                        float* out, int64_t out_stride);
+  void (*draft_product)(const PackedMatrix& w, int64_t first, int64_t last, const PreparedRows& x,
+                        float* out, int64_t out_stride);
+
+  // The same exact sum over plain tiles [tiles][512], for one panel, continued from what out holds.
+  // x.data points at the prepared input of the first tile's first k. This is attention's product.
+  void (*accumulate_plain)(const uint16_t* plain, int64_t tiles, const PreparedRows& x, float* out,
+                           int64_t out_stride);
+  // Bytes by which a prepared exact row advances over one block of 32 inputs.
+  size_t exact_block_bytes;
+
+  // --- Packing ---------------------------------------------------------------------------------
+  // One tile of BF16 bits in tile order -> nested planes; returns the number of patches written.
+  int (*encode_tile)(const uint16_t* tile, ScaleRule rule, const TileOut& out);
+  void (*decode_tile)(const PackedMatrix& w, int64_t tile, uint16_t* out);
+
+  // --- Elementwise, in the fixed order of sixteen lanes ------------------------------------------
+  // out = x / rms(x) * weight; `out` may be x.
+  void (*rms_norm)(const float* x, const uint16_t* weight, int64_t n, float epsilon, float* out);
+  void (*add)(float* x, const float* y, int64_t n);          // x += y
+  void (*add_bf16)(float* x, const uint16_t* y, int64_t n);  // x += y
+  void (*silu_times)(const float* gate, const float* up, int64_t n, float* out);
+  // Rotates pairs (x[i], x[i + half]) by the angle whose cosine and sine are given, [half].
+  void (*rotate)(float* x, const float* cosine, const float* sine, int64_t half);
+  void (*round_bf16)(const float* x, int64_t n, uint16_t* out);
+  // As round_bf16, but what is not finite becomes zero (NaN) or the largest value (infinities).
+  void (*round_bf16_finite)(const float* x, int64_t n, uint16_t* out);
+
+  // --- Attention -------------------------------------------------------------------------------
+  // Scores of one row over positions [0, n) of a chunk, of which [begin, end) are visible:
+  // replaces them by exp(scale * score - maximum), zero where not visible, returns the maximum and
+  // the sum. n is a multiple of 32; an empty row gives maximum -inf and sum 0.
+  struct SoftmaxPart {
+    float maximum, sum;
+  };
+  SoftmaxPart (*softmax_part)(float* scores, int64_t n, int64_t begin, int64_t end, float scale);
+  // Merges a later chunk's part into the running one: values [n] and its maximum and sum.
+  void (*merge_part)(float* values, SoftmaxPart* running, const float* part_values,
+                     SoftmaxPart part, int64_t n);
+  void (*scale)(float* x, float factor, int64_t n);  // x *= factor
+
+  // --- Measuring -------------------------------------------------------------------------------
+  uint64_t (*read_bytes)(const void* data, size_t bytes);  // streams over all bytes
+};
+
+const Kernels* portable_kernels();
+#if defined(__x86_64__)
+const Kernels* avx2_kernels();
+const Kernels* avx2vnni_kernels();
+const Kernels* avx512_kernels();
+const Kernels* amx_kernels();
+const Kernels*
+amx_emulated_kernels();  // AMX code on emulated tiles, for tests anywhere with AVX-512
+#endif
+
+}  // namespace specqd
