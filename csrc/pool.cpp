@@ -1,0 +1,82 @@
+#include "pool.h"
+
+#include "float_mode.h"
+
+namespace specqd {
+namespace {
+
+inline void pause_briefly() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Spins for about 50 microseconds, the length of the work between two meetings, then parks.
+constexpr int kSpins = 2000;
+
+void await_change(const std::atomic<uint32_t>& value, uint32_t old) {
+  for (int i = 0; i < kSpins; ++i) {
+    if (value.load(std::memory_order_acquire) != old) return;
+    pause_briefly();
+  }
+  while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
+}
+
+}  // namespace
+
+int Team::threads() const { return pool_.threads_; }
+
+int64_t Team::claim(int64_t grain) {
+  return pool_.claimed_.fetch_add(grain, std::memory_order_relaxed);
+}
+
+void Team::barrier() {
+  const uint32_t phase = pool_.phase_.load(std::memory_order_relaxed);
+  const auto all = static_cast<uint32_t>(pool_.threads_);
+  if (pool_.arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == all) {
+    pool_.arrived_.store(0, std::memory_order_relaxed);
+    pool_.claimed_.store(0, std::memory_order_relaxed);
+    pool_.phase_.store(phase + 1, std::memory_order_release);
+    if (all > 1) pool_.phase_.notify_all();
+  } else {
+    await_change(pool_.phase_, phase);
+  }
+}
+
+Pool::Pool(int threads) : threads_(threads) {
+  for (int i = 1; i < threads_; ++i) workers_.emplace_back([this, i] { work(i); });
+}
+
+Pool::~Pool() {
+  stopping_ = true;
+  round_.fetch_add(1, std::memory_order_release);
+  round_.notify_all();
+  for (std::thread& worker : workers_) worker.join();
+}
+
+void Pool::work(int thread) {
+  const FlushSubnormals flush;
+  Team team(*this, thread);
+  for (uint32_t round = 0;; ++round) {
+    await_change(round_, round);
+    if (stopping_) return;
+    task_(context_, team);
+    team.barrier();
+  }
+}
+
+void Pool::run_erased(Task task, const void* context) {
+  const std::lock_guard<std::mutex> lock(running_);
+  const FlushSubnormals flush;
+  task_ = task;
+  context_ = context;
+  round_.fetch_add(1, std::memory_order_release);
+  if (threads_ > 1) round_.notify_all();
+  Team team(*this, 0);
+  task(context, team);
+  team.barrier();
+}
+
+}  // namespace specqd
