@@ -1,0 +1,40 @@
+// Rotary position tables: inverse frequencies and the cosines and sines of position times them.
+// Same bits on every machine, for they go into the cache of every key.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+namespace specqd {
+
+enum class RopeKind { kDefault, kLinear, kLlama3, kYarn };
+
+// A field that the kind does not use is ignored.
+struct RopeSpec {
+  RopeKind kind = RopeKind::kDefault;
+  int head_dim = 0;
+  double theta = 10000.0;
+  double factor = 1.0;
+  double original_max_positions = 0.0;
+  double low_freq_factor = 1.0;
+  double high_freq_factor = 4.0;
+  double beta_fast = 32.0;
+  double beta_slow = 1.0;
+  double attention_factor = 0.0;  // <= 0: derived from factor, mscale and mscale_all_dim
+  double mscale = 0.0;            // 0: absent
+  double mscale_all_dim = 0.0;    // 0: absent
+  bool truncate = true;
+};
+
+// inv_freq[i] = theta^(-2i / head_dim), scaled as the kind says, with every intermediate rounded to
+// fp32 where transformers rounds it. inv_freq.size() == head_dim / 2.
+// Returns the factor that scales cos and sin: 1 for all kinds but YaRN.
+float rope_inverse_frequencies(const RopeSpec& spec, std::span<float> inv_freq);
+
+// cos[p][i], sin[p][i] for positions first + p, p < count; each array is [count][inv_freq.size()].
+// The angle is the fp32 product position * inv_freq[i], as in transformers; its cosine and sine are
+// computed and scaled in double and rounded once. Positions are below 2^24: exact in fp32.
+void rope_tables(std::span<const float> inv_freq, float attention_factor, int64_t first,
+                 int64_t count, float* cos, float* sin);
+
+}  // namespace specqd

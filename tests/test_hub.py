@@ -1,0 +1,146 @@
+"""A model is found by path or fetched by name; what cannot be found is said in one line."""
+
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from huggingface_hub import errors
+
+from specqd.errors import HubError
+from specqd.hub import resolve
+
+
+class FakeHub:
+    """Stands in for snapshot_download: remembers what was asked, gives a directory or raises."""
+
+    def __init__(self, answer: Path | Exception) -> None:
+        self.answer = answer
+        self.asked: dict[str, object] = {}
+
+    def __call__(self, repo_id: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        self.asked = {"repo": repo_id, "revision": revision, "patterns": allow_patterns}
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return str(self.answer)
+
+
+@pytest.fixture
+def model_directory(tmp_path: Path) -> Path:
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "config.json").write_text("{}")
+    return directory
+
+
+@pytest.fixture
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> FakeHub:
+    hub = FakeHub(AssertionError("the hub was asked"))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub)
+    return hub
+
+
+def refusal(path_or_repo: str | Path) -> str:
+    with pytest.raises(HubError) as caught:
+        resolve(path_or_repo)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_local_directory_is_itself(model_directory, no_hub):
+    assert resolve(model_directory) == model_directory
+    assert resolve(str(model_directory)) == model_directory
+    assert not no_hub.asked
+
+
+def test_local_directory_wins_over_a_repository(model_directory, no_hub, monkeypatch):
+    monkeypatch.chdir(model_directory.parent.parent)
+    name = f"{model_directory.parent.name}/{model_directory.name}"
+    assert resolve(name) == Path(name)
+    assert not no_hub.asked
+
+
+def test_directory_without_a_config_is_refused(tmp_path):
+    assert "has no config.json" in refusal(tmp_path)
+
+
+def test_file_in_place_of_a_directory_is_refused(tmp_path):
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert "is a GGUF file; name the directory" in refusal(tmp_path / "m.gguf")
+    assert "is a file; name the directory" in refusal(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["/no/such/place", "nothere", "", "a/b/c", "../up/there", "./a/b", "a/b@", "a/b@v 1", "a//b"],
+)
+def test_name_that_is_neither_path_nor_repository_is_refused(no_hub, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refusal(name)
+    assert not no_hub.asked
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "~nosuchuser/model", "a\0b", "a/b\n"])
+def test_impossible_path_is_refused(no_hub, name):
+    refusal(name)
+    assert not no_hub.asked
+
+
+@pytest.mark.parametrize("revision", [None, "main", "v1.0", "refs/pr/3", "0123abcd"])
+def test_repository_is_fetched_at_its_revision(model_directory, monkeypatch, revision):
+    hub = FakeHub(model_directory)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub)
+    name = "Owner-1/model_1.5B"
+    assert resolve(name if revision is None else f"{name}@{revision}") == model_directory
+    assert hub.asked["repo"] == name
+    assert hub.asked["revision"] == revision
+
+
+def test_only_what_is_needed_is_fetched(model_directory, monkeypatch):
+    hub = FakeHub(model_directory)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub)
+    resolve("owner/model")
+    files = [
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "special_tokens_map.json",
+        "model-00001-of-00002.safetensors",
+        "model.safetensors.index.json",
+    ]
+    others = ["pytorch_model.bin", "consolidated.safetensors", "README.md", "m.gguf", "run.py"]
+    kept = huggingface_hub.utils.filter_repo_objects(
+        files + others, allow_patterns=hub.asked["patterns"]
+    )
+    assert list(kept) == files
+
+
+def http_error(kind: type[errors.HfHubHTTPError]) -> errors.HfHubHTTPError:
+    """Without its __init__, which wants a response of whichever HTTP library is below."""
+    return kind.__new__(kind, "first line\nsecond line")
+
+
+@pytest.mark.parametrize(
+    ("problem", "mention"),
+    [
+        (http_error(errors.RepositoryNotFoundError), "check the name"),
+        (http_error(errors.GatedRepoError), "accept its licence"),
+        (http_error(errors.RevisionNotFoundError), "no such revision"),
+        (errors.LocalEntryNotFoundError("offline\nand not cached"), "check the network"),
+        (ConnectionError("no route\nto host"), "check the network"),
+        (OSError("No space left on device"), "the disk"),
+    ],
+)
+def test_failed_fetch_is_one_line_that_says_what_was_asked(monkeypatch, problem, mention):
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", FakeHub(problem))
+    message = refusal("owner/model@v1")
+    assert "owner/model@v1" in message
+    assert mention in message
+
+
+def test_repository_without_a_config_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", FakeHub(tmp_path))
+    assert "it is not a model" in refusal("owner/dataset")

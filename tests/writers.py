@@ -1,0 +1,80 @@
+"""Writes safetensors files for tests, well-formed or hostile. Knows nothing of the reader."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_DTYPES = {
+    np.dtype("?"): "BOOL",
+    np.dtype("u1"): "U8",
+    np.dtype("i1"): "I8",
+    np.dtype("<i4"): "I32",
+    np.dtype("<i8"): "I64",
+    np.dtype("<u2"): "BF16",  # raw bits: NumPy has no bfloat16
+    np.dtype("<f2"): "F16",
+    np.dtype("<f4"): "F32",
+    np.dtype("<f8"): "F64",
+}
+
+
+def bf16_bits(values: NDArray[np.floating[Any]]) -> NDArray[np.uint16]:
+    """`values` rounded to nearest even as BF16 bits (finite values only)."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = bits + 0x7FFF + ((bits >> 16) & 1)
+    return (rounded >> 16).astype(np.uint16)
+
+
+def write_safetensors(
+    path: Path,
+    tensors: Mapping[str, NDArray[Any]],
+    *,
+    metadata: Mapping[str, str] | None = None,
+    padding: int | None = None,
+) -> None:
+    """Write `tensors` in order; uint16 arrays become BF16.
+
+    `padding` spaces follow the header: None aligns the data to 8 bytes, as the library does.
+    """
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    offset = 0
+    for name, array in tensors.items():
+        header[name] = {
+            "dtype": _DTYPES[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": [offset, offset + array.nbytes],
+        }
+        offset += array.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8 if padding is None else padding)
+    write_raw(path, text, b"".join(array.tobytes() for array in tensors.values()))
+
+
+def write_raw(
+    path: Path, header: bytes | Mapping[str, Any], data: bytes = b"", *, length: int | None = None
+) -> None:
+    """Write any header, well-formed or not, with a true or a false `length` before it."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    length = len(text) if length is None else length
+    path.write_bytes(length.to_bytes(8, "little") + text + data)
+
+
+def entry(dtype: str, shape: Sequence[int], begin: int, end: int) -> dict[str, Any]:
+    """One tensor's header entry, true or false."""
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+
+
+def write_shards(
+    directory: Path, shards: Mapping[str, Mapping[str, NDArray[Any]]], **index_overrides: str
+) -> None:
+    """Write each shard and the index over them; `index_overrides` replace tensors' files."""
+    placement = {}
+    for file, tensors in shards.items():
+        write_safetensors(directory / file, tensors)
+        placement |= dict.fromkeys(tensors, file)
+    placement |= index_overrides
+    index = {"metadata": {"total_size": 0}, "weight_map": placement}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
