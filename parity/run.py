@@ -1,0 +1,74 @@
+"""Are our logits right? Compares them with transformers' on random models of awkward shapes.
+
+The yardstick is transformers in float32 on the same BF16 weights. Our RMS error against it, median
+of five seeds, must be at most that of transformers' own BF16 run; the float64 reference that the
+tests use must agree with it to float32's rounding, at its worst seed.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+
+import reference
+import theirs
+from cases import CASES, PROMPT_LENGTH, SEEDS
+from random_models import Shape, make_model, read_model
+
+REFERENCE_TOLERANCE = 1e-5  # RMS error over RMS: a few hundred roundings of 6e-8 each
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--reference-only", action="store_true", help="leave out specqd itself")
+    with_ours = not parser.parse_args().reference_only
+    print(f"{'RMS error over RMS of the logits':48} reference  their BF16       ours")
+    ok = True
+    for name, shape in CASES.items():
+        errors = [compare(shape, seed, with_ours) for seed in SEEDS]
+        exact, bf16, ours = zip(*errors, strict=True)
+        is_right = max(exact) <= REFERENCE_TOLERANCE and (
+            not with_ours or median(ours) <= median(bf16)
+        )
+        verdict = "" if is_right else "  WRONG"
+        row = f"{max(exact):9.1e} {median(bf16):11.5f} {median(ours):10.5f}"
+        print(f"{name:48} {row}{verdict}", flush=True)
+        ok = ok and is_right
+    return 0 if ok else 1
+
+
+def compare(shape: Shape, seed: int, with_ours: bool) -> tuple[float, float, float]:
+    """Relative RMS errors of the reference, of transformers in BF16, and of ours."""
+    rng = np.random.default_rng(seed + 1000)
+    tokens = rng.integers(0, shape.vocab, PROMPT_LENGTH).tolist()
+    with tempfile.TemporaryDirectory() as folder:
+        directory = make_model(Path(folder), shape, seed)
+        truth = theirs.logits(directory, tokens, "float32")
+        config, tensors = read_model(directory)
+        return (
+            rms_error(reference.logits(config, tensors, tokens), truth),
+            rms_error(theirs.logits(directory, tokens, "bfloat16"), truth),
+            rms_error(our_logits(directory, tokens), truth) if with_ours else np.nan,
+        )
+
+
+def our_logits(directory: Path, tokens: Sequence[int]) -> NDArray[np.float32]:
+    from specqd.model import Model
+
+    return Model.open(directory).logits(list(tokens))
+
+
+def rms_error(found: NDArray[np.floating], truth: NDArray[np.float32]) -> float:
+    difference = found.astype(np.float64) - truth
+    return float(np.sqrt((difference**2).mean() / (truth.astype(np.float64) ** 2).mean()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,262 @@
+"""Small random models as complete Hugging Face directories. Knows nothing of our readers."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+ModelType = Literal["llama", "mistral", "qwen2", "qwen3"]
+Tensors = dict[str, NDArray[np.uint16]]
+
+BOS, EOS = 256, 257
+FIRST_PAIR = 258  # tokens: the 256 bytes, BOS, EOS, then pairs of bytes
+
+# Found by measurement, for the agreement that `Shape.is_peaked` promises.
+PEAKED_GAIN = 6.0  # on the logits
+PEAKED_QUIET = 0.8  # on each layer's output, over sqrt(layers)
+PEAKED_PULL = 4.5  # logit of a token's successor, in deviations of the others'
+
+ROPE_SCALINGS: Mapping[str, Mapping[str, Any]] = {
+    "linear": {"rope_type": "linear", "factor": 2.5},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a random model looks like.
+
+    `peaked` models choose their tokens by wide margins: greedy choices of an MXFP4 reading agree
+    with those of the BF16 one at some 40 to 95 % of positions, at temperature 0.8 too.
+    """
+
+    model_type: ModelType = "llama"
+    hidden: int = 64
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 16
+    ffn: int = 160
+    layers: int = 2
+    vocab: int = 320
+    context: int = 512
+    window: int | None = None  # on every layer of mistral, on all but the first of qwen2 and qwen3
+    rope_theta: float = 10000.0
+    rope_scaling: Mapping[str, Any] | None = None
+    is_tied: bool = False
+    has_biases: bool = False  # of llama; qwen2 always has those of q, k and v
+    is_peaked: bool = False
+    spells_rope_parameters: bool = False  # the spelling of transformers 5
+
+
+def make_model(directory: Path, shape: Shape, seed: int) -> Path:
+    """Write config.json, model.safetensors, tokenizer.json and their like; return `directory`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    _write_json(directory / "config.json", make_config(shape))
+    write_safetensors(directory / "model.safetensors", make_tensors(shape, seed))
+    write_tokenizer(directory, shape.vocab)
+    return directory
+
+
+def make_config(shape: Shape) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "architectures": [f"{shape.model_type.capitalize()}ForCausalLM"],
+        "model_type": shape.model_type,
+        "hidden_size": shape.hidden,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "intermediate_size": shape.ffn,
+        "num_hidden_layers": shape.layers,
+        "vocab_size": shape.vocab,
+        "max_position_embeddings": shape.context,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "tie_word_embeddings": shape.is_tied,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "torch_dtype": "bfloat16",
+    }
+    if shape.spells_rope_parameters:
+        scaling = shape.rope_scaling or {"rope_type": "default"}
+        config["rope_parameters"] = {"rope_theta": shape.rope_theta, **scaling}
+    else:
+        config["rope_theta"] = shape.rope_theta
+        config["rope_scaling"] = dict(shape.rope_scaling) if shape.rope_scaling else None
+    return config | _type_config(shape)
+
+
+def _type_config(shape: Shape) -> dict[str, Any]:
+    match shape.model_type:
+        case "llama":
+            return {"attention_bias": shape.has_biases, "mlp_bias": shape.has_biases}
+        case "mistral":
+            return {"sliding_window": shape.window}
+        case "qwen2" | "qwen3":
+            return {
+                "use_sliding_window": shape.window is not None,
+                "sliding_window": shape.window,
+                "max_window_layers": 1,
+            }
+
+
+def make_tensors(shape: Shape, seed: int) -> Tensors:
+    """BF16 weights by their Hugging Face names: Gaussian, of a size that keeps activations at 1."""
+    rng = np.random.default_rng(seed)
+    weights = {name: _draw(rng, name, size) for name, size in tensor_sizes(shape)}
+    if shape.is_peaked:
+        _peak(rng, shape, weights)
+    head = "model.embed_tokens.weight" if shape.is_tied else "lm_head.weight"
+    weights[head][[BOS, EOS]] = 0  # no text ends by chance
+    return {name: bf16_bits(weight) for name, weight in weights.items()}
+
+
+def tensor_sizes(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and size of each tensor, in file order."""
+    hidden, ffn = shape.hidden, shape.ffn
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    attention_biased = shape.model_type == "llama" and shape.has_biases
+    linears = {
+        "self_attn.q_proj": (q, hidden, attention_biased or shape.model_type == "qwen2"),
+        "self_attn.k_proj": (kv, hidden, attention_biased or shape.model_type == "qwen2"),
+        "self_attn.v_proj": (kv, hidden, attention_biased or shape.model_type == "qwen2"),
+        "self_attn.o_proj": (hidden, q, attention_biased),
+        "mlp.gate_proj": (ffn, hidden, attention_biased),
+        "mlp.up_proj": (ffn, hidden, attention_biased),
+        "mlp.down_proj": (hidden, ffn, attention_biased),
+    }
+    yield "model.embed_tokens.weight", (shape.vocab, hidden)
+    for index in range(shape.layers):
+        prefix = f"model.layers.{index}."
+        yield prefix + "input_layernorm.weight", (hidden,)
+        yield prefix + "post_attention_layernorm.weight", (hidden,)
+        for name, (rows, columns, is_biased) in linears.items():
+            yield f"{prefix}{name}.weight", (rows, columns)
+            if is_biased:
+                yield f"{prefix}{name}.bias", (rows,)
+        if shape.model_type == "qwen3":
+            yield prefix + "self_attn.q_norm.weight", (shape.head_dim,)
+            yield prefix + "self_attn.k_norm.weight", (shape.head_dim,)
+    yield "model.norm.weight", (hidden,)
+    if not shape.is_tied:
+        yield "lm_head.weight", (shape.vocab, hidden)
+
+
+def _draw(rng: np.random.Generator, name: str, size: tuple[int, ...]) -> NDArray[np.float32]:
+    noise = rng.standard_normal(size, np.float32)
+    if name.endswith("norm.weight"):
+        return 1 + np.float32(0.2) * noise
+    if name.endswith(".bias"):
+        return np.float32(0.3) * noise
+    return noise / np.float32(np.sqrt(size[-1]))
+
+
+def _peak(rng: np.random.Generator, shape: Shape, weights: dict[str, NDArray[np.float32]]) -> None:
+    """Widen the margins in place: quieter later layers, louder logits and, where the head is not
+    tied, a successor for each token, along one cycle through the vocabulary."""
+    weights["model.norm.weight"] *= PEAKED_GAIN
+    for name, weight in weights.items():
+        is_output = name.endswith(("o_proj.weight", "down_proj.weight"))
+        if is_output and not (shape.is_tied and name.startswith("model.layers.0.")):
+            weight *= np.float32(PEAKED_QUIET / np.sqrt(shape.layers))
+    if not shape.is_tied:
+        embedding = weights["model.embed_tokens.weight"]
+        embedding *= np.float32(np.sqrt(shape.hidden))
+        cycle = rng.permutation(shape.vocab)
+        pull = np.float32(PEAKED_PULL / shape.hidden)
+        weights["lm_head.weight"][np.roll(cycle, -1)] += pull * embedding[cycle]
+
+
+def bf16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Finite float32 rounded to the nearest BF16, ties to even."""
+    wide = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def safetensors_header(sizes: Mapping[str, tuple[int, ...]]) -> bytes:
+    """What stands before the data in a safetensors file of BF16 tensors, written in order."""
+    header: dict[str, Any] = {}
+    start = 0
+    for name, size in sizes.items():
+        end = start + 2 * math.prod(size)
+        header[name] = {"dtype": "BF16", "shape": list(size), "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, NDArray[np.uint16]]) -> None:
+    with path.open("wb") as file:
+        file.write(safetensors_header({name: bits.shape for name, bits in tensors.items()}))
+        for bits in tensors.values():
+            file.write(bits.astype("<u2").tobytes())
+
+
+def read_model(directory: Path) -> tuple[dict[str, Any], Tensors]:
+    """Config and BF16 tensors of a directory with one weights file, for the reference."""
+    data = (directory / "model.safetensors").read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    tensors = {}
+    for name, entry in json.loads(data[8:start]).items():
+        if name != "__metadata__":
+            first, last = (start + offset for offset in entry["data_offsets"])
+            tensors[name] = np.frombuffer(data[first:last], "<u2").reshape(entry["shape"])
+    return json.loads((directory / "config.json").read_text()), tensors
+
+
+def write_tokenizer(directory: Path, vocab: int) -> None:
+    """A byte-level BPE of exactly `vocab` tokens: 256 bytes, <s>, </s>, then pairs of bytes."""
+    if not FIRST_PAIR <= vocab <= FIRST_PAIR + 256 * 256:
+        raise ValueError(f"a vocabulary of {vocab} is not {FIRST_PAIR} to {FIRST_PAIR + 256 * 256}")
+    alphabet = _byte_alphabet()
+    printable_first = sorted(alphabet, key=ord)
+    pairs = [(a, b) for a in printable_first for b in printable_first][: vocab - FIRST_PAIR]
+    tokens = [*alphabet, "<s>", "</s>", *(a + b for a, b in pairs)]
+    byte_level: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False}
+    byte_level |= {"trim_offsets": False, "use_regex": False}
+    added = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    _write_json(
+        directory / "tokenizer.json",
+        {
+            "version": "1.0",
+            "added_tokens": [
+                {"id": i, "content": tokens[i], **added, "special": True} for i in (BOS, EOS)
+            ],
+            "normalizer": None,
+            "pre_tokenizer": byte_level,
+            "post_processor": None,
+            "decoder": byte_level,
+            "model": {
+                "type": "BPE",
+                "vocab": {token: i for i, token in enumerate(tokens)},
+                "merges": [list(pair) for pair in pairs],
+            },
+        },
+    )
+    _write_json(
+        directory / "tokenizer_config.json",
+        {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"},
+    )
+
+
+def _byte_alphabet() -> list[str]:
+    """The character that stands for each byte: itself where visible, else one from U+0100 on."""
+    visible = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return [chr(b) if b in visible else chr(256 + hidden.index(b)) for b in range(256)]
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,39 @@
+"""Logits against those of transformers in float32, recorded by parity/make_goldens.py."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import reference
+from numpy.typing import NDArray
+from random_models import read_model
+
+GOLDENS = sorted(path.parent for path in Path(__file__).parent.glob("goldens/*/golden.npz"))
+each_golden = pytest.mark.parametrize("directory", GOLDENS, ids=lambda path: path.name)
+
+
+def rms_error(found: NDArray[np.floating], truth: NDArray[np.floating]) -> float:
+    """RMS of the difference over RMS of the truth."""
+    difference = found.astype(np.float64) - truth
+    return float(np.sqrt((difference**2).mean() / (truth.astype(np.float64) ** 2).mean()))
+
+
+def test_every_model_type_has_a_golden() -> None:
+    types = {read_model(directory)[0]["model_type"] for directory in GOLDENS}
+    assert types == {"llama", "mistral", "qwen2", "qwen3"}
+
+
+@each_golden
+def test_reference_equals_the_golden_to_float32_rounding(directory: Path) -> None:
+    golden = np.load(directory / "golden.npz")
+    logits = reference.logits(*read_model(directory), golden["tokens"].tolist())
+    assert rms_error(logits, golden["logits"]) < 1e-5
+
+
+@each_golden
+def test_our_logits_err_no_more_than_transformers_in_bf16(directory: Path) -> None:
+    model = pytest.importorskip("specqd.model").Model
+    golden = np.load(directory / "golden.npz")
+    logits = model.open(directory).logits(golden["tokens"].tolist())
+    assert logits.dtype == np.float32
+    assert rms_error(logits, golden["logits"]) <= golden["bf16_error"]
