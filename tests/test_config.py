@@ -164,6 +164,7 @@ def test_biases_are_where_the_model_type_has_them(tmp_path, config, changes, bia
             },
             (32, 0, 0, 32),
         ),
+        (QWEN2, {"layer_types": ["attention"] * 4}, (0, 0, 0, 0)),
         (QWEN2, {"layer_types": [FULL] * 4, "use_sliding_window": False}, (0, 0, 0, 0)),
     ],
 )

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from specqd.errors import ConfigError
+from specqd.errors import ConfigError, shown
 
 RopeKind = Literal["default", "linear", "llama3", "yarn"]
 
 _POSITIVE = (1e-30, 1e30)
+_LAYER_TYPES = ("full_attention", "attention", "sliding_attention")  # the second is the old first
 _MOST_LAYERS = 10_000  # far past any model; keeps a hostile config from filling the memory
 
 
@@ -100,7 +101,7 @@ def read_config(directory: Path) -> DecoderConfig:
     model_type = fields.get("model_type")
     if not isinstance(model_type, str) or model_type not in _READERS:
         raise fields.error(
-            f"model_type {_shown(model_type)} is not supported; known: {', '.join(_READERS)}"
+            f"model_type {shown(model_type)} is not supported; known: {', '.join(_READERS)}"
         )
     if fields.get("quantization_config") is not None:
         raise fields.error(
@@ -156,7 +157,7 @@ class _Fields:
 
     def wrong(self, name: str, expected: str) -> ConfigError:
         value = self.get(name)
-        found = "is missing" if value is None else f"is {_shown(value)}"
+        found = "is missing" if value is None else f"is {shown(value)}"
         return self.error(f"{self.within}{name} {found}; {expected} is needed")
 
     def get(self, name: str) -> object:
@@ -360,10 +361,13 @@ def _qwen_windows(fields: _Fields) -> tuple[int, ...]:
         raise fields.wrong("layer_types", f"a list of {num_layers} names")
     for layer_type in layer_types:
         if layer_type == "sliding_attention" and window == 0:
-            raise fields.error("layer_types has sliding_attention, but no sliding window is in use")
-        if layer_type not in ("full_attention", "sliding_attention"):
             raise fields.error(
-                f"layer_types has {_shown(layer_type)}; known: full_attention, sliding_attention"
+                "layer_types has sliding_attention, but sliding_window is off; "
+                "set use_sliding_window and sliding_window"
+            )
+        if layer_type not in _LAYER_TYPES:
+            raise fields.error(
+                f"layer_types has {shown(layer_type)}; known: full_attention, sliding_attention"
             )
     return tuple(window if kind == "sliding_attention" else 0 for kind in layer_types)
 
@@ -373,7 +377,7 @@ def _read_rope(fields: _Fields, max_positions: int) -> RopeConfig:
     rope = fields.nested("rope_scaling" if fields.get("rope_scaling") else "rope_parameters")
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind not in get_args(RopeKind) or any(isinstance(v, dict) for v in rope.values.values()):
-        what = f"rope type {_shown(kind)}" if kind != "default" else "rope of several kinds"
+        what = f"rope type {shown(kind)}" if kind != "default" else "rope of several kinds"
         raise rope.error(f"{what} is not supported; known: {', '.join(get_args(RopeKind))}")
     for holder in (rope, fields):
         if holder.get("partial_rotary_factor") not in (None, 1):
@@ -424,12 +428,3 @@ def _read_yarn_rope(rope: _Fields, theta: float, original: int, max_positions: i
         mscale_all_dim=rope.optional_number("mscale_all_dim", 0.0, 1e30) or 0.0,
         truncate=rope.flag("truncate", True),
     )
-
-
-def _shown(value: object) -> str:
-    """A value from a file, safe for one line of a terminal."""
-    try:
-        text = ascii(value)
-    except RecursionError:
-        return "a deeply nested value"
-    return text if len(text) <= 120 else f"{text[:117]}..."

@@ -27,3 +27,12 @@ class RequestError(SpecqdError):
 
 class MachineError(SpecqdError):
     """This machine lacks what was asked for: memory, threads, an instruction set."""
+
+
+def shown(value: object) -> str:
+    """A value that came from a file, fit for one line of a terminal."""
+    try:
+        text = ascii(value)
+    except RecursionError:
+        return "a deeply nested value"
+    return text if len(text) <= 120 else f"{text[:117]}..."

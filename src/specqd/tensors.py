@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specqd.errors import TensorError
+from specqd.errors import TensorError, shown
 
 # safetensors names -> how NumPy holds the raw bits (it has no bfloat16 and no 8-bit floats).
 _STORAGE: dict[str, np.dtype[Any]] = {
@@ -103,7 +103,7 @@ class TensorDirectory(Mapping[str, TensorView]):
         for name, file in placement.items():
             if name not in shards[file].extents:
                 raise TensorError(
-                    f"{index}: places tensor {_shown(name)} in {file}, which does not hold it; "
+                    f"{index}: places tensor {shown(name)} in {file}, which does not hold it; "
                     "fetch the model again"
                 )
         return cls(directory, {name: shards[file] for name, file in placement.items()})
@@ -125,18 +125,18 @@ class TensorDirectory(Mapping[str, TensorView]):
         shard = self._shards.get(name)
         if shard is None:
             raise TensorError(
-                f"{self.path}: tensor {_shown(name)} is missing (BF16 {list(shape)} was expected); "
+                f"{self.path}: tensor {shown(name)} is missing (BF16 {list(shape)} was expected); "
                 "the weights do not belong to this config.json or are incomplete"
             )
         extent = shard.extents[name]
         if extent.dtype != "BF16":
             raise TensorError(
-                f"{shard.path}: tensor {_shown(name)} is {extent.dtype}, BF16 was expected; "
+                f"{shard.path}: tensor {shown(name)} is {extent.dtype}, BF16 was expected; "
                 "convert the checkpoint to bfloat16 first"
             )
         if extent.shape != shape:
             raise TensorError(
-                f"{shard.path}: tensor {_shown(name)} has shape {list(extent.shape)}, "
+                f"{shard.path}: tensor {shown(name)} has shape {list(extent.shape)}, "
                 f"{list(shape)} was expected; the weights do not belong to this config.json"
             )
         return shard.view(name).data
@@ -185,13 +185,13 @@ def _parse_header(header: bytes, data_bytes: int) -> dict[str, _Extent]:
     covered = 0
     for name, extent in sorted(extents.items(), key=lambda item: (item[1].begin, item[1].end)):
         if extent.begin < covered:
-            raise ValueError(f"tensor {_shown(name)} overlaps another tensor's data")
+            raise ValueError(f"tensor {shown(name)} overlaps another tensor's data")
         if extent.begin > covered:
-            raise ValueError(f"data before tensor {_shown(name)} belongs to no tensor")
+            raise ValueError(f"data before tensor {shown(name)} belongs to no tensor")
         covered = extent.end
         if covered > data_bytes:
             raise ValueError(
-                f"truncated: tensor {_shown(name)} ends at byte {covered} of {data_bytes} of data; "
+                f"truncated: tensor {shown(name)} ends at byte {covered} of {data_bytes} of data; "
                 "fetch the file again"
             )
     if covered < data_bytes:
@@ -200,23 +200,23 @@ def _parse_header(header: bytes, data_bytes: int) -> dict[str, _Extent]:
 
 
 def _parse_extent(name: str, entry: object) -> _Extent:
-    shown = _shown(name)
+    quoted = shown(name)
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise ValueError(f"tensor {shown} is not described by dtype, shape and data_offsets")
+        raise ValueError(f"tensor {quoted} is not described by dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in _STORAGE:
-        raise ValueError(f"tensor {shown} has unknown dtype {_shown(dtype)}")
+        raise ValueError(f"tensor {quoted} has unknown dtype {shown(dtype)}")
     if not _is_sizes(shape) or len(shape) > _MOST_DIMENSIONS:
-        raise ValueError(f"tensor {shown} has impossible shape {_shown(shape)}")
+        raise ValueError(f"tensor {quoted} has impossible shape {shown(shape)}")
     if not _is_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise ValueError(f"tensor {shown} has impossible data_offsets {_shown(offsets)}")
+        raise ValueError(f"tensor {quoted} has impossible data_offsets {shown(offsets)}")
     item_bytes = _STORAGE[dtype].itemsize
     if prod(size for size in shape if size) * item_bytes >= 2**63:
-        raise ValueError(f"tensor {shown} has a shape that overflows: {_shown(shape)}")
+        raise ValueError(f"tensor {quoted} has a shape that overflows: {shown(shape)}")
     begin, end = offsets
     if end - begin != prod(shape) * item_bytes:
         raise ValueError(
-            f"tensor {shown} holds {end - begin} bytes, but {dtype} of shape {_shown(shape)} "
+            f"tensor {quoted} holds {end - begin} bytes, but {dtype} of shape {shown(shape)} "
             f"needs {prod(shape) * item_bytes}: the dtype or shape does not match the data"
         )
     return _Extent(dtype, tuple(shape), begin, end)
@@ -243,7 +243,7 @@ def _read_index(path: Path) -> dict[str, str]:
     for name, file in placement.items():
         if not isinstance(file, str) or not _is_file_name(file):
             raise TensorError(
-                f"{path}: tensor {_shown(name)} is placed in {_shown(file)}; "
+                f"{path}: tensor {shown(name)} is placed in {shown(file)}; "
                 "an index may only name .safetensors files beside it"
             )
     return placement
@@ -263,7 +263,7 @@ def _parse_object(text: bytes, what: str) -> dict[str, Any]:
         parsed = dict(pairs)
         if len(parsed) != len(pairs):
             [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
-            raise _DuplicateNameError(f"{what} names {_shown(twice)} twice")
+            raise _DuplicateNameError(f"{what} names {shown(twice)} twice")
         return parsed
 
     try:
@@ -279,12 +279,3 @@ def _parse_object(text: bytes, what: str) -> dict[str, Any]:
 
 class _DuplicateNameError(ValueError):
     """An object names a member twice, which JSON readers resolve differently."""
-
-
-def _shown(value: object) -> str:
-    """A value from a file, safe for one line of a terminal."""
-    try:
-        text = ascii(value)
-    except RecursionError:
-        return "a deeply nested value"
-    return text if len(text) <= 120 else f"{text[:117]}..."
