@@ -1,0 +1,89 @@
+// Keys and values of many sequences in pages of 64 positions, which sequences may share.
+//
+// A page holds all layers. Keys lie as the panels of a matrix [positions, head_dim], values as
+// those of its transpose [head_dim, positions], so that attention is two of the core's exact
+// products.
+//
+// A sequence is a table of pages; its length is the caller's business, and rolling back is using a
+// smaller one. Nothing here knows which positions are accepted: the caller says so in publish() and
+// release_behind().
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "pack.h"
+
+namespace specqd {
+
+constexpr int64_t kPagePositions = 64;    // a divisor of kChunkPositions, a multiple of kBlock
+constexpr int64_t kChunkPositions = 512;  // attention merges partial results of such chunks
+
+struct KvShape {
+  int64_t layers, kv_heads, head_dim;
+  int64_t key_tiles() const { return (head_dim + kBlock - 1) / kBlock; }     // of one panel
+  int64_t value_panels() const { return (head_dim + kPanel - 1) / kPanel; }  // each of 2 tiles
+  int64_t key_words() const { return kPagePositions / kPanel * key_tiles() * kTileWeights; }
+  int64_t value_words() const { return value_panels() * (kPagePositions / kBlock) * kTileWeights; }
+  int64_t page_words() const { return layers * kv_heads * (key_words() + value_words()); }
+};
+
+class KvCache {
+ public:
+  // Address space for `pages` pages; memory is taken as pages are first written.
+  KvCache(KvShape shape, int64_t pages);
+
+  const KvShape& shape() const { return shape_; }
+  int64_t total_pages() const { return static_cast<int64_t>(references_.size()); }
+  int64_t free_pages() const { return static_cast<int64_t>(free_.size()) + unused_published(); }
+
+  int create();
+  void release(int sequence);
+  // A new sequence that shares all pages up to `length`; whoever writes a shared page copies it.
+  int fork(int sequence, int64_t length);
+
+  // Makes positions [first, last) writable: allocates missing pages and copies shared or published
+  // ones. False, with nothing changed, if there are too few free pages.
+  bool make_writable(int sequence, int64_t first, int64_t last);
+
+  // Shares published pages that hold exactly these tokens' prefix with an empty sequence, at most
+  // (n - 1) / 64 pages, so that a token remains to forward. Returns the number of positions.
+  int64_t attach_prefix(int sequence, std::span<const int32_t> tokens, uint64_t salt);
+  // Offers the sequence's full pages, which must hold the exact keys and values of `tokens`.
+  void publish(int sequence, std::span<const int32_t> tokens, uint64_t salt);
+  // Gives back pages that end at or before `position`: no row to come will see them.
+  void release_behind(int sequence, int64_t position);
+
+  bool has_page(int sequence, int64_t page) const;
+
+  uint16_t* keys(int sequence, int64_t page, int64_t layer, int64_t kv_head) const;
+  uint16_t* values(int sequence, int64_t page, int64_t layer, int64_t kv_head) const;
+
+ private:
+  struct Published {
+    uint64_t hash = 0;
+    uint64_t parent = 0;  // hash of the prefix before this page
+    std::vector<int32_t> tokens;
+  };
+  static constexpr int32_t kNoPage = -1;
+
+  int64_t unused_published() const;
+  int32_t take_page();
+  void drop_page(int32_t page);
+  void unpublish(int32_t page);
+  uint16_t* page_words(int32_t page) const;
+
+  KvShape shape_;
+  Memory memory_;
+  std::vector<int32_t> references_;  // sequences that hold each page
+  std::vector<int32_t> free_;
+  std::vector<Published> published_;               // by page; hash 0: not published
+  std::unordered_map<uint64_t, int32_t> by_hash_;  // published pages
+  std::vector<int32_t> idle_;                      // published, held by nobody, oldest first
+  std::unordered_map<int, std::vector<int32_t>> sequences_;
+  int next_sequence_ = 0;
+};
+
+}  // namespace specqd
