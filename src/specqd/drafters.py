@@ -1,0 +1,50 @@
+"""Who proposes tokens. A drafter can be right or wrong, never harmful: a verifier checks it."""
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from specqd.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A wish for tokens that continue a sequence."""
+
+    sequence: Sequence
+    at_most: int
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Tokens that may come next, each with the probability that its proposer gave it."""
+
+    tokens: list[int] = field(default_factory=list)
+    confidences: list[float] = field(default_factory=list)
+
+
+class Drafter(Protocol):
+    def propose(self, asks: SequenceOf[Ask]) -> list[Proposal]:
+        """One proposal per ask, of at most `at_most` tokens; none is a fine answer."""
+        ...
+
+    def release(self, sequence: Sequence) -> None:
+        """Forgets a sequence that has ended."""
+        ...
+
+    @property
+    def levels(self) -> tuple["Drafter", ...]:
+        """This drafter and those below it, outermost first."""
+        ...
+
+
+class NoDraft:
+    """Plain decoding: nothing is ever proposed."""
+
+    levels: tuple[Drafter, ...] = ()
+
+    def propose(self, asks: SequenceOf[Ask]) -> list[Proposal]:
+        return [Proposal() for _ in asks]
+
+    def release(self, sequence: Sequence) -> None:
+        pass

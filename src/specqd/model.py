@@ -1,0 +1,317 @@
+"""A model: packed weights, the native decoder, and the cache that its two readings share.
+
+Knows tokens and positions; knows nothing of text, of drafts or of who asks.
+"""
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specqd import _native
+from specqd.config import DecoderConfig, RopeConfig, read_config
+from specqd.errors import MachineError, RequestError
+from specqd.mxfp4 import ScaleRule
+from specqd.sequence import Sequence
+from specqd.weights import DecoderWeights, Progress, load_weights
+
+MAX_ROWS = 512  # of one forward; longer prompts are forwarded in parts
+
+
+class Reading(Enum):
+    """What a forward reads of the weights: all bits, or the MXFP4 that lies inside them."""
+
+    EXACT = "bf16"
+    DRAFT = "mxfp4"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The threads and kernels that models run on."""
+
+    pool: _native.Pool
+    isa: str
+
+    @classmethod
+    def choose(cls, threads: int | None = None, isa: str | None = None) -> "Machine":
+        """All usable cores and the fastest instruction set, or those named.
+
+        Raises MachineError for what this machine does not have.
+        """
+        available = _native.available_isas()
+        if isa is not None and isa not in available:
+            raise MachineError(
+                f"--isa {isa}: not available here; choose one of {', '.join(available)}"
+            )
+        if threads is not None and not 1 <= threads <= 1024:
+            raise MachineError(f"--threads {threads}: choose a number from 1 to 1024")
+        return cls(_native.Pool(threads or _native.usable_threads()), isa or available[0])
+
+
+class Context:
+    """What a model's cache holds of one sequence: keys and values of its first tokens.
+
+    A draft reading's context begins where the exact one ends, and ends with the proposal: its
+    provisional keys and values are overwritten by verification.
+    """
+
+    __slots__ = ("_exact", "_offset", "_settled", "_tokens", "slot")
+
+    def __init__(self, slot: int, exact: "Context | None" = None) -> None:
+        self.slot = slot
+        self._exact = exact
+        self._offset = 0  # positions before _tokens, which the exact context answers for
+        self._tokens: list[int] = []
+        self._settled = 0  # of _tokens, those compared with accepted ones
+
+    def __len__(self) -> int:
+        return self._offset + len(self._tokens)
+
+    def begin(self, accepted: int) -> None:
+        """Starts a proposal after `accepted` tokens."""
+        if self._exact is not None:
+            self._offset = len(self._exact)
+            self._tokens.clear()
+            self._settled = 0
+
+    def match(self, tokens: SequenceOf[int]) -> int:
+        """Forgets what is not a prefix of `tokens`; returns the positions left."""
+        offset, held = self._offset, self._tokens
+        at = self._settled
+        limit = min(len(held), len(tokens) - offset)
+        while at < limit and held[at] == tokens[offset + at]:
+            at += 1
+        del held[at:]
+        return offset + at
+
+    def settle(self, accepted: int) -> None:
+        """The first `accepted` tokens of the sequence will not change any more."""
+        self._settled = max(0, min(accepted - self._offset, len(self._tokens)))
+
+    def record(self, start: int, tokens: SequenceOf[int]) -> None:
+        """The cache now holds `tokens` from position `start` on, and nothing after them."""
+        del self._tokens[start - self._offset :]
+        self._tokens.extend(tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Tokens of one sequence to forward from position `start`; logits of the last `logits`."""
+
+    context: Context
+    start: int
+    tokens: list[int]
+    logits: int
+
+
+class Model:
+    """One reading of a model's weights."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: DecoderWeights,
+        decoder: _native.Decoder,
+        machine: Machine,
+        cache: _native.KvCache,
+        reading: Reading = Reading.EXACT,
+        exact: "Model | None" = None,
+    ) -> None:
+        self.config = config
+        self.weights = weights
+        self.decoder = decoder
+        self.machine = machine
+        self.cache = cache
+        self.reading = reading
+        self._exact = exact
+        self._contexts: dict[int, Context] = {}
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        *,
+        machine: Machine | None = None,
+        reading: Reading = Reading.EXACT,
+        rule: ScaleRule = ScaleRule.MSE,
+        cache_positions: int | None = None,
+        progress: Progress | None = None,
+    ) -> "Model":
+        """Loads and packs a Hugging Face directory.
+
+        `cache_positions` bounds the positions that the cache can hold over all sequences; by
+        default four full contexts, as far as half of the memory that is left allows.
+        """
+        config = read_config(directory)
+        machine = machine or Machine.choose()
+        weights = load_weights(
+            directory, config, machine.pool, machine.isa, rule=rule, progress=progress
+        )
+        decoder = _native.Decoder(
+            pool=machine.pool,
+            isa=machine.isa,
+            hidden=config.hidden_size,
+            feed_forward=config.intermediate_size,
+            heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            vocabulary=config.vocab_size,
+            norm_epsilon=config.norm_eps,
+            rope=rope_spec(config.rope, config.head_dim),
+            layers=weights.layers,
+            final_norm=weights.final_norm,
+            head=weights.head,
+            embedding=weights.embedding,
+            max_rows=MAX_ROWS,
+        )
+        cache = _native.KvCache(decoder, _cache_pages(decoder, config, cache_positions))
+        return cls(config, weights, decoder, machine, cache, reading)
+
+    def as_draft(self) -> "Model":
+        """The MXFP4 reading of the same weights, over the same cache."""
+        return Model(
+            self.config,
+            self.weights,
+            self.decoder,
+            self.machine,
+            self.cache,
+            Reading.DRAFT,
+            exact=self,
+        )
+
+    @property
+    def bytes_per_forward(self) -> int:
+        """Bytes of weights that one forward reads."""
+        return self.decoder.weight_bytes(self.reading is Reading.DRAFT)
+
+    @property
+    def bf16_bytes_per_forward(self) -> int:
+        """Bytes that a plain BF16 reader of the same model would read."""
+        return 2 * sum(
+            packed.weight.rows * packed.weight.columns for packed in self.weights.matrices
+        )
+
+    def context(self, sequence: Sequence) -> Context:
+        """This reading's view of the cache for a sequence, made on first use."""
+        context = self._contexts.get(sequence.key)
+        if context is None:
+            exact = self._exact.context(sequence) if self._exact else None
+            context = Context(exact.slot if exact else self.cache.create(), exact)
+            self._contexts[sequence.key] = context
+        return context
+
+    def release(self, sequence: Sequence) -> None:
+        context = self._contexts.pop(sequence.key, None)
+        if context is not None and self._exact is None:
+            self.cache.release(context.slot)
+
+    def forward(self, batch: SequenceOf[Rows]) -> None:
+        """Caches all rows and leaves the asked logits in the decoder, in the batch's order.
+
+        More than MAX_ROWS rows are forwarded in parts; rows with logits must fit into the last.
+        """
+        batch = self._forward_surplus(batch)
+        for rows in batch:
+            last = rows.start + len(rows.tokens)
+            if not self.cache.make_writable(rows.context.slot, rows.start, last):
+                raise MachineError(
+                    f"the KV cache of {self.cache.total_pages * _native.PAGE_POSITIONS} positions "
+                    "is full; use shorter texts or fewer at once"
+                )
+        self.decoder.forward(
+            self.reading is Reading.DRAFT,
+            self.cache,
+            [token for rows in batch for token in rows.tokens],
+            [rows.context.slot for rows in batch],
+            [rows.start for rows in batch],
+            [len(rows.tokens) for rows in batch],
+            [rows.logits for rows in batch],
+        )
+        for rows in batch:
+            rows.context.record(rows.start, rows.tokens)
+
+    def _forward_surplus(self, batch: SequenceOf[Rows]) -> SequenceOf[Rows]:
+        """Forwards what is too much for one forward; returns the rest."""
+        surplus = sum(len(rows.tokens) for rows in batch) - MAX_ROWS
+        if surplus <= 0:
+            return batch
+        rest = []
+        for rows in batch:
+            start, tokens = rows.start, rows.tokens
+            while surplus > 0 and len(tokens) > rows.logits:
+                part = min(MAX_ROWS, surplus, len(tokens) - rows.logits)
+                self.forward([Rows(rows.context, start, tokens[:part], 0)])
+                start, tokens, surplus = start + part, tokens[part:], surplus - part
+            rest.append(Rows(rows.context, start, tokens, rows.logits))
+        if surplus > 0:
+            raise RequestError(f"more than {MAX_ROWS} rows of logits at once; use a smaller batch")
+        return rest
+
+    def logits(self, token_ids: SequenceOf[int]) -> NDArray[np.float32]:
+        """Logits after each token: [n, vocab] float32.
+
+        Raises RequestError for an empty text, one longer than the context, or unknown ids.
+        """
+        self.check_tokens(token_ids)
+        slot = self.cache.create()
+        try:
+            context = Context(slot)
+            parts = []
+            for start in range(0, len(token_ids), MAX_ROWS):
+                tokens = list(token_ids[start : start + MAX_ROWS])
+                self.forward([Rows(context, start, tokens, len(tokens))])
+                parts.append(self.decoder.logits())
+            return np.concatenate(parts)
+        finally:
+            self.cache.release(slot)
+
+    def check_tokens(self, token_ids: SequenceOf[int]) -> None:
+        """Refuses what this model cannot read."""
+        if not token_ids:
+            raise RequestError("the prompt is empty; give at least one token")
+        if len(token_ids) > self.config.max_positions:
+            raise RequestError(
+                f"the prompt has {len(token_ids)} tokens and the model's context ends at "
+                f"{self.config.max_positions}; shorten the prompt"
+            )
+        for token in token_ids:
+            if not 0 <= token < self.config.vocab_size:
+                raise RequestError(
+                    f"token id {token} is outside the model's vocabulary of "
+                    f"{self.config.vocab_size}; the tokenizer does not match the model"
+                )
+
+
+def rope_spec(rope: RopeConfig, head_dim: int) -> _native.RopeSpec:
+    return _native.RopeSpec(
+        kind=rope.kind,
+        head_dim=head_dim,
+        theta=rope.theta,
+        factor=rope.factor,
+        original_max_positions=rope.original_max_positions,
+        low_freq_factor=rope.low_freq_factor,
+        high_freq_factor=rope.high_freq_factor,
+        beta_fast=rope.beta_fast,
+        beta_slow=rope.beta_slow,
+        attention_factor=rope.attention_factor or 0.0,
+        mscale=rope.mscale,
+        mscale_all_dim=rope.mscale_all_dim,
+        truncate=rope.truncate,
+    )
+
+
+def _cache_pages(
+    decoder: _native.Decoder, config: DecoderConfig, cache_positions: int | None
+) -> int:
+    page = _native.PAGE_POSITIONS
+    if cache_positions is not None:
+        return -(-cache_positions // page)
+    wanted = 4 * (-(-config.max_positions // page) + 1)
+    page_bytes = _native.KvCache(decoder, 1).page_bytes
+    available = _native.usable_memory()
+    if available < 0:
+        return wanted
+    return max(1, min(wanted, available // 2 // page_bytes))
