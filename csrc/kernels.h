@@ -7,6 +7,8 @@
 
 namespace specqd {
 
+struct PickKernels;  // pick_kernels.h
+
 constexpr int kPanel = 16;  // outputs of a panel
 constexpr int kBlock = 32;  // inputs that share an MXFP4 scale, and one step of the exact sum
 constexpr int kTileWeights = kPanel * kBlock;
@@ -99,6 +101,9 @@ struct Kernels {
   void (*merge_part)(float* values, SoftmaxPart* running, const float* part_values,
                      SoftmaxPart part, int64_t n);
   void (*scale)(float* x, float factor, int64_t n);  // x *= factor
+
+  // --- Picking a token -------------------------------------------------------------------------
+  const PickKernels* pick;
 
   // --- Measuring -------------------------------------------------------------------------------
   uint64_t (*read_bytes)(const void* data, size_t bytes);  // streams over all bytes

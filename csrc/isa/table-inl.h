@@ -3,6 +3,7 @@
 
 #include "isa/nested-inl.h"
 #include "isa/ops-inl.h"
+#include "isa/pick-inl.h"
 #include "isa/product-inl.h"
 #include "kernels.h"
 
@@ -31,6 +32,7 @@ constexpr Kernels generic_table(const char* name) {
           .softmax_part = softmax_part,
           .merge_part = merge_part,
           .scale = scale,
+          .pick = &kPickKernels,
           .read_bytes = read_bytes};
 }
 

@@ -1,0 +1,70 @@
+// The loops over a vocabulary that picking a token needs; part of the Kernels table.
+#pragma once
+
+#include <cstdint>
+
+namespace specqd {
+
+constexpr int64_t kMaximaBlock = 1024;  // logits whose maxima by lane stand together
+constexpr int64_t kNoiseGroup = 64;     // tokens that share one vector of Philox counters
+constexpr float kLargestLogit = 3.4028235e38f;
+
+// Philox4x32-10 (Salmon et al. 2011): its key, and words 1 to 3 of the counter. Word 0 and the
+// output that a token gets follow from its id (philox_place).
+struct NoiseStream {
+  uint32_t key[2];
+  uint32_t counter[3];
+};
+
+// z = (min(logit, kLargestLogit) - maximum) * inverse_temperature; the weight of a token is e^z
+// where logit >= least_logit and z >= least_z, else zero.
+struct Weighing {
+  float maximum;
+  float inverse_temperature;
+  float least_logit;  // above -infinity
+  float least_z;      // kLeastZ or above
+};
+constexpr float kLeastZ = -87.3f;
+
+// Weights are summed as integers, truncated to multiples of 2^-40: exact in any order.
+constexpr double kMassOfOne = 0x1p40;
+
+struct PickKernels {
+  // maxima[b][l] = the maximum of logits[1024 b + 16 i + l] over i < 64; NaN counts as -infinity.
+  void (*maxima)(const float* logits, int64_t n, float* maxima);
+
+  // Writes all weights (unless null; room for n rounded up to 64, padded with zeros) and returns
+  // their mass. NaN weighs nothing.
+  uint64_t (*weigh)(const float* logits, int64_t n, const Weighing& by, float* weights);
+
+  // The ascending indices of values >= least; `indices` has room for n + 16. Returns their number.
+  int64_t (*collect)(const float* values, int64_t n, float least, int32_t* indices);
+
+  // The ascending ids of the tokens in [begin, end) for which v <= weight * bound is possible, v
+  // being the token's uniform number; a few more may be among them. Weight 0 never is. begin is a
+  // multiple of 64, weights are padded as above. Returns their number.
+  int64_t (*survivors)(const float* weights, int64_t begin, int64_t end, const NoiseStream& noise,
+                       float bound, int32_t* ids);
+
+  // out = logits where the token's bit is set, else -infinity; `out` may be `logits`.
+  void (*mask)(const float* logits, int64_t n, const uint32_t* mask, float* out);
+
+  // out = (min(logit, kLargestLogit) - maximum) - log_sum; -infinity for NaN.
+  void (*log_softmax)(const float* logits, int64_t n, float maximum, float log_sum, float* out);
+};
+
+// Where a token's noise stands in the Philox stream: word 0 of the counter, and the output word.
+struct PhiloxPlace {
+  uint32_t counter;
+  int word;
+};
+constexpr PhiloxPlace philox_place(int32_t token) {
+  const uint32_t id = static_cast<uint32_t>(token);
+  return {id / 64 * 16 + id % 16, static_cast<int>(id / 16 % 4)};
+}
+
+constexpr uint32_t kPhiloxMultiplier[2] = {0xd2511f53u, 0xcd9e8d57u};
+constexpr uint32_t kPhiloxKeyStep[2] = {0x9e3779b9u, 0xbb67ae85u};
+constexpr int kPhiloxRounds = 10;
+
+}  // namespace specqd
