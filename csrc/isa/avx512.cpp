@@ -1,9 +1,10 @@
+#include "isa/product_avx512-inl.h"
 #include "isa/table-inl.h"
 
 namespace specqd {
 
 const Kernels* avx512_kernels() {
-  static constexpr Kernels table = generic_table("avx512");
+  static constexpr Kernels table = avx512_table("avx512");
   return &table;
 }
 

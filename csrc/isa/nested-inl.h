@@ -262,7 +262,7 @@ void decode_tile(const PackedMatrix& w, int64_t tile, uint16_t* out) {
   for (int at = 0; at < kTileWeights; ++at) {
     const int code = get_code(codes, at / 32, at % 32);
     const int magnitude = kLow[code & 7] + ((scales[at % 32 / 2] - 127) << 7) + residuals[at];
-    out[at] = static_cast<uint16_t>(magnitude | (code >> 3) << 15);
+    out[at] = static_cast<uint16_t>(magnitude + ((code >> 3) << 15));
   }
   apply_patches(w, tile, out);
 }
