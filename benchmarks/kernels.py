@@ -82,11 +82,15 @@ def main() -> None:
             if where == "dram":
                 weights = int(args.megabytes * 1e6 / (17 / 32 if reading == "draft" else 1.62))
             packed = packer.pack(random_tiles(weights))
-            print(f"{where}, {reading}: {packed.bytes(reading) / 1e6:.1f} MB packed,",
-                  f"{args.threads} threads", flush=True)
+            print(
+                f"{where}, {reading}: {packed.bytes(reading) / 1e6:.1f} MB packed,",
+                f"{args.threads} threads",
+                flush=True,
+            )
             rounds = 1 if where == "dram" else 200
-            for line in measure(packed, [c for c in cases if c.reading == reading], args.threads,
-                                rounds):
+            for line in measure(
+                packed, [c for c in cases if c.reading == reading], args.threads, rounds
+            ):
                 print(line, flush=True)
 
 

@@ -329,10 +329,6 @@ NB_MODULE(_native, m) {
   specqd::bind_weights(m);
   specqd::bind_cache(m);
   specqd::bind_decoder(m);
-#if defined(SPECQD_HAS_PICK)
   specqd::bind_pick(m);
-#endif
-#if defined(SPECQD_HAS_KERNEL_BINDINGS)
   specqd::bind_kernels(m);
-#endif
 }

@@ -12,6 +12,7 @@
 #include "cpu.h"
 #include "float_mode.h"
 #include "pick.h"
+#include "verify.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -34,36 +35,40 @@ const Kernels& kernels_for(const std::optional<std::string>& isa) {
   return *kernels;
 }
 
-// PickParams with the buffers that picking reuses. One thread at a time, as under the GIL.
-class Picker {
- public:
-  explicit Picker(PickParams params) : params_(std::move(params)) {
-    if (params_.bias_ids.size() != params_.bias.size())
-      throw std::invalid_argument("bias_ids and bias differ in length");
-  }
+std::pair<int32_t, float> pick_with(Picker& picker, const Row<float>& logits, int64_t position,
+                                    const std::optional<Row<int32_t>>& history,
+                                    int64_t prompt_length, const std::optional<Row<uint32_t>>& mask,
+                                    const std::optional<std::string>& isa) {
+  if (mask && mask->shape(0) * 32 < logits.shape(0))
+    throw std::invalid_argument("mask has fewer bits than there are logits");
+  const Kernels& kernels = kernels_for(isa);
+  const FlushSubnormals flush;
+  const auto picked = pick(kernels, picker.params, span_of(logits), position,
+                           history ? span_of(*history) : std::span<const int32_t>(), prompt_length,
+                           mask ? mask->data() : nullptr, picker.scratch);
+  return {picked.token, picked.probability};
+}
 
-  std::pair<int32_t, float> pick(const Row<float>& logits, int64_t position,
-                                 const std::optional<Row<int32_t>>& history, int64_t prompt_length,
-                                 const std::optional<Row<uint32_t>>& mask,
-                                 const std::optional<std::string>& isa) {
-    if (mask && mask->shape(0) * 32 < logits.shape(0))
-      throw std::invalid_argument("mask has fewer bits than there are logits");
-    const Kernels& kernels = kernels_for(isa);
-    const FlushSubnormals flush;
-    const auto picked = specqd::pick(kernels, params_, span_of(logits), position,
-                                     history ? span_of(*history) : std::span<const int32_t>(),
-                                     prompt_length, mask ? mask->data() : nullptr, scratch_);
-    return {picked.token, picked.probability};
-  }
+using Masks = nb::ndarray<const uint32_t, nb::numpy, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-  uint64_t noise_bits(int64_t position, int32_t token) const {
-    return specqd::noise_bits(params_, position, token);
-  }
-
- private:
-  PickParams params_;
-  PickScratch scratch_;
-};
+std::pair<std::vector<int32_t>, std::vector<float>> verify_with(
+    const Decoder& decoder, int64_t row, const std::vector<int32_t>& proposal, Picker& picker,
+    int64_t position, int64_t prompt_length, const std::optional<Row<int32_t>>& history,
+    const std::optional<Masks>& masks) {
+  const auto rows = static_cast<int64_t>(proposal.size()) + 1;
+  if (row < 0 || row + rows > decoder.logit_rows())
+    throw std::invalid_argument("the last forward has no such rows of logits");
+  if (masks && (static_cast<int64_t>(masks->shape(0)) != rows ||
+                static_cast<int64_t>(masks->shape(1)) * 32 < decoder.spec().vocabulary))
+    throw std::invalid_argument("masks must be [proposal + 1, vocabulary / 32]");
+  const nb::gil_scoped_release released;
+  const FlushSubnormals flush;
+  Verified verified = verify(
+      decoder, picker, proposal,
+      {row, position, prompt_length, history ? span_of(*history) : std::span<const int32_t>(),
+       masks ? masks->data() : nullptr, masks ? static_cast<int64_t>(masks->shape(1)) : 0});
+  return {std::move(verified.tokens), std::move(verified.probabilities)};
+}
 
 nb::ndarray<nb::numpy, float, nb::ndim<1>> log_softmax_of(const Row<float>& logits,
                                                           const std::optional<std::string>& isa) {
@@ -106,20 +111,31 @@ void bind_pick(nb::module_& m) {
           [](Picker* self, float temperature, float top_p, float min_p, float repetition_penalty,
              float presence_penalty, float frequency_penalty, int32_t top_k, uint64_t seed,
              uint32_t sample, std::vector<int32_t> bias_ids, std::vector<float> bias) {
-            new (self) Picker({temperature, top_p, min_p, repetition_penalty, presence_penalty,
-                               frequency_penalty, top_k, seed, sample, std::move(bias_ids),
-                               std::move(bias)});
+            if (bias_ids.size() != bias.size())
+              throw std::invalid_argument("bias_ids and bias differ in length");
+            new (self) Picker{
+                {temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty,
+                 top_k, seed, sample, std::move(bias_ids), std::move(bias)},
+                {}};
           },
           nb::kw_only(), "temperature"_a = 0.0f, "top_p"_a = 1.0f, "min_p"_a = 0.0f,
           "repetition_penalty"_a = 1.0f, "presence_penalty"_a = 0.0f, "frequency_penalty"_a = 0.0f,
           "top_k"_a = 0, "seed"_a = 0, "sample"_a = 0, "bias_ids"_a = std::vector<int32_t>{},
           "bias"_a = std::vector<float>{})
-      .def("pick", &Picker::pick, "logits"_a, "position"_a, "history"_a = nb::none(),
+      .def("pick", &pick_with, "logits"_a, "position"_a, "history"_a = nb::none(),
            "prompt_length"_a = 0, "mask"_a = nb::none(), "isa"_a = nb::none(),
            "The token at `position` and its probability; (-1, 0) if nothing is allowed. `mask` "
            "holds a bit a token, set where it is allowed.")
-      .def("noise_bits", &Picker::noise_bits, "position"_a, "token"_a,
-           "The 64 random bits behind a token's Gumbel noise.");
+      .def(
+          "noise_bits",
+          [](const Picker& picker, int64_t position, int32_t token) {
+            return noise_bits(picker.params, position, token);
+          },
+          "position"_a, "token"_a, "The 64 random bits behind a token's Gumbel noise.");
+  m.def("verify", &verify_with, "decoder"_a, "row"_a, "proposal"_a, "picker"_a, "position"_a,
+        "prompt_length"_a, "history"_a = nb::none(), "masks"_a = nb::none(),
+        "(tokens, probabilities): the proposal's prefix that the logits from `row` on confirm, and "
+        "the next pick.");
   m.def("gumbel", &gumbel, "bits"_a, "-log(-log(1 - v)), v = (bits + 1/2) / 2**64.");
   m.def("log_softmax", &log_softmax_of, "logits"_a, "isa"_a = nb::none());
   m.def("logprob_of", &one_logprob, "logits"_a, "token"_a, "isa"_a = nb::none());

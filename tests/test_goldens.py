@@ -4,8 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import reference
 from numpy.typing import NDArray
+
+import reference
 from random_models import read_model
 
 GOLDENS = sorted(path.parent for path in Path(__file__).parent.glob("goldens/*/golden.npz"))

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from writers import bf16_bits, entry, write_raw, write_safetensors, write_shards
 
 from specqd.errors import TensorError
 from specqd.tensors import TensorDirectory
+from writers import bf16_bits, entry, write_raw, write_safetensors, write_shards
 
 
 @pytest.fixture

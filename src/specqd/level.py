@@ -7,6 +7,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from time import perf_counter
 
+from specqd import _native
 from specqd.drafters import Ask, Drafter, Proposal
 from specqd.model import Model, Rows
 from specqd.sequence import Sequence
@@ -76,10 +77,7 @@ class Level:
         active = [i for i, goal in enumerate(goals) if goal > 0]
         while active:
             steps = self.advance(
-                [
-                    Ask(asks[i].sequence, goals[i] - len(proposals[i].tokens))
-                    for i in active
-                ]
+                [Ask(asks[i].sequence, goals[i] - len(proposals[i].tokens)) for i in active]
             )
             for i, step in zip(active, steps, strict=True):
                 proposals[i].tokens.extend(step.tokens)
@@ -149,7 +147,8 @@ class Level:
         for ask, proposal in zip(asks, proposals, strict=True):
             sequence, guesses = ask.sequence, proposal.tokens
             grammar = sequence.grammar
-            tokens, confidences = self.model.decoder.verify(
+            tokens, confidences = _native.verify(
+                self.model.decoder,
                 row,
                 guesses,
                 sequence.picker,

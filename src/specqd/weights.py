@@ -107,7 +107,9 @@ class _Loader:
             return self.vector(f"{name}{module}.bias", length) if present else None
 
         def head_norm(module: str) -> Bits | None:
-            return self.vector(f"{name}self_attn.{module}.weight", c.head_dim) if c.qk_norm else None
+            return (
+                self.vector(f"{name}self_attn.{module}.weight", c.head_dim) if c.qk_norm else None
+            )
 
         qkv_biases = [bias(f"self_attn.{p}", n, c.qkv_bias) for p, n in heads.items()]
         return _native.LayerWeights(
