@@ -1,0 +1,28 @@
+"""SpecQD: open language models on CPUs, several times sooner and bit for bit the same."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specqd.errors import SpecqdError
+    from specqd.llm import LLM, Completion, Result
+    from specqd.sampling import SamplingParams
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "Completion", "Result", "SamplingParams", "SpecqdError", "__version__"]
+
+_HOMES = {
+    "LLM": "specqd.llm",
+    "Completion": "specqd.llm",
+    "Result": "specqd.llm",
+    "SamplingParams": "specqd.sampling",
+    "SpecqdError": "specqd.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what is asked for, so that `specqd --help` need not load the core."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'specqd' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

@@ -21,6 +21,7 @@ class Proposal:
 
     tokens: list[int] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
+    row: int = 0  # of the proposer's last logits, for the first token; the others follow
 
 
 class Drafter(Protocol):

@@ -157,6 +157,6 @@ class Level:
                 sequence.history(guesses),
                 grammar.masks(guesses) if grammar else None,
             )
-            results.append(Proposal(tokens, confidences))
+            results.append(Proposal(tokens, confidences, row))
             row += len(guesses) + 1
         return results

@@ -208,6 +208,34 @@ class Model:
         if context is not None and self._exact is None:
             self.cache.release(context.slot)
 
+    def adopt_prefix(self, sequence: Sequence) -> int:
+        """Shares what the cache already holds of a new sequence's prompt; returns the positions."""
+        context = self.context(sequence)
+        held = self.cache.attach_prefix(context.slot, sequence.tokens)
+        context.record(0, sequence.tokens[:held])
+        return held
+
+    def fork(self, sequence: Sequence, other: Sequence) -> None:
+        """Gives `other`, which begins with the same tokens, what is cached of `sequence`."""
+        context = self.context(sequence)
+        slot = self.cache.fork(context.slot, len(context))
+        copy = self._contexts[other.key] = Context(slot)
+        copy.record(0, sequence.tokens[: len(context)])
+        copy.match(other.tokens)
+
+    def publish(self, sequence: Sequence) -> None:
+        """Offers the cached pages of accepted tokens to sequences to come."""
+        context = self.context(sequence)
+        self.cache.publish(context.slot, sequence.tokens[: len(context)])
+
+    def forget_unseen(self, sequence: Sequence) -> None:
+        """Frees what no row to come will attend to; only where every layer has a window."""
+        windows = self.config.windows
+        if windows and min(windows) > 0:
+            next_position = len(sequence.tokens) - 1
+            slot = self.context(sequence).slot
+            self.cache.release_behind(slot, next_position + 1 - max(windows))
+
     def forward(self, batch: SequenceOf[Rows]) -> None:
         """Caches all rows and leaves the asked logits in the decoder, in the batch's order.
 

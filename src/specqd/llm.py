@@ -1,0 +1,262 @@
+"""The Python API: a model directory or repository in, completions out."""
+
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specqd import _native
+from specqd.chains import build_chain, parse_chain
+from specqd.config import read_generation_defaults
+from specqd.engine import Engine, FinishReason, Generation, TokenLogprob
+from specqd.errors import TokenizerError
+from specqd.hub import resolve, shipped_model
+from specqd.level import Level, LevelStats
+from specqd.model import Machine, Model, Reading
+from specqd.sampling import SamplingParams
+from specqd.tokenizer import Tokenizer
+from specqd.weights import Progress
+
+Prompt = str | SequenceOf[int]
+
+
+@dataclass(frozen=True, slots=True)
+class LevelReport:
+    """What one level did for a call, outermost first in `Stats.levels`."""
+
+    name: str
+    forwards: int
+    rows: int
+    seconds: float
+    drafted: int
+    accepted: int
+    gigabytes: float
+
+    @property
+    def acceptance(self) -> float | None:
+        """The share of its drafter's tokens that it confirmed; None where nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def gb_per_s(self) -> float:
+        return self.gigabytes / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Time and tokens of one call, over all of its prompts."""
+
+    prompt_tokens: int
+    new_tokens: int
+    prefill_s: float
+    decode_s: float
+    tokens_per_s: float
+    levels: tuple[LevelReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One sample. `tokens` holds the new ones, the stop token included."""
+
+    tokens: list[int]
+    text: str
+    finish_reason: FinishReason
+    seed: int
+    logprobs: list[TokenLogprob] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of one prompt: `n` completions, and the call's statistics."""
+
+    prompt_tokens: list[int]
+    completions: list[Completion]
+    stats: Stats
+
+    @property
+    def text(self) -> str:
+        """The first completion's."""
+        return self.completions[0].text
+
+    @property
+    def tokens(self) -> list[int]:
+        """The first completion's."""
+        return self.completions[0].tokens
+
+
+class Stream:
+    """Iterates over pieces of text as they become certain; `result` is there at the end.
+
+    Leaving the loop early cancels the request.
+    """
+
+    def __init__(self, llm: "LLM", prompt: list[int], params: SamplingParams) -> None:
+        self._llm = llm
+        self._run = _Run(llm)
+        self._prompt = prompt
+        self._generation = llm.engine.submit(prompt, replace(params, n=1))[0]
+        self.result: Result | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        engine, generation = self._llm.engine, self._generation
+        try:
+            while generation.finish_reason is None:
+                if generation in engine.step() and generation.new_text:
+                    yield generation.new_text
+        finally:
+            engine.cancel(generation)
+            self.result = self._run.result(self._prompt, [generation])
+
+
+class LLM:
+    """A model that generates, exactly as without drafts.
+
+    path_or_repo: a Hugging Face directory or `owner/name[@revision]`; None is the shipped model.
+    draft: `auto`, `none`, or a draft such as `mxfp4` or `mxfp4:k=8`.
+    threads: of the native core; None takes all usable cores.
+    isa: forces an instruction set; None takes the fastest.
+    reading: `draft` lets the MXFP4 reading speak as the model itself.
+    """
+
+    def __init__(
+        self,
+        path_or_repo: str | Path | None = None,
+        draft: str | SequenceOf[str] | None = "auto",
+        threads: int | None = None,
+        isa: str | None = None,
+        *,
+        reading: Reading = Reading.EXACT,
+        progress: Progress | None = None,
+    ) -> None:
+        specs = parse_chain(() if reading is Reading.DRAFT and draft == "auto" else draft)
+        self.directory = shipped_model() if path_or_repo is None else resolve(path_or_repo)
+        self.tokenizer = Tokenizer.open(self.directory)
+        self.defaults = read_generation_defaults(self.directory)
+        self.model = Model.open(
+            self.directory,
+            machine=Machine.choose(threads, isa),
+            reading=reading,
+            progress=progress,
+        )
+        config = self.model.config
+        if self.tokenizer.vocab_size > config.vocab_size:
+            raise TokenizerError(
+                f"{self.directory}: the tokenizer has {self.tokenizer.vocab_size} tokens and the "
+                f"model {config.vocab_size}; they do not belong together"
+            )
+        eos = self.defaults.eos_token_ids or config.eos_token_ids
+        self.engine = Engine(build_chain(self.model, specs), self.tokenizer, eos_token_ids=eos)
+
+    def generate(
+        self, prompts: Prompt | SequenceOf[Prompt], params: SamplingParams | None = None
+    ) -> list[Result]:
+        """Completes one prompt or many, each a text or token ids; results in their order."""
+        run = _Run(self)
+        resolved = self._resolved(params)
+        requests = [self.encode(prompt) for prompt in _as_many(prompts)]
+        submitted = [self.engine.submit(request, resolved) for request in requests]
+        try:
+            while not self.engine.is_idle:
+                self.engine.step()
+        except BaseException:
+            for generation in (g for samples in submitted for g in samples):
+                self.engine.cancel(generation)
+            raise
+        return [
+            run.result(request, samples)
+            for request, samples in zip(requests, submitted, strict=True)
+        ]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
+        """Completes one prompt piece by piece."""
+        return Stream(self, self.encode(prompt), self._resolved(params))
+
+    def chat(
+        self,
+        messages: SequenceOf[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        **template_variables: Any,
+    ) -> Result:
+        """Answers a conversation through the model's chat template."""
+        prompt = self.tokenizer.chat(messages, **template_variables)
+        return self.generate([prompt], params)[0]
+
+    def logprobs(self, token_ids: SequenceOf[int]) -> NDArray[np.float32]:
+        """Log-probabilities of the next token after each of `token_ids`: [n, vocab] float32."""
+        logits = self.model.logits(token_ids)
+        isa = self.model.machine.isa
+        return np.stack([_native.log_softmax(row, isa) for row in logits])
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a text as the model expects them; ids pass through."""
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+    def _resolved(self, params: SamplingParams | None) -> SamplingParams:
+        return (params or SamplingParams()).resolved(self.defaults)
+
+
+def _as_many(prompts: Prompt | SequenceOf[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    many = list(prompts)
+    if many and isinstance(many[0], (int, np.integer)):
+        return [[int(token) for token in many]]  # type: ignore[arg-type]
+    return many  # type: ignore[arg-type]
+
+
+class _Run:
+    """The difference between the statistics at its start and at its end."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+        self._engine_before = replace(llm.engine.stats)
+        self._levels_before = [replace(level.stats) for level in self._levels()]
+
+    def _levels(self) -> list[Level]:
+        return [level for level in self._llm.engine.level.levels if isinstance(level, Level)]
+
+    def result(self, prompt: list[int], generations: SequenceOf[Generation]) -> Result:
+        return Result(prompt, [_completion(g) for g in generations], self.stats())
+
+    def stats(self) -> Stats:
+        now, before = self._llm.engine.stats, self._engine_before
+        decode_s = now.decode_seconds - before.decode_seconds
+        decoded = now.decoded_tokens - before.decoded_tokens
+        levels = zip(self._levels(), self._levels_before, strict=True)
+        return Stats(
+            prompt_tokens=now.prompt_tokens - before.prompt_tokens,
+            new_tokens=now.new_tokens - before.new_tokens,
+            prefill_s=now.prefill_seconds - before.prefill_seconds,
+            decode_s=decode_s,
+            tokens_per_s=decoded / decode_s if decode_s else 0.0,
+            levels=tuple(_report(level, was) for level, was in levels),
+        )
+
+
+def _report(level: Level, before: LevelStats) -> LevelReport:
+    now = level.stats
+    forwards = now.forwards - before.forwards
+    return LevelReport(
+        name=level.name,
+        forwards=forwards,
+        rows=now.rows - before.rows,
+        seconds=now.seconds - before.seconds,
+        drafted=now.drafted - before.drafted,
+        accepted=now.accepted - before.accepted,
+        gigabytes=forwards * level.model.bytes_per_forward / 1e9,
+    )
+
+
+def _completion(generation: Generation) -> Completion:
+    assert generation.finish_reason is not None
+    return Completion(
+        tokens=generation.tokens,
+        text=generation.text,
+        finish_reason=generation.finish_reason,
+        seed=generation.seed,
+        logprobs=generation.logprobs if generation.params.logprobs is not None else None,
+    )
