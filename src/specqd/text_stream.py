@@ -1,0 +1,240 @@
+"""Text from tokens as they come: never half a character, and in all exactly what `decode` makes.
+
+Owns when text is certain. Knows nothing of models; a token is its id and its text.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import tokenizers
+
+# What transformers removes spaces before when `clean_up_tokenization_spaces` is set, in its order.
+CLEAN_UPS = (
+    (" .", "."),
+    (" ?", "?"),
+    (" !", "!"),
+    (" ,", ","),
+    (" ' ", "'"),
+    (" n't", "n't"),
+    (" 'm", "'m"),
+    (" 's", "'s"),
+    (" 've", "'ve"),
+    (" 're", "'re"),
+)
+CLEANED_CHARACTERS = frozenset("".join(untidy for untidy, _ in CLEAN_UPS))
+
+
+class Pieces(Protocol):
+    """Where text becomes certain, for one kind of decoder."""
+
+    def feed(self, token_id: int, token: str) -> str: ...
+    def finish(self) -> str: ...
+
+
+class TextStream:
+    """Feed token ids, get the text that no later token can change.
+
+    The pieces and `finish()` together are `decode` of all ids, special tokens skipped.
+    """
+
+    def __init__(
+        self,
+        pieces: Pieces,
+        token_of: Callable[[int], str | None],
+        special_ids: frozenset[int],
+        *,
+        clean_up: bool,
+    ) -> None:
+        self._pieces = pieces
+        self._token_of = token_of
+        self._special_ids = special_ids
+        self._tidy = TidySpaces() if clean_up else None
+
+    def feed(self, token_id: int) -> str:
+        """The text that became certain with this token, perhaps none. Amortised constant time."""
+        token = self._token_of(token_id)
+        if token is None or token_id in self._special_ids:
+            return ""
+        text = self._pieces.feed(token_id, token)
+        return self._tidy.feed(text) if self._tidy else text
+
+    def finish(self) -> str:
+        """What was held back. The stream is then at its end."""
+        text = self._pieces.finish()
+        return self._tidy.feed(text) + self._tidy.finish() if self._tidy else text
+
+
+class BytePieces:
+    """For byte-level decoders: a token is a run of bytes, and the text their UTF-8.
+
+    Bytes that are no UTF-8 become U+FFFD once it is certain that they are none.
+    """
+
+    def __init__(self) -> None:
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def feed(self, token_id: int, token: str) -> str:
+        return self._utf8.decode(token_bytes(token))
+
+    def finish(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+
+class WindowPieces:
+    """For any other decoder: the text of a window of tokens, less that of the tokens before it.
+
+    Decoders treat the start of a text specially (they strip its space) and some join neighbours, so
+    each window starts with `anchor`, a plain word, and the last token before it. A run of `<0x..>`
+    tokens is good UTF-8 or wholly U+FFFD, which is known only at its end: it is held back.
+    """
+
+    def __init__(
+        self, decode: Callable[[list[int]], str], anchor: int | None, *, falls_back_to_bytes: bool
+    ) -> None:
+        self._decode = decode
+        self._anchor = [] if anchor is None else [anchor]
+        self._falls_back_to_bytes = falls_back_to_bytes
+        self._before: list[int] = []  # empty until there is text: the start is decoded as a start
+        self._held: list[int] = []
+
+    def feed(self, token_id: int, token: str) -> str:
+        self._held.append(token_id)
+        if self._falls_back_to_bytes and is_byte_token(token):
+            return ""
+        return self._release()
+
+    def finish(self) -> str:
+        return self._release()
+
+    def _release(self) -> str:
+        if not self._held:
+            return ""
+        before = self._decode(self._before) if self._before else ""
+        text = self._decode(self._before + self._held)
+        if not text.startswith(before) or (not self._before and not text):
+            return ""  # not certain yet
+        self._before = [*self._anchor, self._held[-1]]
+        self._held = []
+        return text[len(before) :]
+
+
+class HeldPieces:
+    """For decoders that look back from the end of the text: nothing is certain before it."""
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        self._decode = decode
+        self._held: list[int] = []
+
+    def feed(self, token_id: int, token: str) -> str:
+        self._held.append(token_id)
+        return ""
+
+    def finish(self) -> str:
+        held, self._held = self._held, []
+        return self._decode(held)
+
+
+class TidySpaces:
+    """`tidied`, piecewise: text is certain up to a character that no clean-up looks at."""
+
+    def __init__(self) -> None:
+        self._held: list[str] = []
+
+    def feed(self, text: str) -> str:
+        end = next((i for i in range(len(text), 0, -1) if text[i - 1] not in CLEANED_CHARACTERS), 0)
+        if not end:
+            self._held.append(text)
+            return ""
+        certain = "".join((*self._held, text[:end]))
+        self._held = [text[end:]]
+        return tidied(certain)
+
+    def finish(self) -> str:
+        text, self._held = "".join(self._held), []
+        return tidied(text)
+
+
+def tidied(text: str) -> str:
+    """English text without the spaces that word tokenizers leave before punctuation."""
+    for untidy, tidy in CLEAN_UPS:
+        text = text.replace(untidy, tidy)
+    return text
+
+
+class PieceMaker:
+    """Chooses how to stream one tokenizer's text, by the decoder that its file describes."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, special_ids: frozenset[int]) -> None:
+        steps = list(decoder_steps(json.loads(backend.to_str())["decoder"]))
+        kinds = {step["type"] for step in steps}
+        self._backend = backend
+        self._is_byte_level = "ByteLevel" in kinds and kinds <= {"ByteLevel", "Fuse"}
+        self._looks_back = "CTC" in kinds or ("ByteLevel" in kinds and not self._is_byte_level)
+        self._looks_back |= any(step["type"] == "Strip" and step["stop"] for step in steps)
+        self._falls_back_to_bytes = "ByteFallback" in kinds
+        self._anchor = self._find_anchor(special_ids)
+
+    def __call__(self) -> Pieces:
+        if self._is_byte_level:
+            return BytePieces()
+        if self._looks_back:
+            return HeldPieces(self._decode)
+        return WindowPieces(
+            self._decode, self._anchor, falls_back_to_bytes=self._falls_back_to_bytes
+        )
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self._backend.decode(ids, skip_special_tokens=False))
+
+    def _find_anchor(self, special_ids: frozenset[int]) -> int | None:
+        vocabulary = self._backend.get_vocab()
+        words = ((token, i) for token, i in vocabulary.items() if token.isalnum())
+        return next((i for _, i in sorted(words) if i not in special_ids), None)
+
+
+def decoder_steps(decoder: dict[str, Any] | None) -> Iterable[dict[str, Any]]:
+    """The decoders of a (nested) sequence, in order."""
+    if decoder is None:
+        return
+    if decoder["type"] == "Sequence":
+        for part in decoder["decoders"]:
+            yield from decoder_steps(part)
+    else:
+        yield decoder
+
+
+def is_byte_token(token: str) -> bool:
+    """Whether the token is `<0x..>`, a byte, to a byte-fallback decoder."""
+    if len(token) != 6 or not token.startswith("<0x") or not token.endswith(">"):
+        return False
+    try:
+        return int(token[3:5], 16) >= 0
+    except ValueError:
+        return False
+
+
+def byte_alphabet() -> dict[str, int]:
+    """The character that stands for each byte in byte-level vocabularies (as GPT-2 chose them).
+
+    Printable bytes stand for themselves; the others follow from U+0100 on, in order.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(0x100 + index): byte for index, byte in enumerate(hidden)
+    }
+
+
+BYTE_OF = byte_alphabet()
+
+
+def token_bytes(token: str) -> bytes:
+    """The bytes of a byte-level token; an added token with other characters is itself."""
+    try:
+        return bytes([BYTE_OF[character] for character in token])
+    except KeyError:
+        return token.encode()

@@ -1,0 +1,388 @@
+"""The tokenizer, on tokenizers built here and, where present, on real ones."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend
+
+from specqd.errors import RequestError, TokenizerError
+from specqd.text_stream import BYTE_OF
+from specqd.tokenizer import TokenDifference, Tokenizer
+
+REAL_MODELS = Path(__file__).parents[2] / "shared" / "models"
+REAL_NAMES = ("pycode-28m", "pycode-3m", "tiny1m", "stories260k")
+BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
+CHARACTER_OF = {byte: character for character, byte in BYTE_OF.items()}
+CONFIG = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": None}
+
+
+def spelled(text: str) -> str:
+    """The byte-level token of a text."""
+    return "".join(CHARACTER_OF[byte] for byte in text.encode())
+
+
+def byte_level() -> Backend:
+    tokens = ["<s>", "</s>", *sorted(BYTE_OF), spelled(" th"), spelled("né"), spelled("😀")]
+    tokens += [
+        spelled("é")[:1] + "a",
+        spelled("\u0301b")[1:],
+        spelled("\ufffd"),
+        spelled("👩\u200d"),
+    ]
+    backend = Backend(models.BPE({token: i for i, token in enumerate(dict.fromkeys(tokens))}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<s>", "</s>"])
+    backend.add_tokens([AddedToken("<a tool>"), AddedToken("日本"), AddedToken("Ġ")])
+    return with_bos(backend)
+
+
+def sentencepiece_decoder() -> decoders.Decoder:
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    return decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)])
+
+
+def byte_fallback_bpe() -> Backend:
+    tokens = ["<unk>", "<s>", "</s>", *BYTE_TOKENS, "▁", "a", "b", "▁a", "▁▁", "ab", "é", "\u0301"]
+    vocabulary = {token: i for i, token in enumerate([*tokens, "\ufffd", "😀", "<0xZZ>", "<0x+5>"])}
+    backend = Backend(
+        models.BPE(vocabulary, [("▁", "a"), ("▁", "▁"), ("a", "b")], byte_fallback=True)
+    )
+    spaces = normalizers.Replace(" ", "▁")
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces])
+    backend.decoder = sentencepiece_decoder()
+    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return with_bos(backend)
+
+
+def byte_fallback_unigram() -> Backend:
+    tokens = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *BYTE_TOKENS,
+        "▁",
+        "▁a",
+        "b",
+        "\ufffd",
+        ".",
+        "▁.",
+        "n't",
+        "▁n",
+    ]
+    backend = Backend(models.Unigram([(token, -1.0) for token in tokens], 0, True))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.decoder = sentencepiece_decoder()
+    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return with_bos(backend)
+
+
+def metaspace_unigram() -> Backend:
+    tokens = ["<unk>", "<s>", "</s>", "▁", "▁a", "b", "'", "▁'", ".", "s", "▁s", "ve", "t", "▁▁"]
+    backend = Backend(models.Unigram([(token, -1.0) for token in tokens], 0))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.decoder = decoders.Metaspace()
+    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return with_bos(backend)
+
+
+def undecoded() -> Backend:
+    backend = Backend(models.WordLevel({"<s>": 0, "</s>": 1, "a": 2, "b": 3, "c c": 4}, "a"))
+    backend.add_special_tokens(["<s>", "</s>"])
+    return with_bos(backend)
+
+
+def two_spaces_stripped() -> Backend:
+    backend = byte_fallback_bpe()
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 2, 0)])
+    return backend
+
+
+def repeats_joined() -> Backend:
+    backend = undecoded()
+    backend.decoder = decoders.CTC(pad_token="b", word_delimiter_token="c c")
+    return backend
+
+
+def with_bos(backend: Backend) -> Backend:
+    bos = ("<s>", backend.token_to_id("<s>"))
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[bos])
+    return backend
+
+
+BUILT = {
+    maker.__name__: Tokenizer(maker(), CONFIG, {})
+    for maker in (
+        byte_level,
+        byte_fallback_bpe,
+        byte_fallback_unigram,
+        metaspace_unigram,
+        undecoded,
+        two_spaces_stripped,
+        repeats_joined,
+    )
+}
+BUILT["cleaned_up"] = Tokenizer(
+    metaspace_unigram(), {**CONFIG, "clean_up_tokenization_spaces": True}, {}
+)
+
+
+def real_tokenizer(name: str) -> Tokenizer:
+    if not (REAL_MODELS / name).is_dir():
+        pytest.skip(f"no model {name} beside the repository")
+    return Tokenizer.open(REAL_MODELS / name)
+
+
+def streamed(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    stream = tokenizer.stream()
+    return [*map(stream.feed, ids), stream.finish()]
+
+
+def saved(directory: Path, backend: Backend, **files: Any) -> Path:
+    backend.save(str(directory / "tokenizer.json"))
+    for name, content in files.items():
+        text = content if isinstance(content, str) else json.dumps(content)
+        (directory / name.replace("_json", ".json").replace("_jinja", ".jinja")).write_text(text)
+    return directory
+
+
+@pytest.mark.parametrize("name", BUILT)
+@given(data=st.data())
+@settings(deadline=None, max_examples=150)
+def test_streamed_text_is_the_decoded_text_for_any_tokens(name: str, data: st.DataObject) -> None:
+    tokenizer = BUILT[name]
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 2), max_size=40))
+    assert "".join(streamed(tokenizer, ids)) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("name", ["byte_level", "byte_fallback_bpe", "byte_fallback_unigram"])
+@given(text=st.text(max_size=30))
+@example("👩‍👩‍👧‍👦 e\u0301 \ufffd  né 日本 🇫🇷 \r\n")
+@example("  a <s> </s> b")
+@settings(deadline=None, max_examples=100)
+def test_no_piece_of_good_text_holds_half_a_character(name: str, text: str) -> None:
+    tokenizer = BUILT[name]
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    pieces = streamed(tokenizer, ids)
+    assert "".join(pieces) == tokenizer.decode(ids)
+    assert "".join(pieces).count("\ufffd") == text.count("\ufffd")
+
+
+@pytest.mark.parametrize("name", REAL_NAMES)
+def test_real_tokenizers_stream_what_they_decode(name: str) -> None:
+    tokenizer = real_tokenizer(name)
+
+    @given(st.lists(st.integers(0, tokenizer.vocab_size - 1) | st.integers(0, 260), max_size=60))
+    @settings(deadline=None, max_examples=200)
+    def check(ids: list[int]) -> None:
+        assert "".join(streamed(tokenizer, ids)) == tokenizer.decode(ids)
+
+    check()
+
+
+@pytest.mark.parametrize("name", REAL_NAMES)
+@pytest.mark.parametrize("text", ["Once upon a time,\n  é 😀", " def f(x):\n\treturn x  # ñ", ""])
+def test_real_tokenizers_give_the_text_back(name: str, text: str) -> None:
+    tokenizer = real_tokenizer(name)
+    ids = tokenizer.encode(text)
+    assert ids[0] == tokenizer.bos_token_id
+    assert ids[1:] == tokenizer.encode(text, add_special_tokens=False)
+    assert tokenizer.decode(ids) == text
+
+
+def test_a_character_is_streamed_with_its_last_byte() -> None:
+    tokenizer = BUILT["byte_level"]
+    ids = [tokenizer.id_of(CHARACTER_OF[byte]) for byte in "é😀".encode()]
+    assert streamed(tokenizer, ids) == ["", "é", "", "", "", "😀", ""]
+
+
+def test_bytes_that_cannot_become_a_character_are_streamed_at_once() -> None:
+    tokenizer = BUILT["byte_level"]
+    ids = [tokenizer.id_of(CHARACTER_OF[byte]) for byte in (0xFF, 0xE2, 0x41, 0xF0)]
+    assert streamed(tokenizer, ids) == ["\ufffd", "", "\ufffdA", "", "\ufffd"]
+
+
+def test_a_run_of_byte_tokens_is_certain_when_it_ends() -> None:
+    tokenizer = BUILT["byte_fallback_bpe"]
+    good = [tokenizer.id_of(f"<0x{byte:02X}>") for byte in "€".encode()]
+    a, bad = tokenizer.id_of("a"), tokenizer.id_of("<0xFF>")
+    assert streamed(tokenizer, [a, *good, a]) == ["a", "", "", "", "€a", ""]
+    assert streamed(tokenizer, [a, *good, bad]) == ["a", "", "", "", "", 4 * "\ufffd"]
+
+
+def test_only_the_first_space_of_a_text_is_stripped() -> None:
+    tokenizer = BUILT["byte_fallback_bpe"]
+    space, word = tokenizer.id_of("▁"), tokenizer.id_of("▁a")
+    assert streamed(tokenizer, [word, word]) == ["a", " a", ""]
+    assert streamed(tokenizer, [space, word]) == ["", " a", ""]
+
+
+def test_special_tokens_are_skipped_wherever_they_come() -> None:
+    tokenizer = BUILT["byte_level"]
+    first, second = (tokenizer.id_of(CHARACTER_OF[byte]) for byte in "é".encode())
+    assert streamed(tokenizer, [0, first, 1, second, 0]) == ["", "", "", "é", "", ""]
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_streaming_a_token_takes_as_long_late_as_early(name: str) -> None:
+    tokenizer = BUILT[name]
+    ids = [i % tokenizer.vocab_size for i in range(40_000)]
+    stream = tokenizer.stream()
+    started = time.thread_time()
+    pieces = list(map(stream.feed, ids))
+    assert time.thread_time() - started < 4  # by re-decoding all it takes minutes
+    assert "".join(pieces) + stream.finish() == tokenizer.decode(ids)
+
+
+def test_encoding_adds_what_the_post_processor_says() -> None:
+    tokenizer = BUILT["byte_fallback_bpe"]
+    plain = tokenizer.encode("ab", add_special_tokens=False)
+    assert tokenizer.encode("ab") == [tokenizer.bos_token_id, *plain]
+    assert tokenizer.encode("</s>", add_special_tokens=False)[-1] == tokenizer.eos_token_id
+
+
+def test_settings_name_the_special_tokens(tmp_path: Path) -> None:
+    backend = byte_fallback_bpe()
+    directory = saved(tmp_path, backend, tokenizer_config_json={**CONFIG, "unk_token": "é"})
+    tokenizer = Tokenizer.open(directory)
+    assert (tokenizer.bos_token, tokenizer.bos_token_id) == ("<s>", 1)
+    assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("</s>", 2)
+    assert (tokenizer.pad_token, tokenizer.pad_token_id) == (None, None)
+    assert tokenizer.decode([tokenizer.unk_token_id or 0, 0]) == ""
+    (tmp_path / "special_tokens_map.json").write_text('{"bos_token": "</s>"}')
+    assert Tokenizer.open(directory).bos_token == "</s>"
+
+
+def test_truncation_and_padding_in_the_file_are_ignored(tmp_path: Path) -> None:
+    backend = byte_level()
+    backend.enable_truncation(2)
+    backend.enable_padding(length=9)
+    tokenizer = Tokenizer.open(saved(tmp_path, backend))
+    assert len(tokenizer.encode("abcd")) == 5
+
+
+def test_the_vocabulary_reaches_to_its_last_id() -> None:
+    tokenizer = BUILT["byte_level"]
+    assert tokenizer.token_text(tokenizer.vocab_size - 1) == "日本"
+    assert tokenizer.token_text(tokenizer.vocab_size) == ""
+    assert tokenizer.id_of("no such token") is None
+
+
+def test_a_lone_surrogate_is_refused() -> None:
+    with pytest.raises(RequestError, match="surrogate"):
+        BUILT["byte_level"].encode("a\ud800")
+
+
+def test_the_first_difference_is_the_lowest_id_with_two_meanings() -> None:
+    ours = BUILT["byte_fallback_bpe"]
+    changed = json.loads(byte_fallback_bpe().to_str())
+    vocabulary = changed["model"]["vocab"]
+    vocabulary["é"], vocabulary["😀"] = vocabulary["😀"], vocabulary["é"]
+    theirs = Tokenizer(Backend.from_str(json.dumps(changed)), CONFIG, {})
+    found = ours.first_difference(theirs)
+    assert found == TokenDifference(ours.id_of("é") or 0, "é", "😀")
+
+
+def test_tokens_that_one_tokenizer_has_more_are_no_difference() -> None:
+    padded = byte_level()
+    padded.add_tokens(["<pad0>", "<pad1>"])
+    ours, theirs = BUILT["byte_level"], Tokenizer(padded, CONFIG, {})
+    assert theirs.vocab_size == ours.vocab_size + 2
+    assert ours.first_difference(theirs) is None
+    assert theirs.first_difference(ours) is None
+
+
+def one_line_of(directory: Path) -> str:
+    with pytest.raises(TokenizerError) as caught:
+        Tokenizer.open(directory)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(directory) in message
+    return message
+
+
+def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
+    assert "tokenizer.json: not found" in one_line_of(tmp_path)
+    assert "tokenizer.json: not found" in one_line_of(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"version": "1.0"}', b"\xff\xfe", b"null"])
+def test_an_unreadable_tokenizer_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    assert "tokenizer.json" in one_line_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "settings_text",
+    [
+        "{",
+        "[1]",
+        "[" * 100_000,
+        '{"bos_token": 3}',
+        '{"added_tokens_decoder": [1]}',
+        '{"added_tokens_decoder": {"1": 2}}',
+        '{"additional_special_tokens": 7}',
+        '{"chat_template": 3}',
+        '{"chat_template": [{"name": "default"}]}',
+        '{"chat_template": [["default"]]}',
+        '{"chat_template": {"default": [1]}}',
+    ],
+)
+def test_malformed_settings_are_named(tmp_path: Path, settings_text: str) -> None:
+    saved(tmp_path, byte_level(), tokenizer_config_json=settings_text)
+    assert "tokenizer_config.json" in one_line_of(tmp_path)
+
+
+def test_a_directory_in_a_files_place_is_named(tmp_path: Path) -> None:
+    saved(tmp_path, byte_level())
+    (tmp_path / "tokenizer_config.json").mkdir()
+    assert "cannot be read" in one_line_of(tmp_path)
+
+
+MESSAGES = [{"role": "user", "content": "ab"}]
+
+
+def test_a_chat_is_encoded_without_a_second_bos(tmp_path: Path) -> None:
+    template = "{{ bos_token }}{{ messages[0].content }}{{ eos_token if add_generation_prompt }}"
+    config = {**CONFIG, "chat_template": template}
+    tokenizer = Tokenizer.open(saved(tmp_path, byte_level(), tokenizer_config_json=config))
+    assert tokenizer.has_chat_template
+    assert tokenizer.render_chat(MESSAGES) == "<s>ab</s>"
+    assert tokenizer.chat(MESSAGES) == tokenizer.encode("<s>ab</s>", add_special_tokens=False)
+    assert tokenizer.render_chat(MESSAGES, add_generation_prompt=False) == "<s>ab"
+    assert tokenizer.render_chat(MESSAGES, bos_token="B") == "Bab</s>"
+
+
+def test_a_template_file_comes_before_the_settings(tmp_path: Path) -> None:
+    saved(tmp_path, byte_level(), chat_template_json={"chat_template": "processor"})
+    assert Tokenizer.open(tmp_path).render_chat(MESSAGES) == "processor"
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "settings"}')
+    assert Tokenizer.open(tmp_path).render_chat(MESSAGES) == "settings"
+    (tmp_path / "chat_template.jinja").write_text("file")
+    assert Tokenizer.open(tmp_path).render_chat(MESSAGES) == "file"
+
+
+def test_tools_choose_the_template_made_for_them(tmp_path: Path) -> None:
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
+    saved(tmp_path, byte_level(), tokenizer_config_json={"chat_template": named})
+    tokenizer = Tokenizer.open(tmp_path)
+    assert tokenizer.render_chat(MESSAGES) == "plain"
+    assert tokenizer.render_chat(MESSAGES, tools=[{"name": "f"}]) == "tools"
+    saved(tmp_path, byte_level(), tokenizer_config_json={"chat_template": named[1:]})
+    with pytest.raises(TokenizerError, match="tool_use"):
+        Tokenizer.open(tmp_path).render_chat(MESSAGES)
+
+
+def test_a_model_without_a_template_says_so() -> None:
+    assert not BUILT["byte_level"].has_chat_template
+    with pytest.raises(RequestError, match="no chat template"):
+        BUILT["byte_level"].chat(MESSAGES)
