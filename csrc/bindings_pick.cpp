@@ -35,6 +35,12 @@ const Kernels& kernels_for(const std::optional<std::string>& isa) {
   return *kernels;
 }
 
+// For what needs no Picker; grown once a thread.
+PickScratch& shared_scratch() {
+  static thread_local PickScratch scratch;
+  return scratch;
+}
+
 std::pair<int32_t, float> pick_with(Picker& picker, const Row<float>& logits, int64_t position,
                                     const std::optional<Row<int32_t>>& history,
                                     int64_t prompt_length, const std::optional<Row<uint32_t>>& mask,
@@ -76,8 +82,7 @@ nb::ndarray<nb::numpy, float, nb::ndim<1>> log_softmax_of(const Row<float>& logi
   auto* out = new float[logits.shape(0)];
   nb::capsule owner(out, [](void* p) noexcept { delete[] static_cast<float*>(p); });
   const FlushSubnormals flush;
-  PickScratch scratch;
-  log_softmax(kernels, span_of(logits), {out, logits.shape(0)}, scratch);
+  log_softmax(kernels, span_of(logits), {out, logits.shape(0)}, shared_scratch());
   return {out, {logits.shape(0)}, owner};
 }
 
@@ -86,17 +91,15 @@ float one_logprob(const Row<float>& logits, int32_t token, const std::optional<s
     throw std::invalid_argument("token " + std::to_string(token) + " is not in the vocabulary");
   const Kernels& kernels = kernels_for(isa);
   const FlushSubnormals flush;
-  PickScratch scratch;
-  return logprob_of(kernels, span_of(logits), token, scratch);
+  return logprob_of(kernels, span_of(logits), token, shared_scratch());
 }
 
 std::vector<std::pair<int32_t, float>> likeliest(const Row<float>& logits, size_t count,
                                                  const std::optional<std::string>& isa) {
   const Kernels& kernels = kernels_for(isa);
   const FlushSubnormals flush;
-  PickScratch scratch;
   std::vector<TokenLogprob> top(count);
-  top_logprobs(kernels, span_of(logits), top, scratch);
+  top_logprobs(kernels, span_of(logits), top, shared_scratch());
   std::vector<std::pair<int32_t, float>> out;
   for (const auto& entry : top) out.emplace_back(entry.token, entry.logprob);
   return out;

@@ -14,7 +14,7 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// --- Rank: larger logits first, then lower ids -------------------------------------------------
+// --- The highest-ranked tokens: larger logits first, then lower ids ------------------------------
 
 // Larger keys rank higher. Zeros of both signs are one value.
 uint64_t rank_key(float logit, int32_t token) {
@@ -25,18 +25,9 @@ uint64_t rank_key(float logit, int32_t token) {
 
 int32_t token_of(uint64_t key) { return static_cast<int32_t>(~static_cast<uint32_t>(key)); }
 
-// Fills scratch.ranked with the tokens of `values` (logits or weights) from `least` up, unordered.
-void rank_from(const PickKernels& kernels, std::span<const float> logits,
-               std::span<const float> values, float least, PickScratch& scratch) {
-  const auto size = static_cast<int64_t>(values.size());
-  const int64_t count = kernels.collect(values.data(), size, least, scratch.ids.data());
-  scratch.ranked.resize(static_cast<size_t>(count));
-  for (size_t i = 0; i < scratch.ranked.size(); ++i)
-    scratch.ranked[i] = rank_key(logits[static_cast<size_t>(scratch.ids[i])], scratch.ids[i]);
-}
-
-// Fills scratch.ranked with a superset of the k highest-ranked tokens, those first, the lowest of
-// them last. Returns how many they are: k, or all there are. Destroys scratch.maxima.
+// Fills scratch.ranked with the k highest-ranked tokens, the lowest of them last, and then some
+// more: all that tie with it are there. Returns how many the former are: k, or all there are.
+// Destroys scratch.maxima.
 size_t rank_highest(const PickKernels& kernels, std::span<const float> logits, int64_t k,
                     PickScratch& scratch) {
   float least = -kLargestLogit;
@@ -46,9 +37,13 @@ size_t rank_highest(const PickKernels& kernels, std::span<const float> logits, i
     std::nth_element(scratch.maxima.begin(), kth, scratch.maxima.end(), std::greater<>());
     least = std::clamp(*kth, -kLargestLogit, kLargestLogit);
   }
-  rank_from(kernels, logits, logits, least, scratch);
+  const int64_t count = kernels.collect(logits.data(), static_cast<int64_t>(logits.size()), least,
+                                        kInfinity, scratch.ids.data());
   auto& ranked = scratch.ranked;
-  const auto found = std::min(k, static_cast<int64_t>(ranked.size()));
+  ranked.resize(static_cast<size_t>(count));
+  for (size_t i = 0; i < ranked.size(); ++i)
+    ranked[i] = rank_key(logits[static_cast<size_t>(scratch.ids[i])], scratch.ids[i]);
+  const int64_t found = std::min(k, count);
   std::nth_element(ranked.begin(), ranked.begin() + (found - 1), ranked.end(), std::greater<>());
   return static_cast<size_t>(found);
 }
@@ -131,15 +126,15 @@ int32_t find_first(std::span<const float> logits, float maximum, const PickScrat
 
 uint64_t mass_of(float weight) { return static_cast<uint64_t>(double{weight} * kMassOfOne); }
 
-// Weighs the first `kept` tokens of scratch.ranked alone and returns their mass. They are the
-// highest-ranked of all tokens, the last of them at kept - 1; scratch.ranked holds its ties too.
-uint64_t weigh_kept(const PickKernels& kernels, std::span<const float> logits, size_t kept,
-                    Weighing& by, PickScratch& scratch) {
+// Weighs the k highest-ranked tokens alone and returns their mass.
+uint64_t weigh_highest(const PickKernels& kernels, std::span<const float> logits, int64_t k,
+                       Weighing by, PickScratch& scratch) {
+  const size_t kept = rank_highest(kernels, logits, k, scratch);
   const float least = logits[static_cast<size_t>(token_of(scratch.ranked[kept - 1]))];
   by.least_logit = std::min(least, kLargestLogit);
   float* weights = scratch.weights.data();
   uint64_t mass = kernels.weigh(logits.data(), static_cast<int64_t>(logits.size()), by, weights);
-  for (size_t i = kept; i < scratch.ranked.size(); ++i) {
+  for (size_t i = kept; i < scratch.ranked.size(); ++i) {  // ties with the last
     const auto id = static_cast<size_t>(token_of(scratch.ranked[i]));
     mass -= mass_of(weights[id]);
     weights[id] = 0.0f;
@@ -147,63 +142,74 @@ uint64_t weigh_kept(const PickKernels& kernels, std::span<const float> logits, s
   return mass;
 }
 
-// Brings the tokens of `ranked` before which less than `limit` of the mass ranks to its front, the
-// last of them last. Returns their number.
-size_t select_nucleus(std::span<uint64_t> ranked, const float* weights, uint64_t limit) {
-  const auto mass_at = [&](size_t i) {
-    return mass_of(weights[static_cast<size_t>(token_of(ranked[i]))]);
-  };
-  // Those left of `low` are kept and weigh `before`; those from `high` on are dropped.
-  size_t low = 0, high = ranked.size();
-  uint64_t before = 0;
-  const auto at = [&](size_t i) { return ranked.begin() + static_cast<std::ptrdiff_t>(i); };
-  while (high - low > 32) {
-    const size_t middle = low + (high - low) / 2;
-    std::nth_element(at(low), at(middle), at(high), std::greater<>());
-    uint64_t mass = before;
-    for (size_t i = low; i < middle; ++i) mass += mass_at(i);
-    if (mass < limit) {
-      low = middle;
-      before = mass;
-    } else {
-      high = middle;
+// The largest weight for which those at or above it have the mass `limit` or more, by bisection of
+// the bits of floats from 2^-40, the least that has a mass, to 1. Every few steps leave behind the
+// weights outside the interval.
+float find_nucleus_weight(const PickKernels& kernels, std::span<const float> weights,
+                          uint64_t limit, PickScratch& scratch) {
+  constexpr int kSteps = 6;
+  auto low = std::bit_cast<uint32_t>(0x1p-40f), high = std::bit_cast<uint32_t>(1.0f) + 1;
+  std::span<const float> inside = weights;
+  uint64_t above = 0;  // mass from `high` up
+  uint64_t left_behind = 0;
+  while (high - low > 1) {
+    for (int step = 0; step < kSteps && high - low > 1; ++step) {
+      const uint32_t middle = low + (high - low) / 2;
+      const uint64_t mass =
+          left_behind + kernels.mass_from(inside.data(), static_cast<int64_t>(inside.size()),
+                                          std::bit_cast<float>(middle));
+      if (mass >= limit) {
+        low = middle;
+      } else {
+        high = middle;
+        above = mass;
+      }
     }
+    const int64_t count = kernels.collect(inside.data(), static_cast<int64_t>(inside.size()),
+                                          std::bit_cast<float>(low), std::bit_cast<float>(high - 1),
+                                          scratch.ids.data());
+    // Indices ascend, so values may move down in place.
+    for (size_t i = 0; i < static_cast<size_t>(count); ++i)
+      scratch.candidates[i] = inside[static_cast<size_t>(scratch.ids[i])];
+    inside = {scratch.candidates.data(), static_cast<size_t>(count)};
+    left_behind = above;
   }
-  std::sort(at(low), at(high), std::greater<>());
-  while (low < high && before < limit) before += mass_at(low++);
-  return low;
+  return std::bit_cast<float>(low);
 }
 
 // Drops what top-p drops from scratch.weights, of the given mass; returns the mass that remains.
-uint64_t keep_nucleus(const PickKernels& kernels, std::span<const float> logits, float top_p,
-                      uint64_t mass, Weighing& by, PickScratch& scratch) {
+// Tokens rank by weight, then by lowest id; one stays if less than top_p of the mass is before it.
+uint64_t keep_nucleus(const PickKernels& kernels, float top_p, uint64_t mass, int64_t size,
+                      PickScratch& scratch) {
+  float* weights = scratch.weights.data();
   const double share = scalar::ceil(double{top_p} * static_cast<double>(mass));
   const uint64_t limit = std::min(mass, static_cast<uint64_t>(share));
-  // Tokens of mass <= (mass - limit) / size each are all dropped, as together they cannot exceed
-  // mass - limit. Weights may leave the order of their logits by an ulp, hence the slack.
-  const double lightest =
-      static_cast<double>(mass - limit) / static_cast<double>(logits.size()) / kMassOfOne;
-  const auto least = static_cast<float>(std::max(lightest * 0.999, 1e-30));
-  rank_from(kernels, logits, {scratch.weights.data(), logits.size()}, least, scratch);
-  const size_t kept = select_nucleus(scratch.ranked, scratch.weights.data(), limit);
-  return weigh_kept(kernels, logits, kept, by, scratch);
+  const float least =
+      find_nucleus_weight(kernels, {weights, static_cast<size_t>(size)}, limit, scratch);
+  kernels.drop_below(weights, size, least);
+  const float next = std::bit_cast<float>(std::bit_cast<uint32_t>(least) + 1);
+  uint64_t kept = kernels.mass_from(weights, size, next);
+  const int64_t ties = kernels.collect(weights, size, least, least, scratch.ids.data());
+  for (int64_t i = 0; i < ties; ++i) {
+    if (kept < limit)
+      kept += mass_of(least);
+    else
+      weights[scratch.ids[static_cast<size_t>(i)]] = 0.0f;
+  }
+  return kept;
 }
 
 // Fills scratch.weights for sampling; returns their mass. scratch.maxima is destroyed.
 uint64_t weigh_remaining(const PickKernels& kernels, const PickParams& params,
-                         std::span<const float> logits, Weighing& by, PickScratch& scratch) {
+                         std::span<const float> logits, Weighing by, PickScratch& scratch) {
   const auto size = static_cast<int64_t>(logits.size());
   if (params.min_p > 0.0f)
     by.least_z = std::max(kLeastZ, static_cast<float>(scalar::log(double{params.min_p})));
-  uint64_t mass = 0;
-  if (params.top_k > 0 && params.top_k < size) {
-    const size_t kept = rank_highest(kernels, logits, params.top_k, scratch);
-    mass = weigh_kept(kernels, logits, kept, by, scratch);
-  } else {
-    mass = kernels.weigh(logits.data(), size, by, scratch.weights.data());
-  }
+  const uint64_t mass = params.top_k > 0 && params.top_k < size
+                            ? weigh_highest(kernels, logits, params.top_k, by, scratch)
+                            : kernels.weigh(logits.data(), size, by, scratch.weights.data());
   if (params.top_p >= 1.0f) return mass;
-  return keep_nucleus(kernels, logits, params.top_p, mass, by, scratch);
+  return keep_nucleus(kernels, params.top_p, mass, size, scratch);
 }
 
 // --- Noise -------------------------------------------------------------------------------------
@@ -296,7 +302,8 @@ void PickScratch::reserve(int64_t vocabulary) {
   if (weights.size() >= padded) return;
   processed.resize(padded);
   weights.resize(padded);
-  ids.resize(padded + 16);
+  ids.resize(padded);
+  candidates.resize(padded);
   ranked.reserve(padded);
   counts.resize(padded);
 }

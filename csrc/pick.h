@@ -41,6 +41,7 @@ class PickScratch {
   std::vector<float> processed;  // logits after bias, penalties and mask
   std::vector<float> weights;
   std::vector<float> maxima;
+  std::vector<float> candidates;
   std::vector<int32_t> ids;
   std::vector<uint64_t> ranked;
   std::vector<uint32_t> counts;  // of tokens in the history; zero between calls

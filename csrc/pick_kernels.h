@@ -37,8 +37,13 @@ struct PickKernels {
   // their mass. NaN weighs nothing.
   uint64_t (*weigh)(const float* logits, int64_t n, const Weighing& by, float* weights);
 
-  // The ascending indices of values >= least; `indices` has room for n + 16. Returns their number.
-  int64_t (*collect)(const float* values, int64_t n, float least, int32_t* indices);
+  // The mass of the weights >= least, in [0, 1] all of them.
+  uint64_t (*mass_from)(const float* weights, int64_t n, float least);
+
+  void (*drop_below)(float* weights, int64_t n, float least);  // makes those below `least` zero
+
+  // The ascending indices of the values in [least, most]; least > -infinity. Returns their number.
+  int64_t (*collect)(const float* values, int64_t n, float least, float most, int32_t* indices);
 
   // The ascending ids of the tokens in [begin, end) for which v <= weight * bound is possible, v
   // being the token's uniform number; a few more may be among them. Weight 0 never is. begin is a

@@ -1,4 +1,5 @@
-// The loops of pick_kernels.h on sixteen lanes.
+// The loops of pick_kernels.h. Each element is computed by itself and every sum is of integers, so
+// that, unlike elsewhere under isa/, the width of a vector does not matter: it is the machine's.
 #pragma once
 
 #include "isa/lanes-inl.h"
@@ -7,154 +8,240 @@
 
 namespace specqd {
 namespace {
+namespace picking {
 
-using W8 = uint64_t __attribute__((vector_size(64)));
-
-inline bool any(I16 mask) {
-  const W8 v = bits_as<W8>(mask);
 #if defined(__AVX512F__)
-  return _mm512_test_epi64_mask((__m512i)v, (__m512i)v) != 0;
+constexpr int kWidth = 16;
 #else
-  return ((v[0] | v[1]) | (v[2] | v[3]) | (v[4] | v[5]) | (v[6] | v[7])) != 0;
+constexpr int kWidth = 8;
+#endif
+using F = float __attribute__((vector_size(4 * kWidth)));
+using I = int32_t __attribute__((vector_size(4 * kWidth)));
+using U = uint32_t __attribute__((vector_size(4 * kWidth)));
+using W = uint64_t __attribute__((vector_size(4 * kWidth)));
+
+inline F all(float value) { return value - F{}; }
+inline F load_wide(const float* from) { return load_as<F>(from); }
+
+// The vector at i; past the end it is -infinity.
+inline F load_wide(const float* from, int64_t i, int64_t n) {
+  if (i + kWidth <= n) return load_wide(from + i);
+  float padded[kWidth];
+  for (int lane = 0; lane < kWidth; ++lane)
+    padded[lane] = i + lane < n ? from[i + lane] : kMinusInfinity;
+  return load_wide(padded);
+}
+
+inline void store_wide(float* to, int64_t i, int64_t n, F v) {
+  if (i + kWidth <= n) return store_as(to + i, v);
+  for (int lane = 0; i + lane < n; ++lane) to[i + lane] = v[lane];
+}
+
+// A bit a lane, of a comparison.
+inline uint32_t lane_bits(I mask) {
+#if defined(__AVX512F__)
+  return _mm512_movepi32_mask((__m512i)mask);
+#elif defined(__AVX2__)
+  return static_cast<uint32_t>(_mm256_movemask_ps((__m256)mask));
+#else
+  uint32_t bits = 0;
+  for (int lane = 0; lane < kWidth; ++lane) bits |= (mask[lane] & 1u) << lane;
+  return bits;
 #endif
 }
 
-// Sixteen logits from i on; those past the end are -infinity.
-inline F16 load_logits(const float* from, int64_t i, int64_t n) {
-  return i + kLanes <= n ? load(from + i) : load_part(from + i, n - i, kMinusInfinity);
+inline bool any(I mask) {
+#if defined(__AVX2__)
+  return lane_bits(mask) != 0;
+#else
+  const W v = bits_as<W>(mask);
+  return ((v[0] | v[1]) | (v[2] | v[3])) != 0;
+#endif
 }
 
-inline void store_logits(float* to, int64_t i, int64_t n, F16 v) {
-  if (i + kLanes <= n)
-    store(to + i, v);
-  else
-    store_part(to + i, v, n - i);
+inline F multiply_add(F a, F b, F c) {
+#if defined(__AVX512F__)
+  return (F)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  return (F)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__FP_FAST_FMAF)
+  F out;
+  for (int i = 0; i < kWidth; ++i) out[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return out;
+#else
+  return fma_by_odd_rounding(a, b, c);
+#endif
 }
 
-void maxima(const float* logits, int64_t n, float* out) {
-  for (int64_t block = 0; block < n; block += kMaximaBlock, out += kLanes) {
-    const int64_t end = block + kMaximaBlock < n ? block + kMaximaBlock : n;
-    F16 top = splat(kMinusInfinity);
-    for (int64_t i = block; i < end; i += kLanes) top = max(load_logits(logits, i, end), top);
-    store(out, top);
-  }
+// e^z for kLeastZ <= z <= 0, to about 1 ulp, as exp() of lanes-inl.h. Elsewhere, anything.
+inline F exp_below(F z) {
+  const F magic = all(12582912.0f);  // 1.5 * 2^23: rounds to an integer, in the low bits
+  const F shifted = multiply_add(z, all(1.44269504f), magic);
+  const F n = shifted - magic;
+  F r = multiply_add(n, all(-0.693359375f), z);
+  r = multiply_add(n, all(2.12194440e-4f), r);
+  F p = all(1.9841270e-4f);
+  p = multiply_add(p, r, all(1.3888889e-3f));
+  p = multiply_add(p, r, all(8.3333333e-3f));
+  p = multiply_add(p, r, all(4.1666667e-2f));
+  p = multiply_add(p, r, all(1.6666667e-1f));
+  p = multiply_add(p, r, all(0.5f));
+  p = multiply_add(p, r, all(1.0f));
+  p = multiply_add(p, r, all(1.0f));
+  return bits_as<F>(bits_as<U>(p) + (bits_as<U>(shifted) << 23));
 }
 
-// The mass of many weights in [0, 1]: 20 bits of each in `high`, 20 more in `low`, both as 32-bit
-// sums that `fold` empties before they overflow.
+// The mass of weights in [0, 1]: 20 bits of each in `high`, 20 more in `low`, both as 32-bit sums
+// that `fold` empties before they overflow.
 class Mass {
  public:
-  void add(F16 weight) {
-    const F16 scaled = weight * splat(0x1p20f);
-    const I16 whole = to_int(scaled);
-    high_ += bits_as<U16>(whole);
-    low_ += bits_as<U16>(to_int((scaled - to_float(whole)) * splat(0x1p20f)));
+  void add(F weight) {
+    const F scaled = weight * all(0x1p20f);
+    const I whole = __builtin_convertvector(scaled, I);
+    const F rest = (scaled - __builtin_convertvector(whole, F)) * all(0x1p20f);
+    high_ += bits_as<U>(whole);
+    low_ += bits_as<U>(__builtin_convertvector(rest, I));
   }
   // At least once every 2048 additions.
   void fold() {
-    const W8 low_half = W8{} + 0xffffffffu;
-    const W8 high = bits_as<W8>(high_), low = bits_as<W8>(low_);
-    sum_ += (((high & low_half) + (high >> 32)) << 20) + (low & low_half) + (low >> 32);
-    high_ = low_ = U16{};
+    const W high = bits_as<W>(high_), low = bits_as<W>(low_);
+    sum_ += (((high & 0xffffffffu) + (high >> 32)) << 20) + (low & 0xffffffffu) + (low >> 32);
+    high_ = low_ = U{};
   }
   uint64_t total() const {
     uint64_t total = 0;
-    for (int i = 0; i < 8; ++i) total += sum_[i];
+    for (int i = 0; i < kWidth / 2; ++i) total += sum_[i];
     return total;
   }
 
  private:
-  U16 high_{}, low_{};
-  W8 sum_{};
+  U high_{}, low_{};
+  W sum_{};
 };
 
-inline F16 weigh(F16 logits, const Weighing& by) {
-  const F16 bounded = min(logits, splat(kLargestLogit));
-  const F16 z = (bounded - splat(by.maximum)) * splat(by.inverse_temperature);
-  const I16 kept = (logits >= splat(by.least_logit)) & (z >= splat(by.least_z));
-  if (!any(kept)) return F16{};
-  return select(kept, exp(z), F16{});
+// Calls step(i, vector) for the vectors of values[0..n), and `fold` after each block.
+template <class Step, class Fold>
+inline void for_each_vector(const float* values, int64_t n, Step step, Fold fold) {
+  for (int64_t block = 0; block < n; block += kMaximaBlock) {
+    const int64_t end = block + kMaximaBlock < n ? block + kMaximaBlock : n;
+    int64_t i = block;
+    for (; i + kWidth <= end; i += kWidth) step(i, load_wide(values + i));
+    if (i < end) step(i, load_wide(values, i, end));
+    fold(block);
+  }
+}
+constexpr auto kNoFold = [](int64_t) {};
+
+void maxima(const float* logits, int64_t n, float* out) {
+  F top[2] = {all(kMinusInfinity), all(kMinusInfinity)};
+  for_each_vector(
+      logits, n,
+      [&](int64_t i, F v) {
+        F& most = top[i / 8 % 2];
+        most = v > most ? v : most;
+      },
+      [&](int64_t block) {
+        float* to = out + block / kMaximaBlock * 16;
+        store_as(to, top[0]);
+        if (kWidth == 8) store_as(to + 8, top[1]);
+        top[0] = top[1] = all(kMinusInfinity);
+      });
 }
 
 uint64_t weigh(const float* logits, int64_t n, const Weighing& by, float* weights) {
+  const F maximum = all(by.maximum), factor = all(by.inverse_temperature);
+  const F least_logit = all(by.least_logit), least_z = all(by.least_z);
+  const F largest = all(kLargestLogit);
   Mass mass;
-  for (int64_t block = 0; block < n; block += kMaximaBlock) {
-    const int64_t end = block + kMaximaBlock < n ? block + kMaximaBlock : n;
-    for (int64_t i = block; i < end; i += kLanes) {
-      const F16 weight = weigh(load_logits(logits, i, end), by);
-      if (weights) store(weights + i, weight);
-      mass.add(weight);
-    }
-    mass.fold();
-  }
+  for_each_vector(
+      logits, n,
+      [&](int64_t i, F logit) {
+        const F z = ((logit < largest ? logit : largest) - maximum) * factor;
+        const I kept = (logit >= least_logit) & (z >= least_z);
+        F weight{};
+        if (any(kept)) {
+          weight = kept ? exp_below(z) : weight;
+          mass.add(weight);
+        }
+        if (weights) store_as(weights + i, weight);
+      },
+      [&](int64_t) { mass.fold(); });
   if (weights)
-    for (int64_t i = (n + kLanes - 1) / kLanes * kLanes; i % kNoiseGroup != 0; i += kLanes)
-      store(weights + i, F16{});
+    for (int64_t i = (n + kWidth - 1) / kWidth * kWidth; i % kNoiseGroup != 0; i += kWidth)
+      store_as(weights + i, F{});
   return mass.total();
 }
 
-int64_t collect(const float* values, int64_t n, float least, int32_t* indices) {
+uint64_t mass_from(const float* weights, int64_t n, float least) {
+  const F bound = all(least);
+  Mass mass;
+  for_each_vector(
+      weights, n, [&](int64_t, F weight) { mass.add(weight >= bound ? weight : F{}); },
+      [&](int64_t) { mass.fold(); });
+  return mass.total();
+}
+
+void drop_below(float* weights, int64_t n, float least) {
+  const F bound = all(least);
+  for_each_vector(
+      weights, n,
+      [&](int64_t i, F weight) { store_wide(weights, i, n, weight >= bound ? weight : F{}); },
+      kNoFold);
+}
+
+int64_t collect(const float* values, int64_t n, float least, float most, int32_t* indices) {
+  const F low = all(least), high = all(most);
   int64_t count = 0;
-  for (int64_t i = 0; i < n; i += kLanes) {
-    const I16 is_in = load_logits(values, i, n) >= splat(least);
-    if (!any(is_in)) continue;
-    for (int lane = 0; lane < kLanes; ++lane) {
-      indices[count] = static_cast<int32_t>(i) + lane;
-      count -= is_in[lane];  // true is -1
-    }
-  }
+  for_each_vector(
+      values, n,
+      [&](int64_t i, F value) {
+        for (uint32_t bits = lane_bits((value >= low) & (value <= high)); bits; bits &= bits - 1)
+          indices[count++] = static_cast<int32_t>(i) + __builtin_ctz(bits);
+      },
+      kNoFold);
   return count;
 }
 
-// The low halves of eight 64-bit lanes times m, in full.
-inline W8 multiply_low_halves(W8 v, uint32_t m) {
+// The low halves of the 64-bit lanes times m, in full.
+inline W multiply_low_halves(W v, uint32_t m) {
 #if defined(__AVX512F__)
   // With a mask, as GCC 12 warns about its own header without one.
-  return (W8)_mm512_maskz_mul_epu32(0xff, (__m512i)v, _mm512_set1_epi64(m));
+  return (W)_mm512_maskz_mul_epu32(0xff, (__m512i)v, _mm512_set1_epi64(m));
 #elif defined(__AVX2__)
-  struct Halves {
-    __m256i low, high;
-  };
-  const auto x = bits_as<Halves>(v);
-  const __m256i y = _mm256_set1_epi64x(m);
-  return bits_as<W8>(Halves{_mm256_mul_epu32(x.low, y), _mm256_mul_epu32(x.high, y)});
-#elif defined(__SSE2__)
-  struct Quarters {
-    __m128i part[4];
-  };
-  const auto x = bits_as<Quarters>(v);
-  const __m128i y = _mm_set1_epi64x(m);
-  return bits_as<W8>(Quarters{{_mm_mul_epu32(x.part[0], y), _mm_mul_epu32(x.part[1], y),
-                               _mm_mul_epu32(x.part[2], y), _mm_mul_epu32(x.part[3], y)}});
+  return (W)_mm256_mul_epu32((__m256i)v, _mm256_set1_epi64x(m));
 #else
   return (v & 0xffffffffu) * m;
 #endif
 }
 
-// Eight Philox states, a word in the low half of each lane. What stands in the high halves is of no
+// Philox states, a word in the low half of each lane. What stands in the high halves is of no
 // account: the multiplication does not read it.
 struct PhiloxStates {
-  W8 word[4];
+  W word[4];
 
   void round(uint32_t key0, uint32_t key1) {
-    const W8 a = multiply_low_halves(word[0], kPhiloxMultiplier[0]);
-    const W8 b = multiply_low_halves(word[2], kPhiloxMultiplier[1]);
-    word[0] = (b >> 32) ^ word[1] ^ key0;
-    word[2] = (a >> 32) ^ word[3] ^ key1;
+    const W a = multiply_low_halves(word[0], kPhiloxMultiplier[0]);
+    const W b = multiply_low_halves(word[2], kPhiloxMultiplier[1]);
+    word[0] = (b >> 32) ^ word[1] ^ uint64_t { key0 };
+    word[2] = (a >> 32) ^ word[3] ^ uint64_t { key1 };
     word[1] = b;
     word[3] = a;
   }
 };
 
-// The random words of 64 tokens: words[j][l] is that of token 64 * group + 16 * j + l.
-inline void noise_words(int64_t group, const NoiseStream& noise, U16 words[4]) {
-  const W8 lanes = {0, 2, 4, 6, 8, 10, 12, 14};
-  const W8 first = lanes + static_cast<uint64_t>(16 * group);
-  const W8 zero{};
-  const W8 fixed[3] = {zero + noise.counter[0], zero + noise.counter[1], zero + noise.counter[2]};
-  PhiloxStates even{{first, fixed[0], fixed[1], fixed[2]}};
-  PhiloxStates odd{{first + 1, fixed[0], fixed[1], fixed[2]}};
+// Random words of 4 * kWidth tokens: lane l of words[j] is that of token 64 * group + 16 * j +
+// first + l.
+inline void noise_words(int64_t group, int first, const NoiseStream& noise, U words[4]) {
+  W counter;
+  for (int i = 0; i < kWidth / 2; ++i)
+    counter[i] = static_cast<uint64_t>(16 * group + first + 2 * i);
+  const W zero{};
+  const W fixed[3] = {zero + uint64_t{noise.counter[0]}, zero + uint64_t{noise.counter[1]},
+                      zero + uint64_t{noise.counter[2]}};
+  PhiloxStates even{{counter, fixed[0], fixed[1], fixed[2]}};
+  PhiloxStates odd{{counter + 1, fixed[0], fixed[1], fixed[2]}};
   uint32_t key0 = noise.key[0], key1 = noise.key[1];
+#pragma GCC unroll 10
   for (int i = 0; i < kPhiloxRounds; ++i) {
     even.round(key0, key1);
     odd.round(key0, key1);
@@ -162,55 +249,67 @@ inline void noise_words(int64_t group, const NoiseStream& noise, U16 words[4]) {
     key1 += kPhiloxKeyStep[1];
   }
   for (int j = 0; j < 4; ++j)
-    words[j] = bits_as<U16>((even.word[j] & 0xffffffffu) | (odd.word[j] << 32));
+    words[j] = bits_as<U>((even.word[j] & 0xffffffffu) | (odd.word[j] << 32));
 }
 
 int64_t survivors(const float* weights, int64_t begin, int64_t end, const NoiseStream& noise,
                   float bound, int32_t* ids) {
   // v is compared in units of 2^-24, by its 24 leading bits; it is never below 2^-65.
-  const F16 limit = splat(bound * 0x1p24f);
-  const F16 least = splat(0x1p-65f * 0x1p24f);
+  const F limit = all(bound * 0x1p24f), least = all(0x1p-65f * 0x1p24f);
   int64_t count = 0;
   for (int64_t at = begin; at < end; at += kNoiseGroup) {
-    F16 most[4];
-    for (int j = 0; j < 4; ++j) most[j] = load(weights + at + 16 * j) * limit;
-    if (!any(max(max(most[0], most[1]), max(most[2], most[3])) >= least)) continue;
-    U16 words[4];
-    noise_words(at / kNoiseGroup, noise, words);
-    I16 survives[4];
-    for (int j = 0; j < 4; ++j) survives[j] = to_float(bits_as<I16>(words[j] >> 8)) < most[j];
-    if (!any((survives[0] | survives[1]) | (survives[2] | survives[3]))) continue;
-    for (int i = 0; i < kNoiseGroup; ++i)
-      if (survives[i / kLanes][i % kLanes]) ids[count++] = static_cast<int32_t>(at) + i;
+    uint64_t survives = 0;  // a bit a token
+    for (int first = 0; first < 16; first += kWidth) {
+      F most[4];
+      for (int j = 0; j < 4; ++j) most[j] = load_wide(weights + at + 16 * j + first) * limit;
+      if (!any((most[0] >= least) | (most[1] >= least) | (most[2] >= least) | (most[3] >= least)))
+        continue;
+      U words[4];
+      noise_words(at / kNoiseGroup, first, noise, words);
+      I is_below[4];
+      for (int j = 0; j < 4; ++j)
+        is_below[j] = __builtin_convertvector(bits_as<I>(words[j] >> 8), F) < most[j];
+      if (!any((is_below[0] | is_below[1]) | (is_below[2] | is_below[3]))) continue;
+      for (int j = 0; j < 4; ++j) survives |= uint64_t{lane_bits(is_below[j])} << (16 * j + first);
+    }
+    for (; survives; survives &= survives - 1)
+      ids[count++] = static_cast<int32_t>(at) + __builtin_ctzll(survives);
   }
   return count;
 }
 
-void mask_logits(const float* logits, int64_t n, const uint32_t* mask, float* out) {
-  U16 bit;
-  for (int i = 0; i < kLanes; ++i) bit[i] = 1u << i;
-  for (int64_t i = 0; i < n; i += kLanes) {
-    const uint32_t allowed = mask[i / 32] >> (i % 32);
-    const I16 is_allowed = ((U16{} + allowed) & bit) != 0;
-    const F16 masked = select(is_allowed, load_logits(logits, i, n), splat(kMinusInfinity));
-    store_logits(out, i, n, masked);
-  }
+void mask(const float* logits, int64_t n, const uint32_t* allowed, float* out) {
+  U bit;
+  for (int i = 0; i < kWidth; ++i) bit[i] = 1u << i;
+  for_each_vector(
+      logits, n,
+      [&](int64_t i, F logit) {
+        const I is_allowed = ((U{} + (allowed[i / 32] >> (i % 32))) & bit) != 0;
+        store_wide(out, i, n, is_allowed ? logit : all(kMinusInfinity));
+      },
+      kNoFold);
 }
 
 void log_softmax(const float* logits, int64_t n, float maximum, float log_sum, float* out) {
-  for (int64_t i = 0; i < n; i += kLanes) {
-    const F16 v = load_logits(logits, i, n);
-    const F16 value = (min(v, splat(kLargestLogit)) - splat(maximum)) - splat(log_sum);
-    store_logits(out, i, n, select(v == v, value, splat(kMinusInfinity)));
-  }
+  const F largest = all(kLargestLogit), top = all(maximum), sum = all(log_sum);
+  for_each_vector(
+      logits, n,
+      [&](int64_t i, F logit) {
+        const F value = ((logit < largest ? logit : largest) - top) - sum;
+        store_wide(out, i, n, logit == logit ? value : all(kMinusInfinity));
+      },
+      kNoFold);
 }
 
-constexpr PickKernels kPickKernels = {.maxima = maxima,
-                                      .weigh = weigh,
-                                      .collect = collect,
-                                      .survivors = survivors,
-                                      .mask = mask_logits,
-                                      .log_softmax = log_softmax};
+constexpr PickKernels kKernels = {.maxima = maxima,
+                                  .weigh = weigh,
+                                  .mass_from = mass_from,
+                                  .drop_below = drop_below,
+                                  .collect = collect,
+                                  .survivors = survivors,
+                                  .mask = mask,
+                                  .log_softmax = log_softmax};
 
+}  // namespace picking
 }  // namespace
 }  // namespace specqd

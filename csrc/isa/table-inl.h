@@ -32,7 +32,7 @@ constexpr Kernels generic_table(const char* name) {
           .softmax_part = softmax_part,
           .merge_part = merge_part,
           .scale = scale,
-          .pick = &kPickKernels,
+          .pick = &picking::kKernels,
           .read_bytes = read_bytes};
 }
 
