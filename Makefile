@@ -1,0 +1,64 @@
+# `make demo` and `make test` are all that a user needs; the rest is for those who change the code.
+PYTHON ?= python3
+VENV := .venv
+PARITY := .venv-parity
+BIN := $(VENV)/bin
+SOURCES := $(shell git ls-files -co --exclude-standard src csrc 2>/dev/null || find src csrc -type f)
+QUIET_PIP := --quiet --disable-pip-version-check
+
+.PHONY: build demo test lint format parity clean
+
+build: $(VENV)/built
+
+# The wheel is built once and serves both environments.
+dist/built: pyproject.toml CMakeLists.txt README.md $(SOURCES) | $(BIN)/python
+	rm -rf dist
+	$(BIN)/pip wheel $(QUIET_PIP) --no-deps --wheel-dir dist .
+	touch $@
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/built: dist/built
+	$(BIN)/pip install $(QUIET_PIP) --force-reinstall --no-deps dist/specqd-*.whl
+	$(BIN)/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)"
+	touch $@
+
+demo: build
+	$(BIN)/specqd demo
+
+$(VENV)/test-ready: $(VENV)/built
+	$(BIN)/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[test]"
+	touch $@
+
+test: $(VENV)/test-ready
+	$(BIN)/python -m pytest
+
+$(VENV)/lint-ready: pyproject.toml | $(VENV)/built
+	$(BIN)/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[lint]"
+	touch $@
+
+lint: $(VENV)/lint-ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror csrc/*.h csrc/*.cpp csrc/isa/*
+
+format: $(VENV)/lint-ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i csrc/*.h csrc/*.cpp csrc/isa/*
+
+$(PARITY)/ready: parity/requirements.txt dist/built
+	test -x $(PARITY)/bin/python || $(PYTHON) -m venv $(PARITY)
+	$(PARITY)/bin/pip install $(QUIET_PIP) -r parity/requirements.txt
+	$(PARITY)/bin/pip install $(QUIET_PIP) --force-reinstall --no-deps dist/specqd-*.whl
+	$(PARITY)/bin/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)"
+	touch $@
+
+# Against transformers, in an environment of its own: the only place that needs torch.
+parity: $(PARITY)/ready
+	$(PARITY)/bin/python parity/run.py
+
+clean:
+	rm -rf $(VENV) $(PARITY) dist build
