@@ -1,16 +1,20 @@
 // The module: what Python sees of the core. No arithmetic here.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <stdexcept>
+#include <variant>
 
 #include "bandwidth.h"
 #include "cpu.h"
@@ -56,8 +60,9 @@ RowSource row_source(const BitMatrix& matrix) {
 }
 
 // A packed weight, or (source, row, column) of the first weight that is not finite.
-nb::object pack(Pool& pool, const std::string& isa, const std::vector<BitMatrix>& sources,
-                bool interleaved, int rule) {
+std::variant<std::shared_ptr<PackedWeight>, std::tuple<int64_t, int64_t, int64_t>> pack(
+    Pool& pool, const std::string& isa, const std::vector<BitMatrix>& sources, bool interleaved,
+    int rule) {
   std::vector<RowSource> rows;
   for (const BitMatrix& source : sources) rows.push_back(row_source(source));
   const auto columns = static_cast<int64_t>(sources.at(0).shape(1));
@@ -71,8 +76,8 @@ nb::object pack(Pool& pool, const std::string& isa, const std::vector<BitMatrix>
     weight = PackedWeight::pack(pool, kernels_or_throw(isa), rows, columns,
                                 {interleaved, static_cast<ScaleRule>(rule)}, &error);
   }
-  if (weight == nullptr) return nb::make_tuple(error.source, error.row, error.column);
-  return nb::cast(weight);
+  if (weight == nullptr) return std::tuple(error.source, error.row, error.column);
+  return weight;
 }
 
 nb::ndarray<nb::numpy, uint16_t> unpack(const PackedWeight& weight, const std::string& isa) {
@@ -88,9 +93,9 @@ nb::ndarray<nb::numpy, uint16_t> unpack(const PackedWeight& weight, const std::s
   return owned_array(std::move(bits), {rows, columns});
 }
 
-nb::dict plane_bytes(const PackedWeight& weight) {
+std::map<std::string, size_t> plane_bytes(const PackedWeight& weight) {
   const PackedWeight::Bytes bytes = weight.bytes();
-  nb::dict planes;
+  std::map<std::string, size_t> planes;
   planes["codes"] = bytes.codes;
   planes["scales"] = bytes.scales;
   planes["residuals"] = bytes.residuals;
@@ -164,9 +169,9 @@ void bind_rope(nb::module_& m) {
         std::vector<float> frequencies(half), cosines(n * half), sines(n * half);
         const float factor = rope_inverse_frequencies(spec, frequencies);
         rope_tables(frequencies, factor, first, count, cosines.data(), sines.data());
-        return nb::make_tuple(owned_array(std::move(frequencies), {half}), factor,
-                              owned_array(std::move(cosines), {n, half}),
-                              owned_array(std::move(sines), {n, half}));
+        return std::tuple(owned_array(std::move(frequencies), {half}), factor,
+                          owned_array(std::move(cosines), {n, half}),
+                          owned_array(std::move(sines), {n, half}));
       },
       "spec"_a, "first"_a, "count"_a,
       "(inverse frequencies [d/2], attention factor, cosines [count, d/2], sines [count, d/2]).");

@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specqd import _native
 from specqd.drafters import Ask, Proposal
@@ -19,8 +20,10 @@ from specqd.errors import RequestError
 from specqd.level import Level
 from specqd.sampling import SamplingParams
 from specqd.sequence import Sequence
-from specqd.tokenizer import TextStream, Tokenizer
+from specqd.text_stream import TextStream
+from specqd.tokenizer import Tokenizer
 
+Logits = NDArray[np.float32]
 FinishReason = Literal["stop", "length", "cancelled"]
 
 # Positions past the last token that a proposal may touch, with a page to spare.
@@ -204,7 +207,7 @@ class Engine:
     def _pages(positions: int) -> int:
         return -(-(positions + _SPARE_POSITIONS) // _native.PAGE_POSITIONS)
 
-    def _accept(self, generation: Generation, result: Proposal, logits: np.ndarray | None) -> None:
+    def _accept(self, generation: Generation, result: Proposal, logits: Logits | None) -> None:
         """Takes over verified tokens one by one, until one of them ends the text."""
         sequence, params = generation.sequence, generation.params
         generation.new_text = ""
@@ -226,7 +229,7 @@ class Engine:
                 return
         self.level.model.forget_unseen(sequence)
 
-    def _logprob(self, row: np.ndarray, token: int, top: int) -> TokenLogprob:
+    def _logprob(self, row: Logits, token: int, top: int) -> TokenLogprob:
         isa = self.level.model.machine.isa
         logprob = _native.logprob_of(row, token, isa)
         likeliest = _native.top_logprobs(row, top, isa) if top else []

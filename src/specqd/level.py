@@ -116,8 +116,8 @@ class Level:
         for ask, proposal in zip(asks, proposals, strict=True):
             tokens, context = ask.sequence.tokens, self.model.context(ask.sequence)
             start = min(context.match(tokens), len(tokens) - 1)
-            rows = [*tokens[start:], *proposal.tokens]
-            batch.append(Rows(context, start, rows, len(proposal.tokens) + 1))
+            unread = [*tokens[start:], *proposal.tokens]
+            batch.append(Rows(context, start, unread, len(proposal.tokens) + 1))
         begun = perf_counter()
         self.model.forward(batch)
         forwarded = perf_counter()

@@ -202,10 +202,14 @@ class LLM:
 def _as_many(prompts: Prompt | SequenceOf[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
-    many = list(prompts)
-    if many and isinstance(many[0], (int, np.integer)):
-        return [[int(token) for token in many]]  # type: ignore[arg-type]
-    return many  # type: ignore[arg-type]
+    many: list[Prompt] = []
+    ids: list[int] = []
+    for prompt in prompts:
+        if isinstance(prompt, (int, np.integer)):
+            ids.append(int(prompt))
+        else:
+            many.append(prompt)
+    return [*many, ids] if ids else many
 
 
 class _Run:
