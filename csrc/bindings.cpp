@@ -301,6 +301,9 @@ void bind_decoder(nb::module_& m) {
             }
             if (total != static_cast<int64_t>(tokens.size()) || total > decoder.max_rows())
               throw std::invalid_argument("rows do not match the tokens, or are too many");
+            for (const ForwardRows& part : rows)
+              if (!decoder.has_pages(cache, part))
+                throw std::invalid_argument("the cache lacks pages that the rows need");
             for (const int32_t token : tokens)
               if (token < 0 || token >= decoder.spec().vocabulary)
                 throw std::invalid_argument("token id outside the vocabulary");

@@ -78,6 +78,15 @@ size_t Decoder::weight_bytes(Reading reading) const {
   return bytes;
 }
 
+bool Decoder::has_pages(const KvCache& cache, const ForwardRows& rows) const {
+  const int64_t seen =
+      longest_window_ > 0 ? std::max<int64_t>(rows.start + 1 - longest_window_, 0) : 0;
+  for (int64_t page = seen / kPagePositions; page * kPagePositions < rows.start + rows.count;
+       ++page)
+    if (!cache.has_page(rows.sequence, page)) return false;
+  return true;
+}
+
 void Decoder::prepare_positions(std::span<const ForwardRows> sequences) {
   sequences_.clear();
   row_sequence_.clear();

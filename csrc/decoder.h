@@ -62,6 +62,9 @@ class Decoder {
   KvShape kv_shape() const;
   int64_t max_rows() const { return max_rows_; }
 
+  // Whether the cache holds every page that these rows write or see.
+  bool has_pages(const KvCache& cache, const ForwardRows& rows) const;
+
   // Writes keys and values of all rows into the cache (their pages must be writable) and the asked
   // logits, in the order of the sequences. Token ids must be < vocabulary, rows <= max_rows().
   void forward(Reading reading, const KvCache& cache, std::span<const int32_t> tokens,

@@ -67,13 +67,15 @@ class Context:
         self._tokens: list[int] = []
         self._settled = 0  # of _tokens, those compared with accepted ones
 
-    def __len__(self) -> int:
+    @property
+    def length(self) -> int:
+        """Positions held."""
         return self._offset + len(self._tokens)
 
     def begin(self, accepted: int) -> None:
         """Starts a proposal after `accepted` tokens."""
         if self._exact is not None:
-            self._offset = len(self._exact)
+            self._offset = self._exact.length
             self._tokens.clear()
             self._settled = 0
 
@@ -198,8 +200,9 @@ class Model:
         """This reading's view of the cache for a sequence, made on first use."""
         context = self._contexts.get(sequence.key)
         if context is None:
-            exact = self._exact.context(sequence) if self._exact else None
-            context = Context(exact.slot if exact else self.cache.create(), exact)
+            exact = None if self._exact is None else self._exact.context(sequence)
+            slot = self.cache.create() if exact is None else exact.slot
+            context = Context(slot, exact)
             self._contexts[sequence.key] = context
         return context
 
@@ -218,15 +221,15 @@ class Model:
     def fork(self, sequence: Sequence, other: Sequence) -> None:
         """Gives `other`, which begins with the same tokens, what is cached of `sequence`."""
         context = self.context(sequence)
-        slot = self.cache.fork(context.slot, len(context))
+        slot = self.cache.fork(context.slot, context.length)
         copy = self._contexts[other.key] = Context(slot)
-        copy.record(0, sequence.tokens[: len(context)])
+        copy.record(0, sequence.tokens[: context.length])
         copy.match(other.tokens)
 
     def publish(self, sequence: Sequence) -> None:
         """Offers the cached pages of accepted tokens to sequences to come."""
         context = self.context(sequence)
-        self.cache.publish(context.slot, sequence.tokens[: len(context)])
+        self.cache.publish(context.slot, sequence.tokens[: context.length])
 
     def forget_unseen(self, sequence: Sequence) -> None:
         """Frees what no row to come will attend to; only where every layer has a window."""
