@@ -1,6 +1,5 @@
 """What a request asks of sampling, checked. Knows nothing of models, drafts or text."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
@@ -131,13 +130,14 @@ def _first(*values: T | None) -> T:
 def _check_int(name: str, value: object, least: int, most: int) -> None:
     if value is None:
         return
-    if not isinstance(value, Integral) or isinstance(value, bool) or not least <= value <= most:
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not is_whole or not least <= int(value) <= most:  # type: ignore[call-overload]
         raise RequestError(f"{name}: {value!r} is not a whole number from {least} to {most}")
 
 
 def _check_real(name: str, value: object, least: float, most: float, also: str = "") -> None:
     if value is None:
         return
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not least <= value <= most:
+    is_real = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_real or not least <= float(value) <= most:  # type: ignore[arg-type]  # NaN is not
         raise RequestError(f"{name}: {value!r} is not {also}a number from {least:g} to {most:g}")
