@@ -1,0 +1,143 @@
+"""What a request asks of sampling, checked. Knows nothing of models, drafts or text."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from numbers import Integral, Real
+from typing import Protocol, TypeVar
+
+from specqd import _native
+from specqd.errors import RequestError
+
+T = TypeVar("T")
+
+_LEAST_TEMPERATURE = 1e-6  # below it, differences of logits would overflow
+_MOST_INT32 = 2**31 - 1
+
+
+class Defaults(Protocol):
+    """What a model's authors recommend; None where they do not say."""
+
+    @property
+    def effective_temperature(self) -> float: ...
+    @property
+    def top_p(self) -> float | None: ...
+    @property
+    def top_k(self) -> int | None: ...
+    @property
+    def min_p(self) -> float | None: ...
+    @property
+    def repetition_penalty(self) -> float | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to pick tokens, and when to stop. Raises RequestError for a value out of range.
+
+    `None` for temperature, top_p, top_k, min_p and repetition_penalty is the model's default;
+    for max_tokens, up to the context's end; for seed, a random one; for logprobs, none
+    (0: of the picked token alone). Temperature 0 is greedy. Repetition counts in prompt and
+    output, presence and frequency in the output.
+    """
+
+    max_tokens: int | None = 128
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None  # 0: all
+    min_p: float | None = None  # of the likeliest token's probability
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    n: int = 1
+    stop: Sequence[str] = ()  # or one string
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        _check_int("max_tokens", self.max_tokens, 1, _MOST_INT32)
+        if self.temperature != 0:
+            _check_real("temperature", self.temperature, _LEAST_TEMPERATURE, 100, also="0 or ")
+        _check_real("top_p", self.top_p, 1e-6, 1)
+        _check_int("top_k", self.top_k, 0, _MOST_INT32)
+        _check_real("min_p", self.min_p, 0, 1)
+        _check_real("repetition_penalty", self.repetition_penalty, 0.01, 100)
+        _check_real("presence_penalty", self.presence_penalty, -2, 2)
+        _check_real("frequency_penalty", self.frequency_penalty, -2, 2)
+        for token, bias in self.logit_bias.items():
+            _check_int("logit_bias token", token, 0, _MOST_INT32)
+            _check_real(f"logit_bias of token {token}", bias, -100, 100)
+        _check_int("seed", self.seed, 0, 2**64 - 1)
+        _check_int("n", self.n, 1, 1024)
+        for text in self.stop:
+            if not isinstance(text, str) or not text:
+                raise RequestError(f"stop: {text!r} is not a string of at least one character")
+        for token in self.stop_token_ids:
+            _check_int("stop_token_ids", token, 0, _MOST_INT32)
+        _check_int("logprobs", self.logprobs, 0, 1000)
+
+    def resolved(self, defaults: Defaults) -> "SamplingParams":
+        """These parameters with every model default filled in."""
+        return replace(
+            self,
+            temperature=_first(self.temperature, defaults.effective_temperature),
+            top_p=_first(self.top_p, defaults.top_p, 1.0),
+            top_k=_first(self.top_k, defaults.top_k, 0),
+            min_p=_first(self.min_p, defaults.min_p, 0.0),
+            repetition_penalty=_first(self.repetition_penalty, defaults.repetition_penalty, 1.0),
+        )
+
+    def check_vocabulary(self, size: int) -> None:
+        """Raise RequestError if a token id is not below `size`."""
+        for token in (*self.logit_bias, *self.stop_token_ids):
+            if token >= size:
+                name = "logit_bias" if token in self.logit_bias else "stop_token_ids"
+                raise RequestError(f"{name}: token {token} is not in the vocabulary of {size}")
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether picking depends on the tokens so far."""
+        return (
+            (self.repetition_penalty or 1.0) != 1.0
+            or self.presence_penalty != 0
+            or self.frequency_penalty != 0
+        )
+
+    def picker(self, seed: int, sample: int) -> _native.Picker:
+        """What picks tokens by these parameters, for one of the n samples; None is neutral."""
+        return _native.Picker(
+            temperature=self.temperature or 0.0,
+            top_p=_first(self.top_p, 1.0),
+            min_p=self.min_p or 0.0,
+            repetition_penalty=_first(self.repetition_penalty, 1.0),
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            top_k=self.top_k or 0,
+            seed=seed,
+            sample=sample,
+            bias_ids=[int(token) for token in self.logit_bias],
+            bias=[float(bias) for bias in self.logit_bias.values()],
+        )
+
+
+def _first(*values: T | None) -> T:
+    return next(value for value in values if value is not None)
+
+
+def _check_int(name: str, value: object, least: int, most: int) -> None:
+    if value is None:
+        return
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not is_whole or not least <= int(value) <= most:  # type: ignore[call-overload]
+        raise RequestError(f"{name}: {value!r} is not a whole number from {least} to {most}")
+
+
+def _check_real(name: str, value: object, least: float, most: float, also: str = "") -> None:
+    if value is None:
+        return
+    is_real = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_real or not least <= float(value) <= most:  # type: ignore[arg-type]  # NaN is not
+        raise RequestError(f"{name}: {value!r} is not {also}a number from {least:g} to {most:g}")
