@@ -107,6 +107,7 @@ class Engine:
         """Queues a request; returns its `n` samples. Raises RequestError for what cannot be run."""
         model = self.level.model
         model.check_tokens(prompt)
+        params.check_vocabulary(model.config.vocab_size)
         room = model.config.max_positions - len(prompt)
         if room < 1:
             raise RequestError(
