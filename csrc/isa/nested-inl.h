@@ -20,30 +20,44 @@ constexpr uint16_t kLow[8] = {0x3d80, 0x3e80, 0x3f40, 0x3fa0, 0x3fe0, 0x4020, 0x
 constexpr bool kTieGoesUp[8] = {false, false, true, false, true, false, true, false};
 constexpr double kGrid[8] = {0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0};
 
-// What sixteen magnitudes round to at scale exponents `shift` = (X - 127) << 7.
+// What sixteen magnitudes round to at scale exponents `shift` = (X - 127) << 7: the index of the
+// grid value, and a sum over the boundaries passed of `step`, which starts at step[0].
 struct Rounded {
-  I16 index;    // 0..7
-  I16 doubled;  // twice the grid value
+  I16 index;  // 0..7
+  I16 sum;
 };
 
-inline Rounded round_to_grid(I16 magnitude, I16 shift) {
-  constexpr int32_t kStep[8] = {0, 1, 1, 1, 1, 2, 2, 4};
-  Rounded out{I16{}, I16{}};
+inline Rounded round_to_grid(I16 magnitude, I16 shift, const int32_t (&step)[8]) {
+  Rounded out{I16{}, splat_int(step[0])};
   for (int i = 1; i < 8; ++i) {
     const I16 boundary = shift + (kLow[i] - (kTieGoesUp[i] ? 1 : 0));
     const I16 above = magnitude > boundary;  // -1 where true
     out.index = out.index - above;
-    out.doubled = out.doubled - above * kStep[i];
+    out.sum = out.sum - above * step[i];
   }
   return out;
 }
+
+constexpr int32_t kDoubledGridSteps[8] = {0, 1, 1, 1, 1, 2, 2, 4};  // sum: twice the grid value
+constexpr int32_t kLowSteps[8] = {                                  // sum: kLow of the index
+                                  kLow[0],           kLow[1] - kLow[0], kLow[2] - kLow[1],
+                                  kLow[3] - kLow[2], kLow[4] - kLow[3], kLow[5] - kLow[4],
+                                  kLow[6] - kLow[5], kLow[7] - kLow[6]};
+
+inline bool any(I16 mask) {
+  const L8 pairs = bits_as<L8>(mask);
+  int64_t all = 0;
+  for (int i = 0; i < 8; ++i) all |= pairs[i];
+  return all != 0;
+}
+
+using I8 = int32_t __attribute__((vector_size(32)));
 
 struct TileMagnitudes {
   I16 at[kBlock];  // [k] of sixteen outputs
 };
 
 inline D8 half_to_double(I16 v, bool upper) {
-  using I8 = int32_t __attribute__((vector_size(32)));
   struct Halves {
     I8 low, high;
   };
@@ -65,12 +79,12 @@ inline SquaredError squared_error(const TileMagnitudes& w, I16 scale, const int 
   const I16 exponent = 254 - scale;  // biased exponent of 2^(127-X), 1..254 on the fast path
   const auto factor = bits_as<Halves>(bits_as<F16>(exponent << 23));
   for (int k = 0; k < kBlock; ++k) {
-    const Rounded rounded = round_to_grid(w.at[k], shift);
+    const Rounded rounded = round_to_grid(w.at[k], shift, kDoubledGridSteps);
     const auto magnitude = bits_as<Halves>(bits_as<F16>(w.at[k] << 16));
     for (int h = 0; h < 2; ++h) {
       const D8 value = __builtin_convertvector(magnitude.half[h], D8) *
                        __builtin_convertvector(factor.half[h], D8);
-      const D8 error = value - half_to_double(rounded.doubled, h == 1) * 0.5;
+      const D8 error = value - half_to_double(rounded.sum, h == 1) * 0.5;
       sum.half[h] = sum.half[h] + error * error;
     }
   }
@@ -79,10 +93,23 @@ inline SquaredError squared_error(const TileMagnitudes& w, I16 scale, const int 
   return sum;
 }
 
-inline I16 is_less(const SquaredError& a, const SquaredError& b) {
-  I16 less;
-  for (int i = 0; i < kLanes; ++i) less[i] = a.half[i / 8][i % 8] < b.half[i / 8][i % 8] ? -1 : 0;
-  return less;
+struct LessThan {
+  L8 half[2];
+  I16 lanes() const {
+    struct Halves {
+      I8 low, high;
+    };
+    return bits_as<I16>(
+        Halves{__builtin_convertvector(half[0], I8), __builtin_convertvector(half[1], I8)});
+  }
+};
+
+inline LessThan less_than(const SquaredError& a, const SquaredError& b) {
+  return {{a.half[0] < b.half[0], a.half[1] < b.half[1]}};
+}
+
+inline D8 choose(L8 mask, D8 yes, D8 no) {
+  return bits_as<D8>((bits_as<L8>(yes) & mask) | (bits_as<L8>(no) & ~mask));
 }
 
 inline I16 choose(I16 mask, I16 yes, I16 no) { return (yes & mask) | (no & ~mask); }
@@ -96,10 +123,10 @@ inline I16 choose_scales(const TileMagnitudes& w, I16 largest, ScaleRule rule) {
   SquaredError least = squared_error(w, floor, 0);
   for (int relative = -1; relative <= 1; relative += 2) {
     const SquaredError error = squared_error(w, floor + relative, relative);
-    const I16 better = is_less(error, least) & (largest != 0);
-    best = choose(better, floor + relative, best);
-    for (int i = 0; i < kLanes; ++i)
-      if (better[i]) least.half[i / 8][i % 8] = error.half[i / 8][i % 8];
+    const LessThan better = less_than(error, least);  // never where all is zero: both errors are
+    best = choose(better.lanes(), floor + relative, best);
+    for (int h = 0; h < 2; ++h)
+      least.half[h] = choose(better.half[h], error.half[h], least.half[h]);
   }
   return best;
 }
@@ -205,42 +232,41 @@ int encode_tile(const uint16_t* tile, ScaleRule rule, const TileOut& out) {
     w.at[k] = pair_member(tile, k) & kBf16MagnitudeMask;
     largest = choose(w.at[k] > largest, w.at[k], largest);
   }
-  // The integer comparisons below hold while all boundaries are normal: 4 <= X <= 252.
+  // The integer comparisons below hold while all boundaries are normal: 4 <= X <= 252. Subnormals
+  // are zero to the vector unit, not to the cast, whose errors count them.
   const I16 exponent = largest >> 7;
-  const I16 usual = (largest == 0) | ((exponent >= 7) & (exponent <= 250));
-  for (int i = 0; i < kLanes; ++i)
-    if (!usual[i]) return encode_tile_scalar(tile, rule, out);
-  for (int k = 0; k < kBlock; ++k)  // subnormals are zero to the vector unit, not to the cast
-    for (int i = 0; i < kLanes; ++i)
-      if (w.at[k][i] != 0 && w.at[k][i] < 128 && rule == ScaleRule::kMse)
-        return encode_tile_scalar(tile, rule, out);
+  I16 unusual = (largest != 0) & ((exponent < 7) | (exponent > 250));
+  if (rule == ScaleRule::kMse)
+    for (int k = 0; k < kBlock; ++k) unusual |= (w.at[k] != 0) & (w.at[k] < 128);
+  if (any(unusual)) return encode_tile_scalar(tile, rule, out);
 
   const I16 scale = choose_scales(w, largest, rule);
   const I16 shift = (scale - 127) << 7;
   for (int n = 0; n < kPanel; ++n) out.scales[n] = static_cast<uint8_t>(scale[n]);
-  uint16_t words[kTileCodes / 2] = {};
   int patches = 0;
-  I16 low_of;  // kLow[index] for sixteen indices
-  for (int k = 0; k < kBlock; ++k) {
-    const Rounded rounded = round_to_grid(w.at[k], shift);
-    const I16 sign = pair_member(tile, k) >> 15;
-    const I16 code = rounded.index | sign << 3;
-    for (int i = 0; i < kLanes; ++i) low_of[i] = kLow[rounded.index[i]];
-    const I16 residual = w.at[k] - low_of - shift;
-    const I16 fits = (residual >= 0) & (residual <= 255);
-    const int row = k / 2;
-    for (int n = 0; n < kPanel; ++n) {
-      const int lane = n * 2 + k % 2;
-      words[row / 4 * 32 + lane] |= static_cast<uint16_t>(code[n] << (4 * (row % 4)));
-      out.residuals[row * 32 + lane] = static_cast<uint8_t>(residual[n] & fits[n]);
+  for (int group = 0; group < kBlock / 8; ++group) {
+    I16 words{};  // the codes of four rows, the even k in the lower half
+    for (int i = 0; i < 4; ++i) {
+      const int row = group * 4 + i;
+      I16 residuals{};
+      for (int parity = 0; parity < 2; ++parity) {
+        const int k = row * 2 + parity;
+        const Rounded rounded = round_to_grid(w.at[k], shift, kLowSteps);
+        const I16 code = rounded.index | (pair_member(tile, k) >> 15) << 3;
+        const I16 residual = w.at[k] - rounded.sum - shift;
+        const I16 fits = (residual >= 0) & (residual <= 255);
+        words |= code << (4 * i + 16 * parity);
+        residuals |= (residual & fits) << (8 * parity);
+        if (!any(~fits)) continue;
+        for (int n = 0; n < kPanel; ++n) {
+          const int at = row * 32 + n * 2 + parity;
+          if (!fits[n]) out.patches[patches++] = static_cast<uint32_t>(at) << 16 | tile[at];
+        }
+      }
+      store_as(out.residuals + row * 32, __builtin_convertvector(bits_as<U16>(residuals), H16));
     }
-    for (int n = 0; n < kPanel; ++n) {
-      if (fits[n]) continue;
-      const int at = row * 32 + n * 2 + k % 2;
-      out.patches[patches++] = static_cast<uint32_t>(at) << 16 | tile[at];
-    }
+    store_as(out.codes + group * 64, words);
   }
-  std::memcpy(out.codes, words, sizeof(words));
   return patches;
 }
 
