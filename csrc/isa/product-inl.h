@@ -18,9 +18,12 @@ namespace {
 
 inline size_t padded_row(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
+// Rows a large power of two apart would share few sets of the first-level cache.
+inline size_t spread_row(size_t bytes) { return bytes % 2048 == 0 ? bytes + 17 * 64 : bytes; }
+
 // Exact: fp32 values that were rounded to BF16, [tiles * 32].
 size_t exact_row_bytes(int64_t tiles) {
-  return static_cast<size_t>(tiles) * kBlock * sizeof(float);
+  return spread_row(static_cast<size_t>(tiles) * kBlock * sizeof(float));
 }
 
 void prepare_exact(const float* x, int64_t inputs, int64_t tiles, uint8_t* row) {
@@ -33,25 +36,24 @@ void prepare_exact(const float* x, int64_t inputs, int64_t tiles, uint8_t* row) 
   }
 }
 
-// Draft: int8 inputs [tiles * 32], then fp32 scales [tiles], then int32 corrections [tiles]. Inputs
-// stand in the order of the code plane's nibbles: of eight k, the low nibbles of four bytes hold
-// 0 4 1 5 and the high ones 2 6 3 7. The scale is halved for the doubled E2M1 values, and the
-// correction is -12 times the block's sum, for kernels that add 12 to make weights unsigned.
-constexpr int kNibbleOrder[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+// Draft: [tiles] of these. Inputs stand in the order of the code plane's nibbles: of eight k, the
+// low nibbles of four bytes hold 0 4 1 5 and the high ones 2 6 3 7. The scale is halved for the
+// doubled E2M1 values. The correction is -12 times the block's sum, for kernels that add 12 to make
+// weights unsigned.
 constexpr int kUnsignedOffset = 12;
 
-struct DraftRow {
-  const int8_t* inputs;
-  const float* scales;
-  const int32_t* corrections;
-  DraftRow(const uint8_t* row, int64_t tiles)
-      : inputs(reinterpret_cast<const int8_t*>(row)),
-        scales(reinterpret_cast<const float*>(row + tiles * kBlock)),
-        corrections(reinterpret_cast<const int32_t*>(row + tiles * (kBlock + 4))) {}
+struct DraftBlock {
+  int8_t inputs[kBlock];
+  float scale;
+  int32_t correction;
 };
 
+inline DraftBlock load_draft_block(const uint8_t* row, int64_t tile) {
+  return load_as<DraftBlock>(row + tile * static_cast<int64_t>(sizeof(DraftBlock)));
+}
+
 size_t draft_row_bytes(int64_t tiles) {
-  return padded_row(static_cast<size_t>(tiles) * (kBlock + sizeof(float) + sizeof(int32_t)));
+  return spread_row(padded_row(static_cast<size_t>(tiles) * sizeof(DraftBlock)));
 }
 
 // Folds thirty-two lanes of integers, in any order: the results are exact.
@@ -87,50 +89,45 @@ inline Q4 to_nibble_order(Q4 v) {
 constexpr int32_t kLeastDraftInput = 27 << 23;      // 2^-100
 constexpr int32_t kLargestDraftInput = 0x7f7fffff;  // the largest finite fp32
 
-void prepare_draft(const float* x, int64_t inputs, int64_t tiles, uint8_t* row) {
+DraftBlock quantized(F16 low, F16 high) {
   using B16 = int8_t __attribute__((vector_size(16)));
-  auto* scales = reinterpret_cast<float*>(row + tiles * kBlock);
-  auto* corrections = reinterpret_cast<int32_t*>(row + tiles * (kBlock + 4));
-  for (int64_t t = 0; t < tiles; ++t) {
-    F16 part[2];
-    I16 magnitude[2];
-    for (int h = 0; h < 2; ++h) {
-      const int64_t at = t * kBlock + h * kLanes;
-      const int64_t rest = inputs - at;
-      part[h] = rest >= kLanes ? load(x + at) : load_part(x + at, rest > 0 ? rest : 0, 0.0f);
-      magnitude[h] = bits_as<I16>(part[h]) & 0x7fffffff;
-    }
-    const auto larger = [](auto a, auto b) {
-      const auto mask = a > b;
-      return (a & mask) | (b & ~mask);
-    };
-    const int32_t largest_bits = fold_lanes(larger(magnitude[0], magnitude[1]), larger);
-    if (largest_bits < kLeastDraftInput || largest_bits > kLargestDraftInput) {
-      std::memset(row + t * kBlock, 0, kBlock);
-      scales[t] = 0.0f;
-      corrections[t] = 0;
-      continue;
-    }
-    const float largest = bits_as<float>(largest_bits);
-    const F16 inverse = splat(127.0f / largest);
-    I16 whole[2];
-    struct {
-      B16 half[2];
-    } bytes;
-    for (int h = 0; h < 2; ++h) {
-      whole[h] = to_int(round_even(part[h] * inverse));
-      bytes.half[h] = __builtin_convertvector(whole[h], B16);
-    }
-    store_as(row + t * kBlock, to_nibble_order(bits_as<Q4>(bytes)));
-    scales[t] = largest / 127.0f * 0.5f;
-    corrections[t] =
-        -kUnsignedOffset * fold_lanes(whole[0] + whole[1], [](auto a, auto b) { return a + b; });
-  }
+  struct Halves {
+    B16 low, high;
+  };
+  DraftBlock block{};
+  const auto larger = [](auto a, auto b) {
+    const auto mask = a > b;
+    return (a & mask) | (b & ~mask);
+  };
+  const int32_t largest_bits =
+      fold_lanes(larger(bits_as<I16>(low) & 0x7fffffff, bits_as<I16>(high) & 0x7fffffff), larger);
+  if (largest_bits < kLeastDraftInput || largest_bits > kLargestDraftInput) return block;
+  const float largest = bits_as<float>(largest_bits);
+  const F16 inverse = splat(127.0f / largest);
+  const I16 whole_low = to_int(round_even(low * inverse));
+  const I16 whole_high = to_int(round_even(high * inverse));
+  const Halves bytes{__builtin_convertvector(whole_low, B16),
+                     __builtin_convertvector(whole_high, B16)};
+  store_as(block.inputs, to_nibble_order(bits_as<Q4>(bytes)));
+  block.scale = largest / 127.0f * 0.5f;
+  block.correction =
+      -kUnsignedOffset * fold_lanes(whole_low + whole_high, [](auto a, auto b) { return a + b; });
+  return block;
+}
+
+void prepare_draft(const float* x, int64_t inputs, int64_t tiles, uint8_t* row) {
+  const auto sixteen = [&](int64_t at) {
+    const int64_t rest = inputs - at;
+    return rest >= kLanes ? load(x + at) : load_part(x + at, rest > 0 ? rest : 0, 0.0f);
+  };
+  for (int64_t t = 0; t < tiles; ++t)
+    store_as(row + t * static_cast<int64_t>(sizeof(DraftBlock)),
+             quantized(sixteen(t * kBlock), sixteen(t * kBlock + kLanes)));
 }
 
 // --- Exact reading ------------------------------------------------------------------------------
 
-constexpr int kTilesAtOnce = 8;  // decoded into the first-level cache before they are multiplied
+constexpr int kTilesAtOnce = 4;  // decoded before they are multiplied
 
 // Calls f<Rows>(first row) for groups of at most `Most` rows.
 template <int Most, class F>
@@ -139,69 +136,140 @@ inline void for_row_groups(int64_t rows, const F& f, int64_t from = 0) {
   if constexpr (Most > 1) for_row_groups<Most - 1>(rows, f, from);
 }
 
+// What a product does ahead where there is nothing to decode.
+struct Nothing {
+  bool is_done() const { return true; }
+  void row(int) {}
+  void end_tile() {}
+  void whole_tile() {}
+};
+
 inline PreparedRows rows_from(const PreparedRows& x, int64_t row, size_t bytes) {
   return {x.data + static_cast<size_t>(row) * x.stride + bytes, x.stride, x.count - row};
 }
 
 // The exact product of an instruction set S, which provides
-//   kRows, kPanels         rows and panels that it multiplies at once, at most
-//   decode(w, tile, out)   one nested tile with its patches
-//   accumulate<Rows, Panels>(tiles, step, count, x, out, out_stride)
-//                          out[m][16 * i + n] += `count` tiles of panel i, `step` weights apart
-// A group of tiles is decoded before it is multiplied: a wide load that follows too closely on the
-// narrow store of a patch would wait for it.
+//   kRows                          rows that it multiplies at once, at most
+//   Decoder(w, tile, count, out)   decodes `count` nested tiles: row(0..15) and end_tile() for
+//   each,
+//                                  or whole_tile(); once it is_done(), repeats the last one
+//   accumulate<Rows>(tiles, count, x, out, out_stride, ahead)
+//                                  out[m][n] += `count` tiles; lets `ahead` do a row of its tile
+//                                  with each row of ours, and finishes it
+// A group of tiles is decoded while the one before it is multiplied: the two use different parts of
+// the processor, memory is read evenly, and the narrow stores of patches are long done when wide
+// loads meet them.
+template <class S>
+class ExactProduct {
+ public:
+  ExactProduct(const PackedMatrix& w, const PreparedRows& x, float* out, int64_t out_stride)
+      : w_(w), x_(x), out_(out), out_stride_(out_stride) {}
+
+  void multiply(int64_t first, int64_t last) {
+    Group group = group_at(first, 0);
+    int buffer = 0;
+    if (w_.plain == nullptr && first < last) finish(decoder(group, buffer));
+    while (group.panel < last) {
+      if (group.tile == 0)
+        for (int64_t m = 0; m < x_.count; ++m) store(out_ + m * out_stride_, F16{});
+      const Group next = group_after(group);
+      if (w_.plain != nullptr)
+        multiply_group(w_.plain + index(group) * kTileWeights, group, Nothing{});
+      else if (next.panel < last)
+        multiply_group(decoded_[buffer], group, decoder(next, 1 - buffer));
+      else
+        multiply_group(decoded_[buffer], group, Nothing{});
+      if (next.tile == 0) out_ += kPanel;
+      group = next;
+      buffer = 1 - buffer;
+    }
+  }
+
+ private:
+  using Decoder = typename S::Decoder;
+  struct Group {  // of tiles of one panel
+    int64_t panel, tile, count;
+  };
+
+  Group group_at(int64_t panel, int64_t tile) const {
+    const int64_t rest = w_.tiles - tile;
+    return {panel, tile, rest < kTilesAtOnce ? rest : kTilesAtOnce};
+  }
+  Group group_after(const Group& group) const {
+    const int64_t tile = group.tile + group.count;
+    return tile < w_.tiles ? group_at(group.panel, tile) : group_at(group.panel + 1, 0);
+  }
+  int64_t index(const Group& group) const { return group.panel * w_.tiles + group.tile; }
+
+  Decoder decoder(const Group& group, int buffer) {
+    return {w_, index(group), group.count, decoded_[buffer]};
+  }
+  static void finish(Decoder decoder) {
+    while (!decoder.is_done()) decoder.whole_tile();
+  }
+
+  // All rows; `ahead` is worked off beside the first ones.
+  template <class Ahead>
+  void multiply_group(const uint16_t* tiles, const Group& group, const Ahead& ahead) {
+    for_row_groups<S::kRows>(x_.count, [&]<int Rows>(int64_t m) {
+      const auto rows = rows_from(x_, m, static_cast<size_t>(group.tile) * kBlock * sizeof(float));
+      float* const out = out_ + m * out_stride_;
+      if (m == 0)
+        S::template accumulate<Rows>(tiles, group.count, rows, out, out_stride_, ahead);
+      else
+        S::template accumulate<Rows>(tiles, group.count, rows, out, out_stride_, Nothing{});
+    });
+  }
+
+  const PackedMatrix& w_;
+  const PreparedRows& x_;
+  float* out_;
+  int64_t out_stride_;
+  alignas(64) uint16_t decoded_[2][kTilesAtOnce * kTileWeights];
+};
+
 template <class S>
 void exact_product_by(const PackedMatrix& w, int64_t first, int64_t last, const PreparedRows& x,
                       float* out, int64_t out_stride) {
-  alignas(64) uint16_t decoded[S::kPanels * kTilesAtOnce * kTileWeights];
-  for (int64_t m = 0; m < x.count; ++m)
-    std::memset(out + m * out_stride, 0, static_cast<size_t>(last - first) * kPanel * 4);
-  const auto multiply = [&]<int Panels>(int64_t p) {
-    for (int64_t t = 0; t < w.tiles; t += kTilesAtOnce) {
-      const int64_t count = w.tiles - t < kTilesAtOnce ? w.tiles - t : kTilesAtOnce;
-      const int64_t tile = p * w.tiles + t;
-      const uint16_t* tiles = decoded;
-      int64_t step = kTilesAtOnce * kTileWeights;
-      if (w.plain != nullptr) {
-        tiles = w.plain + tile * kTileWeights;
-        step = w.tiles * kTileWeights;
-      } else {
-        for (int64_t i = 0; i < Panels; ++i)
-          for (int64_t j = 0; j < count; ++j)
-            S::decode(w, tile + i * w.tiles + j, decoded + i * step + j * kTileWeights);
-      }
-      for_row_groups<S::kRows>(x.count, [&]<int Rows>(int64_t m) {
-        S::template accumulate<Rows, Panels>(
-            tiles, step, count, rows_from(x, m, static_cast<size_t>(t) * kBlock * sizeof(float)),
-            out + m * out_stride + (p - first) * kPanel, out_stride);
-      });
-    }
-  };
-  int64_t p = first;
-  for (; p + S::kPanels <= last; p += S::kPanels) multiply.template operator()<S::kPanels>(p);
-  for (; p < last; ++p) multiply.template operator()<1>(p);
+  if (x.count > 0) ExactProduct<S>(w, x, out, out_stride).multiply(first, last);
 }
 
 template <class S>
 void accumulate_plain_by(const uint16_t* plain, int64_t tiles, const PreparedRows& x, float* out,
                          int64_t out_stride) {
   for_row_groups<S::kRows>(x.count, [&]<int Rows>(int64_t m) {
-    S::template accumulate<Rows, 1>(plain, 0, tiles, rows_from(x, m, 0), out + m * out_stride,
-                                    out_stride);
+    S::template accumulate<Rows>(plain, tiles, rows_from(x, m, 0), out + m * out_stride, out_stride,
+                                 Nothing{});
   });
 }
 
 // The exact sum on sixteen virtual lanes.
 struct GenericExact {
-  static constexpr int kRows = 4, kPanels = 1;
+  static constexpr int kRows = 4;
 
-  static void decode(const PackedMatrix& w, int64_t tile, uint16_t* out) {
-    decode_tile(w, tile, out);
-  }
+  class Decoder {
+   public:
+    Decoder(const PackedMatrix& w, int64_t tile, int64_t count, uint16_t* out)
+        : w_(w), tile_(tile), end_(tile + count), out_(out) {}
+    bool is_done() const { return tile_ >= end_; }
+    void row(int) {}
+    void end_tile() {
+      if (!is_done()) whole_tile();
+    }
+    void whole_tile() {
+      decode_tile(w_, tile_++, out_);
+      out_ += kTileWeights;
+    }
 
-  template <int Rows, int Panels>
-  static void accumulate(const uint16_t* tile, int64_t, int64_t tiles, const PreparedRows& x,
-                         float* out, int64_t out_stride) {
+   private:
+    const PackedMatrix& w_;
+    int64_t tile_, end_;
+    uint16_t* out_;
+  };
+
+  template <int Rows, class Ahead>
+  static void accumulate(const uint16_t* tile, int64_t tiles, const PreparedRows& x, float* out,
+                         int64_t out_stride, Ahead ahead) {
     F16 total[Rows];
     for (int m = 0; m < Rows; ++m) total[m] = load(out + m * out_stride);
     for (int64_t t = 0; t < tiles; ++t) {
@@ -217,8 +285,10 @@ struct GenericExact {
         }
       }
       for (int m = 0; m < Rows; ++m) total[m] = total[m] + (even[m] + odd[m]);
+      ahead.end_tile();
     }
     for (int m = 0; m < Rows; ++m) store(out + m * out_stride, total[m]);
+    while (!ahead.is_done()) ahead.whole_tile();
   }
 };
 
@@ -235,18 +305,19 @@ void draft_product(const PackedMatrix& w, int64_t first, int64_t last, const Pre
                    float* out, int64_t out_stride) {
   for (int64_t p = first; p < last; ++p) {
     for (int64_t m = 0; m < x.count; ++m) {
-      const DraftRow row(x.data + m * x.stride, w.tiles);
+      const uint8_t* row = x.data + m * x.stride;
       F16 total{};
       for (int64_t t = 0; t < w.tiles; ++t) {
         const int64_t tile = p * w.tiles + t;
         const uint8_t* codes = w.codes + tile * kTileCodes;
+        const DraftBlock block = load_draft_block(row, t);
         I16 sum{};
         for (int byte = 0; byte < kTileCodes; ++byte) {
           const int n = byte % 64 / 4, at = byte / 64 * 8 + byte % 4;
-          sum[n] += kDoubledE2m1[codes[byte] & 15] * row.inputs[t * kBlock + at] +
-                    kDoubledE2m1[codes[byte] >> 4] * row.inputs[t * kBlock + at + 4];
+          sum[n] += kDoubledE2m1[codes[byte] & 15] * block.inputs[at] +
+                    kDoubledE2m1[codes[byte] >> 4] * block.inputs[at + 4];
         }
-        const F16 scale = scale_values(w.scales + tile * kPanel) * splat(row.scales[t]);
+        const F16 scale = scale_values(w.scales + tile * kPanel) * splat(block.scale);
         total = fma(to_float(sum), scale, total);
       }
       store(out + m * out_stride + (p - first) * kPanel, total);

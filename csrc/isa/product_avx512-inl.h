@@ -24,92 +24,132 @@ struct CodeWords {
 };
 constexpr CodeWords kCodeWords;
 
-// How many tiles ahead the planes are fetched; measured, flat around these.
+// How many tiles ahead of their use the planes are fetched; measured, flat around these.
 constexpr int kExactTilesAhead = 8;
 constexpr int kDraftTilesAhead = 16;
 
-inline void fetch(const void* at) { _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T0); }
-
-// One tile without its patches. The thirty-two weights of row r have their codes in nibble r % 4 of
-// the words of 64 bytes.
-inline void decode_nested(const PackedMatrix& w, int64_t tile, uint16_t* out) {
-  const uint8_t* codes = w.codes + tile * kTileCodes;
-  const uint8_t* residuals = w.residuals + tile * kTileWeights;
-  const __m512i words = _mm512_load_si512(kCodeWords.word);
-  const __m128i scales =
-      _mm_loadu_si128(reinterpret_cast<const __m128i*>(w.scales + tile * kPanel));
-  __m512i exponents = _mm512_slli_epi32(_mm512_cvtepu8_epi32(scales), 7);
-  exponents = _mm512_or_si512(exponents, _mm512_slli_epi32(exponents, 16));
-  const auto decode_row = [&](int row, __m512i nibbles) {
-    const __m512i residual = _mm512_cvtepu8_epi16(
-        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(residuals + row * 32)));
-    const __m512i least = _mm512_permutexvar_epi16(nibbles, words);
-    _mm512_storeu_si512(out + row * 32,
-                        _mm512_add_epi16(least, _mm512_add_epi16(exponents, residual)));
-  };
-#pragma GCC unroll 4
-  for (int group = 0; group < 4; ++group) {
-    fetch(codes + group * 64 + kExactTilesAhead * kTileCodes);
-    fetch(residuals + group * 128 + kExactTilesAhead * kTileWeights);
-    fetch(residuals + group * 128 + 64 + kExactTilesAhead * kTileWeights);
-    const __m512i four = _mm512_loadu_si512(codes + group * 64);
-    decode_row(group * 4, four);
-    decode_row(group * 4 + 1, _mm512_srli_epi16(four, 4));
-    decode_row(group * 4 + 2, _mm512_srli_epi16(four, 8));
-    decode_row(group * 4 + 3, _mm512_srli_epi16(four, 12));
-  }
+// Forced inline: GCC takes a function that only fetches for one without effects, and drops calls.
+[[gnu::always_inline]] inline void fetch(const void* at) {
+  _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T0);
 }
 
-struct Avx512Exact {
-  static constexpr int kRows = 8, kPanels = 1;
-
-  static void decode(const PackedMatrix& w, int64_t tile, uint16_t* out) {
-    decode_nested(w, tile, out);
-    apply_patches(w, tile, out);
+// Decodes nested tiles a row of 32 weights at a time; past the last one, the last one again. Row r
+// has its codes in nibble r % 4 of the words of 64 bytes.
+class Avx512Decoder {
+ public:
+  Avx512Decoder(const PackedMatrix& w, int64_t tile, int64_t count, uint16_t* out)
+      : w_(w), tile_(tile), left_(count), out_(out) {
+    begin_tile();
   }
 
-  template <int Rows, int Panels>
-  static void accumulate(const uint16_t* tile, int64_t step, int64_t tiles, const PreparedRows& x,
-                         float* out, int64_t out_stride) {
-    __m512 total[Panels][Rows];
-    for (int i = 0; i < Panels; ++i)
-      for (int m = 0; m < Rows; ++m)
-        total[i][m] = _mm512_loadu_ps(out + m * out_stride + i * kPanel);
+  bool is_done() const { return left_ <= 0; }
+
+  [[gnu::always_inline]] void row(int r) {
+    if (r < 4) fetch(codes_ + r * 64 + kExactTilesAhead * kTileCodes);
+    if (r >= 4 && r < 12) fetch(residuals_ + (r - 4) * 64 + kExactTilesAhead * kTileWeights);
+    const __m512i residual = _mm512_cvtepu8_epi16(
+        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(residuals_ + r * 32)));
+    const __m512i nibbles = _mm512_srli_epi16(_mm512_loadu_si512(codes_ + r / 4 * 64),
+                                              static_cast<unsigned>(r % 4 * 4));
+    const __m512i least = _mm512_permutexvar_epi16(nibbles, _mm512_load_si512(kCodeWords.word));
+    _mm512_store_si512(out_ + r * 32,
+                       _mm512_add_epi16(least, _mm512_add_epi16(exponents_, residual)));
+  }
+
+  void whole_tile() {
+    for (int r = 0; r < kBlock / 2; ++r) row(r);
+    end_tile();
+  }
+
+  [[gnu::always_inline]] void end_tile() {
+    patch();
+    if (--left_ <= 0) return;
+    ++tile_;
+    out_ += kTileWeights;
+    begin_tile();
+  }
+
+ private:
+  [[gnu::always_inline]] void begin_tile() {
+    codes_ = w_.codes + tile_ * kTileCodes;
+    residuals_ = w_.residuals + tile_ * kTileWeights;
+    const __m128i scales =
+        _mm_loadu_si128(reinterpret_cast<const __m128i*>(w_.scales + tile_ * kPanel));
+    const __m512i exponents = _mm512_slli_epi32(_mm512_cvtepu8_epi32(scales), 7);
+    exponents_ = _mm512_or_si512(exponents, _mm512_slli_epi32(exponents, 16));
+  }
+
+  // Sixteen at a time, the last ones repeated: a loop of as many steps as there are patches would
+  // mispredict its end at every tile.
+  [[gnu::always_inline]] void patch() {
+    const uint32_t* p = w_.patches + w_.patch_starts[tile_];
+    fetch(p + 160);
+    for (int64_t n = w_.patch_starts[tile_ + 1] - w_.patch_starts[tile_]; n > 0; n -= 16, p += 16) {
+      const auto mask = static_cast<__mmask16>(n >= 16 ? 0xffff : (1 << n) - 1);
+      alignas(64) uint32_t patches[16];
+      _mm512_store_si512(
+          patches, _mm512_mask_loadu_epi32(_mm512_set1_epi32(static_cast<int32_t>(p[0])), mask, p));
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i) out_[patches[i] >> 16] = static_cast<uint16_t>(patches[i]);
+    }
+  }
+
+  const PackedMatrix& w_;
+  int64_t tile_, left_;
+  uint16_t* out_;
+  const uint8_t* codes_ = nullptr;
+  const uint8_t* residuals_ = nullptr;
+  __m512i exponents_ = _mm512_setzero_si512();
+};
+
+struct Avx512Exact {
+  static constexpr int kRows = 8;
+  using Decoder = Avx512Decoder;
+
+  // A register holds the even and the odd chain of eight outputs side by side, so that one load
+  // of a pair of inputs serves two multiply-adds: loads would be the bottleneck.
+  template <int Rows, class Ahead>
+  [[gnu::noinline]] static void accumulate(const uint16_t* tile, int64_t tiles,
+                                           const PreparedRows& x, float* out, int64_t out_stride,
+                                           Ahead ahead) {
+    const float* row[Rows];
+    for (int m = 0; m < Rows; ++m) row[m] = reinterpret_cast<const float*>(x.data + m * x.stride);
     for (int64_t t = 0; t < tiles; ++t) {
-      __m512 even[Panels][Rows], odd[Panels][Rows];
-      for (int i = 0; i < Panels; ++i)
-        for (int m = 0; m < Rows; ++m) even[i][m] = odd[i][m] = _mm512_setzero_ps();
-#pragma GCC unroll 4
+      __m512 low[Rows], high[Rows];
+      for (int m = 0; m < Rows; ++m) low[m] = high[m] = _mm512_setzero_ps();
+#pragma GCC unroll 16
       for (int k = 0; k < kBlock; k += 2) {
-        __m512 w_even[Panels], w_odd[Panels];
-        for (int i = 0; i < Panels; ++i) {
-          const __m512i pairs = _mm512_loadu_si512(tile + i * step + t * kTileWeights + k * kPanel);
-          w_even[i] = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
-          w_odd[i] = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(-65536)));
-        }
+        __m512i pairs = _mm512_loadu_si512(tile + k * kPanel);
+        asm("" : "+v"(pairs));  // else GCC loads it twice
+        const __m512i zero = _mm512_setzero_si512();
+        const __m512 w_low = _mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, pairs));
+        const __m512 w_high = _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, pairs));
+        ahead.row(k / 2);
         for (int m = 0; m < Rows; ++m) {
-          const auto* inputs =
-              reinterpret_cast<const float*>(x.data + m * x.stride) + t * kBlock + k;
-          const __m512 x_even = _mm512_set1_ps(inputs[0]), x_odd = _mm512_set1_ps(inputs[1]);
-          for (int i = 0; i < Panels; ++i) {
-            even[i][m] = _mm512_fmadd_ps(w_even[i], x_even, even[i][m]);
-            odd[i][m] = _mm512_fmadd_ps(w_odd[i], x_odd, odd[i][m]);
-          }
+          const __m512 inputs = _mm512_castpd_ps(_mm512_set1_pd(load_as<double>(row[m] + k)));
+          low[m] = _mm512_fmadd_ps(w_low, inputs, low[m]);
+          high[m] = _mm512_fmadd_ps(w_high, inputs, high[m]);
         }
       }
-      for (int i = 0; i < Panels; ++i)
-        for (int m = 0; m < Rows; ++m)
-          total[i][m] = _mm512_add_ps(total[i][m], _mm512_add_ps(even[i][m], odd[i][m]));
+      for (int m = 0; m < Rows; ++m) {
+        const __m512 even = _mm512_shuffle_ps(low[m], high[m], 0x88);
+        const __m512 odd = _mm512_shuffle_ps(low[m], high[m], 0xdd);
+        float* const total = out + m * out_stride;
+        _mm512_storeu_ps(total, _mm512_add_ps(_mm512_loadu_ps(total), _mm512_add_ps(even, odd)));
+        row[m] += kBlock;
+      }
+      tile += kTileWeights;
+      ahead.end_tile();
     }
-    for (int i = 0; i < Panels; ++i)
-      for (int m = 0; m < Rows; ++m)
-        _mm512_storeu_ps(out + m * out_stride + i * kPanel, total[i][m]);
+    while (!ahead.is_done()) ahead.whole_tile();
   }
 };
 
 void decode_tile_avx512(const PackedMatrix& w, int64_t tile, uint16_t* out) {
   if (w.plain != nullptr) return decode_tile(w, tile, out);
-  Avx512Exact::decode(w, tile, out);
+  alignas(64) uint16_t decoded[kTileWeights];
+  Avx512Decoder(w, tile, 1, decoded).whole_tile();
+  std::memcpy(out, decoded, sizeof(decoded));
 }
 
 // --- Draft reading ------------------------------------------------------------------------------
@@ -125,24 +165,21 @@ struct UnsignedWeights {
 constexpr UnsignedWeights kUnsignedWeights;
 
 template <int Rows>
-inline void draft_rows_avx512(const PackedMatrix& w, int64_t panel, const PreparedRows& x,
-                              float* out, int64_t out_stride) {
+[[gnu::noinline]] void draft_rows_avx512(const PackedMatrix& w, int64_t panel,
+                                         const PreparedRows& x, float* out, int64_t out_stride) {
   const __m512i nibble = _mm512_set1_epi8(15);
   const __m512i weights_of = _mm512_broadcast_i32x4(
       _mm_load_si128(reinterpret_cast<const __m128i*>(kUnsignedWeights.of_code)));
+  const uint8_t* codes = w.codes + panel * w.tiles * kTileCodes;
+  const uint8_t* scales = w.scales + panel * w.tiles * kPanel;
+  const uint8_t* row[Rows];
+  for (int m = 0; m < Rows; ++m) row[m] = x.data + m * x.stride;
   __m512 total[Rows];
   for (int m = 0; m < Rows; ++m) total[m] = _mm512_setzero_ps();
-  const int64_t row_scales = w.tiles * kBlock, row_corrections = row_scales + w.tiles * 4;
   for (int64_t t = 0; t < w.tiles; ++t) {
-    const int64_t tile = panel * w.tiles + t;
-    const uint8_t* codes = w.codes + tile * kTileCodes;
-    __m512i sum[Rows], sum2[Rows];
-    for (int m = 0; m < Rows; ++m) {
-      int32_t correction;
-      std::memcpy(&correction, x.data + m * x.stride + row_corrections + t * 4, 4);
-      sum[m] = _mm512_set1_epi32(correction);
-      sum2[m] = _mm512_setzero_si512();
-    }
+    __m512i sum[Rows];
+    for (int m = 0; m < Rows; ++m)
+      sum[m] = _mm512_set1_epi32(load_as<int32_t>(row[m] + offsetof(DraftBlock, correction)));
 #pragma GCC unroll 4
     for (int group = 0; group < 4; ++group) {
       fetch(codes + group * 64 + kDraftTilesAhead * kTileCodes);
@@ -151,19 +188,20 @@ inline void draft_rows_avx512(const PackedMatrix& w, int64_t panel, const Prepar
       const __m512i high =
           _mm512_shuffle_epi8(weights_of, _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble));
       for (int m = 0; m < Rows; ++m) {
-        int32_t inputs[2];
-        std::memcpy(inputs, x.data + m * x.stride + t * kBlock + group * 8, 8);
-        sum[m] = _mm512_dpbusd_epi32(sum[m], low, _mm512_set1_epi32(inputs[0]));
-        sum2[m] = _mm512_dpbusd_epi32(sum2[m], high, _mm512_set1_epi32(inputs[1]));
+        const uint8_t* inputs = row[m] + group * 8;
+        sum[m] = _mm512_dpbusd_epi32(sum[m], low, _mm512_set1_epi32(load_as<int32_t>(inputs)));
+        sum[m] = _mm512_dpbusd_epi32(sum[m], high, _mm512_set1_epi32(load_as<int32_t>(inputs + 4)));
       }
     }
-    const __m512 scales = (__m512)scale_values(w.scales + tile * kPanel);
+    const auto scale = reinterpret_cast<__m512>(scale_values(scales));
     for (int m = 0; m < Rows; ++m) {
-      float input_scale;
-      std::memcpy(&input_scale, x.data + m * x.stride + row_scales + t * 4, 4);
-      total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(sum[m], sum2[m])),
-                                 _mm512_mul_ps(scales, _mm512_set1_ps(input_scale)), total[m]);
+      const __m512 x_scale = _mm512_set1_ps(load_as<float>(row[m] + offsetof(DraftBlock, scale)));
+      total[m] =
+          _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[m]), _mm512_mul_ps(scale, x_scale), total[m]);
+      row[m] += sizeof(DraftBlock);
     }
+    codes += kTileCodes;
+    scales += kPanel;
   }
   for (int m = 0; m < Rows; ++m) _mm512_storeu_ps(out + m * out_stride, total[m]);
 }
