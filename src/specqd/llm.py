@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specqd import _native
-from specqd.chains import build_chain, parse_chain
+from specqd.chains import DraftSpec, build_chain, parse_chain
 from specqd.config import read_generation_defaults
 from specqd.engine import Engine, FinishReason, Generation, TokenLogprob
 from specqd.errors import TokenizerError
@@ -148,8 +149,18 @@ class LLM:
                 f"{self.directory}: the tokenizer has {self.tokenizer.vocab_size} tokens and the "
                 f"model {config.vocab_size}; they do not belong together"
             )
-        eos = self.defaults.eos_token_ids or config.eos_token_ids
-        self.engine = Engine(build_chain(self.model, specs), self.tokenizer, eos_token_ids=eos)
+        self.engine = self._engine(specs)
+
+    def with_draft(self, draft: str | SequenceOf[str] | None) -> "LLM":
+        """The same model with other drafts; nothing is loaded again. Use one of them at a time:
+        each believes that it has the KV cache to itself."""
+        other = copy(self)
+        other.engine = other._engine(parse_chain(draft))
+        return other
+
+    def _engine(self, specs: SequenceOf[DraftSpec]) -> Engine:
+        eos = self.defaults.eos_token_ids or self.model.config.eos_token_ids
+        return Engine(build_chain(self.model, specs), self.tokenizer, eos_token_ids=eos)
 
     def generate(
         self, prompts: Prompt | SequenceOf[Prompt], params: SamplingParams | None = None

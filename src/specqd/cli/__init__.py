@@ -1,0 +1,48 @@
+"""The command line: arguments in, text and an exit status out. Computes nothing itself.
+
+0: done. 1: an error that the user can mend, told in one line. 2: usage. 130: Ctrl-C.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command line (by default the process's own); returns its exit status."""
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    import click
+
+    from specqd.cli.app import app
+    from specqd.cli.terminal import one_line
+    from specqd.errors import SpecqdError
+
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    try:
+        status = app(args=arguments, prog_name="specqd", standalone_mode=False)
+        sys.stdout.flush()
+        return status if isinstance(status, int) else 0
+    except click.exceptions.Abort:
+        return 130
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit
+        return 1
+    except SpecqdError as error:
+        problem = str(error)
+    except MemoryError:
+        problem = "out of memory; close other programs, use a smaller model or shorter texts"
+    except OSError as error:
+        named = f"{error.filename}: " if error.filename else ""
+        problem = f"{named}{error.strerror or error}"
+    print(f"specqd: error: {one_line(problem)}", file=sys.stderr)
+    return 1

@@ -1,0 +1,31 @@
+"""The commands by name. Importing them must stay cheap: `specqd --help` loads none of the core."""
+
+import click
+
+from specqd import __version__
+from specqd.cli.bench import bench
+from specqd.cli.demo import demo
+from specqd.cli.generate import generate
+from specqd.cli.inspect import inspect
+
+_EPILOG = """\b
+Try:
+  specqd demo
+  specqd generate -p "def fibonacci(n):"
+  specqd generate ./my-model -p "Once upon a time" -n 200 --temperature 0.8
+  specqd inspect Qwen/Qwen3-0.6B
+"""
+
+
+@click.group(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="specqd %(version)s")
+def app() -> None:
+    """Fast, exact text generation from BF16 language models on CPUs.
+
+    MODEL is a Hugging Face directory or a repository, owner/name[@revision]. Left out, it is the
+    small model of Python source that comes with the package.
+    """
+
+
+for _command in (generate, demo, inspect, bench):
+    app.add_command(_command)

@@ -1,0 +1,164 @@
+"""`specqd generate`: a prompt in, its continuation out."""
+
+import json
+import math
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specqd.cli.options import machine_options, model_argument, prompt_options, sampling_options
+from specqd.cli.terminal import ProgressBar, one_line, write_text
+from specqd.errors import RequestError
+
+if TYPE_CHECKING:
+    from specqd.llm import LLM, LevelReport, Prompt, Result, Stats
+
+_EPILOG = """\b
+Examples:
+  specqd generate -p "def fibonacci(n):"
+  specqd generate ./my-model -p "Once upon a time" -n 200 --temperature 0.8 --seed 7
+  specqd generate Qwen/Qwen3-0.6B --chat -p "Why is the sky blue?" --stop "\\n\\n"
+  cat notes.txt | specqd generate --json | jq .stats
+"""
+
+
+@click.command(epilog=_EPILOG)
+@model_argument
+@prompt_options
+@sampling_options
+@click.option(
+    "--draft",
+    multiple=True,
+    metavar="DRAFT",
+    help="auto (default), none, mxfp4 or mxfp4:k=N. Changes the speed, never the text.",
+)
+@click.option("--chat", "is_chat", is_flag=True, help="The prompt is a user's message.")
+@click.option(
+    "--reading",
+    type=click.Choice(["exact", "draft"]),
+    default="exact",
+    help="draft: the MXFP4 reading speaks as the model itself.",
+)
+@machine_options
+@click.option("--json", "is_json", is_flag=True, help="Print one JSON object with statistics.")
+def generate(
+    model: str | None,
+    prompt: str | None,
+    file: str | None,
+    draft: tuple[str, ...],
+    is_chat: bool,
+    reading: str,
+    threads: int | None,
+    isa: str | None,
+    is_json: bool,
+    **sampling: Any,
+) -> None:
+    """Continue a text: the new text to stdout, a summary to stderr.
+
+    Without -p and -f the text is read from standard input. One newline at the end of a file or of
+    standard input is left out. Sampling options default to the model's own recommendation.
+    """
+    if sampling["logprobs"] is not None and not is_json:
+        raise click.UsageError("--logprobs shows only in JSON; add --json")
+    text = read_prompt(prompt, file)
+
+    from specqd.llm import LLM
+    from specqd.model import Reading
+    from specqd.sampling import SamplingParams
+
+    params = SamplingParams(**sampling)
+    with ProgressBar("Packing weights") as bar:
+        llm = LLM(
+            model,
+            draft[0] if len(draft) == 1 else draft or "auto",
+            threads,
+            isa,
+            reading=Reading[reading.upper()],
+            progress=bar,
+        )
+    ids = prompt_ids(llm, text, is_chat)
+    if is_json:
+        print(json.dumps(described(llm.generate([ids], params)[0])))
+        return
+    stream = llm.stream(ids, params)
+    for piece in stream:
+        write_text(piece)
+    assert stream.result is not None
+    if sys.stdout.isatty() and not stream.result.text.endswith("\n"):
+        write_text("\n")
+    print(summary(stream.result, params.resolved(llm.defaults).temperature), file=sys.stderr)
+
+
+def read_prompt(prompt: str | None, file: str | None) -> str:
+    """The text that the options name, else all of standard input."""
+    if prompt is not None and file is not None:
+        raise click.UsageError("-p and -f both name a prompt; give one of them")
+    if prompt is not None and prompt != "-":
+        return prompt
+    if file is None and prompt is None and sys.stdin.isatty():
+        raise click.UsageError("no prompt: give -p TEXT, -f FILE or standard input")
+    data = sys.stdin.buffer.read() if file is None else Path(file).read_bytes()
+    try:
+        return data.decode("utf-8").removesuffix("\n")
+    except UnicodeDecodeError as error:
+        name = file or "standard input"
+        raise RequestError(
+            f"{one_line(name)}: byte {error.start} is not UTF-8; convert the text first"
+        ) from error
+
+
+def prompt_ids(llm: "LLM", text: str, is_chat: bool) -> "Prompt":
+    if is_chat:
+        return llm.tokenizer.chat([{"role": "user", "content": text}])
+    return llm.encode(text)
+
+
+def described(result: "Result") -> dict[str, Any]:
+    """What --json prints."""
+    completion = result.completions[0]
+    entry: dict[str, Any] = {"text": completion.text, "tokens": completion.tokens}
+    if completion.logprobs is not None:
+        entry["logprobs"] = [
+            {
+                "token": each.token,
+                "logprob": _number(each.logprob),
+                "top": [{"token": token, "logprob": _number(x)} for token, x in each.top],
+            }
+            for each in completion.logprobs
+        ]
+    return entry | {
+        "finish_reason": completion.finish_reason,
+        "seed": completion.seed,
+        "stats": _described_stats(result.stats),
+    }
+
+
+def _described_stats(stats: "Stats") -> dict[str, Any]:
+    levels = []
+    for level in stats.levels:
+        entry = asdict(level) | {"acceptance": level.acceptance, "gb_per_s": level.gb_per_s}
+        del entry["gigabytes"]
+        levels.append(entry)
+    return asdict(stats) | {"levels": levels}
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None  # JSON has no infinity
+
+
+def summary(result: "Result", temperature: float | None) -> str:
+    """One line: how much, how fast, what each level did, and how to repeat it."""
+    stats = result.stats
+    head = f"{stats.new_tokens} tokens, {stats.tokens_per_s:.1f} tokens/s"
+    seed = [f"seed {result.completions[0].seed}"] if temperature else []
+    return "specqd: " + "; ".join([head, *map(_level_summary, stats.levels), *seed])
+
+
+def _level_summary(level: "LevelReport") -> str:
+    text = f"{level.name}: {level.forwards} readings at {level.gb_per_s:.1f} GB/s"
+    if level.acceptance is not None:
+        text += f", {level.acceptance:.0%} of {level.drafted} drafted tokens accepted"
+    return text

@@ -1,0 +1,238 @@
+"""`specqd inspect`: what a model is, how it lies in memory, and what runs it here."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specqd.cli.options import machine_options, model_argument
+from specqd.cli.terminal import ProgressBar, aligned, harmless
+
+if TYPE_CHECKING:
+    from specqd.config import DecoderConfig, RopeConfig
+    from specqd.llm import LLM
+    from specqd.model import Machine, Model
+    from specqd.weights import PackedMatrix
+
+_PLANES = ("codes", "scales", "residuals", "patches", "plain")
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixReport:
+    """One packed matrix: `names` of its tensors, size, and bytes by plane."""
+
+    names: tuple[str, ...]
+    rows: int
+    columns: int
+    is_nested: bool
+    patches: int
+    planes: dict[str, int]
+
+    @classmethod
+    def of(cls, packed: "PackedMatrix") -> "MatrixReport":
+        weight = packed.weight
+        return cls(
+            packed.sources,
+            weight.rows,
+            weight.columns,
+            weight.is_nested,
+            weight.patch_count,
+            weight.plane_bytes(),
+        )
+
+    @property
+    def weights(self) -> int:
+        return self.rows * self.columns
+
+    @property
+    def draft_bytes(self) -> int:
+        """What the draft reading moves."""
+        return self.planes["codes"] + self.planes["scales"]
+
+    @property
+    def exact_bytes(self) -> int:
+        """What the exact reading moves: plain tiles are read alone, nested ones need all."""
+        return self.planes["plain"] or sum(self.planes.values())
+
+
+@dataclass(frozen=True, slots=True)
+class PackedReport:
+    """All packed matrices together."""
+
+    matrices: tuple[MatrixReport, ...]
+
+    @property
+    def weights(self) -> int:
+        return sum(matrix.weights for matrix in self.matrices)
+
+    @property
+    def patches(self) -> int:
+        return sum(matrix.patches for matrix in self.matrices)
+
+    @property
+    def nested(self) -> int:
+        return sum(matrix.is_nested for matrix in self.matrices)
+
+    @property
+    def planes(self) -> dict[str, int]:
+        return {plane: sum(m.planes[plane] for m in self.matrices) for plane in _PLANES}
+
+    def bits(self, moved_bytes: int) -> float:
+        return 8 * moved_bytes / self.weights
+
+
+@click.command()
+@model_argument
+@machine_options
+@click.option("--matrices", "has_matrices", is_flag=True, help="Also list every packed matrix.")
+@click.option("--json", "is_json", is_flag=True, help="Print one JSON object.")
+def inspect(
+    model: str | None, threads: int | None, isa: str | None, has_matrices: bool, is_json: bool
+) -> None:
+    """Show a model's shape, bits and memory, and this machine.
+
+    \b
+    Examples:
+      specqd inspect
+      specqd inspect ./my-model --matrices
+      specqd inspect Qwen/Qwen3-0.6B --json | jq .bits_per_weight
+    """
+    from specqd.llm import LLM
+
+    with ProgressBar("Packing weights") as bar:
+        llm = LLM(model, "none", threads, isa, progress=bar)
+    packed = PackedReport(tuple(MatrixReport.of(m) for m in llm.model.weights.matrices))
+    if is_json:
+        click.echo(json.dumps(described(llm, packed)))
+        return
+    machine = llm.model.machine
+    lines = [*shape_lines(llm, packed), "", *packed_lines(llm.model, packed)]
+    lines += ["", *machine_lines(machine)]
+    if has_matrices:
+        lines += ["", *matrix_lines(packed)]
+    click.echo("\n".join(harmless(line) for line in lines))
+
+
+def count_parameters(model: "Model", packed: PackedReport) -> int:
+    """Weights, norms and biases."""
+    c, embedding = model.config, model.weights.embedding
+    heads, kv_heads = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    layer = 2 * c.hidden_size
+    layer += 2 * c.head_dim if c.qk_norm else 0
+    layer += heads + 2 * kv_heads if c.qkv_bias else 0
+    layer += c.hidden_size if c.output_bias else 0
+    layer += 2 * c.intermediate_size + c.hidden_size if c.mlp_bias else 0
+    unpacked = 0 if embedding is None else embedding.size
+    return packed.weights + unpacked + c.num_layers * layer + c.hidden_size
+
+
+def described(llm: "LLM", packed: PackedReport) -> dict[str, Any]:
+    """What --json prints."""
+    from specqd import _native
+
+    model, machine = llm.model, llm.model.machine
+    exact, draft = model.bytes_per_forward, model.as_draft().bytes_per_forward
+    return {
+        "directory": str(llm.directory),
+        "config": asdict(model.config),
+        "parameters": count_parameters(model, packed),
+        "tokenizer": {
+            "tokens": llm.tokenizer.vocab_size,
+            "special": llm.tokenizer.named_tokens,
+            "has_chat_template": llm.tokenizer.has_chat_template,
+        },
+        "bits_per_weight": {"exact": packed.bits(exact), "draft": packed.bits(draft)},
+        "patch_share": packed.patches / packed.weights,
+        "plane_bytes": packed.planes,
+        "bytes_per_token": {"exact": exact, "draft": draft, "bf16": model.bf16_bytes_per_forward},
+        "matrices": [asdict(matrix) for matrix in packed.matrices],
+        "machine": {
+            "cpu": _native.cpu_model(),
+            "isas": _native.available_isas(),
+            "isa": machine.isa,
+            "amx_refusal": _native.amx_refusal() or None,
+            "threads": machine.pool.threads,
+            "usable_memory_bytes": _native.usable_memory(),
+        },
+    }
+
+
+def shape_lines(llm: "LLM", packed: PackedReport) -> list[str]:
+    c, tokenizer = llm.model.config, llm.tokenizer
+    parameters = count_parameters(llm.model, packed) / 1e6
+    embeddings = "tied to the head" if c.tied_embeddings else "of their own"
+    named = [f"{name.removesuffix('_token')} {t}" for name, t in tokenizer.named_tokens.items()]
+    template = "a chat template" if tokenizer.has_chat_template else "no chat template"
+    return [
+        str(llm.directory),
+        f"  type        {c.model_type}, {parameters:,.2f} M parameters",
+        f"  layers      {c.num_layers} of {c.hidden_size}, feed-forward {c.intermediate_size}",
+        f"  heads       {c.num_heads} query, {c.num_kv_heads} key/value, of {c.head_dim}",
+        f"  context     {c.max_positions} positions, {_windows(c)}",
+        f"  positions   {_rope(c.rope)}",
+        f"  vocabulary  {c.vocab_size}, embeddings {embeddings}",
+        f"  tokenizer   {tokenizer.vocab_size} tokens, {', '.join([*named, template])}",
+    ]
+
+
+def _windows(config: "DecoderConfig") -> str:
+    windowed = [window for window in config.windows if window]
+    if not windowed:
+        return "full attention"
+    return f"window {max(windowed)} on {len(windowed)} of {config.num_layers} layers"
+
+
+def _rope(rope: "RopeConfig") -> str:
+    scaled = "" if rope.kind == "default" else f", {rope.kind} scaling by {rope.factor:g}"
+    return f"rotary, theta {rope.theta:g}{scaled}"
+
+
+def packed_lines(model: "Model", packed: PackedReport) -> list[str]:
+    bf16 = model.bf16_bytes_per_forward
+    exact, draft = model.bytes_per_forward, model.as_draft().bytes_per_forward
+    stored = sum(packed.planes.values())
+    rows = [["  reading", "bits a weight", "MB a token", "of BF16"]]
+    for name, moved in (("exact", exact), ("draft", draft), ("plain BF16", bf16)):
+        share = f"{moved / bf16:.0%}"
+        rows.append([f"  {name}", f"{packed.bits(moved):.2f}", f"{moved / 1e6:.2f}", share])
+    planes = [["  plane", "bits a weight", "MB in memory", "of BF16"]]
+    for name, size in [*packed.planes.items(), ("all", stored)]:
+        planes.append(
+            [f"  {name}", f"{packed.bits(size):.2f}", f"{size / 1e6:.2f}", f"{size / bf16:.1%}"]
+        )
+    return [
+        f"{len(packed.matrices)} matrices, {packed.nested} nested; "
+        f"{packed.patches / packed.weights:.2%} of the weights are patches",
+        *aligned(rows),
+        "",
+        *aligned(planes),
+    ]
+
+
+def machine_lines(machine: "Machine") -> list[str]:
+    from specqd import _native
+
+    refusal = _native.amx_refusal()
+    memory = _native.usable_memory()
+    return [
+        _native.cpu_model(),
+        f"  instruction sets  {', '.join(_native.available_isas())}; chosen {machine.isa}",
+        *([f"  AMX refused       {refusal}"] if refusal else []),
+        f"  threads           {machine.pool.threads}",
+        f"  memory left       {f'{memory / 1e9:.1f} GB' if memory >= 0 else 'unknown'}",
+    ]
+
+
+def matrix_lines(packed: PackedReport) -> list[str]:
+    rows = [["matrix", "rows", "columns", "exact bits", "draft bits", "patches"]]
+    for matrix in packed.matrices:
+        first, *others = matrix.names
+        name = "+".join([first, *(other.split(".")[-2] for other in others)])
+        exact, draft = (
+            8 * size / matrix.weights for size in (matrix.exact_bytes, matrix.draft_bytes)
+        )
+        patches = f"{matrix.patches / matrix.weights:.2%}" if matrix.is_nested else "plain"
+        size = [str(matrix.rows), str(matrix.columns)]
+        rows.append([name, *size, f"{exact:.2f}", f"{draft:.2f}", patches])
+    return aligned(rows)

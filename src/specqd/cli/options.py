@@ -1,0 +1,61 @@
+"""The arguments that several commands share. Knows nothing of what they do with them."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_ISAS = ("amx", "avx512", "avx2vnni", "avx2", "portable")
+
+
+def model_argument(command: Command) -> Command:
+    return click.argument("model", required=False)(command)
+
+
+def machine_options(command: Command) -> Command:
+    threads = click.option(
+        "--threads", type=int, metavar="N", help="Threads. Default: the usable cores."
+    )
+    isa = click.option(
+        "--isa", type=click.Choice(_ISAS), help="Instruction set. Default: the fastest."
+    )
+    return threads(isa(command))
+
+
+def prompt_options(command: Command) -> Command:
+    prompt = click.option(
+        "-p", "--prompt", metavar="TEXT", help="The text to continue; - reads standard input."
+    )
+    file = click.option(
+        "-f",
+        "--file",
+        type=click.Path(exists=True, dir_okay=False),
+        help="A file with the text to continue.",
+    )
+    return prompt(file(command))
+
+
+def sampling_options(command: Command) -> Command:
+    """Options that bear the names of SamplingParams' fields."""
+    options = [
+        click.option(
+            "-n",
+            "--max-tokens",
+            type=int,
+            default=128,
+            show_default=True,
+            help="New tokens at most.",
+        ),
+        click.option("--temperature", type=float, help="0 takes the likeliest token."),
+        click.option("--top-p", type=float, help="Sample from this share of the probability."),
+        click.option("--top-k", type=int, help="Sample from so many tokens; 0: all."),
+        click.option("--min-p", type=float, help="Least probability, relative to the likeliest's."),
+        click.option("--seed", type=int, help="Repeats a sampled text. Default: a random one."),
+        click.option("--stop", multiple=True, metavar="TEXT", help="End before it. May repeat."),
+        click.option("--logprobs", type=int, metavar="K", help="With --json: the K likeliest."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command

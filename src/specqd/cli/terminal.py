@@ -1,0 +1,86 @@
+"""What reaches the terminal: safe text, tables, progress. Knows no models."""
+
+import sys
+from collections.abc import Sequence
+from time import monotonic
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+# C0 but newline and tab, DEL, C1, and the controls that reorder text (Unicode's Bidi_Control).
+_STEERING = [
+    *(code for code in range(0x20) if chr(code) not in "\n\t"),
+    *range(0x7F, 0xA0),
+    0x061C,
+    0x200E,
+    0x200F,
+    *range(0x202A, 0x202F),
+    *range(0x2066, 0x206A),
+]
+_WITHOUT_STEERING = dict.fromkeys(_STEERING)
+_PATIENCE = 0.4  # seconds of work that need no progress bar
+
+
+def harmless(text: str) -> str:
+    """The text without what would steer a terminal."""
+    return text.translate(_WITHOUT_STEERING)
+
+
+def one_line(text: str) -> str:
+    return harmless(text.replace("\n", " "))
+
+
+def write_text(text: str) -> None:
+    """Model text to standard output at once: harmless on a terminal, as it is elsewhere."""
+    sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table: its first column to the left, the others to the right."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if i else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+class ProgressBar:
+    """Shows work that takes long on standard error, if that is a terminal; called with what is
+    done and what there is in all."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._begun = monotonic()
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, done: int, total: int) -> None:
+        if not sys.stderr.isatty() or monotonic() - self._begun < _PATIENCE:
+            return
+        if self._bar is None:
+            from rich.console import Console
+            from rich.progress import Progress  # imported here: it takes a tenth of a second
+
+            self._bar = Progress(console=Console(stderr=True), transient=True)
+            self._task = self._bar.add_task(self._label, total=total)
+            self._bar.start()
+        assert self._task is not None
+        self._bar.update(self._task, completed=done, total=total)
