@@ -1,5 +1,6 @@
 """Packing: both readings lie in the planes, and the exact one is the file's bits."""
 
+import contextlib
 import secrets
 from pathlib import Path
 
@@ -71,10 +72,8 @@ RANDOM_SHAPES = {
 
 def stored_models() -> dict[str, Path]:
     models = {path.name: path for path in sorted(SHARED_MODELS.glob("*/")) if path.is_dir()}
-    try:
+    with contextlib.suppress(HubError):
         models["shipped"] = shipped_model()
-    except HubError:
-        pass
     goldens = Path(__file__).parent.glob("goldens/*/config.json")
     return models | {f"golden {path.parent.name}": path.parent for path in goldens}
 
