@@ -404,13 +404,16 @@ void bind_kernels(nb::module_& m) {
            [](const Packed& p, const std::string& reading) {
              return p.bytes(reading_named(reading) == Reading::kExact);
            })
-      .def_prop_ro("planes", [](const Packed& p) {
-        return std::make_tuple(copied(p.codes.data(), {p.codes.size()}),
-                               copied(p.scales.data(), {p.scales.size()}),
-                               copied(p.residuals.data(), {p.residuals.size()}),
-                               copied(p.patch_starts.data(), {p.patch_starts.size()}),
-                               copied(p.patches.data(), {p.patches.size()}));
-      });
+      .def_prop_ro(
+          "planes",
+          [](const Packed& p) {
+            return std::make_tuple(copied(p.codes.data(), {p.codes.size()}),
+                                   copied(p.scales.data(), {p.scales.size()}),
+                                   copied(p.residuals.data(), {p.residuals.size()}),
+                                   copied(p.patch_starts.data(), {p.patch_starts.size()}),
+                                   copied(p.patches.data(), {p.patches.size()}));
+          },
+          nb::rv_policy::move);
   auto table = nb::class_<KernelTable>(m, "KernelTable").def_prop_ro("name", [](KernelTable k) {
     return k.at->name;
   });

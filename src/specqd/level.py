@@ -7,7 +7,6 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from specqd import _native
 from specqd.drafters import Ask, Drafter, Proposal
 from specqd.model import Model, Rows
 from specqd.sequence import Sequence
@@ -145,18 +144,7 @@ class Level:
         results = []
         row = 0
         for ask, proposal in zip(asks, proposals, strict=True):
-            sequence, guesses = ask.sequence, proposal.tokens
-            grammar = sequence.grammar
-            tokens, confidences = _native.verify(
-                self.model.decoder,
-                row,
-                guesses,
-                sequence.picker,
-                len(sequence.tokens),
-                sequence.prompt_length,
-                sequence.history(guesses),
-                grammar.masks(guesses) if grammar else None,
-            )
+            tokens, confidences = self.model.verify(row, proposal.tokens, ask.sequence)
             results.append(Proposal(tokens, confidences, row))
-            row += len(guesses) + 1
+            row += len(proposal.tokens) + 1
         return results

@@ -281,6 +281,25 @@ class Model:
             raise RequestError(f"more than {MAX_ROWS} rows of logits at once; use a smaller batch")
         return rest
 
+    def verify(
+        self, row: int, proposal: SequenceOf[int], sequence: Sequence
+    ) -> tuple[list[int], list[float]]:
+        """What the last forward's logits from `row` on say to a proposal for `sequence`.
+
+        The prefix that this model would have picked itself and then its own next pick, each with
+        its probability; shorter where no token is allowed.
+        """
+        return _native.verify(
+            self.decoder,
+            row,
+            proposal,
+            sequence.picker,
+            len(sequence.tokens),
+            sequence.prompt_length,
+            sequence.history(proposal),
+            sequence.grammar.masks(proposal) if sequence.grammar else None,
+        )
+
     def logits(self, token_ids: SequenceOf[int]) -> NDArray[np.float32]:
         """Logits after each token: [n, vocab] float32.
 

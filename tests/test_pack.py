@@ -1,0 +1,316 @@
+"""Packing: both readings lie in the planes, and the exact one is the file's bits."""
+
+import contextlib
+import secrets
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import random_models
+from random_models import Shape, make_config, make_model, make_tensors
+from specqd import _native, mxfp4
+from specqd.config import read_config
+from specqd.errors import HubError, TensorError
+from specqd.hub import shipped_model
+from specqd.mxfp4 import ScaleRule
+from specqd.tensors import TensorDirectory
+from specqd.weights import load_weights
+
+Bits = NDArray[np.uint16]
+
+POOL = _native.Pool(2)
+ISA = _native.available_isas()[0]
+RULES = {ScaleRule.FLOOR: 0, ScaleRule.MSE: 1}
+SHARED_MODELS = Path(__file__).parents[2] / "shared" / "models"
+
+each_isa = pytest.mark.parametrize("isa", _native.kernel_names())
+each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.value)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    seed = secrets.randbits(32)
+    print(f"seed {seed}")
+    return np.random.default_rng(seed)
+
+
+def gaussian(rng: np.random.Generator, rows: int, columns: int) -> Bits:
+    return random_models.bf16_bits(rng.standard_normal((rows, columns), np.float32))
+
+
+def any_finite(rng: np.random.Generator, rows: int, columns: int) -> Bits:
+    """Finite BF16 of every magnitude, subnormal to huge, each row with a bent of its own."""
+    bits = rng.integers(0, 0x7F80, (rows, columns))
+    exponents = rng.integers(1, 254, (rows, 1))
+    near = np.clip(exponents + rng.integers(-6, 1, bits.shape), 0, 254) << 7 | bits & 127
+    kind = rng.random((rows, 1))
+    bits = np.where(kind < 0.6, near, bits)
+    bits = np.where(kind < 0.1, rng.integers(0, 0x200, bits.shape), bits)  # subnormal, tiny
+    bits = np.where(kind > 0.9, rng.integers(0x7E00, 0x7F80, bits.shape), bits)  # huge
+    bits = np.where(rng.random(bits.shape) < 0.05, 0, bits)
+    return (bits | rng.integers(0, 2, bits.shape) << 15).astype(np.uint16)
+
+
+def pack(
+    sources: list[Bits], *, interleaved: bool = False, rule: ScaleRule = ScaleRule.MSE
+) -> _native.PackedWeight:
+    packed = _native.pack(POOL, ISA, sources, interleaved, RULES[rule])
+    assert isinstance(packed, _native.PackedWeight), packed
+    return packed
+
+
+# --- The exact reading is the file ------------------------------------------------------------
+
+RANDOM_SHAPES = {
+    "llama": Shape("llama", hidden=70, heads=7, kv_heads=1, head_dim=10, ffn=33, vocab=301),
+    "tied": Shape("qwen3", hidden=100, head_dim=24, ffn=172, vocab=283, is_tied=True),
+    "biased": Shape("llama", ffn=95, vocab=259, has_biases=True),
+}
+
+
+def stored_models() -> dict[str, Path]:
+    models = {path.name: path for path in sorted(SHARED_MODELS.glob("*/")) if path.is_dir()}
+    with contextlib.suppress(HubError):
+        models["shipped"] = shipped_model()
+    goldens = Path(__file__).parent.glob("goldens/*/config.json")
+    return models | {f"golden {path.parent.name}": path.parent for path in goldens}
+
+
+def assert_unpacks_to_its_file(directory: Path) -> None:
+    config = read_config(directory)
+    tensors = TensorDirectory.open(directory)
+    for rule in RULES:
+        weights = load_weights(directory, config, POOL, ISA, rule=rule)
+        matrices = {name for packed in weights.matrices for name in packed.sources}
+        linears = {name for name, view in tensors.items() if view.data.ndim == 2}
+        assert linears - matrices <= {"model.embed_tokens.weight"}
+        for packed in weights.matrices:
+            stacked = np.concatenate([tensors[name].data for name in packed.sources])
+            np.testing.assert_array_equal(packed.weight.unpack(ISA), stacked, str(packed.sources))
+
+
+@pytest.mark.parametrize("name", sorted(stored_models()))
+def test_every_matrix_of_a_stored_model_unpacks_to_the_bits_of_its_file(name: str) -> None:
+    assert_unpacks_to_its_file(stored_models()[name])
+
+
+def test_there_are_shared_models() -> None:
+    if not SHARED_MODELS.is_dir():
+        pytest.skip(f"no models in {SHARED_MODELS}; the shipped and random ones serve")
+
+
+@pytest.mark.parametrize("name", RANDOM_SHAPES)
+def test_every_matrix_of_a_random_model_unpacks_to_the_bits_of_its_file(
+    name: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    seed = int(rng.integers(1 << 31))
+    assert_unpacks_to_its_file(make_model(tmp_path, RANDOM_SHAPES[name], seed))
+
+
+AWKWARD = [(1, 1), (1, 32), (3, 31), (15, 33), (16, 64), (17, 2), (33, 95), (50, 172), (257, 129)]
+
+
+@each_isa
+@pytest.mark.parametrize(("rows", "columns"), AWKWARD)
+def test_awkward_shapes_unpack_to_their_bits(
+    isa: str, rows: int, columns: int, rng: np.random.Generator
+) -> None:
+    for bits in (gaussian(rng, rows, columns), any_finite(rng, rows, columns)):
+        packed = _native.pack(POOL, isa, [bits], False, 1)
+        assert (packed.rows, packed.columns) == bits.shape
+        np.testing.assert_array_equal(packed.unpack(isa), bits)
+
+
+@pytest.mark.parametrize("columns", [31, 64, 100])
+@pytest.mark.parametrize("rows", [(40, 8, 8), (16, 16, 16), (1, 2, 3), (33, 5, 7)])
+def test_three_stacked_matrices_unpack_one_after_the_other(
+    rows: tuple[int, ...], columns: int, rng: np.random.Generator
+) -> None:
+    sources = [gaussian(rng, n, columns) for n in rows]
+    np.testing.assert_array_equal(pack(sources).unpack(ISA), np.concatenate(sources))
+
+
+@pytest.mark.parametrize("columns", [33, 64])
+@pytest.mark.parametrize("rows", [1, 15, 16, 17, 32, 172])
+def test_interleaved_matrices_unpack_one_after_the_other(
+    rows: int, columns: int, rng: np.random.Generator
+) -> None:
+    sources = [gaussian(rng, rows, columns) for _ in range(2)]
+    packed = pack(sources, interleaved=True)
+    np.testing.assert_array_equal(packed.unpack(ISA), np.concatenate(sources))
+
+
+# --- What nests and what does not -------------------------------------------------------------
+
+
+@each_rule
+def test_gaussian_weights_take_about_13_bits(rule: ScaleRule, rng: np.random.Generator) -> None:
+    packed = pack([gaussian(rng, 256, 1024)], rule=rule)
+    planes = packed.plane_bytes()
+    assert packed.is_nested
+    assert planes["plain"] == 0
+    assert 12.8 < sum(planes.values()) * 8 / (256 * 1024) < 13.3
+    assert planes["codes"] * 8 == 256 * 1024 * 4
+    assert planes["scales"] * 32 == planes["residuals"] == 256 * 1024
+
+
+@pytest.mark.parametrize("tail", ["laplace", "t3"])
+def test_heavy_tails_nest_below_14_bits(tail: str, rng: np.random.Generator) -> None:
+    size = (128, 1024)
+    values = rng.laplace(size=size) if tail == "laplace" else rng.standard_t(3, size)
+    bits = random_models.bf16_bits(values.astype(np.float32))
+    packed = pack([bits])
+    assert packed.is_nested
+    assert sum(packed.plane_bytes().values()) * 8 / bits.size < 14.0
+    np.testing.assert_array_equal(packed.unpack(ISA), bits)
+
+
+def without_room(rng: np.random.Generator) -> dict[str, Bits]:
+    """Matrices whose patches would cost more than BF16 does."""
+    pruned = gaussian(rng, 64, 256)
+    pruned[rng.random(pruned.shape) < 0.5] = 0
+    return {
+        "zeros": np.zeros((64, 256), np.uint16),
+        "negative zeros": np.full((64, 256), 0x8000, np.uint16),
+        "half pruned": pruned,
+        "subnormal": rng.integers(1, 0x80, (64, 256)).astype(np.uint16),
+    }
+
+
+@pytest.mark.parametrize("kind", ["zeros", "negative zeros", "half pruned", "subnormal"])
+def test_what_does_not_nest_keeps_plain_bf16_and_a_draft(
+    kind: str, rng: np.random.Generator
+) -> None:
+    bits = without_room(rng)[kind]
+    packed = pack([bits])
+    planes = packed.plane_bytes()
+    assert not packed.is_nested
+    assert packed.patch_count == planes["residuals"] == planes["patches"] == 0
+    assert planes["plain"] == bits.nbytes
+    assert planes["codes"] * 4 == planes["plain"]
+    np.testing.assert_array_equal(packed.unpack(ISA), bits)
+
+
+@pytest.mark.parametrize("value", [0x3F80, 0xBF80, 0x0080, 0x0001, 0x7F7F, 0x3DCD])
+def test_constant_matrices_unpack_to_their_bits(value: int) -> None:
+    bits = np.full((33, 70), value, np.uint16)
+    for rule in RULES:
+        np.testing.assert_array_equal(pack([bits], rule=rule).unpack(ISA), bits)
+
+
+def test_packing_does_not_depend_on_threads(rng: np.random.Generator) -> None:
+    bits = any_finite(rng, 100, 200)
+    alone = _native.pack(_native.Pool(1), ISA, [bits], False, 1)
+    shared = _native.pack(_native.Pool(4), ISA, [bits], False, 1)
+    assert alone.plane_bytes() == shared.plane_bytes()
+    np.testing.assert_array_equal(alone.unpack(ISA), shared.unpack(ISA))
+
+
+# --- The cast is the one that mxfp4.py defines ------------------------------------------------
+
+
+def tiled(bits: Bits) -> Bits:
+    """[16 * panels, 32 * tiles] in tile order, [panels, tiles, 512] (see csrc/kernels.h)."""
+    panels, tiles = bits.shape[0] // 16, bits.shape[1] // 32
+    split = bits.reshape(panels, 16, tiles, 16, 2)  # panel, n, tile, k / 2, k % 2
+    return np.ascontiguousarray(split.transpose(0, 2, 3, 1, 4)).reshape(panels, tiles, 512)
+
+
+def in_tiles(plane: NDArray) -> NDArray:
+    """A plane [rows, blocks, 32], [tiles, 512]."""
+    return tiled(plane.reshape(len(plane), -1)).reshape(-1, 512)
+
+
+def nibbles(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Codes in tile order, [tiles, 512], of bytes that hold four rows k / 2 in a word."""
+    words = codes.reshape(-1, 4, 32, 2).astype(np.uint16)  # tile, k / 8, lane, byte
+    words = words[..., 0] | words[..., 1] << 8
+    rows = [words >> 4 * i & 15 for i in range(4)]
+    return np.stack(rows, axis=2).reshape(-1, 512).astype(np.uint8)
+
+
+@each_rule
+@each_isa
+def test_the_native_cast_equals_its_definition_in_all_bits(
+    isa: str, rule: ScaleRule, rng: np.random.Generator
+) -> None:
+    kinds = [gaussian(rng, 64, 128), any_finite(rng, 320, 128), *without_room(rng).values()]
+    for bits in kinds:
+        codes, scales, residuals, starts, patches = (
+            _native.kernels(isa).pack(tiled(bits), rule.value).planes
+        )
+        nested = mxfp4.nest(bits, rule)
+
+        np.testing.assert_array_equal(nibbles(codes), in_tiles(nested.blocks.codes))
+        expected = nested.blocks.scales.reshape(len(bits) // 16, 16, -1).transpose(0, 2, 1)
+        np.testing.assert_array_equal(scales.reshape(expected.shape), expected)
+        np.testing.assert_array_equal(residuals.reshape(-1, 512), in_tiles(nested.residuals))
+        is_patch = in_tiles(nested.is_patch)
+        np.testing.assert_array_equal(np.diff(starts), is_patch.sum(axis=1))
+        tile = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+        order = np.lexsort((patches, tile))  # within a tile they come in any order
+        np.testing.assert_array_equal(patches[order] >> 16, np.nonzero(is_patch)[1])
+        values = tiled(bits).reshape(-1, 512)[is_patch]
+        np.testing.assert_array_equal(patches[order] & 0xFFFF, values)
+
+
+# --- What is not finite is refused ------------------------------------------------------------
+
+BAD = {"nan": 0x7FC0, "negative nan": 0xFF81, "infinity": 0x7F80, "negative infinity": 0xFF80}
+
+
+@pytest.mark.parametrize("bits", BAD.values(), ids=BAD)
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_packing_says_where_a_weight_is_not_finite(
+    bits: int, interleaved: bool, rng: np.random.Generator
+) -> None:
+    for _ in range(20):
+        sources = [gaussian(rng, 37, 70) for _ in range(2)]
+        source, row, column = (int(rng.integers(n)) for n in (2, 37, 70))
+        sources[source][row, column] = bits
+        found = _native.pack(POOL, ISA, sources, interleaved, 1)
+        assert found == (source, row, column)
+
+
+PLACES = [
+    ("model.layers.1.self_attn.k_proj.weight", (3, 5)),
+    ("model.layers.0.mlp.up_proj.weight", (90, 63)),
+    ("model.layers.1.mlp.down_proj.weight", (63, 94)),
+    ("model.layers.1.self_attn.o_proj.weight", (0, 0)),
+    ("model.embed_tokens.weight", (258, 63)),
+    ("lm_head.weight", (17, 1)),
+    ("model.norm.weight", (63,)),
+    ("model.layers.1.input_layernorm.weight", (0,)),
+    ("model.layers.0.self_attn.v_proj.bias", (7,)),
+    ("model.layers.1.mlp.down_proj.bias", (11,)),
+]
+
+
+@pytest.mark.parametrize(("name", "at"), PLACES)
+@pytest.mark.parametrize("bits", [0x7FC0, 0xFF80], ids=["nan", "infinity"])
+def test_weights_that_are_not_finite_are_refused_by_name_and_place(
+    name: str, at: tuple[int, ...], bits: int, tmp_path: Path
+) -> None:
+    shape = RANDOM_SHAPES["biased"]
+    tensors = make_tensors(shape, seed=1)
+    tensors[name][at] = bits
+    make_model(tmp_path, shape, seed=1)
+    random_models.write_safetensors(tmp_path / "model.safetensors", tensors)
+    with pytest.raises(TensorError) as caught:
+        load_weights(tmp_path, read_config(tmp_path), POOL, ISA)
+    message = str(caught.value)
+    assert f"{name}{list(at)}" in message
+    assert "\n" not in message
+
+
+def test_a_tied_embedding_that_is_not_finite_is_refused(tmp_path: Path) -> None:
+    shape = RANDOM_SHAPES["tied"]
+    tensors = make_tensors(shape, seed=2)
+    tensors["model.embed_tokens.weight"][200, 99] = 0x7F80
+    make_model(tmp_path, shape, seed=2)
+    random_models.write_safetensors(tmp_path / "model.safetensors", tensors)
+    assert make_config(shape)["tie_word_embeddings"]
+    with pytest.raises(TensorError, match=r"model\.embed_tokens\.weight\[200, 99\]"):
+        load_weights(tmp_path, read_config(tmp_path), POOL, ISA)
