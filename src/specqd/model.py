@@ -198,8 +198,9 @@ class Model:
         """This reading's view of the cache for a sequence, made on first use."""
         context = self._contexts.get(sequence.key)
         if context is None:
-            exact = self._exact.context(sequence) if self._exact else None
-            context = Context(exact.slot if exact else self.cache.create(), exact)
+            exact = None if self._exact is None else self._exact.context(sequence)
+            slot = self.cache.create() if exact is None else exact.slot
+            context = Context(slot, exact)
             self._contexts[sequence.key] = context
         return context
 
