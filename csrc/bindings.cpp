@@ -219,6 +219,14 @@ void bind_cache(nb::module_& m) {
           },
           "sequence"_a, "page"_a, "A copy of a page's words, for tests.")
       .def(
+          "write_page_bits",
+          [](KvCache& cache, int sequence, int64_t page, const BitVector& bits) {
+            if (static_cast<int64_t>(bits.size()) != cache.shape().page_words())
+              throw std::invalid_argument("a page has another number of words");
+            std::copy_n(bits.data(), bits.size(), cache.keys(sequence, page, 0, 0));
+          },
+          "sequence"_a, "page"_a, "bits"_a, "Replaces a page's words, for tests.")
+      .def(
           "poison",
           [](KvCache& cache, int sequence, int64_t page, uint16_t bits) {
             uint16_t* begin = cache.keys(sequence, page, 0, 0);

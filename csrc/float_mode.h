@@ -1,4 +1,5 @@
-// Subnormal numbers are zero in every computation of the core, as they are to AMX.
+// The floating-point mode of every computation of the core, whatever its caller's: to the nearest,
+// without traps, and subnormal numbers are zero, as they are to AMX.
 #pragma once
 
 #include <cstdint>
@@ -9,21 +10,21 @@
 
 namespace specqd {
 
-// Flushes subnormals in this thread while it lives; the caller's mode comes back afterwards.
+// Sets the core's mode in this thread while it lives; the caller's comes back afterwards.
 class FlushSubnormals {
  public:
-  FlushSubnormals() : saved_(read()) { write(saved_ | kFlush); }
+  FlushSubnormals() : saved_(read()) { write(kMode); }
   ~FlushSubnormals() { write(saved_); }
   FlushSubnormals(const FlushSubnormals&) = delete;
   FlushSubnormals& operator=(const FlushSubnormals&) = delete;
 
  private:
 #if defined(__x86_64__)
-  static constexpr uint64_t kFlush = 0x8040;  // MXCSR: FTZ and DAZ
+  static constexpr uint64_t kMode = 0x9fc0;  // MXCSR: FTZ, DAZ, all exceptions masked
   static uint64_t read() { return _mm_getcsr(); }
   static void write(uint64_t mode) { _mm_setcsr(static_cast<uint32_t>(mode)); }
 #elif defined(__aarch64__)
-  static constexpr uint64_t kFlush = 1u << 24;  // FPCR: FZ
+  static constexpr uint64_t kMode = 1u << 24;  // FPCR: FZ
   static uint64_t read() {
     uint64_t mode;
     asm volatile("mrs %0, fpcr" : "=r"(mode));
@@ -31,7 +32,7 @@ class FlushSubnormals {
   }
   static void write(uint64_t mode) { asm volatile("msr fpcr, %0" : : "r"(mode)); }
 #else
-  static constexpr uint64_t kFlush = 0;
+  static constexpr uint64_t kMode = 0;
   static uint64_t read() { return 0; }
   static void write(uint64_t) {}
 #endif

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "float_mode.h"
 #include "scalar_math.h"
 
 namespace specqd {
@@ -73,6 +74,7 @@ double yarn_attention_factor(const RopeSpec& spec) {
 }  // namespace
 
 float rope_inverse_frequencies(const RopeSpec& spec, std::span<float> inv_freq) {
+  const FlushSubnormals mode;
   const YarnRange range = spec.kind == RopeKind::kYarn ? yarn_range(spec) : YarnRange{};
   for (size_t i = 0; i < inv_freq.size(); ++i) {
     const float power = wavelength_over_two_pi(spec, i);
@@ -96,6 +98,7 @@ float rope_inverse_frequencies(const RopeSpec& spec, std::span<float> inv_freq) 
 
 void rope_tables(std::span<const float> inv_freq, float attention_factor, int64_t first,
                  int64_t count, float* cos, float* sin) {
+  const FlushSubnormals mode;
   for (int64_t p = 0; p < count; ++p) {
     const float position = static_cast<float>(first + p);
     for (const float frequency : inv_freq) {

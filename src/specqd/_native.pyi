@@ -88,6 +88,9 @@ class KvCache:
     def page_bits(self, sequence: int, page: int) -> NDArray[numpy.uint16]:
         """A copy of a page's words, for tests."""
 
+    def write_page_bits(self, sequence: int, page: int, bits: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)]) -> None:
+        """Replaces a page's words, for tests."""
+
     def poison(self, sequence: int, page: int, bits: int) -> None:
         """Fills a page, for tests."""
 
