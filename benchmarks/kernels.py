@@ -3,8 +3,8 @@
     python benchmarks/kernels.py [--isa NAME ...] [--rows 1 8 ...] [--threads N] [--megabytes MB]
 
 Each measurement is interleaved with plain reading of as large an array, and the shares are medians
-of such pairs, so that a busy machine slows both. "of BF16" is weights/s against bandwidth / 2 bytes,
-the limit of any reader of plain BF16.
+of such pairs, so that a busy machine slows both. "of BF16" is weights/s against bandwidth / 2
+bytes, the limit of any reader of plain BF16.
 """
 
 import argparse

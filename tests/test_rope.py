@@ -12,7 +12,6 @@ from specqd import _native
 from specqd.config import RopeConfig
 from specqd.model import rope_spec
 
-
 HEAD_DIM = 128
 POSITIONS = 4096
 

@@ -32,7 +32,7 @@ class DraftSpec:
             key, _, value = option.partition("=")
             if key != "k" or not value.isdecimal() or not 1 <= int(value) <= _LONGEST:
                 raise RequestError(
-                    f"--draft {text}: {option!r} is not understood; write k=N with N at most {_LONGEST}"
+                    f"--draft {text}: {option!r} is not understood; write k=N, with N <= {_LONGEST}"
                 )
             length = int(value)
         return cls(name, length)
