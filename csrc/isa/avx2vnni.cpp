@@ -1,9 +1,9 @@
-#include "isa/table-inl.h"
+#include "isa/product_avx2-inl.h"
 
 namespace specqd {
 
 const Kernels* avx2vnni_kernels() {
-  static constexpr Kernels table = generic_table("avx2vnni");
+  static constexpr Kernels table = avx2_table("avx2vnni");
   return &table;
 }
 

@@ -1,5 +1,4 @@
 #include "isa/product_avx512-inl.h"
-#include "isa/table-inl.h"
 
 namespace specqd {
 

@@ -270,10 +270,28 @@ int encode_tile(const uint16_t* tile, ScaleRule rule, const TileOut& out) {
   return patches;
 }
 
+// For each code, the BF16 bits of its least magnitude at scale byte 0, modulo 2^16, and its sign;
+// twice, as the permutation looks at five bits.
+struct CodeWords {
+  alignas(64) uint16_t word[32];
+  constexpr CodeWords() : word() {
+    for (int i = 0; i < 32; ++i)
+      word[i] = static_cast<uint16_t>(kLow[i & 7] - (127 << 7) + ((i >> 3 & 1) << 15));
+  }
+};
+constexpr CodeWords kCodeWords;
+
+// Eight at a time, the last one repeated: a loop of as many steps as there are patches would
+// mispredict its end at every tile.
 inline void apply_patches(const PackedMatrix& w, int64_t tile, uint16_t* out) {
-  const uint32_t* const end = w.patches + w.patch_starts[tile + 1];
-  for (const uint32_t* p = w.patches + w.patch_starts[tile]; p < end; ++p)
-    out[*p >> 16] = static_cast<uint16_t>(*p);
+  const uint32_t* p = w.patches + w.patch_starts[tile];
+  for (int64_t n = w.patch_starts[tile + 1] - w.patch_starts[tile]; n > 0; n -= 8, p += 8) {
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < 8; ++i) {
+      const uint32_t patch = p[i < n ? i : n - 1];
+      out[patch >> 16] = static_cast<uint16_t>(patch);
+    }
+  }
 }
 
 // One tile of BF16 bits from all four planes, or copied from the plain one.

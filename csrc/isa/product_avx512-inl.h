@@ -13,26 +13,6 @@
 namespace specqd {
 namespace {
 
-// For each code, the BF16 bits of its least magnitude at scale byte 0, modulo 2^16, and its sign;
-// twice, as the permutation looks at five bits.
-struct CodeWords {
-  alignas(64) uint16_t word[32];
-  constexpr CodeWords() : word() {
-    for (int i = 0; i < 32; ++i)
-      word[i] = static_cast<uint16_t>(kLow[i & 7] - (127 << 7) + ((i >> 3 & 1) << 15));
-  }
-};
-constexpr CodeWords kCodeWords;
-
-// How many tiles ahead of their use the planes are fetched; measured, flat around these.
-constexpr int kExactTilesAhead = 8;
-constexpr int kDraftTilesAhead = 16;
-
-// Forced inline: GCC takes a function that only fetches for one without effects, and drops calls.
-[[gnu::always_inline]] inline void fetch(const void* at) {
-  _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T0);
-}
-
 // Decodes nested tiles a row of 32 weights at a time; past the last one, the last one again. Row r
 // has its codes in nibble r % 4 of the words of 64 bytes.
 class Avx512Decoder {
@@ -153,16 +133,6 @@ void decode_tile_avx512(const PackedMatrix& w, int64_t tile, uint16_t* out) {
 }
 
 // --- Draft reading ------------------------------------------------------------------------------
-
-// Unsigned weights: doubled E2M1 plus 12.
-struct UnsignedWeights {
-  alignas(16) uint8_t of_code[16];
-  constexpr UnsignedWeights() : of_code() {
-    for (int i = 0; i < 16; ++i)
-      of_code[i] = static_cast<uint8_t>(kDoubledE2m1[i] + kUnsignedOffset);
-  }
-};
-constexpr UnsignedWeights kUnsignedWeights;
 
 template <int Rows>
 [[gnu::noinline]] void draft_rows_avx512(const PackedMatrix& w, int64_t panel,
