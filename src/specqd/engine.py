@@ -233,7 +233,7 @@ class Engine:
     def _logprob(self, row: Logits, token: int, top: int) -> TokenLogprob:
         isa = self.level.model.machine.isa
         logprob = _native.logprob_of(row, token, isa)
-        likeliest = _native.top_logprobs(row, top, isa) if top else []
+        likeliest = _native.top_logprobs(row, min(top, len(row)), isa) if top else []
         return TokenLogprob(token, logprob, tuple(likeliest))
 
     def _take_text(self, generation: Generation, token: int) -> bool:

@@ -104,10 +104,15 @@ class Stream:
 
     def __iter__(self) -> Iterator[str]:
         engine, generation = self._llm.engine, self._generation
+        sent = 0
         try:
-            while generation.finish_reason is None:
-                if generation in engine.step() and generation.new_text:
-                    yield generation.new_text
+            while sent < len(generation.text) or generation.finish_reason is None:
+                if sent == len(generation.text):  # else someone else's steps have made text here
+                    engine.step()
+                piece = generation.text[sent:]
+                sent += len(piece)
+                if piece:
+                    yield piece
         finally:
             engine.cancel(generation)
             self.result = self._run.result(self._prompt, [generation])
@@ -169,9 +174,11 @@ class LLM:
         run = _Run(self)
         resolved = self._resolved(params)
         requests = [self.encode(prompt) for prompt in _as_many(prompts)]
-        submitted = [self.engine.submit(request, resolved) for request in requests]
+        submitted: list[list[Generation]] = []
         try:
-            while not self.engine.is_idle:
+            for request in requests:
+                submitted.append(self.engine.submit(request, resolved))
+            while any(g.finish_reason is None for samples in submitted for g in samples):
                 self.engine.step()
         except BaseException:
             for generation in (g for samples in submitted for g in samples):

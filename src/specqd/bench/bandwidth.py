@@ -29,7 +29,7 @@ class Bandwidth:
     repeats: int
 
 
-def measure(machine: Machine, sizes: Sequence[int] = SIZES) -> Iterator[Bandwidth]:
+def measure(machine: Machine, sizes: Sequence[int]) -> Iterator[Bandwidth]:
     """Reads memory of each of `sizes` bytes over and over; yields what it took, as it is known.
 
     Sizes that would take more than half of the memory that is left are skipped.

@@ -26,14 +26,14 @@ def bandwidth(threads: int | None, isa: str | None, json_file: str | None) -> No
       specqd bench bandwidth --threads 4 --json bandwidth.json
     """
     from specqd import _native
-    from specqd.bench.bandwidth import MEGABYTE, measure
+    from specqd.bench.bandwidth import MEGABYTE, SIZES, measure
     from specqd.model import Machine
 
     machine = Machine.choose(threads, isa)
     click.echo(f"{_native.cpu_model()}, {machine.pool.threads} threads, {machine.isa}")
     click.echo("  working set      GB/s   quartiles")
     measured = []
-    for each in measure(machine):
+    for each in measure(machine, SIZES):
         measured.append(each)
         [line] = aligned(
             [
