@@ -68,28 +68,28 @@ class Level:
 
     def propose(self, asks: SequenceOf[Ask]) -> list[Proposal]:
         """Continues each sequence by what this level would say, as far as that is worth while."""
-        accepted = [len(ask.sequence.tokens) for ask in asks]
         goals = [min(ask.at_most, self.length or _LONGEST_PROPOSAL) for ask in asks]
         proposals = [Proposal() for _ in asks]
-        for ask, length in zip(asks, accepted, strict=True):
-            self.model.context(ask.sequence).begin(length)
+        for ask in asks:
+            self.model.context(ask.sequence).begin(len(ask.sequence.tokens))
         active = [i for i, goal in enumerate(goals) if goal > 0]
-        while active:
-            steps = self.advance(
-                [Ask(asks[i].sequence, goals[i] - len(proposals[i].tokens)) for i in active]
-            )
-            for i, step in zip(active, steps, strict=True):
-                proposals[i].tokens.extend(step.tokens)
-                proposals[i].confidences.extend(step.confidences)
-                asks[i].sequence.tokens.extend(step.tokens)
-            active = [
-                i
-                for i, step in zip(active, steps, strict=True)
-                if self._goes_on(asks[i].sequence, step, proposals[i], goals[i])
-            ]
-        for ask, length in zip(asks, accepted, strict=True):
-            del ask.sequence.tokens[length:]
-            self.model.context(ask.sequence).settle(length)
+        try:
+            while active:
+                steps = self.advance(
+                    [Ask(asks[i].sequence, goals[i] - len(proposals[i].tokens)) for i in active]
+                )
+                for i, step in zip(active, steps, strict=True):
+                    proposals[i].tokens.extend(step.tokens)
+                    proposals[i].confidences.extend(step.confidences)
+                    asks[i].sequence.guess(step.tokens)
+                active = [
+                    i
+                    for i, step in zip(active, steps, strict=True)
+                    if self._goes_on(asks[i].sequence, step, proposals[i], goals[i])
+                ]
+        finally:
+            for ask, proposal in zip(asks, proposals, strict=True):
+                ask.sequence.forget_guesses(len(proposal.tokens))
         return proposals
 
     def _goes_on(self, sequence: Sequence, step: Proposal, proposal: Proposal, goal: int) -> bool:

@@ -297,7 +297,7 @@ class Model:
             len(sequence.tokens),
             sequence.prompt_length,
             sequence.history(proposal),
-            sequence.grammar.masks(proposal) if sequence.grammar else None,
+            sequence.masks(proposal),
         )
 
     def logits(self, token_ids: SequenceOf[int]) -> NDArray[np.float32]:
