@@ -79,9 +79,10 @@ class Level:
                     [Ask(asks[i].sequence, goals[i] - len(proposals[i].tokens)) for i in active]
                 )
                 for i, step in zip(active, steps, strict=True):
-                    proposals[i].tokens.extend(step.tokens)
-                    proposals[i].confidences.extend(step.confidences)
-                    asks[i].sequence.guess(step.tokens)
+                    kept = _through_stop(step.tokens, asks[i].sequence.stop_ids)
+                    proposals[i].tokens.extend(step.tokens[:kept])
+                    proposals[i].confidences.extend(step.confidences[:kept])
+                    asks[i].sequence.guess(step.tokens[:kept])
                 active = [
                     i
                     for i, step in zip(active, steps, strict=True)
@@ -95,7 +96,7 @@ class Level:
     def _goes_on(self, sequence: Sequence, step: Proposal, proposal: Proposal, goal: int) -> bool:
         if not step.tokens or len(proposal.tokens) >= goal:
             return False
-        if step.tokens[-1] in sequence.stop_ids:
+        if proposal.tokens[-1] in sequence.stop_ids:
             return False
         if self.length is not None:
             return True
@@ -148,3 +149,8 @@ class Level:
             results.append(Proposal(tokens, confidences, row))
             row += len(proposal.tokens) + 1
         return results
+
+
+def _through_stop(tokens: SequenceOf[int], stop_ids: frozenset[int]) -> int:
+    """How many tokens there are up to the first that ends the text, itself included."""
+    return next((i for i, token in enumerate(tokens, 1) if token in stop_ids), len(tokens))
