@@ -1,10 +1,8 @@
 """Levels over a fake model: whatever drafts, the outermost level's tokens are its own."""
 
 import random
-import secrets
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,15 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fake_model import FakeModel, Rule, next_by_hash, often
-from random_models import Shape, make_model
 from specqd import _native
 from specqd.drafters import Ask, Drafter, NoDraft, Proposal
 from specqd.level import Level
-from specqd.model import Machine, Model, Reading
+from specqd.model import Context
 from specqd.sequence import Grammar, Sequence
 
 VOCABULARY = 64
-SHARED_MODELS = Path(__file__).parents[2] / "shared" / "models"
 
 
 class Scripted:
@@ -206,6 +202,32 @@ def test_a_separate_model_forgets_guesses_that_a_level_above_it_rejected(length:
     level = Level(target, Level(middle, Level(small, NoDraft(), length=3), length=length))
     found = new_tokens(level, [sequence(), sequence((4, 5))], 200)
     assert found == [plain(TARGET, prompt, 200) for prompt in ((1, 2, 3), (4, 5))]
+
+
+@pytest.mark.parametrize("accepted", [[], [7, 8]])
+def test_a_draft_takes_over_where_the_exact_context_ends(accepted: list[int]) -> None:
+    """But never behind its first row, whose position it overwrites."""
+    exact = Context(0)
+    draft = Context(0, exact)
+    tokens = [4, 5, 6, *accepted]
+    exact.record(0, tokens)
+    draft.begin(len(tokens))
+    assert exact.length == draft.length == len(tokens) - 1
+    draft.record(len(tokens) - 1, [tokens[-1], 9, 9])
+    assert draft.match([*tokens, 9, 3], len(tokens)) == len(tokens) + 1
+    draft.begin(len(tokens))
+    assert draft.match(tokens, len(tokens)) == len(tokens) - 1
+
+
+def test_a_context_compares_what_was_accepted_once() -> None:
+    context = Context(0)
+    context.record(0, [1, 2, 3, 4, 5])
+    assert context.match([1, 2, 3, 9, 9, 9], 3) == 3
+    context.record(3, [9, 9])
+    assert context.match([1, 2, 3, 9, 8], 4) == 4
+    assert context.match([0, 0, 0, 0, 8], 4) == 4  # not looked at again
+    context.record(1, [7])
+    assert context.match([1, 7, 3], 3) == 2
 
 
 # --- What a proposal leaves behind ------------------------------------------------------------

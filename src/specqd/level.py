@@ -115,7 +115,7 @@ class Level:
         batch = []
         for ask, proposal in zip(asks, proposals, strict=True):
             tokens, context = ask.sequence.tokens, self.model.context(ask.sequence)
-            start = min(context.match(tokens), len(tokens) - 1)
+            start = min(context.match(tokens, ask.sequence.num_accepted), len(tokens) - 1)
             unread = [*tokens[start:], *proposal.tokens]
             batch.append(Rows(context, start, unread, len(proposal.tokens) + 1))
         begun = perf_counter()
@@ -136,9 +136,10 @@ class Level:
         """Proposals of the drafter; none for a prompt that is still to be read."""
         wanted = []
         for ask in asks:
-            held = self.model.context(ask.sequence).match(ask.sequence.tokens)
-            has_prompt = held >= ask.sequence.prompt_length - 1 and held > 0
-            wanted.append(Ask(ask.sequence, ask.at_most - 1 if has_prompt else 0))
+            sequence = ask.sequence
+            held = self.model.context(sequence).match(sequence.tokens, sequence.num_accepted)
+            has_prompt = held >= sequence.prompt_length - 1 and held > 0
+            wanted.append(Ask(sequence, ask.at_most - 1 if has_prompt else 0))
         return self.drafter.propose(wanted)
 
     def _verify(self, asks: SequenceOf[Ask], proposals: SequenceOf[Proposal]) -> list[Proposal]:
