@@ -68,34 +68,35 @@ class Level:
 
     def propose(self, asks: SequenceOf[Ask]) -> list[Proposal]:
         """Continues each sequence by what this level would say, as far as that is worth while."""
-        accepted = [len(ask.sequence.tokens) for ask in asks]
         goals = [min(ask.at_most, self.length or _LONGEST_PROPOSAL) for ask in asks]
         proposals = [Proposal() for _ in asks]
-        for ask, length in zip(asks, accepted, strict=True):
-            self.model.context(ask.sequence).begin(length)
+        for ask in asks:
+            self.model.context(ask.sequence).begin(len(ask.sequence.tokens))
         active = [i for i, goal in enumerate(goals) if goal > 0]
-        while active:
-            steps = self.advance(
-                [Ask(asks[i].sequence, goals[i] - len(proposals[i].tokens)) for i in active]
-            )
-            for i, step in zip(active, steps, strict=True):
-                proposals[i].tokens.extend(step.tokens)
-                proposals[i].confidences.extend(step.confidences)
-                asks[i].sequence.tokens.extend(step.tokens)
-            active = [
-                i
-                for i, step in zip(active, steps, strict=True)
-                if self._goes_on(asks[i].sequence, step, proposals[i], goals[i])
-            ]
-        for ask, length in zip(asks, accepted, strict=True):
-            del ask.sequence.tokens[length:]
-            self.model.context(ask.sequence).settle(length)
+        try:
+            while active:
+                steps = self.advance(
+                    [Ask(asks[i].sequence, goals[i] - len(proposals[i].tokens)) for i in active]
+                )
+                for i, step in zip(active, steps, strict=True):
+                    kept = _through_stop(step.tokens, asks[i].sequence.stop_ids)
+                    proposals[i].tokens.extend(step.tokens[:kept])
+                    proposals[i].confidences.extend(step.confidences[:kept])
+                    asks[i].sequence.guess(step.tokens[:kept])
+                active = [
+                    i
+                    for i, step in zip(active, steps, strict=True)
+                    if self._goes_on(asks[i].sequence, step, proposals[i], goals[i])
+                ]
+        finally:
+            for ask, proposal in zip(asks, proposals, strict=True):
+                ask.sequence.forget_guesses(len(proposal.tokens))
         return proposals
 
     def _goes_on(self, sequence: Sequence, step: Proposal, proposal: Proposal, goal: int) -> bool:
         if not step.tokens or len(proposal.tokens) >= goal:
             return False
-        if step.tokens[-1] in sequence.stop_ids:
+        if proposal.tokens[-1] in sequence.stop_ids:
             return False
         if self.length is not None:
             return True
@@ -114,7 +115,7 @@ class Level:
         batch = []
         for ask, proposal in zip(asks, proposals, strict=True):
             tokens, context = ask.sequence.tokens, self.model.context(ask.sequence)
-            start = min(context.match(tokens), len(tokens) - 1)
+            start = min(context.match(tokens, ask.sequence.num_accepted), len(tokens) - 1)
             unread = [*tokens[start:], *proposal.tokens]
             batch.append(Rows(context, start, unread, len(proposal.tokens) + 1))
         begun = perf_counter()
@@ -135,9 +136,10 @@ class Level:
         """Proposals of the drafter; none for a prompt that is still to be read."""
         wanted = []
         for ask in asks:
-            held = self.model.context(ask.sequence).match(ask.sequence.tokens)
-            has_prompt = held >= ask.sequence.prompt_length - 1 and held > 0
-            wanted.append(Ask(ask.sequence, ask.at_most - 1 if has_prompt else 0))
+            sequence = ask.sequence
+            held = self.model.context(sequence).match(sequence.tokens, sequence.num_accepted)
+            has_prompt = held >= sequence.prompt_length - 1 and held > 0
+            wanted.append(Ask(sequence, ask.at_most - 1 if has_prompt else 0))
         return self.drafter.propose(wanted)
 
     def _verify(self, asks: SequenceOf[Ask], proposals: SequenceOf[Proposal]) -> list[Proposal]:
@@ -148,3 +150,8 @@ class Level:
             results.append(Proposal(tokens, confidences, row))
             row += len(proposal.tokens) + 1
         return results
+
+
+def _through_stop(tokens: SequenceOf[int], stop_ids: frozenset[int]) -> int:
+    """How many tokens there are up to the first that ends the text, itself included."""
+    return next((i for i, token in enumerate(tokens, 1) if token in stop_ids), len(tokens))

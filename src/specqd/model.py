@@ -65,38 +65,44 @@ class Context:
         self._exact = exact
         self._offset = 0  # positions before _tokens, which the exact context answers for
         self._tokens: list[int] = []
-        self._settled = 0  # of _tokens, those compared with accepted ones
+        self._settled = 0  # of _tokens, those that equal accepted ones
 
     @property
     def length(self) -> int:
         """Positions held."""
         return self._offset + len(self._tokens)
 
-    def begin(self, accepted: int) -> None:
-        """Starts a proposal after `accepted` tokens."""
-        if self._exact is not None:
-            self._offset = self._exact.length
+    def begin(self, length: int) -> None:
+        """Starts a proposal after `length` tokens.
+
+        It forwards the last of them first, so the exact context keeps only what comes before. A
+        reading whose exact one was never forwarded goes on from its own last proposal.
+        """
+        if self._exact is not None and self._exact.length > 0:
+            self._offset = min(self._exact.length, length - 1)
+            self._exact.record(self._offset, [])
             self._tokens.clear()
             self._settled = 0
 
-    def match(self, tokens: SequenceOf[int]) -> int:
-        """Forgets what is not a prefix of `tokens`; returns the positions left."""
+    def match(self, tokens: SequenceOf[int], accepted: int) -> int:
+        """Forgets what is not a prefix of `tokens`; returns the positions left.
+
+        The first `accepted` tokens will not change any more, and are not compared again.
+        """
         offset, held = self._offset, self._tokens
-        at = self._settled
         limit = min(len(held), len(tokens) - offset)
+        at = min(self._settled, limit)
         while at < limit and held[at] == tokens[offset + at]:
             at += 1
         del held[at:]
+        self._settled = max(0, min(at, accepted - offset))
         return offset + at
-
-    def settle(self, accepted: int) -> None:
-        """The first `accepted` tokens of the sequence will not change any more."""
-        self._settled = max(0, min(accepted - self._offset, len(self._tokens)))
 
     def record(self, start: int, tokens: SequenceOf[int]) -> None:
         """The cache now holds `tokens` from position `start` on, and nothing after them."""
         del self._tokens[start - self._offset :]
         self._tokens.extend(tokens)
+        self._settled = min(self._settled, start - self._offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +230,7 @@ class Model:
         slot = self.cache.fork(context.slot, context.length)
         copy = self._contexts[other.key] = Context(slot)
         copy.record(0, sequence.tokens[: context.length])
-        copy.match(other.tokens)
+        copy.match(other.tokens, other.num_accepted)
 
     def publish(self, sequence: Sequence) -> None:
         """Offers the cached pages of accepted tokens to sequences to come."""
@@ -297,7 +303,7 @@ class Model:
             len(sequence.tokens),
             sequence.prompt_length,
             sequence.history(proposal),
-            sequence.grammar.masks(proposal) if sequence.grammar else None,
+            sequence.masks(proposal),
         )
 
     def logits(self, token_ids: SequenceOf[int]) -> NDArray[np.float32]:

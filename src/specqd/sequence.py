@@ -18,7 +18,8 @@ class Grammar(Protocol):
 
     def masks(self, proposal: SequenceOf[int]) -> NDArray[np.uint32]:
         """Bit masks [len(proposal) + 1, ceil(vocab / 32)]: row i allows what may follow the
-        accepted tokens and proposal[:i]. A proposal that breaks the rules is cut by its own row."""
+        accepted tokens and proposal[:i]. A proposal that breaks the rules is cut by its own row;
+        the rows after that may allow anything."""
         ...
 
 
@@ -33,9 +34,31 @@ class Sequence:
     grammar: Grammar | None = None
     stop_ids: frozenset[int] = frozenset()
     key: int = field(default_factory=lambda: next(_keys))
+    num_guesses: int = 0
+
+    @property
+    def num_accepted(self) -> int:
+        """Of the tokens, those that the outermost level confirmed: they stay."""
+        return len(self.tokens) - self.num_guesses
+
+    def guess(self, tokens: SequenceOf[int]) -> None:
+        self.tokens.extend(tokens)
+        self.num_guesses += len(tokens)
+
+    def forget_guesses(self, count: int) -> None:
+        """Takes the last `count` guesses back."""
+        del self.tokens[len(self.tokens) - count :]
+        self.num_guesses -= count
 
     def history(self, proposal: SequenceOf[int]) -> NDArray[np.int32] | None:
         """Tokens so far and then the proposal, where picking needs them."""
         if not self.needs_history:
             return None
         return np.asarray([*self.tokens, *proposal], dtype=np.int32)
+
+    def masks(self, proposal: SequenceOf[int]) -> NDArray[np.uint32] | None:
+        """What the grammar allows after each of the proposal's tokens, and before the first."""
+        if self.grammar is None:
+            return None
+        guesses = self.tokens[self.num_accepted :]
+        return self.grammar.masks([*guesses, *proposal])[len(guesses) :]

@@ -1,0 +1,360 @@
+"""Levels over a fake model: whatever drafts, the outermost level's tokens are its own."""
+
+import random
+from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fake_model import FakeModel, Rule, next_by_hash, often
+from specqd import _native
+from specqd.drafters import Ask, Drafter, NoDraft, Proposal
+from specqd.level import Level
+from specqd.model import Context
+from specqd.sequence import Grammar, Sequence
+
+VOCABULARY = 64
+
+
+class Scripted:
+    """Proposes what a function of the tokens says, right or wrong, as far as it is asked."""
+
+    levels: tuple[Drafter, ...] = ()
+
+    def __init__(self, script: "Rule | random.Random") -> None:
+        self._script = script
+        self.asked: list[int] = []
+        self.released: list[int] = []
+
+    def propose(self, asks: SequenceOf[Ask]) -> list[Proposal]:
+        return [self._propose(ask) for ask in asks]
+
+    def _propose(self, ask: Ask) -> Proposal:
+        self.asked.append(ask.at_most)
+        tokens: list[int] = []
+        if isinstance(self._script, random.Random):
+            length = self._script.randint(0, ask.at_most)
+            tokens = [self._script.randrange(VOCABULARY) for _ in range(length)]
+        else:
+            while len(tokens) < ask.at_most:
+                tokens.append(self._script((*ask.sequence.tokens, *tokens)))
+        return Proposal(tokens, [0.9] * len(tokens))
+
+    def release(self, sequence: Sequence) -> None:
+        self.released.append(sequence.key)
+
+
+def sequence(
+    prompt: SequenceOf[int] = (1, 2, 3),
+    *,
+    stop_ids: frozenset[int] = frozenset(),
+    grammar: Grammar | None = None,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> Sequence:
+    picker = _native.Picker(temperature=temperature, seed=seed)
+    return Sequence(list(prompt), picker, len(prompt), grammar=grammar, stop_ids=stop_ids)
+
+
+def new_tokens(level: Level, sequences: SequenceOf[Sequence], count: int) -> list[list[int]]:
+    """Advances until each sequence has `count` new tokens."""
+    while active := [s for s in sequences if len(s.tokens) - s.prompt_length < count]:
+        asks = [Ask(s, count - (len(s.tokens) - s.prompt_length)) for s in active]
+        for ask, step in zip(asks, level.advance(asks), strict=True):
+            assert 1 <= len(step.tokens) <= ask.at_most
+            assert len(step.confidences) == len(step.tokens)
+            ask.sequence.tokens.extend(step.tokens)
+    return [s.tokens[s.prompt_length :] for s in sequences]
+
+
+def plain(rule: Rule, prompt: SequenceOf[int], count: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(rule(tuple(tokens)))
+    return tokens[len(prompt) :]
+
+
+TARGET = next_by_hash(VOCABULARY)
+WRONG: Rule = lambda prefix: (TARGET(prefix) + 1) % VOCABULARY  # noqa: E731
+
+
+# --- One step ---------------------------------------------------------------------------------
+
+
+def test_a_prompt_is_read_before_anything_is_drafted() -> None:
+    drafter = Scripted(TARGET)
+    model = FakeModel(TARGET)
+    text = sequence((5, 6, 7, 8))
+    [step] = Level(model, drafter).advance([Ask(text, 9)])
+    assert drafter.asked == [0]
+    assert step.tokens == plain(TARGET, (5, 6, 7, 8), 1)
+    assert model.forwards == [[4]]
+    assert text.tokens == [5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("right", range(6))
+def test_a_step_is_the_right_prefix_and_then_its_own_token(right: int) -> None:
+    """From no token of five accepted to all of them."""
+    text = sequence()
+    right_length = len(text.tokens) + 1 + right
+    drafter = Scripted(lambda prefix: (TARGET if len(prefix) < right_length else WRONG)(prefix))
+    model = FakeModel(TARGET)
+    level = Level(model, drafter)
+    new_tokens(level, [text], 1)
+    [step] = level.advance([Ask(text, 6)])
+    assert step.tokens == plain(TARGET, text.tokens, right + 1)
+    assert model.forwards[-1] == [6]  # the last token and five guesses
+    assert (level.stats.drafted, level.stats.accepted) == (5, right)
+
+
+@pytest.mark.parametrize("at_most", [1, 2, 3, 7])
+def test_no_more_is_drafted_than_may_be_used(at_most: int) -> None:
+    drafter = Scripted(TARGET)
+    level = Level(FakeModel(TARGET), drafter)
+    text = sequence()
+    new_tokens(level, [text], 1)
+    [step] = level.advance([Ask(text, at_most)])
+    assert drafter.asked[-1] == at_most - 1
+    assert len(step.tokens) == at_most
+
+
+# --- Recursion --------------------------------------------------------------------------------
+
+
+def chain(target: FakeModel, rng: random.Random, depth: int) -> Level:
+    """Levels of any kind under the target: its own drafts, other models, a random drafter."""
+    drafter: Drafter = NoDraft() if rng.random() < 0.3 else Scripted(random.Random(rng.random()))
+    for _ in range(depth):
+        rule = often(TARGET, next_by_hash(VOCABULARY, salt=1), percent=rng.randrange(101))
+        is_own = rng.random() < 0.5
+        model = target.as_draft(rule) if is_own else FakeModel(rule, VOCABULARY)
+        drafter = Level(model, drafter, length=rng.choice([None, 1, 2, 3, 5, 8]))
+    return Level(target, drafter)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), depth=st.integers(0, 3), batch=st.integers(1, 4))
+def test_any_chain_gives_the_target_s_own_tokens(seed: int, depth: int, batch: int) -> None:
+    rng = random.Random(seed)
+    prompts = [[rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 9))] for _ in range(batch)]
+    target = FakeModel(TARGET)
+    level = chain(target, rng, depth)
+    sequences = [sequence(prompt) for prompt in prompts]
+    found = new_tokens(level, sequences, 40)
+    assert found == [plain(TARGET, prompt, 40) for prompt in prompts]
+    for text in sequences:
+        level.release(text)
+    assert all(model.cached_sequences == 0 for model in models_of(level))
+
+
+def models_of(level: Level) -> Iterator[FakeModel]:
+    for each in level.levels:
+        assert isinstance(each, Level)
+        assert isinstance(each.model, FakeModel)
+        yield each.model
+
+
+def test_three_levels_count_what_they_do() -> None:
+    """Each level's forwards, rows, drafted and accepted tokens add up to those of the others."""
+    target = FakeModel(TARGET)
+    middle = target.as_draft(often(TARGET, WRONG, percent=80))
+    small = FakeModel(often(TARGET, WRONG, percent=60), VOCABULARY)
+    level = Level(target, Level(middle, Level(small, NoDraft(), length=3), length=6))
+    new_tokens(level, [sequence(), sequence((9,))], 60)
+    stats = [each.stats for each in level.levels if isinstance(each, Level)]
+    for each, model in zip(stats, models_of(level), strict=True):
+        assert each.forwards == len(model.forwards)
+        assert each.rows == sum(map(sum, model.forwards))
+        assert each.drafted == sum(each.drafted_at)
+        assert each.accepted == sum(each.accepted_at)
+        assert each.drafted_at == sorted(each.drafted_at, reverse=True)
+        assert each.accepted_at == sorted(each.accepted_at, reverse=True)
+        assert all(a <= d for a, d in zip(each.accepted_at, each.drafted_at, strict=True))
+    # Two sequences of 60 tokens: one of each from reading its prompt.
+    assert stats[0].accepted + sum(map(len, target.forwards)) == 2 * 60
+    assert stats[0].drafted > stats[0].accepted > 0
+    assert stats[1].drafted > stats[1].accepted > 0
+    assert stats[2].drafted == 0
+
+
+def test_a_separate_model_reads_each_token_once_while_its_guesses_hold() -> None:
+    """Its cache lives on from proposal to proposal, whether it is opened as a draft or not."""
+    for as_draft in (False, True):
+        small = FakeModel(TARGET, VOCABULARY)
+        if as_draft:
+            small = small.as_draft(TARGET)
+        level = Level(FakeModel(TARGET), Level(small, NoDraft(), length=4))
+        new_tokens(level, [sequence(range(20))], 50)
+        rows = [rows for [rows] in small.forwards]
+        assert rows[0] == 21
+        assert max(rows[1:]) <= 2
+
+
+@pytest.mark.parametrize("length", range(2, 7))
+def test_a_separate_model_forgets_guesses_that_a_level_above_it_rejected(length: int) -> None:
+    """The fake model fails where its cache holds other tokens than the sequence."""
+    target = FakeModel(TARGET)
+    middle = target.as_draft(often(TARGET, next_by_hash(VOCABULARY, salt=2), percent=70))
+    small = FakeModel(often(TARGET, next_by_hash(VOCABULARY, salt=3), percent=70), VOCABULARY)
+    level = Level(target, Level(middle, Level(small, NoDraft(), length=3), length=length))
+    found = new_tokens(level, [sequence(), sequence((4, 5))], 200)
+    assert found == [plain(TARGET, prompt, 200) for prompt in ((1, 2, 3), (4, 5))]
+
+
+@pytest.mark.parametrize("accepted", [[], [7, 8]])
+def test_a_draft_takes_over_where_the_exact_context_ends(accepted: list[int]) -> None:
+    """But never behind its first row, whose position it overwrites."""
+    exact = Context(0)
+    draft = Context(0, exact)
+    tokens = [4, 5, 6, *accepted]
+    exact.record(0, tokens)
+    draft.begin(len(tokens))
+    assert exact.length == draft.length == len(tokens) - 1
+    draft.record(len(tokens) - 1, [tokens[-1], 9, 9])
+    assert draft.match([*tokens, 9, 3], len(tokens)) == len(tokens) + 1
+    draft.begin(len(tokens))
+    assert draft.match(tokens, len(tokens)) == len(tokens) - 1
+
+
+def test_a_context_compares_what_was_accepted_once() -> None:
+    context = Context(0)
+    context.record(0, [1, 2, 3, 4, 5])
+    assert context.match([1, 2, 3, 9, 9, 9], 3) == 3
+    context.record(3, [9, 9])
+    assert context.match([1, 2, 3, 9, 8], 4) == 4
+    assert context.match([0, 0, 0, 0, 8], 4) == 4  # not looked at again
+    context.record(1, [7])
+    assert context.match([1, 7, 3], 3) == 2
+
+
+# --- What a proposal leaves behind ------------------------------------------------------------
+
+
+def test_a_proposal_leaves_the_sequence_as_it_was() -> None:
+    text = sequence()
+    target = FakeModel(TARGET)
+    drafter = Level(target.as_draft(TARGET), Scripted(TARGET), length=7)
+    level = Level(target, drafter)
+    new_tokens(level, [text], 5)
+    before = list(text.tokens)
+    [proposal] = drafter.propose([Ask(text, 7)])
+    assert proposal.tokens == plain(TARGET, before, 7)
+    assert text.tokens == before
+
+
+class Failing(Scripted):
+    """Runs out of something at its third proposal."""
+
+    def propose(self, asks: SequenceOf[Ask]) -> list[Proposal]:
+        if len(self.asked) >= 3:
+            raise RuntimeError("no pages left")
+        return super().propose(asks)
+
+
+def test_a_proposal_that_fails_leaves_the_sequence_as_it_was() -> None:
+    text = sequence()
+    target = FakeModel(TARGET)
+    drafter = Level(target.as_draft(TARGET), Failing(lambda _: 0), length=9)
+    new_tokens(Level(target, NoDraft()), [text], 5)
+    before = list(text.tokens)
+    with pytest.raises(RuntimeError, match="no pages left"):
+        drafter.propose([Ask(text, 9)])
+    assert text.tokens == before
+    assert new_tokens(Level(target, NoDraft()), [text], 20) == [plain(TARGET, (1, 2, 3), 20)]
+
+
+@pytest.mark.parametrize("inner_length", [0, 1, 2, 3, 4, 5])
+def test_a_proposal_ends_with_the_first_stop_id(inner_length: int) -> None:
+    """Also where the stop comes amid tokens that an inner level proposed."""
+    text = sequence()
+    target = FakeModel(TARGET)
+    new_tokens(Level(target, NoDraft()), [text], 5)
+    coming = plain(TARGET, text.tokens, 12)
+    first = next(i for i in range(3, 12) if coming[i] not in coming[:i])
+    text.stop_ids = frozenset([coming[first]])
+    inner: Drafter = Scripted(TARGET) if inner_length else NoDraft()
+    if inner_length:
+        inner = Level(FakeModel(TARGET), inner, length=inner_length)
+    [proposal] = Level(target.as_draft(TARGET), inner, length=12).propose([Ask(text, 12)])
+    assert proposal.tokens == coming[: first + 1]
+    assert len(proposal.confidences) == len(proposal.tokens)
+
+
+def test_a_level_drafts_on_while_it_is_confident() -> None:
+    text = sequence()
+    target = FakeModel(TARGET)
+    new_tokens(Level(target, NoDraft()), [text], 5)
+    draft = Level(target.as_draft(TARGET), NoDraft())
+    [free] = draft.propose([Ask(text, 64)])
+    product = float(np.prod(free.confidences))
+    assert product < 0.4 <= product / free.confidences[-1]  # each pick has probability 0.9
+    assert draft.propose([Ask(text, 0)]) == [Proposal()]
+
+
+def test_a_release_reaches_every_level() -> None:
+    text = sequence()
+    target = FakeModel(TARGET)
+    drafter = Scripted(TARGET)
+    level = Level(target, Level(target.as_draft(TARGET), drafter, length=2))
+    new_tokens(level, [text], 9)
+    assert all(model.cached_sequences for model in models_of(Level(target, level.drafter)))
+    level.release(text)
+    assert drafter.released == [text.key]
+    assert target.cached_sequences == 0
+
+
+# --- Grammars ---------------------------------------------------------------------------------
+
+
+class Alternating:
+    """Even and odd tokens take turns, after the tokens that were accepted."""
+
+    def __init__(self, accepted: list[int]) -> None:
+        self.accepted = accepted
+
+    def masks(self, proposal: SequenceOf[int]) -> np.ndarray:
+        even, odd = 0x55555555, 0xAAAAAAAA
+        last = [self.accepted[-1], *proposal]
+        rows = [[odd if token % 2 == 0 else even] * (VOCABULARY // 32) for token in last]
+        return np.array(rows, np.uint32)
+
+
+def obedient(rule: Rule) -> Rule:
+    """What a fake model with `rule` says under that grammar."""
+    return lambda prefix: (rule(prefix) + (rule(prefix) % 2 == prefix[-1] % 2)) % VOCABULARY
+
+
+@pytest.mark.parametrize("length", [1, 4, 8])
+def test_a_grammar_binds_every_token_of_every_level(length: int) -> None:
+    target = FakeModel(TARGET)
+    level = Level(target, Level(target.as_draft(TARGET), NoDraft(), length=length))
+    accepted = [1, 2, 3]
+    text = sequence(accepted, grammar=Alternating(accepted))
+    while len(text.tokens) < 60:
+        [step] = level.advance([Ask(text, 60)])
+        text.tokens.extend(step.tokens)
+        accepted.extend(step.tokens)
+    assert text.tokens[3:] == plain(obedient(TARGET), (1, 2, 3), len(text.tokens) - 3)
+    # The draft says the same, so it must have been held to the same rules, at every place.
+    assert level.stats.accepted == level.stats.drafted > 0
+
+
+class Forbidding:
+    """Nothing may follow."""
+
+    def masks(self, proposal: SequenceOf[int]) -> np.ndarray:
+        return np.zeros((len(proposal) + 1, VOCABULARY // 32), np.uint32)
+
+
+def test_nothing_is_returned_where_nothing_is_allowed() -> None:
+    target = FakeModel(TARGET)
+    level = Level(target, Level(target.as_draft(TARGET), NoDraft(), length=4))
+    text = sequence()
+    new_tokens(level, [text], 3)
+    text.grammar = Forbidding()
+    assert level.advance([Ask(text, 9)])[0].tokens == []
+    text.grammar = None
+    assert new_tokens(level, [text], 20) == [plain(TARGET, (1, 2, 3), 20)]
