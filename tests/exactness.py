@@ -22,7 +22,7 @@ from specqd.drafters import Ask, Drafter, NoDraft, Proposal
 from specqd.errors import HubError
 from specqd.hub import shipped_model
 from specqd.level import Level
-from specqd.model import Machine, Model, Rows
+from specqd.model import MAX_ROWS, Machine, Model, Rows
 from specqd.sequence import Sequence as Text
 
 SAMPLINGS: Mapping[str, Mapping[str, float]] = {
@@ -231,10 +231,13 @@ def level_of(model: Model, draft: str) -> Level:
     return Level(model, drafter)
 
 
-def open_model(subject: Subject, isa: str, threads: int) -> Model:
+def open_model(subject: Subject, isa: str, threads: int, max_rows: int = MAX_ROWS) -> Model:
     """The subject on named kernels, those included that a user cannot choose."""
     machine = Machine(_native.Pool(threads), isa)
-    return Model.open(subject.directory, machine=machine, cache_positions=8 * 1024)
+    positions = 8 * 1024
+    return Model.open(
+        subject.directory, machine=machine, cache_positions=positions, max_rows=max_rows
+    )
 
 
 class Decoding:

@@ -121,6 +121,29 @@ def test_bits_are_those_of_plain_decoding(bench: Bench, cell: Cell) -> None:
         setattr(bench.drafted, count.name, before + getattr(drafted, count.name))
 
 
+@pytest.mark.parametrize("name", exactness.RANDOM_SHAPES)
+def test_bits_do_not_depend_on_the_most_rows_of_a_forward(bench: Bench, name: str) -> None:
+    cell = Cell(available_isas()[0], "4", name, "batch", 2, "noisy", "whole")
+    model = open_model(bench.subject(name), cell.isa, cell.threads, max_rows=29)
+    traces = Decoding(level_of(model, cell.draft), bench.requests(cell)).run()
+    assert bench.differences(cell, traces) == []
+
+
+@pytest.mark.parametrize("name", exactness.RANDOM_SHAPES)
+def test_both_readings_give_the_same_logits_on_every_instruction_set(
+    bench: Bench, name: str, rng: np.random.Generator
+) -> None:
+    """The draft's too, so that what is accepted, and its statistics, are the same everywhere."""
+    vocab = exactness.RANDOM_SHAPES[name].vocab
+    tokens = rng.integers(0, vocab, 600).tolist()
+    found: dict[str, set[bytes]] = {"exact": set(), "draft": set()}
+    for isa, threads in product(exactness.isas(), (1, 2)):
+        model = bench.model(name, isa, threads)
+        found["exact"].add(exactness.digest(model.logits(tokens)))
+        found["draft"].add(exactness.digest(model.as_draft().logits(tokens)))
+    assert {reading: len(bits) for reading, bits in found.items()} == {"exact": 1, "draft": 1}
+
+
 def test_drafts_were_accepted_and_rejected_and_taken_whole(bench: Bench) -> None:
     assert bench.drafted.rejected > 100
     assert bench.drafted.accepted_tokens > 100
