@@ -18,7 +18,7 @@ from specqd.mxfp4 import ScaleRule
 from specqd.sequence import Sequence
 from specqd.weights import DecoderWeights, Progress, load_weights
 
-MAX_ROWS = 512  # of one forward; longer prompts are forwarded in parts
+MAX_ROWS = 512  # of one forward, by default; longer prompts are forwarded in parts
 
 
 class Reading(Enum):
@@ -146,12 +146,14 @@ class Model:
         reading: Reading = Reading.EXACT,
         rule: ScaleRule = ScaleRule.MSE,
         cache_positions: int | None = None,
+        max_rows: int = MAX_ROWS,
         progress: Progress | None = None,
     ) -> "Model":
         """Loads and packs a Hugging Face directory.
 
         `cache_positions` bounds the positions that the cache can hold over all sequences; by
-        default four full contexts, as far as half of the memory that is left allows.
+        default four full contexts, as far as half of the memory that is left allows. `max_rows`
+        bounds the rows of one forward, and so the sequences and drafts that are verified at once.
         """
         config = read_config(directory)
         machine = machine or Machine.choose()
@@ -173,7 +175,7 @@ class Model:
             final_norm=weights.final_norm,
             head=weights.head,
             embedding=weights.embedding,
-            max_rows=MAX_ROWS,
+            max_rows=max_rows,
         )
         cache = _native.KvCache(decoder, _cache_pages(decoder, config, cache_positions))
         return cls(config, weights, decoder, machine, cache, reading)
@@ -248,7 +250,8 @@ class Model:
     def forward(self, batch: SequenceOf[Rows]) -> None:
         """Caches all rows and leaves the asked logits in the decoder, in the batch's order.
 
-        More than MAX_ROWS rows are forwarded in parts; rows with logits must fit into the last.
+        More rows than one forward takes are forwarded in parts; those with logits must fit into
+        the last.
         """
         batch = self._forward_surplus(batch)
         for rows in batch:
@@ -272,19 +275,20 @@ class Model:
 
     def _forward_surplus(self, batch: SequenceOf[Rows]) -> SequenceOf[Rows]:
         """Forwards what is too much for one forward; returns the rest."""
-        surplus = sum(len(rows.tokens) for rows in batch) - MAX_ROWS
+        most = self.decoder.max_rows
+        surplus = sum(len(rows.tokens) for rows in batch) - most
         if surplus <= 0:
             return batch
         rest = []
         for rows in batch:
             start, tokens = rows.start, rows.tokens
             while surplus > 0 and len(tokens) > rows.logits:
-                part = min(MAX_ROWS, surplus, len(tokens) - rows.logits)
+                part = min(most, surplus, len(tokens) - rows.logits)
                 self.forward([Rows(rows.context, start, tokens[:part], 0)])
                 start, tokens, surplus = start + part, tokens[part:], surplus - part
             rest.append(Rows(rows.context, start, tokens, rows.logits))
         if surplus > 0:
-            raise RequestError(f"more than {MAX_ROWS} rows of logits at once; use a smaller batch")
+            raise RequestError(f"more than {most} rows of logits at once; use a smaller batch")
         return rest
 
     def verify(
@@ -316,8 +320,8 @@ class Model:
         try:
             context = Context(slot)
             parts = []
-            for start in range(0, len(token_ids), MAX_ROWS):
-                tokens = list(token_ids[start : start + MAX_ROWS])
+            for start in range(0, len(token_ids), self.decoder.max_rows):
+                tokens = list(token_ids[start : start + self.decoder.max_rows])
                 self.forward([Rows(context, start, tokens, len(tokens))])
                 parts.append(self.decoder.logits())
             return np.concatenate(parts)

@@ -1,0 +1,58 @@
+"""Covering arrays: few combinations of many factors' values that hold every pair of them."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations, product
+from typing import Any
+
+Pair = tuple[tuple[str, Any], tuple[str, Any]]  # (factor, value) twice, in the factors' order
+
+
+def covering_array(
+    factors: Mapping[str, Sequence[Any]], is_allowed: Callable[[Pair], bool]
+) -> list[dict[str, Any]]:
+    """Rows that together hold each allowed pair of values of two factors; the same every time.
+
+    A row starts from the first pair still missing; each other factor then takes the value that
+    adds most missing pairs (the rarest so far, where several do).
+    """
+    missing = dict.fromkeys(filter(is_allowed, _pairs_of(factors)))
+    used = {(name, value): 0 for name, values in factors.items() for value in values}
+    rows = []
+    while missing:
+        row = dict(next(iter(missing)))
+        for name, values in factors.items():
+            if name not in row:
+                choices = [
+                    v for v in values if all(map(is_allowed, _new_pairs(factors, row, name, v)))
+                ]
+                row[name] = min(
+                    choices,
+                    key=lambda value: (
+                        -sum(pair in missing for pair in _new_pairs(factors, row, name, value)),
+                        used[name, value],
+                    ),
+                )
+        for pair in combinations(((name, row[name]) for name in factors), 2):
+            missing.pop(pair, None)
+        for item in row.items():
+            used[item] += 1
+        rows.append(row)
+    return rows
+
+
+def _pairs_of(factors: Mapping[str, Sequence[Any]]) -> Iterator[Pair]:
+    for (a, a_values), (b, b_values) in combinations(factors.items(), 2):
+        for x, y in product(a_values, b_values):
+            yield (a, x), (b, y)
+
+
+def _new_pairs(
+    factors: Mapping[str, Sequence[Any]], row: Mapping[str, Any], name: str, value: Any
+) -> list[Pair]:
+    """The pairs that `name=value` makes with what the row holds, in the factors' order."""
+    order = list(factors)
+    added = (name, value)
+    return [
+        (added, held) if order.index(name) < order.index(held[0]) else (held, added)
+        for held in row.items()
+    ]
