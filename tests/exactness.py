@@ -324,7 +324,7 @@ def page_digests(model: Model, text: Text) -> list[bytes | None]:
     context, cache = model.context(text), model.cache
     return [
         digest(cache.page_bits(context.slot, page)) if cache.has_page(context.slot, page) else None
-        for page in range(len(context) // _native.PAGE_POSITIONS)
+        for page in range(context.length // _native.PAGE_POSITIONS)
     ]
 
 
