@@ -365,8 +365,9 @@ def test_bench_bandwidth_prints_and_writes(
 
 
 def test_demo_shows_identical_texts_and_both_speedups(model: Path, run: Run) -> None:
-    status, out, err = run("demo", model, "-p", "ab", "-n", "24")
-    text = LLM(model).generate("ab", SamplingParams(max_tokens=24, temperature=0))[0].text
+    status, out, err = run("demo", model, "-p", "ab", "-n", "24", "--seed", "9")
+    params = SamplingParams(max_tokens=24, temperature=0.7, seed=9)
+    text = LLM(model).generate("ab", params)[0].text
     assert (status, err) == (0, "")
     assert out.count(f"ab{text}") == 2
     assert "Identical: all 24 tokens" in out
