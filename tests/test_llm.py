@@ -21,13 +21,6 @@ TEMPLATE = (
 
 
 @pytest.fixture(scope="module")
-def seed() -> int:
-    seed = int(np.random.SeedSequence().generate_state(1)[0])
-    print(f"seed {seed}")
-    return seed
-
-
-@pytest.fixture(scope="module")
 def llm() -> LLM:
     """The shipped model."""
     return LLM(threads=2)

@@ -32,13 +32,6 @@ Refuse = Callable[..., str]
 
 
 @pytest.fixture
-def seed() -> int:
-    seed = int(np.random.SeedSequence().generate_state(1)[0])
-    print(f"seed {seed}", file=sys.stdout)
-    return seed
-
-
-@pytest.fixture
 def model(tmp_path: Path, seed: int) -> Path:
     return make_model(tmp_path / "model", SHAPE, seed)
 

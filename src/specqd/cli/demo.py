@@ -17,13 +17,19 @@ if TYPE_CHECKING:
     from specqd.sampling import SamplingParams
     from specqd.tokenizer import Tokenizer
 
-_PROMPT = '''import math
+_PROMPT = '''import json
+from pathlib import Path
 
 
-def is_prime(n):
-    """Return True if n is a prime number."""
+class Settings:
+    """Settings that are read from a file."""
+
+    def __init__(self, path):
+        self.path = Path(path)
 '''
-_REPEATS = 3  # of each way of decoding, in turn, so that a noisy moment does not decide
+_REPEATS = 5  # of each way of decoding, in turn, so that a noisy moment does not decide
+
+_READINGS = {"bf16": "exact", "mxfp4": "draft"}  # by the name of a level
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,21 +74,30 @@ class Limits:
 @model_argument
 @click.option("-p", "--prompt", default=_PROMPT, metavar="TEXT", help="The text to continue.")
 @click.option("-n", "--max-tokens", default=128, show_default=True, help="New tokens at most.")
+@click.option("--temperature", default=0.7, show_default=True, help="0: the likeliest tokens.")
+@click.option("--seed", default=4, show_default=True, help="Of the sampling.")
 @machine_options
 def demo(
-    model: str | None, prompt: str, max_tokens: int, threads: int | None, isa: str | None
+    model: str | None,
+    prompt: str,
+    max_tokens: int,
+    temperature: float,
+    seed: int,
+    threads: int | None,
+    isa: str | None,
 ) -> None:
     """Write a text plainly, then with the MXFP4 self-draft: the same tokens, sooner.
 
     \b
     Examples:
       specqd demo
+      specqd demo --temperature 0
       specqd demo ./my-model -p "Once upon a time" -n 200
     """
     from specqd.llm import LLM
     from specqd.sampling import SamplingParams
 
-    params = SamplingParams(max_tokens=max_tokens, temperature=0)
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     with ProgressBar("Packing weights") as bar:
         plain = LLM(model, "none", threads, isa, progress=bar)
     click.echo(harmless("\n".join(introduction(plain))))
@@ -94,10 +109,12 @@ def demo(
         click.echo(f"\n--- {way.title} ---")
         way.results.append(show(way.llm, prompt, params))
     limits = [measure_limits(ways)]
-    for _ in range(_REPEATS - 1):
-        for way in ways:
-            way.results.extend(way.llm.generate(prompt, params))
-        limits.append(measure_limits(ways))
+    with ProgressBar("Measuring") as bar:
+        for repeat in range(1, _REPEATS):
+            bar(repeat, _REPEATS)
+            for way in ways:
+                way.results.extend(way.llm.generate(prompt, params))
+            limits.append(measure_limits(ways))
     count = check_identical(ways, plain.tokenizer)
     click.echo(f"\nIdentical: all {count} tokens, in {len(ways) * _REPEATS} runs.\n")
     click.echo("\n".join(report(ways, middle(limits))))
@@ -190,7 +207,9 @@ def report(ways: Sequence[Way], limits: Limits) -> list[str]:
     rows.append(["tokens/s", *(f"{way.tokens_per_s:.0f}" for way in ways)])
     rows.append(["MB moved per token", *(f"{way.bytes_per_token / 1e6:.1f}" for way in ways)])
     for name in limits.by_level:
-        rows.append([f"GB/s of the {name} reading", *(_speed(way, name) for way in ways)])
+        rows.append(
+            [f"GB/s of the {_READINGS[name]} reading", *(_speed(way, name) for way in ways)]
+        )
         share = f"share of {limits.by_level[name]:.1f} GB/s, measured"
         rows.append([f"  {share}", *(_share(way, name, limits) for way in ways)])
     rows.append(["drafted tokens accepted", *(_acceptance(way) for way in ways)])
