@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from specqd.drafters import Drafter, NoDraft
 from specqd.errors import RequestError
 from specqd.level import Level
-from specqd.model import Model
+from specqd.model import Model, Reading
 
 _AUTO = ("mxfp4",)
 _LONGEST = 64
@@ -38,13 +38,24 @@ class DraftSpec:
         return cls(name, length)
 
 
-def parse_chain(drafts: str | Sequence[str] | None) -> tuple[DraftSpec, ...]:
-    """`auto`, `none` (or None), or levels from the outermost in. Raises RequestError."""
+def parse_chain(
+    drafts: str | Sequence[str] | None, reading: Reading = Reading.EXACT
+) -> tuple[DraftSpec, ...]:
+    """`auto`, `none` (or None), or levels from the outermost in, for a target of that reading.
+
+    Raises RequestError for what is not understood or cannot draft.
+    """
     words = [drafts or "none"] if drafts is None or isinstance(drafts, str) else list(drafts)
     if "none" in words or "auto" in words:
         if len(words) > 1:
             raise RequestError("--draft none and --draft auto stand alone; leave the others out")
-        words = list(_AUTO) if words == ["auto"] else []
+        is_auto = words == ["auto"] and reading is Reading.EXACT
+        words = list(_AUTO) if is_auto else []
+    if words and reading is Reading.DRAFT:
+        raise RequestError(
+            f"--draft {words[0]}: with --reading draft the MXFP4 reading speaks itself; "
+            "use --draft none"
+        )
     if len(words) > 1:
         raise RequestError(
             f"--draft {words[1]}: the one MXFP4 reading of a model drafts already; name it once"

@@ -24,7 +24,7 @@ from specqd.text_stream import TextStream
 from specqd.tokenizer import Tokenizer
 
 Logits = NDArray[np.float32]
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 # Positions past the last token that a proposal may touch, with a page to spare.
 _SPARE_POSITIONS = 2 * _native.PAGE_POSITIONS
@@ -49,9 +49,9 @@ class Generation:
     sample: int
     most_tokens: int
     text: str = ""
-    new_text: str = ""  # since the last step
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    error: RequestError | None = None  # why it ended with the reason "error"
     _stream: TextStream | None = None
     _held_back: str = ""  # certain text that may turn out to begin a stop string
     _leader: "Generation | None" = None  # whose prompt this sample shares
@@ -211,11 +211,12 @@ class Engine:
     def _accept(self, generation: Generation, result: Proposal, logits: Logits | None) -> None:
         """Takes over verified tokens one by one, until one of them ends the text."""
         sequence, params = generation.sequence, generation.params
-        generation.new_text = ""
         if not result.tokens:
-            raise RequestError(
+            generation.error = RequestError(
                 "no token is allowed next (bias, mask or logits exclude all); relax the request"
             )
+            self._finish(generation, "error")
+            return
         for i, token in enumerate(result.tokens):
             sequence.tokens.append(token)
             if params.logprobs is not None and logits is not None:
@@ -253,7 +254,6 @@ class Engine:
         released = pending[: len(pending) - kept]
         generation._held_back = pending[len(pending) - kept :]
         generation.text += released
-        generation.new_text += released
         return bool(found)
 
     def _finish(self, generation: Generation, reason: FinishReason) -> None:

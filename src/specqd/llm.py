@@ -97,13 +97,13 @@ class Stream:
 
     def __init__(self, llm: "LLM", prompt: list[int], params: SamplingParams) -> None:
         self._llm = llm
-        self._run = _Run(llm)
         self._prompt = prompt
-        self._generation = llm.engine.submit(prompt, replace(params, n=1))[0]
+        self._params = replace(params, n=1)
         self.result: Result | None = None
 
     def __iter__(self) -> Iterator[str]:
-        engine, generation = self._llm.engine, self._generation
+        engine, run = self._llm.engine, _Run(self._llm)
+        generation = engine.submit(self._prompt, self._params)[0]
         sent = 0
         try:
             while sent < len(generation.text) or generation.finish_reason is None:
@@ -113,9 +113,11 @@ class Stream:
                 sent += len(piece)
                 if piece:
                     yield piece
+            if generation.error is not None:
+                raise generation.error
         finally:
             engine.cancel(generation)
-            self.result = self._run.result(self._prompt, [generation])
+            self.result = run.result(self._prompt, [generation])
 
 
 class LLM:
@@ -138,7 +140,7 @@ class LLM:
         reading: Reading = Reading.EXACT,
         progress: Progress | None = None,
     ) -> None:
-        specs = parse_chain(() if reading is Reading.DRAFT and draft == "auto" else draft)
+        specs = parse_chain(draft, reading)
         self.directory = shipped_model() if path_or_repo is None else resolve(path_or_repo)
         self.tokenizer = Tokenizer.open(self.directory)
         self.defaults = read_generation_defaults(self.directory)
@@ -160,7 +162,7 @@ class LLM:
         """The same model with other drafts; nothing is loaded again. Use one of them at a time:
         each believes that it has the KV cache to itself."""
         other = copy(self)
-        other.engine = other._engine(parse_chain(draft))
+        other.engine = other._engine(parse_chain(draft, self.model.reading))
         return other
 
     def _engine(self, specs: SequenceOf[DraftSpec]) -> Engine:
@@ -178,8 +180,11 @@ class LLM:
         try:
             for request in requests:
                 submitted.append(self.engine.submit(request, resolved))
-            while any(g.finish_reason is None for samples in submitted for g in samples):
+            generations = [g for samples in submitted for g in samples]
+            while any(g.finish_reason is None for g in generations):
                 self.engine.step()
+            for error in (g.error for g in generations if g.error is not None):
+                raise error
         except BaseException:
             for generation in (g for samples in submitted for g in samples):
                 self.engine.cancel(generation)
