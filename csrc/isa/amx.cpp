@@ -1,9 +1,9 @@
-#include "isa/table-inl.h"
+#include "isa/product_amx-inl.h"
 
 namespace specqd {
 
 const Kernels* amx_kernels() {
-  static constexpr Kernels table = generic_table("amx");
+  static constexpr Kernels table = amx_table<HardwareTiles>("amx");
   return &table;
 }
 

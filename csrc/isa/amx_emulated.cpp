@@ -1,9 +1,10 @@
-#include "isa/table-inl.h"
+#include "isa/amx_tiles_emulated-inl.h"
+#include "isa/product_amx-inl.h"
 
 namespace specqd {
 
 const Kernels* amx_emulated_kernels() {
-  static constexpr Kernels table = generic_table("amx_emulated");
+  static constexpr Kernels table = amx_table<EmulatedTiles>("amx_emulated");
   return &table;
 }
 

@@ -135,8 +135,6 @@ constexpr int kDraftTilesAhead = 16;
 
 // --- Exact reading ------------------------------------------------------------------------------
 
-constexpr int kTilesAtOnce = 4;  // decoded before they are multiplied
-
 // Calls f<Rows>(first row) for groups of at most `Most` rows.
 template <int Most, class F>
 inline void for_row_groups(int64_t rows, const F& f, int64_t from = 0) {
@@ -157,13 +155,14 @@ inline PreparedRows rows_from(const PreparedRows& x, int64_t row, size_t bytes) 
 }
 
 // The exact product of an instruction set S, which provides
-//   kRows                          rows that it multiplies at once, at most
+//   kTilesAtOnce                   tiles decoded before they are multiplied
+//   kBlockBytes                    of a prepared row, per block of 32 inputs
+//   Scope(rows)                    lives while products of so many rows are made
 //   Decoder(w, tile, count, out)   decodes `count` nested tiles: row(0..15) and end_tile() for
 //   each,
 //                                  or whole_tile(); once it is_done(), repeats the last one
-//   accumulate<Rows>(tiles, count, x, out, out_stride, ahead)
-//                                  out[m][n] += `count` tiles; lets `ahead` do a row of its tile
-//                                  with each row of ours, and finishes it
+//   multiply(tiles, count, x, out, out_stride, ahead)
+//                                  out[m][n] += `count` tiles; meanwhile works off `ahead`
 // A group of tiles is decoded while the one before it is multiplied: the two use different parts of
 // the processor, memory is read evenly, and the narrow stores of patches are long done when wide
 // loads meet them.
@@ -174,6 +173,7 @@ class ExactProduct {
       : w_(w), x_(x), out_(out), out_stride_(out_stride) {}
 
   void multiply(int64_t first, int64_t last) {
+    const typename S::Scope scope(x_.count);
     Group group = group_at(first, 0);
     int buffer = 0;
     if (w_.plain == nullptr && first < last) finish(decoder(group, buffer));
@@ -201,7 +201,7 @@ class ExactProduct {
 
   Group group_at(int64_t panel, int64_t tile) const {
     const int64_t rest = w_.tiles - tile;
-    return {panel, tile, rest < kTilesAtOnce ? rest : kTilesAtOnce};
+    return {panel, tile, rest < S::kTilesAtOnce ? rest : S::kTilesAtOnce};
   }
   Group group_after(const Group& group) const {
     const int64_t tile = group.tile + group.count;
@@ -216,24 +216,17 @@ class ExactProduct {
     while (!decoder.is_done()) decoder.whole_tile();
   }
 
-  // All rows; `ahead` is worked off beside the first ones.
   template <class Ahead>
   void multiply_group(const uint16_t* tiles, const Group& group, const Ahead& ahead) {
-    for_row_groups<S::kRows>(x_.count, [&]<int Rows>(int64_t m) {
-      const auto rows = rows_from(x_, m, static_cast<size_t>(group.tile) * kBlock * sizeof(float));
-      float* const out = out_ + m * out_stride_;
-      if (m == 0)
-        S::template accumulate<Rows>(tiles, group.count, rows, out, out_stride_, ahead);
-      else
-        S::template accumulate<Rows>(tiles, group.count, rows, out, out_stride_, Nothing{});
-    });
+    const auto x = rows_from(x_, 0, static_cast<size_t>(group.tile) * S::kBlockBytes);
+    S::multiply(tiles, group.count, x, out_, out_stride_, ahead);
   }
 
   const PackedMatrix& w_;
   const PreparedRows& x_;
   float* out_;
   int64_t out_stride_;
-  alignas(64) uint16_t decoded_[2][kTilesAtOnce * kTileWeights];
+  alignas(64) uint16_t decoded_[2][S::kTilesAtOnce * kTileWeights];
 };
 
 template <class S>
@@ -245,11 +238,38 @@ void exact_product_by(const PackedMatrix& w, int64_t first, int64_t last, const 
 template <class S>
 void accumulate_plain_by(const uint16_t* plain, int64_t tiles, const PreparedRows& x, float* out,
                          int64_t out_stride) {
-  for_row_groups<S::kRows>(x.count, [&]<int Rows>(int64_t m) {
-    S::template accumulate<Rows>(plain, tiles, rows_from(x, m, 0), out + m * out_stride, out_stride,
-                                 Nothing{});
-  });
+  if (x.count == 0) return;
+  const typename S::Scope scope(x.count);
+  S::multiply(plain, tiles, x, out, out_stride, Nothing{});
 }
+
+// Multiplies any number of rows by an instruction set's
+//   kRows                          rows that it multiplies at once, at most
+//   accumulate<Rows>(tiles, count, x, out, out_stride, ahead)
+//                                  out[m][n] += `count` tiles; lets `ahead` do a row of its tile
+//                                  with each row of ours, and finishes it
+template <class S>
+struct InRowGroups {
+  static constexpr int kTilesAtOnce = 4;
+  static constexpr size_t kBlockBytes = kBlock * sizeof(float);
+  using Decoder = typename S::Decoder;
+  struct Scope {
+    explicit Scope(int64_t) {}
+  };
+
+  template <class Ahead>
+  static void multiply(const uint16_t* tiles, int64_t count, const PreparedRows& x, float* out,
+                       int64_t out_stride, const Ahead& ahead) {
+    for_row_groups<S::kRows>(x.count, [&]<int Rows>(int64_t m) {
+      const auto rows = rows_from(x, m, 0);
+      float* const at = out + m * out_stride;
+      if (m == 0)
+        S::template accumulate<Rows>(tiles, count, rows, at, out_stride, ahead);
+      else
+        S::template accumulate<Rows>(tiles, count, rows, at, out_stride, Nothing{});
+    });
+  }
+};
 
 // The exact sum on sixteen virtual lanes.
 struct GenericExact {

@@ -214,8 +214,8 @@ void draft_product_avx2(const PackedMatrix& w, int64_t first, int64_t last, cons
 constexpr Kernels avx2_table(const char* name) {
   Kernels table = generic_table(name);
   table.decode_tile = decode_tile_avx2;
-  table.exact_product = exact_product_by<Avx2Exact>;
-  table.accumulate_plain = accumulate_plain_by<Avx2Exact>;
+  table.exact_product = exact_product_by<InRowGroups<Avx2Exact>>;
+  table.accumulate_plain = accumulate_plain_by<InRowGroups<Avx2Exact>>;
   table.draft_product = draft_product_avx2;
   return table;
 }

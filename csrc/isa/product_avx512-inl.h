@@ -188,8 +188,8 @@ void draft_product_avx512(const PackedMatrix& w, int64_t first, int64_t last, co
 constexpr Kernels avx512_table(const char* name) {
   Kernels table = generic_table(name);
   table.decode_tile = decode_tile_avx512;
-  table.exact_product = exact_product_by<Avx512Exact>;
-  table.accumulate_plain = accumulate_plain_by<Avx512Exact>;
+  table.exact_product = exact_product_by<InRowGroups<Avx512Exact>>;
+  table.accumulate_plain = accumulate_plain_by<InRowGroups<Avx512Exact>>;
   table.draft_product = draft_product_avx512;
   return table;
 }
