@@ -111,7 +111,13 @@ void bind_machine(nb::module_& m) {
   m.def("usable_memory", &usable_memory);
   m.def("cpu_model", &cpu_model);
   nb::class_<Pool>(m, "Pool")
-      .def(nb::init<int>(), "threads"_a)
+      .def(
+          "__init__",
+          [](Pool* self, int threads) {
+            if (threads < 1) throw std::invalid_argument("a pool needs a thread");
+            new (self) Pool(threads);
+          },
+          "threads"_a)
       .def_prop_ro("threads", &Pool::threads);
   m.def(
       "read_seconds",
