@@ -111,7 +111,13 @@ void bind_machine(nb::module_& m) {
   m.def("usable_memory", &usable_memory);
   m.def("cpu_model", &cpu_model);
   nb::class_<Pool>(m, "Pool")
-      .def(nb::init<int>(), "threads"_a)
+      .def(
+          "__init__",
+          [](Pool* self, int threads) {
+            if (threads < 1) throw std::invalid_argument("a pool needs a thread");
+            new (self) Pool(threads);
+          },
+          "threads"_a)
       .def_prop_ro("threads", &Pool::threads);
   m.def(
       "read_seconds",
@@ -287,7 +293,7 @@ void bind_decoder(nb::module_& m) {
           },
           nb::kw_only(), "pool"_a, "isa"_a, "hidden"_a, "feed_forward"_a, "heads"_a, "kv_heads"_a,
           "head_dim"_a, "vocabulary"_a, "norm_epsilon"_a, "rope"_a, "layers"_a, "final_norm"_a,
-          "head"_a, "embedding"_a.none(), "max_rows"_a, nb::keep_alive<1, 16>())
+          "head"_a, "embedding"_a.none(), "max_rows"_a, nb::keep_alive<1, 15>())
       .def_prop_ro("max_rows", &Decoder::max_rows)
       .def(
           "weight_bytes",

@@ -13,13 +13,6 @@ uint64_t mixed(uint64_t x) {  // the finaliser of SplitMix64
   return x ^ x >> 31;
 }
 
-// Identifies a page by its tokens and all tokens before it; never 0, which says "not published".
-uint64_t hash_page(uint64_t parent, std::span<const int32_t> tokens) {
-  uint64_t hash = mixed(parent + 0x9e3779b97f4a7c15u);
-  for (const int32_t token : tokens) hash = mixed(hash ^ static_cast<uint32_t>(token));
-  return hash == 0 ? 1 : hash;
-}
-
 std::span<const int32_t> page_tokens(std::span<const int32_t> tokens, int64_t page) {
   return tokens.subspan(static_cast<size_t>(page * kPagePositions), kPagePositions);
 }
@@ -42,7 +35,9 @@ int KvCache::create() {
 }
 
 void KvCache::release(int sequence) {
-  for (const int32_t page : sequences_.at(sequence)) drop_page(page);
+  const std::vector<int32_t>& table = sequences_.at(sequence);
+  // Last page first: it makes room first, and a page is of no use without those before it.
+  for (auto page = table.rbegin(); page != table.rend(); ++page) drop_page(*page);
   sequences_.erase(sequence);
 }
 
@@ -65,7 +60,7 @@ bool KvCache::make_writable(int sequence, int64_t first, int64_t last) {
   const auto is_own = [&](size_t i) {
     return i < table.size() && table[i] != kNoPage &&
            references_[static_cast<size_t>(table[i])] == 1 &&
-           published_[static_cast<size_t>(table[i])].hash == 0;
+           published_[static_cast<size_t>(table[i])].id == 0;
   };
   int64_t needed = 0;
   for (size_t i = begin; i < end; ++i) needed += is_own(i) ? 0 : 1;
@@ -89,17 +84,13 @@ int64_t KvCache::attach_prefix(int sequence, std::span<const int32_t> tokens, ui
   auto& table = sequences_.at(sequence);
   assert(table.empty());
   const int64_t most = (static_cast<int64_t>(tokens.size()) - 1) / kPagePositions;
-  uint64_t parent = salt;
+  int64_t parent = 0;
   for (int64_t i = 0; i < most; ++i) {
-    const auto expected = page_tokens(tokens, i);
-    const uint64_t hash = hash_page(parent, expected);
-    const auto found = by_hash_.find(hash);
-    if (found == by_hash_.end()) break;
-    const Published& page = published_[static_cast<size_t>(found->second)];
-    if (page.parent != parent || !std::ranges::equal(page.tokens, expected)) break;
-    if (references_[static_cast<size_t>(found->second)]++ == 0) std::erase(idle_, found->second);
-    table.push_back(found->second);
-    parent = hash;
+    const int32_t page = find({salt, parent, page_tokens(tokens, i)});
+    if (page == kNoPage) break;
+    if (references_[static_cast<size_t>(page)]++ == 0) std::erase(idle_, page);
+    table.push_back(page);
+    parent = published_[static_cast<size_t>(page)].id;
   }
   return static_cast<int64_t>(table.size()) * kPagePositions;
 }
@@ -108,19 +99,42 @@ void KvCache::publish(int sequence, std::span<const int32_t> tokens, uint64_t sa
   const auto& table = sequences_.at(sequence);
   const int64_t full = std::min(static_cast<int64_t>(tokens.size()) / kPagePositions,
                                 static_cast<int64_t>(table.size()));
-  uint64_t parent = salt;
+  int64_t parent = 0;
   for (int64_t i = 0; i < full; ++i) {
     const int32_t page = table[static_cast<size_t>(i)];
     if (page == kNoPage) return;  // freed behind a window: what follows has no known prefix
-    const auto held = page_tokens(tokens, i);
-    const uint64_t hash = hash_page(parent, held);
-    Published& entry = published_[static_cast<size_t>(page)];
-    if (entry.hash == 0 && !by_hash_.contains(hash)) {
-      entry = {hash, parent, {held.begin(), held.end()}};
-      by_hash_[hash] = page;
+    const Prefix prefix{salt, parent, page_tokens(tokens, i)};
+    int32_t known = find(prefix);
+    if (known == kNoPage) {
+      if (by_hash_.contains(prefix.hash())) return;  // taken by other tokens
+      unpublish(page);  // if it follows a page that has since made room
+      publish_page(page, prefix);
+      known = page;
     }
-    parent = hash;
+    parent = published_[static_cast<size_t>(known)].id;
   }
+}
+
+uint64_t KvCache::Prefix::hash() const {
+  uint64_t hash = mixed(salt + 0x9e3779b97f4a7c15u);
+  hash = mixed(hash ^ static_cast<uint64_t>(parent));
+  for (const int32_t token : tokens) hash = mixed(hash ^ static_cast<uint32_t>(token));
+  return hash;
+}
+
+int32_t KvCache::find(const Prefix& prefix) const {
+  const auto found = by_hash_.find(prefix.hash());
+  if (found == by_hash_.end()) return kNoPage;
+  const Published& page = published_[static_cast<size_t>(found->second)];
+  const bool is_same = page.salt == prefix.salt && page.parent == prefix.parent &&
+                       std::ranges::equal(page.tokens, prefix.tokens);
+  return is_same ? found->second : kNoPage;
+}
+
+void KvCache::publish_page(int32_t page, const Prefix& prefix) {
+  published_[static_cast<size_t>(page)] = {
+      ++last_id_, prefix.salt, prefix.parent, {prefix.tokens.begin(), prefix.tokens.end()}};
+  by_hash_[prefix.hash()] = page;
 }
 
 void KvCache::release_behind(int sequence, int64_t position) {
@@ -162,7 +176,7 @@ int32_t KvCache::take_page() {
 
 void KvCache::drop_page(int32_t page) {
   if (page == kNoPage || --references_[static_cast<size_t>(page)] > 0) return;
-  if (published_[static_cast<size_t>(page)].hash != 0)
+  if (published_[static_cast<size_t>(page)].id != 0)
     idle_.push_back(page);
   else
     free_.push_back(page);
@@ -170,7 +184,8 @@ void KvCache::drop_page(int32_t page) {
 
 void KvCache::unpublish(int32_t page) {
   Published& entry = published_[static_cast<size_t>(page)];
-  by_hash_.erase(entry.hash);
+  if (entry.id == 0) return;
+  by_hash_.erase(Prefix{entry.salt, entry.parent, entry.tokens}.hash());
   entry = {};
 }
 

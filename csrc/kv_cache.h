@@ -62,16 +62,27 @@ class KvCache {
   uint16_t* values(int sequence, int64_t page, int64_t layer, int64_t kv_head) const;
 
  private:
+  // A published page. Its parent is the page before it, by an id that is never used twice, so that
+  // equal tokens behind equal parents are an equal text, whatever the hashes.
   struct Published {
-    uint64_t hash = 0;
-    uint64_t parent = 0;  // hash of the prefix before this page
+    int64_t id = 0;  // 0: not published
+    uint64_t salt = 0;
+    int64_t parent = 0;  // 0: this is a first page
     std::vector<int32_t> tokens;
+  };
+  struct Prefix {
+    uint64_t salt;
+    int64_t parent;
+    std::span<const int32_t> tokens;  // of the page
+    uint64_t hash() const;
   };
   static constexpr int32_t kNoPage = -1;
 
   int64_t unused_published() const;
   int32_t take_page();
   void drop_page(int32_t page);
+  int32_t find(const Prefix& prefix) const;
+  void publish_page(int32_t page, const Prefix& prefix);
   void unpublish(int32_t page);
   uint16_t* page_words(int32_t page) const;
 
@@ -79,11 +90,12 @@ class KvCache {
   Memory memory_;
   std::vector<int32_t> references_;  // sequences that hold each page
   std::vector<int32_t> free_;
-  std::vector<Published> published_;               // by page; hash 0: not published
+  std::vector<Published> published_;               // by page
   std::unordered_map<uint64_t, int32_t> by_hash_;  // published pages
   std::vector<int32_t> idle_;                      // published, held by nobody, oldest first
   std::unordered_map<int, std::vector<int32_t>> sequences_;
   int next_sequence_ = 0;
+  int64_t last_id_ = 0;
 };
 
 }  // namespace specqd

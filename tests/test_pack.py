@@ -1,7 +1,6 @@
 """Packing: both readings lie in the planes, and the exact one is the file's bits."""
 
 import contextlib
-import secrets
 from pathlib import Path
 
 import numpy as np
@@ -27,13 +26,6 @@ SHARED_MODELS = Path(__file__).parents[2] / "shared" / "models"
 
 each_isa = pytest.mark.parametrize("isa", _native.kernel_names())
 each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.value)
-
-
-@pytest.fixture
-def rng() -> np.random.Generator:
-    seed = secrets.randbits(32)
-    print(f"seed {seed}")
-    return np.random.default_rng(seed)
 
 
 def gaussian(rng: np.random.Generator, rows: int, columns: int) -> Bits:

@@ -227,12 +227,19 @@ class Model:
         return held
 
     def fork(self, sequence: Sequence, other: Sequence) -> None:
-        """Gives `other`, which begins with the same tokens, what is cached of `sequence`."""
+        """Gives `other`, which begins with the same tokens, what is cached of `sequence`.
+
+        Nothing, where that was freed behind a window; it then reads its tokens itself.
+        """
         context = self.context(sequence)
-        slot = self.cache.fork(context.slot, context.length)
-        copy = self._contexts[other.key] = Context(slot)
-        copy.record(0, sequence.tokens[: context.length])
-        copy.match(other.tokens, other.num_accepted)
+        held = min(context.length, len(other.tokens))
+        first = self._first_seen(len(other.tokens) - 1) // _native.PAGE_POSITIONS
+        last = -(-held // _native.PAGE_POSITIONS)
+        if all(self.cache.has_page(context.slot, page) for page in range(first, last)):
+            copy = Context(self.cache.fork(context.slot, held))
+            copy.record(0, sequence.tokens[:held])
+            copy.match(other.tokens, other.num_accepted)
+            self._contexts[other.key] = copy
 
     def publish(self, sequence: Sequence) -> None:
         """Offers the cached pages of accepted tokens to sequences to come."""
@@ -241,11 +248,13 @@ class Model:
 
     def forget_unseen(self, sequence: Sequence) -> None:
         """Frees what no row to come will attend to; only where every layer has a window."""
+        slot = self.context(sequence).slot
+        self.cache.release_behind(slot, self._first_seen(len(sequence.tokens) - 1))
+
+    def _first_seen(self, position: int) -> int:
+        """The first position that any layer's row at `position` attends to."""
         windows = self.config.windows
-        if windows and min(windows) > 0:
-            next_position = len(sequence.tokens) - 1
-            slot = self.context(sequence).slot
-            self.cache.release_behind(slot, next_position + 1 - max(windows))
+        return max(0, position + 1 - max(windows)) if windows and min(windows) > 0 else 0
 
     def forward(self, batch: SequenceOf[Rows]) -> None:
         """Caches all rows and leaves the asked logits in the decoder, in the batch's order.

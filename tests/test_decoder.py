@@ -1,0 +1,274 @@
+"""The decoder against float64, and against itself: however rows are grouped, the same bits."""
+
+import gc
+import math
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import reference
+from random_models import ROPE_SCALINGS, Shape, make_model, read_model, write_safetensors
+from specqd import _native
+from specqd.model import MAX_ROWS, Context, Machine, Model, Rows, rope_spec
+from specqd.weights import load_weights
+
+CHUNK = _native.CHUNK_POSITIONS
+
+SHAPES = {
+    "llama, 7:1 heads of 40": Shape(
+        hidden=280, heads=7, kv_heads=1, head_dim=40, ffn=172, vocab=301
+    ),
+    "llama, one odd row": Shape(
+        hidden=67, heads=1, kv_heads=1, head_dim=6, ffn=17, layers=1, vocab=259
+    ),
+    "llama, biases": Shape(
+        hidden=33, heads=2, kv_heads=1, head_dim=72, ffn=47, vocab=261, has_biases=True,
+        rope_scaling=ROPE_SCALINGS["llama3"],
+    ),
+    "mistral, window 9": Shape(
+        "mistral", hidden=48, heads=5, kv_heads=5, head_dim=24, ffn=65, vocab=270, window=9
+    ),
+    "qwen2, tied, window 33": Shape(
+        "qwen2", hidden=100, heads=6, kv_heads=2, head_dim=96, layers=3, vocab=300, window=33,
+        is_tied=True, rope_scaling=ROPE_SCALINGS["yarn"],
+    ),
+    "qwen3, 1:1": Shape(
+        "qwen3", hidden=64, heads=3, kv_heads=3, head_dim=16, ffn=190, layers=3, vocab=277,
+        rope_scaling=ROPE_SCALINGS["linear"],
+    ),
+}  # fmt: skip
+LONG = {
+    "full": Shape(hidden=64, head_dim=32, ffn=96, context=1300),
+    "window 600": Shape("mistral", hidden=64, head_dim=32, ffn=96, context=1300, window=600),
+    "window 100 above full": Shape(
+        "qwen2", hidden=64, head_dim=32, ffn=96, context=1300, window=100
+    ),
+}
+MACHINE = Machine.choose(2)
+
+
+def open_random(directory: Path, shape: Shape, seed: int) -> Model:
+    return Model.open(make_model(directory, shape, seed), machine=MACHINE)
+
+
+def random_tokens(seed: int, count: int, vocabulary: int) -> list[int]:
+    return [int(token) for token in np.random.default_rng(seed).integers(0, vocabulary, count)]
+
+
+def forward_in_parts(
+    model: Model, tokens: list[int], parts: list[int], *, is_draft: bool = False
+) -> NDArray[np.float32]:
+    """Logits of all tokens, forwarded `parts` at a time, repeated as needed."""
+    reading = model.as_draft() if is_draft else model
+    context = Context(model.cache.create())
+    logits, start = [], 0
+    while start < len(tokens):
+        count = parts[len(logits) % len(parts)]
+        part = tokens[start : start + count]
+        reading.forward([Rows(context, start, part, len(part))])
+        logits.append(model.decoder.logits())
+        start += len(part)
+    model.cache.release(context.slot)
+    return np.concatenate(logits)
+
+
+# --- Against float64 --------------------------------------------------------------------------
+
+
+def rounding_error(shape: Shape) -> float:
+    """The RMS error of logits over their RMS that rounding to BF16 explains.
+
+    A rounding to nearest with 8 significant bits errs by up to 2^-9 of a value's binade: 2^-9 /
+    sqrt(3) in RMS of it, and up to twice that of the value. A layer rounds the inputs of its four
+    products, its keys and values, its queries and its attention weights; the head rounds its
+    inputs: 8 * layers + 1 independent errors, which add up as variances. Each counts in full, as
+    if a layer's output were all of the residual stream. Twice that is allowed, for small models
+    average little; of 150 measured, the worst came to 1.4 of it, and each median to 0.5 to 0.9.
+    """
+    return 2 * 2**-8 / math.sqrt(3) * math.sqrt(8 * shape.layers + 1)
+
+
+def rms_error(found: NDArray[np.float32], expected: NDArray[np.float64]) -> float:
+    return float(np.sqrt(((found - expected) ** 2).mean() / (expected**2).mean()))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_logits_err_by_no_more_than_their_roundings(name: str, tmp_path: Path, seed: int) -> None:
+    shape = SHAPES[name]
+    model = open_random(tmp_path, shape, seed)
+    tokens = random_tokens(seed, 90, shape.vocab)
+    error = rms_error(model.logits(tokens), reference.logits(*read_model(tmp_path), tokens))
+    print(f"RMS error {error:.5f} of {rounding_error(shape):.5f}")
+    assert error < rounding_error(shape)
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_long_texts_are_right_over_several_chunks_of_attention(
+    name: str, tmp_path: Path, seed: int
+) -> None:
+    shape = LONG[name]
+    model = open_random(tmp_path, shape, seed)
+    tokens = random_tokens(seed, 1300, shape.vocab)
+    found, expected = model.logits(tokens), reference.logits(*read_model(tmp_path), tokens)
+    for first, last in ((0, CHUNK), (CHUNK, 2 * CHUNK), (2 * CHUNK, 1300)):
+        assert rms_error(found[first:last], expected[first:last]) < rounding_error(shape)
+
+
+def test_a_draft_is_near_the_exact_reading(tmp_path: Path, seed: int) -> None:
+    """Nearer than chance by far, and not the same."""
+    shape = Shape(hidden=96, ffn=200)
+    model = open_random(tmp_path, shape, seed)
+    tokens = random_tokens(seed, 60, shape.vocab)
+    exact = forward_in_parts(model, tokens, [60])
+    draft = forward_in_parts(model, tokens, [60], is_draft=True)
+    correlation = np.corrcoef(exact.ravel(), draft.ravel())[0, 1]
+    assert 0.9 < correlation < 0.9999
+
+
+def test_padding_of_tiny_weights_is_multiplied_by_zero(tmp_path: Path, seed: int) -> None:
+    """Scales at the low end would make NaN of padding, but for its patches."""
+    shape = Shape(hidden=67, ffn=63, vocab=259, layers=1)
+    make_model(tmp_path, shape, seed)
+    _, tensors = read_model(tmp_path)
+    rng = np.random.default_rng(seed)
+    name = "model.layers.0.mlp.down_proj.weight"
+    exponents = rng.integers(1, 7, (9, 1))  # of some rows
+    tensors[name] = tensors[name].copy()
+    tensors[name][::8] = exponents << 7 | rng.integers(64, 128, (9, 63))
+    write_safetensors(tmp_path / "model.safetensors", tensors)
+    model = Model.open(tmp_path, machine=MACHINE)
+    [packed] = [m.weight for m in model.weights.matrices if m.sources == (name,)]
+    assert packed.is_nested
+    np.testing.assert_array_equal(packed.unpack(MACHINE.isa), tensors[name])
+    tokens = random_tokens(seed, 40, shape.vocab)
+    for is_draft in (False, True):
+        assert np.isfinite(forward_in_parts(model, tokens, [40], is_draft=is_draft)).all()
+    expected = reference.logits(*read_model(tmp_path), tokens)
+    assert rms_error(model.logits(tokens), expected) < rounding_error(shape)
+
+
+# --- Against itself ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_draft", [False, True], ids=["exact", "draft"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_rows_have_the_same_bits_in_parts_of_any_size(
+    name: str, is_draft: bool, tmp_path: Path, seed: int
+) -> None:
+    shape = SHAPES[name]
+    model = open_random(tmp_path, shape, seed)
+    tokens = random_tokens(seed, 75, shape.vocab)
+    expected = forward_in_parts(model, tokens, [75], is_draft=is_draft)
+    for parts in ([1], [2, 3], [33], [5, 1, 17]):
+        found = forward_in_parts(model, tokens, parts, is_draft=is_draft)
+        np.testing.assert_array_equal(found, expected, str(parts))
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_long_texts_have_the_same_bits_in_parts_of_any_size(
+    name: str, tmp_path: Path, seed: int
+) -> None:
+    shape = LONG[name]
+    model = open_random(tmp_path, shape, seed)
+    tokens = random_tokens(seed, 1300, shape.vocab)
+    expected = model.logits(tokens)
+    for parts in ([100, 1], [411], [CHUNK - 1, 2]):
+        np.testing.assert_array_equal(forward_in_parts(model, tokens, parts), expected, str(parts))
+
+
+@pytest.mark.parametrize("is_draft", [False, True], ids=["exact", "draft"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_rows_have_the_same_bits_alone_and_in_a_ragged_batch(
+    name: str, is_draft: bool, tmp_path: Path, seed: int
+) -> None:
+    shape = SHAPES[name]
+    model = open_random(tmp_path, shape, seed)
+    reading = model.as_draft() if is_draft else model
+    lengths = [1, 70, 33, 2, 64, 5]
+    texts = [random_tokens(seed + i, n, shape.vocab) for i, n in enumerate(lengths)]
+    alone = [forward_in_parts(model, text, [len(text)], is_draft=is_draft) for text in texts]
+    contexts = [Context(model.cache.create()) for _ in texts]
+    firsts = [len(text) * 2 // 3 for text in texts]  # cached first, all in one forward
+    reading.forward(
+        [
+            Rows(context, 0, text[:first], 0)
+            for context, text, first in zip(contexts, texts, firsts, strict=True)
+            if first
+        ]
+    )
+    assert model.decoder.logit_rows == 0
+    reading.forward(
+        [
+            Rows(context, first, text[first:], len(text) - first)
+            for context, text, first in zip(contexts, texts, firsts, strict=True)
+        ]
+    )
+    expected = np.concatenate([a[first:] for a, first in zip(alone, firsts, strict=True)])
+    np.testing.assert_array_equal(model.decoder.logits(), expected)
+
+
+@pytest.mark.parametrize("threads", [1, 3, 4])
+def test_threads_change_no_bit(threads: int, tmp_path: Path, seed: int) -> None:
+    for i, shape in enumerate(SHAPES.values()):
+        model = open_random(tmp_path / str(i), shape, seed)
+        other = Model.open(tmp_path / str(i), machine=Machine.choose(threads))
+        tokens = random_tokens(seed, 50, shape.vocab)
+        np.testing.assert_array_equal(other.logits(tokens), model.logits(tokens))
+
+
+# --- Forwards ---------------------------------------------------------------------------------
+
+
+def test_only_the_asked_logits_are_made(tmp_path: Path, seed: int) -> None:
+    model = open_random(tmp_path, Shape(), seed)
+    tokens = random_tokens(seed, 20, 320)
+    expected = model.logits(tokens)
+    context = Context(model.cache.create())
+    model.forward([Rows(context, 0, tokens, 3)])
+    assert model.decoder.logit_rows == 3
+    np.testing.assert_array_equal(model.decoder.logits(), expected[-3:])
+
+
+def test_a_long_prompt_is_forwarded_in_parts(tmp_path: Path, seed: int) -> None:
+    model = open_random(tmp_path, LONG["full"], seed)
+    texts = [random_tokens(seed + i, n, 320) for i, n in enumerate((1200, 30, 700))]
+    expected = np.concatenate([model.logits(text)[-2:] for text in texts])
+    contexts = [Context(model.cache.create()) for _ in texts]
+    assert sum(map(len, texts)) > 3 * MAX_ROWS
+    model.forward([Rows(c, 0, text, 2) for c, text in zip(contexts, texts, strict=True)])
+    np.testing.assert_array_equal(model.decoder.logits(), expected)
+    assert [context.length for context in contexts] == [1200, 30, 700]
+
+
+def test_the_decoder_keeps_the_embedding_that_it_reads(tmp_path: Path, seed: int) -> None:
+    model = open_random(tmp_path, Shape(), seed)
+    config = model.config
+    weights = load_weights(tmp_path, config, MACHINE.pool, MACHINE.isa)
+    assert weights.embedding is not None
+    embedding = weights.embedding.copy()
+    decoder = _native.Decoder(
+        pool=MACHINE.pool, isa=MACHINE.isa, hidden=config.hidden_size,
+        feed_forward=config.intermediate_size, heads=config.num_heads,
+        kv_heads=config.num_kv_heads, head_dim=config.head_dim, vocabulary=config.vocab_size,
+        norm_epsilon=config.norm_eps, rope=rope_spec(config.rope, config.head_dim),
+        layers=weights.layers, final_norm=weights.final_norm, head=weights.head,
+        embedding=embedding, max_rows=8,
+    )  # fmt: skip
+    alive = weakref.ref(embedding)
+    del embedding
+    gc.collect()
+    assert alive() is not None
+    del decoder
+    gc.collect()
+    assert alive() is None
+
+
+def test_bytes_of_a_forward_are_those_of_the_planes_it_reads(tmp_path: Path, seed: int) -> None:
+    model = open_random(tmp_path, Shape(), seed)
+    planes = [packed.weight.plane_bytes() for packed in model.weights.matrices]
+    assert model.bytes_per_forward == sum(sum(each.values()) for each in planes)
+    draft = sum(each["codes"] + each["scales"] for each in planes)
+    assert model.as_draft().bytes_per_forward == draft

@@ -1,0 +1,392 @@
+"""One cache for two readings: each hazard of docs/design.md, section 6."""
+
+import random
+from collections.abc import Sequence as SequenceOf
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from random_models import Shape, make_model
+from specqd import _native
+from specqd.drafters import Ask, Drafter, NoDraft, Proposal
+from specqd.errors import MachineError
+from specqd.level import Level
+from specqd.model import Context, Machine, Model, Rows, rope_spec
+from specqd.sequence import Sequence
+from specqd.weights import DecoderWeights, load_weights
+
+PAGE = _native.PAGE_POSITIONS
+NAN = 0x7FC0
+VOCABULARY = 301
+# Heads of 32 and 64 fill their tiles: padding, which nothing ever writes, must stay as it is.
+SHAPE = Shape(heads=4, kv_heads=2, head_dim=32, hidden=64, vocab=VOCABULARY, is_peaked=True)
+WINDOWED = Shape("mistral", head_dim=32, vocab=VOCABULARY, window=70, is_peaked=True)
+
+
+@pytest.fixture
+def rng(seed: int) -> random.Random:
+    return random.Random(seed)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"), SHAPE, seed=11)
+
+
+@pytest.fixture(scope="module")
+def windowed_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("windowed"), WINDOWED, seed=12)
+
+
+def open_model(directory: Path, pages: int = 24) -> Model:
+    return Model.open(directory, machine=Machine.choose(2), cache_positions=pages * PAGE)
+
+
+@pytest.fixture
+def model(directory: Path) -> Model:
+    return open_model(directory)
+
+
+@pytest.fixture
+def windowed(windowed_directory: Path) -> Model:
+    return open_model(windowed_directory)
+
+
+def random_tokens(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(VOCABULARY) for _ in range(count)]
+
+
+def sequence(tokens: SequenceOf[int]) -> Sequence:
+    return Sequence(list(tokens), _native.Picker(temperature=0.8, seed=5), len(tokens))
+
+
+def advance(level: Level, text: Sequence, count: int) -> list[int]:
+    """`count` new tokens, and those that came with the last of them."""
+    begun = len(text.tokens)
+    while (made := len(text.tokens) - begun) < count:
+        [step] = level.advance([Ask(text, count - made)])
+        text.tokens.extend(step.tokens)
+    return text.tokens[begun:]
+
+
+def logits(model: Model, slot: int, tokens: list[int], start: int = 0) -> NDArray[np.float32]:
+    model.forward([Rows(Context(slot), start, tokens[start:], len(tokens) - start)])
+    return model.decoder.logits()
+
+
+def poison_free_pages(cache: _native.KvCache) -> None:
+    """Fills every page that nobody holds with NaN, as a tenant before might have."""
+    slot = cache.create()
+    pages = cache.free_pages
+    assert cache.make_writable(slot, 0, pages * PAGE)
+    for page in range(pages):
+        cache.poison(slot, page, NAN)
+    cache.release(slot)
+
+
+def word_positions(shape: Shape) -> NDArray[np.intp]:
+    """The position within its page that each word of a page belongs to (see csrc/kv_cache.h)."""
+    within = np.arange(512)  # of a tile: (k / 2) * 32 + n * 2 + k % 2
+    n, k = within % 32 // 2, within // 32 * 2 + within % 2
+    key_tiles, value_panels = -(-shape.head_dim // 32), -(-shape.head_dim // 16)
+    keys = [panel * 16 + n for panel in range(PAGE // 16) for _ in range(key_tiles)]
+    values = [tile * 32 + k for _ in range(value_panels) for tile in range(PAGE // 32)]
+    return np.tile(np.concatenate([*keys, *values]), shape.layers * shape.kv_heads)
+
+
+def cached_bits(model: Model, shape: Shape, slot: int, length: int) -> list[NDArray[np.uint16]]:
+    """The words of positions [0, length), by page."""
+    bits = []
+    for page in range(-(-length // PAGE)):
+        words = model.cache.page_bits(slot, page)
+        bits.append(words[word_positions(shape) < length - page * PAGE])
+    return bits
+
+
+def assert_same_bits(found: list[NDArray[np.uint16]], expected: list[NDArray[np.uint16]]) -> None:
+    for page, (a, b) in enumerate(zip(found, expected, strict=True)):
+        np.testing.assert_array_equal(a, b, f"page {page}")
+
+
+class Guessing:
+    """Proposes any tokens at all."""
+
+    levels: tuple[Drafter, ...] = ()
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def propose(self, asks: SequenceOf[Ask]) -> list[Proposal]:
+        lengths = [self._rng.randint(0, min(ask.at_most, 12)) for ask in asks]
+        return [Proposal(random_tokens(self._rng, n), [0.5] * n) for n in lengths]
+
+    def release(self, sequence: Sequence) -> None:
+        pass
+
+
+# --- Drafts -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [1, 3, 8])
+def test_rejected_draft_leaves_no_trace_in_the_cache(
+    model: Model, length: int, rng: random.Random
+) -> None:
+    """Keys and values of accepted positions are plain decoding's, bit for bit."""
+    prompt = random_tokens(rng, 40)
+    plain = sequence(prompt)
+    expected = advance(Level(model, NoDraft()), plain, 150)
+    drafts: list[Drafter] = [
+        Guessing(rng),
+        Level(model.as_draft(), NoDraft(), length=length),
+        Level(model.as_draft(), Guessing(rng), length=length),
+    ]
+    for drafter in drafts:
+        level = Level(model, drafter)
+        text = sequence(prompt)
+        assert advance(level, text, 150) == expected
+        assert level.stats.accepted < level.stats.drafted
+        held = min(model.context(text).length, model.context(plain).length)
+        assert held > 180
+        slots = [model.context(each).slot for each in (text, plain)]
+        assert_same_bits(*(cached_bits(model, SHAPE, slot, held) for slot in slots))
+        level.release(text)
+
+
+def test_a_draft_does_leave_a_trace_until_it_is_verified(model: Model, rng: random.Random) -> None:
+    """Else the test above would show nothing."""
+    text = sequence(random_tokens(rng, 40))
+    level = Level(model, Level(model.as_draft(), NoDraft(), length=8))
+    advance(level, text, 10)
+    context = model.context(text)
+    before = cached_bits(model, SHAPE, context.slot, context.length + 8)
+    level.drafter.propose([Ask(text, 8)])
+    after = cached_bits(model, SHAPE, context.slot, context.length + 8)
+    assert not all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+    held = context.length
+    assert_same_bits(
+        *([page[:1] for page in bits] for bits in (before, after))  # position 0 is untouched
+    )
+    assert held == len(text.tokens) - 1
+
+
+def test_a_draft_that_is_not_finite_just_ends_the_proposal(
+    directory: Path, model: Model, rng: random.Random
+) -> None:
+    """A drafter whose embedding of every fifth token is NaN, past the checks at loading."""
+    weights = load_weights(directory, model.config, model.machine.pool, model.machine.isa)
+    assert weights.embedding is not None
+    damaged = weights.embedding.copy()
+    damaged[::5] = NAN
+    decoder = _native.Decoder(
+        pool=model.machine.pool, isa=model.machine.isa, hidden=SHAPE.hidden, feed_forward=SHAPE.ffn,
+        heads=SHAPE.heads, kv_heads=SHAPE.kv_heads, head_dim=SHAPE.head_dim, vocabulary=VOCABULARY,
+        norm_epsilon=1e-6, rope=rope_spec(model.config.rope, SHAPE.head_dim), layers=weights.layers,
+        final_norm=weights.final_norm, head=weights.head, embedding=damaged, max_rows=512,
+    )  # fmt: skip
+    broken = Model(
+        model.config,
+        DecoderWeights(weights.layers, [], weights.final_norm, weights.head, damaged),
+        decoder,
+        model.machine,
+        _native.KvCache(decoder, 24),
+    )
+    prompt = [t for t in random_tokens(rng, 60) if t % 5]
+    expected = advance(Level(model, NoDraft()), sequence(prompt), 100)
+    for length in (4, 8):
+        drafter = Level(broken, NoDraft(), length=length)
+        level = Level(model, drafter)
+        text = sequence(prompt)
+        assert advance(level, text, 100) == expected
+        assert 0 < level.stats.drafted < level.stats.forwards * length
+        level.release(text)
+
+
+# --- Pages that others wrote ------------------------------------------------------------------
+
+
+def test_what_a_recycled_page_held_before_changes_nothing(
+    model: Model, windowed: Model, rng: random.Random
+) -> None:
+    """Values past the last valid row read as zero, and masked keys are never looked at."""
+    for each in (model, windowed):
+        tokens = random_tokens(rng, 230)
+        slot = each.cache.create()
+        expected = logits(each, slot, tokens)
+        each.cache.release(slot)
+        for step in (230, 64, 33, 7):
+            poison_free_pages(each.cache)
+            slot = each.cache.create()
+            parts = [
+                logits(each, slot, tokens[: start + step], start)
+                for start in range(0, len(tokens), step)
+            ]
+            np.testing.assert_array_equal(np.concatenate(parts), expected)
+            each.cache.release(slot)
+
+
+def test_what_stands_after_the_last_row_changes_nothing(model: Model, rng: random.Random) -> None:
+    """A shorter text in a cache that held a longer one, as after a rejected draft."""
+    tokens, other = random_tokens(rng, 100), random_tokens(rng, 120)
+    fresh, used = model.cache.create(), model.cache.create()
+    logits(model, used, [*tokens[:70], *other])
+    for end in (71, 72, 90, 97, 100):
+        expected = logits(model, fresh, tokens[:end])
+        found = logits(model, used, tokens[:end], 70)
+        np.testing.assert_array_equal(found, expected[70:])
+        logits(model, used, [*tokens[:70], *other], 70)
+
+
+# --- Publishing and sharing -------------------------------------------------------------------
+
+
+def test_a_prefix_hit_changes_no_bit(model: Model, rng: random.Random) -> None:
+    prompt = random_tokens(rng, 150)
+    level = Level(model, Level(model.as_draft(), NoDraft(), length=4))
+    first = sequence(prompt)
+    assert model.adopt_prefix(first) == 0
+    expected = advance(level, first, 100)
+    model.publish(first)
+    level.release(first)
+    second = sequence(prompt)
+    assert model.adopt_prefix(second) == 128
+    assert advance(level, second, 100) == expected
+    longer = sequence([*prompt, *expected])
+    assert model.adopt_prefix(longer) == 192  # of 249 that were forwarded
+    slots = [model.context(each).slot for each in (second, longer)]
+    assert_same_bits(*(cached_bits(model, SHAPE, slot, 192) for slot in slots))
+
+
+def test_a_published_page_is_never_written(model: Model, rng: random.Random) -> None:
+    """Not by its takers, and not by the one who published it."""
+    cache = model.cache
+    tokens, other = random_tokens(rng, 160), random_tokens(rng, 160)
+    owner, taker = cache.create(), cache.create()
+    logits(model, owner, tokens)
+    cache.publish(owner, tokens)
+    assert cache.attach_prefix(taker, tokens) == 128
+    before = cached_bits(model, SHAPE, taker, 128)
+    for slot in (owner, taker):
+        logits(model, slot, [*tokens[:90], *other], 90)
+        last = cache.create()
+        assert cache.attach_prefix(last, tokens) == 128
+        assert_same_bits(cached_bits(model, SHAPE, last, 128), before)
+        cache.release(last)
+    np.testing.assert_array_equal(cache.page_bits(owner, 0), cache.page_bits(taker, 0))
+
+
+@pytest.mark.parametrize("length", [1, 50, 64, 100, 128, 130])
+def test_a_fork_copies_the_page_that_it_writes(
+    model: Model, length: int, rng: random.Random
+) -> None:
+    cache = model.cache
+    tokens = random_tokens(rng, length)
+    ends = [random_tokens(rng, 80) for _ in range(3)]
+    leader = cache.create()
+    logits(model, leader, tokens)
+    free = cache.free_pages
+    forks = [cache.fork(leader, length) for _ in ends]
+    assert cache.free_pages == free
+    for slot, end in zip(forks, ends, strict=True):
+        alone = cache.create()
+        expected = logits(model, alone, [*tokens, *end])[length:]
+        np.testing.assert_array_equal(logits(model, slot, [*tokens, *end], length), expected)
+        cache.release(alone)
+    alone = cache.create()
+    expected = logits(model, alone, [*tokens, *ends[0]])[length:]
+    np.testing.assert_array_equal(logits(model, leader, [*tokens, *ends[0]], length), expected)
+    for slot in (leader, alone, *forks):
+        cache.release(slot)
+    assert cache.free_pages == cache.total_pages
+
+
+# --- Windows ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [0, 1, 5, 8])
+def test_pages_behind_every_window_are_freed_and_nothing_changes(
+    windowed: Model, length: int, rng: random.Random
+) -> None:
+    prompt = random_tokens(rng, 100)
+    plain = sequence(prompt)
+    expected = advance(Level(windowed, NoDraft()), plain, 300)
+    windowed.release(plain)
+    drafter: Drafter = NoDraft()
+    if length:
+        drafter = Level(windowed.as_draft(), Guessing(rng), length=length)
+    level = Level(windowed, drafter)
+    text = sequence(prompt)
+    slot = windowed.context(text).slot
+    while len(text.tokens) < 400:
+        [step] = level.advance([Ask(text, 400 - len(text.tokens))])
+        text.tokens.extend(step.tokens)
+        windowed.forget_unseen(text)
+        # What the next row sees is there: positions from its own minus 69 on.
+        first_seen = max(0, len(text.tokens) - 1 - 69)
+        held = [windowed.cache.has_page(slot, page) for page in range(len(text.tokens) // PAGE)]
+        assert held == [(page + 1) * PAGE > first_seen for page in range(len(held))]
+        poison_free_pages(windowed.cache)
+    assert text.tokens[100:] == expected
+    level.release(text)
+    assert windowed.cache.free_pages == windowed.cache.total_pages
+
+
+def test_full_attention_frees_nothing(model: Model, rng: random.Random) -> None:
+    text = sequence(random_tokens(rng, 300))
+    advance(Level(model, NoDraft()), text, 1)
+    model.forget_unseen(text)
+    assert all(model.cache.has_page(model.context(text).slot, page) for page in range(4))
+
+
+def test_a_page_behind_a_window_is_not_offered(windowed: Model, rng: random.Random) -> None:
+    text = sequence(random_tokens(rng, 300))
+    advance(Level(windowed, NoDraft()), text, 1)
+    windowed.forget_unseen(text)
+    windowed.publish(text)
+    assert windowed.adopt_prefix(sequence(text.tokens)) == 0
+
+
+def test_a_fork_needs_the_pages_that_its_first_row_sees(
+    windowed: Model, rng: random.Random
+) -> None:
+    """A sample that starts late finds its leader far ahead, and its prompt's pages gone."""
+    prompt = random_tokens(rng, 100)
+    plain = sequence(prompt)
+    expected = advance(Level(windowed, NoDraft()), plain, 40)
+    level = Level(windowed, NoDraft())
+    for ahead in (1, 30, 70, 200):
+        leader, follower = sequence(prompt), sequence(prompt)
+        while len(leader.tokens) < 100 + ahead:
+            advance(level, leader, 1)
+            windowed.forget_unseen(leader)
+        poison_free_pages(windowed.cache)
+        windowed.fork(leader, follower)
+        assert advance(level, follower, 40) == expected
+        level.release(leader)
+        level.release(follower)
+
+
+# --- Running out ------------------------------------------------------------------------------
+
+
+def test_when_pages_run_out_nothing_changes(directory: Path, rng: random.Random) -> None:
+    model = open_model(directory, pages=4)
+    cache = model.cache
+    slot, other = cache.create(), cache.create()
+    tokens = random_tokens(rng, 130)
+    logits(model, slot, tokens)
+    assert cache.make_writable(other, 0, PAGE)
+    before = cached_bits(model, SHAPE, slot, 130)
+    assert cache.free_pages == 0
+    for first, last in ((130, 200), (64, 1000), (190, 193)):
+        assert not cache.make_writable(slot, first, last)
+        assert cache.free_pages == 0
+        assert [cache.has_page(slot, page) for page in range(4)] == [True, True, True, False]
+        assert_same_bits(cached_bits(model, SHAPE, slot, 130), before)
+    forked = cache.fork(slot, 130)
+    assert not cache.make_writable(forked, 129, 130)
+    with pytest.raises(MachineError, match="KV cache"):
+        model.forward([Rows(Context(slot), 130, random_tokens(rng, 100), 1)])
+    cache.release(other)
+    assert cache.make_writable(forked, 129, 130)

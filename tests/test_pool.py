@@ -1,0 +1,117 @@
+"""The thread pool: as many threads as it may use, and runs that neither hang nor mix."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from random_models import Shape, bf16_bits, make_model
+from specqd import _native
+from specqd.errors import MachineError
+from specqd.model import Machine, Model
+
+ISA = _native.available_isas()[0]
+WEIGHTS = bf16_bits(np.random.default_rng(1).standard_normal((200, 96), np.float32))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 5, 16])
+def test_a_pool_has_the_threads_it_was_given(threads: int) -> None:
+    pool = _native.Pool(threads)
+    assert pool.threads == threads
+    np.testing.assert_array_equal(_native.pack(pool, ISA, [WEIGHTS], False, 1).unpack(ISA), WEIGHTS)
+
+
+@pytest.mark.parametrize("threads", [0, -1])
+def test_a_pool_without_threads_is_refused(threads: int) -> None:
+    with pytest.raises(ValueError, match="thread"):
+        _native.Pool(threads)
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1025])
+def test_a_machine_refuses_silly_numbers_of_threads(threads: int) -> None:
+    with pytest.raises(MachineError, match=f"--threads {threads}: "):
+        Machine.choose(threads)
+
+
+def test_many_pools_and_runs_end() -> None:
+    for _ in range(30):
+        for threads in (1, 2, 4):
+            pool = _native.Pool(threads)
+            for _ in range(20):
+                _native.pack(pool, ISA, [WEIGHTS], False, 1)
+            del pool
+    idle = [_native.Pool(3) for _ in range(20)]  # never run
+    del idle
+
+
+def run_python(code: str, *, cpus: Iterable[int]) -> list[str]:
+    """The words that `code` prints in a process that may run on `cpus` only."""
+    paths = [str(Path(_native.__file__).parents[1]), *sys.path]
+    completed = subprocess.run(
+        [sys.executable, "-c", f"import os; os.sched_setaffinity(0, {set(cpus)}); {code}"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    return completed.stdout.split()
+
+
+affinity = pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity"), reason="this system has no CPU affinity"
+)
+
+
+@affinity
+def test_usable_threads_keep_to_the_affinity_mask() -> None:
+    allowed = sorted(os.sched_getaffinity(0))
+    for cpus in ([allowed[0]], [allowed[-1]], allowed):
+        [usable] = run_python(
+            "from specqd import _native; print(_native.usable_threads())", cpus=cpus
+        )
+        assert 1 <= int(usable) <= len(cpus)
+    assert _native.usable_threads() == int(usable)
+
+
+@affinity
+def test_more_threads_than_cores_make_progress() -> None:
+    code = (
+        "import numpy as np; from specqd import _native; pool = _native.Pool(6); "
+        "w = np.ones((300, 64), np.uint16); isa = _native.available_isas()[0]; "
+        "ok = all((_native.pack(pool, isa, [w], False, 1).unpack(isa) == w).all()"
+        " for _ in range(20)); print(ok)"
+    )
+    assert run_python(code, cpus=[min(os.sched_getaffinity(0))]) == ["True"]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_two_models_may_run_on_one_pool_at_once(threads: int, tmp_path: Path) -> None:
+    """Runs from several Python threads wait for one another; each model stays in one of them."""
+    machine = Machine.choose(threads)
+    shapes = [Shape(hidden=96, ffn=200), Shape("qwen3", hidden=64, layers=3)]
+    models = [
+        Model.open(make_model(tmp_path / str(i), shape, seed=i), machine=machine)
+        for i, shape in enumerate(shapes)
+    ]
+    tokens = [[int(t) for t in np.random.default_rng(i).integers(0, 320, 40)] for i in range(2)]
+    expected = [model.logits(each) for model, each in zip(models, tokens, strict=True)]
+    found: list[list[NDArray[np.float32]]] = [[], []]
+
+    def work(i: int) -> None:
+        for _ in range(30):
+            found[i].append(models[i].logits(tokens[i]))
+
+    workers = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(timeout=120)
+        assert not worker.is_alive()
+    for i in range(2):
+        assert len(found[i]) == 30
+        for logits in found[i]:
+            np.testing.assert_array_equal(logits, expected[i])
