@@ -3,9 +3,9 @@
     python benchmarks/make_random_llama.py /tmp/llama-1g
     python benchmarks/decode.py /tmp/llama-1g
 
-Each round times the bandwidth, the exact reading, the draft reading and the bandwidth again, so that
-a busy machine slows all of them; figures are medians of the rounds with their range. The bandwidth
-is that of reading as many bytes as the reading moves.
+Each round times the bandwidth, the exact reading, the draft reading and the bandwidth again, so
+that a busy machine slows all of them; figures are medians of the rounds with their range. The
+bandwidth is that of reading as many bytes as the reading moves.
 """
 
 import argparse
