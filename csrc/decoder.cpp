@@ -171,6 +171,27 @@ void Decoder::multiply(Team& team, const PackedWeight& weight, const PreparedRow
   });
 }
 
+// Makes a row's inputs: the residual stream under a norm.
+auto Decoder::normed(const Vector& weight) const {
+  return [this, &weight](int64_t row, float* scratch) -> const float* {
+    kernels_.rms_norm(residual_.data() + row * spec_.hidden, weight.data(), spec_.hidden,
+                      spec_.norm_epsilon, scratch);
+    return scratch;
+  };
+}
+
+// Takes a product's results: into the residual stream, with a bias where there is one.
+auto Decoder::added_to_residual(const Vector& bias) {
+  return [this, &bias](int64_t first, int64_t count, const float* result, int64_t stride) {
+    const int64_t kept = std::min(count, spec_.hidden - first);
+    for (int64_t row = 0; row < rows_; ++row) {
+      float* const out = residual_.data() + row * spec_.hidden + first;
+      kernels_.add(out, result + row * stride, kept);
+      if (!bias.empty()) kernels_.add_bf16(out, bias.data() + first, kept);
+    }
+  };
+}
+
 void Decoder::embed(Team& team) {
   const int64_t hidden = spec_.hidden;
   team.share(rows_, 1, [&](int64_t first, int64_t last) {
@@ -229,16 +250,9 @@ void Decoder::write_heads(int64_t layer_index, int64_t kv_head, int64_t first_ro
 
 void Decoder::attend(Team& team, int64_t layer_index) {
   const LayerWeights& layer = weights_.layers[static_cast<size_t>(layer_index)];
-  const int64_t hidden = spec_.hidden, dim = spec_.head_dim;
-  const int64_t outputs = (spec_.heads + 2 * spec_.kv_heads) * dim;
-
-  const auto normed = [&](int64_t row, float* scratch) -> const float* {
-    kernels_.rms_norm(residual_.data() + row * hidden, layer.attention_norm.data(), hidden,
-                      spec_.norm_epsilon, scratch);
-    return scratch;
-  };
+  const int64_t dim = spec_.head_dim, outputs = (spec_.heads + 2 * spec_.kv_heads) * dim;
   const PackedWeight& qkv = *layer.query_key_value;
-  multiply(team, qkv, prepare(team, rows_, qkv, normed),
+  multiply(team, qkv, prepare(team, rows_, qkv, normed(layer.attention_norm)),
            [&](int64_t first, int64_t count, const float* result, int64_t stride) {
              const int64_t kept = std::min(count, outputs - first);
              for (int64_t row = 0; row < rows_; ++row) {
@@ -270,28 +284,15 @@ void Decoder::attend(Team& team, int64_t layer_index) {
     return scratch;
   };
   multiply(team, *layer.output, prepare(team, rows_, *layer.output, attended),
-           [&](int64_t first, int64_t count, const float* result, int64_t stride) {
-             const int64_t kept = std::min(count, hidden - first);
-             for (int64_t row = 0; row < rows_; ++row) {
-               float* const out = residual_.data() + row * hidden + first;
-               kernels_.add(out, result + row * stride, kept);
-               if (!layer.output_bias.empty())
-                 kernels_.add_bf16(out, layer.output_bias.data() + first, kept);
-             }
-           });
+           added_to_residual(layer.output_bias));
 }
 
 void Decoder::feed_forward(Team& team, int64_t layer_index) {
   const LayerWeights& layer = weights_.layers[static_cast<size_t>(layer_index)];
-  const int64_t hidden = spec_.hidden, width = spec_.feed_forward;
-
-  const auto normed = [&](int64_t row, float* scratch) -> const float* {
-    kernels_.rms_norm(residual_.data() + row * hidden, layer.feed_forward_norm.data(), hidden,
-                      spec_.norm_epsilon, scratch);
-    return scratch;
-  };
+  const int64_t width = spec_.feed_forward;
   // Panels alternate: sixteen gates, then the sixteen up projections that they gate.
-  multiply(team, *layer.gate_up, prepare(team, rows_, *layer.gate_up, normed),
+  multiply(team, *layer.gate_up,
+           prepare(team, rows_, *layer.gate_up, normed(layer.feed_forward_norm)),
            [&](int64_t first, int64_t count, float* result, int64_t stride) {
              for (int64_t row = 0; row < rows_; ++row)
                for (int64_t i = 0; i < count; i += 2 * kPanel) {
@@ -309,26 +310,17 @@ void Decoder::feed_forward(Team& team, int64_t layer_index) {
     return hidden_.data() + row * width;
   };
   multiply(team, *layer.down, prepare(team, rows_, *layer.down, gated),
-           [&](int64_t first, int64_t count, const float* result, int64_t stride) {
-             const int64_t kept = std::min(count, hidden - first);
-             for (int64_t row = 0; row < rows_; ++row) {
-               float* const out = residual_.data() + row * hidden + first;
-               kernels_.add(out, result + row * stride, kept);
-               if (!layer.down_bias.empty())
-                 kernels_.add_bf16(out, layer.down_bias.data() + first, kept);
-             }
-           });
+           added_to_residual(layer.down_bias));
 }
 
 void Decoder::finish(Team& team) {
-  const int64_t hidden = spec_.hidden, asked = logit_rows();
+  const int64_t asked = logit_rows();
   if (asked == 0) return;
-  const auto normed = [&](int64_t i, float* scratch) -> const float* {
-    kernels_.rms_norm(residual_.data() + logit_rows_[static_cast<size_t>(i)] * hidden,
-                      weights_.final_norm.data(), hidden, spec_.norm_epsilon, scratch);
-    return scratch;
+  const auto last = normed(weights_.final_norm);
+  const auto asked_row = [&](int64_t i, float* scratch) {
+    return last(logit_rows_[static_cast<size_t>(i)], scratch);
   };
-  multiply(team, *weights_.head, prepare(team, asked, *weights_.head, normed),
+  multiply(team, *weights_.head, prepare(team, asked, *weights_.head, asked_row),
            [&](int64_t first, int64_t count, const float* result, int64_t stride) {
              for (int64_t i = 0; i < asked; ++i)
                std::memcpy(logits_.data() + i * logits_stride_ + first, result + i * stride,

@@ -88,6 +88,9 @@ class Decoder {
   void write_heads(int64_t layer, int64_t kv_head, int64_t first_row, int64_t last_row);
   void normalize_heads(float* values, int64_t count, const Vector& weight) const;
 
+  auto normed(const Vector& weight) const;
+  auto added_to_residual(const Vector& bias);
+
   // Fills one prepared row per batch row; `make(row, scratch)` returns the row's fp32 inputs. For
   // few rows every thread prepares its own copy, which is cheaper than a barrier.
   template <class Make>
