@@ -110,11 +110,11 @@ class Subject:
         """The request of each sampling that is compared in every cell, and its batch mates.
 
         The mates come and go at different times; one crosses the attention chunk of 512, where
-        the context is long enough.
+        the model is small and its context long enough.
         """
         tokenizer = Tokenizer.from_file(str(self.directory / "tokenizer.json"))
         ids = tokenizer.encode(Path(__file__).read_text(), add_special_tokens=False).ids
-        most = min(500 if self.is_small else 150, self.context - self.new_tokens - 16)
+        most = min(500 if self.is_small else 70, self.context - self.new_tokens - 16)
 
         def prompt(length: int) -> tuple[int, ...]:
             length = min(length, most)
@@ -135,7 +135,7 @@ class Subject:
             Request(prompt(int(rng.integers(7, 40))), half, "shaped", seed(), 5, (1, 1, 12)),
             Request(prompt(64), half, "greedy", seed(), 20, (2, 8, 4, 6)),
         ]
-        return mains, mates
+        return mains, mates if self.is_small else mates[:2]
 
 
 RANDOM_SHAPES: Mapping[str, Shape] = {
