@@ -1,6 +1,7 @@
 // The products on 256-bit registers, two of which hold the sixteen outputs of a panel.
 #pragma once
 
+#include "isa/prepare_avx2-inl.h"
 #include "isa/product-inl.h"
 #include "isa/table-inl.h"
 
@@ -27,6 +28,8 @@ struct CodeBytes {
   }
 };
 constexpr CodeBytes kCodeBytes;
+
+// --- Exact reading ------------------------------------------------------------------------------
 
 class Avx2Decoder {
  public:
@@ -213,6 +216,8 @@ void draft_product_avx2(const PackedMatrix& w, int64_t first, int64_t last, cons
 
 constexpr Kernels avx2_table(const char* name) {
   Kernels table = generic_table(name);
+  table.prepare_exact = prepare_exact_avx2;
+  table.prepare_draft = prepare_draft_avx2;
   table.decode_tile = decode_tile_avx2;
   table.exact_product = exact_product_by<InRowGroups<Avx2Exact>>;
   table.accumulate_plain = accumulate_plain_by<InRowGroups<Avx2Exact>>;
