@@ -111,6 +111,7 @@ struct Avx2Exact {
                                    _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, left)),
                                    _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, right)),
                                    _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, right))};
+        ahead.row(k / 2);
         for (int m = 0; m < Rows; ++m) {
           const __m256 inputs = _mm256_castpd_ps(_mm256_set1_pd(load_as<double>(row[m] + k)));
           for (int i = 0; i < 4; ++i)
@@ -128,6 +129,7 @@ struct Avx2Exact {
         row[m] += kBlock;
       }
       tile += kTileWeights;
+      ahead.end_tile();
     }
     while (!ahead.is_done()) ahead.whole_tile();
   }
