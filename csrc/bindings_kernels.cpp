@@ -183,7 +183,27 @@ Out<float> product(const Kernels& kernels, const std::string& reading, const Pac
   return out;
 }
 
-// Seconds of each repetition of a product whose panels are shared by `threads` threads.
+// Seconds per round of each repetition of work(thread), done by `threads` threads at once.
+template <class F>
+std::vector<double> seconds_of(int threads, int repeats, int rounds, const F& work) {
+  const auto repeated = [&](int thread) {
+    const FlushSubnormals flush;
+    for (int round = 0; round < rounds; ++round) work(thread);
+  };
+  std::vector<double> seconds;
+  for (int repeat = 0; repeat < repeats; ++repeat) {
+    const auto begin = std::chrono::steady_clock::now();
+    std::vector<std::thread> workers;
+    for (int i = 1; i < threads; ++i) workers.emplace_back(repeated, i);
+    repeated(0);
+    for (std::thread& worker : workers) worker.join();
+    const auto elapsed = std::chrono::steady_clock::now() - begin;
+    seconds.push_back(std::chrono::duration<double>(elapsed).count() / rounds);
+  }
+  return seconds;
+}
+
+// Of a product whose panels the threads share.
 std::vector<double> time_product(const Kernels& kernels, const std::string& reading,
                                  const Packed& packed, In<float, 2> x, int threads, int repeats,
                                  int rounds) {
@@ -194,65 +214,34 @@ std::vector<double> time_product(const Kernels& kernels, const std::string& read
   const int64_t panels = packed.view.panels;
   std::vector<Pages<float>> outs;
   for (int i = 0; i < threads; ++i) outs.emplace_back(x.shape(0) * (panels / threads + 1) * kPanel);
-  const auto work = [&](int i) {
-    const FlushSubnormals flush_here;
+  return seconds_of(threads, repeats, rounds, [&](int i) {
     const int64_t first = panels * i / threads, last = panels * (i + 1) / threads;
-    for (int round = 0; round < rounds; ++round)
-      function(packed.view, first, last, rows.view(), outs[i].data(), (last - first) * kPanel);
-  };
-  std::vector<double> seconds;
-  for (int repeat = 0; repeat < repeats; ++repeat) {
-    const auto begin = std::chrono::steady_clock::now();
-    std::vector<std::thread> workers;
-    for (int i = 1; i < threads; ++i) workers.emplace_back(work, i);
-    work(0);
-    for (std::thread& worker : workers) worker.join();
-    seconds.push_back(
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / rounds);
-  }
-  return seconds;
+    function(packed.view, first, last, rows.view(), outs[i].data(), (last - first) * kPanel);
+  });
 }
 
-// Seconds of each repetition of reading `bytes` bytes with `threads` threads.
+// Of reading `bytes` bytes that the threads share.
 std::vector<double> time_read(const Kernels& kernels, size_t bytes, int threads, int repeats,
                               int rounds) {
   const Pages<uint8_t> data(bytes);
   const size_t part = bytes / threads / 256 * 256;
-  std::vector<double> seconds;
   std::vector<uint64_t> sums(threads);
-  const auto work = [&](int i) {
-    for (int round = 0; round < rounds; ++round)
-      sums[i] += kernels.read_bytes(data.data() + i * part, part);
-  };
-  for (int repeat = 0; repeat < repeats; ++repeat) {
-    const auto begin = std::chrono::steady_clock::now();
-    std::vector<std::thread> workers;
-    for (int i = 1; i < threads; ++i) workers.emplace_back(work, i);
-    work(0);
-    for (std::thread& worker : workers) worker.join();
-    seconds.push_back(
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / rounds);
-  }
-  return seconds;
+  return seconds_of(threads, repeats, rounds,
+                    [&](int i) { sums[i] += kernels.read_bytes(data.data() + i * part, part); });
 }
 
+// Of preparing one row.
 std::vector<double> time_prepare(const Kernels& kernels, const std::string& reading, In<float, 2> x,
                                  int repeats) {
-  const FlushSubnormals flush;
   const bool exact = reading_named(reading) == Reading::kExact;
   const int64_t inputs = static_cast<int64_t>(x.shape(1)), tiles = (inputs + kBlock - 1) / kBlock;
   const auto function = exact ? kernels.prepare_exact : kernels.prepare_draft;
   Pages<uint8_t> row((exact ? kernels.exact_row_bytes : kernels.draft_row_bytes)(tiles));
-  std::vector<double> seconds;
-  for (int repeat = 0; repeat < repeats; ++repeat) {
-    const auto begin = std::chrono::steady_clock::now();
-    for (size_t m = 0; m < x.shape(0); ++m)
-      function(x.data() + m * x.shape(1), inputs, tiles, row.data());
-    seconds.push_back(
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() /
-        static_cast<double>(x.shape(0)));
-  }
-  return seconds;
+  const int rows = static_cast<int>(x.shape(0));
+  int m = 0;
+  return seconds_of(1, repeats, rows, [&](int) {
+    function(x.data() + m++ % rows * x.shape(1), inputs, tiles, row.data());
+  });
 }
 
 const Kernels* find_kernels(const std::string& name) {

@@ -127,6 +127,7 @@ void prepare_draft(const float* x, int64_t inputs, int64_t tiles, uint8_t* row) 
 
 // How many tiles ahead of their use the planes are fetched; measured, flat around these.
 constexpr int kExactTilesAhead = 8;
+constexpr int kPlainTilesAhead = 8;
 constexpr int kDraftTilesAhead = 16;
 
 // Forced inline: GCC 12 takes a function that only fetches for one without effects, and drops
@@ -147,6 +148,15 @@ struct Nothing {
   bool is_done() const { return true; }
   void row(int) {}
   void end_tile() {}
+  void whole_tile() {}
+};
+
+// Fetches plain tiles.
+struct PlainAhead {
+  const uint16_t* tile;
+  bool is_done() const { return true; }
+  [[gnu::always_inline]] void row(int r) { fetch(tile + r * 2 * kPanel); }
+  void end_tile() { tile += kTileWeights; }
   void whole_tile() {}
 };
 
@@ -182,7 +192,8 @@ class ExactProduct {
         for (int64_t m = 0; m < x_.count; ++m) store(out_ + m * out_stride_, F16{});
       const Group next = group_after(group);
       if (w_.plain != nullptr)
-        multiply_group(w_.plain + index(group) * kTileWeights, group, Nothing{});
+        multiply_group(plain_tile(group), group,
+                       PlainAhead{plain_tile(group) + kPlainTilesAhead * kTileWeights});
       else if (next.panel < last)
         multiply_group(decoded_[buffer], group, decoder(next, 1 - buffer));
       else
@@ -208,6 +219,9 @@ class ExactProduct {
     return tile < w_.tiles ? group_at(group.panel, tile) : group_at(group.panel + 1, 0);
   }
   int64_t index(const Group& group) const { return group.panel * w_.tiles + group.tile; }
+  const uint16_t* plain_tile(const Group& group) const {
+    return w_.plain + index(group) * kTileWeights;
+  }
 
   Decoder decoder(const Group& group, int buffer) {
     return {w_, index(group), group.count, decoded_[buffer]};

@@ -1,6 +1,7 @@
 // The products on 256-bit registers, two of which hold the sixteen outputs of a panel.
 #pragma once
 
+#include "isa/prepare_avx2-inl.h"
 #include "isa/product-inl.h"
 #include "isa/table-inl.h"
 
@@ -27,6 +28,8 @@ struct CodeBytes {
   }
 };
 constexpr CodeBytes kCodeBytes;
+
+// --- Exact reading ------------------------------------------------------------------------------
 
 class Avx2Decoder {
  public:
@@ -108,6 +111,7 @@ struct Avx2Exact {
                                    _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, left)),
                                    _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, right)),
                                    _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, right))};
+        ahead.row(k / 2);
         for (int m = 0; m < Rows; ++m) {
           const __m256 inputs = _mm256_castpd_ps(_mm256_set1_pd(load_as<double>(row[m] + k)));
           for (int i = 0; i < 4; ++i)
@@ -125,6 +129,7 @@ struct Avx2Exact {
         row[m] += kBlock;
       }
       tile += kTileWeights;
+      ahead.end_tile();
     }
     while (!ahead.is_done()) ahead.whole_tile();
   }
@@ -213,6 +218,8 @@ void draft_product_avx2(const PackedMatrix& w, int64_t first, int64_t last, cons
 
 constexpr Kernels avx2_table(const char* name) {
   Kernels table = generic_table(name);
+  table.prepare_exact = prepare_exact_avx2;
+  table.prepare_draft = prepare_draft_avx2;
   table.decode_tile = decode_tile_avx2;
   table.exact_product = exact_product_by<InRowGroups<Avx2Exact>>;
   table.accumulate_plain = accumulate_plain_by<InRowGroups<Avx2Exact>>;

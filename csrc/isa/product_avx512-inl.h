@@ -7,6 +7,7 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
+#include "isa/prepare_avx2-inl.h"
 #include "isa/product-inl.h"
 #include "isa/table-inl.h"
 
@@ -187,6 +188,7 @@ void draft_product_avx512(const PackedMatrix& w, int64_t first, int64_t last, co
 
 constexpr Kernels avx512_table(const char* name) {
   Kernels table = generic_table(name);
+  table.prepare_draft = prepare_draft_avx2;
   table.decode_tile = decode_tile_avx512;
   table.exact_product = exact_product_by<InRowGroups<Avx512Exact>>;
   table.accumulate_plain = accumulate_plain_by<InRowGroups<Avx512Exact>>;
