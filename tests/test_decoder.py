@@ -47,7 +47,7 @@ LONG = {
         "qwen2", hidden=64, head_dim=32, ffn=96, context=1300, window=100
     ),
 }
-MACHINE = Machine.choose(2)
+MACHINE = Machine.choose(1)
 
 
 def open_random(directory: Path, shape: Shape, seed: int) -> Model:
@@ -210,7 +210,7 @@ def test_rows_have_the_same_bits_alone_and_in_a_ragged_batch(
     np.testing.assert_array_equal(model.decoder.logits(), expected)
 
 
-@pytest.mark.parametrize("threads", [1, 3, 4])
+@pytest.mark.parametrize("threads", [2, 3])
 def test_threads_change_no_bit(threads: int, tmp_path: Path, seed: int) -> None:
     for i, shape in enumerate(SHAPES.values()):
         model = open_random(tmp_path / str(i), shape, seed)
