@@ -59,7 +59,9 @@ class FakeModel:
 
     def release(self, sequence: Sequence) -> None:
         context = self._contexts.pop(sequence.key, None)
-        if context is not None and self._exact is None:
+        if self._exact is not None:
+            self._exact.release(sequence)
+        elif context is not None:
             del self._cells[context.slot]
 
     def forward(self, batch: SequenceOf[Rows]) -> None:

@@ -47,7 +47,7 @@ LONG = {
         "qwen2", hidden=64, head_dim=32, ffn=96, context=1300, window=100
     ),
 }
-MACHINE = Machine.choose(2)
+MACHINE = Machine.choose(1)
 
 
 def open_random(directory: Path, shape: Shape, seed: int) -> Model:
@@ -81,12 +81,12 @@ def forward_in_parts(
 def rounding_error(shape: Shape) -> float:
     """The RMS error of logits over their RMS that rounding to BF16 explains.
 
-    A rounding to nearest with 8 significant bits errs by up to 2^-9 of a value's binade: 2^-9 /
-    sqrt(3) in RMS of it, and up to twice that of the value. A layer rounds the inputs of its four
-    products, its keys and values, its queries and its attention weights; the head rounds its
-    inputs: 8 * layers + 1 independent errors, which add up as variances. Each counts in full, as
-    if a layer's output were all of the residual stream. Twice that is allowed, for small models
-    average little; of 150 measured, the worst came to 1.4 of it, and each median to 0.5 to 0.9.
+    A rounding to 8 significant bits errs by up to 2^-8 of a value, and by 2^-8 / sqrt(3) of it in
+    RMS. A layer rounds the inputs of its four products, its keys and values, its queries and its
+    attention weights; the head rounds its inputs: 8 * layers + 1 independent errors, which add up
+    as variances. Each counts in full, as if a layer's output were all of the residual stream.
+    Twice that is allowed, for small models average little; of 150 measured, the worst came to 1.4
+    of it, and each median to 0.4 to 0.9.
     """
     return 2 * 2**-8 / math.sqrt(3) * math.sqrt(8 * shape.layers + 1)
 
@@ -210,7 +210,7 @@ def test_rows_have_the_same_bits_alone_and_in_a_ragged_batch(
     np.testing.assert_array_equal(model.decoder.logits(), expected)
 
 
-@pytest.mark.parametrize("threads", [1, 3, 4])
+@pytest.mark.parametrize("threads", [2, 3])
 def test_threads_change_no_bit(threads: int, tmp_path: Path, seed: int) -> None:
     for i, shape in enumerate(SHAPES.values()):
         model = open_random(tmp_path / str(i), shape, seed)

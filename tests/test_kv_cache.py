@@ -41,7 +41,7 @@ def windowed_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def open_model(directory: Path, pages: int = 24) -> Model:
-    return Model.open(directory, machine=Machine.choose(2), cache_positions=pages * PAGE)
+    return Model.open(directory, machine=Machine.choose(1), cache_positions=pages * PAGE)
 
 
 @pytest.fixture
@@ -330,6 +330,18 @@ def test_pages_behind_every_window_are_freed_and_nothing_changes(
     assert text.tokens[100:] == expected
     level.release(text)
     assert windowed.cache.free_pages == windowed.cache.total_pages
+
+
+def test_blocks_that_no_row_sees_are_skipped(windowed: Model, rng: random.Random) -> None:
+    """A weight of zero would not do: zero times NaN is NaN."""
+    tokens = random_tokens(rng, 230)
+    clean, poisoned = windowed.cache.create(), windowed.cache.create()
+    for slot in (clean, poisoned):
+        logits(windowed, slot, tokens[:200])
+    for page in (0, 1):  # positions up to 127; row 200 sees 131 and on
+        windowed.cache.poison(poisoned, page, NAN)
+    expected = logits(windowed, clean, tokens, 200)
+    np.testing.assert_array_equal(logits(windowed, poisoned, tokens, 200), expected)
 
 
 def test_full_attention_frees_nothing(model: Model, rng: random.Random) -> None:

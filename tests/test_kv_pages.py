@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from random_models import Shape, make_model
 from specqd import _native
-from specqd.model import Model
+from specqd.model import Machine, Model
 
 PAGE = _native.PAGE_POSITIONS
 VOCABULARY = 301
@@ -26,7 +26,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def open_cache(directory: Path, pages: int) -> _native.KvCache:
-    return Model.open(directory, cache_positions=pages * PAGE).cache
+    return Model.open(directory, machine=Machine.choose(1), cache_positions=pages * PAGE).cache
 
 
 @pytest.fixture

@@ -215,8 +215,11 @@ class Model:
         return context
 
     def release(self, sequence: Sequence) -> None:
+        """Forgets a sequence; its exact reading too, which need not be a level of its own."""
         context = self._contexts.pop(sequence.key, None)
-        if context is not None and self._exact is None:
+        if self._exact is not None:
+            self._exact.release(sequence)
+        elif context is not None:
             self.cache.release(context.slot)
 
     def adopt_prefix(self, sequence: Sequence) -> int:

@@ -1,0 +1,127 @@
+"""Levels over real models: a smaller model drafts, in either reading, and nothing changes."""
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from conftest import SHARED_MODELS
+from random_models import Shape, make_model
+from specqd import _native
+from specqd.drafters import Ask, Drafter, NoDraft, Proposal
+from specqd.level import Level
+from specqd.model import Machine, Model, Reading
+from specqd.sequence import Sequence
+
+MACHINE = Machine.choose(1)
+NEW_TOKENS = 48
+
+Chain = Callable[[Model, Model, Model], Drafter]  # target, small and its draft reading
+
+
+class Repeating:
+    """Proposes what followed the last token when it stood before: a crude n-gram level."""
+
+    levels: tuple[Drafter, ...] = ()
+
+    def propose(self, asks: list[Ask]) -> list[Proposal]:
+        proposals = []
+        for ask in asks:
+            tokens = ask.sequence.tokens
+            found = [i for i, token in enumerate(tokens[:-1]) if token == tokens[-1]]
+            follow = tokens[found[-1] + 1 :][: ask.at_most] if found else []
+            proposals.append(Proposal(follow, [0.5] * len(follow)))
+        return proposals
+
+    def release(self, sequence: Sequence) -> None:
+        pass
+
+
+CHAINS: dict[str, Chain] = {
+    "small": lambda _, small, __: Level(small, NoDraft(), length=3),
+    "small:mxfp4": lambda _, __, draft: Level(draft, NoDraft(), length=3),
+    "small's own draft": lambda _, small, __: Level(small.as_draft(), NoDraft(), length=3),
+    "mxfp4, small:mxfp4": lambda target, _, draft: Level(
+        target.as_draft(), Level(draft, NoDraft(), length=2), length=5
+    ),
+    "mxfp4, small, small's own draft, repeating": lambda target, small, _: Level(
+        target.as_draft(),
+        Level(small, Level(small.as_draft(), Repeating(), length=2), length=3),
+        length=6,
+    ),
+    "mxfp4 over itself": lambda target, _, __: Level(
+        target.as_draft(), Level(target.as_draft(), NoDraft(), length=3), length=6
+    ),
+    "repeating": lambda _, __, ___: Repeating(),
+}
+
+
+@pytest.fixture(scope="module", params=["random", "tiny1m and stories260k"])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Model]:
+    """A model, a smaller one of the same vocabulary, and that one's MXFP4 reading."""
+    if request.param == "random":
+        shapes = [Shape(is_peaked=True, layers=3), Shape("qwen3", hidden=48, ffn=90, layers=1)]
+        directory = tmp_path_factory.mktemp("pair")
+        paths = [make_model(directory / str(i), shape, seed=i) for i, shape in enumerate(shapes)]
+    else:
+        paths = [SHARED_MODELS / name for name in ("tiny1m", "stories260k")]
+        if not all(path.is_dir() for path in paths):
+            pytest.skip(f"no models in {SHARED_MODELS}; the random ones serve")
+    return [
+        Model.open(paths[0], machine=MACHINE),
+        Model.open(paths[1], machine=MACHINE),
+        Model.open(paths[1], machine=MACHINE, reading=Reading.DRAFT),
+    ]
+
+
+def decode(
+    level: Level, prompts: list[list[int]], temperature: float
+) -> tuple[list[list[int]], list[np.ndarray]]:
+    """New tokens of each prompt in one batch, and the logits that each was picked from."""
+    texts = [
+        Sequence(list(prompt), _native.Picker(temperature=temperature, seed=i), len(prompt))
+        for i, prompt in enumerate(prompts)
+    ]
+    logits: list[list[np.ndarray]] = [[] for _ in texts]
+    while active := [
+        i for i, t in enumerate(texts) if len(t.tokens) < len(prompts[i]) + NEW_TOKENS
+    ]:
+        asks = [
+            Ask(t, t.prompt_length + NEW_TOKENS - len(t.tokens))
+            for t in map(texts.__getitem__, active)
+        ]
+        for i, step in zip(active, level.advance(asks), strict=True):
+            rows = level.model.decoder.logits()
+            logits[i] += list(rows[step.row : step.row + len(step.tokens)])
+            texts[i].tokens.extend(step.tokens)
+    for text in texts:
+        level.release(text)
+    return [t.tokens[t.prompt_length :] for t in texts], [np.array(each) for each in logits]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("name", CHAINS)
+def test_tokens_and_logits_are_plain_decoding_s_in_all_bits(
+    name: str, temperature: float, pair: list[Model], seed: int
+) -> None:
+    target = pair[0]
+    rng = random.Random(seed)
+    vocabulary = min(model.config.vocab_size for model in pair)
+    prompts = [[rng.randrange(3, vocabulary) for _ in range(n)] for n in (1, 9, 66)]
+    expected, expected_logits = decode(Level(target, NoDraft()), prompts, temperature)
+    level = Level(target, CHAINS[name](*pair))
+    found, logits = decode(level, prompts, temperature)
+    assert found == expected
+    for ours, plain in zip(logits, expected_logits, strict=True):
+        np.testing.assert_array_equal(ours, plain)
+    assert level.stats.drafted > 0
+    for model in pair:
+        assert model.cache.free_pages == model.cache.total_pages
+
+
+def test_these_models_accept_and_reject(pair: list[Model]) -> None:
+    """Else the tests above would show little."""
+    level = Level(pair[0], Level(pair[0].as_draft(), NoDraft(), length=4))
+    decode(level, [[5, 6, 7], [20, 30, 40, 50]], 0.8)
+    assert 0 < level.stats.accepted < level.stats.drafted
