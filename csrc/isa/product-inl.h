@@ -125,7 +125,7 @@ void prepare_draft(const float* x, int64_t inputs, int64_t tiles, uint8_t* row) 
              quantized(sixteen(t * kBlock), sixteen(t * kBlock + kLanes)));
 }
 
-// How many tiles ahead of their use the planes are fetched; measured, flat around these.
+// How many tiles ahead of their use the planes are fetched.
 constexpr int kExactTilesAhead = 8;
 constexpr int kPlainTilesAhead = 8;
 constexpr int kDraftTilesAhead = 16;

@@ -1,7 +1,7 @@
 // The products on 512-bit registers: one register holds the sixteen outputs of a panel.
 #pragma once
 
-// GCC 12 takes its own headers' undefined registers for ours (GCC bug 105593).
+// GCC 12 warns of the undefined registers in its own headers.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
