@@ -67,6 +67,7 @@ def advance(level: Level, text: Sequence, count: int) -> list[int]:
     begun = len(text.tokens)
     while (made := len(text.tokens) - begun) < count:
         [step] = level.advance([Ask(text, count - made)])
+        assert step.tokens
         text.tokens.extend(step.tokens)
     return text.tokens[begun:]
 
@@ -320,6 +321,7 @@ def test_pages_behind_every_window_are_freed_and_nothing_changes(
     slot = windowed.context(text).slot
     while len(text.tokens) < 400:
         [step] = level.advance([Ask(text, 400 - len(text.tokens))])
+        assert step.tokens
         text.tokens.extend(step.tokens)
         windowed.forget_unseen(text)
         # What the next row sees is there: positions from its own minus 69 on.

@@ -335,6 +335,7 @@ def test_a_grammar_binds_every_token_of_every_level(length: int) -> None:
     text = sequence(accepted, grammar=Alternating(accepted))
     while len(text.tokens) < 60:
         [step] = level.advance([Ask(text, 60)])
+        assert step.tokens
         text.tokens.extend(step.tokens)
         accepted.extend(step.tokens)
     assert text.tokens[3:] == plain(obedient(TARGET), (1, 2, 3), len(text.tokens) - 3)

@@ -92,6 +92,7 @@ def decode(
             for t in map(texts.__getitem__, active)
         ]
         for i, step in zip(active, level.advance(asks), strict=True):
+            assert step.tokens
             rows = level.model.decoder.logits()
             logits[i] += list(rows[step.row : step.row + len(step.tokens)])
             texts[i].tokens.extend(step.tokens)
