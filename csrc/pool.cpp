@@ -1,5 +1,9 @@
 #include "pool.h"
 
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
 #include "float_mode.h"
 
 namespace specqd {
@@ -13,18 +17,40 @@ inline void pause_briefly() {
 #endif
 }
 
-// Spins for about 50 microseconds, the length of the work between two meetings, then parks.
-constexpr int kSpins = 2000;
+int current_cpu() {
+#if defined(__linux__)
+  return sched_getcpu();
+#else
+  return -1;
+#endif
+}
 
-void await_change(const std::atomic<uint32_t>& value, uint32_t old) {
+// Spins for some 100 microseconds, longer than the work between two meetings, then parks.
+constexpr int kSpins = 2000;
+constexpr int kSpinsBetweenLooks = 32;
+
+}  // namespace
+
+// On a busy machine the system may put two of our threads on one core, where one's spinning is what
+// the other waits for.
+bool Pool::shares_core(int thread) {
+  const int cpu = current_cpu();
+  places_[static_cast<size_t>(thread)].cpu.store(cpu, std::memory_order_relaxed);
+  for (int other = 0; other < threads_; ++other)
+    if (other != thread && cpu >= 0 &&
+        places_[static_cast<size_t>(other)].cpu.load(std::memory_order_relaxed) == cpu)
+      return true;
+  return false;
+}
+
+void Pool::await_change(const std::atomic<uint32_t>& value, uint32_t old, int thread) {
   for (int i = 0; i < kSpins; ++i) {
     if (value.load(std::memory_order_acquire) != old) return;
     pause_briefly();
+    if (i % kSpinsBetweenLooks == 0 && shares_core(thread)) std::this_thread::yield();
   }
   while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
 }
-
-}  // namespace
 
 int Team::threads() const { return pool_.threads_; }
 
@@ -35,17 +61,19 @@ int64_t Team::claim(int64_t grain) {
 void Team::barrier() {
   const uint32_t phase = pool_.phase_.load(std::memory_order_relaxed);
   const auto all = static_cast<uint32_t>(pool_.threads_);
+  if (all > 1)
+    pool_.places_[static_cast<size_t>(thread_)].cpu.store(current_cpu(), std::memory_order_relaxed);
   if (pool_.arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == all) {
     pool_.arrived_.store(0, std::memory_order_relaxed);
     pool_.claimed_.store(0, std::memory_order_relaxed);
     pool_.phase_.store(phase + 1, std::memory_order_release);
     if (all > 1) pool_.phase_.notify_all();
   } else {
-    await_change(pool_.phase_, phase);
+    pool_.await_change(pool_.phase_, phase, thread_);
   }
 }
 
-Pool::Pool(int threads) : threads_(threads) {
+Pool::Pool(int threads) : threads_(threads), places_(static_cast<size_t>(threads)) {
   for (int i = 1; i < threads_; ++i) workers_.emplace_back([this, i] { work(i); });
 }
 
@@ -60,7 +88,7 @@ void Pool::work(int thread) {
   const FlushSubnormals flush;
   Team team(*this, thread);
   for (uint32_t round = 0;; ++round) {
-    await_change(round_, round);
+    await_change(round_, round, thread);
     if (stopping_) return;
     task_(context_, team);
     team.barrier();

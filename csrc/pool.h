@@ -60,6 +60,13 @@ class Pool {
   using Task = void (*)(const void* context, Team& team);
   void run_erased(Task task, const void* context);
   void work(int thread);
+  void await_change(const std::atomic<uint32_t>& value, uint32_t old, int thread);
+  bool shares_core(int thread);
+
+  // Where each thread was when it last had to wait.
+  struct alignas(64) Place {
+    std::atomic<int> cpu{-1};
+  };
 
   const int threads_;
   std::mutex running_;
@@ -70,6 +77,7 @@ class Pool {
   alignas(64) std::atomic<uint32_t> arrived_{0};  // at the barrier
   alignas(64) std::atomic<uint32_t> phase_{0};    // counts barriers passed
   alignas(64) std::atomic<int64_t> claimed_{0};   // of the range being shared
+  std::vector<Place> places_;
   std::vector<std::thread> workers_;
 };
 
