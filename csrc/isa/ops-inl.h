@@ -105,9 +105,9 @@ void round_bf16(const float* x, int64_t n, uint16_t* out) {
 }
 
 inline F16 made_finite(F16 v) {
-  const F16 largest = splat(3.3895314e38f);  // the largest BF16
-  const F16 bounded = max(min(v, largest), -largest);
-  return select(v == v, bounded, F16{});
+  const I16 bits = bits_as<I16>(v), magnitude = bits & 0x7fffffff;
+  const I16 bounded = min(magnitude, splat_int(0x7f7f0000)) | (bits ^ magnitude);  // to BF16's most
+  return bits_as<F16>(select(magnitude > 0x7f800000, I16{}, bounded));             // NaN
 }
 
 void round_bf16_finite(const float* x, int64_t n, uint16_t* out) {
