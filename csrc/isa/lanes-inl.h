@@ -1,146 +1,108 @@
 // Sixteen virtual lanes. Every elementwise operation of the core is written once on these types, so
-// that its order, and with it every bit, is the same on all instruction sets: the compiler lowers a
-// 64-byte vector to one AVX-512 register, two of AVX2, or four of SSE2 or NEON.
+// that its order, and with it every bit, is the same on all instruction sets.
 //
 // Included by the files under isa/ only; everything here has internal linkage.
 #pragma once
 
-#include <cstdint>
-#include <cstring>
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "isa/vector-inl.h"
 
 namespace specqd {
 namespace {
 
 constexpr int kLanes = 16;
 
-using F16 = float __attribute__((vector_size(64)));
-using I16 = int32_t __attribute__((vector_size(64)));
-using U16 = uint32_t __attribute__((vector_size(64)));
-using H16 = uint16_t __attribute__((vector_size(32)));
-using D8 = double __attribute__((vector_size(64)));
-using L8 = int64_t __attribute__((vector_size(64)));
-using F8 = float __attribute__((vector_size(32)));
-
-template <class To, class From>
-inline To bits_as(From from) {
-  static_assert(sizeof(To) == sizeof(From));
-  To to;
-  std::memcpy(&to, &from, sizeof(to));
-  return to;
-}
-
-template <class V>
-inline V load_as(const void* from) {
-  V v;
-  std::memcpy(&v, from, sizeof(v));
-  return v;
-}
-
-template <class V>
-inline void store_as(void* to, V v) {
-  std::memcpy(to, &v, sizeof(v));
-}
+using F16 = Lanes<float, kLanes>;
+using I16 = Lanes<int32_t, kLanes>;
+using U16 = Lanes<uint32_t, kLanes>;
+using H16 = Lanes<uint16_t, kLanes>;
 
 inline F16 load(const float* from) { return load_as<F16>(from); }
 inline void store(float* to, F16 v) { store_as(to, v); }
-inline F16 splat(float value) { return value - F16{}; }
-inline I16 splat_int(int32_t value) { return value - I16{}; }
+inline F16 splat(float value) { return all<F16>(value); }
+inline I16 splat_int(int32_t value) { return all<I16>(value); }
 
-inline F16 select(I16 mask, F16 yes, F16 no) {
-  return bits_as<F16>((bits_as<I16>(yes) & mask) | (bits_as<I16>(no) & ~mask));
+// a where a > b, else b: b also where either is NaN. The machine's own maximum may serve, so that a
+// subnormal comes out as zero or as it is.
+template <class V>
+inline V max(V a, V b) {
+  return select(a > b, a, b);
 }
-// a where a > b, else b: b also where either is NaN.
-inline F16 max(F16 a, F16 b) { return select(a > b, a, b); }
-inline F16 min(F16 a, F16 b) { return select(a < b, a, b); }
+template <class V>
+inline V min(V a, V b) {
+  return select(a < b, a, b);
+}
 
-#if !defined(__FMA__) && !defined(__AVX512F__) && !defined(__FP_FAST_FMAF)
+#if defined(__FMA__) || defined(__FP_FAST_FMAF)
+constexpr bool kHasFma = true;
+#else
+constexpr bool kHasFma = false;
+#endif
+
 // fl32(a*b + c) without a fused instruction. The product of two fp32 is exact in fp64. The sum is
 // rounded to odd there (Boldo and Melquiond 2008), after which rounding to fp32 is the only
-// rounding.
-inline F8 fma_by_odd_rounding(F8 a, F8 b, F8 c) {
-  const D8 product = __builtin_convertvector(a, D8) * __builtin_convertvector(b, D8);
-  const D8 addend = __builtin_convertvector(c, D8);
-  const D8 sum = product + addend;
-  const D8 from_addend = sum - product;
-  const D8 error = (product - (sum - from_addend)) + (addend - from_addend);
-  const L8 sum_bits = bits_as<L8>(sum);
-  const L8 towards_zero = ((error < 0) ^ (sum < 0)) & 1;
-  const L8 finite = (sum - sum) == 0;
-  const L8 inexact = (error != 0) & finite & ((sum_bits & 1) == 0);
-  // The neighbour towards the exact value has an odd last bit.
-  const L8 odd = sum_bits + (1 - 2 * towards_zero);
-  return __builtin_convertvector(bits_as<D8>((odd & inexact) | (sum_bits & ~inexact)), F8);
+// rounding: where it is inexact, it is truncated and its last bit set.
+template <class V>
+inline V fma_by_odd_rounding(V a, V b, V c) {
+  using D = LanesLike<double, V>;
+  using L = LanesLike<int64_t, V>;
+  const D product = convert<D>(a) * convert<D>(b);
+  const D addend = convert<D>(c);
+  const D sum = product + addend;
+  const D from_addend = sum - product;
+  // Exact; NaN where the sum is not finite.
+  const D error = (product - (sum - from_addend)) + (addend - from_addend);
+  const L sum_bits = bits_as<L>(sum);
+  const L sign = all<L>(INT64_MIN);
+  const D outwards = bits_as<D>(bits_as<L>(error) ^ (sum_bits & sign));  // the error, away from 0
+  const L is_larger = outwards < 0, is_smaller = outwards > 0;           // the sum, in magnitude
+  const L odd = (sum_bits + is_larger) | ((is_larger | is_smaller) & 1);
+  return convert<V>(bits_as<D>(odd));
 }
-#endif
 
 // a * b + c, rounded once.
-inline F16 fma(F16 a, F16 b, F16 c) {
+template <class V>
+inline V fma(V a, V b, V c) {
+  if constexpr (kIsHalved<V>) {
+    return {fma(a.low, b.low, c.low), fma(a.high, b.high, c.high)};
+  } else {
 #if defined(__AVX512F__)
-  return (F16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#else
-  struct Halves {
-    F8 low, high;
-  };
-  const auto x = bits_as<Halves>(a), y = bits_as<Halves>(b), z = bits_as<Halves>(c);
+    if constexpr (sizeof(V) == 64) return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#endif
 #if defined(__FMA__)
-  const Halves out{(F8)_mm256_fmadd_ps((__m256)x.low, (__m256)y.low, (__m256)z.low),
-                   (F8)_mm256_fmadd_ps((__m256)x.high, (__m256)y.high, (__m256)z.high)};
+    if constexpr (sizeof(V) == 32) return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+    if constexpr (sizeof(V) == 16) return (V)_mm_fmadd_ps((__m128)a, (__m128)b, (__m128)c);
 #elif defined(__FP_FAST_FMAF)
-  Halves out;
-  for (int i = 0; i < 8; ++i) {
-    out.low[i] = __builtin_fmaf(x.low[i], y.low[i], z.low[i]);
-    out.high[i] = __builtin_fmaf(x.high[i], y.high[i], z.high[i]);
-  }
+    V out;
+    for (int i = 0; i < kCountOf<V>; ++i) out[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return out;
 #else
-  const Halves out{fma_by_odd_rounding(x.low, y.low, z.low),
-                   fma_by_odd_rounding(x.high, y.high, z.high)};
+    return fma_by_odd_rounding(a, b, c);
 #endif
-  return bits_as<F16>(out);
-#endif
+  }
 }
 
 // fl32(a*b + c) where a and b hold BF16 values: their product is exact in fp32, and it needs only a
 // plain double addition to be rounded once in the end (53 >= 2 * 24 + 2 bits, Figueroa 1995).
-inline F16 fma_bf16(F16 a, F16 b, F16 c) {
-#if defined(__AVX512F__) || defined(__FMA__) || defined(__FP_FAST_FMAF)
-  return fma(a, b, c);
-#else
-  struct Halves {
-    F8 low, high;
-  };
-  const auto x = bits_as<Halves>(a), y = bits_as<Halves>(b), z = bits_as<Halves>(c);
-  const auto half = [](F8 p, F8 q, F8 r) {
-    return __builtin_convertvector(__builtin_convertvector(p, D8) * __builtin_convertvector(q, D8) +
-                                       __builtin_convertvector(r, D8),
-                                   F8);
-  };
-  return bits_as<F16>(Halves{half(x.low, y.low, z.low), half(x.high, y.high, z.high)});
-#endif
+template <class V>
+inline V fma_bf16(V a, V b, V c) {
+  using D = LanesLike<double, V>;
+  if constexpr (kHasFma)
+    return fma(a, b, c);
+  else
+    return convert<V>(convert<D>(a) * convert<D>(b) + convert<D>(c));
 }
 
 // Sums and maxima over the lanes, always folded in halves: 8, 4, 2, 1.
 inline float sum_lanes(F16 v) {
-  float lane[kLanes];
-  store(lane, v);
-  for (int width = 8; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) lane[i] = lane[i] + lane[i + width];
-  return lane[0];
+  return fold(v, [](auto a, auto b) { return a + b; });
 }
 
 inline float max_lanes(F16 v) {
-  float lane[kLanes];
-  store(lane, v);
-  for (int width = 8; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) lane[i] = lane[i] > lane[i + width] ? lane[i] : lane[i + width];
-  return lane[0];
+  return fold(v, [](auto a, auto b) { return select(a > b, a, b); });
 }
 
 inline F16 load_bf16(const uint16_t* from) {
-  return bits_as<F16>(__builtin_convertvector(load_as<H16>(from), U16) << 16);
+  return bits_as<F16>(convert<U16>(load_as<H16>(from)) << 16);
 }
 
 // Rounds to BF16, nearest even; the result keeps the fp32 form. NaN stays NaN.
@@ -152,40 +114,41 @@ inline F16 round_to_bf16(F16 v) {
 
 // The upper halves of values that round_to_bf16 made.
 inline void store_bf16(uint16_t* to, F16 rounded) {
-  store_as(to, __builtin_convertvector(bits_as<U16>(rounded) >> 16, H16));
+  store_as(to, convert<H16>(bits_as<U16>(rounded) >> 16));
 }
 
 // The nearest integer, ties to even, for |v| < 2^22: as integers, and as the fp32 it rounds to.
-inline F16 round_even(F16 v) {
-  const F16 magic = splat(12582912.0f);  // 1.5 * 2^23
+template <class V>
+inline V round_even(V v) {
+  const V magic = all<V>(12582912.0f);  // 1.5 * 2^23
   return (v + magic) - magic;
 }
-inline I16 to_int(F16 integral) { return __builtin_convertvector(integral, I16); }
-inline F16 to_float(I16 v) { return __builtin_convertvector(v, F16); }
-
-// 2^n for -126 <= n <= 127.
-inline F16 power_of_two(I16 n) { return bits_as<F16>((n + 127) << 23); }
+inline I16 to_int(F16 integral) { return convert<I16>(integral); }
+inline F16 to_float(I16 v) { return convert<F16>(v); }
 
 // e^x to about 1 ulp; 0 below -87.3, +inf above 88.7. Range reduction by Cody and Waite; the
 // polynomial is the Taylor series to degree 7 on |r| <= ln(2)/2 (truncation below 2^-26).
-inline F16 exp(F16 x) {
-  const F16 clamped = max(min(x, splat(89.0f)), splat(-88.0f));
-  const F16 n = round_even(clamped * splat(1.44269504f));
-  F16 r = fma(n, splat(-0.693359375f), clamped);
-  r = fma(n, splat(2.12194440e-4f), r);
-  F16 p = splat(1.9841270e-4f);
-  p = fma(p, r, splat(1.3888889e-3f));
-  p = fma(p, r, splat(8.3333333e-3f));
-  p = fma(p, r, splat(4.1666667e-2f));
-  p = fma(p, r, splat(1.6666667e-1f));
-  p = fma(p, r, splat(0.5f));
-  p = fma(p, r, splat(1.0f));
-  p = fma(p, r, splat(1.0f));
-  // Two factors, since n reaches 128.
-  const I16 whole = to_int(n);
-  const I16 half = whole >> 1;
-  F16 value = (p * power_of_two(half)) * power_of_two(whole - half);
-  value = select(x < splat(-87.3f), F16{}, value);
+template <class V>
+inline V exp(V x) {
+  using I = LanesLike<int32_t, V>;
+  const V clamped = max(min(x, all<V>(89.0f)), all<V>(-88.0f));
+  const V n = round_even(clamped * all<V>(1.44269504f));
+  V r = fma(n, all<V>(-0.693359375f), clamped);
+  r = fma(n, all<V>(2.12194440e-4f), r);
+  V p = all<V>(1.9841270e-4f);
+  p = fma(p, r, all<V>(1.3888889e-3f));
+  p = fma(p, r, all<V>(8.3333333e-3f));
+  p = fma(p, r, all<V>(4.1666667e-2f));
+  p = fma(p, r, all<V>(1.6666667e-1f));
+  p = fma(p, r, all<V>(0.5f));
+  p = fma(p, r, all<V>(1.0f));
+  p = fma(p, r, all<V>(1.0f));
+  // Two factors, since n reaches 128. 2^i for -126 <= i <= 127:
+  const auto power_of_two = [](I i) { return bits_as<V>((i + 127) << 23); };
+  const I whole = convert<I>(n);
+  const I half = whole >> 1;
+  V value = (p * power_of_two(half)) * power_of_two(whole - half);
+  value = select(x < all<V>(-87.3f), V{}, value);
   return select(x == x, value, x);
 }
 

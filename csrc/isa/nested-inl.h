@@ -33,7 +33,7 @@ inline Rounded round_to_grid(I16 magnitude, I16 shift, const int32_t (&step)[8])
     const I16 boundary = shift + (kLow[i] - (kTieGoesUp[i] ? 1 : 0));
     const I16 above = magnitude > boundary;  // -1 where true
     out.index = out.index - above;
-    out.sum = out.sum - above * step[i];
+    out.sum = out.sum + (above & step[i]);
   }
   return out;
 }
@@ -44,89 +44,39 @@ constexpr int32_t kLowSteps[8] = {                                  // sum: kLow
                                   kLow[3] - kLow[2], kLow[4] - kLow[3], kLow[5] - kLow[4],
                                   kLow[6] - kLow[5], kLow[7] - kLow[6]};
 
-inline bool any(I16 mask) {
-  const L8 pairs = bits_as<L8>(mask);
-  int64_t all = 0;
-  for (int i = 0; i < 8; ++i) all |= pairs[i];
-  return all != 0;
-}
-
-using I8 = int32_t __attribute__((vector_size(32)));
-
 struct TileMagnitudes {
   I16 at[kBlock];  // [k] of sixteen outputs
 };
 
-inline D8 half_to_double(I16 v, bool upper) {
-  struct Halves {
-    I8 low, high;
-  };
-  const auto halves = bits_as<Halves>(v);
-  return __builtin_convertvector(upper ? halves.high : halves.low, D8);
-}
+using D16 = Lanes<double, kLanes>;
 
-// Sum over k, in order, of (|w| * 2^(127-X) - q)^2, times 4^(X - base): sixteen lanes of fp64.
-struct SquaredError {
-  D8 half[2];
-};
-
-inline SquaredError squared_error(const TileMagnitudes& w, I16 scale, const int relative) {
-  struct Halves {
-    F8 half[2];
-  };
-  SquaredError sum{};
+// Sum over k, in order, of (|w| * 2^(127-X) - q)^2, times 4^(X - base).
+inline D16 squared_error(const TileMagnitudes& w, I16 scale, const int relative) {
+  D16 sum{};
   const I16 shift = (scale - 127) << 7;
   const I16 exponent = 254 - scale;  // biased exponent of 2^(127-X), 1..254 on the fast path
-  const auto factor = bits_as<Halves>(bits_as<F16>(exponent << 23));
+  const D16 factor = convert<D16>(bits_as<F16>(exponent << 23));
   for (int k = 0; k < kBlock; ++k) {
     const Rounded rounded = round_to_grid(w.at[k], shift, kDoubledGridSteps);
-    const auto magnitude = bits_as<Halves>(bits_as<F16>(w.at[k] << 16));
-    for (int h = 0; h < 2; ++h) {
-      const D8 value = __builtin_convertvector(magnitude.half[h], D8) *
-                       __builtin_convertvector(factor.half[h], D8);
-      const D8 error = value - half_to_double(rounded.sum, h == 1) * 0.5;
-      sum.half[h] = sum.half[h] + error * error;
-    }
+    const D16 value = convert<D16>(bits_as<F16>(w.at[k] << 16)) * factor;
+    const D16 error = value - convert<D16>(rounded.sum) * 0.5;
+    sum = sum + error * error;
   }
-  const double weight = relative < 0 ? 0.25 : relative > 0 ? 4.0 : 1.0;
-  for (D8& half : sum.half) half = half * weight;
-  return sum;
+  return sum * (relative < 0 ? 0.25 : relative > 0 ? 4.0 : 1.0);
 }
-
-struct LessThan {
-  L8 half[2];
-  I16 lanes() const {
-    struct Halves {
-      I8 low, high;
-    };
-    return bits_as<I16>(
-        Halves{__builtin_convertvector(half[0], I8), __builtin_convertvector(half[1], I8)});
-  }
-};
-
-inline LessThan less_than(const SquaredError& a, const SquaredError& b) {
-  return {{a.half[0] < b.half[0], a.half[1] < b.half[1]}};
-}
-
-inline D8 choose(L8 mask, D8 yes, D8 no) {
-  return bits_as<D8>((bits_as<L8>(yes) & mask) | (bits_as<L8>(no) & ~mask));
-}
-
-inline I16 choose(I16 mask, I16 yes, I16 no) { return (yes & mask) | (no & ~mask); }
 
 // The scale byte of each output. `largest` is the largest magnitude of its block, of a binade where
 // every boundary of every candidate is a normal number.
 inline I16 choose_scales(const TileMagnitudes& w, I16 largest, ScaleRule rule) {
-  const I16 floor = choose(largest == 0, splat_int(127), (largest >> 7) - 2);
+  const I16 floor = select(largest == 0, splat_int(127), (largest >> 7) - 2);
   if (rule == ScaleRule::kFloor) return floor;
   I16 best = floor;
-  SquaredError least = squared_error(w, floor, 0);
+  D16 least = squared_error(w, floor, 0);
   for (int relative = -1; relative <= 1; relative += 2) {
-    const SquaredError error = squared_error(w, floor + relative, relative);
-    const LessThan better = less_than(error, least);  // never where all is zero: both errors are
-    best = choose(better.lanes(), floor + relative, best);
-    for (int h = 0; h < 2; ++h)
-      least.half[h] = choose(better.half[h], error.half[h], least.half[h]);
+    const D16 error = squared_error(w, floor + relative, relative);
+    const auto better = error < least;  // never where all is zero: both errors are
+    best = select(convert<I16>(better), floor + relative, best);
+    least = select(better, error, least);
   }
   return best;
 }
@@ -230,7 +180,7 @@ int encode_tile(const uint16_t* tile, ScaleRule rule, const TileOut& out) {
   I16 largest{};
   for (int k = 0; k < kBlock; ++k) {
     w.at[k] = pair_member(tile, k) & kBf16MagnitudeMask;
-    largest = choose(w.at[k] > largest, w.at[k], largest);
+    largest = max(w.at[k], largest);
   }
   // The integer comparisons below hold while all boundaries are normal: 4 <= X <= 252. Subnormals
   // are zero to the vector unit, not to the cast, whose errors count them.
@@ -242,7 +192,7 @@ int encode_tile(const uint16_t* tile, ScaleRule rule, const TileOut& out) {
 
   const I16 scale = choose_scales(w, largest, rule);
   const I16 shift = (scale - 127) << 7;
-  for (int n = 0; n < kPanel; ++n) out.scales[n] = static_cast<uint8_t>(scale[n]);
+  store_as(out.scales, convert<Lanes<uint8_t, kPanel>>(scale));
   int patches = 0;
   for (int group = 0; group < kBlock / 8; ++group) {
     I16 words{};  // the codes of four rows, the even k in the lower half
@@ -257,13 +207,12 @@ int encode_tile(const uint16_t* tile, ScaleRule rule, const TileOut& out) {
         const I16 fits = (residual >= 0) & (residual <= 255);
         words |= code << (4 * i + 16 * parity);
         residuals |= (residual & fits) << (8 * parity);
-        if (!any(~fits)) continue;
-        for (int n = 0; n < kPanel; ++n) {
-          const int at = row * 32 + n * 2 + parity;
-          if (!fits[n]) out.patches[patches++] = static_cast<uint32_t>(at) << 16 | tile[at];
+        for (uint32_t left = lane_bits(~fits); left != 0; left &= left - 1) {
+          const int at = row * 32 + __builtin_ctz(left) * 2 + parity;
+          out.patches[patches++] = static_cast<uint32_t>(at) << 16 | tile[at];
         }
       }
-      store_as(out.residuals + row * 32, __builtin_convertvector(bits_as<U16>(residuals), H16));
+      store_as(out.residuals + row * 32, convert<H16>(bits_as<U16>(residuals)));
     }
     store_as(out.codes + group * 64, words);
   }

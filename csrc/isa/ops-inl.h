@@ -82,12 +82,19 @@ void silu_times(const float* gate, const float* up, int64_t n, float* out) {
 }
 
 void rotate(float* x, const float* cosine, const float* sine, int64_t half) {
-  for (int64_t i = 0; i < half; i += kLanes) {
-    const int64_t count = half - i < kLanes ? half - i : kLanes;
-    const F16 a = load_part(x + i, count, 0.0f), b = load_part(x + half + i, count, 0.0f);
-    const F16 c = load_part(cosine + i, count, 0.0f), s = load_part(sine + i, count, 0.0f);
-    store_part(x + i, fma(a, c, -(b * s)), count);
-    store_part(x + half + i, fma(b, c, a * s), count);
+  float* const y = x + half;
+  int64_t i = 0;
+  for (; i + kLanes <= half; i += kLanes) {
+    const F16 a = load(x + i), b = load(y + i), c = load(cosine + i), s = load(sine + i);
+    store(x + i, fma(a, c, -(b * s)));
+    store(y + i, fma(b, c, a * s));
+  }
+  if (i < half) {
+    const int64_t rest = half - i;
+    const F16 a = load_part(x + i, rest, 0.0f), b = load_part(y + i, rest, 0.0f);
+    const F16 c = load_part(cosine + i, rest, 0.0f), s = load_part(sine + i, rest, 0.0f);
+    store_part(x + i, fma(a, c, -(b * s)), rest);
+    store_part(y + i, fma(b, c, a * s), rest);
   }
 }
 
@@ -98,9 +105,9 @@ void round_bf16(const float* x, int64_t n, uint16_t* out) {
 }
 
 inline F16 made_finite(F16 v) {
-  const F16 largest = splat(3.3895314e38f);  // the largest BF16
-  const F16 bounded = max(min(v, largest), -largest);
-  return select(v == v, bounded, F16{});
+  const I16 bits = bits_as<I16>(v), magnitude = bits & 0x7fffffff;
+  const I16 bounded = min(magnitude, splat_int(0x7f7f0000)) | (bits ^ magnitude);  // to BF16's most
+  return bits_as<F16>(select(magnitude > 0x7f800000, I16{}, bounded));             // NaN
 }
 
 void round_bf16_finite(const float* x, int64_t n, uint16_t* out) {
@@ -112,10 +119,9 @@ void round_bf16_finite(const float* x, int64_t n, uint16_t* out) {
 
 Kernels::SoftmaxPart softmax_part(float* scores, int64_t n, int64_t begin, int64_t end,
                                   float scale) {
-  I16 lane_index;
-  for (int i = 0; i < kLanes; ++i) lane_index[i] = i;
+  const I16 lane_number = lane_numbers<I16>();
   const auto visible = [&](int64_t i) {
-    const I16 at = lane_index + static_cast<int32_t>(i);
+    const I16 at = lane_number + static_cast<int32_t>(i);
     return (at >= static_cast<int32_t>(begin)) & (at < static_cast<int32_t>(end));
   };
   F16 maximum = splat(kMinusInfinity);
@@ -138,7 +144,7 @@ Kernels::SoftmaxPart softmax_part(float* scores, int64_t n, int64_t begin, int64
   return {top, sum_lanes(sum)};
 }
 
-inline float exp_of(float x) { return exp(splat(x))[0]; }
+inline float exp_of(float x) { return exp(all<Lanes<float, 4>>(x))[0]; }
 
 void merge_part(float* values, Kernels::SoftmaxPart* running, const float* part_values,
                 Kernels::SoftmaxPart part, int64_t n) {
@@ -156,7 +162,7 @@ void merge_part(float* values, Kernels::SoftmaxPart* running, const float* part_
 }
 
 uint64_t read_bytes(const void* data, size_t bytes) {
-  using W = uint64_t __attribute__((vector_size(64)));
+  using W = Lanes<uint64_t, 8>;
   const char* at = static_cast<const char*>(data);
   W sums[4] = {};
   for (size_t i = 0; i + 256 <= bytes; i += 256) {
@@ -167,9 +173,7 @@ uint64_t read_bytes(const void* data, size_t bytes) {
     for (int j = 0; j < 4; ++j) sums[j] += load_as<W>(at + i + 64 * j);
   }
   const W total = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-  uint64_t sum = 0;
-  for (int i = 0; i < 8; ++i) sum += total[i];
-  return sum;
+  return fold(total, [](auto a, auto b) { return a + b; });
 }
 
 }  // namespace

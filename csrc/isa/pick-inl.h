@@ -1,5 +1,4 @@
-// The loops of pick_kernels.h. Each element is computed by itself and every sum is of integers, so
-// that, unlike elsewhere under isa/, the width of a vector does not matter: it is the machine's.
+// The loops of pick_kernels.h. Each element is computed by itself and every sum is of integers.
 #pragma once
 
 #include "isa/lanes-inl.h"
@@ -10,113 +9,64 @@ namespace specqd {
 namespace {
 namespace picking {
 
-#if defined(__AVX512F__)
-constexpr int kWidth = 16;
-#else
-constexpr int kWidth = 8;
-#endif
-using F = float __attribute__((vector_size(4 * kWidth)));
-using I = int32_t __attribute__((vector_size(4 * kWidth)));
-using U = uint32_t __attribute__((vector_size(4 * kWidth)));
-using W = uint64_t __attribute__((vector_size(4 * kWidth)));
-
-inline F all(float value) { return value - F{}; }
-inline F load_wide(const float* from) { return load_as<F>(from); }
+using W8 = Lanes<uint64_t, kLanes / 2>;
 
 // The vector at i; past the end it is -infinity.
-inline F load_wide(const float* from, int64_t i, int64_t n) {
-  if (i + kWidth <= n) return load_wide(from + i);
-  float padded[kWidth];
-  for (int lane = 0; lane < kWidth; ++lane)
+inline F16 load_before(int64_t n, const float* from, int64_t i) {
+  if (i + kLanes <= n) return load(from + i);
+  float padded[kLanes];
+  for (int lane = 0; lane < kLanes; ++lane)
     padded[lane] = i + lane < n ? from[i + lane] : kMinusInfinity;
-  return load_wide(padded);
+  return load(padded);
 }
 
-inline void store_wide(float* to, int64_t i, int64_t n, F v) {
-  if (i + kWidth <= n) return store_as(to + i, v);
+inline void store_before(int64_t n, float* to, int64_t i, F16 v) {
+  if (i + kLanes <= n) return store(to + i, v);
   for (int lane = 0; i + lane < n; ++lane) to[i + lane] = v[lane];
 }
 
-// A bit a lane, of a comparison.
-inline uint32_t lane_bits(I mask) {
-#if defined(__AVX512F__)
-  return _mm512_movepi32_mask((__m512i)mask);
-#elif defined(__AVX2__)
-  return static_cast<uint32_t>(_mm256_movemask_ps((__m256)mask));
-#else
-  uint32_t bits = 0;
-  for (int lane = 0; lane < kWidth; ++lane) bits |= (mask[lane] & 1u) << lane;
-  return bits;
-#endif
-}
-
-inline bool any(I mask) {
-#if defined(__AVX2__)
-  return lane_bits(mask) != 0;
-#else
-  const W v = bits_as<W>(mask);
-  return ((v[0] | v[1]) | (v[2] | v[3])) != 0;
-#endif
-}
-
-inline F multiply_add(F a, F b, F c) {
-#if defined(__AVX512F__)
-  return (F)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__)
-  return (F)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#elif defined(__FP_FAST_FMAF)
-  F out;
-  for (int i = 0; i < kWidth; ++i) out[i] = __builtin_fmaf(a[i], b[i], c[i]);
-  return out;
-#else
-  return fma_by_odd_rounding(a, b, c);
-#endif
-}
-
 // e^z for kLeastZ <= z <= 0, to about 1 ulp, as exp() of lanes-inl.h. Elsewhere, anything.
-inline F exp_below(F z) {
-  const F magic = all(12582912.0f);  // 1.5 * 2^23: rounds to an integer, in the low bits
-  const F shifted = multiply_add(z, all(1.44269504f), magic);
-  const F n = shifted - magic;
-  F r = multiply_add(n, all(-0.693359375f), z);
-  r = multiply_add(n, all(2.12194440e-4f), r);
-  F p = all(1.9841270e-4f);
-  p = multiply_add(p, r, all(1.3888889e-3f));
-  p = multiply_add(p, r, all(8.3333333e-3f));
-  p = multiply_add(p, r, all(4.1666667e-2f));
-  p = multiply_add(p, r, all(1.6666667e-1f));
-  p = multiply_add(p, r, all(0.5f));
-  p = multiply_add(p, r, all(1.0f));
-  p = multiply_add(p, r, all(1.0f));
-  return bits_as<F>(bits_as<U>(p) + (bits_as<U>(shifted) << 23));
+inline F16 exp_below(F16 z) {
+  const F16 magic = splat(12582912.0f);  // 1.5 * 2^23: rounds to an integer, in the low bits
+  const F16 shifted = fma(z, splat(1.44269504f), magic);
+  const F16 n = shifted - magic;
+  F16 r = fma(n, splat(-0.693359375f), z);
+  r = fma(n, splat(2.12194440e-4f), r);
+  F16 p = splat(1.9841270e-4f);
+  p = fma(p, r, splat(1.3888889e-3f));
+  p = fma(p, r, splat(8.3333333e-3f));
+  p = fma(p, r, splat(4.1666667e-2f));
+  p = fma(p, r, splat(1.6666667e-1f));
+  p = fma(p, r, splat(0.5f));
+  p = fma(p, r, splat(1.0f));
+  p = fma(p, r, splat(1.0f));
+  return bits_as<F16>(bits_as<U16>(p) + (bits_as<U16>(shifted) << 23));
 }
 
 // The mass of weights in [0, 1]: 20 bits of each in `high`, 20 more in `low`, both as 32-bit sums
 // that `fold` empties before they overflow.
 class Mass {
  public:
-  void add(F weight) {
-    const F scaled = weight * all(0x1p20f);
-    const I whole = __builtin_convertvector(scaled, I);
-    const F rest = (scaled - __builtin_convertvector(whole, F)) * all(0x1p20f);
-    high_ += bits_as<U>(whole);
-    low_ += bits_as<U>(__builtin_convertvector(rest, I));
+  void add(F16 weight) {
+    const F16 scaled = weight * splat(0x1p20f);
+    const I16 whole = convert<I16>(scaled);
+    const F16 rest = (scaled - convert<F16>(whole)) * splat(0x1p20f);
+    high_ += bits_as<U16>(whole);
+    low_ += bits_as<U16>(convert<I16>(rest));
   }
   // At least once every 2048 additions.
   void fold() {
-    const W high = bits_as<W>(high_), low = bits_as<W>(low_);
+    const W8 high = bits_as<W8>(high_), low = bits_as<W8>(low_);
     sum_ += (((high & 0xffffffffu) + (high >> 32)) << 20) + (low & 0xffffffffu) + (low >> 32);
-    high_ = low_ = U{};
+    high_ = low_ = U16{};
   }
   uint64_t total() const {
-    uint64_t total = 0;
-    for (int i = 0; i < kWidth / 2; ++i) total += sum_[i];
-    return total;
+    return specqd::fold(sum_, [](auto a, auto b) { return a + b; });
   }
 
  private:
-  U high_{}, low_{};
-  W sum_{};
+  U16 high_{}, low_{};
+  W8 sum_{};
 };
 
 // Calls step(i, vector) for the vectors of values[0..n), and `fold` after each block.
@@ -125,76 +75,72 @@ inline void for_each_vector(const float* values, int64_t n, Step step, Fold fold
   for (int64_t block = 0; block < n; block += kMaximaBlock) {
     const int64_t end = block + kMaximaBlock < n ? block + kMaximaBlock : n;
     int64_t i = block;
-    for (; i + kWidth <= end; i += kWidth) step(i, load_wide(values + i));
-    if (i < end) step(i, load_wide(values, i, end));
+    for (; i + kLanes <= end; i += kLanes) step(i, load(values + i));
+    if (i < end) step(i, load_before(end, values, i));
     fold(block);
   }
 }
 constexpr auto kNoFold = [](int64_t) {};
 
 void maxima(const float* logits, int64_t n, float* out) {
-  F top[2] = {all(kMinusInfinity), all(kMinusInfinity)};
+  F16 most = splat(kMinusInfinity);
   for_each_vector(
-      logits, n,
-      [&](int64_t i, F v) {
-        F& most = top[i / 8 % 2];
-        most = v > most ? v : most;
-      },
+      logits, n, [&](int64_t, F16 v) { most = max(v, most); },
       [&](int64_t block) {
-        float* to = out + block / kMaximaBlock * 16;
-        store_as(to, top[0]);
-        if (kWidth == 8) store_as(to + 8, top[1]);
-        top[0] = top[1] = all(kMinusInfinity);
+        store(out + block / kMaximaBlock * kLanes, most);
+        most = splat(kMinusInfinity);
       });
 }
 
 uint64_t weigh(const float* logits, int64_t n, const Weighing& by, float* weights) {
-  const F maximum = all(by.maximum), factor = all(by.inverse_temperature);
-  const F least_logit = all(by.least_logit), least_z = all(by.least_z);
-  const F largest = all(kLargestLogit);
+  const F16 maximum = splat(by.maximum), factor = splat(by.inverse_temperature);
+  const F16 least_logit = splat(by.least_logit), least_z = splat(by.least_z);
+  const F16 largest = splat(kLargestLogit);
   Mass mass;
   for_each_vector(
       logits, n,
-      [&](int64_t i, F logit) {
-        const F z = ((logit < largest ? logit : largest) - maximum) * factor;
-        const I kept = (logit >= least_logit) & (z >= least_z);
-        F weight{};
+      [&](int64_t i, F16 logit) {
+        const F16 z = (min(logit, largest) - maximum) * factor;
+        const I16 kept = (logit >= least_logit) & (z >= least_z);
+        F16 weight{};
         if (any(kept)) {
-          weight = kept ? exp_below(z) : weight;
+          weight = select(kept, exp_below(z), weight);
           mass.add(weight);
         }
-        if (weights) store_as(weights + i, weight);
+        if (weights) store(weights + i, weight);
       },
       [&](int64_t) { mass.fold(); });
   if (weights)
-    for (int64_t i = (n + kWidth - 1) / kWidth * kWidth; i % kNoiseGroup != 0; i += kWidth)
-      store_as(weights + i, F{});
+    for (int64_t i = (n + kLanes - 1) / kLanes * kLanes; i % kNoiseGroup != 0; i += kLanes)
+      store(weights + i, F16{});
   return mass.total();
 }
 
 uint64_t mass_from(const float* weights, int64_t n, float least) {
-  const F bound = all(least);
+  const F16 bound = splat(least);
   Mass mass;
   for_each_vector(
-      weights, n, [&](int64_t, F weight) { mass.add(weight >= bound ? weight : F{}); },
+      weights, n, [&](int64_t, F16 weight) { mass.add(select(weight >= bound, weight, F16{})); },
       [&](int64_t) { mass.fold(); });
   return mass.total();
 }
 
 void drop_below(float* weights, int64_t n, float least) {
-  const F bound = all(least);
+  const F16 bound = splat(least);
   for_each_vector(
       weights, n,
-      [&](int64_t i, F weight) { store_wide(weights, i, n, weight >= bound ? weight : F{}); },
+      [&](int64_t i, F16 weight) {
+        store_before(n, weights, i, select(weight >= bound, weight, F16{}));
+      },
       kNoFold);
 }
 
 int64_t collect(const float* values, int64_t n, float least, float most, int32_t* indices) {
-  const F low = all(least), high = all(most);
+  const F16 low = splat(least), high = splat(most);
   int64_t count = 0;
   for_each_vector(
       values, n,
-      [&](int64_t i, F value) {
+      [&](int64_t i, F16 value) {
         for (uint32_t bits = lane_bits((value >= low) & (value <= high)); bits; bits &= bits - 1)
           indices[count++] = static_cast<int32_t>(i) + __builtin_ctz(bits);
       },
@@ -203,41 +149,44 @@ int64_t collect(const float* values, int64_t n, float least, float most, int32_t
 }
 
 // The low halves of the 64-bit lanes times m, in full.
-inline W multiply_low_halves(W v, uint32_t m) {
+template <class V>
+inline V multiply_low_halves(V v, uint32_t m) {
+  if constexpr (kIsHalved<V>) {
+    return {multiply_low_halves(v.low, m), multiply_low_halves(v.high, m)};
+  } else {
 #if defined(__AVX512F__)
-  // With a mask, as GCC 12 warns about its own header without one.
-  return (W)_mm512_maskz_mul_epu32(0xff, (__m512i)v, _mm512_set1_epi64(m));
+    // With a mask, as GCC 12 warns about its own header without one.
+    return (V)_mm512_maskz_mul_epu32(0xff, (__m512i)v, _mm512_set1_epi64(m));
 #elif defined(__AVX2__)
-  return (W)_mm256_mul_epu32((__m256i)v, _mm256_set1_epi64x(m));
+    return (V)_mm256_mul_epu32((__m256i)v, _mm256_set1_epi64x(m));
+#elif defined(__x86_64__)
+    return (V)_mm_mul_epu32((__m128i)v, _mm_set1_epi64x(m));
 #else
-  return (v & 0xffffffffu) * m;
+    return (v & 0xffffffffu) * m;
 #endif
+  }
 }
 
 // Philox states, a word in the low half of each lane. What stands in the high halves is of no
 // account: the multiplication does not read it.
 struct PhiloxStates {
-  W word[4];
+  W8 word[4];
 
   void round(uint32_t key0, uint32_t key1) {
-    const W a = multiply_low_halves(word[0], kPhiloxMultiplier[0]);
-    const W b = multiply_low_halves(word[2], kPhiloxMultiplier[1]);
-    word[0] = (b >> 32) ^ word[1] ^ uint64_t { key0 };
-    word[2] = (a >> 32) ^ word[3] ^ uint64_t { key1 };
+    const W8 a = multiply_low_halves(word[0], kPhiloxMultiplier[0]);
+    const W8 b = multiply_low_halves(word[2], kPhiloxMultiplier[1]);
+    word[0] = (b >> 32) ^ word[1] ^ key0;
+    word[2] = (a >> 32) ^ word[3] ^ key1;
     word[1] = b;
     word[3] = a;
   }
 };
 
-// Random words of 4 * kWidth tokens: lane l of words[j] is that of token 64 * group + 16 * j +
-// first + l.
-inline void noise_words(int64_t group, int first, const NoiseStream& noise, U words[4]) {
-  W counter;
-  for (int i = 0; i < kWidth / 2; ++i)
-    counter[i] = static_cast<uint64_t>(16 * group + first + 2 * i);
-  const W zero{};
-  const W fixed[3] = {zero + uint64_t{noise.counter[0]}, zero + uint64_t{noise.counter[1]},
-                      zero + uint64_t{noise.counter[2]}};
+// Random words of the 64 tokens of a group: lane l of words[j] is that of token 16 * j + l.
+inline void noise_words(int64_t group, const NoiseStream& noise, U16 words[4]) {
+  const W8 counter = all<W8>(16 * static_cast<uint64_t>(group)) + 2 * lane_numbers<W8>();
+  const W8 fixed[3] = {all<W8>(noise.counter[0]), all<W8>(noise.counter[1]),
+                       all<W8>(noise.counter[2])};
   PhiloxStates even{{counter, fixed[0], fixed[1], fixed[2]}};
   PhiloxStates odd{{counter + 1, fixed[0], fixed[1], fixed[2]}};
   uint32_t key0 = noise.key[0], key1 = noise.key[1];
@@ -249,29 +198,25 @@ inline void noise_words(int64_t group, int first, const NoiseStream& noise, U wo
     key1 += kPhiloxKeyStep[1];
   }
   for (int j = 0; j < 4; ++j)
-    words[j] = bits_as<U>((even.word[j] & 0xffffffffu) | (odd.word[j] << 32));
+    words[j] = bits_as<U16>((even.word[j] & 0xffffffffu) | (odd.word[j] << 32));
 }
 
 int64_t survivors(const float* weights, int64_t begin, int64_t end, const NoiseStream& noise,
                   float bound, int32_t* ids) {
   // v is compared in units of 2^-24, by its 24 leading bits; it is never below 2^-65.
-  const F limit = all(bound * 0x1p24f), least = all(0x1p-65f * 0x1p24f);
+  const F16 limit = splat(bound * 0x1p24f), least = splat(0x1p-65f * 0x1p24f);
   int64_t count = 0;
   for (int64_t at = begin; at < end; at += kNoiseGroup) {
+    F16 most[4];
+    for (int j = 0; j < 4; ++j) most[j] = load(weights + at + 16 * j) * limit;
+    if (!any((most[0] >= least) | (most[1] >= least) | (most[2] >= least) | (most[3] >= least)))
+      continue;
+    U16 words[4];
+    noise_words(at / kNoiseGroup, noise, words);
     uint64_t survives = 0;  // a bit a token
-    for (int first = 0; first < 16; first += kWidth) {
-      F most[4];
-      for (int j = 0; j < 4; ++j) most[j] = load_wide(weights + at + 16 * j + first) * limit;
-      if (!any((most[0] >= least) | (most[1] >= least) | (most[2] >= least) | (most[3] >= least)))
-        continue;
-      U words[4];
-      noise_words(at / kNoiseGroup, first, noise, words);
-      I is_below[4];
-      for (int j = 0; j < 4; ++j)
-        is_below[j] = __builtin_convertvector(bits_as<I>(words[j] >> 8), F) < most[j];
-      if (!any((is_below[0] | is_below[1]) | (is_below[2] | is_below[3]))) continue;
-      for (int j = 0; j < 4; ++j) survives |= uint64_t{lane_bits(is_below[j])} << (16 * j + first);
-    }
+    for (int j = 0; j < 4; ++j)
+      survives |= uint64_t{lane_bits(convert<F16>(bits_as<I16>(words[j] >> 8)) < most[j])}
+                  << (16 * j);
     for (; survives; survives &= survives - 1)
       ids[count++] = static_cast<int32_t>(at) + __builtin_ctzll(survives);
   }
@@ -279,24 +224,23 @@ int64_t survivors(const float* weights, int64_t begin, int64_t end, const NoiseS
 }
 
 void mask(const float* logits, int64_t n, const uint32_t* allowed, float* out) {
-  U bit;
-  for (int i = 0; i < kWidth; ++i) bit[i] = 1u << i;
+  const U16 bit = all<U16>(1) << lane_numbers<U16>();
   for_each_vector(
       logits, n,
-      [&](int64_t i, F logit) {
-        const I is_allowed = ((U{} + (allowed[i / 32] >> (i % 32))) & bit) != 0;
-        store_wide(out, i, n, is_allowed ? logit : all(kMinusInfinity));
+      [&](int64_t i, F16 logit) {
+        const I16 is_allowed = (all<U16>(allowed[i / 32] >> (i % 32)) & bit) != 0;
+        store_before(n, out, i, select(is_allowed, logit, splat(kMinusInfinity)));
       },
       kNoFold);
 }
 
 void log_softmax(const float* logits, int64_t n, float maximum, float log_sum, float* out) {
-  const F largest = all(kLargestLogit), top = all(maximum), sum = all(log_sum);
+  const F16 largest = splat(kLargestLogit), top = splat(maximum), sum = splat(log_sum);
   for_each_vector(
       logits, n,
-      [&](int64_t i, F logit) {
-        const F value = ((logit < largest ? logit : largest) - top) - sum;
-        store_wide(out, i, n, logit == logit ? value : all(kMinusInfinity));
+      [&](int64_t i, F16 logit) {
+        const F16 value = (min(logit, largest) - top) - sum;
+        store_before(n, out, i, select(logit == logit, value, splat(kMinusInfinity)));
       },
       kNoFold);
 }

@@ -56,27 +56,9 @@ size_t draft_row_bytes(int64_t tiles) {
   return spread_row(padded_row(static_cast<size_t>(tiles) * sizeof(DraftBlock)));
 }
 
-// Folds thirty-two lanes of integers, in any order: the results are exact.
-template <class F>
-inline int32_t fold_lanes(I16 v, const F& f) {
-  using I8 = int32_t __attribute__((vector_size(32)));
-  using I4 = int32_t __attribute__((vector_size(16)));
-  struct Eight {
-    I8 low, high;
-  };
-  struct Four {
-    I4 low, high;
-  };
-  const auto eight = bits_as<Eight>(v);
-  const auto four = bits_as<Four>(f(eight.low, eight.high));
-  const I4 last = f(four.low, four.high);
-  const auto scalar = [&](int32_t a, int32_t b) { return f(I4{a}, I4{b})[0]; };
-  return scalar(scalar(last[0], last[1]), scalar(last[2], last[3]));
-}
-
 // Puts the bytes of each eight in the order kNibbleOrder: exchanges 2 3 with 4 5, then 1 with 2 and
 // 5 with 6.
-using Q4 = uint64_t __attribute__((vector_size(32)));
+using Q4 = Lanes<uint64_t, 4>;
 inline Q4 to_nibble_order(Q4 v) {
   const Q4 middle = (v ^ (v >> 16)) & 0x00000000ffff0000u;
   v = v ^ middle ^ (middle << 16);
@@ -90,28 +72,21 @@ constexpr int32_t kLeastDraftInput = 27 << 23;      // 2^-100
 constexpr int32_t kLargestDraftInput = 0x7f7fffff;  // the largest finite fp32
 
 DraftBlock quantized(F16 low, F16 high) {
-  using B16 = int8_t __attribute__((vector_size(16)));
-  struct Halves {
-    B16 low, high;
-  };
+  using B16 = Lanes<int8_t, 16>;
   DraftBlock block{};
-  const auto larger = [](auto a, auto b) {
-    const auto mask = a > b;
-    return (a & mask) | (b & ~mask);
-  };
+  const auto larger = [](auto a, auto b) { return select(a > b, a, b); };
   const int32_t largest_bits =
-      fold_lanes(larger(bits_as<I16>(low) & 0x7fffffff, bits_as<I16>(high) & 0x7fffffff), larger);
+      fold(larger(bits_as<I16>(low) & 0x7fffffff, bits_as<I16>(high) & 0x7fffffff), larger);
   if (largest_bits < kLeastDraftInput || largest_bits > kLargestDraftInput) return block;
   const float largest = bits_as<float>(largest_bits);
   const F16 inverse = splat(127.0f / largest);
   const I16 whole_low = to_int(round_even(low * inverse));
   const I16 whole_high = to_int(round_even(high * inverse));
-  const Halves bytes{__builtin_convertvector(whole_low, B16),
-                     __builtin_convertvector(whole_high, B16)};
+  const auto bytes = join(convert<B16>(whole_low), convert<B16>(whole_high));
   store_as(block.inputs, to_nibble_order(bits_as<Q4>(bytes)));
   block.scale = largest / 127.0f * 0.5f;
   block.correction =
-      -kUnsignedOffset * fold_lanes(whole_low + whole_high, [](auto a, auto b) { return a + b; });
+      -kUnsignedOffset * fold(whole_low + whole_high, [](auto a, auto b) { return a + b; });
   return block;
 }
 
@@ -349,8 +324,7 @@ struct UnsignedWeights {
 constexpr UnsignedWeights kUnsignedWeights;
 
 inline F16 scale_values(const uint8_t* scales) {
-  using B16 = uint8_t __attribute__((vector_size(16)));
-  return bits_as<F16>(__builtin_convertvector(load_as<B16>(scales), U16) << 23);
+  return bits_as<F16>(convert<U16>(load_as<Lanes<uint8_t, 16>>(scales)) << 23);
 }
 
 void draft_product(const PackedMatrix& w, int64_t first, int64_t last, const PreparedRows& x,
@@ -363,14 +337,14 @@ void draft_product(const PackedMatrix& w, int64_t first, int64_t last, const Pre
         const int64_t tile = p * w.tiles + t;
         const uint8_t* codes = w.codes + tile * kTileCodes;
         const DraftBlock block = load_draft_block(row, t);
-        I16 sum{};
+        int32_t sum[kLanes] = {};
         for (int byte = 0; byte < kTileCodes; ++byte) {
           const int n = byte % 64 / 4, at = byte / 64 * 8 + byte % 4;
           sum[n] += kDoubledE2m1[codes[byte] & 15] * block.inputs[at] +
                     kDoubledE2m1[codes[byte] >> 4] * block.inputs[at + 4];
         }
         const F16 scale = scale_values(w.scales + tile * kPanel) * splat(block.scale);
-        total = fma(to_float(sum), scale, total);
+        total = fma(to_float(load_as<I16>(sum)), scale, total);
       }
       store(out + m * out_stride + (p - first) * kPanel, total);
     }
