@@ -77,7 +77,7 @@ float* Attention::part_values(int64_t part, int64_t head) {
 
 void Attention::write(const KvCache& cache, int sequence, int64_t layer, int64_t kv_head,
                       int64_t position, const float* key, const float* value) const {
-  uint16_t bits[1024];
+  uint16_t bits[kLargestHeadDim];
   const int64_t page = position / kPagePositions, at = position % kPagePositions;
   kernels_.round_bf16_finite(key, shape_.head_dim, bits);
   uint16_t* keys = cache.keys(sequence, page, layer, kv_head) +

@@ -24,6 +24,8 @@ struct SequenceRows {
   int64_t first_row;
 };
 
+constexpr int64_t kLargestHeadDim = 1024;
+
 struct AttentionShape {
   int64_t heads, kv_heads, head_dim;
   int64_t group() const { return heads / kv_heads; }

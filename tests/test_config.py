@@ -257,6 +257,7 @@ def test_original_context_beside_the_rope_wins_over_the_one_inside(tmp_path):
         ({"num_hidden_layers": 10**12}, ["num_hidden_layers"]),
         ({"num_key_value_heads": 3}, ["8 is not a multiple of 3"]),
         ({"head_dim": 7}, ["head_dim 7 is odd"]),
+        ({"head_dim": 2048}, ["head_dim 2048 is above 1024"]),
         ({"vocab_size": -5}, ["vocab_size is -5"]),
         ({"rms_norm_eps": 0}, ["rms_norm_eps is 0"]),
         ({"rms_norm_eps": float("nan")}, ["rms_norm_eps is nan"]),

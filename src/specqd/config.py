@@ -342,6 +342,8 @@ def _read_heads(
     head_dim = fields.integer("head_dim", head_dim)
     if head_dim % 2:
         raise fields.error(f"head_dim {head_dim} is odd; rotary positions need an even one")
+    if head_dim > 1024:
+        raise fields.error(f"head_dim {head_dim} is above 1024, the largest supported")
     return heads, kv_heads, head_dim
 
 

@@ -68,7 +68,8 @@ class Level:
 
     def propose(self, asks: SequenceOf[Ask]) -> list[Proposal]:
         """Continues each sequence by what this level would say, as far as that is worth while."""
-        goals = [min(ask.at_most, self.length or _LONGEST_PROPOSAL) for ask in asks]
+        longest = _LONGEST_PROPOSAL if self.length is None else self.length
+        goals = [min(ask.at_most, longest) for ask in asks]
         proposals = [Proposal() for _ in asks]
         for ask in asks:
             self.model.context(ask.sequence).begin(len(ask.sequence.tokens))
