@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from math import inf
 from typing import Protocol
 
 from specqd.sequence import Sequence
@@ -9,10 +10,13 @@ from specqd.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A wish for tokens that continue a sequence."""
+    """A wish for tokens that continue a sequence, and what they are worth to whoever asks."""
 
     sequence: Sequence
     at_most: int
+    gain: float = inf  # seconds that one more accepted token saves; inf: whatever it costs
+    row_seconds: float = 0.0  # that each proposed token adds to verification
+    confidence: float = 1.0  # the asker's in the token before, a hint about the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,10 @@ class Proposal:
 class Drafter(Protocol):
     def propose(self, asks: SequenceOf[Ask]) -> list[Proposal]:
         """One proposal per ask, of at most `at_most` tokens; none is a fine answer."""
+        ...
+
+    def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
+        """Learns that verification confirmed the first `accepted` tokens of its proposal."""
         ...
 
     def release(self, sequence: Sequence) -> None:
@@ -46,6 +54,9 @@ class NoDraft:
 
     def propose(self, asks: SequenceOf[Ask]) -> list[Proposal]:
         return [Proposal() for _ in asks]
+
+    def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
+        pass
 
     def release(self, sequence: Sequence) -> None:
         pass

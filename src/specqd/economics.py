@@ -1,0 +1,138 @@
+"""What drafting costs and what it brings: tracked costs, calibrated confidences, pace.
+
+Pure bookkeeping over numbers that others measure; knows no models, tokens or clocks.
+"""
+
+from bisect import bisect_right
+
+# Bins of confidence are finer towards 1, where most confidences lie and differences count.
+_BIN_EDGES = (0.05, 0.15, 0.3, 0.45, 0.6, 0.7, 0.8, 0.87, 0.92, 0.95, 0.975, 0.99, 0.997)
+_BIN_MIDDLES = tuple(
+    (low + high) / 2 for low, high in zip((0.0, *_BIN_EDGES), (*_BIN_EDGES, 1.0), strict=True)
+)
+_PRIOR_WEIGHT = 6.0  # observations that a prior counts for
+_MEMORY = 300.0  # observations of a bin after which older ones fade
+
+
+class Calibration:
+    """Stated confidence -> how often such tokens were right, learned from verification.
+
+    Starts from the confidence itself, a little shrunk towards a half; forgets slowly.
+    """
+
+    __slots__ = ("_right", "_weight")
+
+    def __init__(self, shrink: float = 0.1) -> None:
+        self._weight = [_PRIOR_WEIGHT] * len(_BIN_MIDDLES)
+        self._right = [
+            _PRIOR_WEIGHT * (shrink * 0.5 + (1.0 - shrink) * middle) for middle in _BIN_MIDDLES
+        ]
+
+    def probability(self, confidence: float) -> float:
+        """How likely a token stated with this confidence is accepted."""
+        i = bisect_right(_BIN_EDGES, confidence)
+        return self._right[i] / self._weight[i]
+
+    def observe(self, confidence: float, is_right: bool) -> None:
+        i = bisect_right(_BIN_EDGES, confidence)
+        if self._weight[i] >= _MEMORY:
+            fade = 1.0 - 1.0 / _MEMORY
+            self._weight[i] *= fade
+            self._right[i] *= fade
+        self._weight[i] += 1.0
+        if is_right:
+            self._right[i] += 1.0
+
+
+class Estimate:
+    """A running mean that a single outlier cannot move far: other programs use the machine too."""
+
+    __slots__ = ("_rate", "value")
+
+    def __init__(self, rate: float = 0.1) -> None:
+        self.value: float | None = None
+        self._rate = rate
+
+    def add(self, sample: float) -> None:
+        if self.value is None:
+            self.value = sample
+        else:
+            self.value += self._rate * (min(sample, 2.0 * self.value) - self.value)
+
+
+class RowCosts:
+    """Seconds of a forward by its number of rows: learned where measured, interpolated between."""
+
+    def __init__(self) -> None:
+        self._by_rows: dict[int, Estimate] = {}
+        self._known: list[int] = []
+
+    def add(self, rows: int, seconds: float) -> None:
+        estimate = self._by_rows.get(rows)
+        if estimate is None:
+            estimate = self._by_rows[rows] = Estimate()
+            self._known = sorted(self._by_rows)
+        estimate.add(seconds)
+
+    def seconds(self, rows: int) -> float:
+        """Estimated; 0 where nothing was measured yet."""
+        known = self._known
+        if not known:
+            return 0.0
+        at = bisect_right(known, rows)
+        if at and known[at - 1] == rows:
+            return self._value(rows)
+        if len(known) == 1:
+            return self._value(known[0])
+        high = min(max(at, 1), len(known) - 1)
+        first, second = known[high - 1], known[high]
+        slope = (self._value(second) - self._value(first)) / (second - first)
+        return max(self._value(first) + slope * (rows - first), 0.0)
+
+    def row_seconds(self, rows: int, more: int = 4) -> float:
+        """What one more row costs after `rows`, averaged over a few more; never negative."""
+        return max(0.0, (self.seconds(rows + more) - self.seconds(rows)) / more)
+
+    def _value(self, rows: int) -> float:
+        value = self._by_rows[rows].value
+        assert value is not None
+        return value
+
+
+class Pace:
+    """Tokens per second of a level, over its recent rounds."""
+
+    __slots__ = ("_seconds", "_tokens")
+
+    _MEMORY_ROUNDS = 64.0
+
+    def __init__(self) -> None:
+        self._tokens = 0.0
+        self._seconds = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        fade = 1.0 - 1.0 / self._MEMORY_ROUNDS
+        self._tokens = self._tokens * fade + tokens
+        self._seconds = self._seconds * fade + seconds
+
+    def seconds_per_token(self, default: float) -> float:
+        """1 / pace, or the default before anything was made."""
+        return self._seconds / self._tokens if self._tokens > 0.0 else default
+
+
+class ProbeBudget:
+    """Lets a level that does not pay be tried now and then, at a bounded share of the time."""
+
+    __slots__ = ("_saved", "_share")
+
+    def __init__(self, share: float = 0.005) -> None:
+        self._share = share
+        self._saved = 0.0
+
+    def allows(self, spent: float, cost: float) -> bool:
+        """Whether `cost` can be paid from the share of all `spent` seconds; takes it if so."""
+        self._saved += self._share * spent
+        if self._saved < cost:
+            return False
+        self._saved = 0.0
+        return True
