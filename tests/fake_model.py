@@ -28,6 +28,8 @@ def often(agree: Rule, differ: Rule, *, percent: int) -> Rule:
 class FakeModel:
     """What a Level needs of a Model."""
 
+    max_positions = 1 << 20
+
     def __init__(
         self, rule: Rule, vocabulary: int = 64, *, exact: "FakeModel | None" = None
     ) -> None:

@@ -123,6 +123,9 @@ class Guessing:
         lengths = [self._rng.randint(0, min(ask.at_most, 12)) for ask in asks]
         return [Proposal(random_tokens(self._rng, n), [0.5] * n) for n in lengths]
 
+    def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
+        pass
+
     def release(self, sequence: Sequence) -> None:
         pass
 

@@ -34,6 +34,9 @@ class Repeating:
             proposals.append(Proposal(follow, [0.5] * len(follow)))
         return proposals
 
+    def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
+        pass
+
     def release(self, sequence: Sequence) -> None:
         pass
 

@@ -10,22 +10,23 @@ _BIN_EDGES = (0.05, 0.15, 0.3, 0.45, 0.6, 0.7, 0.8, 0.87, 0.92, 0.95, 0.975, 0.9
 _BIN_MIDDLES = tuple(
     (low + high) / 2 for low, high in zip((0.0, *_BIN_EDGES), (*_BIN_EDGES, 1.0), strict=True)
 )
-_PRIOR_WEIGHT = 6.0  # observations that a prior counts for
-_MEMORY = 300.0  # observations of a bin after which older ones fade
+_PRIOR_WEIGHT = 3.0  # observations that a prior counts for
 
 
 class Calibration:
     """Stated confidence -> how often such tokens were right, learned from verification.
 
-    Starts from the confidence itself, a little shrunk towards a half; forgets slowly.
+    Starts on a line from `floor`, at no confidence, to certainty. An optimistic floor makes it try
+    what it does not know yet, and so learn; the pessimist never finds out. Forgets slowly.
     """
 
-    __slots__ = ("_right", "_weight")
+    __slots__ = ("_memory", "_right", "_weight")
 
-    def __init__(self, shrink: float = 0.1) -> None:
+    def __init__(self, floor: float = 0.0, memory: float = 300.0) -> None:
+        self._memory = memory  # observations of a bin after which older ones fade
         self._weight = [_PRIOR_WEIGHT] * len(_BIN_MIDDLES)
         self._right = [
-            _PRIOR_WEIGHT * (shrink * 0.5 + (1.0 - shrink) * middle) for middle in _BIN_MIDDLES
+            _PRIOR_WEIGHT * (floor + (1.0 - floor) * middle) for middle in _BIN_MIDDLES
         ]
 
     def probability(self, confidence: float) -> float:
@@ -35,8 +36,8 @@ class Calibration:
 
     def observe(self, confidence: float, is_right: bool) -> None:
         i = bisect_right(_BIN_EDGES, confidence)
-        if self._weight[i] >= _MEMORY:
-            fade = 1.0 - 1.0 / _MEMORY
+        if self._weight[i] >= self._memory:
+            fade = 1.0 - 1.0 / self._memory
             self._weight[i] *= fade
             self._right[i] *= fade
         self._weight[i] += 1.0
@@ -121,18 +122,27 @@ class Pace:
 
 
 class ProbeBudget:
-    """Lets a level that does not pay be tried now and then, at a bounded share of the time."""
+    """Lets a level that does not pay be tried now and then, at a bounded share of the time.
 
-    __slots__ = ("_saved", "_share")
+    A probe that was right has paid for itself, and the next may follow at once.
+    """
+
+    __slots__ = ("_saved", "_share", "_spent_last")
 
     def __init__(self, share: float = 0.005) -> None:
         self._share = share
         self._saved = 0.0
+        self._spent_last = 0.0
 
     def allows(self, spent: float, cost: float) -> bool:
         """Whether `cost` can be paid from the share of all `spent` seconds; takes it if so."""
         self._saved += self._share * spent
         if self._saved < cost:
             return False
+        self._spent_last = cost
         self._saved = 0.0
         return True
+
+    def refund(self) -> None:
+        """The last probe's tokens were right."""
+        self._saved, self._spent_last = self._saved + self._spent_last, 0.0

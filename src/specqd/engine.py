@@ -49,6 +49,7 @@ class Generation:
     sample: int
     most_tokens: int
     text: str = ""
+    confidence: float = 1.0  # in the last token
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: RequestError | None = None  # why it ended with the reason "error"
@@ -163,7 +164,7 @@ class Engine:
             return []
         is_prefill = any(generation.count == 0 for generation in running)
         begun = perf_counter()
-        asks = [Ask(g.sequence, g.most_tokens - g.count) for g in running]
+        asks = [Ask(g.sequence, g.most_tokens - g.count, confidence=g.confidence) for g in running]
         advanced = self.level.advance(asks)
         logits = None
         if any(g.params.logprobs is not None for g in running):
@@ -219,6 +220,7 @@ class Engine:
             return
         for i, token in enumerate(result.tokens):
             sequence.tokens.append(token)
+            generation.confidence = result.confidences[i]
             if params.logprobs is not None and logits is not None:
                 generation.logprobs.append(
                     self._logprob(logits[result.row + i], token, params.logprobs)

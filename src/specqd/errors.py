@@ -29,6 +29,10 @@ class MachineError(SpecqdError):
     """This machine lacks what was asked for: memory, threads, an instruction set."""
 
 
+class CacheFullError(MachineError):
+    """The KV cache has no page left for these positions."""
+
+
 def shown(value: object) -> str:
     """A value that came from a file, fit for one line of a terminal."""
     try:

@@ -3,18 +3,23 @@
 Knows tokens, rows and proposals; knows nothing of text, requests or scheduling.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import inf
 from time import perf_counter
 
+from specqd import _native
 from specqd.drafters import Ask, Drafter, Proposal
+from specqd.economics import Calibration, Estimate, Pace, ProbeBudget, RowCosts
+from specqd.errors import CacheFullError
 from specqd.model import Model, Rows
 from specqd.sequence import Sequence
 
-# A level drafts on while the product of its picks' probabilities stays above this. Measured costs
-# will take its place (design, 9).
-_LEAST_CONFIDENCE = 0.4
-_LONGEST_PROPOSAL = 16
+_LONGEST_PROPOSAL = 32
+_MEASURED_ROWS = (1, 2, 4, 8)
+_MEASUREMENTS = 3
+_MOST_TRACKED_ROWS = 48  # of a sequence: a forward of more is a prompt's
 
 
 @dataclass(slots=True)
@@ -45,18 +50,34 @@ class LevelStats:
 class Level:
     """A verifier over a drafter. With NoDraft it decodes plainly.
 
-    `length` fixes how many tokens it proposes when it is asked as a drafter; None lets its own
-    confidence decide.
+    `length` fixes how many tokens it proposes when it is asked as a drafter; None lets what they
+    cost and bring decide (design, "When another draft token pays").
     """
 
     def __init__(
-        self, model: Model, drafter: Drafter, *, length: int | None = None, name: str | None = None
+        self,
+        model: Model,
+        drafter: Drafter,
+        *,
+        length: int | None = None,
+        name: str | None = None,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.model = model
         self.drafter = drafter
         self.length = length
         self.name = name or model.reading.value
         self.stats = LevelStats()
+        self._clock = clock
+        self.costs = RowCosts()  # of this level's forwards
+        self.pace = Pace()
+        # This level's confidence in a token -> the asker confirms it.
+        self._own = Calibration(floor=0.5)
+        # This level's confidence in a token -> the next one is confirmed.
+        self._next = Calibration(floor=0.85, memory=100.0)
+        self._rounds = RowCosts()  # of advancing so many sequences as a drafter
+        self._made = Estimate()  # tokens of such a round for each sequence
+        self._probes = ProbeBudget()
 
     @property
     def levels(self) -> tuple[Drafter, ...]:
@@ -66,45 +87,85 @@ class Level:
         self.drafter.release(sequence)
         self.model.release(sequence)
 
+    def measure(self) -> None:
+        """Learns what forwards cost, here and below, so that the first request is drafted well."""
+        text = Sequence([0], _native.Picker(), 1)
+        context = self.model.context(text)
+        context.begin(0)
+        for rows in _MEASURED_ROWS:
+            seconds = []
+            for _ in range(_MEASUREMENTS):
+                begun = self._clock()
+                self.model.forward([Rows(context, 0, [0] * rows, rows)])
+                seconds.append(self._clock() - begun)
+            self.costs.add(rows, min(seconds))  # the first of all is slow, and never the least
+        self._rounds.add(1, self.costs.seconds(1))  # else the first round, a slow one, would tell
+        self.model.release(text)
+        for level in self.levels[1:2]:
+            if isinstance(level, Level):
+                level.measure()
+
     def propose(self, asks: SequenceOf[Ask]) -> list[Proposal]:
         """Continues each sequence by what this level would say, as far as that is worth while."""
-        longest = _LONGEST_PROPOSAL if self.length is None else self.length
-        goals = [min(ask.at_most, longest) for ask in asks]
-        proposals = [Proposal() for _ in asks]
+        drafts = [_Draft(ask, self._longest(ask)) for ask in asks]
         for ask in asks:
             self.model.context(ask.sequence).begin(len(ask.sequence.tokens))
-        active = [i for i, goal in enumerate(goals) if goal > 0]
+        is_first = True
         try:
-            while active:
-                steps = self.advance(
-                    [Ask(asks[i].sequence, goals[i] - len(proposals[i].tokens)) for i in active]
-                )
-                for i, step in zip(active, steps, strict=True):
-                    kept = _through_stop(step.tokens, asks[i].sequence.stop_ids)
-                    proposals[i].tokens.extend(step.tokens[:kept])
-                    proposals[i].confidences.extend(step.confidences[:kept])
-                    asks[i].sequence.guess(step.tokens[:kept])
-                active = [
-                    i
-                    for i, step in zip(active, steps, strict=True)
-                    if self._goes_on(asks[i].sequence, step, proposals[i], goals[i])
-                ]
+            while going := self._worthwhile([d for d in drafts if d.may_go_on()], is_first):
+                is_first = False
+                self._extend(going)
+        except CacheFullError:
+            pass  # a draft needs no room: what was proposed so far stands
         finally:
-            for ask, proposal in zip(asks, proposals, strict=True):
-                ask.sequence.forget_guesses(len(proposal.tokens))
-        return proposals
+            for draft in drafts:
+                draft.ask.sequence.forget_guesses(len(draft.proposal.tokens))
+        return [draft.proposal for draft in drafts]
 
-    def _goes_on(self, sequence: Sequence, step: Proposal, proposal: Proposal, goal: int) -> bool:
-        if not step.tokens or len(proposal.tokens) >= goal:
-            return False
-        if proposal.tokens[-1] in sequence.stop_ids:
-            return False
-        if self.length is not None:
-            return True
-        product = 1.0
-        for confidence in proposal.confidences:
-            product *= confidence
-        return product >= _LEAST_CONFIDENCE
+    def _longest(self, ask: Ask) -> int:
+        longest = _LONGEST_PROPOSAL if self.length is None else self.length
+        room = self.model.max_positions - len(ask.sequence.tokens)
+        return min(ask.at_most, longest, room)
+
+    def _worthwhile(self, drafts: list["_Draft"], is_first: bool) -> list["_Draft"]:
+        """Those of the drafts for which another round of this level pays; all or none of a batch,
+        but for single ones whose tokens would cost verification more than they bring."""
+        if self.length is not None or not drafts:
+            return drafts
+        made = self._made.value or 1.0
+        worth = []
+        for draft in drafts:
+            follows = self._next.probability(draft.confidence)
+            tokens = follows * (1.0 - follows**made) / (1.0 - follows) if follows < 1.0 else made
+            brings = draft.product * tokens * draft.ask.gain - made * draft.ask.row_seconds
+            worth.append((brings, draft))
+        going = [draft for brings, draft in worth if brings > 0.0]
+        cost = self._rounds.seconds(len(going)) or self.costs.seconds(len(going))
+        if going and sum(brings for brings, _ in worth if brings > 0.0) > cost:
+            return going
+        if is_first:
+            spent = sum(draft.ask.gain for draft in drafts)
+            cost = self._rounds.seconds(len(drafts)) + sum(d.ask.row_seconds for d in drafts)
+            if self._probes.allows(spent, cost):
+                return drafts
+        return []
+
+    def _extend(self, drafts: list["_Draft"]) -> None:
+        begun = self._clock()
+        steps = self.advance([draft.to_ask() for draft in drafts])
+        for draft, step in zip(drafts, steps, strict=True):
+            draft.take(step, self._own)
+        self._rounds.add(len(drafts), self._clock() - begun)
+        self._made.add(sum(len(step.tokens) for step in steps) / len(steps))
+
+    def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
+        if accepted:
+            self._probes.refund()
+        before = ask.confidence
+        for i, confidence in enumerate(proposal.confidences[: accepted + 1]):
+            self._own.observe(confidence, i < accepted)
+            self._next.observe(before, i < accepted)
+            before = confidence
 
     def advance(self, asks: SequenceOf[Ask]) -> list[Proposal]:
         """At least one token of this level's own for each ask, in one forward.
@@ -112,36 +173,56 @@ class Level:
         The tokens are the longest prefix of the drafter's proposal that this model would have
         picked itself, and then its own next pick. None are returned where nothing is allowed.
         """
-        proposals = self._draft(asks)
+        begun = self._clock()
+        wanted = self._wanted(asks)
+        proposals = [self._known(p) for p in self.drafter.propose(wanted)]
         batch = []
         for ask, proposal in zip(asks, proposals, strict=True):
             tokens, context = ask.sequence.tokens, self.model.context(ask.sequence)
             start = min(context.match(tokens, ask.sequence.num_accepted), len(tokens) - 1)
             unread = [*tokens[start:], *proposal.tokens]
             batch.append(Rows(context, start, unread, len(proposal.tokens) + 1))
-        begun = perf_counter()
+        drafted = self._clock()
         self.model.forward(batch)
-        forwarded = perf_counter()
+        forwarded = self._clock()
         verified = self._verify(asks, proposals)
-        for ask, rows, proposal, result in zip(asks, batch, proposals, verified, strict=True):
-            held = len(ask.sequence.tokens) + max(len(result.tokens) - 1, 0)
-            rows.context.record(held, [])
-            self.stats.count(len(proposal.tokens), max(len(result.tokens) - 1, 0))
+        for ask, rows, proposal, result in zip(wanted, batch, proposals, verified, strict=True):
+            accepted = max(len(result.tokens) - 1, 0)
+            rows.context.record(len(ask.sequence.tokens) + accepted, [])
+            self.stats.count(len(proposal.tokens), accepted)
+            if proposal.tokens:
+                self.drafter.observe(ask, proposal, accepted)
+        ended = self._clock()
+        num_rows = sum(len(rows.tokens) for rows in batch)
         self.stats.forwards += 1
-        self.stats.rows += sum(len(rows.tokens) for rows in batch)
-        self.stats.seconds += forwarded - begun
-        self.stats.pick_seconds += perf_counter() - forwarded
+        self.stats.rows += num_rows
+        self.stats.seconds += forwarded - drafted
+        self.stats.pick_seconds += ended - forwarded
+        if num_rows <= _MOST_TRACKED_ROWS * len(asks):  # else a prompt was read
+            self.costs.add(num_rows, forwarded - drafted)
+            self.pace.add(sum(len(result.tokens) for result in verified), ended - begun)
         return verified
 
-    def _draft(self, asks: SequenceOf[Ask]) -> list[Proposal]:
-        """Proposals of the drafter; none for a prompt that is still to be read."""
+    def _wanted(self, asks: SequenceOf[Ask]) -> list[Ask]:
+        """What the drafter is asked: nothing for a prompt that is still to be read."""
+        gain = self.pace.seconds_per_token(self.costs.seconds(len(asks)) / len(asks) or inf)
+        row_seconds = self.costs.row_seconds(len(asks))
         wanted = []
         for ask in asks:
             sequence = ask.sequence
             held = self.model.context(sequence).match(sequence.tokens, sequence.num_accepted)
             has_prompt = held >= sequence.prompt_length - 1 and held > 0
-            wanted.append(Ask(sequence, ask.at_most - 1 if has_prompt else 0))
-        return self.drafter.propose(wanted)
+            most = ask.at_most - 1 if has_prompt else 0
+            wanted.append(Ask(sequence, most, min(gain, ask.gain), row_seconds, ask.confidence))
+        return wanted
+
+    def _known(self, proposal: Proposal) -> Proposal:
+        """The proposal up to the first token that this model does not have: vocabularies of one
+        tokenizer may be padded to different sizes."""
+        for i, token in enumerate(proposal.tokens):
+            if token >= self.model.vocabulary:
+                return Proposal(proposal.tokens[:i], proposal.confidences[:i])
+        return proposal
 
     def _verify(self, asks: SequenceOf[Ask], proposals: SequenceOf[Proposal]) -> list[Proposal]:
         results = []
@@ -151,6 +232,45 @@ class Level:
             results.append(Proposal(tokens, confidences, row))
             row += len(proposal.tokens) + 1
         return results
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A proposal being made."""
+
+    ask: Ask
+    longest: int
+    proposal: Proposal = field(default_factory=Proposal)
+    product: float = 1.0  # how likely all tokens so far are confirmed
+    confidence: float = field(init=False)  # in the last token
+    is_done: bool = False
+
+    def __post_init__(self) -> None:
+        self.confidence = self.ask.confidence
+
+    def may_go_on(self) -> bool:
+        return not self.is_done and len(self.proposal.tokens) < self.longest
+
+    def to_ask(self) -> Ask:
+        left = self.longest - len(self.proposal.tokens)
+        return replace(
+            self.ask,
+            at_most=left,
+            gain=self.product * self.ask.gain,
+            confidence=self.confidence,
+        )
+
+    def take(self, step: Proposal, calibration: Calibration) -> None:
+        """Adds a round's tokens, up to the first that ends the text."""
+        sequence = self.ask.sequence
+        kept = _through_stop(step.tokens, sequence.stop_ids)
+        self.proposal.tokens.extend(step.tokens[:kept])
+        self.proposal.confidences.extend(step.confidences[:kept])
+        sequence.guess(step.tokens[:kept])
+        for confidence in step.confidences[:kept]:
+            self.product *= calibration.probability(confidence)
+            self.confidence = confidence
+        self.is_done = not step.tokens or step.tokens[kept - 1] in sequence.stop_ids
 
 
 def _through_stop(tokens: SequenceOf[int], stop_ids: frozenset[int]) -> int:

@@ -167,7 +167,10 @@ class LLM:
 
     def _engine(self, specs: SequenceOf[DraftSpec]) -> Engine:
         eos = self.defaults.eos_token_ids or self.model.config.eos_token_ids
-        return Engine(build_chain(self.model, specs), self.tokenizer, eos_token_ids=eos)
+        level = build_chain(self.model, specs)
+        if specs:
+            level.measure()
+        return Engine(level, self.tokenizer, eos_token_ids=eos)
 
     def generate(
         self, prompts: Prompt | SequenceOf[Prompt], params: SamplingParams | None = None

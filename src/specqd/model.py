@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from specqd import _native
 from specqd.config import DecoderConfig, RopeConfig, read_config
-from specqd.errors import MachineError, RequestError
+from specqd.errors import CacheFullError, MachineError, RequestError
 from specqd.mxfp4 import ScaleRule
 from specqd.sequence import Sequence
 from specqd.weights import DecoderWeights, Progress, load_weights
@@ -193,6 +193,14 @@ class Model:
         )
 
     @property
+    def vocabulary(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def max_positions(self) -> int:
+        return self.config.max_positions
+
+    @property
     def bytes_per_forward(self) -> int:
         """Bytes of weights that one forward reads."""
         return self.decoder.weight_bytes(self.reading is Reading.DRAFT)
@@ -269,7 +277,7 @@ class Model:
         for rows in batch:
             last = rows.start + len(rows.tokens)
             if not self.cache.make_writable(rows.context.slot, rows.start, last):
-                raise MachineError(
+                raise CacheFullError(
                     f"the KV cache of {self.cache.total_pages * _native.PAGE_POSITIONS} positions "
                     "is full; use shorter texts or fewer at once"
                 )
