@@ -29,6 +29,7 @@ class FakeModel:
     """What a Level needs of a Model."""
 
     max_positions = 1 << 20
+    max_rows = 512
 
     def __init__(
         self, rule: Rule, vocabulary: int = 64, *, exact: "FakeModel | None" = None

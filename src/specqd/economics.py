@@ -25,9 +25,7 @@ class Calibration:
     def __init__(self, floor: float = 0.0, memory: float = 300.0) -> None:
         self._memory = memory  # observations of a bin after which older ones fade
         self._weight = [_PRIOR_WEIGHT] * len(_BIN_MIDDLES)
-        self._right = [
-            _PRIOR_WEIGHT * (floor + (1.0 - floor) * middle) for middle in _BIN_MIDDLES
-        ]
+        self._right = [_PRIOR_WEIGHT * (floor + (1.0 - floor) * middle) for middle in _BIN_MIDDLES]
 
     def probability(self, confidence: float) -> float:
         """How likely a token stated with this confidence is accepted."""

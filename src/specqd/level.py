@@ -16,6 +16,7 @@ from specqd.errors import CacheFullError
 from specqd.model import Model, Rows
 from specqd.sequence import Sequence
 
+_FIRST_PROPOSAL = 4
 _LONGEST_PROPOSAL = 32
 _MEASURED_ROWS = (1, 2, 4, 8)
 _MEASUREMENTS = 3
@@ -78,6 +79,7 @@ class Level:
         self._rounds = RowCosts()  # of advancing so many sequences as a drafter
         self._made = Estimate()  # tokens of such a round for each sequence
         self._probes = ProbeBudget()
+        self._reach = _FIRST_PROPOSAL  # doubles with success: a stranger is not trusted for long
 
     @property
     def levels(self) -> tuple[Drafter, ...]:
@@ -123,7 +125,7 @@ class Level:
         return [draft.proposal for draft in drafts]
 
     def _longest(self, ask: Ask) -> int:
-        longest = _LONGEST_PROPOSAL if self.length is None else self.length
+        longest = self._reach if self.length is None else self.length
         room = self.model.max_positions - len(ask.sequence.tokens)
         return min(ask.at_most, longest, room)
 
@@ -161,6 +163,8 @@ class Level:
     def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
         if accepted:
             self._probes.refund()
+        if accepted == len(proposal.tokens) >= self._reach:
+            self._reach = min(2 * self._reach, _LONGEST_PROPOSAL)
         before = ask.confidence
         for i, confidence in enumerate(proposal.confidences[: accepted + 1]):
             self._own.observe(confidence, i < accepted)
@@ -207,12 +211,13 @@ class Level:
         """What the drafter is asked: nothing for a prompt that is still to be read."""
         gain = self.pace.seconds_per_token(self.costs.seconds(len(asks)) / len(asks) or inf)
         row_seconds = self.costs.row_seconds(len(asks))
+        rows_each = self.model.max_rows // len(asks)
         wanted = []
         for ask in asks:
             sequence = ask.sequence
             held = self.model.context(sequence).match(sequence.tokens, sequence.num_accepted)
             has_prompt = held >= sequence.prompt_length - 1 and held > 0
-            most = ask.at_most - 1 if has_prompt else 0
+            most = min(ask.at_most, rows_each) - 1 if has_prompt else 0
             wanted.append(Ask(sequence, most, min(gain, ask.gain), row_seconds, ask.confidence))
         return wanted
 

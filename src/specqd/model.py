@@ -201,6 +201,11 @@ class Model:
         return self.config.max_positions
 
     @property
+    def max_rows(self) -> int:
+        """Rows of logits that one forward can leave."""
+        return self.decoder.max_rows
+
+    @property
     def bytes_per_forward(self) -> int:
         """Bytes of weights that one forward reads."""
         return self.decoder.weight_bytes(self.reading is Reading.DRAFT)
