@@ -31,6 +31,7 @@ using namespace nb::literals;
 namespace specqd {
 
 void bind_kernels(nb::module_& m);
+void bind_ngram(nb::module_& m);
 void bind_pick(nb::module_& m);
 
 namespace {
@@ -351,6 +352,7 @@ NB_MODULE(_native, m) {
   specqd::bind_weights(m);
   specqd::bind_cache(m);
   specqd::bind_decoder(m);
+  specqd::bind_ngram(m);
   specqd::bind_pick(m);
   specqd::bind_kernels(m);
 }

@@ -19,7 +19,7 @@ RANKS = (
     {"model"},
     {"drafters"},
     {"economics"},
-    {"level"},
+    {"level", "ngram"},
     {"chains"},
     {"template_budget", "text_stream"},
     {"template_sandbox"},

@@ -113,6 +113,31 @@ class Decoder:
     def logits(self) -> NDArray[numpy.float32]:
         """A copy of the last forward's logits, [rows, vocabulary] float32."""
 
+LONGEST_MATCH: int = 32
+
+MOST_PLACES: int = 8
+
+class NgramIndex:
+    """What followed where a text read like its end does now."""
+
+    def __init__(self) -> None: ...
+
+    def __len__(self) -> int: ...
+
+    @property
+    def bytes(self) -> int:
+        """Memory reserved."""
+
+    def append(self, tokens: Sequence[int]) -> None: ...
+
+    def end_text(self) -> None:
+        """What comes next belongs to another text."""
+
+    def propose(self, guesses: Sequence[int], most: int, corpus: NgramIndex | None = None) -> tuple[list[int], list[float]]:
+        """
+        At most `most` tokens that may follow the text and `guesses`, and their confidences.
+        """
+
 class Picker:
     """What the token at a position is, under given parameters."""
 

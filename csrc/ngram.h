@@ -1,0 +1,88 @@
+// What followed, earlier in a text, where it read like its end does now.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace specqd {
+
+inline constexpr int kLongestMatch = 32;  // tokens before a place that are compared
+inline constexpr int kMostPlaces = 8;     // that speak about what comes next
+inline constexpr std::array<int, 4> kGramLengths{1, 2, 4, 8};
+
+struct Continuation {
+  std::vector<int32_t> tokens;
+  std::vector<float> confidences;
+};
+
+// Places of grams in a growing text. A place is the position of a gram's last token, and is known
+// once the token after it is: every place has a continuation.
+//
+// A hash table has the latest place of each gram, and a chain leads from each place to the one
+// before it of the same gram. Appending is O(1) amortised and asking is O(1), whatever the text.
+// Memory: at most 4 + 4 * (4 + 32/3) < 64 bytes a token, and what vectors reserve to grow.
+class NgramIndex {
+ public:
+  NgramIndex() = default;
+
+  // Texts are one after the other; no match and no continuation reaches over an end.
+  void append(std::span<const int32_t> tokens);
+  void end_text();
+
+  size_t size() const { return tokens_.size(); }  // tokens, and one for each end
+  size_t bytes() const;                           // reserved
+
+  // What may follow this text and then `guesses`, which leave no trace: at most `most` tokens.
+  //
+  // The places are the latest ones of the text's last eight tokens, then of its last four, two and
+  // one, until there are eight. The one with the longest match leads, the latest of equals, and
+  // its continuation is proposed, which runs on into the guesses and the proposal itself: a
+  // repeating text is continued without end. Each token's confidence is the weight of those that
+  // agree on it, among all that agreed so far and two tokens' worth of doubt; a place weighs its
+  // match's length to the power 1.5. That fits how often such matches held on code and on prose,
+  // at temperatures of 0 and 0.8 (tests and docs/log.md).
+  //
+  // Where the corpus has a longer match than this text, it alone is asked.
+  Continuation propose(std::span<const int32_t> guesses, size_t most,
+                       const NgramIndex* corpus = nullptr) const;
+
+ private:
+  struct Place {
+    int32_t position;
+    int match;  // tokens up to the position that equal the end of the text
+  };
+  struct Places {
+    std::array<Place, kMostPlaces> all;
+    int count = 0;
+  };
+  // The end of a text, the last token first.
+  struct Ending {
+    std::array<int32_t, kLongestMatch> tokens;
+    int length = 0;
+  };
+
+  // The latest place of each gram of one length, and each place's predecessor.
+  struct Chains {
+    std::vector<int32_t> latest;    // open addressing by the gram's hash; -1: empty
+    std::vector<int32_t> previous;  // [position]; -1: none
+    size_t grams = 0;
+  };
+
+  void index_place(int32_t position);
+  void grow(Chains& chains, int length);
+  size_t slot(const Chains& chains, int length, const Ending& gram) const;
+  Ending ending_at(int32_t position, int length) const;
+  Ending ending_with(std::span<const int32_t> guesses) const;
+  int match(int32_t position, const Ending& ending) const;
+  Places places(const Ending& ending) const;
+  Continuation follow(Places places, std::vector<int32_t> after, size_t most) const;
+
+  std::vector<int32_t> tokens_;  // -1: the end of a text
+  size_t text_length_ = 0;       // tokens since the last end
+  std::array<Chains, kGramLengths.size()> chains_;
+};
+
+}  // namespace specqd

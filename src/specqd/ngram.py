@@ -1,0 +1,105 @@
+"""The drafter without a model: proposes what followed where a text read like its end does now.
+
+Knows tokens and how such proposals fared; knows no models and no text.
+"""
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+
+from specqd import _native
+from specqd.drafters import Ask, Drafter, Proposal
+from specqd.economics import Calibration
+from specqd.sequence import Sequence
+
+_LONGEST_PROPOSAL = 32
+_LEAST_PROBABILITY = 0.05  # that all of a proposal is right: past it, no token is worth its row
+
+
+class NgramDrafter:
+    """Drafts from a sequence's own accepted tokens, and from a corpus that all sequences share.
+
+    The corpus's texts are token ids; they are asked where they hold a longer match than the
+    sequence itself. `length` fixes how many tokens are proposed where that many are known; None
+    proposes as long as a token is likely enough to be worth its row.
+    """
+
+    name = "ngram"
+
+    def __init__(
+        self, *, corpus: SequenceOf[SequenceOf[int]] = (), length: int | None = None
+    ) -> None:
+        self.length = length
+        self._corpus = _index_of(corpus)
+        self._texts: dict[int, _Text] = {}
+        self._calibration = Calibration()
+
+    @property
+    def levels(self) -> tuple[Drafter, ...]:
+        return (self,)
+
+    def propose(self, asks: SequenceOf[Ask]) -> list[Proposal]:
+        return [self._continue(ask) for ask in asks]
+
+    def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
+        for i, confidence in enumerate(proposal.confidences[: accepted + 1]):
+            self._calibration.observe(confidence, i < accepted)
+
+    def release(self, sequence: Sequence) -> None:
+        self._texts.pop(sequence.key, None)
+
+    def _continue(self, ask: Ask) -> Proposal:
+        longest = _LONGEST_PROPOSAL if self.length is None else self.length
+        most = min(ask.at_most, longest)
+        if most <= 0:
+            return Proposal()
+        sequence = ask.sequence
+        index = self._text(sequence).index
+        guesses = sequence.tokens[sequence.num_accepted :]
+        tokens, confidences = index.propose(guesses, most, self._corpus)
+        count = len(tokens) if self.length is not None else self._worthwhile(ask, confidences)
+        if sequence.stop_ids:
+            count = next(
+                (i for i, t in enumerate(tokens[:count], 1) if t in sequence.stop_ids), count
+            )
+        return Proposal(tokens[:count], confidences[:count])
+
+    def _text(self, sequence: Sequence) -> "_Text":
+        """The sequence's index with all of its accepted tokens."""
+        text = self._texts.get(sequence.key)
+        accepted = sequence.num_accepted
+        if text is None or text.sequence is not sequence or text.length > accepted:
+            text = self._texts[sequence.key] = _Text(sequence)
+        if text.length < accepted:
+            text.index.append(sequence.tokens[text.length : accepted])
+            text.length = accepted
+        return text
+
+    def _worthwhile(self, ask: Ask, confidences: list[float]) -> int:
+        """How many tokens pay: making them costs nothing, verifying each costs a row."""
+        least = max(ask.row_seconds / ask.gain, _LEAST_PROBABILITY) if ask.gain > 0.0 else 1.0
+        probability = self._calibration.probability
+        product = 1.0
+        for count, confidence in enumerate(confidences):
+            product *= probability(confidence)
+            if product <= least:
+                return count
+        return len(confidences)
+
+
+@dataclass(slots=True)
+class _Text:
+    """What is indexed of a sequence: accepted tokens, which never change."""
+
+    sequence: Sequence
+    index: _native.NgramIndex = field(default_factory=_native.NgramIndex)
+    length: int = 0
+
+
+def _index_of(corpus: SequenceOf[SequenceOf[int]]) -> _native.NgramIndex | None:
+    if not corpus:
+        return None
+    index = _native.NgramIndex()
+    for text in corpus:
+        index.append(text)
+        index.end_text()
+    return index
