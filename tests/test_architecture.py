@@ -20,11 +20,11 @@ RANKS = (
     {"drafters"},
     {"economics"},
     {"level", "ngram"},
-    {"chains"},
     {"template_budget", "text_stream"},
     {"template_sandbox"},
     {"chat_template"},
     {"tokenizer"},
+    {"chains"},
     {"engine"},
     {"llm"},
     {""},  # the package itself, which names what its users import

@@ -1,41 +1,73 @@
-"""Words on a command line -> a chain of levels. Knows models and levels; knows no requests."""
+"""Words on a command line -> a chain of levels. Knows models, tokenizers and levels; knows no
+requests."""
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
 
-from specqd.drafters import Drafter, NoDraft
-from specqd.errors import RequestError
+from specqd import _native
+from specqd.config import read_config
+from specqd.drafters import Ask, Drafter, NoDraft, Proposal
+from specqd.errors import HubError, RequestError, TokenizerError
+from specqd.hub import resolve
 from specqd.level import Level
 from specqd.model import Model, Reading
+from specqd.sequence import Sequence as Text
+from specqd.tokenizer import Tokenizer
+from specqd.weights import Progress
 
 _AUTO = ("mxfp4",)
 _LONGEST = 64
+_KNOWN = "auto, none, mxfp4[:k=N], MODEL[:bf16|:mxfp4][:k=N], ngram[:FILE][:k=N]"
+_READINGS = {reading.value: reading for reading in Reading}
 
 
 @dataclass(frozen=True, slots=True)
 class DraftSpec:
     """One level of a chain: what drafts, and how many tokens (None: as many as pay)."""
 
-    name: str
+    word: str  # as it was written
+    kind: Literal["mxfp4", "model", "ngram"]  # mxfp4: the target's own reading
+    source: str = ""  # a model's directory or repository; a file of texts for n-grams
+    reading: Reading = Reading.DRAFT
     length: int | None = None
 
     @classmethod
-    def parse(cls, text: str) -> "DraftSpec":
-        """`mxfp4` or `mxfp4:k=8`. Raises RequestError for anything else."""
-        name, *options = text.split(":")
-        if name != "mxfp4":
-            raise RequestError(
-                f"--draft {text}: unknown draft {name!r}; known: auto, none, mxfp4, mxfp4:k=N"
-            )
-        length = None
-        for option in options:
-            key, _, value = option.partition("=")
-            if key != "k" or not value.isdecimal() or not 1 <= int(value) <= _LONGEST:
+    def parse(cls, word: str) -> "DraftSpec":
+        """`mxfp4`, `MODEL[:bf16|:mxfp4]` or `ngram[:FILE]`, each with an optional `:k=N`.
+
+        Names may hold colons: options are taken off the end. Raises RequestError.
+        """
+        name, length = _cut_length(word)
+        kind, colon, rest = name.partition(":")
+        if kind == "ngram":
+            return cls(word, "ngram", rest, length=length)
+        if kind in ("mxfp4", "none", "auto", ""):
+            if kind != "mxfp4":
+                raise RequestError(f"--draft {word}: not a draft; known: {_KNOWN}")
+            if colon:
                 raise RequestError(
-                    f"--draft {text}: {option!r} is not understood; write k=N, with N <= {_LONGEST}"
+                    f"--draft {word}: {rest!r} is not understood; write mxfp4 or mxfp4:k=N"
                 )
-            length = int(value)
-        return cls(name, length)
+            return cls(word, "mxfp4", length=length)
+        source, _, reading = name.rpartition(":")
+        if source and reading in _READINGS:
+            return cls(word, "model", source, _READINGS[reading], length)
+        return cls(word, "model", name, length=length)
+
+
+def _cut_length(word: str) -> tuple[str, int | None]:
+    name, _, option = word.rpartition(":")
+    if not name or not option.startswith("k="):
+        return word, None
+    value = option.removeprefix("k=")
+    if not (value.isascii() and value.isdecimal() and 1 <= int(value) <= _LONGEST):
+        raise RequestError(
+            f"--draft {word}: {option!r} is not understood; write k=N, with N from 1 to {_LONGEST}"
+        )
+    return name, int(value)
 
 
 def parse_chain(
@@ -43,29 +75,213 @@ def parse_chain(
 ) -> tuple[DraftSpec, ...]:
     """`auto`, `none` (or None), or levels from the outermost in, for a target of that reading.
 
-    Raises RequestError for what is not understood or cannot draft.
+    Raises RequestError for what is not understood or cannot draft there.
     """
     words = [drafts or "none"] if drafts is None or isinstance(drafts, str) else list(drafts)
     if "none" in words or "auto" in words:
         if len(words) > 1:
             raise RequestError("--draft none and --draft auto stand alone; leave the others out")
-        is_auto = words == ["auto"] and reading is Reading.EXACT
-        words = list(_AUTO) if is_auto else []
-    if words and reading is Reading.DRAFT:
-        raise RequestError(
-            f"--draft {words[0]}: with --reading draft the MXFP4 reading speaks itself; "
-            "use --draft none"
-        )
-    if len(words) > 1:
-        raise RequestError(
-            f"--draft {words[1]}: the one MXFP4 reading of a model drafts already; name it once"
-        )
-    return tuple(DraftSpec.parse(word) for word in words)
+        is_exact = reading is Reading.EXACT
+        words = [w for w in _AUTO if is_exact or w != "mxfp4"] if words == ["auto"] else []
+    specs = tuple(DraftSpec.parse(word) for word in words)
+    for i, spec in enumerate(specs):
+        if spec.kind == "mxfp4" and reading is Reading.DRAFT:
+            raise RequestError(
+                f"--draft {spec.word}: with --reading draft the MXFP4 reading speaks itself; "
+                "leave this draft out"
+            )
+        if spec.kind == "mxfp4" and i > 0:
+            raise RequestError(
+                f"--draft {spec.word}: the model's own MXFP4 reading drafts for the model alone; "
+                "name it first and once (another model's is MODEL:mxfp4)"
+            )
+        if spec.kind == "ngram" and i + 1 < len(specs):
+            raise RequestError(
+                f"--draft {spec.word}: n-grams read no weights, so nothing can draft for them; "
+                "name them last and once"
+            )
+    return specs
 
 
-def build_chain(target: Model, specs: Sequence[DraftSpec]) -> Level:
-    """The target's level over those that draft for it."""
-    drafter: Drafter = NoDraft()
-    for spec in reversed(specs):
-        drafter = Level(target.as_draft(), drafter, length=spec.length)
-    return Level(target, drafter)
+class Drafts:
+    """What drafts for one target: the small models and n-gram texts of its chains, loaded once.
+
+    A model in its two readings is packed once too. Each level has a KV cache of its own, but for
+    an MXFP4 reading directly below the exact one of the same model, which shares it.
+    """
+
+    def __init__(self, directory: Path, reading: Reading, tokenizer: Tokenizer) -> None:
+        """Of the target, which need not be loaded yet."""
+        self._target = (directory.resolve(), reading)
+        self._tokenizer = tokenizer
+        self._directories: dict[str, Path] = {}  # by source, those that may draft
+        self._corpora: dict[str, list[list[int]]] = {}
+        self._models: dict[tuple[Path, Reading], Model] = {}
+
+    def check(self, specs: Sequence[DraftSpec]) -> None:
+        """Finds what the levels are made of and refuses what cannot draft; packs nothing.
+
+        Raises a SpecqdError of one line.
+        """
+        taken = {self._target}
+        for spec in specs:
+            if spec.kind == "ngram":
+                if spec.source and spec.source not in self._corpora:
+                    self._corpora[spec.source] = _read_corpus(spec, self._tokenizer)
+                continue
+            directory = self._target[0] if spec.kind == "mxfp4" else self._find(spec)
+            if (directory, spec.reading) in taken:
+                raise RequestError(
+                    f"--draft {spec.word}: this model speaks in this reading already; "
+                    "a model cannot draft for itself, name it once"
+                )
+            taken.add((directory, spec.reading))
+
+    def _find(self, spec: DraftSpec) -> Path:
+        if spec.source not in self._directories:
+            try:
+                directory = resolve(spec.source).resolve()
+            except HubError as error:
+                raise HubError(f"--draft {spec.word}: {error}; known drafts: {_KNOWN}") from error
+            read_config(directory)
+            _check_vocabulary(spec, self._tokenizer, Tokenizer.open(directory))
+            self._directories[spec.source] = directory
+        return self._directories[spec.source]
+
+    def chain(
+        self, target: Model, specs: Sequence[DraftSpec], progress: Progress | None = None
+    ) -> Level:
+        """The target's level over those that draft for it, once checked; packs what is new."""
+        self._models[self._target] = target
+        return Level(target, self._below(target, target.config.vocab_size, specs, progress))
+
+    def _below(
+        self, above: Model, most_tokens: int, specs: Sequence[DraftSpec], progress: Progress | None
+    ) -> Drafter:
+        """What drafts for `above`, in texts of at most so many different tokens."""
+        if not specs:
+            return NoDraft()
+        spec, inner = specs[0], specs[1:]
+        if spec.kind == "ngram":
+            return self._ngrams(spec)
+        directory = self._target[0] if spec.kind == "mxfp4" else self._directories[spec.source]
+        model = self._model(directory, spec.reading, above, progress)
+        size = model.config.vocab_size
+        level = Level(
+            model,
+            self._below(model, max(most_tokens, size), inner, progress),
+            length=spec.length,
+            name="mxfp4" if spec.kind == "mxfp4" else f"{directory.name}:{spec.reading.value}",
+        )
+        return level if size >= most_tokens else WithinVocabulary(level, size)
+
+    def _model(
+        self, directory: Path, reading: Reading, above: Model, progress: Progress | None
+    ) -> Model:
+        if reading is Reading.DRAFT and self._models.get((directory, Reading.EXACT)) is above:
+            return above.as_draft()
+        key = (directory, reading)
+        if key not in self._models:
+            target = self._models[self._target]
+            pages = target.cache.total_pages
+            twin = next((m for (d, _), m in self._models.items() if d == directory), None)
+            if twin is not None:
+                cache = _native.KvCache(twin.decoder, pages)
+                parts = twin.config, twin.weights, twin.decoder, twin.machine
+                self._models[key] = Model(*parts, cache, reading)
+            else:
+                self._models[key] = Model.open(
+                    directory,
+                    machine=target.machine,
+                    reading=reading,
+                    cache_positions=pages * _native.PAGE_POSITIONS,
+                    progress=progress,
+                )
+        return self._models[key]
+
+    def _ngrams(self, spec: DraftSpec) -> Drafter:
+        try:
+            from specqd.ngram import NgramDrafter  # type: ignore[import-not-found]
+        except ImportError as error:
+            raise RequestError(f"--draft {spec.word}: this build has no n-gram level") from error
+        corpus = self._corpora[spec.source] if spec.source else ()
+        drafter: Drafter = NgramDrafter(corpus=corpus, length=spec.length)
+        return drafter
+
+
+class WithinVocabulary:
+    """A drafter that is asked only about texts of its own tokens.
+
+    Vocabularies of one tokenizer may be padded to different sizes, and a model may use the padding.
+    """
+
+    def __init__(self, drafter: Drafter, vocabulary: int) -> None:
+        self._drafter = drafter
+        self._vocabulary = vocabulary
+        self._known: dict[int, int] = {}  # by sequence, how many of its first tokens are known
+
+    @property
+    def levels(self) -> tuple[Drafter, ...]:
+        return self._drafter.levels
+
+    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+        return self._drafter.propose(
+            [ask if self._knows(ask.sequence) else replace(ask, at_most=0) for ask in asks]
+        )
+
+    def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
+        self._drafter.observe(ask, proposal, accepted)
+
+    def release(self, sequence: Text) -> None:
+        self._known.pop(sequence.key, None)
+        self._drafter.release(sequence)
+
+    def _knows(self, sequence: Text) -> bool:
+        tokens = sequence.tokens
+        start = self._known.get(sequence.key, 0)
+        unknown = (i for i in range(start, len(tokens)) if tokens[i] >= self._vocabulary)
+        at = next(unknown, len(tokens))
+        self._known[sequence.key] = min(at, sequence.num_accepted)  # guesses may yet change
+        return at == len(tokens)
+
+
+def _check_vocabulary(spec: DraftSpec, ours: Tokenizer, theirs: Tokenizer) -> None:
+    difference = ours.first_difference(theirs)
+    if difference is not None:
+        raise TokenizerError(
+            f"--draft {spec.word}: its token {difference.token_id} is {difference.theirs!r} where "
+            f"the model has {difference.ours!r}; a draft must have the model's tokenizer"
+        )
+
+
+def _read_corpus(spec: DraftSpec, tokenizer: Tokenizer) -> list[list[int]]:
+    """The texts of a file as token ids: one of a text file, one of each line of a .jsonl file."""
+    where = f"--draft {spec.word}"
+    try:
+        content = Path(spec.source).read_text(encoding="utf-8")
+    except UnicodeError as error:
+        raise RequestError(f"{where}: {spec.source} is not UTF-8; convert it first") from error
+    except OSError as error:
+        raise RequestError(
+            f"{where}: {spec.source}: {error.strerror}; name a text or .jsonl file"
+        ) from error
+    texts = [content]
+    if Path(spec.source).suffix == ".jsonl":
+        lines = enumerate(content.splitlines(), 1)
+        texts = [_text_of_line(line, f"{where}: line {i}") for i, line in lines if line.strip()]
+    return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+
+
+def _text_of_line(line: str, where: str) -> str:
+    """A JSON string; or an object's `text`, or else its `prompt` and `completion`."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{where} is not JSON; write one object a line") from error
+    if isinstance(entry, dict):
+        entry = entry.get("text") or "".join(
+            part for key in ("prompt", "completion") if isinstance(part := entry.get(key), str)
+        )
+    if not isinstance(entry, str) or not entry:
+        raise RequestError(f"{where} has no text; write an object with `text` or `prompt`")
+    return entry

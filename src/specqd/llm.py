@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specqd import _native
-from specqd.chains import DraftSpec, build_chain, parse_chain
+from specqd.chains import Drafts, DraftSpec, parse_chain
 from specqd.config import read_generation_defaults
 from specqd.engine import Engine, FinishReason, Generation, TokenLogprob
 from specqd.errors import TokenizerError
@@ -124,7 +124,8 @@ class LLM:
     """A model that generates, exactly as without drafts.
 
     path_or_repo: a Hugging Face directory or `owner/name[@revision]`; None is the shipped model.
-    draft: `auto`, `none`, or a draft such as `mxfp4` or `mxfp4:k=8`.
+    draft: `auto`, `none`, or drafts from the outermost in, such as `["mxfp4", "./small", "ngram"]`:
+        `mxfp4`, `MODEL[:bf16|:mxfp4]` or `ngram[:FILE]`, each with an optional `:k=N`.
     threads: of the native core; None takes all usable cores.
     isa: forces an instruction set; None takes the fastest.
     reading: `draft` lets the MXFP4 reading speak as the model itself.
@@ -144,6 +145,8 @@ class LLM:
         self.directory = shipped_model() if path_or_repo is None else resolve(path_or_repo)
         self.tokenizer = Tokenizer.open(self.directory)
         self.defaults = read_generation_defaults(self.directory)
+        self._drafts = Drafts(self.directory, reading, self.tokenizer)
+        self._drafts.check(specs)
         self.model = Model.open(
             self.directory,
             machine=Machine.choose(threads, isa),
@@ -156,18 +159,22 @@ class LLM:
                 f"{self.directory}: the tokenizer has {self.tokenizer.vocab_size} tokens and the "
                 f"model {config.vocab_size}; they do not belong together"
             )
-        self.engine = self._engine(specs)
+        self.engine = self._engine(specs, progress)
 
-    def with_draft(self, draft: str | SequenceOf[str] | None) -> "LLM":
-        """The same model with other drafts; nothing is loaded again. Use one of them at a time:
+    def with_draft(
+        self, draft: str | SequenceOf[str] | None, *, progress: Progress | None = None
+    ) -> "LLM":
+        """The same model with other drafts; nothing is loaded twice. Use one of them at a time:
         each believes that it has the KV cache to itself."""
+        specs = parse_chain(draft, self.model.reading)
+        self._drafts.check(specs)
         other = copy(self)
-        other.engine = other._engine(parse_chain(draft, self.model.reading))
+        other.engine = other._engine(specs, progress)
         return other
 
-    def _engine(self, specs: SequenceOf[DraftSpec]) -> Engine:
+    def _engine(self, specs: SequenceOf[DraftSpec], progress: Progress | None) -> Engine:
         eos = self.defaults.eos_token_ids or self.model.config.eos_token_ids
-        level = build_chain(self.model, specs)
+        level = self._drafts.chain(self.model, specs, progress)
         if specs:
             level.measure()
         return Engine(level, self.tokenizer, eos_token_ids=eos)

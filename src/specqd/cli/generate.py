@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specqd.cli.options import machine_options, model_argument, prompt_options, sampling_options
+from specqd.cli.options import (
+    draft_option,
+    machine_options,
+    model_argument,
+    prompt_options,
+    sampling_options,
+)
 from specqd.cli.terminal import ProgressBar, one_line, write_text
 from specqd.errors import RequestError
 
@@ -21,6 +27,7 @@ Examples:
   specqd generate -p "def fibonacci(n):"
   specqd generate ./my-model -p "Once upon a time" -n 200 --temperature 0.8 --seed 7
   specqd generate Qwen/Qwen3-0.6B --chat -p "Why is the sky blue?" --stop "\\n\\n"
+  specqd generate ./my-model -p "Hello" --draft mxfp4 --draft ./smaller --draft ngram
   cat notes.txt | specqd generate --json | jq .stats
 """
 
@@ -29,12 +36,7 @@ Examples:
 @model_argument
 @prompt_options
 @sampling_options
-@click.option(
-    "--draft",
-    multiple=True,
-    metavar="DRAFT",
-    help="auto (default), none, mxfp4 or mxfp4:k=N. Changes the speed, never the text.",
-)
+@draft_option
 @click.option("--chat", "is_chat", is_flag=True, help="The prompt is a user's message.")
 @click.option(
     "--reading",
@@ -73,7 +75,7 @@ def generate(
     with ProgressBar("Packing weights") as bar:
         llm = LLM(
             model,
-            draft[0] if len(draft) == 1 else draft or "auto",
+            draft or "auto",
             threads,
             isa,
             reading=Reading[reading.upper()],

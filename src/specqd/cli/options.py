@@ -24,6 +24,17 @@ def machine_options(command: Command) -> Command:
     return threads(isa(command))
 
 
+def draft_option(command: Command) -> Command:
+    return click.option(
+        "--draft",
+        multiple=True,
+        metavar="DRAFT",
+        help="auto (default), none, or a chain from the outermost in, one --draft a level: mxfp4 "
+        "(the model's own reading), MODEL[:bf16|:mxfp4], ngram[:FILE]; each may end in :k=N, its "
+        "tokens at a time. Changes the speed, never the text.",
+    )(command)
+
+
 def prompt_options(command: Command) -> Command:
     prompt = click.option(
         "-p", "--prompt", metavar="TEXT", help="The text to continue; - reads standard input."

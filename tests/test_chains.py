@@ -1,0 +1,312 @@
+"""Chains of drafts: what the words mean, what is refused, and what is shared."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from random_models import Shape, make_model
+from specqd import LLM, SamplingParams
+from specqd.chains import DraftSpec, parse_chain
+from specqd.cli import main
+from specqd.drafters import NoDraft
+from specqd.errors import HubError, RequestError, SpecqdError, TokenizerError
+from specqd.level import Level
+from specqd.model import Model, Reading
+
+TARGET = Shape(is_peaked=True, layers=3, context=256)
+SMALL = Shape("qwen3", hidden=48, ffn=90, layers=1, context=256, is_peaked=True)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
+    """Holds `target`, `small` and `other:one`, which share a tokenizer."""
+    parent = tmp_path_factory.mktemp("models")
+    make_model(parent / "target", TARGET, seed)
+    make_model(parent / "small", SMALL, seed + 1)
+    make_model(parent / "other:one", SMALL, seed + 2)
+    return parent
+
+
+@pytest.fixture(scope="module")
+def llm(directory: Path) -> LLM:
+    return LLM(directory / "target", "none", threads=1)
+
+
+def models_of(llm: LLM) -> list[Model]:
+    return [level.model for level in llm.engine.level.levels if isinstance(level, Level)]
+
+
+# --- Words ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("word", "kind", "source", "reading", "length"),
+    [
+        ("mxfp4", "mxfp4", "", Reading.DRAFT, None),
+        ("mxfp4:k=8", "mxfp4", "", Reading.DRAFT, 8),
+        ("./small", "model", "./small", Reading.DRAFT, None),
+        ("./small:mxfp4", "model", "./small", Reading.DRAFT, None),
+        ("./small:bf16", "model", "./small", Reading.EXACT, None),
+        ("./small:bf16:k=64", "model", "./small", Reading.EXACT, 64),
+        ("./small:k=3", "model", "./small", Reading.DRAFT, 3),
+        ("./a:b:c:bf16:k=1", "model", "./a:b:c", Reading.EXACT, 1),
+        ("./a:b", "model", "./a:b", Reading.DRAFT, None),
+        ("./mxfp4", "model", "./mxfp4", Reading.DRAFT, None),
+        ("C:\\models\\small", "model", "C:\\models\\small", Reading.DRAFT, None),
+        ("owner/name@main:bf16", "model", "owner/name@main", Reading.EXACT, None),
+        ("ngram", "ngram", "", Reading.DRAFT, None),
+        ("ngram:k=5", "ngram", "", Reading.DRAFT, 5),
+        ("ngram:a:b.txt:k=5", "ngram", "a:b.txt", Reading.DRAFT, 5),
+    ],
+)
+def test_a_word_is_a_level(
+    word: str, kind: str, source: str, reading: Reading, length: int | None
+) -> None:
+    assert DraftSpec.parse(word) == DraftSpec(word, kind, source, reading, length)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("none", []),
+        (None, []),
+        ([], []),
+        ("mxfp4", ["mxfp4"]),
+        (["mxfp4", "./small:mxfp4", "ngram"], ["mxfp4", "./small:mxfp4", "ngram"]),
+        (["./a", "./b:bf16", "./c", "./d"], ["./a", "./b:bf16", "./c", "./d"]),
+    ],
+)
+def test_a_chain_is_read_from_the_outermost_in(
+    words: str | list[str] | None, found: list[str]
+) -> None:
+    assert [spec.word for spec in parse_chain(words)] == found
+
+
+def test_the_default_chain_leaves_out_the_reading_that_speaks() -> None:
+    assert parse_chain("auto")[0].word == "mxfp4"
+    assert "mxfp4" not in [spec.word for spec in parse_chain("auto", Reading.DRAFT)]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["none", "mxfp4"], "stand alone"),
+        (["mxfp4", "auto"], "stand alone"),
+        (["auto:k=4"], "not a draft"),
+        (["none:k=4"], "not a draft"),
+        ([""], "not a draft"),
+        (["mxfp4:bf16"], "'bf16'"),
+        (["mxfp4:k=0"], "k=0"),
+        (["mxfp4:k=65"], "k=65"),
+        (["./small:k=²"], "k=²"),
+        (["ngram:k=-1"], "k=-1"),
+        (["./small", "mxfp4"], "first"),
+        (["mxfp4", "mxfp4:k=3"], "once"),
+        (["ngram", "./small"], "last"),
+        (["mxfp4", "ngram", "ngram:file"], "once"),
+    ],
+)
+def test_a_chain_without_sense_is_refused(words: list[str], why: str) -> None:
+    with pytest.raises(RequestError) as refusal:
+        parse_chain(words)
+    assert why in str(refusal.value)
+    assert str(refusal.value).startswith("--draft")
+
+
+def test_a_reading_that_speaks_does_not_draft() -> None:
+    with pytest.raises(RequestError, match="speaks itself"):
+        parse_chain("mxfp4", Reading.DRAFT)
+
+
+# --- Refusals -------------------------------------------------------------------------------------
+
+
+def swap_tokens(directory: Path, first: int, second: int) -> None:
+    path = directory / "tokenizer.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    vocab = content["model"]["vocab"]
+    names = {i: token for token, i in vocab.items()}
+    vocab[names[first]], vocab[names[second]] = second, first
+    path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+
+
+def test_another_vocabulary_is_refused_by_its_first_difference(
+    llm: LLM, directory: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "swapped"
+    shutil.copytree(directory / "small", other)
+    swap_tokens(other, ord("C"), ord("x"))
+    with pytest.raises(TokenizerError, match="its token 67 is 'x' where the model has 'C'"):
+        llm.with_draft([str(other)])
+
+
+def chains_that_cannot_be(directory: Path, scratch: Path) -> dict[str, list[str]]:
+    """By what the refusal says."""
+    (scratch / "a.jsonl").write_text('{"text": "fine"}\n\n{"id": 3}\n')
+    (scratch / "b.jsonl").write_text("not json\n")
+    (scratch / "c.txt").write_bytes(b"\xff\xfe")
+    shutil.copytree(directory / "small", scratch / "odd")
+    config = json.loads((scratch / "odd" / "config.json").read_text())
+    (scratch / "odd" / "config.json").write_text(json.dumps(config | {"model_type": "mamba"}))
+    small, target = str(directory / "small"), str(directory / "target")
+    return {
+        "known drafts: auto, none, mxfp4": ["int4"],
+        "no such directory": [small, f"{directory}/missing:bf16"],
+        "is a file": [str(scratch / "c.txt")],
+        "mamba": [str(scratch / "odd")],
+        "cannot draft for itself": [small, small],
+        "name it once": [f"{target}:bf16"],
+        "this model speaks": ["mxfp4", f"{target}:mxfp4"],
+        "line 3 has no text": [f"ngram:{scratch}/a.jsonl"],
+        "line 1 is not JSON": [f"ngram:{scratch}/b.jsonl"],
+        "not UTF-8": [f"ngram:{scratch}/c.txt"],
+        "No such file": [f"ngram:{scratch}/missing"],
+    }
+
+
+def test_what_cannot_draft_is_refused_in_one_line_before_anything_is_packed(
+    directory: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Model, "open", lambda *_, **__: pytest.fail("packed"))
+    for named, chain in chains_that_cannot_be(directory, tmp_path).items():
+        options = [word for draft in chain for word in ("--draft", draft)]
+        assert main(["generate", str(directory / "target"), "-p", "ab", *options]) == 1
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert named in err
+        assert err.count("\n") == 1
+
+
+def test_a_small_model_that_does_not_fit_into_memory_is_refused(
+    llm: LLM, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specqd._native.usable_memory", lambda: 1000)
+    with pytest.raises(SpecqdError, match=r"other:one.* GB of memory"):
+        llm.with_draft([str(directory / "other:one:bf16")])
+
+
+def test_an_unknown_repository_says_how_a_draft_is_written(llm: LLM) -> None:
+    with pytest.raises(HubError, match=r"--draft \./nothing:k=2.*MODEL\[:bf16\|:mxfp4\]"):
+        llm.with_draft("./nothing:k=2")
+
+
+# --- What is shared -------------------------------------------------------------------------------
+
+
+def test_levels_have_names_and_lengths(llm: LLM, directory: Path) -> None:
+    small = str(directory / "small")
+    chain = llm.with_draft(["mxfp4:k=7", f"{small}:bf16", f"{small}:mxfp4:k=2"])
+    levels = chain.engine.level.levels
+    names = [level.name for level in levels if isinstance(level, Level)]
+    assert names == ["bf16", "mxfp4", "small:bf16", "small:mxfp4"]
+    assert [level.length for level in levels if isinstance(level, Level)] == [None, 7, None, 2]
+    assert isinstance(levels[-1].drafter, NoDraft)
+
+
+def test_a_model_named_twice_is_packed_once(llm: LLM, directory: Path) -> None:
+    small, seen = str(directory / "small"), []
+    fresh = LLM(directory / "target", "none", threads=1)
+    first = fresh.with_draft(
+        [f"{small}:bf16", small], progress=lambda done, total: seen.append((done, total))
+    )
+    _, exact, draft = models_of(first)
+    assert draft.weights is exact.weights
+    assert draft.cache is exact.cache  # of the level directly above
+    assert seen
+    again = fresh.with_draft([small, f"{small}:bf16"], progress=lambda *_: pytest.fail("packed"))
+    _, outer, inner = models_of(again)
+    assert inner is exact
+    assert outer.weights is exact.weights
+    assert outer.cache is not exact.cache
+    assert outer.reading is Reading.DRAFT
+
+
+def test_the_target_s_weights_may_draft_further_down(llm: LLM, directory: Path) -> None:
+    chain = llm.with_draft([str(directory / "small:bf16"), str(directory / "target")])
+    target, _, below = models_of(chain)
+    assert below.weights is target.weights
+    assert below.cache is not target.cache
+
+
+def test_the_target_s_own_directory_is_its_own_reading(llm: LLM, directory: Path) -> None:
+    target, draft = models_of(llm.with_draft(str(directory / "target")))
+    assert draft.cache is target.cache
+
+
+def test_caches_of_small_models_hold_as_many_positions(llm: LLM, directory: Path) -> None:
+    _, small = models_of(llm.with_draft([str(directory / "small")]))
+    assert small.cache.total_pages == llm.model.cache.total_pages
+
+
+# --- Texts that a small model cannot follow -------------------------------------------------------
+
+Generate = Callable[[LLM], list[list[int]]]
+
+
+@pytest.fixture
+def generate(seed: int) -> Generate:
+    """New tokens of a batch of prompts, greedy and sampled, with a bias to the last tokens."""
+    rng = np.random.default_rng(seed)
+    prompts = [rng.integers(0, 300, size=length).tolist() for length in (1, 20, 90)]
+
+    def run(llm: LLM) -> list[list[int]]:
+        size = llm.model.config.vocab_size
+        bias = dict.fromkeys(range(size - 20, size), 6.0)
+        tokens = []
+        for temperature in (0.0, 0.8):
+            params = SamplingParams(
+                max_tokens=100,
+                temperature=temperature,
+                logit_bias=bias,
+                seed=seed,
+                ignore_eos=True,
+                presence_penalty=0.3,
+            )
+            tokens += [result.tokens for result in llm.generate(prompts, params)]
+        return tokens
+
+    return run
+
+
+@pytest.mark.parametrize("sizes", [(320, 300), (320, 352), (352, 300, 320), (300, 352, 320)])
+def test_padding_of_a_vocabulary_changes_nothing(
+    sizes: tuple[int, ...], tmp_path: Path, seed: int, generate: Generate
+) -> None:
+    """Larger and smaller ones, in all orders; the bias makes texts full of each one's padding."""
+    target, *small = sizes
+    make_model(tmp_path / "target", Shape(is_peaked=True, vocab=target, context=256), seed)
+    for i, size in enumerate(small):
+        shape = Shape("qwen2", hidden=48, ffn=90, layers=1, vocab=size, context=256, is_peaked=True)
+        make_model(tmp_path / str(i), shape, seed + i)
+    plain = LLM(tmp_path / "target", "none", threads=1)
+    expected = generate(plain)
+    least = min(small)
+    assert least >= target or any(token >= least for tokens in expected for token in tokens)
+    names = [str(tmp_path / str(i)) for i in range(len(small))]
+    for chain in ([*names], ["mxfp4", *names], [f"{names[0]}:bf16", *names]):
+        drafted = plain.with_draft(chain)
+        assert generate(drafted) == expected, chain
+        assert drafted.engine.level.stats.drafted > 0
+        for model in models_of(drafted):
+            assert model.cache.free_pages == model.cache.total_pages
+
+
+def test_a_small_model_of_a_shorter_context_stops_at_its_end(
+    directory: Path, tmp_path: Path, seed: int, generate: Generate
+) -> None:
+    """One text begins past it, others cross it."""
+    shape = Shape("qwen3", hidden=48, ffn=90, layers=1, context=64, is_peaked=True)
+    short = make_model(tmp_path / "short", shape, seed)
+    plain = LLM(directory / "target", "none", threads=1)
+    expected = generate(plain)
+    for chain in ([str(short)], ["mxfp4", f"{short}:bf16:k=7", str(short)]):
+        drafted = plain.with_draft(chain)
+        assert generate(drafted) == expected, chain
+        assert models_of(drafted)[-1].config.max_positions == 64
