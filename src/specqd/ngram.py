@@ -53,10 +53,12 @@ class NgramDrafter:
         if most <= 0:
             return Proposal()
         sequence = ask.sequence
-        index = self._text(sequence).index
-        guesses = sequence.tokens[sequence.num_accepted :]
-        tokens, confidences = index.propose(guesses, most, self._corpus)
+        text = self._text(sequence)
+        guesses = sequence.tokens[text.length :]
+        tokens, confidences = text.index.propose(guesses, most, self._corpus)
         count = len(tokens) if self.length is not None else self._worthwhile(ask, confidences)
+        if count < len(tokens) and text.withheld is None:
+            text.withheld = _Withheld([*guesses, *tokens[: count + 1]], confidences[count])
         if sequence.stop_ids:
             count = next(
                 (i for i, t in enumerate(tokens[:count], 1) if t in sequence.stop_ids), count
@@ -70,9 +72,21 @@ class NgramDrafter:
         if text is None or text.sequence is not sequence or text.length > accepted:
             text = self._texts[sequence.key] = _Text(sequence)
         if text.length < accepted:
-            text.index.append(sequence.tokens[text.length : accepted])
+            new = sequence.tokens[text.length : accepted]
+            if text.withheld is not None:
+                self._learn(text.withheld, new)
+                text.withheld = None
+            text.index.append(new)
             text.length = accepted
         return text
+
+    def _learn(self, withheld: "_Withheld", new: list[int]) -> None:
+        """What was not worth its row is checked all the same, once the text has come that far:
+        whoever stopped proposing finds out when to begin again."""
+        *before, token = withheld.tokens
+        at = len(before)
+        if len(new) > at and new[:at] == before:
+            self._calibration.observe(withheld.confidence, new[at] == token)
 
     def _worthwhile(self, ask: Ask, confidences: list[float]) -> int:
         """How many tokens pay: making them costs nothing, verifying each costs a row."""
@@ -86,6 +100,14 @@ class NgramDrafter:
         return len(confidences)
 
 
+@dataclass(frozen=True, slots=True)
+class _Withheld:
+    """Guesses and a proposal as far as it was made, and then the token that was held back."""
+
+    tokens: list[int]
+    confidence: float
+
+
 @dataclass(slots=True)
 class _Text:
     """What is indexed of a sequence: accepted tokens, which never change."""
@@ -93,6 +115,7 @@ class _Text:
     sequence: Sequence
     index: _native.NgramIndex = field(default_factory=_native.NgramIndex)
     length: int = 0
+    withheld: _Withheld | None = None  # since the last accepted token
 
 
 def _index_of(corpus: SequenceOf[SequenceOf[int]]) -> _native.NgramIndex | None:
