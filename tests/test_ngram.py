@@ -1,0 +1,358 @@
+"""The n-gram drafter: its index against a search by brute force, its manners, and exact levels."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from random_models import Shape, make_model
+from specqd import _native
+from specqd.drafters import Ask, Drafter, NoDraft, Proposal
+from specqd.level import Level
+from specqd.model import Machine, Model
+from specqd.ngram import NgramDrafter
+from specqd.sequence import Sequence
+
+GRAMS = (8, 4, 2, 1)
+DOUBT = 2.0
+
+tokens = st.integers(0, 2)
+texts = st.lists(tokens, max_size=60)
+guesses = st.lists(tokens, max_size=12)
+splits = st.lists(st.integers(0, 60), max_size=4)
+corpora = st.lists(st.lists(tokens, max_size=40), max_size=3)
+
+
+# --- By brute force -------------------------------------------------------------------------------
+
+
+def match(text: list[int], end: int, context: list[int]) -> int:
+    """How many tokens up to text[:end] equal those at the end of the context."""
+    length = 0
+    while (
+        length < min(end, len(context), _native.LONGEST_MATCH)
+        and text[end - 1 - length] == context[-1 - length]
+    ):
+        length += 1
+    return length
+
+
+def places_of(text: list[int], ends: list[int], context: list[int]) -> list[tuple[int, int]]:
+    """(match, end) of the places that speak, the leader first."""
+    matches = [(match(text, end, context), end) for end in ends]
+    chosen: list[tuple[int, int]] = []
+    for gram in GRAMS:
+        latest = sorted(
+            (p for p in matches if p[0] >= gram and p not in chosen), key=lambda p: -p[1]
+        )
+        chosen += latest[: _native.MOST_PLACES - len(chosen)]
+    return sorted(chosen, reverse=True)
+
+
+def follow(
+    places: list[tuple[int, int]], text: list[int], most: int
+) -> tuple[list[int], list[float]]:
+    """What the leader says of `text`, which grows by it, and how far the others agree."""
+    text, proposed, confidences = list(text), [], []
+
+    def weight(places: list[tuple[int, int]]) -> float:
+        return sum(length**1.5 for length, _ in places)
+
+    while places and len(proposed) < most and text[places[0][1]] >= 0:
+        token = text[places[0][1]]
+        agreeing = [p for p in places if text[p[1]] == token]
+        confidences.append(weight(agreeing) / (weight(places) + DOUBT))
+        places = [(min(n + 1, _native.LONGEST_MATCH), end + 1) for n, end in agreeing]
+        proposed.append(token)
+        text.append(token)
+    return proposed, confidences
+
+
+def expected(
+    text: list[int], guesses: list[int], most: int, corpus: list[list[int]] | None = None
+) -> tuple[list[int], list[float]]:
+    context = text + guesses
+    own = places_of(text, list(range(1, len(text))), context)
+    if corpus:
+        joined = [token for document in corpus for token in [*document, -1]]
+        ends = [i for i in range(1, len(joined)) if joined[i] >= 0 and joined[i - 1] >= 0]
+        other = places_of(joined, ends, context)
+        if other and (not own or other[0][0] > own[0][0]):
+            return follow(other, joined, most)
+    return follow(own, context, most)
+
+
+def index_of(*documents: list[int]) -> _native.NgramIndex:
+    index = _native.NgramIndex()
+    for document in documents:
+        index.append(document)
+        index.end_text()
+    return index
+
+
+def assert_same(
+    found: tuple[list[int], list[float]], wanted: tuple[list[int], list[float]]
+) -> None:
+    assert found[0] == wanted[0]
+    np.testing.assert_allclose(found[1], wanted[1], rtol=1e-5)
+
+
+# --- The index ------------------------------------------------------------------------------------
+
+
+@given(texts, guesses, splits, st.integers(0, 20))
+def test_proposes_what_a_search_by_brute_force_proposes(
+    text: list[int], guesses: list[int], splits: list[int], most: int
+) -> None:
+    index, start = _native.NgramIndex(), 0
+    for end in [*sorted(splits), len(text)]:
+        index.append(text[start:end])
+        start = max(start, end)
+        known = text[:start]
+        assert_same(index.propose(guesses, most), expected(known, guesses, most))
+
+
+@given(texts, guesses, corpora, st.integers(0, 20))
+def test_corpus_is_asked_where_its_match_is_longer(
+    text: list[int], guesses: list[int], corpus: list[list[int]], most: int
+) -> None:
+    index = _native.NgramIndex()
+    index.append(text)
+    found = index.propose(guesses, most, index_of(*corpus))
+    assert_same(found, expected(text, guesses, most, corpus))
+
+
+@given(st.lists(st.integers(0, 5), min_size=2, max_size=40))
+def test_first_token_followed_the_latest_of_the_longest_matches(text: list[int]) -> None:
+    if Counter(text)[text[-1]] > _native.MOST_PLACES:
+        return  # only the latest of them are looked at
+    index = _native.NgramIndex()
+    index.append(text)
+    longest = max((match(text, end, text), end) for end in range(1, len(text)))
+    proposed, confidences = index.propose([], 1)
+    assert proposed == ([text[longest[1]]] if longest[0] else [])
+    assert all(0.0 < confidence < 1.0 for confidence in confidences)
+
+
+@given(texts, st.lists(guesses, max_size=5))
+def test_guesses_leave_no_trace(text: list[int], guessed: list[list[int]]) -> None:
+    index, untouched = _native.NgramIndex(), _native.NgramIndex()
+    for at, token in enumerate(text):
+        index.append([token])
+        untouched.append([token])
+        for guess in guessed:
+            index.propose(guess, 8)
+        assert len(index) == at + 1
+        assert index.propose([], 8) == untouched.propose([], 8)
+    assert index.bytes == untouched.bytes
+
+
+def test_no_match_reaches_over_the_end_of_a_text() -> None:
+    corpus = index_of([1, 2], [3, 4], [])
+    own = _native.NgramIndex()
+    own.append([1, 2])
+    assert own.propose([], 8, corpus) == ([], [])
+    assert own.propose([3], 8, corpus)[0] == [4]
+
+
+@pytest.mark.parametrize("vocabulary", [1, 40, 150_000])
+def test_memory_grows_with_the_text_and_no_faster(
+    vocabulary: int, rng: np.random.Generator
+) -> None:
+    index = _native.NgramIndex()
+    most = 4 + 4 * (4 + 32 / 3)
+    for count in (100, 1000, 40_000):
+        index.append(rng.integers(0, vocabulary, count).tolist())
+        assert index.bytes <= 2 * most * len(index) + 1024, "vectors reserve twice what they hold"
+
+
+def test_a_long_run_of_one_token_is_asked_in_bounded_time() -> None:
+    """A search that looked at every place, or at whole matches, would take minutes."""
+    index = _native.NgramIndex()
+    index.append([7] * 300_000)
+    for _ in range(20_000):
+        assert len(index.propose([7, 7], 4)[0]) == 4
+
+
+def test_tokens_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ValueError, match="negative"):
+        _native.NgramIndex().append([3, -1])
+
+
+# --- The drafter ----------------------------------------------------------------------------------
+
+
+def sequence_of(text: list[int], stop_ids: frozenset[int] = frozenset()) -> Sequence:
+    return Sequence(list(text), _native.Picker(), len(text), stop_ids=stop_ids)
+
+
+def propose(
+    drafter: NgramDrafter, sequence: Sequence, at_most: int = 16, **worth: float
+) -> Proposal:
+    return drafter.propose([Ask(sequence, at_most, **worth)])[0]
+
+
+def write(
+    drafter: NgramDrafter, sequence: Sequence, rest: list[int], row_seconds: float
+) -> tuple[int, int]:
+    """Continues a sequence by `rest`, verifying as a level would; tokens drafted and accepted."""
+    drafted = accepted = 0
+    while rest:
+        ask = Ask(sequence, len(rest) - 1, gain=1.0, row_seconds=row_seconds)
+        proposal = drafter.propose([ask])[0]
+        pairs = enumerate(zip(proposal.tokens, rest, strict=False))
+        right = next((i for i, (a, b) in pairs if a != b), len(proposal.tokens))
+        drafter.observe(ask, proposal, right)
+        drafted += len(proposal.tokens)
+        accepted += right
+        sequence.tokens.extend(rest[: right + 1])
+        rest = rest[right + 1 :]
+    return drafted, accepted
+
+
+def test_never_proposes_more_than_it_is_asked() -> None:
+    drafter, sequence = NgramDrafter(), sequence_of([1, 2, 3] * 20)
+    for at_most in (-1, 0, 1, 5, 32):
+        proposal = propose(drafter, sequence, at_most)
+        assert proposal.tokens == ([1, 2, 3] * 20)[: max(at_most, 0)]
+        assert len(proposal.confidences) == len(proposal.tokens)
+    assert len(propose(NgramDrafter(length=4), sequence).tokens) == 4
+    assert len(propose(NgramDrafter(length=40), sequence, 64).tokens) == 40
+
+
+def test_a_stop_id_ends_the_proposal() -> None:
+    sequence = sequence_of([1, 2, 9, 4] * 10, frozenset({9, 10}))
+    assert propose(NgramDrafter(), sequence).tokens == [1, 2, 9]
+    assert propose(NgramDrafter(length=2), sequence).tokens == [1, 2]
+
+
+def test_a_token_is_proposed_while_it_is_worth_its_row() -> None:
+    sequence = sequence_of([1, 2, 3, 1, 2, 3, 1, 2])
+    lengths = [
+        len(propose(NgramDrafter(), sequence, gain=1.0, row_seconds=seconds).tokens)
+        for seconds in (0.0, 0.3, 0.6, 2.0)
+    ]
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] > lengths[2] > lengths[3] == 0
+    assert propose(NgramDrafter(), sequence, gain=0.0).tokens == []
+
+
+def test_rejections_shorten_what_is_proposed() -> None:
+    drafter, sequence = NgramDrafter(), sequence_of([1, 2, 3] * 5)
+    ask = Ask(sequence, 16, gain=1.0, row_seconds=0.2)
+    before = drafter.propose([ask])[0]
+    for _ in range(200):
+        drafter.observe(ask, drafter.propose([ask])[0], 0)
+    after = drafter.propose([ask])[0]
+    assert len(after.tokens) < len(before.tokens)
+
+
+def test_a_drafter_that_stopped_begins_again_when_it_would_have_been_right() -> None:
+    drafter, sequence = NgramDrafter(), sequence_of([1, 2, 3] * 5)
+    ask = Ask(sequence, 16, gain=1.0, row_seconds=0.3)
+    while (proposal := drafter.propose([ask])[0]).tokens:
+        drafter.observe(ask, proposal, 0)
+    drafted, accepted = write(drafter, sequence, [1, 2, 3] * 80, row_seconds=0.3)
+    assert accepted == drafted > 60
+
+
+def test_guesses_of_outer_levels_are_continued_but_not_learned() -> None:
+    drafter, sequence = NgramDrafter(), sequence_of([5, 6, 7, 8, 9, 1])
+    sequence.guess([5, 6])
+    assert propose(drafter, sequence, 2).tokens == [7, 8]
+    sequence.forget_guesses(2)
+    assert propose(drafter, sequence).tokens == []
+    sequence.tokens.extend([4, 5])
+    assert propose(drafter, sequence, 2).tokens == [6, 7]
+
+
+def test_interleaved_sequences_know_only_their_own_text(rng: np.random.Generator) -> None:
+    texts = [rng.integers(0, 3, 200).tolist() for _ in range(4)]
+    together = NgramDrafter(length=6)
+    sequences = [sequence_of(text[:1]) for text in texts]
+    while active := [i for i in range(4) if len(sequences[i].tokens) < len(texts[i])]:
+        some = [i for i in active if rng.random() < 0.7]
+        proposals = together.propose([Ask(sequences[i], 6) for i in some])
+        for i, proposal in zip(some, proposals, strict=True):
+            alone = propose(NgramDrafter(length=6), sequence_of(sequences[i].tokens), 6)
+            assert (proposal.tokens, proposal.confidences) == (alone.tokens, alone.confidences)
+            count = len(sequences[i].tokens)
+            sequences[i].tokens.extend(texts[i][count : count + int(rng.integers(1, 30))])
+
+
+def test_a_key_that_is_used_again_means_the_new_text() -> None:
+    drafter = NgramDrafter()
+    old = sequence_of([1, 2, 3, 1, 2])
+    assert propose(drafter, old, 1).tokens == [3]
+    for is_released in (True, False):
+        new = sequence_of([1, 2, 4, 5, 6, 1, 2])
+        new.key = old.key
+        if is_released:
+            drafter.release(old)
+        assert propose(drafter, new, 1).tokens == [4]
+        drafter.release(new)
+        assert propose(drafter, old, 1).tokens == [3]
+    drafter.release(sequence_of([1]))  # never seen: nothing to forget
+
+
+# --- In levels ------------------------------------------------------------------------------------
+
+NEW_TOKENS = 96
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Model:
+    path: Path = tmp_path_factory.mktemp("target")
+    shape = Shape(is_peaked=True)
+    return Model.open(make_model(path, shape, seed), machine=Machine.choose(1))
+
+
+def decode(level: Level, prompts: list[list[int]], temperature: float) -> list[list[int]]:
+    """New tokens of each prompt, in one batch."""
+    texts = [
+        Sequence(list(prompt), _native.Picker(temperature=temperature, seed=i), len(prompt))
+        for i, prompt in enumerate(prompts)
+    ]
+    while asks := [
+        Ask(text, left)
+        for text in texts
+        if (left := text.prompt_length + NEW_TOKENS - len(text.tokens))
+    ]:
+        for ask, step in zip(asks, level.advance(asks), strict=True):
+            ask.sequence.tokens.extend(step.tokens)
+    for text in texts:
+        level.release(text)
+    return [text.tokens[text.prompt_length :] for text in texts]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("length", [None, 5])
+@pytest.mark.parametrize("chain", ["ngram", "mxfp4, ngram", "corpus"])
+def test_levels_over_it_decode_plain_decoding_s_tokens(
+    chain: str, length: int | None, temperature: float, target: Model, rng: np.random.Generator
+) -> None:
+    plain = Level(target, NoDraft())
+    starts = [rng.integers(3, 30, count).tolist() for count in (1, 20, 70)]
+    said = decode(plain, starts, temperature)
+    prompts = starts
+    if chain != "corpus":  # what it said stands in the prompt, and the same question again
+        prompts = [[*a, *b, *a] for a, b in zip(starts, said, strict=True)]
+    ngram = NgramDrafter(corpus=said if chain == "corpus" else (), length=length)
+    drafter: Drafter = ngram
+    if chain == "mxfp4, ngram":
+        drafter = Level(target.as_draft(), ngram, length=4)
+    level = Level(target, drafter)
+    assert decode(level, prompts, temperature) == decode(plain, prompts, temperature)
+    over = [each for each in level.levels if isinstance(each, Level)][-1]
+    assert over.drafter is ngram
+    assert over.stats.accepted > 0
+    assert target.cache.free_pages == target.cache.total_pages
+
+
+def test_text_that_repeats_is_accepted() -> None:
+    text = [token for _ in range(8) for token in range(3, 43)]
+    drafted, accepted = write(NgramDrafter(), sequence_of(text[:50]), text[50:], row_seconds=0.1)
+    assert accepted == drafted > 200
