@@ -43,7 +43,7 @@ class NgramIndex {
   // repeating text is continued without end. Each token's confidence is the weight of those that
   // agree on it, among all that agreed so far and two tokens' worth of doubt; a place weighs its
   // match's length to the power 1.5. That fits how often such matches held on code and on prose,
-  // at temperatures of 0 and 0.8 (tests and docs/log.md).
+  // at temperatures of 0 and 0.8 (benchmarks/ngram.py).
   //
   // Where the corpus has a longer match than this text, it alone is asked.
   Continuation propose(std::span<const int32_t> guesses, size_t most,

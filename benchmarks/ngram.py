@@ -1,0 +1,68 @@
+"""What the n-gram drafter proposes, how often it is right, and what asking it costs.
+
+    python benchmarks/ngram.py --prompts PROMPTS.jsonl [MODEL] [--temperature 0.8] [--row 0.1]
+
+The model decodes each prompt; its text is then replayed through the drafter as a level directly
+above it would verify. `--row` is the price of verifying a token, in tokens of the level's own pace.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from time import perf_counter
+
+from specqd import LLM, SamplingParams, _native
+from specqd.drafters import Ask
+from specqd.ngram import NgramDrafter
+from specqd.sequence import Sequence
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument("--limit", type=int, default=40, help="prompts")
+    parser.add_argument("-n", type=int, default=128, help="new tokens")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--row", type=float, default=0.1)
+    parser.add_argument("--threads", type=int)
+    options = parser.parse_args()
+    llm = LLM(options.model, threads=options.threads)
+    params = SamplingParams(
+        max_tokens=options.n, temperature=options.temperature, seed=1, ignore_eos=True
+    )
+    room = llm.model.config.max_positions - options.n
+    lines = options.prompts.read_text().splitlines()[: options.limit]
+    prompts = [llm.encode(json.loads(line)["prompt"])[-room:] for line in lines]
+    drafter = NgramDrafter()
+    rounds = drafted = accepted = made = 0
+    seconds = feeding_seconds = 0.0
+    for prompt, result in zip(prompts, llm.generate(prompts, params), strict=True):
+        sequence = Sequence([*prompt, result.tokens[0]], _native.Picker(), len(prompt))
+        rest = result.tokens[1:]
+        begun = perf_counter()
+        drafter.propose([Ask(sequence, 1)])
+        feeding_seconds += perf_counter() - begun
+        while rest:
+            ask = Ask(sequence, len(rest) - 1, gain=1.0, row_seconds=options.row)
+            begun = perf_counter()
+            proposal = drafter.propose([ask])[0]
+            seconds += perf_counter() - begun
+            pairs = enumerate(zip(proposal.tokens, rest, strict=False))
+            right = next((i for i, (a, b) in pairs if a != b), len(proposal.tokens))
+            drafter.observe(ask, proposal, right)
+            sequence.tokens.extend(rest[: right + 1])
+            rounds, drafted, accepted = rounds + 1, drafted + len(proposal.tokens), accepted + right
+            made += len(rest[: right + 1])
+            rest = rest[right + 1 :]
+        drafter.release(sequence)
+    print(
+        f"{len(prompts)} prompts, temperature {options.temperature}, a row at {options.row}: "
+        f"{made / rounds:.2f} tokens a round, {drafted / rounds:.2f} drafted, "
+        f"acceptance {accepted / max(drafted, 1):.3f}; {seconds / rounds * 1e6:.1f} us a proposal, "
+        f"{feeding_seconds / sum(map(len, prompts)) * 1e9:.0f} ns a prompt's token"
+    )
+
+
+if __name__ == "__main__":
+    main()
