@@ -14,11 +14,12 @@ from specqd.errors import HubError, RequestError, TokenizerError
 from specqd.hub import resolve
 from specqd.level import Level
 from specqd.model import Model, Reading
+from specqd.ngram import NgramDrafter
 from specqd.sequence import Sequence as Text
 from specqd.tokenizer import Tokenizer
 from specqd.weights import Progress
 
-_AUTO = ("mxfp4",)
+_AUTO = ("mxfp4", "ngram")
 _LONGEST = 64
 _KNOWN = "auto, none, mxfp4[:k=N], MODEL[:bf16|:mxfp4][:k=N], ngram[:FILE][:k=N]"
 _READINGS = {reading.value: reading for reading in Reading}
@@ -200,13 +201,8 @@ class Drafts:
         return self._models[key]
 
     def _ngrams(self, spec: DraftSpec) -> Drafter:
-        try:
-            from specqd.ngram import NgramDrafter  # type: ignore[import-not-found]
-        except ImportError as error:
-            raise RequestError(f"--draft {spec.word}: this build has no n-gram level") from error
         corpus = self._corpora[spec.source] if spec.source else ()
-        drafter: Drafter = NgramDrafter(corpus=corpus, length=spec.length)
-        return drafter
+        return NgramDrafter(corpus=corpus, length=spec.length)
 
 
 class WithinVocabulary:

@@ -44,19 +44,37 @@ class Calibration:
 
 
 class Estimate:
-    """A running mean that a single outlier cannot move far: other programs use the machine too."""
+    """A running estimate of what something takes on a machine that others use too.
 
-    __slots__ = ("_rate", "value")
+    Interference only ever adds: so a lower sample counts for more than a higher one, and no sample
+    for more than twice what was expected.
+    """
 
-    def __init__(self, rate: float = 0.1) -> None:
+    __slots__ = ("value",)
+
+    _DOWN, _UP = 0.3, 0.06  # shares of a difference that one sample moves the value by
+
+    def __init__(self) -> None:
         self.value: float | None = None
-        self._rate = rate
 
     def add(self, sample: float) -> None:
         if self.value is None:
             self.value = sample
-        else:
-            self.value += self._rate * (min(sample, 2.0 * self.value) - self.value)
+            return
+        difference = min(sample, 2.0 * self.value) - self.value
+        self.value += (self._DOWN if difference < 0.0 else self._UP) * difference
+
+
+class Mean:
+    """A running mean of recent samples."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value: float | None = None
+
+    def add(self, sample: float) -> None:
+        self.value = sample if self.value is None else self.value + 0.1 * (sample - self.value)
 
 
 class RowCosts:
@@ -69,7 +87,10 @@ class RowCosts:
     def add(self, rows: int, seconds: float) -> None:
         estimate = self._by_rows.get(rows)
         if estimate is None:
-            estimate = self._by_rows[rows] = Estimate()
+            estimate = Estimate()
+            if len(self._known) > 1:  # so that a first sample out of line does little harm
+                estimate.add(self.seconds(rows))
+            self._by_rows[rows] = estimate
             self._known = sorted(self._by_rows)
         estimate.add(seconds)
 

@@ -11,7 +11,7 @@ from time import perf_counter
 
 from specqd import _native
 from specqd.drafters import Ask, Drafter, Proposal
-from specqd.economics import Calibration, Estimate, Pace, ProbeBudget, RowCosts
+from specqd.economics import Calibration, Mean, Pace, ProbeBudget, RowCosts
 from specqd.errors import CacheFullError
 from specqd.model import Model, Rows
 from specqd.sequence import Sequence
@@ -19,8 +19,7 @@ from specqd.sequence import Sequence
 _FIRST_PROPOSAL = 4
 _LONGEST_PROPOSAL = 32
 _MEASURED_ROWS = (1, 2, 4, 8)
-_MEASUREMENTS = 3
-_MOST_TRACKED_ROWS = 48  # of a sequence: a forward of more is a prompt's
+_MEASUREMENTS = 5
 
 
 @dataclass(slots=True)
@@ -77,7 +76,7 @@ class Level:
         # This level's confidence in a token -> the next one is confirmed.
         self._next = Calibration(floor=0.85, memory=100.0)
         self._rounds = RowCosts()  # of advancing so many sequences as a drafter
-        self._made = Estimate()  # tokens of such a round for each sequence
+        self._made = Mean()  # tokens of such a round for each sequence
         self._probes = ProbeBudget()
         self._reach = _FIRST_PROPOSAL  # doubles with success: a stranger is not trusted for long
 
@@ -202,7 +201,8 @@ class Level:
         self.stats.rows += num_rows
         self.stats.seconds += forwarded - drafted
         self.stats.pick_seconds += ended - forwarded
-        if num_rows <= _MOST_TRACKED_ROWS * len(asks):  # else a prompt was read
+        if all(len(rows.tokens) - rows.logits <= _LONGEST_PROPOSAL for rows in batch):
+            # Not a prompt.
             self.costs.add(num_rows, forwarded - drafted)
             self.pace.add(sum(len(result.tokens) for result in verified), ended - begun)
         return verified
