@@ -134,9 +134,8 @@ def test_the_summary_names_the_seed_that_repeats_a_sampled_text(model: Path, run
 
 
 def test_json_is_one_object_as_documented(model: Path, run: Run) -> None:
-    status, out, err = run(
-        *("generate", model, "-p", "ab", "-n", "20", "--json", "--logprobs", "2", "--seed", "5")
-    )
+    options = ("-n", "20", "--json", "--draft", "mxfp4", "--logprobs", "2", "--seed", "5")
+    status, out, err = run("generate", model, "-p", "ab", *options)
     assert (status, err) == (0, "")
     printed = json.loads(out)
     keys = ["text", "tokens", "logprobs", "finish_reason", "seed", "stats"]

@@ -271,8 +271,8 @@ def test_statistics_count_this_call_alone(small: LLM) -> None:
         assert stats.decode_s > 0
         outer, inner = stats.levels
         assert outer.accepted <= outer.drafted
-        assert inner.drafted == 0
-        assert inner.acceptance is None
+        assert inner.accepted <= inner.drafted
+        assert inner.rows >= outer.drafted
         assert outer.gb_per_s > 0
 
 
