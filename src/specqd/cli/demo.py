@@ -13,7 +13,8 @@ from specqd.cli.terminal import ProgressBar, aligned, harmless, write_text
 from specqd.errors import SpecqdError
 
 if TYPE_CHECKING:
-    from specqd.llm import LLM, LevelReport, Result, Stats
+    from specqd.llm import LLM, Result
+    from specqd.reports import LevelReport, Stats
     from specqd.sampling import SamplingParams
     from specqd.tokenizer import Tokenizer
 

@@ -3,7 +3,6 @@
 import json
 import math
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,8 @@ from specqd.cli.terminal import ProgressBar, one_line, write_text
 from specqd.errors import RequestError
 
 if TYPE_CHECKING:
-    from specqd.llm import LLM, LevelReport, Prompt, Result, Stats
+    from specqd.llm import LLM, Prompt, Result
+    from specqd.reports import LevelReport
 
 _EPILOG = """\b
 Examples:
@@ -134,17 +134,8 @@ def described(result: "Result") -> dict[str, Any]:
     return entry | {
         "finish_reason": completion.finish_reason,
         "seed": completion.seed,
-        "stats": _described_stats(result.stats),
+        "stats": result.stats.described(),
     }
-
-
-def _described_stats(stats: "Stats") -> dict[str, Any]:
-    levels = []
-    for level in stats.levels:
-        entry = asdict(level) | {"acceptance": level.acceptance, "gb_per_s": level.gb_per_s}
-        del entry["gigabytes"]
-        levels.append(entry)
-    return asdict(stats) | {"levels": levels}
 
 
 def _number(value: float) -> float | None:
