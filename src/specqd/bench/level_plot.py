@@ -70,6 +70,7 @@ def _draw_places(axes: Any, summaries: Sequence[Summary]) -> None:
             shares = verifier.acceptance_at[:reached]
             axes.plot(range(1, reached + 1), shares, "o-", markersize=3, label=summary.title)
     axes.set_ylim(0.0, 1.02)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("place in the proposal")
     axes.set_ylabel("accepted")
     if axes.lines:
