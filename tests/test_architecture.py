@@ -26,6 +26,7 @@ RANKS = (
     {"tokenizer"},
     {"chains"},
     {"engine"},
+    {"reports"},
     {"llm"},
     {""},  # the package itself, which names what its users import
     {"bench"},

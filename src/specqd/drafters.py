@@ -26,6 +26,20 @@ class Proposal:
     tokens: list[int] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
     row: int = 0  # of the proposer's last logits, for the first token; the others follow
+    depths: list[int] = field(default_factory=list)  # by token: levels below its proposer
+
+    def __post_init__(self) -> None:
+        self.depths.extend([0] * (len(self.tokens) - len(self.depths)))
+
+    def depths_of(self, verified: SequenceOf[int]) -> list[int]:
+        """Of the tokens that a verifier makes of this proposal, as seen from there: what it
+        confirms came from below, what follows is its own."""
+        confirmed = [
+            depth + 1
+            for depth, ours, theirs in zip(self.depths, self.tokens, verified, strict=False)
+            if ours == theirs
+        ]
+        return confirmed + [0] * (len(verified) - len(confirmed))
 
 
 class Drafter(Protocol):

@@ -39,6 +39,15 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a token came from: the level that said it first, counted from the outermost (0: no
+    draft proposed it), and the probability that the outermost gave it."""
+
+    depth: int
+    probability: float
+
+
 @dataclass(slots=True, eq=False)
 class Generation:
     """One sample of one request, as far as it has come."""
@@ -51,6 +60,7 @@ class Generation:
     text: str = ""
     confidence: float = 1.0  # in the last token
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    origins: list[Origin] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: RequestError | None = None  # why it ended with the reason "error"
     _stream: TextStream | None = None
@@ -94,6 +104,7 @@ class Engine:
         self.level = level
         self.tokenizer = tokenizer
         self.stats = EngineStats()
+        self.reuses_prefixes = True  # of prompts; a measurement of prefill turns it off
         self._eos = frozenset(eos_token_ids)
         self._max_batch = max_batch
         self._make_seed = make_seed
@@ -197,7 +208,7 @@ class Engine:
             self._waiting.popleft()
             if leader is not None and leader in self._running:
                 model.fork(leader.sequence, generation.sequence)
-            else:
+            elif self.reuses_prefixes:
                 held = model.adopt_prefix(generation.sequence)
                 self.stats.cached_prompt_tokens += held
             self._running.append(generation)
@@ -221,6 +232,7 @@ class Engine:
         for i, token in enumerate(result.tokens):
             sequence.tokens.append(token)
             generation.confidence = result.confidences[i]
+            generation.origins.append(Origin(result.depths[i], result.confidences[i]))
             if params.logprobs is not None and logits is not None:
                 generation.logprobs.append(
                     self._logprob(logits[result.row + i], token, params.logprobs)

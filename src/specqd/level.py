@@ -226,7 +226,8 @@ class Level:
         tokenizer may be padded to different sizes."""
         for i, token in enumerate(proposal.tokens):
             if token >= self.model.vocabulary:
-                return Proposal(proposal.tokens[:i], proposal.confidences[:i])
+                kept, confidences = proposal.tokens[:i], proposal.confidences[:i]
+                return Proposal(kept, confidences, depths=proposal.depths[:i])
         return proposal
 
     def _verify(self, asks: SequenceOf[Ask], proposals: SequenceOf[Proposal]) -> list[Proposal]:
@@ -234,7 +235,8 @@ class Level:
         row = 0
         for ask, proposal in zip(asks, proposals, strict=True):
             tokens, confidences = self.model.verify(row, proposal.tokens, ask.sequence)
-            results.append(Proposal(tokens, confidences, row))
+            depths = proposal.depths_of(tokens)
+            results.append(Proposal(tokens, confidences, row, depths))
             row += len(proposal.tokens) + 1
         return results
 
@@ -271,6 +273,7 @@ class _Draft:
         kept = _through_stop(step.tokens, sequence.stop_ids)
         self.proposal.tokens.extend(step.tokens[:kept])
         self.proposal.confidences.extend(step.confidences[:kept])
+        self.proposal.depths.extend(step.depths[:kept])
         sequence.guess(step.tokens[:kept])
         for confidence in step.confidences[:kept]:
             self.product *= calibration.probability(confidence)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,50 +13,16 @@ from numpy.typing import NDArray
 from specqd import _native
 from specqd.chains import Drafts, DraftSpec, parse_chain
 from specqd.config import read_generation_defaults
-from specqd.engine import Engine, FinishReason, Generation, TokenLogprob
+from specqd.engine import Engine, FinishReason, Generation, Origin, TokenLogprob
 from specqd.errors import TokenizerError
 from specqd.hub import resolve, shipped_model
-from specqd.level import Level, LevelStats
 from specqd.model import Machine, Model, Reading
+from specqd.reports import Stats
 from specqd.sampling import SamplingParams
 from specqd.tokenizer import Tokenizer
 from specqd.weights import Progress
 
 Prompt = str | SequenceOf[int]
-
-
-@dataclass(frozen=True, slots=True)
-class LevelReport:
-    """What one level did for a call, outermost first in `Stats.levels`."""
-
-    name: str
-    forwards: int
-    rows: int
-    seconds: float
-    drafted: int
-    accepted: int
-    gigabytes: float
-
-    @property
-    def acceptance(self) -> float | None:
-        """The share of its drafter's tokens that it confirmed; None where nothing was drafted."""
-        return self.accepted / self.drafted if self.drafted else None
-
-    @property
-    def gb_per_s(self) -> float:
-        return self.gigabytes / self.seconds if self.seconds else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """Time and tokens of one call, over all of its prompts."""
-
-    prompt_tokens: int
-    new_tokens: int
-    prefill_s: float
-    decode_s: float
-    tokens_per_s: float
-    levels: tuple[LevelReport, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +34,7 @@ class Completion:
     finish_reason: FinishReason
     seed: int
     logprobs: list[TokenLogprob] | None = None
+    origins: list[Origin] = field(default_factory=list, compare=False)  # how the tokens came about
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +69,8 @@ class Stream:
         self.result: Result | None = None
 
     def __iter__(self) -> Iterator[str]:
-        engine, run = self._llm.engine, _Run(self._llm)
+        engine = self._llm.engine
+        before = Stats.of(engine)
         generation = engine.submit(self._prompt, self._params)[0]
         sent = 0
         try:
@@ -117,7 +85,8 @@ class Stream:
                 raise generation.error
         finally:
             engine.cancel(generation)
-            self.result = run.result(self._prompt, [generation])
+            stats = Stats.of(engine).since(before)
+            self.result = _result(self._prompt, [generation], stats)
 
 
 class LLM:
@@ -183,7 +152,7 @@ class LLM:
         self, prompts: Prompt | SequenceOf[Prompt], params: SamplingParams | None = None
     ) -> list[Result]:
         """Completes one prompt or many, each a text or token ids; results in their order."""
-        run = _Run(self)
+        before = Stats.of(self.engine)
         resolved = self._resolved(params)
         requests = [self.encode(prompt) for prompt in _as_many(prompts)]
         submitted: list[list[Generation]] = []
@@ -199,8 +168,9 @@ class LLM:
             for generation in (g for samples in submitted for g in samples):
                 self.engine.cancel(generation)
             raise
+        stats = Stats.of(self.engine).since(before)
         return [
-            run.result(request, samples)
+            _result(request, samples, stats)
             for request, samples in zip(requests, submitted, strict=True)
         ]
 
@@ -245,47 +215,8 @@ def _as_many(prompts: Prompt | SequenceOf[Prompt]) -> list[Prompt]:
     return [*many, ids] if ids else many
 
 
-class _Run:
-    """The difference between the statistics at its start and at its end."""
-
-    def __init__(self, llm: LLM) -> None:
-        self._llm = llm
-        self._engine_before = replace(llm.engine.stats)
-        self._levels_before = [replace(level.stats) for level in self._levels()]
-
-    def _levels(self) -> list[Level]:
-        return [level for level in self._llm.engine.level.levels if isinstance(level, Level)]
-
-    def result(self, prompt: list[int], generations: SequenceOf[Generation]) -> Result:
-        return Result(prompt, [_completion(g) for g in generations], self.stats())
-
-    def stats(self) -> Stats:
-        now, before = self._llm.engine.stats, self._engine_before
-        decode_s = now.decode_seconds - before.decode_seconds
-        decoded = now.decoded_tokens - before.decoded_tokens
-        levels = zip(self._levels(), self._levels_before, strict=True)
-        return Stats(
-            prompt_tokens=now.prompt_tokens - before.prompt_tokens,
-            new_tokens=now.new_tokens - before.new_tokens,
-            prefill_s=now.prefill_seconds - before.prefill_seconds,
-            decode_s=decode_s,
-            tokens_per_s=decoded / decode_s if decode_s else 0.0,
-            levels=tuple(_report(level, was) for level, was in levels),
-        )
-
-
-def _report(level: Level, before: LevelStats) -> LevelReport:
-    now = level.stats
-    forwards = now.forwards - before.forwards
-    return LevelReport(
-        name=level.name,
-        forwards=forwards,
-        rows=now.rows - before.rows,
-        seconds=now.seconds - before.seconds,
-        drafted=now.drafted - before.drafted,
-        accepted=now.accepted - before.accepted,
-        gigabytes=forwards * level.model.bytes_per_forward / 1e9,
-    )
+def _result(prompt: list[int], generations: SequenceOf[Generation], stats: Stats) -> Result:
+    return Result(prompt, [_completion(generation) for generation in generations], stats)
 
 
 def _completion(generation: Generation) -> Completion:
@@ -296,4 +227,5 @@ def _completion(generation: Generation) -> Completion:
         finish_reason=generation.finish_reason,
         seed=generation.seed,
         logprobs=generation.logprobs if generation.params.logprobs is not None else None,
+        origins=generation.origins,
     )

@@ -13,7 +13,8 @@ from specqd.cli.terminal import ProgressBar, aligned, harmless, write_text
 from specqd.errors import SpecqdError
 
 if TYPE_CHECKING:
-    from specqd.llm import LLM, LevelReport, Result, Stats
+    from specqd.llm import LLM, Result
+    from specqd.reports import LevelReport, Stats
     from specqd.sampling import SamplingParams
     from specqd.tokenizer import Tokenizer
 
@@ -153,6 +154,8 @@ def show(llm: "LLM", prompt: str, params: "SamplingParams") -> "Result":
 
 def check_identical(ways: Sequence[Way], tokenizer: "Tokenizer") -> int:
     """The number of tokens of every run. Raises SpecqdError at the first that differs."""
+    from specqd.bench.levels import first_difference
+
     expected = ways[0].results[0].tokens
     for way in ways:
         for result in way.results:
@@ -167,13 +170,6 @@ def check_identical(ways: Sequence[Way], tokenizer: "Tokenizer") -> int:
                     f"{way.title}; this is a defect of specqd, please report it"
                 )
     return len(expected)
-
-
-def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
-    for at, (one, other) in enumerate(zip(ours, theirs, strict=False)):
-        if one != other:
-            return at
-    return None if len(ours) == len(theirs) else min(len(ours), len(theirs))
 
 
 def measure_limits(ways: Sequence[Way]) -> Limits:

@@ -3,12 +3,12 @@
 import json
 import math
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from specqd.cli import explain
 from specqd.cli.options import (
     draft_option,
     machine_options,
@@ -16,11 +16,13 @@ from specqd.cli.options import (
     prompt_options,
     sampling_options,
 )
-from specqd.cli.terminal import ProgressBar, one_line, write_text
+from specqd.cli.terminal import ProgressBar, aligned, has_colour, one_line, write_text
 from specqd.errors import RequestError
 
 if TYPE_CHECKING:
-    from specqd.llm import LLM, LevelReport, Prompt, Result, Stats
+    from specqd.llm import LLM, Prompt, Result
+    from specqd.reports import LevelReport, Stats
+    from specqd.sampling import SamplingParams
 
 _EPILOG = """\b
 Examples:
@@ -46,6 +48,14 @@ Examples:
 )
 @machine_options
 @click.option("--json", "is_json", is_flag=True, help="Print one JSON object with statistics.")
+@click.option("--stats", "has_stats", is_flag=True, help="A table of what each level did.")
+@click.option("--explain", "is_explained", is_flag=True, help="Colour the text by who drafted it.")
+@click.option(
+    "--explain-html",
+    "page",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Write the same as a page.",
+)
 def generate(
     model: str | None,
     prompt: str | None,
@@ -56,6 +66,9 @@ def generate(
     threads: int | None,
     isa: str | None,
     is_json: bool,
+    has_stats: bool,
+    is_explained: bool,
+    page: Path | None,
     **sampling: Any,
 ) -> None:
     """Continue a text: the new text to stdout, a summary to stderr.
@@ -82,16 +95,46 @@ def generate(
             progress=bar,
         )
     ids = prompt_ids(llm, text, is_chat)
+    if is_json or is_explained:
+        result = llm.generate([ids], params)[0]
+    else:
+        result = write_stream(llm, ids, params)
     if is_json:
-        print(json.dumps(described(llm.generate([ids], params)[0])))
-        return
-    stream = llm.stream(ids, params)
+        print(json.dumps(described(result, has_origins=is_explained)))
+    elif is_explained:
+        write_explained(llm, result)
+    if page is not None:
+        write_page(llm, text, result, page)
+    if not is_json:
+        print(summary(result, params.resolved(llm.defaults).temperature), file=sys.stderr)
+    if has_stats:
+        print("\n".join(level_table(result.stats)), file=sys.stderr)
+
+
+def write_stream(llm: "LLM", prompt: "Prompt", params: "SamplingParams") -> "Result":
+    """Writes a completion as it comes."""
+    stream = llm.stream(prompt, params)
     for piece in stream:
         write_text(piece)
     assert stream.result is not None
     if sys.stdout.isatty() and not stream.result.text.endswith("\n"):
         write_text("\n")
-    print(summary(stream.result, params.resolved(llm.defaults).temperature), file=sys.stderr)
+    return stream.result
+
+
+def write_explained(llm: "LLM", result: "Result") -> None:
+    """The text by who drafted it to standard output, the legend to standard error."""
+    spans = explain.explained(result.completions[0], llm.tokenizer)
+    text, chain = explain.for_terminal(spans, has_colour=has_colour(sys.stdout)), result.stats.chain
+    print(text, end="" if result.text.endswith("\n") else "\n", flush=True)
+    print(explain.legend(spans, chain, has_colour=has_colour(sys.stderr)), file=sys.stderr)
+
+
+def write_page(llm: "LLM", prompt: str, result: "Result", page: Path) -> None:
+    spans = explain.explained(result.completions[0], llm.tokenizer)
+    heading = f"Who drafted what: {llm.directory.name}"
+    content = explain.as_html(prompt, spans, result.stats.chain, heading)
+    page.write_text(content, encoding="utf-8")
 
 
 def read_prompt(prompt: str | None, file: str | None) -> str:
@@ -118,7 +161,7 @@ def prompt_ids(llm: "LLM", text: str, is_chat: bool) -> "Prompt":
     return llm.encode(text)
 
 
-def described(result: "Result") -> dict[str, Any]:
+def described(result: "Result", *, has_origins: bool = False) -> dict[str, Any]:
     """What --json prints."""
     completion = result.completions[0]
     entry: dict[str, Any] = {"text": completion.text, "tokens": completion.tokens}
@@ -131,20 +174,20 @@ def described(result: "Result") -> dict[str, Any]:
             }
             for each in completion.logprobs
         ]
+    if has_origins:
+        entry["origins"] = [
+            {
+                "depth": origin.depth,
+                "level": result.stats.chain[origin.depth],
+                "probability": _number(origin.probability),
+            }
+            for origin in completion.origins
+        ]
     return entry | {
         "finish_reason": completion.finish_reason,
         "seed": completion.seed,
-        "stats": _described_stats(result.stats),
+        "stats": result.stats.described(),
     }
-
-
-def _described_stats(stats: "Stats") -> dict[str, Any]:
-    levels = []
-    for level in stats.levels:
-        entry = asdict(level) | {"acceptance": level.acceptance, "gb_per_s": level.gb_per_s}
-        del entry["gigabytes"]
-        levels.append(entry)
-    return asdict(stats) | {"levels": levels}
 
 
 def _number(value: float) -> float | None:
@@ -164,3 +207,42 @@ def _level_summary(level: "LevelReport") -> str:
     if level.acceptance is not None:
         text += f", {level.acceptance:.0%} of {level.drafted} drafted tokens accepted"
     return text
+
+
+def level_table(stats: "Stats") -> list[str]:
+    """A row per level, outermost first; then how often a draft was accepted by its place."""
+    rows = [
+        [
+            *("level", "readings", "rows", "ms each", "GB/s", "ms picking"),
+            *("drafted", "accepted", "", "mean length"),
+        ]
+    ]
+    for level in stats.levels:
+        rows.append(
+            [
+                level.name,
+                str(level.forwards),
+                str(level.rows),
+                f"{1e3 * level.seconds / max(level.forwards, 1):.2f}",
+                f"{level.gb_per_s:.1f}",
+                f"{1e3 * level.pick_seconds:.1f}",
+                *_acceptance_cells(level),
+            ]
+        )
+    places = []
+    for level in stats.levels:
+        if level.drafted:
+            shares = " ".join(f"{share:.2f}" for share in level.acceptance_at)
+            places.append(f"{level.name}: accepted by place {shares}")
+    return [*aligned(rows), *places]
+
+
+def _acceptance_cells(level: "LevelReport") -> list[str]:
+    if level.acceptance is None or level.mean_accepted_length is None:
+        return ["-"] * 4
+    return [
+        str(level.drafted),
+        str(level.accepted),
+        f"{level.acceptance:.0%}",
+        f"{level.mean_accepted_length:.2f}",
+    ]

@@ -1,10 +1,11 @@
 """What reaches the terminal: safe text, tables, progress. Knows no models."""
 
+import os
 import sys
 from collections.abc import Sequence
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TextIO
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -36,6 +37,11 @@ def write_text(text: str) -> None:
     """Model text to standard output at once: harmless on a terminal, as it is elsewhere."""
     sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
+
+
+def has_colour(stream: TextIO) -> bool:
+    """Whether to colour what goes there (https://no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR")
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -1,0 +1,77 @@
+"""A picture of what chains of levels reached. The only place that needs matplotlib."""
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from specqd.bench.levels import Comparison, Summary
+from specqd.errors import RequestError
+
+_DRAFTS = "#1a7f37"
+_LIMIT = "#0b69a3"
+_FEWEST = 10  # drafts at a place, below which the share that was accepted says nothing
+
+
+def require_matplotlib() -> None:
+    """Raises RequestError where it is missing."""
+    if find_spec("matplotlib") is None:
+        raise RequestError("plots need matplotlib; install it with pip install 'specqd[bench]'")
+
+
+def draw(path: Path, comparison: Comparison) -> None:
+    """A row per temperature: speedups with their intervals, and acceptance by place."""
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
+    by_temperature = comparison.by_temperature
+    rows = len(by_temperature)
+    figure = Figure(figsize=(13, 1.0 + 3.4 * rows), layout="constrained")
+    figure.suptitle(f"{comparison.model}, {comparison.num_prompts} prompts of {comparison.prompts}")
+    axes = figure.subplots(rows, 2, squeeze=False)
+    for (temperature, summaries), (speed, places) in zip(by_temperature.items(), axes, strict=True):
+        _draw_speedups(speed, summaries)
+        _draw_places(places, summaries)
+        speed.set_ylabel(f"temperature {temperature:g}")
+    try:
+        figure.savefig(path, dpi=150)
+    except ValueError as error:
+        raise RequestError(f"{path}: {error}") from error
+
+
+def _draw_speedups(axes: Any, summaries: Sequence[Summary]) -> None:
+    places = range(len(summaries))
+    ratios = [summary.over_plain for summary in summaries]
+    spans = [[r.median - r.low for r in ratios], [r.high - r.median for r in ratios]]
+    axes.barh(places, [r.median for r in ratios], color=_DRAFTS, alpha=0.35)
+    axes.errorbar(
+        [r.median for r in ratios],
+        places,
+        xerr=spans,
+        fmt="none",
+        ecolor=_DRAFTS,
+        capsize=4,
+        label="of plain decoding, 95 % interval",
+    )
+    limits = [summary.over_bf16_limit.median for summary in summaries]
+    axes.plot(limits, places, "D", color=_LIMIT, label="of the BF16 limit")
+    axes.axvline(1.0, color="grey", linewidth=0.8)
+    axes.set_yticks(places, [summary.title for summary in summaries])
+    axes.invert_yaxis()
+    axes.set_xlabel("speed of decoding, as a multiple")
+    axes.legend(fontsize="small", loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
+
+
+def _draw_places(axes: Any, summaries: Sequence[Summary]) -> None:
+    for summary in summaries:
+        verifier = summary.levels[0]
+        reached = sum(drafted >= _FEWEST for drafted in verifier.drafted_at)
+        if reached:
+            shares = verifier.acceptance_at[:reached]
+            axes.plot(range(1, reached + 1), shares, "o-", markersize=3, label=summary.title)
+    axes.set_ylim(0.0, 1.02)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_xlabel("place in the proposal")
+    axes.set_ylabel("accepted")
+    if axes.lines:
+        axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.01, 0.5))

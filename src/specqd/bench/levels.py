@@ -1,0 +1,315 @@
+"""Chains of levels against plain decoding on a set of prompts, after the paper's protocol.
+
+Batch 1, interleaved: each prompt is completed by every arm in turn over one loaded model, and
+ratios are taken within a prompt. A draft's reading of the prompt counts as decoding, where it takes
+place; no arm finds the prompt in the cache. Every arm's tokens must equal plain decoding's.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from itertools import product
+from operator import add
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from specqd import _native
+from specqd.bench.bandwidth import bandwidth_at
+from specqd.errors import RequestError, SpecqdError
+from specqd.level import Level
+from specqd.llm import LLM
+from specqd.reports import LevelReport, Stats
+from specqd.sampling import SamplingParams
+
+PLAIN = "none"
+_WARM_UP_TOKENS = 16
+_LARGEST_READ = 10**9  # bytes: a working set beyond it lies in no cache either
+_RESAMPLES = 4000  # of the bootstrap
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A way of decoding: a chain as its words, outermost first."""
+
+    chain: str
+    llm: LLM
+
+    @property
+    def levels(self) -> list[Level]:
+        return [level for level in self.llm.engine.level.levels if isinstance(level, Level)]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One prompt's completion by one arm; `levels` counts decoding alone."""
+
+    tokens: list[int]
+    prefill_s: float  # to the first token
+    decode_s: float
+    levels: tuple[LevelReport, ...]
+
+    @property
+    def tokens_per_s(self) -> float:
+        return (len(self.tokens) - 1) / self.decode_s
+
+    @property
+    def wall_s(self) -> float:
+        return self.prefill_s + self.decode_s
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One prompt's runs, an arm each and plain decoding first, and the bandwidth of the moment."""
+
+    prompt: int  # its number
+    runs: tuple[Run, ...]
+    gb_per_s: dict[int, float]  # by working set, in bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A median over prompts, and its bootstrapped 95 % interval."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Interval":
+        drawn = np.random.default_rng(0).integers(len(values), size=(_RESAMPLES, len(values)))
+        medians = np.median(np.asarray(values)[drawn], axis=1)
+        low, high = np.percentile(medians, [2.5, 97.5])
+        return cls(median(values), float(low), float(high))
+
+    def described(self) -> dict[str, float]:
+        return {"median": self.median, "low": self.low, "high": self.high}
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What an arm reached over all prompts."""
+
+    chain: str
+    tokens_per_s: float
+    prefill_s: float
+    decode_s: float
+    wall_s: float
+    over_plain: Interval  # tokens/s of decoding, against our own plain decoding
+    over_bf16_limit: Interval  # the same, against bandwidth / BF16 bytes per token
+    wall_over_plain: Interval
+    levels: tuple[LevelReport, ...]
+    shares: tuple[float, ...]  # of the bandwidth at each level's working set
+
+    @property
+    def title(self) -> str:
+        """The chain with the last part of each path alone."""
+        words = [word.rsplit("/", 1)[-1] for word in self.chain.split()]
+        return "plain" if words == [PLAIN] else " ".join(words)
+
+    def described(self) -> dict[str, Any]:
+        """As JSON shows it."""
+        levels = zip(self.levels, self.shares, strict=True)
+        return {
+            "chain": self.chain,
+            "tokens_per_s": self.tokens_per_s,
+            "prefill_s": self.prefill_s,
+            "decode_s": self.decode_s,
+            "wall_s": self.wall_s,
+            "over_plain": self.over_plain.described(),
+            "over_bf16_limit": self.over_bf16_limit.described(),
+            "wall_over_plain": self.wall_over_plain.described(),
+            "levels": [level.described() | {"bandwidth_share": share} for level, share in levels],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What was run where, and what came of it by temperature."""
+
+    model: str
+    cpu: str
+    threads: int
+    isa: str
+    prompts: str
+    num_prompts: int
+    rounds: int
+    max_tokens: int
+    bf16_bytes_per_token: int
+    by_temperature: dict[float, list[Summary]] = field(default_factory=dict)
+
+    @classmethod
+    def on(
+        cls, plain: LLM, *, prompts: str, num_prompts: int, rounds: int, max_tokens: int
+    ) -> "Comparison":
+        return cls(
+            model=plain.directory.name,
+            cpu=_native.cpu_model(),
+            threads=plain.model.machine.pool.threads,
+            isa=plain.model.machine.isa,
+            prompts=prompts,
+            num_prompts=num_prompts,
+            rounds=rounds,
+            max_tokens=max_tokens,
+            bf16_bytes_per_token=plain.model.bf16_bytes_per_forward,
+        )
+
+    def described(self) -> dict[str, Any]:
+        """As JSON shows it. That tokens were equal is no result: without it there is none."""
+        entry = {name: getattr(self, name) for name in self.__slots__ if name != "by_temperature"}
+        temperatures = [
+            {"temperature": temperature, "arms": [summary.described() for summary in summaries]}
+            for temperature, summaries in self.by_temperature.items()
+        ]
+        return entry | {"tokens_equal": True, "temperatures": temperatures}
+
+
+def default_chains(small: str | None) -> list[str]:
+    """The paper's arms but plain decoding: self-draft, small draft alone, both; and `auto`."""
+    with_small = [f"{small}:bf16", f"mxfp4 {small}:mxfp4 ngram"] if small else []
+    return ["mxfp4", *with_small, "auto"]
+
+
+def make_arms(plain: LLM, chains: Sequence[str]) -> list[Arm]:
+    """Plain decoding, then each chain, over one loaded model."""
+    others = [chain for chain in dict.fromkeys(chains) if chain.split() != [PLAIN]]
+    arms = [Arm(PLAIN, plain), *(Arm(chain, plain.with_draft(chain.split())) for chain in others)]
+    for arm in arms:
+        arm.llm.engine.reuses_prefixes = False
+    return arms
+
+
+def read_prompts(path: Path, limit: int) -> list[str]:
+    """The first `limit` prompts of a file with a JSON object a line."""
+    prompts = []
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in zip(range(1, limit + 1), lines, strict=False):
+                entry = json.loads(line)
+                prompt = entry.get("prompt") if isinstance(entry, dict) else None
+                if not isinstance(prompt, str) or not prompt:
+                    raise RequestError(f'{path}:{number}: no text; write {{"prompt": "..."}}')
+                prompts.append(prompt)
+    except ValueError as error:
+        where = f"{path}:{len(prompts) + 1}"
+        raise RequestError(f"{where}: not a JSON object a line, in UTF-8: {error}") from error
+    if not prompts:
+        raise RequestError(f"{path}: there are no prompts in it")
+    return prompts
+
+
+def trials(
+    arms: Sequence[Arm], prompts: Sequence[str], params: SamplingParams, rounds: int = 1
+) -> Iterator[Trial]:
+    """Yields each prompt's runs, `rounds` times. The end of a prompt that is too long is taken; its
+    number is the seed. Raises SpecqdError where an arm's tokens differ from the first arm's."""
+    plain = arms[0].llm
+    assert params.max_tokens is not None
+    room = plain.model.config.max_positions - params.max_tokens
+    if room < 1:
+        raise RequestError(
+            f"{params.max_tokens} new tokens leave no room for a prompt in the model's context "
+            f"of {plain.model.config.max_positions}; ask for fewer"
+        )
+    encoded = [plain.encode(prompt)[-room:] for prompt in prompts]
+    for arm in arms:
+        timed(arm.llm, encoded[0], replace(params, max_tokens=_WARM_UP_TOKENS, seed=0))
+    for begin, number in product(range(rounds), range(len(encoded))):
+        bandwidth = measured_bandwidth(arms)
+        runs: dict[int, Run] = {}
+        for turn in range(len(arms)):  # another arm begins each time
+            at = (begin + number + turn) % len(arms)
+            runs[at] = timed(arms[at].llm, encoded[number], replace(params, seed=number))
+        trial = Trial(number, tuple(runs[at] for at in range(len(arms))), bandwidth)
+        check_equal(arms, trial)
+        yield trial
+
+
+def timed(
+    llm: LLM, prompt: Sequence[int], params: SamplingParams, clock: Clock = perf_counter
+) -> Run:
+    """Completes one prompt, alone."""
+    engine = llm.engine
+    [generation] = engine.submit(prompt, params.resolved(llm.defaults))
+    begun = clock()
+    while generation.count == 0 and generation.finish_reason is None:
+        engine.step()
+    prefilled, before = clock(), Stats.of(engine)
+    while generation.finish_reason is None:
+        engine.step()
+    ended = clock()
+    if generation.error is not None:
+        raise generation.error
+    levels = Stats.of(engine).since(before).levels
+    return Run(generation.tokens, prefilled - begun, ended - prefilled, levels)
+
+
+def check_equal(arms: Sequence[Arm], trial: Trial) -> None:
+    expected = trial.runs[0].tokens
+    for arm, run in zip(arms, trial.runs, strict=True):
+        at = first_difference(expected, run.tokens)
+        if at is not None:
+            raise SpecqdError(
+                f"NOT EQUAL: prompt {trial.prompt}, new token {at}: {arm.chain} differs from plain "
+                "decoding; this is a defect of specqd, please report it"
+            )
+
+
+def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
+    for at, (one, other) in enumerate(zip(ours, theirs, strict=False)):
+        if one != other:
+            return at
+    return None if len(ours) == len(theirs) else min(len(ours), len(theirs))
+
+
+def measured_bandwidth(arms: Sequence[Arm]) -> dict[int, float]:
+    """GB/s at the size of what each level reads, and of plain BF16 weights."""
+    model = arms[0].llm.model
+    sizes = {level.model.bytes_per_forward for arm in arms for level in arm.levels}
+    sizes.add(model.bf16_bytes_per_forward)
+    reads = {size: min(size, _LARGEST_READ) for size in sizes}
+    measured = {read: bandwidth_at(model.machine, read) for read in set(reads.values())}
+    return {size: measured[read] for size, read in reads.items()}
+
+
+def summarised(arms: Sequence[Arm], done: Sequence[Trial]) -> list[Summary]:
+    """One summary per arm, over all trials."""
+    bf16_bytes = arms[0].llm.model.bf16_bytes_per_forward
+    limits = [trial.gb_per_s[bf16_bytes] * 1e9 / bf16_bytes for trial in done]
+    plain = [trial.runs[0] for trial in done]
+    summaries = []
+    for at, arm in enumerate(arms):
+        runs = [trial.runs[at] for trial in done]
+        speeds = [run.tokens_per_s for run in runs]
+        levels = tuple(reduce(add, each) for each in zip(*(r.levels for r in runs), strict=True))
+        sizes = [level.model.bytes_per_forward for level in arm.levels]
+        bandwidths = [median(trial.gb_per_s[size] for trial in done) for size in sizes]
+        summaries.append(
+            Summary(
+                arm.chain,
+                median(speeds),
+                median(run.prefill_s for run in runs),
+                median(run.decode_s for run in runs),
+                median(run.wall_s for run in runs),
+                _ratios(done, speeds, [run.tokens_per_s for run in plain]),
+                _ratios(done, speeds, limits),
+                _ratios(done, [run.wall_s for run in plain], [run.wall_s for run in runs]),
+                levels,
+                tuple(level.gb_per_s / b for level, b in zip(levels, bandwidths, strict=True)),
+            )
+        )
+    return summaries
+
+
+def _ratios(done: Sequence[Trial], ours: Sequence[float], theirs: Sequence[float]) -> Interval:
+    """Over prompts, of each one's median ratio over its rounds."""
+    by_prompt: dict[int, list[float]] = {}
+    for trial, a, b in zip(done, ours, theirs, strict=True):
+        by_prompt.setdefault(trial.prompt, []).append(a / b)
+    return Interval.of([median(ratios) for ratios in by_prompt.values()])

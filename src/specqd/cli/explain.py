@@ -1,0 +1,153 @@
+"""A text shown with the level that first said each token: on a terminal, or as a page of HTML.
+
+Depth 0 is the model itself, 1 its drafter, 2 the drafter's drafter. Text from a model is stripped
+of what steers a terminal, and escaped in HTML.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import click
+
+from specqd.cli.terminal import harmless, one_line
+
+if TYPE_CHECKING:
+    from specqd.llm import Completion
+    from specqd.tokenizer import Tokenizer
+
+_COLOURS = ("green", "cyan", "magenta", "yellow")  # of depths 1, 2, 3, 4; then again
+_LINES = ("solid", "double", "dotted", "wavy")  # the same without colour
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A token's text, who said it first, and the probability that the model itself gave it."""
+
+    text: str
+    depth: int
+    probability: float
+
+
+def explained(completion: "Completion", tokenizer: "Tokenizer") -> list[Span]:
+    """The completion's text in spans, a token each. A character that several tokens make belongs
+    to the last of them; a token without text of its own has an empty span."""
+    stream = tokenizer.stream()
+    left = completion.text
+    spans = []
+    for token, origin in zip(completion.tokens, completion.origins, strict=True):
+        piece = stream.feed(token)[: len(left)]  # a stop string may have cut the text
+        left = left[len(piece) :]
+        spans.append(Span(piece, origin.depth, origin.probability))
+    if left and spans:
+        last = spans[-1]
+        spans[-1] = Span(last.text + left, last.depth, last.probability)
+    return spans
+
+
+def for_terminal(spans: Sequence[Span], *, has_colour: bool) -> str:
+    """In colours, or with marks like <1> where another level begins."""
+    parts = []
+    for depth, run in groupby((span for span in spans if span.text), key=lambda span: span.depth):
+        text = harmless("".join(span.text for span in run))
+        parts.append(_styled(text, depth) if has_colour else f"<{depth}>{text}")
+    return "".join(parts)
+
+
+def legend(spans: Sequence[Span], chain: Sequence[str], *, has_colour: bool) -> str:
+    """One line: each level, and how many of the tokens it said first."""
+    counts = Counter(span.depth for span in spans)
+    parts = []
+    for depth, name in enumerate(chain):
+        mark = "" if has_colour else f"<{depth}> "
+        part = f"{mark}{_title(one_line(name), depth)}: {_share(counts[depth], len(spans))}"
+        parts.append(_styled(part, depth) if has_colour else part)
+    return "; ".join(parts)
+
+
+def as_html(prompt: str, spans: Sequence[Span], chain: Sequence[str], heading: str) -> str:
+    """A page that stands alone, in light and in dark, and asks the network for nothing."""
+    counts = Counter(span.depth for span in spans)
+    key = "\n".join(
+        f'<li><span class="{_class(depth)}">{_safe(_title(name, depth))}</span> '
+        f"{_share(counts[depth], len(spans))}</li>"
+        for depth, name in enumerate(chain)
+    )
+    text = "".join(
+        f'<span class="{_class(span.depth)}" title="{_hint(span, chain)}">{_safe(span.text)}</span>'
+        for span in spans
+        if span.text
+    )
+    return _PAGE.format(
+        heading=_safe(heading), rules=_rules(len(chain)), key=key, prompt=_safe(prompt), text=text
+    )
+
+
+def _styled(text: str, depth: int) -> str:
+    return click.style(text, fg=_COLOURS[(depth - 1) % len(_COLOURS)]) if depth else text
+
+
+def _title(name: str, depth: int) -> str:
+    return name if depth else f"{name} itself"
+
+
+def _share(count: int, total: int) -> str:
+    return f"{count} tokens, {count / max(total, 1):.0%}"
+
+
+def _class(depth: int) -> str:
+    return f"d{(depth - 1) % len(_COLOURS) + 1}" if depth else "d0"
+
+
+def _hint(span: Span, chain: Sequence[str]) -> str:
+    return _safe(f"{_title(chain[span.depth], span.depth)}, probability {span.probability:.3f}")
+
+
+def _safe(text: str) -> str:
+    return escape(harmless(text), quote=True)
+
+
+def _rules(levels: int) -> str:
+    return "\n".join(
+        f".d{i} {{ background: var(--b{i}); text-decoration: underline {line} var(--c{i}); }}"
+        for i, line in enumerate(_LINES[: levels - 1], 1)
+    )
+
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>{heading}</title>
+<style>
+:root {{ color-scheme: light dark; --ink: #1c1e21; --paper: #fcfcfa; --faint: #686c73;
+  --b1: #dcf2e0; --c1: #1a7f37; --b2: #d9edf8; --c2: #0b69a3;
+  --b3: #f5e1f3; --c3: #9a3393; --b4: #f8ecd0; --c4: #8a5a00; }}
+@media (prefers-color-scheme: dark) {{ :root {{ --ink: #e4e6ea; --paper: #16181c; --faint: #969ba4;
+  --b1: #17351f; --c1: #57c774; --b2: #123247; --c2: #58b4ea;
+  --b3: #3d1d3a; --c3: #df86d7; --b4: #3b2d0c; --c4: #dfae4c; }} }}
+body {{ margin: 2rem auto; max-width: 60rem; padding: 0 1rem; color: var(--ink);
+  background: var(--paper); font: 16px/1.5 system-ui, sans-serif; }}
+h1 {{ font-size: 1.1rem; }}
+ul {{ display: flex; flex-wrap: wrap; gap: .3rem 1.6rem; padding: 0; list-style: none; }}
+pre {{ font: 14px/1.7 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; }}
+.prompt {{ color: var(--faint); }}
+span {{ border-radius: 2px; text-underline-offset: 3px; }}
+pre span:hover {{ outline: 1px solid var(--ink); }}
+{rules}
+</style>
+</head>
+<body>
+<h1>{heading}</h1>
+<ul>
+{key}
+</ul>
+<pre><span class="prompt">{prompt}</span>{text}</pre>
+</body>
+</html>
+"""

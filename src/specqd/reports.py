@@ -1,0 +1,164 @@
+"""What a call did: time, tokens and each level's work, as differences of running counts.
+
+Sees engines and levels as things that count; knows nothing of texts or of who shows the numbers.
+"""
+
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+from specqd.engine import Engine
+from specqd.level import Level
+
+
+@dataclass(frozen=True, slots=True)
+class LevelReport:
+    """What one model of a chain did: its forwards, and what it made of its drafter's proposals."""
+
+    name: str
+    forwards: int
+    rows: int
+    seconds: float  # within forwards
+    pick_seconds: float  # picking and comparing, after them
+    drafted: int  # tokens that its drafter proposed
+    accepted: int
+    drafted_at: tuple[int, ...]  # by place: the proposals that reached it
+    accepted_at: tuple[int, ...]  # by place: those of which it was confirmed
+    gigabytes: float  # of weights that its forwards read
+
+    @classmethod
+    def of(cls, level: Level) -> "LevelReport":
+        """Since the level was made."""
+        counted = level.stats
+        return cls(
+            level.name,
+            counted.forwards,
+            counted.rows,
+            counted.seconds,
+            counted.pick_seconds,
+            counted.drafted,
+            counted.accepted,
+            tuple(counted.drafted_at),
+            tuple(counted.accepted_at),
+            counted.forwards * level.model.bytes_per_forward / 1e9,
+        )
+
+    def since(self, before: "LevelReport") -> "LevelReport":
+        return self._plus(before, -1)
+
+    def __add__(self, other: "LevelReport") -> "LevelReport":
+        return self._plus(other, 1)
+
+    def _plus(self, other: "LevelReport", sign: int) -> "LevelReport":
+        drafted_at = _places(self.drafted_at, other.drafted_at, sign)
+        while drafted_at and not drafted_at[-1]:
+            drafted_at.pop()
+        accepted_at = _places(self.accepted_at, other.accepted_at, sign)
+        return LevelReport(
+            self.name,
+            self.forwards + sign * other.forwards,
+            self.rows + sign * other.rows,
+            self.seconds + sign * other.seconds,
+            self.pick_seconds + sign * other.pick_seconds,
+            self.drafted + sign * other.drafted,
+            self.accepted + sign * other.accepted,
+            tuple(drafted_at),
+            tuple(accepted_at[: len(drafted_at)]),
+            self.gigabytes + sign * other.gigabytes,
+        )
+
+    @property
+    def acceptance(self) -> float | None:
+        """The share of its drafter's tokens that it confirmed; None where nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def acceptance_at(self) -> tuple[float, ...]:
+        """By place in the proposal: how often a token that was drafted there was confirmed."""
+        return tuple(a / d for a, d in zip(self.accepted_at, self.drafted_at, strict=True))
+
+    @property
+    def mean_accepted_length(self) -> float | None:
+        """Tokens that a proposal became, on average, the verifier's own next one included.
+
+        Rounds in which nothing was proposed do not count; None where there were no others.
+        """
+        return 1.0 + self.accepted / self.drafted_at[0] if self.drafted_at else None
+
+    @property
+    def gb_per_s(self) -> float:
+        return self.gigabytes / self.seconds if self.seconds else 0.0
+
+    def described(self) -> dict[str, Any]:
+        """As JSON shows it."""
+        return {
+            "name": self.name,
+            "forwards": self.forwards,
+            "rows": self.rows,
+            "seconds": self.seconds,
+            "pick_seconds": self.pick_seconds,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "acceptance": self.acceptance,
+            "acceptance_at": list(self.acceptance_at),
+            "drafted_at": list(self.drafted_at),
+            "mean_accepted_length": self.mean_accepted_length,
+            "gb_per_s": self.gb_per_s,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Time and tokens of one call, over all of its prompts."""
+
+    prompt_tokens: int
+    new_tokens: int
+    decoded_tokens: int  # of the new ones, those that decode_s made; prefill makes the first
+    prefill_s: float
+    decode_s: float
+    levels: tuple[LevelReport, ...]  # the models of the chain, outermost first
+    chain: tuple[str, ...]  # the names of all its members: a token's depth counts them
+
+    @classmethod
+    def of(cls, engine: Engine) -> "Stats":
+        """Since the engine was made."""
+        counted, members = engine.stats, engine.level.levels
+        return cls(
+            counted.prompt_tokens,
+            counted.new_tokens,
+            counted.decoded_tokens,
+            counted.prefill_seconds,
+            counted.decode_seconds,
+            tuple(LevelReport.of(member) for member in members if isinstance(member, Level)),
+            tuple(getattr(member, "name", type(member).__name__) for member in members),
+        )
+
+    def since(self, before: "Stats") -> "Stats":
+        return Stats(
+            self.prompt_tokens - before.prompt_tokens,
+            self.new_tokens - before.new_tokens,
+            self.decoded_tokens - before.decoded_tokens,
+            self.prefill_s - before.prefill_s,
+            self.decode_s - before.decode_s,
+            tuple(now.since(then) for now, then in zip(self.levels, before.levels, strict=True)),
+            self.chain,
+        )
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.decoded_tokens / self.decode_s if self.decode_s else 0.0
+
+    def described(self) -> dict[str, Any]:
+        """As JSON shows it."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "new_tokens": self.new_tokens,
+            "prefill_s": self.prefill_s,
+            "decode_s": self.decode_s,
+            "tokens_per_s": self.tokens_per_s,
+            "levels": [level.described() for level in self.levels],
+        }
+
+
+def _places(ours: tuple[int, ...], theirs: tuple[int, ...], sign: int) -> list[int]:
+    return [a + sign * b for a, b in zip_longest(ours, theirs, fillvalue=0)]

@@ -1,0 +1,279 @@
+"""`specqd bench levels`: equal tokens or no result, ratios within prompts, numbers that add up."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import pytest
+
+from random_models import Shape, make_model
+from specqd import LLM, SamplingParams
+from specqd.bench import levels
+from specqd.bench.levels import (
+    Arm,
+    Interval,
+    Run,
+    Trial,
+    check_equal,
+    default_chains,
+    first_difference,
+    make_arms,
+    read_prompts,
+    summarised,
+    timed,
+    trials,
+)
+from specqd.cli import main
+from specqd.errors import RequestError, SpecqdError
+
+PARAMS = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory, seed: int) -> LLM:
+    shape = Shape(is_peaked=True, context=256)
+    directory = make_model(tmp_path_factory.mktemp("models") / "small", shape, seed)
+    return LLM(directory, "none", threads=1)
+
+
+@pytest.fixture(scope="module")
+def arms(llm: LLM) -> list[Arm]:
+    return make_arms(llm, ["mxfp4:k=3", "none", "mxfp4:k=3"])
+
+
+@pytest.fixture(autouse=True)
+def quick_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(levels, "bandwidth_at", lambda machine, size: 8.0)
+
+
+def write_prompts(path: Path, *prompts: str) -> Path:
+    lines = [json.dumps({"id": i, "prompt": prompt}) for i, prompt in enumerate(prompts)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+# --- Arms and prompts -------------------------------------------------------------------------
+
+
+def test_plain_decoding_comes_first_and_each_chain_once(arms: list[Arm]) -> None:
+    assert [arm.chain for arm in arms] == ["none", "mxfp4:k=3"]
+    assert [[level.name for level in arm.levels] for arm in arms] == [["bf16"], ["bf16", "mxfp4"]]
+
+
+def test_the_usual_arms_are_the_papers() -> None:
+    assert default_chains(None) == ["mxfp4", "auto"]
+    assert default_chains("./s") == ["mxfp4", "./s:bf16", "mxfp4 ./s:mxfp4 ngram", "auto"]
+
+
+def test_prompts_are_read_up_to_the_limit(tmp_path: Path) -> None:
+    file = write_prompts(tmp_path / "p.jsonl", "one", "zwei ü", "three")
+    assert read_prompts(file, 2) == ["one", "zwei ü"]
+    assert len(read_prompts(file, 9)) == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "where"),
+    [
+        (b"", "no prompts"),
+        (b'{"prompt": "a"}\n{"text": "b"}\n', ":2: no text"),
+        (b'{"prompt": 5}\n', ":1: no text"),
+        (b'["a"]\n', ":1: no text"),
+        (b'{"prompt": "a"}\nnonsense\n', ":2: not a JSON object"),
+        (b"\xff\xfe\n", ":1: not a JSON object"),
+    ],
+)
+def test_a_bad_file_of_prompts_is_refused_by_line(
+    tmp_path: Path, content: bytes, where: str
+) -> None:
+    file = tmp_path / "p.jsonl"
+    file.write_bytes(content)
+    with pytest.raises(RequestError, match=where):
+        read_prompts(file, 9)
+
+
+# --- Equal tokens -----------------------------------------------------------------------------
+
+
+def test_the_first_difference_is_found() -> None:
+    assert first_difference([1, 2, 3], [1, 2, 3]) is None
+    assert first_difference([1, 2, 3], [1, 9, 3]) == 1
+    assert first_difference([1, 2], [1, 2, 3]) == 2
+
+
+def test_every_arm_is_compared_while_it_is_timed(
+    arms: list[Arm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = levels.timed
+    calls = 0
+
+    def spoiled(llm: LLM, prompt: list[int], params: SamplingParams) -> Run:
+        nonlocal calls
+        calls += 1
+        run = real(llm, prompt, params)
+        if llm is arms[1].llm and params.seed == 1:
+            return replace(run, tokens=[*run.tokens[:7], run.tokens[7] + 1, *run.tokens[8:]])
+        return run
+
+    monkeypatch.setattr(levels, "timed", spoiled)
+    running = trials(arms, ["ab", "cd", "ef"], PARAMS)
+    assert next(running).prompt == 0
+    with pytest.raises(SpecqdError, match=r"NOT EQUAL: prompt 1, new token 7: mxfp4:k=3 differs"):
+        next(running)
+    assert calls == 2 + 2 * 2  # the warm-up, and two prompts
+
+
+def test_missing_tokens_are_a_difference(arms: list[Arm]) -> None:
+    whole = Run([1, 2, 3], 1.0, 1.0, ())
+    check_equal(arms, Trial(0, (whole, whole), {}))
+    with pytest.raises(SpecqdError, match="new token 2"):
+        check_equal(arms, Trial(0, (whole, replace(whole, tokens=[1, 2])), {}))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_real_arms_are_equal(arms: list[Arm], llm: LLM, temperature: float) -> None:
+    params = replace(PARAMS, temperature=temperature)
+    prompts = ["ab", "a longer prompt " * 30]
+    done = list(trials(arms, prompts, params, rounds=2))
+    assert [trial.prompt for trial in done] == [0, 1, 0, 1]
+    for trial in done:
+        assert all(len(run.tokens) == 24 for run in trial.runs)
+    seeded = replace(params, seed=1)
+    [expected] = llm.generate([llm.encode(prompts[1])[-(256 - 24) :]], seeded)
+    assert done[1].runs[0].tokens == done[3].runs[1].tokens == expected.tokens
+
+
+# --- Times and ratios -------------------------------------------------------------------------
+
+
+def test_prefill_and_decoding_are_apart(llm: LLM, arms: list[Arm]) -> None:
+    for arm in arms:
+        for _ in range(2):  # the second time, the prompt is not found in the cache
+            ticks = iter([10.0, 13.0, 18.0])
+            run = timed(arm.llm, [65] * 150, PARAMS, clock=lambda ticks=ticks: next(ticks))
+            assert (run.prefill_s, run.decode_s, run.wall_s) == (3.0, 5.0, 8.0)
+            assert run.tokens_per_s == 23 / 5.0
+            verifier = run.levels[0]
+            assert verifier.rows == 23 - verifier.accepted + verifier.drafted  # none of the prompt
+    assert llm.engine.is_idle
+
+
+def test_an_interval_holds_its_median_and_narrows_with_more_prompts(
+    rng: np.random.Generator,
+) -> None:
+    values = rng.normal(2.0, 0.1, 400).tolist()
+    few, many = Interval.of(values[:10]), Interval.of(values)
+    for interval in (few, many):
+        assert interval.low <= interval.median <= interval.high
+    assert many.high - many.low < few.high - few.low
+    assert many.median == median(values)
+    assert Interval.of(values) == many  # seeded
+    assert Interval.of([1.5]) == Interval(1.5, 1.5, 1.5)
+
+
+def test_intervals_cover_the_true_median_about_as_often_as_they_say(
+    rng: np.random.Generator,
+) -> None:
+    covered = 0
+    for _ in range(200):
+        interval = Interval.of(rng.normal(1.0, 0.2, 25).tolist())
+        covered += interval.low <= 1.0 <= interval.high
+    assert covered >= 170  # of 200, where some 187 are expected, give or take 3.5
+
+
+def test_ratios_are_taken_within_prompts_and_rounds(arms: list[Arm], llm: LLM) -> None:
+    base = timed(arms[1].llm, [65, 66], PARAMS)
+    plain = timed(llm, [65, 66], PARAMS)
+    bf16 = llm.model.bf16_bytes_per_forward
+    sizes = [level.model.bytes_per_forward for level in arms[1].levels]
+
+    def trial(prompt: int, plain_s: float, drafted_s: float, bandwidth: float) -> Trial:
+        runs = (
+            replace(plain, prefill_s=1.0, decode_s=plain_s),
+            replace(base, prefill_s=1.0, decode_s=drafted_s),
+        )
+        return Trial(prompt, runs, dict.fromkeys([bf16, *sizes], bandwidth))
+
+    done = [
+        trial(0, 4.0, 2.0, 8.0),  # twice as fast
+        trial(1, 9.0, 3.0, 8.0),  # three times, in the middle of three rounds
+        trial(1, 90.0, 3.0, 8.0),
+        trial(1, 3.0, 3.0, 8.0),
+        trial(2, 8.0, 2.0, 8.0),  # four times
+    ]
+    summary = summarised(arms, done)[1]
+    assert summary.over_plain.median == pytest.approx(3.0)
+    assert (summary.over_plain.low, summary.over_plain.high) == pytest.approx((2.0, 4.0))
+    limit = 8e9 / bf16
+    assert summary.over_bf16_limit.median == pytest.approx(23 / 2.0 / limit)
+    assert summary.wall_over_plain.median == pytest.approx(10.0 / 4.0)
+    assert summary.levels[0].forwards == 5 * base.levels[0].forwards
+    assert summary.shares[0] == pytest.approx(summary.levels[0].gb_per_s / 8.0)
+
+
+# --- The command ------------------------------------------------------------------------------
+
+
+def test_the_command_ends_with_one_line_of_json(
+    llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = write_prompts(tmp_path / "p.jsonl", "ab", "cd", "ef")
+    file = tmp_path / "out.json"
+    command = ["bench", "levels", str(llm.directory), "--prompts", str(prompts), "--limit", "2"]
+    command += ["-n", "12", "--threads", "1", "--json", str(file), "--chain", "mxfp4:k=2"]
+    assert main(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    printed = json.loads(lines[-1])
+    assert json.loads(file.read_text()) == printed
+    assert (printed["num_prompts"], printed["max_tokens"], printed["rounds"]) == (2, 12, 1)
+    assert printed["bf16_bytes_per_token"] == llm.model.bf16_bytes_per_forward
+    assert [each["temperature"] for each in printed["temperatures"]] == [0.0, 0.8]
+    for each in printed["temperatures"]:
+        plain, drafted = each["arms"]
+        assert (plain["chain"], drafted["chain"]) == ("none", "mxfp4:k=2")
+        assert plain["over_plain"] == {"median": 1.0, "low": 1.0, "high": 1.0}
+        for key in ("over_plain", "over_bf16_limit", "wall_over_plain"):
+            assert drafted[key]["low"] <= drafted[key]["median"] <= drafted[key]["high"]
+        assert all(drafted[key] > 0 for key in ("tokens_per_s", "prefill_s", "decode_s", "wall_s"))
+        assert [level["name"] for level in drafted["levels"]] == ["bf16", "mxfp4"]
+        assert all(level["bandwidth_share"] > 0 for level in drafted["levels"])
+    assert sum("equal tokens in all arms" in line for line in lines) == 2
+
+
+def test_a_plot_without_matplotlib_is_refused_before_any_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    prompts = write_prompts(tmp_path / "p.jsonl", "ab")
+    plot = tmp_path / "p.png"
+    command = ["bench", "levels", "/nowhere/at/all", "--prompts", str(prompts), "--plot", str(plot)]
+    assert main(command) == 1
+    error = capsys.readouterr().err
+    assert "pip install 'specqd[bench]'" in error
+    assert error.count("\n") == 1
+
+
+def test_the_plot_is_drawn(llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib", reason="plots are an extra")
+    prompts = write_prompts(tmp_path / "p.jsonl", "ab", "cd")
+    plot = tmp_path / "p.png"
+    command = ["bench", "levels", str(llm.directory), "--prompts", str(prompts), "--threads", "1"]
+    assert main([*command, "-n", "8", "--chain", "mxfp4:k=2", "--plot", str(plot)]) == 0
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_too_many_new_tokens_are_refused(
+    llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = write_prompts(tmp_path / "p.jsonl", "ab")
+    command = ["bench", "levels", str(llm.directory), "--prompts", str(prompts), "-n", "256"]
+    assert main([*command, "--threads", "1", "--chain", "mxfp4"]) == 1
+    assert "leave no room" in capsys.readouterr().err
+
+
+def test_a_small_model_and_own_chains_are_wrong_usage(tmp_path: Path) -> None:
+    prompts = write_prompts(tmp_path / "p.jsonl", "ab")
+    command = ["bench", "levels", "--prompts", str(prompts), "--chain", "mxfp4", "--small", "x"]
+    assert main(command) == 2
