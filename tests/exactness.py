@@ -7,23 +7,24 @@ bits of its reference: plain decoding, alone, by one thread, its prompt in one f
 import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
-from random_models import ROPE_SCALINGS, Shape, make_model
+from random_models import ROPE_SCALINGS, Shape, make_model, shorten_model
 from specqd import _native
-from specqd.drafters import Ask, Drafter, NoDraft, Proposal
+from specqd.config import read_config
+from specqd.drafters import Ask, Proposal
 from specqd.errors import HubError
 from specqd.hub import shipped_model
 from specqd.level import Level
 from specqd.model import MAX_ROWS, Machine, Model, Rows
 from specqd.sequence import Sequence as Text
+from specqd.tokenizer import Tokenizer
 
 SAMPLINGS: Mapping[str, Mapping[str, float]] = {
     "greedy": {},
@@ -38,8 +39,8 @@ SAMPLINGS: Mapping[str, Mapping[str, float]] = {
         "presence_penalty": 0.1,
     },
 }
-DRAFTS = ("none", "1", "2", "3", "4", "5", "6", "7", "8", "free")  # `free`: as long as confident
 FEEDINGS = ("whole", "parts", "adopted")  # how a prompt gets into the cache
+CORPUS = Path(__file__)  # what prompts are cut from
 SLOW_ISAS = ("portable", "amx_emulated")  # for small models only
 PART_SIZES = (1, 7, 33, 2, 64, 20)  # rows of one sequence in one forward, when fed in parts
 
@@ -58,11 +59,12 @@ class Cell:
     threads: int
     sampling: str
     feeding: str
+    stop: str
 
     def __str__(self) -> str:
         return (
-            f"{self.isa}-{self.threads}-{self.model}-draft_{self.draft}"
-            f"-{self.company}-{self.sampling}-{self.feeding}"
+            f"{self.isa}-{self.threads}-{self.model}-{self.draft.replace(':', '_')}"
+            f"-{self.company}-{self.sampling}-{self.feeding}-{self.stop}"
         )
 
 
@@ -105,6 +107,7 @@ class Subject:
     new_tokens: int
     context: int
     is_small: bool  # enough for portable code
+    small: Path | None = None  # a smaller model of the same tokens
 
     def requests(self, rng: np.random.Generator) -> tuple[dict[str, Request], list[Request]]:
         """The request of each sampling that is compared in every cell, and its batch mates.
@@ -112,8 +115,8 @@ class Subject:
         The mates come and go at different times; one crosses the attention chunk of 512, where
         the model is small and its context long enough.
         """
-        tokenizer = Tokenizer.from_file(str(self.directory / "tokenizer.json"))
-        ids = tokenizer.encode(Path(__file__).read_text(), add_special_tokens=False).ids
+        text = CORPUS.read_text(encoding="utf-8")
+        ids = Tokenizer.open(self.directory).encode(text, add_special_tokens=False)
         most = min(500 if self.is_small else 70, self.context - self.new_tokens - 16)
 
         def prompt(length: int) -> tuple[int, ...]:
@@ -173,20 +176,28 @@ RANDOM_SHAPES: Mapping[str, Shape] = {
 def random_subject(name: str, directory: Path, seed: int) -> Subject:
     """A peaked random model of one of RANDOM_SHAPES, written to `directory`."""
     shape = RANDOM_SHAPES[name]
-    return Subject(name, make_model(directory, shape, seed), 320, shape.context, is_small=True)
+    return Subject(name, make_model(directory, shape, seed), 416, shape.context, is_small=True)
 
 
 def trained_subjects(shared_models: Path) -> list[Subject]:
     """The trained models that are here: small ones for tests, and the one that ships."""
-    small = [("stories260k", 200, 512), ("tiny1m", 120, 256)]
+    stories, python = shared_models / "stories260k", shared_models / "pycode-3m"
     subjects = [
-        Subject(name, shared_models / name, new_tokens, context, is_small=True)
-        for name, new_tokens, context in small
-        if (shared_models / name).is_dir()
+        Subject("stories260k", stories, 200, 512, is_small=True),
+        Subject("tiny1m", shared_models / "tiny1m", 120, 256, is_small=True, small=stories),
     ]
+    subjects = [subject for subject in subjects if subject.directory.is_dir()]
     with suppress(HubError):  # without it, a test says so
-        subjects.append(Subject("shipped", shipped_model(), 64, 512, is_small=False))
+        subjects.append(Subject("shipped", shipped_model(), 64, 512, is_small=False, small=python))
     return subjects
+
+
+def with_small(subject: Subject, directory: Path) -> Subject:
+    """The subject with a small model that is here: if need be, half of its own layers."""
+    if subject.small is not None and subject.small.is_dir():
+        return subject
+    layers = read_config(subject.directory).num_layers // 2
+    return replace(subject, small=shorten_model(directory, subject.directory, layers))
 
 
 # --- Decoding -------------------------------------------------------------------------------------
@@ -221,14 +232,6 @@ class Drafted:
         self.accepted_tokens += accepted
         self.rejected += accepted < proposed
         self.taken_whole += accepted == proposed > 0
-
-
-def level_of(model: Model, draft: str) -> Level:
-    """The chain of levels that a cell's `draft` names."""
-    drafter: Drafter = NoDraft()
-    if draft != "none":
-        drafter = Level(model.as_draft(), drafter, length=None if draft == "free" else int(draft))
-    return Level(model, drafter)
 
 
 def open_model(subject: Subject, isa: str, threads: int, max_rows: int = MAX_ROWS) -> Model:

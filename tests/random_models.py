@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,21 @@ def make_model(directory: Path, shape: Shape, seed: int) -> Path:
     _write_json(directory / "config.json", make_config(shape))
     write_safetensors(directory / "model.safetensors", make_tensors(shape, seed))
     write_tokenizer(directory, shape.vocab)
+    return directory
+
+
+def shorten_model(directory: Path, model: Path, layers: int) -> Path:
+    """Write the first `layers` layers of a model between its embedding and its head: a smaller one
+    that often agrees with it."""
+    shutil.copytree(model, directory, ignore=shutil.ignore_patterns("*.safetensors"))
+    config, tensors = read_model(model)
+    _write_json(directory / "config.json", config | {"num_hidden_layers": layers})
+    kept = {
+        name: bits
+        for name, bits in tensors.items()
+        if not name.startswith("model.layers.") or int(name.split(".")[2]) < layers
+    }
+    write_safetensors(directory / "model.safetensors", kept)
     return directory
 
 

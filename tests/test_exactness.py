@@ -2,6 +2,8 @@
 way of the prompt into the cache."""
 
 import dataclasses
+import random
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import combinations, product
 from pathlib import Path
@@ -10,23 +12,28 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import drafting
 import exactness
 from conftest import SHARED_MODELS
 from covering import Pair, covering_array
-from exactness import Cell, Decoding, Drafted, Request, Subject, Trace, level_of, open_model
+from exactness import Cell, Decoding, Drafted, Request, Subject, Trace, open_model
 from specqd._native import available_isas
+from specqd.chains import Drafts
+from specqd.drafters import NoDraft
+from specqd.level import Level
 from specqd.model import Model
 
-LEAST_TOKENS = 20_000
+LEAST_TOKENS = 50_000
 TRAINED = {subject.name: subject for subject in exactness.trained_subjects(SHARED_MODELS)}
 FACTORS = {
     "isa": exactness.isas(),
-    "draft": exactness.DRAFTS,
+    "draft": drafting.DRAFTS,
     "model": (*exactness.RANDOM_SHAPES, *TRAINED),
     "company": ("alone", "batch"),
     "threads": (1, 2),
     "sampling": tuple(exactness.SAMPLINGS),
     "feeding": exactness.FEEDINGS,
+    "stop": drafting.STOPS,
 }
 
 
@@ -47,15 +54,19 @@ class Bench:
     seed: int
     compared: int = 0
     drafted: Drafted = field(default_factory=Drafted)
+    drafted_below: Counter[tuple[int, str]] = field(default_factory=Counter)  # by depth
     _subjects: dict[str, Subject] = field(default_factory=dict)
     _models: dict[tuple[str, str, int], Model] = field(default_factory=dict)
+    _drafts: dict[Model, Drafts] = field(default_factory=dict)
     _references: dict[tuple[str, Request], Trace] = field(default_factory=dict)
 
     def subject(self, name: str) -> Subject:
         if name not in self._subjects:
-            self._subjects[name] = TRAINED.get(name) or exactness.random_subject(
+            subject = TRAINED.get(name) or exactness.random_subject(
                 name, self.directory / name, self.seed
             )
+            small = self.directory / f"{name}-small"
+            self._subjects[name] = exactness.with_small(subject, small)
         return self._subjects[name]
 
     def model(self, name: str, isa: str, threads: int) -> Model:
@@ -63,6 +74,15 @@ class Bench:
         if key not in self._models:
             self._models[key] = open_model(self.subject(name), isa, threads)
         return self._models[key]
+
+    def level(self, cell: Cell, model: Model | None = None) -> Level:
+        """What a cell decodes with, over its own model or another opening of it."""
+        subject = self.subject(cell.model)
+        model = model or self.model(cell.model, cell.isa, cell.threads)
+        if model not in self._drafts:
+            self._drafts[model] = drafting.drafts_of(subject)
+        whims = random.Random(f"{self.seed} {cell}") if cell.stop == "random" else None
+        return drafting.level_of(subject, model, cell.draft, self._drafts[model], whims)
 
     def requests(self, cell: Cell) -> list[Request]:
         """What a cell decodes: the same requests in every cell of its model."""
@@ -76,14 +96,20 @@ class Bench:
         key = (name, request)
         if key not in self._references:
             isa = "portable" if self.subject(name).is_small else available_isas()[0]
-            level = level_of(self.model(name, isa, 1), "none")
+            level = Level(self.model(name, isa, 1), NoDraft())
             (self._references[key],) = Decoding(level, [request]).run()
         return self._references[key]
 
     def decode(self, cell: Cell) -> tuple[list[Trace], Drafted]:
-        level = level_of(self.model(cell.model, cell.isa, cell.threads), cell.draft)
+        level = self.level(cell)
         decoding = Decoding(level, self.requests(cell), cell.feeding)
-        return decoding.run(), decoding.drafted
+        traces = decoding.run()
+        for depth, below in enumerate(level.levels):
+            if depth > 0 and isinstance(below, Level):
+                stats = below.stats
+                self.drafted_below[depth, "accepted"] += stats.accepted
+                self.drafted_below[depth, "rejected"] += stats.drafted - stats.accepted
+        return traces, decoding.drafted
 
     def differences(self, cell: Cell, found: list[Trace]) -> list[str]:
         """Each request of the cell whose trace is not its reference's."""
@@ -123,9 +149,9 @@ def test_bits_are_those_of_plain_decoding(bench: Bench, cell: Cell) -> None:
 
 @pytest.mark.parametrize("name", exactness.RANDOM_SHAPES)
 def test_bits_do_not_depend_on_the_most_rows_of_a_forward(bench: Bench, name: str) -> None:
-    cell = Cell(available_isas()[0], "4", name, "batch", 2, "noisy", "whole")
+    cell = Cell(available_isas()[0], "mxfp4:k=4", name, "batch", 2, "noisy", "whole", "own")
     model = open_model(bench.subject(name), cell.isa, cell.threads, max_rows=29)
-    traces = Decoding(level_of(model, cell.draft), bench.requests(cell)).run()
+    traces = Decoding(bench.level(cell, model), bench.requests(cell)).run()
     assert bench.differences(cell, traces) == []
 
 
@@ -148,6 +174,8 @@ def test_drafts_were_accepted_and_rejected_and_taken_whole(bench: Bench) -> None
     assert bench.drafted.rejected > 100
     assert bench.drafted.accepted_tokens > 100
     assert bench.drafted.taken_whole > 100
+    assert all(bench.drafted_below[depth, "accepted"] > 100 for depth in (1, 2, 3))
+    assert all(bench.drafted_below[depth, "rejected"] > 100 for depth in (1, 2, 3))
 
 
 def test_enough_tokens_were_compared(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,15 +194,15 @@ def test_trained_model_took_part(name: str) -> None:
 
 
 def broken_cell(name: str, draft: str) -> Cell:
-    return Cell(exactness.isas()[-1], draft, name, "alone", 1, "greedy", "whole")
+    return Cell(exactness.isas()[-1], draft, name, "alone", 1, "greedy", "whole", "own")
 
 
 @pytest.mark.parametrize("name", exactness.RANDOM_SHAPES)
 def test_a_cache_that_keeps_the_drafts_keys_and_values_is_seen(bench: Bench, name: str) -> None:
-    cell = broken_cell(name, "4")
+    cell = broken_cell(name, "mxfp4:k=4")
     model = open_model(bench.subject(name), cell.isa, cell.threads)
     exactness.keep_drafted_cache(model)
-    traces = Decoding(level_of(model, cell.draft), bench.requests(cell)).run()
+    traces = Decoding(bench.level(cell, model), bench.requests(cell)).run()
     (text,) = bench.differences(cell, traces)
     assert text.startswith("request 0: new token")
 
@@ -190,8 +218,7 @@ def test_one_ulp_of_one_logit_is_seen(bench: Bench, monkeypatch: pytest.MonkeyPa
         return logits
 
     monkeypatch.setattr(exactness, "read_logits", nudged)
-    level = level_of(bench.model(cell.model, cell.isa, cell.threads), cell.draft)
-    found = Decoding(level, bench.requests(cell)).run()
+    found = Decoding(bench.level(cell), bench.requests(cell)).run()
     monkeypatch.undo()
     (text,) = bench.differences(cell, found)
     assert text.startswith("request 0: new token 40: logits")

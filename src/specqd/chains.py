@@ -164,7 +164,8 @@ class Drafts:
             return NoDraft()
         spec, inner = specs[0], specs[1:]
         if spec.kind == "ngram":
-            return self._ngrams(spec)
+            corpus = self._corpora[spec.source] if spec.source else ()
+            return NgramDrafter(corpus=corpus, length=spec.length)
         directory = self._target[0] if spec.kind == "mxfp4" else self._directories[spec.source]
         model = self._model(directory, spec.reading, above, progress)
         size = model.config.vocab_size
@@ -199,10 +200,6 @@ class Drafts:
                     progress=progress,
                 )
         return self._models[key]
-
-    def _ngrams(self, spec: DraftSpec) -> Drafter:
-        corpus = self._corpora[spec.source] if spec.source else ()
-        return NgramDrafter(corpus=corpus, length=spec.length)
 
 
 class WithinVocabulary:

@@ -1,0 +1,82 @@
+"""The chains that the exactness harness decodes with, and drafts that end by chance."""
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from exactness import CORPUS, Subject
+from specqd.chains import Drafts, parse_chain
+from specqd.drafters import Ask, Drafter, Proposal
+from specqd.level import Level
+from specqd.model import Model, Reading
+from specqd.sequence import Sequence as Text
+from specqd.tokenizer import Tokenizer
+
+# A chain's words, the outermost first; SMALL and CORPUS stand for a directory and a file.
+CHAINS = (
+    "ngram",
+    "SMALL:bf16:k=3",
+    "SMALL:k=5+ngram:k=2",
+    "mxfp4+ngram:CORPUS",
+    "mxfp4+SMALL+ngram",
+    "mxfp4:k=6+SMALL:bf16:k=4",
+    "SMALL:bf16:k=6+SMALL:k=4+ngram:k=3",
+    "mxfp4:k=8+SMALL:k=4+ngram:CORPUS:k=3",
+    "mxfp4:k=12+SMALL:bf16:k=8+SMALL:k=4+ngram:CORPUS:k=2",
+)
+DRAFTS = ("none", *(f"mxfp4:k={k}" for k in range(1, 9)), "mxfp4", *CHAINS)
+STOPS = ("own", "random")  # who decides how long a draft is
+
+
+class Whimsical:
+    """A drafter whose every decision to go on or to stop is made by chance: what is asked of it,
+    what a token is said to be worth, and how much of the proposal is handed on."""
+
+    def __init__(self, drafter: Drafter, rng: random.Random) -> None:
+        self._drafter = drafter
+        self._rng = rng
+
+    @property
+    def levels(self) -> tuple[Drafter, ...]:
+        return self._drafter.levels
+
+    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+        asked = [
+            replace(
+                ask,
+                at_most=self._rng.choice((ask.at_most, self._rng.randint(0, min(ask.at_most, 9)))),
+                gain=self._rng.choice((0.0, ask.gain, 1e9)),
+            )
+            for ask in asks
+        ]
+        proposals = []
+        for proposal in self._drafter.propose(asked):
+            kept = max(0, len(proposal.tokens) - self._rng.choice((0, 0, 0, 1, 2, 5)))
+            proposals.append(Proposal(proposal.tokens[:kept], proposal.confidences[:kept]))
+        return proposals
+
+    def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
+        self._drafter.observe(ask, proposal, accepted)
+
+    def release(self, sequence: Text) -> None:
+        self._drafter.release(sequence)
+
+
+def drafts_of(subject: Subject) -> Drafts:
+    return Drafts(subject.directory, Reading.EXACT, Tokenizer.open(subject.directory))
+
+
+def level_of(
+    subject: Subject, model: Model, draft: str, drafts: Drafts, whims: random.Random | None = None
+) -> Level:
+    """The chain of levels that a cell's `draft` names; with whims, stopped at random."""
+    files = {"SMALL": str(subject.small), "CORPUS": str(CORPUS)}
+    words = [re.sub("SMALL|CORPUS", lambda m: files[m[0]], word) for word in draft.split("+")]
+    specs = parse_chain(words)
+    drafts.check(specs)
+    level = drafts.chain(model, specs)
+    for each in level.levels:
+        if whims is not None and isinstance(each, Level):
+            each.drafter = Whimsical(each.drafter, whims)
+    return level
