@@ -197,6 +197,26 @@ def test_an_unknown_repository_says_how_a_draft_is_written(llm: LLM) -> None:
         llm.with_draft("./nothing:k=2")
 
 
+def test_chains_of_the_command_line_change_no_text(
+    directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small, empty, lines = str(directory / "other:one"), tmp_path / "empty", tmp_path / "a.jsonl"
+    empty.write_text("")
+    lines.write_text('"abc"\n\n{"prompt": "ab", "completion": "cab"}\n{"text": "cabcab"}\n')
+    command = ["generate", str(directory / "target"), "-p", "abcab", "-n", "40", "--seed", "3"]
+    command += ["--temperature", "0.8", "--threads", "1"]
+    texts = set()
+    for chain in (
+        ["none"],
+        ["auto"],
+        [small, f"ngram:{empty}:k=2"],
+        ["mxfp4:k=5", f"{small}:bf16:k=3", f"{small}:k=2", f"ngram:{lines}"],
+    ):
+        assert main([*command, *(word for draft in chain for word in ("--draft", draft))]) == 0
+        texts.add(capsys.readouterr().out)
+    assert len(texts) == 1
+
+
 # --- What is shared -------------------------------------------------------------------------------
 
 
