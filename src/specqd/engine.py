@@ -151,6 +151,7 @@ class Engine:
             list(prompt),
             params.picker(seed, sample),
             len(prompt),
+            is_sampled=bool(params.temperature),
             needs_history=params.needs_history,
             stop_ids=stop_ids,
         )

@@ -71,10 +71,7 @@ class Level:
         self._clock = clock
         self.costs = RowCosts()  # of this level's forwards
         self.pace = Pace()
-        # This level's confidence in a token -> the asker confirms it.
-        self._own = Calibration(floor=0.5)
-        # This level's confidence in a token -> the next one is confirmed.
-        self._next = Calibration(floor=0.85, memory=100.0)
+        self._greedy, self._sampled = _Trust(), _Trust()
         self._rounds = RowCosts()  # of advancing so many sequences as a drafter
         self._made = Mean()  # tokens of such a round for each sequence
         self._probes = ProbeBudget()
@@ -136,7 +133,7 @@ class Level:
         made = self._made.value or 1.0
         worth = []
         for draft in drafts:
-            follows = self._next.probability(draft.confidence)
+            follows = self._trust(draft.ask.sequence).next.probability(draft.confidence)
             tokens = follows * (1.0 - follows**made) / (1.0 - follows) if follows < 1.0 else made
             brings = draft.product * tokens * draft.ask.gain - made * draft.ask.row_seconds
             worth.append((brings, draft))
@@ -155,19 +152,22 @@ class Level:
         begun = self._clock()
         steps = self.advance([draft.to_ask() for draft in drafts])
         for draft, step in zip(drafts, steps, strict=True):
-            draft.take(step, self._own)
+            draft.take(step, self._trust(draft.ask.sequence).own)
         self._rounds.add(len(drafts), self._clock() - begun)
         self._made.add(sum(len(step.tokens) for step in steps) / len(steps))
+
+    def _trust(self, sequence: Sequence) -> "_Trust":
+        return self._sampled if sequence.is_sampled else self._greedy
 
     def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
         if accepted:
             self._probes.refund()
         if accepted == len(proposal.tokens) >= self._reach:
             self._reach = min(2 * self._reach, _LONGEST_PROPOSAL)
-        before = ask.confidence
+        before, trust = ask.confidence, self._trust(ask.sequence)
         for i, confidence in enumerate(proposal.confidences[: accepted + 1]):
-            self._own.observe(confidence, i < accepted)
-            self._next.observe(before, i < accepted)
+            trust.own.observe(confidence, i < accepted)
+            trust.next.observe(before, i < accepted)
             before = confidence
 
     def advance(self, asks: SequenceOf[Ask]) -> list[Proposal]:
@@ -239,6 +239,17 @@ class Level:
             results.append(Proposal(tokens, confidences, row, depths))
             row += len(proposal.tokens) + 1
         return results
+
+
+class _Trust:
+    """How often what a level says is confirmed, by its confidence. Greedy and sampled texts differ:
+    at a temperature above 0, common noise makes the confidence of a token say less."""
+
+    __slots__ = ("next", "own")
+
+    def __init__(self) -> None:
+        self.own = Calibration(floor=0.5, memory=200.0)  # in a token -> it is confirmed
+        self.next = Calibration(floor=0.85, memory=100.0)  # in a token -> the next one is
 
 
 @dataclass(slots=True)

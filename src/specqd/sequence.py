@@ -30,6 +30,7 @@ class Sequence:
     tokens: list[int]
     picker: _native.Picker
     prompt_length: int
+    is_sampled: bool = False  # with noise: temperature > 0
     needs_history: bool = False  # penalties look at all tokens
     grammar: Grammar | None = None
     stop_ids: frozenset[int] = frozenset()
