@@ -1,0 +1,379 @@
+"""Sampling through chains of levels follows the target's distribution, and drafts are accepted as
+often as common noise must make them. Toy models, whose distributions are known.
+
+Random but the same in each run, so that bounds which chance passes once in so often never flake.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field, replace
+from functools import cache
+from math import sqrt
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fake_model import FakeModel
+from specqd import _native
+from specqd.drafters import Ask, Drafter, NoDraft, Proposal
+from specqd.level import Level
+from specqd.ngram import NgramDrafter
+from specqd.sequence import Sequence
+
+Floats = NDArray[np.float64]
+Table = NDArray[np.float32]  # logits by the last two tokens, [vocabulary] * 3
+
+VOCABULARY = 6
+PROMPT = (0, 3, 1, 4, 1, 5, 2)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    temperature: float
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def picker(self, seed: int) -> _native.Picker:
+        return _native.Picker(
+            temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, seed=seed
+        )
+
+    def distribution(self, logits: Table) -> Floats:
+        """The probabilities that the last axis's logits stand for, by definition."""
+        z = logits.astype(np.float64) / self.temperature
+        p = np.exp(z - z.max(axis=-1, keepdims=True))
+        order = np.argsort(-p, axis=-1, kind="stable")
+        ranked = np.take_along_axis(p, order, axis=-1)
+        if self.top_k:
+            ranked[..., self.top_k :] = 0.0
+        before = np.cumsum(ranked, axis=-1) - ranked
+        ranked[before >= self.top_p * ranked.sum(axis=-1, keepdims=True)] = 0.0
+        np.put_along_axis(p, order, ranked, axis=-1)
+        return p / p.sum(axis=-1, keepdims=True)
+
+
+WARM = Sampling(0.8)
+CUT = Sampling(0.8, top_k=5, top_p=0.9)
+
+
+class ToyModel(FakeModel):
+    """Its logits are a table's row of the last two tokens; it picks as any model does."""
+
+    def __init__(self, table: Table, *, exact: "ToyModel | None" = None) -> None:
+        super().__init__(lambda prefix: 0, len(table), exact=exact)
+        self.table = table
+
+    def drafting(self, table: Table) -> "ToyModel":
+        """Another reading of the same model, in the same cache."""
+        return ToyModel(table, exact=self)
+
+    def verify(
+        self, row: int, proposal: SequenceOf[int], sequence: Sequence
+    ) -> tuple[list[int], list[float]]:
+        tokens: list[int] = []
+        confidences: list[float] = []
+        for i in range(len(proposal) + 1):
+            seen = [*sequence.tokens, *proposal[:i]]
+            assert self._rows[row + i] == seen, "the cache holds other tokens"
+            guess = proposal[i] if i < len(proposal) else None
+            token, confidence = self.pick(seen, guess, sequence.picker)
+            tokens.append(token)
+            confidences.append(confidence)
+            if token != guess:
+                break
+        return tokens, confidences
+
+    def pick(
+        self, seen: SequenceOf[int], guess: int | None, picker: _native.Picker
+    ) -> tuple[int, float]:
+        return picker.pick(self.table[seen[-2], seen[-1]], len(seen))
+
+
+class DrawsAnew(ToyModel):
+    """Wrong: replaces a rejected guess by a token of noise that the guess knew nothing of."""
+
+    def pick(
+        self, seen: SequenceOf[int], guess: int | None, picker: _native.Picker
+    ) -> tuple[int, float]:
+        picked = super().pick(seen, guess, picker)
+        if guess in (None, picked[0]):
+            return picked
+        return picker.pick(self.table[seen[-2], seen[-1]], len(seen) + 1_000_000)
+
+
+class Lenient(ToyModel):
+    """Wrong: accepts what is likely enough, though it is not what it picks."""
+
+    def pick(
+        self, seen: SequenceOf[int], guess: int | None, picker: _native.Picker
+    ) -> tuple[int, float]:
+        token, confidence = super().pick(seen, guess, picker)
+        logits = self.table[seen[-2], seen[-1]]
+        if guess is not None and logits[guess] > logits.max() - 0.5:
+            return guess, confidence
+        return token, confidence
+
+
+class RandomlyAsked:
+    """Asks a drafter for no more than random numbers of tokens, and may cut what it proposes."""
+
+    def __init__(self, drafter: Drafter, rng: random.Random) -> None:
+        self._drafter = drafter
+        self._rng = rng
+
+    @property
+    def levels(self) -> tuple[Drafter, ...]:
+        return self._drafter.levels
+
+    def propose(self, asks: SequenceOf[Ask]) -> list[Proposal]:
+        asks = [replace(ask, at_most=self._rng.randint(0, ask.at_most)) for ask in asks]
+        return [self._cut(proposal) for proposal in self._drafter.propose(asks)]
+
+    def _cut(self, proposal: Proposal) -> Proposal:
+        kept = self._rng.randint(len(proposal.tokens) // 2, len(proposal.tokens))
+        return Proposal(proposal.tokens[:kept], proposal.confidences[:kept])
+
+    def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
+        self._drafter.observe(ask, proposal, accepted)
+
+    def release(self, sequence: Sequence) -> None:
+        self._drafter.release(sequence)
+
+
+def table_of(rng: np.random.Generator, vocabulary: int = VOCABULARY) -> Table:
+    return (rng.standard_normal([vocabulary] * 3) * 1.5).astype(np.float32)
+
+
+def near(table: Table, rng: np.random.Generator, distance: float) -> Table:
+    return table + (rng.standard_normal(table.shape) * distance).astype(np.float32)
+
+
+@dataclass
+class Toy:
+    """A target and two that draft for it, of growing distance, and a corpus of any text."""
+
+    target: Table = field(default_factory=lambda: table_of(np.random.default_rng(1)))
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(2)
+        self.draft = near(self.target, rng, 0.6)
+        self.small = near(self.draft, rng, 1.0)
+        self.corpus = rng.integers(0, VOCABULARY, (4, 50)).tolist()
+
+    def ngram(self, length: int = 3) -> NgramDrafter:
+        return NgramDrafter(corpus=self.corpus, length=length)
+
+
+TOY = Toy()
+
+
+def texts(
+    level: Level, sampling: Sampling, seeds: range, least: int, most: int, batch: int = 25
+) -> Iterator[list[int]]:
+    """Of each seed at least so many new tokens, while asking for `most`."""
+    for first in range(seeds.start, seeds.stop, batch):
+        group = range(first, min(first + batch, seeds.stop))
+        pickers = [sampling.picker(seed) for seed in group]
+        sequences = [Sequence(list(PROMPT), picker, len(PROMPT)) for picker in pickers]
+        end = len(PROMPT) + most
+        while active := [s for s in sequences if len(s.tokens) < len(PROMPT) + least]:
+            asks = [Ask(s, end - len(s.tokens)) for s in active]
+            for ask, step in zip(asks, level.advance(asks), strict=True):
+                ask.sequence.tokens.extend(step.tokens)
+        for sequence in sequences:
+            yield sequence.tokens[len(PROMPT) :]
+            level.release(sequence)
+
+
+# --- What is sampled ---------------------------------------------------------------------------
+
+FALSE_ALARMS = 1e-4  # of each case, had its seeds not been fixed
+SKIPPED, COUNTED, ASKED = 2, 3, 8  # tokens of a text: the first are not drafted with all lengths
+TEXTS = 3_000
+LEAST_EXPECTED = 8.0  # in a cell; rarer ones are counted together
+
+
+@cache
+def expected_window(sampling: Sampling) -> Floats:
+    """The joint probabilities of the counted tokens, by enumeration: [vocabulary] * 3."""
+    p = sampling.distribution(TOY.target)
+    state = np.zeros((VOCABULARY, VOCABULARY))
+    state[PROMPT[-2], PROMPT[-1]] = 1.0
+    for _ in range(SKIPPED):
+        state = np.einsum("ab,abc->bc", state, p)
+    return np.einsum("ab,abx,bxy,xyz->xyz", state, p, p, p)
+
+
+def excess(level: Level, sampling: Sampling, seeds: range) -> float:
+    """Pearson's chi-square of the counted tokens, over the value that chance passes with the
+    probability FALSE_ALARMS (Wilson and Hilferty 1931)."""
+    counts = np.zeros([VOCABULARY] * COUNTED)
+    for text in texts(level, sampling, seeds, SKIPPED + COUNTED, ASKED):
+        counts[tuple(text[SKIPPED : SKIPPED + COUNTED])] += 1
+    expected = expected_window(sampling) * len(seeds)
+    if counts[expected == 0.0].any():
+        return np.inf
+    is_rare = expected < LEAST_EXPECTED
+    observed = np.append(counts[~is_rare], counts[is_rare].sum())
+    wanted = np.append(expected[~is_rare], expected[is_rare].sum())
+    assert observed.sum() == pytest.approx(wanted.sum())
+    chi_square = ((observed - wanted) ** 2 / wanted).sum()
+    freedom = len(wanted) - 1
+    spread = 2.0 / (9.0 * freedom)
+    normal = NormalDist().inv_cdf(1.0 - FALSE_ALARMS)
+    bound = freedom * (1.0 - spread + normal * sqrt(spread)) ** 3
+    print(f"chi-square {chi_square:.0f}, {freedom} degrees of freedom, bound {bound:.0f}")
+    return float(chi_square / bound)
+
+
+def self_draft(target: ToyModel) -> Drafter:
+    return Level(target.drafting(TOY.draft), NoDraft(), length=3)
+
+
+def small_model(target: ToyModel) -> Drafter:
+    return Level(ToyModel(TOY.small), NoDraft(), length=4)
+
+
+def ngram(target: ToyModel) -> Drafter:
+    return TOY.ngram()
+
+
+def draft_over_ngram(target: ToyModel) -> Drafter:
+    return Level(target.drafting(TOY.draft), TOY.ngram(2), length=5)
+
+
+def three_deep(target: ToyModel) -> Drafter:
+    small = Level(ToyModel(TOY.small), TOY.ngram(1), length=2)
+    return Level(target.drafting(TOY.draft), small, length=4)
+
+
+def three_deep_of_random_lengths(target: ToyModel) -> Drafter:
+    rng = random.Random(3)
+    small = Level(ToyModel(TOY.small), RandomlyAsked(TOY.ngram(), rng), length=4)
+    draft = Level(target.drafting(TOY.draft), RandomlyAsked(small, rng), length=6)
+    return RandomlyAsked(draft, rng)
+
+
+CHAINS = (
+    self_draft,
+    small_model,
+    ngram,
+    draft_over_ngram,
+    three_deep,
+    three_deep_of_random_lengths,
+)
+
+
+@pytest.mark.parametrize("sampling", [WARM, CUT], ids=["warm", "cut"])
+@pytest.mark.parametrize("below", CHAINS, ids=lambda f: f.__name__)
+def test_texts_of_a_chain_are_distributed_as_the_target_says(
+    below: Callable[[ToyModel], Drafter], sampling: Sampling
+) -> None:
+    target = ToyModel(TOY.target)
+    level = Level(target, below(target))
+    place = CHAINS.index(below) + len(CHAINS) * (sampling is CUT)
+    assert excess(level, sampling, range(place * 10_000, place * 10_000 + TEXTS)) < 1.0
+    assert TEXTS // 2 < level.stats.accepted < level.stats.drafted - TEXTS // 2
+
+
+@pytest.mark.parametrize("sampling", [WARM, CUT], ids=["warm", "cut"])
+@pytest.mark.parametrize("wrong", [DrawsAnew, Lenient])
+def test_a_verifier_that_favours_drafts_would_be_noticed(
+    wrong: type[ToyModel], sampling: Sampling
+) -> None:
+    target = wrong(TOY.target)
+    assert excess(Level(target, self_draft(target)), sampling, range(TEXTS)) > 1.2
+
+
+# --- What is accepted --------------------------------------------------------------------------
+
+
+def agreement(p: Floats, q: Floats) -> float:
+    """How likely picks from p and from q are the same token, if their noise is the same."""
+    return sum(
+        1.0 / float(np.maximum(p / p[i], q / q[i]).sum())
+        for i in range(len(p))
+        if p[i] > 0.0 and q[i] > 0.0
+    )
+
+
+def best_agreement(p: Floats, q: Floats) -> float:
+    """1 - TV(p, q): of any coupling, and so of rejection sampling."""
+    return float(np.minimum(p, q).sum())
+
+
+def deviation(successes: int, probabilities: Floats) -> float:
+    """Of so many successes of independent trials from their mean, in standard deviations."""
+    variance = (probabilities * (1.0 - probabilities)).sum()
+    return float((successes - probabilities.sum()) / sqrt(variance))
+
+
+WITHIN_99, WITHIN_999 = (NormalDist().inv_cdf(1.0 - (1.0 - s) / 2.0) for s in (0.99, 0.999))
+DISTANCES = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)  # of logits, whose own spread is 3
+PAIRS, PICKS = 20, 1_000  # of each distance, of each pair
+
+
+@pytest.mark.parametrize("sampling", [WARM, CUT], ids=["warm", "cut"])
+def test_picks_of_common_noise_agree_as_often_as_they_must(sampling: Sampling) -> None:
+    rng = np.random.default_rng(4)
+    equal = np.zeros((len(DISTANCES), PAIRS), int)
+    expected, best = np.zeros(equal.shape), np.zeros(equal.shape)
+    for i, j in np.ndindex(*equal.shape):
+        target = (rng.standard_normal(64) * 3.0).astype(np.float32)
+        draft = near(target, rng, DISTANCES[i])
+        picker = sampling.picker(int(rng.integers(2**63)))
+        equal[i, j] = sum(
+            picker.pick(target, t)[0] == picker.pick(draft, t)[0] for t in range(PICKS)
+        )
+        p, q = sampling.distribution(target), sampling.distribution(draft)
+        expected[i, j], best[i, j] = agreement(p, q), best_agreement(p, q)
+    assert (expected < best + 1e-12).all()
+    assert (expected > best / (2.0 - best) - 1e-12).all()
+    trials = expected.repeat(PICKS, axis=1)
+    for i, distance in enumerate(DISTANCES):
+        found = equal[i].mean() / PICKS
+        means = f"must {expected[i].mean():.3f}, optimum {best[i].mean():.3f}"
+        print(f"distance {distance}: {found:.3f}, {means}")
+        assert abs(deviation(equal[i].sum(), trials[i])) < WITHIN_999
+    assert abs(deviation(equal.sum(), trials)) < WITHIN_99
+
+
+class Witness:
+    """Notes each guess that followed accepted ones only: what came before, and if it was right."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+        self.levels = drafter.levels
+        self.propose = drafter.propose
+        self.release = drafter.release
+        self.contexts: list[tuple[int, int]] = []
+        self.accepted = 0
+
+    def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
+        tokens = [*ask.sequence.tokens[-2:], *proposal.tokens]
+        for i in range(min(accepted + 1, len(proposal.tokens))):
+            self.contexts.append((tokens[i], tokens[i + 1]))
+        self.accepted += accepted
+        self._drafter.observe(ask, proposal, accepted)
+
+
+@pytest.mark.parametrize("sampling", [WARM, CUT], ids=["warm", "cut"])
+@pytest.mark.parametrize("below", [self_draft, three_deep], ids=lambda f: f.__name__)
+def test_a_draft_is_accepted_as_often_as_common_noise_makes_it(
+    below: Callable[[ToyModel], Drafter], sampling: Sampling
+) -> None:
+    """Whatever drafts for the draft: its proposals are its own picks."""
+    target = ToyModel(TOY.target)
+    witness = Witness(below(target))
+    for _ in texts(Level(target, witness), sampling, range(300), 40, 44):
+        pass
+    p, q = sampling.distribution(TOY.target), sampling.distribution(TOY.draft)
+    expected = np.array([agreement(p[context], q[context]) for context in witness.contexts])
+    best = np.mean([best_agreement(p[context], q[context]) for context in witness.contexts])
+    found = witness.accepted / len(expected)
+    print(f"{found:.3f} of {len(expected)}, must {expected.mean():.3f}, optimum {best:.3f}")
+    assert len(expected) > 5_000
+    assert abs(deviation(witness.accepted, expected)) < WITHIN_99
