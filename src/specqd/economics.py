@@ -109,7 +109,7 @@ class RowCosts:
         slope = (self._value(second) - self._value(first)) / (second - first)
         return max(self._value(first) + slope * (rows - first), 0.0)
 
-    def row_seconds(self, rows: int, more: int = 4) -> float:
+    def row_seconds(self, rows: int, more: int = 8) -> float:
         """What one more row costs after `rows`, averaged over a few more; never negative."""
         return max(0.0, (self.seconds(rows + more) - self.seconds(rows)) / more)
 

@@ -18,7 +18,7 @@ from specqd.sequence import Sequence
 
 _FIRST_PROPOSAL = 4
 _LONGEST_PROPOSAL = 32
-_MEASURED_ROWS = (1, 2, 4, 8)
+_MEASURED_ROWS = (1, 2, 4, 9)
 _MEASUREMENTS = 5
 
 
