@@ -120,9 +120,9 @@ def test_an_outlier_moves_an_estimate_little_and_is_soon_forgotten() -> None:
     estimate = Estimate()
     for sample in [1.0] * 20 + [100.0]:
         estimate.add(sample)
-    assert estimate.value == pytest.approx(1.06)
+    assert estimate.value == pytest.approx(1.1)
     late = Estimate()
-    for sample in [10.0] + [1.0] * 10:  # the first was slow
+    for sample in [10.0] + [1.0] * 25:  # the first was slow
         late.add(sample)
     assert late.value is not None
     assert late.value < 1.3
@@ -138,8 +138,8 @@ def test_row_costs_are_interpolated_and_never_negative() -> None:
     assert costs.seconds(9) == pytest.approx(2.6)
     assert costs.row_seconds(1) == pytest.approx(0.2)
     costs.add(9, 90.0)  # far out of line: taken for twice the 2.6 expected, and little of that
-    assert costs.seconds(9) == pytest.approx(2.6 + 0.06 * 2.6)
-    for _ in range(30):
+    assert costs.seconds(9) == pytest.approx(2.6 + 0.1 * 2.6)
+    for _ in range(60):
         costs.add(9, 0.1)
     assert costs.row_seconds(5) == 0.0
     assert costs.seconds(40) == 0.0

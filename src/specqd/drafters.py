@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
+from specqd.economics import RowCosts
 from specqd.sequence import Sequence
 
 
@@ -17,6 +18,14 @@ class Ask:
     gain: float = inf  # seconds that one more accepted token saves; inf: whatever it costs
     row_seconds: float = 0.0  # that each proposed token adds to verification
     confidence: float = 1.0  # the asker's in the token before, a hint about the next
+    costs: RowCosts | None = None  # the asker's forwards, where known: rows are not equally dear
+    rows: int = 1  # that it forwards anyway
+
+    def added_seconds(self, count: int) -> float:
+        """What a proposal of so many tokens adds to verification."""
+        if self.costs is None:
+            return count * self.row_seconds
+        return self.costs.seconds(self.rows + count) - self.costs.seconds(self.rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,13 +46,13 @@ class Calibration:
 class Estimate:
     """A running estimate of what something takes on a machine that others use too.
 
-    Interference only ever adds: so a lower sample counts for more than a higher one, and no sample
-    for more than twice what was expected.
+    Interference only ever adds: so a lower sample counts for a little more than a higher one, and
+    no sample for more than twice what was expected.
     """
 
     __slots__ = ("value",)
 
-    _DOWN, _UP = 0.3, 0.06  # shares of a difference that one sample moves the value by
+    _DOWN, _UP = 0.15, 0.1  # shares of a difference that one sample moves the value by
 
     def __init__(self) -> None:
         self.value: float | None = None

@@ -218,7 +218,10 @@ class Level:
             held = self.model.context(sequence).match(sequence.tokens, sequence.num_accepted)
             has_prompt = held >= sequence.prompt_length - 1 and held > 0
             most = min(ask.at_most, rows_each) - 1 if has_prompt else 0
-            wanted.append(Ask(sequence, most, min(gain, ask.gain), row_seconds, ask.confidence))
+            worth = min(gain, ask.gain)
+            wanted.append(
+                Ask(sequence, most, worth, row_seconds, ask.confidence, self.costs, len(asks))
+            )
         return wanted
 
     def _known(self, proposal: Proposal) -> Proposal:

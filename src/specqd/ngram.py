@@ -5,6 +5,8 @@ Knows tokens and how such proposals fared; knows no models and no text.
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from itertools import product
+from math import inf
 
 from specqd import _native
 from specqd.drafters import Ask, Drafter, Proposal
@@ -13,6 +15,7 @@ from specqd.sequence import Sequence
 
 _LONGEST_PROPOSAL = 32
 _LEAST_PROBABILITY = 0.05  # that all of a proposal is right: past it, no token is worth its row
+_CAUTION = 1.4  # what is chosen for looking good looks better than it is
 
 
 class NgramDrafter:
@@ -31,7 +34,8 @@ class NgramDrafter:
         self.length = length
         self._corpus = _index_of(corpus)
         self._texts: dict[int, _Text] = {}
-        self._calibration = Calibration()
+        # By whether the text is sampled, and whether the token is the first of its proposal.
+        self._calibrations = {key: Calibration() for key in product((False, True), (False, True))}
 
     @property
     def levels(self) -> tuple[Drafter, ...]:
@@ -42,7 +46,7 @@ class NgramDrafter:
 
     def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
         for i, confidence in enumerate(proposal.confidences[: accepted + 1]):
-            self._calibration.observe(confidence, i < accepted)
+            self._calibrations[ask.sequence.is_sampled, i == 0].observe(confidence, i < accepted)
 
     def release(self, sequence: Sequence) -> None:
         self._texts.pop(sequence.key, None)
@@ -58,7 +62,8 @@ class NgramDrafter:
         tokens, confidences = text.index.propose(guesses, most, self._corpus)
         count = len(tokens) if self.length is not None else self._worthwhile(ask, confidences)
         if count < len(tokens) and text.withheld is None:
-            text.withheld = _Withheld([*guesses, *tokens[: count + 1]], confidences[count])
+            said = [*guesses, *tokens[: count + 1]]
+            text.withheld = _Withheld(said, confidences[count], is_first=count == 0)
         if sequence.stop_ids:
             count = next(
                 (i for i, t in enumerate(tokens[:count], 1) if t in sequence.stop_ids), count
@@ -74,30 +79,35 @@ class NgramDrafter:
         if text.length < accepted:
             new = sequence.tokens[text.length : accepted]
             if text.withheld is not None:
-                self._learn(text.withheld, new)
+                self._learn(sequence, text.withheld, new)
                 text.withheld = None
             text.index.append(new)
             text.length = accepted
         return text
 
-    def _learn(self, withheld: "_Withheld", new: list[int]) -> None:
+    def _learn(self, sequence: Sequence, withheld: "_Withheld", new: list[int]) -> None:
         """What was not worth its row is checked all the same, once the text has come that far:
         whoever stopped proposing finds out when to begin again."""
         *before, token = withheld.tokens
         at = len(before)
         if len(new) > at and new[:at] == before:
-            self._calibration.observe(withheld.confidence, new[at] == token)
+            calibration = self._calibrations[sequence.is_sampled, withheld.is_first]
+            calibration.observe(withheld.confidence, new[at] == token)
 
     def _worthwhile(self, ask: Ask, confidences: list[float]) -> int:
-        """How many tokens pay: making them costs nothing, verifying each costs a row."""
-        least = max(ask.row_seconds / ask.gain, _LEAST_PROBABILITY) if ask.gain > 0.0 else 1.0
-        probability = self._calibration.probability
-        product = 1.0
-        for count, confidence in enumerate(confidences):
-            product *= probability(confidence)
-            if product <= least:
-                return count
-        return len(confidences)
+        """How many tokens bring most: making them costs nothing, verifying them costs rows."""
+        is_sampled = ask.sequence.is_sampled
+        likely, brought = 1.0, 0.0
+        best, most = 0, 0.0
+        for count, confidence in enumerate(confidences, 1):
+            likely *= self._calibrations[is_sampled, count == 1].probability(confidence)
+            if likely <= _LEAST_PROBABILITY or ask.gain <= 0.0:
+                break
+            brought += likely * ask.gain
+            net = brought - _CAUTION * ask.added_seconds(count)
+            if net > most or ask.gain == inf:
+                best, most = count, net
+        return best
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +116,7 @@ class _Withheld:
 
     tokens: list[int]
     confidence: float
+    is_first: bool  # of its proposal
 
 
 @dataclass(slots=True)
