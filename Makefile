@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 SOURCES := $(shell git ls-files -co --exclude-standard src csrc 2>/dev/null || find src csrc -type f)
 QUIET_PIP := --quiet --disable-pip-version-check
 
+unexport PYTHONPATH  # the environments below hold all that is meant to be imported
+
 .PHONY: build demo test lint format parity clean
 
 build: $(VENV)/built
