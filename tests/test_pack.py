@@ -8,6 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 import random_models
+from conftest import SHARED_MODELS
 from random_models import Shape, make_config, make_model, make_tensors
 from specqd import _native, mxfp4
 from specqd.config import read_config
@@ -22,7 +23,6 @@ Bits = NDArray[np.uint16]
 POOL = _native.Pool(2)
 ISA = _native.available_isas()[0]
 RULES = {ScaleRule.FLOOR: 0, ScaleRule.MSE: 1}
-SHARED_MODELS = Path(__file__).parents[2] / "shared" / "models"
 
 each_isa = pytest.mark.parametrize("isa", _native.kernel_names())
 each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.value)

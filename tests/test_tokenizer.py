@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
+from conftest import SHARED_MODELS
 from specqd.errors import RequestError, TokenizerError
 from specqd.text_stream import BYTE_OF
 from specqd.tokenizer import TokenDifference, Tokenizer
 
-REAL_MODELS = Path(__file__).parents[2] / "shared" / "models"
 REAL_NAMES = ("pycode-28m", "pycode-3m", "tiny1m", "stories260k")
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 CHARACTER_OF = {byte: character for character, byte in BYTE_OF.items()}
@@ -137,9 +137,9 @@ BUILT["cleaned_up"] = Tokenizer(
 
 
 def real_tokenizer(name: str) -> Tokenizer:
-    if not (REAL_MODELS / name).is_dir():
+    if not (SHARED_MODELS / name).is_dir():
         pytest.skip(f"no model {name} beside the repository")
-    return Tokenizer.open(REAL_MODELS / name)
+    return Tokenizer.open(SHARED_MODELS / name)
 
 
 def streamed(tokenizer: Tokenizer, ids: list[int]) -> list[str]:

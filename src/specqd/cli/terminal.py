@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 # C0 but newline and tab, DEL, C1, and the controls that reorder text (Unicode's Bidi_Control).
-_STEERING = [
+_CONTROLS = [
     *(code for code in range(0x20) if chr(code) not in "\n\t"),
     *range(0x7F, 0xA0),
     0x061C,
@@ -20,13 +20,13 @@ _STEERING = [
     *range(0x202A, 0x202F),
     *range(0x2066, 0x206A),
 ]
-_WITHOUT_STEERING = dict.fromkeys(_STEERING)
+_WITHOUT_CONTROLS = dict.fromkeys(_CONTROLS)
 _PATIENCE = 0.4  # seconds of work that need no progress bar
 
 
 def harmless(text: str) -> str:
     """The text without what would steer a terminal."""
-    return text.translate(_WITHOUT_STEERING)
+    return text.translate(_WITHOUT_CONTROLS)
 
 
 def one_line(text: str) -> str:
