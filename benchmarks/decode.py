@@ -16,7 +16,8 @@ from time import perf_counter
 
 from specqd import _native
 from specqd.bench.bandwidth import bandwidth_at
-from specqd.model import Machine, Model, Rows
+from specqd.context import Rows
+from specqd.model import Machine, Model
 from specqd.sequence import Sequence
 
 PROMPT = [1, 2, 3, 4]

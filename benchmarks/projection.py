@@ -14,7 +14,8 @@ from statistics import median
 from time import perf_counter
 
 from specqd import _native
-from specqd.model import Machine, Model, Rows
+from specqd.context import Rows
+from specqd.model import Machine, Model
 from specqd.sequence import Sequence
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from random_models import ROPE_SCALINGS, Shape, make_model, shorten_model
 from specqd import _native
 from specqd.config import read_config
+from specqd.context import Rows
 from specqd.drafters import Ask, Proposal
 from specqd.errors import HubError
 from specqd.hub import shipped_model
 from specqd.level import Level
-from specqd.model import MAX_ROWS, Machine, Model, Rows
+from specqd.model import MAX_ROWS, Machine, Model
 from specqd.sequence import Sequence as Text
 from specqd.tokenizer import Tokenizer
 

@@ -15,7 +15,7 @@ RANKS = (
     {"errors"},
     {"mxfp4", "tensors", "config", "hub"},
     {"_native"},
-    {"sequence", "sampling", "weights"},
+    {"context", "sequence", "sampling", "weights"},
     {"model"},
     {"economics"},
     {"drafters"},

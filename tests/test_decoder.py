@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 import reference
 from random_models import ROPE_SCALINGS, Shape, make_model, read_model, write_safetensors
 from specqd import _native, mxfp4
-from specqd.model import MAX_ROWS, Context, Machine, Model, Rows, rope_spec
+from specqd.context import Context, Rows
+from specqd.model import MAX_ROWS, Machine, Model, rope_spec
 from specqd.mxfp4 import ScaleRule
 from specqd.weights import load_weights
 

@@ -11,10 +11,10 @@ import pytest
 
 from fake_model import FakeModel, Rule, next_by_hash, often
 from specqd import _native
+from specqd.context import Rows
 from specqd.drafters import Ask, NoDraft
 from specqd.economics import Calibration, Estimate, Pace, ProbeBudget, RowCosts
 from specqd.level import Level
-from specqd.model import Rows
 from specqd.sequence import Sequence
 
 TARGET = next_by_hash(64)

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from random_models import Shape, make_model
 from specqd import _native
+from specqd.context import Context, Rows
 from specqd.drafters import Ask, Drafter, NoDraft, Proposal
 from specqd.errors import MachineError
 from specqd.level import Level
-from specqd.model import Context, Machine, Model, Rows, rope_spec
+from specqd.model import Machine, Model, rope_spec
 from specqd.sequence import Sequence
 from specqd.weights import DecoderWeights, load_weights
 

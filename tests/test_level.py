@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from fake_model import FakeModel, Rule, next_by_hash, often
 from specqd import _native
+from specqd.context import Context
 from specqd.drafters import Ask, Drafter, NoDraft, Proposal
 from specqd.level import Level
-from specqd.model import Context
 from specqd.sequence import Grammar, Sequence
 
 VOCABULARY = 64

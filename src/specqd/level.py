@@ -10,10 +10,11 @@ from math import inf
 from time import perf_counter
 
 from specqd import _native
+from specqd.context import Rows
 from specqd.drafters import Ask, Drafter, Proposal
 from specqd.economics import Calibration, Mean, Pace, ProbeBudget, RowCosts
 from specqd.errors import CacheFullError
-from specqd.model import Model, Rows
+from specqd.model import Model
 from specqd.sequence import Sequence
 
 _FIRST_PROPOSAL = 4
