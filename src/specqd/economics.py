@@ -46,23 +46,26 @@ class Calibration:
 class Estimate:
     """A running estimate of what something takes on a machine that others use too.
 
-    Interference only ever adds: so a lower sample counts for a little more than a higher one, and
-    no sample for more than twice what was expected.
+    Interference only ever adds: so no sample counts for more than twice what was expected, and a
+    lower one counts for more than a higher one, above all among the first.
     """
 
-    __slots__ = ("value",)
+    __slots__ = ("_count", "value")
 
     _DOWN, _UP = 0.15, 0.1  # shares of a difference that one sample moves the value by
 
     def __init__(self) -> None:
         self.value: float | None = None
+        self._count = 0
 
     def add(self, sample: float) -> None:
+        self._count += 1
         if self.value is None:
             self.value = sample
             return
         difference = min(sample, 2.0 * self.value) - self.value
-        self.value += (self._DOWN if difference < 0.0 else self._UP) * difference
+        down = max(self._DOWN, 1.0 / self._count)
+        self.value += (down if difference < 0.0 else self._UP) * difference
 
 
 class Mean:
@@ -78,21 +81,38 @@ class Mean:
 
 
 class RowCosts:
-    """Seconds of a forward by its number of rows: learned where measured, interpolated between."""
+    """Seconds of a forward by its number of rows: learned where measured, interpolated between.
+
+    Kept as multiples of the cost of the number of rows that was measured first: whatever else slows
+    the machine slows all of them, and one that is seldom forwarded must not keep an old price.
+    """
 
     def __init__(self) -> None:
-        self._by_rows: dict[int, Estimate] = {}
+        self._base = Estimate()
+        self._base_rows = 0
+        self._slope = Estimate()  # of one more row, as a share of the base
+        self._ratios: dict[int, Estimate] = {}
         self._known: list[int] = []
 
     def add(self, rows: int, seconds: float) -> None:
-        estimate = self._by_rows.get(rows)
-        if estimate is None:
-            estimate = Estimate()
+        if self._base.value is None or rows == self._base_rows:
+            self._base_rows = rows
+            self._base.add(seconds)
+        if rows > self._base_rows:
+            share = seconds / self._base_value - 1.0
+            self._slope.add(max(share, 0.0) / (rows - self._base_rows))
+        ratio = self._ratios.get(rows)
+        if ratio is None:
+            ratio = Estimate()
             if len(self._known) > 1:  # so that a first sample out of line does little harm
-                estimate.add(self.seconds(rows))
-            self._by_rows[rows] = estimate
-            self._known = sorted(self._by_rows)
-        estimate.add(seconds)
+                ratio.add(self.seconds(rows) / self._base_value)
+            self._ratios[rows] = ratio
+            self._known = sorted(self._ratios)
+        ratio.add(1.0 if rows == self._base_rows else seconds / self._base_value)
+
+    @property
+    def _base_value(self) -> float:
+        return self._base.value or 1e-9
 
     def seconds(self, rows: int) -> float:
         """Estimated; 0 where nothing was measured yet."""
@@ -109,14 +129,13 @@ class RowCosts:
         slope = (self._value(second) - self._value(first)) / (second - first)
         return max(self._value(first) + slope * (rows - first), 0.0)
 
-    def row_seconds(self, rows: int, more: int = 8) -> float:
-        """What one more row costs after `rows`, averaged over a few more; never negative."""
-        return max(0.0, (self.seconds(rows + more) - self.seconds(rows)) / more)
+    @property
+    def row_seconds(self) -> float:
+        """What one more row costs, over the numbers of rows that were forwarded of late."""
+        return (self._slope.value or 0.0) * self._base_value
 
     def _value(self, rows: int) -> float:
-        value = self._by_rows[rows].value
-        assert value is not None
-        return value
+        return (self._ratios[rows].value or 0.0) * self._base_value
 
 
 class Pace:
@@ -146,17 +165,20 @@ class ProbeBudget:
     A probe that was right has paid for itself, and the next may follow at once.
     """
 
-    __slots__ = ("_saved", "_share", "_spent_last")
+    __slots__ = ("_free", "_saved", "_share", "_spent_last")
 
-    def __init__(self, share: float = 0.005) -> None:
+    def __init__(self, share: float = 0.005, free: int = 0) -> None:
         self._share = share
+        self._free = free  # probes to begin with, before anything could be saved
         self._saved = 0.0
         self._spent_last = 0.0
 
     def allows(self, spent: float, cost: float) -> bool:
         """Whether `cost` can be paid from the share of all `spent` seconds; takes it if so."""
         self._saved += self._share * spent
-        if self._saved < cost:
+        if self._free > 0:
+            self._free -= 1
+        elif self._saved < cost:
             return False
         self._spent_last = cost
         self._saved = 0.0

@@ -19,6 +19,7 @@ from specqd.sequence import Sequence
 
 _FIRST_PROPOSAL = 4
 _LONGEST_PROPOSAL = 32
+_FREE_PROBES = 4  # what was measured at load may be wrong: the machine was busy
 _MEASURED_ROWS = (1, 2, 4, 9)
 _MEASUREMENTS = 5
 
@@ -75,7 +76,7 @@ class Level:
         self._greedy, self._sampled = _Trust(), _Trust()
         self._rounds = RowCosts()  # of advancing so many sequences as a drafter
         self._made = Mean()  # tokens of such a round for each sequence
-        self._probes = ProbeBudget()
+        self._probes = ProbeBudget(free=_FREE_PROBES)
         self._reach = _FIRST_PROPOSAL  # doubles with success: a stranger is not trusted for long
 
     @property
@@ -91,13 +92,14 @@ class Level:
         text = Sequence([0], _native.Picker(), 1)
         context = self.model.context(text)
         context.begin(0)
-        for rows in _MEASURED_ROWS:
-            seconds = []
-            for _ in range(_MEASUREMENTS):
+        seconds: dict[int, list[float]] = {rows: [] for rows in _MEASURED_ROWS}
+        for _ in range(_MEASUREMENTS):  # interleaved: what slows one slows all
+            for rows in _MEASURED_ROWS:
                 begun = self._clock()
                 self.model.forward([Rows(context, 0, [0] * rows, rows)])
-                seconds.append(self._clock() - begun)
-            self.costs.add(rows, min(seconds))  # the first of all is slow, and never the least
+                seconds[rows].append(self._clock() - begun)
+        for rows in _MEASURED_ROWS:
+            self.costs.add(rows, min(seconds[rows]))
         self._rounds.add(1, self.costs.seconds(1))  # else the first round, a slow one, would tell
         self.model.release(text)
         for level in self.levels[1:2]:
@@ -211,7 +213,7 @@ class Level:
     def _wanted(self, asks: SequenceOf[Ask]) -> list[Ask]:
         """What the drafter is asked: nothing for a prompt that is still to be read."""
         gain = self.pace.seconds_per_token(self.costs.seconds(len(asks)) / len(asks) or inf)
-        row_seconds = self.costs.row_seconds(len(asks))
+        row_seconds = self.costs.row_seconds
         rows_each = self.model.max_rows // len(asks)
         wanted = []
         for ask in asks:
