@@ -13,6 +13,8 @@ PACKAGE = ROOT / "src" / "specqd"
 # A module imports from lower rows only.
 RANKS = (
     {"errors"},
+    {"json_fields"},
+    {"rope"},
     {"mxfp4", "tensors", "config", "hub"},
     {"_native"},
     {"context", "sequence", "sampling", "weights"},

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 import reference
 from specqd import _native
-from specqd.config import RopeConfig
 from specqd.model import rope_spec
+from specqd.rope import RopeConfig
 
 HEAD_DIM = 128
 POSITIONS = 4096

@@ -4,41 +4,16 @@ Follows transformers 5 in every default and in old and new spellings. Knows noth
 what it does not support, it refuses by name.
 """
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
 
-from specqd.errors import ConfigError, shown
+from specqd.errors import shown
+from specqd.json_fields import POSITIVE, Fields
+from specqd.rope import RopeConfig, read_rope
 
-RopeKind = Literal["default", "linear", "llama3", "yarn"]
-
-_POSITIVE = (1e-30, 1e30)
 _LAYER_TYPES = ("full_attention", "attention", "sliding_attention")  # the second is the old first
 _MOST_LAYERS = 10_000  # far past any model; keeps a hostile config from filling the memory
-
-
-@dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """Rotary positions. A field that its kind does not use holds a neutral value.
-
-    `attention_factor` is None where it is derived from `factor`, `mscale` and `mscale_all_dim`;
-    those two are 0 where absent.
-    """
-
-    kind: RopeKind
-    theta: float
-    factor: float = 1.0
-    original_max_positions: int = 0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float | None = None
-    mscale: float = 0.0
-    mscale_all_dim: float = 0.0
-    truncate: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +72,7 @@ class GenerationDefaults:
 
 def read_config(directory: Path) -> DecoderConfig:
     """Read `config.json` of a model directory; raises ConfigError, in one line that names it."""
-    fields = _Fields.read(directory / "config.json")
+    fields = Fields.read(directory / "config.json")
     model_type = fields.get("model_type")
     if not isinstance(model_type, str) or model_type not in _READERS:
         raise fields.error(
@@ -116,7 +91,7 @@ def read_generation_defaults(directory: Path) -> GenerationDefaults:
     path = directory / "generation_config.json"
     if not path.exists():
         return GenerationDefaults()
-    fields = _Fields.read(path)
+    fields = Fields.read(path)
     stated = {name for name, value in fields.values.items() if value is not None}
     return GenerationDefaults(
         do_sample=fields.flag("do_sample", False) if "do_sample" in stated else None,
@@ -124,103 +99,12 @@ def read_generation_defaults(directory: Path) -> GenerationDefaults:
         top_p=fields.optional_number("top_p", 0.0, 1.0),
         top_k=fields.integer("top_k", 0, least=0) if "top_k" in stated else None,
         min_p=fields.optional_number("min_p", 0.0, 1.0),
-        repetition_penalty=fields.optional_number("repetition_penalty", *_POSITIVE),
+        repetition_penalty=fields.optional_number("repetition_penalty", *POSITIVE),
         eos_token_ids=fields.token_ids("eos_token_id", ()) if "eos_token_id" in stated else None,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Fields:
-    """The members of one JSON object, each read with its type checked. A null counts as absent."""
-
-    path: Path
-    values: Mapping[str, object]
-    within: str = ""  # the name of the object, where it is nested
-
-    @classmethod
-    def read(cls, path: Path) -> "_Fields":
-        if not path.is_file():
-            what = "is not a file" if path.exists() else "is missing"
-            raise ConfigError(f"{path}: {what}; a model directory in Hugging Face layout is needed")
-        try:
-            values = json.loads(path.read_bytes().decode("utf-8"))
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{path}: is not valid JSON; fetch the model again") from error
-        if not isinstance(values, dict):
-            raise ConfigError(f"{path}: is not a JSON object; fetch the model again")
-        return cls(path, values)
-
-    def error(self, problem: str) -> ConfigError:
-        return ConfigError(f"{self.path}: {problem}")
-
-    def wrong(self, name: str, expected: str) -> ConfigError:
-        value = self.get(name)
-        found = "is missing" if value is None else f"is {shown(value)}"
-        return self.error(f"{self.within}{name} {found}; {expected} is needed")
-
-    def get(self, name: str) -> object:
-        return self.values.get(name)
-
-    def nested(self, name: str) -> "_Fields":
-        value = self.get(name)
-        if value is None:
-            return _Fields(self.path, {}, f"{name}.")
-        if not isinstance(value, dict):
-            raise self.wrong(name, "an object")
-        return _Fields(self.path, value, f"{name}.")
-
-    def integer(
-        self, name: str, default: int | None = None, *, least: int = 1, most: int = 2**31 - 1
-    ) -> int:
-        value = self.get(name)
-        if value is None and default is not None:
-            return default
-        if type(value) is not int or not least <= value <= most:
-            raise self.wrong(name, f"an integer from {least} to {most}")
-        return value
-
-    def optional_number(self, name: str, least: float, most: float) -> float | None:
-        value = self.get(name)
-        if value is None:
-            return None
-        # Python compares an integer of any size exactly, so a huge one cannot overflow here.
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self.wrong(name, "a number")
-        if not least <= value <= most:
-            raise self.wrong(name, f"a number from {least:g} to {most:g}")
-        return float(value)
-
-    def positive(self, name: str, default: float | None = None) -> float:
-        """A number that is above 0 and finite in fp32, and so is its inverse."""
-        value = self.optional_number(name, *_POSITIVE)
-        if value is not None:
-            return value
-        if default is None:
-            raise self.wrong(name, "a number above 0")
-        return default
-
-    def flag(self, name: str, default: bool) -> bool:
-        value = self.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self.wrong(name, "true or false")
-        return value
-
-    def token_ids(self, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
-        """One id, a list of ids, or null for none (which is not the same as absent)."""
-        if name not in self.values:
-            return default
-        value = self.values[name]
-        ids = [] if value is None else value if isinstance(value, list) else [value]
-        if not all(type(token) is int and 0 <= token < 2**31 for token in ids):
-            raise self.wrong(name, "a token id or a list of them")
-        return tuple(ids)
-
-
-def _read_llama(fields: _Fields) -> DecoderConfig:
+def _read_llama(fields: Fields) -> DecoderConfig:
     attention_bias = fields.flag("attention_bias", False)
     return _decoder(
         fields,
@@ -233,7 +117,7 @@ def _read_llama(fields: _Fields) -> DecoderConfig:
     )
 
 
-def _read_mistral(fields: _Fields) -> DecoderConfig:
+def _read_mistral(fields: Fields) -> DecoderConfig:
     window = _window(fields)
     num_layers = fields.integer("num_hidden_layers", most=_MOST_LAYERS)
     return _decoder(
@@ -246,7 +130,7 @@ def _read_mistral(fields: _Fields) -> DecoderConfig:
     )
 
 
-def _read_qwen2(fields: _Fields) -> DecoderConfig:
+def _read_qwen2(fields: Fields) -> DecoderConfig:
     return _decoder(
         fields,
         max_positions=32768,
@@ -256,7 +140,7 @@ def _read_qwen2(fields: _Fields) -> DecoderConfig:
     )
 
 
-def _read_qwen3(fields: _Fields) -> DecoderConfig:
+def _read_qwen3(fields: Fields) -> DecoderConfig:
     attention_bias = fields.flag("attention_bias", False)
     return _decoder(
         fields,
@@ -270,7 +154,7 @@ def _read_qwen3(fields: _Fields) -> DecoderConfig:
     )
 
 
-_READERS: dict[str, Callable[[_Fields], DecoderConfig]] = {
+_READERS: dict[str, Callable[[Fields], DecoderConfig]] = {
     "llama": _read_llama,
     "mistral": _read_mistral,
     "qwen2": _read_qwen2,
@@ -279,7 +163,7 @@ _READERS: dict[str, Callable[[_Fields], DecoderConfig]] = {
 
 
 def _decoder(
-    fields: _Fields,
+    fields: Fields,
     *,
     max_positions: int,
     bos: tuple[int, ...] = (),
@@ -310,7 +194,7 @@ def _decoder(
         vocab_size=fields.integer("vocab_size"),
         max_positions=max_positions,
         norm_eps=fields.positive("rms_norm_eps", 1e-6),
-        rope=_read_rope(fields, max_positions),
+        rope=read_rope(fields, max_positions),
         qkv_bias=qkv_bias,
         output_bias=output_bias,
         mlp_bias=mlp_bias,
@@ -323,7 +207,7 @@ def _decoder(
 
 
 def _read_heads(
-    fields: _Fields, num_kv_heads: int | None, head_dim: int | None
+    fields: Fields, num_kv_heads: int | None, head_dim: int | None
 ) -> tuple[int, int, int]:
     """Query heads, key/value heads and the size of one.
 
@@ -347,12 +231,12 @@ def _read_heads(
     return heads, kv_heads, head_dim
 
 
-def _window(fields: _Fields) -> int:
+def _window(fields: Fields) -> int:
     """transformers takes 4096 where the field is absent; null is full attention."""
     return fields.integer("sliding_window", 0 if "sliding_window" in fields.values else 4096)
 
 
-def _qwen_windows(fields: _Fields) -> tuple[int, ...]:
+def _qwen_windows(fields: Fields) -> tuple[int, ...]:
     num_layers = fields.integer("num_hidden_layers", most=_MOST_LAYERS)
     window = _window(fields) if fields.flag("use_sliding_window", False) else 0
     layer_types = fields.get("layer_types")
@@ -372,61 +256,3 @@ def _qwen_windows(fields: _Fields) -> tuple[int, ...]:
                 f"layer_types has {shown(layer_type)}; known: full_attention, sliding_attention"
             )
     return tuple(window if kind == "sliding_attention" else 0 for kind in layer_types)
-
-
-def _read_rope(fields: _Fields, max_positions: int) -> RopeConfig:
-    """From `rope_parameters` (transformers 5) or `rope_scaling` and `rope_theta` (before)."""
-    rope = fields.nested("rope_scaling" if fields.get("rope_scaling") else "rope_parameters")
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind not in get_args(RopeKind) or any(isinstance(v, dict) for v in rope.values.values()):
-        what = f"rope type {shown(kind)}" if kind != "default" else "rope of several kinds"
-        raise rope.error(f"{what} is not supported; known: {', '.join(get_args(RopeKind))}")
-    for holder in (rope, fields):
-        if holder.get("partial_rotary_factor") not in (None, 1):
-            raise holder.wrong("partial_rotary_factor", "1 (rotating the whole head)")
-    theta = rope.positive("rope_theta", fields.positive("rope_theta", 10_000.0))
-    if kind == "linear":
-        return RopeConfig(kind="linear", theta=theta, factor=rope.positive("factor"))
-    if kind == "default":
-        return RopeConfig(kind="default", theta=theta)
-    # A top-level value wins over the one inside, as in transformers.
-    original = fields.integer(
-        "original_max_position_embeddings",
-        rope.integer("original_max_position_embeddings", max_positions),
-    )
-    if kind == "llama3":
-        return _read_llama3_rope(rope, theta, original)
-    return _read_yarn_rope(rope, theta, original, max_positions)
-
-
-def _read_llama3_rope(rope: _Fields, theta: float, original: int) -> RopeConfig:
-    low, high = rope.positive("low_freq_factor"), rope.positive("high_freq_factor")
-    if high <= low:
-        raise rope.wrong("high_freq_factor", f"more than low_freq_factor ({low:g})")
-    return RopeConfig(
-        kind="llama3",
-        theta=theta,
-        factor=rope.positive("factor"),
-        original_max_positions=original,
-        low_freq_factor=low,
-        high_freq_factor=high,
-    )
-
-
-def _read_yarn_rope(rope: _Fields, theta: float, original: int, max_positions: int) -> RopeConfig:
-    """Where `factor` is absent, it is by how much the context outgrows the original one."""
-    if theta <= 1.0:
-        raise rope.wrong("rope_theta", "more than 1")
-    stated = rope.get("attention_factor") is not None
-    return RopeConfig(
-        kind="yarn",
-        theta=theta,
-        factor=rope.positive("factor", max_positions / original),
-        original_max_positions=original,
-        beta_fast=rope.optional_number("beta_fast", 0.0, 1e30) or 32.0,
-        beta_slow=rope.optional_number("beta_slow", 0.0, 1e30) or 1.0,
-        attention_factor=rope.positive("attention_factor") if stated else None,
-        mscale=rope.optional_number("mscale", 0.0, 1e30) or 0.0,
-        mscale_all_dim=rope.optional_number("mscale_all_dim", 0.0, 1e30) or 0.0,
-        truncate=rope.flag("truncate", True),
-    )

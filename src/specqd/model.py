@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specqd import _native
-from specqd.config import DecoderConfig, RopeConfig, read_config
+from specqd.config import DecoderConfig, read_config
 from specqd.context import Context, Rows
 from specqd.errors import CacheFullError, MachineError, RequestError
 from specqd.mxfp4 import ScaleRule
+from specqd.rope import RopeConfig
 from specqd.sequence import Sequence
 from specqd.weights import DecoderWeights, Progress, load_weights
 

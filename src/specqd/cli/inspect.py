@@ -10,9 +10,10 @@ from specqd.cli.options import machine_options, model_argument
 from specqd.cli.terminal import ProgressBar, aligned, harmless
 
 if TYPE_CHECKING:
-    from specqd.config import DecoderConfig, RopeConfig
+    from specqd.config import DecoderConfig
     from specqd.llm import LLM
     from specqd.model import Machine, Model
+    from specqd.rope import RopeConfig
     from specqd.weights import PackedMatrix
 
 _PLANES = ("codes", "scales", "residuals", "patches", "plain")
