@@ -5,7 +5,6 @@ Time is the models' own: a forward takes what the test says, so that results are
 
 import random
 from collections.abc import Sequence as SequenceOf
-from math import inf
 
 import pytest
 
@@ -139,7 +138,7 @@ def test_an_outlier_moves_an_estimate_little_and_is_soon_forgotten() -> None:
     assert late.value < 1.3
 
 
-def test_row_costs_are_interpolated_and_never_negative() -> None:
+def test_row_costs_are_interpolated_and_extended() -> None:
     costs = RowCosts()
     assert costs.seconds(3) == 0.0
     costs.add(1, 1.0)
@@ -147,21 +146,34 @@ def test_row_costs_are_interpolated_and_never_negative() -> None:
     costs.add(5, 1.8)
     assert costs.seconds(3) == pytest.approx(1.4)
     assert costs.seconds(9) == pytest.approx(2.6)
-    assert costs.row_seconds == pytest.approx(0.2)
     costs.add(9, 90.0)  # far out of line: taken for twice the 2.6 expected, and little of that
     assert costs.seconds(9) == pytest.approx(2.6 + 0.1 * 2.6)
+
+
+def test_more_rows_never_cost_less() -> None:
+    costs = RowCosts()
+    costs.begin({1: 1.0, 2: 1.1, 4: 3.0, 9: 1.5})  # disturbed at four
+    assert costs.seconds(4) == costs.seconds(9)
+    assert costs.seconds(2) < costs.seconds(3) < costs.seconds(4)
+
+
+def test_a_row_that_was_free_once_may_cost_later() -> None:
+    costs = RowCosts()
+    costs.add(1, 1.0)
+    for rows in (2, 3, 4):
+        costs.add(rows, 1.0)
     for _ in range(60):
-        costs.add(9, 0.1)
-    assert costs.row_seconds == pytest.approx(0.0, abs=1e-3)
-    assert costs.seconds(40) == 0.0
+        costs.add(1, 1.0)
+        costs.add(4, 2.0)
+    assert costs.seconds(4) == pytest.approx(2.0, rel=0.01)
 
 
 def test_pace_is_seconds_per_token_of_late() -> None:
     pace = Pace()
-    assert pace.seconds_per_token(inf) == inf
+    assert pace.seconds_per_token is None
     for _ in range(10):
         pace.add(4, 2.0)
-    assert pace.seconds_per_token(inf) == pytest.approx(0.5)
+    assert pace.seconds_per_token == pytest.approx(0.5)
 
 
 def test_probes_take_no_more_than_their_share() -> None:

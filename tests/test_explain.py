@@ -37,8 +37,8 @@ def llm(tmp_path_factory: pytest.TempPathFactory, seed: int) -> LLM:
 
 
 def test_a_proposal_is_its_proposers_own_unless_it_says_otherwise() -> None:
-    assert Proposal([5, 6], [0.5, 0.5]).depths == [0, 0]
-    assert Proposal([5, 6], [0.5, 0.5], depths=[1, 0]).depths == [1, 0]
+    assert Proposal([5, 6], [0.5, 0.5]).depths_of([5, 7]) == [1, 0]
+    assert Proposal([5, 6], [0.5, 0.5], depths=[1, 0]).depths_of([5, 7]) == [2, 0]
 
 
 @pytest.mark.parametrize(
@@ -55,6 +55,7 @@ class Recorder:
         self.level = level
         self.levels = level.levels
         self.proposals: list[Proposal] = []
+        self.is_free, self.chances = level.is_free, level.chances
         self.observe, self.release = getattr(level, "observe", None), level.release
 
     def propose(self, asks: SequenceOf[Ask]) -> list[Proposal]:

@@ -22,6 +22,7 @@ VOCABULARY = 64
 class Scripted:
     """Proposes what a function of the tokens says, right or wrong, as far as it is asked."""
 
+    is_free = False
     levels: tuple[Drafter, ...] = ()
 
     def __init__(self, script: "Rule | random.Random") -> None:
@@ -45,6 +46,9 @@ class Scripted:
 
     def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
         pass
+
+    def chances(self, ask: Ask, proposal: Proposal) -> list[float]:
+        return proposal.confidences
 
     def release(self, sequence: Sequence) -> None:
         self.released.append(sequence.key)

@@ -1,6 +1,7 @@
 """The n-gram drafter: its index against a search by brute force, its manners, and exact levels."""
 
 from collections import Counter
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from random_models import Shape, make_model
 from specqd import _native
 from specqd.drafters import Ask, Drafter, NoDraft, Proposal
+from specqd.economics import RowCosts
 from specqd.level import Level
 from specqd.model import Machine, Model
 from specqd.ngram import NgramDrafter
@@ -190,9 +192,22 @@ def sequence_of(text: list[int], stop_ids: frozenset[int] = frozenset()) -> Sequ
 
 
 def propose(
-    drafter: NgramDrafter, sequence: Sequence, at_most: int = 16, **worth: float
+    drafter: NgramDrafter,
+    sequence: Sequence,
+    at_most: int = 16,
+    *,
+    gain: float = inf,
+    costs: RowCosts | None = None,
 ) -> Proposal:
-    return drafter.propose([Ask(sequence, at_most, **worth)])[0]
+    return drafter.propose([Ask(sequence, at_most, gain, costs=costs)])[0]
+
+
+def costs_of(row_seconds: float) -> RowCosts:
+    """Of a verifier whose rows after the first cost so much each."""
+    costs = RowCosts()
+    costs.add(1, 1.0)
+    costs.add(101, 1.0 + 100 * row_seconds)
+    return costs
 
 
 def write(
@@ -201,7 +216,7 @@ def write(
     """Continues a sequence by `rest`, verifying as a level would; tokens drafted and accepted."""
     drafted = accepted = 0
     while rest:
-        ask = Ask(sequence, len(rest) - 1, gain=1.0, row_seconds=row_seconds)
+        ask = Ask(sequence, len(rest) - 1, gain=1.0, costs=costs_of(row_seconds))
         proposal = drafter.propose([ask])[0]
         pairs = enumerate(zip(proposal.tokens, rest, strict=False))
         right = next((i for i, (a, b) in pairs if a != b), len(proposal.tokens))
@@ -232,7 +247,7 @@ def test_a_stop_id_ends_the_proposal() -> None:
 def test_a_token_is_proposed_while_it_is_worth_its_row() -> None:
     sequence = sequence_of([1, 2, 3, 1, 2, 3, 1, 2])
     lengths = [
-        len(propose(NgramDrafter(), sequence, gain=1.0, row_seconds=seconds).tokens)
+        len(propose(NgramDrafter(), sequence, gain=1.0, costs=costs_of(seconds)).tokens)
         for seconds in (0.0, 0.3, 0.6, 2.0)
     ]
     assert lengths == sorted(lengths, reverse=True)
@@ -242,7 +257,7 @@ def test_a_token_is_proposed_while_it_is_worth_its_row() -> None:
 
 def test_rejections_shorten_what_is_proposed() -> None:
     drafter, sequence = NgramDrafter(), sequence_of([1, 2, 3] * 5)
-    ask = Ask(sequence, 16, gain=1.0, row_seconds=0.2)
+    ask = Ask(sequence, 16, gain=1.0, costs=costs_of(0.2))
     before = drafter.propose([ask])[0]
     for _ in range(200):
         drafter.observe(ask, drafter.propose([ask])[0], 0)
@@ -252,7 +267,7 @@ def test_rejections_shorten_what_is_proposed() -> None:
 
 def test_a_drafter_that_stopped_begins_again_when_it_would_have_been_right() -> None:
     drafter, sequence = NgramDrafter(), sequence_of([1, 2, 3] * 5)
-    ask = Ask(sequence, 16, gain=1.0, row_seconds=0.3)
+    ask = Ask(sequence, 16, gain=1.0, costs=costs_of(0.3))
     while (proposal := drafter.propose([ask])[0]).tokens:
         drafter.observe(ask, proposal, 0)
     drafted, accepted = write(drafter, sequence, [1, 2, 3] * 80, row_seconds=0.3)

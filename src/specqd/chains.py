@@ -209,6 +209,7 @@ class WithinVocabulary:
     """
 
     def __init__(self, drafter: Drafter, vocabulary: int) -> None:
+        self.is_free = drafter.is_free
         self._drafter = drafter
         self._vocabulary = vocabulary
         self._known: dict[int, int] = {}  # by sequence, how many of its first tokens are known
@@ -224,6 +225,9 @@ class WithinVocabulary:
 
     def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
         self._drafter.observe(ask, proposal, accepted)
+
+    def chances(self, ask: Ask, proposal: Proposal) -> list[float]:
+        return self._drafter.chances(ask, proposal)
 
     def release(self, sequence: Text) -> None:
         self._known.pop(sequence.key, None)

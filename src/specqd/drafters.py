@@ -9,55 +9,65 @@ from specqd.economics import RowCosts
 from specqd.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as below: they are made at every round, and that costs
 class Ask:
     """A wish for tokens that continue a sequence, and what they are worth to whoever asks."""
 
     sequence: Sequence
     at_most: int
     gain: float = inf  # seconds that one more accepted token saves; inf: whatever it costs
-    row_seconds: float = 0.0  # that each proposed token adds to verification
     confidence: float = 1.0  # the asker's in the token before, a hint about the next
-    costs: RowCosts | None = None  # the asker's forwards, where known: rows are not equally dear
+    costs: RowCosts | None = None  # of the asker's forwards; None: its rows cost nothing
     rows: int = 1  # that it forwards anyway
 
-    def added_seconds(self, count: int) -> float:
+    def added_seconds(self, count: float) -> float:
         """What a proposal of so many tokens adds to verification."""
-        if self.costs is None:
-            return count * self.row_seconds
+        if self.costs is None or count <= 0:
+            return 0.0
         return self.costs.seconds(self.rows + count) - self.costs.seconds(self.rows)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Proposal:
     """Tokens that may come next, each with the probability that its proposer gave it."""
 
     tokens: list[int] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
     row: int = 0  # of the proposer's last logits, for the first token; the others follow
-    depths: list[int] = field(default_factory=list)  # by token: levels below its proposer
-
-    def __post_init__(self) -> None:
-        self.depths.extend([0] * (len(self.tokens) - len(self.depths)))
+    depths: list[int] = field(default_factory=list)  # by token: levels below its proposer; or none
+    # What a level passed on from its own drafter without a look, each with its first token's place.
+    passed: list[tuple[int, "Proposal"]] = field(default_factory=list)
 
     def depths_of(self, verified: SequenceOf[int]) -> list[int]:
         """Of the tokens that a verifier makes of this proposal, as seen from there: what it
         confirms came from below, what follows is its own."""
+        below = self.depths or [0] * len(self.tokens)
         confirmed = [
             depth + 1
-            for depth, ours, theirs in zip(self.depths, self.tokens, verified, strict=False)
+            for depth, ours, theirs in zip(below, self.tokens, verified, strict=False)
             if ours == theirs
         ]
         return confirmed + [0] * (len(verified) - len(confirmed))
 
+    def cut(self, length: int) -> None:
+        """Keeps the first tokens only."""
+        del self.tokens[length:], self.confidences[length:], self.depths[length:]
+        self.passed = [(start, part) for start, part in self.passed if start < length]
+
 
 class Drafter(Protocol):
+    is_free: bool  # proposals cost nothing to make: they can be weighed before they are used
+
     def propose(self, asks: SequenceOf[Ask]) -> list[Proposal]:
         """One proposal per ask, of at most `at_most` tokens; none is a fine answer."""
         ...
 
     def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
         """Learns that verification confirmed the first `accepted` tokens of its proposal."""
+        ...
+
+    def chances(self, ask: Ask, proposal: Proposal) -> list[float]:
+        """How likely each token of its proposal is right, given that those before it are."""
         ...
 
     def release(self, sequence: Sequence) -> None:
@@ -73,6 +83,7 @@ class Drafter(Protocol):
 class NoDraft:
     """Plain decoding: nothing is ever proposed."""
 
+    is_free = True
     levels: tuple[Drafter, ...] = ()
 
     def propose(self, asks: SequenceOf[Ask]) -> list[Proposal]:
@@ -80,6 +91,9 @@ class NoDraft:
 
     def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
         pass
+
+    def chances(self, ask: Ask, proposal: Proposal) -> list[float]:
+        return []
 
     def release(self, sequence: Sequence) -> None:
         pass

@@ -3,7 +3,8 @@
 Pure bookkeeping over numbers that others measure; knows no models, tokens or clocks.
 """
 
-from bisect import bisect_right
+from bisect import bisect_right, insort
+from collections.abc import Mapping
 
 # Bins of confidence are finer towards 1, where most confidences lie and differences count.
 _BIN_EDGES = (0.05, 0.15, 0.3, 0.45, 0.6, 0.7, 0.8, 0.87, 0.92, 0.95, 0.975, 0.99, 0.997)
@@ -43,6 +44,16 @@ class Calibration:
             self._right[i] += 1.0
 
 
+class Trust:
+    """How often what a level says is confirmed, by its confidence."""
+
+    __slots__ = ("next", "own")
+
+    def __init__(self) -> None:
+        self.own = Calibration(floor=0.5, memory=200.0)  # in a token -> it is confirmed
+        self.next = Calibration(floor=0.85, memory=100.0)  # in a token -> the next one is
+
+
 class Estimate:
     """A running estimate of what something takes on a machine that others use too.
 
@@ -50,22 +61,23 @@ class Estimate:
     lower one counts for more than a higher one, above all among the first.
     """
 
-    __slots__ = ("_count", "value")
+    __slots__ = ("count", "value")
 
     _DOWN, _UP = 0.15, 0.1  # shares of a difference that one sample moves the value by
 
     def __init__(self) -> None:
         self.value: float | None = None
-        self._count = 0
+        self.count = 0
 
-    def add(self, sample: float) -> None:
-        self._count += 1
+    def add(self, sample: float) -> float:
+        """Returns the new value."""
+        self.count += 1
         if self.value is None:
             self.value = sample
-            return
         difference = min(sample, 2.0 * self.value) - self.value
-        down = max(self._DOWN, 1.0 / self._count)
+        down = max(self._DOWN, 1.0 / self.count)
         self.value += (down if difference < 0.0 else self._UP) * difference
+        return self.value
 
 
 class Mean:
@@ -84,58 +96,77 @@ class RowCosts:
     """Seconds of a forward by its number of rows: learned where measured, interpolated between.
 
     Kept as multiples of the cost of the number of rows that was measured first: whatever else slows
-    the machine slows all of them, and one that is seldom forwarded must not keep an old price.
+    the machine slows all of them, and one that is seldom forwarded must not keep an old price. More
+    rows never cost less: where that was seen, fewer of them were disturbed. Where further rows turn
+    out cheaper than they were measured once, others that were measured once do too: else what seems
+    too dear is never tried again.
     """
 
     def __init__(self) -> None:
         self._base = Estimate()
         self._base_rows = 0
-        self._slope = Estimate()  # of one more row, as a share of the base
         self._ratios: dict[int, Estimate] = {}
-        self._known: list[int] = []
+        self._rows: list[int] = []  # that were measured, in order
+        self._curve: list[float] | None = None  # their ratios, none above a later one
+
+    def begin(self, measured: Mapping[int, float]) -> None:
+        """Starts from what was measured with care: seconds by rows."""
+        self._rows = sorted(measured)
+        self._base_rows = self._rows[0]
+        self._base = Estimate()
+        self._base.add(measured[self._base_rows])
+        self._ratios = {rows: Estimate() for rows in self._rows}
+        for rows, ratio in self._ratios.items():
+            ratio.add(measured[rows] / self._base_value)
+        self._curve = None
 
     def add(self, rows: int, seconds: float) -> None:
-        if self._base.value is None or rows == self._base_rows:
+        if not self._rows:
             self._base_rows = rows
+        if rows == self._base_rows:
             self._base.add(seconds)
-        if rows > self._base_rows:
-            share = seconds / self._base_value - 1.0
-            self._slope.add(max(share, 0.0) / (rows - self._base_rows))
         ratio = self._ratios.get(rows)
         if ratio is None:
-            ratio = Estimate()
-            if len(self._known) > 1:  # so that a first sample out of line does little harm
-                ratio.add(self.seconds(rows) / self._base_value)
-            self._ratios[rows] = ratio
-            self._known = sorted(self._ratios)
-        ratio.add(1.0 if rows == self._base_rows else seconds / self._base_value)
+            ratio = self._ratios[rows] = Estimate()
+            if len(self._rows) > 1:  # so that a first sample out of line does little harm
+                ratio.value = self.seconds(rows) / self._base_value
+            insort(self._rows, rows)
+        before = ratio.value if ratio.count else None
+        value = ratio.add(1.0 if rows == self._base_rows else seconds / self._base_value)
+        if before is not None and before > max(value, 1.0):
+            self._cheapen(max(value - 1.0, 0.0) / (before - 1.0))
+        self._curve = None
+
+    def _cheapen(self, share: float) -> None:
+        """Of what further rows add to the base, where they were measured but once."""
+        for ratio in self._ratios.values():
+            if ratio.count == 1 and ratio.value is not None and ratio.value > 1.0:
+                ratio.value = 1.0 + share * (ratio.value - 1.0)
 
     @property
     def _base_value(self) -> float:
         return self._base.value or 1e-9
 
-    def seconds(self, rows: int) -> float:
+    def seconds(self, rows: float) -> float:
         """Estimated; 0 where nothing was measured yet."""
-        known = self._known
+        known = self._rows
         if not known:
             return 0.0
+        curve = self._curve or self._drawn()
         at = bisect_right(known, rows)
-        if at and known[at - 1] == rows:
-            return self._value(rows)
-        if len(known) == 1:
-            return self._value(known[0])
+        if (at and known[at - 1] == rows) or len(known) == 1:
+            return curve[max(at - 1, 0)] * self._base_value
         high = min(max(at, 1), len(known) - 1)
-        first, second = known[high - 1], known[high]
-        slope = (self._value(second) - self._value(first)) / (second - first)
-        return max(self._value(first) + slope * (rows - first), 0.0)
+        low_rows, low = known[high - 1], curve[high - 1]
+        slope = (curve[high] - low) / (known[high] - low_rows)
+        return max(low + slope * (rows - low_rows), 0.0) * self._base_value
 
-    @property
-    def row_seconds(self) -> float:
-        """What one more row costs, over the numbers of rows that were forwarded of late."""
-        return (self._slope.value or 0.0) * self._base_value
-
-    def _value(self, rows: int) -> float:
-        return (self._ratios[rows].value or 0.0) * self._base_value
+    def _drawn(self) -> list[float]:
+        curve = [self._ratios[rows].value or 0.0 for rows in self._rows]
+        for i in range(len(curve) - 2, -1, -1):
+            curve[i] = min(curve[i], curve[i + 1])
+        self._curve = curve
+        return curve
 
 
 class Pace:
@@ -154,9 +185,10 @@ class Pace:
         self._tokens = self._tokens * fade + tokens
         self._seconds = self._seconds * fade + seconds
 
-    def seconds_per_token(self, default: float) -> float:
-        """1 / pace, or the default before anything was made."""
-        return self._seconds / self._tokens if self._tokens > 0.0 else default
+    @property
+    def seconds_per_token(self) -> float | None:
+        """1 / pace; None before anything was made."""
+        return self._seconds / self._tokens if self._tokens > 0.0 else None
 
 
 class ProbeBudget:

@@ -5,14 +5,14 @@ Knows tokens, rows and proposals; knows nothing of text, requests or scheduling.
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 from time import perf_counter
 
 from specqd import _native
-from specqd.context import Rows
+from specqd.context import Context, Rows
 from specqd.drafters import Ask, Drafter, Proposal
-from specqd.economics import Calibration, Mean, Pace, ProbeBudget, RowCosts
+from specqd.economics import Estimate, Mean, Pace, ProbeBudget, RowCosts, Trust
 from specqd.errors import CacheFullError
 from specqd.model import Model
 from specqd.sequence import Sequence
@@ -22,6 +22,7 @@ _LONGEST_PROPOSAL = 32
 _FREE_PROBES = 4  # what was measured at load may be wrong: the machine was busy
 _MEASURED_ROWS = (1, 2, 4, 9)
 _MEASUREMENTS = 5
+_LEAST_BESIDES = 1e-6  # seconds; an estimate grows by shares of itself
 
 
 @dataclass(slots=True)
@@ -56,6 +57,8 @@ class Level:
     cost and bring decide (design, "When another draft token pays").
     """
 
+    is_free = False
+
     def __init__(
         self,
         model: Model,
@@ -73,9 +76,12 @@ class Level:
         self._clock = clock
         self.costs = RowCosts()  # of this level's forwards
         self.pace = Pace()
-        self._greedy, self._sampled = _Trust(), _Trust()
-        self._rounds = RowCosts()  # of advancing so many sequences as a drafter
-        self._made = Mean()  # tokens of such a round for each sequence
+        # At a temperature above 0, common noise makes the confidence of a token say less.
+        self._greedy, self._sampled = Trust(), Trust()
+        # Of a round as a drafter:
+        self._besides = Estimate()  # seconds besides this level's own forward
+        self._rows = Mean()  # forwarded for each sequence
+        self._made = Mean()  # tokens made for each sequence
         self._probes = ProbeBudget(free=_FREE_PROBES)
         self._reach = _FIRST_PROPOSAL  # doubles with success: a stranger is not trusted for long
 
@@ -98,24 +104,28 @@ class Level:
                 begun = self._clock()
                 self.model.forward([Rows(context, 0, [0] * rows, rows)])
                 seconds[rows].append(self._clock() - begun)
-        for rows in _MEASURED_ROWS:
-            self.costs.add(rows, min(seconds[rows]))
-        self._rounds.add(1, self.costs.seconds(1))  # else the first round, a slow one, would tell
+        self.costs.begin({rows: min(samples) for rows, samples in seconds.items()})
         self.model.release(text)
         for level in self.levels[1:2]:
             if isinstance(level, Level):
                 level.measure()
 
+    # --- As a drafter -------------------------------------------------------------------------
+
     def propose(self, asks: SequenceOf[Ask]) -> list[Proposal]:
-        """Continues each sequence by what this level would say, as far as that is worth while."""
+        """Continues each sequence by what this level would say, as far as that is worth while, and
+        by what its drafter says where a look at it is not worth its time."""
         drafts = [_Draft(ask, self._longest(ask)) for ask in asks]
         for ask in asks:
             self.model.context(ask.sequence).begin(len(ask.sequence.tokens))
         is_first = True
         try:
-            while going := self._worthwhile([d for d in drafts if d.may_go_on()], is_first):
+            while going := [draft for draft in drafts if draft.may_go_on()]:
+                if self.length is None:
+                    self._extend(going, is_first)
+                else:
+                    self._go_round(going)
                 is_first = False
-                self._extend(going)
         except CacheFullError:
             pass  # a draft needs no room: what was proposed so far stands
         finally:
@@ -128,50 +138,116 @@ class Level:
         room = self.model.max_positions - len(ask.sequence.tokens)
         return min(ask.at_most, longest, room)
 
-    def _worthwhile(self, drafts: list["_Draft"], is_first: bool) -> list["_Draft"]:
-        """Those of the drafts for which another round of this level pays; all or none of a batch,
-        but for single ones whose tokens would cost verification more than they bring."""
-        if self.length is not None or not drafts:
+    def _extend(self, drafts: list["_Draft"], is_first: bool) -> None:
+        foreseen = [Proposal() for _ in drafts]
+        if self.drafter.is_free:
+            foreseen = self._unverified(drafts)
+        own = self._worthwhile(drafts, foreseen, is_first)
+        others = [i for i, draft in enumerate(drafts) if draft not in own]
+        if others and not self.drafter.is_free:
+            for i, said in zip(others, self._unverified([drafts[i] for i in others]), strict=True):
+                foreseen[i] = said
+        for i in others:
+            drafts[i].pass_on(foreseen[i], self.drafter.chances(drafts[i].ask, foreseen[i]))
+        if own:
+            begun, stats = self._clock(), self.stats
+            seconds, rows = stats.seconds, stats.rows
+            made = self._go_round(own)
+            besides = self._clock() - begun - (stats.seconds - seconds)
+            self._besides.add(max(besides, _LEAST_BESIDES))
+            self._rows.add((stats.rows - rows) / len(own))
+            self._made.add(made / len(own))
+
+    def _unverified(self, drafts: list["_Draft"]) -> list[Proposal]:
+        """What the drafter says for the one who asked this level."""
+        said = self.drafter.propose([draft.to_ask() for draft in drafts])
+        return [self._known(proposal) for proposal in said]
+
+    def _worthwhile(
+        self, drafts: list["_Draft"], foreseen: list[Proposal], is_first: bool
+    ) -> list["_Draft"]:
+        """Those of the drafts for which a round of this level pays; all or none of a batch, but
+        for single ones that bring less than they cost whoever asked."""
+        if any(draft.ask.gain == inf for draft in drafts):
             return drafts
-        made = self._made.value or 1.0
-        worth = []
-        for draft in drafts:
-            follows = self._trust(draft.ask.sequence).next.probability(draft.confidence)
-            tokens = follows * (1.0 - follows**made) / (1.0 - follows) if follows < 1.0 else made
-            brings = draft.product * tokens * draft.ask.gain - made * draft.ask.row_seconds
-            worth.append((brings, draft))
-        going = [draft for brings, draft in worth if brings > 0.0]
-        cost = self._rounds.seconds(len(going)) or self.costs.seconds(len(going))
-        if going and sum(brings for brings, _ in worth if brings > 0.0) > cost:
+        going, brought, rows = [], 0.0, 0.0
+        for draft, proposal in zip(drafts, foreseen, strict=True):
+            brings = self._brings(draft, proposal)
+            if brings > 0.0:
+                going.append(draft)
+                brought += brings
+                rows += 1 + len(proposal.tokens) if self.drafter.is_free else self._rows_each
+        if going and brought > self._round_seconds(rows):
             return going
         if is_first:
             spent = sum(draft.ask.gain for draft in drafts)
-            cost = self._rounds.seconds(len(drafts)) + sum(d.ask.row_seconds for d in drafts)
-            if self._probes.allows(spent, cost):
+            cost = self._round_seconds(len(drafts) * self._rows_each)
+            if self._probes.allows(spent, cost + sum(d.ask.added_seconds(1) for d in drafts)):
                 return drafts
         return []
 
-    def _extend(self, drafts: list["_Draft"]) -> None:
-        begun = self._clock()
+    def _brings(self, draft: "_Draft", foreseen: Proposal) -> float:
+        """Seconds that a round of this level is worth to whoever asked, before its own cost, and
+        beyond what the drafter's word would be worth without it."""
+        ask, at = draft.ask, len(draft.proposal.tokens)
+        worth = draft.product * ask.gain
+        follows = self._trust(ask.sequence).next.probability(draft.confidence)
+        added = ask.added_seconds(at)
+        if not foreseen.tokens:
+            made = (self._made.value or 1.0) if not self.drafter.is_free else 1.0
+            tokens = made if follows >= 1.0 else follows * (1.0 - follows**made) / (1.0 - follows)
+            return worth * tokens - (ask.added_seconds(at + made) - added)
+        through, right = 1.0, 0.0
+        for chance in self.drafter.chances(ask, foreseen):
+            through *= chance
+            right += through
+        count = len(foreseen.tokens)
+        looked_at = worth * follows * (1.0 + right) - (ask.added_seconds(at + 1 + right) - added)
+        passed_on = worth * right - (ask.added_seconds(at + count) - added)
+        then = worth * through * follows - self._round_seconds(1.0 + count)
+        return looked_at - max(passed_on, 0.0) - max(then, 0.0)
+
+    @property
+    def _rows_each(self) -> float:
+        return self._rows.value or 1.0
+
+    def _round_seconds(self, rows: float) -> float:
+        return self.costs.seconds(rows) + (self._besides.value or 0.0)
+
+    def _go_round(self, drafts: list["_Draft"]) -> int:
+        """Extends each by what this level makes in one forward; returns the tokens of all."""
+        made = 0
         steps = self.advance([draft.to_ask() for draft in drafts])
         for draft, step in zip(drafts, steps, strict=True):
-            draft.take(step, self._trust(draft.ask.sequence).own)
-        self._rounds.add(len(drafts), self._clock() - begun)
-        self._made.add(sum(len(step.tokens) for step in steps) / len(steps))
+            draft.add(step, self.chances(draft.ask, step))
+            made += len(step.tokens)
+        return made
 
-    def _trust(self, sequence: Sequence) -> "_Trust":
+    def _trust(self, sequence: Sequence) -> Trust:
         return self._sampled if sequence.is_sampled else self._greedy
+
+    def chances(self, ask: Ask, proposal: Proposal) -> list[float]:
+        probability = self._trust(ask.sequence).own.probability
+        return [probability(confidence) for confidence in proposal.confidences]
 
     def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
         if accepted:
             self._probes.refund()
         if accepted == len(proposal.tokens) >= self._reach:
             self._reach = min(2 * self._reach, _LONGEST_PROPOSAL)
+        passed: set[int] = set()
+        for start, part in proposal.passed:
+            passed.update(range(start, start + len(part.tokens)))
+            if accepted >= start:
+                self.drafter.observe(ask, part, min(accepted - start, len(part.tokens)))
         before, trust = ask.confidence, self._trust(ask.sequence)
         for i, confidence in enumerate(proposal.confidences[: accepted + 1]):
-            trust.own.observe(confidence, i < accepted)
-            trust.next.observe(before, i < accepted)
+            if i not in passed:
+                trust.own.observe(confidence, i < accepted)
+                trust.next.observe(before, i < accepted)
             before = confidence
+
+    # --- As a verifier ------------------------------------------------------------------------
 
     def advance(self, asks: SequenceOf[Ask]) -> list[Proposal]:
         """At least one token of this level's own for each ask, in one forward.
@@ -180,85 +256,77 @@ class Level:
         picked itself, and then its own next pick. None are returned where nothing is allowed.
         """
         begun = self._clock()
-        wanted = self._wanted(asks)
-        proposals = [self._known(p) for p in self.drafter.propose(wanted)]
+        contexts = [self.model.context(ask.sequence) for ask in asks]
+        starts = [_first_unread(c, a.sequence) for c, a in zip(contexts, asks, strict=True)]
+        wanted = self._wanted(asks, starts)
+        proposals = [self._known(proposal) for proposal in self.drafter.propose(wanted)]
         batch = []
-        for ask, proposal in zip(asks, proposals, strict=True):
-            tokens, context = ask.sequence.tokens, self.model.context(ask.sequence)
-            start = min(context.match(tokens, ask.sequence.num_accepted), len(tokens) - 1)
-            unread = [*tokens[start:], *proposal.tokens]
-            batch.append(Rows(context, start, unread, len(proposal.tokens) + 1))
+        for ask, context, start, said in zip(asks, contexts, starts, proposals, strict=True):
+            unread = ask.sequence.tokens[start:]
+            batch.append(Rows(context, start, unread + said.tokens, len(said.tokens) + 1))
         drafted = self._clock()
         self.model.forward(batch)
         forwarded = self._clock()
-        verified = self._verify(asks, proposals)
-        for ask, rows, proposal, result in zip(wanted, batch, proposals, verified, strict=True):
-            accepted = max(len(result.tokens) - 1, 0)
-            rows.context.record(len(ask.sequence.tokens) + accepted, [])
-            self.stats.count(len(proposal.tokens), accepted)
-            if proposal.tokens:
-                self.drafter.observe(ask, proposal, accepted)
+        verified = self._verify(wanted, batch, proposals)
         ended = self._clock()
-        num_rows = sum(len(rows.tokens) for rows in batch)
-        self.stats.forwards += 1
-        self.stats.rows += num_rows
-        self.stats.seconds += forwarded - drafted
-        self.stats.pick_seconds += ended - forwarded
+        stats = self.stats
+        num_rows = sum([len(rows.tokens) for rows in batch])
+        stats.forwards += 1
+        stats.rows += num_rows
+        stats.seconds += forwarded - drafted
+        stats.pick_seconds += ended - forwarded
         if all(len(rows.tokens) - rows.logits <= _LONGEST_PROPOSAL for rows in batch):
             # Not a prompt.
             self.costs.add(num_rows, forwarded - drafted)
-            self.pace.add(sum(len(result.tokens) for result in verified), ended - begun)
+            self.pace.add(sum([len(result.tokens) for result in verified]), ended - begun)
         return verified
 
-    def _wanted(self, asks: SequenceOf[Ask]) -> list[Ask]:
+    def _wanted(self, asks: SequenceOf[Ask], starts: SequenceOf[int]) -> list[Ask]:
         """What the drafter is asked: nothing for a prompt that is still to be read."""
-        gain = self.pace.seconds_per_token(self.costs.seconds(len(asks)) / len(asks) or inf)
-        row_seconds = self.costs.row_seconds
-        rows_each = self.model.max_rows // len(asks)
+        count, costs = len(asks), self.costs
+        gain = self.pace.seconds_per_token or costs.seconds(count) / count or inf
+        rows_each = self.model.max_rows // count
         wanted = []
-        for ask in asks:
-            sequence = ask.sequence
-            held = self.model.context(sequence).match(sequence.tokens, sequence.num_accepted)
-            has_prompt = held >= sequence.prompt_length - 1 and held > 0
+        for ask, start in zip(asks, starts, strict=True):
+            has_prompt = start >= ask.sequence.prompt_length - 1 and start > 0
             most = min(ask.at_most, rows_each) - 1 if has_prompt else 0
             worth = min(gain, ask.gain)
-            wanted.append(
-                Ask(sequence, most, worth, row_seconds, ask.confidence, self.costs, len(asks))
-            )
+            wanted.append(Ask(ask.sequence, most, worth, ask.confidence, costs, count))
         return wanted
 
     def _known(self, proposal: Proposal) -> Proposal:
         """The proposal up to the first token that this model does not have: vocabularies of one
         tokenizer may be padded to different sizes."""
-        for i, token in enumerate(proposal.tokens):
-            if token >= self.model.vocabulary:
-                kept, confidences = proposal.tokens[:i], proposal.confidences[:i]
-                return Proposal(kept, confidences, depths=proposal.depths[:i])
+        vocabulary = self.model.vocabulary
+        if proposal.tokens and max(proposal.tokens) >= vocabulary:
+            proposal.cut(next(i for i, t in enumerate(proposal.tokens) if t >= vocabulary))
         return proposal
 
-    def _verify(self, asks: SequenceOf[Ask], proposals: SequenceOf[Proposal]) -> list[Proposal]:
+    def _verify(
+        self, asks: SequenceOf[Ask], batch: SequenceOf[Rows], proposals: SequenceOf[Proposal]
+    ) -> list[Proposal]:
+        """What the forward just made says to the proposals; the drafter hears of it."""
         results = []
         row = 0
-        for ask, proposal in zip(asks, proposals, strict=True):
-            tokens, confidences = self.model.verify(row, proposal.tokens, ask.sequence)
-            depths = proposal.depths_of(tokens)
-            results.append(Proposal(tokens, confidences, row, depths))
-            row += len(proposal.tokens) + 1
+        for ask, rows, proposal in zip(asks, batch, proposals, strict=True):
+            sequence, drafted = ask.sequence, len(proposal.tokens)
+            tokens, confidences = self.model.verify(row, proposal.tokens, sequence)
+            results.append(Proposal(tokens, confidences, row, proposal.depths_of(tokens)))
+            row += drafted + 1
+            if drafted:
+                accepted = max(len(tokens) - 1, 0)
+                rows.context.record(len(sequence.tokens) + accepted, [])
+                self.stats.count(drafted, accepted)
+                self.drafter.observe(ask, proposal, accepted)
         return results
 
 
-class _Trust:
-    """How often what a level says is confirmed, by its confidence. Greedy and sampled texts differ:
-    at a temperature above 0, common noise makes the confidence of a token say less."""
-
-    __slots__ = ("next", "own")
-
-    def __init__(self) -> None:
-        self.own = Calibration(floor=0.5, memory=200.0)  # in a token -> it is confirmed
-        self.next = Calibration(floor=0.85, memory=100.0)  # in a token -> the next one is
+def _first_unread(context: Context, sequence: Sequence) -> int:
+    """Of the sequence's tokens, the first to forward: at least the last one's logits are needed."""
+    return min(context.match(sequence.tokens, sequence.num_accepted), len(sequence.tokens) - 1)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Draft:
     """A proposal being made."""
 
@@ -276,28 +344,33 @@ class _Draft:
         return not self.is_done and len(self.proposal.tokens) < self.longest
 
     def to_ask(self) -> Ask:
-        left = self.longest - len(self.proposal.tokens)
-        return replace(
-            self.ask,
-            at_most=left,
-            gain=self.product * self.ask.gain,
-            confidence=self.confidence,
-        )
+        """For what is left, at the chance that it will be reached at all."""
+        ask, count = self.ask, len(self.proposal.tokens)
+        gain = self.product * ask.gain
+        rows = ask.rows + count
+        return Ask(ask.sequence, self.longest - count, gain, self.confidence, ask.costs, rows)
 
-    def take(self, step: Proposal, calibration: Calibration) -> None:
-        """Adds a round's tokens, up to the first that ends the text."""
-        sequence = self.ask.sequence
-        kept = _through_stop(step.tokens, sequence.stop_ids)
-        self.proposal.tokens.extend(step.tokens[:kept])
-        self.proposal.confidences.extend(step.confidences[:kept])
-        self.proposal.depths.extend(step.depths[:kept])
-        sequence.guess(step.tokens[:kept])
-        for confidence in step.confidences[:kept]:
-            self.product *= calibration.probability(confidence)
-            self.confidence = confidence
-        self.is_done = not step.tokens or step.tokens[kept - 1] in sequence.stop_ids
+    def pass_on(self, said: Proposal, chances: list[float]) -> None:
+        """Adds what the drafter said as it is; the proposal ends where that is nothing."""
+        if said.tokens:
+            self.proposal.passed.append((len(self.proposal.tokens), said))
+            said.depths = [depth + 1 for depth in said.depths or [0] * len(said.tokens)]
+        self.add(said, chances)
 
-
-def _through_stop(tokens: SequenceOf[int], stop_ids: frozenset[int]) -> int:
-    """How many tokens there are up to the first that ends the text, itself included."""
-    return next((i for i, token in enumerate(tokens, 1) if token in stop_ids), len(tokens))
+    def add(self, step: Proposal, chances: list[float]) -> None:
+        """Adds tokens up to the first that ends the text; the proposal ends there, or where there
+        are none."""
+        sequence, proposal = self.ask.sequence, self.proposal
+        stops = sequence.stop_ids
+        self.is_done = not step.tokens
+        if not stops.isdisjoint(step.tokens):
+            step.cut(next(i for i, token in enumerate(step.tokens, 1) if token in stops))
+            self.is_done = True
+        for _, chance in zip(step.tokens, chances, strict=False):
+            self.product *= chance
+        if step.tokens:
+            self.confidence = step.confidences[-1]
+        proposal.tokens += step.tokens
+        proposal.confidences += step.confidences
+        proposal.depths += step.depths
+        sequence.guess(step.tokens)

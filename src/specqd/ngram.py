@@ -27,6 +27,7 @@ class NgramDrafter:
     """
 
     name = "ngram"
+    is_free = True
 
     def __init__(
         self, *, corpus: SequenceOf[SequenceOf[int]] = (), length: int | None = None
@@ -94,13 +95,22 @@ class NgramDrafter:
             calibration = self._calibrations[sequence.is_sampled, withheld.is_first]
             calibration.observe(withheld.confidence, new[at] == token)
 
+    def chances(self, ask: Ask, proposal: Proposal) -> list[float]:
+        return self._calibrated(ask, proposal.confidences)
+
+    def _calibrated(self, ask: Ask, confidences: list[float]) -> list[float]:
+        is_sampled = ask.sequence.is_sampled
+        return [
+            self._calibrations[is_sampled, i == 0].probability(confidence)
+            for i, confidence in enumerate(confidences)
+        ]
+
     def _worthwhile(self, ask: Ask, confidences: list[float]) -> int:
         """How many tokens bring most: making them costs nothing, verifying them costs rows."""
-        is_sampled = ask.sequence.is_sampled
         likely, brought = 1.0, 0.0
         best, most = 0, 0.0
-        for count, confidence in enumerate(confidences, 1):
-            likely *= self._calibrations[is_sampled, count == 1].probability(confidence)
+        for count, chance in enumerate(self._calibrated(ask, confidences), 1):
+            likely *= chance
             if likely <= _LEAST_PROBABILITY or ask.gain <= 0.0:
                 break
             brought += likely * ask.gain
