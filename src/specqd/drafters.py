@@ -37,6 +37,7 @@ class Proposal:
     depths: list[int] = field(default_factory=list)  # by token: levels below its proposer; or none
     # What a level passed on from its own drafter without a look, each with its first token's place.
     passed: list[tuple[int, "Proposal"]] = field(default_factory=list)
+    tried: float = inf  # the place from which on it was made to learn whether that pays
 
     def depths_of(self, verified: SequenceOf[int]) -> list[int]:
         """Of the tokens that a verifier makes of this proposal, as seen from there: what it

@@ -3,14 +3,27 @@
 Pure bookkeeping over numbers that others measure; knows no models, tokens or clocks.
 """
 
-from bisect import bisect_right, insort
+from bisect import bisect_right
 from collections.abc import Mapping
+from itertools import accumulate, pairwise
+from math import inf
+from operator import mul
 
 # Bins of confidence are finer towards 1, where most confidences lie and differences count.
 _BIN_EDGES = (0.05, 0.15, 0.3, 0.45, 0.6, 0.7, 0.8, 0.87, 0.92, 0.95, 0.975, 0.99, 0.997)
 _BIN_MIDDLES = tuple(
     (low + high) / 2 for low, high in zip((0.0, *_BIN_EDGES), (*_BIN_EDGES, 1.0), strict=True)
 )
+# Rows between which further ones are taken to cost alike.
+_KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
+_ENDS = (*_KNOTS[1:], inf)
+_SPANS = tuple(end - start for start, end in pairwise(_KNOTS))
+_SLOPE = 0.1  # of the first row: what a further one may well cost
+_UNSEEN = 0.25  # variance of what was never seen, or not for long, as a share squared
+_MEASURED = 0.05**2  # variance of what was measured with care
+_DRIFT = 0.02**2  # of a variance, with each sample of something else
+_NOISE_BELOW, _NOISE_ABOVE = 0.1, 0.15  # of samples below and above what was expected
+_DOWN, _UP = 0.15, 0.1  # shares of a difference that one sample moves an estimate by
 _PRIOR_WEIGHT = 3.0  # observations that a prior counts for
 
 
@@ -61,23 +74,19 @@ class Estimate:
     lower one counts for more than a higher one, above all among the first.
     """
 
-    __slots__ = ("count", "value")
-
-    _DOWN, _UP = 0.15, 0.1  # shares of a difference that one sample moves the value by
+    __slots__ = ("_count", "value")
 
     def __init__(self) -> None:
         self.value: float | None = None
-        self.count = 0
+        self._count = 0
 
-    def add(self, sample: float) -> float:
-        """Returns the new value."""
-        self.count += 1
+    def add(self, sample: float) -> None:
+        self._count += 1
         if self.value is None:
             self.value = sample
         difference = min(sample, 2.0 * self.value) - self.value
-        down = max(self._DOWN, 1.0 / self.count)
-        self.value += (down if difference < 0.0 else self._UP) * difference
-        return self.value
+        down = max(_DOWN, 1.0 / self._count)
+        self.value += (down if difference < 0.0 else _UP) * difference
 
 
 class Mean:
@@ -93,80 +102,88 @@ class Mean:
 
 
 class RowCosts:
-    """Seconds of a forward by its number of rows: learned where measured, interpolated between.
+    """Seconds of a forward by its number of rows: those of the first row, and what each more adds.
 
-    Kept as multiples of the cost of the number of rows that was measured first: whatever else slows
-    the machine slows all of them, and one that is seldom forwarded must not keep an old price. More
-    rows never cost less: where that was seen, fewer of them were disturbed. Where further rows turn
-    out cheaper than they were measured once, others that were measured once do too: else what seems
-    too dear is never tried again.
+    A Kalman filter over these parts, each with a variance of its own: what was not seen for long
+    is uncertain, and takes the blame when a forward takes longer or less than expected. Unseen
+    parts follow their neighbours: else an old price is kept because nobody pays it. Samples above
+    what was expected weigh less, and never count for more than twice that: interference only adds.
+    More rows never cost less.
     """
 
+    __slots__ = ("_at_knots", "_count", "_parts", "_seen", "_variances")
+
     def __init__(self) -> None:
-        self._base = Estimate()
-        self._base_rows = 0
-        self._ratios: dict[int, Estimate] = {}
-        self._rows: list[int] = []  # that were measured, in order
-        self._curve: list[float] | None = None  # their ratios, none above a later one
+        # The first part is seconds of one row; then seconds a row from each knot to the next.
+        self._parts = [0.0] * (1 + len(_KNOTS))
+        self._variances = [_UNSEEN] * len(self._parts)  # of each part, as shares of it
+        self._seen = [0] * len(self._parts)  # the count at which the variance was as it says
+        self._count = 0
+        self._at_knots: list[float] | None = None
 
     def begin(self, measured: Mapping[int, float]) -> None:
-        """Starts from what was measured with care: seconds by rows."""
-        self._rows = sorted(measured)
-        self._base_rows = self._rows[0]
-        self._base = Estimate()
-        self._base.add(measured[self._base_rows])
-        self._ratios = {rows: Estimate() for rows in self._rows}
-        for rows, ratio in self._ratios.items():
-            ratio.add(measured[rows] / self._base_value)
-        self._curve = None
+        """Starts from what was measured with care: seconds by rows, of one row at least."""
+        rows = sorted(measured)
+        seconds = [measured[count] for count in rows]
+        for i in range(len(rows) - 2, -1, -1):  # interference only adds
+            seconds[i] = min(seconds[i], seconds[i + 1])
+        self._parts[0], self._variances[0] = seconds[0], _MEASURED
+        for i, knot in enumerate(_KNOTS, 1):
+            high = min(bisect_right(rows, knot), len(rows) - 1)
+            if high > 0:
+                rise = seconds[high] - seconds[high - 1]
+                self._parts[i] = rise / (rows[high] - rows[high - 1])
+        self._at_knots = None
 
     def add(self, rows: int, seconds: float) -> None:
-        if not self._rows:
-            self._base_rows = rows
-        if rows == self._base_rows:
-            self._base.add(seconds)
-        ratio = self._ratios.get(rows)
-        if ratio is None:
-            ratio = self._ratios[rows] = Estimate()
-            if len(self._rows) > 1:  # so that a first sample out of line does little harm
-                ratio.value = self.seconds(rows) / self._base_value
-            insort(self._rows, rows)
-        before = ratio.value if ratio.count else None
-        value = ratio.add(1.0 if rows == self._base_rows else seconds / self._base_value)
-        if before is not None and before > max(value, 1.0):
-            self._cheapen(max(value - 1.0, 0.0) / (before - 1.0))
-        self._curve = None
+        parts = self._parts
+        if parts[0] == 0.0:
+            parts[0] = seconds
+        expected = self.seconds(rows)
+        error = min(seconds, 2.0 * expected) - expected
+        noise = (_NOISE_ABOVE if error > 0.0 else _NOISE_BELOW) * expected
+        self._count += 1
+        end = 1 + bisect_right(_KNOTS, rows - 1)  # of the parts that `expected` is the sum of
+        spans = [1.0, *(min(rows, _ENDS[i]) - _KNOTS[i] for i in range(end - 1))]
+        leverage = [self._unit(i) * spans[i] * self._variance(i) for i in range(end)]
+        total = noise * noise
+        for i, span in enumerate(spans):
+            total += leverage[i] * self._unit(i) * span
+        last = parts[end - 1]
+        for i, span in enumerate(spans):
+            unit, share = self._unit(i), leverage[i] / total
+            self._variances[i] = self._variance(i) * (1.0 - share * unit * span)
+            self._seen[i] = self._count
+            parts[i] = max(parts[i] + share * unit * error, 0.0)
+        self._pull(end, (parts[end - 1] - last) / self._unit(end - 1))
+        self._at_knots = None
 
-    def _cheapen(self, share: float) -> None:
-        """Of what further rows add to the base, where they were measured but once."""
-        for ratio in self._ratios.values():
-            if ratio.count == 1 and ratio.value is not None and ratio.value > 1.0:
-                ratio.value = 1.0 + share * (ratio.value - 1.0)
+    def _unit(self, part: int) -> float:
+        """What shares of a part are shares of: what seems free is suspected too."""
+        return self._parts[part] + (_SLOPE * self._parts[0] if part else 0.0)
 
-    @property
-    def _base_value(self) -> float:
-        return self._base.value or 1e-9
+    def _variance(self, part: int) -> float:
+        unseen = self._count - self._seen[part]
+        return min(self._variances[part] + _DRIFT * unseen, _UNSEEN)
+
+    def _pull(self, start: int, change: float) -> None:
+        """The parts from `start` on, as far as they are uncertain, follow the one before."""
+        if abs(change) > 0.01:
+            for i in range(start, len(self._parts)):
+                self._parts[i] *= max(1.0 + (self._variance(i) / _UNSEEN) ** 0.5 * change, 0.5)
 
     def seconds(self, rows: float) -> float:
         """Estimated; 0 where nothing was measured yet."""
-        known = self._rows
-        if not known:
-            return 0.0
-        curve = self._curve or self._drawn()
-        at = bisect_right(known, rows)
-        if (at and known[at - 1] == rows) or len(known) == 1:
-            return curve[max(at - 1, 0)] * self._base_value
-        high = min(max(at, 1), len(known) - 1)
-        low_rows, low = known[high - 1], curve[high - 1]
-        slope = (curve[high] - low) / (known[high] - low_rows)
-        return max(low + slope * (rows - low_rows), 0.0) * self._base_value
+        if rows <= 1.0:
+            return self._parts[0]
+        at_knots = self._at_knots or self._summed()
+        at = bisect_right(_KNOTS, rows) - 1
+        return at_knots[at] + self._parts[at + 1] * (rows - _KNOTS[at])
 
-    def _drawn(self) -> list[float]:
-        curve = [self._ratios[rows].value or 0.0 for rows in self._rows]
-        for i in range(len(curve) - 2, -1, -1):
-            curve[i] = min(curve[i], curve[i + 1])
-        self._curve = curve
-        return curve
+    def _summed(self) -> list[float]:
+        rises = map(mul, self._parts[1:], _SPANS)
+        self._at_knots = list(accumulate(rises, initial=self._parts[0]))
+        return self._at_knots
 
 
 class Pace:
@@ -192,7 +209,7 @@ class Pace:
 
 
 class ProbeBudget:
-    """Lets a level that does not pay be tried now and then, at a bounded share of the time.
+    """Lets what does not pay be tried now and then, at a bounded share of the time.
 
     A probe that was right has paid for itself, and the next may follow at once.
     """
@@ -205,15 +222,19 @@ class ProbeBudget:
         self._saved = 0.0
         self._spent_last = 0.0
 
-    def allows(self, spent: float, cost: float) -> bool:
-        """Whether `cost` can be paid from the share of all `spent` seconds; takes it if so."""
-        self._saved += self._share * spent
+    def earn(self, seconds: float) -> None:
+        """So much time has gone by."""
+        self._saved += self._share * seconds
+
+    def allows(self, cost: float) -> bool:
+        """Whether `cost` can be paid from what was saved; takes it if so."""
         if self._free > 0:
             self._free -= 1
         elif self._saved < cost:
             return False
+        else:
+            self._saved = 0.0
         self._spent_last = cost
-        self._saved = 0.0
         return True
 
     def refund(self) -> None:

@@ -19,9 +19,12 @@ from specqd.sequence import Sequence
 
 _FIRST_PROPOSAL = 4
 _LONGEST_PROPOSAL = 32
+_ROUNDS_AHEAD = (1, 2, 4, 8)
 _FREE_PROBES = 4  # what was measured at load may be wrong: the machine was busy
 _MEASURED_ROWS = (1, 2, 4, 9)
 _MEASUREMENTS = 5
+_LEAST_LOSS = 0.1  # of what a round costs: what trying one is taken to cost at least
+_LONGEST_ROUND = 1.0  # seconds of the outer level's, for what may be spent on trying
 _LEAST_BESIDES = 1e-6  # seconds; an estimate grows by shares of itself
 
 
@@ -118,14 +121,13 @@ class Level:
         drafts = [_Draft(ask, self._longest(ask)) for ask in asks]
         for ask in asks:
             self.model.context(ask.sequence).begin(len(ask.sequence.tokens))
-        is_first = True
+            self._probes.earn(min(ask.gain, _LONGEST_ROUND))
         try:
             while going := [draft for draft in drafts if draft.may_go_on()]:
                 if self.length is None:
-                    self._extend(going, is_first)
+                    self._extend(going)
                 else:
                     self._go_round(going)
-                is_first = False
         except CacheFullError:
             pass  # a draft needs no room: what was proposed so far stands
         finally:
@@ -138,11 +140,11 @@ class Level:
         room = self.model.max_positions - len(ask.sequence.tokens)
         return min(ask.at_most, longest, room)
 
-    def _extend(self, drafts: list["_Draft"], is_first: bool) -> None:
+    def _extend(self, drafts: list["_Draft"]) -> None:
         foreseen = [Proposal() for _ in drafts]
         if self.drafter.is_free:
             foreseen = self._unverified(drafts)
-        own = self._worthwhile(drafts, foreseen, is_first)
+        own = self._worthwhile(drafts, foreseen)
         others = [i for i, draft in enumerate(drafts) if draft not in own]
         if others and not self.drafter.is_free:
             for i, said in zip(others, self._unverified([drafts[i] for i in others]), strict=True):
@@ -163,49 +165,71 @@ class Level:
         said = self.drafter.propose([draft.to_ask() for draft in drafts])
         return [self._known(proposal) for proposal in said]
 
-    def _worthwhile(
-        self, drafts: list["_Draft"], foreseen: list[Proposal], is_first: bool
-    ) -> list["_Draft"]:
+    def _worthwhile(self, drafts: list["_Draft"], foreseen: list[Proposal]) -> list["_Draft"]:
         """Those of the drafts for which a round of this level pays; all or none of a batch, but
-        for single ones that bring less than they cost whoever asked."""
+        for single ones that bring less than they cost whoever asked. Or all, to try it."""
         if any(draft.ask.gain == inf for draft in drafts):
             return drafts
         going, brought, rows = [], 0.0, 0.0
+        lost, all_rows = 0.0, 0.0
         for draft, proposal in zip(drafts, foreseen, strict=True):
-            brings = self._brings(draft, proposal)
+            brings = self._brings(draft, proposal, 1.0 / len(drafts))
+            own_rows = 1 + len(proposal.tokens) if self.drafter.is_free else self._rows_each
+            lost -= brings
+            all_rows += own_rows
             if brings > 0.0:
                 going.append(draft)
                 brought += brings
-                rows += 1 + len(proposal.tokens) if self.drafter.is_free else self._rows_each
+                rows += own_rows
         if going and brought > self._round_seconds(rows):
             return going
-        if is_first:
-            spent = sum(draft.ask.gain for draft in drafts)
-            cost = self._round_seconds(len(drafts) * self._rows_each)
-            if self._probes.allows(spent, cost + sum(d.ask.added_seconds(1) for d in drafts)):
-                return drafts
+        cost = self._round_seconds(all_rows)
+        if self._probes.allows(max(cost + lost, _LEAST_LOSS * cost)):
+            for draft in drafts:
+                draft.proposal.tried = min(draft.proposal.tried, len(draft.proposal.tokens))
+            return drafts
         return []
 
-    def _brings(self, draft: "_Draft", foreseen: Proposal) -> float:
+    def _brings(self, draft: "_Draft", foreseen: Proposal, share: float) -> float:
         """Seconds that a round of this level is worth to whoever asked, before its own cost, and
-        beyond what the drafter's word would be worth without it."""
-        ask, at = draft.ask, len(draft.proposal.tokens)
+        beyond what the drafter's word is worth when it is passed on. `share` is this draft's of
+        what a round costs."""
+        ask, at, count = draft.ask, len(draft.proposal.tokens), len(foreseen.tokens)
         worth = draft.product * ask.gain
         follows = self._trust(ask.sequence).next.probability(draft.confidence)
-        added = ask.added_seconds(at)
-        if not foreseen.tokens:
-            made = (self._made.value or 1.0) if not self.drafter.is_free else 1.0
-            tokens = made if follows >= 1.0 else follows * (1.0 - follows**made) / (1.0 - follows)
-            return worth * tokens - (ask.added_seconds(at + made) - added)
+        cost = share * self._round_seconds(self._rows_each)
+        if not count:
+            return self._ahead(draft, at, worth, follows, cost) + cost
         through, right = 1.0, 0.0
         for chance in self.drafter.chances(ask, foreseen):
             through *= chance
             right += through
-        count = len(foreseen.tokens)
-        looked_at = worth * follows * (1.0 + right) - (ask.added_seconds(at + 1 + right) - added)
+        made, added = 1.0 + right, ask.added_seconds(at)
+        looked_at = worth * follows * made - (ask.added_seconds(at + made) - added)
         passed_on = worth * right - (ask.added_seconds(at + count) - added)
-        then = worth * through * follows - self._round_seconds(1.0 + count)
-        return looked_at - max(passed_on, 0.0) - max(then, 0.0)
+        then = self._ahead(draft, at + made, worth * follows**made, follows, cost)
+        else_then = self._ahead(draft, at + count, worth * through, follows, cost)
+        return looked_at + max(then, 0.0) - max(passed_on + max(else_then, 0.0), 0.0)
+
+    def _ahead(
+        self, draft: "_Draft", at: float, worth: float, follows: float, cost: float
+    ) -> float:
+        """What the best number of rounds from place `at` on is worth, less what they cost. Some
+        pay only with those after them: rows do not all cost the same."""
+        ask = draft.ask
+        made = 1.0 if self.drafter.is_free else self._made.value or 1.0
+        added = ask.added_seconds(at)
+        most = -inf
+        for rounds in _ROUNDS_AHEAD:
+            tokens = made * rounds
+            if rounds > 1 and at + tokens > draft.longest:
+                break
+            right = (
+                tokens if follows >= 1.0 else follows * (1.0 - follows**tokens) / (1.0 - follows)
+            )
+            net = worth * right - (ask.added_seconds(at + tokens) - added) - rounds * cost
+            most = max(most, net)
+        return most
 
     @property
     def _rows_each(self) -> float:
@@ -231,7 +255,7 @@ class Level:
         return [probability(confidence) for confidence in proposal.confidences]
 
     def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
-        if accepted:
+        if accepted > proposal.tried:
             self._probes.refund()
         if accepted == len(proposal.tokens) >= self._reach:
             self._reach = min(2 * self._reach, _LONGEST_PROPOSAL)
