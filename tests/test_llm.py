@@ -272,7 +272,7 @@ def test_statistics_count_this_call_alone(small: LLM) -> None:
         outer, inner = stats.levels
         assert outer.accepted <= outer.drafted
         assert inner.accepted <= inner.drafted
-        assert inner.rows >= outer.drafted
+        assert outer.rows >= outer.drafted
         assert outer.gb_per_s > 0
 
 
