@@ -42,6 +42,8 @@ class Proposal:
     def depths_of(self, verified: SequenceOf[int]) -> list[int]:
         """Of the tokens that a verifier makes of this proposal, as seen from there: what it
         confirms came from below, what follows is its own."""
+        if not self.tokens:
+            return [0] * len(verified)
         below = self.depths or [0] * len(self.tokens)
         confirmed = [
             depth + 1

@@ -18,6 +18,7 @@ _BIN_MIDDLES = tuple(
 _KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 _ENDS = (*_KNOTS[1:], inf)
 _SPANS = tuple(end - start for start, end in pairwise(_KNOTS))
+_LONGEST_RUN = 8
 _SLOPE = 0.1  # of the first row: what a further one may well cost
 _UNSEEN = 0.25  # variance of what was never seen, or not for long, as a share squared
 _MEASURED = 0.05**2  # variance of what was measured with care
@@ -111,7 +112,7 @@ class RowCosts:
     More rows never cost less.
     """
 
-    __slots__ = ("_at_knots", "_count", "_parts", "_seen", "_variances")
+    __slots__ = ("_at_knots", "_count", "_parts", "_run", "_run_rows", "_seen", "_variances")
 
     def __init__(self) -> None:
         # The first part is seconds of one row; then seconds a row from each knot to the next.
@@ -120,6 +121,8 @@ class RowCosts:
         self._seen = [0] * len(self._parts)  # the count at which the variance was as it says
         self._count = 0
         self._at_knots: list[float] | None = None
+        self._run: list[float] = []  # samples of the same number of rows, one after the other
+        self._run_rows = 0
 
     def begin(self, measured: Mapping[int, float]) -> None:
         """Starts from what was measured with care: seconds by rows, of one row at least."""
@@ -136,17 +139,26 @@ class RowCosts:
         self._at_knots = None
 
     def add(self, rows: int, seconds: float) -> None:
+        """Learns from a sample; from a run of the same number of rows by its mean, at its end."""
+        run = self._run
+        if run and (rows != self._run_rows or len(run) == _LONGEST_RUN):
+            self._learn(self._run_rows, sum(run) / len(run), len(run))
+            run.clear()
+        self._run_rows = rows
+        run.append(seconds)
+        if self._parts[0] == 0.0:
+            self._parts[0], self._at_knots = seconds, None
+
+    def _learn(self, rows: int, seconds: float, samples: int) -> None:
         parts = self._parts
-        if parts[0] == 0.0:
-            parts[0] = seconds
         expected = self.seconds(rows)
         error = min(seconds, 2.0 * expected) - expected
         noise = (_NOISE_ABOVE if error > 0.0 else _NOISE_BELOW) * expected
-        self._count += 1
+        self._count += samples
         end = 1 + bisect_right(_KNOTS, rows - 1)  # of the parts that `expected` is the sum of
         spans = [1.0, *(min(rows, _ENDS[i]) - _KNOTS[i] for i in range(end - 1))]
         leverage = [self._unit(i) * spans[i] * self._variance(i) for i in range(end)]
-        total = noise * noise
+        total = noise * noise / samples
         for i, span in enumerate(spans):
             total += leverage[i] * self._unit(i) * span
         last = parts[end - 1]

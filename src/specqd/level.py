@@ -10,7 +10,7 @@ from math import inf
 from time import perf_counter
 
 from specqd import _native
-from specqd.context import Context, Rows
+from specqd.context import Rows
 from specqd.drafters import Ask, Drafter, Proposal
 from specqd.economics import Estimate, Mean, Pace, ProbeBudget, RowCosts, Trust
 from specqd.errors import CacheFullError
@@ -280,9 +280,12 @@ class Level:
         picked itself, and then its own next pick. None are returned where nothing is allowed.
         """
         begun = self._clock()
-        contexts = [self.model.context(ask.sequence) for ask in asks]
-        starts = [_first_unread(c, a.sequence) for c, a in zip(contexts, asks, strict=True)]
-        wanted = self._wanted(asks, starts)
+        contexts, starts = [], []
+        for ask in asks:
+            context, tokens = self.model.context(ask.sequence), ask.sequence.tokens
+            contexts.append(context)  # the last token is forwarded again: its logits are needed
+            starts.append(min(context.match(tokens, ask.sequence.num_accepted), len(tokens) - 1))
+        wanted = self._wanted(asks, starts) if self.drafter.levels else asks
         proposals = [self._known(proposal) for proposal in self.drafter.propose(wanted)]
         batch = []
         for ask, context, start, said in zip(asks, contexts, starts, proposals, strict=True):
@@ -343,11 +346,6 @@ class Level:
                 self.stats.count(drafted, accepted)
                 self.drafter.observe(ask, proposal, accepted)
         return results
-
-
-def _first_unread(context: Context, sequence: Sequence) -> int:
-    """Of the sequence's tokens, the first to forward: at least the last one's logits are needed."""
-    return min(context.match(sequence.tokens, sequence.num_accepted), len(sequence.tokens) - 1)
 
 
 @dataclass(slots=True, eq=False)
