@@ -183,7 +183,7 @@ void bind_weights(nb::module_& m) {
       .def_prop_ro("is_nested", &PackedWeight::is_nested)
       .def_prop_ro("patch_count", &PackedWeight::patch_count)
       .def("plane_bytes", &plane_bytes)
-      .def("planes", &planes, nb::sig("def planes(self) -> dict[str, NDArray[Any]]"),
+      .def("planes", &planes, nb::sig("def planes(self) -> dict[str, NDArray[numpy.generic]]"),
            "The planes as they lie in memory, by name: flat, read-only, not copied.")
       .def("unpack", &unpack, "isa"_a);
   m.def("pack", &pack, "pool"_a, "isa"_a, "sources"_a, "interleaved"_a, "rule"_a);

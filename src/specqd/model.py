@@ -82,12 +82,12 @@ class Model:
         *,
         machine: Machine | None = None,
         reading: Reading = Reading.EXACT,
-        rule: ScaleRule = ScaleRule.MSE,
+        rule: ScaleRule | None = None,
         cache_positions: int | None = None,
         max_rows: int = MAX_ROWS,
         progress: Progress | None = None,
     ) -> "Model":
-        """Loads and packs a Hugging Face directory.
+        """Loads and packs a Hugging Face directory, or maps a packed one.
 
         `cache_positions` bounds the positions that the cache can hold over all sequences; by
         default four full contexts, as far as half of the memory that is left allows. `max_rows`
@@ -156,9 +156,13 @@ class Model:
         )
 
     def context(self, sequence: Sequence) -> Context:
-        """This reading's view of the cache for a sequence, made on first use."""
+        """This reading's view of the cache for a sequence, made on first use.
+
+        Raises TensorError where the model's files have changed under it.
+        """
         context = self._contexts.get(sequence.key)
         if context is None:
+            self.weights.check_unchanged()
             exact = None if self._exact is None else self._exact.context(sequence)
             slot = self.cache.create() if exact is None else exact.slot
             context = Context(slot, exact)
