@@ -213,6 +213,7 @@ class Drafts:
                     cache_positions=pages * _native.PAGE_POSITIONS,
                     progress=progress,
                 )
+                target.rely_on(self._models[key])
         return self._models[key]
 
 

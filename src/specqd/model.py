@@ -74,6 +74,7 @@ class Model:
         self.reading = reading
         self._exact = exact
         self._contexts: dict[int, Context] = {}
+        self._read_in_place = [weights]
 
     @classmethod
     def open(
@@ -156,13 +157,9 @@ class Model:
         )
 
     def context(self, sequence: Sequence) -> Context:
-        """This reading's view of the cache for a sequence, made on first use.
-
-        Raises TensorError where the model's files have changed under it.
-        """
+        """This reading's view of the cache for a sequence, made on first use."""
         context = self._contexts.get(sequence.key)
         if context is None:
-            self.weights.check_unchanged()
             exact = None if self._exact is None else self._exact.context(sequence)
             slot = self.cache.create() if exact is None else exact.slot
             context = Context(slot, exact)
@@ -295,8 +292,14 @@ class Model:
         finally:
             self.cache.release(slot)
 
+    def rely_on(self, draft: "Model") -> None:
+        """Lets requests to this model be refused where the files of its draft have changed."""
+        self._read_in_place.append(draft.weights)
+
     def check_tokens(self, token_ids: SequenceOf[int]) -> None:
-        """Refuses what this model cannot read."""
+        """Refuses what this model cannot read, and to read on from files that have changed."""
+        for weights in self._read_in_place:
+            weights.check_unchanged()
         if not token_ids:
             raise RequestError("the prompt is empty; give at least one token")
         if len(token_ids) > self.config.max_positions:
