@@ -21,6 +21,7 @@
 #include "decoder.h"
 #include "float_mode.h"
 #include "kv_cache.h"
+#include "memory.h"
 #include "pack.h"
 #include "pool.h"
 #include "rope.h"
@@ -191,6 +192,8 @@ void bind_weights(nb::module_& m) {
         "patch_starts"_a.none(), "patches"_a.none(), "plain"_a.none(), nb::kw_only(),
         "source_rows"_a, "columns"_a, "interleaved"_a,
         "A weight over planes that were packed before, or what is wrong with them.");
+  m.def("release_free_memory", &release_free_memory,
+        "Gives the pages that the heap holds free back to the system.");
   m.def(
       "find_not_finite",
       [](Pool& pool, const BitMatrix& bits) -> std::optional<std::pair<int64_t, int64_t>> {

@@ -27,4 +27,7 @@ class Memory {
   size_t mapped_ = 0;
 };
 
+// Gives the pages that the heap holds free back to the system, where it can.
+void release_free_memory();
+
 }  // namespace specqd

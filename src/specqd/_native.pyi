@@ -63,6 +63,9 @@ def map_planes(pool: Pool, codes: Annotated[NDArray[numpy.uint8], dict(shape=(No
     A weight over planes that were packed before, or what is wrong with them.
     """
 
+def release_free_memory() -> None:
+    """Gives the pages that the heap holds free back to the system."""
+
 def find_not_finite(pool: Pool, bits: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), device='cpu', writable=False)]) -> tuple[int, int] | None:
     """(row, column) of the first BF16 that is not finite, or None."""
 

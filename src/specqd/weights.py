@@ -143,8 +143,11 @@ class _Loader:
         return bits
 
     def finish(self) -> None:
-        """Says that all is packed."""
-        if self._progress and self._planes is None:
+        """Says that all is packed, and gives back what packing left in the heap."""
+        if self._planes is not None:
+            return
+        _native.release_free_memory()
+        if self._progress:
             self._progress(self._all_bytes, self._all_bytes)
 
     def _not_finite(self, name: str, where: str) -> TensorError:
