@@ -231,13 +231,24 @@ def every_code_at_every_scale() -> Bits:
     return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
 
 
+def close_calls(rng: np.random.Generator) -> Bits:
+    """Blocks whose neighbouring scales err almost alike, and that span up to thirty binades."""
+    grid = np.array([0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 12])
+    values = rng.choice(grid, (256, 128)) * rng.choice([-1, 1], (256, 128))
+    values[:, ::32] = 6 * rng.choice([1, 2, 4 / 3], (256, 4))
+    span = rng.integers(0, 31, (256, 1))
+    is_small = rng.random(values.shape) < 0.1
+    values = np.where(is_small, np.ldexp(values, -rng.integers(0, span + 1, values.shape)), values)
+    return random_models.bf16_bits(np.ldexp(values, rng.integers(-60, 60, (256, 1))))
+
+
 @each_rule
 @each_isa
 def test_the_native_cast_equals_its_definition_in_all_bits(
     isa: str, rule: ScaleRule, rng: np.random.Generator
 ) -> None:
     kinds = [gaussian(rng, 64, 128), any_finite(rng, 320, 128), every_code_at_every_scale()]
-    kinds += without_room(rng).values()
+    kinds += [*without_room(rng).values(), close_calls(rng)]
     for bits in kinds:
         codes, scales, residuals, starts, patches = (
             _native.kernels(isa).pack(tiled(bits), rule.value).planes

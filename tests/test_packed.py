@@ -21,6 +21,7 @@ from specqd.config import read_config
 from specqd.errors import TensorError
 from specqd.llm import LLM
 from specqd.model import Machine, Model
+from specqd.mxfp4 import ScaleRule
 from specqd.packed import WEIGHTS, PackedFile
 from specqd.sampling import SamplingParams
 from specqd.tensors import TensorDirectory
@@ -132,6 +133,8 @@ def test_the_scale_rule_is_the_files(
         "is_packed_file": True,
         "scale_rule": "floor",
     }
+    with pytest.raises(TensorError, match="is packed by the rule floor"):
+        Model.open(tmp_path / "floor", rule=ScaleRule.MSE)
     assert main(["inspect", str(tmp_path / "floor")]) == 0
     assert "mapped from a packed file, scale rule floor" in capsys.readouterr().out
 

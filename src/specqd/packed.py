@@ -5,6 +5,7 @@ Knows nothing of architectures: a matrix is named by the tensors that it was mad
 """
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,6 +161,8 @@ def write_packed(
                 written += file.write(part)
                 if progress:
                     progress(written, everything)
+        file.flush()
+        os.fsync(file.fileno())  # before the directory takes its name: there is no checksum
 
 
 def _parts(array: NDArray[Any]) -> list[memoryview]:

@@ -1,10 +1,10 @@
 """`specqd pack`: writes a model whose weights are packed already, so that it opens at once."""
 
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
 import click
@@ -78,11 +78,11 @@ def _new_directory(path: Path) -> Iterator[Path]:
     """A directory that takes this name once it is complete, and vanishes if it never is."""
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise RequestError(f"{path}: exists already; name a new directory")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    path = path.absolute()
+    unfinished = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+    unfinished.mkdir(parents=True)
     try:
         yield unfinished
-        unfinished.chmod(0o755)
         unfinished.replace(path)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
