@@ -232,14 +232,16 @@ def every_code_at_every_scale() -> Bits:
 
 
 def close_calls(rng: np.random.Generator) -> Bits:
-    """Blocks whose neighbouring scales err almost alike, and that span up to thirty binades."""
-    grid = np.array([0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 12])
-    values = rng.choice(grid, (256, 128)) * rng.choice([-1, 1], (256, 128))
-    values[:, ::32] = 6 * rng.choice([1, 2, 4 / 3], (256, 4))
-    span = rng.integers(0, 31, (256, 1))
-    is_small = rng.random(values.shape) < 0.1
-    values = np.where(is_small, np.ldexp(values, -rng.integers(0, span + 1, values.shape)), values)
-    return random_models.bf16_bits(np.ldexp(values, rng.integers(-60, 60, (256, 1))))
+    """Blocks at one scale and at half of it, whose squared errors are equal but for what the order
+    of their sum rounds away: 4 errs by 1 at half, sixteen of 1/4 and 3/4 by 1/16 at the whole, and
+    fifteen tiny ones by up to 2^-54 at both."""
+    rows = 256
+    coarse = rng.choice([0.25, 0.75], (rows, 16))
+    tiny = np.ldexp(1.0, rng.integers(-31, -24, (rows, 1)).repeat(15, axis=1))
+    blocks = [np.full((rows, 1), 4.0), tiny, coarse]
+    values = np.concatenate([np.concatenate(blocks[::step], axis=1) for step in (1, -1)], axis=1)
+    values *= rng.choice([-1, 1], values.shape)
+    return random_models.bf16_bits(np.ldexp(values, rng.integers(-60, 60, (rows, 1))))
 
 
 @each_rule
