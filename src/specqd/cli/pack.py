@@ -14,7 +14,6 @@ from specqd.cli.terminal import ProgressBar, one_line
 from specqd.errors import RequestError
 
 if TYPE_CHECKING:
-    from specqd.mxfp4 import ScaleRule
     from specqd.weights import DecoderWeights
 
 # What the engine reads of a model's directory beside its weights.
@@ -65,12 +64,11 @@ def pack(model: str, out: Path, rule: str, threads: int | None, isa: str | None)
     config, machine = read_config(directory), Machine.choose(threads, isa)
     with _new_directory(out) as unfinished:
         with ProgressBar("Packing weights") as bar:
-            chosen = ScaleRule(rule)
             weights = load_weights(
-                directory, config, machine.pool, machine.isa, rule=chosen, progress=bar
+                directory, config, machine.pool, machine.isa, rule=ScaleRule(rule), progress=bar
             )
         _write(unfinished, directory, weights)
-    click.echo(one_line(f"{out}: {_described(weights, chosen)}"))
+    click.echo(one_line(f"{out}: {_described(weights)}"))
 
 
 @contextmanager
@@ -102,11 +100,11 @@ def _write(out: Path, directory: Path, weights: "DecoderWeights") -> None:
         write_packed(out / WEIGHTS, matrices, weights.unpacked, weights.rule, bar)
 
 
-def _described(weights: "DecoderWeights", rule: "ScaleRule") -> str:
+def _described(weights: "DecoderWeights") -> str:
     planes = [packed.weight.plane_bytes() for packed in weights.matrices]
     count = sum(packed.weight.rows * packed.weight.columns for packed in weights.matrices)
     stored = sum(sum(each.values()) for each in planes)
     return (
         f"{len(planes)} matrices in {stored / 1e6:,.1f} MB, {8 * stored / count:.2f} bits a "
-        f"weight, scale rule {rule.value}"
+        f"weight, scale rule {weights.rule.value}"
     )
