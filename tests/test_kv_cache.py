@@ -1,8 +1,8 @@
 """One cache for two readings: each hazard of docs/design.md, section 6."""
 
 import random
-from dataclasses import replace
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np

@@ -292,11 +292,11 @@ def test_planes_that_would_be_read_or_written_out_of_bounds_are_refused(
     assert "\n" not in str(caught.value)
 
 
-def decode_or_refuse(directory: Path) -> None:
+def decode_or_refuse(directory: Path, isa: str) -> None:
     """Any file is mapped and decodes to something, or is refused in one line."""
     model, problem = None, ""
     try:
-        model = opened(directory)
+        model = opened(directory, isa)
     except TensorError as error:
         problem = str(error)
     assert "\n" not in problem
@@ -311,10 +311,13 @@ fuzz = settings(
 )
 
 
+any_isa = st.sampled_from(_native.kernel_names())
+
+
 @fuzz
-@given(data=st.data())
+@given(data=st.data(), isa=any_isa)
 def test_a_file_with_changed_bytes_decodes_or_is_refused(
-    copy: Path, packed: Path, data: st.DataObject
+    copy: Path, packed: Path, data: st.DataObject, isa: str
 ) -> None:
     content = bytearray((packed / WEIGHTS).read_bytes())
     start = 8 + int.from_bytes(content[:8], "little")
@@ -322,13 +325,17 @@ def test_a_file_with_changed_bytes_decodes_or_is_refused(
     for _ in range(data.draw(st.integers(1, 40))):
         content[data.draw(st.integers(part[0], part[1] - 1))] = data.draw(st.integers(0, 255))
     (copy / WEIGHTS).write_bytes(content)
-    decode_or_refuse(copy)
+    decode_or_refuse(copy, isa)
 
 
 @fuzz
-@given(seed=st.integers(0, 2**32 - 1), plane=st.sampled_from(["codes", "residuals", "patches"]))
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    plane=st.sampled_from(["codes", "residuals", "patches"]),
+    isa=any_isa,
+)
 def test_planes_of_random_bytes_decode_or_are_refused(
-    copy: Path, packed: Path, plane: str, seed: int
+    copy: Path, packed: Path, plane: str, seed: int, isa: str
 ) -> None:
     content = bytearray((packed / WEIGHTS).read_bytes())
     start = 8 + int.from_bytes(content[:8], "little")
@@ -342,7 +349,7 @@ def test_planes_of_random_bytes_decode_or_are_refused(
                 noise.view("<u4")[:] &= 0x01FFFFFF
             content[begin:end] = noise.tobytes()
     (copy / WEIGHTS).write_bytes(content)
-    decode_or_refuse(copy)
+    decode_or_refuse(copy, isa)
 
 
 # --- A file that changes while it is in use -------------------------------------------------------
