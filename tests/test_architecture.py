@@ -17,6 +17,7 @@ RANKS = (
     {"rope"},
     {"mxfp4", "tensors", "config", "hub"},
     {"_native"},
+    {"packed"},
     {"context", "sequence", "sampling", "weights"},
     {"model"},
     {"economics"},

@@ -116,6 +116,7 @@ class LLM:
         self.defaults = read_generation_defaults(self.directory)
         self._drafts = Drafts(self.directory, reading, self.tokenizer)
         self._drafts.check(specs)
+        progress = self._drafts.overall(specs, progress)
         self.model = Model.open(
             self.directory,
             machine=Machine.choose(threads, isa),
@@ -138,7 +139,7 @@ class LLM:
         specs = parse_chain(draft, self.model.reading)
         self._drafts.check(specs)
         other = copy(self)
-        other.engine = other._engine(specs, progress)
+        other.engine = other._engine(specs, self._drafts.overall(specs, progress))
         return other
 
     def _engine(self, specs: SequenceOf[DraftSpec], progress: Progress | None) -> Engine:

@@ -74,6 +74,7 @@ class Model:
         self.reading = reading
         self._exact = exact
         self._contexts: dict[int, Context] = {}
+        self._read_in_place = [weights]
 
     @classmethod
     def open(
@@ -82,12 +83,12 @@ class Model:
         *,
         machine: Machine | None = None,
         reading: Reading = Reading.EXACT,
-        rule: ScaleRule = ScaleRule.MSE,
+        rule: ScaleRule | None = None,
         cache_positions: int | None = None,
         max_rows: int = MAX_ROWS,
         progress: Progress | None = None,
     ) -> "Model":
-        """Loads and packs a Hugging Face directory.
+        """Loads and packs a Hugging Face directory, or maps a packed one.
 
         `cache_positions` bounds the positions that the cache can hold over all sequences; by
         default four full contexts, as far as half of the memory that is left allows. `max_rows`
@@ -291,8 +292,14 @@ class Model:
         finally:
             self.cache.release(slot)
 
+    def rely_on(self, draft: "Model") -> None:
+        """Lets requests to this model be refused where the files of its draft have changed."""
+        self._read_in_place.append(draft.weights)
+
     def check_tokens(self, token_ids: SequenceOf[int]) -> None:
-        """Refuses what this model cannot read."""
+        """Refuses what this model cannot read, and to read on from files that have changed."""
+        for weights in self._read_in_place:
+            weights.check_unchanged()
         if not token_ids:
             raise RequestError("the prompt is empty; give at least one token")
         if len(token_ids) > self.config.max_positions:

@@ -1,6 +1,7 @@
-"""Hugging Face tensor names -> the decoder's slots; packs each matrix once. Knows no tokens."""
+"""Hugging Face tensor names -> the decoder's slots; packs each matrix once, or maps those of a
+packed model. Knows no tokens."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from specqd import _native
 from specqd.config import DecoderConfig
 from specqd.errors import MachineError, TensorError
 from specqd.mxfp4 import ScaleRule
+from specqd.packed import PackedFile, is_packed
 from specqd.tensors import TensorDirectory
 
 Bits = NDArray[np.uint16]
@@ -35,9 +37,32 @@ class DecoderWeights:
 
     layers: list[_native.LayerWeights]
     matrices: list[PackedMatrix]
+    unpacked: dict[str, Bits]  # norms, biases and an embedding of its own, by tensor
     final_norm: Bits
     head: _native.PackedWeight
     embedding: Bits | None
+    rule: ScaleRule
+    is_mapped: bool  # whether the matrices lie in a packed file
+    tensors: TensorDirectory
+
+    def check_unchanged(self) -> None:
+        """Refuses to read on from files that changed; raises TensorError."""
+        if self.is_mapped or self.embedding is not None:
+            self.tensors.check_unchanged()
+
+
+class Overall:
+    """One progress over models that are packed one after the other, of so many bytes in all."""
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self._progress = progress
+        self._total = total
+        self._before = 0
+
+    def __call__(self, done: int, total: int) -> None:
+        self._progress(self._before + done, self._total)
+        if done == total:
+            self._before += total
 
 
 class _Loader:
@@ -46,6 +71,7 @@ class _Loader:
     def __init__(
         self,
         tensors: TensorDirectory,
+        planes: PackedFile | None,
         config: DecoderConfig,
         pool: _native.Pool,
         isa: str,
@@ -55,12 +81,14 @@ class _Loader:
         self.tensors = tensors
         self.config = config
         self.matrices: list[PackedMatrix] = []
+        self.unpacked: dict[str, Bits] = {}
+        self._planes = planes
         self._pool = pool
         self._isa = isa
         self._rule = 0 if rule is ScaleRule.FLOOR else 1
         self._progress = progress
         self._packed_bytes = 0
-        self._all_bytes = sum(view.data.nbytes for view in tensors.values())
+        self._all_bytes = _matrix_bytes(tensors)
 
     def vector(self, name: str, length: int) -> Bits:
         """A norm's weight or a bias, which must be finite: BF16 bits [length]."""
@@ -68,12 +96,26 @@ class _Loader:
         bad = np.flatnonzero((bits & 0x7F80) == 0x7F80)
         if bad.size:
             raise self._not_finite(name, f"[{bad[0]}]")
+        self.unpacked[name] = bits
         return bits
 
     def pack(
         self, sources: dict[str, int], columns: int, *, interleaved: bool = False
     ) -> _native.PackedWeight:
-        """Packs the tensors named in `sources` (name -> rows), each [rows, columns]."""
+        """Packs the tensors named in `sources` (name -> rows), each [rows, columns]; maps what was
+        packed before."""
+        if self._planes is not None:
+            packed = self._planes.matrix(
+                self._pool, list(sources), list(sources.values()), columns, interleaved=interleaved
+            )
+        else:
+            packed = self._pack_tensors(sources, columns, interleaved)
+        self.matrices.append(PackedMatrix(tuple(sources), packed))
+        return packed
+
+    def _pack_tensors(
+        self, sources: dict[str, int], columns: int, interleaved: bool
+    ) -> _native.PackedWeight:
         views = [self.tensors.bf16(name, (rows, columns)) for name, rows in sources.items()]
         packed = _native.pack(
             self._pool,
@@ -85,11 +127,28 @@ class _Loader:
         if isinstance(packed, tuple):
             source, row, column = packed
             raise self._not_finite(list(sources)[source], f"[{row}, {column}]")
-        self.matrices.append(PackedMatrix(tuple(sources), packed))
         self._packed_bytes += sum(view.nbytes for view in views)
-        if self._progress:
+        if self._progress and self._packed_bytes < self._all_bytes:
             self._progress(self._packed_bytes, self._all_bytes)
         return packed
+
+    def embedding(self, name: str, shape: tuple[int, int]) -> Bits:
+        """The mapped input embedding, of which rows are read where they lie."""
+        bits = np.ascontiguousarray(self.tensors.bf16(name, shape))
+        if self._planes is None:
+            bad = _native.find_not_finite(self._pool, bits)
+            if bad is not None:
+                raise self._not_finite(name, str(list(bad)))
+        self.unpacked[name] = bits
+        return bits
+
+    def finish(self) -> None:
+        """Says that all is packed, and gives back what packing left in the heap."""
+        if self._planes is not None:
+            return
+        _native.release_free_memory()
+        if self._progress:
+            self._progress(self._all_bytes, self._all_bytes)
 
     def _not_finite(self, name: str, where: str) -> TensorError:
         return TensorError(
@@ -144,46 +203,64 @@ def load_weights(
     pool: _native.Pool,
     isa: str,
     *,
-    rule: ScaleRule = ScaleRule.MSE,
+    rule: ScaleRule | None = None,
     progress: Progress | None = None,
 ) -> DecoderWeights:
-    """Maps a safetensors directory and packs its matrices.
+    """Maps a directory's weights and packs its matrices, unless they lie there packed.
 
-    Raises TensorError for what is wrong with the files, and MachineError where the packed weights
-    would not fit into memory, before anything is packed.
+    `rule` is MSE by default; a packed file has its own. Raises TensorError for what is wrong with
+    the files, and MachineError where the packed weights would not fit into memory, before anything
+    is packed.
     """
-    tensors = TensorDirectory.open(directory)
-    _check_memory(tensors)
-    loader = _Loader(tensors, config, pool, isa, rule, progress)
-    embedding = tensors.bf16("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
+    require_memory([directory])
+    planes = PackedFile.open(directory) if is_packed(directory) else None
+    tensors = TensorDirectory.open(directory) if planes is None else planes.tensors
+    if planes is not None and rule not in (None, planes.rule):
+        raise TensorError(
+            f"{tensors.path}: is packed by the rule {planes.rule.value}; pack the model again"
+        )
+    rule = (rule or ScaleRule.MSE) if planes is None else planes.rule
+    loader = _Loader(tensors, planes, config, pool, isa, rule, progress)
+    tied, size = config.tied_embeddings, (config.vocab_size, config.hidden_size)
+    if planes is None:  # shapes are told before anything is packed
+        tensors.bf16("model.embed_tokens.weight", size)
     layers = [loader.layer(i) for i in range(config.num_layers)]
-    tied = config.tied_embeddings
     head = "model.embed_tokens.weight" if tied else "lm_head.weight"
-    return DecoderWeights(
+    weights = DecoderWeights(
         layers=layers,
         matrices=loader.matrices,
+        unpacked=loader.unpacked,
         final_norm=loader.vector("model.norm.weight", config.hidden_size),
         head=loader.pack({head: config.vocab_size}, config.hidden_size),
-        embedding=None if tied else _finite_embedding(loader, embedding),
+        embedding=None if tied else loader.embedding("model.embed_tokens.weight", size),
+        rule=rule,
+        is_mapped=planes is not None,
+        tensors=tensors,
     )
+    loader.finish()
+    return weights
 
 
-def _finite_embedding(loader: _Loader, embedding: Bits) -> Bits:
-    """The mapped input embedding, checked a slice at a time: its rows are read where they lie."""
-    for first in range(0, len(embedding), 4096):
-        bad = np.argwhere((embedding[first : first + 4096] & 0x7F80) == 0x7F80)
-        if bad.size:
-            row, column = bad[0]
-            raise loader._not_finite("model.embed_tokens.weight", f"[{first + row}, {column}]")
-    return np.ascontiguousarray(embedding)
+def bytes_to_pack(directory: Path) -> int:
+    """Bytes of the matrices that loading will pack; none of a packed model's."""
+    return 0 if is_packed(directory) else _matrix_bytes(TensorDirectory.open(directory))
 
 
-def _check_memory(tensors: TensorDirectory) -> None:
-    weights = sum(view.data.size for view in tensors.values() if view.data.ndim == 2)
-    needed = int(weights * _TYPICAL_BITS / 8) + _PACKING_HEADROOM
+def require_memory(directories: Iterable[Path]) -> None:
+    """Refuses models whose packed weights would not fit into memory together: MachineError."""
+    needed = {}
+    for directory in directories:
+        if weight_bytes := bytes_to_pack(directory):
+            needed[directory] = int(weight_bytes / 2 * _TYPICAL_BITS / 8)
     available = _native.usable_memory()
-    if 0 <= available < needed:
+    total = sum(needed.values()) + _PACKING_HEADROOM
+    if needed and 0 <= available < total:
         raise MachineError(
-            f"{tensors.path}: the packed weights need about {needed / 1e9:.1f} GB of memory and "
-            f"{available / 1e9:.1f} GB are available; close other programs or use a smaller model"
+            f"{' and '.join(map(str, needed))}: the packed weights need about {total / 1e9:.1f} GB "
+            f"of memory and {available / 1e9:.1f} GB are available; close other programs or use "
+            f"{'a smaller model' if len(needed) == 1 else 'smaller models'}"
         )
+
+
+def _matrix_bytes(tensors: TensorDirectory) -> int:
+    return sum(view.data.nbytes for view in tensors.values() if view.data.ndim == 2)

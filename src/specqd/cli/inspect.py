@@ -143,6 +143,10 @@ def described(llm: "LLM", packed: PackedReport) -> dict[str, Any]:
             "special": llm.tokenizer.named_tokens,
             "has_chat_template": llm.tokenizer.has_chat_template,
         },
+        "weights": {
+            "is_packed_file": model.weights.is_mapped,
+            "scale_rule": model.weights.rule.value,
+        },
         "bits_per_weight": {"exact": packed.bits(exact), "draft": packed.bits(draft)},
         "patch_share": packed.patches / packed.weights,
         "plane_bytes": packed.planes,
@@ -202,9 +206,11 @@ def packed_lines(model: "Model", packed: PackedReport) -> list[str]:
         planes.append(
             [f"  {name}", f"{packed.bits(size):.2f}", f"{size / 1e6:.2f}", f"{size / bf16:.1%}"]
         )
+    origin = "mapped from a packed file" if model.weights.is_mapped else "packed when loaded"
     return [
         f"{len(packed.matrices)} matrices, {packed.nested} nested; "
         f"{packed.patches / packed.weights:.2%} of the weights are patches",
+        f"{origin}, scale rule {model.weights.rule.value}, {packed.bits(stored):.2f} bits a weight",
         *aligned(rows),
         "",
         *aligned(planes),
