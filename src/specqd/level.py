@@ -40,6 +40,8 @@ class LevelStats:
     accepted: int = 0
     accepted_at: list[int] = field(default_factory=list)  # by place in the proposal
     drafted_at: list[int] = field(default_factory=list)
+    asked: int = 0  # times that it was asked for a proposal, as a drafter
+    gain_seconds: float = 0.0  # of those, the worth of an accepted token to whoever asked
 
     def count(self, drafted: int, accepted: int) -> None:
         self.drafted += drafted
@@ -122,6 +124,9 @@ class Level:
         for ask in asks:
             self.model.context(ask.sequence).begin(len(ask.sequence.tokens))
             self._probes.earn(min(ask.gain, _LONGEST_ROUND))
+            if ask.at_most > 0 and ask.gain < inf:
+                self.stats.asked += 1
+                self.stats.gain_seconds += ask.gain
         try:
             while going := [draft for draft in drafts if draft.may_go_on()]:
                 if self.length is None:
