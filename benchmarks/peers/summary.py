@@ -1,0 +1,178 @@
+"""A raw file of rounds -> one JSON of medians.
+
+    python benchmarks/peers/summary.py RAW.jsonl --json RESULT.json
+
+Ratios are taken within a round, so that what slows the machine for a while slows both sides.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from arms import Arm
+from protocol import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A median over rounds, the quartiles and the range."""
+
+    median: float
+    quartiles: tuple[float, float]
+    range: tuple[float, float]
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        ordered = sorted(values)
+        last = len(ordered) - 1
+        quartiles = ordered[round(last / 4)], ordered[round(last * 3 / 4)]
+        return cls(median(ordered), quartiles, (ordered[0], ordered[-1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One prompt's runs by arm, and the bandwidth around them, in GB/s by working set in bytes."""
+
+    runs: dict[str, Run]
+    before: dict[int, float]
+    after: dict[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    plan: dict[str, Any]
+    arms: list[Arm]
+    workers: dict[str, Any]  # what they said of themselves, and who is absent
+    rounds: list[Round]
+    failed: dict[str, int]  # by arm, rounds without an answer
+
+
+def read(path: Path) -> Experiment:
+    plan, *records = [json.loads(line) for line in path.read_text().splitlines()]
+    arms = [Arm(**fields) for fields in plan.pop("arms")]
+    said = [record for record in records if "machine" in record]
+    rounds, failed = [], dict.fromkeys((arm.name for arm in arms), 0)
+    for record in (record for record in records if "prompt" in record):
+        runs = {n: Run(**run) for n, run in record["runs"].items() if "failed" not in run}
+        for name in record["runs"].keys() - runs.keys():
+            failed[name] += 1
+        bandwidths = ({int(s): v for s, v in record[at].items()} for at in ("before", "after"))
+        rounds.append(Round(runs, *bandwidths))
+    workers = said[-1] | {"commits": sorted({each["machine"]["commit"] for each in said})}
+    return Experiment(plan, arms, workers, rounds, failed)
+
+
+def summarised(experiment: Experiment) -> dict[str, Any]:
+    sizes = list(experiment.rounds[0].before)
+    bandwidth = {
+        str(size): {
+            "before": asdict(Spread.of([r.before[size] for r in experiment.rounds])),
+            "after": asdict(Spread.of([r.after[size] for r in experiment.rounds])),
+        }
+        for size in sizes
+    }
+    measured = [
+        arm for arm in experiment.arms if any(arm.name in r.runs for r in experiment.rounds)
+    ]
+    return {
+        **experiment.plan,
+        **experiment.workers,
+        "rounds": len(experiment.rounds),
+        "bandwidth_gb_per_s": bandwidth,
+        "arms": [_of_arm(experiment, arm, measured) for arm in measured],
+        "failed_rounds": {name: count for name, count in experiment.failed.items() if count},
+        "specqd_over": _ratios(experiment, measured),
+    }
+
+
+def _of_arm(experiment: Experiment, arm: Arm, measured: Sequence[Arm]) -> dict[str, Any]:
+    runs = [r.runs[arm.name] for r in experiment.rounds if arm.name in r.runs]
+    plain = Arm(arm.engine).name
+    out: dict[str, Any] = {"name": arm.name, "kind": arm.kind, "engine": arm.engine}
+    out["decode_tokens_per_s"] = asdict(Spread.of([run.decode_speed for run in runs]))
+    out["wall_tokens_per_s"] = asdict(Spread.of([run.wall_speed for run in runs]))
+    out["prefill_s"] = median(run.prefill_s for run in runs)
+    drafted = sum(run.drafted or 0 for run in runs)
+    if drafted:
+        out["drafted"] = drafted
+        out["accepted"] = sum(run.accepted or 0 for run in runs)
+    if arm.kind == "speculative" and arm.acceptance is None:
+        pairs = [
+            (r.runs[arm.name].tokens, r.runs[plain].tokens)
+            for r in experiment.rounds
+            if arm.name in r.runs and plain in r.runs
+        ]
+        equal = sum(_same_text(ours, theirs) for ours, theirs in pairs)
+        out["equal_to_own_plain"] = {"outputs": len(pairs), "equal": equal}
+    return out
+
+
+def _same_text(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Some engines write a few tokens past what was asked when a draft is accepted at the end."""
+    shared = min(len(one), len(other))
+    return list(one[:shared]) == list(other[:shared])
+
+
+def _ratios(experiment: Experiment, measured: Sequence[Arm]) -> dict[str, Any]:
+    """By what each of our arms is faster than each arm of the peers."""
+    ours = [arm for arm in measured if arm.engine == "specqd"]
+    out: dict[str, Any] = {}
+    for arm in ours:
+        out[arm.name] = {
+            theirs.name: {
+                "decode": _ratio(experiment, arm, theirs, lambda run: run.decode_speed),
+                "wall": _ratio(experiment, arm, theirs, lambda run: run.wall_speed),
+            }
+            for theirs in measured
+            if theirs.engine != "specqd"
+        }
+    return out
+
+
+def _ratio(
+    experiment: Experiment, ours: Arm, theirs: Arm, speed: Callable[[Run], float]
+) -> dict[str, Any]:
+    values = [
+        speed(r.runs[ours.name]) / speed(r.runs[theirs.name])
+        for r in experiment.rounds
+        if ours.name in r.runs and theirs.name in r.runs
+    ]
+    return asdict(Spread.of(values))
+
+
+def table(summary: dict[str, Any]) -> str:
+    lines = [f"{'arm':36}{'decode':>9}  {'quartiles':>15}{'wall':>9}{'accepted':>10}{'equal':>9}"]
+    for arm in summary["arms"]:
+        decode, wall = arm["decode_tokens_per_s"], arm["wall_tokens_per_s"]
+        low, high = decode["quartiles"]
+        share = f"{arm['accepted'] / arm['drafted']:.2f}" if arm.get("drafted") else ""
+        same = arm.get("equal_to_own_plain")
+        equal = f"{same['equal']}/{same['outputs']}" if same else ""
+        spread = f"{low:.1f} .. {high:.1f}"
+        speeds = f"{decode['median']:9.1f}  {spread:>15}{wall['median']:9.1f}"
+        lines.append(f"{arm['name']:36}{speeds}{share:>10}{equal:>9}")
+    for name, reason in summary["absent"].items():
+        lines.append(f"{name:36}absent: {reason}")
+    for size, around in summary["bandwidth_gb_per_s"].items():
+        before, after = around["before"]["median"], around["after"]["median"]
+        lines.append(f"GB/s at {int(size) / 1e6:.0f} MB: {before:.1f} before, {after:.1f} after")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("raw", type=Path)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    summary = summarised(read(options.raw))
+    print(table(summary))
+    if options.json:
+        options.json.write_text(json.dumps(summary, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
