@@ -36,7 +36,7 @@ from specqd.tokenizer import Tokenizer
 
 RANDOM_PROMPT_TOKENS = 16
 TEXT_PROMPT_CHARACTERS = 1200
-WARM_UP_TOKENS = 24
+WARM_UP_TOKENS = 12
 SPARE = 64  # positions that drafts may reach past the end
 LARGEST_READ = 10**9  # bytes: a working set beyond it lies in no cache either
 
