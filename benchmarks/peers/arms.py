@@ -62,7 +62,7 @@ DECODE = (
 
 def synthetic(acceptance: float) -> tuple[Arm, ...]:
     """Random weights, at an acceptance that is set: what drafting costs and brings."""
-    theirs = [("mxfp4", 1), ("mxfp4", 3), ("q4_0", 2), ("q4_0", 4), ("q4_0", 6)]
+    theirs = [("mxfp4", 1), ("mxfp4", 3), ("q4_0", 2), ("q4_0", 4)]
     return (
         Arm("specqd"),
         Arm("specqd", draft="mxfp4", acceptance=acceptance),

@@ -28,7 +28,7 @@ class Transformers:
     def __init__(self, arm: Arm, model: Path, threads: int) -> None:
         torch.set_num_threads(threads)
         loaded = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
-        loaded.generation_config.eos_token_id = None
+        loaded.generation_config.eos_token_id = [-1]  # no token ends a text
         self._model = loaded.eval()
         self._lookup = {"prompt_lookup_num_tokens": arm.length} if arm.draft == "lookup" else {}
         self.version = f"{transformers.__version__}, torch {torch.__version__}"
