@@ -9,6 +9,7 @@ from typing import Literal
 Engine = Literal["specqd", "llama.cpp", "openvino", "transformers"]
 Kind = Literal["plain", "quantised", "speculative"]
 
+BITS = {"bf16": 16, "mxfp4": 4.25, "q4_0": 4.5}  # a weight, as stored
 CONTEXT = 512  # positions of the longest text
 
 

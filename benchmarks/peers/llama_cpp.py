@@ -27,6 +27,7 @@ class Server:
         self._wait()
         self.version = LLAMA_CPP
         self.notes = "llama-server, native build, f16 KV cache"
+        self.bytes_read: dict[str, int] = {}
 
     def _wait(self) -> None:
         deadline = monotonic() + MOST_LOAD_SECONDS

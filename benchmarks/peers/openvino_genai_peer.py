@@ -21,6 +21,7 @@ class Pipeline:
         options: dict[str, Any] = {"INFERENCE_NUM_THREADS": threads}
         self.version = openvino_genai.__version__
         self.notes = _precision(source, options)
+        self.bytes_read: dict[str, int] = {}
         settings: dict[str, Any] = {}
         if arm.draft == "lookup":
             settings = {"num_assistant_tokens": arm.length, "max_ngram_size": NGRAM}

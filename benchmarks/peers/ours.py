@@ -23,6 +23,9 @@ class Ours:
         self._futures: dict[tuple[int, ...], list[int]] = {}  # what a prompt is continued by
         self.version = _version()
         self.notes = f"isa {self._llm.model.machine.isa}"
+        self.bytes_read = {
+            name: engine.level.model.bytes_per_forward for name, engine in self._engines.items()
+        }
 
     def _engine(self, arm: Arm) -> Engine:
         model = self._llm.model

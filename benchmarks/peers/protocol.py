@@ -32,6 +32,7 @@ class Peer(Protocol):
 
     version: str
     notes: str  # how it computes, as it says itself
+    bytes_read: dict[str, int]  # by arm, for a token; where it is not the format's size
 
     def generate(self, arm: str, prompt: Sequence[int], new_tokens: int) -> Run:
         """Greedy completion of token ids."""

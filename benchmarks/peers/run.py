@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from arms import CONTEXT, DECODE, TEXT, Arm, synthetic
+from arms import BITS, CONTEXT, DECODE, TEXT, Arm, synthetic
 from workers import Worker
 
 from specqd import _native
@@ -96,7 +96,8 @@ def measure(
     """Yields what the workers say of themselves, and then a record a round. `gate` is held around
     everything that is timed and around loading."""
     machine = Machine.choose(plan.threads)
-    sizes = _bandwidth_sizes(model)
+    weights = _weights_read(model)
+    sizes = [min(round(weights * bits / 8), LARGEST_READ) for bits in (16, 4.25)]
     with contextlib.ExitStack() as stack:
         workers: dict[str, Worker] = {}
         absent: dict[str, str] = {}
@@ -118,6 +119,12 @@ def measure(
             "machine": machine_description(machine),
             "versions": {w.arms[0].engine: w.version for w in workers.values()},
             "notes": {name: w.notes for name, w in workers.items()},
+            "weights_read": weights,
+            "bytes_read": {
+                name: w.bytes_read.get(name, round(weights * BITS[arm.weights] / 8))
+                for arm in plan.arms
+                if (w := workers.get(name := arm.name)) is not None
+            },
             "absent": absent,
         }
         present = [arm for arm in plan.arms if arm.name in workers]
@@ -136,15 +143,13 @@ def measure(
             yield {"prompt": number, "before": before, "after": after, "runs": runs}
 
 
-def _bandwidth_sizes(model: Path) -> list[int]:
-    """Bytes that a token reads in BF16 and in MXFP4, embedding tables left out."""
+def _weights_read(model: Path) -> int:
+    """Weights that a token needs: all matrices, but not a table of embeddings that is no head."""
     tensors = TensorDirectory.open(model)
-    read_config(model)
-    names = [name for name in tensors if tensors[name].data.ndim == 2]
+    names = {name for name in tensors if len(tensors[name].shape) == 2}
     if "lm_head.weight" in names:
         names.remove("model.embed_tokens.weight")
-    weights = sum(tensors[name].data.size for name in names)
-    return [min(size, LARGEST_READ) for size in (2 * weights, weights * 17 // 32)]
+    return sum(tensors[name].data.size for name in names)
 
 
 def machine_description(machine: Machine) -> dict[str, Any]:

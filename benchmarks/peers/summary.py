@@ -96,6 +96,10 @@ def _of_arm(experiment: Experiment, arm: Arm, measured: Sequence[Arm]) -> dict[s
     out["decode_tokens_per_s"] = asdict(Spread.of([run.decode_speed for run in runs]))
     out["wall_tokens_per_s"] = asdict(Spread.of([run.wall_speed for run in runs]))
     out["prefill_s"] = median(run.prefill_s for run in runs)
+    if arm.kind != "speculative":
+        bytes_read = experiment.workers["bytes_read"][arm.name]
+        out["bytes_read"] = bytes_read
+        out["share_of_bandwidth"] = asdict(_share(experiment, arm, bytes_read))
     drafted = sum(run.drafted or 0 for run in runs)
     if drafted:
         out["drafted"] = drafted
@@ -109,6 +113,16 @@ def _of_arm(experiment: Experiment, arm: Arm, measured: Sequence[Arm]) -> dict[s
         equal = sum(_same_text(ours, theirs) for ours, theirs in pairs)
         out["equal_to_own_plain"] = {"outputs": len(pairs), "equal": equal}
     return out
+
+
+def _share(experiment: Experiment, arm: Arm, bytes_read: int) -> Spread:
+    """Bytes that decoding read in a second, of those that are read in one at such a size."""
+    shares = []
+    for r in (r for r in experiment.rounds if arm.name in r.runs):
+        size = min(r.before, key=lambda size: abs(size - bytes_read))
+        bandwidth = (r.before[size] + r.after[size]) / 2 * 1e9
+        shares.append(r.runs[arm.name].decode_speed * bytes_read / bandwidth)
+    return Spread.of(shares)
 
 
 def _same_text(one: Sequence[int], other: Sequence[int]) -> bool:
@@ -145,7 +159,8 @@ def _ratio(
 
 
 def table(summary: dict[str, Any]) -> str:
-    lines = [f"{'arm':36}{'decode':>9}  {'quartiles':>15}{'wall':>9}{'accepted':>10}{'equal':>9}"]
+    heading = f"{'arm':36}{'decode':>9}  {'quartiles':>15}{'wall':>9}{'of GB/s':>9}"
+    lines = [f"{heading}{'accepted':>10}{'equal':>9}"]
     for arm in summary["arms"]:
         decode, wall = arm["decode_tokens_per_s"], arm["wall_tokens_per_s"]
         low, high = decode["quartiles"]
@@ -154,7 +169,9 @@ def table(summary: dict[str, Any]) -> str:
         equal = f"{same['equal']}/{same['outputs']}" if same else ""
         spread = f"{low:.1f} .. {high:.1f}"
         speeds = f"{decode['median']:9.1f}  {spread:>15}{wall['median']:9.1f}"
-        lines.append(f"{arm['name']:36}{speeds}{share:>10}{equal:>9}")
+        of_limit = arm.get("share_of_bandwidth")
+        reached = f"{of_limit['median']:.2f}" if of_limit else ""
+        lines.append(f"{arm['name']:36}{speeds}{reached:>9}{share:>10}{equal:>9}")
     for name, reason in summary["absent"].items():
         lines.append(f"{name:36}absent: {reason}")
     for size, around in summary["bandwidth_gb_per_s"].items():

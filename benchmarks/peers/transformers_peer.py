@@ -30,6 +30,7 @@ class Transformers:
         loaded = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
         loaded.generation_config.eos_token_id = [-1]  # no token ends a text
         self._model = loaded.eval()
+        self.bytes_read: dict[str, int] = {}
         self._lookup = {"prompt_lookup_num_tokens": arm.length} if arm.draft == "lookup" else {}
         self.version = f"{transformers.__version__}, torch {torch.__version__}"
         self.notes = f"eager, {loaded.dtype}, attention {loaded.config._attn_implementation}"

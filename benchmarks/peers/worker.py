@@ -31,7 +31,7 @@ def main() -> None:
     arms = [Arm(**fields) for fields in json.loads(sys.stdin.readline())]
     open_peer = importlib.import_module(MODULES[engine]).open_peer
     peer: Peer = open_peer(arms, Path(model), Path(work), int(threads))
-    _say(answers, {"version": peer.version, "notes": peer.notes})
+    _say(answers, {"version": peer.version, "notes": peer.notes, "bytes_read": peer.bytes_read})
     for line in sys.stdin:
         _say(answers, asdict(peer.generate(**json.loads(line))))
 

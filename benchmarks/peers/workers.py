@@ -45,6 +45,7 @@ class Worker:
             raise
         self.version: str = said["version"]
         self.notes: str = said["notes"]
+        self.bytes_read: dict[str, int] = said["bytes_read"]
         self._signal(signal.SIGSTOP)
 
     def run(self, arm: Arm, prompt: Sequence[int], new_tokens: int) -> Run:
