@@ -9,6 +9,7 @@ from pathlib import Path
 from time import monotonic, perf_counter, sleep
 
 from arms import CONTEXT, Arm
+from lifetime import end_with_parent
 from prepare import LLAMA_CPP, llama_cpp_tool
 from protocol import Run
 
@@ -23,7 +24,7 @@ class Server:
             self._port: int = probe.getsockname()[1]
         binary = llama_cpp_tool(work, "llama-server")
         command = [str(binary), *_flags(arm, folder, threads), "--port", str(self._port)]
-        self._process = subprocess.Popen(command)
+        self._process = subprocess.Popen(command, preexec_fn=end_with_parent)
         self._wait()
         self.version = LLAMA_CPP
         self.notes = "llama-server, native build, f16 KV cache"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from arms import Arm
+from lifetime import end_with_parent
 from protocol import Run
 
 MOST_LOAD_SECONDS = 180.0
@@ -37,6 +38,7 @@ class Worker:
                 stderr=errors,
                 env={**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"},
                 start_new_session=True,
+                preexec_fn=end_with_parent,
             )
         try:
             said = self._exchange([asdict(arm) for arm in arms], MOST_LOAD_SECONDS)
