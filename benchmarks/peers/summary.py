@@ -158,25 +158,46 @@ def _ratio(
     return asdict(Spread.of(values))
 
 
+HEADINGS = ("arm", "decoding", "quartiles", "with the prompt", "of bandwidth", "accepted", "equal")
+
+
 def table(summary: dict[str, Any]) -> str:
-    heading = f"{'arm':36}{'decode':>9}  {'quartiles':>15}{'wall':>9}{'of GB/s':>9}"
-    lines = [f"{heading}{'accepted':>10}{'equal':>9}"]
+    """Markdown: tokens a second, and what they say."""
+    lines = ["| " + " | ".join(HEADINGS) + " |", "|---" * len(HEADINGS) + "|"]
     for arm in summary["arms"]:
         decode, wall = arm["decode_tokens_per_s"], arm["wall_tokens_per_s"]
         low, high = decode["quartiles"]
-        share = f"{arm['accepted'] / arm['drafted']:.2f}" if arm.get("drafted") else ""
-        same = arm.get("equal_to_own_plain")
-        equal = f"{same['equal']}/{same['outputs']}" if same else ""
-        spread = f"{low:.1f} .. {high:.1f}"
-        speeds = f"{decode['median']:9.1f}  {spread:>15}{wall['median']:9.1f}"
-        of_limit = arm.get("share_of_bandwidth")
-        reached = f"{of_limit['median']:.2f}" if of_limit else ""
-        lines.append(f"{arm['name']:36}{speeds}{reached:>9}{share:>10}{equal:>9}")
+        cells = [arm["name"], f"{decode['median']:.1f}", f"{low:.1f} .. {high:.1f}"]
+        cells += [f"{wall['median']:.1f}", "", "", ""]
+        if reached := arm.get("share_of_bandwidth"):
+            cells[4] = f"{reached['median']:.2f}"
+        if arm.get("drafted"):
+            cells[5] = f"{arm['accepted'] / arm['drafted']:.2f}"
+        if same := arm.get("equal_to_own_plain"):
+            cells[6] = f"{same['equal']} of {same['outputs']}"
+        lines.append("| " + " | ".join(cells) + " |")
     for name, reason in summary["absent"].items():
-        lines.append(f"{name:36}absent: {reason}")
+        lines.append(f"| {name} | absent: {reason} |")
+    lines.append("")
     for size, around in summary["bandwidth_gb_per_s"].items():
-        before, after = around["before"]["median"], around["after"]["median"]
-        lines.append(f"GB/s at {int(size) / 1e6:.0f} MB: {before:.1f} before, {after:.1f} after")
+        before, after = (around[when]["median"] for when in ("before", "after"))
+        lines.append(f"{int(size) / 1e6:.0f} MB: {before:.1f} GB/s before, {after:.1f} after")
+    return "\n".join(lines)
+
+
+def ratios(summary: dict[str, Any]) -> str:
+    """Markdown: by what each of our arms is faster than each peer's fastest arm of its kind."""
+    lines = ["| | kind | against | decoding | with the prompt |", "|---|---|---|---|---|"]
+    kinds = {arm["name"]: (arm["engine"], arm["kind"]) for arm in summary["arms"]}
+    fastest: dict[tuple[str, str], str] = {}
+    for arm in sorted(summary["arms"], key=lambda arm: arm["wall_tokens_per_s"]["median"]):
+        fastest[kinds[arm["name"]]] = arm["name"]
+    for ours, others in summary["specqd_over"].items():
+        for theirs in (name for name in others if name in fastest.values()):
+            kind = kinds[theirs][1]
+            if kind == kinds[ours][1] or kind == "plain":
+                both = (f"{others[theirs][of]['median']:.2f}" for of in ("decode", "wall"))
+                lines.append(f"| {ours} | {kind} | {theirs} | {' | '.join(both)} |")
     return "\n".join(lines)
 
 
@@ -186,7 +207,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     summary = summarised(read(options.raw))
-    print(table(summary))
+    print(table(summary), ratios(summary), sep="\n\n")
     if options.json:
         options.json.write_text(json.dumps(summary, indent=1) + "\n")
 

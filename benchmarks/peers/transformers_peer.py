@@ -3,25 +3,28 @@
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import torch
 import transformers
 from arms import Arm
 from protocol import Run
+from transformers.generation.streamers import BaseStreamer
 
 
-class FirstToken(transformers.StoppingCriteria):
-    """Stops nothing; notes when the first token is there."""
+class FirstToken(BaseStreamer):
+    """Notes when the first new token is there."""
 
-    def __init__(self, prompt_tokens: int) -> None:
-        self._prompt_tokens = prompt_tokens
+    def __init__(self) -> None:
+        self._has_prompt = False
         self.seen: float | None = None
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        if self.seen is None and input_ids.shape[1] > self._prompt_tokens:
+    def put(self, value: torch.Tensor) -> None:
+        if self._has_prompt and self.seen is None:
             self.seen = perf_counter()
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+        self._has_prompt = True
+
+    def end(self) -> None:
+        pass
 
 
 class Transformers:
@@ -37,7 +40,7 @@ class Transformers:
 
     def generate(self, arm: str, prompt: Sequence[int], new_tokens: int) -> Run:
         ids = torch.tensor([list(prompt)])
-        first = FirstToken(len(prompt))
+        first = FirstToken()
         begun = perf_counter()
         with torch.inference_mode():
             out = self._model.generate(
@@ -46,7 +49,7 @@ class Transformers:
                 max_new_tokens=new_tokens,
                 do_sample=False,
                 pad_token_id=0,
-                stopping_criteria=transformers.StoppingCriteriaList([first]),
+                streamer=first,
                 **self._lookup,
             )
         ended = perf_counter()
