@@ -68,7 +68,8 @@ parity: $(PARITY)/ready
 
 $(PEERS)/ready: benchmarks/peers/requirements.txt dist/built
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/pip install $(QUIET_PIP) -r benchmarks/peers/requirements.txt
+	grep -v '^#' $< | while read -r peer; do $(PEERS)/bin/pip install $(QUIET_PIP) -c $< "$$peer" \
+		|| echo "$$peer cannot be installed: what needs it will be absent from the results"; done
 	$(PEERS)/bin/pip uninstall $(QUIET_PIP) --yes torchvision
 	$(PEERS)/bin/pip install $(QUIET_PIP) --force-reinstall --no-deps dist/specqd-*.whl
 	$(PEERS)/bin/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[bench]"

@@ -15,8 +15,6 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
-import gguf_file
-
 LLAMA_CPP = "llama-cpp-python==0.3.36"  # its source package holds llama.cpp with the tools
 TARGETS = ("llama-server", "llama-quantize")
 CMAKE_OPTIONS = (
@@ -61,20 +59,26 @@ def build_llama_cpp(work: Path, jobs: int) -> None:
     if all(llama_cpp_tool(work, name).exists() for name in TARGETS):
         return
     package = work / "llama-cpp-python"
-    if not package.exists():
-        download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-        _run(*download, "--no-binary", ":all:", "--dest", work, LLAMA_CPP)
-        [archive] = work.glob("llama_cpp_python-*.tar.gz")
-        with tarfile.open(archive) as file:
-            file.extractall(package, filter="data")
+    _make(package, _unpack)
     [source] = package.glob("*/vendor/llama.cpp")
     build = work / "llama.cpp-build"
     _run("cmake", "-S", source, "-B", build, "-G", "Ninja", *CMAKE_OPTIONS)
     _run("cmake", "--build", build, "-j", jobs, "--target", *TARGETS)
 
 
+def _unpack(to: Path) -> None:
+    name = LLAMA_CPP.partition("==")[0]
+    download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    _run(*download, "--no-binary", name, "--dest", to, LLAMA_CPP)
+    [archive] = to.glob("*.tar.gz")
+    with tarfile.open(archive) as file:
+        file.extractall(to, filter="data")
+
+
 def make_gguf(model: Path, out: Path, work: Path) -> None:
     """BF16; Q4_0 and MXFP4 of every matrix, embedding and head included, as our draft has it."""
+    import gguf_file
+
     quantize = llama_cpp_tool(work, "llama-quantize")
     plain = out / "bf16.gguf"
     _make(plain, lambda partial: gguf_file.write(model, partial))
@@ -121,6 +125,7 @@ def _make(path: Path, write: Callable[[Path], None]) -> None:
     """Under another name until it is whole."""
     if not path.exists():
         partial = path.with_name(f"partial-{path.name}")
+        shutil.rmtree(partial, ignore_errors=True)
         write(partial)
         partial.rename(path)
 
