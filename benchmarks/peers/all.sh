@@ -15,15 +15,18 @@ for model in "$random_model" "$text_model"; do
     "$python" "$here/prepare.py" "$model" --work "$work"
 done
 
-measure() { # name experiment model options...
-    local name=$1
-    shift
-    "$python" "$here/run.py" "$@" --work "$work" --raw "$work/$name.jsonl"
+# A process keeps the luck of its memory's layout, so each sitting loads everything anew.
+measure() { # name sittings rounds experiment model options...
+    local name=$1 sittings=$2 rounds=$3
+    shift 3
+    for sitting in $(seq "$sittings"); do
+        "$python" "$here/run.py" "$@" --rounds $((sitting * rounds)) --work "$work" --raw "$work/$name.jsonl"
+    done
     "$python" "$here/summary.py" "$work/$name.jsonl" --json "$results/$name.json"
 }
-measure peers-decode decode "$random_model" --rounds 7 --new-tokens 32
-measure peers-synthetic-0.8 synthetic "$random_model" --acceptance 0.8 --rounds 7 --new-tokens 48
-measure peers-synthetic-0.9 synthetic "$random_model" --acceptance 0.9 --rounds 7 --new-tokens 48
+measure peers-decode 4 3 decode "$random_model" --new-tokens 32
+measure peers-synthetic-0.8 2 3 synthetic "$random_model" --new-tokens 48 --acceptance 0.8
+measure peers-synthetic-0.9 2 3 synthetic "$random_model" --new-tokens 48 --acceptance 0.9
 # shellcheck disable=SC2086
-measure peers-text text "$text_model" --rounds 24 --new-tokens 128 $prompts
+measure peers-text 2 12 text "$text_model" --new-tokens 128 $prompts
 "$python" "$here/plot.py" "$results"/peers-*.json --png "$here/../../docs/performance.png"

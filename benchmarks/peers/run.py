@@ -6,7 +6,8 @@
 
 A round is one prompt, completed by every arm, each round beginning with another; the bandwidth is
 measured before and after. No process sees a prompt twice: some lookups remember other requests.
-The same command goes on where it was interrupted.
+The same command goes on where it was interrupted; a larger --rounds adds some, with every process
+loaded anew: some are faster in one life than in the next, by the layout of their memory.
 """
 
 import argparse

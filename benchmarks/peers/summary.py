@@ -48,6 +48,7 @@ class Experiment:
     arms: list[Arm]
     workers: dict[str, Any]  # what they said of themselves, and who is absent
     rounds: list[Round]
+    sittings: int  # how often every process was loaded
     failed: dict[str, int]  # by arm, rounds without an answer
 
 
@@ -63,7 +64,7 @@ def read(path: Path) -> Experiment:
         bandwidths = ({int(s): v for s, v in record[at].items()} for at in ("before", "after"))
         rounds.append(Round(runs, *bandwidths))
     workers = said[-1] | {"commits": sorted({each["machine"]["commit"] for each in said})}
-    return Experiment(plan, arms, workers, rounds, failed)
+    return Experiment(plan, arms, workers, rounds, len(said), failed)
 
 
 def summarised(experiment: Experiment) -> dict[str, Any]:
@@ -81,6 +82,7 @@ def summarised(experiment: Experiment) -> dict[str, Any]:
     return {
         **experiment.plan,
         **experiment.workers,
+        "sittings": experiment.sittings,
         "rounds": len(experiment.rounds),
         "bandwidth_gb_per_s": bandwidth,
         "arms": [_of_arm(experiment, arm, measured) for arm in measured],
