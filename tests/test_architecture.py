@@ -12,7 +12,7 @@ PACKAGE = ROOT / "src" / "specqd"
 
 # A module imports from lower rows only.
 RANKS = (
-    {"errors"},
+    {"errors", "bf16"},
     {"json_fields"},
     {"rope"},
     {"mxfp4", "tensors", "config", "hub"},

@@ -7,8 +7,9 @@ and what they mean, is the caller's business.
 import json
 import mmap
 import os
+import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -17,7 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specqd.errors import TensorError, shown
+from specqd.bf16 import rounded_to_bf16
+from specqd.errors import SpecqdWarning, TensorError, shown
 
 # safetensors names -> how NumPy holds the raw bits (it has no bfloat16 and no 8-bit floats).
 _STORAGE: dict[str, np.dtype[Any]] = {
@@ -39,6 +41,8 @@ _STORAGE: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
     "C64": np.dtype("<c8"),
 }
+# The dtypes that are read as weights; all but the first are rounded to it.
+_FLOATS = ("BF16", "F16", "F32")
 _MOST_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 _MOST_DIMENSIONS = 32  # what every NumPy can hold
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -145,6 +149,11 @@ class TensorDirectory(Mapping[str, TensorView]):
                     "replace files of models by renaming new ones over them"
                 )
 
+    def matrices(self) -> Iterable[tuple[str, tuple[int, ...]]]:
+        """The dtype and shape of every tensor with rows and columns."""
+        extents = (shard.extents[name] for name, shard in self._shards.items())
+        return ((extent.dtype, extent.shape) for extent in extents if len(extent.shape) == 2)
+
     def __getitem__(self, name: str) -> TensorView:
         return self._shards[name].view(name)
 
@@ -158,25 +167,46 @@ class TensorDirectory(Mapping[str, TensorView]):
         return len(self._shards)
 
     def bf16(self, name: str, shape: tuple[int, ...]) -> NDArray[np.uint16]:
-        """The bits of BF16 tensor `name`, which must have `shape`; TensorError otherwise."""
+        """The BF16 bits of tensor `name`, mapped, or else rounded once from FP16 or FP32.
+
+        It must have `shape`; TensorError otherwise.
+        """
         shard = self._shards.get(name)
         if shard is None:
             raise TensorError(
-                f"{self.path}: tensor {shown(name)} is missing (BF16 {list(shape)} was expected); "
-                "the weights do not belong to this config.json or are incomplete"
+                f"{self.path}: tensor {shown(name)} is missing ({list(shape)} was expected); "
+                f"{self._why_missing(name)}"
             )
         extent = shard.extents[name]
-        if extent.dtype != "BF16":
+        if extent.dtype not in _FLOATS:
             raise TensorError(
-                f"{shard.path}: tensor {shown(name)} is {extent.dtype}, BF16 was expected; "
-                "convert the checkpoint to bfloat16 first"
+                f"{shard.path}: tensor {shown(name)} is {extent.dtype}, which is no weight in "
+                "BF16, FP16 or FP32; quantised checkpoints are not supported, use the BF16 one"
             )
         if extent.shape != shape:
             raise TensorError(
                 f"{shard.path}: tensor {shown(name)} has shape {list(extent.shape)}, "
                 f"{list(shape)} was expected; the weights do not belong to this config.json"
             )
-        return shard.view(name).data
+        data = shard.view(name).data
+        return data if extent.dtype == "BF16" else rounded_to_bf16(data)
+
+    def _why_missing(self, name: str) -> str:
+        if f"{name.removesuffix('.weight')}.qweight" in self._shards:
+            return "there is a .qweight, as in GPTQ and AWQ checkpoints: use the BF16 checkpoint"
+        return "the weights do not belong to this config.json or are incomplete"
+
+
+def tell_rounding(path: Path, matrix_dtypes: Iterable[str]) -> None:
+    """Warns where a model's matrices are wider than BF16."""
+    dtypes = set(matrix_dtypes)
+    wider = [dtype.replace("F", "FP") for dtype in _FLOATS[1:] if dtype in dtypes]
+    if wider:
+        warnings.warn(
+            f"{path}: the weights are {' and '.join(wider)}; they are rounded to BF16 once",
+            SpecqdWarning,
+            stacklevel=2,
+        )
 
 
 def _open_shard(path: Path) -> _Shard:

@@ -3,6 +3,7 @@ packed model. Knows no tokens."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from specqd.config import DecoderConfig
 from specqd.errors import MachineError, TensorError
 from specqd.mxfp4 import ScaleRule
 from specqd.packed import PackedFile, is_packed
-from specqd.tensors import TensorDirectory
+from specqd.tensors import TensorDirectory, tell_rounding
 
 Bits = NDArray[np.uint16]
 Progress = Callable[[int, int], None]  # bytes of weights packed so far, and in all
@@ -219,6 +220,8 @@ def load_weights(
         raise TensorError(
             f"{tensors.path}: is packed by the rule {planes.rule.value}; pack the model again"
         )
+    if planes is None:
+        tell_rounding(tensors.path, (dtype for dtype, _ in tensors.matrices()))
     rule = (rule or ScaleRule.MSE) if planes is None else planes.rule
     loader = _Loader(tensors, planes, config, pool, isa, rule, progress)
     tied, size = config.tied_embeddings, (config.vocab_size, config.hidden_size)
@@ -263,4 +266,5 @@ def require_memory(directories: Iterable[Path]) -> None:
 
 
 def _matrix_bytes(tensors: TensorDirectory) -> int:
-    return sum(view.data.nbytes for view in tensors.values() if view.data.ndim == 2)
+    """As BF16."""
+    return sum(2 * prod(shape) for _, shape in tensors.matrices())
