@@ -12,10 +12,12 @@ PACKAGE = ROOT / "src" / "specqd"
 
 # A module imports from lower rows only.
 RANKS = (
-    {"errors", "bf16"},
-    {"json_fields"},
-    {"rope"},
+    {"errors", "bf16", "backends"},
+    {"mapped"},
+    {"json_fields", "gguf", "sentencepiece_model"},
+    {"rope", "gguf_config", "gguf_tokenizer"},
     {"mxfp4", "tensors", "config", "hub"},
+    {"gguf_tensors"},
     {"_native"},
     {"packed"},
     {"context", "sequence", "sampling", "weights"},

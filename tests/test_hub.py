@@ -65,10 +65,13 @@ def test_directory_without_a_config_is_refused(tmp_path):
 
 
 def test_file_in_place_of_a_directory_is_refused(tmp_path):
-    (tmp_path / "m.gguf").write_bytes(b"GGUF")
     (tmp_path / "model.safetensors").write_bytes(b"")
-    assert "is a GGUF file; name the directory" in refusal(tmp_path / "m.gguf")
-    assert "is a file; name the directory" in refusal(tmp_path / "model.safetensors")
+    assert "is a file; name the model's directory" in refusal(tmp_path / "model.safetensors")
+
+
+def test_gguf_file_is_itself(tmp_path, no_hub):
+    (tmp_path / "m.GGUF").write_bytes(b"")
+    assert resolve(tmp_path / "m.GGUF") == tmp_path / "m.GGUF"
 
 
 @pytest.mark.parametrize(

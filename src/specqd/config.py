@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specqd.errors import shown
+from specqd.gguf import GgufFile, is_gguf
+from specqd.gguf_config import config_fields
 from specqd.json_fields import POSITIVE, Fields
 from specqd.rope import RopeConfig, read_rope
 
@@ -80,8 +82,14 @@ class GenerationDefaults:
 
 
 def read_config(directory: Path) -> DecoderConfig:
-    """Read `config.json` of a model directory; raises ConfigError, in one line that names it."""
-    fields = Fields.read(directory / "config.json")
+    """Read `config.json` of a model directory, or the like of a GGUF file.
+
+    Raises ConfigError, in one line that names the file.
+    """
+    if is_gguf(directory):
+        fields = config_fields(GgufFile.open(directory))
+    else:
+        fields = Fields.read(directory / "config.json")
     model_type = fields.get("model_type")
     if not isinstance(model_type, str) or model_type not in _READERS:
         raise fields.error(

@@ -26,7 +26,8 @@ _NEEDED_FILES = [
 
 
 def resolve(path_or_repo: str | Path) -> Path:
-    """The local directory of a model: a directory as it is, `owner/name[@revision]` fetched.
+    """The local directory of a model, or its GGUF file: such a path as it is, and
+    `owner/name[@revision]` fetched.
 
     What is already in the Hugging Face cache is not fetched again. Raises HubError.
     """
@@ -39,11 +40,10 @@ def resolve(path_or_repo: str | Path) -> Path:
         if not (path / "config.json").is_file():
             raise HubError(f"{path}: has no config.json; name a Hugging Face model directory")
         return path
+    if exists and path.suffix.lower() == ".gguf":
+        return path
     if exists:
-        what = "is a GGUF file" if path.suffix.lower() == ".gguf" else "is a file"
-        raise HubError(
-            f"{path}: {what}; name the directory of the model in Hugging Face layout instead"
-        )
+        raise HubError(f"{path}: is a file; name the model's directory or a .gguf file instead")
     repo = _REPO.fullmatch(path_or_repo) if isinstance(path_or_repo, str) else None
     if repo is None:
         raise HubError(

@@ -13,13 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specqd.bf16 import rounded_to_bf16
 from specqd.errors import SpecqdWarning, TensorError, shown
+from specqd.mapped import check_unchanged
 
 # safetensors names -> how NumPy holds the raw bits (it has no bfloat16 and no 8-bit floats).
 _STORAGE: dict[str, np.dtype[Any]] = {
@@ -80,16 +81,6 @@ class _Shard:
     extents: Mapping[str, _Extent]
     metadata: Mapping[str, str]
 
-    def is_unchanged(self) -> bool:
-        """Whether the mapped file is as it was. Another that took its name changes nothing here."""
-        try:
-            now = self.path.stat()
-        except OSError:
-            now = self.status
-        is_same_file = os.path.samestat(now, self.status)
-        is_touched = is_same_file and now.st_mtime_ns != self.status.st_mtime_ns
-        return self.mapped.size() == len(self.mapped) and not is_touched
-
     def view(self, name: str) -> TensorView:
         extent = self.extents[name]
         storage = _STORAGE[extent.dtype]
@@ -99,6 +90,21 @@ class _Shard:
             data = data.copy()
             data.flags.writeable = False
         return TensorView(name, extent.dtype, extent.shape, data.reshape(extent.shape))
+
+
+class WeightSource(Protocol):
+    """A model's weights by their Hugging Face names, whatever files they come from."""
+
+    @property
+    def path(self) -> Path: ...
+    def bf16(self, name: str, shape: tuple[int, ...]) -> NDArray[np.uint16]:
+        """The BF16 bits of a tensor, which must have `shape`; TensorError otherwise."""
+
+    def matrices(self) -> Iterable[tuple[str, tuple[int, ...]]]:
+        """The dtype and shape of every tensor with rows and columns."""
+
+    def check_unchanged(self) -> None:
+        """Refuses to go on with files that changed since they were mapped: TensorError."""
 
 
 class TensorDirectory(Mapping[str, TensorView]):
@@ -138,16 +144,9 @@ class TensorDirectory(Mapping[str, TensorView]):
         return {key: text for file in files.values() for key, text in file.metadata.items()}
 
     def check_unchanged(self) -> None:
-        """Refuses to go on with a file that was cut or written to since it was mapped.
-
-        What is cut off between this and the reading of it still ends the process (SIGBUS).
-        """
+        """Refuses to go on with files that changed since they were mapped: TensorError."""
         for shard in {shard.path: shard for shard in self._shards.values()}.values():
-            if not shard.is_unchanged():
-                raise TensorError(
-                    f"{shard.path}: was changed while it was in use; load the model again, and "
-                    "replace files of models by renaming new ones over them"
-                )
+            check_unchanged(shard.path, shard.mapped, shard.status)
 
     def matrices(self) -> Iterable[tuple[str, tuple[int, ...]]]:
         """The dtype and shape of every tensor with rows and columns."""
