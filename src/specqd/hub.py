@@ -1,27 +1,32 @@
 """From what a user names a model by to a local directory.
 
-Owns the shape of repository ids and the shipped model. Knows nothing of what the files hold.
+Owns the shape of repository ids, which of a repository's files a model needs, and the shipped
+model. The cache, tokens and offline mode are huggingface_hub's.
 """
 
 import re
 from importlib.resources import files
 from pathlib import Path
 
+from specqd.config import read_config
 from specqd.errors import HubError
+from specqd.tensors import INDEX, WEIGHTS, read_index
 
 # owner/name, optionally @revision (a branch, tag or commit; branches may hold slashes).
 _REPO = re.compile(
     r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@(?P<revision>[\w./-]+))?",
     re.ASCII,
 )
-_NEEDED_FILES = [
+_DESCRIPTION = [
     "config.json",
     "generation_config.json",
-    "tokenizer*.json",
-    "chat_template*",
+    "tokenizer.json",
+    "tokenizer_config.json",
     "special_tokens_map.json",
-    "model*.safetensors",
-    "model.safetensors.index.json",
+    "chat_template.json",
+    "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
+    INDEX,
 ]
 
 
@@ -62,13 +67,52 @@ def shipped_model() -> Path:
 
 
 def _fetch(repo: str, revision: str | None) -> Path:
+    """What describes the model first, so that one that cannot be run costs no download."""
+    asked = repo if revision is None else f"{repo}@{revision}"
+    path = _download(asked, repo, revision, _DESCRIPTION, is_shown=False)
+    if not (path / "config.json").is_file():
+        raise HubError(
+            f"{asked}: the repository has no config.json; name one of a model in Hugging Face "
+            "layout, or fetch its .gguf file and name that"
+        )
+    read_config(path)
+    needed = _weight_files(path)
+    if not (path / "tokenizer.json").exists():
+        needed.append("tokenizer.model")
+    missing = [name for name in needed if not (path / name).exists()]
+    if missing:
+        path = _download(asked, repo, path.name, missing, is_shown=True)  # of the same commit
+    if not all((path / name).exists() for name in _weight_files(path)):
+        raise HubError(
+            f"{asked}: the repository has no safetensors weights, or not all of them; "
+            "name one that has"
+        )
+    return path
+
+
+def _weight_files(path: Path) -> list[str]:
+    index = path / INDEX
+    return sorted(set(read_index(index).values())) if index.exists() else [WEIGHTS]
+
+
+def _download(
+    asked: str, repo: str, revision: str | None, files: list[str], *, is_shown: bool
+) -> Path:
+    """The snapshot that holds those of the files that the repository has."""
     import huggingface_hub  # imported only here: it takes long, and a local model needs none of it
     from huggingface_hub import errors
+    from huggingface_hub.utils.tqdm import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
 
-    asked = repo if revision is None else f"{repo}@{revision}"
+    hides = not is_shown and not are_progress_bars_disabled()
+    if hides:
+        disable_progress_bars()
     try:
-        path = Path(
-            huggingface_hub.snapshot_download(repo, revision=revision, allow_patterns=_NEEDED_FILES)
+        return Path(
+            huggingface_hub.snapshot_download(repo, revision=revision, allow_patterns=files)
         )
     except errors.GatedRepoError as error:
         problem = "is gated; accept its licence on huggingface.co and run `hf auth login`"
@@ -82,11 +126,22 @@ def _fetch(repo: str, revision: str | None) -> Path:
     except errors.RevisionNotFoundError as error:
         raise HubError(f"{asked}: the repository has no such revision; check it") from error
     except Exception as error:  # which ones depends on the HTTP library below huggingface_hub
-        problem = (
-            "is not a directory here and could not be fetched from huggingface.co "
-            f"({type(error).__name__}); check the network and the disk, or name a local directory"
+        raise HubError(f"{asked}: {_why_not_fetched(error)}") from error
+    finally:
+        if hides:
+            enable_progress_bars()
+
+
+def _why_not_fetched(error: Exception) -> str:
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return (
+            "is not a directory here and not (wholly) in the cache, and HF_HUB_OFFLINE forbids to "
+            "fetch it; unset that, or name a local directory"
         )
-        raise HubError(f"{asked}: {problem}") from error
-    if not (path / "config.json").is_file():
-        raise HubError(f"{asked}: the repository has no config.json; it is not a model")
-    return path
+    reason = type(error.__cause__ or error).__name__
+    return (
+        f"is not a directory here and could not be fetched from {constants.ENDPOINT} ({reason}); "
+        "check the network and the disk, or name a local directory"
+    )

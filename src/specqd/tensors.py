@@ -46,7 +46,7 @@ _STORAGE: dict[str, np.dtype[Any]] = {
 _FLOATS = ("BF16", "F16", "F32")
 _MOST_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 _MOST_DIMENSIONS = 32  # what every NumPy can hold
-_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,11 +117,11 @@ class TensorDirectory(Mapping[str, TensorView]):
     @classmethod
     def open(cls, directory: Path) -> "TensorDirectory":
         """Map and check every weights file; raises TensorError, in one line that names the file."""
-        single, index = directory / _WEIGHTS, directory / _INDEX
+        single, index = directory / WEIGHTS, directory / INDEX
         if single.exists() or not index.exists():
             shard = _open_shard(single)
             return cls(directory, dict.fromkeys(shard.extents, shard))
-        placement = _read_index(index)
+        placement = read_index(index)
         shards = {file: _open_shard(directory / file) for file in sorted(set(placement.values()))}
         for name, file in placement.items():
             if name not in shards[file].extents:
@@ -211,7 +211,7 @@ def tell_rounding(path: Path, matrix_dtypes: Iterable[str]) -> None:
 def _open_shard(path: Path) -> _Shard:
     if not path.is_file():  # follows links, and never opens a pipe or a device
         what = "is not a file" if path.exists() else "is missing"
-        raise TensorError(f"{path}: {what}; a model needs {_WEIGHTS} or its shards and their index")
+        raise TensorError(f"{path}: {what}; a model needs {WEIGHTS} or its shards and their index")
     try:
         with path.open("rb") as file:
             file_bytes = file.seek(0, 2)
@@ -296,7 +296,7 @@ def _is_sizes(value: object) -> bool:
     return isinstance(value, list) and all(type(n) is int and 0 <= n < 2**63 for n in value)
 
 
-def _read_index(path: Path) -> dict[str, str]:
+def read_index(path: Path) -> dict[str, str]:
     """Tensor name -> the name of a file beside the index."""
     if not path.is_file():
         raise TensorError(f"{path}: is not a file; fetch the model again")

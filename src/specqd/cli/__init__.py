@@ -27,6 +27,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # we say in a line what went wrong
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
