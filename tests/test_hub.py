@@ -17,7 +17,7 @@ class NoHub:
         self.problem = problem
         self.asked: list[str] = []
 
-    def __call__(self, repo_id: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+    def __call__(self, repo_id: str, **options: object) -> str:
         self.asked.append(repo_id)
         raise self.problem
 

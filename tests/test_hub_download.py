@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,17 @@ PROGRAM = [sys.executable, "-c", "import sys; from specqd.cli import main; sys.e
 NEEDED = {"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"}
 NOWHERE = "http://127.0.0.1:9"  # the port that discards; nothing listens
 
-Fetch = Callable[..., subprocess.CompletedProcess[str]]
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """How the program ended, and what it wrote."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Fetch = Callable[..., Fetched]
 
 
 @pytest.fixture
@@ -48,18 +59,16 @@ def environment(hub: FakeHub, tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def fetch(environment: dict[str, str], tmp_path: Path) -> Fetch:
-    def generate(name: str, **more: str) -> subprocess.CompletedProcess[str]:
+    def generate(name: str, **more: str) -> Fetched:
         command = [*PROGRAM, "generate", name, "-p", "ab", "-n", "9", "--draft", "none"]
-        options = {"temperature": "0"}
-        command += [f"--{key}={value}" for key, value in options.items()]
-        return subprocess.run(
-            command,
+        ran = subprocess.run(
+            [*command, "--temperature", "0"],
             capture_output=True,
-            text=True,
             env=environment | more,
             cwd=tmp_path,
             check=False,
         )
+        return Fetched(ran.returncode, ran.stdout.decode(), ran.stderr.decode())
 
     return generate
 
@@ -68,7 +77,7 @@ def text_of(model: Path) -> str:
     return LLM(model, "none").generate("ab", SamplingParams(9, temperature=0))[0].text
 
 
-def refused(ran: subprocess.CompletedProcess[str]) -> str:
+def refused(ran: Fetched) -> str:
     """The one line with which it ended."""
     assert ran.returncode == 1, ran.stderr
     assert ran.stdout == ""
@@ -196,8 +205,14 @@ def test_sentencepiece_models_are_fetched_where_there_is_no_tokenizer_json(
     assert "tokenizer.model" in hub.fetched()
 
 
-def test_a_terminal_sees_a_progress_bar(environment: dict[str, str], model: Path) -> None:
+def test_a_terminal_sees_one_progress_bar_that_goes(
+    environment: dict[str, str], model: Path
+) -> None:
     command = [*PROGRAM, "generate", "org/name", "-p", "ab", "-n", "2", "--draft", "none"]
     with TerminalSession(command, environment) as session:
         assert session.wait() == 0
-    assert b"100%" in session.raw
+    shown = session.raw.decode()
+    assert "\rFetching org/name: " in shown
+    assert "B /" in shown
+    assert "\x1b[A" not in shown  # no second line
+    assert shown.splitlines()[-1].startswith("specqd: 2 tokens")

@@ -5,8 +5,11 @@ model. The cache, tokens and offline mode are huggingface_hub's.
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from specqd.config import read_config
 from specqd.errors import HubError
@@ -101,19 +104,14 @@ def _download(
     """The snapshot that holds those of the files that the repository has."""
     import huggingface_hub  # imported only here: it takes long, and a local model needs none of it
     from huggingface_hub import errors
-    from huggingface_hub.utils.tqdm import (
-        are_progress_bars_disabled,
-        disable_progress_bars,
-        enable_progress_bars,
-    )
 
-    hides = not is_shown and not are_progress_bars_disabled()
-    if hides:
-        disable_progress_bars()
     try:
-        return Path(
-            huggingface_hub.snapshot_download(repo, revision=revision, allow_patterns=files)
-        )
+        with _bars(f"Fetching {asked}" if is_shown else None) as bars:
+            return Path(
+                huggingface_hub.snapshot_download(
+                    repo, revision=revision, allow_patterns=files, tqdm_class=bars
+                )
+            )
     except errors.GatedRepoError as error:
         problem = "is gated; accept its licence on huggingface.co and run `hf auth login`"
         raise HubError(f"{asked}: {problem}") from error
@@ -127,9 +125,34 @@ def _download(
         raise HubError(f"{asked}: the repository has no such revision; check it") from error
     except Exception as error:  # which ones depends on the HTTP library below huggingface_hub
         raise HubError(f"{asked}: {_why_not_fetched(error)}") from error
+
+
+@contextmanager
+def _bars(label: str | None) -> Iterator[type[Any]]:
+    """What snapshot_download shows of its progress: the bytes of all files, in one line that goes
+    when they are there; nothing without a label, or where huggingface_hub's bars are disabled."""
+    from huggingface_hub.utils.tqdm import tqdm
+
+    opened: list[Any] = []
+
+    class Bar(tqdm):  # type: ignore[misc, unused-ignore]  # tqdm has no types
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            counts_bytes = options.get("unit") == "B"
+            counts_twice = str(options.get("name")).endswith(".transfer")
+            if label is None or not counts_bytes or counts_twice:
+                options["disable"] = True
+            options |= {"desc": label, "leave": False}
+            super().__init__(*arguments, **options)  # type: ignore[no-untyped-call, unused-ignore]
+            opened.append(self)
+
+        def set_description(self, *arguments: Any, **options: Any) -> None:
+            pass
+
+    try:
+        yield Bar
     finally:
-        if hides:
-            enable_progress_bars()
+        for bar in opened:
+            bar.close()
 
 
 def _why_not_fetched(error: Exception) -> str:
