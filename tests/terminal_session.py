@@ -30,7 +30,7 @@ class TerminalSession:
             stdin=terminal,
             stdout=terminal,
             stderr=terminal,
-            env={**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", **environment},
+            env={**environment, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"},
             preexec_fn=_take_terminal,
             close_fds=True,
         )

@@ -1,5 +1,6 @@
 """`specqd chat`, on a real terminal and through pipes."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -47,7 +48,8 @@ def escaping(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
 def chat_on_terminal(tmp_path: Path) -> Open:
     def start(*arguments: str | Path) -> TerminalSession:
         command = [*PROGRAM, "chat", *map(str, arguments)]
-        return TerminalSession(command, {"XDG_STATE_HOME": str(tmp_path / "state")})
+        state = {"XDG_STATE_HOME": str(tmp_path / "state")}
+        return TerminalSession(command, os.environ | state)
 
     return start
 

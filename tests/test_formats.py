@@ -1,6 +1,7 @@
 """One model in every format: the tokens it should have."""
 
 import json
+import os
 import shutil
 import warnings
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from gguf_files import convert
 from random_models import ROPE_SCALINGS, Shape, make_model, read_model
 from specqd import LLM, SamplingParams
 from specqd.cli import main
-from specqd.errors import SpecqdWarning
+from specqd.errors import SpecqdWarning, TensorError
 from writers import bf16_bits, write_safetensors, write_shards
 
 GREEDY = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
@@ -159,3 +160,20 @@ def test_rounding_is_told_in_one_line(
     assert note.endswith("m.gguf: the weights are FP16; they are rounded to BF16 once")
     assert summary.startswith("specqd: 3 tokens")
     assert out
+
+
+def test_a_changed_gguf_file_is_refused(tmp_path: Path, seed: int) -> None:
+    path = convert(make_model(tmp_path / "model", Shape(), seed), tmp_path / "m.gguf", "BF16")
+    llm = LLM(path, "none", 1)
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(TensorError, match="was changed while it was in use"):
+        llm.generate("ab", GREEDY)
+
+
+def test_packing_a_gguf_file_is_refused(
+    tmp_path: Path, seed: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = convert(make_model(tmp_path / "model", Shape(), seed), tmp_path / "m.gguf", "BF16")
+    assert main(["pack", str(path), str(tmp_path / "out")]) == 1
+    assert "is a GGUF file; name the Hugging Face directory" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -13,6 +13,7 @@ from typing import Any
 
 from specqd.config import read_config
 from specqd.errors import HubError
+from specqd.packed import WEIGHTS as PACKED_WEIGHTS
 from specqd.tensors import INDEX, WEIGHTS, read_index
 
 # owner/name, optionally @revision (a branch, tag or commit; branches may hold slashes).
@@ -79,13 +80,14 @@ def _fetch(repo: str, revision: str | None) -> Path:
             "layout, or fetch its .gguf file and name that"
         )
     read_config(path)
-    needed = _weight_files(path)
-    if not (path / "tokenizer.json").exists():
-        needed.append("tokenizer.model")
-    missing = [name for name in needed if not (path / name).exists()]
-    if missing:
-        path = _download(asked, repo, path.name, missing, is_shown=True)  # of the same commit
-    if not all((path / name).exists() for name in _weight_files(path)):
+    wanted = _missing_weights(path)
+    if not any((path / name).exists() for name in ("tokenizer.json", "tokenizer.model")):
+        wanted.append("tokenizer.model")
+    if WEIGHTS in wanted:
+        wanted.append(PACKED_WEIGHTS)
+    if wanted:
+        path = _download(asked, repo, path.name, wanted, is_shown=True)  # of the same commit
+    if _missing_weights(path):
         raise HubError(
             f"{asked}: the repository has no safetensors weights, or not all of them; "
             "name one that has"
@@ -93,9 +95,12 @@ def _fetch(repo: str, revision: str | None) -> Path:
     return path
 
 
-def _weight_files(path: Path) -> list[str]:
-    index = path / INDEX
-    return sorted(set(read_index(index).values())) if index.exists() else [WEIGHTS]
+def _missing_weights(path: Path) -> list[str]:
+    """Files of weights that the description names, or that stand alone, and are not there."""
+    if (path / PACKED_WEIGHTS).exists():
+        return []
+    names = set(read_index(path / INDEX).values()) if (path / INDEX).exists() else {WEIGHTS}
+    return sorted(name for name in names if not (path / name).exists())
 
 
 def _download(
