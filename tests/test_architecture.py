@@ -12,13 +12,15 @@ PACKAGE = ROOT / "src" / "specqd"
 
 # A module imports from lower rows only.
 RANKS = (
-    {"errors"},
-    {"json_fields"},
-    {"rope"},
-    {"mxfp4", "tensors", "config", "hub"},
+    {"errors", "bf16", "backends"},
+    {"mapped"},
+    {"json_fields", "gguf", "sentencepiece_model"},
+    {"rope", "gguf_config", "gguf_tokenizer"},
+    {"mxfp4", "tensors", "config"},
+    {"gguf_tensors"},
     {"_native"},
     {"packed"},
-    {"context", "sequence", "sampling", "weights"},
+    {"context", "sequence", "sampling", "weights", "hub"},
     {"model"},
     {"economics"},
     {"drafters"},

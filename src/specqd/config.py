@@ -9,10 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specqd.errors import shown
+from specqd.gguf import GgufFile, is_gguf
+from specqd.gguf_config import config_fields
 from specqd.json_fields import POSITIVE, Fields
 from specqd.rope import RopeConfig, read_rope
 
 _LAYER_TYPES = ("full_attention", "attention", "sliding_attention")  # the second is the old first
+_QUANTISED = {  # quant_method -> what people call it
+    "gptq": "GPTQ",
+    "awq": "AWQ",
+    "bitsandbytes": "bitsandbytes",
+    "fp8": "FP8",
+    "fbgemm_fp8": "FP8",
+    "compressed-tensors": "compressed-tensors",
+    "mxfp4": "MXFP4",
+}
 _MOST_LAYERS = 10_000  # far past any model; keeps a hostile config from filling the memory
 
 
@@ -71,19 +82,32 @@ class GenerationDefaults:
 
 
 def read_config(directory: Path) -> DecoderConfig:
-    """Read `config.json` of a model directory; raises ConfigError, in one line that names it."""
-    fields = Fields.read(directory / "config.json")
+    """Read `config.json` of a model directory, or the like of a GGUF file.
+
+    Raises ConfigError, in one line that names the file.
+    """
+    if is_gguf(directory):
+        fields = config_fields(GgufFile.open(directory))
+    else:
+        fields = Fields.read(directory / "config.json")
     model_type = fields.get("model_type")
     if not isinstance(model_type, str) or model_type not in _READERS:
         raise fields.error(
             f"model_type {shown(model_type)} is not supported; known: {', '.join(_READERS)}"
         )
-    if fields.get("quantization_config") is not None:
-        raise fields.error(
-            "quantised checkpoints (quantization_config) are not supported; "
-            "use the BF16 checkpoint of this model"
-        )
+    _refuse_quantised(fields)
     return _READERS[model_type](fields)
+
+
+def _refuse_quantised(fields: Fields) -> None:
+    for name in ("quantization_config", "compression_config"):
+        if fields.get(name) is not None:
+            method = fields.nested(name).get("quant_method")
+            kind = _QUANTISED.get(method, shown(method)) if isinstance(method, str) else name
+            raise fields.error(
+                f"this is a quantised checkpoint ({kind}), which is not supported; "
+                "use the BF16 checkpoint of this model"
+            )
 
 
 def read_generation_defaults(directory: Path) -> GenerationDefaults:

@@ -3,6 +3,7 @@ packed model. Knows no tokens."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,11 @@ from numpy.typing import NDArray
 from specqd import _native
 from specqd.config import DecoderConfig
 from specqd.errors import MachineError, TensorError
+from specqd.gguf import is_gguf
+from specqd.gguf_tensors import GgufTensors
 from specqd.mxfp4 import ScaleRule
 from specqd.packed import PackedFile, is_packed
-from specqd.tensors import TensorDirectory
+from specqd.tensors import TensorDirectory, WeightSource, tell_rounding
 
 Bits = NDArray[np.uint16]
 Progress = Callable[[int, int], None]  # bytes of weights packed so far, and in all
@@ -43,7 +46,7 @@ class DecoderWeights:
     embedding: Bits | None
     rule: ScaleRule
     is_mapped: bool  # whether the matrices lie in a packed file
-    tensors: TensorDirectory
+    tensors: WeightSource
 
     def check_unchanged(self) -> None:
         """Refuses to read on from files that changed; raises TensorError."""
@@ -70,7 +73,7 @@ class _Loader:
 
     def __init__(
         self,
-        tensors: TensorDirectory,
+        tensors: WeightSource,
         planes: PackedFile | None,
         config: DecoderConfig,
         pool: _native.Pool,
@@ -206,7 +209,7 @@ def load_weights(
     rule: ScaleRule | None = None,
     progress: Progress | None = None,
 ) -> DecoderWeights:
-    """Maps a directory's weights and packs its matrices, unless they lie there packed.
+    """Maps a directory's or GGUF file's weights and packs its matrices, unless they lie packed.
 
     `rule` is MSE by default; a packed file has its own. Raises TensorError for what is wrong with
     the files, and MachineError where the packed weights would not fit into memory, before anything
@@ -214,11 +217,13 @@ def load_weights(
     """
     require_memory([directory])
     planes = PackedFile.open(directory) if is_packed(directory) else None
-    tensors = TensorDirectory.open(directory) if planes is None else planes.tensors
+    tensors = _open(directory) if planes is None else planes.tensors
     if planes is not None and rule not in (None, planes.rule):
         raise TensorError(
             f"{tensors.path}: is packed by the rule {planes.rule.value}; pack the model again"
         )
+    if planes is None:
+        tell_rounding(tensors.path, (dtype for dtype, _ in tensors.matrices()))
     rule = (rule or ScaleRule.MSE) if planes is None else planes.rule
     loader = _Loader(tensors, planes, config, pool, isa, rule, progress)
     tied, size = config.tied_embeddings, (config.vocab_size, config.hidden_size)
@@ -243,7 +248,7 @@ def load_weights(
 
 def bytes_to_pack(directory: Path) -> int:
     """Bytes of the matrices that loading will pack; none of a packed model's."""
-    return 0 if is_packed(directory) else _matrix_bytes(TensorDirectory.open(directory))
+    return 0 if is_packed(directory) else _matrix_bytes(_open(directory))
 
 
 def require_memory(directories: Iterable[Path]) -> None:
@@ -262,5 +267,10 @@ def require_memory(directories: Iterable[Path]) -> None:
         )
 
 
-def _matrix_bytes(tensors: TensorDirectory) -> int:
-    return sum(view.data.nbytes for view in tensors.values() if view.data.ndim == 2)
+def _open(path: Path) -> WeightSource:
+    return GgufTensors.open(path) if is_gguf(path) else TensorDirectory.open(path)
+
+
+def _matrix_bytes(tensors: WeightSource) -> int:
+    """As BF16."""
+    return sum(2 * prod(shape) for _, shape in tensors.matrices())
