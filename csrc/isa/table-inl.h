@@ -1,6 +1,7 @@
 // Gathers one instruction set's functions into its table.
 #pragma once
 
+#include "isa/attention-inl.h"
 #include "isa/nested-inl.h"
 #include "isa/ops-inl.h"
 #include "isa/pick-inl.h"
@@ -33,7 +34,8 @@ constexpr Kernels generic_table(const char* name) {
           .merge_part = merge_part,
           .scale = scale,
           .pick = &picking::kKernels,
-          .read_bytes = read_bytes};
+          .read_bytes = read_bytes,
+          .multiply_registers = multiply_registers};
 }
 
 }  // namespace
