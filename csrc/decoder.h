@@ -85,7 +85,9 @@ class Decoder {
   void attend(Team& team, int64_t layer);
   void feed_forward(Team& team, int64_t layer);
   void finish(Team& team);
-  void write_heads(int64_t layer, int64_t kv_head, int64_t first_row, int64_t last_row);
+  void share_attention(Team& team, int64_t layer);
+  void write_heads(int64_t layer, int64_t kv_head, const Attention::PageRows& part);
+  void merge_head(int64_t head, const Attention::PageRows& part);
   void normalize_heads(float* values, int64_t count, const Vector& weight) const;
 
   auto normed(const Vector& weight) const;
@@ -113,7 +115,6 @@ class Decoder {
   const KvCache* cache_ = nullptr;
   std::span<const int32_t> tokens_;
   std::vector<SequenceRows> sequences_;
-  std::vector<int32_t> row_sequence_;  // index into sequences_, by row
   std::vector<int64_t> logit_rows_;    // batch row of each row of logits
   int64_t rows_ = 0;
 

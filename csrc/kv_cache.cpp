@@ -72,7 +72,7 @@ bool KvCache::make_writable(int sequence, int64_t first, int64_t last) {
     const int32_t old = table[i], fresh = take_page();
     const bool keeps_positions = first > static_cast<int64_t>(i) * kPagePositions;
     if (old != kNoPage && keeps_positions)
-      std::memcpy(page_words(fresh), page_words(old),
+      std::memcpy(words_of(fresh), words_of(old),
                   static_cast<size_t>(shape_.page_words()) * sizeof(uint16_t));
     if (old != kNoPage) drop_page(old);
     table[i] = fresh;
@@ -151,14 +151,14 @@ bool KvCache::has_page(int sequence, int64_t page) const {
   return page < static_cast<int64_t>(table.size()) && table[static_cast<size_t>(page)] != kNoPage;
 }
 
-uint16_t* KvCache::keys(int sequence, int64_t page, int64_t layer, int64_t kv_head) const {
-  const int32_t held = sequences_.at(sequence)[static_cast<size_t>(page)];
-  return page_words(held) +
-         (layer * shape_.kv_heads + kv_head) * (shape_.key_words() + shape_.value_words());
+KvView KvCache::view(int sequence, int64_t layer, int64_t kv_head) const {
+  const int64_t before =
+      (layer * shape_.kv_heads + kv_head) * (shape_.key_words() + shape_.value_words());
+  return {words_of(0) + before, sequences_.at(sequence).data(), shape_};
 }
 
-uint16_t* KvCache::values(int sequence, int64_t page, int64_t layer, int64_t kv_head) const {
-  return keys(sequence, page, layer, kv_head) + shape_.key_words();
+uint16_t* KvCache::page_words(int sequence, int64_t page) const {
+  return words_of(sequences_.at(sequence)[static_cast<size_t>(page)]);
 }
 
 int32_t KvCache::take_page() {
@@ -189,7 +189,7 @@ void KvCache::unpublish(int32_t page) {
   entry = {};
 }
 
-uint16_t* KvCache::page_words(int32_t page) const {
+uint16_t* KvCache::words_of(int32_t page) const {
   return reinterpret_cast<uint16_t*>(memory_.data()) + page * shape_.page_words();
 }
 

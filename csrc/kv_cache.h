@@ -30,6 +30,21 @@ struct KvShape {
   int64_t page_words() const { return layers * kv_heads * (key_words() + value_words()); }
 };
 
+// Keys and values of one sequence in one layer for one key-value head, by page. Valid until the
+// sequence's pages change.
+class KvView {
+ public:
+  KvView(uint16_t* first, const int32_t* pages, const KvShape& shape)
+      : first_(first), pages_(pages), stride_(shape.page_words()), key_words_(shape.key_words()) {}
+  uint16_t* keys(int64_t page) const { return first_ + pages_[page] * stride_; }
+  uint16_t* values(int64_t page) const { return keys(page) + key_words_; }
+
+ private:
+  uint16_t* first_;  // the keys in page 0 of the cache
+  const int32_t* pages_;
+  int64_t stride_, key_words_;
+};
+
 class KvCache {
  public:
   // Address space for `pages` pages; memory is taken as pages are first written.
@@ -58,8 +73,9 @@ class KvCache {
 
   bool has_page(int sequence, int64_t page) const;
 
-  uint16_t* keys(int sequence, int64_t page, int64_t layer, int64_t kv_head) const;
-  uint16_t* values(int sequence, int64_t page, int64_t layer, int64_t kv_head) const;
+  KvView view(int sequence, int64_t layer, int64_t kv_head) const;
+  // All words of a page, [page_words].
+  uint16_t* page_words(int sequence, int64_t page) const;
 
  private:
   // A published page. Its parent is the page before it, by an id that is never used twice, so that
@@ -84,7 +100,7 @@ class KvCache {
   int32_t find(const Prefix& prefix) const;
   void publish_page(int32_t page, const Prefix& prefix);
   void unpublish(int32_t page);
-  uint16_t* page_words(int32_t page) const;
+  uint16_t* words_of(int32_t page) const;
 
   KvShape shape_;
   Memory memory_;
