@@ -1,6 +1,7 @@
 // Gathers one instruction set's functions into its table.
 #pragma once
 
+#include "isa/attention-inl.h"
 #include "isa/nested-inl.h"
 #include "isa/ops-inl.h"
 #include "isa/pick-inl.h"
