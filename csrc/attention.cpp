@@ -9,6 +9,7 @@ namespace specqd {
 namespace {
 
 constexpr int64_t kRowsAtOnce = 64;  // queries of one product: rows times heads of the group
+constexpr int64_t kPartsAhead = 4;
 constexpr int64_t kPageTiles = kPagePositions / kBlock;
 // Rows of scores, which would share few sets of the first-level cache a power of two apart.
 constexpr int64_t kScoreStride = kChunkPositions + kPanel;
@@ -157,6 +158,7 @@ const uint16_t* Attention::values_at(const Stretch& stretch, int64_t position) c
 
 void Attention::run(const KvCache& cache, int64_t layer, int64_t window, int64_t first,
                     int64_t last, int thread) {
+  const int64_t threads = std::ssize(scores_);
   auto* const scores = reinterpret_cast<float*>(scores_[static_cast<size_t>(thread)].data());
   uint8_t* const weights = weights_[static_cast<size_t>(thread)].data();
   for (int64_t item = first; item < last; ++item) {
@@ -165,8 +167,9 @@ void Attention::run(const KvCache& cache, int64_t layer, int64_t window, int64_t
     weigh(now, window, scores, weights);
     if (now.is_empty()) continue;
     const uint16_t* next = nullptr;
-    if (item + 1 < last) {
-      const Stretch after = stretch(cache, layer, window, item + 1);
+    const int64_t following = item + 1 < last ? item + 1 : item + threads;  // a guess
+    if (following < passes() * shape_.kv_heads) {
+      const Stretch after = stretch(cache, layer, window, following);
       if (!after.is_empty()) next = keys_at(after, after.begin);
     }
     sum_values(now, weights, next);
@@ -238,6 +241,10 @@ void Attention::merge(int64_t row, int64_t head, float* out) {
               static_cast<size_t>(shape_.head_dim) * sizeof(float));
   for (int64_t i = 1; i < parts.count; ++i) {
     const int64_t part = parts.first + i * parts.stride;
+    if (i + kPartsAhead < parts.count) {  // they may lie in another core's cache
+      const float* const ahead = part_values(part + kPartsAhead * parts.stride, head);
+      for (int64_t d = 0; d < shape_.head_dim; d += 16) __builtin_prefetch(ahead + d);
+    }
     kernels_.merge_part(out, &running, part_values(part, head), part_sums_[part_index(part, head)],
                         shape_.head_dim);
   }

@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kRowsPreparedByEach = 2;  // up to here a barrier costs more than doing it twice
 constexpr int64_t kProductPanels = 16;      // at most, of one claim
 constexpr int64_t kClaimsPerThread = 4;
-constexpr int64_t kAttentionClaimsPerThread = 16;
+constexpr int64_t kAttentionClaimsPerThread = 32;
 
 AttentionShape attention_shape(const DecoderSpec& spec) {
   return {spec.heads, spec.kv_heads, spec.head_dim};
@@ -298,9 +298,12 @@ void Decoder::share_attention(Team& team, int64_t layer_index) {
   });
   team.share(items, std::max<int64_t>(items / (team.threads() * kAttentionClaimsPerThread), 1),
              run);
-  team.share(spec_.heads * count, 1, [&](int64_t i, int64_t) {
-    merge_head(i / count, parts[static_cast<size_t>(i % count)]);
-  });
+  const int64_t merges = spec_.heads * count;
+  team.share(merges, std::max<int64_t>(merges / (team.threads() * kClaimsPerThread), 1),
+             [&](int64_t first, int64_t last) {
+               for (int64_t i = first; i < last; ++i)
+                 merge_head(i / count, parts[static_cast<size_t>(i % count)]);
+             });
 }
 
 void Decoder::feed_forward(Team& team, int64_t layer_index) {
