@@ -175,6 +175,16 @@ void bind_machine(nb::module_& m) {
       },
       "pool"_a, "isa"_a, "bytes"_a, "repeats"_a,
       "Seconds of each of `repeats` readings of `bytes` bytes by all threads.");
+  m.attr("PEAK_PRODUCTS") = kPeakProducts;
+  m.def(
+      "product_seconds",
+      [](Pool& pool, const std::string& isa, int repeats) {
+        const nb::gil_scoped_release released;
+        return measure_product_seconds(pool, kernels_or_throw(isa), repeats);
+      },
+      "pool"_a, "isa"_a, "repeats"_a,
+      "Seconds of each of `repeats` times that each thread makes PEAK_PRODUCTS exact products, in\n"
+      "registers alone.");
 }
 
 void bind_weights(nb::module_& m) {

@@ -118,6 +118,9 @@ struct Kernels {
 
   // --- Measuring -------------------------------------------------------------------------------
   uint64_t (*read_bytes)(const void* data, size_t bytes);  // streams over all bytes
+  // rounds * 8192 multiplications and additions as exact products make them, all in registers: the
+  // peak of products of many rows. rounds % 4 == 0.
+  void (*multiply_registers)(int64_t rounds);
 };
 
 const Kernels* portable_kernels();

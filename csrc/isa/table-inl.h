@@ -34,7 +34,8 @@ constexpr Kernels generic_table(const char* name) {
           .merge_part = merge_part,
           .scale = scale,
           .pick = &picking::kKernels,
-          .read_bytes = read_bytes};
+          .read_bytes = read_bytes,
+          .multiply_registers = multiply_registers};
 }
 
 }  // namespace
