@@ -11,6 +11,8 @@ namespace {
 
 constexpr int64_t kRowsPreparedByEach = 2;  // up to here a barrier costs more than doing it twice
 constexpr int64_t kProductPanels = 16;      // at most, of one claim
+constexpr int64_t kManyRows = 64;  // whose products would not stay in the cache with so many
+constexpr int64_t kProductPanelsOfManyRows = 4;
 constexpr int64_t kClaimsPerThread = 4;
 constexpr int64_t kAttentionClaimsPerThread = 32;
 
@@ -161,7 +163,8 @@ void Decoder::multiply(Team& team, const PackedWeight& weight, const PreparedRow
   const auto product =
       reading_ == Reading::kDraft ? kernels_.draft_product : kernels_.exact_product;
   const int64_t fair = matrix.panels / (team.threads() * kClaimsPerThread) / 2 * 2;
-  const int64_t grain = std::clamp<int64_t>(fair, 2, kProductPanels);
+  const int64_t most = x.count < kManyRows ? kProductPanels : kProductPanelsOfManyRows;
+  const int64_t grain = std::clamp<int64_t>(fair, 2, most);
   team.share(matrix.panels, grain, [&](int64_t first, int64_t last) {
     const int64_t stride = (last - first) * kPanel;
     product(matrix, first, last, x, out, stride);

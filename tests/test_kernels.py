@@ -18,7 +18,7 @@ Bits = NDArray[np.uint16]
 
 PANEL, BLOCK, TILE = 16, 32, 512
 ROUNDING = 2.0**-24  # the relative error of one fp32 operation
-ROWS = [*range(1, 18), 33, 50, 101]  # around every group of rows that some kernel takes at once
+ROWS = [*range(1, 18), 33, 50, 64, 101]  # around every group of rows that some kernel takes at once
 READINGS = ["exact", "draft"]
 
 PORTABLE = _native.kernels("portable")
