@@ -89,6 +89,7 @@ class Avx2Decoder {
 
 struct Avx2Exact {
   static constexpr int kRows = 2;
+  static constexpr size_t kBlockBytes = kFloatBlockBytes;
   using Decoder = Avx2Decoder;
 
   // A register holds the even and the odd chain of four outputs side by side, so that one load of a
