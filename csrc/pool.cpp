@@ -29,6 +29,10 @@ int current_cpu() {
 constexpr int kSpins = 2000;
 constexpr int kSpinsBetweenLooks = 32;
 
+// notify_all() first reads whether anyone waits. What they wait for must be stored before that
+// read, which release does not promise: a thread that fell asleep in between was never woken.
+constexpr auto kBeforeWaking = std::memory_order_seq_cst;
+
 }  // namespace
 
 // On a busy machine the system may put two of our threads on one core, where one's spinning is what
@@ -66,7 +70,7 @@ void Team::barrier() {
   if (pool_.arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == all) {
     pool_.arrived_.store(0, std::memory_order_relaxed);
     pool_.claimed_.store(0, std::memory_order_relaxed);
-    pool_.phase_.store(phase + 1, std::memory_order_release);
+    pool_.phase_.store(phase + 1, kBeforeWaking);
     if (all > 1) pool_.phase_.notify_all();
   } else {
     pool_.await_change(pool_.phase_, phase, thread_);
@@ -79,7 +83,7 @@ Pool::Pool(int threads) : threads_(threads), places_(static_cast<size_t>(threads
 
 Pool::~Pool() {
   stopping_ = true;
-  round_.fetch_add(1, std::memory_order_release);
+  round_.fetch_add(1, kBeforeWaking);
   round_.notify_all();
   for (std::thread& worker : workers_) worker.join();
 }
@@ -100,7 +104,7 @@ void Pool::run_erased(Task task, const void* context) {
   const FlushSubnormals flush;
   task_ = task;
   context_ = context;
-  round_.fetch_add(1, std::memory_order_release);
+  round_.fetch_add(1, kBeforeWaking);
   if (threads_ > 1) round_.notify_all();
   Team team(*this, 0);
   task(context, team);
