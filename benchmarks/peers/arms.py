@@ -67,6 +67,8 @@ def synthetic(acceptance: float) -> tuple[Arm, ...]:
     return (
         Arm("specqd"),
         Arm("specqd", draft="mxfp4", acceptance=acceptance),
+        Arm("specqd", draft="mxfp4", length=3, acceptance=acceptance),
+        Arm("specqd", draft="mxfp4", length=5, acceptance=acceptance),
         Arm("llama.cpp"),
         *(Arm("llama.cpp", draft=draft, length=k, acceptance=acceptance) for draft, k in theirs),
     )

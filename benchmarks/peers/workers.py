@@ -17,7 +17,7 @@ from lifetime import end_with_parent
 from protocol import Run
 
 MOST_LOAD_SECONDS = 180.0
-MOST_TURN_SECONDS = 300.0
+MOST_TURN_SECONDS = 60.0
 WORKER = Path(__file__).with_name("worker.py")
 
 
@@ -54,9 +54,12 @@ class Worker:
         request = {"arm": arm.name, "prompt": list(prompt), "new_tokens": new_tokens}
         self._signal(signal.SIGCONT)
         try:
-            return Run(**self._exchange(request, MOST_TURN_SECONDS))
-        finally:
-            self._signal(signal.SIGSTOP)
+            answer = self._exchange(request, MOST_TURN_SECONDS)
+        except RuntimeError:
+            self.end()  # a late answer would be taken for that of the next turn
+            raise
+        self._signal(signal.SIGSTOP)
+        return Run(**answer)
 
     def end(self) -> None:
         self._signal(signal.SIGKILL)
