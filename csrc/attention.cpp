@@ -4,6 +4,8 @@
 #include <cstring>
 #include <limits>
 
+#include "bf16.h"
+
 namespace specqd {
 namespace {
 
@@ -134,7 +136,7 @@ void Attention::run(const KvCache& cache, int64_t layer, int64_t window, int64_t
     kernels_.accumulate_plain(keys, shape_.key_tiles(), queries, scores + at, kChunkPositions);
   }
 
-  const float scale = 1.0f / __builtin_sqrtf(static_cast<float>(shape_.head_dim));
+  const float scale = shape_.cap > 0.0f ? 1.0f : shape_.scale;  // of scores that are not capped yet
   for (int64_t i = 0; i < products; ++i) {
     const int64_t position = first_position + i / group, head = kv_head * group + i % group;
     const int64_t part = pass.part + i / group;
@@ -143,6 +145,8 @@ void Attention::run(const KvCache& cache, int64_t layer, int64_t window, int64_t
     float* const row_scores = scores + i * kChunkPositions + begin;
     auto& sums = part_sums_[part_index(part, head)];
     sums = {-std::numeric_limits<float>::infinity(), 0.0f};
+    if (begin < end && shape_.cap > 0.0f)
+      kernels_.soft_cap(row_scores, end - begin, shape_.scale, shape_.cap);
     if (begin < end)
       sums = kernels_.softmax_part(row_scores, end - begin, from - begin, to - begin, scale);
     kernels_.prepare_exact(row_scores, std::max<int64_t>(end - begin, 0),
@@ -167,7 +171,7 @@ void Attention::run(const KvCache& cache, int64_t layer, int64_t window, int64_t
   }
 }
 
-void Attention::merge(int64_t row, int64_t head, float* out) {
+void Attention::merge(int64_t row, int64_t head, std::span<const uint16_t> sinks, float* out) {
   const RowParts& parts = row_parts_[static_cast<size_t>(row)];
   Kernels::SoftmaxPart running = part_sums_[part_index(parts.first, head)];
   std::memcpy(out, part_values(parts.first, head),
@@ -176,6 +180,11 @@ void Attention::merge(int64_t row, int64_t head, float* out) {
     const int64_t part = parts.first + i * parts.stride;
     kernels_.merge_part(out, &running, part_values(part, head), part_sums_[part_index(part, head)],
                         shape_.head_dim);
+  }
+  if (!sinks.empty()) {
+    static constexpr float kZeros[kLargestHeadDim] = {};
+    const float sink = bf16_to_float(sinks[static_cast<size_t>(head)]);
+    kernels_.merge_part(out, &running, kZeros, {sink, 1.0f}, shape_.head_dim);
   }
   kernels_.scale(out, 1.0f / running.sum, shape_.head_dim);
 }

@@ -28,6 +28,8 @@ constexpr int64_t kLargestHeadDim = 1024;
 
 struct AttentionShape {
   int64_t heads, kv_heads, head_dim;
+  float scale;  // of scores
+  float cap;    // bounds scaled scores softly; 0: does not
   int64_t group() const { return heads / kv_heads; }
   int64_t key_tiles() const { return (head_dim + kBlock - 1) / kBlock; }
   int64_t value_width() const { return (head_dim + kPanel - 1) / kPanel * kPanel; }
@@ -57,8 +59,9 @@ class Attention {
   // Runs one pass for one key-value head; window 0 sees everything before it.
   void run(const KvCache& cache, int64_t layer, int64_t window, int64_t pass, int64_t kv_head,
            int thread);
-  // Attention's output of a row's head, [head_dim], once all passes of the layer have run.
-  void merge(int64_t row, int64_t head, float* out);
+  // Attention's output of a row's head, [head_dim], once all passes of the layer have run. `sinks`
+  // (BF16, by head; may be empty) are scores whose value is zero.
+  void merge(int64_t row, int64_t head, std::span<const uint16_t> sinks, float* out);
 
  private:
   struct Pass {

@@ -53,6 +53,18 @@ const Kernels& kernels_or_throw(const std::string& name) {
   return *kernels;
 }
 
+const std::vector<std::string> kRopeKinds{"default", "linear", "llama3", "yarn", "longrope"};
+const std::vector<std::string> kNormKinds{"rms", "layer"};
+const std::vector<std::string> kActivations{"silu", "gelu", "gelu_tanh", "clamped_swiglu"};
+
+// The enumerator of a name, in the order of `names`.
+template <class Kind>
+Kind kind_of(const std::string& name, const std::vector<std::string>& names) {
+  const auto found = std::find(names.begin(), names.end(), name);
+  if (found == names.end()) throw std::invalid_argument("unknown kind: " + name);
+  return static_cast<Kind>(found - names.begin());
+}
+
 // Rows of a matrix whose rows are contiguous one after the other.
 RowSource row_source(const BitMatrix& matrix) {
   if (matrix.stride(1) != 1 || matrix.stride(0) != static_cast<int64_t>(matrix.shape(1)))
@@ -145,15 +157,14 @@ void bind_rope(nb::module_& m) {
   nb::class_<RopeSpec>(m, "RopeSpec")
       .def(
           "__init__",
-          [](RopeSpec* self, const std::string& kind, int head_dim, double theta, double factor,
+          [](RopeSpec* self, const std::string& kind, int dims, double theta, double factor,
              double original_max_positions, double low_freq_factor, double high_freq_factor,
              double beta_fast, double beta_slow, double attention_factor, double mscale,
-             double mscale_all_dim, bool truncate) {
-            const std::vector<std::string> kinds{"default", "linear", "llama3", "yarn"};
-            const auto found = std::find(kinds.begin(), kinds.end(), kind);
-            if (found == kinds.end()) throw std::invalid_argument("unknown rope kind: " + kind);
-            new (self) RopeSpec{static_cast<RopeKind>(found - kinds.begin()),
-                                head_dim,
+             double mscale_all_dim, bool truncate, std::vector<float> factors) {
+            if (kind == "longrope" && std::ssize(factors) != dims / 2)
+              throw std::invalid_argument("longrope needs a factor for each pair");
+            new (self) RopeSpec{kind_of<RopeKind>(kind, kRopeKinds),
+                                dims,
                                 theta,
                                 factor,
                                 original_max_positions,
@@ -164,15 +175,16 @@ void bind_rope(nb::module_& m) {
                                 attention_factor,
                                 mscale,
                                 mscale_all_dim,
-                                truncate};
+                                truncate,
+                                std::move(factors)};
           },
-          "kind"_a, "head_dim"_a, "theta"_a, "factor"_a, "original_max_positions"_a,
+          "kind"_a, "dims"_a, "theta"_a, "factor"_a, "original_max_positions"_a,
           "low_freq_factor"_a, "high_freq_factor"_a, "beta_fast"_a, "beta_slow"_a,
-          "attention_factor"_a, "mscale"_a, "mscale_all_dim"_a, "truncate"_a);
+          "attention_factor"_a, "mscale"_a, "mscale_all_dim"_a, "truncate"_a, "factors"_a);
   m.def(
       "rope_tables",
       [](const RopeSpec& spec, int64_t first, int64_t count) {
-        const auto half = static_cast<size_t>(spec.head_dim / 2), n = static_cast<size_t>(count);
+        const auto half = static_cast<size_t>(spec.dims / 2), n = static_cast<size_t>(count);
         std::vector<float> frequencies(half), cosines(n * half), sines(n * half);
         const float factor = rope_inverse_frequencies(spec, frequencies);
         rope_tables(frequencies, factor, first, count, cosines.data(), sines.data());
@@ -247,54 +259,115 @@ Vector vector_of(const std::optional<BitVector>& bits) {
   return Vector(bits->data(), bits->data() + bits->size());
 }
 
-void bind_decoder(nb::module_& m) {
+void bind_layers(nb::module_& m) {
   using Weight = std::shared_ptr<PackedWeight>;
   using Optional = std::optional<BitVector>;
+  nb::class_<Norm>(m, "Norm").def(
+      "__init__",
+      [](Norm* self, const BitVector& weight, const Optional& bias) {
+        new (self) Norm{vector_of(weight), vector_of(bias)};
+      },
+      "weight"_a, "bias"_a = nb::none());
+  nb::class_<FeedForward>(m, "FeedForward")
+      .def(
+          "__init__",
+          [](FeedForward* self, Weight gate_up, Weight down, const Optional& gate_bias,
+             const Optional& up_bias, const Optional& down_bias) {
+            new (self) FeedForward{gate_up, down, vector_of(gate_bias), vector_of(up_bias),
+                                   vector_of(down_bias)};
+          },
+          nb::kw_only(), "gate_up"_a, "down"_a, "gate_bias"_a = nb::none(),
+          "up_bias"_a = nb::none(), "down_bias"_a = nb::none());
+  using OptionalNorm = std::optional<Norm>;
+  const auto norm_of = [](const OptionalNorm& norm) { return norm ? *norm : Norm{}; };
   nb::class_<LayerWeights>(m, "LayerWeights")
       .def(
           "__init__",
-          [](LayerWeights* self, Weight query_key_value, Weight output, Weight gate_up, Weight down,
-             const BitVector& attention_norm, const BitVector& feed_forward_norm, int64_t window,
-             const Optional& query_norm, const Optional& key_norm,
-             const Optional& query_key_value_bias, const Optional& output_bias,
-             const Optional& gate_bias, const Optional& up_bias, const Optional& down_bias) {
-            new (self) LayerWeights{vector_of(attention_norm),
-                                    vector_of(query_norm),
-                                    vector_of(key_norm),
-                                    vector_of(feed_forward_norm),
+          [norm_of](LayerWeights* self, const OptionalNorm& attention_norm,
+                    const OptionalNorm& attention_post_norm, const OptionalNorm& feed_forward_norm,
+                    const OptionalNorm& feed_forward_post_norm, const OptionalNorm& query_norm,
+                    const OptionalNorm& key_norm, Weight query_key_value, Weight output,
+                    const Optional& query_key_value_bias, const Optional& output_bias,
+                    const Optional& sinks, std::vector<FeedForward> feed_forwards, Weight router,
+                    const Optional& router_bias, int64_t window, int rope) {
+            new (self) LayerWeights{norm_of(attention_norm),
+                                    norm_of(attention_post_norm),
+                                    norm_of(feed_forward_norm),
+                                    norm_of(feed_forward_post_norm),
+                                    norm_of(query_norm),
+                                    norm_of(key_norm),
                                     query_key_value,
                                     output,
-                                    gate_up,
-                                    down,
                                     vector_of(query_key_value_bias),
                                     vector_of(output_bias),
-                                    vector_of(gate_bias),
-                                    vector_of(up_bias),
-                                    vector_of(down_bias),
-                                    window};
+                                    vector_of(sinks),
+                                    std::move(feed_forwards),
+                                    router,
+                                    vector_of(router_bias),
+                                    window,
+                                    rope};
           },
-          nb::kw_only(), "query_key_value"_a, "output"_a, "gate_up"_a, "down"_a, "attention_norm"_a,
-          "feed_forward_norm"_a, "window"_a, "query_norm"_a = nb::none(), "key_norm"_a = nb::none(),
-          "query_key_value_bias"_a = nb::none(), "output_bias"_a = nb::none(),
-          "gate_bias"_a = nb::none(), "up_bias"_a = nb::none(), "down_bias"_a = nb::none());
+          nb::kw_only(), "attention_norm"_a.none(), "attention_post_norm"_a.none(),
+          "feed_forward_norm"_a.none(), "feed_forward_post_norm"_a.none(), "query_norm"_a.none(),
+          "key_norm"_a.none(), "query_key_value"_a, "output"_a, "query_key_value_bias"_a.none(),
+          "output_bias"_a.none(), "sinks"_a.none(), "feed_forwards"_a, "router"_a.none(),
+          "router_bias"_a.none(), "window"_a, "rope"_a);
+}
 
+void bind_spec(nb::module_& m) {
+  nb::class_<DecoderSpec>(m, "DecoderSpec")
+      .def(
+          "__init__",
+          [](DecoderSpec* self, int64_t hidden, int64_t heads, int64_t kv_heads, int64_t head_dim,
+             int64_t vocabulary, std::vector<RopeSpec> ropes, float norm_epsilon,
+             const std::string& norm, float norm_offset, bool norms_whole_rows,
+             const std::string& activation, bool is_gated, bool is_parallel, float attention_scale,
+             float attention_cap, float logit_cap, float embedding_scale, float residual_scale,
+             float logit_scale, int64_t experts_per_token, bool shares_of_chosen) {
+            new (self) DecoderSpec{hidden,
+                                   heads,
+                                   kv_heads,
+                                   head_dim,
+                                   vocabulary,
+                                   std::move(ropes),
+                                   norm_epsilon,
+                                   kind_of<NormKind>(norm, kNormKinds),
+                                   norm_offset,
+                                   norms_whole_rows,
+                                   kind_of<Activation>(activation, kActivations),
+                                   is_gated,
+                                   is_parallel,
+                                   attention_scale,
+                                   attention_cap,
+                                   logit_cap,
+                                   embedding_scale,
+                                   residual_scale,
+                                   logit_scale,
+                                   experts_per_token,
+                                   shares_of_chosen};
+          },
+          nb::kw_only(), "hidden"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "vocabulary"_a,
+          "ropes"_a, "norm_epsilon"_a, "norm"_a, "norm_offset"_a, "norms_whole_rows"_a,
+          "activation"_a, "is_gated"_a, "is_parallel"_a, "attention_scale"_a, "attention_cap"_a,
+          "logit_cap"_a, "embedding_scale"_a, "residual_scale"_a, "logit_scale"_a,
+          "experts_per_token"_a, "shares_of_chosen"_a);
+}
+
+void bind_decoder(nb::module_& m) {
   nb::class_<Decoder>(m, "Decoder")
       .def(
           "__init__",
-          [](Decoder* self, std::shared_ptr<Pool> pool, const std::string& isa, int64_t hidden,
-             int64_t feed_forward, int64_t heads, int64_t kv_heads, int64_t head_dim,
-             int64_t vocabulary, float norm_epsilon, const RopeSpec& rope,
-             const std::vector<LayerWeights>& layers, const BitVector& final_norm, Weight head,
+          [](Decoder* self, std::shared_ptr<Pool> pool, const std::string& isa,
+             const DecoderSpec& spec, const std::vector<LayerWeights>& layers,
+             const Norm& final_norm, std::shared_ptr<PackedWeight> head,
              const std::optional<BitMatrix>& embedding, int64_t max_rows) {
-            DecoderWeights weights{layers, vector_of(final_norm), std::move(head),
+            DecoderWeights weights{layers, final_norm, std::move(head),
                                    embedding ? row_source(*embedding).data : nullptr};
-            new (self) Decoder(
-                {hidden, feed_forward, heads, kv_heads, head_dim, vocabulary, norm_epsilon, rope},
-                std::move(weights), std::move(pool), kernels_or_throw(isa), max_rows);
+            new (self)
+                Decoder(spec, std::move(weights), std::move(pool), kernels_or_throw(isa), max_rows);
           },
-          nb::kw_only(), "pool"_a, "isa"_a, "hidden"_a, "feed_forward"_a, "heads"_a, "kv_heads"_a,
-          "head_dim"_a, "vocabulary"_a, "norm_epsilon"_a, "rope"_a, "layers"_a, "final_norm"_a,
-          "head"_a, "embedding"_a.none(), "max_rows"_a, nb::keep_alive<1, 15>())
+          nb::kw_only(), "pool"_a, "isa"_a, "spec"_a, "layers"_a, "final_norm"_a, "head"_a,
+          "embedding"_a.none(), "max_rows"_a, nb::keep_alive<1, 8>())
       .def_prop_ro("max_rows", &Decoder::max_rows)
       .def(
           "weight_bytes",
@@ -351,6 +424,8 @@ NB_MODULE(_native, m) {
   specqd::bind_rope(m);
   specqd::bind_weights(m);
   specqd::bind_cache(m);
+  specqd::bind_layers(m);
+  specqd::bind_spec(m);
   specqd::bind_decoder(m);
   specqd::bind_ngram(m);
   specqd::bind_pick(m);

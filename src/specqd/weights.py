@@ -1,6 +1,6 @@
 """Hugging Face tensor names -> the decoder's slots; packs each matrix once. Knows no tokens."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from specqd import _native
 from specqd.config import DecoderConfig
 from specqd.errors import MachineError, TensorError
 from specqd.mxfp4 import ScaleRule
+from specqd.tensor_names import names_of
 from specqd.tensors import TensorDirectory
 
 Bits = NDArray[np.uint16]
@@ -22,11 +23,32 @@ _PACKING_HEADROOM = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class PackedMatrix:
-    """One packed matrix and the tensors it was made of, stacked or interleaved by panels."""
+class Source:
+    """Rows of a tensor that has `rows` of them: all, or those of `taken`, in its order."""
 
-    sources: tuple[str, ...]
+    name: str
+    rows: int
+    taken: NDArray[np.int64] | None = None
+
+    def of(self, bits: Bits) -> Bits:
+        """These rows of the tensor's bits [rows, columns]."""
+        return bits if self.taken is None else bits[self.taken]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMatrix:
+    """One packed matrix and what it was made of, stacked or interleaved by panels.
+
+    `read_share` is the share of rows that read it: of an expert, as if all were as popular.
+    """
+
+    sources: tuple[Source, ...]
     weight: _native.PackedWeight
+    read_share: float = 1.0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(source.name for source in self.sources))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +57,10 @@ class DecoderWeights:
 
     layers: list[_native.LayerWeights]
     matrices: list[PackedMatrix]
-    final_norm: Bits
+    final_norm: _native.Norm
     head: _native.PackedWeight
     embedding: Bits | None
+    parameters: int = 0  # in the file: weights, norms and biases
 
 
 class _Loader:
@@ -54,7 +77,9 @@ class _Loader:
     ) -> None:
         self.tensors = tensors
         self.config = config
+        self.names = names_of(config)
         self.matrices: list[PackedMatrix] = []
+        self.sizes: dict[str, int] = {}  # of the tensors taken, in weights
         self._pool = pool
         self._isa = isa
         self._rule = 0 if rule is ScaleRule.FLOOR else 1
@@ -68,28 +93,30 @@ class _Loader:
         bad = np.flatnonzero((bits & 0x7F80) == 0x7F80)
         if bad.size:
             raise self._not_finite(name, f"[{bad[0]}]")
+        self.sizes[name] = bits.size
         return bits
 
     def pack(
-        self, sources: dict[str, int], columns: int, *, interleaved: bool = False
+        self, sources: Sequence[Source], columns: int, *, interleaved: bool = False
     ) -> _native.PackedWeight:
-        """Packs the tensors named in `sources` (name -> rows), each [rows, columns]."""
-        views = [self.tensors.bf16(name, (rows, columns)) for name, rows in sources.items()]
-        packed = _native.pack(
-            self._pool,
-            self._isa,
-            [np.ascontiguousarray(view) for view in views],
-            interleaved,
-            self._rule,
-        )
+        """Packs the rows of tensors [rows, columns]."""
+        views = [self._rows(source, columns) for source in sources]
+        packed = _native.pack(self._pool, self._isa, views, interleaved, self._rule)
         if isinstance(packed, tuple):
-            source, row, column = packed
-            raise self._not_finite(list(sources)[source], f"[{row}, {column}]")
+            at, row, column = packed
+            taken = sources[at].taken
+            row = row if taken is None else int(taken[row])
+            raise self._not_finite(sources[at].name, f"[{row}, {column}]")
         self.matrices.append(PackedMatrix(tuple(sources), packed))
+        self.sizes |= {source.name: source.rows * columns for source in sources}
         self._packed_bytes += sum(view.nbytes for view in views)
         if self._progress:
             self._progress(self._packed_bytes, self._all_bytes)
         return packed
+
+    def _rows(self, source: Source, columns: int) -> Bits:
+        bits = self.tensors.bf16(source.name, (source.rows, columns))
+        return np.ascontiguousarray(source.of(bits))
 
     def _not_finite(self, name: str, where: str) -> TensorError:
         return TensorError(
@@ -97,44 +124,105 @@ class _Loader:
             "the file is damaged or its training diverged, use another copy"
         )
 
+    def norm(self, name: str | None, length: int) -> _native.Norm | None:
+        """A norm of the residual stream; layer norms have biases."""
+        if name is None:
+            return None
+        bias = self.vector(f"{name}.bias", length) if self.config.norm == "layer" else None
+        return _native.Norm(self.vector(f"{name}.weight", length), bias)
+
     def layer(self, index: int) -> _native.LayerWeights:
-        c = self.config
-        name = f"model.layers.{index}."
-        query, key_value = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-        heads = {"q_proj": query, "k_proj": key_value, "v_proj": key_value}
+        c, names = self.config, self.names
+        at = f"{names.layers}.{index}."
 
-        def bias(module: str, length: int, present: bool) -> Bits | None:
-            return self.vector(f"{name}{module}.bias", length) if present else None
+        def norm(name: str | None) -> _native.Norm | None:
+            return self.norm(name and at + name, c.hidden_size)
 
-        def head_norm(module: str) -> Bits | None:
-            return (
-                self.vector(f"{name}self_attn.{module}.weight", c.head_dim) if c.qk_norm else None
-            )
-
-        qkv_biases = [bias(f"self_attn.{p}", n, c.qkv_bias) for p, n in heads.items()]
+        rope = c.ropes[index]
         return _native.LayerWeights(
-            query_key_value=self.pack(
-                {f"{name}self_attn.{p}.weight": n for p, n in heads.items()}, c.hidden_size
+            attention_norm=norm(names.attention_norm),
+            attention_post_norm=norm(names.attention_post_norm),
+            feed_forward_norm=norm(names.feed_forward_norm),
+            feed_forward_post_norm=norm(names.feed_forward_post_norm),
+            query_norm=self._head_norm(at + names.query_norm, c.num_heads),
+            key_norm=self._head_norm(at + names.key_norm, c.num_kv_heads),
+            query_key_value=self._query_key_value(at),
+            output=self.pack(
+                [Source(f"{at}{names.output}.weight", c.hidden_size)], c.num_heads * c.head_dim
             ),
-            output=self.pack({f"{name}self_attn.o_proj.weight": c.hidden_size}, query),
-            gate_up=self.pack(
-                {f"{name}mlp.{p}.weight": c.intermediate_size for p in ("gate_proj", "up_proj")},
-                c.hidden_size,
-                interleaved=True,
-            ),
-            down=self.pack({f"{name}mlp.down_proj.weight": c.hidden_size}, c.intermediate_size),
-            attention_norm=self.vector(f"{name}input_layernorm.weight", c.hidden_size),
-            feed_forward_norm=self.vector(f"{name}post_attention_layernorm.weight", c.hidden_size),
+            query_key_value_bias=self._query_key_value_bias(at) if c.qkv_bias else None,
+            output_bias=self._bias(at + names.output, c.hidden_size, c.output_bias),
+            sinks=None,
+            feed_forwards=[self._feed_forward(at)],
+            router=None,
+            router_bias=None,
             window=c.windows[index],
-            query_norm=head_norm("q_norm"),
-            key_norm=head_norm("k_norm"),
-            query_key_value_bias=(
-                np.concatenate([b for b in qkv_biases if b is not None]) if c.qkv_bias else None
-            ),
-            output_bias=bias("self_attn.o_proj", c.hidden_size, c.output_bias),
-            gate_bias=bias("mlp.gate_proj", c.intermediate_size, c.mlp_bias),
-            up_bias=bias("mlp.up_proj", c.intermediate_size, c.mlp_bias),
-            down_bias=bias("mlp.down_proj", c.hidden_size, c.mlp_bias),
+            rope=-1 if rope is None else c.distinct_ropes.index(rope),
+        )
+
+    def _bias(self, module: str, length: int, is_present: bool) -> Bits | None:
+        return self.vector(f"{module}.bias", length) if is_present else None
+
+    def _head_norm(self, module: str, heads: int) -> _native.Norm | None:
+        dim = self.config.head_dim
+        match self.config.qk_norm:
+            case None:
+                return None
+            case "one":
+                return _native.Norm(self.vector(f"{module}.weight", dim))
+            case "row":
+                return _native.Norm(self.vector(f"{module}.weight", heads * dim))
+            case "each":
+                each = [self.vector(f"{module}.norms.{head}.weight", dim) for head in range(heads)]
+                return _native.Norm(np.concatenate(each))
+
+    def _head_rows(self) -> list[int]:
+        """Of queries, of keys and of values."""
+        c = self.config
+        return [c.num_heads * c.head_dim, *[c.num_kv_heads * c.head_dim] * 2]
+
+    def _fused_order(self) -> NDArray[np.int64] | None:
+        """Rows of a fused tensor as queries, keys, values, where it has all three of each head."""
+        if not self.names.fused_by_head:
+            return None
+        c = self.config
+        rows = np.arange(3 * c.num_heads * c.head_dim).reshape(c.num_heads, 3, c.head_dim)
+        return rows.transpose(1, 0, 2).reshape(-1)
+
+    def _query_key_value(self, at: str) -> _native.PackedWeight:
+        names, rows = self.names.query_key_value, self._head_rows()
+        if len(names) == 1:
+            sources = [Source(f"{at}{names[0]}.weight", sum(rows), self._fused_order())]
+        else:
+            sources = [Source(f"{at}{n}.weight", r) for n, r in zip(names, rows, strict=True)]
+        return self.pack(sources, self.config.hidden_size)
+
+    def _query_key_value_bias(self, at: str) -> Bits:
+        names, rows = self.names.query_key_value, self._head_rows()
+        if len(names) > 1:
+            biases = [self.vector(f"{at}{n}.bias", r) for n, r in zip(names, rows, strict=True)]
+            return np.concatenate(biases)
+        order = self._fused_order()
+        bias = self.vector(f"{at}{names[0]}.bias", sum(rows))
+        return bias if order is None else bias[order]
+
+    def _feed_forward(self, at: str) -> _native.FeedForward:
+        c, names = self.config, self.names
+        width = c.intermediate_size
+        modules = [at + name for name in names.gate_up]
+        if not c.is_gated or len(modules) == 2:
+            sources = [Source(f"{module}.weight", width) for module in modules]
+        else:
+            rows = np.arange(2 * width)
+            halves = (rows[:width], rows[width:])
+            sources = [Source(f"{modules[0]}.weight", 2 * width, half) for half in halves]
+        biases = [self._bias(module, width, c.mlp_bias) for module in modules]
+        return _native.FeedForward(
+            gate_up=self.pack(sources, c.hidden_size, interleaved=c.is_gated),
+            down=self.pack([Source(f"{at}{names.down}.weight", c.hidden_size)], width),
+            gate_bias=biases[0],
+            up_bias=biases[1] if len(biases) == 2 else None,
+            down_bias=self._bias(at + names.down, c.hidden_size, c.mlp_bias),
         )
 
 
@@ -155,26 +243,31 @@ def load_weights(
     tensors = TensorDirectory.open(directory)
     _check_memory(tensors)
     loader = _Loader(tensors, config, pool, isa, rule, progress)
-    embedding = tensors.bf16("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
+    names, hidden = loader.names, config.hidden_size
+    input_name, output_name = f"{names.embedding}.weight", f"{names.head}.weight"
+    embedding = tensors.bf16(input_name, (config.vocab_size, hidden))
     layers = [loader.layer(i) for i in range(config.num_layers)]
+    final_norm = loader.norm(names.final_norm, hidden)
+    assert final_norm is not None
     tied = config.tied_embeddings
-    head = "model.embed_tokens.weight" if tied else "lm_head.weight"
+    head = loader.pack([Source(input_name if tied else output_name, config.vocab_size)], hidden)
     return DecoderWeights(
         layers=layers,
         matrices=loader.matrices,
-        final_norm=loader.vector("model.norm.weight", config.hidden_size),
-        head=loader.pack({head: config.vocab_size}, config.hidden_size),
-        embedding=None if tied else _finite_embedding(loader, embedding),
+        final_norm=final_norm,
+        head=head,
+        embedding=None if tied else _finite_embedding(loader, input_name, embedding),
+        parameters=sum(loader.sizes.values()) + (0 if tied else embedding.size),
     )
 
 
-def _finite_embedding(loader: _Loader, embedding: Bits) -> Bits:
+def _finite_embedding(loader: _Loader, name: str, embedding: Bits) -> Bits:
     """The mapped input embedding, checked a slice at a time: its rows are read where they lie."""
     for first in range(0, len(embedding), 4096):
         bad = np.argwhere((embedding[first : first + 4096] & 0x7F80) == 0x7F80)
         if bad.size:
             row, column = bad[0]
-            raise loader._not_finite("model.embed_tokens.weight", f"[{first + row}, {column}]")
+            raise loader._not_finite(name, f"[{first + row}, {column}]")
     return np.ascontiguousarray(embedding)
 
 

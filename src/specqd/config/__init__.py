@@ -1,0 +1,71 @@
+"""What a model is, from `config.json`: one small reader for every supported `model_type`.
+
+Follows transformers 5 in every default and in old and new spellings. Knows nothing of weights;
+what it does not support, it refuses by name.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from specqd.config.decoder import DecoderConfig, ExpertsConfig
+from specqd.config.gemma import read_gemma2, read_gemma3
+from specqd.config.generation import GenerationDefaults, read_generation_defaults
+from specqd.config.llama import (
+    read_granite,
+    read_llama,
+    read_mistral,
+    read_olmo2,
+    read_phi3,
+    read_qwen2,
+    read_qwen3,
+    read_smollm3,
+)
+from specqd.config.neox import read_gpt_neox, read_stablelm, read_starcoder2
+from specqd.errors import shown
+from specqd.json_fields import Fields
+from specqd.rope import RopeConfig
+
+__all__ = [
+    "DecoderConfig",
+    "ExpertsConfig",
+    "GenerationDefaults",
+    "RopeConfig",
+    "read_config",
+    "read_generation_defaults",
+]
+
+_READERS: dict[str, Callable[[Fields, int | None], DecoderConfig]] = {
+    "llama": read_llama,
+    "mistral": read_mistral,
+    "qwen2": read_qwen2,
+    "qwen3": read_qwen3,
+    "olmo2": read_olmo2,
+    "granite": read_granite,
+    "smollm3": read_smollm3,
+    "gemma2": read_gemma2,
+    "gemma3_text": read_gemma3,
+    "phi3": read_phi3,
+    "starcoder2": read_starcoder2,
+    "gpt_neox": read_gpt_neox,
+    "stablelm": read_stablelm,
+}
+
+
+def read_config(directory: Path, context: int | None = None) -> DecoderConfig:
+    """Read `config.json` of a model directory; raises ConfigError, in one line that names it.
+
+    `context` bounds the texts to come: some ropes depend on whether they may grow past the length
+    that the model was trained on.
+    """
+    fields = Fields.read(directory / "config.json")
+    model_type = fields.get("model_type")
+    if not isinstance(model_type, str) or model_type not in _READERS:
+        raise fields.error(
+            f"model_type {shown(model_type)} is not supported; known: {', '.join(_READERS)}"
+        )
+    if fields.get("quantization_config") is not None:
+        raise fields.error(
+            "quantised checkpoints (quantization_config) are not supported; "
+            "use the BF16 checkpoint of this model"
+        )
+    return _READERS[model_type](fields, context)

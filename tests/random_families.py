@@ -1,0 +1,174 @@
+"""What sets the families apart: config.json's entries, and tensors by name. Knows no readers.
+
+Written from the models' definitions, for random models of any shape.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from random_models import Shape
+
+ModelType = Literal[
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "olmo2",
+    "granite",
+    "smollm3",
+    "gemma2",
+    "gemma3_text",
+    "phi3",
+    "starcoder2",
+    "gpt_neox",
+    "stablelm",
+]
+Sizes = Iterator[tuple[str, tuple[int, ...]]]
+
+ARCHITECTURES = {
+    "olmo2": "Olmo2",
+    "smollm3": "SmolLM3",
+    "gemma3_text": "Gemma3",
+    "gpt_neox": "GPTNeoX",
+    "stablelm": "StableLm",
+}
+PER_LAYER = ("layer_types", "no_rope_layers")  # entries that list layers
+LAYER_NORMED = ("starcoder2", "gpt_neox", "stablelm")
+ZERO_CENTRED = ("gemma2", "gemma3_text")  # norms multiply by 1 + weight
+
+# Modules by what they are, where a family calls them otherwise than Llama does.
+_NEOX = {
+    "model.embed_tokens": "gpt_neox.embed_in",
+    "model.norm": "gpt_neox.final_layer_norm",
+    "model.layers": "gpt_neox.layers",
+    "lm_head": "embed_out",
+    "self_attn.o_proj": "attention.dense",
+    "self_attn.qkv_proj": "attention.query_key_value",
+    "mlp.up_proj": "mlp.dense_h_to_4h",
+    "mlp.down_proj": "mlp.dense_4h_to_h",
+}
+_STARCODER = {"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"}
+
+
+def module_name(shape: "Shape", name: str) -> str:
+    """The family's name of a module or tensor that Llama calls `name`."""
+    renamed = {"gpt_neox": _NEOX, "starcoder2": _STARCODER}.get(shape.model_type, {})
+    for ours, theirs in renamed.items():
+        name = name.replace(ours, theirs)
+    return name
+
+
+def family_config(shape: "Shape") -> Mapping[str, Any]:
+    """The entries of config.json that are the family's own, `shape.extra` among them."""
+    biases = {"attention_bias": shape.has_biases}
+    match shape.model_type:
+        case "llama" | "granite" | "smollm3":
+            entries: dict[str, Any] = {**biases, "mlp_bias": shape.has_biases}
+        case "olmo2":
+            entries = biases
+        case "mistral" | "phi3":
+            entries = {"sliding_window": shape.window}
+        case "qwen2" | "qwen3":
+            entries = {
+                "use_sliding_window": shape.window is not None,
+                "sliding_window": shape.window,
+                "max_window_layers": 1,
+            }
+        case "gemma2" | "gemma3_text":
+            entries = {"sliding_window": shape.window, "hidden_activation": "gelu_pytorch_tanh"}
+        case "starcoder2":
+            entries = {
+                "norm_epsilon": 1e-5,
+                "hidden_act": "gelu_pytorch_tanh",
+                "use_bias": shape.has_biases,
+                "sliding_window": shape.window,
+            }
+        case "gpt_neox":
+            entries = {**biases, "layer_norm_eps": 1e-5, "hidden_act": "gelu"}
+            entries["rotary_emb_base"] = shape.rope_theta
+        case "stablelm":
+            entries = {"layer_norm_eps": 1e-5, "use_qkv_bias": shape.has_biases}
+    return entries | dict(shape.extra)
+
+
+def rope_parameters(shape: "Shape", rope: Mapping[str, Any]) -> Mapping[str, Any]:
+    """As transformers 5 spells what `rope` holds."""
+    if shape.model_type == "gemma3_text":
+        local = {"rope_type": "default", "rope_theta": 500.0}
+        return {"full_attention": rope, "sliding_attention": local}
+    return rope
+
+
+def tensor_sizes(shape: "Shape") -> Sizes:
+    """Name and size of each tensor, in file order."""
+    for name, size in _llama_like_sizes(shape):
+        yield module_name(shape, name), size
+
+
+def _llama_like_sizes(shape: "Shape") -> Sizes:
+    yield "model.embed_tokens.weight", (shape.vocab, shape.hidden)
+    for index in range(shape.layers):
+        for name, size in _layer_sizes(shape):
+            yield f"model.layers.{index}.{name}", size
+    yield from _norm(shape, "model.norm")
+    if not shape.is_tied:
+        yield "lm_head.weight", (shape.vocab, shape.hidden)
+
+
+def _norm(shape: "Shape", name: str) -> Sizes:
+    yield f"{name}.weight", (shape.hidden,)
+    if shape.model_type in LAYER_NORMED:
+        yield f"{name}.bias", (shape.hidden,)
+
+
+def _layer_sizes(shape: "Shape") -> Sizes:
+    kind = shape.model_type
+    norms = ["input_layernorm", "post_attention_layernorm"]
+    if kind == "olmo2":
+        norms = ["post_attention_layernorm", "post_feedforward_layernorm"]
+    if kind in ZERO_CENTRED:
+        norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    if kind == "stablelm" and shape.extra.get("use_parallel_residual"):
+        norms.remove("post_attention_layernorm")
+    for norm in norms:
+        yield from _norm(shape, norm)
+    for name, (rows, columns, is_biased) in _linears(shape).items():
+        yield f"{name}.weight", (rows, columns)
+        if is_biased:
+            yield f"{name}.bias", (rows,)
+    yield from _head_norms(shape)
+
+
+def _head_norms(shape: "Shape") -> Sizes:
+    dim, kind = shape.head_dim, shape.model_type
+    for letter, heads in (("q", shape.heads), ("k", shape.kv_heads)):
+        if kind in ("qwen3", "gemma3_text"):
+            yield f"self_attn.{letter}_norm.weight", (dim,)
+        if kind == "olmo2":
+            yield f"self_attn.{letter}_norm.weight", (heads * dim,)
+        if kind == "stablelm" and shape.extra.get("qk_layernorm"):
+            for head in range(heads):
+                yield f"self_attn.{letter}_layernorm.norms.{head}.weight", (dim,)
+
+
+def _linears(shape: "Shape") -> dict[str, tuple[int, int, bool]]:
+    """Rows, columns and whether there is a bias."""
+    kind, hidden, ffn, biased = shape.model_type, shape.hidden, shape.ffn, shape.has_biases
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    qkv_biased = kind == "qwen2" or biased
+    if kind in ("phi3", "gpt_neox"):
+        linears = {"self_attn.qkv_proj": (q + 2 * kv, hidden, qkv_biased)}
+    else:
+        rows = {"q": q, "k": kv, "v": kv}
+        linears = {f"self_attn.{n}_proj": (rows[n], hidden, qkv_biased) for n in rows}
+    linears["self_attn.o_proj"] = (hidden, q, biased and kind != "stablelm")
+    mlp_biased = kind == "gpt_neox" or (biased and kind not in ("olmo2", "stablelm"))
+    if kind == "phi3":
+        linears["mlp.gate_up_proj"] = (2 * ffn, hidden, False)
+    elif kind in ("gpt_neox", "starcoder2"):
+        linears["mlp.up_proj"] = (ffn, hidden, mlp_biased)
+    else:
+        linears["mlp.gate_proj"] = linears["mlp.up_proj"] = (ffn, hidden, mlp_biased)
+    linears["mlp.down_proj"] = (hidden, ffn, mlp_biased)
+    return linears
