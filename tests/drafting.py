@@ -41,6 +41,10 @@ class Whimsical:
     def levels(self) -> tuple[Drafter, ...]:
         return self._drafter.levels
 
+    @property
+    def is_free(self) -> bool:
+        return self._drafter.is_free
+
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         asked = [
             replace(
@@ -55,6 +59,9 @@ class Whimsical:
             kept = max(0, len(proposal.tokens) - self._rng.choice((0, 0, 0, 1, 2, 5)))
             proposals.append(Proposal(proposal.tokens[:kept], proposal.confidences[:kept]))
         return proposals
+
+    def chances(self, ask: Ask, proposal: Proposal) -> list[float]:
+        return self._drafter.chances(ask, proposal)
 
     def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
         self._drafter.observe(ask, proposal, accepted)
