@@ -122,4 +122,23 @@ CASES: dict[str, Shape] = {
         "stablelm", hidden=288, heads=4, kv_heads=2, head_dim=72, ffn=200, vocab=333,
         extra={"use_parallel_residual": True, "qk_layernorm": True, "partial_rotary_factor": 0.5},
     ),
+    "mixtral 40, 2 of 5 experts, window 17": Shape(
+        "mixtral", hidden=280, heads=7, kv_heads=1, head_dim=40, ffn=76, vocab=301, window=17,
+        rope_theta=1e6, extra={"num_local_experts": 5, "num_experts_per_tok": 2},
+    ),
+    "mixtral 72, 3 of 33 experts": Shape(
+        "mixtral", hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=36, vocab=333,
+        extra={"num_local_experts": 33, "num_experts_per_tok": 3},
+    ),
+    "qwen3_moe 40, 4 of 9 experts": Shape(
+        "qwen3_moe", hidden=200, heads=5, kv_heads=1, head_dim=40, ffn=76, vocab=307,
+        extra={"num_experts": 9, "num_experts_per_tok": 4},
+    ),
+    "qwen3_moe 96, shares of chosen, plain layers": Shape(
+        "qwen3_moe", hidden=100, heads=4, kv_heads=2, head_dim=96, ffn=60, layers=4, vocab=283,
+        window=21, has_biases=True, extra={
+            "num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True,
+            "decoder_sparse_step": 2, "mlp_only_layers": [1],
+        },
+    ),
 }  # fmt: skip

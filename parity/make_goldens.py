@@ -76,6 +76,14 @@ GOLDENS: dict[str, Shape] = {
             "use_parallel_residual": True, "qk_layernorm": True, "partial_rotary_factor": 0.25,
         },
     ),
+    "mixtral": Shape(
+        "mixtral", hidden=48, heads=2, kv_heads=1, head_dim=24, ffn=36, vocab=263, window=11,
+        extra={"num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "qwen3_moe": Shape(
+        "qwen3_moe", hidden=40, heads=2, kv_heads=1, head_dim=24, ffn=36, vocab=261,
+        extra={"num_experts": 5, "num_experts_per_tok": 3, "mlp_only_layers": [0]},
+    ),
 }  # fmt: skip
 
 

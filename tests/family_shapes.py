@@ -65,4 +65,14 @@ FAMILY_SHAPES: Mapping[str, Shape] = {
             "use_parallel_residual": True, "qk_layernorm": True, "partial_rotary_factor": 0.25,
         },
     ),
+    "mixtral": Shape(
+        "mixtral", hidden=48, heads=2, kv_heads=1, head_dim=24, ffn=36, vocab=263, context=1024,
+        window=60, is_peaked=True, extra={"num_local_experts": 5, "num_experts_per_tok": 2},
+    ),
+    "qwen3_moe": Shape(
+        "qwen3_moe", hidden=56, heads=7, kv_heads=1, head_dim=40, ffn=36, layers=3, vocab=261,
+        context=1024, is_peaked=True, extra={
+            "num_experts": 9, "num_experts_per_tok": 4, "mlp_only_layers": [1],
+        },
+    ),
 }  # fmt: skip

@@ -23,6 +23,8 @@ ModelType = Literal[
     "starcoder2",
     "gpt_neox",
     "stablelm",
+    "mixtral",
+    "qwen3_moe",
 ]
 Sizes = Iterator[tuple[str, tuple[int, ...]]]
 
@@ -32,8 +34,10 @@ ARCHITECTURES = {
     "gemma3_text": "Gemma3",
     "gpt_neox": "GPTNeoX",
     "stablelm": "StableLm",
+    "qwen3_moe": "Qwen3Moe",
 }
 PER_LAYER = ("layer_types", "no_rope_layers")  # entries that list layers
+ROUTERS = ("mlp.gate.weight", "block_sparse_moe.gate.weight")
 LAYER_NORMED = ("starcoder2", "gpt_neox", "stablelm")
 ZERO_CENTRED = ("gemma2", "gemma3_text")  # norms multiply by 1 + weight
 
@@ -67,13 +71,19 @@ def family_config(shape: "Shape") -> Mapping[str, Any]:
             entries: dict[str, Any] = {**biases, "mlp_bias": shape.has_biases}
         case "olmo2":
             entries = biases
-        case "mistral" | "phi3":
+        case "mistral" | "phi3" | "mixtral":
             entries = {"sliding_window": shape.window}
         case "qwen2" | "qwen3":
             entries = {
                 "use_sliding_window": shape.window is not None,
                 "sliding_window": shape.window,
                 "max_window_layers": 1,
+            }
+        case "qwen3_moe":
+            entries = {**biases, "moe_intermediate_size": shape.ffn}
+            entries |= {
+                "use_sliding_window": shape.window is not None,
+                "sliding_window": shape.window,
             }
         case "gemma2" | "gemma3_text":
             entries = {"sliding_window": shape.window, "hidden_activation": "gelu_pytorch_tanh"}
@@ -109,7 +119,7 @@ def tensor_sizes(shape: "Shape") -> Sizes:
 def _llama_like_sizes(shape: "Shape") -> Sizes:
     yield "model.embed_tokens.weight", (shape.vocab, shape.hidden)
     for index in range(shape.layers):
-        for name, size in _layer_sizes(shape):
+        for name, size in _layer_sizes(shape, index):
             yield f"model.layers.{index}.{name}", size
     yield from _norm(shape, "model.norm")
     if not shape.is_tied:
@@ -122,7 +132,7 @@ def _norm(shape: "Shape", name: str) -> Sizes:
         yield f"{name}.bias", (shape.hidden,)
 
 
-def _layer_sizes(shape: "Shape") -> Sizes:
+def _layer_sizes(shape: "Shape", index: int) -> Sizes:
     kind = shape.model_type
     norms = ["input_layernorm", "post_attention_layernorm"]
     if kind == "olmo2":
@@ -133,7 +143,9 @@ def _layer_sizes(shape: "Shape") -> Sizes:
         norms.remove("post_attention_layernorm")
     for norm in norms:
         yield from _norm(shape, norm)
-    for name, (rows, columns, is_biased) in _linears(shape).items():
+    feed_forward = _experts if _has_experts(shape, index) else _mlp
+    linears = _attention_linears(shape) | feed_forward(shape)
+    for name, (rows, columns, is_biased) in linears.items():
         yield f"{name}.weight", (rows, columns)
         if is_biased:
             yield f"{name}.bias", (rows,)
@@ -143,7 +155,7 @@ def _layer_sizes(shape: "Shape") -> Sizes:
 def _head_norms(shape: "Shape") -> Sizes:
     dim, kind = shape.head_dim, shape.model_type
     for letter, heads in (("q", shape.heads), ("k", shape.kv_heads)):
-        if kind in ("qwen3", "gemma3_text"):
+        if kind in ("qwen3", "qwen3_moe", "gemma3_text"):
             yield f"self_attn.{letter}_norm.weight", (dim,)
         if kind == "olmo2":
             yield f"self_attn.{letter}_norm.weight", (heads * dim,)
@@ -152,9 +164,11 @@ def _head_norms(shape: "Shape") -> Sizes:
                 yield f"self_attn.{letter}_layernorm.norms.{head}.weight", (dim,)
 
 
-def _linears(shape: "Shape") -> dict[str, tuple[int, int, bool]]:
-    """Rows, columns and whether there is a bias."""
-    kind, hidden, ffn, biased = shape.model_type, shape.hidden, shape.ffn, shape.has_biases
+Linears = dict[str, tuple[int, int, bool]]  # rows, columns and whether there is a bias
+
+
+def _attention_linears(shape: "Shape") -> Linears:
+    kind, hidden, biased = shape.model_type, shape.hidden, shape.has_biases
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     qkv_biased = kind == "qwen2" or biased
     if kind in ("phi3", "gpt_neox"):
@@ -162,13 +176,40 @@ def _linears(shape: "Shape") -> dict[str, tuple[int, int, bool]]:
     else:
         rows = {"q": q, "k": kv, "v": kv}
         linears = {f"self_attn.{n}_proj": (rows[n], hidden, qkv_biased) for n in rows}
-    linears["self_attn.o_proj"] = (hidden, q, biased and kind != "stablelm")
-    mlp_biased = kind == "gpt_neox" or (biased and kind not in ("olmo2", "stablelm"))
+    return linears | {"self_attn.o_proj": (hidden, q, biased and kind != "stablelm")}
+
+
+def _mlp(shape: "Shape") -> Linears:
+    kind, hidden, ffn = shape.model_type, shape.hidden, shape.ffn
+    unbiased = ("olmo2", "stablelm", "qwen3_moe")
+    biased = kind == "gpt_neox" or (shape.has_biases and kind not in unbiased)
     if kind == "phi3":
-        linears["mlp.gate_up_proj"] = (2 * ffn, hidden, False)
+        linears = {"mlp.gate_up_proj": (2 * ffn, hidden, False)}
     elif kind in ("gpt_neox", "starcoder2"):
-        linears["mlp.up_proj"] = (ffn, hidden, mlp_biased)
+        linears = {"mlp.up_proj": (ffn, hidden, biased)}
     else:
-        linears["mlp.gate_proj"] = linears["mlp.up_proj"] = (ffn, hidden, mlp_biased)
-    linears["mlp.down_proj"] = (hidden, ffn, mlp_biased)
+        linears = {f"mlp.{name}_proj": (ffn, hidden, biased) for name in ("gate", "up")}
+    return linears | {"mlp.down_proj": (hidden, ffn, biased)}
+
+
+def _has_experts(shape: "Shape", index: int) -> bool:
+    if shape.model_type == "mixtral":
+        return True
+    step = shape.extra.get("decoder_sparse_step", 1)
+    is_plain = index in shape.extra.get("mlp_only_layers", [])
+    return shape.model_type == "qwen3_moe" and (index + 1) % step == 0 and not is_plain
+
+
+def _experts(shape: "Shape") -> Linears:
+    hidden, ffn = shape.hidden, shape.ffn
+    if shape.model_type == "mixtral":
+        block, count = "block_sparse_moe", shape.extra["num_local_experts"]
+        names = {"w1": (ffn, hidden), "w3": (ffn, hidden), "w2": (hidden, ffn)}
+    else:
+        block, count = "mlp", shape.extra["num_experts"]
+        names = {"gate_proj": (ffn, hidden), "up_proj": (ffn, hidden), "down_proj": (hidden, ffn)}
+    linears = {f"{block}.gate": (count, hidden, False)}
+    for expert in range(count):
+        for name, size in names.items():
+            linears[f"{block}.experts.{expert}.{name}"] = (*size, False)
     return linears

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from random_families import (
     ARCHITECTURES,
     PER_LAYER,
+    ROUTERS,
     ZERO_CENTRED,
     ModelType,
     family_config,
@@ -32,6 +33,7 @@ FIRST_PAIR = 258  # tokens: the 256 bytes, BOS, EOS, then pairs of bytes
 PEAKED_GAIN = 6.0  # on the logits
 PEAKED_QUIET = 0.8  # on each layer's output, over sqrt(layers)
 PEAKED_PULL = 4.5  # logit of a token's successor, in deviations of the others'
+ROUTER_GAIN = 4.0  # on scores of experts
 
 ROPE_SCALINGS: Mapping[str, Mapping[str, Any]] = {
     "linear": {"rope_type": "linear", "factor": 2.5},
@@ -149,7 +151,9 @@ def _draw(
         return np.float32(0.3) * noise
     if len(size) == 1:  # a norm
         return (shape.model_type not in ZERO_CENTRED) + np.float32(0.2) * noise
-    return noise / np.float32(np.sqrt(size[-1]))
+    # Routers are loud, so that an expert chosen by a hair has a small share.
+    gain = ROUTER_GAIN if name.endswith(ROUTERS) else 1.0
+    return noise / np.float32(np.sqrt(size[-1]) / gain)
 
 
 def _peak(rng: np.random.Generator, shape: Shape, weights: dict[str, NDArray[np.float32]]) -> None:
@@ -163,9 +167,8 @@ def _peak(rng: np.random.Generator, shape: Shape, weights: dict[str, NDArray[np.
         weights[name][...] = np.float32(factor) * (offset + weights[name]) - offset
 
     final_norm = module_name(shape, "model.norm")
-    outputs = [
-        module_name(shape, f"{name}.weight") for name in ("self_attn.o_proj", "mlp.down_proj")
-    ]
+    modules = ("self_attn.o_proj", "mlp.down_proj", ".down_proj", ".w2")
+    outputs = [module_name(shape, f"{name}.weight") for name in modules]
     if shape.model_type in (*ZERO_CENTRED, "olmo2"):
         outputs = ["post_attention_layernorm.weight", "post_feedforward_layernorm.weight"]
     first_layer = module_name(shape, "model.layers.0.")

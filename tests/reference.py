@@ -71,6 +71,12 @@ _NAMES = {
         ("mlp.dense_h_to_4h", "mlp.up_proj"),
         ("mlp.dense_4h_to_h", "mlp.down_proj"),
     ),
+    "mixtral": (
+        ("block_sparse_moe", "mlp"),
+        (".w1.", ".gate_proj."),
+        (".w2.", ".down_proj."),
+        (".w3.", ".up_proj."),
+    ),
     "starcoder2": (("mlp.c_fc", "mlp.up_proj"), ("mlp.c_proj", "mlp.down_proj")),
 }
 _AROUND = (
@@ -161,7 +167,9 @@ def head_dim(config: Config) -> int:
 def window(config: Config, index: int) -> int | None:
     """How many keys, its own included, a query of layer `index` sees; None for all."""
     kind, types = config["model_type"], config.get("layer_types")
-    if kind in ("mistral", "phi3", "starcoder2"):
+    if kind == "qwen3_moe" and not config.get("use_sliding_window", False):
+        return None
+    if kind in ("mistral", "phi3", "starcoder2", "mixtral", "qwen3_moe"):
         return config.get("sliding_window", 4096 if kind == "mistral" else None)
     if kind.startswith("gemma"):
         every = 2 if kind == "gemma2" else config.get("sliding_window_pattern", 6)
@@ -326,11 +334,32 @@ def _rotate(config: Config, index: int, x: Array) -> Array:
 
 
 def _mlp(config: Config, layer: Weights, x: Array) -> Array:
+    if "mlp.gate.weight" not in layer:
+        return _feed_forward(config, layer, "mlp", x)
+    chosen, shares = _choose_experts(config, _linear(layer, "mlp.gate", x))
+    out = np.zeros_like(x)
+    for expert in np.unique(chosen):
+        rows, places = np.nonzero(chosen == expert)
+        result = _feed_forward(config, layer, f"mlp.experts.{expert}", x[rows])
+        out[rows] += shares[rows, places, None] * result
+    return out
+
+
+def _choose_experts(config: Config, scores: Array) -> tuple[NDArray[np.int64], Array]:
+    """Of each row, the best experts and their shares, [n, per token]."""
+    chosen = np.argsort(-scores, axis=-1, kind="stable")[:, : config["num_experts_per_tok"]]
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    shares = np.take_along_axis(powers, chosen, axis=-1)
+    among_chosen = config.get("norm_topk_prob", config["model_type"] != "qwen3_moe")
+    return chosen, shares / (shares if among_chosen else powers).sum(axis=-1, keepdims=True)
+
+
+def _feed_forward(config: Config, layer: Weights, at: str, x: Array) -> Array:
     act = _ACTIVATIONS[config.get("hidden_activation") or config.get("hidden_act", "silu")]
-    up = _linear(layer, "mlp.up_proj", x)
-    has_gate = "mlp.gate_proj.weight" in layer
-    hidden = act(_linear(layer, "mlp.gate_proj", x)) * up if has_gate else act(up)
-    return _linear(layer, "mlp.down_proj", hidden)
+    up = _linear(layer, f"{at}.up_proj", x)
+    has_gate = f"{at}.gate_proj.weight" in layer
+    hidden = act(_linear(layer, f"{at}.gate_proj", x)) * up if has_gate else act(up)
+    return _linear(layer, f"{at}.down_proj", hidden)
 
 
 def _gelu(x: Array) -> Array:

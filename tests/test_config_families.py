@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from config_files import FULL, SHAPE, SLIDING, read, refusal
-from specqd.config import RopeConfig, read_config
+from specqd.config import ExpertsConfig, RopeConfig, read_config
 
 FAMILY_TRAITS: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
     "olmo2": [({}, {"norms": "after", "qk_norm": "row", "norm_eps": 1e-5})],
@@ -108,6 +108,39 @@ FAMILY_TRAITS: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
             },
         ),
     ],
+    "mixtral": [
+        (
+            {},
+            {
+                "ropes": (RopeConfig("default", 1e6),) * 4, "windows": (0,) * 4, "norm_eps": 1e-5,
+                "experts": ExpertsConfig(8, 2, 172, (True,) * 4),
+            },
+        ),
+        (
+            {"num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 7},
+            {"experts": ExpertsConfig(5, 3, 172, (True,) * 4), "windows": (7,) * 4},
+        ),
+    ],
+    "qwen3_moe": [
+        (
+            {"sliding_window": 7},
+            {
+                "qk_norm": "one", "head_dim": 8, "windows": (0,) * 4,
+                "experts": ExpertsConfig(128, 8, 768, (True,) * 4, shares_of_chosen=False),
+            },
+        ),
+        (
+            {
+                "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 33,
+                "decoder_sparse_step": 2, "mlp_only_layers": [1], "norm_topk_prob": True,
+                "use_sliding_window": True, "sliding_window": 7,
+            },
+            {
+                "experts": ExpertsConfig(6, 2, 33, (False, False, False, True)),
+                "windows": (7,) * 4,
+            },
+        ),
+    ],
 }  # fmt: skip
 
 
@@ -153,6 +186,7 @@ def test_dynamic_rope_is_the_plain_one_within_the_context(tmp_path: Path) -> Non
         ("smollm3", {"no_rope_layers": [1]}, ["no_rope_layers", "4 numbers"]),
         ("gemma3_text", {"use_bidirectional_attention": True}, ["use_bidirectional"]),
         ("gemma2", {"sliding_window": None}, ["sliding_window is off"]),
+        ("mixtral", {"num_experts_per_tok": 9}, ["num_experts_per_tok is 9", "experts (8)"]),
         ("gpt_neox", {"rotary_pct": 0.1}, ["rotary_pct is 0.1", "even"]),
         ("phi3", {"rope_scaling": {"type": "longrope", "long_factor": [1, -1]}}, ["short_factor"]),
     ],

@@ -11,7 +11,8 @@ class TensorNames:
 
     One name where three or two are usual is a fused tensor: rows of queries, keys and values (by
     head, if `fused_by_head`), or of gates and what they gate; for a feed forward without gates it
-    is all there is. A norm that the family lacks is None.
+    is all there is. A norm that the family lacks is None. Modules of an expert stand behind
+    `experts` and its number.
     """
 
     embedding: str = "model.embed_tokens"
@@ -29,6 +30,10 @@ class TensorNames:
     output: str = "self_attn.o_proj"
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
+    router: str = "mlp.gate"
+    experts: str = "mlp.experts"
+    expert_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    expert_down: str = "down_proj"
 
 
 _DEFAULT = TensorNames()
@@ -51,6 +56,13 @@ _BY_TYPE = {
     "starcoder2": replace(_DEFAULT, gate_up=("mlp.c_fc",), down="mlp.c_proj"),
     "stablelm": replace(
         _DEFAULT, query_norm="self_attn.q_layernorm", key_norm="self_attn.k_layernorm"
+    ),
+    "mixtral": replace(
+        _DEFAULT,
+        router="block_sparse_moe.gate",
+        experts="block_sparse_moe.experts",
+        expert_gate_up=("w1", "w3"),
+        expert_down="w2",
     ),
     "gpt_neox": replace(
         _DEFAULT,

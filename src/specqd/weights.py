@@ -97,7 +97,12 @@ class _Loader:
         return bits
 
     def pack(
-        self, sources: Sequence[Source], columns: int, *, interleaved: bool = False
+        self,
+        sources: Sequence[Source],
+        columns: int,
+        *,
+        interleaved: bool = False,
+        read_share: float = 1.0,
     ) -> _native.PackedWeight:
         """Packs the rows of tensors [rows, columns]."""
         views = [self._rows(source, columns) for source in sources]
@@ -107,7 +112,7 @@ class _Loader:
             taken = sources[at].taken
             row = row if taken is None else int(taken[row])
             raise self._not_finite(sources[at].name, f"[{row}, {column}]")
-        self.matrices.append(PackedMatrix(tuple(sources), packed))
+        self.matrices.append(PackedMatrix(tuple(sources), packed, read_share))
         self.sizes |= {source.name: source.rows * columns for source in sources}
         self._packed_bytes += sum(view.nbytes for view in views)
         if self._progress:
@@ -153,8 +158,8 @@ class _Loader:
             query_key_value_bias=self._query_key_value_bias(at) if c.qkv_bias else None,
             output_bias=self._bias(at + names.output, c.hidden_size, c.output_bias),
             sinks=None,
-            feed_forwards=[self._feed_forward(at)],
-            router=None,
+            feed_forwards=self._feed_forwards(index, at),
+            router=self._router(index, at),
             router_bias=None,
             window=c.windows[index],
             rope=-1 if rope is None else c.distinct_ropes.index(rope),
@@ -206,10 +211,38 @@ class _Loader:
         bias = self.vector(f"{at}{names[0]}.bias", sum(rows))
         return bias if order is None else bias[order]
 
-    def _feed_forward(self, at: str) -> _native.FeedForward:
-        c, names = self.config, self.names
-        width = c.intermediate_size
-        modules = [at + name for name in names.gate_up]
+    def _has_experts(self, layer: int) -> bool:
+        return self.config.experts is not None and self.config.experts.layers[layer]
+
+    def _router(self, index: int, at: str) -> _native.PackedWeight | None:
+        experts = self.config.experts
+        if experts is None or not self._has_experts(index):
+            return None
+        source = Source(f"{at}{self.names.router}.weight", experts.count)
+        return self.pack([source], self.config.hidden_size)
+
+    def _feed_forwards(self, index: int, at: str) -> list[_native.FeedForward]:
+        names, experts = self.names, self.config.experts
+        if experts is None or not self._has_experts(index):
+            modules = [at + name for name in names.gate_up]
+            return [self._feed_forward(modules, at + names.down, self.config.intermediate_size)]
+        each = [f"{at}{names.experts}.{expert}." for expert in range(experts.count)]
+        share = experts.per_token / experts.count
+        return [
+            self._feed_forward(
+                [at_expert + name for name in names.expert_gate_up],
+                at_expert + names.expert_down,
+                experts.size,
+                share,
+            )
+            for at_expert in each
+        ]
+
+    def _feed_forward(
+        self, modules: Sequence[str], down: str, width: int, read_share: float = 1.0
+    ) -> _native.FeedForward:
+        """Of a gate and what it gates, in one tensor or two, or of one projection."""
+        c = self.config
         if not c.is_gated or len(modules) == 2:
             sources = [Source(f"{module}.weight", width) for module in modules]
         else:
@@ -218,11 +251,13 @@ class _Loader:
             sources = [Source(f"{modules[0]}.weight", 2 * width, half) for half in halves]
         biases = [self._bias(module, width, c.mlp_bias) for module in modules]
         return _native.FeedForward(
-            gate_up=self.pack(sources, c.hidden_size, interleaved=c.is_gated),
-            down=self.pack([Source(f"{at}{names.down}.weight", c.hidden_size)], width),
+            gate_up=self.pack(
+                sources, c.hidden_size, interleaved=c.is_gated, read_share=read_share
+            ),
+            down=self.pack([Source(f"{down}.weight", c.hidden_size)], width, read_share=read_share),
             gate_bias=biases[0],
             up_bias=biases[1] if len(biases) == 2 else None,
-            down_bias=self._bias(at + names.down, c.hidden_size, c.mlp_bias),
+            down_bias=self._bias(down, c.hidden_size, c.mlp_bias),
         )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from specqd.config.decoder import DecoderConfig, ExpertsConfig
+from specqd.config.experts import read_mixtral, read_qwen3_moe
 from specqd.config.gemma import read_gemma2, read_gemma3
 from specqd.config.generation import GenerationDefaults, read_generation_defaults
 from specqd.config.llama import (
@@ -48,6 +49,8 @@ _READERS: dict[str, Callable[[Fields, int | None], DecoderConfig]] = {
     "starcoder2": read_starcoder2,
     "gpt_neox": read_gpt_neox,
     "stablelm": read_stablelm,
+    "mixtral": read_mixtral,
+    "qwen3_moe": read_qwen3_moe,
 }
 
 

@@ -212,7 +212,6 @@ def windows_of(fields: Fields, layer_types: Sequence[str], window: int) -> tuple
 
 def read_experts(
     fields: Fields,
-    count_names: tuple[str, ...],
     *,
     size: int,
     count: int,
@@ -222,7 +221,7 @@ def read_experts(
     router_bias: bool = False,
 ) -> ExpertsConfig:
     """The arguments are the defaults of a model type; the number of experts has several names."""
-    for name in count_names:
+    for name in ("num_local_experts", "num_experts"):
         count = fields.integer(name, count, most=_MOST_EXPERTS)
     per_token = fields.integer("num_experts_per_tok", per_token)
     if per_token > count:
