@@ -15,8 +15,9 @@ constexpr int kTileWeights = kPanel * kBlock;
 constexpr int kTileCodes = kTileWeights / 2;
 
 // A weight matrix [N, K] as ceil(N/16) panels of ceil(K/32) tiles; docs/kernels.md draws the tile.
-// The exact reading needs `plain`, or all of codes, scales, residuals and patches; the draft
-// reading needs codes and scales. Padding holds zeros or finite values; padded inputs must be zero.
+// The exact reading needs `plain`, or all of codes, scales, residuals and patches, or codes and
+// scales alone where the weights are MXFP4; the draft reading needs codes and scales. Padding holds
+// zeros or finite values; padded inputs must be zero.
 struct PackedMatrix {
   int64_t panels = 0;
   int64_t tiles = 0;                       // of one panel

@@ -233,7 +233,7 @@ PackedWeight::Bytes PackedWeight::bytes() const {
   Bytes bytes{count * kTileCodes, count * kPanel, 0, 0, 0};
   if (matrix_.plain != nullptr) {
     bytes.plain = count * kTileWeights * 2;
-  } else {
+  } else if (matrix_.residuals != nullptr) {
     bytes.residuals = count * kTileWeights;
     bytes.patches = (count + 1 + static_cast<size_t>(patch_count_)) * 4;
   }

@@ -141,4 +141,14 @@ CASES: dict[str, Shape] = {
             "decoder_sparse_step": 2, "mlp_only_layers": [1],
         },
     ),
+    "gpt_oss 40, 2 of 5 experts, window 17": Shape(
+        "gpt_oss", hidden=288, heads=7, kv_heads=1, head_dim=40, ffn=96, vocab=301, window=17,
+        has_biases=True, rope_scaling=ROPE_SCALINGS["yarn"] | {"truncate": False},
+        extra={"num_local_experts": 5, "num_experts_per_tok": 2},
+    ),
+    "gpt_oss 72, 4 of 33 experts": Shape(
+        "gpt_oss", hidden=160, heads=2, kv_heads=2, head_dim=72, ffn=32, vocab=333, window=33,
+        rope_scaling=ROPE_SCALINGS["yarn"],
+        extra={"num_local_experts": 33, "num_experts_per_tok": 4},
+    ),
 }  # fmt: skip

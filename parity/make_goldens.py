@@ -84,6 +84,11 @@ GOLDENS: dict[str, Shape] = {
         "qwen3_moe", hidden=40, heads=2, kv_heads=1, head_dim=24, ffn=36, vocab=261,
         extra={"num_experts": 5, "num_experts_per_tok": 3, "mlp_only_layers": [0]},
     ),
+    "gpt_oss": Shape(
+        "gpt_oss", hidden=64, heads=2, kv_heads=1, head_dim=24, ffn=32, vocab=263, window=11,
+        has_biases=True, rope_scaling=ROPE_SCALINGS["yarn"] | {"truncate": False},
+        extra={"num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
 }  # fmt: skip
 
 

@@ -75,4 +75,9 @@ FAMILY_SHAPES: Mapping[str, Shape] = {
             "num_experts": 9, "num_experts_per_tok": 4, "mlp_only_layers": [1],
         },
     ),
+    "gpt_oss": Shape(
+        "gpt_oss", hidden=64, heads=7, kv_heads=1, head_dim=40, ffn=96, vocab=263, context=1024,
+        window=60, has_biases=True, rope_scaling=ROPE_SCALINGS["yarn"], is_peaked=True,
+        extra={"num_local_experts": 5, "num_experts_per_tok": 2},
+    ),
 }  # fmt: skip

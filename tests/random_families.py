@@ -25,6 +25,7 @@ ModelType = Literal[
     "stablelm",
     "mixtral",
     "qwen3_moe",
+    "gpt_oss",
 ]
 Sizes = Iterator[tuple[str, tuple[int, ...]]]
 
@@ -35,9 +36,11 @@ ARCHITECTURES = {
     "gpt_neox": "GPTNeoX",
     "stablelm": "StableLm",
     "qwen3_moe": "Qwen3Moe",
+    "gpt_oss": "GptOss",
 }
 PER_LAYER = ("layer_types", "no_rope_layers")  # entries that list layers
-ROUTERS = ("mlp.gate.weight", "block_sparse_moe.gate.weight")
+ROUTERS = ("mlp.gate.weight", "block_sparse_moe.gate.weight", "mlp.router.weight")
+BYTES = ("_blocks", "_scales")  # tensors of MXFP4
 LAYER_NORMED = ("starcoder2", "gpt_neox", "stablelm")
 ZERO_CENTRED = ("gemma2", "gemma3_text")  # norms multiply by 1 + weight
 
@@ -85,6 +88,9 @@ def family_config(shape: "Shape") -> Mapping[str, Any]:
                 "use_sliding_window": shape.window is not None,
                 "sliding_window": shape.window,
             }
+        case "gpt_oss":
+            entries = {**biases, "sliding_window": shape.window}
+            entries["quantization_config"] = {"quant_method": "mxfp4"}
         case "gemma2" | "gemma3_text":
             entries = {"sliding_window": shape.window, "hidden_activation": "gelu_pytorch_tanh"}
         case "starcoder2":
@@ -150,6 +156,9 @@ def _layer_sizes(shape: "Shape", index: int) -> Sizes:
         if is_biased:
             yield f"{name}.bias", (rows,)
     yield from _head_norms(shape)
+    if kind == "gpt_oss":
+        yield from _mxfp4_experts(shape)
+        yield "self_attn.sinks", (shape.heads,)
 
 
 def _head_norms(shape: "Shape") -> Sizes:
@@ -193,7 +202,7 @@ def _mlp(shape: "Shape") -> Linears:
 
 
 def _has_experts(shape: "Shape", index: int) -> bool:
-    if shape.model_type == "mixtral":
+    if shape.model_type in ("mixtral", "gpt_oss"):
         return True
     step = shape.extra.get("decoder_sparse_step", 1)
     is_plain = index in shape.extra.get("mlp_only_layers", [])
@@ -202,6 +211,8 @@ def _has_experts(shape: "Shape", index: int) -> bool:
 
 def _experts(shape: "Shape") -> Linears:
     hidden, ffn = shape.hidden, shape.ffn
+    if shape.model_type == "gpt_oss":
+        return {"mlp.router": (shape.extra["num_local_experts"], hidden, True)}
     if shape.model_type == "mixtral":
         block, count = "block_sparse_moe", shape.extra["num_local_experts"]
         names = {"w1": (ffn, hidden), "w3": (ffn, hidden), "w2": (hidden, ffn)}
@@ -213,3 +224,11 @@ def _experts(shape: "Shape") -> Linears:
         for name, size in names.items():
             linears[f"{block}.experts.{expert}.{name}"] = (*size, False)
     return linears
+
+
+def _mxfp4_experts(shape: "Shape") -> Sizes:
+    hidden, ffn, count = shape.hidden, shape.ffn, shape.extra["num_local_experts"]
+    for name, rows, columns in (("gate_up_proj", 2 * ffn, hidden), ("down_proj", hidden, ffn)):
+        yield f"mlp.experts.{name}_blocks", (count, rows, columns // 32, 16)
+        yield f"mlp.experts.{name}_scales", (count, rows, columns // 32)
+        yield f"mlp.experts.{name}_bias", (count, rows)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from random_families import (
     ARCHITECTURES,
+    BYTES,
     PER_LAYER,
     ROUTERS,
     ZERO_CENTRED,
@@ -24,7 +25,7 @@ from random_families import (
     tensor_sizes,
 )
 
-Tensors = dict[str, NDArray[np.uint16]]
+Tensors = dict[str, NDArray[np.uint16] | NDArray[np.uint8]]
 
 BOS, EOS = 256, 257
 FIRST_PAIR = 258  # tokens: the 256 bytes, BOS, EOS, then pairs of bytes
@@ -140,14 +141,22 @@ def make_tensors(shape: Shape, seed: int) -> Tensors:
         _peak(rng, shape, weights)
     head = "model.embed_tokens.weight" if shape.is_tied else "lm_head.weight"
     weights[module_name(shape, head)][[BOS, EOS]] = 0  # no text ends by chance
-    return {name: bf16_bits(weight) for name, weight in weights.items()}
+    return {
+        name: weight.astype(np.uint8) if name.endswith(BYTES) else bf16_bits(weight)
+        for name, weight in weights.items()
+    }
 
 
 def _draw(
     rng: np.random.Generator, shape: Shape, name: str, size: tuple[int, ...]
 ) -> NDArray[np.float32]:
+    if name.endswith("_blocks"):
+        return rng.integers(0, 256, size).astype(np.float32)
+    if name.endswith("_scales"):  # codes are of size 3, blocks of 32 weights
+        least = 125 - round(math.log2(3 * math.sqrt(32 * size[-1])))
+        return rng.integers(least, least + 3, size).astype(np.float32)
     noise = rng.standard_normal(size, np.float32)
-    if name.endswith(".bias"):
+    if name.endswith(("bias", "sinks")):
         return np.float32(0.3) * noise
     if len(size) == 1:  # a norm
         return (shape.model_type not in ZERO_CENTRED) + np.float32(0.2) * noise
@@ -194,23 +203,28 @@ def bf16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 def safetensors_header(sizes: Mapping[str, tuple[int, ...]]) -> bytes:
-    """What stands before the data in a safetensors file of BF16 tensors, written in order."""
+    """What stands before the data in a safetensors file of BF16 tensors and bytes, in order."""
     header: dict[str, Any] = {}
     start = 0
     for name, size in sizes.items():
-        end = start + 2 * math.prod(size)
-        header[name] = {"dtype": "BF16", "shape": list(size), "data_offsets": [start, end]}
+        is_bytes = name.endswith(BYTES)
+        end = start + (1 if is_bytes else 2) * math.prod(size)
+        header[name] = {
+            "dtype": "U8" if is_bytes else "BF16",
+            "shape": list(size),
+            "data_offsets": [start, end],
+        }
         start = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, NDArray[np.uint16]]) -> None:
+def write_safetensors(path: Path, tensors: Mapping[str, NDArray[Any]]) -> None:
     with path.open("wb") as file:
         file.write(safetensors_header({name: bits.shape for name, bits in tensors.items()}))
         for bits in tensors.values():
-            file.write(bits.astype("<u2").tobytes())
+            file.write(bits.astype(bits.dtype.newbyteorder("<")).tobytes())
 
 
 def read_model(directory: Path) -> tuple[dict[str, Any], Tensors]:
@@ -221,7 +235,8 @@ def read_model(directory: Path) -> tuple[dict[str, Any], Tensors]:
     for name, entry in json.loads(data[8:start]).items():
         if name != "__metadata__":
             first, last = (start + offset for offset in entry["data_offsets"])
-            tensors[name] = np.frombuffer(data[first:last], "<u2").reshape(entry["shape"])
+            kind = "u1" if entry["dtype"] == "U8" else "<u2"
+            tensors[name] = np.frombuffer(data[first:last], kind).reshape(entry["shape"])
     return json.loads((directory / "config.json").read_text()), tensors
 
 

@@ -17,12 +17,23 @@ Config = Mapping[str, Any]  # as in config.json
 Weights = Mapping[str, Array]
 
 
-def logits(
-    config: Config, tensors: Mapping[str, NDArray[np.uint16]], tokens: Sequence[int]
-) -> Array:
+def logits(config: Config, tensors: Mapping[str, NDArray[Any]], tokens: Sequence[int]) -> Array:
     """Logits after each token, [n, vocab], of BF16 `tensors` by their Hugging Face names."""
-    weights = {name: bf16_values(bits) for name, bits in tensors.items()}
-    return forward(config, weights, tokens)
+    return forward(config, values(tensors), tokens)
+
+
+def values(tensors: Mapping[str, NDArray[Any]]) -> Weights:
+    """BF16 tensors, and MXFP4 ones by the name that their blocks and scales share."""
+    weights = {n: bf16_values(bits) for n, bits in tensors.items() if bits.dtype == np.uint16}
+    for name, scales in tensors.items():
+        if name.endswith("_scales"):
+            stem = name.removesuffix("_scales")
+            pairs = tensors[f"{stem}_blocks"]
+            codes = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(*scales.shape, 32)
+            grid = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])[codes & 7] * np.where(codes & 8, -1, 1)
+            blocks = np.ldexp(grid, scales[..., None].astype(int) - 127)
+            weights[stem] = blocks.reshape(*scales.shape[:-1], -1)
+    return weights
 
 
 def forward(config: Config, weights: Weights, tokens: Sequence[int]) -> Array:
@@ -71,6 +82,7 @@ _NAMES = {
         ("mlp.dense_h_to_4h", "mlp.up_proj"),
         ("mlp.dense_4h_to_h", "mlp.down_proj"),
     ),
+    "gpt_oss": (("mlp.router", "mlp.gate"),),
     "mixtral": (
         ("block_sparse_moe", "mlp"),
         (".w1.", ".gate_proj."),
@@ -107,6 +119,13 @@ def _cut(config: Config, name: str, weight: Array) -> Iterator[tuple[str, Array]
         ends = heads * dim, (heads + config["num_key_value_heads"]) * dim
         for letter, part in zip("qkv", np.split(weight, ends), strict=True):
             yield name.replace("qkv_proj", f"{letter}_proj"), part
+    elif config["model_type"] == "gpt_oss" and "mlp.experts." in name:
+        ending = "bias" if name.endswith("_bias") else "weight"
+        for expert, each in enumerate(weight):
+            at = name[: name.index("experts.")] + f"experts.{expert}."
+            parts = {"gate": each[::2], "up": each[1::2]} if "gate_up" in name else {"down": each}
+            for part, rows in parts.items():
+                yield f"{at}{part}_proj.{ending}", rows
     elif "gate_up_proj" in name:
         for half, part in zip(("gate", "up"), np.split(weight, 2), strict=True):
             yield name.replace("gate_up_proj", f"{half}_proj"), part
@@ -171,8 +190,8 @@ def window(config: Config, index: int) -> int | None:
         return None
     if kind in ("mistral", "phi3", "starcoder2", "mixtral", "qwen3_moe"):
         return config.get("sliding_window", 4096 if kind == "mistral" else None)
-    if kind.startswith("gemma"):
-        every = 2 if kind == "gemma2" else config.get("sliding_window_pattern", 6)
+    if kind.startswith("gemma") or kind == "gpt_oss":
+        every = 2 if kind != "gemma3_text" else config.get("sliding_window_pattern", 6)
         slides = (index + 1) % every != 0
     elif kind.startswith("qwen") or kind == "smollm3":
         if not config.get("use_sliding_window", False):
@@ -291,8 +310,11 @@ def _attention(config: Config, layer: Weights, index: int, x: Array) -> Array:
     scores = np.einsum("thd,shd->hts", q, k) * score_scale(config)
     scores = soft_cap(scores, cap_of(config, "attn_logit_softcapping", 50.0))
     scores = np.where(_is_visible(n, window(config, index)), scores, -np.inf)
+    sinks = layer.get("self_attn.sinks")
+    if sinks is not None:  # one more score of each head, whose value is zero
+        scores = np.concatenate([scores, np.broadcast_to(sinks[:, None, None], (heads, n, 1))], -1)
     shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    shares /= shares.sum(axis=-1, keepdims=True)
+    shares = (shares / shares.sum(axis=-1, keepdims=True))[..., :n]
     mixed = np.einsum("hts,shd->thd", shares, v).reshape(n, heads * dim)
     return _linear(layer, "self_attn.o_proj", mixed)
 
@@ -355,6 +377,10 @@ def _choose_experts(config: Config, scores: Array) -> tuple[NDArray[np.int64], A
 
 
 def _feed_forward(config: Config, layer: Weights, at: str, x: Array) -> Array:
+    if config["model_type"] == "gpt_oss":
+        gate = np.minimum(_linear(layer, f"{at}.gate_proj", x), 7)
+        up = np.clip(_linear(layer, f"{at}.up_proj", x), -7, 7)
+        return _linear(layer, f"{at}.down_proj", gate / (1 + np.exp(-1.702 * gate)) * (up + 1))
     act = _ACTIVATIONS[config.get("hidden_activation") or config.get("hidden_act", "silu")]
     up = _linear(layer, f"{at}.up_proj", x)
     has_gate = f"{at}.gate_proj.weight" in layer

@@ -14,10 +14,10 @@ PACKAGE = ROOT / "src" / "specqd"
 RANKS = (
     {"errors"},
     {"json_fields"},
-    {"rope"},
-    {"mxfp4", "tensors", "config", "hub"},
+    {"rope", "mxfp4"},
+    {"tensors", "config", "hub"},
     {"_native"},
-    {"context", "sequence", "sampling", "decoder_spec", "tensor_names"},
+    {"context", "sequence", "sampling", "decoder_spec", "tensor_names", "mxfp4_experts"},
     {"weights"},
     {"model"},
     {"economics"},

@@ -9,6 +9,7 @@ import pytest
 from config_files import FULL, SHAPE, SLIDING, read, refusal
 from specqd.config import ExpertsConfig, RopeConfig, read_config
 
+GPT_OSS = {"quantization_config": {"quant_method": "mxfp4"}, "intermediate_size": 96}
 FAMILY_TRAITS: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
     "olmo2": [({}, {"norms": "after", "qk_norm": "row", "norm_eps": 1e-5})],
     "granite": [
@@ -139,6 +140,25 @@ FAMILY_TRAITS: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
                 "experts": ExpertsConfig(6, 2, 33, (False, False, False, True)),
                 "windows": (7,) * 4,
             },
+        ),
+    ],
+    "gpt_oss": [
+        (
+            GPT_OSS,
+            {
+                "has_sinks": True, "head_dim": 64, "windows": (128, 0, 128, 0),
+                "activation": "clamped_swiglu", "qkv_bias": True, "output_bias": True,
+                "ropes": (
+                    RopeConfig("yarn", 150_000.0, 32.0, 4096, truncate=False),
+                ) * 4,
+                "experts": ExpertsConfig(
+                    128, 4, 96, (True,) * 4, has_router_bias=True, is_mxfp4=True
+                ),
+            },
+        ),
+        (
+            GPT_OSS | {"num_local_experts": 32, "sliding_window": 7, "attention_bias": False},
+            {"windows": (7, 0, 7, 0), "qkv_bias": False},
         ),
     ],
 }  # fmt: skip

@@ -80,6 +80,8 @@ def assert_unpacks_to_its_file(directory: Path) -> None:
         linears = {name for name, view in tensors.items() if view.data.ndim == 2}
         assert linears - matrices <= {f"{names_of(config).embedding}.weight"}
         for packed in weights.matrices:
+            if packed.weight.is_mxfp4:  # which stays what it is; see test_experts
+                continue
             stacked = np.concatenate([each.of(tensors[each.name].data) for each in packed.sources])
             np.testing.assert_array_equal(packed.weight.unpack(ISA), stacked, str(packed.names))
 

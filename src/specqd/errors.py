@@ -33,6 +33,10 @@ class CacheFullError(MachineError):
     """The KV cache has no page left for these positions."""
 
 
+class SpecqdWarning(UserWarning):
+    """Something that a user should know and need not mend; its message is one line."""
+
+
 def shown(value: object) -> str:
     """A value that came from a file, fit for one line of a terminal."""
     try:

@@ -34,6 +34,7 @@ class TensorNames:
     experts: str = "mlp.experts"
     expert_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     expert_down: str = "down_proj"
+    sinks: str = "self_attn.sinks"
 
 
 _DEFAULT = TensorNames()
@@ -64,6 +65,7 @@ _BY_TYPE = {
         expert_gate_up=("w1", "w3"),
         expert_down="w2",
     ),
+    "gpt_oss": replace(_DEFAULT, router="mlp.router", expert_gate_up=("gate_up_proj",)),
     "gpt_neox": replace(
         _DEFAULT,
         embedding="gpt_neox.embed_in",

@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specqd import _native
-from specqd.config import DecoderConfig
+from specqd.config import DecoderConfig, ExpertsConfig
 from specqd.errors import MachineError, TensorError
 from specqd.mxfp4 import ScaleRule
+from specqd.mxfp4_experts import Mxfp4Experts
 from specqd.tensor_names import names_of
 from specqd.tensors import TensorDirectory
 
@@ -157,10 +158,10 @@ class _Loader:
             ),
             query_key_value_bias=self._query_key_value_bias(at) if c.qkv_bias else None,
             output_bias=self._bias(at + names.output, c.hidden_size, c.output_bias),
-            sinks=None,
+            sinks=self.vector(at + names.sinks, c.num_heads) if c.has_sinks else None,
             feed_forwards=self._feed_forwards(index, at),
             router=self._router(index, at),
-            router_bias=None,
+            router_bias=self._router_bias(index, at),
             window=c.windows[index],
             rope=-1 if rope is None else c.distinct_ropes.index(rope),
         )
@@ -221,11 +222,19 @@ class _Loader:
         source = Source(f"{at}{self.names.router}.weight", experts.count)
         return self.pack([source], self.config.hidden_size)
 
+    def _router_bias(self, index: int, at: str) -> Bits | None:
+        experts = self.config.experts
+        if experts is None or not self._has_experts(index):
+            return None
+        return self._bias(at + self.names.router, experts.count, experts.has_router_bias)
+
     def _feed_forwards(self, index: int, at: str) -> list[_native.FeedForward]:
         names, experts = self.names, self.config.experts
         if experts is None or not self._has_experts(index):
             modules = [at + name for name in names.gate_up]
             return [self._feed_forward(modules, at + names.down, self.config.intermediate_size)]
+        if experts.is_mxfp4:
+            return self._mxfp4_feed_forwards(experts, f"{at}{names.experts}.")
         each = [f"{at}{names.experts}.{expert}." for expert in range(experts.count)]
         share = experts.per_token / experts.count
         return [
@@ -237,6 +246,53 @@ class _Loader:
             )
             for at_expert in each
         ]
+
+    def _mxfp4_feed_forwards(self, experts: ExpertsConfig, at: str) -> list[_native.FeedForward]:
+        """Weights as the file has them, in tile order."""
+        names, hidden, size = self.names, self.config.hidden_size, experts.size
+        stacks = {
+            2: (at + names.expert_gate_up[0], 2 * size, hidden),  # gates and ups alternate
+            1: (at + names.expert_down, hidden, size),
+        }
+        tensors = {
+            parts: Mxfp4Experts(self.tensors, name, experts.count, rows, columns)
+            for parts, (name, rows, columns) in stacks.items()
+        }
+        share, feed_forwards = experts.per_token / experts.count, []
+        for expert in range(experts.count):
+            gate_up, down = (
+                self._take_mxfp4(stack, expert, parts, share) for parts, stack in tensors.items()
+            )
+            gate_bias, up_bias = tensors[2].biases(expert, 2)
+            [down_bias] = tensors[1].biases(expert, 1)
+            feed_forwards.append(
+                _native.FeedForward(
+                    gate_up=gate_up,
+                    down=down,
+                    gate_bias=gate_bias,
+                    up_bias=up_bias,
+                    down_bias=down_bias,
+                )
+            )
+        for stack in tensors.values():
+            self.sizes[stack.name] = experts.count * stack.rows * (stack.columns + 1)
+        return feed_forwards
+
+    def _take_mxfp4(
+        self, stack: Mxfp4Experts, expert: int, parts: int, share: float
+    ) -> _native.PackedWeight:
+        sources = stack.parts(expert, parts)
+        packed = _native.take_mxfp4(sources)
+        if isinstance(packed, tuple):
+            part, row, block = packed
+            raise stack.wrong(
+                f"the scale of [{expert}, {row * parts + part}, {block}] is out of BF16's range"
+            )
+        self.matrices.append(PackedMatrix((Source(stack.name, stack.rows),), packed, share))
+        self._packed_bytes += sum(codes.nbytes + scales.nbytes for codes, scales in sources)
+        if self._progress:
+            self._progress(self._packed_bytes, self._all_bytes)
+        return packed
 
     def _feed_forward(
         self, modules: Sequence[str], down: str, width: int, read_share: float = 1.0
@@ -308,7 +364,8 @@ def _finite_embedding(loader: _Loader, name: str, embedding: Bits) -> Bits:
 
 def _check_memory(tensors: TensorDirectory) -> None:
     weights = sum(view.data.size for view in tensors.values() if view.data.ndim == 2)
-    needed = int(weights * _TYPICAL_BITS / 8) + _PACKING_HEADROOM
+    taken = sum(view.data.nbytes for view in tensors.values() if view.dtype == "U8")
+    needed = int(weights * _TYPICAL_BITS / 8) + taken + _PACKING_HEADROOM
     available = _native.usable_memory()
     if 0 <= available < needed:
         raise MachineError(

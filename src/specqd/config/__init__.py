@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from specqd.config.decoder import DecoderConfig, ExpertsConfig
-from specqd.config.experts import read_mixtral, read_qwen3_moe
+from specqd.config.experts import read_gpt_oss, read_mixtral, read_qwen3_moe
 from specqd.config.gemma import read_gemma2, read_gemma3
 from specqd.config.generation import GenerationDefaults, read_generation_defaults
 from specqd.config.llama import (
@@ -51,6 +51,7 @@ _READERS: dict[str, Callable[[Fields, int | None], DecoderConfig]] = {
     "stablelm": read_stablelm,
     "mixtral": read_mixtral,
     "qwen3_moe": read_qwen3_moe,
+    "gpt_oss": read_gpt_oss,
 }
 
 
@@ -66,7 +67,7 @@ def read_config(directory: Path, context: int | None = None) -> DecoderConfig:
         raise fields.error(
             f"model_type {shown(model_type)} is not supported; known: {', '.join(_READERS)}"
         )
-    if fields.get("quantization_config") is not None:
+    if fields.get("quantization_config") is not None and model_type != "gpt_oss":
         raise fields.error(
             "quantised checkpoints (quantization_config) are not supported; "
             "use the BF16 checkpoint of this model"

@@ -40,7 +40,8 @@ class ExpertsConfig:
     size: int
     layers: tuple[bool, ...]
     shares_of_chosen: bool = True
-    router_bias: bool = False
+    has_router_bias: bool = False
+    is_mxfp4: bool = False  # as the file has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,11 @@ class DecoderConfig:
     logit_scale: float = 1.0
     has_sinks: bool = False
     experts: ExpertsConfig | None = None
+
+    @property
+    def is_mxfp4(self) -> bool:
+        """Whether most weights are MXFP4 already, so that a draft reading would be the model."""
+        return self.experts is not None and self.experts.is_mxfp4
 
     @property
     def distinct_ropes(self) -> list[RopeConfig]:
@@ -218,7 +224,6 @@ def read_experts(
     per_token: int,
     layers: tuple[bool, ...] | None = None,
     shares_of_chosen: bool = True,
-    router_bias: bool = False,
 ) -> ExpertsConfig:
     """The arguments are the defaults of a model type; the number of experts has several names."""
     for name in ("num_local_experts", "num_experts"):
@@ -227,4 +232,4 @@ def read_experts(
     if per_token > count:
         raise fields.wrong("num_experts_per_tok", f"at most the number of experts ({count})")
     every = (True,) * layer_count(fields)
-    return ExpertsConfig(count, per_token, size, layers or every, shares_of_chosen, router_bias)
+    return ExpertsConfig(count, per_token, size, layers or every, shares_of_chosen)
