@@ -136,6 +136,7 @@ void bind_forward(nb::module_& m) {
           nb::kw_only(), "pool"_a, "isa"_a, "spec"_a, "layers"_a, "final_norm"_a, "head"_a,
           "embedding"_a.none(), "max_rows"_a, nb::keep_alive<1, 8>())
       .def_prop_ro("max_rows", &Decoder::max_rows)
+      .def_prop_ro("moved_bytes", &Decoder::moved_bytes)
       .def(
           "weight_bytes",
           [](const Decoder& decoder, bool is_draft) {

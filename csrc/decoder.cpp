@@ -54,6 +54,8 @@ Decoder::Decoder(DecoderSpec spec, DecoderWeights weights, std::shared_ptr<Pool>
   }
   if (sees_all) longest_window_ = 0;
   logits_stride_ = weights_.head->matrix().panels * kPanel;
+  for (const Reading reading : {Reading::kExact, Reading::kDraft})
+    fixed_bytes_[static_cast<size_t>(reading)] = fixed_bytes(reading);
   reserve_scratch();
 }
 
@@ -101,21 +103,31 @@ std::span<const float> Decoder::logits(int64_t row) const {
   return {logits_.data() + row * logits_stride_, static_cast<size_t>(spec_.vocabulary)};
 }
 
-size_t Decoder::weight_bytes(Reading reading) const {
-  const auto moved = [&](const PackedWeight& weight) {
-    return reading == Reading::kDraft ? weight.bytes().draft() : weight.bytes().exact();
-  };
-  size_t bytes = moved(*weights_.head);
+size_t bytes_of(const PackedWeight& weight, Reading reading) {
+  return reading == Reading::kDraft ? weight.bytes().draft() : weight.bytes().exact();
+}
+
+size_t bytes_of(const FeedForward& weights, Reading reading) {
+  return bytes_of(*weights.gate_up, reading) + bytes_of(*weights.down, reading);
+}
+
+size_t Decoder::fixed_bytes(Reading reading) const {
+  size_t bytes = bytes_of(*weights_.head, reading);
   for (const LayerWeights& layer : weights_.layers) {
-    bytes += moved(*layer.query_key_value) + moved(*layer.output);
+    bytes += bytes_of(*layer.query_key_value, reading) + bytes_of(*layer.output, reading);
+    bytes += layer.router != nullptr ? bytes_of(*layer.router, Reading::kExact)
+                                     : bytes_of(layer.feed_forwards.front(), reading);
+  }
+  return bytes;
+}
+
+size_t Decoder::weight_bytes(Reading reading) const {
+  size_t bytes = fixed_bytes(reading);
+  for (const LayerWeights& layer : weights_.layers) {
+    if (layer.router == nullptr) continue;
     size_t each = 0;
-    for (const FeedForward& weights : layer.feed_forwards)
-      each += moved(*weights.gate_up) + moved(*weights.down);
-    if (layer.router != nullptr)  // which always reads exactly
-      bytes += layer.router->bytes().exact() +
-               each * static_cast<size_t>(spec_.experts_per_token) / layer.feed_forwards.size();
-    else
-      bytes += each;
+    for (const FeedForward& expert : layer.feed_forwards) each += bytes_of(expert, reading);
+    bytes += each * static_cast<size_t>(spec_.experts_per_token) / layer.feed_forwards.size();
   }
   return bytes;
 }
@@ -163,6 +175,7 @@ void Decoder::forward(Reading reading, const KvCache& cache, std::span<const int
   reading_ = reading;
   cache_ = &cache;
   tokens_ = tokens;
+  moved_bytes_ = fixed_bytes_[static_cast<size_t>(reading)];
   prepare_positions(sequences);
   pool_->run([this](Team& team) { run(team); });
 }

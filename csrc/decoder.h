@@ -34,6 +34,9 @@ struct FeedForward {
   Vector gate_bias, up_bias, down_bias;
 };
 
+size_t bytes_of(const PackedWeight& weight, Reading reading);
+size_t bytes_of(const FeedForward& weights, Reading reading);
+
 struct LayerWeights {
   Norm attention_norm, attention_post_norm, feed_forward_norm, feed_forward_post_norm;
   Norm query_norm, key_norm;  // of each head, with one weight for all or one each; or of the row
@@ -111,6 +114,8 @@ class Decoder {
 
   // Bytes of weights that a forward of one row moves in that reading (input embedding left out).
   size_t weight_bytes(Reading reading) const;
+  // Bytes of weights that the last forward moved.
+  size_t moved_bytes() const { return moved_bytes_; }
 
  private:
   // Where a block's output goes: added to the residual stream at once, put aside, or added together
@@ -118,6 +123,7 @@ class Decoder {
   enum class Landing { kResidual, kAside, kWithAside };
 
   void reserve_scratch();
+  size_t fixed_bytes(Reading reading) const;  // of what every forward moves
   void prepare_positions(std::span<const ForwardRows> sequences);
   void run(Team& team);
   void embed(Team& team);
@@ -176,6 +182,7 @@ class Decoder {
   std::vector<int32_t> row_sequence_;  // index into sequences_, by row
   std::vector<int64_t> logit_rows_;    // batch row of each row of logits
   int64_t rows_ = 0;
+  size_t fixed_bytes_[2] = {}, moved_bytes_ = 0;
 
   struct Rope {
     std::vector<float> inverse_frequencies;

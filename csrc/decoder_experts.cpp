@@ -124,6 +124,8 @@ void Decoder::mix_experts(Team& team, const LayerWeights& layer) {
   team.share(1, 1, [&](int64_t, int64_t) {
     choose_experts(layer);
     sort_choices(std::ssize(layer.feed_forwards));
+    for (const int32_t expert : chosen_)
+      moved_bytes_ += bytes_of(layer.feed_forwards[static_cast<size_t>(expert)], reading_);
   });
   const bool is_gathered = rows_ > 1;
   multiply_experts(

@@ -74,6 +74,7 @@ class Model:
         self.reading = reading
         self._exact = exact
         self._contexts: dict[int, Context] = {}
+        self.bytes_read = 0  # of weights, by all forwards so far
 
     @classmethod
     def open(
@@ -232,6 +233,7 @@ class Model:
             [len(rows.tokens) for rows in batch],
             [rows.logits for rows in batch],
         )
+        self.bytes_read += self.decoder.moved_bytes
         for rows in batch:
             rows.context.record(rows.start, rows.tokens)
 

@@ -40,7 +40,7 @@ class LevelReport:
             counted.accepted,
             tuple(counted.drafted_at),
             tuple(counted.accepted_at),
-            counted.forwards * level.model.bytes_per_forward / 1e9,
+            level.model.bytes_read / 1e9,
         )
 
     def since(self, before: "LevelReport") -> "LevelReport":
