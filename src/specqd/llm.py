@@ -115,12 +115,13 @@ class LLM:
         self.directory = shipped_model() if path_or_repo is None else resolve(path_or_repo)
         if read_config(self.directory).is_mxfp4:
             specs = parse_chain(draft, reading, is_mxfp4=True)
-            warnings.warn(
-                f"{self.directory}: the weights are MXFP4 already; one reading serves, and only "
-                "n-grams or other models draft for it",
-                SpecqdWarning,
-                stacklevel=2,
-            )
+            if draft == "auto":
+                warnings.warn(
+                    f"{self.directory}: the weights are MXFP4 already: one reading, for which "
+                    "only n-grams or other models draft",
+                    SpecqdWarning,
+                    stacklevel=2,
+                )
         self.tokenizer = Tokenizer.open(self.directory)
         self.defaults = read_generation_defaults(self.directory)
         self._drafts = Drafts(self.directory, reading, self.tokenizer)
