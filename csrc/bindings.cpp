@@ -23,6 +23,7 @@
 #include "decoder.h"
 #include "float_mode.h"
 #include "kv_cache.h"
+#include "memory.h"
 #include "pack.h"
 #include "pool.h"
 #include "rope.h"
@@ -97,6 +98,52 @@ nb::ndarray<nb::numpy, uint16_t> unpack(const PackedWeight& weight, const std::s
   return owned_array(std::move(bits), {rows, columns});
 }
 
+// The planes as read-only arrays over the weight's own memory; `self` keeps them alive.
+nb::dict planes(nb::handle self) {
+  const PackedWeight::Planes planes = nb::cast<const PackedWeight&>(self).planes();
+  nb::dict out;
+  const auto put = [&](const char* name, const auto& plane) {
+    using T = typename std::decay_t<decltype(plane)>::element_type;
+    if (plane.data() != nullptr)
+      out[name] = nb::ndarray<nb::numpy, T, nb::ndim<1>>(plane.data(), {plane.size()}, self);
+  };
+  put("codes", planes.codes);
+  put("scales", planes.scales);
+  put("residuals", planes.residuals);
+  put("patch_starts", planes.patch_starts);
+  put("patches", planes.patches);
+  put("plain", planes.plain);
+  return out;
+}
+
+template <class T>
+using Plane = nb::ndarray<const T, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// A weight over those arrays, which it keeps alive, or what is wrong with them.
+std::variant<std::shared_ptr<PackedWeight>, std::string> map_planes(
+    Pool& pool, const Plane<uint8_t>& codes, const Plane<uint8_t>& scales,
+    const std::optional<Plane<uint8_t>>& residuals,
+    const std::optional<Plane<uint32_t>>& patch_starts,
+    const std::optional<Plane<uint32_t>>& patches, const std::optional<Plane<uint16_t>>& plain,
+    const std::vector<int64_t>& source_rows, int64_t columns, bool interleaved) {
+  auto* const kept = new std::tuple(codes, scales, residuals, patch_starts, patches, plain);
+  std::shared_ptr<const void> owner(kept, [](const auto* arrays) {
+    const nb::gil_scoped_acquire held;
+    delete arrays;
+  });
+  PackedWeight::Planes planes{{codes.data(), codes.size()}, {scales.data(), scales.size()}};
+  if (residuals) planes.residuals = {residuals->data(), residuals->size()};
+  if (patch_starts) planes.patch_starts = {patch_starts->data(), patch_starts->size()};
+  if (patches) planes.patches = {patches->data(), patches->size()};
+  if (plain) planes.plain = {plain->data(), plain->size()};
+  std::string problem;
+  const nb::gil_scoped_release released;
+  auto weight = PackedWeight::map(pool, planes, source_rows, columns, interleaved, std::move(owner),
+                                  &problem);
+  if (weight == nullptr) return problem;
+  return weight;
+}
+
 std::map<std::string, size_t> plane_bytes(const PackedWeight& weight) {
   const PackedWeight::Bytes bytes = weight.bytes();
   std::map<std::string, size_t> planes;
@@ -141,9 +188,28 @@ void bind_weights(nb::module_& m) {
       .def_prop_ro("is_mxfp4", &PackedWeight::is_mxfp4)
       .def_prop_ro("patch_count", &PackedWeight::patch_count)
       .def("plane_bytes", &plane_bytes)
+      .def("planes", &planes, nb::sig("def planes(self) -> dict[str, NDArray[numpy.generic]]"),
+           "The planes as they lie in memory, by name: flat, read-only, not copied.")
       .def("unpack", &unpack, "isa"_a);
   m.def("pack", &pack, "pool"_a, "isa"_a, "sources"_a, "interleaved"_a, "rule"_a);
   m.def("take_mxfp4", &take_mxfp4, "sources"_a);
+  m.def("map_planes", &map_planes, "pool"_a, "codes"_a, "scales"_a, "residuals"_a.none(),
+        "patch_starts"_a.none(), "patches"_a.none(), "plain"_a.none(), nb::kw_only(),
+        "source_rows"_a, "columns"_a, "interleaved"_a,
+        "A weight over planes that were packed before, or what is wrong with them.");
+  m.def("release_free_memory", &release_free_memory,
+        "Gives the pages that the heap holds free back to the system.");
+  m.def(
+      "find_not_finite",
+      [](Pool& pool, const BitMatrix& bits) -> std::optional<std::pair<int64_t, int64_t>> {
+        const RowSource source = row_source(bits);
+        const auto columns = static_cast<int64_t>(bits.shape(1));
+        const nb::gil_scoped_release released;
+        const PackError found = find_not_finite(pool, source, columns);
+        if (found.source < 0) return std::nullopt;
+        return std::pair(found.row, found.column);
+      },
+      "pool"_a, "bits"_a, "(row, column) of the first BF16 that is not finite, or None.");
 }
 
 void bind_rope(nb::module_& m) {

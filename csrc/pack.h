@@ -9,34 +9,19 @@
 #include <vector>
 
 #include "kernels.h"
+#include "memory.h"
 #include "pool.h"
 
 namespace specqd {
 
-// Zeroed anonymous memory, 2 MB aligned and on huge pages where it is large. Untouched pages cost
-// nothing. Throws std::bad_alloc.
-class Memory {
- public:
-  Memory() = default;
-  explicit Memory(size_t bytes);
-  ~Memory();
-  Memory(Memory&& other) noexcept { *this = std::move(other); }
-  Memory& operator=(Memory&& other) noexcept;
-  uint8_t* data() const { return data_; }
-  size_t size() const { return size_; }
-
- private:
-  uint8_t* data_ = nullptr;
-  size_t size_ = 0;
-  void* mapping_ = nullptr;
-  size_t mapped_ = 0;
-};
-
-// Rows of K BF16 weights. Rows need no alignment.
+// Rows of K BF16 weights; they need no alignment.
 struct RowSource {
   const uint8_t* data = nullptr;
   int64_t rows = 0;
 };
+
+// The exponents of all values of a block with such a scale are those of normal BF16 numbers.
+constexpr uint8_t kLeastMxfp4Scale = 2, kLargestMxfp4Scale = 252;
 
 // Rows of MXFP4: blocks of 32 weights as 16 bytes of two E2M1 codes each, the lower nibble first,
 // and an E8M0 scale for each block.
@@ -72,6 +57,24 @@ class PackedWeight {
   static std::shared_ptr<PackedWeight> take_mxfp4(std::span<const Mxfp4Source> sources,
                                                   int64_t blocks, PackError* error);
 
+  // What a weight is made of, wherever it lies. A nested one has no plain plane, a plain one only
+  // codes and scales beside it, and one that is MXFP4 nothing else.
+  struct Planes {
+    std::span<const uint8_t> codes, scales, residuals;
+    std::span<const uint32_t> patch_starts, patches;
+    std::span<const uint16_t> plain;
+  };
+  Planes planes() const;
+
+  // A weight over planes that were packed before, such as those of a mapped file; `owner` keeps
+  // them where they are. Rows of the sources are counted as pack() does. The planes are not
+  // trusted: what does not fit, or would be read or written out of its bounds, is told in
+  // `problem`, and the result is null.
+  static std::shared_ptr<PackedWeight> map(Pool& pool, const Planes& planes,
+                                           std::span<const int64_t> source_rows, int64_t columns,
+                                           bool interleaved, std::shared_ptr<const void> owner,
+                                           std::string* problem);
+
   const PackedMatrix& matrix() const { return matrix_; }
   int64_t columns() const { return columns_; }
   int64_t rows() const { return static_cast<int64_t>(packed_row_.size()); }
@@ -99,7 +102,11 @@ class PackedWeight {
   int64_t patch_count_ = 0;
   std::vector<int64_t> packed_row_;  // of each row of the stacked sources
   Memory planes_;
-  Memory exact_;  // patches, or the plain tiles
+  Memory exact_;                       // patches, or the plain tiles
+  std::shared_ptr<const void> owner_;  // of planes that lie elsewhere
 };
+
+// The first weight of a row-major matrix that is not finite.
+PackError find_not_finite(Pool& pool, RowSource source, int64_t columns);
 
 }  // namespace specqd

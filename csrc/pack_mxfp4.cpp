@@ -7,9 +7,6 @@
 namespace specqd {
 namespace {
 
-// The exponents of all values of such a block are those of normal BF16 numbers.
-constexpr int kLeastScale = 2, kLargestScale = 252;
-
 bool is_zero(const uint8_t* codes) {  // of a block, whatever the signs
   return std::all_of(codes, codes + kBlock / 2, [](uint8_t byte) { return (byte & 0x77) == 0; });
 }
@@ -50,7 +47,7 @@ std::shared_ptr<PackedWeight> PackedWeight::take_mxfp4(std::span<const Mxfp4Sour
         const uint8_t scale = source.scales[row * blocks + b];
         const int64_t tile = panel * blocks + b;
         if (is_zero(block)) continue;
-        if (scale < kLeastScale || scale > kLargestScale) {
+        if (scale < kLeastMxfp4Scale || scale > kLargestMxfp4Scale) {
           *error = {s, row, b};
           return nullptr;
         }

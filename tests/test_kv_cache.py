@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from specqd.errors import MachineError
 from specqd.level import Level
 from specqd.model import Machine, Model
 from specqd.sequence import Sequence
-from specqd.weights import DecoderWeights, load_weights
+from specqd.weights import load_weights
 
 PAGE = _native.PAGE_POSITIONS
 NAN = 0x7FC0
@@ -192,7 +193,7 @@ def test_a_draft_that_is_not_finite_just_ends_the_proposal(
     )  # fmt: skip
     broken = Model(
         model.config,
-        DecoderWeights(weights.layers, [], weights.final_norm, weights.head, damaged),
+        replace(weights, embedding=damaged),
         decoder,
         model.machine,
         _native.KvCache(decoder, 24),

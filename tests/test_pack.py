@@ -238,13 +238,26 @@ def every_code_at_every_scale() -> Bits:
     return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
 
 
+def close_calls(rng: np.random.Generator) -> Bits:
+    """Blocks at one scale and at half of it, whose squared errors are equal but for what the order
+    of their sum rounds away: 4 errs by 1 at half, sixteen of 1/4 and 3/4 by 1/16 at the whole, and
+    fifteen tiny ones by up to 2^-54 at both."""
+    rows = 256
+    coarse = rng.choice([0.25, 0.75], (rows, 16))
+    tiny = np.ldexp(1.0, rng.integers(-31, -24, (rows, 1)).repeat(15, axis=1))
+    blocks = [np.full((rows, 1), 4.0), tiny, coarse]
+    values = np.concatenate([np.concatenate(blocks[::step], axis=1) for step in (1, -1)], axis=1)
+    values *= rng.choice([-1, 1], values.shape)
+    return random_models.bf16_bits(np.ldexp(values, rng.integers(-60, 60, (rows, 1))))
+
+
 @each_rule
 @each_isa
 def test_the_native_cast_equals_its_definition_in_all_bits(
     isa: str, rule: ScaleRule, rng: np.random.Generator
 ) -> None:
     kinds = [gaussian(rng, 64, 128), any_finite(rng, 320, 128), every_code_at_every_scale()]
-    kinds += without_room(rng).values()
+    kinds += [*without_room(rng).values(), close_calls(rng)]
     for bits in kinds:
         codes, scales, residuals, starts, patches = (
             _native.kernels(isa).pack(tiled(bits), rule.value).planes

@@ -136,3 +136,11 @@ def test_a_prompt_that_is_not_to_be_shared_is_read_again(llm: LLM) -> None:
         other.engine.reuses_prefixes = reuses
         rows.append(other.generate(prompt, params)[0].stats.levels[0].rows)
     assert rows == [151, 151 - 128, 151]
+
+
+def test_a_draft_says_what_its_tokens_were_worth(llm: LLM) -> None:
+    target, draft = run(llm).levels
+    assert target.gain_s is None  # nobody asks the outermost
+    assert draft.gain_s is not None
+    assert 0.0 < draft.gain_s < 10.0
+    assert draft.asked == target.drafted_at[0]

@@ -20,49 +20,84 @@ constexpr uint16_t kLow[8] = {0x3d80, 0x3e80, 0x3f40, 0x3fa0, 0x3fe0, 0x4020, 0x
 constexpr bool kTieGoesUp[8] = {false, false, true, false, true, false, true, false};
 constexpr double kGrid[8] = {0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0};
 
-// What sixteen magnitudes round to at scale exponents `shift` = (X - 127) << 7: the index of the
-// grid value, and a sum over the boundaries passed of `step`, which starts at step[0].
-struct Rounded {
-  I16 index;  // 0..7
-  I16 sum;
-};
+using H32 = Lanes<uint16_t, 2 * kLanes>;
 
-inline Rounded round_to_grid(I16 magnitude, I16 shift, const int32_t (&step)[8]) {
-  Rounded out{I16{}, splat_int(step[0])};
-  for (int i = 1; i < 8; ++i) {
-    const I16 boundary = shift + (kLow[i] - (kTieGoesUp[i] ? 1 : 0));
-    const I16 above = magnitude > boundary;  // -1 where true
-    out.index = out.index - above;
-    out.sum = out.sum + (above & step[i]);
-  }
-  return out;
+// Sixteen magnitudes rounded to E2M1's grid, ties to the even code: one bit of mantissa, steps of
+// at least a half, saturation at 6. Adding a large number leaves no room for the bits below the
+// step.
+inline F16 round_to_grid(F16 value) {
+  const F16 binade = bits_as<F16>(bits_as<I16>(value) & 0x7f800000);
+  const F16 room = max(binade, splat(1.0f)) * splat(6291456.0f);  // 1.5 * 2^22
+  return min((value + room) - room, splat(6.0f));
 }
 
-constexpr int32_t kDoubledGridSteps[8] = {0, 1, 1, 1, 1, 2, 2, 4};  // sum: twice the grid value
-constexpr int32_t kLowSteps[8] = {                                  // sum: kLow of the index
-                                  kLow[0],           kLow[1] - kLow[0], kLow[2] - kLow[1],
-                                  kLow[3] - kLow[2], kLow[4] - kLow[3], kLow[5] - kLow[4],
-                                  kLow[6] - kLow[5], kLow[7] - kLow[6]};
+// 0..7 of a value of the grid.
+inline I16 grid_index(F16 value) {
+  const I16 bits = bits_as<I16>(value) >> 22;  // exponent and the mantissa's first bit
+  return max(bits - 252, (bits != 0) & 1);
+}
+
+// kLow of the indices in both halves of each lane: 0x3ee0 + 0x40 index, less 0x160, 0xa0 and 0x20
+// for the indices 0, 1 and 2.
+inline U16 low_of_pairs(U16 index) {
+  const U16 half = index >> 1;
+  const U16 is_small = ~(index >> 2) & 0x00010001u;
+  const U16 below_3 = is_small & ~(half & index), below_2 = is_small & ~half;
+  const U16 is_1 = below_2 & index, is_0 = below_2 & ~index;
+  const U16 less = (below_3 << 5) + (is_1 << 7) + (is_0 << 8) + (is_0 << 6);
+  return (index << 6) + 0x3ee03ee0u - less;
+}
 
 struct TileMagnitudes {
   I16 at[kBlock];  // [k] of sixteen outputs
 };
 
+// 2^(127 - scale), for 4 <= scale <= 252.
+inline F16 scale_factor(I16 scale) { return bits_as<F16>((254 - scale) << 23); }
+inline F16 scaled(I16 magnitude, F16 factor) { return bits_as<F16>(magnitude << 16) * factor; }
+
+// Sum over k of q (q - 2v), v = |w| * 2^(127 - X): the squared error less the sum of v^2, which is
+// the same for every X in units of 4^(X - 127). Exact in any order: where q is not zero, each term
+// is a multiple of 2^-9, and 32 of them stay below 2^13.
+inline F16 relative_error(const TileMagnitudes& w, I16 scale) {
+  const F16 factor = scale_factor(scale);
+  F16 sum{};
+  for (int k = 0; k < kBlock; ++k) {
+    const F16 value = scaled(w.at[k], factor);
+    const F16 rounded = round_to_grid(value);
+    sum = sum + rounded * (rounded - (value + value));
+  }
+  return sum;
+}
+
 using D16 = Lanes<double, kLanes>;
 
-// Sum over k, in order, of (|w| * 2^(127-X) - q)^2, times 4^(X - base).
-inline D16 squared_error(const TileMagnitudes& w, I16 scale, const int relative) {
+// Sum over k, in order, of (|w| * 2^(127-X) - q)^2, as the definition has it.
+inline D16 squared_error(const TileMagnitudes& w, I16 scale) {
+  const F16 factor = scale_factor(scale);
   D16 sum{};
-  const I16 shift = (scale - 127) << 7;
-  const I16 exponent = 254 - scale;  // biased exponent of 2^(127-X), 1..254 on the fast path
-  const D16 factor = convert<D16>(bits_as<F16>(exponent << 23));
   for (int k = 0; k < kBlock; ++k) {
-    const Rounded rounded = round_to_grid(w.at[k], shift, kDoubledGridSteps);
-    const D16 value = convert<D16>(bits_as<F16>(w.at[k] << 16)) * factor;
-    const D16 error = value - convert<D16>(rounded.sum) * 0.5;
+    const F16 rounded = round_to_grid(scaled(w.at[k], factor));
+    const D16 value =
+        convert<D16>(bits_as<F16>(w.at[k] << 16)) * convert<D16>(factor);  // past fp32's range
+    const D16 error = value - convert<D16>(rounded);
     sum = sum + error * error;
   }
-  return sum * (relative < 0 ? 0.25 : relative > 0 ? 4.0 : 1.0);
+  return sum;
+}
+
+// Of `floor` and its neighbours below and above, in this order, the one of least error.
+template <class Error>
+inline I16 least_of_three(I16 floor, const Error& error_of) {
+  I16 best = floor;
+  auto least = error_of(floor);
+  for (int relative = -1; relative <= 1; relative += 2) {
+    const auto error = error_of(floor + relative) * (relative < 0 ? 0.25f : 4.0f);
+    const auto better = error < least;  // never where all is zero: both errors are
+    best = select(convert<I16>(better), floor + relative, best);
+    least = select(better, error, least);
+  }
+  return best;
 }
 
 // The scale byte of each output. `largest` is the largest magnitude of its block, of a binade where
@@ -70,15 +105,13 @@ inline D16 squared_error(const TileMagnitudes& w, I16 scale, const int relative)
 inline I16 choose_scales(const TileMagnitudes& w, I16 largest, ScaleRule rule) {
   const I16 floor = select(largest == 0, splat_int(127), (largest >> 7) - 2);
   if (rule == ScaleRule::kFloor) return floor;
-  I16 best = floor;
-  D16 least = squared_error(w, floor, 0);
-  for (int relative = -1; relative <= 1; relative += 2) {
-    const D16 error = squared_error(w, floor + relative, relative);
-    const auto better = error < least;  // never where all is zero: both errors are
-    best = select(convert<I16>(better), floor + relative, best);
-    least = select(better, error, least);
-  }
-  return best;
+  // Where a block spans at most 16 binades, the definition's sums in double are exact: squares are
+  // multiples of 2^-40 and their sum is below 2^12. Then the relative errors choose alike.
+  const I16 least = (largest & 0x7f80) - (16 << 7);
+  I16 is_wide{};
+  for (int k = 0; k < kBlock; ++k) is_wide |= (w.at[k] != 0) & (w.at[k] < least);
+  if (any(is_wide)) return least_of_three(floor, [&](I16 x) { return squared_error(w, x); });
+  return least_of_three(floor, [&](I16 x) { return relative_error(w, x); });
 }
 
 // The same in fp64, one weight at a time: for blocks at the ends of the exponent range.
@@ -182,8 +215,8 @@ int encode_tile(const uint16_t* tile, ScaleRule rule, const TileOut& out) {
     w.at[k] = pair_member(tile, k) & kBf16MagnitudeMask;
     largest = max(w.at[k], largest);
   }
-  // The integer comparisons below hold while all boundaries are normal: 4 <= X <= 252. Subnormals
-  // are zero to the vector unit, not to the cast, whose errors count them.
+  // The arithmetic below holds while all boundaries are normal: 4 <= X <= 252. Subnormals are zero
+  // to the vector unit, not to the cast, whose errors count them.
   const I16 exponent = largest >> 7;
   I16 unusual = (largest != 0) & ((exponent < 7) | (exponent > 250));
   if (rule == ScaleRule::kMse)
@@ -191,30 +224,39 @@ int encode_tile(const uint16_t* tile, ScaleRule rule, const TileOut& out) {
   if (any(unusual)) return encode_tile_scalar(tile, rule, out);
 
   const I16 scale = choose_scales(w, largest, rule);
-  const I16 shift = (scale - 127) << 7;
+  const F16 factor = scale_factor(scale);
+  const I16 shift = ((scale - 127) << 7) & 0xffff;
+  const H32 shifts = bits_as<H32>(shift | shift << 16);
   store_as(out.scales, convert<Lanes<uint8_t, kPanel>>(scale));
-  int patches = 0;
+  uint32_t misfits[kBlock / 2];  // of each row of pairs: those of the even k, then of the odd k
   for (int group = 0; group < kBlock / 8; ++group) {
-    I16 words{};  // the codes of four rows, the even k in the lower half
+    U16 words{};  // the codes of four rows, the even k in the lower half
+#pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
       const int row = group * 4 + i;
-      I16 residuals{};
-      for (int parity = 0; parity < 2; ++parity) {
-        const int k = row * 2 + parity;
-        const Rounded rounded = round_to_grid(w.at[k], shift, kLowSteps);
-        const I16 code = rounded.index | (pair_member(tile, k) >> 15) << 3;
-        const I16 residual = w.at[k] - rounded.sum - shift;
-        const I16 fits = (residual >= 0) & (residual <= 255);
-        words |= code << (4 * i + 16 * parity);
-        residuals |= (residual & fits) << (8 * parity);
-        for (uint32_t left = lane_bits(~fits); left != 0; left &= left - 1) {
-          const int at = row * 32 + __builtin_ctz(left) * 2 + parity;
-          out.patches[patches++] = static_cast<uint32_t>(at) << 16 | tile[at];
-        }
-      }
-      store_as(out.residuals + row * 32, convert<H16>(bits_as<U16>(residuals)));
+      const U16 pairs = load_as<U16>(tile + row * 32);
+      const I16 even = grid_index(round_to_grid(scaled(w.at[row * 2], factor)));
+      const I16 odd = grid_index(round_to_grid(scaled(w.at[row * 2 + 1], factor)));
+      const U16 index = bits_as<U16>(even | odd << 16);
+      words |= (index | (pairs & 0x80008000u) >> 12) << (4 * i);
+      const U16 residuals = bits_as<U16>(bits_as<H32>(pairs & 0x7fff7fffu) -
+                                         bits_as<H32>(low_of_pairs(index)) - shifts);
+      const I16 fits_even = (bits_as<I16>(residuals) & 0xff00) == 0;
+      const I16 fits_odd = (bits_as<I16>(residuals >> 16) & 0xff00) == 0;
+      misfits[row] = lane_bits(~fits_even) | lane_bits(~fits_odd) << 16;
+      const U16 kept = residuals & bits_as<U16>((fits_even & 0xff) | (fits_odd & 0xff0000));
+      store_as(out.residuals + row * 32, convert<H16>(kept | kept >> 8));
     }
     store_as(out.codes + group * 64, words);
+  }
+  int patches = 0;
+  for (int row = 0; row < kBlock / 2; row += 2) {
+    uint64_t left = misfits[row] | static_cast<uint64_t>(misfits[row + 1]) << 32;
+    for (; left != 0; left &= left - 1) {
+      const int bit = __builtin_ctzll(left);
+      const int at = (row + bit / 32) * 32 + bit % 16 * 2 + bit / 16 % 2;
+      out.patches[patches++] = static_cast<uint32_t>(at) << 16 | tile[at];
+    }
   }
   return patches;
 }

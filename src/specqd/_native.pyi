@@ -52,11 +52,27 @@ class PackedWeight:
 
     def plane_bytes(self) -> dict[str, int]: ...
 
+    def planes(self) -> dict[str, NDArray[numpy.generic]]:
+        """
+        The planes as they lie in memory, by name: flat, read-only, not copied.
+        """
+
     def unpack(self, isa: str) -> NDArray[numpy.uint16]: ...
 
 def pack(pool: Pool, isa: str, sources: Sequence[Annotated[NDArray[numpy.uint16], dict(shape=(None, None), device='cpu', writable=False)]], interleaved: bool, rule: int) -> PackedWeight | tuple[int, int, int]: ...
 
 def take_mxfp4(sources: Sequence[tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', writable=False)], Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', writable=False)]]]) -> PackedWeight | tuple[int, int, int]: ...
+
+def map_planes(pool: Pool, codes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], scales: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], residuals: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, patch_starts: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, patches: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, plain: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, *, source_rows: Sequence[int], columns: int, interleaved: bool) -> PackedWeight | str:
+    """
+    A weight over planes that were packed before, or what is wrong with them.
+    """
+
+def release_free_memory() -> None:
+    """Gives the pages that the heap holds free back to the system."""
+
+def find_not_finite(pool: Pool, bits: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), device='cpu', writable=False)]) -> tuple[int, int] | None:
+    """(row, column) of the first BF16 that is not finite, or None."""
 
 PAGE_POSITIONS: int = 64
 

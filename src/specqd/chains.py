@@ -13,11 +13,12 @@ from specqd.drafters import Ask, Drafter, NoDraft, Proposal
 from specqd.errors import HubError, RequestError, TokenizerError
 from specqd.hub import resolve
 from specqd.level import Level
+from specqd.loader import Progress
 from specqd.model import Model, Reading
 from specqd.ngram import NgramDrafter
 from specqd.sequence import Sequence as Text
 from specqd.tokenizer import Tokenizer
-from specqd.weights import Progress
+from specqd.weights import Overall, bytes_to_pack, require_memory
 
 _AUTO = ("mxfp4", "ngram")
 _LONGEST = 64
@@ -129,7 +130,8 @@ class Drafts:
         self._models: dict[tuple[Path, Reading], Model] = {}
 
     def check(self, specs: Sequence[DraftSpec]) -> None:
-        """Finds what the levels are made of and refuses what cannot draft; packs nothing.
+        """Finds what the levels are made of and refuses what cannot draft, or what would not fit
+        into memory together; packs nothing.
 
         Raises a SpecqdError of one line.
         """
@@ -146,6 +148,19 @@ class Drafts:
                     "a model cannot draft for itself, name it once"
                 )
             taken.add((directory, spec.reading))
+        require_memory(self._to_load(specs))
+
+    def overall(self, specs: Sequence[DraftSpec], progress: Progress | None) -> Progress | None:
+        """One progress over the models of a checked chain that are still to be loaded."""
+        total = sum(map(bytes_to_pack, self._to_load(specs)))
+        return Overall(progress, total) if progress is not None and total else None
+
+    def _to_load(self, specs: Sequence[DraftSpec]) -> list[Path]:
+        """The directories of the target and of the small models that are not loaded yet."""
+        wanted = [self._target[0]]
+        wanted += [self._directories[spec.source] for spec in specs if spec.kind == "model"]
+        loaded = {directory for directory, _ in self._models}
+        return [each for each in dict.fromkeys(wanted) if each not in loaded]
 
     def _find(self, spec: DraftSpec) -> Path:
         if spec.source not in self._directories:
@@ -208,6 +223,7 @@ class Drafts:
                     cache_positions=pages * _native.PAGE_POSITIONS,
                     progress=progress,
                 )
+                target.rely_on(self._models[key])
         return self._models[key]
 
 

@@ -40,6 +40,8 @@ class LevelStats:
     accepted: int = 0
     accepted_at: list[int] = field(default_factory=list)  # by place in the proposal
     drafted_at: list[int] = field(default_factory=list)
+    asked: int = 0  # times that it was asked for a proposal, as a drafter
+    gain_seconds: float = 0.0  # of those, the worth of an accepted token to whoever asked
 
     def count(self, drafted: int, accepted: int) -> None:
         self.drafted += drafted
@@ -123,6 +125,9 @@ class Level:
         for ask in asks:
             self.model.context(ask.sequence).begin(len(ask.sequence.tokens))
             self._probes.earn(min(ask.gain, _LONGEST_ROUND))
+            if ask.at_most > 0 and ask.gain < inf:
+                self.stats.asked += 1
+                self.stats.gain_seconds += ask.gain
         try:
             while going := [draft for draft in drafts if draft.may_go_on()]:
                 if self.length is None:
@@ -163,8 +168,13 @@ class Level:
 
     def _unverified(self, drafts: list["_Draft"]) -> list[Proposal]:
         """What the drafter says for the one who asked this level."""
+        for draft in drafts:
+            draft.is_alone = False
         said = self.drafter.propose([draft.to_ask() for draft in drafts])
-        return [self._known(proposal) for proposal in said]
+        for draft, proposal in zip(drafts, said, strict=True):
+            self._known(proposal)
+            draft.is_alone = self.drafter.is_free and not proposal.tokens
+        return said
 
     def _worthwhile(self, drafts: list["_Draft"], foreseen: list[Proposal]) -> list["_Draft"]:
         """Those of the drafts for which a round of this level pays; all or none of a batch, but
@@ -359,6 +369,7 @@ class _Draft:
     product: float = 1.0  # how likely all tokens so far are confirmed
     confidence: float = field(init=False)  # in the last token
     is_done: bool = False
+    is_alone: bool = False  # the drafter has nothing to say, and need not be asked again
 
     def __post_init__(self) -> None:
         self.confidence = self.ask.confidence
@@ -370,8 +381,8 @@ class _Draft:
         """For what is left, at the chance that it will be reached at all."""
         ask, count = self.ask, len(self.proposal.tokens)
         gain = self.product * ask.gain
-        rows = ask.rows + count
-        return Ask(ask.sequence, self.longest - count, gain, self.confidence, ask.costs, rows)
+        most = 1 if self.is_alone else self.longest - count
+        return Ask(ask.sequence, most, gain, self.confidence, ask.costs, ask.rows + count)
 
     def pass_on(self, said: Proposal, chances: list[float]) -> None:
         """Adds what the drafter said as it is; the proposal ends where that is nothing."""

@@ -17,11 +17,11 @@ from specqd.config import read_config, read_generation_defaults
 from specqd.engine import Engine, FinishReason, Generation, Origin, TokenLogprob
 from specqd.errors import SpecqdWarning, TokenizerError
 from specqd.hub import resolve, shipped_model
+from specqd.loader import Progress
 from specqd.model import Machine, Model, Reading
 from specqd.reports import Stats
 from specqd.sampling import SamplingParams
 from specqd.tokenizer import Tokenizer
-from specqd.weights import Progress
 
 Prompt = str | SequenceOf[int]
 
@@ -126,6 +126,7 @@ class LLM:
         self.defaults = read_generation_defaults(self.directory)
         self._drafts = Drafts(self.directory, reading, self.tokenizer)
         self._drafts.check(specs)
+        progress = self._drafts.overall(specs, progress)
         self.model = Model.open(
             self.directory,
             machine=Machine.choose(threads, isa),
@@ -149,7 +150,7 @@ class LLM:
         specs = parse_chain(draft, self.model.reading, is_mxfp4=is_mxfp4)
         self._drafts.check(specs)
         other = copy(self)
-        other.engine = other._engine(specs, progress)
+        other.engine = other._engine(specs, self._drafts.overall(specs, progress))
         return other
 
     def _engine(self, specs: SequenceOf[DraftSpec], progress: Progress | None) -> Engine:

@@ -16,9 +16,10 @@ from specqd.config import DecoderConfig, read_config
 from specqd.context import Context, Rows
 from specqd.decoder_spec import decoder_spec
 from specqd.errors import CacheFullError, MachineError, RequestError
+from specqd.loader import Progress
 from specqd.mxfp4 import ScaleRule
 from specqd.sequence import Sequence
-from specqd.weights import DecoderWeights, Progress, load_weights
+from specqd.weights import DecoderWeights, load_weights
 
 MAX_ROWS = 512  # of one forward, by default; longer prompts are forwarded in parts
 
@@ -75,6 +76,7 @@ class Model:
         self._exact = exact
         self._contexts: dict[int, Context] = {}
         self.bytes_read = 0  # of weights, by all forwards so far
+        self._read_in_place = [weights]
 
     @classmethod
     def open(
@@ -83,13 +85,13 @@ class Model:
         *,
         machine: Machine | None = None,
         reading: Reading = Reading.EXACT,
-        rule: ScaleRule = ScaleRule.MSE,
+        rule: ScaleRule | None = None,
         cache_positions: int | None = None,
         max_rows: int = MAX_ROWS,
         context: int | None = None,
         progress: Progress | None = None,
     ) -> "Model":
-        """Loads and packs a Hugging Face directory.
+        """Loads and packs a Hugging Face directory, or maps a packed one.
 
         `cache_positions` bounds the positions that the cache can hold over all sequences; by
         default four full contexts, as far as half of the memory that is left allows. `max_rows`
@@ -292,8 +294,14 @@ class Model:
         finally:
             self.cache.release(slot)
 
+    def rely_on(self, draft: "Model") -> None:
+        """Lets requests to this model be refused where the files of its draft have changed."""
+        self._read_in_place.append(draft.weights)
+
     def check_tokens(self, token_ids: SequenceOf[int]) -> None:
-        """Refuses what this model cannot read."""
+        """Refuses what this model cannot read, and to read on from files that have changed."""
+        for weights in self._read_in_place:
+            weights.check_unchanged()
         if not token_ids:
             raise RequestError("the prompt is empty; give at least one token")
         if len(token_ids) > self.config.max_positions:

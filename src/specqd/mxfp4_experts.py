@@ -1,7 +1,6 @@
 """The experts of a layer that are MXFP4 in the file: stacked over experts, gates between what they
 gate. Knows how such tensors are laid out; packs nothing itself."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,14 +10,13 @@ from specqd.errors import TensorError
 from specqd.mxfp4 import BLOCK
 from specqd.tensors import TensorDirectory
 
-Bits = NDArray[np.uint16]
 Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4Experts:
-    """`name`_blocks [experts, rows, blocks, 16], `name`_scales [experts, rows, blocks] and
-    `name`_bias [experts, rows] (BF16), one expert at a time."""
+    """`name`_blocks [experts, rows, blocks, 16] and `name`_scales [experts, rows, blocks], one
+    expert at a time."""
 
     tensors: TensorDirectory
     name: str
@@ -37,13 +35,6 @@ class Mxfp4Experts:
             (np.ascontiguousarray(codes[part::parts]), np.ascontiguousarray(scales[part::parts]))
             for part in range(parts)
         ]
-
-    def biases(self, expert: int, parts: int) -> Sequence[Bits]:
-        """Of every `parts`-th row."""
-        bias = self.tensors.bf16(f"{self.name}_bias", (self.experts, self.rows))[expert]
-        if ((bias & 0x7F80) == 0x7F80).any():
-            raise self.wrong(f"the bias of expert {expert} is NaN or infinite")
-        return [np.ascontiguousarray(bias[part::parts]) for part in range(parts)]
 
     def wrong(self, problem: str) -> TensorError:
         return TensorError(

@@ -15,6 +15,7 @@ from specqd.sequence import Sequence
 
 _LONGEST_PROPOSAL = 32
 _LEAST_PROBABILITY = 0.05  # that all of a proposal is right: past it, no token is worth its row
+_PATIENCE = 4  # tokens that do not pay, before one that may: rows do not all cost the same
 _CAUTION = 1.4  # what is chosen for looking good looks better than it is
 
 
@@ -96,27 +97,28 @@ class NgramDrafter:
             calibration.observe(withheld.confidence, new[at] == token)
 
     def chances(self, ask: Ask, proposal: Proposal) -> list[float]:
-        return self._calibrated(ask, proposal.confidences)
-
-    def _calibrated(self, ask: Ask, confidences: list[float]) -> list[float]:
         is_sampled = ask.sequence.is_sampled
+        first, next_ones = (
+            self._calibrations[is_sampled, True],
+            self._calibrations[is_sampled, False],
+        )
         return [
-            self._calibrations[is_sampled, i == 0].probability(confidence)
-            for i, confidence in enumerate(confidences)
+            (next_ones if i else first).probability(confidence)
+            for i, confidence in enumerate(proposal.confidences)
         ]
 
     def _worthwhile(self, ask: Ask, confidences: list[float]) -> int:
         """How many tokens bring most: making them costs nothing, verifying them costs rows."""
+        is_sampled, gain = ask.sequence.is_sampled, ask.gain
         likely, brought = 1.0, 0.0
         best, most = 0, 0.0
-        for count, chance in enumerate(self._calibrated(ask, confidences), 1):
-            likely *= chance
-            if likely <= _LEAST_PROBABILITY or ask.gain <= 0.0:
+        for count, confidence in enumerate(confidences, 1):
+            likely *= self._calibrations[is_sampled, count == 1].probability(confidence)
+            if likely <= _LEAST_PROBABILITY or gain <= 0.0 or count - best > _PATIENCE:
                 break
-            brought += likely * ask.gain
-            net = brought - _CAUTION * ask.added_seconds(count)
-            if net > most or ask.gain == inf:
-                best, most = count, net
+            brought += likely * gain
+            if gain == inf or brought - _CAUTION * ask.added_seconds(count) > most:
+                best, most = count, brought - _CAUTION * ask.added_seconds(count)
         return best
 
 

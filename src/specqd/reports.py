@@ -25,6 +25,8 @@ class LevelReport:
     drafted_at: tuple[int, ...]  # by place: the proposals that reached it
     accepted_at: tuple[int, ...]  # by place: those of which it was confirmed
     gigabytes: float  # of weights that its forwards read
+    asked: int  # times that it was asked for a proposal
+    gain_seconds: float  # what an accepted token was worth to whoever asked, over all times
 
     @classmethod
     def of(cls, level: Level) -> "LevelReport":
@@ -41,6 +43,8 @@ class LevelReport:
             tuple(counted.drafted_at),
             tuple(counted.accepted_at),
             level.model.bytes_read / 1e9,
+            counted.asked,
+            counted.gain_seconds,
         )
 
     def since(self, before: "LevelReport") -> "LevelReport":
@@ -65,6 +69,8 @@ class LevelReport:
             tuple(drafted_at),
             tuple(accepted_at[: len(drafted_at)]),
             self.gigabytes + sign * other.gigabytes,
+            self.asked + sign * other.asked,
+            self.gain_seconds + sign * other.gain_seconds,
         )
 
     @property
@@ -86,6 +92,12 @@ class LevelReport:
         return 1.0 + self.accepted / self.drafted_at[0] if self.drafted_at else None
 
     @property
+    def gain_s(self) -> float | None:
+        """Seconds that one more accepted token of this draft saved, as the economics had it, on
+        average; None where nobody asked."""
+        return self.gain_seconds / self.asked if self.asked else None
+
+    @property
     def gb_per_s(self) -> float:
         return self.gigabytes / self.seconds if self.seconds else 0.0
 
@@ -103,6 +115,7 @@ class LevelReport:
             "acceptance_at": list(self.acceptance_at),
             "drafted_at": list(self.drafted_at),
             "mean_accepted_length": self.mean_accepted_length,
+            "gain_s": self.gain_s,
             "gb_per_s": self.gb_per_s,
         }
 

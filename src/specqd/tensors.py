@@ -6,6 +6,7 @@ and what they mean, is the caller's business.
 
 import json
 import mmap
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -70,8 +71,20 @@ class _Shard:
 
     path: Path
     mapped: mmap.mmap
+    status: os.stat_result  # when it was mapped
     data_start: int
     extents: Mapping[str, _Extent]
+    metadata: Mapping[str, str]
+
+    def is_unchanged(self) -> bool:
+        """Whether the mapped file is as it was. Another that took its name changes nothing here."""
+        try:
+            now = self.path.stat()
+        except OSError:
+            now = self.status
+        is_same_file = os.path.samestat(now, self.status)
+        is_touched = is_same_file and now.st_mtime_ns != self.status.st_mtime_ns
+        return self.mapped.size() == len(self.mapped) and not is_touched
 
     def view(self, name: str) -> TensorView:
         extent = self.extents[name]
@@ -107,6 +120,30 @@ class TensorDirectory(Mapping[str, TensorView]):
                     "fetch the model again"
                 )
         return cls(directory, {name: shards[file] for name, file in placement.items()})
+
+    @classmethod
+    def of_file(cls, path: Path) -> "TensorDirectory":
+        """As `open`, of one safetensors file by its own name."""
+        shard = _open_shard(path)
+        return cls(path, dict.fromkeys(shard.extents, shard))
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """What the files say of themselves."""
+        files = {shard.path: shard for shard in self._shards.values()}
+        return {key: text for file in files.values() for key, text in file.metadata.items()}
+
+    def check_unchanged(self) -> None:
+        """Refuses to go on with a file that was cut or written to since it was mapped.
+
+        What is cut off between this and the reading of it still ends the process (SIGBUS).
+        """
+        for shard in {shard.path: shard for shard in self._shards.values()}.values():
+            if not shard.is_unchanged():
+                raise TensorError(
+                    f"{shard.path}: was changed while it was in use; load the model again, and "
+                    "replace files of models by renaming new ones over them"
+                )
 
     def __getitem__(self, name: str) -> TensorView:
         return self._shards[name].view(name)
@@ -160,18 +197,22 @@ def _open_shard(path: Path) -> _Shard:
                 )
             header = file.read(header_bytes)
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            status = os.fstat(file.fileno())
     except (OSError, ValueError) as error:  # mmap refuses an empty file with ValueError
         raise TensorError(f"{path}: cannot be read: {error}") from error
     data_start = 8 + header_bytes
     try:
-        extents = _parse_header(header, len(mapped) - data_start)
+        extents, metadata = _parse_header(header, len(mapped) - data_start)
     except ValueError as error:
         raise TensorError(f"{path}: {error}") from error
-    return _Shard(path, mapped, data_start, extents)
+    return _Shard(path.absolute(), mapped, status, data_start, extents, metadata)
 
 
-def _parse_header(header: bytes, data_bytes: int) -> dict[str, _Extent]:
-    """Every tensor's place in `data_bytes` of data, which they cover without gap or overlap.
+def _parse_header(
+    header: bytes, data_bytes: int
+) -> tuple[Mapping[str, _Extent], Mapping[str, str]]:
+    """Every tensor's place in `data_bytes` of data, which they cover without gap or overlap, and
+    the metadata.
 
     Raises ValueError, in one line, for everything else.
     """
@@ -196,7 +237,7 @@ def _parse_header(header: bytes, data_bytes: int) -> dict[str, _Extent]:
             )
     if covered < data_bytes:
         raise ValueError(f"{data_bytes - covered} bytes at the end belong to no tensor")
-    return extents
+    return extents, metadata
 
 
 def _parse_extent(name: str, entry: object) -> _Extent:

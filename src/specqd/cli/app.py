@@ -7,6 +7,7 @@ from specqd.cli.bench import bench
 from specqd.cli.demo import demo
 from specqd.cli.generate import generate
 from specqd.cli.inspect import inspect
+from specqd.cli.pack import pack
 
 _EPILOG = """\b
 Try:
@@ -14,6 +15,7 @@ Try:
   specqd generate -p "def fibonacci(n):"
   specqd generate ./my-model -p "Once upon a time" -n 200 --temperature 0.8
   specqd inspect Qwen/Qwen3-0.6B
+  specqd pack Qwen/Qwen3-0.6B ./qwen3-packed
 """
 
 
@@ -27,5 +29,5 @@ def app() -> None:
     """
 
 
-for _command in (generate, demo, inspect, bench):
+for _command in (generate, demo, inspect, pack, bench):
     app.add_command(_command)

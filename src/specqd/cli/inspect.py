@@ -12,9 +12,9 @@ from specqd.cli.terminal import ProgressBar, aligned, harmless
 if TYPE_CHECKING:
     from specqd.config import DecoderConfig
     from specqd.llm import LLM
+    from specqd.loader import PackedMatrix
     from specqd.model import Machine, Model
     from specqd.rope import RopeConfig
-    from specqd.weights import PackedMatrix
 
 _PLANES = ("codes", "scales", "residuals", "patches", "plain")
 
@@ -132,6 +132,10 @@ def described(llm: "LLM", packed: PackedReport) -> dict[str, Any]:
             "special": llm.tokenizer.named_tokens,
             "has_chat_template": llm.tokenizer.has_chat_template,
         },
+        "weights": {
+            "is_packed_file": model.weights.is_mapped,
+            "scale_rule": model.weights.rule.value,
+        },
         "bits_per_weight": {"exact": 16 * exact / bf16, "draft": 16 * draft / bf16},
         "patch_share": packed.patches / packed.weights,
         "plane_bytes": packed.planes,
@@ -198,9 +202,12 @@ def packed_lines(model: "Model", packed: PackedReport) -> list[str]:
     for name, size in [*packed.planes.items(), ("all", stored)]:
         kept = size / packed.bf16_bytes
         planes.append([f"  {name}", f"{16 * kept:.2f}", f"{size / 1e6:.2f}", f"{kept:.1%}"])
+    origin = "mapped from a packed file" if model.weights.is_mapped else "packed when loaded"
     return [
         f"{len(packed.matrices)} matrices, {packed.nested} nested; "
         f"{packed.patches / packed.weights:.2%} of the weights are patches",
+        f"{origin}, scale rule {model.weights.rule.value}, "
+        f"{16 * stored / packed.bf16_bytes:.2f} bits a weight",
         *aligned(rows),
         "",
         *aligned(planes),

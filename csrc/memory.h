@@ -1,0 +1,33 @@
+// Large blocks of memory for weights and scratch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+namespace specqd {
+
+// Zeroed anonymous memory, 2 MB aligned and on huge pages where it is large. Untouched pages cost
+// nothing. Throws std::bad_alloc.
+class Memory {
+ public:
+  Memory() = default;
+  explicit Memory(size_t bytes);
+  ~Memory();
+  Memory(Memory&& other) noexcept { *this = std::move(other); }
+  Memory& operator=(Memory&& other) noexcept;
+  uint8_t* data() const { return data_; }
+  size_t size() const { return size_; }
+  void keep_first(size_t bytes);  // gives the rest back to the system
+
+ private:
+  uint8_t* data_ = nullptr;
+  size_t size_ = 0;
+  void* mapping_ = nullptr;
+  size_t mapped_ = 0;
+};
+
+// Gives the pages that the heap holds free back to the system, where it can.
+void release_free_memory();
+
+}  // namespace specqd

@@ -1,0 +1,110 @@
+"""`specqd pack`: writes a model whose weights are packed already, so that it opens at once."""
+
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from specqd.cli.options import machine_options
+from specqd.cli.terminal import ProgressBar, one_line
+from specqd.errors import RequestError
+
+if TYPE_CHECKING:
+    from specqd.weights import DecoderWeights
+
+# What the engine reads of a model's directory beside its weights.
+_BESIDE = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "chat_template*",
+    "additional_chat_templates/*",
+)
+
+
+@click.command()
+@click.argument("model")
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option(
+    "--rule",
+    type=click.Choice(["mse", "floor"]),
+    default="mse",
+    show_default=True,
+    help="How MXFP4 scales are chosen: least squared error, or as OCP and the paper do.",
+)
+@machine_options
+def pack(model: str, out: Path, rule: str, threads: int | None, isa: str | None) -> None:
+    """Write MODEL with packed weights to the new directory OUT, which every command takes.
+
+    OUT opens at once, on any machine, and gives the same tokens as MODEL. It takes 13 bits a weight
+    where BF16 takes 16.
+
+    \b
+    Examples:
+      specqd pack Qwen/Qwen3-0.6B ./qwen3-packed
+      specqd generate ./qwen3-packed -p "Once upon a time"
+    """
+    from specqd.config import read_config
+    from specqd.hub import resolve
+    from specqd.model import Machine
+    from specqd.mxfp4 import ScaleRule
+    from specqd.packed import is_packed
+    from specqd.tokenizer import Tokenizer
+    from specqd.weights import load_weights
+
+    directory = resolve(model)
+    if is_packed(directory):
+        raise RequestError(f"{directory}: is packed already; name the model that it was made of")
+    Tokenizer.open(directory)
+    config, machine = read_config(directory), Machine.choose(threads, isa)
+    with _new_directory(out) as unfinished:
+        with ProgressBar("Packing weights") as bar:
+            weights = load_weights(
+                directory, config, machine.pool, machine.isa, rule=ScaleRule(rule), progress=bar
+            )
+        _write(unfinished, directory, weights)
+    click.echo(one_line(f"{out}: {_described(weights)}"))
+
+
+@contextmanager
+def _new_directory(path: Path) -> Iterator[Path]:
+    """A directory that takes this name once it is complete, and vanishes if it never is."""
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise RequestError(f"{path}: exists already; name a new directory")
+    path = path.absolute()
+    unfinished = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+    unfinished.mkdir(parents=True)
+    try:
+        yield unfinished
+        unfinished.replace(path)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+
+
+def _write(out: Path, directory: Path, weights: "DecoderWeights") -> None:
+    from specqd.packed import WEIGHTS, matrix_name, write_packed
+
+    for file in sorted(path for pattern in _BESIDE for path in directory.glob(pattern)):
+        if file.is_file():
+            copy = out / file.relative_to(directory)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, copy)
+    matrices = {matrix_name(packed.names): packed.weight for packed in weights.matrices}
+    with ProgressBar("Writing") as bar:
+        write_packed(out / WEIGHTS, matrices, weights.unpacked, weights.rule, bar)
+
+
+def _described(weights: "DecoderWeights") -> str:
+    planes = [packed.weight.plane_bytes() for packed in weights.matrices]
+    count = sum(packed.weight.rows * packed.weight.columns for packed in weights.matrices)
+    stored = sum(sum(each.values()) for each in planes)
+    return (
+        f"{len(planes)} matrices in {stored / 1e6:,.1f} MB, {8 * stored / count:.2f} bits a "
+        f"weight, scale rule {weights.rule.value}"
+    )

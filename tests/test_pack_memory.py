@@ -1,0 +1,153 @@
+"""What loading needs: memory that is checked for all models of a chain at once, and no more of it
+than promised; and one progress over all of them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from random_models import (
+    Shape,
+    bf16_bits,
+    make_config,
+    make_model,
+    safetensors_header,
+    tensor_sizes,
+)
+from specqd import _native
+from specqd.cli import main
+from specqd.errors import MachineError
+from specqd.llm import LLM
+from specqd.model import Model
+from specqd.tensors import TensorDirectory
+from specqd.weights import bytes_to_pack, require_memory
+
+MEGABYTE = 1 << 20
+HEADROOM = 256 * MEGABYTE
+SHAPE = Shape("llama", vocab=301)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory, seed: int) -> list[Path]:
+    directory = tmp_path_factory.mktemp("models")
+    return [make_model(directory / name, SHAPE, seed + i) for i, name in enumerate("abc")]
+
+
+def test_the_models_of_a_chain_must_fit_into_memory_together(
+    models: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = bytes_to_pack(models[0]) // 16 * 13
+    monkeypatch.setattr(_native, "usable_memory", lambda: HEADROOM + 2 * needed)
+    for model in models:
+        require_memory([model])
+    monkeypatch.setattr(Model, "open", lambda *_, **__: pytest.fail("packed"))
+    with pytest.raises(MachineError, match=r"GB are available.*smaller models") as caught:
+        LLM(models[0], [str(model) for model in models[1:]])
+    assert all(str(model) in str(caught.value) for model in models)
+
+
+def test_only_models_that_are_still_to_be_loaded_need_memory(
+    models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["pack", str(models[1]), str(tmp_path / "packed")]) == 0
+    llm = LLM(models[0], [str(models[2])], 1)
+    monkeypatch.setattr(_native, "usable_memory", lambda: 1000)
+    monkeypatch.setattr("specqd.model._cache_pages", lambda *_: 64)
+    llm.with_draft(["mxfp4", str(models[2])])
+    llm.with_draft([str(tmp_path / "packed")])
+    with pytest.raises(MachineError, match=str(models[1])):
+        llm.with_draft([str(models[1])])
+
+
+def test_one_progress_runs_once_over_all_models_of_a_chain(
+    models: list[Path], tmp_path: Path
+) -> None:
+    assert main(["pack", str(models[2]), str(tmp_path / "packed")]) == 0
+    calls: list[tuple[int, int]] = []
+    drafts = [str(models[1]), f"{models[1]}:bf16", str(tmp_path / "packed")]
+    LLM(models[0], drafts, 1, progress=lambda *call: calls.append(call))
+    done, totals = zip(*calls, strict=True)
+    assert set(totals) == {2 * bytes_to_pack(models[0])}
+    assert list(done) == sorted(set(done))
+    assert done[-1] == totals[-1]
+    assert len(done) > 4
+
+
+def test_what_is_mapped_shows_no_progress(models: list[Path], tmp_path: Path) -> None:
+    assert main(["pack", str(models[0]), str(tmp_path / "packed")]) == 0
+    LLM(tmp_path / "packed", "auto", 1, progress=lambda *_: pytest.fail("nothing is packed"))
+
+
+# Loads a model in a process of its own and prints, in bytes, its anonymous memory before, at its
+# highest meanwhile, and after.
+MEASURE = """
+import json, sys, threading, time
+from pathlib import Path
+from specqd import _native
+from specqd.config import read_config
+from specqd.weights import load_weights
+
+def anonymous():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+
+def watch():
+    while not is_done.is_set():
+        seen.append(anonymous())
+        time.sleep(0.001)
+
+directory = Path(sys.argv[1])
+config, pool = read_config(directory), _native.Pool(2)
+is_done, before, seen = threading.Event(), anonymous(), []
+watcher = threading.Thread(target=watch)
+watcher.start()
+weights = load_weights(directory, config, pool, _native.available_isas()[0])
+is_done.set()
+watcher.join()
+stored = sum(sum(each.weight.plane_bytes().values()) for each in weights.matrices)
+print(json.dumps([before, max(seen), anonymous(), stored]))
+"""
+
+
+@pytest.fixture(scope="module", params=["gaussian", "half of it pruned"])
+def large(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> Path:
+    """Some 50 M weights, most of them in two matrices."""
+    directory = tmp_path_factory.mktemp("large")
+    shape = Shape("llama", hidden=512, ffn=1024, vocab=44_000)
+    make_model(directory, Shape("llama", vocab=301), seed)  # its tokenizer is not read
+    (directory / "config.json").write_text(json.dumps(make_config(shape)))
+    rng = np.random.default_rng(seed)
+    noise = bf16_bits(rng.standard_normal(1 << 20, np.float32))
+    if request.param != "gaussian":
+        noise[::2] = 0
+    sizes = dict(tensor_sizes(shape))
+    with (directory / "model.safetensors").open("wb") as file:
+        file.write(safetensors_header(sizes))
+        for size in sizes.values():
+            file.write(np.resize(noise, size).astype("<u2").tobytes())
+    return directory
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc/self/status here")
+def test_loading_takes_little_more_memory_than_the_packed_weights(
+    large: Path, tmp_path: Path
+) -> None:
+    def measured(directory: Path) -> list[int]:
+        command = [sys.executable, "-c", MEASURE, str(directory)]
+        return list(json.loads(subprocess.check_output(command, text=True)))
+
+    before, most, after, stored = measured(large)
+    bf16 = sum(view.data.nbytes for view in TensorDirectory.open(large).values())
+    assert stored < 1.3 * bf16
+    assert after - before < stored + 16 * MEGABYTE
+    # Beside them: patches of one matrix before they are put together, or the residuals of one that
+    # turned out plain; huge pages round up.
+    assert most - before < stored + bf16 // 3 + 32 * MEGABYTE
+    assert main(["pack", str(large), str(tmp_path / "packed")]) == 0
+    before, most, _, _ = measured(tmp_path / "packed")
+    assert most - before < 8 * MEGABYTE

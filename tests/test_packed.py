@@ -1,0 +1,415 @@
+"""Packed models: mapped planes give the bits of the model that they were made of, and a file that
+does not fit is refused in one line, whatever its bytes are."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from family_shapes import FAMILY_SHAPES
+from random_models import BOS, Shape, make_model, make_tensors, write_safetensors
+from specqd import _native
+from specqd.cli import main
+from specqd.config import read_config
+from specqd.errors import TensorError
+from specqd.llm import LLM
+from specqd.model import Machine, Model
+from specqd.mxfp4 import ScaleRule
+from specqd.packed import WEIGHTS, PackedFile
+from specqd.sampling import SamplingParams
+from specqd.tensors import TensorDirectory
+from specqd.weights import load_weights
+
+POOL = _native.Pool(2)
+ISA = _native.available_isas()[0]
+SHAPES = {
+    "llama": Shape("llama", ffn=95, vocab=301, has_biases=True),
+    "narrow": Shape("llama", hidden=70, heads=7, kv_heads=1, head_dim=10, ffn=33, vocab=259),
+    "tied": Shape("qwen3", hidden=100, head_dim=24, ffn=172, vocab=283, is_tied=True),
+}
+PLAIN = ("model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight")
+OUTPUT = "model.layers.0.self_attn.o_proj.weight"
+
+
+PACKED_FAMILIES = ("phi3", "gpt_neox", "stablelm", "qwen3_moe", "gpt_oss")
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> tuple[Path, Path]:
+    """A model, some of whose matrices do not nest, and its packed form."""
+    directory, shape = tmp_path_factory.mktemp("pair"), SHAPES[request.param]
+    model = make_model(directory / "model", shape, seed)
+    tensors = make_tensors(shape, seed)
+    for name in PLAIN:
+        tensors[name][: len(tensors[name]) // 4 * 3] = 0
+    write_safetensors(model / "model.safetensors", tensors)
+    assert main(["pack", str(model), str(directory / "packed")]) == 0
+    return model, directory / "packed"
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
+    directory = tmp_path_factory.mktemp("packed")
+    model = make_model(directory / "model", SHAPES["llama"], seed)
+    assert main(["pack", str(model), str(directory / "packed")]) == 0
+    return directory / "packed"
+
+
+@pytest.fixture
+def copy(packed: Path, tmp_path: Path) -> Path:
+    """A packed model to damage."""
+    return Path(shutil.copytree(packed, tmp_path / "copy"))
+
+
+def opened(directory: Path, isa: str = ISA) -> Model:
+    return Model.open(directory, machine=Machine(POOL, isa), cache_positions=256, max_rows=16)
+
+
+# --- The same bits --------------------------------------------------------------------------------
+
+
+def test_packed_matrices_unpack_to_the_bits_of_their_model(pair: tuple[Path, Path]) -> None:
+    model, packed = pair
+    config, tensors = read_config(model), TensorDirectory.open(model)
+    weights = load_weights(packed, config, POOL, ISA)
+    assert {each.weight.is_nested for each in weights.matrices} == {True, False}
+    for each in weights.matrices:
+        stacked = np.concatenate([tensors[name].data for name in each.names])
+        np.testing.assert_array_equal(each.weight.unpack(ISA), stacked, str(each.names))
+
+
+@pytest.mark.parametrize("isa", _native.kernel_names())
+def test_both_readings_of_a_packed_model_give_the_logits_of_its_model(
+    isa: str, pair: tuple[Path, Path], rng: np.random.Generator
+) -> None:
+    model, packed = (opened(directory, isa) for directory in pair)
+    tokens = [BOS, *map(int, rng.integers(0, 256, 20))]
+    np.testing.assert_array_equal(packed.logits(tokens), model.logits(tokens))
+    draft = packed.as_draft().logits(tokens)
+    np.testing.assert_array_equal(draft, model.as_draft().logits(tokens))
+
+
+@pytest.mark.parametrize("name", PACKED_FAMILIES)
+def test_fused_tensors_and_experts_are_packed_and_mapped(
+    name: str, tmp_path: Path, seed: int, rng: np.random.Generator
+) -> None:
+    model = make_model(tmp_path / "model", FAMILY_SHAPES[name], seed)
+    assert main(["pack", str(model), str(tmp_path / "packed")]) == 0
+    tokens = [BOS, *map(int, rng.integers(0, 256, 20))]
+    found, expected = opened(tmp_path / "packed"), opened(model)
+    np.testing.assert_array_equal(found.logits(tokens), expected.logits(tokens))
+    assert found.weights.parameters == expected.weights.parameters
+    assert found.bytes_per_forward == expected.bytes_per_forward
+
+
+def test_packed_models_write_the_same_tokens_and_draft_for_each_other(
+    pair: tuple[Path, Path],
+) -> None:
+    model, packed = map(str, pair)
+    params = SamplingParams(max_tokens=40, temperature=0.8, seed=7, ignore_eos=True)
+    written = [
+        LLM(path, draft, 2).generate("abcab", params)[0].tokens
+        for path, draft in ((model, "none"), (packed, "auto"), (packed, [model]), (model, [packed]))
+    ]
+    assert all(tokens == written[0] for tokens in written)
+
+
+def test_planes_are_mapped_and_not_copied(packed: Path) -> None:
+    file = PackedFile.open(packed)
+    weight = file.matrix(POOL, [OUTPUT], [64], 64, interleaved=False)
+    for plane, array in weight.planes().items():
+        mapped = file.tensors[f"{OUTPUT}.{plane}"].data
+        assert array.__array_interface__["data"][0] == mapped.__array_interface__["data"][0]
+        assert not array.flags.writeable
+
+
+def test_a_mapped_weight_keeps_its_file(packed: Path) -> None:
+    weight = PackedFile.open(packed).matrix(POOL, [OUTPUT], [64], 64, interleaved=False)
+    bits = weight.unpack(ISA)
+    np.testing.assert_array_equal(bits, weight.unpack("portable"))
+
+
+def test_the_scale_rule_is_the_files(
+    pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, _ = pair
+    assert main(["pack", str(model), str(tmp_path / "floor"), "--rule", "floor"]) == 0
+    capsys.readouterr()
+    assert main(["inspect", str(tmp_path / "floor"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["weights"] == {
+        "is_packed_file": True,
+        "scale_rule": "floor",
+    }
+    with pytest.raises(TensorError, match="is packed by the rule floor"):
+        Model.open(tmp_path / "floor", rule=ScaleRule.MSE)
+    assert main(["inspect", str(tmp_path / "floor")]) == 0
+    assert "mapped from a packed file, scale rule floor" in capsys.readouterr().out
+
+
+# --- Where it is written --------------------------------------------------------------------------
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
+    capsys.readouterr()
+    assert main(list(map(str, words))) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    return err
+
+
+def test_nothing_is_overwritten_or_packed_twice(
+    packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "file").write_text("mine")
+    model = packed.parent / "model"
+    for name in ("file", "used"):
+        assert "exists already" in refusal(capsys, "pack", model, tmp_path / name)
+    assert "is packed already" in refusal(capsys, "pack", packed, tmp_path / "again")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "used"]
+
+
+def test_a_model_that_cannot_be_packed_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = SHAPES["llama"]
+    model, tensors = make_model(tmp_path / "model", shape, seed=1), make_tensors(shape, seed=1)
+    tensors["lm_head.weight"][3, 4] = 0x7FC0
+    write_safetensors(model / "model.safetensors", tensors)
+    assert "lm_head.weight[3, 4]" in refusal(capsys, "pack", model, tmp_path / "packed")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_packed_weights_beside_others_are_refused(copy: Path) -> None:
+    shutil.copy(copy / WEIGHTS, copy / "model.safetensors")
+    with pytest.raises(TensorError, match="which may differ"):
+        opened(copy)
+
+
+# --- What does not fit ----------------------------------------------------------------------------
+
+
+def rewrite(
+    directory: Path, change: Callable[[dict[str, Any]], None], data: bytes | None = None
+) -> None:
+    """Writes the file's header anew."""
+    path = directory / WEIGHTS
+    content = path.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    change(header)
+    text = json.dumps(header).encode()
+    text += b" " * (-(8 + len(text)) % 64)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + (data or content[start:]))
+
+
+def metadata(**changed: str) -> Callable[[dict[str, Any]], None]:
+    return lambda header: header["__metadata__"].update(changed)
+
+
+def plane_as(plane: str, **changed: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda header: header[f"{OUTPUT}.{plane}"].update(changed)
+
+
+def renamed(plane: str) -> Callable[[dict[str, Any]], None]:
+    return lambda header: header.update(away=header.pop(f"{OUTPUT}.{plane}"))
+
+
+CHANGES = {
+    "another version": (metadata(version="2"), "version '2' of the packed format"),
+    "another format": (metadata(format="pt"), "is not a packed model"),
+    "no metadata": (lambda header: header.pop("__metadata__"), "is not a packed model"),
+    "another rule": (metadata(scale_rule="best"), "scale_rule 'best' is not known"),
+    "missing codes": (renamed("codes"), "is missing"),
+    "missing scales": (renamed("scales"), "is missing"),
+    "missing residuals": (renamed("residuals"), "other sizes"),
+    "missing starts": (renamed("patch_starts"), "other sizes"),
+    "other dtype": (plane_as("codes", dtype="I8"), "its codes are I8"),
+    "other tiles": (plane_as("codes", shape=[16, 128]), "its codes are U8"),
+    "flat": (plane_as("scales", shape=[128]), "its scales are F8_E8M0"),
+    "deep patches": (plane_as("patch_starts", shape=[9, 1]), "its patch_starts are U32"),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_header_that_does_not_fit_is_refused(
+    case: str, copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change, mention = CHANGES[case]
+    rewrite(copy, change)
+    assert mention in refusal(capsys, "generate", copy, "-p", "ab")
+
+
+def test_planes_out_of_alignment_are_refused(copy: Path) -> None:
+    content = (copy / WEIGHTS).read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = content[8:start] + b" " * 4
+    (copy / WEIGHTS).write_bytes(len(header).to_bytes(8, "little") + header + content[start:])
+    with pytest.raises(TensorError, match="not aligned"):
+        opened(copy)
+
+
+def test_a_truncated_file_is_refused(copy: Path) -> None:
+    os.truncate(copy / WEIGHTS, (copy / WEIGHTS).stat().st_size - 1)
+    with pytest.raises(TensorError, match="truncated"):
+        opened(copy)
+
+
+def test_another_models_planes_are_refused(copy: Path) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"intermediate_size": 128}))
+    with pytest.raises(TensorError, match="other sizes"):
+        opened(copy)
+
+
+def write_plane(directory: Path, plane: str, at: int, value: int) -> None:
+    """Overwrites one element of a plane of the output projection."""
+    path = directory / WEIGHTS
+    with path.open("r+b") as file:
+        start = 8 + int.from_bytes(file.read(8), "little")
+        entry = json.loads(file.read(start - 8))[f"{OUTPUT}.{plane}"]
+        begin, end = entry["data_offsets"]
+        size = {"U32": 4, "F8_E8M0": 1}[entry["dtype"]]
+        at %= (end - begin) // size
+        file.seek(start + begin + at * size)
+        file.write(value.to_bytes(size, "little"))
+
+
+@pytest.mark.parametrize(
+    ("plane", "at", "value", "mention"),
+    [
+        ("patches", 0, 512 << 16, "outside its tile"),
+        ("patches", -1, 0xFFFFFFFF, "outside its tile"),
+        ("patch_starts", 0, 1, "outside its tile"),
+        ("patch_starts", 3, 0xFFFFFFFF, "outside its tile"),
+        ("patch_starts", 4, 0, "outside its tile"),
+        ("patch_starts", -1, 0x7FFFFFFF, "outside its tile"),
+        ("scales", 17, 255, "NaN"),
+    ],
+)
+def test_planes_that_would_be_read_or_written_out_of_bounds_are_refused(
+    plane: str, at: int, value: int, mention: str, copy: Path
+) -> None:
+    write_plane(copy, plane, at, value)
+    with pytest.raises(TensorError, match=mention) as caught:
+        opened(copy)
+    assert OUTPUT in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def decode_or_refuse(directory: Path, isa: str) -> None:
+    """Any file is mapped and decodes to something, or is refused in one line."""
+    model, problem = None, ""
+    try:
+        model = opened(directory, isa)
+    except TensorError as error:
+        problem = str(error)
+    assert "\n" not in problem
+    if model is None:
+        return
+    for reading in (model, model.as_draft()):
+        reading.logits([BOS, 1, 2, 3])
+
+
+fuzz = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+any_isa = st.sampled_from(_native.kernel_names())
+
+
+@fuzz
+@given(data=st.data(), isa=any_isa)
+def test_a_file_with_changed_bytes_decodes_or_is_refused(
+    copy: Path, packed: Path, data: st.DataObject, isa: str
+) -> None:
+    content = bytearray((packed / WEIGHTS).read_bytes())
+    start = 8 + int.from_bytes(content[:8], "little")
+    part = data.draw(st.sampled_from([(0, start), (start, len(content))]))
+    for _ in range(data.draw(st.integers(1, 40))):
+        content[data.draw(st.integers(part[0], part[1] - 1))] = data.draw(st.integers(0, 255))
+    (copy / WEIGHTS).write_bytes(content)
+    decode_or_refuse(copy, isa)
+
+
+@fuzz
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    plane=st.sampled_from(["codes", "residuals", "patches"]),
+    isa=any_isa,
+)
+def test_planes_of_random_bytes_decode_or_are_refused(
+    copy: Path, packed: Path, plane: str, seed: int, isa: str
+) -> None:
+    content = bytearray((packed / WEIGHTS).read_bytes())
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    rng = np.random.default_rng(seed)
+    for name, entry in header.items():
+        if name.endswith(f".{plane}"):
+            begin, end = (start + offset for offset in entry["data_offsets"])
+            noise: NDArray[Any] = rng.integers(0, 256, end - begin, np.uint8)
+            if plane == "patches":  # any value, at any place of the tile
+                noise.view("<u4")[:] &= 0x01FFFFFF
+            content[begin:end] = noise.tobytes()
+    (copy / WEIGHTS).write_bytes(content)
+    decode_or_refuse(copy, isa)
+
+
+# --- A file that changes while it is in use -------------------------------------------------------
+
+
+def written(llm: LLM) -> list[int]:
+    params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+    return llm.generate("abc", params)[0].tokens
+
+
+@pytest.mark.parametrize("change", ["cut", "written", "longer"])
+@pytest.mark.parametrize("is_draft", [False, True])
+def test_a_request_to_a_model_whose_file_changed_is_refused(
+    change: str, is_draft: bool, copy: Path, packed: Path
+) -> None:
+    llm = LLM(packed, [str(copy)], 1) if is_draft else LLM(copy, "auto", 1)
+    written(llm)
+    path = copy / WEIGHTS
+    size = path.stat().st_size
+    if change == "written":
+        os.utime(path, ns=(0, 1))
+    else:
+        os.truncate(path, size - 4096 if change == "cut" else size + 1)
+    with pytest.raises(TensorError, match="was changed while it was in use"):
+        written(llm)
+
+
+def test_an_embedding_that_is_read_in_place_is_watched_too(packed: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(packed.parent / "model", tmp_path / "model"))
+    llm = LLM(model, "none", 1)
+    written(llm)
+    os.truncate(model / "model.safetensors", 4096)
+    with pytest.raises(TensorError, match="was changed while it was in use"):
+        written(llm)
+
+
+@pytest.mark.parametrize("change", ["replaced", "removed"])
+def test_a_model_whose_file_lost_its_name_goes_on(change: str, copy: Path) -> None:
+    llm = LLM(copy, "auto", 1)
+    before = written(llm)
+    if change == "replaced":
+        (copy / "new").write_bytes(b"")
+        (copy / "new").rename(copy / WEIGHTS)
+    else:
+        (copy / WEIGHTS).unlink()
+    assert written(llm) == before
