@@ -2,13 +2,14 @@
 PYTHON ?= python3
 VENV := .venv
 PARITY := .venv-parity
+PEERS := .venv-peers
 BIN := $(VENV)/bin
 SOURCES := $(shell git ls-files -co --exclude-standard src csrc 2>/dev/null || find src csrc -type f)
 QUIET_PIP := --quiet --disable-pip-version-check
 
 unexport PYTHONPATH  # the environments below hold all that is meant to be imported
 
-.PHONY: build demo test lint format parity clean
+.PHONY: build demo test lint format parity bench-peers clean
 
 build: $(VENV)/built
 
@@ -65,5 +66,19 @@ $(PARITY)/ready: parity/requirements.txt dist/built
 parity: $(PARITY)/ready
 	$(PARITY)/bin/python parity/run.py
 
+$(PEERS)/ready: benchmarks/peers/requirements.txt dist/built
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	grep -v '^#' $< | while read -r peer; do $(PEERS)/bin/pip install $(QUIET_PIP) -c $< "$$peer" \
+		|| echo "$$peer cannot be installed: what needs it will be absent from the results"; done
+	$(PEERS)/bin/pip uninstall $(QUIET_PIP) --yes torchvision
+	$(PEERS)/bin/pip install $(QUIET_PIP) --force-reinstall --no-deps dist/specqd-*.whl
+	$(PEERS)/bin/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[bench]"
+	touch $@
+
+# Beside llama.cpp, OpenVINO and transformers, on an otherwise idle machine with 12 GB to spare.
+# PROMPTS names a .jsonl file with `prompt` on each line; without it, Python's standard library.
+bench-peers: $(PEERS)/ready
+	PYTHON=$(PEERS)/bin/python PROMPTS=$(PROMPTS) bash benchmarks/peers/all.sh
+
 clean:
-	rm -rf $(VENV) $(PARITY) dist build
+	rm -rf $(VENV) $(PARITY) $(PEERS) dist build

@@ -1,4 +1,5 @@
-// The speed at which this machine's memory can be read: what every reading is measured against.
+// How fast this machine's memory can be read and its cores can multiply: what the speed of readings
+// and of prefill is held against.
 #pragma once
 
 #include <cstddef>
@@ -12,5 +13,10 @@ namespace specqd {
 // Seconds of each of `repeats` readings of `bytes` bytes of memory by all threads of the pool.
 std::vector<double> measure_read_seconds(Pool& pool, const Kernels& kernels, size_t bytes,
                                          int repeats);
+// Seconds of each of `repeats` times that all threads of the pool make kPeakProducts exact
+// products.
+constexpr int64_t kPeakRounds = 4096;
+constexpr int64_t kPeakProducts = kPeakRounds * kPanel * kTileWeights;
+std::vector<double> measure_product_seconds(Pool& pool, const Kernels& kernels, int repeats);
 
 }  // namespace specqd

@@ -178,6 +178,16 @@ void bind_machine(nb::module_& m) {
       },
       "pool"_a, "isa"_a, "bytes"_a, "repeats"_a,
       "Seconds of each of `repeats` readings of `bytes` bytes by all threads.");
+  m.attr("PEAK_PRODUCTS") = kPeakProducts;
+  m.def(
+      "product_seconds",
+      [](Pool& pool, const std::string& isa, int repeats) {
+        const nb::gil_scoped_release released;
+        return measure_product_seconds(pool, kernels_or_throw(isa), repeats);
+      },
+      "pool"_a, "isa"_a, "repeats"_a,
+      "Seconds of each of `repeats` times that each thread makes PEAK_PRODUCTS exact products, in\n"
+      "registers alone.");
 }
 
 void bind_weights(nb::module_& m) {
@@ -291,9 +301,9 @@ void bind_cache(nb::module_& m) {
       .def(
           "page_bits",
           [](const KvCache& cache, int sequence, int64_t page) {
-            const auto words = static_cast<size_t>(cache.shape().page_words());
-            const uint16_t* begin = cache.keys(sequence, page, 0, 0);
-            return owned_array(std::vector<uint16_t>(begin, begin + words), {words});
+            std::vector<uint16_t> bits = cache.page_bits(sequence, page);
+            const size_t words = bits.size();
+            return owned_array(std::move(bits), {words});
           },
           "sequence"_a, "page"_a, "A copy of a page's words, for tests.")
       .def(
@@ -301,14 +311,14 @@ void bind_cache(nb::module_& m) {
           [](KvCache& cache, int sequence, int64_t page, const BitVector& bits) {
             if (static_cast<int64_t>(bits.size()) != cache.shape().page_words())
               throw std::invalid_argument("a page has another number of words");
-            std::copy_n(bits.data(), bits.size(), cache.keys(sequence, page, 0, 0));
+            cache.write_page_bits(sequence, page, {bits.data(), bits.size()});
           },
           "sequence"_a, "page"_a, "bits"_a, "Replaces a page's words, for tests.")
       .def(
           "poison",
           [](KvCache& cache, int sequence, int64_t page, uint16_t bits) {
-            uint16_t* begin = cache.keys(sequence, page, 0, 0);
-            std::fill(begin, begin + cache.shape().page_words(), bits);
+            const auto words = static_cast<size_t>(cache.shape().page_words());
+            cache.write_page_bits(sequence, page, std::vector<uint16_t>(words, bits));
           },
           "sequence"_a, "page"_a, "bits"_a, "Fills a page, for tests.");
 }

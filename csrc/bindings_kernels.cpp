@@ -281,12 +281,14 @@ void bind_products(nb::class_<KernelTable>& table) {
              int64_t last) { return product(*k.at, reading, packed, x, first, last); },
           "reading"_a, "packed"_a, "x"_a, "first"_a = 0, "last"_a = -1)
       .def("accumulate_plain",
-           [](KernelTable k, In<uint16_t, 2> tiles, In<float, 2> x, In<float, 2> start) {
+           [](KernelTable k, In<uint16_t, 3> tiles, In<float, 2> x, In<float, 2> start) {
              const FlushSubnormals flush;
-             const auto count = static_cast<int64_t>(tiles.shape(0));
+             const auto panels = static_cast<int64_t>(tiles.shape(0));
+             const auto count = static_cast<int64_t>(tiles.shape(1));
              const Prepared rows = prepare(*k.at, Reading::kExact, x, count);
              auto out = copied(start.data(), {start.shape(0), start.shape(1)});
-             k.at->accumulate_plain(tiles.data(), count, rows.view(), out.data(),
+             const PlainPanels w{tiles.data(), panels, count, count * kTileWeights, tiles.data()};
+             k.at->accumulate_plain(w, rows.view(), out.data(),
                                     static_cast<int64_t>(start.shape(1)));
              return out;
            })

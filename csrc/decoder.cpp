@@ -10,6 +10,8 @@
 namespace specqd {
 namespace {
 
+constexpr int64_t kAttentionClaimsPerThread = 32;
+
 AttentionShape attention_shape(const DecoderSpec& spec) {
   const float scale = spec.attention_scale > 0.0f
                           ? spec.attention_scale
@@ -143,14 +145,11 @@ bool Decoder::has_pages(const KvCache& cache, const ForwardRows& rows) const {
 
 void Decoder::prepare_positions(std::span<const ForwardRows> sequences) {
   sequences_.clear();
-  row_sequence_.clear();
   logit_rows_.clear();
   rows_ = 0;
   int64_t last = 0;
   for (const ForwardRows& part : sequences) {
     sequences_.push_back({part.sequence, part.start, part.count, rows_});
-    row_sequence_.insert(row_sequence_.end(), static_cast<size_t>(part.count),
-                         static_cast<int32_t>(sequences_.size() - 1));
     rows_ += part.count;
     for (int64_t i = part.logits; i > 0; --i) logit_rows_.push_back(rows_ - i);
     last = std::max(last, part.start + part.count);
@@ -268,8 +267,7 @@ void Decoder::norm_whole_rows(Team& team, const LayerWeights& layer) {
 
 // Norms and rotates the queries and keys of one key-value head's group, and caches what attention
 // reads.
-void Decoder::write_heads(int64_t layer_index, int64_t kv_head, int64_t first_row,
-                          int64_t last_row) {
+void Decoder::write_heads(int64_t layer_index, int64_t kv_head, const Attention::PageRows& part) {
   const LayerWeights& layer = weights_.layers[static_cast<size_t>(layer_index)];
   const int64_t dim = spec_.head_dim, group = spec_.heads / spec_.kv_heads;
   const int64_t outputs = (spec_.heads + 2 * spec_.kv_heads) * dim;
@@ -280,9 +278,9 @@ void Decoder::write_heads(int64_t layer_index, int64_t kv_head, int64_t first_ro
     const int64_t half = rope->half(), at = position * half;
     kernels_.rotate(values, rope->cosines.data() + at, rope->sines.data() + at, half);
   };
-  for (int64_t row = first_row; row < last_row; ++row) {
-    const SequenceRows& rows =
-        sequences_[static_cast<size_t>(row_sequence_[static_cast<size_t>(row)])];
+  const SequenceRows& rows = sequences_[static_cast<size_t>(part.sequence)];
+  const KvView view = cache_->view(rows.sequence, layer_index, kv_head);
+  for (int64_t row = part.first; row < part.last; ++row) {
     const int64_t position = rows.start + row - rows.first_row;
     float* const queries = heads_.data() + row * outputs + kv_head * group * dim;
     float* const key = heads_.data() + row * outputs + (spec_.heads + kv_head) * dim;
@@ -295,10 +293,16 @@ void Decoder::write_heads(int64_t layer_index, int64_t kv_head, int64_t first_ro
                              attention_.query(row, kv_head * group + i));
     }
     rotate(key, position);
-    attention_.write(*cache_, rows.sequence, layer_index, kv_head, position, key, value);
-    if (row == rows.first_row + rows.count - 1)
-      attention_.clear_after(*cache_, rows.sequence, layer_index, kv_head, position);
+    attention_.write(view, position, key, value);
+    if (row == rows.first_row + rows.count - 1) attention_.clear_after(view, position);
   }
+}
+
+// Puts the outputs of attention where the queries were.
+void Decoder::merge_head(const LayerWeights& layer, int64_t head, const Attention::PageRows& part) {
+  const int64_t outputs = (spec_.heads + 2 * spec_.kv_heads) * spec_.head_dim;
+  for (int64_t row = part.first; row < part.last; ++row)
+    attention_.merge(row, head, layer.sinks, heads_.data() + row * outputs + head * spec_.head_dim);
 }
 
 void Decoder::attend(Team& team, int64_t layer_index) {
@@ -317,31 +321,46 @@ void Decoder::attend(Team& team, int64_t layer_index) {
            });
 
   if (spec_.norms_whole_rows) norm_whole_rows(team, layer);
-
-  // The last row of a block clears what follows it, so the rows of one key-value head are written
-  // in order by one thread.
-  const int64_t passes = attention_.passes(), kv_heads = spec_.kv_heads;
-  const auto run_pass = [&](int64_t pass, int64_t kv_head) {
-    attention_.run(*cache_, layer_index, layer.window, pass, kv_head, team.thread());
-  };
-  const bool by_head = attention_.is_simple() && kv_heads >= team.threads();
-  team.share(kv_heads, 1, [&](int64_t kv_head, int64_t) {
-    write_heads(layer_index, kv_head, 0, rows_);
-    for (int64_t pass = 0; by_head && pass < passes; ++pass) run_pass(pass, kv_head);
-  });
-  if (!by_head)
-    team.share(passes * kv_heads, 1,
-               [&](int64_t i, int64_t) { run_pass(i / kv_heads, i % kv_heads); });
-
-  const auto attended = [&](int64_t row, float* scratch) -> const float* {
-    for (int64_t head = 0; head < spec_.heads; ++head)
-      attention_.merge(row, head, layer.sinks, scratch + head * dim);
-    return scratch;
+  share_attention(team, layer_index);
+  const auto attended = [&](int64_t row, float*) -> const float* {
+    return heads_.data() + row * outputs;
   };
   const bool is_aside = spec_.is_parallel || layer.attention_post_norm.exists();
   multiply(team, reading_, *layer.output, prepare(team, reading_, rows_, *layer.output, attended),
            landed(layer.output_bias, is_aside ? Landing::kAside : Landing::kResidual));
   if (layer.attention_post_norm.exists()) land_aside(team, layer.attention_post_norm);
+}
+
+void Decoder::share_attention(Team& team, int64_t layer_index) {
+  const LayerWeights& layer = weights_.layers[static_cast<size_t>(layer_index)];
+  const int64_t passes = attention_.passes(), kv_heads = spec_.kv_heads;
+  const int64_t group = spec_.heads / kv_heads;
+  const auto parts = attention_.page_rows();
+  const auto run = [&](int64_t first, int64_t last) {
+    attention_.run(*cache_, layer_index, layer.window, first, last, team.thread());
+  };
+  if (attention_.is_simple() && kv_heads >= team.threads()) {
+    team.share(kv_heads, 1, [&](int64_t kv_head, int64_t) {
+      for (const auto& part : parts) write_heads(layer_index, kv_head, part);
+      run(kv_head * passes, (kv_head + 1) * passes);
+      for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
+        for (const auto& part : parts) merge_head(layer, head, part);
+    });
+    return;
+  }
+  // The last row of a block clears what follows it, so rows of a page are written by one thread.
+  const int64_t count = std::ssize(parts), items = passes * kv_heads;
+  team.share(kv_heads * count, 1, [&](int64_t i, int64_t) {
+    write_heads(layer_index, i / count, parts[static_cast<size_t>(i % count)]);
+  });
+  team.share(items, std::max<int64_t>(items / (team.threads() * kAttentionClaimsPerThread), 1),
+             run);
+  const int64_t merges = spec_.heads * count;
+  team.share(merges, std::max<int64_t>(merges / (team.threads() * kClaimsPerThread), 1),
+             [&](int64_t first, int64_t last) {
+               for (int64_t i = first; i < last; ++i)
+                 merge_head(layer, i / count, parts[static_cast<size_t>(i % count)]);
+             });
 }
 
 // The activation of a range of outputs: panels of gates and of what they gate alternate, or there

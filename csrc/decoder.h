@@ -130,7 +130,9 @@ class Decoder {
   void attend(Team& team, int64_t layer);
   void feed_forward(Team& team, const LayerWeights& layer);
   void finish(Team& team);
-  void write_heads(int64_t layer, int64_t kv_head, int64_t first_row, int64_t last_row);
+  void share_attention(Team& team, int64_t layer);
+  void write_heads(int64_t layer, int64_t kv_head, const Attention::PageRows& part);
+  void merge_head(const LayerWeights& layer, int64_t head, const Attention::PageRows& part);
   void norm_heads(const Norm& norm, float* values, int64_t first_head, int64_t count) const;
   void norm_whole_rows(Team& team, const LayerWeights& layer);
   void norm(const uint16_t* weight, const uint16_t* bias, const float* x, int64_t n,
@@ -179,8 +181,7 @@ class Decoder {
   const KvCache* cache_ = nullptr;
   std::span<const int32_t> tokens_;
   std::vector<SequenceRows> sequences_;
-  std::vector<int32_t> row_sequence_;  // index into sequences_, by row
-  std::vector<int64_t> logit_rows_;    // batch row of each row of logits
+  std::vector<int64_t> logit_rows_;  // batch row of each row of logits
   int64_t rows_ = 0;
   size_t fixed_bytes_[2] = {}, moved_bytes_ = 0;
 

@@ -101,7 +101,7 @@ void Decoder::multiply_experts(Team& team, const LayerWeights& layer,
   float* const out = scratch_[static_cast<size_t>(team.thread())].product.data();
   const int64_t panels = (layer.feed_forwards.front().*weight)->matrix().panels;
   const int64_t chosen = std::ssize(chosen_),
-                grain = panels_of_claim(panels * chosen, team.threads());
+                grain = panels_of_claim(panels * chosen, rows_, team.threads());
   const int64_t claims = (panels + grain - 1) / grain;
   team.share(chosen * claims, 1, [&](int64_t claim, int64_t) {
     const auto expert = static_cast<size_t>(chosen_[static_cast<size_t>(claim / claims)]);

@@ -9,12 +9,14 @@ namespace specqd {
 
 constexpr int64_t kRowsPreparedByEach = 2;  // up to here a barrier costs more than doing it twice
 constexpr int64_t kProductPanels = 16;      // at most, of one claim
+constexpr int64_t kManyRows = 64;  // whose products would not stay in the cache with so many
+constexpr int64_t kProductPanelsOfManyRows = 4;
 constexpr int64_t kClaimsPerThread = 4;
 
-// Panels of one claim, where `panels` are shared; even, for panels may be pairs.
-inline int64_t panels_of_claim(int64_t panels, int64_t threads) {
+// Panels of one claim by so many rows, where `panels` are shared; even, for panels may be pairs.
+inline int64_t panels_of_claim(int64_t panels, int64_t rows, int64_t threads) {
   const int64_t fair = panels / (threads * kClaimsPerThread) / 2 * 2;
-  return std::clamp<int64_t>(fair, 2, kProductPanels);
+  return std::clamp<int64_t>(fair, 2, rows < kManyRows ? kProductPanels : kProductPanelsOfManyRows);
 }
 
 // Makes a row's inputs: the residual stream, under a norm if there is one.
@@ -56,7 +58,7 @@ void Decoder::multiply(Team& team, Reading reading, const PackedWeight& weight,
   const PackedMatrix& matrix = weight.matrix();
   float* const out = scratch_[static_cast<size_t>(team.thread())].product.data();
   const auto product = reading == Reading::kDraft ? kernels_.draft_product : kernels_.exact_product;
-  const int64_t grain = panels_of_claim(matrix.panels, team.threads());
+  const int64_t grain = panels_of_claim(matrix.panels, x.count, team.threads());
   team.share(matrix.panels, grain, [&](int64_t first, int64_t last) {
     const int64_t stride = (last - first) * kPanel;
     product(matrix, first, last, x, out, stride);

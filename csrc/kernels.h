@@ -37,6 +37,16 @@ struct PreparedRows {
   int64_t count = 0;
 };
 
+// Panels of plain tiles, `stride` weights from one to the next. `next` is where as many lie that
+// will be multiplied next, to be fetched meanwhile, or null.
+struct PlainPanels {
+  const uint16_t* data = nullptr;
+  int64_t panels = 0;
+  int64_t tiles = 0;  // of one panel
+  int64_t stride = 0;
+  const uint16_t* next = nullptr;
+};
+
 // The scale rule of the MXFP4 cast; mxfp4.py defines both.
 enum class ScaleRule : int { kFloor = 0, kMse = 1 };
 
@@ -66,9 +76,10 @@ struct Kernels {
   void (*draft_product)(const PackedMatrix& w, int64_t first, int64_t last, const PreparedRows& x,
                         float* out, int64_t out_stride);
 
-  // The same exact sum over plain tiles [tiles][512], for one panel, continued from what out holds.
-  // x.data points at the prepared input of the first tile's first k. This is attention's product.
-  void (*accumulate_plain)(const uint16_t* plain, int64_t tiles, const PreparedRows& x, float* out,
+  // The same exact sums over plain panels, continued from what out holds: panel p's are
+  // out[m * out_stride + 16 * p + n]. x.data points at the prepared input of the first tile's
+  // first k. This is attention's product.
+  void (*accumulate_plain)(const PlainPanels& w, const PreparedRows& x, float* out,
                            int64_t out_stride);
   // Bytes by which a prepared exact row advances over one block of 32 inputs.
   size_t exact_block_bytes;
@@ -118,6 +129,9 @@ struct Kernels {
 
   // --- Measuring -------------------------------------------------------------------------------
   uint64_t (*read_bytes)(const void* data, size_t bytes);  // streams over all bytes
+  // rounds * 8192 multiplications and additions as exact products make them, all in registers: the
+  // peak of products of many rows. rounds % 4 == 0.
+  void (*multiply_registers)(int64_t rounds);
 };
 
 const Kernels* portable_kernels();

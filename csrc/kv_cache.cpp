@@ -21,10 +21,12 @@ std::span<const int32_t> page_tokens(std::span<const int32_t> tokens, int64_t pa
 
 KvCache::KvCache(KvShape shape, int64_t pages)
     : shape_(shape),
-      memory_(static_cast<size_t>(pages * shape.page_words()) * sizeof(uint16_t)),
       references_(static_cast<size_t>(pages), 0),
+      free_in_frame_(static_cast<size_t>((pages + kFramePages - 1) / kFramePages)),
       published_(static_cast<size_t>(pages)) {
-  for (int64_t page = pages; page-- > 0;) free_.push_back(static_cast<int32_t>(page));
+  memory_ =
+      Memory(free_in_frame_.size() * static_cast<size_t>(shape.frame_words()) * sizeof(uint16_t));
+  for (int64_t page = 0; page < pages; ++page) set_free(static_cast<int32_t>(page));
 }
 
 int64_t KvCache::unused_published() const { return static_cast<int64_t>(idle_.size()); }
@@ -69,11 +71,9 @@ bool KvCache::make_writable(int sequence, int64_t first, int64_t last) {
   if (table.size() < end) table.resize(end, kNoPage);
   for (size_t i = begin; i < end; ++i) {
     if (is_own(i)) continue;
-    const int32_t old = table[i], fresh = take_page();
+    const int32_t old = table[i], fresh = take_page(i > 0 ? table[i - 1] : kNoPage);
     const bool keeps_positions = first > static_cast<int64_t>(i) * kPagePositions;
-    if (old != kNoPage && keeps_positions)
-      std::memcpy(page_words(fresh), page_words(old),
-                  static_cast<size_t>(shape_.page_words()) * sizeof(uint16_t));
+    if (old != kNoPage && keeps_positions) copy_page(old, fresh);
     if (old != kNoPage) drop_page(old);
     table[i] = fresh;
   }
@@ -151,27 +151,81 @@ bool KvCache::has_page(int sequence, int64_t page) const {
   return page < static_cast<int64_t>(table.size()) && table[static_cast<size_t>(page)] != kNoPage;
 }
 
-uint16_t* KvCache::keys(int sequence, int64_t page, int64_t layer, int64_t kv_head) const {
-  const int32_t held = sequences_.at(sequence)[static_cast<size_t>(page)];
-  return page_words(held) +
-         (layer * shape_.kv_heads + kv_head) * (shape_.key_words() + shape_.value_words());
+uint16_t* KvCache::strip(int64_t layer, int64_t kv_head) const {
+  return reinterpret_cast<uint16_t*>(memory_.data()) +
+         (layer * shape_.kv_heads + kv_head) * shape_.strip_words();
 }
 
-uint16_t* KvCache::values(int sequence, int64_t page, int64_t layer, int64_t kv_head) const {
-  return keys(sequence, page, layer, kv_head) + shape_.key_words();
+KvView KvCache::view(int sequence, int64_t layer, int64_t kv_head) const {
+  return {strip(layer, kv_head), sequences_.at(sequence).data(), shape_};
 }
 
-int32_t KvCache::take_page() {
+template <class F>
+void KvCache::for_page_runs(int32_t page, const F& f) const {
+  int64_t at = 0;
+  for (int64_t layer = 0; layer < shape_.layers; ++layer)
+    for (int64_t kv_head = 0; kv_head < shape_.kv_heads; ++kv_head) {
+      const KvView view(strip(layer, kv_head), &page, shape_);
+      f(view.keys(0), at, shape_.key_words());
+      at += shape_.key_words();
+      f(view.values(0), at, shape_.value_words());
+      at += shape_.value_words();
+    }
+}
+
+std::vector<uint16_t> KvCache::page_bits(int sequence, int64_t page) const {
+  std::vector<uint16_t> bits(static_cast<size_t>(shape_.page_words()));
+  for_page_runs(sequences_.at(sequence)[static_cast<size_t>(page)],
+                [&](const uint16_t* words, int64_t at, int64_t count) {
+                  std::copy_n(words, count, bits.begin() + at);
+                });
+  return bits;
+}
+
+void KvCache::write_page_bits(int sequence, int64_t page, std::span<const uint16_t> bits) {
+  for_page_runs(sequences_.at(sequence)[static_cast<size_t>(page)],
+                [&](uint16_t* words, int64_t at, int64_t count) {
+                  std::copy_n(bits.begin() + at, count, words);
+                });
+}
+
+void KvCache::copy_page(int32_t from, int32_t to) {
+  for (int64_t layer = 0; layer < shape_.layers; ++layer)
+    for (int64_t kv_head = 0; kv_head < shape_.kv_heads; ++kv_head) {
+      const KvView source(strip(layer, kv_head), &from, shape_);
+      const KvView target(strip(layer, kv_head), &to, shape_);
+      std::copy_n(source.keys(0), shape_.key_words(), target.keys(0));
+      std::copy_n(source.values(0), shape_.value_words(), target.values(0));
+    }
+}
+
+// The page after the one before it, so that both are read at one stretch; else the first of a frame
+// that nobody uses, where others may follow it.
+int32_t KvCache::best_free_page(int32_t before) const {
+  const int32_t after = before + 1;
+  if (before != kNoPage && after % kFramePages != 0 && free_.contains(after)) return after;
+  for (size_t frame = 0; frame < free_in_frame_.size(); ++frame)
+    if (free_in_frame_[frame] == kFramePages) return static_cast<int32_t>(frame * kFramePages);
+  return *free_.begin();
+}
+
+int32_t KvCache::take_page(int32_t before) {
   if (free_.empty()) {  // the oldest published page that nobody holds makes room
     const int32_t oldest = idle_.front();
     idle_.erase(idle_.begin());
     unpublish(oldest);
-    free_.push_back(oldest);
+    set_free(oldest);
   }
-  const int32_t page = free_.back();
-  free_.pop_back();
+  const int32_t page = best_free_page(before);
+  free_.erase(page);
+  --free_in_frame_[static_cast<size_t>(page / kFramePages)];
   references_[static_cast<size_t>(page)] = 1;
   return page;
+}
+
+void KvCache::set_free(int32_t page) {
+  free_.insert(page);
+  ++free_in_frame_[static_cast<size_t>(page / kFramePages)];
 }
 
 void KvCache::drop_page(int32_t page) {
@@ -179,7 +233,7 @@ void KvCache::drop_page(int32_t page) {
   if (published_[static_cast<size_t>(page)].id != 0)
     idle_.push_back(page);
   else
-    free_.push_back(page);
+    set_free(page);
 }
 
 void KvCache::unpublish(int32_t page) {
@@ -187,10 +241,6 @@ void KvCache::unpublish(int32_t page) {
   if (entry.id == 0) return;
   by_hash_.erase(Prefix{entry.salt, entry.parent, entry.tokens}.hash());
   entry = {};
-}
-
-uint16_t* KvCache::page_words(int32_t page) const {
-  return reinterpret_cast<uint16_t*>(memory_.data()) + page * shape_.page_words();
 }
 
 }  // namespace specqd

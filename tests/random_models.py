@@ -85,6 +85,20 @@ def make_model(directory: Path, shape: Shape, seed: int) -> Path:
     return directory
 
 
+def make_escaping_model(directory: Path, seed: int) -> Path:
+    """A model that says nothing but ESC: its head is zero, so that token 0 wins every tie."""
+    make_model(directory, Shape(), seed)
+    tensors = make_tensors(Shape(), seed)
+    tensors["lm_head.weight"] = np.zeros_like(tensors["lm_head.weight"])
+    write_safetensors(directory / "model.safetensors", tensors)
+    tokenizer = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    escape, nul = chr(256 + 0x1B), chr(256)  # as the byte-level alphabet spells them
+    vocabulary[escape], vocabulary[nul] = vocabulary[nul], vocabulary[escape]
+    _write_json(directory / "tokenizer.json", tokenizer)
+    return directory
+
+
 def shorten_model(directory: Path, model: Path, layers: int) -> Path:
     """Write the first `layers` layers of a model between its embedding and its head: a smaller one
     that often agrees with it."""

@@ -12,15 +12,17 @@ PACKAGE = ROOT / "src" / "specqd"
 
 # A module imports from lower rows only.
 RANKS = (
-    {"errors"},
-    {"json_fields"},
-    {"rope", "mxfp4"},
-    {"tensors", "config", "hub"},
+    {"errors", "bf16", "backends"},
+    {"mapped"},
+    {"json_fields", "gguf", "sentencepiece_model", "mxfp4"},
+    {"rope", "gguf_config", "gguf_tokenizer"},
+    {"tensors", "config"},
+    {"gguf_tensors"},
     {"_native"},
     {"packed", "mxfp4_experts", "decoder_spec", "tensor_names"},
     {"loader"},
     {"layers"},
-    {"context", "sequence", "sampling", "weights"},
+    {"context", "sequence", "sampling", "weights", "hub"},
     {"model"},
     {"economics"},
     {"drafters"},

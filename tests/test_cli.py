@@ -17,10 +17,9 @@ import pytest
 from family_shapes import FAMILY_SHAPES
 from random_models import (
     Shape,
+    make_escaping_model,
     make_model,
-    make_tensors,
     tensor_sizes,
-    write_safetensors,
 )
 from specqd import LLM, SamplingParams, _native
 from specqd.bench.bandwidth import bandwidth_at, measure
@@ -43,17 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
 
 @pytest.fixture(scope="module")
 def escaping(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
-    """A model that says nothing but ESC: its head is zero, so that token 0 wins every tie."""
-    directory = make_model(tmp_path_factory.mktemp("models") / "escaping", Shape(), seed)
-    tensors = make_tensors(Shape(), seed)
-    tensors["lm_head.weight"] = np.zeros_like(tensors["lm_head.weight"])
-    write_safetensors(directory / "model.safetensors", tensors)
-    tokenizer = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
-    vocabulary = tokenizer["model"]["vocab"]
-    escape, nul = chr(256 + 0x1B), chr(256)  # as the byte-level alphabet spells them
-    vocabulary[escape], vocabulary[nul] = vocabulary[nul], vocabulary[escape]
-    (directory / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
-    return directory
+    return make_escaping_model(tmp_path_factory.mktemp("models") / "escaping", seed)
 
 
 @pytest.fixture

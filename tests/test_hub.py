@@ -1,4 +1,4 @@
-"""A model is found by path or fetched by name; what cannot be found is said in one line."""
+"""A model is found by path or name; what cannot be found is said in one line."""
 
 from pathlib import Path
 
@@ -10,18 +10,16 @@ from specqd.errors import HubError
 from specqd.hub import resolve
 
 
-class FakeHub:
-    """Stands in for snapshot_download: remembers what was asked, gives a directory or raises."""
+class NoHub:
+    """Stands in for snapshot_download: says whether it was asked, and raises."""
 
-    def __init__(self, answer: Path | Exception) -> None:
-        self.answer = answer
-        self.asked: dict[str, object] = {}
+    def __init__(self, problem: Exception) -> None:
+        self.problem = problem
+        self.asked: list[str] = []
 
-    def __call__(self, repo_id: str, *, revision: str | None, allow_patterns: list[str]) -> str:
-        self.asked = {"repo": repo_id, "revision": revision, "patterns": allow_patterns}
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return str(self.answer)
+    def __call__(self, repo_id: str, **options: object) -> str:
+        self.asked.append(repo_id)
+        raise self.problem
 
 
 @pytest.fixture
@@ -33,8 +31,8 @@ def model_directory(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def no_hub(monkeypatch: pytest.MonkeyPatch) -> FakeHub:
-    hub = FakeHub(AssertionError("the hub was asked"))
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> NoHub:
+    hub = NoHub(AssertionError("the hub was asked"))
     monkeypatch.setattr(huggingface_hub, "snapshot_download", hub)
     return hub
 
@@ -65,10 +63,13 @@ def test_directory_without_a_config_is_refused(tmp_path):
 
 
 def test_file_in_place_of_a_directory_is_refused(tmp_path):
-    (tmp_path / "m.gguf").write_bytes(b"GGUF")
     (tmp_path / "model.safetensors").write_bytes(b"")
-    assert "is a GGUF file; name the directory" in refusal(tmp_path / "m.gguf")
-    assert "is a file; name the directory" in refusal(tmp_path / "model.safetensors")
+    assert "is a file; name the model's directory" in refusal(tmp_path / "model.safetensors")
+
+
+def test_gguf_file_is_itself(tmp_path, no_hub):
+    (tmp_path / "m.GGUF").write_bytes(b"")
+    assert resolve(tmp_path / "m.GGUF") == tmp_path / "m.GGUF"
 
 
 @pytest.mark.parametrize(
@@ -85,37 +86,6 @@ def test_name_that_is_neither_path_nor_repository_is_refused(no_hub, name, tmp_p
 def test_impossible_path_is_refused(no_hub, name):
     refusal(name)
     assert not no_hub.asked
-
-
-@pytest.mark.parametrize("revision", [None, "main", "v1.0", "refs/pr/3", "0123abcd"])
-def test_repository_is_fetched_at_its_revision(model_directory, monkeypatch, revision):
-    hub = FakeHub(model_directory)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub)
-    name = "Owner-1/model_1.5B"
-    assert resolve(name if revision is None else f"{name}@{revision}") == model_directory
-    assert hub.asked["repo"] == name
-    assert hub.asked["revision"] == revision
-
-
-def test_only_what_is_needed_is_fetched(model_directory, monkeypatch):
-    hub = FakeHub(model_directory)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub)
-    resolve("owner/model")
-    files = [
-        "config.json",
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "chat_template.jinja",
-        "special_tokens_map.json",
-        "model-00001-of-00002.safetensors",
-        "model.safetensors.index.json",
-    ]
-    others = ["pytorch_model.bin", "consolidated.safetensors", "README.md", "m.gguf", "run.py"]
-    kept = huggingface_hub.utils.filter_repo_objects(
-        files + others, allow_patterns=hub.asked["patterns"]
-    )
-    assert list(kept) == files
 
 
 def http_error(kind: type[errors.HfHubHTTPError]) -> errors.HfHubHTTPError:
@@ -135,12 +105,7 @@ def http_error(kind: type[errors.HfHubHTTPError]) -> errors.HfHubHTTPError:
     ],
 )
 def test_failed_fetch_is_one_line_that_says_what_was_asked(monkeypatch, problem, mention):
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", FakeHub(problem))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", NoHub(problem))
     message = refusal("owner/model@v1")
     assert "owner/model@v1" in message
     assert mention in message
-
-
-def test_repository_without_a_config_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", FakeHub(tmp_path))
-    assert "it is not a model" in refusal("owner/dataset")

@@ -273,6 +273,18 @@ def test_a_drafter_that_stopped_begins_again_when_it_would_have_been_right() -> 
     assert accepted == drafted > 60
 
 
+def test_a_drafter_with_nothing_to_say_is_asked_less_and_found_again() -> None:
+    drafter, sequence = NgramDrafter(), sequence_of(list(range(100)))
+    for token in range(100, 140):
+        assert propose(drafter, sequence).tokens == []
+        sequence.tokens.append(token)
+    sequence.tokens.extend([7] * 30)
+    said = [len(propose(drafter, sequence).tokens) for _ in range(12)]
+    first = next(i for i, length in enumerate(said) if length)
+    assert first <= 8
+    assert all(said[first:])  # and from then on every time
+
+
 def test_guesses_of_outer_levels_are_continued_but_not_learned() -> None:
     drafter, sequence = NgramDrafter(), sequence_of([5, 6, 7, 8, 9, 1])
     sequence.guess([5, 6])

@@ -118,18 +118,18 @@ def test_dtype_that_does_not_match_its_bytes(model: Path, refused: Refuse) -> No
     assert "'a' holds 8 bytes, but F32 of shape [4] needs 16" in refused()
 
 
-def test_dtype_other_than_bf16(model: Path, refused: Refuse, seed: int) -> None:
+def test_dtype_that_is_no_float(model: Path, refused: Refuse, seed: int) -> None:
     arrays = tensors(seed)
     name = "model.layers.1.mlp.up_proj.weight"
     sizes = {key: array.shape for key, array in arrays.items()}
     header = safetensors_header(sizes).decode("latin1")
     [where] = [i for i in range(len(header)) if header.startswith(f'"{name}"', i)]
-    edited = header[:where] + header[where:].replace('"BF16"', '"F16" ', 1)
+    edited = header[:where] + header[where:].replace('"BF16"', '"I16" ', 1)
     body = b"".join(array.tobytes() for array in arrays.values())
     (model / WEIGHTS).write_bytes(edited.encode("latin1") + body)
     problem = refused()
     assert name in problem
-    assert "is F16, BF16 was expected" in problem
+    assert "is I16, which is no weight in BF16, FP16 or FP32" in problem
 
 
 def test_missing_tensor(model: Path, refused: Refuse, seed: int) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from specqd.bf16 import rounded_to_bf16
 from specqd.errors import TensorError
 from specqd.tensors import TensorDirectory
 from writers import bf16_bits, entry, write_raw, write_safetensors, write_shards
@@ -39,7 +40,7 @@ def test_every_tensor_reads_back_bit_for_bit_at_any_alignment(tmp_path, rng, pad
         "after an odd size": rng.standard_normal(9).astype(np.float32),
         "scalar": np.array(2.5, np.float64),
         "empty": np.zeros((0, 4), np.int64),
-        "half": rng.standard_normal((2, 2)).astype(np.float16),
+        "half": rng.standard_normal(4).astype(np.float16),
     }
     write_safetensors(
         tmp_path / "model.safetensors", written, metadata={"format": "pt"}, padding=padding
@@ -79,15 +80,52 @@ def test_shards_read_as_one_directory_and_may_be_links(tmp_path, rng):
 
 
 def test_bf16_names_what_is_wrong_with_a_tensor(tmp_path):
-    tensors = {"w": np.zeros((2, 3), np.uint16), "f": np.zeros(4, np.float32)}
+    tensors = {"w": np.zeros((2, 3), np.uint16), "f": np.zeros(4, np.float64)}
     write_safetensors(tmp_path / "model.safetensors", tensors)
     opened = TensorDirectory.open(tmp_path)
-    with pytest.raises(TensorError, match=r"'absent' is missing \(BF16 \[2, 2\]"):
+    with pytest.raises(TensorError, match=r"'absent' is missing \(\[2, 2\] was expected"):
         opened.bf16("absent", (2, 2))
     with pytest.raises(TensorError, match=r"'w' has shape \[2, 3\], \[3, 2\] was expected"):
         opened.bf16("w", (3, 2))
-    with pytest.raises(TensorError, match=r"'f' is F32, BF16 was expected; convert"):
+    with pytest.raises(TensorError, match=r"'f' is F64, which is no weight in BF16, FP16 or FP32"):
         opened.bf16("f", (4,))
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32])
+def test_wider_floats_are_rounded_to_nearest_even(kind, rng):
+    bits = rng.integers(0, 1 << 8 * kind().itemsize, 600_000, dtype=np.uint64)
+    values = bits.astype(f"u{kind().itemsize}").view(kind).reshape(600, 1000)
+    rounded = rounded_to_bf16(values)
+    as_float = (rounded.astype(np.uint32) << 16).view(np.float32)
+    assert np.array_equal(np.isnan(as_float), np.isnan(values))
+    finite = np.isfinite(values) & np.isfinite(as_float)
+    exact = values[finite].astype(np.float64)
+    error = np.abs(as_float.astype(np.float64)[finite] - exact)
+    for towards in (rounded - 1, rounded + 1):  # neither neighbour is nearer, nor as near and even
+        neighbour = (towards.astype(np.uint32) << 16).view(np.float32)
+        other = np.abs(neighbour[finite].astype(np.float64) - exact)
+        is_even = rounded[finite] % 2 == 0
+        assert np.all((error < other) | ((error == other) & is_even) | ~np.isfinite(other))
+
+
+def test_halves_go_to_even_and_too_large_is_infinite():
+    values = np.array([1 + 2**-8, 1 + 3 * 2**-8, -(1 + 2**-8), 3.4e38, np.inf], np.float32)
+    assert rounded_to_bf16(values).tolist() == [0x3F80, 0x3F82, 0xBF80, 0x7F80, 0x7F80]
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32])
+def test_wider_tensors_are_read_rounded(tmp_path, rng, kind):
+    matrix, vector = rng.standard_normal((3, 4)).astype(kind), np.ones(4, kind)
+    write_safetensors(tmp_path / "model.safetensors", {"m": matrix, "v": vector})
+    tensors = TensorDirectory.open(tmp_path)
+    assert np.array_equal(tensors.bf16("m", (3, 4)), bf16_bits(matrix))
+    assert list(tensors.matrices()) == [("F16" if kind is np.float16 else "F32", (3, 4))]
+
+
+def test_a_gptq_checkpoint_is_named(tmp_path):
+    write_safetensors(tmp_path / "model.safetensors", {"m.qweight": np.zeros((2, 2), np.int32)})
+    with pytest.raises(TensorError, match=r"'m.weight' is missing .* GPTQ and AWQ"):
+        TensorDirectory.open(tmp_path).bf16("m.weight", (2, 2))
 
 
 U8 = "U8"

@@ -126,14 +126,11 @@ inline V round_even(V v) {
 inline I16 to_int(F16 integral) { return convert<I16>(integral); }
 inline F16 to_float(I16 v) { return convert<F16>(v); }
 
-// e^x to about 1 ulp; 0 below -87.3, +inf above 88.7. Range reduction by Cody and Waite; the
-// polynomial is the Taylor series to degree 7 on |r| <= ln(2)/2 (truncation below 2^-26).
+// e^(x - n * ln(2)), close to 1, by Cody and Waite's reduction; the polynomial is the Taylor series
+// to degree 7 on |r| <= ln(2)/2 (truncation below 2^-26).
 template <class V>
-inline V exp(V x) {
-  using I = LanesLike<int32_t, V>;
-  const V clamped = max(min(x, all<V>(89.0f)), all<V>(-88.0f));
-  const V n = round_even(clamped * all<V>(1.44269504f));
-  V r = fma(n, all<V>(-0.693359375f), clamped);
+inline V exp_reduced(V x, V n) {
+  V r = fma(n, all<V>(-0.693359375f), x);
   r = fma(n, all<V>(2.12194440e-4f), r);
   V p = all<V>(1.9841270e-4f);
   p = fma(p, r, all<V>(1.3888889e-3f));
@@ -142,13 +139,34 @@ inline V exp(V x) {
   p = fma(p, r, all<V>(1.6666667e-1f));
   p = fma(p, r, all<V>(0.5f));
   p = fma(p, r, all<V>(1.0f));
-  p = fma(p, r, all<V>(1.0f));
+  return fma(p, r, all<V>(1.0f));
+}
+
+// e^x to about 1 ulp; 0 below -87.3, +inf above 88.7.
+template <class V>
+inline V exp(V x) {
+  using I = LanesLike<int32_t, V>;
+  const V clamped = max(min(x, all<V>(89.0f)), all<V>(-88.0f));
+  const V n = round_even(clamped * all<V>(1.44269504f));
+  const V p = exp_reduced(clamped, n);
   // Two factors, since n reaches 128. 2^i for -126 <= i <= 127:
   const auto power_of_two = [](I i) { return bits_as<V>((i + 127) << 23); };
   const I whole = convert<I>(n);
   const I half = whole >> 1;
   V value = (p * power_of_two(half)) * power_of_two(whole - half);
   value = select(x < all<V>(-87.3f), V{}, value);
+  return select(x == x, value, x);
+}
+
+// The same for x <= 0 and NaN, in fewer steps: the factor of n = -127 is zero, and subnormals are.
+template <class V>
+inline V exp_not_above_zero(V x) {
+  using I = LanesLike<int32_t, V>;
+  const V clamped = max(x, all<V>(-88.0f));
+  const V magic = all<V>(12582912.0f);  // 1.5 * 2^23: whole numbers in the lowest bits
+  const V shifted = clamped * all<V>(1.44269504f) + magic;
+  const V power = bits_as<V>((bits_as<I>(shifted) + 127) << 23);
+  const V value = exp_reduced(clamped, shifted - magic) * power;
   return select(x == x, value, x);
 }
 

@@ -150,50 +150,6 @@ void round_bf16_finite(const float* x, int64_t n, uint16_t* out) {
     store_bf16_part(out + i, round_to_bf16(made_finite(load_part(x + i, n - i, 0.0f))), n - i);
 }
 
-Kernels::SoftmaxPart softmax_part(float* scores, int64_t n, int64_t begin, int64_t end,
-                                  float scale) {
-  const I16 lane_number = lane_numbers<I16>();
-  const auto visible = [&](int64_t i) {
-    const I16 at = lane_number + static_cast<int32_t>(i);
-    return (at >= static_cast<int32_t>(begin)) & (at < static_cast<int32_t>(end));
-  };
-  F16 maximum = splat(kMinusInfinity);
-  for (int64_t i = 0; i < n; i += kLanes) {
-    const F16 scaled = select(visible(i), load(scores + i) * splat(scale), splat(kMinusInfinity));
-    store(scores + i, scaled);
-    maximum = max(scaled, maximum);
-  }
-  const float top = max_lanes(maximum);
-  if (top == kMinusInfinity) {
-    std::memset(scores, 0, static_cast<size_t>(n) * sizeof(float));
-    return {kMinusInfinity, 0.0f};
-  }
-  F16 sum{};
-  for (int64_t i = 0; i < n; i += kLanes) {
-    const F16 p = select(visible(i), exp(load(scores + i) - splat(top)), F16{});
-    store(scores + i, p);
-    sum = sum + p;
-  }
-  return {top, sum_lanes(sum)};
-}
-
-inline float exp_of(float x) { return exp(all<Lanes<float, 4>>(x))[0]; }
-
-void merge_part(float* values, Kernels::SoftmaxPart* running, const float* part_values,
-                Kernels::SoftmaxPart part, int64_t n) {
-  if (part.maximum == kMinusInfinity) return;
-  if (running->maximum == kMinusInfinity) {
-    std::memcpy(values, part_values, static_cast<size_t>(n) * sizeof(float));
-    *running = part;
-    return;
-  }
-  const float top = running->maximum > part.maximum ? running->maximum : part.maximum;
-  const float keep = exp_of(running->maximum - top), take = exp_of(part.maximum - top);
-  for (int64_t i = 0; i < n; ++i) values[i] = values[i] * keep + part_values[i] * take;
-  running->sum = running->sum * keep + part.sum * take;
-  running->maximum = top;
-}
-
 uint64_t read_bytes(const void* data, size_t bytes) {
   using W = Lanes<uint64_t, 8>;
   const char* at = static_cast<const char*>(data);
@@ -207,6 +163,19 @@ uint64_t read_bytes(const void* data, size_t bytes) {
   }
   const W total = (sums[0] + sums[1]) + (sums[2] + sums[3]);
   return fold(total, [](auto a, auto b) { return a + b; });
+}
+
+void multiply_registers(int64_t rounds) {
+  constexpr int kChains = kRegisterBytes == 64 ? 16 : 4;  // as many as registers hold
+  F16 sums[kChains];
+  for (int i = 0; i < kChains; ++i) sums[i] = splat(static_cast<float>(i));
+  const F16 factor = splat(0.5f), addend = splat(1.0f);
+  for (int64_t i = 0; i < rounds * kTileWeights / kChains; ++i) {
+#pragma GCC unroll 16
+    for (int chain = 0; chain < kChains; ++chain)
+      sums[chain] = fma_bf16(factor, sums[chain], addend);
+  }
+  for (const F16& sum : sums) asm volatile("" : : "m"(sum));
 }
 
 }  // namespace

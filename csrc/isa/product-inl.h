@@ -129,10 +129,17 @@ struct Nothing {
 // Fetches plain tiles.
 struct PlainAhead {
   const uint16_t* tile;
-  bool is_done() const { return true; }
+  int64_t left;
+  bool is_done() const { return left <= 0; }
   [[gnu::always_inline]] void row(int r) { fetch(tile + r * 2 * kPanel); }
-  void end_tile() { tile += kTileWeights; }
-  void whole_tile() {}
+  void end_tile() {
+    tile += kTileWeights;
+    --left;
+  }
+  void whole_tile() {
+    for (int r = 0; r < kBlock / 2; ++r) row(r);
+    end_tile();
+  }
 };
 
 inline PreparedRows rows_from(const PreparedRows& x, int64_t row, size_t bytes) {
@@ -168,8 +175,9 @@ class ExactProduct {
         for (int64_t m = 0; m < x_.count; ++m) store(out_ + m * out_stride_, F16{});
       const Group next = group_after(group);
       if (w_.plain != nullptr)
-        multiply_group(plain_tile(group), group,
-                       PlainAhead{plain_tile(group) + kPlainTilesAhead * kTileWeights});
+        multiply_group(
+            plain_tile(group), group,
+            PlainAhead{plain_tile(group) + kPlainTilesAhead * kTileWeights, group.count});
       else if (!is_nested)
         multiply_group(decoded_mxfp4(group), group, Nothing{});
       else if (next.panel < last)
@@ -233,11 +241,18 @@ void exact_product_by(const PackedMatrix& w, int64_t first, int64_t last, const 
 }
 
 template <class S>
-void accumulate_plain_by(const uint16_t* plain, int64_t tiles, const PreparedRows& x, float* out,
+void accumulate_plain_by(const PlainPanels& w, const PreparedRows& x, float* out,
                          int64_t out_stride) {
   if (x.count == 0) return;
   const typename S::Scope scope(x.count);
-  S::multiply(plain, tiles, x, out, out_stride, Nothing{});
+  for (int64_t p = 0; p < w.panels; ++p) {
+    const uint16_t* const tiles = w.data + p * w.stride;
+    float* const at = out + p * kPanel;
+    if (w.next == nullptr)
+      S::multiply(tiles, w.tiles, x, at, out_stride, Nothing{});
+    else
+      S::multiply(tiles, w.tiles, x, at, out_stride, PlainAhead{w.next + p * w.stride, w.tiles});
+  }
 }
 
 // Multiplies any number of rows by an instruction set's

@@ -3,6 +3,7 @@
 
 #include "isa/prepare_avx2-inl.h"
 #include "isa/product-inl.h"
+#include "isa/product_many-inl.h"
 #include "isa/table-inl.h"
 
 namespace specqd {
@@ -221,7 +222,7 @@ constexpr Kernels avx2_table(const char* name) {
   table.prepare_exact = prepare_exact_avx2;
   table.prepare_draft = prepare_draft_avx2;
   table.decode_tile = decode_tile_avx2;
-  table.exact_product = exact_product_by<InRowGroups<Avx2Exact>>;
+  table.exact_product = exact_product_in_rows<Avx2Exact>;
   table.accumulate_plain = accumulate_plain_by<InRowGroups<Avx2Exact>>;
   table.draft_product = draft_product_avx2;
   return table;

@@ -9,6 +9,7 @@
 
 #include "isa/prepare_avx2-inl.h"
 #include "isa/product-inl.h"
+#include "isa/product_many-inl.h"
 #include "isa/table-inl.h"
 
 namespace specqd {
@@ -190,7 +191,7 @@ constexpr Kernels avx512_table(const char* name) {
   Kernels table = generic_table(name);
   table.prepare_draft = prepare_draft_avx2;
   table.decode_tile = decode_tile_avx512;
-  table.exact_product = exact_product_by<InRowGroups<Avx512Exact>>;
+  table.exact_product = exact_product_in_rows<Avx512Exact>;
   table.accumulate_plain = accumulate_plain_by<InRowGroups<Avx512Exact>>;
   table.draft_product = draft_product_avx512;
   return table;

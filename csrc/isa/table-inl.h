@@ -2,6 +2,7 @@
 #pragma once
 
 #include "isa/activations-inl.h"
+#include "isa/attention-inl.h"
 #include "isa/nested-inl.h"
 #include "isa/ops-inl.h"
 #include "isa/pick-inl.h"
@@ -39,7 +40,8 @@ constexpr Kernels generic_table(const char* name) {
           .merge_part = merge_part,
           .scale = scale,
           .pick = &picking::kKernels,
-          .read_bytes = read_bytes};
+          .read_bytes = read_bytes,
+          .multiply_registers = multiply_registers};
 }
 
 }  // namespace

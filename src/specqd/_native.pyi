@@ -26,6 +26,14 @@ class Pool:
 def read_seconds(pool: Pool, isa: str, bytes: int, repeats: int) -> list[float]:
     """Seconds of each of `repeats` readings of `bytes` bytes by all threads."""
 
+PEAK_PRODUCTS: int = 33554432
+
+def product_seconds(pool: Pool, isa: str, repeats: int) -> list[float]:
+    """
+    Seconds of each of `repeats` times that each thread makes PEAK_PRODUCTS exact products, in
+    registers alone.
+    """
+
 class RopeSpec:
     def __init__(self, kind: str, dims: int, theta: float, factor: float, original_max_positions: float, low_freq_factor: float, high_freq_factor: float, beta_fast: float, beta_slow: float, attention_factor: float, mscale: float, mscale_all_dim: float, truncate: bool, factors: Sequence[float]) -> None: ...
 
@@ -222,7 +230,7 @@ class KernelTable:
 
     def product(self, reading: str, packed: Packed, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], first: int = 0, last: int = -1) -> NDArray[numpy.float32]: ...
 
-    def accumulate_plain(self, arg0: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order='C', device='cpu', writable=False)], arg1: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], arg2: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], /) -> NDArray[numpy.float32]: ...
+    def accumulate_plain(self, arg0: Annotated[NDArray[numpy.uint16], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], arg1: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], arg2: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], /) -> NDArray[numpy.float32]: ...
 
     def time_product(self, reading: str, packed: Packed, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], threads: int, repeats: int = 5, rounds: int = 1) -> list[float]: ...
 

@@ -1,32 +1,42 @@
 """From what a user names a model by to a local directory.
 
-Owns the shape of repository ids and the shipped model. Knows nothing of what the files hold.
+Owns the shape of repository ids, which of a repository's files a model needs, and the shipped
+model. The cache, tokens and offline mode are huggingface_hub's.
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
+from specqd.config import read_config
 from specqd.errors import HubError
+from specqd.packed import WEIGHTS as PACKED_WEIGHTS
+from specqd.tensors import INDEX, WEIGHTS, read_index
 
 # owner/name, optionally @revision (a branch, tag or commit; branches may hold slashes).
 _REPO = re.compile(
     r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@(?P<revision>[\w./-]+))?",
     re.ASCII,
 )
-_NEEDED_FILES = [
+_DESCRIPTION = [
     "config.json",
     "generation_config.json",
-    "tokenizer*.json",
-    "chat_template*",
+    "tokenizer.json",
+    "tokenizer_config.json",
     "special_tokens_map.json",
-    "model*.safetensors",
-    "model.safetensors.index.json",
+    "chat_template.json",
+    "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
+    INDEX,
 ]
 
 
 def resolve(path_or_repo: str | Path) -> Path:
-    """The local directory of a model: a directory as it is, `owner/name[@revision]` fetched.
+    """The local directory of a model, or its GGUF file: such a path as it is, and
+    `owner/name[@revision]` fetched.
 
     What is already in the Hugging Face cache is not fetched again. Raises HubError.
     """
@@ -39,11 +49,10 @@ def resolve(path_or_repo: str | Path) -> Path:
         if not (path / "config.json").is_file():
             raise HubError(f"{path}: has no config.json; name a Hugging Face model directory")
         return path
+    if exists and path.suffix.lower() == ".gguf":
+        return path
     if exists:
-        what = "is a GGUF file" if path.suffix.lower() == ".gguf" else "is a file"
-        raise HubError(
-            f"{path}: {what}; name the directory of the model in Hugging Face layout instead"
-        )
+        raise HubError(f"{path}: is a file; name the model's directory or a .gguf file instead")
     repo = _REPO.fullmatch(path_or_repo) if isinstance(path_or_repo, str) else None
     if repo is None:
         raise HubError(
@@ -62,14 +71,52 @@ def shipped_model() -> Path:
 
 
 def _fetch(repo: str, revision: str | None) -> Path:
+    """What describes the model first, so that one that cannot be run costs no download."""
+    asked = repo if revision is None else f"{repo}@{revision}"
+    path = _download(asked, repo, revision, _DESCRIPTION, is_shown=False)
+    if not (path / "config.json").is_file():
+        raise HubError(
+            f"{asked}: the repository has no config.json; name one of a model in Hugging Face "
+            "layout, or fetch its .gguf file and name that"
+        )
+    read_config(path)
+    wanted = _missing_weights(path)
+    if not any((path / name).exists() for name in ("tokenizer.json", "tokenizer.model")):
+        wanted.append("tokenizer.model")
+    if WEIGHTS in wanted:
+        wanted.append(PACKED_WEIGHTS)
+    if wanted:
+        path = _download(asked, repo, path.name, wanted, is_shown=True)  # of the same commit
+    if _missing_weights(path):
+        raise HubError(
+            f"{asked}: the repository has no safetensors weights, or not all of them; "
+            "name one that has"
+        )
+    return path
+
+
+def _missing_weights(path: Path) -> list[str]:
+    """Files of weights that the description names, or that stand alone, and are not there."""
+    if (path / PACKED_WEIGHTS).exists():
+        return []
+    names = set(read_index(path / INDEX).values()) if (path / INDEX).exists() else {WEIGHTS}
+    return sorted(name for name in names if not (path / name).exists())
+
+
+def _download(
+    asked: str, repo: str, revision: str | None, files: list[str], *, is_shown: bool
+) -> Path:
+    """The snapshot that holds those of the files that the repository has."""
     import huggingface_hub  # imported only here: it takes long, and a local model needs none of it
     from huggingface_hub import errors
 
-    asked = repo if revision is None else f"{repo}@{revision}"
     try:
-        path = Path(
-            huggingface_hub.snapshot_download(repo, revision=revision, allow_patterns=_NEEDED_FILES)
-        )
+        with _bars(f"Fetching {asked}" if is_shown else None) as bars:
+            return Path(
+                huggingface_hub.snapshot_download(
+                    repo, revision=revision, allow_patterns=files, tqdm_class=bars
+                )
+            )
     except errors.GatedRepoError as error:
         problem = "is gated; accept its licence on huggingface.co and run `hf auth login`"
         raise HubError(f"{asked}: {problem}") from error
@@ -82,11 +129,47 @@ def _fetch(repo: str, revision: str | None) -> Path:
     except errors.RevisionNotFoundError as error:
         raise HubError(f"{asked}: the repository has no such revision; check it") from error
     except Exception as error:  # which ones depends on the HTTP library below huggingface_hub
-        problem = (
-            "is not a directory here and could not be fetched from huggingface.co "
-            f"({type(error).__name__}); check the network and the disk, or name a local directory"
+        raise HubError(f"{asked}: {_why_not_fetched(error)}") from error
+
+
+@contextmanager
+def _bars(label: str | None) -> Iterator[type[Any]]:
+    """What snapshot_download shows of its progress: the bytes of all files, in one line that goes
+    when they are there; nothing without a label, or where huggingface_hub's bars are disabled."""
+    from huggingface_hub.utils.tqdm import tqdm
+
+    opened: list[Any] = []
+
+    class Bar(tqdm):  # type: ignore[misc, unused-ignore]  # tqdm has no types
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            counts_bytes = options.get("unit") == "B"
+            counts_twice = str(options.get("name")).endswith(".transfer")
+            if label is None or not counts_bytes or counts_twice:
+                options["disable"] = True
+            options |= {"desc": label, "leave": False}
+            super().__init__(*arguments, **options)  # type: ignore[no-untyped-call, unused-ignore]
+            opened.append(self)
+
+        def set_description(self, *arguments: Any, **options: Any) -> None:
+            pass
+
+    try:
+        yield Bar
+    finally:
+        for bar in opened:
+            bar.close()
+
+
+def _why_not_fetched(error: Exception) -> str:
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return (
+            "is not a directory here and not (wholly) in the cache, and HF_HUB_OFFLINE forbids to "
+            "fetch it; unset that, or name a local directory"
         )
-        raise HubError(f"{asked}: {problem}") from error
-    if not (path / "config.json").is_file():
-        raise HubError(f"{asked}: the repository has no config.json; it is not a model")
-    return path
+    reason = type(error.__cause__ or error).__name__
+    return (
+        f"is not a directory here and could not be fetched from {constants.ENDPOINT} ({reason}); "
+        "check the network and the disk, or name a local directory"
+    )

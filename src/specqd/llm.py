@@ -60,14 +60,19 @@ class Result:
 class Stream:
     """Iterates over pieces of text as they become certain; `result` is there at the end.
 
-    Leaving the loop early cancels the request.
+    Leaving the loop early cancels the request; `stop()` ends it with what has been written so far.
     """
 
     def __init__(self, llm: "LLM", prompt: list[int], params: SamplingParams) -> None:
         self._llm = llm
         self._prompt = prompt
         self._params = replace(params, n=1)
+        self._is_stopped = False
         self.result: Result | None = None
+
+    def stop(self) -> None:
+        """Ends the text after the step in progress. May be called by a signal handler."""
+        self._is_stopped = True
 
     def __iter__(self) -> Iterator[str]:
         engine = self._llm.engine
@@ -76,7 +81,9 @@ class Stream:
         sent = 0
         try:
             while sent < len(generation.text) or generation.finish_reason is None:
-                if sent == len(generation.text):  # else someone else's steps have made text here
+                if self._is_stopped:
+                    engine.cancel(generation)
+                elif sent == len(generation.text):  # else someone else's steps have made text here
                     engine.step()
                 piece = generation.text[sent:]
                 sent += len(piece)

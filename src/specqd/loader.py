@@ -5,6 +5,7 @@ Knows names as it is told them; knows nothing of layers or families.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from specqd.errors import TensorError
 from specqd.mxfp4 import ScaleRule
 from specqd.mxfp4_experts import Mxfp4Experts
 from specqd.packed import PackedFile
-from specqd.tensors import TensorDirectory
+from specqd.tensors import TensorDirectory, WeightSource
 
 Bits = NDArray[np.uint16]
 Progress = Callable[[int, int], None]  # bytes of weights packed so far, and in all
@@ -58,7 +59,7 @@ class Loader:
 
     def __init__(
         self,
-        tensors: TensorDirectory,
+        tensors: WeightSource,
         planes: PackedFile | None,
         pool: _native.Pool,
         isa: str,
@@ -185,8 +186,12 @@ class Loader:
         )
 
 
-def matrix_bytes(tensors: TensorDirectory) -> int:
-    """Of what is packed or, if it is MXFP4 already, taken."""
-    return sum(
-        view.data.nbytes for view in tensors.values() if view.data.ndim == 2 or view.dtype == "U8"
-    )
+def matrix_bytes(tensors: WeightSource) -> int:
+    """Of what is packed, as BF16, or of what is MXFP4 already."""
+    return sum(2 * prod(shape) for _, shape in tensors.matrices()) + mxfp4_bytes(tensors)
+
+
+def mxfp4_bytes(tensors: WeightSource) -> int:
+    if not isinstance(tensors, TensorDirectory):
+        return 0
+    return sum(view.data.nbytes for view in tensors.values() if view.dtype == "U8")

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from specqd.errors import TensorError
 from specqd.mxfp4 import BLOCK
-from specqd.tensors import TensorDirectory
+from specqd.tensors import TensorDirectory, WeightSource
 
 Bytes = NDArray[np.uint8]
 
@@ -18,7 +18,7 @@ class Mxfp4Experts:
     """`name`_blocks [experts, rows, blocks, 16] and `name`_scales [experts, rows, blocks], one
     expert at a time."""
 
-    tensors: TensorDirectory
+    tensors: WeightSource
     name: str
     experts: int
     rows: int
@@ -42,7 +42,7 @@ class Mxfp4Experts:
         )
 
     def _bytes(self, name: str, shape: tuple[int, ...]) -> Bytes:
-        view = self.tensors.get(name)
+        view = self.tensors.get(name) if isinstance(self.tensors, TensorDirectory) else None
         if view is None:
             raise self.wrong(f"{name} is missing (U8 {list(shape)} was expected)")
         if view.dtype != "U8" or view.shape != shape:

@@ -15,7 +15,8 @@ from specqd.sequence import Sequence
 
 _LONGEST_PROPOSAL = 32
 _LEAST_PROBABILITY = 0.05  # that all of a proposal is right: past it, no token is worth its row
-_PATIENCE = 4  # tokens that do not pay, before one that may: rows do not all cost the same
+_PATIENCE = 4  # with what does not pay: tokens before one that may, and times to be asked
+_LONGEST_REST = 8
 _CAUTION = 1.4  # what is chosen for looking good looks better than it is
 
 
@@ -59,6 +60,10 @@ class NgramDrafter:
         if most <= 0:
             return Proposal()
         sequence = ask.sequence
+        text = self._texts.get(sequence.key)
+        if text is not None and text.rest > 0 and self.length is None:
+            text.rest -= 1
+            return Proposal()
         text = self._text(sequence)
         guesses = sequence.tokens[text.length :]
         tokens, confidences = text.index.propose(guesses, most, self._corpus)
@@ -66,6 +71,9 @@ class NgramDrafter:
         if count < len(tokens) and text.withheld is None:
             said = [*guesses, *tokens[: count + 1]]
             text.withheld = _Withheld(said, confidences[count], is_first=count == 0)
+        # Asking takes time too: where nothing was worth saying, the next few times are not asked.
+        text.silence = 0 if count else text.silence + 1
+        text.rest = min(max(text.silence - _PATIENCE, 0), _LONGEST_REST)
         if sequence.stop_ids:
             count = next(
                 (i for i, t in enumerate(tokens[:count], 1) if t in sequence.stop_ids), count
@@ -139,6 +147,8 @@ class _Text:
     index: _native.NgramIndex = field(default_factory=_native.NgramIndex)
     length: int = 0
     withheld: _Withheld | None = None  # since the last accepted token
+    silence: int = 0  # times in a row that nothing was worth saying
+    rest: int = 0  # times to say nothing from now on
 
 
 def _index_of(corpus: SequenceOf[SequenceOf[int]]) -> _native.NgramIndex | None:

@@ -7,17 +7,20 @@ and what they mean, is the caller's business.
 import json
 import mmap
 import os
+import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specqd.errors import TensorError, shown
+from specqd.bf16 import rounded_to_bf16
+from specqd.errors import SpecqdWarning, TensorError, shown
+from specqd.mapped import check_unchanged
 
 # safetensors names -> how NumPy holds the raw bits (it has no bfloat16 and no 8-bit floats).
 _STORAGE: dict[str, np.dtype[Any]] = {
@@ -39,9 +42,11 @@ _STORAGE: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
     "C64": np.dtype("<c8"),
 }
+# The dtypes that are read as weights; all but the first are rounded to it.
+_FLOATS = ("BF16", "F16", "F32")
 _MOST_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 _MOST_DIMENSIONS = 32  # what every NumPy can hold
-_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,16 +81,6 @@ class _Shard:
     extents: Mapping[str, _Extent]
     metadata: Mapping[str, str]
 
-    def is_unchanged(self) -> bool:
-        """Whether the mapped file is as it was. Another that took its name changes nothing here."""
-        try:
-            now = self.path.stat()
-        except OSError:
-            now = self.status
-        is_same_file = os.path.samestat(now, self.status)
-        is_touched = is_same_file and now.st_mtime_ns != self.status.st_mtime_ns
-        return self.mapped.size() == len(self.mapped) and not is_touched
-
     def view(self, name: str) -> TensorView:
         extent = self.extents[name]
         storage = _STORAGE[extent.dtype]
@@ -95,6 +90,21 @@ class _Shard:
             data = data.copy()
             data.flags.writeable = False
         return TensorView(name, extent.dtype, extent.shape, data.reshape(extent.shape))
+
+
+class WeightSource(Protocol):
+    """A model's weights by their Hugging Face names, whatever files they come from."""
+
+    @property
+    def path(self) -> Path: ...
+    def bf16(self, name: str, shape: tuple[int, ...]) -> NDArray[np.uint16]:
+        """The BF16 bits of a tensor, which must have `shape`; TensorError otherwise."""
+
+    def matrices(self) -> Iterable[tuple[str, tuple[int, ...]]]:
+        """The dtype and shape of every tensor with rows and columns."""
+
+    def check_unchanged(self) -> None:
+        """Refuses to go on with files that changed since they were mapped: TensorError."""
 
 
 class TensorDirectory(Mapping[str, TensorView]):
@@ -107,11 +117,11 @@ class TensorDirectory(Mapping[str, TensorView]):
     @classmethod
     def open(cls, directory: Path) -> "TensorDirectory":
         """Map and check every weights file; raises TensorError, in one line that names the file."""
-        single, index = directory / _WEIGHTS, directory / _INDEX
+        single, index = directory / WEIGHTS, directory / INDEX
         if single.exists() or not index.exists():
             shard = _open_shard(single)
             return cls(directory, dict.fromkeys(shard.extents, shard))
-        placement = _read_index(index)
+        placement = read_index(index)
         shards = {file: _open_shard(directory / file) for file in sorted(set(placement.values()))}
         for name, file in placement.items():
             if name not in shards[file].extents:
@@ -134,16 +144,14 @@ class TensorDirectory(Mapping[str, TensorView]):
         return {key: text for file in files.values() for key, text in file.metadata.items()}
 
     def check_unchanged(self) -> None:
-        """Refuses to go on with a file that was cut or written to since it was mapped.
-
-        What is cut off between this and the reading of it still ends the process (SIGBUS).
-        """
+        """Refuses to go on with files that changed since they were mapped: TensorError."""
         for shard in {shard.path: shard for shard in self._shards.values()}.values():
-            if not shard.is_unchanged():
-                raise TensorError(
-                    f"{shard.path}: was changed while it was in use; load the model again, and "
-                    "replace files of models by renaming new ones over them"
-                )
+            check_unchanged(shard.path, shard.mapped, shard.status)
+
+    def matrices(self) -> Iterable[tuple[str, tuple[int, ...]]]:
+        """The dtype and shape of every tensor with rows and columns."""
+        extents = (shard.extents[name] for name, shard in self._shards.items())
+        return ((extent.dtype, extent.shape) for extent in extents if len(extent.shape) == 2)
 
     def __getitem__(self, name: str) -> TensorView:
         return self._shards[name].view(name)
@@ -158,31 +166,52 @@ class TensorDirectory(Mapping[str, TensorView]):
         return len(self._shards)
 
     def bf16(self, name: str, shape: tuple[int, ...]) -> NDArray[np.uint16]:
-        """The bits of BF16 tensor `name`, which must have `shape`; TensorError otherwise."""
+        """The BF16 bits of tensor `name`, mapped, or else rounded once from FP16 or FP32.
+
+        It must have `shape`; TensorError otherwise.
+        """
         shard = self._shards.get(name)
         if shard is None:
             raise TensorError(
-                f"{self.path}: tensor {shown(name)} is missing (BF16 {list(shape)} was expected); "
-                "the weights do not belong to this config.json or are incomplete"
+                f"{self.path}: tensor {shown(name)} is missing ({list(shape)} was expected); "
+                f"{self._why_missing(name)}"
             )
         extent = shard.extents[name]
-        if extent.dtype != "BF16":
+        if extent.dtype not in _FLOATS:
             raise TensorError(
-                f"{shard.path}: tensor {shown(name)} is {extent.dtype}, BF16 was expected; "
-                "convert the checkpoint to bfloat16 first"
+                f"{shard.path}: tensor {shown(name)} is {extent.dtype}, which is no weight in "
+                "BF16, FP16 or FP32; quantised checkpoints are not supported, use the BF16 one"
             )
         if extent.shape != shape:
             raise TensorError(
                 f"{shard.path}: tensor {shown(name)} has shape {list(extent.shape)}, "
                 f"{list(shape)} was expected; the weights do not belong to this config.json"
             )
-        return shard.view(name).data
+        data = shard.view(name).data
+        return data if extent.dtype == "BF16" else rounded_to_bf16(data)
+
+    def _why_missing(self, name: str) -> str:
+        if f"{name.removesuffix('.weight')}.qweight" in self._shards:
+            return "there is a .qweight, as in GPTQ and AWQ checkpoints: use the BF16 checkpoint"
+        return "the weights do not belong to this config.json or are incomplete"
+
+
+def tell_rounding(path: Path, matrix_dtypes: Iterable[str]) -> None:
+    """Warns where a model's matrices are wider than BF16."""
+    dtypes = set(matrix_dtypes)
+    wider = [dtype.replace("F", "FP") for dtype in _FLOATS[1:] if dtype in dtypes]
+    if wider:
+        warnings.warn(
+            f"{path}: the weights are {' and '.join(wider)}; they are rounded to BF16 once",
+            SpecqdWarning,
+            stacklevel=2,
+        )
 
 
 def _open_shard(path: Path) -> _Shard:
     if not path.is_file():  # follows links, and never opens a pipe or a device
         what = "is not a file" if path.exists() else "is missing"
-        raise TensorError(f"{path}: {what}; a model needs {_WEIGHTS} or its shards and their index")
+        raise TensorError(f"{path}: {what}; a model needs {WEIGHTS} or its shards and their index")
     try:
         with path.open("rb") as file:
             file_bytes = file.seek(0, 2)
@@ -267,7 +296,7 @@ def _is_sizes(value: object) -> bool:
     return isinstance(value, list) and all(type(n) is int and 0 <= n < 2**63 for n in value)
 
 
-def _read_index(path: Path) -> dict[str, str]:
+def read_index(path: Path) -> dict[str, str]:
     """Tensor name -> the name of a file beside the index."""
     if not path.is_file():
         raise TensorError(f"{path}: is not a file; fetch the model again")

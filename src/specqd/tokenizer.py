@@ -1,21 +1,27 @@
 """Text to token ids and back, and chats to prompts, from a Hugging Face model directory.
 
 Owns the tokenizer's files and what they mean; gives what transformers' AutoTokenizer gives. Knows
-nothing of models. Built on the `tokenizers` library: only `tokenizer.json` is read, no `.model`.
+nothing of models. Built on the `tokenizers` library: `tokenizer.json` is read where there is one,
+or else sentencepiece's `tokenizer.model`, or the vocabulary of a GGUF file.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
+from specqd.backends import add_ends, sentencepiece_backend
 from specqd.chat_template import ChatTemplate
-from specqd.errors import RequestError, TokenizerError
+from specqd.errors import RequestError, SpecqdError, TokenizerError
+from specqd.gguf import is_gguf
+from specqd.gguf_tokenizer import read_gguf_tokenizer
+from specqd.sentencepiece_model import SentencepieceModel, read_sentencepiece
 from specqd.text_stream import PieceMaker, TextStream, tidied
 
 NAMED_TOKENS = (
@@ -70,26 +76,43 @@ class Tokenizer:
 
     @classmethod
     def open(cls, directory: Path) -> Tokenizer:
-        """The tokenizer of a model directory. TokenizerError if it is missing or unreadable."""
+        """The tokenizer of a model directory or GGUF file.
+
+        TokenizerError if it is missing or unreadable.
+        """
         directory = Path(directory)
-        path = directory / "tokenizer.json"
-        text = read_text(path)
-        if text is None:
-            raise TokenizerError(f"{path}: not found; a model directory needs this file")
-        try:
-            backend = tokenizers.Tokenizer.from_str(text)
-        except BaseException as error:  # the library's panics derive from BaseException
-            if isinstance(error, KeyboardInterrupt | SystemExit):
-                raise
-            raise TokenizerError(f"{path}: not a tokenizer: {first_line(error)}") from error
+        if is_gguf(directory):
+            return cls._of_gguf(directory)
         settings = read_object(directory / "tokenizer_config.json")
         if "added_tokens_decoder" not in settings:
             settings |= read_object(directory / "special_tokens_map.json")
+        path, model = directory / "tokenizer.json", directory / "tokenizer.model"
+        text = read_text(path)
+        if text is None and not model.exists():
+            raise TokenizerError(
+                f"{path}: not found, and no tokenizer.model; a model directory needs one of them"
+            )
+        if text is not None:
+            with told_as_unusable(path):
+                backend = tokenizers.Tokenizer.from_str(text)
+        else:
+            with told_as_unusable(model):
+                backend, ends = sentencepiece_tokenizer(read_sentencepiece(model), settings)
+            settings = ends | settings
         try:
             return cls(backend, settings, read_templates(directory, settings))
         except (TypeError, ValueError, AttributeError, KeyError) as error:
             where = directory / "tokenizer_config.json"
             raise TokenizerError(f"{where}: malformed: {first_line(error)}") from error
+
+    @classmethod
+    def _of_gguf(cls, path: Path) -> Tokenizer:
+        with told_as_unusable(path):
+            read = read_gguf_tokenizer(path)
+            templates = {
+                name: ChatTemplate(text, str(path)) for name, text in read.templates.items()
+            }
+            return cls(read.backend, read.named_tokens, templates)
 
     @property
     def bos_token(self) -> str | None:
@@ -231,6 +254,45 @@ class Tokenizer:
                 if token and token not in known and self.id_of(token) is not None
             ]
         )
+
+
+@contextmanager
+def told_as_unusable(path: Path) -> Iterator[None]:
+    """Tells whatever the library makes of a file, its panics included, as TokenizerError."""
+    try:
+        yield
+    except (SpecqdError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library's panics derive from BaseException
+        raise TokenizerError(f"{path}: not a tokenizer: {first_line(error)}") from error
+
+
+def sentencepiece_tokenizer(
+    model: SentencepieceModel, settings: Mapping[str, Any]
+) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+    """The backend with the tokens that the settings add, and what they leave to the model."""
+    texts = model.pieces.texts
+    backend = sentencepiece_backend(model.pieces)
+    ids = {
+        "bos_token": model.bos_id,
+        "eos_token": model.eos_id,
+        "unk_token": model.pieces.unknown_id,
+    }
+    named = {name: texts[i] for name, i in ids.items() if i is not None}
+    added = settings.get("added_tokens_decoder") or {}
+    for token_id, token in sorted(added.items(), key=lambda item: int(item[0])):
+        text, is_special = token_text(token) or "", bool(token.get("special"))
+        backend.add_tokens([tokenizers.AddedToken(text, normalized=False, special=is_special)])
+        if backend.token_to_id(text) != int(token_id):
+            raise ValueError(f"{text!r} is not token {token_id}, as tokenizer_config.json has it")
+    bos = token_text(settings.get("bos_token")) or named.get("bos_token")
+    eos = token_text(settings.get("eos_token")) or named.get("eos_token")
+    add_ends(
+        backend,
+        bos if settings.get("add_bos_token", True) else None,
+        eos if settings.get("add_eos_token", False) else None,
+    )
+    return backend, named
 
 
 def token_text(token: Any) -> str | None:

@@ -7,12 +7,14 @@ from pathlib import Path
 from specqd import _native
 from specqd.config import DecoderConfig
 from specqd.errors import MachineError, TensorError
+from specqd.gguf import is_gguf
+from specqd.gguf_tensors import GgufTensors
 from specqd.layers import LayerReader
-from specqd.loader import Bits, Loader, PackedMatrix, Progress, Source, matrix_bytes
+from specqd.loader import Bits, Loader, PackedMatrix, Progress, Source, matrix_bytes, mxfp4_bytes
 from specqd.mxfp4 import ScaleRule
 from specqd.packed import PackedFile, is_packed
 from specqd.tensor_names import names_of
-from specqd.tensors import TensorDirectory
+from specqd.tensors import TensorDirectory, WeightSource, tell_rounding
 
 # A packed weight takes at most 16 bits exactly plus 4.25 as a draft; most take 13 (design, 4).
 _TYPICAL_BITS = 13.2
@@ -31,7 +33,7 @@ class DecoderWeights:
     embedding: Bits | None
     rule: ScaleRule
     is_mapped: bool  # whether the matrices lie in a packed file
-    tensors: TensorDirectory
+    tensors: WeightSource
     parameters: int  # in the file: weights, norms and biases
 
     def check_unchanged(self) -> None:
@@ -63,7 +65,7 @@ def load_weights(
     rule: ScaleRule | None = None,
     progress: Progress | None = None,
 ) -> DecoderWeights:
-    """Maps a directory's weights and packs its matrices, unless they lie there packed.
+    """Maps a directory's or GGUF file's weights and packs its matrices, unless they lie packed.
 
     `rule` is MSE by default; a packed file has its own. Raises TensorError for what is wrong with
     the files, and MachineError where the packed weights would not fit into memory, before anything
@@ -71,11 +73,13 @@ def load_weights(
     """
     require_memory([directory])
     planes = PackedFile.open(directory) if is_packed(directory) else None
-    tensors = TensorDirectory.open(directory) if planes is None else planes.tensors
+    tensors = _open(directory) if planes is None else planes.tensors
     if planes is not None and rule not in (None, planes.rule):
         raise TensorError(
             f"{tensors.path}: is packed by the rule {planes.rule.value}; pack the model again"
         )
+    if planes is None:
+        tell_rounding(tensors.path, (dtype for dtype, _ in tensors.matrices()))
     rule = (rule or ScaleRule.MSE) if planes is None else planes.rule
     loader = Loader(tensors, planes, pool, isa, rule, progress)
     names = names_of(config)
@@ -106,7 +110,7 @@ def load_weights(
 
 def bytes_to_pack(directory: Path) -> int:
     """Bytes of the matrices that loading will pack; none of a packed model's."""
-    return 0 if is_packed(directory) else matrix_bytes(TensorDirectory.open(directory))
+    return 0 if is_packed(directory) else matrix_bytes(_open(directory))
 
 
 def require_memory(directories: Iterable[Path]) -> None:
@@ -114,7 +118,7 @@ def require_memory(directories: Iterable[Path]) -> None:
     needed = {}
     for directory in directories:
         if not is_packed(directory):
-            needed[directory] = _typical_bytes(TensorDirectory.open(directory))
+            needed[directory] = _typical_bytes(_open(directory))
     available = _native.usable_memory()
     total = sum(needed.values()) + _PACKING_HEADROOM
     if needed and 0 <= available < total:
@@ -125,7 +129,11 @@ def require_memory(directories: Iterable[Path]) -> None:
         )
 
 
-def _typical_bytes(tensors: TensorDirectory) -> int:
+def _open(path: Path) -> WeightSource:
+    return GgufTensors.open(path) if is_gguf(path) else TensorDirectory.open(path)
+
+
+def _typical_bytes(tensors: WeightSource) -> int:
     """Of the matrices once they are packed."""
-    taken = sum(view.data.nbytes for view in tensors.values() if view.dtype == "U8")
+    taken = mxfp4_bytes(tensors)
     return taken + int((matrix_bytes(tensors) - taken) / 2 * _TYPICAL_BITS / 8)

@@ -5,7 +5,9 @@
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
+from typing import TextIO
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,12 +23,16 @@ def _run(arguments: Sequence[str] | None) -> int:
 
     from specqd.cli.app import app
     from specqd.cli.terminal import one_line
-    from specqd.errors import SpecqdError
+    from specqd.errors import SpecqdError, SpecqdWarning
 
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # we say in a line what went wrong
     try:
-        status = app(args=arguments, prog_name="specqd", standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            warnings.simplefilter("always", SpecqdWarning)
+            status = app(args=arguments, prog_name="specqd", standalone_mode=False)
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except click.exceptions.Abort:
@@ -46,3 +52,19 @@ def _run(arguments: Sequence[str] | None) -> int:
         problem = f"{named}{error.strerror or error}"
     print(f"specqd: error: {one_line(problem)}", file=sys.stderr)
     return 1
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Ours in a line; those of Python and its libraries are not for users."""
+    from specqd.cli.terminal import one_line
+    from specqd.errors import SpecqdWarning
+
+    if issubclass(category, SpecqdWarning):
+        print(f"specqd: note: {one_line(str(message))}", file=sys.stderr)

@@ -4,6 +4,7 @@ import click
 
 from specqd import __version__
 from specqd.cli.bench import bench
+from specqd.cli.chat import chat
 from specqd.cli.demo import demo
 from specqd.cli.generate import generate
 from specqd.cli.inspect import inspect
@@ -14,6 +15,7 @@ Try:
   specqd demo
   specqd generate -p "def fibonacci(n):"
   specqd generate ./my-model -p "Once upon a time" -n 200 --temperature 0.8
+  specqd chat Qwen/Qwen3-0.6B
   specqd inspect Qwen/Qwen3-0.6B
   specqd pack Qwen/Qwen3-0.6B ./qwen3-packed
 """
@@ -29,5 +31,5 @@ def app() -> None:
     """
 
 
-for _command in (generate, demo, inspect, pack, bench):
+for _command in (generate, chat, demo, inspect, pack, bench):
     app.add_command(_command)

@@ -14,6 +14,7 @@ from specqd.cli.options import (
     machine_options,
     model_argument,
     prompt_options,
+    reading_option,
     sampling_options,
 )
 from specqd.cli.terminal import ProgressBar, aligned, has_colour, one_line, write_text
@@ -40,14 +41,10 @@ Examples:
 @sampling_options
 @draft_option
 @click.option("--chat", "is_chat", is_flag=True, help="The prompt is a user's message.")
-@click.option(
-    "--reading",
-    type=click.Choice(["exact", "draft"]),
-    default="exact",
-    help="draft: the MXFP4 reading speaks as the model itself.",
-)
+@reading_option
 @machine_options
 @click.option("--json", "is_json", is_flag=True, help="Print one JSON object with statistics.")
+@click.option("--logprobs", type=int, metavar="K", help="With --json: the K likeliest.")
 @click.option("--stats", "has_stats", is_flag=True, help="A table of what each level did.")
 @click.option("--explain", "is_explained", is_flag=True, help="Colour the text by who drafted it.")
 @click.option(

@@ -35,6 +35,15 @@ def draft_option(command: Command) -> Command:
     )(command)
 
 
+def reading_option(command: Command) -> Command:
+    return click.option(
+        "--reading",
+        type=click.Choice(["exact", "draft"]),
+        default="exact",
+        help="draft: the MXFP4 reading speaks as the model itself.",
+    )(command)
+
+
 def prompt_options(command: Command) -> Command:
     prompt = click.option(
         "-p", "--prompt", metavar="TEXT", help="The text to continue; - reads standard input."
@@ -48,15 +57,15 @@ def prompt_options(command: Command) -> Command:
     return prompt(file(command))
 
 
-def sampling_options(command: Command) -> Command:
-    """Options that bear the names of SamplingParams' fields."""
+def sampling_options(command: Command, *, max_tokens: int | None = 128) -> Command:
+    """Options that bear the names of SamplingParams' fields, with this default for --max-tokens."""
     options = [
         click.option(
             "-n",
             "--max-tokens",
             type=int,
-            default=128,
-            show_default=True,
+            default=max_tokens,
+            show_default=max_tokens is not None,
             help="New tokens at most.",
         ),
         click.option("--temperature", type=float, help="0 takes the likeliest token."),
@@ -65,7 +74,6 @@ def sampling_options(command: Command) -> Command:
         click.option("--min-p", type=float, help="Least probability, relative to the likeliest's."),
         click.option("--seed", type=int, help="Repeats a sampled text. Default: a random one."),
         click.option("--stop", multiple=True, metavar="TEXT", help="End before it. May repeat."),
-        click.option("--logprobs", type=int, metavar="K", help="With --json: the K likeliest."),
     ]
     for option in reversed(options):
         command = option(command)

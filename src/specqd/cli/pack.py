@@ -21,6 +21,7 @@ _BESIDE = (
     "config.json",
     "generation_config.json",
     "tokenizer*.json",
+    "tokenizer.model",
     "special_tokens_map.json",
     "chat_template*",
     "additional_chat_templates/*",
@@ -50,6 +51,7 @@ def pack(model: str, out: Path, rule: str, threads: int | None, isa: str | None)
       specqd generate ./qwen3-packed -p "Once upon a time"
     """
     from specqd.config import read_config
+    from specqd.gguf import is_gguf
     from specqd.hub import resolve
     from specqd.model import Machine
     from specqd.mxfp4 import ScaleRule
@@ -60,6 +62,10 @@ def pack(model: str, out: Path, rule: str, threads: int | None, isa: str | None)
     directory = resolve(model)
     if is_packed(directory):
         raise RequestError(f"{directory}: is packed already; name the model that it was made of")
+    if is_gguf(directory):
+        raise RequestError(
+            f"{directory}: is a GGUF file; name the Hugging Face directory of the same model"
+        )
     Tokenizer.open(directory)
     config, machine = read_config(directory), Machine.choose(threads, isa)
     with _new_directory(out) as unfinished:

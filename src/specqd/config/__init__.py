@@ -23,6 +23,8 @@ from specqd.config.llama import (
 )
 from specqd.config.neox import read_gpt_neox, read_stablelm, read_starcoder2
 from specqd.errors import shown
+from specqd.gguf import GgufFile, is_gguf
+from specqd.gguf_config import config_fields
 from specqd.json_fields import Fields
 from specqd.rope import RopeConfig
 
@@ -35,6 +37,15 @@ __all__ = [
     "read_generation_defaults",
 ]
 
+_QUANTISED = {  # quant_method -> what people call it
+    "gptq": "GPTQ",
+    "awq": "AWQ",
+    "bitsandbytes": "bitsandbytes",
+    "fp8": "FP8",
+    "fbgemm_fp8": "FP8",
+    "compressed-tensors": "compressed-tensors",
+    "mxfp4": "MXFP4",
+}
 _READERS: dict[str, Callable[[Fields, int | None], DecoderConfig]] = {
     "llama": read_llama,
     "mistral": read_mistral,
@@ -56,20 +67,31 @@ _READERS: dict[str, Callable[[Fields, int | None], DecoderConfig]] = {
 
 
 def read_config(directory: Path, context: int | None = None) -> DecoderConfig:
-    """Read `config.json` of a model directory; raises ConfigError, in one line that names it.
+    """Read `config.json` of a model directory, or the like of a GGUF file.
 
     `context` bounds the texts to come: some ropes depend on whether they may grow past the length
-    that the model was trained on.
+    that the model was trained on. Raises ConfigError, in one line that names the file.
     """
-    fields = Fields.read(directory / "config.json")
+    if is_gguf(directory):
+        fields = config_fields(GgufFile.open(directory))
+    else:
+        fields = Fields.read(directory / "config.json")
     model_type = fields.get("model_type")
     if not isinstance(model_type, str) or model_type not in _READERS:
         raise fields.error(
             f"model_type {shown(model_type)} is not supported; known: {', '.join(_READERS)}"
         )
-    if fields.get("quantization_config") is not None and model_type != "gpt_oss":
-        raise fields.error(
-            "quantised checkpoints (quantization_config) are not supported; "
-            "use the BF16 checkpoint of this model"
-        )
+    if model_type != "gpt_oss":  # which is MXFP4
+        _refuse_quantised(fields)
     return _READERS[model_type](fields, context)
+
+
+def _refuse_quantised(fields: Fields) -> None:
+    for name in ("quantization_config", "compression_config"):
+        if fields.get(name) is not None:
+            method = fields.nested(name).get("quant_method")
+            kind = _QUANTISED.get(method, shown(method)) if isinstance(method, str) else name
+            raise fields.error(
+                f"this is a quantised checkpoint ({kind}), which is not supported; "
+                "use the BF16 checkpoint of this model"
+            )

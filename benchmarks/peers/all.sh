@@ -1,0 +1,32 @@
+#!/bin/bash
+# All of `make bench-peers`: what exists in $WORK is not made again, and rounds go on where they stopped.
+set -euo pipefail
+here=$(dirname "$0")
+python=${PYTHON:-python3}
+work=${WORK:-build/peers}
+results=$here/../results
+text_model=${TEXT_MODEL:-$here/../../src/specqd/models/pycode-28m}
+random_model=$work/models/llama-1g
+prompts=${PROMPTS:+--prompts $PROMPTS}
+mkdir -p "$work/models" "$results"
+
+[ -f "$random_model/config.json" ] || "$python" "$here/../make_random_llama.py" "$random_model"
+for model in "$random_model" "$text_model"; do
+    "$python" "$here/prepare.py" "$model" --work "$work"
+done
+
+# A process keeps the luck of its memory's layout, so each sitting loads everything anew.
+measure() { # name sittings rounds experiment model options...
+    local name=$1 sittings=$2 rounds=$3
+    shift 3
+    for sitting in $(seq "$sittings"); do
+        "$python" "$here/run.py" "$@" --rounds $((sitting * rounds)) --work "$work" --raw "$work/$name.jsonl"
+    done
+    "$python" "$here/summary.py" "$work/$name.jsonl" --json "$results/$name.json"
+}
+measure peers-decode 4 3 decode "$random_model" --new-tokens 32
+measure peers-synthetic-0.8 2 3 synthetic "$random_model" --new-tokens 48 --acceptance 0.8
+measure peers-synthetic-0.9 2 3 synthetic "$random_model" --new-tokens 48 --acceptance 0.9
+# shellcheck disable=SC2086
+measure peers-text 2 12 text "$text_model" --new-tokens 128 $prompts
+"$python" "$here/plot.py" "$results"/peers-*.json --png "$here/../../docs/performance.png"

@@ -1,0 +1,89 @@
+"""Our side: arms over one loaded model."""
+
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from time import perf_counter
+
+from arms import Arm
+from protocol import Run
+from synthetic import SyntheticDrafter
+
+from specqd.drafters import NoDraft
+from specqd.engine import Engine
+from specqd.level import Level
+from specqd.llm import LLM
+from specqd.sampling import SamplingParams
+
+
+class Ours:
+    def __init__(self, arms: Sequence[Arm], model: Path, threads: int) -> None:
+        self._llm = LLM(model, draft="none", threads=threads)
+        self._engines = {arm.name: self._engine(arm) for arm in arms}
+        self._futures: dict[tuple[int, ...], list[int]] = {}  # what a prompt is continued by
+        self.version = _version()
+        self.notes = f"isa {self._llm.model.machine.isa}"
+        self.bytes_read = {
+            name: engine.level.model.bytes_per_forward for name, engine in self._engines.items()
+        }
+
+    def _engine(self, arm: Arm) -> Engine:
+        model = self._llm.model
+        if arm.weights == "mxfp4":
+            level = Level(model.as_draft(), NoDraft())
+        elif arm.acceptance is not None:
+            own = Level(model.as_draft(), NoDraft(), length=arm.length)
+            level = Level(model, SyntheticDrafter(own, arm.acceptance))
+            level.measure()
+            own.measure()
+        else:
+            return self._llm.with_draft(arm.draft).engine
+        return Engine(level, self._llm.tokenizer, eos_token_ids=model.config.eos_token_ids)
+
+    def generate(self, arm: str, prompt: Sequence[int], new_tokens: int) -> Run:
+        engine = self._engines[arm]
+        drafter = engine.level.drafter
+        if isinstance(drafter, SyntheticDrafter):
+            drafter.future = self._future(prompt, new_tokens)
+        return self._timed(engine, prompt, new_tokens)
+
+    def _future(self, prompt: Sequence[int], new_tokens: int) -> list[int]:
+        """What plain decoding says, with some more for drafts that reach past the end."""
+        key = tuple(prompt)
+        if key not in self._futures:
+            plain = self._llm.engine
+            self._futures[key] = self._timed(plain, prompt, new_tokens).tokens
+        return self._futures[key]
+
+    def _timed(self, engine: Engine, prompt: Sequence[int], new_tokens: int) -> Run:
+        engine.reuses_prefixes = False
+        stats = engine.level.stats
+        drafted, accepted = stats.drafted, stats.accepted
+        begun = perf_counter()
+        params = SamplingParams(max_tokens=new_tokens, temperature=0.0, seed=0, ignore_eos=True)
+        [generation] = engine.submit(prompt, params.resolved(self._llm.defaults))
+        while generation.count == 0:
+            engine.step()
+        first = perf_counter()
+        while generation.finish_reason is None:
+            engine.step()
+        ended = perf_counter()
+        return Run(
+            generation.tokens,
+            first - begun,
+            ended - first,
+            ended - begun,
+            stats.drafted - drafted,
+            stats.accepted - accepted,
+        )
+
+
+def _version() -> str:
+    try:
+        return version("specqd")
+    except PackageNotFoundError:
+        return "working tree"
+
+
+def open_peer(arms: Sequence[Arm], model: Path, work: Path, threads: int) -> Ours:
+    return Ours(arms, model, threads)

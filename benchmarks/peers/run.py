@@ -1,0 +1,242 @@
+"""Measures us and the peers in turns, on one model, and appends every round to a raw file.
+
+    python benchmarks/peers/prepare.py MODEL --work .peers
+    python benchmarks/peers/run.py decode|synthetic|text MODEL --work .peers --raw RAW.jsonl
+    python benchmarks/peers/summary.py RAW.jsonl --json RESULT.json --plot RESULT.png
+
+A round is one prompt, completed by every arm, each round beginning with another; the bandwidth is
+measured before and after. No process sees a prompt twice: some lookups remember other requests.
+The same command goes on where it was interrupted; a larger --rounds adds some, with every process
+loaded anew: some are faster in one life than in the next, by the layout of their memory.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from arms import BITS, CONTEXT, DECODE, TEXT, Arm, synthetic
+from workers import Worker
+
+from specqd import _native
+from specqd.bench.bandwidth import bandwidth_at
+from specqd.config import read_config
+from specqd.model import Machine
+from specqd.tensors import TensorDirectory
+from specqd.tokenizer import Tokenizer
+
+RANDOM_PROMPT_TOKENS = 16
+TEXT_PROMPT_CHARACTERS = 1200
+WARM_UP_TOKENS = 12
+SPARE = 64  # positions that drafts may reach past the end
+LARGEST_READ = 10**9  # bytes: a working set beyond it lies in no cache either
+
+Gate = Callable[[], AbstractContextManager[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a raw file holds; its first line."""
+
+    experiment: str
+    model: str
+    arms: tuple[Arm, ...]
+    threads: int
+    new_tokens: int
+    prompts: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Token ids, and one text that only warms up."""
+
+    warm_up: list[int]
+    texts: list[list[int]]
+
+
+def random_prompts(vocabulary: int, count: int) -> Prompts:
+    drawn = np.random.default_rng(0).integers(
+        300, vocabulary, size=(count + 1, RANDOM_PROMPT_TOKENS)
+    )
+    return Prompts(drawn[0].tolist(), drawn[1:].tolist())
+
+
+def text_prompts(model: Path, file: Path | None, count: int, room: int) -> Prompts:
+    """The `prompt` of each line; without a file, windows of Python's standard library. The ends of
+    those that leave no room for new tokens."""
+    if file is None:
+        library = Path(sysconfig.get_path("stdlib"))
+        texts = [path.read_text("utf-8")[2000:] for path in sorted(library.glob("[a-l]*.py"))]
+        texts = [text[:TEXT_PROMPT_CHARACTERS] for text in texts if len(text) > 8000]
+    else:
+        lines = file.read_text("utf-8").splitlines()
+        texts = [json.loads(line)["prompt"] for line in lines if line.strip()]
+    tokenizer = Tokenizer.open(model)
+    encoded = [tokenizer.encode(text)[-room:] for text in texts[: count + 1]]
+    return Prompts(encoded[-1], encoded[:-1])
+
+
+def measure(
+    plan: Plan,
+    model: Path,
+    work: Path,
+    prompts: Prompts,
+    done: int,
+    gate: Gate = contextlib.nullcontext,
+) -> Iterator[dict[str, Any]]:
+    """Yields what the workers say of themselves, and then a record a round. `gate` is held around
+    everything that is timed and around loading."""
+    machine = Machine.choose(plan.threads)
+    weights = _weights_read(model)
+    sizes = [min(round(weights * bits / 8), LARGEST_READ) for bits in (16, 4.25)]
+    with contextlib.ExitStack() as stack:
+        workers: dict[str, Worker] = {}
+        absent: dict[str, str] = {}
+        with gate():
+            for process in dict.fromkeys(arm.process for arm in plan.arms):
+                own = [arm for arm in plan.arms if arm.process == process]
+                try:
+                    worker = Worker(own, model, work, plan.threads)
+                    stack.callback(worker.end)
+                    for arm in own:
+                        worker.run(arm, prompts.warm_up, WARM_UP_TOKENS)
+                        worker.run(arm, prompts.warm_up[::-1], WARM_UP_TOKENS)
+                        workers[arm.name] = worker
+                except RuntimeError as error:
+                    absent |= {arm.name: str(error) for arm in own}
+                    print(f"absent: {process}: {error}", file=sys.stderr)
+        yield {
+            "begun": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": machine_description(machine),
+            "versions": {w.arms[0].engine: w.version for w in workers.values()},
+            "notes": {name: w.notes for name, w in workers.items()},
+            "weights_read": weights,
+            "bytes_read": {
+                name: w.bytes_read.get(name, round(weights * BITS[arm.weights] / 8))
+                for arm in plan.arms
+                if (w := workers.get(name := arm.name)) is not None
+            },
+            "absent": absent,
+        }
+        present = [arm for arm in plan.arms if arm.name in workers]
+        for number in range(done, len(prompts.texts)):
+            with gate():
+                before = {size: bandwidth_at(machine, size) for size in sizes}
+                runs: dict[str, Any] = {}
+                for turn in range(len(present)):
+                    arm = present[(number + turn) % len(present)]
+                    try:
+                        run = workers[arm.name].run(arm, prompts.texts[number], plan.new_tokens)
+                        runs[arm.name] = asdict(run)
+                    except RuntimeError as error:
+                        runs[arm.name] = {"failed": str(error)}
+                after = {size: bandwidth_at(machine, size) for size in sizes}
+            yield {"prompt": number, "before": before, "after": after, "runs": runs}
+
+
+def _weights_read(model: Path) -> int:
+    """Weights that a token needs: all matrices, but not a table of embeddings that is no head."""
+    tensors = TensorDirectory.open(model)
+    names = {name for name in tensors if len(tensors[name].shape) == 2}
+    if "lm_head.weight" in names:
+        names.remove("model.embed_tokens.weight")
+    return sum(tensors[name].data.size for name in names)
+
+
+def machine_description(machine: Machine) -> dict[str, Any]:
+    return {
+        "cpu": _native.cpu_model(),
+        "isa": machine.isa,
+        "threads": machine.pool.threads,
+        "affinity": sorted(os.sched_getaffinity(0)),
+        "commit": _commit(),
+        "python": sys.version.split()[0],
+    }
+
+
+def _commit() -> str:
+    here = Path(__file__).parent
+    words = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"]
+    found = subprocess.run(words, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"
+
+
+def make_plan(options: argparse.Namespace) -> Plan:
+    arms = {"decode": DECODE, "text": TEXT}.get(options.experiment)
+    if arms is None:
+        arms = synthetic(options.acceptance)
+    if options.only:
+        arms = tuple(arm for arm in arms if any(word in arm.name for word in options.only))
+    source = "random" if options.experiment != "text" else _source(options.prompts)
+    return Plan(
+        options.experiment,
+        options.model.name,
+        arms,
+        options.threads,
+        options.new_tokens,
+        source,
+    )
+
+
+def _source(file: Path | None) -> str:
+    return file.name if file else "standard library"
+
+
+def main(words: Sequence[str] | None = None, gate: Gate = contextlib.nullcontext) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("experiment", choices=["decode", "synthetic", "text"])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--raw", type=Path, required=True)
+    parser.add_argument("--prompts", type=Path, help="JSON lines with `prompt`, for text")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--new-tokens", type=int, default=32)
+    parser.add_argument("--threads", type=int, default=_native.usable_threads())
+    parser.add_argument("--acceptance", type=float, default=0.8, help="synthetic")
+    parser.add_argument("--only", action="append", help="arms with this in their name")
+    options = parser.parse_args(words)
+    model, work = options.model.resolve(), options.work.resolve()
+    plan = make_plan(options)
+    config = read_config(model)
+    if options.experiment == "text":
+        room = min(config.max_positions, CONTEXT) - options.new_tokens - SPARE
+        prompts = text_prompts(model, options.prompts, options.rounds, room)
+    else:
+        prompts = random_prompts(config.vocab_size, options.rounds)
+    header = json.dumps(asdict(plan))
+    lines = options.raw.read_text().splitlines() if options.raw.exists() else []
+    if lines and lines[0] != header:
+        parser.error(f"{options.raw} holds another plan; name another file")
+    if not lines:
+        options.raw.write_text(header + "\n")
+    done = sum("prompt" in json.loads(line) for line in lines[1:])
+    for record in measure(plan, model, work, prompts, done, gate):
+        with options.raw.open("a") as raw:
+            raw.write(json.dumps(record) + "\n")
+        if "prompt" in record:
+            print(_line(record), flush=True)
+
+
+def _line(record: dict[str, Any]) -> str:
+    runs = record["runs"].items()
+    speeds = (
+        f"{name}: {len(run['tokens']) / run['wall_s']:.0f}"
+        if run.get("wall_s")
+        else f"{name}: failed"
+        for name, run in runs
+    )
+    return f"{record['prompt']}: " + ", ".join(speeds)
+
+
+if __name__ == "__main__":
+    main()

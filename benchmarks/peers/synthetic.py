@@ -1,0 +1,45 @@
+"""A drafter that is right as often as it is told. For benchmarks on random weights only."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+from specqd.drafters import Ask, Drafter, Proposal
+from specqd.sequence import Sequence as Text
+
+
+class SyntheticDrafter:
+    """Drafts at the full price of `drafter`, then says of each token in turn, with probability
+    `acceptance`, what the verifier will say (`future`, known from plain decoding), and after the
+    first failure something else. The verifier's text stays exact."""
+
+    def __init__(self, drafter: Drafter, acceptance: float) -> None:
+        self._drafter = drafter
+        self._acceptance = acceptance
+        self._random = Random(0)
+        self.future: list[int] = []  # new tokens of the one text that is being written
+
+    @property
+    def levels(self) -> tuple[Drafter, ...]:
+        return self._drafter.levels
+
+    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+        proposals = self._drafter.propose(asks)
+        return [self._told(a, p) for a, p in zip(asks, proposals, strict=True)]
+
+    def _told(self, ask: Ask, proposal: Proposal) -> Proposal:
+        at = len(ask.sequence.tokens) - ask.sequence.prompt_length
+        tokens = []
+        for right in self.future[at : at + len(proposal.tokens)]:
+            is_right = self._random.random() < self._acceptance
+            tokens.append(right if is_right else right ^ 1)
+            if not is_right:
+                break
+        tokens += proposal.tokens[len(tokens) :]  # what follows a failure is never looked at
+        return replace(proposal, tokens=tokens)
+
+    def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
+        self._drafter.observe(ask, proposal, accepted)
+
+    def release(self, sequence: Text) -> None:
+        self._drafter.release(sequence)

@@ -1,0 +1,174 @@
+"""Vocabularies as backends of the `tokenizers` library, as Hugging Face's conversions make them.
+
+Owns how each kind of vocabulary cuts text. Knows nothing of files.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # kinds of pieces
+
+# Regular expressions that cut text into words before any merge, by the model that brought them.
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WordSplit:
+    """How a byte-level vocabulary cuts text into words. `pattern` None is GPT-2's own."""
+
+    pattern: str | None = None
+    cuts_digits: bool = False  # each digit is a word
+    composes: bool = False  # characters and their marks first (NFC)
+    takes_whole_words: bool = False  # a word of the vocabulary needs no merges
+    adds_bos: bool = False  # unless the file says otherwise
+
+
+WORD_SPLITS: Mapping[str, WordSplit] = {  # by the names that GGUF files have for them
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt", "jais"), WordSplit()),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), WordSplit(cuts_digits=True)),
+    **dict.fromkeys(
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"),
+        WordSplit(_LLAMA3, takes_whole_words=True, adds_bos=True),
+    ),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), WordSplit(_LLAMA3)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), WordSplit(_QWEN2, composes=True)),
+    "tekken": WordSplit(_TEKKEN, takes_whole_words=True, adds_bos=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """A sentencepiece vocabulary: what the ids mean, and what is done to a text first."""
+
+    algorithm: Literal["bpe", "unigram"]
+    texts: Sequence[str]
+    scores: Sequence[float]
+    kinds: Sequence[int]
+    unknown_id: int = 0
+    falls_back_to_bytes: bool = True
+    adds_space: bool = True  # before the text
+    squeezes_spaces: bool = False
+    character_map: bytes = b""  # sentencepiece's own format
+
+
+def byte_level_backend(
+    tokens: Sequence[str], kinds: Sequence[int], merges: Iterable[tuple[str, str]], split: WordSplit
+) -> Tokenizer:
+    """Byte-level BPE. Raises ValueError for merges that the vocabulary does not have."""
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    backend = Tokenizer(_bpe(vocabulary, merges, ignore_merges=split.takes_whole_words))
+    if split.composes:
+        backend.normalizer = normalizers.NFC()
+    steps: list[pre_tokenizers.PreTokenizer] = []
+    if split.cuts_digits:
+        steps.append(pre_tokenizers.Digits(individual_digits=True))
+    if split.pattern is not None:
+        steps.append(pre_tokenizers.Split(Regex(split.pattern), behavior="isolated"))
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split.pattern is None))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    backend.decoder = decoders.ByteLevel()
+    _declare_whole(backend, tokens, kinds)
+    return backend
+
+
+def sentencepiece_backend(pieces: Pieces) -> Tokenizer:
+    """Sentencepiece's BPE or Unigram, with its treatment of spaces."""
+    if pieces.algorithm == "bpe":
+        vocabulary = {text: i for i, text in enumerate(pieces.texts)}
+        model: models.Model = _bpe(
+            vocabulary,
+            _merges(vocabulary, pieces),
+            unk_token=pieces.texts[pieces.unknown_id],
+            fuse_unk=True,
+            byte_fallback=pieces.falls_back_to_bytes,
+        )
+    else:
+        scored = list(zip(pieces.texts, pieces.scores, strict=True))
+        model = models.Unigram(scored, pieces.unknown_id, pieces.falls_back_to_bytes)
+    backend = Tokenizer(model)
+    backend.normalizer = normalizers.Sequence(_normalizers(pieces))
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if pieces.adds_space:
+        parts.append(decoders.Strip(" ", 1, 0))
+    backend.decoder = decoders.Sequence(parts)
+    _declare_whole(backend, pieces.texts, pieces.kinds)
+    return backend
+
+
+def add_ends(backend: Tokenizer, first: str | None, last: str | None) -> None:
+    """Has encoding put these tokens around every text."""
+    named = dict.fromkeys(token for token in (first, last) if token is not None)
+    if named:
+        whole = [token for token in (first, "$A", last) if token is not None]
+        backend.post_processor = processors.TemplateProcessing(
+            single=whole,
+            pair=[*whole, "$B:1"],
+            special_tokens=[(token, backend.token_to_id(token)) for token in named],
+        )
+
+
+def _bpe(
+    vocabulary: dict[str, int], merges: Iterable[tuple[str, str]], **options: str | bool
+) -> models.BPE:
+    return models.BPE(vocab=vocabulary, merges=list(merges), **options)
+
+
+def _merges(vocabulary: Mapping[str, int], pieces: Pieces) -> list[tuple[str, str]]:
+    """Sentencepiece joins the neighbours that make the piece of the highest score, so that a piece
+    is worth a merge of every two pieces that make it."""
+    ranked = []
+    whole = {CONTROL, USER_DEFINED, UNKNOWN, BYTE}
+    for text, score, kind in zip(pieces.texts, pieces.scores, pieces.kinds, strict=True):
+        if kind in whole:
+            continue
+        for at in range(1, len(text)):
+            left, right = text[:at], text[at:]
+            if left in vocabulary and right in vocabulary:
+                ranked.append((-score, vocabulary[text], at, left, right))
+    ranked.sort()
+    return [(left, right) for *_, left, right in ranked]
+
+
+def _normalizers(pieces: Pieces) -> list[normalizers.Normalizer]:
+    steps: list[normalizers.Normalizer] = []
+    if pieces.character_map:
+        steps.append(normalizers.Precompiled(pieces.character_map))
+    if pieces.squeezes_spaces:
+        steps.append(normalizers.Replace(Regex(r"\A +| +\z"), ""))
+        steps.append(normalizers.Replace(Regex(" {2,}"), " "))
+    if pieces.adds_space:
+        steps.append(normalizers.Prepend("▁"))
+    steps.append(normalizers.Replace(" ", "▁"))
+    return steps
+
+
+def _declare_whole(backend: Tokenizer, tokens: Sequence[str], kinds: Sequence[int]) -> None:
+    """Has control tokens (special) and user-defined ones found in a text before all else."""
+    for kind, is_special in ((CONTROL, True), (USER_DEFINED, False)):
+        whole = [
+            AddedToken(token, normalized=False, special=is_special)
+            for token, its_kind in zip(tokens, kinds, strict=True)
+            if its_kind == kind and token
+        ]
+        (backend.add_special_tokens if is_special else backend.add_tokens)(whole)

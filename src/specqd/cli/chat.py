@@ -1,0 +1,256 @@
+"""`specqd chat`: a conversation on a terminal or through a pipe. Standard output gets what the
+model says and nothing else."""
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specqd.cli import explain
+from specqd.cli.chat_input import ChatInput, PipedInput, TerminalInput, history_file
+from specqd.cli.conversation import converse
+from specqd.cli.generate import level_table
+from specqd.cli.options import (
+    draft_option,
+    machine_options,
+    model_argument,
+    reading_option,
+    sampling_options,
+)
+from specqd.cli.terminal import ProgressBar, harmless, has_colour, one_line, write_text
+from specqd.errors import SpecqdError
+
+if TYPE_CHECKING:
+    from specqd.llm import LLM, Result, Stream
+    from specqd.sampling import SamplingParams
+
+_EPILOG = """\b
+Examples:
+  specqd chat
+  specqd chat Qwen/Qwen3-0.6B --system "Answer in one sentence."
+  specqd chat ./my-model --temperature 0.8 --draft mxfp4 --draft ./smaller
+  printf 'Who was Ada Lovelace?\\nAnd her mother?\\n' | specqd chat ./my-model
+"""
+
+_HELP = """\
+/system TEXT  give the model a system message; /system shows it, /system - takes it away
+/clear        begin anew; the system message stays
+/stats        what the last answer took, level by level
+/explain      the last answer, coloured by the level that drafted each token
+/help         this
+/quit         leave, as Ctrl-D does
+Enter sends; Alt-Enter, Ctrl-J or \\ before Enter begin a new line; // begins a text with a slash.
+Ctrl-C stops an answer, which stays as far as it came."""
+_COMMANDS = ("/system", "/clear", "/stats", "/explain", "/help", "/quit")
+
+
+@click.command(epilog=_EPILOG)
+@model_argument
+@click.option("--system", metavar="TEXT", help="The system message.")
+@partial(sampling_options, max_tokens=None)
+@draft_option
+@reading_option
+@machine_options
+def chat(
+    model: str | None,
+    system: str | None,
+    draft: tuple[str, ...],
+    reading: str,
+    threads: int | None,
+    isa: str | None,
+    **sampling: Any,
+) -> None:
+    """Talk to a model; /help lists what else it understands.
+
+    A model without a chat template continues the text that you write, 128 tokens at a time unless
+    -n says otherwise. Through a pipe each line is one message (or command); a line that ends in a
+    backslash goes on in the next, and answers come one after the other on standard output.
+    """
+    from specqd.llm import LLM
+    from specqd.model import Reading
+    from specqd.sampling import SamplingParams
+
+    params = SamplingParams(**sampling)
+    with ProgressBar("Packing weights") as bar:
+        chosen = Reading[reading.upper()]
+        llm = LLM(model, draft or "auto", threads, isa, reading=chosen, progress=bar)
+    if not llm.tokenizer.has_chat_template and params.max_tokens is None:
+        params = SamplingParams(**sampling | {"max_tokens": 128})
+    is_terminal = sys.stdin.isatty() and sys.stderr.isatty()
+    talk = Talk(llm, params, system, is_terminal=is_terminal)
+    lines: ChatInput = PipedInput(sys.stdin.buffer)
+    if is_terminal:
+        lines = TerminalInput(_COMMANDS, history_file())
+    talk.introduce()
+    while (line := _read(lines)) is not None:
+        if not talk.take(line):
+            break
+
+
+def _read(lines: ChatInput) -> str | None:
+    """The next line that the user did not give up."""
+    while True:
+        try:
+            return lines.read()
+        except KeyboardInterrupt:
+            if isinstance(lines, PipedInput):
+                raise
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the model said last, and how many positions of its prompt were cached already."""
+
+    result: "Result"
+    cached: int
+
+
+class Interrupt:
+    """Handles Ctrl-C: stops the stream, also one that is named only afterwards."""
+
+    def __init__(self) -> None:
+        self._has_come = False
+        self._stream: Stream | None = None
+
+    def stops(self, stream: "Stream") -> None:
+        self._stream = stream
+        if self._has_come:
+            stream.stop()
+
+    def __call__(self, signal_number: int, frame: object) -> None:
+        if self._has_come:
+            raise KeyboardInterrupt
+        self._has_come = True
+        if self._stream is not None:
+            self._stream.stop()
+
+
+class Talk:
+    """One conversation with one model, a line at a time."""
+
+    def __init__(
+        self, llm: "LLM", params: "SamplingParams", system: str | None, *, is_terminal: bool
+    ) -> None:
+        self._llm = llm
+        self._params = params
+        self._is_terminal = is_terminal
+        self._conversation = converse(llm.tokenizer, system)
+        self._last: Answer | None = None
+
+    def introduce(self) -> None:
+        name = self._llm.directory.name
+        if not self._llm.tokenizer.has_chat_template:
+            _tell(
+                f"{name} has no chat template: it continues what you write; "
+                "an empty line lets it go on"
+            )
+        if self._is_terminal:
+            _tell(f"{name}: /help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
+
+    def take(self, line: str) -> bool:
+        """Answers a line or obeys it; false where it is the last one."""
+        command, _, rest = line.strip().partition(" ")
+        if command == "/quit":
+            return False
+        try:
+            if line.startswith("//") or not line.startswith("/"):
+                self._answer(line.removeprefix("/") if line.startswith("//") else line)
+            else:
+                self._obey(command, rest.strip())
+        except SpecqdError as error:
+            if not self._is_terminal:
+                raise
+            _tell(f"error: {error}")
+        return True
+
+    def _obey(self, command: str, rest: str) -> None:
+        match command:
+            case "/system" if rest:
+                self._conversation.system = None if rest == "-" else rest
+            case "/system":
+                _tell(f"system message: {self._conversation.system or 'none'}")
+            case "/clear":
+                self._conversation.clear()
+                self._last = None
+            case "/stats":
+                self._show_stats()
+            case "/explain":
+                self._show_explained()
+            case "/help":
+                print(_HELP, file=sys.stderr)
+            case _:
+                _tell(f"{command} is not a command; /help lists them, // begins a text with /")
+
+    def _answer(self, said: str) -> None:
+        if self._llm.tokenizer.has_chat_template and not said.strip():
+            return
+        counted = self._llm.engine.stats
+        cached = counted.cached_prompt_tokens
+        with self._interruptible() as interrupt:
+            stream = self._llm.stream(self._conversation.prompt(said), self._params)
+            interrupt.stops(stream)
+            for piece in stream:
+                write_text(piece)
+        assert stream.result is not None
+        self._last = Answer(stream.result, counted.cached_prompt_tokens - cached)
+        self._conversation.record(said, stream.result.text)
+        if not stream.result.text.endswith("\n"):
+            write_text("\n")
+        self._tell_end(stream.result)
+
+    @contextmanager
+    def _interruptible(self) -> "Iterator[Interrupt]":
+        """On a terminal the first Ctrl-C ends the answer between two steps, the second all."""
+        interrupt = Interrupt()
+        if not self._is_terminal:
+            yield interrupt
+            return
+        before = signal.signal(signal.SIGINT, interrupt)
+        try:
+            yield interrupt
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _tell_end(self, result: "Result") -> None:
+        if not self._is_terminal:
+            return
+        reason, count = result.completions[0].finish_reason, len(result.tokens)
+        if reason == "cancelled":
+            _tell(f"stopped after {count} tokens")
+        elif reason == "length" and self._llm.tokenizer.has_chat_template:
+            _tell(f"cut after {count} tokens")
+
+    def _show_stats(self) -> None:
+        if self._last is None:
+            _tell("no answer yet")
+            return
+        stats = self._last.result.stats
+        used = stats.prompt_tokens + stats.new_tokens
+        lines = [
+            f"prompt     {stats.prompt_tokens} tokens, {self._last.cached} of them cached; "
+            f"read in {stats.prefill_s:.2f} s",
+            f"answer     {stats.new_tokens} tokens, {stats.tokens_per_s:.1f} tokens/s",
+            f"context    {used} of {self._llm.model.max_positions} positions",
+            *level_table(stats),
+        ]
+        print(harmless("\n".join(lines)), file=sys.stderr)
+
+    def _show_explained(self) -> None:
+        if self._last is None:
+            _tell("no answer yet")
+            return
+        result, colour = self._last.result, has_colour(sys.stderr)
+        spans = explain.explained(result.completions[0], self._llm.tokenizer)
+        text = explain.for_terminal(spans, has_colour=colour)
+        print(text, end="" if text.endswith("\n") else "\n", file=sys.stderr)
+        print(explain.legend(spans, result.stats.chain, has_colour=colour), file=sys.stderr)
+
+
+def _tell(text: str) -> None:
+    """A remark, which is not the model's."""
+    print(f"specqd: {one_line(text)}", file=sys.stderr)

@@ -1,0 +1,120 @@
+"""Where a user's lines come from: an editor on a terminal, or a pipe. Knows nothing of models.
+
+A line that ends in a backslash goes on in the next one, in both.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Protocol
+
+from specqd.errors import RequestError
+
+if TYPE_CHECKING:
+    from prompt_toolkit.history import History
+    from prompt_toolkit.key_binding import KeyBindings
+
+
+class ChatInput(Protocol):
+    """Asks for what the user says next."""
+
+    def read(self) -> str | None:
+        """What was said, None at the end. KeyboardInterrupt: the user gave a line up."""
+
+
+class PipedInput:
+    """Lines of a file or pipe."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._line_number = 0
+
+    def read(self) -> str | None:
+        lines: list[str] = []
+        while data := self._stream.readline():
+            line = self._decoded(data)
+            if not line.endswith("\\"):
+                return "\n".join([*lines, line])
+            lines.append(line[:-1])
+        return "\n".join(lines) if lines else None
+
+    def _decoded(self, data: bytes) -> str:
+        self._line_number += 1
+        try:
+            return data.decode("utf-8").removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError as error:
+            raise RequestError(
+                f"standard input: line {self._line_number} is not UTF-8; convert it first"
+            ) from error
+
+
+class TerminalInput:
+    """An editor with a history: Enter sends; Alt-Enter, Ctrl-J or a backslash before Enter begin a
+    new line; Tab completes commands; Ctrl-R searches. It is drawn on standard error."""
+
+    def __init__(self, commands: Sequence[str], history_file: Path) -> None:
+        from prompt_toolkit import PromptSession  # imported here: it takes a sixth of a second
+        from prompt_toolkit.completion import WordCompleter
+        from prompt_toolkit.output import create_output
+        from prompt_toolkit.shortcuts import CompleteStyle
+
+        self._session: PromptSession[str] = PromptSession(
+            "> ",
+            multiline=True,
+            prompt_continuation="  ",
+            history=_history(history_file),
+            key_bindings=_keys(),
+            completer=WordCompleter(list(commands), sentence=True),
+            complete_while_typing=False,
+            complete_style=CompleteStyle.READLINE_LIKE,
+            reserve_space_for_menu=0,
+            output=create_output(sys.stderr),
+        )
+
+    def read(self) -> str | None:
+        try:
+            return str(self._session.prompt())
+        except EOFError:
+            return None
+
+
+def history_file() -> Path:
+    """Where the user's system keeps such files (the XDG base directories)."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "specqd" / "chat_history"
+
+
+def _history(path: Path) -> "History":
+    """The lines of former conversations, readable by their user alone; in memory where there is no
+    place for a file."""
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+    except OSError:
+        return InMemoryHistory()
+    return FileHistory(str(path))
+
+
+def _keys() -> "KeyBindings":
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def _(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if buffer.document.char_before_cursor == "\\":
+            buffer.delete_before_cursor()
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    @keys.add("c-j")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return keys

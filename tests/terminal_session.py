@@ -1,0 +1,110 @@
+"""A program on a terminal of its own, driven as a user would. Knows nothing of what it runs."""
+
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+ENTER, CTRL_C, CTRL_D, CTRL_J, UP = "\r", "\x03", "\x04", "\n", "\x1b[A"
+_PATIENCE = 60.0  # seconds, until something is surely not coming
+_EDITOR_BEGINS, _EDITOR_ENDS = b"\x1b[?2004h", b"\x1b[?2004l"  # bracketed paste on, off
+_ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[()][A-Z0-9]|[=>])")
+
+
+class TerminalSession:
+    """Standard input, output and errors are one terminal, 24 lines of 80 columns."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._leader, terminal = pty.openpty()
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        self._process = subprocess.Popen(
+            command,
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            env={**environment, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"},
+            preexec_fn=_take_terminal,
+            close_fds=True,
+        )
+        os.close(terminal)
+        self.raw = b""  # all that was written to the terminal
+        self._seen = 0
+        self._lines = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        os.close(self._leader)
+
+    def say(self, line: str, end: str = ENTER) -> None:
+        """Types a line, once the program's editor asks for one."""
+        deadline = time.monotonic() + _PATIENCE
+        self._lines += 1
+        while self.raw.count(_EDITOR_BEGINS) < self._lines:
+            assert self._read(deadline), f"nothing asked for {line!r}"
+        self.send(line + end)
+
+    def send(self, keys: str) -> None:
+        os.write(self._leader, keys.encode())
+
+    def expect(self, text: str) -> str:
+        """Waits until `text` stands on the terminal; returns what came before it since last time,
+        without escapes."""
+        deadline = time.monotonic() + _PATIENCE
+        while text not in (new := self._plain()[self._seen :]):
+            assert self._read(deadline), f"{text!r} never came after {new!r}"
+        before, _, _ = new.partition(text)
+        self._seen += len(before) + len(text)
+        return before
+
+    def expect_answer(self) -> None:
+        """Waits until the editor has let the terminal go and the program writes at length."""
+        deadline = time.monotonic() + _PATIENCE
+        while (
+            self.raw.count(_EDITOR_ENDS) < self._lines
+            or len(self.raw.split(_EDITOR_ENDS)[-1]) < 100
+        ):
+            assert self._read(deadline), "no answer came"
+
+    def wait(self) -> int:
+        """The exit status, once the program has ended by itself."""
+        deadline = time.monotonic() + _PATIENCE
+        while self._read(deadline):
+            pass
+        return self._process.wait(_PATIENCE)
+
+    def _plain(self) -> str:
+        return _ESCAPES.sub("", self.raw.decode(errors="replace"))
+
+    def _read(self, deadline: float) -> bool:
+        """Reads some more; false at the end, or when it takes too long."""
+        ready, _, _ = select.select([self._leader], [], [], max(0, deadline - time.monotonic()))
+        try:
+            data = os.read(self._leader, 65536) if ready else b""
+        except OSError:  # how Linux reports that nobody holds the terminal any more
+            data = b""
+        self.raw += data
+        return bool(data)
+
+
+def _take_terminal() -> None:
+    """In the child: Ctrl-C on standard input's terminal is for this process."""
+    os.setsid()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)

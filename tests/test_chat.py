@@ -1,0 +1,246 @@
+"""`specqd chat`, on a real terminal and through pipes."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from random_models import Shape, make_escaping_model, make_model
+from specqd import LLM, SamplingParams
+from specqd.cli import main
+from specqd.cli.conversation import Dialogue, RunningText
+from specqd.errors import RequestError
+from specqd.tokenizer import Tokenizer
+from terminal_session import CTRL_C, CTRL_D, CTRL_J, ENTER, UP, TerminalSession
+
+PROGRAM = [sys.executable, "-c", "import sys; from specqd.cli import main; sys.exit(main())"]
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+GREEDY = ("--temperature", "0", "--draft", "mxfp4")
+Open = Callable[..., TerminalSession]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
+    directory = tmp_path_factory.mktemp("models") / "talker"
+    make_model(directory, Shape(is_peaked=True, context=1 << 15), seed)
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def plain_model(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
+    directory = tmp_path_factory.mktemp("models") / "writer"
+    return make_model(directory, Shape(is_peaked=True, context=512), seed)
+
+
+@pytest.fixture(scope="module")
+def escaping(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
+    return make_escaping_model(tmp_path_factory.mktemp("models") / "escaping", seed)
+
+
+@pytest.fixture
+def chat_on_terminal(tmp_path: Path) -> Open:
+    def start(*arguments: str | Path) -> TerminalSession:
+        command = [*PROGRAM, "chat", *map(str, arguments)]
+        state = {"XDG_STATE_HOME": str(tmp_path / "state")}
+        return TerminalSession(command, os.environ | state)
+
+    return start
+
+
+def chat_through_pipe(text: str, *arguments: str | Path) -> subprocess.CompletedProcess[bytes]:
+    command = [*PROGRAM, "chat", *map(str, arguments)]
+    return subprocess.run(command, input=text.encode(), capture_output=True, check=False)
+
+
+def answers(model: Path, said: Sequence[str], tokens: int) -> list[str]:
+    """What the model says in turn, by way of the Python API."""
+    llm, messages, params = LLM(model), [], SamplingParams(max_tokens=tokens, temperature=0)
+    for text in said:
+        messages.append({"role": "user", "content": text})
+        messages.append({"role": "assistant", "content": llm.chat(messages, params).text})
+    return [message["content"] for message in messages[1::2]]
+
+
+def test_each_piped_line_is_a_turn_and_stdout_holds_the_answers_alone(model: Path) -> None:
+    said = ["ab", "héllo\nthere", "/slash"]
+    ran = chat_through_pipe("ab\n\nhéllo\\\nthere\n//slash", model, "-n", "12", *GREEDY)
+    expected = "".join(
+        text if text.endswith("\n") else f"{text}\n" for text in answers(model, said, 12)
+    )
+    assert ran.returncode == 0
+    assert ran.stdout.decode() == expected
+    assert ran.stderr == b""
+
+
+def test_piped_commands_are_obeyed(model: Path) -> None:
+    script = (
+        "/system be brief\n/system\nab\n/stats\n/explain\n/clear\n/stats\n/nonsense\n/quit\nab\n"
+    )
+    ran = chat_through_pipe(script, model, "-n", "5", *GREEDY)
+    told = ran.stderr.decode()
+    assert ran.returncode == 0
+    assert "system message: be brief" in told
+    assert "5 tokens, " in told
+    assert "readings" in told
+    assert "bf16 itself: " in told
+    assert "no answer yet" in told
+    assert "/nonsense is not a command" in told
+    llm, params = LLM(model), SamplingParams(max_tokens=5, temperature=0)
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "ab"}]
+    assert ran.stdout.decode().rstrip("\n") == llm.chat(messages, params).text.rstrip("\n")
+
+
+def test_without_a_template_the_text_is_continued_and_it_says_so(plain_model: Path) -> None:
+    ran = chat_through_pipe("ab\n\ncd\n", plain_model, "-n", "6", *GREEDY)
+    llm, params, text = LLM(plain_model), SamplingParams(max_tokens=6, temperature=0), ""
+    pieces = []
+    for said in ("ab", "", "\ncd"):
+        said = said.removeprefix("\n") if text.endswith("\n") else said
+        text += said
+        pieces.append(llm.generate(text, params)[0].text)
+        text += pieces[-1]
+    expected = "".join(piece if piece.endswith("\n") else f"{piece}\n" for piece in pieces)
+    assert ran.stdout.decode() == expected
+    assert b"writer has no chat template: it continues" in ran.stderr
+    assert ran.stderr.count(b"\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [("/system be brief\n", "no chat template"), ("\n", "no text to continue")],
+)
+def test_a_piped_line_that_cannot_be_answered_ends_with_one_line(
+    plain_model: Path, text: str, problem: str
+) -> None:
+    ran = chat_through_pipe(text, plain_model, "-n", "2")
+    assert ran.returncode == 1
+    assert problem in ran.stderr.decode().splitlines()[-1]
+    assert b"Traceback" not in ran.stderr
+
+
+def test_a_piped_line_that_is_not_utf8_is_named(plain_model: Path) -> None:
+    command = [*PROGRAM, "chat", str(plain_model), "-n", "2"]
+    ran = subprocess.run(command, input=b"ab\n\xff\n", capture_output=True, check=False)
+    assert ran.returncode == 1
+    assert b"standard input: line 2 is not UTF-8" in ran.stderr
+
+
+def test_a_terminal_streams_and_keeps_the_conversation(model: Path, chat_on_terminal: Open) -> None:
+    with chat_on_terminal(model, "-n", "5", *GREEDY) as session:
+        session.expect("/help lists the commands")
+        session.say("one" + CTRL_J + "two")
+        session.expect("cut after 5 tokens")
+        session.say("three\\" + ENTER + "four")
+        session.expect("cut after 5 tokens")
+        session.say("/stats")
+        shown = session.expect("context ")
+        session.say("", CTRL_D)
+        assert session.wait() == 0
+    first, _ = answers(model, ["one\ntwo", "three\nfour"], 5)
+    messages = [
+        {"role": "user", "content": "one\ntwo"},
+        {"role": "assistant", "content": first},
+        {"role": "user", "content": "three\nfour"},
+    ]
+    assert f"{len(Tokenizer.open(model).chat(messages))} tokens, " in shown
+    assert b"Traceback" not in session.raw
+
+
+def test_ctrl_c_stops_one_answer_whose_prompt_stays_cached(
+    model: Path, chat_on_terminal: Open
+) -> None:
+    with chat_on_terminal(model, *GREEDY) as session:
+        for said in ("x" * 150, "again"):
+            session.say(said)
+            session.expect_answer()
+            session.send(CTRL_C)
+            session.expect("stopped after ")
+        session.say("a line given up", CTRL_C)
+        session.say("/stats")
+        session.expect("tokens, ")
+        assert int(session.expect(" of them cached")) >= 128
+        session.say("", CTRL_D)
+        assert session.wait() == 0
+    assert b"Traceback" not in session.raw
+
+
+def test_lines_of_former_conversations_come_back(
+    model: Path, chat_on_terminal: Open, tmp_path: Path
+) -> None:
+    with chat_on_terminal(model, "-n", "2", *GREEDY) as session:
+        session.say("a memorable line")
+        session.say("/quit")
+        assert session.wait() == 0
+    kept = tmp_path / "state" / "specqd" / "chat_history"
+    assert "a memorable line" in kept.read_text()
+    assert kept.stat().st_mode & 0o077 == 0
+    with chat_on_terminal(model, "-n", "2", *GREEDY) as session:
+        session.say("", 2 * UP)
+        session.expect("a memorable line")
+
+
+def test_what_a_model_says_cannot_steer_the_terminal(
+    escaping: Path, chat_on_terminal: Open
+) -> None:
+    with chat_on_terminal(escaping, "-n", "7") as session:
+        session.say("ab")
+        session.say("/explain")
+        session.expect("bf16 itself: ")
+        session.say("", CTRL_D)
+        assert session.wait() == 0
+    assert b"\x1b\x1b" not in session.raw
+
+
+def test_a_wrong_turn_on_a_terminal_is_told_and_forgotten(
+    plain_model: Path, chat_on_terminal: Open
+) -> None:
+    with chat_on_terminal(plain_model, "-n", "3", *GREEDY) as session:
+        session.say("ab" * 600)
+        session.expect("error: the prompt")
+        session.say("ab")
+        session.say("/stats")
+        session.expect("prompt     2 tokens")
+
+
+def test_help_of_chat_loads_no_editor(capsys: pytest.CaptureFixture[str]) -> None:
+    code = (
+        "import sys; from specqd.cli import main; main(['chat', '--help']); "
+        "sys.exit('prompt_toolkit' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+    assert main(["chat", "--help"]) == 0
+    assert "specqd chat" in capsys.readouterr().out
+
+
+def test_a_dialogue_grows_only_by_what_is_recorded(model: Path) -> None:
+    tokenizer = Tokenizer.open(model)
+    dialogue = Dialogue(tokenizer, "be brief")
+    prompt = dialogue.prompt("hi")
+    assert dialogue.prompt("hi") == prompt
+    assert tokenizer.decode(prompt) == "<system>be brief\n<user>hi\n<assistant>"
+    dialogue.record("hi", "ho")
+    expected = "<system>be brief\n<user>hi\n<assistant>ho\n<user>so\n<assistant>"
+    assert tokenizer.decode(dialogue.prompt("so")) == expected
+    dialogue.clear()
+    assert dialogue.prompt("hi") == prompt
+
+
+def test_a_running_text_takes_lines_at_its_end(plain_model: Path) -> None:
+    tokenizer = Tokenizer.open(plain_model)
+    text = RunningText(tokenizer)
+    with pytest.raises(RequestError, match="no text to continue"):
+        text.prompt("")
+    text.record("a", "b")
+    assert tokenizer.decode(text.prompt("")) == "ab"
+    assert tokenizer.decode(text.prompt("c")) == "ab\nc"
+    text.record("c", "d\n")
+    assert tokenizer.decode(text.prompt("e")) == "ab\ncd\ne"
+    with pytest.raises(RequestError, match="no system message"):
+        text.system = "be brief"

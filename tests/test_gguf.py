@@ -1,0 +1,305 @@
+"""The GGUF reader: good files read bit for bit, hostile and unsupported ones refused by name."""
+
+import math
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gguf_files import convert, model_metadata, string, typed, write_gguf
+from random_models import ROPE_SCALINGS, Shape, make_config, make_model
+from specqd import LLM
+from specqd.config import read_config
+from specqd.errors import ConfigError, SpecqdError, TensorError, TokenizerError
+from specqd.gguf import GgufFile
+from specqd.gguf_tensors import GgufTensors, in_half_order
+from specqd.tokenizer import Tokenizer
+
+VALUES: dict[str, Any] = {
+    "a.flag": True,
+    "a.number": 7,
+    "a.real": 0.5,
+    "a.text": "héllo",
+    "a.numbers": [1, 2, 3],
+    "a.texts": ["x", "", "日本"],
+    "a.nested": [[1, 2], [3]],
+    "a.empty": [],
+}
+fuzz = settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@pytest.fixture
+def good(tmp_path: Path, seed: int) -> Path:
+    return convert(make_model(tmp_path / "model", Shape(), seed), tmp_path / "m.gguf", "BF16")
+
+
+def changed(path: Path, directory: Path, seed: int, **metadata: Any) -> Path:
+    return convert(make_model(directory, Shape(), seed), path, "BF16", **metadata)
+
+
+def arrays(rng: np.random.Generator) -> dict[str, np.ndarray]:
+    return {
+        "wide": rng.standard_normal((3, 5)).astype(np.float32),
+        "half": rng.standard_normal(7).astype(np.float16),
+        "bits": rng.integers(0, 1 << 16, (2, 3, 4), dtype=np.uint16),
+    }
+
+
+@pytest.mark.parametrize("alignment", [8, 32, 64])
+def test_everything_reads_back(tmp_path: Path, rng: np.random.Generator, alignment: int) -> None:
+    written = arrays(rng)
+    values = VALUES | {"general.alignment": alignment}
+    read = GgufFile.open(write_gguf(tmp_path / "m.gguf", values, written, alignment=alignment))
+    assert {key: read.get(key) for key in values} == values
+    assert read.get("a.missing") is None
+    for name, array in written.items():
+        assert read.tensors[name].shape == array.shape
+        assert read.data(name).tobytes() == array.tobytes()
+        assert not read.data(name).flags.writeable
+
+
+def test_reordered_rows_are_put_back(rng: np.random.Generator) -> None:
+    heads, half, columns = 3, 4, 5
+    rows = rng.integers(0, 1 << 16, (heads * 2 * half, columns), dtype=np.uint16)
+    paired = np.stack(
+        [
+            rows[h * 2 * half + part * half + i]
+            for h in range(heads)
+            for i in range(half)
+            for part in (0, 1)
+        ]
+    )
+    assert np.array_equal(in_half_order(paired, heads), rows)
+    assert np.array_equal(in_half_order(paired[:, 0].copy(), heads), rows[:, 0])
+
+
+def refusal(path: Path, kind: type[SpecqdError] = TensorError) -> str:
+    with pytest.raises(kind) as caught:
+        LLM(path, "none", 1)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(path) in message
+    return message
+
+
+HEAD = b"GGUF" + struct.pack("<I", 3)
+TENSOR = string("t") + struct.pack("<IQIQ", 1, 4, 0, 0)
+HOSTILE = {
+    "empty": (b"", "cannot be read"),
+    "no magic": (b"GGML" + bytes(60), "does not begin as a GGUF file"),
+    "version 1": (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1 is not"),
+    "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "is not 2 or 3, in little-endian"),
+    "cut off": (HEAD + bytes(3), "truncated"),
+    "endless metadata": (HEAD + struct.pack("<QQ", 0, 2**64 - 1), "truncated"),
+    "endless tensors": (HEAD + struct.pack("<QQ", 2**64 - 1, 0), "truncated"),
+    "endless key": (HEAD + struct.pack("<QQQ", 0, 1, 2**64 - 1) + b"abc", "truncated"),
+    "endless array": (
+        HEAD + struct.pack("<QQ", 0, 1) + string("k") + struct.pack("<IIQ", 9, 8, 2**63),
+        "impossibly large",
+    ),
+    "deep array": (
+        HEAD + struct.pack("<QQ", 0, 1) + string("k") + struct.pack("<I", 9)
+        + 9 * struct.pack("<IQ", 9, 1),
+        "impossibly large",
+    ),
+    "unknown type": (
+        HEAD + struct.pack("<QQ", 0, 1) + string("k") + struct.pack("<I", 13), "unknown type 13"
+    ),
+    "bad text": (
+        HEAD + struct.pack("<QQQ", 0, 1, 1) + b"\xff" + struct.pack("<II", 4, 0), "can't decode"
+    ),
+    "key twice": (
+        HEAD + struct.pack("<QQ", 0, 2) + 2 * (string("k\x1b") + typed(1)),
+        "'k\\x1b' is there twice",
+    ),
+    "alignment": (
+        HEAD + struct.pack("<QQ", 0, 1) + string("general.alignment") + typed(3),
+        "general.alignment is 3",
+    ),
+    "tensor twice": (
+        HEAD + struct.pack("<QQ", 2, 0) + 2 * TENSOR + bytes(96), "'t' is there twice"
+    ),
+    "data cut off": (HEAD + struct.pack("<QQ", 1, 0) + TENSOR + bytes(20), "ends behind the file"),
+    "misaligned": (
+        HEAD + struct.pack("<QQ", 1, 0) + string("t") + struct.pack("<IQIQ", 1, 4, 0, 4)
+        + bytes(99),
+        "impossible place",
+    ),
+    "huge shape": (
+        HEAD + struct.pack("<QQ", 1, 0) + string("t") + struct.pack("<I2QIQ", 2, 2**63, 2, 0, 0),
+        "impossible place or shape",
+    ),
+    "many dimensions": (
+        HEAD + struct.pack("<QQ", 1, 0) + string("t") + struct.pack("<I5QIQ", 5, *[1] * 5, 0, 0),
+        "has 5 dimensions",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_file_is_refused_by_name(tmp_path: Path, case: str) -> None:
+    content, mention = HOSTILE[case]
+    path = tmp_path / "m.gguf"
+    path.write_bytes(content)
+    assert mention in refusal(path)
+
+
+def attempt(path: Path) -> None:
+    """A file is a model or a one-line refusal, never another exception."""
+    problem = ""
+    try:
+        read_config(path)
+        GgufTensors.open(path)
+        Tokenizer.open(path)
+    except SpecqdError as error:
+        problem = str(error)
+    assert "\n" not in problem
+
+
+@fuzz
+@given(content=st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "m.gguf").write_bytes(HEAD + content)
+    attempt(tmp_path / "m.gguf")
+
+
+@fuzz
+@given(data=st.data())
+def test_a_damaged_file_is_read_or_refused(good: Path, data: st.DataObject) -> None:
+    content = bytearray(good.read_bytes())
+    header = content.index(b"token_embd.weight") + 200
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(0, header))] = data.draw(st.integers(0, 255))
+    damaged = good.with_name("damaged.gguf")
+    damaged.write_bytes(content[: data.draw(st.sampled_from([len(content), header, header // 2]))])
+    attempt(damaged)
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(2, "Q4_0"), (8, "Q8_0"), (12, "Q4_K"), (39, "MXFP4")]
+)
+def test_quantised_files_are_refused_by_name(good: Path, number: int, name: str) -> None:
+    content = good.read_bytes()
+    entry = string("blk.0.attn_q.weight") + struct.pack("<I2Q", 2, 64, 64)
+    at = content.index(entry) + len(entry)
+    good.write_bytes(content[:at] + struct.pack("<I", number) + content[at + 4 :])
+    message = refusal(good)
+    assert f"'blk.0.attn_q.weight' is {name}: quantised GGUF files are not supported" in message
+
+
+@pytest.mark.parametrize(
+    ("metadata", "error", "mention"),
+    [
+        ({"general__architecture": "gpt5"}, ConfigError, "architecture 'gpt5' is not supported"),
+        ({"split__count": 3}, ConfigError, "one of 3 parts"),
+        ({"llama__expert_count": 8}, ConfigError, "mixtures of experts"),
+        ({"llama__attention__value_length": 8}, ConfigError, "keys of 16, values of 8"),
+        ({"llama__rope__dimension_count": 8}, ConfigError, "8 rotated"),
+        ({"llama__rope__scaling__type": "longrope"}, ConfigError, "'longrope'"),
+        ({"llama__rope__scaling__type": "yarn", "llama__rope__scaling__attn_factor": 2.0},
+         ConfigError, "attn_factor"),
+        ({"llama__embedding_length": "64"}, ConfigError, "hidden_size is '64'"),
+        ({"llama__feed_forward_length": [160, 160]}, ConfigError, "intermediate_size is [160"),
+        ({"llama__block_count": 3}, TensorError, "layers.2.self_attn.q_proj.weight' is missing"),
+        ({"llama__feed_forward_length": 161}, TensorError, "[161, 64] was expected"),
+        ({"tokenizer__ggml__model": "t5"}, TokenizerError, "gpt2 or llama is supported"),
+        ({"tokenizer__ggml__pre": "klingon"}, TokenizerError, "ggml.pre is 'klingon'"),
+        ({"tokenizer__ggml__tokens": 3}, TokenizerError, "a list of texts is needed"),
+        ({"tokenizer__ggml__merges": ["a b", "ab"]}, TokenizerError, "merges has 'ab'"),
+        ({"tokenizer__ggml__merges": ["no such"]}, TokenizerError, "not a tokenizer"),
+        ({"tokenizer__ggml__token_type": [1]}, TokenizerError, "a list of 320 numbers"),
+        ({"tokenizer__ggml__bos_token_id": 320}, TokenizerError, "an id below 320"),
+        ({"tokenizer__ggml__add_bos_token": 1}, TokenizerError, "true or false"),
+        ({"tokenizer__ggml__model": "llama"}, TokenizerError, "scores is missing"),
+    ],
+)  # fmt: skip
+def test_what_is_not_supported_is_named(
+    tmp_path: Path, seed: int, metadata: dict[str, Any], error: type[SpecqdError], mention: str
+) -> None:
+    path = changed(tmp_path / "m.gguf", tmp_path / "model", seed, **metadata)
+    assert mention in refusal(path, error)
+
+
+def test_a_tensor_without_a_place_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf(path, {}, {"blk.0.attn_sub_norm.weight": np.zeros(4, np.float32)})
+    with pytest.raises(TensorError, match=r"'blk.0.attn_sub_norm.weight' has no place"):
+        GgufTensors.open(path)
+
+
+def shape_file(path: Path, shape: Shape, **tensors: np.ndarray) -> Path:
+    """A file without weights but for the embedding: enough for a configuration."""
+    embedding = {"token_embd.weight": np.zeros((shape.vocab, shape.hidden), np.float16)}
+    return write_gguf(path, model_metadata(make_config(shape)), embedding | tensors)
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_llama3_rope_scaling_is_recognised_by_its_divisors(tmp_path: Path, factor: float) -> None:
+    shape = Shape(hidden=512, heads=4, head_dim=128, rope_theta=500000.0)
+    frequencies = 500000.0 ** (-np.arange(0, 128, 2) / 128)
+    wavelengths = 2 * math.pi / frequencies
+    smooth = (8192 / wavelengths - 1.0) / (4.0 - 1.0)
+    divisors = np.where(
+        wavelengths < 8192 / 4.0,
+        1.0,
+        np.where(wavelengths > 8192, factor, 1 / ((1 - smooth) / factor + smooth)),
+    ).astype(np.float32)
+    rope = read_config(
+        shape_file(tmp_path / "m.gguf", shape, **{"rope_freqs.weight": divisors})
+    ).rope
+    assert (rope.kind, rope.factor, rope.original_max_positions) == ("llama3", factor, 8192)
+    assert (rope.low_freq_factor, rope.high_freq_factor) == (1.0, 4.0)
+    divisors[20] *= 1.01
+    path = shape_file(tmp_path / "m.gguf", shape, **{"rope_freqs.weight": divisors})
+    with pytest.raises(ConfigError, match="does not follow Llama 3"):
+        read_config(path)
+
+
+def test_the_configuration_is_that_of_config_json(tmp_path: Path, seed: int) -> None:
+    for index, shape in enumerate((
+        Shape(rope_scaling=ROPE_SCALINGS["linear"]),
+        Shape("qwen2", is_tied=True),
+        Shape("qwen3", head_dim=24),
+    )):  # fmt: skip
+        model = make_model(tmp_path / f"model{index}", shape, seed)
+        more: dict[str, Any] = {}
+        if shape.rope_scaling:
+            more = {"llama__rope__scaling__type": "linear", "llama__rope__scaling__factor": 2.5}
+        assert read_config(convert(model, tmp_path / "m.gguf", "F32", **more)) == read_config(model)
+
+
+def test_all_ends_of_a_turn_end_the_text(tmp_path: Path, seed: int) -> None:
+    path = changed(tmp_path / "m.gguf", tmp_path / "model", seed, tokenizer__ggml__eot_token_id=7)
+    assert read_config(path).eos_token_ids == (257, 7)
+
+
+def test_templates_and_named_tokens_come_from_the_file(tmp_path: Path, seed: int) -> None:
+    templates = {
+        "tokenizer__chat_template": "{{ bos_token }}{{ messages[0].content }}",
+        "tokenizer__chat_templates": ["tool_use"],
+        "tokenizer__chat_template__tool_use": "tools",
+    }
+    tokenizer = Tokenizer.open(changed(tmp_path / "m.gguf", tmp_path / "model", seed, **templates))
+    messages = [{"role": "user", "content": "hi"}]
+    assert tokenizer.render_chat(messages) == "<s>hi"
+    assert tokenizer.render_chat(messages, tools=[{}]) == "tools"
+    assert tokenizer.named_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+@pytest.mark.parametrize("flags", [(False, False), (True, False), (True, True)])
+def test_the_file_says_which_ends_are_added(
+    tmp_path: Path, seed: int, flags: tuple[bool, bool]
+) -> None:
+    keys = ("tokenizer__ggml__add_bos_token", "tokenizer__ggml__add_eos_token")
+    path = changed(
+        tmp_path / "m.gguf", tmp_path / "model", seed, **dict(zip(keys, flags, strict=True))
+    )
+    tokenizer = Tokenizer.open(path)
+    bos, eos = ([i] * flag for i, flag in zip((256, 257), flags, strict=True))
+    assert tokenizer.encode("é") == [*bos, *tokenizer.encode("é", add_special_tokens=False), *eos]

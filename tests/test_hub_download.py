@@ -1,0 +1,228 @@
+"""Models fetched by name from a hub on this machine, by the program as users run it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fake_hub import FakeHub, commit_of
+from random_models import Shape, make_model, read_model
+from specqd import LLM, SamplingParams
+from specqd.cli import main
+from terminal_session import TerminalSession
+from writers import write_safetensors, write_shards
+
+PROGRAM = [sys.executable, "-c", "import sys; from specqd.cli import main; sys.exit(main())"]
+NEEDED = {"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"}
+NOWHERE = "http://127.0.0.1:9"  # the port that discards; nothing listens
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """How the program ended, and what it wrote."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Fetch = Callable[..., Fetched]
+
+
+@pytest.fixture
+def model(tmp_path: Path, seed: int) -> Path:
+    """A repository's content: a model, and what nobody needs to run it."""
+    directory = make_model(tmp_path / "repository", Shape(), seed)
+    for name in ("README.md", "pytorch_model.bin", "consolidated.safetensors", "onnx/model.onnx"):
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_bytes(b"x" * 100)
+    return directory
+
+
+@pytest.fixture
+def hub(model: Path) -> Iterator[FakeHub]:
+    with FakeHub({"org/name": model}) as hub:
+        yield hub
+
+
+@pytest.fixture
+def environment(hub: FakeHub, tmp_path: Path) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
+    return kept | {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": hub.endpoint}
+
+
+@pytest.fixture
+def fetch(environment: dict[str, str], tmp_path: Path) -> Fetch:
+    def generate(name: str, **more: str) -> Fetched:
+        command = [*PROGRAM, "generate", name, "-p", "ab", "-n", "9", "--draft", "none"]
+        ran = subprocess.run(
+            [*command, "--temperature", "0"],
+            capture_output=True,
+            env=environment | more,
+            cwd=tmp_path,
+            check=False,
+        )
+        return Fetched(ran.returncode, ran.stdout.decode(), ran.stderr.decode())
+
+    return generate
+
+
+def text_of(model: Path) -> str:
+    return LLM(model, "none").generate("ab", SamplingParams(9, temperature=0))[0].text
+
+
+def refused(ran: Fetched) -> str:
+    """The one line with which it ended."""
+    assert ran.returncode == 1, ran.stderr
+    assert ran.stdout == ""
+    [line] = ran.stderr.splitlines()
+    assert line.startswith("specqd: error: ")
+    return line
+
+
+def test_a_model_is_fetched_once_and_only_what_it_needs(
+    hub: FakeHub, fetch: Fetch, model: Path, tmp_path: Path
+) -> None:
+    first = fetch("org/name")
+    assert first.returncode == 0, first.stderr
+    assert first.stdout == text_of(model)
+    assert hub.fetched() == NEEDED
+    assert (tmp_path / "home" / "hub").is_dir()
+    hub.requests.clear()
+    assert fetch("org/name").stdout == first.stdout
+    assert hub.fetched() == set()
+
+
+def test_shards_are_those_that_the_index_names(hub: FakeHub, fetch: Fetch, model: Path) -> None:
+    expected = text_of(model)
+    _, tensors = read_model(model)
+    names = sorted(tensors)
+    shards = {
+        f"part-{i}.safetensors": {name: np.array(tensors[name]) for name in names[i::2]}
+        for i in (0, 1)
+    }
+    write_shards(model, shards)
+    (model / "model.safetensors").rename(model / "model.fp32.safetensors")
+    ran = fetch("org/name")
+    assert ran.stdout == expected
+    assert hub.fetched() & {"part-0.safetensors", "part-1.safetensors"} == set(shards)
+    assert "model.fp32.safetensors" not in hub.fetched()
+
+
+def test_a_revision_is_asked_for_by_name_or_commit(hub: FakeHub, fetch: Fetch, model: Path) -> None:
+    assert fetch(f"org/name@{commit_of('org/name')}").stdout == text_of(model)
+    assert "has no such revision" in refused(fetch("org/name@v9"))
+
+
+def test_a_broken_connection_is_resumed_where_it_broke(
+    hub: FakeHub, fetch: Fetch, model: Path
+) -> None:
+    chunk = 10 << 20  # what huggingface_hub writes at a time
+    _, tensors = read_model(model)
+    unused = {"unused": np.zeros(3 * chunk // 2, np.uint16)}
+    write_safetensors(
+        model / "model.safetensors", {k: np.array(v) for k, v in tensors.items()} | unused
+    )
+    hub.cuts["model.safetensors"] = [chunk + 1000, chunk + 1000]
+    ran = fetch("org/name")
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == text_of(model)
+    asked = [r for r in hub.requests if r.method == "GET" and r.path.endswith("model.safetensors")]
+    assert [r.range for r in asked] == [None, f"bytes={chunk}-", f"bytes={2 * chunk}-"]
+
+
+def test_what_an_interrupted_fetch_left_is_not_fetched_again(
+    hub: FakeHub, fetch: Fetch, model: Path
+) -> None:
+    weights = model / "model.safetensors"
+    kept = weights.rename(model / "elsewhere")
+    assert "no safetensors weights, or not all of them" in refused(fetch("org/name"))
+    shutil.copy(kept, weights)
+    hub.requests.clear()
+    for listing in model.parent.glob("home/hub/*/trees"):  # of the files that there were
+        shutil.rmtree(listing)
+    assert fetch("org/name").stdout == text_of(model)
+    assert hub.fetched() == {"model.safetensors"}
+
+
+def test_without_a_network_the_cache_serves(fetch: Fetch, model: Path) -> None:
+    expected = fetch("org/name").stdout
+    assert expected == text_of(model)
+    assert fetch("org/name", HF_HUB_OFFLINE="1").stdout == expected
+    assert fetch("org/name", HF_ENDPOINT=NOWHERE).stdout == expected
+
+
+def test_without_a_network_or_a_cache_one_line_says_what_to_do(fetch: Fetch) -> None:
+    line = refused(fetch("org/other", HF_ENDPOINT=NOWHERE))
+    assert "org/other: is not a directory here and could not be fetched from" in line
+    assert NOWHERE in line
+    assert "check the network" in line
+    line = refused(fetch("org/name", HF_HUB_OFFLINE="1"))
+    assert "org/name: is not a directory here and not (wholly) in the cache" in line
+    assert "HF_HUB_OFFLINE forbids" in line
+
+
+def test_a_token_opens_private_repositories(hub: FakeHub, fetch: Fetch, model: Path) -> None:
+    hub.private["org/name"] = "hf_secret"
+    assert "check the name, or run `hf auth login`" in refused(fetch("org/name"))
+    assert fetch("org/name", HF_TOKEN="hf_secret").stdout == text_of(model)
+    wrong = refused(fetch("org/name", HF_TOKEN="hf_wrong", HF_HOME=str(model.parent / "other")))
+    assert "hf_" not in wrong
+
+
+def test_gated_and_missing_repositories_are_told_apart(hub: FakeHub, fetch: Fetch) -> None:
+    hub.gated.add("org/name")
+    assert "is gated; accept its licence" in refused(fetch("org/name"))
+    assert "neither a directory here nor a repository" in refused(fetch("org/nothing"))
+
+
+def test_what_cannot_be_run_is_refused_before_its_weights_are_fetched(
+    hub: FakeHub, fetch: Fetch, model: Path
+) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"model_type": "bert"}))
+    assert "model_type 'bert' is not supported" in refused(fetch("org/name"))
+    assert "model.safetensors" not in hub.fetched()
+
+
+def test_packed_models_are_fetched(hub: FakeHub, fetch: Fetch, model: Path) -> None:
+    packed = model.parent / "packed"
+    assert main(["pack", str(model), str(packed)]) == 0
+    hub.repositories["org/packed"] = packed
+    assert fetch("org/packed").stdout == text_of(model)
+    assert hub.fetched() == (NEEDED - {"model.safetensors"}) | {"model-packed.safetensors"}
+
+
+def test_a_repository_without_a_model_is_named(hub: FakeHub, fetch: Fetch, model: Path) -> None:
+    (model / "config.json").unlink()
+    assert "has no config.json" in refused(fetch("org/name"))
+
+
+def test_sentencepiece_models_are_fetched_where_there_is_no_tokenizer_json(
+    hub: FakeHub, fetch: Fetch, model: Path
+) -> None:
+    (model / "tokenizer.json").unlink()
+    golden = Path(__file__).parent / "goldens" / "tokenizers" / "bpe" / "tokenizer.model"
+    shutil.copy(golden, model)
+    assert "tokenizer has 1000 tokens and the model 320" in refused(fetch("org/name"))
+    assert "tokenizer.model" in hub.fetched()
+
+
+def test_a_terminal_sees_one_progress_bar_that_goes(
+    environment: dict[str, str], model: Path
+) -> None:
+    command = [*PROGRAM, "generate", "org/name", "-p", "ab", "-n", "2", "--draft", "none"]
+    with TerminalSession(command, environment) as session:
+        assert session.wait() == 0
+    shown = session.raw.decode()
+    assert "\rFetching org/name: " in shown
+    assert "B /" in shown
+    assert "\x1b[A" not in shown  # no second line
+    assert shown.splitlines()[-1].startswith("specqd: 2 tokens")

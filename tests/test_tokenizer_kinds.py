@@ -1,0 +1,134 @@
+"""Every kind of vocabulary against the library that brought it: sentencepiece and transformers,
+recorded by parity/make_tokenizer_goldens.py. And their files, damaged."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specqd.errors import SpecqdError, TokenizerError
+from specqd.tokenizer import Tokenizer
+
+GOLDENS = Path(__file__).parent / "goldens" / "tokenizers"
+TEXTS: list[str] = json.loads((GOLDENS / "texts.json").read_text())
+KINDS = {
+    **{path.stem: (path, path.with_suffix(".npz")) for path in sorted(GOLDENS.glob("*.gguf"))},
+    **{
+        f"{name}.model": (GOLDENS / name, GOLDENS / name / "expected.npz")
+        for name in ("bpe", "unigram")
+    },
+}
+each_kind = pytest.mark.parametrize("kind", KINDS)
+each_that_keeps_text = pytest.mark.parametrize("kind", [k for k in KINDS if "unigram" not in k])
+
+
+def recorded(kind: str) -> Iterator[tuple[str, list[int], str]]:
+    """Each text, its ids, and the text of the ids."""
+    golden = np.load(KINDS[kind][1])
+    decoded = json.loads(str(golden["decoded"]))
+    starts = [0, *golden["ends"][:-1]]
+    for text, start, end, again in zip(TEXTS, starts, golden["ends"], decoded, strict=True):
+        yield text, golden["ids"][start:end].tolist(), again
+
+
+@each_kind
+def test_texts_have_the_ids_and_ids_the_texts_of_the_reference(kind: str) -> None:
+    tokenizer = Tokenizer.open(KINDS[kind][0])
+    assert len(TEXTS) == 200
+    wrong = []
+    for text, ids, again in recorded(kind):
+        if tokenizer.encode(text, add_special_tokens=False) != ids:
+            wrong.append((text, tokenizer.encode(text, add_special_tokens=False), ids))
+        elif tokenizer.decode(ids) != again:
+            wrong.append((text, tokenizer.decode(ids), again))
+    assert wrong == []
+
+
+@each_that_keeps_text
+def test_texts_come_back_whole(kind: str) -> None:
+    tokenizer = Tokenizer.open(KINDS[kind][0])
+    composes = kind == "qwen2"
+    for text, _, again in recorded(kind):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert tokenizer.decode(ids) == (again if composes else text)
+        stream = tokenizer.stream()
+        assert "".join([*map(stream.feed, ids), stream.finish()]) == tokenizer.decode(ids)
+
+
+@pytest.fixture
+def pieces(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(GOLDENS / "bpe", tmp_path / "bpe"))
+
+
+def test_a_sentencepiece_model_begins_texts_with_bos(pieces: Path) -> None:
+    tokenizer = Tokenizer.open(pieces)
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token) == (
+        "<s>",
+        "</s>",
+        "<unk>",
+    )
+    assert tokenizer.encode("a") == [1, *tokenizer.encode("a", add_special_tokens=False)]
+    settings = {"add_bos_token": False, "add_eos_token": True}
+    (pieces / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert Tokenizer.open(pieces).encode("a")[-1] == 2
+
+
+def test_user_defined_and_control_pieces_are_found_in_text(pieces: Path) -> None:
+    tokenizer = Tokenizer.open(pieces)
+    assert tokenizer.id_of("<tool>") in tokenizer.encode("x<tool>y")
+    assert tokenizer.encode("x</s>")[-1] == 2
+    assert tokenizer.decode(tokenizer.encode("x<tool>y</s>")) == "x<tool> y"
+
+
+def test_settings_add_tokens_behind_the_pieces(pieces: Path) -> None:
+    size = Tokenizer.open(pieces).vocab_size
+    added = {
+        str(size): {"content": "<|im_end|>", "special": True},
+        str(size + 1): {"content": "<x>"},
+    }
+    (pieces / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+    tokenizer = Tokenizer.open(pieces)
+    assert tokenizer.encode("a<|im_end|><x>")[-2:] == [size, size + 1]
+    assert tokenizer.decode([size, size + 1]) == "<x>"
+    added[str(size + 5)] = {"content": "<y>"}
+    (pieces / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+    with pytest.raises(TokenizerError, match=r"'<y>' is not token"):
+        Tokenizer.open(pieces)
+
+
+@pytest.mark.parametrize(
+    ("content", "mention"),
+    [
+        (b"", "0 pieces"),
+        (b"\xff" * 40, "malformed"),
+        (b"\x0a\x7f", "truncated"),
+        (b"IQ== 0\nIg== 1\n", "tokenizer.model"),  # a vocabulary of tiktoken
+    ],
+)
+def test_what_is_no_sentencepiece_model_is_refused(
+    pieces: Path, content: bytes, mention: str
+) -> None:
+    (pieces / "tokenizer.model").write_bytes(content)
+    with pytest.raises(TokenizerError, match=r"tokenizer\.model: not a") as caught:
+        Tokenizer.open(pieces)
+    assert mention in str(caught.value)
+
+
+def test_a_damaged_sentencepiece_model_is_read_or_refused(
+    pieces: Path, rng: np.random.Generator
+) -> None:
+    whole = (pieces / "tokenizer.model").read_bytes()
+    for _ in range(60):
+        content = bytearray(whole[: rng.choice([len(whole), rng.integers(len(whole))])])
+        for at in rng.integers(0, max(len(content), 1), 3 if content else 0):
+            content[at] = rng.integers(256)
+        (pieces / "tokenizer.model").write_bytes(content)
+        problem = ""
+        try:
+            Tokenizer.open(pieces)
+        except SpecqdError as error:
+            problem = str(error)
+        assert "\n" not in problem
