@@ -22,7 +22,6 @@ import numpy as np
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
 from random_models import Shape, make_model
-
 from specqd import _native
 from specqd.bench.bandwidth import bandwidth_at
 from specqd.context import Context, Rows

@@ -12,13 +12,13 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <tuple>
 #include <vector>
 
 #include "cpu.h"
 #include "float_mode.h"
 #include "kernels.h"
+#include "pool.h"
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -183,65 +183,31 @@ Out<float> product(const Kernels& kernels, const std::string& reading, const Pac
   return out;
 }
 
-// Seconds per round of each repetition of work(thread), done by `threads` threads at once.
-template <class F>
-std::vector<double> seconds_of(int threads, int repeats, int rounds, const F& work) {
-  const auto repeated = [&](int thread) {
-    const FlushSubnormals flush;
-    for (int round = 0; round < rounds; ++round) work(thread);
-  };
-  std::vector<double> seconds;
-  for (int repeat = 0; repeat < repeats; ++repeat) {
-    const auto begin = std::chrono::steady_clock::now();
-    std::vector<std::thread> workers;
-    for (int i = 1; i < threads; ++i) workers.emplace_back(repeated, i);
-    repeated(0);
-    for (std::thread& worker : workers) worker.join();
-    const auto elapsed = std::chrono::steady_clock::now() - begin;
-    seconds.push_back(std::chrono::duration<double>(elapsed).count() / rounds);
-  }
-  return seconds;
-}
-
-// Of a product whose panels the threads share.
+// Seconds a product, of each of `repeats` runs of `rounds` products whose panels the threads share
+// as in a forward.
 std::vector<double> time_product(const Kernels& kernels, const std::string& reading,
-                                 const Packed& packed, In<float, 2> x, int threads, int repeats,
+                                 const Packed& packed, In<float, 2> x, Pool& pool, int repeats,
                                  int rounds) {
+  using Clock = std::chrono::steady_clock;
+  constexpr int64_t kGrain = 16;
   const Reading kind = reading_named(reading);
-  const FlushSubnormals flush;
   const Prepared rows = prepare(kernels, kind, x, packed.view.tiles);
   const auto function = kind == Reading::kExact ? kernels.exact_product : kernels.draft_product;
-  const int64_t panels = packed.view.panels;
   std::vector<Pages<float>> outs;
-  for (int i = 0; i < threads; ++i) outs.emplace_back(x.shape(0) * (panels / threads + 1) * kPanel);
-  return seconds_of(threads, repeats, rounds, [&](int i) {
-    const int64_t first = panels * i / threads, last = panels * (i + 1) / threads;
-    function(packed.view, first, last, rows.view(), outs[i].data(), (last - first) * kPanel);
-  });
-}
-
-// Of reading `bytes` bytes that the threads share.
-std::vector<double> time_read(const Kernels& kernels, size_t bytes, int threads, int repeats,
-                              int rounds) {
-  const Pages<uint8_t> data(bytes);
-  const size_t part = bytes / threads / 256 * 256;
-  std::vector<uint64_t> sums(threads);
-  return seconds_of(threads, repeats, rounds,
-                    [&](int i) { sums[i] += kernels.read_bytes(data.data() + i * part, part); });
-}
-
-// Of preparing one row.
-std::vector<double> time_prepare(const Kernels& kernels, const std::string& reading, In<float, 2> x,
-                                 int repeats) {
-  const bool exact = reading_named(reading) == Reading::kExact;
-  const int64_t inputs = static_cast<int64_t>(x.shape(1)), tiles = (inputs + kBlock - 1) / kBlock;
-  const auto function = exact ? kernels.prepare_exact : kernels.prepare_draft;
-  Pages<uint8_t> row((exact ? kernels.exact_row_bytes : kernels.draft_row_bytes)(tiles));
-  const int rows = static_cast<int>(x.shape(0));
-  int m = 0;
-  return seconds_of(1, repeats, rows, [&](int) {
-    function(x.data() + m++ % rows * x.shape(1), inputs, tiles, row.data());
-  });
+  for (int i = 0; i < pool.threads(); ++i) outs.emplace_back(x.shape(0) * kGrain * kPanel);
+  std::vector<double> seconds;
+  for (int repeat = 0; repeat < repeats; ++repeat) {
+    const auto begin = Clock::now();
+    pool.run([&](Team& team) {
+      float* const out = outs[static_cast<size_t>(team.thread())].data();
+      for (int round = 0; round < rounds; ++round)
+        team.share(packed.view.panels, kGrain, [&](int64_t first, int64_t last) {
+          function(packed.view, first, last, rows.view(), out, kGrain * kPanel);
+        });
+    });
+    seconds.push_back(std::chrono::duration<double>(Clock::now() - begin).count() / rounds);
+  }
+  return seconds;
 }
 
 const Kernels* find_kernels(const std::string& name) {
@@ -295,22 +261,9 @@ void bind_products(nb::class_<KernelTable>& table) {
       .def(
           "time_product",
           [](KernelTable k, const std::string& reading, const Packed& packed, In<float, 2> x,
-             int threads, int repeats, int rounds) {
-            return time_product(*k.at, reading, packed, x, threads, repeats, rounds);
-          },
-          "reading"_a, "packed"_a, "x"_a, "threads"_a, "repeats"_a = 5, "rounds"_a = 1)
-      .def(
-          "time_read",
-          [](KernelTable k, size_t bytes, int threads, int repeats, int rounds) {
-            return time_read(*k.at, bytes, threads, repeats, rounds);
-          },
-          "bytes"_a, "threads"_a, "repeats"_a = 5, "rounds"_a = 1)
-      .def(
-          "time_prepare",
-          [](KernelTable k, const std::string& reading, In<float, 2> x, int repeats) {
-            return time_prepare(*k.at, reading, x, repeats);
-          },
-          "reading"_a, "x"_a, "repeats"_a = 5);
+             Pool& pool, int repeats,
+             int rounds) { return time_product(*k.at, reading, packed, x, pool, repeats, rounds); },
+          "reading"_a, "packed"_a, "x"_a, "pool"_a, "repeats"_a = 5, "rounds"_a = 1);
 }
 
 int64_t length(const In<float, 1>& x) { return static_cast<int64_t>(x.shape(0)); }

@@ -8,6 +8,8 @@
 #include <sstream>
 #include <thread>
 
+#include "float_mode.h"
+
 #if defined(__linux__)
 #include <sched.h>
 #include <sys/syscall.h>
@@ -86,6 +88,7 @@ int64_t cgroup_memory_left() {
 struct Amx {
   bool usable = false;
   std::string refusal;
+  bool in_cpu = false;
 };
 
 // Linux gives the tile registers to a process only on request.
@@ -97,12 +100,13 @@ Amx request_amx() {
   if ((edx & kAll) != kAll) return {};
 #if defined(__linux__)
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
-  if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0) return {true, ""};
+  if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0) return {true, "", true};
   return {false,
           "the CPU has AMX but the system refused its tile registers (old kernel, or a thread with "
-          "a small alternate signal stack)"};
+          "a small alternate signal stack)",
+          true};
 #else
-  return {false, "the CPU has AMX but this system offers no way to request it"};
+  return {false, "the CPU has AMX but this system offers no way to request it", true};
 #endif
 }
 
@@ -114,7 +118,17 @@ const Amx& amx() {
 bool has_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vnni");
+         __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("bmi2");
+}
+
+// Whether this CPU has it and rounds as the exact product must.
+bool has_avx512_bf16() {
+  static const bool is_usable = [] {
+    if (!has_avx512() || !__builtin_cpu_supports("avx512bf16")) return false;
+    const FlushSubnormals flush;
+    return avx512bf16_rounds_as_fused();
+  }();
+  return is_usable;
 }
 
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
@@ -132,7 +146,10 @@ std::vector<std::string> available_isas() {
   std::vector<std::string> names;
 #if defined(__x86_64__)
   if (has_avx512() && amx().usable) names.emplace_back("amx");
+  // CPUs with AMX have a slow vdpbf16ps beside it.
+  if (has_avx512_bf16() && !amx().in_cpu) names.emplace_back("avx512bf16");
   if (has_avx512()) names.emplace_back("avx512");
+  if (has_avx512_bf16() && amx().in_cpu) names.emplace_back("avx512bf16");
   if (has_avx_vnni()) names.emplace_back("avx2vnni");
   if (has_avx2()) names.emplace_back("avx2");
 #endif
@@ -148,6 +165,7 @@ const Kernels* kernels_named(const std::string& name) {
   if (std::find(names.begin(), names.end(), name) == names.end()) return nullptr;
 #if defined(__x86_64__)
   if (name == "amx") return amx_kernels();
+  if (name == "avx512bf16") return avx512bf16_kernels();
   if (name == "avx512") return avx512_kernels();
   if (name == "avx2vnni") return avx2vnni_kernels();
   if (name == "avx2") return avx2_kernels();

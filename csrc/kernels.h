@@ -139,6 +139,9 @@ const Kernels* portable_kernels();
 const Kernels* avx2_kernels();
 const Kernels* avx2vnni_kernels();
 const Kernels* avx512_kernels();
+const Kernels* avx512bf16_kernels();
+bool avx512bf16_rounds_as_fused();  // else these are not to be used; in the core's floating-point
+                                    // mode
 const Kernels* amx_kernels();
 const Kernels*
 amx_emulated_kernels();  // AMX code on emulated tiles, for tests anywhere with AVX-512

@@ -83,7 +83,9 @@ def test_help_answers_at_once() -> None:
     assert min(seconds) <= 0.3
 
 
-@pytest.mark.parametrize("command", ["generate", "demo", "inspect", "bench bandwidth"])
+@pytest.mark.parametrize(
+    "command", ["generate", "demo", "inspect", "bench bandwidth", "bench kernels"]
+)
 def test_help_shows_real_commands(run: Run, command: str) -> None:
     status, out, _ = run(*command.split(), "--help")
     assert status == 0
@@ -361,6 +363,34 @@ def test_bench_bandwidth_prints_and_writes(
     assert [each["working_set_bytes"] for each in written["sizes"]] == [10**6, 4 * 10**6]
     for each in written["sizes"]:
         assert 0 < each["lower_quartile"] <= each["gb_per_s"] <= each["upper_quartile"]
+
+
+def test_bench_kernels_prints_and_writes(tmp_path: Path, run: Run) -> None:
+    file = tmp_path / "kernels.json"
+    words = ("--threads", "1", "--megabytes", "1", "--rows", "1", "--rows", "3", "--json", file)
+    status, out, _ = run("bench", "kernels", *words)
+    assert status == 0
+    assert len(out.splitlines()) == 2 + 2 * 2
+    written = json.loads(file.read_text())
+    cases = [(each["case"]["reading"], each["case"]["rows"]) for each in written["speeds"]]
+    assert cases == [(reading, rows) for reading in ("draft", "exact") for rows in (1, 3)]
+    assert 1.8e6 < written["weights"] < 1.9e6
+    for each in written["speeds"]:
+        least, most = each["share_range"]
+        assert 0 < least <= each["share"] <= most
+        bits = 8 * each["gb_per_s"] / each["gweights_per_s"]
+        assert bits == pytest.approx(4.25) if each["case"]["reading"] == "draft" else 12 < bits < 14
+        limit = each["share"] * 16 / bits
+        assert each["over_bf16_limit"] == pytest.approx(limit)
+
+
+def test_bench_kernels_refuses_more_weights_than_there_is_memory(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_native, "usable_memory", lambda: 10**6)
+    status, _, err = run("bench", "kernels", "--megabytes", "1")
+    assert status == 1
+    assert "--megabytes" in err
 
 
 def test_demo_shows_identical_texts_and_both_speedups(model: Path, run: Run) -> None:

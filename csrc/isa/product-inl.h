@@ -22,8 +22,24 @@ inline size_t padded_row(size_t bytes) { return (bytes + 63) / 64 * 64; }
 inline size_t spread_row(size_t bytes) { return bytes % 2048 == 0 ? bytes + 17 * 64 : bytes; }
 
 // Exact: fp32 values that were rounded to BF16, [tiles * 32].
+constexpr size_t kFloatBlockBytes = kBlock * sizeof(float);
 size_t exact_row_bytes(int64_t tiles) {
-  return spread_row(static_cast<size_t>(tiles) * kBlock * sizeof(float));
+  return spread_row(static_cast<size_t>(tiles) * kFloatBlockBytes);
+}
+
+// Where the machine multiplies BF16: the values themselves, [tiles * 32].
+constexpr size_t kBf16BlockBytes = kBlock * sizeof(uint16_t);
+inline size_t exact_row_bytes_bf16(int64_t tiles) {
+  return spread_row(static_cast<size_t>(tiles) * kBf16BlockBytes);
+}
+// Calls put(k, sixteen BF16 values) for all inputs of a row, padded with zeros.
+template <class Put>
+inline void for_rounded_inputs(const float* x, int64_t inputs, int64_t tiles, const Put& put) {
+  for (int64_t k = 0; k < tiles * kBlock; k += kLanes) {
+    const int64_t rest = inputs - k;
+    const F16 v = rest >= kLanes ? load(x + k) : load_part(x + k, rest > 0 ? rest : 0, 0.0f);
+    put(k, convert<H16>(bits_as<U16>(round_to_bf16(v)) >> 16));
+  }
 }
 
 void prepare_exact(const float* x, int64_t inputs, int64_t tiles, uint8_t* row) {
@@ -111,11 +127,23 @@ constexpr int kDraftTilesAhead = 16;
 
 // --- Exact reading ------------------------------------------------------------------------------
 
-// Calls f<Rows>(first row) for groups of at most `Most` rows.
+// Calls f<rows>(first) for a number of rows from 1 to Most.
 template <int Most, class F>
-inline void for_row_groups(int64_t rows, const F& f, int64_t from = 0) {
-  for (; rows - from >= Most; from += Most) f.template operator()<Most>(from);
-  if constexpr (Most > 1) for_row_groups<Most - 1>(rows, f, from);
+[[gnu::always_inline]] inline void call_for_rows(int64_t rows, int64_t first, const F& f) {
+  if constexpr (Most > 1)
+    if (rows < Most) return call_for_rows<Most - 1>(rows, first, f);
+  f.template operator()<Most>(first);
+}
+
+// Calls f<Rows>(first row) for as few groups of at most `Most` rows as will do, as equal as can be.
+template <int Most, class F>
+inline void for_row_groups(int64_t rows, const F& f) {
+  int64_t first = 0;
+  for (int64_t groups = (rows + Most - 1) / Most; groups > 0; --groups) {
+    const int64_t size = (rows - first + groups - 1) / groups;
+    call_for_rows<Most>(size, first, f);
+    first += size;
+  }
 }
 
 // What a product does ahead where there is nothing to decode.
@@ -257,13 +285,14 @@ void accumulate_plain_by(const PlainPanels& w, const PreparedRows& x, float* out
 
 // Multiplies any number of rows by an instruction set's
 //   kRows                          rows that it multiplies at once, at most
+//   kBlockBytes                    of a prepared row, per block of 32 inputs
 //   accumulate<Rows>(tiles, count, x, out, out_stride, ahead)
 //                                  out[m][n] += `count` tiles; lets `ahead` do a row of its tile
 //                                  with each row of ours, and finishes it
 template <class S>
 struct InRowGroups {
   static constexpr int kTilesAtOnce = 4;
-  static constexpr size_t kBlockBytes = kBlock * sizeof(float);
+  static constexpr size_t kBlockBytes = S::kBlockBytes;
   using Decoder = typename S::Decoder;
   struct Scope {
     explicit Scope(int64_t) {}
@@ -286,6 +315,7 @@ struct InRowGroups {
 // The exact sum on sixteen virtual lanes.
 struct GenericExact {
   static constexpr int kRows = 4;
+  static constexpr size_t kBlockBytes = kFloatBlockBytes;
 
   class Decoder {
    public:

@@ -11,26 +11,16 @@ namespace {
 
 // --- Exact reading ------------------------------------------------------------------------------
 
-// Prepared rows are BF16, [tiles * 32].
-constexpr size_t kAmxBlockBytes = kBlock * sizeof(uint16_t);
-
-size_t exact_row_bytes_amx(int64_t tiles) {
-  return spread_row(static_cast<size_t>(tiles) * kAmxBlockBytes);
-}
-
 void prepare_exact_amx(const float* x, int64_t inputs, int64_t tiles, uint8_t* row) {
-  for (int64_t i = 0; i < tiles * kBlock; i += kLanes) {
-    const int64_t rest = inputs - i;
-    const F16 v = rest >= kLanes ? load(x + i) : load_part(x + i, rest > 0 ? rest : 0, 0.0f);
-    store_as(row + i * 2, __builtin_convertvector(bits_as<U16>(round_to_bf16(v)) >> 16, H16));
-  }
+  for_rounded_inputs(x, inputs, tiles,
+                     [&](int64_t k, H16 sixteen) { store_as(row + k * 2, sixteen); });
 }
 
 // Sums of up to 48 rows in tiles 0 1 2, their inputs in tiles 3 4 5, weights in tile 6.
 template <class T>
 struct AmxExact {
   static constexpr int kTilesAtOnce = 8;
-  static constexpr size_t kBlockBytes = kAmxBlockBytes;
+  static constexpr size_t kBlockBytes = kBf16BlockBytes;
   static constexpr int64_t kRows = 3 * kTileRows;
   using Decoder = Avx512Decoder;
 
@@ -252,9 +242,9 @@ void multiply_registers_amx(int64_t rounds) {
 template <class T>
 constexpr Kernels amx_table(const char* name) {
   Kernels table = avx512_table(name);
-  table.exact_row_bytes = exact_row_bytes_amx;
+  table.exact_row_bytes = exact_row_bytes_bf16;
   table.prepare_exact = prepare_exact_amx;
-  table.exact_block_bytes = kAmxBlockBytes;
+  table.exact_block_bytes = kBf16BlockBytes;
   table.exact_product = exact_product_by<AmxExact<T>>;
   table.accumulate_plain = accumulate_plain_by<AmxExact<T>>;
   table.draft_product = draft_product_amx<T>;

@@ -51,12 +51,16 @@ class Avx2Decoder {
 
  private:
   // Eight outputs of all rows. Of the four nibbles of a word, two are looked up at once: the low
-  // ones of its two bytes belong to rows 0 and 2, the high ones to rows 1 and 3.
+  // ones of its two bytes belong to rows 0 and 2, the high ones to rows 1 and 3. The bytes of rows
+  // 0 and 1 are brought before those of rows 2 and 3 first.
   void decode_half(int half) {
     const uint8_t* codes = w_.codes + tile_ * kTileCodes + half * 32;
     const uint8_t* residuals = w_.residuals + tile_ * kTileWeights + half * 16;
     const __m256i low_bytes = table_of(kCodeBytes.low), high_bytes = table_of(kCodeBytes.high);
-    const __m256i nibble = _mm256_set1_epi8(15), low_byte = _mm256_set1_epi16(255);
+    const __m256i nibble = _mm256_set1_epi8(15);
+    const __m256i evens_first =
+        _mm256_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15, 0, 2, 4, 6, 8, 10,
+                         12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
     const __m128i scales =
         _mm_loadl_epi64(reinterpret_cast<const __m128i*>(w_.scales + tile_ * kPanel + half * 8));
     __m256i exponents = _mm256_slli_epi32(_mm256_cvtepu8_epi32(scales), 7);
@@ -70,15 +74,13 @@ class Avx2Decoder {
     for (int group = 0; group < 4; ++group) {
       fetch(codes + group * 64 + kExactTilesAhead * kTileCodes);
       fetch(residuals + group * 128 + half * 48 + kExactTilesAhead * kTileWeights);
-      const __m256i words = load_32(codes + group * 64);
+      const __m256i bytes = _mm256_shuffle_epi8(load_32(codes + group * 64), evens_first);
       for (int odd = 0; odd < 2; ++odd) {
-        const __m256i two = _mm256_and_si256(odd ? _mm256_srli_epi16(words, 4) : words, nibble);
+        const __m256i two = _mm256_and_si256(odd ? _mm256_srli_epi16(bytes, 4) : bytes, nibble);
         const __m256i low = _mm256_shuffle_epi8(low_bytes, two);
         const __m256i high = _mm256_shuffle_epi8(high_bytes, two);
-        store_row(group * 4 + odd,
-                  _mm256_or_si256(_mm256_and_si256(low, low_byte), _mm256_slli_epi16(high, 8)));
-        store_row(group * 4 + odd + 2,
-                  _mm256_or_si256(_mm256_srli_epi16(low, 8), _mm256_andnot_si256(low_byte, high)));
+        store_row(group * 4 + odd, _mm256_unpacklo_epi8(low, high));
+        store_row(group * 4 + odd + 2, _mm256_unpackhi_epi8(low, high));
       }
     }
   }
@@ -90,6 +92,7 @@ class Avx2Decoder {
 
 struct Avx2Exact {
   static constexpr int kRows = 2;
+  static constexpr size_t kBlockBytes = kFloatBlockBytes;
   using Decoder = Avx2Decoder;
 
   // A register holds the even and the odd chain of four outputs side by side, so that one load of a
@@ -146,6 +149,7 @@ void decode_tile_avx2(const PackedMatrix& w, int64_t tile, uint16_t* out) {
 // Integer sums of eight outputs, four inputs at a time. Each gives -12 times the inputs' sum back
 // by its start.
 #if defined(__AVXVNNI__)
+constexpr bool kHasByteProducts = true;
 struct IntegerSum {
   __m256i sum;
   explicit IntegerSum(int32_t start) : sum(_mm256_set1_epi32(start)) {}
@@ -153,6 +157,7 @@ struct IntegerSum {
   __m256i value() const { return sum; }
 };
 #else
+constexpr bool kHasByteProducts = false;
 // In sixteen bits: a pair is at most 2 * 24 * 127 = 6096 in magnitude, and four of them fit.
 struct IntegerSum {
   __m256i sum, short_sum = _mm256_setzero_si256();
@@ -169,51 +174,63 @@ struct IntegerSum {
 };
 #endif
 
-// Eight outputs of a panel: the left ones (half = 0) or the right ones.
-template <int Rows>
-[[gnu::noinline]] void draft_rows_avx2(const PackedMatrix& w, int64_t panel, int half,
+// From one or both halves of a panel, eight outputs each; the second reading of a panel's other
+// halves finds them in the cache.
+template <int Rows, int Halves>
+[[gnu::noinline]] void draft_rows_avx2(const PackedMatrix& w, int64_t panel, int first_half,
                                        const PreparedRows& x, float* out, int64_t out_stride) {
   const __m256i nibble = _mm256_set1_epi8(15), weights_of = table_of(kUnsignedWeights.of_code);
-  const uint8_t* codes = w.codes + panel * w.tiles * kTileCodes + half * 32;
-  const uint8_t* scales = w.scales + panel * w.tiles * kPanel + half * 8;
+  const uint8_t* codes = w.codes + panel * w.tiles * kTileCodes + first_half * 32;
+  const uint8_t* scales = w.scales + panel * w.tiles * kPanel + first_half * 8;
   const uint8_t* row[Rows];
   for (int m = 0; m < Rows; ++m) row[m] = x.data + m * x.stride;
-  __m256 total[Rows];
-  for (int m = 0; m < Rows; ++m) total[m] = _mm256_setzero_ps();
+  __m256 total[Rows][Halves];
+  for (int m = 0; m < Rows; ++m)
+    for (__m256& sum : total[m]) sum = _mm256_setzero_ps();
   for (int64_t t = 0; t < w.tiles; ++t) {
-    __m256i weights[8];
-    for (int group = 0; group < 4; ++group) {
+    for (int group = 0; group < 4; ++group)
       fetch(codes + group * 64 + kDraftTilesAhead * kTileCodes);
-      const __m256i both = load_32(codes + group * 64);
-      weights[group * 2] = _mm256_shuffle_epi8(weights_of, _mm256_and_si256(both, nibble));
-      weights[group * 2 + 1] =
-          _mm256_shuffle_epi8(weights_of, _mm256_and_si256(_mm256_srli_epi16(both, 4), nibble));
-    }
-    const __m256 scale = _mm256_castsi256_ps(_mm256_slli_epi32(
-        _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(scales))), 23));
-    for (int m = 0; m < Rows; ++m) {
-      IntegerSum sum(load_as<int32_t>(row[m] + offsetof(DraftBlock, correction)));
+#pragma GCC unroll 2
+    for (int half = 0; half < Halves; ++half) {
+      __m256i weights[8];
+      for (int group = 0; group < 4; ++group) {
+        const __m256i both = load_32(codes + group * 64 + half * 32);
+        weights[group * 2] = _mm256_shuffle_epi8(weights_of, _mm256_and_si256(both, nibble));
+        weights[group * 2 + 1] =
+            _mm256_shuffle_epi8(weights_of, _mm256_and_si256(_mm256_srli_epi16(both, 4), nibble));
+      }
+      const __m128i half_scales =
+          _mm_loadl_epi64(reinterpret_cast<const __m128i*>(scales + half * 8));
+      const __m256 scale =
+          _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(half_scales), 23));
+      for (int m = 0; m < Rows; ++m) {
+        IntegerSum sum(load_as<int32_t>(row[m] + offsetof(DraftBlock, correction)));
 #pragma GCC unroll 8
-      for (int i = 0; i < 8; ++i)
-        sum.add(weights[i], _mm256_set1_epi32(load_as<int32_t>(row[m] + i * 4)));
-      const __m256 x_scale = _mm256_set1_ps(load_as<float>(row[m] + offsetof(DraftBlock, scale)));
-      total[m] =
-          _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum.value()), _mm256_mul_ps(scale, x_scale), total[m]);
-      row[m] += sizeof(DraftBlock);
+        for (int i = 0; i < 8; ++i)
+          sum.add(weights[i], _mm256_set1_epi32(load_as<int32_t>(row[m] + i * 4)));
+        const __m256 x_scale = _mm256_set1_ps(load_as<float>(row[m] + offsetof(DraftBlock, scale)));
+        total[m][half] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum.value()),
+                                         _mm256_mul_ps(scale, x_scale), total[m][half]);
+      }
     }
+    for (int m = 0; m < Rows; ++m) row[m] += sizeof(DraftBlock);
     codes += kTileCodes;
     scales += kPanel;
   }
-  for (int m = 0; m < Rows; ++m) _mm256_storeu_ps(out + m * out_stride, total[m]);
+  for (int m = 0; m < Rows; ++m)
+    for (int half = 0; half < Halves; ++half)
+      _mm256_storeu_ps(out + m * out_stride + (first_half + half) * 8, total[m][half]);
 }
 
 void draft_product_avx2(const PackedMatrix& w, int64_t first, int64_t last, const PreparedRows& x,
                         float* out, int64_t out_stride) {
   for (int64_t p = first; p < last; ++p)
     for_row_groups<4>(x.count, [&]<int Rows>(int64_t m) {
-      for (int half = 0; half < 2; ++half)
-        draft_rows_avx2<Rows>(w, p, half, rows_from(x, m, 0),
-                              out + m * out_stride + (p - first) * kPanel + half * 8, out_stride);
+      // Both at once is better for memory, and more than sixteen registers hold for many rows.
+      constexpr int kHalves = Rows == 1 || kHasByteProducts ? 2 : 1;
+      for (int half = 0; half < 2; half += kHalves)
+        draft_rows_avx2<Rows, kHalves>(w, p, half, rows_from(x, m, 0),
+                                       out + m * out_stride + (p - first) * kPanel, out_stride);
     });
 }
 

@@ -59,21 +59,31 @@ class Avx512Decoder {
         _mm_loadu_si128(reinterpret_cast<const __m128i*>(w_.scales + tile_ * kPanel));
     const __m512i exponents = _mm512_slli_epi32(_mm512_cvtepu8_epi32(scales), 7);
     exponents_ = _mm512_or_si512(exponents, _mm512_slli_epi32(exponents, 16));
+    const uint32_t* const p = w_.patches + w_.patch_starts[tile_];
+    fetch(p + 160);
+    patch_count_ = w_.patch_starts[tile_ + 1] - w_.patch_starts[tile_];
+    const auto mask =
+        static_cast<__mmask16>(_bzhi_u32(0xffff, static_cast<uint32_t>(patch_count_)));
+    const __m512i some = _mm512_maskz_loadu_epi32(mask, p);
+    const __m512i one = _mm512_broadcastd_epi32(_mm512_castsi512_si128(some));
+    _mm512_store_si512(patches_, _mm512_mask_mov_epi32(one, mask, some));
+    asm("" : "+m"(patches_));  // else GCC takes them out of the register one by one
   }
 
-  // Sixteen at a time, the last ones repeated: a loop of as many steps as there are patches would
-  // mispredict its end at every tile.
+  // The first sixteen, with one repeated where there are fewer: a loop of as many steps as there
+  // are patches would mispredict its end at every tile. They were stored at the tile's beginning,
+  // as a narrow load right after a wide store waits long.
   [[gnu::always_inline]] void patch() {
-    const uint32_t* p = w_.patches + w_.patch_starts[tile_];
-    fetch(p + 160);
-    for (int64_t n = w_.patch_starts[tile_ + 1] - w_.patch_starts[tile_]; n > 0; n -= 16, p += 16) {
-      const auto mask = static_cast<__mmask16>(n >= 16 ? 0xffff : (1 << n) - 1);
-      alignas(64) uint32_t patches[16];
-      _mm512_store_si512(
-          patches, _mm512_mask_loadu_epi32(_mm512_set1_epi32(static_cast<int32_t>(p[0])), mask, p));
+    if (patch_count_ == 0) return;
 #pragma GCC unroll 16
-      for (int i = 0; i < 16; ++i) out_[patches[i] >> 16] = static_cast<uint16_t>(patches[i]);
+    for (int i = 0; i < 16; ++i) apply(patches_[i]);
+    if (patch_count_ > 16) [[unlikely]] {
+      const uint32_t* const p = w_.patches + w_.patch_starts[tile_];
+      for (int64_t i = 16; i < patch_count_; ++i) apply(p[i]);
     }
+  }
+  [[gnu::always_inline]] void apply(uint32_t patch) {
+    out_[patch >> 16] = static_cast<uint16_t>(patch);
   }
 
   const PackedMatrix& w_;
@@ -82,10 +92,13 @@ class Avx512Decoder {
   const uint8_t* codes_ = nullptr;
   const uint8_t* residuals_ = nullptr;
   __m512i exponents_ = _mm512_setzero_si512();
+  int64_t patch_count_ = 0;
+  alignas(64) uint32_t patches_[16];
 };
 
 struct Avx512Exact {
-  static constexpr int kRows = 8;
+  static constexpr int kRows = 12;
+  static constexpr size_t kBlockBytes = kFloatBlockBytes;
   using Decoder = Avx512Decoder;
 
   // A register holds the even and the odd chain of eight outputs side by side, so that one load

@@ -21,7 +21,7 @@ constexpr Kernels generic_table(const char* name) {
           .exact_product = exact_product_by<InRowGroups<GenericExact>>,
           .draft_product = draft_product,
           .accumulate_plain = accumulate_plain_by<InRowGroups<GenericExact>>,
-          .exact_block_bytes = kBlock * sizeof(float),
+          .exact_block_bytes = kFloatBlockBytes,
           .encode_tile = encode_tile,
           .decode_tile = decode_tile,
           .rms_norm = rms_norm,

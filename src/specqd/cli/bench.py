@@ -12,6 +12,7 @@ from specqd.cli.options import machine_options, model_argument
 from specqd.cli.terminal import ProgressBar, aligned, one_line
 
 if TYPE_CHECKING:
+    from specqd.bench.kernels import KernelSpeed
     from specqd.bench.levels import Arm, Comparison, Interval, Summary
     from specqd.sampling import SamplingParams
 
@@ -59,6 +60,71 @@ def bandwidth(threads: int | None, isa: str | None, json_file: str | None) -> No
             "sizes": [asdict(each) for each in measured],
         }
         Path(json_file).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+@bench.command()
+@click.option(
+    "--rows", multiple=True, type=click.IntRange(1, 512), help="Rows of a product; may repeat."
+)
+@click.option(
+    "--megabytes",
+    default=128.0,
+    show_default=True,
+    type=click.FloatRange(1, 65536),
+    help="Weights to read in the draft reading; the exact one reads three times that.",
+)
+@machine_options
+@click.option("--json", "json_file", type=click.Path(dir_okay=False), help="Also write a file.")
+def kernels(
+    rows: tuple[int, ...],
+    megabytes: float,
+    threads: int | None,
+    isa: str | None,
+    json_file: str | None,
+) -> None:
+    """Multiply random weights in both readings: how near to the bandwidth the kernels run.
+
+    A product's rows are the tokens of one forward. The share is of the bandwidth measured beside
+    each; "x BF16 limit" is the speed over that of a perfect reader of BF16 weights.
+
+    \b
+    Example:
+      specqd bench kernels --rows 1 --rows 8 --json kernels.json
+    """
+    from specqd import _native
+    from specqd.bench import kernels as speeds
+    from specqd.model import Machine
+
+    machine = Machine.choose(threads, isa)
+    packed = speeds.random_weights(speeds.weights_of(megabytes))
+    click.echo(f"{_native.cpu_model()}, {machine.pool.threads} threads, {machine.isa}")
+    click.echo("reading  rows  Gweights/s    GB/s   share of bandwidth   x BF16 limit")
+    cases = [
+        speeds.Case(reading, machine.isa, m)
+        for reading in speeds.READINGS
+        for m in rows or speeds.ROWS
+    ]
+    measured = []
+    for speed in speeds.measure(machine, packed, speeds.INPUTS, cases):
+        measured.append(speed)
+        click.echo(_kernel_line(speed))
+    if json_file:
+        content = {
+            "cpu": _native.cpu_model(),
+            "threads": machine.pool.threads,
+            "weights": packed.weights,
+            "speeds": [asdict(each) for each in measured],
+        }
+        Path(json_file).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _kernel_line(speed: "KernelSpeed") -> str:
+    least, most = speed.share_range
+    return (
+        f"{speed.case.reading:7} {speed.case.rows:5} {speed.gweights_per_s:11.1f} "
+        f"{speed.gb_per_s:7.1f}   {speed.share:5.0%} [{least:.0%}, {most:.0%}]".ljust(53)
+        + f"{speed.over_bf16_limit:13.2f}"
+    )
 
 
 @bench.command()

@@ -7,7 +7,7 @@ import click
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_ISAS = ("amx", "avx512", "avx2vnni", "avx2", "portable")
+_ISAS = ("amx", "avx512bf16", "avx512", "avx2vnni", "avx2", "portable")
 
 
 def model_argument(command: Command) -> Command:

@@ -1,0 +1,64 @@
+"""What a draft-verify round costs besides forwards and picking.
+
+    python benchmarks/overhead.py [MODEL] [--length 4] [--rounds 200]
+
+Two levels, greedy: the target asks its own MXFP4 reading for a fixed number of tokens. Everything
+that is neither within a forward nor within a pick counts: proposing, matching, bookkeeping.
+Medians over repeats, in microseconds. The last line is one JSON object.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from statistics import median, quantiles
+from time import perf_counter
+
+from specqd import LLM, _native
+from specqd.drafters import Ask
+from specqd.level import Level
+from specqd.sequence import Sequence
+
+PROMPT = "def mean(values):\n    return sum(values) / len(values)\n\n\ndef variance(values):\n"
+
+
+def round_seconds(llm: LLM, rounds: int) -> tuple[float, float]:
+    """Seconds of a round: in all, and besides forwards and picks."""
+    level = llm.engine.level
+    levels = [each for each in level.levels if isinstance(each, Level)]
+    tokens = llm.encode(PROMPT)
+    text = Sequence(tokens, _native.Picker(), len(tokens))
+    text.tokens.extend(level.advance([Ask(text, 1)])[0].tokens)  # reads the prompt
+
+    def within() -> float:
+        return sum(each.stats.seconds + each.stats.pick_seconds for each in levels)
+
+    before, begun = within(), perf_counter()
+    for _ in range(rounds):
+        text.tokens.extend(level.advance([Ask(text, llm.model.config.max_positions)])[0].tokens)
+    seconds = perf_counter() - begun
+    besides = seconds - (within() - before)
+    level.release(text)
+    return seconds / rounds, besides / rounds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="?", type=Path)
+    parser.add_argument("--length", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--threads", type=int)
+    options = parser.parse_args()
+    llm = LLM(options.model, f"mxfp4:k={options.length}", threads=options.threads)
+    round_seconds(llm, options.rounds)
+    measured = [round_seconds(llm, options.rounds) for _ in range(options.repeats)]
+    whole = 1e6 * median(each for each, _ in measured)
+    besides = [1e6 * each for _, each in measured]
+    low, _, high = quantiles(besides, n=4)
+    print(f"{llm.directory.name}, vocabulary {llm.model.config.vocab_size}, k = {options.length}")
+    print(f"a round: {whole:.0f} us; besides forwards and picks {median(besides):.0f} us")
+    print(json.dumps({"round_us": whole, "besides_us": median(besides), "quartiles": [low, high]}))
+
+
+if __name__ == "__main__":
+    main()

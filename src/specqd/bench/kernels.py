@@ -1,0 +1,116 @@
+"""How fast the two readings of the weights run, by number of rows, on weights made up at random.
+
+Each timing of a product stands between two of plain reading as many bytes, so that a busy machine
+slows both; shares are of that bandwidth. Knows kernels, not models.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specqd import _native
+from specqd.bench.bandwidth import MEGABYTE, bandwidth_at
+from specqd.errors import MachineError
+from specqd.model import Machine
+
+READINGS = ("draft", "exact")
+ROWS = (1, 2, 4, 8, 16)
+INPUTS = 2048
+
+_PANEL, _BLOCK = 16, 32
+_DRAFT_BYTES = 17 / 32  # of a weight
+_BF16_BYTES = 2
+_DISTINCT_PANELS = 64  # repeated, to save time: caches do not notice
+_NEEDED = 4 * _BF16_BYTES  # bytes of a weight while it is being made and packed
+_PAIRS = 5  # of timings
+_LEAST_SECONDS = 0.01  # of one timing of a product
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A product of `rows` rows of inputs with the weights in a reading."""
+
+    reading: str
+    isa: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSpeed:
+    """Medians, in weights and gigabytes (10**9 bytes) a second of all threads together.
+
+    `share` is the bytes moved over those that plain reading moves meanwhile, with the least and
+    the greatest of the pairs; `over_bf16_limit` the speed over that of a perfect reader of BF16.
+    """
+
+    case: Case
+    gweights_per_s: float
+    gb_per_s: float
+    bandwidth_gb_per_s: float
+    share: float
+    share_range: tuple[float, float]
+    over_bf16_limit: float
+
+
+def weights_of(megabytes: float) -> int:
+    """So many weights that the draft reading moves `megabytes`; the exact one thrice that."""
+    return int(megabytes * MEGABYTE / _DRAFT_BYTES)
+
+
+def random_weights(count: int, inputs: int = INPUTS) -> _native.Packed:
+    """About `count` Gaussian weights [outputs, inputs], packed.
+
+    Raises MachineError where memory does not suffice.
+    """
+    available = _native.usable_memory()
+    if 0 <= available < count * _NEEDED:
+        raise MachineError(
+            f"{count / 1e6:.0f} M weights: {count * _NEEDED / MEGABYTE:.0f} MB are needed and "
+            f"{available / MEGABYTE:.0f} MB are free; choose fewer --megabytes"
+        )
+    tiles = -(-inputs // _BLOCK)
+    panels = max(count // (tiles * _BLOCK * _PANEL), 1)
+    distinct = min(panels, _DISTINCT_PANELS)
+    rng = np.random.default_rng(1)
+    values = rng.normal(0, 0.02, (distinct, tiles, _PANEL * _BLOCK)).astype(np.float32)
+    bits = ((values.view(np.uint32) + 0x8000) >> 16).astype(np.uint16)
+    packer = _native.kernels(_native.available_isas()[0])
+    return packer.pack(np.ascontiguousarray(bits[np.arange(panels) % distinct]))
+
+
+def measure(
+    machine: Machine, packed: _native.Packed, inputs: int, cases: Iterable[Case]
+) -> Iterator[KernelSpeed]:
+    """Times each case on the machine's threads; yields its speed as it is known."""
+    rng = np.random.default_rng(2)
+    for case in cases:
+        x = rng.normal(size=(case.rows, inputs)).astype(np.float32)
+        yield _measured(machine, packed, case, x)
+
+
+def _measured(
+    machine: Machine, packed: _native.Packed, case: Case, x: NDArray[np.float32]
+) -> KernelSpeed:
+    table, size = _native.kernels(case.isa), packed.bytes(case.reading)
+    first = table.time_product(case.reading, packed, x, machine.pool, 1)[0]
+    rounds = max(1, int(_LEAST_SECONDS / first))
+    seconds, bandwidths = [], [bandwidth_at(machine, size)]
+    for _ in range(_PAIRS):
+        seconds.append(median(table.time_product(case.reading, packed, x, machine.pool, 3, rounds)))
+        bandwidths.append(bandwidth_at(machine, size))
+    beside = [(a + b) / 2 for a, b in pairwise(bandwidths)]
+    shares = [size / s / 1e9 / b for s, b in zip(seconds, beside, strict=True)]
+    weights_per_s = packed.weights / median(seconds)
+    return KernelSpeed(
+        case,
+        gweights_per_s=weights_per_s / 1e9,
+        gb_per_s=size / median(seconds) / 1e9,
+        bandwidth_gb_per_s=median(beside),
+        share=median(shares),
+        share_range=(min(shares), max(shares)),
+        over_bf16_limit=median(shares) * _BF16_BYTES * packed.weights / size,
+    )
