@@ -5,6 +5,8 @@
 #include <limits>
 #include <utility>
 
+#include "bf16.h"
+
 namespace specqd {
 namespace {
 
@@ -200,7 +202,7 @@ void Attention::score(const Stretch& stretch, float* scores) {
 void Attention::weigh(const Stretch& stretch, int64_t window, float* scores, uint8_t* weights) {
   const Pass& pass = stretch.pass;
   const int64_t group = shape_.group(), count = std::max<int64_t>(stretch.end - stretch.begin, 0);
-  const float scale = 1.0f / __builtin_sqrtf(static_cast<float>(shape_.head_dim));
+  const float scale = shape_.cap > 0.0f ? 1.0f : shape_.scale;  // of what is not capped yet
   for (int64_t i = 0; i < pass.count * group; ++i) {
     const int64_t position = stretch.first_position + i / group;
     const int64_t head = stretch.kv_head * group + i % group, part = pass.part + i / group;
@@ -212,6 +214,7 @@ void Attention::weigh(const Stretch& stretch, int64_t window, float* scores, uin
     const int64_t from = std::max(first_visible(position, window), stretch.begin) - stretch.begin;
     const int64_t to = std::min(position + 1, stretch.end) - stretch.begin;
     float* const row_scores = scores + i * kScoreStride;
+    if (shape_.cap > 0.0f) kernels_.soft_cap(row_scores, count, shape_.scale, shape_.cap);
     sums = kernels_.softmax_part(row_scores, count, from, to, scale);
     kernels_.prepare_exact(row_scores, count, count / kBlock,
                            weights + static_cast<size_t>(i) * weight_bytes_);
@@ -234,7 +237,7 @@ void Attention::sum_values(const Stretch& stretch, const uint8_t* weights, const
   }
 }
 
-void Attention::merge(int64_t row, int64_t head, float* out) {
+void Attention::merge(int64_t row, int64_t head, std::span<const uint16_t> sinks, float* out) {
   const RowParts& parts = row_parts_[static_cast<size_t>(row)];
   Kernels::SoftmaxPart running = part_sums_[part_index(parts.first, head)];
   std::memcpy(out, part_values(parts.first, head),
@@ -247,6 +250,11 @@ void Attention::merge(int64_t row, int64_t head, float* out) {
     }
     kernels_.merge_part(out, &running, part_values(part, head), part_sums_[part_index(part, head)],
                         shape_.head_dim);
+  }
+  if (!sinks.empty()) {
+    static constexpr float kZeros[kLargestHeadDim] = {};
+    const float sink = bf16_to_float(sinks[static_cast<size_t>(head)]);
+    kernels_.merge_part(out, &running, kZeros, {sink, 1.0f}, shape_.head_dim);
   }
   kernels_.scale(out, 1.0f / running.sum, shape_.head_dim);
 }

@@ -28,6 +28,8 @@ constexpr int64_t kLargestHeadDim = 1024;
 
 struct AttentionShape {
   int64_t heads, kv_heads, head_dim;
+  float scale;  // of scores
+  float cap;    // bounds scaled scores softly; 0: does not
   int64_t group() const { return heads / kv_heads; }
   int64_t key_tiles() const { return (head_dim + kBlock - 1) / kBlock; }
   int64_t value_width() const { return (head_dim + kPanel - 1) / kPanel * kPanel; }
@@ -64,8 +66,9 @@ class Attention {
   // Runs items [first, last); window 0 sees everything before a row.
   void run(const KvCache& cache, int64_t layer, int64_t window, int64_t first, int64_t last,
            int thread);
-  // Attention's output of a row's head, [head_dim], once all passes of the head have run.
-  void merge(int64_t row, int64_t head, float* out);
+  // Attention's output of a row's head, [head_dim], once all passes of the head have run. `sinks`
+  // (BF16, by head; may be empty) are scores whose value is zero.
+  void merge(int64_t row, int64_t head, std::span<const uint16_t> sinks, float* out);
 
  private:
   struct Pass {

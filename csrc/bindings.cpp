@@ -1,4 +1,6 @@
 // The module: what Python sees of the core. No arithmetic here.
+#include "bindings.h"
+
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
@@ -26,40 +28,18 @@
 #include "pool.h"
 #include "rope.h"
 
-namespace nb = nanobind;
-using namespace nb::literals;
+using namespace nanobind::literals;
 
 namespace specqd {
 
+void bind_decoder(nb::module_& m);
 void bind_kernels(nb::module_& m);
 void bind_ngram(nb::module_& m);
 void bind_pick(nb::module_& m);
 
 namespace {
 
-using Bits = nb::ndarray<const uint16_t, nb::numpy, nb::device::cpu>;
-using BitMatrix = nb::ndarray<const uint16_t, nb::numpy, nb::ndim<2>, nb::device::cpu>;
-using BitVector = nb::ndarray<const uint16_t, nb::numpy, nb::ndim<1>, nb::c_contig>;
-
-template <class T>
-nb::ndarray<nb::numpy, T> owned_array(std::vector<T> values, std::vector<size_t> shape) {
-  auto* held = new std::vector<T>(std::move(values));
-  nb::capsule owner(held, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-  return nb::ndarray<nb::numpy, T>(held->data(), shape.size(), shape.data(), owner);
-}
-
-const Kernels& kernels_or_throw(const std::string& name) {
-  const Kernels* kernels = kernels_named(name);
-  if (kernels == nullptr) throw std::invalid_argument("instruction set not available: " + name);
-  return *kernels;
-}
-
-// Rows of a matrix whose rows are contiguous one after the other.
-RowSource row_source(const BitMatrix& matrix) {
-  if (matrix.stride(1) != 1 || matrix.stride(0) != static_cast<int64_t>(matrix.shape(1)))
-    throw std::invalid_argument("weights must be C-contiguous");
-  return {reinterpret_cast<const uint8_t*>(matrix.data()), static_cast<int64_t>(matrix.shape(0))};
-}
+const std::vector<std::string> kRopeKinds{"default", "linear", "llama3", "yarn", "longrope"};
 
 // A packed weight, or (source, row, column) of the first weight that is not finite.
 std::variant<std::shared_ptr<PackedWeight>, std::tuple<int64_t, int64_t, int64_t>> pack(
@@ -77,6 +57,29 @@ std::variant<std::shared_ptr<PackedWeight>, std::tuple<int64_t, int64_t, int64_t
     nb::gil_scoped_release released;
     weight = PackedWeight::pack(pool, kernels_or_throw(isa), rows, columns,
                                 {interleaved, static_cast<ScaleRule>(rule)}, &error);
+  }
+  if (weight == nullptr) return std::tuple(error.source, error.row, error.column);
+  return weight;
+}
+
+using Bytes2 = nb::ndarray<const uint8_t, nb::numpy, nb::ndim<2>, nb::c_contig>;
+
+// As pack, of codes [rows, blocks * 16] and scales [rows, blocks]; an error's column is a block.
+std::variant<std::shared_ptr<PackedWeight>, std::tuple<int64_t, int64_t, int64_t>> take_mxfp4(
+    const std::vector<std::pair<Bytes2, Bytes2>>& sources) {
+  std::vector<Mxfp4Source> rows;
+  for (const auto& [codes, scales] : sources)
+    rows.push_back({codes.data(), scales.data(), static_cast<int64_t>(codes.shape(0))});
+  const auto& [first_codes, first_scales] = sources.at(0);
+  for (const auto& [codes, scales] : sources)
+    if (codes.shape(0) != first_codes.shape(0) || scales.shape(0) != codes.shape(0) ||
+        scales.shape(1) != first_scales.shape(1) || codes.shape(1) != scales.shape(1) * 16)
+      throw std::invalid_argument("codes and scales do not belong together");
+  PackError error;
+  std::shared_ptr<PackedWeight> weight;
+  {
+    const nb::gil_scoped_release released;
+    weight = PackedWeight::take_mxfp4(rows, static_cast<int64_t>(first_scales.shape(1)), &error);
   }
   if (weight == nullptr) return std::tuple(error.source, error.row, error.column);
   return weight;
@@ -192,12 +195,14 @@ void bind_weights(nb::module_& m) {
       .def_prop_ro("rows", &PackedWeight::rows)
       .def_prop_ro("columns", &PackedWeight::columns)
       .def_prop_ro("is_nested", &PackedWeight::is_nested)
+      .def_prop_ro("is_mxfp4", &PackedWeight::is_mxfp4)
       .def_prop_ro("patch_count", &PackedWeight::patch_count)
       .def("plane_bytes", &plane_bytes)
       .def("planes", &planes, nb::sig("def planes(self) -> dict[str, NDArray[numpy.generic]]"),
            "The planes as they lie in memory, by name: flat, read-only, not copied.")
       .def("unpack", &unpack, "isa"_a);
   m.def("pack", &pack, "pool"_a, "isa"_a, "sources"_a, "interleaved"_a, "rule"_a);
+  m.def("take_mxfp4", &take_mxfp4, "sources"_a);
   m.def("map_planes", &map_planes, "pool"_a, "codes"_a, "scales"_a, "residuals"_a.none(),
         "patch_starts"_a.none(), "patches"_a.none(), "plain"_a.none(), nb::kw_only(),
         "source_rows"_a, "columns"_a, "interleaved"_a,
@@ -221,15 +226,14 @@ void bind_rope(nb::module_& m) {
   nb::class_<RopeSpec>(m, "RopeSpec")
       .def(
           "__init__",
-          [](RopeSpec* self, const std::string& kind, int head_dim, double theta, double factor,
+          [](RopeSpec* self, const std::string& kind, int dims, double theta, double factor,
              double original_max_positions, double low_freq_factor, double high_freq_factor,
              double beta_fast, double beta_slow, double attention_factor, double mscale,
-             double mscale_all_dim, bool truncate) {
-            const std::vector<std::string> kinds{"default", "linear", "llama3", "yarn"};
-            const auto found = std::find(kinds.begin(), kinds.end(), kind);
-            if (found == kinds.end()) throw std::invalid_argument("unknown rope kind: " + kind);
-            new (self) RopeSpec{static_cast<RopeKind>(found - kinds.begin()),
-                                head_dim,
+             double mscale_all_dim, bool truncate, std::vector<float> factors) {
+            if (kind == "longrope" && std::ssize(factors) != dims / 2)
+              throw std::invalid_argument("longrope needs a factor for each pair");
+            new (self) RopeSpec{kind_of<RopeKind>(kind, kRopeKinds),
+                                dims,
                                 theta,
                                 factor,
                                 original_max_positions,
@@ -240,15 +244,16 @@ void bind_rope(nb::module_& m) {
                                 attention_factor,
                                 mscale,
                                 mscale_all_dim,
-                                truncate};
+                                truncate,
+                                std::move(factors)};
           },
-          "kind"_a, "head_dim"_a, "theta"_a, "factor"_a, "original_max_positions"_a,
+          "kind"_a, "dims"_a, "theta"_a, "factor"_a, "original_max_positions"_a,
           "low_freq_factor"_a, "high_freq_factor"_a, "beta_fast"_a, "beta_slow"_a,
-          "attention_factor"_a, "mscale"_a, "mscale_all_dim"_a, "truncate"_a);
+          "attention_factor"_a, "mscale"_a, "mscale_all_dim"_a, "truncate"_a, "factors"_a);
   m.def(
       "rope_tables",
       [](const RopeSpec& spec, int64_t first, int64_t count) {
-        const auto half = static_cast<size_t>(spec.head_dim / 2), n = static_cast<size_t>(count);
+        const auto half = static_cast<size_t>(spec.dims / 2), n = static_cast<size_t>(count);
         std::vector<float> frequencies(half), cosines(n * half), sines(n * half);
         const float factor = rope_inverse_frequencies(spec, frequencies);
         rope_tables(frequencies, factor, first, count, cosines.data(), sines.data());
@@ -316,106 +321,6 @@ void bind_cache(nb::module_& m) {
             cache.write_page_bits(sequence, page, std::vector<uint16_t>(words, bits));
           },
           "sequence"_a, "page"_a, "bits"_a, "Fills a page, for tests.");
-}
-
-Vector vector_of(const std::optional<BitVector>& bits) {
-  if (!bits) return {};
-  return Vector(bits->data(), bits->data() + bits->size());
-}
-
-void bind_decoder(nb::module_& m) {
-  using Weight = std::shared_ptr<PackedWeight>;
-  using Optional = std::optional<BitVector>;
-  nb::class_<LayerWeights>(m, "LayerWeights")
-      .def(
-          "__init__",
-          [](LayerWeights* self, Weight query_key_value, Weight output, Weight gate_up, Weight down,
-             const BitVector& attention_norm, const BitVector& feed_forward_norm, int64_t window,
-             const Optional& query_norm, const Optional& key_norm,
-             const Optional& query_key_value_bias, const Optional& output_bias,
-             const Optional& gate_bias, const Optional& up_bias, const Optional& down_bias) {
-            new (self) LayerWeights{vector_of(attention_norm),
-                                    vector_of(query_norm),
-                                    vector_of(key_norm),
-                                    vector_of(feed_forward_norm),
-                                    query_key_value,
-                                    output,
-                                    gate_up,
-                                    down,
-                                    vector_of(query_key_value_bias),
-                                    vector_of(output_bias),
-                                    vector_of(gate_bias),
-                                    vector_of(up_bias),
-                                    vector_of(down_bias),
-                                    window};
-          },
-          nb::kw_only(), "query_key_value"_a, "output"_a, "gate_up"_a, "down"_a, "attention_norm"_a,
-          "feed_forward_norm"_a, "window"_a, "query_norm"_a = nb::none(), "key_norm"_a = nb::none(),
-          "query_key_value_bias"_a = nb::none(), "output_bias"_a = nb::none(),
-          "gate_bias"_a = nb::none(), "up_bias"_a = nb::none(), "down_bias"_a = nb::none());
-
-  nb::class_<Decoder>(m, "Decoder")
-      .def(
-          "__init__",
-          [](Decoder* self, std::shared_ptr<Pool> pool, const std::string& isa, int64_t hidden,
-             int64_t feed_forward, int64_t heads, int64_t kv_heads, int64_t head_dim,
-             int64_t vocabulary, float norm_epsilon, const RopeSpec& rope,
-             const std::vector<LayerWeights>& layers, const BitVector& final_norm, Weight head,
-             const std::optional<BitMatrix>& embedding, int64_t max_rows) {
-            DecoderWeights weights{layers, vector_of(final_norm), std::move(head),
-                                   embedding ? row_source(*embedding).data : nullptr};
-            new (self) Decoder(
-                {hidden, feed_forward, heads, kv_heads, head_dim, vocabulary, norm_epsilon, rope},
-                std::move(weights), std::move(pool), kernels_or_throw(isa), max_rows);
-          },
-          nb::kw_only(), "pool"_a, "isa"_a, "hidden"_a, "feed_forward"_a, "heads"_a, "kv_heads"_a,
-          "head_dim"_a, "vocabulary"_a, "norm_epsilon"_a, "rope"_a, "layers"_a, "final_norm"_a,
-          "head"_a, "embedding"_a.none(), "max_rows"_a, nb::keep_alive<1, 15>())
-      .def_prop_ro("max_rows", &Decoder::max_rows)
-      .def(
-          "weight_bytes",
-          [](const Decoder& decoder, bool is_draft) {
-            return decoder.weight_bytes(is_draft ? Reading::kDraft : Reading::kExact);
-          },
-          "is_draft"_a)
-      .def(
-          "forward",
-          [](Decoder& decoder, bool is_draft, const KvCache& cache,
-             const std::vector<int32_t>& tokens, const std::vector<int>& sequences,
-             const std::vector<int64_t>& starts, const std::vector<int64_t>& counts,
-             const std::vector<int64_t>& logits) {
-            std::vector<ForwardRows> rows;
-            int64_t total = 0;
-            for (size_t i = 0; i < sequences.size(); ++i) {
-              rows.push_back({sequences[i], starts.at(i), counts.at(i), logits.at(i)});
-              total += counts[i];
-            }
-            if (total != static_cast<int64_t>(tokens.size()) || total > decoder.max_rows())
-              throw std::invalid_argument("rows do not match the tokens, or are too many");
-            for (const ForwardRows& part : rows)
-              if (!decoder.has_pages(cache, part))
-                throw std::invalid_argument("the cache lacks pages that the rows need");
-            for (const int32_t token : tokens)
-              if (token < 0 || token >= decoder.spec().vocabulary)
-                throw std::invalid_argument("token id outside the vocabulary");
-            const nb::gil_scoped_release released;
-            decoder.forward(is_draft ? Reading::kDraft : Reading::kExact, cache, tokens, rows);
-          },
-          "is_draft"_a, "cache"_a, "tokens"_a, "sequences"_a, "starts"_a, "counts"_a, "logits"_a)
-      .def_prop_ro("logit_rows", &Decoder::logit_rows)
-      .def(
-          "logits",
-          [](const Decoder& decoder) {
-            const auto rows = static_cast<size_t>(decoder.logit_rows());
-            const auto width = static_cast<size_t>(decoder.spec().vocabulary);
-            std::vector<float> copy(rows * width);
-            for (size_t i = 0; i < rows; ++i) {
-              const auto row = decoder.logits(static_cast<int64_t>(i));
-              std::copy(row.begin(), row.end(), copy.begin() + static_cast<int64_t>(i * width));
-            }
-            return owned_array(std::move(copy), {rows, width});
-          },
-          "A copy of the last forward's logits, [rows, vocabulary] float32.");
 }
 
 }  // namespace

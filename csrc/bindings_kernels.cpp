@@ -271,10 +271,19 @@ int64_t length(const In<float, 1>& x) { return static_cast<int64_t>(x.shape(0));
 void bind_elementwise(nb::class_<KernelTable>& table) {
   table
       .def("rms_norm",
-           [](KernelTable k, In<float, 1> x, In<uint16_t, 1> weight, float epsilon) {
+           [](KernelTable k, In<float, 1> x, In<uint16_t, 1> weight, float epsilon, float offset) {
              const FlushSubnormals flush;
              auto out = new_array<float>({x.shape(0)});
-             k.at->rms_norm(x.data(), weight.data(), length(x), epsilon, out.data());
+             k.at->rms_norm(x.data(), weight.data(), length(x), epsilon, offset, out.data());
+             return out;
+           })
+      .def("layer_norm",
+           [](KernelTable k, In<float, 1> x, In<uint16_t, 1> weight, In<uint16_t, 1> bias,
+              float epsilon) {
+             const FlushSubnormals flush;
+             auto out = new_array<float>({x.shape(0)});
+             const uint16_t* const offsets = bias.shape(0) > 0 ? bias.data() : nullptr;
+             k.at->layer_norm(x.data(), weight.data(), offsets, length(x), epsilon, out.data());
              return out;
            })
       .def("add",
@@ -298,11 +307,23 @@ void bind_elementwise(nb::class_<KernelTable>& table) {
              k.at->scale(out.data(), factor, length(x));
              return out;
            })
-      .def("silu_times",
-           [](KernelTable k, In<float, 1> gate, In<float, 1> up) {
+      .def("gated",
+           [](KernelTable k, const std::string& activation, In<float, 1> gate, In<float, 1> up) {
              const FlushSubnormals flush;
              auto out = new_array<float>({gate.shape(0)});
-             k.at->silu_times(gate.data(), up.data(), length(gate), out.data());
+             const auto function = activation == "silu"        ? k.at->silu_times
+                                   : activation == "gelu"      ? k.at->gelu_times
+                                   : activation == "gelu_tanh" ? k.at->gelu_tanh_times
+                                                               : k.at->clamped_swiglu;
+             const float* const ups = length(up) > 0 ? up.data() : nullptr;
+             function(gate.data(), ups, length(gate), out.data());
+             return out;
+           })
+      .def("soft_cap",
+           [](KernelTable k, In<float, 1> x, float factor, float cap) {
+             const FlushSubnormals flush;
+             auto out = copied(x.data(), {x.shape(0)});
+             k.at->soft_cap(out.data(), length(x), factor, cap);
              return out;
            })
       .def("rotate",

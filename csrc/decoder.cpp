@@ -5,19 +5,32 @@
 #include <utility>
 
 #include "bf16.h"
+#include "decoder_stages.h"
 
 namespace specqd {
 namespace {
 
-constexpr int64_t kRowsPreparedByEach = 2;  // up to here a barrier costs more than doing it twice
-constexpr int64_t kProductPanels = 16;      // at most, of one claim
-constexpr int64_t kManyRows = 64;  // whose products would not stay in the cache with so many
-constexpr int64_t kProductPanelsOfManyRows = 4;
-constexpr int64_t kClaimsPerThread = 4;
 constexpr int64_t kAttentionClaimsPerThread = 32;
 
 AttentionShape attention_shape(const DecoderSpec& spec) {
-  return {spec.heads, spec.kv_heads, spec.head_dim};
+  const float scale = spec.attention_scale > 0.0f
+                          ? spec.attention_scale
+                          : 1.0f / __builtin_sqrtf(static_cast<float>(spec.head_dim));
+  return {spec.heads, spec.kv_heads, spec.head_dim, scale, spec.attention_cap};
+}
+
+auto activation_of(const Kernels& kernels, Activation activation) {
+  switch (activation) {
+    case Activation::kGelu:
+      return kernels.gelu_times;
+    case Activation::kGeluTanh:
+      return kernels.gelu_tanh_times;
+    case Activation::kClampedSwiglu:
+      return kernels.clamped_swiglu;
+    case Activation::kSilu:
+      break;
+  }
+  return kernels.silu_times;
 }
 
 }  // namespace
@@ -29,37 +42,59 @@ Decoder::Decoder(DecoderSpec spec, DecoderWeights weights, std::shared_ptr<Pool>
       pool_(std::move(pool)),
       kernels_(kernels),
       max_rows_(max_rows),
-      attention_(attention_shape(spec), kernels, pool_->threads(), max_rows),
-      inverse_frequencies_(static_cast<size_t>(spec.head_dim / 2)) {
-  attention_factor_ = rope_inverse_frequencies(spec_.rope, inverse_frequencies_);
+      attention_(attention_shape(spec_), kernels, pool_->threads(), max_rows),
+      activate_(activation_of(kernels, spec_.activation)) {
+  for (const RopeSpec& rope : spec_.ropes) {
+    std::vector<float> frequencies(static_cast<size_t>(rope.dims / 2));
+    const float factor = rope_inverse_frequencies(rope, frequencies);
+    ropes_.push_back({std::move(frequencies), factor, {}, {}});
+  }
   bool sees_all = weights_.layers.empty();
-  int64_t tiles = 0;
   for (const LayerWeights& layer : weights_.layers) {
     sees_all |= layer.window == 0;
     longest_window_ = std::max(longest_window_, layer.window);
-    for (const auto& weight : {layer.query_key_value, layer.output, layer.gate_up, layer.down})
-      tiles = std::max(tiles, weight->matrix().tiles);
   }
   if (sees_all) longest_window_ = 0;
+  logits_stride_ = weights_.head->matrix().panels * kPanel;
+  for (const Reading reading : {Reading::kExact, Reading::kDraft})
+    fixed_bytes_[static_cast<size_t>(reading)] = fixed_bytes(reading);
+  reserve_scratch();
+}
 
-  const auto rows = static_cast<size_t>(max_rows);
+void Decoder::reserve_scratch() {
+  int64_t tiles = weights_.head->matrix().tiles, experts = 0, hidden_width = 0;
+  for (const LayerWeights& layer : weights_.layers) {
+    tiles = std::max({tiles, layer.query_key_value->matrix().tiles, layer.output->matrix().tiles});
+    for (const FeedForward& each : layer.feed_forwards) {
+      tiles = std::max({tiles, each.gate_up->matrix().tiles, each.down->matrix().tiles});
+      const int64_t copies = layer.router != nullptr ? spec_.experts_per_token : 1;
+      hidden_width = std::max(hidden_width, each.down->columns() * copies);
+    }
+    if (layer.router != nullptr) experts = std::max(experts, std::ssize(layer.feed_forwards));
+  }
+  const auto rows = static_cast<size_t>(max_rows_);
+  const auto slots = rows * static_cast<size_t>(experts > 0 ? spec_.experts_per_token : 1);
   const size_t row_bytes =
       std::max(kernels_.exact_row_bytes(tiles), kernels_.draft_row_bytes(tiles));
-  const auto width = static_cast<size_t>(
-      std::max({spec_.hidden, spec_.feed_forward, spec_.heads * spec_.head_dim}));
-  const auto head_outputs =
-      static_cast<size_t>((spec_.heads + 2 * spec_.kv_heads) * spec_.head_dim);
+  const int64_t head_outputs = (spec_.heads + 2 * spec_.kv_heads) * spec_.head_dim;
   residual_.resize(rows * static_cast<size_t>(spec_.hidden));
-  heads_.resize(rows * head_outputs);
-  hidden_.resize(rows * static_cast<size_t>(spec_.feed_forward));
-  prepared_ = Memory(rows * row_bytes);
-  logits_stride_ = weights_.head->matrix().panels * kPanel;
+  heads_.resize(rows * static_cast<size_t>(head_outputs));
+  hidden_.resize(rows * static_cast<size_t>(hidden_width));
+  aside_.resize(slots * static_cast<size_t>(spec_.hidden));
+  prepared_ = Memory(slots * row_bytes);
   scratch_.resize(static_cast<size_t>(pool_->threads()));
   for (Scratch& scratch : scratch_) {
-    scratch.row.resize(width);
+    scratch.row.resize(static_cast<size_t>(tiles * kBlock));
     scratch.product.resize(rows * kProductPanels * kPanel);
     scratch.prepared = Memory(kRowsPreparedByEach * row_bytes);
   }
+  if (experts == 0) return;
+  const int64_t blocks = (experts + kBlock - 1) / kBlock;
+  router_scores_.resize(rows * static_cast<size_t>(blocks * kBlock));
+  choices_.resize(slots);
+  slot_row_.resize(slots);
+  expert_starts_.resize(static_cast<size_t>(experts + 1));
+  gathered_ = Memory(slots * row_bytes);
 }
 
 KvShape Decoder::kv_shape() const {
@@ -70,14 +105,32 @@ std::span<const float> Decoder::logits(int64_t row) const {
   return {logits_.data() + row * logits_stride_, static_cast<size_t>(spec_.vocabulary)};
 }
 
+size_t bytes_of(const PackedWeight& weight, Reading reading) {
+  return reading == Reading::kDraft ? weight.bytes().draft() : weight.bytes().exact();
+}
+
+size_t bytes_of(const FeedForward& weights, Reading reading) {
+  return bytes_of(*weights.gate_up, reading) + bytes_of(*weights.down, reading);
+}
+
+size_t Decoder::fixed_bytes(Reading reading) const {
+  size_t bytes = bytes_of(*weights_.head, reading);
+  for (const LayerWeights& layer : weights_.layers) {
+    bytes += bytes_of(*layer.query_key_value, reading) + bytes_of(*layer.output, reading);
+    bytes += layer.router != nullptr ? bytes_of(*layer.router, Reading::kExact)
+                                     : bytes_of(layer.feed_forwards.front(), reading);
+  }
+  return bytes;
+}
+
 size_t Decoder::weight_bytes(Reading reading) const {
-  const auto moved = [&](const PackedWeight& weight) {
-    return reading == Reading::kDraft ? weight.bytes().draft() : weight.bytes().exact();
-  };
-  size_t bytes = moved(*weights_.head);
-  for (const LayerWeights& layer : weights_.layers)
-    bytes += moved(*layer.query_key_value) + moved(*layer.output) + moved(*layer.gate_up) +
-             moved(*layer.down);
+  size_t bytes = fixed_bytes(reading);
+  for (const LayerWeights& layer : weights_.layers) {
+    if (layer.router == nullptr) continue;
+    size_t each = 0;
+    for (const FeedForward& expert : layer.feed_forwards) each += bytes_of(expert, reading);
+    bytes += each * static_cast<size_t>(spec_.experts_per_token) / layer.feed_forwards.size();
+  }
   return bytes;
 }
 
@@ -104,14 +157,16 @@ void Decoder::prepare_positions(std::span<const ForwardRows> sequences) {
   attention_.plan(sequences_, longest_window_);
   const size_t needed = logit_rows_.size() * static_cast<size_t>(logits_stride_);
   if (logits_.size() < needed) logits_.resize(needed);
-  if (last > angles_) {
-    const int64_t half = spec_.head_dim / 2, more = std::max(last, angles_ * 2 + 64);
-    cosines_.resize(static_cast<size_t>(more * half));
-    sines_.resize(static_cast<size_t>(more * half));
-    rope_tables(inverse_frequencies_, attention_factor_, angles_, more - angles_,
-                cosines_.data() + angles_ * half, sines_.data() + angles_ * half);
-    angles_ = more;
+  if (last <= angles_) return;
+  const int64_t more = std::max(last, angles_ * 2 + 64);
+  for (Rope& rope : ropes_) {
+    const int64_t half = rope.half();
+    rope.cosines.resize(static_cast<size_t>(more * half));
+    rope.sines.resize(static_cast<size_t>(more * half));
+    rope_tables(rope.inverse_frequencies, rope.factor, angles_, more - angles_,
+                rope.cosines.data() + angles_ * half, rope.sines.data() + angles_ * half);
   }
+  angles_ = more;
 }
 
 void Decoder::forward(Reading reading, const KvCache& cache, std::span<const int32_t> tokens,
@@ -119,6 +174,7 @@ void Decoder::forward(Reading reading, const KvCache& cache, std::span<const int
   reading_ = reading;
   cache_ = &cache;
   tokens_ = tokens;
+  moved_bytes_ = fixed_bytes_[static_cast<size_t>(reading)];
   prepare_positions(sequences);
   pool_->run([this](Team& team) { run(team); });
 }
@@ -127,70 +183,49 @@ void Decoder::run(Team& team) {
   embed(team);
   for (int64_t layer = 0; layer < std::ssize(weights_.layers); ++layer) {
     attend(team, layer);
-    feed_forward(team, layer);
+    feed_forward(team, weights_.layers[static_cast<size_t>(layer)]);
   }
   finish(team);
 }
 
-template <class Make>
-PreparedRows Decoder::prepare(Team& team, int64_t rows, const PackedWeight& next,
-                              const Make& make) {
-  Scratch& scratch = scratch_[static_cast<size_t>(team.thread())];
-  const bool is_draft = reading_ == Reading::kDraft;
-  const int64_t tiles = next.matrix().tiles;
-  const size_t stride =
-      is_draft ? kernels_.draft_row_bytes(tiles) : kernels_.exact_row_bytes(tiles);
-  const auto fill = [&](uint8_t* data, int64_t first, int64_t last) {
-    for (int64_t row = first; row < last; ++row) {
-      const float* inputs = make(row, scratch.row.data());
-      (is_draft ? kernels_.prepare_draft : kernels_.prepare_exact)(
-          inputs, next.columns(), tiles, data + static_cast<size_t>(row) * stride);
-    }
-  };
-  if (rows <= kRowsPreparedByEach) {
-    fill(scratch.prepared.data(), 0, rows);
-    return {scratch.prepared.data(), stride, rows};
-  }
-  team.share(rows, 1, [&](int64_t first, int64_t last) { fill(prepared_.data(), first, last); });
-  return {prepared_.data(), stride, rows};
+void Decoder::norm(const uint16_t* weight, const uint16_t* bias, const float* x, int64_t n,
+                   float* out) const {
+  if (spec_.norm == NormKind::kRms)
+    kernels_.rms_norm(x, weight, n, spec_.norm_epsilon, spec_.norm_offset, out);
+  else
+    kernels_.layer_norm(x, weight, bias, n, spec_.norm_epsilon, out);
 }
 
-template <class Take>
-void Decoder::multiply(Team& team, const PackedWeight& weight, const PreparedRows& x,
-                       const Take& take) {
-  const PackedMatrix& matrix = weight.matrix();
-  float* const out = scratch_[static_cast<size_t>(team.thread())].product.data();
-  const auto product =
-      reading_ == Reading::kDraft ? kernels_.draft_product : kernels_.exact_product;
-  const int64_t fair = matrix.panels / (team.threads() * kClaimsPerThread) / 2 * 2;
-  const int64_t most = x.count < kManyRows ? kProductPanels : kProductPanelsOfManyRows;
-  const int64_t grain = std::clamp<int64_t>(fair, 2, most);
-  team.share(matrix.panels, grain, [&](int64_t first, int64_t last) {
-    const int64_t stride = (last - first) * kPanel;
-    product(matrix, first, last, x, out, stride);
-    take(first * kPanel, stride, out, stride);
-  });
+void Decoder::norm(const Norm& norm, const float* x, int64_t n, float* out) const {
+  this->norm(norm.weight.data(), norm.bias.empty() ? nullptr : norm.bias.data(), x, n, out);
 }
 
-// Makes a row's inputs: the residual stream under a norm.
-auto Decoder::normed(const Vector& weight) const {
-  return [this, &weight](int64_t row, float* scratch) -> const float* {
-    kernels_.rms_norm(residual_.data() + row * spec_.hidden, weight.data(), spec_.hidden,
-                      spec_.norm_epsilon, scratch);
-    return scratch;
-  };
-}
-
-// Takes a product's results: into the residual stream, with a bias where there is one.
-auto Decoder::added_to_residual(const Vector& bias) {
-  return [this, &bias](int64_t first, int64_t count, const float* result, int64_t stride) {
+// Takes a block's last product, with its bias and scale.
+auto Decoder::landed(const Vector& bias, Landing landing) {
+  return [this, &bias, landing](int64_t first, int64_t count, float* result, int64_t stride) {
     const int64_t kept = std::min(count, spec_.hidden - first);
     for (int64_t row = 0; row < rows_; ++row) {
+      float* const from = result + row * stride;
       float* const out = residual_.data() + row * spec_.hidden + first;
-      kernels_.add(out, result + row * stride, kept);
-      if (!bias.empty()) kernels_.add_bf16(out, bias.data() + first, kept);
+      float* const aside = aside_.data() + row * spec_.hidden + first;
+      if (!bias.empty()) kernels_.add_bf16(from, bias.data() + first, kept);
+      if (spec_.residual_scale != 1.0f) kernels_.scale(from, spec_.residual_scale, kept);
+      if (landing == Landing::kAside)
+        std::memcpy(aside, from, static_cast<size_t>(kept) * sizeof(float));
+      else
+        kernels_.add(out, from, kept);
+      if (landing == Landing::kWithAside) kernels_.add(out, aside, kept);
     }
   };
+}
+
+// Adds what was put aside to the residual stream, under a norm.
+void Decoder::land_aside(Team& team, const Norm& norm) {
+  team.share(rows_, 1, [&](int64_t row, int64_t) {
+    float* const aside = aside_.data() + row * spec_.hidden;
+    this->norm(norm, aside, spec_.hidden, aside);
+    kernels_.add(residual_.data() + row * spec_.hidden, aside, spec_.hidden);
+  });
 }
 
 void Decoder::embed(Team& team) {
@@ -206,59 +241,75 @@ void Decoder::embed(Team& team) {
         weights_.head->read_row(kernels_, token, bits.data());
       float* const out = residual_.data() + row * hidden;
       for (int64_t i = 0; i < hidden; ++i) out[i] = bf16_to_float(bits[static_cast<size_t>(i)]);
+      if (spec_.embedding_scale != 1.0f) kernels_.scale(out, spec_.embedding_scale, hidden);
     }
   });
 }
 
-void Decoder::normalize_heads(float* values, int64_t count, const Vector& weight) const {
-  if (weight.empty()) return;
+void Decoder::norm_heads(const Norm& norm, float* values, int64_t first_head, int64_t count) const {
+  if (!norm.exists() || spec_.norms_whole_rows) return;
+  const int64_t dim = spec_.head_dim;
+  const bool is_shared = std::ssize(norm.weight) == dim;
   for (int64_t i = 0; i < count; ++i) {
-    float* const head = values + i * spec_.head_dim;
-    kernels_.rms_norm(head, weight.data(), spec_.head_dim, spec_.norm_epsilon, head);
+    const uint16_t* const weight = norm.weight.data() + (is_shared ? 0 : (first_head + i) * dim);
+    this->norm(weight, nullptr, values + i * dim, dim, values + i * dim);
   }
+}
+
+void Decoder::norm_whole_rows(Team& team, const LayerWeights& layer) {
+  const int64_t queries = spec_.heads * spec_.head_dim, keys = spec_.kv_heads * spec_.head_dim;
+  team.share(rows_, 1, [&](int64_t row, int64_t) {
+    float* const values = heads_.data() + row * (queries + 2 * keys);
+    norm(layer.query_norm, values, queries, values);
+    norm(layer.key_norm, values + queries, keys, values + queries);
+  });
 }
 
 // Norms and rotates the queries and keys of one key-value head's group, and caches what attention
 // reads.
 void Decoder::write_heads(int64_t layer_index, int64_t kv_head, const Attention::PageRows& part) {
   const LayerWeights& layer = weights_.layers[static_cast<size_t>(layer_index)];
-  const int64_t dim = spec_.head_dim, group = spec_.heads / spec_.kv_heads, half = dim / 2;
+  const int64_t dim = spec_.head_dim, group = spec_.heads / spec_.kv_heads;
   const int64_t outputs = (spec_.heads + 2 * spec_.kv_heads) * dim;
   const int64_t key_tiles = attention_shape(spec_).key_tiles();
+  const Rope* const rope = layer.rope < 0 ? nullptr : &ropes_[static_cast<size_t>(layer.rope)];
+  const auto rotate = [&](float* values, int64_t position) {
+    if (rope == nullptr) return;
+    const int64_t half = rope->half(), at = position * half;
+    kernels_.rotate(values, rope->cosines.data() + at, rope->sines.data() + at, half);
+  };
   const SequenceRows& rows = sequences_[static_cast<size_t>(part.sequence)];
   const KvView view = cache_->view(rows.sequence, layer_index, kv_head);
   for (int64_t row = part.first; row < part.last; ++row) {
     const int64_t position = rows.start + row - rows.first_row;
-    const float* const cosine = cosines_.data() + position * half;
-    const float* const sine = sines_.data() + position * half;
     float* const queries = heads_.data() + row * outputs + kv_head * group * dim;
     float* const key = heads_.data() + row * outputs + (spec_.heads + kv_head) * dim;
     const float* const value = key + spec_.kv_heads * dim;
-    normalize_heads(queries, group, layer.query_norm);
-    normalize_heads(key, 1, layer.key_norm);
+    norm_heads(layer.query_norm, queries, kv_head * group, group);
+    norm_heads(layer.key_norm, key, kv_head, 1);
     for (int64_t i = 0; i < group; ++i) {
-      kernels_.rotate(queries + i * dim, cosine, sine, half);
+      rotate(queries + i * dim, position);
       kernels_.prepare_exact(queries + i * dim, dim, key_tiles,
                              attention_.query(row, kv_head * group + i));
     }
-    kernels_.rotate(key, cosine, sine, half);
+    rotate(key, position);
     attention_.write(view, position, key, value);
     if (row == rows.first_row + rows.count - 1) attention_.clear_after(view, position);
   }
 }
 
 // Puts the outputs of attention where the queries were.
-void Decoder::merge_head(int64_t head, const Attention::PageRows& part) {
+void Decoder::merge_head(const LayerWeights& layer, int64_t head, const Attention::PageRows& part) {
   const int64_t outputs = (spec_.heads + 2 * spec_.kv_heads) * spec_.head_dim;
   for (int64_t row = part.first; row < part.last; ++row)
-    attention_.merge(row, head, heads_.data() + row * outputs + head * spec_.head_dim);
+    attention_.merge(row, head, layer.sinks, heads_.data() + row * outputs + head * spec_.head_dim);
 }
 
 void Decoder::attend(Team& team, int64_t layer_index) {
   const LayerWeights& layer = weights_.layers[static_cast<size_t>(layer_index)];
   const int64_t dim = spec_.head_dim, outputs = (spec_.heads + 2 * spec_.kv_heads) * dim;
   const PackedWeight& qkv = *layer.query_key_value;
-  multiply(team, qkv, prepare(team, rows_, qkv, normed(layer.attention_norm)),
+  multiply(team, reading_, qkv, prepare(team, reading_, rows_, qkv, normed(layer.attention_norm)),
            [&](int64_t first, int64_t count, const float* result, int64_t stride) {
              const int64_t kept = std::min(count, outputs - first);
              for (int64_t row = 0; row < rows_; ++row) {
@@ -269,28 +320,31 @@ void Decoder::attend(Team& team, int64_t layer_index) {
              }
            });
 
+  if (spec_.norms_whole_rows) norm_whole_rows(team, layer);
   share_attention(team, layer_index);
   const auto attended = [&](int64_t row, float*) -> const float* {
     return heads_.data() + row * outputs;
   };
-  multiply(team, *layer.output, prepare(team, rows_, *layer.output, attended),
-           added_to_residual(layer.output_bias));
+  const bool is_aside = spec_.is_parallel || layer.attention_post_norm.exists();
+  multiply(team, reading_, *layer.output, prepare(team, reading_, rows_, *layer.output, attended),
+           landed(layer.output_bias, is_aside ? Landing::kAside : Landing::kResidual));
+  if (layer.attention_post_norm.exists()) land_aside(team, layer.attention_post_norm);
 }
 
 void Decoder::share_attention(Team& team, int64_t layer_index) {
-  const int64_t window = weights_.layers[static_cast<size_t>(layer_index)].window;
+  const LayerWeights& layer = weights_.layers[static_cast<size_t>(layer_index)];
   const int64_t passes = attention_.passes(), kv_heads = spec_.kv_heads;
   const int64_t group = spec_.heads / kv_heads;
   const auto parts = attention_.page_rows();
   const auto run = [&](int64_t first, int64_t last) {
-    attention_.run(*cache_, layer_index, window, first, last, team.thread());
+    attention_.run(*cache_, layer_index, layer.window, first, last, team.thread());
   };
   if (attention_.is_simple() && kv_heads >= team.threads()) {
     team.share(kv_heads, 1, [&](int64_t kv_head, int64_t) {
       for (const auto& part : parts) write_heads(layer_index, kv_head, part);
       run(kv_head * passes, (kv_head + 1) * passes);
       for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
-        for (const auto& part : parts) merge_head(head, part);
+        for (const auto& part : parts) merge_head(layer, head, part);
     });
     return;
   }
@@ -305,34 +359,45 @@ void Decoder::share_attention(Team& team, int64_t layer_index) {
   team.share(merges, std::max<int64_t>(merges / (team.threads() * kClaimsPerThread), 1),
              [&](int64_t first, int64_t last) {
                for (int64_t i = first; i < last; ++i)
-                 merge_head(i / count, parts[static_cast<size_t>(i % count)]);
+                 merge_head(layer, i / count, parts[static_cast<size_t>(i % count)]);
              });
 }
 
-void Decoder::feed_forward(Team& team, int64_t layer_index) {
-  const LayerWeights& layer = weights_.layers[static_cast<size_t>(layer_index)];
-  const int64_t width = spec_.feed_forward;
-  // Panels alternate: sixteen gates, then the sixteen up projections that they gate.
-  multiply(team, *layer.gate_up,
-           prepare(team, rows_, *layer.gate_up, normed(layer.feed_forward_norm)),
-           [&](int64_t first, int64_t count, float* result, int64_t stride) {
-             for (int64_t row = 0; row < rows_; ++row)
-               for (int64_t i = 0; i < count; i += 2 * kPanel) {
-                 const int64_t at = (first + i) / 2, kept = std::min<int64_t>(kPanel, width - at);
-                 float* const gate = result + row * stride + i;
-                 float* const up = gate + kPanel;
-                 if (!layer.gate_bias.empty())
-                   kernels_.add_bf16(gate, layer.gate_bias.data() + at, kept);
-                 if (!layer.up_bias.empty()) kernels_.add_bf16(up, layer.up_bias.data() + at, kept);
-                 kernels_.silu_times(gate, up, kept, hidden_.data() + row * width + at);
-               }
-           });
+// The activation of a range of outputs: panels of gates and of what they gate alternate, or there
+// are no gates.
+void Decoder::activate(const FeedForward& weights, int64_t first, int64_t count, float* result,
+                       int64_t stride, int64_t rows, float* out) const {
+  const int64_t width = weights.down->columns(), step = spec_.is_gated ? 2 * kPanel : count;
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t i = 0; i < count; i += step) {
+      const int64_t at = spec_.is_gated ? (first + i) / 2 : first;
+      const int64_t kept = std::min<int64_t>(spec_.is_gated ? kPanel : count, width - at);
+      float* const gate = result + row * stride + i;
+      float* const up = spec_.is_gated ? gate + kPanel : nullptr;
+      if (!weights.gate_bias.empty()) kernels_.add_bf16(gate, weights.gate_bias.data() + at, kept);
+      if (!weights.up_bias.empty()) kernels_.add_bf16(up, weights.up_bias.data() + at, kept);
+      activate_(gate, up, kept, out + row * width + at);
+    }
+}
 
-  const auto gated = [&](int64_t row, float*) -> const float* {
+void Decoder::feed_forward(Team& team, const LayerWeights& layer) {
+  if (layer.router != nullptr) return mix_experts(team, layer);
+  const FeedForward& weights = layer.feed_forwards.front();
+  const int64_t width = weights.down->columns();
+  multiply(team, reading_, *weights.gate_up,
+           prepare(team, reading_, rows_, *weights.gate_up, normed(layer.feed_forward_norm)),
+           [&](int64_t first, int64_t count, float* result, int64_t stride) {
+             activate(weights, first, count, result, stride, rows_, hidden_.data());
+           });
+  const auto activated = [&](int64_t row, float*) -> const float* {
     return hidden_.data() + row * width;
   };
-  multiply(team, *layer.down, prepare(team, rows_, *layer.down, gated),
-           added_to_residual(layer.down_bias));
+  const bool has_norm = layer.feed_forward_post_norm.exists();
+  multiply(team, reading_, *weights.down, prepare(team, reading_, rows_, *weights.down, activated),
+           landed(weights.down_bias, has_norm            ? Landing::kAside
+                                     : spec_.is_parallel ? Landing::kWithAside
+                                                         : Landing::kResidual));
+  if (has_norm) land_aside(team, layer.feed_forward_post_norm);
 }
 
 void Decoder::finish(Team& team) {
@@ -342,11 +407,18 @@ void Decoder::finish(Team& team) {
   const auto asked_row = [&](int64_t i, float* scratch) {
     return last(logit_rows_[static_cast<size_t>(i)], scratch);
   };
-  multiply(team, *weights_.head, prepare(team, asked, *weights_.head, asked_row),
-           [&](int64_t first, int64_t count, const float* result, int64_t stride) {
-             for (int64_t i = 0; i < asked; ++i)
-               std::memcpy(logits_.data() + i * logits_stride_ + first, result + i * stride,
+  multiply(team, reading_, *weights_.head,
+           prepare(team, reading_, asked, *weights_.head, asked_row),
+           [&](int64_t first, int64_t count, float* result, int64_t stride) {
+             for (int64_t i = 0; i < asked; ++i) {
+               float* const from = result + i * stride;
+               if (spec_.logit_cap > 0.0f)
+                 kernels_.soft_cap(from, count, spec_.logit_scale, spec_.logit_cap);
+               else if (spec_.logit_scale != 1.0f)
+                 kernels_.scale(from, spec_.logit_scale, count);
+               std::memcpy(logits_.data() + i * logits_stride_ + first, from,
                            static_cast<size_t>(count) * sizeof(float));
+             }
            });
 }
 

@@ -21,22 +21,60 @@ enum class Reading : int { kExact = 0, kDraft = 1 };
 
 using Vector = std::vector<uint16_t>;  // BF16; empty where the model has none
 
-struct LayerWeights {
-  Vector attention_norm, query_norm, key_norm, feed_forward_norm;
-  std::shared_ptr<PackedWeight> query_key_value, output, gate_up, down;
-  Vector query_key_value_bias, output_bias, gate_bias, up_bias, down_bias;
-  int64_t window = 0;  // positions a row sees, itself included; 0: all
+// The weight (and bias) of a norm; no weight: there is no norm.
+struct Norm {
+  Vector weight, bias;
+  bool exists() const { return !weight.empty(); }
 };
 
+// Two products with an activation between them. `gate_up` interleaves a gate with what it gates, or
+// is a single projection.
+struct FeedForward {
+  std::shared_ptr<PackedWeight> gate_up, down;
+  Vector gate_bias, up_bias, down_bias;
+};
+
+size_t bytes_of(const PackedWeight& weight, Reading reading);
+size_t bytes_of(const FeedForward& weights, Reading reading);
+
+struct LayerWeights {
+  Norm attention_norm, attention_post_norm, feed_forward_norm, feed_forward_post_norm;
+  Norm query_norm, key_norm;  // of each head, with one weight for all or one each; or of the row
+  std::shared_ptr<PackedWeight> query_key_value, output;
+  Vector query_key_value_bias, output_bias;
+  Vector sinks;  // a score of each head that attends to nothing
+  // One, or as many as a router chooses from.
+  std::vector<FeedForward> feed_forwards;
+  std::shared_ptr<PackedWeight> router;
+  Vector router_bias;
+  int64_t window = 0;  // positions a row sees, itself included; 0: all
+  int rope = 0;        // index into DecoderSpec::ropes; -1: positions are not told
+};
+
+enum class NormKind : int { kRms = 0, kLayer = 1 };
+enum class Activation : int { kSilu = 0, kGelu = 1, kGeluTanh = 2, kClampedSwiglu = 3 };
+
 struct DecoderSpec {
-  int64_t hidden, feed_forward, heads, kv_heads, head_dim, vocabulary;
+  int64_t hidden, heads, kv_heads, head_dim, vocabulary;
+  std::vector<RopeSpec> ropes;
   float norm_epsilon;
-  RopeSpec rope;
+  NormKind norm = NormKind::kRms;
+  float norm_offset = 0.0f;       // added to the weights of RMS norms
+  bool norms_whole_rows = false;  // of queries and of keys
+  Activation activation = Activation::kSilu;
+  bool is_gated = true;
+  bool is_parallel = false;      // attention and feed forward read the same residual stream
+  float attention_scale = 0.0f;  // of scores; 0: 1 / sqrt(head_dim)
+  float attention_cap = 0.0f;    // soft caps; 0: none
+  float logit_cap = 0.0f;
+  float embedding_scale = 1.0f, residual_scale = 1.0f, logit_scale = 1.0f;
+  int64_t experts_per_token = 0;
+  bool shares_of_chosen = true;  // the softmax of router scores is over the chosen experts alone
 };
 
 struct DecoderWeights {
   std::vector<LayerWeights> layers;
-  Vector final_norm;
+  Norm final_norm;
   std::shared_ptr<PackedWeight> head;
   // Rows of the input embedding: BF16 [vocabulary, hidden], or null where the head is read for
   // them.
@@ -74,33 +112,60 @@ class Decoder {
   std::span<const float> logits(int64_t row) const;
   int64_t logit_rows() const { return static_cast<int64_t>(logit_rows_.size()); }
 
-  // Bytes of weights that a forward moves in that reading (input embedding rows left out).
+  // Bytes of weights that a forward of one row moves in that reading (input embedding left out).
   size_t weight_bytes(Reading reading) const;
+  // Bytes of weights that the last forward moved.
+  size_t moved_bytes() const { return moved_bytes_; }
 
  private:
-  struct Product;
+  // Where a block's output goes: added to the residual stream at once, put aside, or added together
+  // with what was put aside.
+  enum class Landing { kResidual, kAside, kWithAside };
+
+  void reserve_scratch();
+  size_t fixed_bytes(Reading reading) const;  // of what every forward moves
   void prepare_positions(std::span<const ForwardRows> sequences);
   void run(Team& team);
   void embed(Team& team);
   void attend(Team& team, int64_t layer);
-  void feed_forward(Team& team, int64_t layer);
+  void feed_forward(Team& team, const LayerWeights& layer);
   void finish(Team& team);
   void share_attention(Team& team, int64_t layer);
   void write_heads(int64_t layer, int64_t kv_head, const Attention::PageRows& part);
-  void merge_head(int64_t head, const Attention::PageRows& part);
-  void normalize_heads(float* values, int64_t count, const Vector& weight) const;
+  void merge_head(const LayerWeights& layer, int64_t head, const Attention::PageRows& part);
+  void norm_heads(const Norm& norm, float* values, int64_t first_head, int64_t count) const;
+  void norm_whole_rows(Team& team, const LayerWeights& layer);
+  void norm(const uint16_t* weight, const uint16_t* bias, const float* x, int64_t n,
+            float* out) const;
+  void norm(const Norm& norm, const float* x, int64_t n, float* out) const;
+  void activate(const FeedForward& weights, int64_t first, int64_t count, float* result,
+                int64_t stride, int64_t rows, float* out) const;
 
-  auto normed(const Vector& weight) const;
-  auto added_to_residual(const Vector& bias);
+  auto normed(const Norm& norm) const;
+  auto landed(const Vector& bias, Landing landing);
+  void land_aside(Team& team, const Norm& norm);
+
+  // Mixture of experts (decoder_experts.cpp).
+  void mix_experts(Team& team, const LayerWeights& layer);
+  PreparedRows route(Team& team, const LayerWeights& layer);
+  void choose_experts(const LayerWeights& layer);
+  void sort_choices(int64_t experts);
+  PreparedRows gather(Team& team, const PreparedRows& x);
+  template <class Take>
+  void multiply_experts(Team& team, const LayerWeights& layer,
+                        std::shared_ptr<PackedWeight> FeedForward::* weight, const PreparedRows& x,
+                        bool is_gathered, const Take& take);
 
   // Fills one prepared row per batch row; `make(row, scratch)` returns the row's fp32 inputs. For
   // few rows every thread prepares its own copy, which is cheaper than a barrier.
   template <class Make>
-  PreparedRows prepare(Team& team, int64_t rows, const PackedWeight& next, const Make& make);
+  PreparedRows prepare(Team& team, Reading reading, int64_t rows, const PackedWeight& next,
+                       const Make& make);
   // Multiplies prepared rows by panels of `weight`, handing each range's result to
   // `take(first_output, outputs, result, stride)`; ends with a barrier.
   template <class Take>
-  void multiply(Team& team, const PackedWeight& weight, const PreparedRows& x, const Take& take);
+  void multiply(Team& team, Reading reading, const PackedWeight& weight, const PreparedRows& x,
+                const Take& take);
 
   DecoderSpec spec_;
   DecoderWeights weights_;
@@ -108,6 +173,7 @@ class Decoder {
   const Kernels& kernels_;
   int64_t max_rows_;
   Attention attention_;
+  void (*activate_)(const float* gate, const float* up, int64_t n, float* out);
   int64_t longest_window_ = 0;  // 0 if any layer sees everything
 
   // The forward in progress.
@@ -115,12 +181,17 @@ class Decoder {
   const KvCache* cache_ = nullptr;
   std::span<const int32_t> tokens_;
   std::vector<SequenceRows> sequences_;
-  std::vector<int64_t> logit_rows_;    // batch row of each row of logits
+  std::vector<int64_t> logit_rows_;  // batch row of each row of logits
   int64_t rows_ = 0;
+  size_t fixed_bytes_[2] = {}, moved_bytes_ = 0;
 
-  // Cosines and sines of positions [0, angles_), [position][head_dim / 2].
-  std::vector<float> inverse_frequencies_, cosines_, sines_;
-  float attention_factor_ = 1.0f;
+  struct Rope {
+    std::vector<float> inverse_frequencies;
+    float factor;
+    std::vector<float> cosines, sines;  // of positions [0, angles_), [position][rotated / 2]
+    int64_t half() const { return std::ssize(inverse_frequencies); }
+  };
+  std::vector<Rope> ropes_;
   int64_t angles_ = 0;
 
   struct Scratch {  // of one thread
@@ -128,10 +199,23 @@ class Decoder {
     Memory prepared;
   };
   std::vector<Scratch> scratch_;
-  std::vector<float> residual_, heads_, hidden_;
+  std::vector<float> residual_, heads_, hidden_, aside_;
   Memory prepared_;
   std::vector<float> logits_;
   int64_t logits_stride_ = 0;
+
+  // Experts that the rows of the layer in progress chose. A slot is a row's place with one expert:
+  // slots lie by expert, then by row.
+  struct Choice {
+    int32_t expert, slot;
+    float share;
+  };
+  std::vector<float> router_scores_;    // [rows][experts, in whole blocks]
+  std::vector<Choice> choices_;         // [rows][experts_per_token], best first
+  std::vector<int32_t> slot_row_;       // by slot
+  std::vector<int32_t> expert_starts_;  // first slot of each expert, [experts + 1]
+  std::vector<int32_t> chosen_;         // experts with slots
+  Memory gathered_;                     // a prepared row for each slot
 };
 
 }  // namespace specqd

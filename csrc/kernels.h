@@ -15,8 +15,9 @@ constexpr int kTileWeights = kPanel * kBlock;
 constexpr int kTileCodes = kTileWeights / 2;
 
 // A weight matrix [N, K] as ceil(N/16) panels of ceil(K/32) tiles; docs/kernels.md draws the tile.
-// The exact reading needs `plain`, or all of codes, scales, residuals and patches; the draft
-// reading needs codes and scales. Padding holds zeros or finite values; padded inputs must be zero.
+// The exact reading needs `plain`, or all of codes, scales, residuals and patches, or codes and
+// scales alone where the weights are MXFP4; the draft reading needs codes and scales. Padding holds
+// zeros or finite values; padded inputs must be zero.
 struct PackedMatrix {
   int64_t panels = 0;
   int64_t tiles = 0;                       // of one panel
@@ -89,11 +90,21 @@ struct Kernels {
   void (*decode_tile)(const PackedMatrix& w, int64_t tile, uint16_t* out);
 
   // --- Elementwise, in the fixed order of sixteen lanes ------------------------------------------
-  // out = x / rms(x) * weight; `out` may be x.
-  void (*rms_norm)(const float* x, const uint16_t* weight, int64_t n, float epsilon, float* out);
+  // out = x / rms(x) * (offset + weight); `out` may be x.
+  void (*rms_norm)(const float* x, const uint16_t* weight, int64_t n, float epsilon, float offset,
+                   float* out);
+  // out = (x - mean) / deviation * weight + bias; `bias` may be null, `out` may be x.
+  void (*layer_norm)(const float* x, const uint16_t* weight, const uint16_t* bias, int64_t n,
+                     float epsilon, float* out);
   void (*add)(float* x, const float* y, int64_t n);          // x += y
   void (*add_bf16)(float* x, const uint16_t* y, int64_t n);  // x += y
+  // out = f(gate) * up. Without `up` (null), gelu_times and gelu_tanh_times give f(gate) alone.
   void (*silu_times)(const float* gate, const float* up, int64_t n, float* out);
+  void (*gelu_times)(const float* gate, const float* up, int64_t n, float* out);
+  void (*gelu_tanh_times)(const float* gate, const float* up, int64_t n, float* out);
+  // out = f(gate) * (up + 1), of inputs bounded by 7.
+  void (*clamped_swiglu)(const float* gate, const float* up, int64_t n, float* out);
+  void (*soft_cap)(float* x, int64_t n, float factor, float cap);  // x = cap tanh(factor x / cap)
   // Rotates pairs (x[i], x[i + half]) by the angle whose cosine and sine are given, [half].
   void (*rotate)(float* x, const float* cosine, const float* sine, int64_t half);
   void (*round_bf16)(const float* x, int64_t n, uint16_t* out);

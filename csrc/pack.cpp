@@ -268,7 +268,7 @@ PackedWeight::Planes PackedWeight::planes() const {
   Planes planes{{m.codes, count * kTileCodes}, {m.scales, count * kPanel}, {}, {}, {}, {}};
   if (m.plain != nullptr) {
     planes.plain = {m.plain, count * kTileWeights};
-  } else {
+  } else if (m.residuals != nullptr) {
     planes.residuals = {m.residuals, count * kTileWeights};
     planes.patch_starts = {m.patch_starts, count + 1};
     planes.patches = {m.patches, static_cast<size_t>(patch_count_)};
@@ -282,16 +282,23 @@ bool is_aligned(const void* data, size_t bytes) {
   return reinterpret_cast<uintptr_t>(data) % bytes == 0;
 }
 
+// Whether there are codes and scales alone: MXFP4 from the start.
+bool is_bare(const PackedWeight::Planes& planes) {
+  return planes.plain.empty() && planes.residuals.empty() && planes.patch_starts.empty() &&
+         planes.patches.empty();
+}
+
 // What is wrong with the sizes or the places of planes; empty where they fit.
 std::string misfit(const PackedWeight::Planes& planes, const Places& places) {
-  const bool is_plain = !planes.plain.empty();
+  const bool is_plain = !planes.plain.empty(), is_mxfp4 = is_bare(planes);
   const bool fits =
       planes.codes.size_bytes() == places.codes && planes.scales.size_bytes() == places.scales &&
-      (is_plain ? planes.plain.size_bytes() == places.plain && planes.residuals.empty() &&
-                      planes.patch_starts.empty() && planes.patches.empty()
-                : planes.residuals.size_bytes() == places.residuals &&
-                      planes.patch_starts.size_bytes() == places.starts &&
-                      planes.patches.size() <= places.codes * 2);
+      (is_mxfp4 ||
+       (is_plain ? planes.plain.size_bytes() == places.plain && planes.residuals.empty() &&
+                       planes.patch_starts.empty() && planes.patches.empty()
+                 : planes.residuals.size_bytes() == places.residuals &&
+                       planes.patch_starts.size_bytes() == places.starts &&
+                       planes.patches.size() <= places.codes * 2));
   if (!fits) return "its planes have other sizes than its rows and columns";
   const bool lies_well =
       is_aligned(planes.codes.data(), 64) && is_aligned(planes.scales.data(), 16) &&
@@ -312,10 +319,10 @@ bool any_part(Pool& pool, size_t count, const Has& has) {
   return found;
 }
 
-bool has_nan_scale(Pool& pool, std::span<const uint8_t> scales) {
+bool has_wild_scale(Pool& pool, std::span<const uint8_t> scales, uint8_t least, uint8_t largest) {
   return any_part(pool, scales.size(), [&](size_t first, size_t last) {
     bool any = false;
-    for (size_t i = first; i < last; ++i) any |= scales[i] == 255;
+    for (size_t i = first; i < last; ++i) any |= scales[i] < least || scales[i] > largest;
     return any;
   });
 }
@@ -348,8 +355,12 @@ std::shared_ptr<PackedWeight> PackedWeight::map(Pool& pool, const Planes& planes
   const Places places(static_cast<size_t>(map.panels * tiles));
   const bool is_plain = !planes.plain.empty();
   *problem = misfit(planes, places);
-  if (problem->empty() && has_nan_scale(pool, planes.scales)) *problem = "a scale is NaN";
-  if (problem->empty() && !is_plain && has_wild_patch(pool, planes))
+  const bool is_mxfp4 = is_bare(planes);
+  if (problem->empty() && has_wild_scale(pool, planes.scales, 0, 254)) *problem = "a scale is NaN";
+  if (problem->empty() && is_mxfp4 &&
+      has_wild_scale(pool, planes.scales, kLeastMxfp4Scale, kLargestMxfp4Scale))
+    *problem = "a scale is out of BF16's range";
+  if (problem->empty() && !is_plain && !is_mxfp4 && has_wild_patch(pool, planes))
     *problem = "a patch lies outside its tile";
   if (!problem->empty()) return nullptr;
 
@@ -365,7 +376,7 @@ std::shared_ptr<PackedWeight> PackedWeight::map(Pool& pool, const Planes& planes
   m.scales = planes.scales.data();
   if (is_plain) {
     m.plain = planes.plain.data();
-  } else {
+  } else if (!is_mxfp4) {
     m.residuals = planes.residuals.data();
     m.patch_starts = planes.patch_starts.data();
     m.patches = planes.patches.data();
@@ -389,7 +400,7 @@ PackedWeight::Bytes PackedWeight::bytes() const {
   Bytes bytes{count * kTileCodes, count * kPanel, 0, 0, 0};
   if (matrix_.plain != nullptr) {
     bytes.plain = count * kTileWeights * 2;
-  } else {
+  } else if (matrix_.residuals != nullptr) {
     bytes.residuals = count * kTileWeights;
     bytes.patches = (count + 1 + static_cast<size_t>(patch_count_)) * 4;
   }

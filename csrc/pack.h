@@ -20,6 +20,17 @@ struct RowSource {
   int64_t rows = 0;
 };
 
+// The exponents of all values of a block with such a scale are those of normal BF16 numbers.
+constexpr uint8_t kLeastMxfp4Scale = 2, kLargestMxfp4Scale = 252;
+
+// Rows of MXFP4: blocks of 32 weights as 16 bytes of two E2M1 codes each, the lower nibble first,
+// and an E8M0 scale for each block.
+struct Mxfp4Source {
+  const uint8_t* codes = nullptr;
+  const uint8_t* scales = nullptr;
+  int64_t rows = 0;
+};
+
 struct PackError {
   int64_t source = -1;  // index of the source that holds a weight that is not finite; -1: none
   int64_t row = 0;
@@ -41,8 +52,13 @@ class PackedWeight {
                                             std::span<const RowSource> sources, int64_t columns,
                                             Options options, PackError* error);
 
-  // What a weight is made of, wherever it lies. A nested one has no plain plane, and a plain one
-  // only codes and scales beside it.
+  // A weight that is MXFP4, of one source or two interleaved ones with equal rows. A scale out of
+  // the range that BF16 holds is an error at its block (`column`).
+  static std::shared_ptr<PackedWeight> take_mxfp4(std::span<const Mxfp4Source> sources,
+                                                  int64_t blocks, PackError* error);
+
+  // What a weight is made of, wherever it lies. A nested one has no plain plane, a plain one only
+  // codes and scales beside it, and one that is MXFP4 nothing else.
   struct Planes {
     std::span<const uint8_t> codes, scales, residuals;
     std::span<const uint32_t> patch_starts, patches;
@@ -62,7 +78,9 @@ class PackedWeight {
   const PackedMatrix& matrix() const { return matrix_; }
   int64_t columns() const { return columns_; }
   int64_t rows() const { return static_cast<int64_t>(packed_row_.size()); }
-  bool is_nested() const { return matrix_.plain == nullptr; }
+  bool is_nested() const { return matrix_.residuals != nullptr; }
+  // Whether it is MXFP4 from the start, so that both readings read the same weights.
+  bool is_mxfp4() const { return matrix_.plain == nullptr && matrix_.residuals == nullptr; }
 
   // BF16 bits of a row of the stacked sources, [columns].
   void read_row(const Kernels& kernels, int64_t row, uint16_t* out) const;

@@ -10,9 +10,9 @@ namespace {
 
 constexpr double kTwoPi = 2.0 * scalar::kPi;
 
-// theta^(2i / head_dim) in fp32, from an exponent in fp32.
+// theta^(2i / dims) in fp32, from an exponent in fp32.
 float wavelength_over_two_pi(const RopeSpec& spec, size_t i) {
-  const float exponent = static_cast<float>(2 * i) / static_cast<float>(spec.head_dim);
+  const float exponent = static_cast<float>(2 * i) / static_cast<float>(spec.dims);
   const float theta = static_cast<float>(spec.theta);
   return static_cast<float>(scalar::pow(theta, exponent));
 }
@@ -41,7 +41,7 @@ struct YarnRange {
 
 YarnRange yarn_range(const RopeSpec& spec) {
   const auto dimension = [&](double rotations) {
-    return spec.head_dim * scalar::log(spec.original_max_positions / (rotations * kTwoPi)) /
+    return spec.dims * scalar::log(spec.original_max_positions / (rotations * kTwoPi)) /
            (2.0 * scalar::log(spec.theta));
   };
   double low = dimension(spec.beta_fast);
@@ -50,7 +50,7 @@ YarnRange yarn_range(const RopeSpec& spec) {
     low = scalar::floor(low);
     high = scalar::ceil(high);
   }
-  return {std::max(low, 0.0), std::min(high, spec.head_dim - 1.0)};
+  return {std::max(low, 0.0), std::min(high, spec.dims - 1.0)};
 }
 
 float scale_yarn(const RopeSpec& spec, YarnRange range, size_t i, float power) {
@@ -69,6 +69,14 @@ double yarn_attention_factor(const RopeSpec& spec) {
   };
   const bool is_given = spec.mscale != 0.0 && spec.mscale_all_dim != 0.0;
   return is_given ? scale(spec.mscale) / scale(spec.mscale_all_dim) : scale(1.0);
+}
+
+// LongRoPE (arXiv 2402.13753): as transformers derives it from how much the context outgrew.
+double long_attention_factor(const RopeSpec& spec) {
+  if (spec.attention_factor > 0.0) return spec.attention_factor;
+  if (spec.factor <= 1.0) return 1.0;
+  const double ratio = scalar::log(spec.factor) / scalar::log(spec.original_max_positions);
+  return __builtin_sqrt(1.0 + ratio);
 }
 
 }  // namespace
@@ -91,9 +99,14 @@ float rope_inverse_frequencies(const RopeSpec& spec, std::span<float> inv_freq) 
       case RopeKind::kYarn:
         inv_freq[i] = scale_yarn(spec, range, i, power);
         break;
+      case RopeKind::kLong:
+        inv_freq[i] = 1.0f / (spec.factors[i] * power);
+        break;
     }
   }
-  return spec.kind == RopeKind::kYarn ? static_cast<float>(yarn_attention_factor(spec)) : 1.0f;
+  if (spec.kind == RopeKind::kYarn) return static_cast<float>(yarn_attention_factor(spec));
+  if (spec.kind == RopeKind::kLong) return static_cast<float>(long_attention_factor(spec));
+  return 1.0f;
 }
 
 void rope_tables(std::span<const float> inv_freq, float attention_factor, int64_t first,

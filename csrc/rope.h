@@ -4,15 +4,16 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 namespace specqd {
 
-enum class RopeKind { kDefault, kLinear, kLlama3, kYarn };
+enum class RopeKind { kDefault, kLinear, kLlama3, kYarn, kLong };
 
 // A field that the kind does not use is ignored.
 struct RopeSpec {
   RopeKind kind = RopeKind::kDefault;
-  int head_dim = 0;
+  int dims = 0;  // that rotate: the first ones of a head
   double theta = 10000.0;
   double factor = 1.0;
   double original_max_positions = 0.0;
@@ -24,11 +25,12 @@ struct RopeSpec {
   double mscale = 0.0;            // 0: absent
   double mscale_all_dim = 0.0;    // 0: absent
   bool truncate = true;
+  std::vector<float> factors;  // of kLong: one for each pair, [dims / 2]
 };
 
-// inv_freq[i] = theta^(-2i / head_dim), scaled as the kind says, with every intermediate rounded to
-// fp32 where transformers rounds it. inv_freq.size() == head_dim / 2.
-// Returns the factor that scales cos and sin: 1 for all kinds but YaRN.
+// inv_freq[i] = theta^(-2i / dims), scaled as the kind says, with every intermediate rounded to
+// fp32 where transformers rounds it. inv_freq.size() == dims / 2.
+// Returns the factor that scales cos and sin: 1 for all kinds but YaRN and LongRoPE.
 float rope_inverse_frequencies(const RopeSpec& spec, std::span<float> inv_freq);
 
 // cos[p][i], sin[p][i] for positions first + p, p < count; each array is [count][inv_freq.size()].

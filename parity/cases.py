@@ -1,5 +1,6 @@
-"""The shapes that parity covers: every model type, awkward sizes, every rope scaling."""
+"""The shapes that parity covers: every model type, awkward sizes, every rope scaling and trait."""
 
+from family_shapes import GRANITE, long_rope
 from random_models import ROPE_SCALINGS, Shape
 
 PROMPT_LENGTH = 100  # past every window, past the original context of every rope scaling
@@ -39,5 +40,115 @@ CASES: dict[str, Shape] = {
     "qwen3 7:1 heads of 72, window 21": Shape(
         "qwen3", hidden=224, heads=7, kv_heads=1, head_dim=72, ffn=170, layers=3, vocab=277,
         window=21, rope_theta=1e6,
+    ),
+    "olmo2 7:1 heads of 40": Shape(
+        "olmo2", hidden=280, heads=7, kv_heads=1, head_dim=40, ffn=172, vocab=301,
+        rope_theta=500000.0,
+    ),
+    "olmo2 72, biases, rope yarn": Shape(
+        "olmo2", hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=200, vocab=333,
+        has_biases=True, rope_scaling=ROPE_SCALINGS["yarn"], spells_rope_parameters=True,
+    ),
+    "granite 40 tied": Shape(
+        "granite", hidden=200, heads=5, kv_heads=1, head_dim=40, ffn=260, vocab=307, is_tied=True,
+        extra=GRANITE,
+    ),
+    "granite 72, biases": Shape(
+        "granite", hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=172, vocab=299,
+        has_biases=True, extra={**GRANITE, "logits_scaling": 3.0},
+    ),
+    "smollm3 40, 4 layers": Shape(
+        "smollm3", hidden=200, heads=5, kv_heads=1, head_dim=40, ffn=260, layers=4, vocab=307,
+        rope_theta=2e6,
+    ),
+    "smollm3 96, window 21, tied": Shape(
+        "smollm3", hidden=192, heads=2, kv_heads=1, head_dim=96, ffn=150, layers=3, vocab=299,
+        is_tied=True, has_biases=True, rope_theta=2e6, spells_rope_parameters=True, extra={
+            "no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 21,
+        },
+    ),
+    "gemma2 40, window 17": Shape(
+        "gemma2", hidden=200, heads=5, kv_heads=1, head_dim=40, ffn=260, vocab=307, window=17,
+        is_tied=True, extra={"query_pre_attn_scalar": 30, "attn_logit_softcapping": 3.0},
+    ),
+    "gemma2 72, 3 layers": Shape(
+        "gemma2", hidden=144, heads=4, kv_heads=2, head_dim=72, ffn=172, layers=3, vocab=301,
+        window=33, is_tied=True, spells_rope_parameters=True,
+        extra={"final_logit_softcapping": 5.0},
+    ),
+    "gemma3 40, window 9": Shape(
+        "gemma3_text", hidden=200, heads=5, kv_heads=1, head_dim=40, ffn=260, layers=3, vocab=307,
+        window=9, is_tied=True, rope_theta=1e6, rope_scaling=ROPE_SCALINGS["linear"],
+        extra={"sliding_window_pattern": 2, "rope_local_base_freq": 300.0},
+    ),
+    "gemma3 72, rope parameters": Shape(
+        "gemma3_text", hidden=144, heads=4, kv_heads=2, head_dim=72, ffn=172, layers=3, vocab=301,
+        window=33, is_tied=True, rope_theta=1e6, spells_rope_parameters=True,
+        extra={"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    "phi3 40, window 17": Shape(
+        "phi3", hidden=200, heads=5, kv_heads=1, head_dim=40, ffn=260, vocab=307, window=17,
+        extra={"partial_rotary_factor": 0.75},
+    ),
+    "phi3 72, longrope long": Shape(
+        "phi3", hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=172, vocab=301,
+        rope_scaling=long_rope(36), extra={"original_max_position_embeddings": 64},
+    ),
+    "phi3 80, longrope short, partial": Shape(
+        "phi3", hidden=160, heads=2, kv_heads=1, head_dim=80, ffn=172, vocab=301, context=128,
+        rope_scaling=long_rope(30),
+        extra={"original_max_position_embeddings": 128, "partial_rotary_factor": 0.75},
+    ),
+    "starcoder2 40, window 17": Shape(
+        "starcoder2", hidden=200, heads=5, kv_heads=1, head_dim=40, ffn=260, vocab=307, window=17,
+        is_tied=True, has_biases=True,
+    ),
+    "starcoder2 72 without biases": Shape(
+        "starcoder2", hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=172, vocab=301,
+    ),
+    "gpt_neox 40, a quarter rotated": Shape(
+        "gpt_neox", hidden=280, heads=7, kv_heads=7, head_dim=40, ffn=172, vocab=301,
+        has_biases=True, extra={"rotary_pct": 0.25},
+    ),
+    "gpt_neox 72, serial, tied": Shape(
+        "gpt_neox", hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=200, vocab=333, is_tied=True,
+        extra={"use_parallel_residual": False, "rotary_pct": 0.5},
+    ),
+    "stablelm 40": Shape(
+        "stablelm", hidden=280, heads=7, kv_heads=1, head_dim=40, ffn=172, vocab=301,
+        has_biases=True, extra={"partial_rotary_factor": 0.25},
+    ),
+    "stablelm 72, parallel, norms by head": Shape(
+        "stablelm", hidden=288, heads=4, kv_heads=2, head_dim=72, ffn=200, vocab=333,
+        extra={"use_parallel_residual": True, "qk_layernorm": True, "partial_rotary_factor": 0.5},
+    ),
+    "mixtral 40, 2 of 5 experts, window 17": Shape(
+        "mixtral", hidden=280, heads=7, kv_heads=1, head_dim=40, ffn=76, vocab=301, window=17,
+        rope_theta=1e6, extra={"num_local_experts": 5, "num_experts_per_tok": 2},
+    ),
+    "mixtral 72, 3 of 33 experts": Shape(
+        "mixtral", hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=36, vocab=333,
+        extra={"num_local_experts": 33, "num_experts_per_tok": 3},
+    ),
+    "qwen3_moe 40, 4 of 9 experts": Shape(
+        "qwen3_moe", hidden=200, heads=5, kv_heads=1, head_dim=40, ffn=76, vocab=307,
+        extra={"num_experts": 9, "num_experts_per_tok": 4},
+    ),
+    "qwen3_moe 96, shares of chosen, plain layers": Shape(
+        "qwen3_moe", hidden=100, heads=4, kv_heads=2, head_dim=96, ffn=60, layers=4, vocab=283,
+        window=21, has_biases=True, extra={
+            "num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True,
+            "decoder_sparse_step": 2, "mlp_only_layers": [1],
+        },
+    ),
+    "gpt_oss 40, 2 of 5 experts, window 17": Shape(
+        "gpt_oss", hidden=288, heads=7, kv_heads=1, head_dim=40, ffn=96, vocab=301, window=17,
+        has_biases=True, rope_scaling=ROPE_SCALINGS["yarn"] | {"truncate": False},
+        extra={"num_local_experts": 5, "num_experts_per_tok": 2},
+    ),
+    "gpt_oss 72, 4 of 33 experts": Shape(
+        "gpt_oss", hidden=160, heads=2, kv_heads=2, head_dim=72, ffn=32, vocab=333, window=33,
+        rope_scaling=ROPE_SCALINGS["yarn"],
+        extra={"num_local_experts": 33, "num_experts_per_tok": 4},
     ),
 }  # fmt: skip

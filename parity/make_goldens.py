@@ -8,6 +8,7 @@ import numpy as np
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
 import theirs
+from family_shapes import GRANITE, long_rope
 from random_models import ROPE_SCALINGS, Shape, make_model
 from run import rms_error
 
@@ -35,6 +36,58 @@ GOLDENS: dict[str, Shape] = {
     "qwen3": Shape(
         "qwen3", hidden=44, heads=4, kv_heads=2, head_dim=96, ffn=68, vocab=267,
         rope_theta=1e6, is_peaked=True,
+    ),
+    "olmo2": Shape(
+        "olmo2", hidden=72, heads=3, kv_heads=1, head_dim=24, ffn=84, vocab=271, is_peaked=True,
+    ),
+    "granite": Shape(
+        "granite", hidden=48, heads=2, kv_heads=1, head_dim=24, ffn=84, vocab=263, is_tied=True,
+        has_biases=True, extra=GRANITE,
+    ),
+    "smollm3": Shape(
+        "smollm3", hidden=40, heads=2, kv_heads=1, head_dim=24, ffn=60, vocab=261, layers=4,
+        rope_theta=2e6,
+    ),
+    "gemma2": Shape(
+        "gemma2", hidden=48, heads=4, kv_heads=2, head_dim=24, ffn=84, vocab=263, is_tied=True,
+        window=7, extra={"query_pre_attn_scalar": 20, "attn_logit_softcapping": 3.0},
+    ),
+    "gemma3_text": Shape(
+        "gemma3_text", hidden=48, heads=4, kv_heads=1, head_dim=24, ffn=84, vocab=263,
+        is_tied=True, window=9, rope_theta=1e6, rope_scaling=ROPE_SCALINGS["linear"],
+        extra={"sliding_window_pattern": 2, "rope_local_base_freq": 300.0},
+    ),
+    "phi3": Shape(
+        "phi3", hidden=80, heads=2, kv_heads=1, head_dim=40, ffn=84, vocab=269,
+        rope_scaling=long_rope(15),
+        extra={"original_max_position_embeddings": 32, "partial_rotary_factor": 0.75},
+    ),
+    "starcoder2": Shape(
+        "starcoder2", hidden=72, heads=3, kv_heads=1, head_dim=24, ffn=84, vocab=271, window=11,
+        is_tied=True, has_biases=True,
+    ),
+    "gpt_neox": Shape(
+        "gpt_neox", hidden=72, heads=3, kv_heads=3, head_dim=24, ffn=84, vocab=271,
+        has_biases=True, extra={"rotary_pct": 0.25},
+    ),
+    "stablelm": Shape(
+        "stablelm", hidden=72, heads=3, kv_heads=3, head_dim=24, ffn=84, vocab=271,
+        extra={
+            "use_parallel_residual": True, "qk_layernorm": True, "partial_rotary_factor": 0.25,
+        },
+    ),
+    "mixtral": Shape(
+        "mixtral", hidden=48, heads=2, kv_heads=1, head_dim=24, ffn=36, vocab=263, window=11,
+        extra={"num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "qwen3_moe": Shape(
+        "qwen3_moe", hidden=40, heads=2, kv_heads=1, head_dim=24, ffn=36, vocab=261,
+        extra={"num_experts": 5, "num_experts_per_tok": 3, "mlp_only_layers": [0]},
+    ),
+    "gpt_oss": Shape(
+        "gpt_oss", hidden=64, heads=2, kv_heads=1, head_dim=24, ffn=32, vocab=263, window=11,
+        has_biases=True, rope_scaling=ROPE_SCALINGS["yarn"] | {"truncate": False},
+        extra={"num_local_experts": 4, "num_experts_per_tok": 2},
     ),
 }  # fmt: skip
 

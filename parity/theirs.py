@@ -1,5 +1,8 @@
 """Logits of transformers. The one place that imports torch."""
 
+import json
+import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -9,6 +12,9 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
+import reference
+from random_models import bf16_bits, read_model, write_safetensors
+
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
@@ -16,9 +22,33 @@ transformers.utils.logging.disable_progress_bar()
 def logits(
     directory: Path, tokens: Sequence[int], dtype: Literal["float32", "bfloat16"]
 ) -> NDArray[np.float32]:
-    """Logits after each token, [n, vocab]; float32 reads the same BF16 weights."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
+    """Logits after each token, [n, vocab]; float32 reads the same BF16 weights.
+
+    By the plain code of each family: others refuse some sizes.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            _as_bf16(directory, Path(folder) / "bf16"),
+            dtype=dtype,
+            attn_implementation="eager",
+            experts_implementation="eager",
+        )
     with torch.inference_mode():
         rows = model(torch.tensor([list(tokens)]), use_cache=False).logits[0]
     array: NDArray[np.float32] = rows.float().numpy()
     return array
+
+
+def _as_bf16(directory: Path, folder: Path) -> Path:
+    """The model itself, or one whose MXFP4 experts are written out as BF16, which holds them."""
+    config, tensors = read_model(directory)
+    if config.pop("quantization_config", None) is None:
+        return directory
+    bf16 = {}
+    for name, values in reference.values(tensors).items():
+        is_expert = f"{name}_blocks" in tensors  # which theirs holds transposed
+        bf16[name] = bf16_bits((values.swapaxes(1, 2) if is_expert else values).astype(np.float32))
+    shutil.copytree(directory, folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    write_safetensors(folder / "model.safetensors", bf16)
+    return folder

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from family_shapes import FAMILY_SHAPES
 from random_models import ROPE_SCALINGS, Shape, make_model, shorten_model
 from specqd import _native
 from specqd.config import read_config
@@ -175,9 +176,12 @@ RANDOM_SHAPES: Mapping[str, Shape] = {
 
 
 def random_subject(name: str, directory: Path, seed: int) -> Subject:
-    """A peaked random model of one of RANDOM_SHAPES, written to `directory`."""
-    shape = RANDOM_SHAPES[name]
-    return Subject(name, make_model(directory, shape, seed), 416, shape.context, is_small=True)
+    """A peaked random model of RANDOM_SHAPES or FAMILY_SHAPES, written to `directory`."""
+    shape, new_tokens = (
+        (RANDOM_SHAPES[name], 416) if name in RANDOM_SHAPES else (FAMILY_SHAPES[name], 96)
+    )
+    make_model(directory, shape, seed)
+    return Subject(name, directory, new_tokens, shape.context, is_small=True)
 
 
 def trained_subjects(shared_models: Path) -> list[Subject]:

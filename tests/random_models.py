@@ -2,17 +2,30 @@
 
 import json
 import math
+import re
 import shutil
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-ModelType = Literal["llama", "mistral", "qwen2", "qwen3"]
-Tensors = dict[str, NDArray[np.uint16]]
+from random_families import (
+    ARCHITECTURES,
+    BYTES,
+    PER_LAYER,
+    ROUTERS,
+    ZERO_CENTRED,
+    ModelType,
+    family_config,
+    module_name,
+    rope_parameters,
+    tensor_sizes,
+)
+
+Tensors = dict[str, NDArray[np.uint16] | NDArray[np.uint8]]
 
 BOS, EOS = 256, 257
 FIRST_PAIR = 258  # tokens: the 256 bytes, BOS, EOS, then pairs of bytes
@@ -21,6 +34,7 @@ FIRST_PAIR = 258  # tokens: the 256 bytes, BOS, EOS, then pairs of bytes
 PEAKED_GAIN = 6.0  # on the logits
 PEAKED_QUIET = 0.8  # on each layer's output, over sqrt(layers)
 PEAKED_PULL = 4.5  # logit of a token's successor, in deviations of the others'
+ROUTER_GAIN = 4.0  # on scores of experts
 
 ROPE_SCALINGS: Mapping[str, Mapping[str, Any]] = {
     "linear": {"rope_type": "linear", "factor": 2.5},
@@ -56,9 +70,10 @@ class Shape:
     rope_theta: float = 10000.0
     rope_scaling: Mapping[str, Any] | None = None
     is_tied: bool = False
-    has_biases: bool = False  # of llama; qwen2 always has those of q, k and v
+    has_biases: bool = False  # where the family may have them; qwen2 always has those of q, k and v
     is_peaked: bool = False
     spells_rope_parameters: bool = False  # the spelling of transformers 5
+    extra: Mapping[str, Any] = field(default_factory=dict)  # further entries of config.json
 
 
 def make_model(directory: Path, shape: Shape, seed: int) -> Path:
@@ -89,19 +104,21 @@ def shorten_model(directory: Path, model: Path, layers: int) -> Path:
     that often agrees with it."""
     shutil.copytree(model, directory, ignore=shutil.ignore_patterns("*.safetensors"))
     config, tensors = read_model(model)
-    _write_json(directory / "config.json", config | {"num_hidden_layers": layers})
+    per_layer = {name: config[name][:layers] for name in PER_LAYER if name in config}
+    _write_json(directory / "config.json", config | per_layer | {"num_hidden_layers": layers})
     kept = {
         name: bits
         for name, bits in tensors.items()
-        if not name.startswith("model.layers.") or int(name.split(".")[2]) < layers
+        if (part := re.search(r"\.layers\.(\d+)\.", name)) is None or int(part[1]) < layers
     }
     write_safetensors(directory / "model.safetensors", kept)
     return directory
 
 
 def make_config(shape: Shape) -> dict[str, Any]:
+    architecture = ARCHITECTURES.get(shape.model_type, shape.model_type.capitalize())
     config: dict[str, Any] = {
-        "architectures": [f"{shape.model_type.capitalize()}ForCausalLM"],
+        "architectures": [f"{architecture}ForCausalLM"],
         "model_type": shape.model_type,
         "hidden_size": shape.hidden,
         "num_attention_heads": shape.heads,
@@ -116,96 +133,81 @@ def make_config(shape: Shape) -> dict[str, Any]:
         "tie_word_embeddings": shape.is_tied,
         "bos_token_id": BOS,
         "eos_token_id": EOS,
+        "pad_token_id": None,
         "torch_dtype": "bfloat16",
     }
     if shape.spells_rope_parameters:
         scaling = shape.rope_scaling or {"rope_type": "default"}
-        config["rope_parameters"] = {"rope_theta": shape.rope_theta, **scaling}
+        config["rope_parameters"] = rope_parameters(
+            shape, {"rope_theta": shape.rope_theta, **scaling}
+        )
     else:
         config["rope_theta"] = shape.rope_theta
         config["rope_scaling"] = dict(shape.rope_scaling) if shape.rope_scaling else None
-    return config | _type_config(shape)
-
-
-def _type_config(shape: Shape) -> dict[str, Any]:
-    match shape.model_type:
-        case "llama":
-            return {"attention_bias": shape.has_biases, "mlp_bias": shape.has_biases}
-        case "mistral":
-            return {"sliding_window": shape.window}
-        case "qwen2" | "qwen3":
-            return {
-                "use_sliding_window": shape.window is not None,
-                "sliding_window": shape.window,
-                "max_window_layers": 1,
-            }
+    return config | family_config(shape)
 
 
 def make_tensors(shape: Shape, seed: int) -> Tensors:
     """BF16 weights by their Hugging Face names: Gaussian, of a size that keeps activations at 1."""
     rng = np.random.default_rng(seed)
-    weights = {name: _draw(rng, name, size) for name, size in tensor_sizes(shape)}
+    weights = {name: _draw(rng, shape, name, size) for name, size in tensor_sizes(shape)}
     if shape.is_peaked:
         _peak(rng, shape, weights)
     head = "model.embed_tokens.weight" if shape.is_tied else "lm_head.weight"
-    weights[head][[BOS, EOS]] = 0  # no text ends by chance
-    return {name: bf16_bits(weight) for name, weight in weights.items()}
-
-
-def tensor_sizes(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and size of each tensor, in file order."""
-    hidden, ffn = shape.hidden, shape.ffn
-    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    attention_biased = shape.model_type == "llama" and shape.has_biases
-    linears = {
-        "self_attn.q_proj": (q, hidden, attention_biased or shape.model_type == "qwen2"),
-        "self_attn.k_proj": (kv, hidden, attention_biased or shape.model_type == "qwen2"),
-        "self_attn.v_proj": (kv, hidden, attention_biased or shape.model_type == "qwen2"),
-        "self_attn.o_proj": (hidden, q, attention_biased),
-        "mlp.gate_proj": (ffn, hidden, attention_biased),
-        "mlp.up_proj": (ffn, hidden, attention_biased),
-        "mlp.down_proj": (hidden, ffn, attention_biased),
+    weights[module_name(shape, head)][[BOS, EOS]] = 0  # no text ends by chance
+    return {
+        name: weight.astype(np.uint8) if name.endswith(BYTES) else bf16_bits(weight)
+        for name, weight in weights.items()
     }
-    yield "model.embed_tokens.weight", (shape.vocab, hidden)
-    for index in range(shape.layers):
-        prefix = f"model.layers.{index}."
-        yield prefix + "input_layernorm.weight", (hidden,)
-        yield prefix + "post_attention_layernorm.weight", (hidden,)
-        for name, (rows, columns, is_biased) in linears.items():
-            yield f"{prefix}{name}.weight", (rows, columns)
-            if is_biased:
-                yield f"{prefix}{name}.bias", (rows,)
-        if shape.model_type == "qwen3":
-            yield prefix + "self_attn.q_norm.weight", (shape.head_dim,)
-            yield prefix + "self_attn.k_norm.weight", (shape.head_dim,)
-    yield "model.norm.weight", (hidden,)
-    if not shape.is_tied:
-        yield "lm_head.weight", (shape.vocab, hidden)
 
 
-def _draw(rng: np.random.Generator, name: str, size: tuple[int, ...]) -> NDArray[np.float32]:
+def _draw(
+    rng: np.random.Generator, shape: Shape, name: str, size: tuple[int, ...]
+) -> NDArray[np.float32]:
+    if name.endswith("_blocks"):
+        return rng.integers(0, 256, size).astype(np.float32)
+    if name.endswith("_scales"):  # codes are of size 3, blocks of 32 weights
+        least = 125 - round(math.log2(3 * math.sqrt(32 * size[-1])))
+        return rng.integers(least, least + 3, size).astype(np.float32)
     noise = rng.standard_normal(size, np.float32)
-    if name.endswith("norm.weight"):
-        return 1 + np.float32(0.2) * noise
-    if name.endswith(".bias"):
+    if name.endswith(("bias", "sinks")):
         return np.float32(0.3) * noise
-    return noise / np.float32(np.sqrt(size[-1]))
+    if len(size) == 1:  # a norm
+        return (shape.model_type not in ZERO_CENTRED) + np.float32(0.2) * noise
+    # Routers are loud, so that an expert chosen by a hair has a small share.
+    gain = ROUTER_GAIN if name.endswith(ROUTERS) else 1.0
+    return noise / np.float32(np.sqrt(size[-1]) / gain)
 
 
 def _peak(rng: np.random.Generator, shape: Shape, weights: dict[str, NDArray[np.float32]]) -> None:
     """Widen the margins in place: quieter later layers, louder logits and, where the head is not
     tied, a successor for each token, along one cycle through the vocabulary."""
-    weights["model.norm.weight"] *= PEAKED_GAIN
-    for name, weight in weights.items():
-        is_output = name.endswith(("o_proj.weight", "down_proj.weight"))
-        if is_output and not (shape.is_tied and name.startswith("model.layers.0.")):
-            weight *= np.float32(PEAKED_QUIET / np.sqrt(shape.layers))
+    centre = np.float32(shape.model_type in ZERO_CENTRED)
+
+    def scale(name: str, factor: float) -> None:
+        is_norm = weights[name].ndim == 1 and not name.endswith("bias")
+        offset = centre if is_norm else np.float32(0)
+        weights[name][...] = np.float32(factor) * (offset + weights[name]) - offset
+
+    final_norm = module_name(shape, "model.norm")
+    modules = ("self_attn.o_proj", "mlp.down_proj", ".down_proj", ".w2")
+    outputs = [module_name(shape, f"{name}.weight") for name in modules]
+    if shape.model_type in (*ZERO_CENTRED, "olmo2"):
+        outputs = ["post_attention_layernorm.weight", "post_feedforward_layernorm.weight"]
+    first_layer = module_name(shape, "model.layers.0.")
+    for name in weights:
+        if name.startswith(final_norm):
+            scale(name, PEAKED_GAIN)
+        is_kept = shape.is_tied and name.startswith(first_layer)
+        if name.endswith(tuple(outputs)) and not is_kept:
+            scale(name, PEAKED_QUIET / np.sqrt(shape.layers))
     if not shape.is_tied:
-        embedding = weights["model.embed_tokens.weight"]
+        embedding = weights[module_name(shape, "model.embed_tokens.weight")]
         embedding *= np.float32(np.sqrt(shape.hidden))
         cycle = rng.permutation(shape.vocab)
         pull = np.float32(PEAKED_PULL / shape.hidden)
-        weights["lm_head.weight"][np.roll(cycle, -1)] += pull * embedding[cycle]
+        head = weights[module_name(shape, "lm_head.weight")]
+        head[np.roll(cycle, -1)] += pull * embedding[cycle]
 
 
 def bf16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
@@ -215,23 +217,28 @@ def bf16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 def safetensors_header(sizes: Mapping[str, tuple[int, ...]]) -> bytes:
-    """What stands before the data in a safetensors file of BF16 tensors, written in order."""
+    """What stands before the data in a safetensors file of BF16 tensors and bytes, in order."""
     header: dict[str, Any] = {}
     start = 0
     for name, size in sizes.items():
-        end = start + 2 * math.prod(size)
-        header[name] = {"dtype": "BF16", "shape": list(size), "data_offsets": [start, end]}
+        is_bytes = name.endswith(BYTES)
+        end = start + (1 if is_bytes else 2) * math.prod(size)
+        header[name] = {
+            "dtype": "U8" if is_bytes else "BF16",
+            "shape": list(size),
+            "data_offsets": [start, end],
+        }
         start = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, NDArray[np.uint16]]) -> None:
+def write_safetensors(path: Path, tensors: Mapping[str, NDArray[Any]]) -> None:
     with path.open("wb") as file:
         file.write(safetensors_header({name: bits.shape for name, bits in tensors.items()}))
         for bits in tensors.values():
-            file.write(bits.astype("<u2").tobytes())
+            file.write(bits.astype(bits.dtype.newbyteorder("<")).tobytes())
 
 
 def read_model(directory: Path) -> tuple[dict[str, Any], Tensors]:
@@ -242,7 +249,8 @@ def read_model(directory: Path) -> tuple[dict[str, Any], Tensors]:
     for name, entry in json.loads(data[8:start]).items():
         if name != "__metadata__":
             first, last = (start + offset for offset in entry["data_offsets"])
-            tensors[name] = np.frombuffer(data[first:last], "<u2").reshape(entry["shape"])
+            kind = "u1" if entry["dtype"] == "U8" else "<u2"
+            tensors[name] = np.frombuffer(data[first:last], kind).reshape(entry["shape"])
     return json.loads((directory / "config.json").read_text()), tensors
 
 

@@ -4,7 +4,7 @@ Written to be read, from the models' definitions. Knows nothing of caches, batch
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,26 +17,158 @@ Config = Mapping[str, Any]  # as in config.json
 Weights = Mapping[str, Array]
 
 
-def logits(
-    config: Config, tensors: Mapping[str, NDArray[np.uint16]], tokens: Sequence[int]
-) -> Array:
+def logits(config: Config, tensors: Mapping[str, NDArray[Any]], tokens: Sequence[int]) -> Array:
     """Logits after each token, [n, vocab], of BF16 `tensors` by their Hugging Face names."""
-    weights = {name: bf16_values(bits) for name, bits in tensors.items()}
-    return forward(config, weights, tokens)
+    return forward(config, values(tensors), tokens)
+
+
+def values(tensors: Mapping[str, NDArray[Any]]) -> Weights:
+    """BF16 tensors, and MXFP4 ones by the name that their blocks and scales share."""
+    weights = {n: bf16_values(bits) for n, bits in tensors.items() if bits.dtype == np.uint16}
+    for name, scales in tensors.items():
+        if name.endswith("_scales"):
+            stem = name.removesuffix("_scales")
+            pairs = tensors[f"{stem}_blocks"]
+            codes = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(*scales.shape, 32)
+            grid = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])[codes & 7] * np.where(codes & 8, -1, 1)
+            blocks = np.ldexp(grid, scales[..., None].astype(int) - 127)
+            weights[stem] = blocks.reshape(*scales.shape[:-1], -1)
+    return weights
 
 
 def forward(config: Config, weights: Weights, tokens: Sequence[int]) -> Array:
     """Logits after each token, [n, vocab]."""
+    weights = canonical(config, weights)
     embedding = weights["model.embed_tokens.weight"]
-    eps = config.get("rms_norm_eps", 1e-6)
-    x = embedding[np.asarray(tokens)]
+    x = embedding[np.asarray(tokens)] * embedding_scale(config)
+    branch_scale = config.get("residual_multiplier", 1.0)
     for index in range(config["num_hidden_layers"]):
         layer = _layer(weights, index)
-        x = x + _attention(config, layer, index, rms_norm(x, layer["input_layernorm.weight"], eps))
-        x = x + _mlp(layer, rms_norm(x, layer["post_attention_layernorm.weight"], eps))
-    x = rms_norm(x, weights["model.norm.weight"], eps)
-    head = embedding if config.get("tie_word_embeddings") else weights["lm_head.weight"]
-    return x @ head.T
+        before = x
+        inputs = _norm(config, layer, "before_attention", x)
+        mixed = _norm(config, layer, "after_attention", _attention(config, layer, index, inputs))
+        x = x + mixed * branch_scale
+        source = before if _is_parallel(config) else x
+        inputs = _norm(config, layer, "before_mlp", source)
+        x = x + _norm(config, layer, "after_mlp", _mlp(config, layer, inputs)) * branch_scale
+    x = _norm(config, weights, "model.norm", x)
+    head = embedding if is_tied(config) else weights["lm_head.weight"]
+    logits = x @ head.T / config.get("logits_scaling", 1.0)
+    return soft_cap(logits, cap_of(config, "final_logit_softcapping", 30.0))
+
+
+def canonical(config: Config, weights: Weights) -> Weights:
+    """The weights by Llama's names; norms by where they stand; fused tensors cut apart."""
+    kind = config["model_type"]
+    renamed = {}
+    for name, weight in weights.items():
+        for theirs, ours in (*_NAMES.get(kind, ()), *_NORM_NAMES.get(kind, _NORM_NAMES["llama"])):
+            name = name.replace(theirs, ours)
+        renamed[name] = weight
+    if kind == "stablelm" and _is_parallel(config):  # one norm for both
+        for name in [n for n in renamed if ".before_attention." in n]:
+            renamed[name.replace("attention", "mlp")] = renamed[name]
+    return dict(part for item in renamed.items() for part in _cut(config, *item))
+
+
+_NAMES = {
+    "gpt_neox": (
+        ("gpt_neox.embed_in", "model.embed_tokens"),
+        ("gpt_neox.final_layer_norm", "model.norm"),
+        ("gpt_neox.layers", "model.layers"),
+        ("embed_out", "lm_head"),
+        ("attention.dense", "self_attn.o_proj"),
+        ("attention.query_key_value", "self_attn.qkv_by_head"),
+        ("mlp.dense_h_to_4h", "mlp.up_proj"),
+        ("mlp.dense_4h_to_h", "mlp.down_proj"),
+    ),
+    "gpt_oss": (("mlp.router", "mlp.gate"),),
+    "mixtral": (
+        ("block_sparse_moe", "mlp"),
+        (".w1.", ".gate_proj."),
+        (".w2.", ".down_proj."),
+        (".w3.", ".up_proj."),
+    ),
+    "starcoder2": (("mlp.c_fc", "mlp.up_proj"), ("mlp.c_proj", "mlp.down_proj")),
+}
+_AROUND = (
+    ("input_layernorm", "before_attention"),
+    ("post_attention_layernorm", "after_attention"),
+    ("pre_feedforward_layernorm", "before_mlp"),
+    ("post_feedforward_layernorm", "after_mlp"),
+)
+_NORM_NAMES = {
+    "llama": (
+        ("input_layernorm", "before_attention"),
+        ("post_attention_layernorm", "before_mlp"),
+    ),
+    "olmo2": _AROUND,
+    "gemma2": _AROUND,
+    "gemma3_text": _AROUND,
+}
+
+
+def _cut(config: Config, name: str, weight: Array) -> Iterator[tuple[str, Array]]:
+    heads, dim = config["num_attention_heads"], head_dim(config)
+    if "qkv_by_head" in name:
+        parts = weight.reshape(heads, 3, dim, -1)
+        for i, letter in enumerate("qkv"):
+            part = parts[:, i].reshape(heads * dim, *weight.shape[1:])
+            yield name.replace("qkv_by_head", f"{letter}_proj"), part
+    elif "qkv_proj" in name:
+        ends = heads * dim, (heads + config["num_key_value_heads"]) * dim
+        for letter, part in zip("qkv", np.split(weight, ends), strict=True):
+            yield name.replace("qkv_proj", f"{letter}_proj"), part
+    elif config["model_type"] == "gpt_oss" and "mlp.experts." in name:
+        ending = "bias" if name.endswith("_bias") else "weight"
+        for expert, each in enumerate(weight):
+            at = name[: name.index("experts.")] + f"experts.{expert}."
+            parts = {"gate": each[::2], "up": each[1::2]} if "gate_up" in name else {"down": each}
+            for part, rows in parts.items():
+                yield f"{at}{part}_proj.{ending}", rows
+    elif "gate_up_proj" in name:
+        for half, part in zip(("gate", "up"), np.split(weight, 2), strict=True):
+            yield name.replace("gate_up_proj", f"{half}_proj"), part
+    else:
+        yield name, weight
+
+
+def is_tied(config: Config) -> bool:
+    return bool(config.get("tie_word_embeddings", False))
+
+
+def embedding_scale(config: Config) -> float:
+    if config["model_type"].startswith("gemma"):
+        return math.sqrt(config["hidden_size"])
+    return float(config.get("embedding_multiplier", 1.0))
+
+
+def soft_cap(x: Array, cap: float | None) -> Array:
+    return x if cap is None else cap * np.tanh(x / cap)
+
+
+def cap_of(config: Config, name: str, default: float) -> float | None:
+    return config.get(name, default if config["model_type"] == "gemma2" else None)
+
+
+def _is_parallel(config: Config) -> bool:
+    return bool(config.get("use_parallel_residual", config["model_type"] == "gpt_neox"))
+
+
+def _norm(config: Config, weights: Weights, name: str, x: Array) -> Array:
+    """As it was, where there is no such norm."""
+    if f"{name}.weight" not in weights:
+        return x
+    return norm(config, x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
+
+
+def norm(config: Config, x: Array, weight: Array, bias: Array | None = None) -> Array:
+    for name in ("layer_norm_eps", "norm_epsilon"):
+        if name in config:
+            centred = x - x.mean(axis=-1, keepdims=True)
+            return rms_norm(centred, weight, config[name]) + (0 if bias is None else bias)
+    offset = config["model_type"].startswith("gemma")
+    return rms_norm(x, offset + weight, config.get("rms_norm_eps", 1e-6))
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
@@ -53,37 +185,72 @@ def head_dim(config: Config) -> int:
 
 def window(config: Config, index: int) -> int | None:
     """How many keys, its own included, a query of layer `index` sees; None for all."""
-    if config["model_type"] == "llama":
+    kind, types = config["model_type"], config.get("layer_types")
+    if kind == "qwen3_moe" and not config.get("use_sliding_window", False):
         return None
-    if config["model_type"] == "mistral":
-        return config.get("sliding_window", 4096)
-    if not config.get("use_sliding_window", False):
+    if kind in ("mistral", "phi3", "starcoder2", "mixtral", "qwen3_moe"):
+        return config.get("sliding_window", 4096 if kind == "mistral" else None)
+    if kind.startswith("gemma") or kind == "gpt_oss":
+        every = 2 if kind != "gemma3_text" else config.get("sliding_window_pattern", 6)
+        slides = (index + 1) % every != 0
+    elif kind.startswith("qwen") or kind == "smollm3":
+        if not config.get("use_sliding_window", False):
+            return None
+        slides = index >= config.get("max_window_layers", 28)
+        if kind == "smollm3":
+            slides = not tells_positions(config, index)
+    else:
         return None
-    types = config.get("layer_types")
-    slides = (
-        types[index] == "sliding_attention"
-        if types is not None
-        else index >= config.get("max_window_layers", 28)
-    )
+    if types is not None:
+        slides = types[index] == "sliding_attention"
     return config.get("sliding_window", 4096) if slides else None
 
 
-def rope(config: Config) -> tuple[Array, float]:
-    """Angle per position of each pair of dimensions [head_dim / 2]; the factor on cos and sin."""
+def tells_positions(config: Config, index: int) -> bool:
+    if config["model_type"] != "smollm3":
+        return True
+    if "no_rope_layers" in config:
+        return bool(config["no_rope_layers"][index])
+    return bool((index + 1) % config.get("no_rope_layer_interval", 4))
+
+
+def rotated_dims(config: Config) -> int:
+    """Of a head, its first ones."""
+    default = 0.25 if config["model_type"] in ("gpt_neox", "stablelm") else 1.0
+    share = config.get("rotary_pct", config.get("partial_rotary_factor", default))
+    share = (config.get("rope_parameters") or {}).get("partial_rotary_factor", share)
+    return int(head_dim(config) * share)
+
+
+def rope(config: Config, index: int = 0, length: int = 0) -> tuple[Array, float]:
+    """Angle per position of each pair of dimensions that rotate; the factor on cos and sin."""
     settings = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    base = settings.get("rope_theta", config.get("rope_theta", 10000.0))
+    base = config.get("rotary_emb_base", config.get("rope_theta", 10000.0))
+    if config["model_type"] == "gemma3_text":
+        is_local = window(config, index) is not None
+        nested = settings.get("sliding_attention" if is_local else "full_attention")
+        settings = dict(nested or ({} if is_local else settings))
+        base = config.get("rope_local_base_freq", 10000.0) if is_local else base
+    base = settings.get("rope_theta", base)
     kind = settings.get("rope_type", settings.get("type", "default"))
-    dim = head_dim(config)
+    dim = rotated_dims(config)
     frequencies = 1.0 / base ** (np.arange(0, dim, 2) / dim)
-    if kind == "default":
+    if kind in ("default", "dynamic"):
         return frequencies, 1.0
     if kind == "linear":
         return frequencies / settings["factor"], 1.0
-    context = settings.get("original_max_position_embeddings") or config["max_position_embeddings"]
+    context = config.get("original_max_position_embeddings") or settings.get(
+        "original_max_position_embeddings", config.get("max_position_embeddings")
+    )
     if kind == "llama3":
         return _llama3(frequencies, settings, context), 1.0
     if kind == "yarn":
         return _yarn(frequencies, settings, context, base)
+    if kind == "longrope":
+        grown = settings.get("factor") or config["max_position_embeddings"] / context
+        factors = settings["long_factor" if length > context else "short_factor"]
+        scale = math.sqrt(1 + math.log(grown) / math.log(context)) if grown > 1 else 1.0
+        return frequencies / np.asarray(factors), settings.get("attention_factor", scale)
     raise ValueError(f"rope type {kind!r}")
 
 
@@ -134,21 +301,42 @@ def _attention(config: Config, layer: Weights, index: int, x: Array) -> Array:
     n, dim = len(x), head_dim(config)
     heads = config["num_attention_heads"]
     kv_heads = config.get("num_key_value_heads") or heads
-    q = _linear(layer, "self_attn.q_proj", x).reshape(n, heads, dim)
-    k = _linear(layer, "self_attn.k_proj", x).reshape(n, kv_heads, dim)
+    q = _normed_heads(config, layer, "q", _linear(layer, "self_attn.q_proj", x), heads)
+    k = _normed_heads(config, layer, "k", _linear(layer, "self_attn.k_proj", x), kv_heads)
     v = _linear(layer, "self_attn.v_proj", x).reshape(n, kv_heads, dim)
-    if "self_attn.q_norm.weight" in layer:
-        eps = config.get("rms_norm_eps", 1e-6)
-        q = rms_norm(q, layer["self_attn.q_norm.weight"], eps)
-        k = rms_norm(k, layer["self_attn.k_norm.weight"], eps)
-    q, k = _rotate(config, q), _rotate(config, k)
+    if tells_positions(config, index):
+        q, k = _rotate(config, index, q), _rotate(config, index, k)
     k, v = (np.repeat(t, heads // kv_heads, axis=1) for t in (k, v))
-    scores = np.einsum("thd,shd->hts", q, k) / math.sqrt(dim)
+    scores = np.einsum("thd,shd->hts", q, k) * score_scale(config)
+    scores = soft_cap(scores, cap_of(config, "attn_logit_softcapping", 50.0))
     scores = np.where(_is_visible(n, window(config, index)), scores, -np.inf)
+    sinks = layer.get("self_attn.sinks")
+    if sinks is not None:  # one more score of each head, whose value is zero
+        scores = np.concatenate([scores, np.broadcast_to(sinks[:, None, None], (heads, n, 1))], -1)
     shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    shares /= shares.sum(axis=-1, keepdims=True)
+    shares = (shares / shares.sum(axis=-1, keepdims=True))[..., :n]
     mixed = np.einsum("hts,shd->thd", shares, v).reshape(n, heads * dim)
     return _linear(layer, "self_attn.o_proj", mixed)
+
+
+def score_scale(config: Config) -> float:
+    if config["model_type"].startswith("gemma"):
+        return float(1.0 / math.sqrt(config.get("query_pre_attn_scalar", 256)))
+    if config["model_type"] == "granite":
+        return float(config.get("attention_multiplier", 1.0))
+    return 1.0 / math.sqrt(head_dim(config))
+
+
+def _normed_heads(config: Config, layer: Weights, letter: str, x: Array, heads: int) -> Array:
+    """[n, heads, head_dim], under the norm of queries or keys where there is one."""
+    weight = layer.get(f"self_attn.{letter}_norm.weight")
+    if config["model_type"] == "olmo2" and weight is not None:  # of all heads at once
+        return norm(config, x, weight).reshape(len(x), heads, -1)
+    x = x.reshape(len(x), heads, -1)
+    if config.get("qk_layernorm"):  # a weight for each head
+        names = [f"self_attn.{letter}_layernorm.norms.{head}.weight" for head in range(heads)]
+        weight = np.stack([layer[name] for name in names])
+    return x if weight is None else norm(config, x, weight)
 
 
 def _is_visible(n: int, window: int | None) -> NDArray[np.bool_]:
@@ -156,17 +344,60 @@ def _is_visible(n: int, window: int | None) -> NDArray[np.bool_]:
     return (distance >= 0) & (distance < (window or n))
 
 
-def _rotate(config: Config, x: Array) -> Array:
-    """Rotate dimensions i and i + head_dim / 2 of x [n, heads, head_dim] by position * angle i."""
-    frequencies, scale = rope(config)
+def _rotate(config: Config, index: int, x: Array) -> Array:
+    """Rotate dimensions i and i + half of what rotates of x [n, heads, head_dim] by position *
+    angle i."""
+    frequencies, scale = rope(config, index, len(x))
     angles = np.arange(len(x))[:, None, None] * frequencies
     cos, sin = np.cos(angles) * scale, np.sin(angles) * scale
-    first, second = np.split(x, 2, axis=-1)
-    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    half = len(frequencies)
+    first, second, rest = np.split(x, (half, 2 * half), axis=-1)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
 
 
-def _mlp(layer: Weights, x: Array) -> Array:
-    gate = _linear(layer, "mlp.gate_proj", x)
-    return _linear(
-        layer, "mlp.down_proj", gate / (1 + np.exp(-gate)) * _linear(layer, "mlp.up_proj", x)
-    )
+def _mlp(config: Config, layer: Weights, x: Array) -> Array:
+    if "mlp.gate.weight" not in layer:
+        return _feed_forward(config, layer, "mlp", x)
+    chosen, shares = _choose_experts(config, _linear(layer, "mlp.gate", x))
+    out = np.zeros_like(x)
+    for expert in np.unique(chosen):
+        rows, places = np.nonzero(chosen == expert)
+        result = _feed_forward(config, layer, f"mlp.experts.{expert}", x[rows])
+        out[rows] += shares[rows, places, None] * result
+    return out
+
+
+def _choose_experts(config: Config, scores: Array) -> tuple[NDArray[np.int64], Array]:
+    """Of each row, the best experts and their shares, [n, per token]."""
+    chosen = np.argsort(-scores, axis=-1, kind="stable")[:, : config["num_experts_per_tok"]]
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    shares = np.take_along_axis(powers, chosen, axis=-1)
+    among_chosen = config.get("norm_topk_prob", config["model_type"] != "qwen3_moe")
+    return chosen, shares / (shares if among_chosen else powers).sum(axis=-1, keepdims=True)
+
+
+def _feed_forward(config: Config, layer: Weights, at: str, x: Array) -> Array:
+    if config["model_type"] == "gpt_oss":
+        gate = np.minimum(_linear(layer, f"{at}.gate_proj", x), 7)
+        up = np.clip(_linear(layer, f"{at}.up_proj", x), -7, 7)
+        return _linear(layer, f"{at}.down_proj", gate / (1 + np.exp(-1.702 * gate)) * (up + 1))
+    act = _ACTIVATIONS[config.get("hidden_activation") or config.get("hidden_act", "silu")]
+    up = _linear(layer, f"{at}.up_proj", x)
+    has_gate = f"{at}.gate_proj.weight" in layer
+    hidden = act(_linear(layer, f"{at}.gate_proj", x)) * up if has_gate else act(up)
+    return _linear(layer, f"{at}.down_proj", hidden)
+
+
+def _gelu(x: Array) -> Array:
+    return x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2
+
+
+def _gelu_tanh(x: Array) -> Array:
+    return x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
+
+
+_ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu": _gelu,
+    "gelu_pytorch_tanh": _gelu_tanh,
+}

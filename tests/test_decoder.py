@@ -10,10 +10,12 @@ import pytest
 from numpy.typing import NDArray
 
 import reference
+from family_shapes import FAMILY_SHAPES
 from random_models import ROPE_SCALINGS, Shape, make_model, read_model, write_safetensors
 from specqd import _native, mxfp4
 from specqd.context import Context, Rows
-from specqd.model import MAX_ROWS, Machine, Model, rope_spec
+from specqd.decoder_spec import decoder_spec
+from specqd.model import MAX_ROWS, Machine, Model
 from specqd.mxfp4 import ScaleRule
 from specqd.weights import load_weights
 
@@ -41,6 +43,7 @@ SHAPES = {
         "qwen3", hidden=64, heads=3, kv_heads=3, head_dim=16, ffn=190, layers=3, vocab=277,
         rope_scaling=ROPE_SCALINGS["linear"],
     ),
+    **FAMILY_SHAPES,
 }  # fmt: skip
 LONG = {
     "full": Shape(hidden=64, head_dim=32, ffn=96, context=1300),
@@ -127,7 +130,7 @@ def test_the_draft_reading_is_the_model_with_mxfp4_weights(tmp_path: Path, seed:
     config, tensors = read_model(tmp_path)
     weights = {name: mxfp4.bf16_values(bits) for name, bits in tensors.items()}
     for packed in model.weights.matrices:
-        for name in packed.sources:
+        for name in packed.names:
             blocks = mxfp4.decode(mxfp4.cast(tensors[name], ScaleRule.MSE))
             rows, columns = tensors[name].shape
             weights[name] = blocks.reshape(rows, -1)[:, :columns]
@@ -150,7 +153,7 @@ def test_padding_of_tiny_weights_is_multiplied_by_zero(tmp_path: Path, seed: int
     tensors[name][::8] = exponents << 7 | rng.integers(64, 128, (9, 63))
     write_safetensors(tmp_path / "model.safetensors", tensors)
     model = Model.open(tmp_path, machine=MACHINE)
-    [packed] = [m.weight for m in model.weights.matrices if m.sources == (name,)]
+    [packed] = [m.weight for m in model.weights.matrices if m.names == (name,)]
     assert packed.is_nested
     np.testing.assert_array_equal(packed.unpack(MACHINE.isa), tensors[name])
     tokens = random_tokens(seed, 40, shape.vocab)
@@ -260,10 +263,7 @@ def test_the_decoder_keeps_the_embedding_that_it_reads(tmp_path: Path, seed: int
     assert weights.embedding is not None
     embedding = weights.embedding.copy()
     decoder = _native.Decoder(
-        pool=MACHINE.pool, isa=MACHINE.isa, hidden=config.hidden_size,
-        feed_forward=config.intermediate_size, heads=config.num_heads,
-        kv_heads=config.num_kv_heads, head_dim=config.head_dim, vocabulary=config.vocab_size,
-        norm_epsilon=config.norm_eps, rope=rope_spec(config.rope, config.head_dim),
+        pool=MACHINE.pool, isa=MACHINE.isa, spec=decoder_spec(config),
         layers=weights.layers, final_norm=weights.final_norm, head=weights.head,
         embedding=embedding, max_rows=8,
     )  # fmt: skip

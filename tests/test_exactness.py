@@ -4,6 +4,7 @@ way of the prompt into the cache."""
 import dataclasses
 import random
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import combinations, product
 from pathlib import Path
@@ -17,6 +18,7 @@ import exactness
 from conftest import SHARED_MODELS
 from covering import Pair, covering_array
 from exactness import Cell, Decoding, Drafted, Request, Subject, Trace, open_model
+from family_shapes import FAMILY_SHAPES
 from specqd._native import available_isas
 from specqd.chains import Drafts
 from specqd.drafters import NoDraft
@@ -44,6 +46,21 @@ def is_quick_enough(pair: Pair) -> bool:
 
 
 CELLS = [Cell(**row) for row in covering_array(FACTORS, is_quick_enough)]
+MODELS = (*FACTORS["model"], *FAMILY_SHAPES)
+FAMILY_DRAFTS = ("mxfp4", "mxfp4:k=6+SMALL:bf16:k=4", "SMALL:k=5+ngram:k=2")
+
+
+def family_cells() -> Iterator[Cell]:
+    """Every family on every instruction set, with each value of the other factors in turn."""
+    for i, (name, isa) in enumerate(product(FAMILY_SHAPES, FACTORS["isa"])):
+        values = {
+            factor: choices[(i + i // len(FACTORS["isa"])) % len(choices)]
+            for factor, choices in (FACTORS | {"draft": FAMILY_DRAFTS}).items()
+        }
+        yield Cell(**values | {"model": name, "isa": isa})
+
+
+FAMILY_CELLS = list(family_cells())
 
 
 @dataclass
@@ -86,7 +103,7 @@ class Bench:
 
     def requests(self, cell: Cell) -> list[Request]:
         """What a cell decodes: the same requests in every cell of its model."""
-        rng = np.random.default_rng([self.seed, list(FACTORS["model"]).index(cell.model)])
+        rng = np.random.default_rng([self.seed, MODELS.index(cell.model)])
         mains, mates = self.subject(cell.model).requests(rng)
         main = mains[cell.sampling]
         return [main] if cell.company == "alone" else [*mates, main]
@@ -136,7 +153,7 @@ def test_cells_hold_every_pair_of_values() -> None:
             assert pair in held or not is_quick_enough(pair), pair
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=str)
+@pytest.mark.parametrize("cell", [*CELLS, *FAMILY_CELLS], ids=str)
 def test_bits_are_those_of_plain_decoding(bench: Bench, cell: Cell) -> None:
     traces, drafted = bench.decode(cell)
     assert bench.differences(cell, traces) == []
@@ -155,12 +172,12 @@ def test_bits_do_not_depend_on_the_most_rows_of_a_forward(bench: Bench, name: st
     assert bench.differences(cell, traces) == []
 
 
-@pytest.mark.parametrize("name", exactness.RANDOM_SHAPES)
+@pytest.mark.parametrize("name", [*exactness.RANDOM_SHAPES, *FAMILY_SHAPES])
 def test_both_readings_give_the_same_logits_on_every_instruction_set(
     bench: Bench, name: str, rng: np.random.Generator
 ) -> None:
     """The draft's too, so that what is accepted, and its statistics, are the same everywhere."""
-    vocab = exactness.RANDOM_SHAPES[name].vocab
+    vocab = (exactness.RANDOM_SHAPES | FAMILY_SHAPES)[name].vocab
     tokens = rng.integers(0, vocab, 600).tolist()
     found: dict[str, set[bytes]] = {"exact": set(), "draft": set()}
     for isa, threads in product(exactness.isas(), (1, 2)):

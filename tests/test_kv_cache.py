@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from random_models import Shape, make_model
 from specqd import _native
 from specqd.context import Context, Rows
+from specqd.decoder_spec import decoder_spec
 from specqd.drafters import Ask, Drafter, NoDraft, Proposal
 from specqd.errors import MachineError
 from specqd.level import Level
-from specqd.model import Machine, Model, rope_spec
+from specqd.model import Machine, Model
 from specqd.sequence import Sequence
 from specqd.weights import load_weights
 
@@ -186,9 +187,8 @@ def test_a_draft_that_is_not_finite_just_ends_the_proposal(
     damaged = weights.embedding.copy()
     damaged[::5] = NAN
     decoder = _native.Decoder(
-        pool=model.machine.pool, isa=model.machine.isa, hidden=SHAPE.hidden, feed_forward=SHAPE.ffn,
-        heads=SHAPE.heads, kv_heads=SHAPE.kv_heads, head_dim=SHAPE.head_dim, vocabulary=VOCABULARY,
-        norm_epsilon=1e-6, rope=rope_spec(model.config.rope, SHAPE.head_dim), layers=weights.layers,
+        pool=model.machine.pool, isa=model.machine.isa, spec=decoder_spec(model.config),
+        layers=weights.layers,
         final_norm=weights.final_norm, head=weights.head, embedding=damaged, max_rows=512,
     )  # fmt: skip
     broken = Model(

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from family_shapes import FAMILY_SHAPES
 from random_models import BOS, Shape, make_model, make_tensors, write_safetensors
 from specqd import _native
 from specqd.cli import main
@@ -36,6 +37,9 @@ SHAPES = {
 }
 PLAIN = ("model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight")
 OUTPUT = "model.layers.0.self_attn.o_proj.weight"
+
+
+PACKED_FAMILIES = ("phi3", "gpt_neox", "stablelm", "qwen3_moe", "gpt_oss")
 
 
 @pytest.fixture(scope="module", params=SHAPES)
@@ -80,8 +84,8 @@ def test_packed_matrices_unpack_to_the_bits_of_their_model(pair: tuple[Path, Pat
     weights = load_weights(packed, config, POOL, ISA)
     assert {each.weight.is_nested for each in weights.matrices} == {True, False}
     for each in weights.matrices:
-        stacked = np.concatenate([tensors[name].data for name in each.sources])
-        np.testing.assert_array_equal(each.weight.unpack(ISA), stacked, str(each.sources))
+        stacked = np.concatenate([tensors[name].data for name in each.names])
+        np.testing.assert_array_equal(each.weight.unpack(ISA), stacked, str(each.names))
 
 
 @pytest.mark.parametrize("isa", _native.kernel_names())
@@ -93,6 +97,19 @@ def test_both_readings_of_a_packed_model_give_the_logits_of_its_model(
     np.testing.assert_array_equal(packed.logits(tokens), model.logits(tokens))
     draft = packed.as_draft().logits(tokens)
     np.testing.assert_array_equal(draft, model.as_draft().logits(tokens))
+
+
+@pytest.mark.parametrize("name", PACKED_FAMILIES)
+def test_fused_tensors_and_experts_are_packed_and_mapped(
+    name: str, tmp_path: Path, seed: int, rng: np.random.Generator
+) -> None:
+    model = make_model(tmp_path / "model", FAMILY_SHAPES[name], seed)
+    assert main(["pack", str(model), str(tmp_path / "packed")]) == 0
+    tokens = [BOS, *map(int, rng.integers(0, 256, 20))]
+    found, expected = opened(tmp_path / "packed"), opened(model)
+    np.testing.assert_array_equal(found.logits(tokens), expected.logits(tokens))
+    assert found.weights.parameters == expected.weights.parameters
+    assert found.bytes_per_forward == expected.bytes_per_forward
 
 
 def test_packed_models_write_the_same_tokens_and_draft_for_each_other(

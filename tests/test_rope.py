@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 import reference
 from specqd import _native
-from specqd.model import rope_spec
+from specqd.decoder_spec import rope_spec
 from specqd.rope import RopeConfig
 
 HEAD_DIM = 128
@@ -28,6 +28,14 @@ ROPES = {
     "linear": RopeConfig(kind="linear", theta=1e4, factor=4.0),
     "llama3": LLAMA3,
     "yarn": RopeConfig(kind="yarn", theta=1e6, factor=4.0, original_max_positions=32768),
+    "longrope": RopeConfig(
+        kind="longrope",
+        theta=1e4,
+        factor=32.0,
+        original_max_positions=4096,
+        share=0.75,
+        factors=tuple(1 + pair / 8 for pair in range(48)),
+    ),
 }
 # sha256 of the inverse frequencies, cosines and sines, little-endian fp32.
 DIGESTS = {
@@ -35,6 +43,7 @@ DIGESTS = {
     "linear": ("d04657744c7090f2", "441fa97f0a2bc4e0", "e8e733d96b3e6487"),
     "llama3": ("4ae2280930816279", "7d20ef7710298f70", "9b07a593f3834c6a"),
     "yarn": ("fc3a149b70f4f0c5", "a09b2b4ee864e259", "483991480ca90101"),
+    "longrope": ("530181da0e5f2d70", "9cf51713989c9e4e", "47ce1a8e5ad8df58"),
 }
 each_rope = pytest.mark.parametrize("name", ROPES)
 
@@ -52,7 +61,10 @@ def reference_frequencies(rope: RopeConfig) -> tuple[NDArray[np.float64], float]
         "high_freq_factor": rope.high_freq_factor,
         "original_max_position_embeddings": rope.original_max_positions,
     }
-    return reference.rope({"head_dim": HEAD_DIM, "rope_theta": rope.theta, "rope_scaling": scaling})
+    scaling["long_factor"] = rope.factors
+    config = {"model_type": "phi3", "head_dim": HEAD_DIM, "rope_theta": rope.theta}
+    config |= {"rope_scaling": scaling, "partial_rotary_factor": rope.share}
+    return reference.rope(config, length=rope.original_max_positions + 1)
 
 
 @each_rope

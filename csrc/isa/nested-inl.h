@@ -285,12 +285,33 @@ inline void apply_patches(const PackedMatrix& w, int64_t tile, uint16_t* out) {
   }
 }
 
-// One tile of BF16 bits from all four planes, or copied from the plain one.
+// One tile of weights that are MXFP4, of scales from 2 to 252: their BF16 bits are those of the
+// grid value, ((code & 7) << 6) + (126 << 7) but for 0 and 1/2, with the scale added to the
+// exponent. Two weights of an output at a time, in the halves of a lane.
+void decode_mxfp4_tile(const PackedMatrix& w, int64_t tile, uint16_t* out) {
+  constexpr uint32_t kOnes = 0x00010001u;
+  const uint8_t* codes = w.codes + tile * kTileCodes;
+  const U16 scales = convert<U16>(load_as<Lanes<uint8_t, kPanel>>(w.scales + tile * kPanel));
+  const U16 exponents = (scales << 7 | scales << 23) - kOnes * 128;  // 126 - 127 = -1
+  for (int row = 0; row < kBlock / 2; ++row) {
+    const U16 nibbles = load_as<U16>(codes + row / 4 * 64) >> (row % 4 * 4);
+    const U16 index = nibbles & (kOnes * 7);
+    const U16 is_large = (index >> 1 | index >> 2) & kOnes;  // 1 and above
+    const U16 is_half = index & ~is_large & kOnes;
+    const U16 is_some = (index | is_large) & kOnes;
+    const U16 bits = (index << 6) + exponents - (is_half << 6);
+    const U16 sign = (nibbles & (kOnes * 8)) << 12;
+    store_as(out + row * 32, (bits & ((is_some << 16) - is_some)) | sign);
+  }
+}
+
+// One tile of BF16 bits from all planes that there are, or copied from the plain one.
 void decode_tile(const PackedMatrix& w, int64_t tile, uint16_t* out) {
   if (w.plain != nullptr) {
     std::memcpy(out, w.plain + tile * kTileWeights, kTileWeights * sizeof(uint16_t));
     return;
   }
+  if (w.residuals == nullptr) return decode_mxfp4_tile(w, tile, out);
   const uint8_t* codes = w.codes + tile * kTileCodes;
   const uint8_t* scales = w.scales + tile * kPanel;
   const uint8_t* residuals = w.residuals + tile * kTileWeights;

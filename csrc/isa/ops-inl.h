@@ -32,8 +32,10 @@ inline void store_bf16_part(uint16_t* to, F16 rounded, int64_t count) {
   std::memcpy(to, padded, static_cast<size_t>(count) * sizeof(uint16_t));
 }
 
-void rms_norm(const float* x, const uint16_t* weight, int64_t n, float epsilon, float* out) {
+void rms_norm(const float* x, const uint16_t* weight, int64_t n, float epsilon, float offset,
+              float* out) {
   const int64_t whole = n / kLanes * kLanes;
+  const F16 plus = splat(offset);
   F16 squares{};
   for (int64_t i = 0; i < whole; i += kLanes) {
     const F16 v = load(x + i);
@@ -46,12 +48,43 @@ void rms_norm(const float* x, const uint16_t* weight, int64_t n, float epsilon, 
   const float mean = sum_lanes(squares) / static_cast<float>(n);
   const F16 factor = splat(1.0f / __builtin_sqrtf(mean + epsilon));
   for (int64_t i = 0; i < whole; i += kLanes)
-    store(out + i, (load(x + i) * factor) * load_bf16(weight + i));
+    store(out + i, (load(x + i) * factor) * (load_bf16(weight + i) + plus));
   if (whole < n) {
     const int64_t rest = n - whole;
     const F16 v = load_part(x + whole, rest, 0.0f) * factor;
-    store_part(out + whole, v * load_bf16_part(weight + whole, rest), rest);
+    store_part(out + whole, v * (load_bf16_part(weight + whole, rest) + plus), rest);
   }
+}
+
+// Sums f(x) over a row, f(0) of its padding left out.
+template <class Function>
+inline float sum_over(const float* x, int64_t n, const Function& f) {
+  const int64_t whole = n / kLanes * kLanes;
+  F16 sum{};
+  for (int64_t i = 0; i < whole; i += kLanes) sum = sum + f(load(x + i));
+  if (whole < n) {
+    const I16 is_real = lane_numbers<I16>() < static_cast<int32_t>(n - whole);
+    sum = sum + select(is_real, f(load_part(x + whole, n - whole, 0.0f)), F16{});
+  }
+  return sum_lanes(sum);
+}
+
+void layer_norm(const float* x, const uint16_t* weight, const uint16_t* bias, int64_t n,
+                float epsilon, float* out) {
+  const float count = static_cast<float>(n);
+  const F16 mean = splat(sum_over(x, n, [](F16 v) { return v; }) / count);
+  const float variance = sum_over(x, n, [&](F16 v) { return (v - mean) * (v - mean); }) / count;
+  const F16 factor = splat(1.0f / __builtin_sqrtf(variance + epsilon));
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const F16 scaled = ((load(x + i) - mean) * factor) * load_bf16(weight + i);
+    store(out + i, bias != nullptr ? scaled + load_bf16(bias + i) : scaled);
+  }
+  if (i == n) return;
+  const int64_t rest = n - i;
+  const F16 v = (load_part(x + i, rest, 0.0f) - mean) * factor;
+  const F16 scaled = v * load_bf16_part(weight + i, rest);
+  store_part(out + i, bias != nullptr ? scaled + load_bf16_part(bias + i, rest) : scaled, rest);
 }
 
 void add(float* x, const float* y, int64_t n) {

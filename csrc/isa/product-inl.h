@@ -196,7 +196,8 @@ class ExactProduct {
     const typename S::Scope scope(x_.count);
     Group group = group_at(first, 0);
     int buffer = 0;
-    if (w_.plain == nullptr && first < last) finish(decoder(group, buffer));
+    const bool is_nested = w_.residuals != nullptr;
+    if (is_nested && first < last) finish(decoder(group, buffer));
     while (group.panel < last) {
       if (group.tile == 0)
         for (int64_t m = 0; m < x_.count; ++m) store(out_ + m * out_stride_, F16{});
@@ -205,6 +206,8 @@ class ExactProduct {
         multiply_group(
             plain_tile(group), group,
             PlainAhead{plain_tile(group) + kPlainTilesAhead * kTileWeights, group.count});
+      else if (!is_nested)
+        multiply_group(decoded_mxfp4(group), group, Nothing{});
       else if (next.panel < last)
         multiply_group(decoded_[buffer], group, decoder(next, 1 - buffer));
       else
@@ -236,6 +239,11 @@ class ExactProduct {
 
   Decoder decoder(const Group& group, int buffer) {
     return {w_, index(group), group.count, decoded_[buffer]};
+  }
+  const uint16_t* decoded_mxfp4(const Group& group) {
+    for (int64_t t = 0; t < group.count; ++t)
+      decode_mxfp4_tile(w_, index(group) + t, decoded_[0] + t * kTileWeights);
+    return decoded_[0];
   }
   static void finish(Decoder decoder) {
     while (!decoder.is_done()) decoder.whole_tile();

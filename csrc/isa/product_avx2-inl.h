@@ -140,7 +140,7 @@ struct Avx2Exact {
 };
 
 void decode_tile_avx2(const PackedMatrix& w, int64_t tile, uint16_t* out) {
-  if (w.plain != nullptr) return decode_tile(w, tile, out);
+  if (w.residuals == nullptr) return decode_tile(w, tile, out);
   Avx2Decoder(w, tile, 1, out).whole_tile();
 }
 

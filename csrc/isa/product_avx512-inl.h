@@ -141,7 +141,7 @@ struct Avx512Exact {
 };
 
 void decode_tile_avx512(const PackedMatrix& w, int64_t tile, uint16_t* out) {
-  if (w.plain != nullptr) return decode_tile(w, tile, out);
+  if (w.residuals == nullptr) return decode_tile(w, tile, out);
   alignas(64) uint16_t decoded[kTileWeights];
   Avx512Decoder(w, tile, 1, decoded).whole_tile();
   std::memcpy(out, decoded, sizeof(decoded));

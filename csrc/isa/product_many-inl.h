@@ -38,6 +38,11 @@ class ManyRowsProduct {
   void decode(int64_t tile, int64_t tiles, int64_t p) {
     tiles_[p] = w_.plain != nullptr ? w_.plain + tile * kTileWeights : decoded_[p];
     if (w_.plain != nullptr) return;
+    if (w_.residuals == nullptr) {
+      for (int64_t t = 0; t < tiles; ++t)
+        decode_mxfp4_tile(w_, tile + t, decoded_[p] + t * kTileWeights);
+      return;
+    }
     typename S::Decoder decoder(w_, tile, tiles, decoded_[p]);
     while (!decoder.is_done()) decoder.whole_tile();
   }

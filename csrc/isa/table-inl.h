@@ -1,6 +1,7 @@
 // Gathers one instruction set's functions into its table.
 #pragma once
 
+#include "isa/activations-inl.h"
 #include "isa/attention-inl.h"
 #include "isa/nested-inl.h"
 #include "isa/ops-inl.h"
@@ -24,9 +25,14 @@ constexpr Kernels generic_table(const char* name) {
           .encode_tile = encode_tile,
           .decode_tile = decode_tile,
           .rms_norm = rms_norm,
+          .layer_norm = layer_norm,
           .add = add,
           .add_bf16 = add_bf16,
           .silu_times = silu_times,
+          .gelu_times = gelu_times,
+          .gelu_tanh_times = gelu_tanh_times,
+          .clamped_swiglu = clamped_swiglu,
+          .soft_cap = soft_cap,
           .rotate = rotate,
           .round_bf16 = round_bf16,
           .round_bf16_finite = round_bf16_finite,

@@ -13,11 +13,12 @@ from specqd.drafters import Ask, Drafter, NoDraft, Proposal
 from specqd.errors import HubError, RequestError, TokenizerError
 from specqd.hub import resolve
 from specqd.level import Level
+from specqd.loader import Progress
 from specqd.model import Model, Reading
 from specqd.ngram import NgramDrafter
 from specqd.sequence import Sequence as Text
 from specqd.tokenizer import Tokenizer
-from specqd.weights import Overall, Progress, bytes_to_pack, require_memory
+from specqd.weights import Overall, bytes_to_pack, require_memory
 
 _AUTO = ("mxfp4", "ngram")
 _LONGEST = 64
@@ -72,9 +73,13 @@ def _cut_length(word: str) -> tuple[str, int | None]:
 
 
 def parse_chain(
-    drafts: str | Sequence[str] | None, reading: Reading = Reading.EXACT
+    drafts: str | Sequence[str] | None,
+    reading: Reading = Reading.EXACT,
+    *,
+    is_mxfp4: bool = False,
 ) -> tuple[DraftSpec, ...]:
-    """`auto`, `none` (or None), or levels from the outermost in, for a target of that reading.
+    """`auto`, `none` (or None), or levels from the outermost in, for a target of that reading,
+    whose weights may be MXFP4 already.
 
     Raises RequestError for what is not understood or cannot draft there.
     """
@@ -82,14 +87,19 @@ def parse_chain(
     if "none" in words or "auto" in words:
         if len(words) > 1:
             raise RequestError("--draft none and --draft auto stand alone; leave the others out")
-        is_exact = reading is Reading.EXACT
-        words = [w for w in _AUTO if is_exact or w != "mxfp4"] if words == ["auto"] else []
+        has_draft = reading is Reading.EXACT and not is_mxfp4
+        words = [w for w in _AUTO if has_draft or w != "mxfp4"] if words == ["auto"] else []
     specs = tuple(DraftSpec.parse(word) for word in words)
     for i, spec in enumerate(specs):
         if spec.kind == "mxfp4" and reading is Reading.DRAFT:
             raise RequestError(
                 f"--draft {spec.word}: with --reading draft the MXFP4 reading speaks itself; "
                 "leave this draft out"
+            )
+        if spec.kind == "mxfp4" and is_mxfp4:
+            raise RequestError(
+                f"--draft {spec.word}: the weights are MXFP4 already, so their draft reading "
+                "would be the model itself; draft with ngram or another model"
             )
         if spec.kind == "mxfp4" and i > 0:
             raise RequestError(

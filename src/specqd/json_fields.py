@@ -47,10 +47,10 @@ class Fields:
     def nested(self, name: str) -> "Fields":
         value = self.get(name)
         if value is None:
-            return Fields(self.path, {}, f"{name}.")
+            return Fields(self.path, {}, f"{self.within}{name}.")
         if not isinstance(value, dict):
             raise self.wrong(name, "an object")
-        return Fields(self.path, value, f"{name}.")
+        return Fields(self.path, value, f"{self.within}{name}.")
 
     def integer(
         self, name: str, default: int | None = None, *, least: int = 1, most: int = 2**31 - 1

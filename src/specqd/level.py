@@ -107,7 +107,8 @@ class Level:
         for _ in range(_MEASUREMENTS):  # interleaved: what slows one slows all
             for rows in _MEASURED_ROWS:
                 begun = self._clock()
-                self.model.forward([Rows(context, 0, [0] * rows, rows)])
+                # Different tokens, for they may choose different experts.
+                self.model.forward([Rows(context, 0, list(range(rows)), rows)])
                 seconds[rows].append(self._clock() - begun)
         self.costs.begin({rows: min(samples) for rows, samples in seconds.items()})
         self.model.release(text)

@@ -1,5 +1,6 @@
 """The Python API: a model directory or repository in, completions out."""
 
+import warnings
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from copy import copy
@@ -12,15 +13,15 @@ from numpy.typing import NDArray
 
 from specqd import _native
 from specqd.chains import Drafts, DraftSpec, parse_chain
-from specqd.config import read_generation_defaults
+from specqd.config import read_config, read_generation_defaults
 from specqd.engine import Engine, FinishReason, Generation, Origin, TokenLogprob
-from specqd.errors import TokenizerError
+from specqd.errors import SpecqdWarning, TokenizerError
 from specqd.hub import resolve, shipped_model
+from specqd.loader import Progress
 from specqd.model import Machine, Model, Reading
 from specqd.reports import Stats
 from specqd.sampling import SamplingParams
 from specqd.tokenizer import Tokenizer
-from specqd.weights import Progress
 
 Prompt = str | SequenceOf[int]
 
@@ -119,6 +120,15 @@ class LLM:
     ) -> None:
         specs = parse_chain(draft, reading)
         self.directory = shipped_model() if path_or_repo is None else resolve(path_or_repo)
+        if read_config(self.directory).is_mxfp4:
+            specs = parse_chain(draft, reading, is_mxfp4=True)
+            if draft == "auto":
+                warnings.warn(
+                    f"{self.directory}: the weights are MXFP4 already: one reading, for which "
+                    "only n-grams or other models draft",
+                    SpecqdWarning,
+                    stacklevel=2,
+                )
         self.tokenizer = Tokenizer.open(self.directory)
         self.defaults = read_generation_defaults(self.directory)
         self._drafts = Drafts(self.directory, reading, self.tokenizer)
@@ -143,7 +153,8 @@ class LLM:
     ) -> "LLM":
         """The same model with other drafts; nothing is loaded twice. Use one of them at a time:
         each believes that it has the KV cache to itself."""
-        specs = parse_chain(draft, self.model.reading)
+        is_mxfp4 = self.model.config.is_mxfp4
+        specs = parse_chain(draft, self.model.reading, is_mxfp4=is_mxfp4)
         self._drafts.check(specs)
         other = copy(self)
         other.engine = other._engine(specs, self._drafts.overall(specs, progress))

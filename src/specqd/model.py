@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from specqd import _native
 from specqd.config import DecoderConfig, read_config
 from specqd.context import Context, Rows
+from specqd.decoder_spec import decoder_spec
 from specqd.errors import CacheFullError, MachineError, RequestError
+from specqd.loader import Progress
 from specqd.mxfp4 import ScaleRule
-from specqd.rope import RopeConfig
 from specqd.sequence import Sequence
-from specqd.weights import DecoderWeights, Progress, load_weights
+from specqd.weights import DecoderWeights, load_weights
 
 MAX_ROWS = 512  # of one forward, by default; longer prompts are forwarded in parts
 
@@ -74,6 +75,7 @@ class Model:
         self.reading = reading
         self._exact = exact
         self._contexts: dict[int, Context] = {}
+        self.bytes_read = 0  # of weights, by all forwards so far
         self._read_in_place = [weights]
 
     @classmethod
@@ -86,6 +88,7 @@ class Model:
         rule: ScaleRule | None = None,
         cache_positions: int | None = None,
         max_rows: int = MAX_ROWS,
+        context: int | None = None,
         progress: Progress | None = None,
     ) -> "Model":
         """Loads and packs a Hugging Face directory, or maps a packed one.
@@ -93,8 +96,9 @@ class Model:
         `cache_positions` bounds the positions that the cache can hold over all sequences; by
         default four full contexts, as far as half of the memory that is left allows. `max_rows`
         bounds the rows of one forward, and so the sequences and drafts that are verified at once.
+        `context` bounds the length of texts below what the model allows.
         """
-        config = read_config(directory)
+        config = read_config(directory, context)
         machine = machine or Machine.choose()
         weights = load_weights(
             directory, config, machine.pool, machine.isa, rule=rule, progress=progress
@@ -102,14 +106,7 @@ class Model:
         decoder = _native.Decoder(
             pool=machine.pool,
             isa=machine.isa,
-            hidden=config.hidden_size,
-            feed_forward=config.intermediate_size,
-            heads=config.num_heads,
-            kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            vocabulary=config.vocab_size,
-            norm_epsilon=config.norm_eps,
-            rope=rope_spec(config.rope, config.head_dim),
+            spec=decoder_spec(config),
             layers=weights.layers,
             final_norm=weights.final_norm,
             head=weights.head,
@@ -146,14 +143,18 @@ class Model:
 
     @property
     def bytes_per_forward(self) -> int:
-        """Bytes of weights that one forward reads."""
+        """Bytes of weights that a forward of one row reads; of more, where they choose experts."""
         return self.decoder.weight_bytes(self.reading is Reading.DRAFT)
 
     @property
     def bf16_bytes_per_forward(self) -> int:
-        """Bytes that a plain BF16 reader of the same model would read."""
-        return 2 * sum(
-            packed.weight.rows * packed.weight.columns for packed in self.weights.matrices
+        """Bytes that a plain BF16 reader of the same model would read for one row."""
+        return round(
+            2
+            * sum(
+                packed.weight.rows * packed.weight.columns * packed.read_share
+                for packed in self.weights.matrices
+            )
         )
 
     def context(self, sequence: Sequence) -> Context:
@@ -234,6 +235,7 @@ class Model:
             [len(rows.tokens) for rows in batch],
             [rows.logits for rows in batch],
         )
+        self.bytes_read += self.decoder.moved_bytes
         for rows in batch:
             rows.context.record(rows.start, rows.tokens)
 
@@ -313,24 +315,6 @@ class Model:
                     f"token id {token} is outside the model's vocabulary of "
                     f"{self.config.vocab_size}; the tokenizer does not match the model"
                 )
-
-
-def rope_spec(rope: RopeConfig, head_dim: int) -> _native.RopeSpec:
-    return _native.RopeSpec(
-        kind=rope.kind,
-        head_dim=head_dim,
-        theta=rope.theta,
-        factor=rope.factor,
-        original_max_positions=rope.original_max_positions,
-        low_freq_factor=rope.low_freq_factor,
-        high_freq_factor=rope.high_freq_factor,
-        beta_fast=rope.beta_fast,
-        beta_slow=rope.beta_slow,
-        attention_factor=rope.attention_factor or 0.0,
-        mscale=rope.mscale,
-        mscale_all_dim=rope.mscale_all_dim,
-        truncate=rope.truncate,
-    )
 
 
 def _cache_pages(

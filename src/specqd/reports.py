@@ -42,7 +42,7 @@ class LevelReport:
             counted.accepted,
             tuple(counted.drafted_at),
             tuple(counted.accepted_at),
-            counted.forwards * level.model.bytes_per_forward / 1e9,
+            level.model.bytes_read / 1e9,
             counted.asked,
             counted.gain_seconds,
         )

@@ -12,9 +12,9 @@ from specqd.cli.terminal import ProgressBar, aligned, harmless
 if TYPE_CHECKING:
     from specqd.config import DecoderConfig
     from specqd.llm import LLM
+    from specqd.loader import PackedMatrix
     from specqd.model import Machine, Model
     from specqd.rope import RopeConfig
-    from specqd.weights import PackedMatrix
 
 _PLANES = ("codes", "scales", "residuals", "patches", "plain")
 
@@ -34,7 +34,7 @@ class MatrixReport:
     def of(cls, packed: "PackedMatrix") -> "MatrixReport":
         weight = packed.weight
         return cls(
-            packed.sources,
+            packed.names,
             weight.rows,
             weight.columns,
             weight.is_nested,
@@ -79,8 +79,9 @@ class PackedReport:
     def planes(self) -> dict[str, int]:
         return {plane: sum(m.planes[plane] for m in self.matrices) for plane in _PLANES}
 
-    def bits(self, moved_bytes: int) -> float:
-        return 8 * moved_bytes / self.weights
+    @property
+    def bf16_bytes(self) -> int:
+        return 2 * self.weights
 
 
 @click.command()
@@ -108,24 +109,11 @@ def inspect(
         click.echo(json.dumps(described(llm, packed)))
         return
     machine = llm.model.machine
-    lines = [*shape_lines(llm, packed), "", *packed_lines(llm.model, packed)]
+    lines = [*shape_lines(llm), "", *packed_lines(llm.model, packed)]
     lines += ["", *machine_lines(machine)]
     if has_matrices:
         lines += ["", *matrix_lines(packed)]
     click.echo("\n".join(harmless(line) for line in lines))
-
-
-def count_parameters(model: "Model", packed: PackedReport) -> int:
-    """Weights, norms and biases."""
-    c, embedding = model.config, model.weights.embedding
-    heads, kv_heads = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    layer = 2 * c.hidden_size
-    layer += 2 * c.head_dim if c.qk_norm else 0
-    layer += heads + 2 * kv_heads if c.qkv_bias else 0
-    layer += c.hidden_size if c.output_bias else 0
-    layer += 2 * c.intermediate_size + c.hidden_size if c.mlp_bias else 0
-    unpacked = 0 if embedding is None else embedding.size
-    return packed.weights + unpacked + c.num_layers * layer + c.hidden_size
 
 
 def described(llm: "LLM", packed: PackedReport) -> dict[str, Any]:
@@ -133,11 +121,12 @@ def described(llm: "LLM", packed: PackedReport) -> dict[str, Any]:
     from specqd import _native
 
     model, machine = llm.model, llm.model.machine
+    bf16 = model.bf16_bytes_per_forward
     exact, draft = model.bytes_per_forward, model.as_draft().bytes_per_forward
     return {
         "directory": str(llm.directory),
         "config": asdict(model.config),
-        "parameters": count_parameters(model, packed),
+        "parameters": model.weights.parameters,
         "tokenizer": {
             "tokens": llm.tokenizer.vocab_size,
             "special": llm.tokenizer.named_tokens,
@@ -147,10 +136,10 @@ def described(llm: "LLM", packed: PackedReport) -> dict[str, Any]:
             "is_packed_file": model.weights.is_mapped,
             "scale_rule": model.weights.rule.value,
         },
-        "bits_per_weight": {"exact": packed.bits(exact), "draft": packed.bits(draft)},
+        "bits_per_weight": {"exact": 16 * exact / bf16, "draft": 16 * draft / bf16},
         "patch_share": packed.patches / packed.weights,
         "plane_bytes": packed.planes,
-        "bytes_per_token": {"exact": exact, "draft": draft, "bf16": model.bf16_bytes_per_forward},
+        "bytes_per_token": {"exact": exact, "draft": draft, "bf16": bf16},
         "matrices": [asdict(matrix) for matrix in packed.matrices],
         "machine": {
             "cpu": _native.cpu_model(),
@@ -163,22 +152,29 @@ def described(llm: "LLM", packed: PackedReport) -> dict[str, Any]:
     }
 
 
-def shape_lines(llm: "LLM", packed: PackedReport) -> list[str]:
+def shape_lines(llm: "LLM") -> list[str]:
     c, tokenizer = llm.model.config, llm.tokenizer
-    parameters = count_parameters(llm.model, packed) / 1e6
+    parameters = llm.model.weights.parameters / 1e6
     embeddings = "tied to the head" if c.tied_embeddings else "of their own"
     named = [f"{name.removesuffix('_token')} {t}" for name, t in tokenizer.named_tokens.items()]
     template = "a chat template" if tokenizer.has_chat_template else "no chat template"
     return [
         str(llm.directory),
         f"  type        {c.model_type}, {parameters:,.2f} M parameters",
-        f"  layers      {c.num_layers} of {c.hidden_size}, feed-forward {c.intermediate_size}",
+        f"  layers      {c.num_layers} of {c.hidden_size}, {_feed_forward(c)}",
         f"  heads       {c.num_heads} query, {c.num_kv_heads} key/value, of {c.head_dim}",
         f"  context     {c.max_positions} positions, {_windows(c)}",
-        f"  positions   {_rope(c.rope)}",
+        f"  positions   {'; '.join(map(_rope, c.distinct_ropes))}",
         f"  vocabulary  {c.vocab_size}, embeddings {embeddings}",
         f"  tokenizer   {tokenizer.vocab_size} tokens, {', '.join([*named, template])}",
     ]
+
+
+def _feed_forward(config: "DecoderConfig") -> str:
+    experts = config.experts
+    if experts is None:
+        return f"feed-forward {config.intermediate_size}"
+    return f"{experts.per_token} of {experts.count} experts of {experts.size}"
 
 
 def _windows(config: "DecoderConfig") -> str:
@@ -190,7 +186,8 @@ def _windows(config: "DecoderConfig") -> str:
 
 def _rope(rope: "RopeConfig") -> str:
     scaled = "" if rope.kind == "default" else f", {rope.kind} scaling by {rope.factor:g}"
-    return f"rotary, theta {rope.theta:g}{scaled}"
+    share = "" if rope.share == 1 else f" on {rope.share:.0%} of a head"
+    return f"rotary{share}, theta {rope.theta:g}{scaled}"
 
 
 def packed_lines(model: "Model", packed: PackedReport) -> list[str]:
@@ -200,17 +197,17 @@ def packed_lines(model: "Model", packed: PackedReport) -> list[str]:
     rows = [["  reading", "bits a weight", "MB a token", "of BF16"]]
     for name, moved in (("exact", exact), ("draft", draft), ("plain BF16", bf16)):
         share = f"{moved / bf16:.0%}"
-        rows.append([f"  {name}", f"{packed.bits(moved):.2f}", f"{moved / 1e6:.2f}", share])
+        rows.append([f"  {name}", f"{16 * moved / bf16:.2f}", f"{moved / 1e6:.2f}", share])
     planes = [["  plane", "bits a weight", "MB in memory", "of BF16"]]
     for name, size in [*packed.planes.items(), ("all", stored)]:
-        planes.append(
-            [f"  {name}", f"{packed.bits(size):.2f}", f"{size / 1e6:.2f}", f"{size / bf16:.1%}"]
-        )
+        kept = size / packed.bf16_bytes
+        planes.append([f"  {name}", f"{16 * kept:.2f}", f"{size / 1e6:.2f}", f"{kept:.1%}"])
     origin = "mapped from a packed file" if model.weights.is_mapped else "packed when loaded"
     return [
         f"{len(packed.matrices)} matrices, {packed.nested} nested; "
         f"{packed.patches / packed.weights:.2%} of the weights are patches",
-        f"{origin}, scale rule {model.weights.rule.value}, {packed.bits(stored):.2f} bits a weight",
+        f"{origin}, scale rule {model.weights.rule.value}, "
+        f"{16 * stored / packed.bf16_bytes:.2f} bits a weight",
         *aligned(rows),
         "",
         *aligned(planes),

@@ -101,7 +101,7 @@ def _write(out: Path, directory: Path, weights: "DecoderWeights") -> None:
             copy = out / file.relative_to(directory)
             copy.parent.mkdir(exist_ok=True)
             shutil.copyfile(file, copy)
-    matrices = {matrix_name(packed.sources): packed.weight for packed in weights.matrices}
+    matrices = {matrix_name(packed.names): packed.weight for packed in weights.matrices}
     with ProgressBar("Writing") as bar:
         write_packed(out / WEIGHTS, matrices, weights.unpacked, weights.rule, bar)
 

@@ -1,0 +1,69 @@
+// The stages that every product of the decoder is made of, for its source files alone.
+#pragma once
+
+#include <algorithm>
+
+#include "decoder.h"
+
+namespace specqd {
+
+constexpr int64_t kRowsPreparedByEach = 2;  // up to here a barrier costs more than doing it twice
+constexpr int64_t kProductPanels = 16;      // at most, of one claim
+constexpr int64_t kManyRows = 64;  // whose products would not stay in the cache with so many
+constexpr int64_t kProductPanelsOfManyRows = 4;
+constexpr int64_t kClaimsPerThread = 4;
+
+// Panels of one claim by so many rows, where `panels` are shared; even, for panels may be pairs.
+inline int64_t panels_of_claim(int64_t panels, int64_t rows, int64_t threads) {
+  const int64_t fair = panels / (threads * kClaimsPerThread) / 2 * 2;
+  return std::clamp<int64_t>(fair, 2, rows < kManyRows ? kProductPanels : kProductPanelsOfManyRows);
+}
+
+// Makes a row's inputs: the residual stream, under a norm if there is one.
+inline auto Decoder::normed(const Norm& norm) const {
+  return [this, &norm](int64_t row, float* scratch) -> const float* {
+    const float* const x = residual_.data() + row * spec_.hidden;
+    if (!norm.exists()) return x;
+    this->norm(norm, x, spec_.hidden, scratch);
+    return scratch;
+  };
+}
+
+template <class Make>
+PreparedRows Decoder::prepare(Team& team, Reading reading, int64_t rows, const PackedWeight& next,
+                              const Make& make) {
+  Scratch& scratch = scratch_[static_cast<size_t>(team.thread())];
+  const bool is_draft = reading == Reading::kDraft;
+  const int64_t tiles = next.matrix().tiles;
+  const size_t stride =
+      is_draft ? kernels_.draft_row_bytes(tiles) : kernels_.exact_row_bytes(tiles);
+  const auto fill = [&](uint8_t* data, int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      const float* inputs = make(row, scratch.row.data());
+      (is_draft ? kernels_.prepare_draft : kernels_.prepare_exact)(
+          inputs, next.columns(), tiles, data + static_cast<size_t>(row) * stride);
+    }
+  };
+  if (rows <= kRowsPreparedByEach) {
+    fill(scratch.prepared.data(), 0, rows);
+    return {scratch.prepared.data(), stride, rows};
+  }
+  team.share(rows, 1, [&](int64_t first, int64_t last) { fill(prepared_.data(), first, last); });
+  return {prepared_.data(), stride, rows};
+}
+
+template <class Take>
+void Decoder::multiply(Team& team, Reading reading, const PackedWeight& weight,
+                       const PreparedRows& x, const Take& take) {
+  const PackedMatrix& matrix = weight.matrix();
+  float* const out = scratch_[static_cast<size_t>(team.thread())].product.data();
+  const auto product = reading == Reading::kDraft ? kernels_.draft_product : kernels_.exact_product;
+  const int64_t grain = panels_of_claim(matrix.panels, x.count, team.threads());
+  team.share(matrix.panels, grain, [&](int64_t first, int64_t last) {
+    const int64_t stride = (last - first) * kPanel;
+    product(matrix, first, last, x, out, stride);
+    take(first * kPanel, stride, out, stride);
+  });
+}
+
+}  // namespace specqd

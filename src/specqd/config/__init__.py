@@ -1,0 +1,97 @@
+"""What a model is, from `config.json`: one small reader for every supported `model_type`.
+
+Follows transformers 5 in every default and in old and new spellings. Knows nothing of weights;
+what it does not support, it refuses by name.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from specqd.config.decoder import DecoderConfig, ExpertsConfig
+from specqd.config.experts import read_gpt_oss, read_mixtral, read_qwen3_moe
+from specqd.config.gemma import read_gemma2, read_gemma3
+from specqd.config.generation import GenerationDefaults, read_generation_defaults
+from specqd.config.llama import (
+    read_granite,
+    read_llama,
+    read_mistral,
+    read_olmo2,
+    read_phi3,
+    read_qwen2,
+    read_qwen3,
+    read_smollm3,
+)
+from specqd.config.neox import read_gpt_neox, read_stablelm, read_starcoder2
+from specqd.errors import shown
+from specqd.gguf import GgufFile, is_gguf
+from specqd.gguf_config import config_fields
+from specqd.json_fields import Fields
+from specqd.rope import RopeConfig
+
+__all__ = [
+    "DecoderConfig",
+    "ExpertsConfig",
+    "GenerationDefaults",
+    "RopeConfig",
+    "read_config",
+    "read_generation_defaults",
+]
+
+_QUANTISED = {  # quant_method -> what people call it
+    "gptq": "GPTQ",
+    "awq": "AWQ",
+    "bitsandbytes": "bitsandbytes",
+    "fp8": "FP8",
+    "fbgemm_fp8": "FP8",
+    "compressed-tensors": "compressed-tensors",
+    "mxfp4": "MXFP4",
+}
+_READERS: dict[str, Callable[[Fields, int | None], DecoderConfig]] = {
+    "llama": read_llama,
+    "mistral": read_mistral,
+    "qwen2": read_qwen2,
+    "qwen3": read_qwen3,
+    "olmo2": read_olmo2,
+    "granite": read_granite,
+    "smollm3": read_smollm3,
+    "gemma2": read_gemma2,
+    "gemma3_text": read_gemma3,
+    "phi3": read_phi3,
+    "starcoder2": read_starcoder2,
+    "gpt_neox": read_gpt_neox,
+    "stablelm": read_stablelm,
+    "mixtral": read_mixtral,
+    "qwen3_moe": read_qwen3_moe,
+    "gpt_oss": read_gpt_oss,
+}
+
+
+def read_config(directory: Path, context: int | None = None) -> DecoderConfig:
+    """Read `config.json` of a model directory, or the like of a GGUF file.
+
+    `context` bounds the texts to come: some ropes depend on whether they may grow past the length
+    that the model was trained on. Raises ConfigError, in one line that names the file.
+    """
+    if is_gguf(directory):
+        fields = config_fields(GgufFile.open(directory))
+    else:
+        fields = Fields.read(directory / "config.json")
+    model_type = fields.get("model_type")
+    if not isinstance(model_type, str) or model_type not in _READERS:
+        raise fields.error(
+            f"model_type {shown(model_type)} is not supported; known: {', '.join(_READERS)}"
+        )
+    if model_type != "gpt_oss":  # which is MXFP4
+        _refuse_quantised(fields)
+    return _READERS[model_type](fields, context)
+
+
+def _refuse_quantised(fields: Fields) -> None:
+    for name in ("quantization_config", "compression_config"):
+        if fields.get(name) is not None:
+            method = fields.nested(name).get("quant_method")
+            kind = _QUANTISED.get(method, shown(method)) if isinstance(method, str) else name
+            raise fields.error(
+                f"this is a quantised checkpoint ({kind}), which is not supported; "
+                "use the BF16 checkpoint of this model"
+            )

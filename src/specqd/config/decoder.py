@@ -1,0 +1,235 @@
+"""What a decoder is, whatever its family; the fields that all families spell alike.
+
+Knows nothing of weights or of their names.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from specqd.errors import shown
+from specqd.json_fields import Fields
+from specqd.rope import RopeConfig, RopeDefaults, read_rope, rope_fields
+
+NormKind = Literal["rms", "layer"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "clamped_swiglu"]
+
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+_LAYER_TYPES = ("full_attention", "attention", "sliding_attention")  # the second is the old first
+_MOST_LAYERS = 10_000  # far past any model; keeps a hostile config from filling the memory
+_MOST_EXPERTS = 10_000
+_ROPE = RopeDefaults()
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """A router that chooses `per_token` of `count` feed forwards of `size` in some `layers`.
+
+    Their shares are a softmax over the scores of the chosen ones, or of all experts.
+    """
+
+    count: int
+    per_token: int
+    size: int
+    layers: tuple[bool, ...]
+    shares_of_chosen: bool = True
+    has_router_bias: bool = False
+    is_mxfp4: bool = False  # as the file has them
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """A decoder-only transformer: rotary positions, grouped queries, norms, feed forwards.
+
+    With `windows[layer] = w > 0`, position q attends to positions q-w+1 .. q; 0 is full attention.
+    `ropes[layer]` is None where positions are not told. `qkv_bias`, `output_bias` and `mlp_bias`
+    say which linears have a bias. `qk_norm` normalises queries and keys before the rotation: each
+    head with one weight for all, each with its own, or the whole row at once. `norms` stand before
+    attention and feed forward, after, or both; `norm_offset` is added to their weights.
+    """
+
+    model_type: str
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_positions: int
+    norm_eps: float
+    ropes: tuple[RopeConfig | None, ...]
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    windows: tuple[int, ...]
+    tied_embeddings: bool
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    norm: NormKind = "rms"
+    norm_offset: float = 0.0
+    norms: Literal["before", "after", "both"] = "before"
+    qk_norm: Literal["one", "each", "row"] | None = None
+    activation: Activation = "silu"
+    is_gated: bool = True
+    is_parallel: bool = False  # attention and feed forward read the same residual stream
+    attention_scale: float | None = None  # of scores; None is 1 / sqrt(head_dim)
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    has_sinks: bool = False
+    experts: ExpertsConfig | None = None
+
+    @property
+    def is_mxfp4(self) -> bool:
+        """Whether most weights are MXFP4 already, so that a draft reading would be the model."""
+        return self.experts is not None and self.experts.is_mxfp4
+
+    @property
+    def distinct_ropes(self) -> list[RopeConfig]:
+        """Each rope of the layers once, in the order of their first use."""
+        return list(dict.fromkeys(rope for rope in self.ropes if rope is not None))
+
+
+def read_decoder(
+    fields: Fields,
+    *,
+    max_positions: int,
+    context: int | None = None,
+    bos: tuple[int, ...] = (),
+    eos: tuple[int, ...] = (),
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
+    eps: tuple[str, float] = ("rms_norm_eps", 1e-6),
+    rope: RopeDefaults = _ROPE,
+    activation: Activation | None = None,
+    tied: bool = False,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    mlp_bias: bool = False,
+    windows: tuple[int, ...] | None = None,
+) -> DecoderConfig:
+    """What all model types share; the arguments are the defaults and traits of one of them.
+
+    `context` is the longest text that will be asked for, if that is known.
+    """
+    num_layers = layer_count(fields)
+    max_positions = fields.integer("max_position_embeddings", max_positions)
+    bos_ids = fields.token_ids("bos_token_id", bos)
+    heads, kv_heads, head_dim = _read_heads(fields, num_kv_heads, head_dim)
+    ropes = read_rope(fields, rope_fields(fields), max_positions, head_dim, rope, context)
+    return DecoderConfig(
+        model_type=str(fields.get("model_type")),
+        hidden_size=fields.integer("hidden_size"),
+        intermediate_size=fields.integer("intermediate_size"),
+        num_layers=num_layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocab_size=fields.integer("vocab_size"),
+        max_positions=min(max_positions, context or max_positions),
+        norm_eps=fields.positive(*eps),
+        ropes=(ropes,) * num_layers,
+        qkv_bias=qkv_bias,
+        output_bias=output_bias,
+        mlp_bias=mlp_bias,
+        windows=(0,) * num_layers if windows is None else windows,
+        tied_embeddings=fields.flag("tie_word_embeddings", tied),
+        bos_token_id=bos_ids[0] if bos_ids else None,
+        eos_token_ids=fields.token_ids("eos_token_id", eos),
+        activation=activation or read_activation(fields, "hidden_act", "silu"),
+    )
+
+
+def layer_count(fields: Fields) -> int:
+    return fields.integer("num_hidden_layers", most=_MOST_LAYERS)
+
+
+def read_activation(fields: Fields, name: str, default: str) -> Activation:
+    value = fields.get(name) or default
+    if not isinstance(value, str) or value not in _ACTIVATIONS:
+        raise fields.wrong(name, f"one of {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[value]
+
+
+def _read_heads(
+    fields: Fields, num_kv_heads: int | None, head_dim: int | None
+) -> tuple[int, int, int]:
+    """Query heads, key/value heads and the size of one.
+
+    A null is "as many as query heads" and "hidden_size / heads"; absent is the type's default.
+    """
+    heads, hidden_size = fields.integer("num_attention_heads"), fields.integer("hidden_size")
+    if num_kv_heads is None or "num_key_value_heads" in fields.values:
+        num_kv_heads = heads
+    kv_heads = fields.integer("num_key_value_heads", num_kv_heads)
+    if heads % kv_heads:
+        raise fields.error(f"num_attention_heads {heads} is not a multiple of {kv_heads} kv heads")
+    if head_dim is None:
+        if fields.get("head_dim") is None and hidden_size % heads:
+            raise fields.error(f"hidden_size {hidden_size} is not a multiple of {heads} heads")
+        head_dim = hidden_size // heads
+    head_dim = fields.integer("head_dim", head_dim)
+    if head_dim % 2:
+        raise fields.error(f"head_dim {head_dim} is odd; rotary positions need an even one")
+    if head_dim > 1024:
+        raise fields.error(f"head_dim {head_dim} is above 1024, the largest supported")
+    return heads, kv_heads, head_dim
+
+
+def read_window(fields: Fields, default: int) -> int:
+    """The default where the field is absent; null is full attention."""
+    return fields.integer("sliding_window", 0 if "sliding_window" in fields.values else default)
+
+
+def read_layer_types(fields: Fields) -> list[str] | None:
+    """`layer_types`, checked; None where it is absent."""
+    layer_types, num_layers = fields.get("layer_types"), layer_count(fields)
+    if layer_types is None:
+        return None
+    if not isinstance(layer_types, list) or len(layer_types) != num_layers:
+        raise fields.wrong("layer_types", f"a list of {num_layers} names")
+    for layer_type in layer_types:
+        if layer_type not in _LAYER_TYPES:
+            raise fields.error(
+                f"layer_types has {shown(layer_type)}; known: full_attention, sliding_attention"
+            )
+    return layer_types
+
+
+def windows_of(fields: Fields, layer_types: Sequence[str], window: int) -> tuple[int, ...]:
+    """The window on each sliding layer."""
+    if "sliding_attention" in layer_types and window == 0:
+        raise fields.error(
+            "layer_types has sliding_attention, but sliding_window is off; "
+            "set use_sliding_window and sliding_window"
+        )
+    return tuple(window if kind == "sliding_attention" else 0 for kind in layer_types)
+
+
+def read_experts(
+    fields: Fields,
+    *,
+    size: int,
+    count: int,
+    per_token: int,
+    layers: tuple[bool, ...] | None = None,
+    shares_of_chosen: bool = True,
+) -> ExpertsConfig:
+    """The arguments are the defaults of a model type; the number of experts has several names."""
+    for name in ("num_local_experts", "num_experts"):
+        count = fields.integer(name, count, most=_MOST_EXPERTS)
+    per_token = fields.integer("num_experts_per_tok", per_token)
+    if per_token > count:
+        raise fields.wrong("num_experts_per_tok", f"at most the number of experts ({count})")
+    every = (True,) * layer_count(fields)
+    return ExpertsConfig(count, per_token, size, layers or every, shares_of_chosen)

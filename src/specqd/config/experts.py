@@ -1,0 +1,100 @@
+"""The families whose feed forwards are a mixture of experts: Mixtral, Qwen3-MoE, gpt-oss."""
+
+from dataclasses import replace
+
+from specqd.config.decoder import (
+    DecoderConfig,
+    layer_count,
+    read_decoder,
+    read_experts,
+    read_layer_types,
+    read_window,
+    windows_of,
+)
+from specqd.json_fields import Fields
+from specqd.mxfp4 import BLOCK
+from specqd.rope import RopeDefaults
+
+
+def read_mixtral(fields: Fields, context: int | None) -> DecoderConfig:
+    config = read_decoder(
+        fields,
+        context=context,
+        max_positions=4096 * 32,
+        bos=(1,),
+        eos=(2,),
+        num_kv_heads=8,
+        eps=("rms_norm_eps", 1e-5),
+        rope=RopeDefaults(theta=1_000_000.0),
+        windows=(read_window(fields, 0),) * layer_count(fields),
+    )
+    experts = read_experts(fields, size=config.intermediate_size, count=8, per_token=2)
+    return replace(config, experts=experts)
+
+
+def read_qwen3_moe(fields: Fields, context: int | None) -> DecoderConfig:
+    """Experts in every so many layers, the plain feed forward in the others."""
+    bias, layers = fields.flag("attention_bias", False), layer_count(fields)
+    window = read_window(fields, 4096) if fields.flag("use_sliding_window", False) else 0
+    config = read_decoder(
+        fields,
+        context=context,
+        max_positions=32768,
+        num_kv_heads=4,
+        qkv_bias=bias,
+        output_bias=bias,
+        windows=(window,) * layers,
+    )
+    step, plain = fields.integer("decoder_sparse_step", 1), fields.get("mlp_only_layers") or []
+    if not isinstance(plain, list):
+        raise fields.wrong("mlp_only_layers", "a list of layers")
+    experts = read_experts(
+        fields,
+        size=fields.integer("moe_intermediate_size", 768),
+        count=128,
+        per_token=8,
+        layers=tuple(layer not in plain and (layer + 1) % step == 0 for layer in range(layers)),
+        shares_of_chosen=fields.flag("norm_topk_prob", False),
+    )
+    return replace(config, qk_norm="one", experts=experts)
+
+
+_GPT_OSS_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+
+
+def read_gpt_oss(fields: Fields, context: int | None) -> DecoderConfig:
+    """Experts that are MXFP4 in the file, attention sinks, a window on every other layer."""
+    if fields.nested("quantization_config").get("quant_method") != "mxfp4":
+        raise fields.error("gpt_oss is read from its MXFP4 checkpoint only; use that one")
+    for name, value in (("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)):
+        if fields.positive(name, value) != value:
+            raise fields.wrong(name, f"{value}")
+    if fields.get("rope_scaling") is None and fields.get("rope_parameters") is None:
+        fields = Fields(fields.path, {**fields.values, "rope_parameters": _GPT_OSS_ROPE})
+    layers, bias = layer_count(fields), fields.flag("attention_bias", True)
+    types = read_layer_types(fields) or [
+        "full_attention" if layer % 2 else "sliding_attention" for layer in range(layers)
+    ]
+    config = read_decoder(
+        fields,
+        context=context,
+        max_positions=131_072,
+        num_kv_heads=8,
+        head_dim=64,
+        eps=("rms_norm_eps", 1e-5),
+        rope=RopeDefaults(theta=150_000.0),
+        activation="clamped_swiglu",
+        qkv_bias=bias,
+        output_bias=bias,
+        windows=windows_of(fields, types, read_window(fields, 128)),
+    )
+    if config.hidden_size % BLOCK or config.intermediate_size % BLOCK:
+        raise fields.error(f"hidden_size and intermediate_size must be multiples of {BLOCK}")
+    experts = read_experts(fields, size=config.intermediate_size, count=128, per_token=4)
+    experts = replace(experts, has_router_bias=True, is_mxfp4=True)
+    return replace(config, has_sinks=True, experts=experts)

@@ -1,0 +1,48 @@
+"""How a model's authors want it sampled, from `generation_config.json`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from specqd.json_fields import POSITIVE, Fields
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """How a model's authors want it sampled, as `generation_config.json` states it.
+
+    None is "not stated". The other fields count only where `do_sample` is true: false or absent
+    means greedy, which `effective_temperature` spells as 0.
+    """
+
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    eos_token_ids: tuple[int, ...] | None = None
+
+    @property
+    def effective_temperature(self) -> float:
+        """0 unless `do_sample`; then the stated temperature, or 1."""
+        if not self.do_sample:
+            return 0.0
+        return 1.0 if self.temperature is None else self.temperature
+
+
+def read_generation_defaults(directory: Path) -> GenerationDefaults:
+    """Read `generation_config.json`; all None where the directory has none."""
+    path = directory / "generation_config.json"
+    if not path.exists():
+        return GenerationDefaults()
+    fields = Fields.read(path)
+    stated = {name for name, value in fields.values.items() if value is not None}
+    return GenerationDefaults(
+        do_sample=fields.flag("do_sample", False) if "do_sample" in stated else None,
+        temperature=fields.optional_number("temperature", 0.0, 1e30),
+        top_p=fields.optional_number("top_p", 0.0, 1.0),
+        top_k=fields.integer("top_k", 0, least=0) if "top_k" in stated else None,
+        min_p=fields.optional_number("min_p", 0.0, 1.0),
+        repetition_penalty=fields.optional_number("repetition_penalty", *POSITIVE),
+        eos_token_ids=fields.token_ids("eos_token_id", ()) if "eos_token_id" in stated else None,
+    )

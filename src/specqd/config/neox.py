@@ -1,0 +1,77 @@
+"""The families with layer norms: GPT-NeoX (Pythia), StableLM, StarCoder2."""
+
+from dataclasses import replace
+
+from specqd.config.decoder import (
+    DecoderConfig,
+    layer_count,
+    read_activation,
+    read_decoder,
+    read_window,
+)
+from specqd.json_fields import Fields
+from specqd.rope import RopeDefaults
+
+
+def read_gpt_neox(fields: Fields, context: int | None) -> DecoderConfig:
+    bias = fields.flag("attention_bias", True)
+    rope = RopeDefaults(theta_name="rotary_emb_base", share=0.25, share_name="rotary_pct")
+    config = read_decoder(
+        fields,
+        context=context,
+        max_positions=2048,
+        bos=(0,),
+        eos=(2,),
+        eps=("layer_norm_eps", 1e-5),
+        rope=rope,
+        activation=read_activation(fields, "hidden_act", "gelu"),
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=True,
+    )
+    return replace(
+        config,
+        norm="layer",
+        is_gated=False,
+        is_parallel=fields.flag("use_parallel_residual", True),
+    )
+
+
+def read_stablelm(fields: Fields, context: int | None) -> DecoderConfig:
+    config = read_decoder(
+        fields,
+        context=context,
+        max_positions=4096,
+        bos=(0,),
+        eos=(0,),
+        num_kv_heads=32,
+        eps=("layer_norm_eps", 1e-5),
+        rope=RopeDefaults(share=0.25),
+        qkv_bias=fields.flag("use_qkv_bias", False),
+    )
+    return replace(
+        config,
+        norm="layer",
+        qk_norm="each" if fields.flag("qk_layernorm", False) else None,
+        is_parallel=fields.flag("use_parallel_residual", False),
+    )
+
+
+def read_starcoder2(fields: Fields, context: int | None) -> DecoderConfig:
+    bias = fields.flag("use_bias", True)
+    config = read_decoder(
+        fields,
+        context=context,
+        max_positions=4096,
+        bos=(50256,),
+        eos=(50256,),
+        num_kv_heads=2,
+        eps=("norm_epsilon", 1e-5),
+        activation=read_activation(fields, "hidden_act", "gelu_pytorch_tanh"),
+        tied=True,
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=bias,
+        windows=(read_window(fields, 0),) * layer_count(fields),
+    )
+    return replace(config, norm="layer", is_gated=False)

@@ -1,0 +1,89 @@
+"""What each family calls its modules. Knows no shapes and no files."""
+
+from dataclasses import dataclass, replace
+
+from specqd.config import DecoderConfig
+
+
+@dataclass(frozen=True, slots=True)
+class TensorNames:
+    """Module names; those of a layer stand behind `layers` and the layer's index.
+
+    One name where three or two are usual is a fused tensor: rows of queries, keys and values (by
+    head, if `fused_by_head`), or of gates and what they gate; for a feed forward without gates it
+    is all there is. A norm that the family lacks is None. Modules of an expert stand behind
+    `experts` and its number.
+    """
+
+    embedding: str = "model.embed_tokens"
+    layers: str = "model.layers"
+    final_norm: str = "model.norm"
+    head: str = "lm_head"
+    attention_norm: str | None = "input_layernorm"
+    attention_post_norm: str | None = None
+    feed_forward_norm: str | None = "post_attention_layernorm"
+    feed_forward_post_norm: str | None = None
+    query_key_value: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    fused_by_head: bool = False
+    query_norm: str = "self_attn.q_norm"
+    key_norm: str = "self_attn.k_norm"
+    output: str = "self_attn.o_proj"
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: str = "mlp.down_proj"
+    router: str = "mlp.gate"
+    experts: str = "mlp.experts"
+    expert_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    expert_down: str = "down_proj"
+    sinks: str = "self_attn.sinks"
+
+
+_DEFAULT = TensorNames()
+_NORMS_AFTER = replace(
+    _DEFAULT,
+    attention_norm=None,
+    attention_post_norm="post_attention_layernorm",
+    feed_forward_norm=None,
+    feed_forward_post_norm="post_feedforward_layernorm",
+)
+_NORMS_AROUND = replace(
+    _NORMS_AFTER,
+    attention_norm="input_layernorm",
+    feed_forward_norm="pre_feedforward_layernorm",
+)
+_BY_TYPE = {
+    "phi3": replace(
+        _DEFAULT, query_key_value=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)
+    ),
+    "starcoder2": replace(_DEFAULT, gate_up=("mlp.c_fc",), down="mlp.c_proj"),
+    "stablelm": replace(
+        _DEFAULT, query_norm="self_attn.q_layernorm", key_norm="self_attn.k_layernorm"
+    ),
+    "mixtral": replace(
+        _DEFAULT,
+        router="block_sparse_moe.gate",
+        experts="block_sparse_moe.experts",
+        expert_gate_up=("w1", "w3"),
+        expert_down="w2",
+    ),
+    "gpt_oss": replace(_DEFAULT, router="mlp.router", expert_gate_up=("gate_up_proj",)),
+    "gpt_neox": replace(
+        _DEFAULT,
+        embedding="gpt_neox.embed_in",
+        layers="gpt_neox.layers",
+        final_norm="gpt_neox.final_layer_norm",
+        head="embed_out",
+        query_key_value=("attention.query_key_value",),
+        fused_by_head=True,
+        output="attention.dense",
+        gate_up=("mlp.dense_h_to_4h",),
+        down="mlp.dense_4h_to_h",
+    ),
+}
+
+
+def names_of(config: DecoderConfig) -> TensorNames:
+    by_norms = {"before": _DEFAULT, "after": _NORMS_AFTER, "both": _NORMS_AROUND}
+    names = _BY_TYPE.get(config.model_type, by_norms[config.norms])
+    if config.model_type == "stablelm" and config.is_parallel:  # one norm for both
+        return replace(names, feed_forward_norm=names.attention_norm)
+    return names

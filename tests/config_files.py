@@ -1,0 +1,36 @@
+"""config.json files that tests write and read back."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specqd.config import DecoderConfig, read_config
+from specqd.errors import ConfigError
+
+SHAPE = {
+    "hidden_size": 64,
+    "intermediate_size": 172,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 500,
+    "max_position_embeddings": 512,
+}
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+def read(directory: Path, config: Any, **changes: Any) -> DecoderConfig:
+    text = json.dumps({**config, **changes})
+    (directory / "config.json").write_text(text)
+    return read_config(directory)
+
+
+def refusal(directory: Path, config: Any, **changes: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read(directory, config, **changes)
+    message = str(caught.value)
+    assert str(directory / "config.json") in message
+    assert "\n" not in message
+    return message

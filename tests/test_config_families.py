@@ -1,0 +1,219 @@
+"""Each family's traits are read as transformers reads them."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from config_files import FULL, SHAPE, SLIDING, read, refusal
+from specqd.config import ExpertsConfig, RopeConfig, read_config
+
+GPT_OSS = {"quantization_config": {"quant_method": "mxfp4"}, "intermediate_size": 96}
+FAMILY_TRAITS: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
+    "olmo2": [({}, {"norms": "after", "qk_norm": "row", "norm_eps": 1e-5})],
+    "granite": [
+        (
+            {"residual_multiplier": 0.22, "attention_multiplier": 0.5, "logits_scaling": 4},
+            {"residual_scale": 0.22, "attention_scale": 0.5, "logit_scale": 0.25},
+        ),
+        ({}, {"attention_scale": 1.0, "embedding_scale": 1.0}),
+    ],
+    "smollm3": [
+        ({}, {"ropes": (RopeConfig("default", 2e6),) * 3 + (None,), "tied_embeddings": True}),
+        (
+            {"no_rope_layers": [0, 1, 1, 1], "use_sliding_window": True, "sliding_window": 9},
+            {"windows": (9, 0, 0, 0), "ropes": (None, *(RopeConfig("default", 2e6),) * 3)},
+        ),
+    ],
+    "gemma2": [
+        (
+            {"hidden_act": "anything"},
+            {
+                "norms": "both", "norm_offset": 1.0, "head_dim": 256, "embedding_scale": 8.0,
+                "attention_scale": 1 / 16, "attention_softcap": 50.0, "logit_softcap": 30.0,
+                "activation": "gelu_tanh", "windows": (4096, 0, 4096, 0), "tied_embeddings": True,
+            },
+        ),
+        ({"attn_logit_softcapping": None}, {"attention_softcap": None, "logit_softcap": 30.0}),
+    ],
+    "gemma3_text": [
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "sliding_window": 512},
+            {
+                "ropes": (RopeConfig("default", 1e4),) * 4, "windows": (512,) * 4,
+                "qk_norm": "one", "attention_softcap": None, "logit_softcap": None,
+            },
+        ),
+        (
+            {
+                "sliding_window_pattern": 2, "rope_local_base_freq": 100.0,
+                "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            },
+            {"ropes": (RopeConfig("default", 100.0), RopeConfig("linear", 1e6, 8.0)) * 2},
+        ),
+        (
+            {
+                "layer_types": [FULL, SLIDING, SLIDING, FULL],
+                "rope_parameters": {
+                    FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e5},
+                    SLIDING: {"rope_type": "default", "rope_theta": 10.0},
+                },
+            },
+            {
+                "ropes": (
+                    RopeConfig("linear", 1e5, 8.0), *(RopeConfig("default", 10.0),) * 2,
+                    RopeConfig("linear", 1e5, 8.0),
+                ),
+                "windows": (0, 4096, 4096, 0),
+            },
+        ),
+    ],
+    "phi3": [
+        (
+            {"partial_rotary_factor": 0.75, "sliding_window": 17},
+            {"ropes": (RopeConfig("default", 1e4, share=0.75),) * 4, "windows": (17,) * 4},
+        ),
+    ],
+    "starcoder2": [
+        (
+            {"num_key_value_heads": None},
+            {
+                "norm": "layer", "is_gated": False, "activation": "gelu_tanh", "qkv_bias": True,
+                "mlp_bias": True, "windows": (0,) * 4, "num_kv_heads": 8, "norm_eps": 1e-5,
+            },
+        ),
+        ({"use_bias": False, "norm_epsilon": 0.5}, {"output_bias": False, "norm_eps": 0.5}),
+    ],
+    "gpt_neox": [
+        (
+            {"rotary_pct": 0.5, "rotary_emb_base": 500, "num_key_value_heads": 8},
+            {
+                "norm": "layer", "is_gated": False, "activation": "gelu", "is_parallel": True,
+                "ropes": (RopeConfig("default", 500.0, share=0.5),) * 4, "mlp_bias": True,
+            },
+        ),
+        (
+            {"rope_parameters": {"partial_rotary_factor": 0.25, "rope_theta": 7.0}},
+            {"ropes": (RopeConfig("default", 7.0, share=0.25),) * 4},
+        ),
+        ({"use_parallel_residual": False, "attention_bias": False}, {"is_parallel": False}),
+    ],
+    "stablelm": [
+        (
+            {"qk_layernorm": True, "use_qkv_bias": True},
+            {
+                "norm": "layer", "qk_norm": "each", "qkv_bias": True, "output_bias": False,
+                "mlp_bias": False, "is_parallel": False,
+                "ropes": (RopeConfig("default", 1e4, share=0.25),) * 4,
+            },
+        ),
+    ],
+    "mixtral": [
+        (
+            {},
+            {
+                "ropes": (RopeConfig("default", 1e6),) * 4, "windows": (0,) * 4, "norm_eps": 1e-5,
+                "experts": ExpertsConfig(8, 2, 172, (True,) * 4),
+            },
+        ),
+        (
+            {"num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 7},
+            {"experts": ExpertsConfig(5, 3, 172, (True,) * 4), "windows": (7,) * 4},
+        ),
+    ],
+    "qwen3_moe": [
+        (
+            {"sliding_window": 7},
+            {
+                "qk_norm": "one", "head_dim": 8, "windows": (0,) * 4,
+                "experts": ExpertsConfig(128, 8, 768, (True,) * 4, shares_of_chosen=False),
+            },
+        ),
+        (
+            {
+                "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 33,
+                "decoder_sparse_step": 2, "mlp_only_layers": [1], "norm_topk_prob": True,
+                "use_sliding_window": True, "sliding_window": 7,
+            },
+            {
+                "experts": ExpertsConfig(6, 2, 33, (False, False, False, True)),
+                "windows": (7,) * 4,
+            },
+        ),
+    ],
+    "gpt_oss": [
+        (
+            GPT_OSS,
+            {
+                "has_sinks": True, "head_dim": 64, "windows": (128, 0, 128, 0),
+                "activation": "clamped_swiglu", "qkv_bias": True, "output_bias": True,
+                "ropes": (
+                    RopeConfig("yarn", 150_000.0, 32.0, 4096, truncate=False),
+                ) * 4,
+                "experts": ExpertsConfig(
+                    128, 4, 96, (True,) * 4, has_router_bias=True, is_mxfp4=True
+                ),
+            },
+        ),
+        (
+            GPT_OSS | {"num_local_experts": 32, "sliding_window": 7, "attention_bias": False},
+            {"windows": (7, 0, 7, 0), "qkv_bias": False},
+        ),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "traits"),
+    [(name, *case) for name, cases in FAMILY_TRAITS.items() for case in cases],
+)
+def test_families_have_their_traits(
+    tmp_path: Path, model_type: str, changes: dict[str, Any], traits: dict[str, Any]
+) -> None:
+    config = read(tmp_path, {"model_type": model_type, **SHAPE}, **changes)
+    assert {name: getattr(config, name) for name in traits} == traits
+
+
+def test_longrope_takes_the_factors_of_the_texts_to_come(tmp_path: Path) -> None:
+    scaling = {"type": "su", "short_factor": [1, 1, 1, 1], "long_factor": [1.0, 2, 3, 4]}
+    changes = {"rope_scaling": scaling, "original_max_position_embeddings": 128}
+    config = read(tmp_path, {"model_type": "phi3", **SHAPE}, **changes)
+    assert config.max_positions == 512
+    assert config.ropes[0] == RopeConfig(
+        "longrope", 1e4, factor=4.0, original_max_positions=128, factors=(1.0, 2.0, 3.0, 4.0)
+    )
+    short = read_config(tmp_path, context=128)
+    assert short.max_positions == 128
+    assert short.ropes[0] == replace(config.ropes[0], factors=(1.0,) * 4)
+
+
+DYNAMIC = {"type": "dynamic", "factor": 2.0}
+
+
+def test_dynamic_rope_is_the_plain_one_within_the_context(tmp_path: Path) -> None:
+    config = read(
+        tmp_path, {"model_type": "llama", **SHAPE}, rope_scaling={"type": "dynamic", "factor": 2.0}
+    )
+    assert config.ropes[0] == RopeConfig("default", 10_000.0)
+    assert config.max_positions == 512
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "mentions"),
+    [
+        ("olmo2", {"clip_qkv": 8.0}, ["clip_qkv is 8.0"]),
+        ("smollm3", {"no_rope_layers": [1]}, ["no_rope_layers", "4 numbers"]),
+        ("gemma3_text", {"use_bidirectional_attention": True}, ["use_bidirectional"]),
+        ("gemma2", {"sliding_window": None}, ["sliding_window is off"]),
+        ("mixtral", {"num_experts_per_tok": 9}, ["num_experts_per_tok is 9", "experts (8)"]),
+        ("gpt_neox", {"rotary_pct": 0.1}, ["rotary_pct is 0.1", "even"]),
+        ("phi3", {"rope_scaling": {"type": "longrope", "long_factor": [1, -1]}}, ["short_factor"]),
+    ],
+)
+def test_impossible_trait_of_a_family_is_named(
+    tmp_path: Path, model_type: str, changes: dict[str, Any], mentions: list[str]
+) -> None:
+    message = refusal(tmp_path, {"model_type": model_type, **SHAPE}, **changes)
+    for mention in mentions:
+        assert mention in message

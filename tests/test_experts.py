@@ -1,0 +1,152 @@
+"""Mixtures of experts: what a forward reads of them, and experts that are MXFP4 in the file."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import reference
+from family_shapes import FAMILY_SHAPES
+from random_models import make_model, read_model, write_safetensors
+from specqd.chains import parse_chain
+from specqd.errors import ConfigError, RequestError, SpecqdWarning, TensorError
+from specqd.llm import LLM
+from specqd.model import Machine, Model
+from specqd.mxfp4 import bf16_values
+
+MACHINE = Machine.choose(1)
+GPT_OSS = FAMILY_SHAPES["gpt_oss"]
+each_mixture = pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "gpt_oss"])
+
+
+@each_mixture
+def test_a_row_reads_the_experts_it_chooses(name: str, tmp_path: Path, seed: int) -> None:
+    model = Model.open(make_model(tmp_path, FAMILY_SHAPES[name], seed), machine=MACHINE)
+    assert model.config.experts is not None
+    sizes = {True: 0.0, False: 0.0}
+    for matrix in model.weights.matrices:
+        planes = matrix.weight.plane_bytes()
+        sizes[matrix.read_share < 1] += sum(planes.values()) * matrix.read_share
+    assert model.bytes_per_forward == pytest.approx(sum(sizes.values()), rel=1e-3)
+    all_experts = sum(
+        2 * matrix.weight.rows * matrix.weight.columns for matrix in model.weights.matrices
+    )
+    assert 0 < model.bf16_bytes_per_forward < all_experts
+
+
+@each_mixture
+def test_unchosen_experts_do_not_matter(name: str, tmp_path: Path, seed: int) -> None:
+    """All rows choose the same experts where all tokens are one; the others may be anything."""
+    shape = FAMILY_SHAPES[name]
+    directory = make_model(tmp_path, shape, seed)
+    tokens = [7]
+    expected = Model.open(directory, machine=MACHINE).logits(tokens)
+    config, tensors = read_model(directory)
+    count = config.get("num_local_experts") or config["num_experts"]
+    unmoved = 0
+    for expert in range(count):
+        changed = {key: change(key, expert, bits) for key, bits in tensors.items()}
+        write_safetensors(directory / "model.safetensors", changed)
+        found = Model.open(directory, machine=MACHINE).logits(tokens)
+        unmoved += bool((found == expected).all())
+    # A layer's unchosen experts may be chosen in another.
+    assert unmoved >= count - shape.layers * config["num_experts_per_tok"]
+    assert unmoved < count
+
+
+def change(name: str, expert: int, bits: Any) -> Any:
+    """A tensor with one expert's weights negated."""
+    changed = bits.copy()
+    if f"experts.{expert}." in name:
+        return changed ^ np.uint16(0x8000)
+    if name.endswith("_blocks"):
+        changed[expert] ^= 0x88
+    return changed
+
+
+def test_mxfp4_experts_are_taken_as_they_are(tmp_path: Path, seed: int) -> None:
+    model = Model.open(make_model(tmp_path, GPT_OSS, seed), machine=MACHINE)
+    expected = reference.values(read_model(tmp_path)[1])
+    taken = [matrix for matrix in model.weights.matrices if matrix.weight.is_mxfp4]
+    assert len(taken) == GPT_OSS.layers * 5 * 2
+    for matrix in taken:
+        [name] = matrix.names
+        tensor, _, expert = name.removesuffix("]").partition("[")
+        found = bf16_values(matrix.weight.unpack(MACHINE.isa))
+        rows = expected[tensor][int(expert)]
+        if "gate_up" in name:  # gates and ups alternate in the file
+            rows = np.concatenate([rows[::2], rows[1::2]])
+        np.testing.assert_array_equal(found, rows)
+        planes = matrix.weight.plane_bytes()
+        assert planes["residuals"] == planes["patches"] == planes["plain"] == 0
+
+
+def test_only_n_grams_and_other_models_draft_for_mxfp4_weights(tmp_path: Path, seed: int) -> None:
+    make_model(tmp_path, GPT_OSS, seed)
+    with pytest.warns(SpecqdWarning, match="MXFP4 already"):
+        llm = LLM(tmp_path, threads=1)
+    assert [type(level).__name__ for level in llm.engine.level.levels] == ["Level", "NgramDrafter"]
+    with pytest.raises(RequestError, match="MXFP4 already"):
+        llm.with_draft(["mxfp4", "ngram"])
+    assert parse_chain("auto", is_mxfp4=True) == parse_chain("ngram")
+
+
+def without(name: str) -> Callable[[dict[str, Any]], None]:
+    def remove(tensors: dict[str, Any]) -> None:
+        del tensors[name]
+
+    return remove
+
+
+def with_scale(byte: int) -> Callable[[dict[str, Any]], None]:
+    def set_scale(tensors: dict[str, Any]) -> None:
+        name = "model.layers.1.mlp.experts.gate_up_proj"
+        tensors[f"{name}_blocks"] = tensors[f"{name}_blocks"] | 1
+        scales = tensors[f"{name}_scales"].copy()
+        scales[3, 5, 1] = byte
+        tensors[f"{name}_scales"] = scales
+
+    return set_scale
+
+
+@pytest.mark.parametrize(
+    ("damage", "mentions"),
+    [
+        (without("model.layers.0.mlp.experts.down_proj_blocks"), "down_proj_blocks is missing"),
+        (with_scale(255), "scale of [3, 5, 1]"),
+        (with_scale(1), "scale of [3, 5, 1]"),
+    ],
+)
+def test_damaged_mxfp4_is_refused(
+    damage: Callable[[dict[str, Any]], None], mentions: str, tmp_path: Path, seed: int
+) -> None:
+    make_model(tmp_path, GPT_OSS, seed)
+    _, tensors = read_model(tmp_path)
+    damage(tensors)
+    write_safetensors(tmp_path / "model.safetensors", tensors)
+    with pytest.raises(TensorError) as caught:
+        Model.open(tmp_path, machine=MACHINE)
+    assert mentions in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "mentions"),
+    [
+        ({"quantization_config": None}, "MXFP4 checkpoint"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "MXFP4 checkpoint"),
+        ({"swiglu_limit": 5.0}, "swiglu_limit is 5.0"),
+        ({"intermediate_size": 40}, "multiples of 32"),
+    ],
+)
+def test_other_forms_of_gpt_oss_are_refused(
+    changes: dict[str, Any], mentions: str, tmp_path: Path, seed: int
+) -> None:
+    make_model(tmp_path, GPT_OSS, seed)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(ConfigError, match=mentions):
+        Model.open(tmp_path, machine=MACHINE)
