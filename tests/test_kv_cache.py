@@ -117,10 +117,17 @@ def assert_same_bits(found: list[NDArray[np.uint16]], expected: list[NDArray[np.
 class Guessing:
     """Proposes any tokens at all."""
 
-    levels: tuple[Drafter, ...] = ()
+    is_free = False
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
+
+    @property
+    def levels(self) -> tuple[Drafter, ...]:
+        return (self,)
+
+    def chances(self, ask: Ask, proposal: Proposal) -> list[float]:
+        return proposal.confidences
 
     def propose(self, asks: SequenceOf[Ask]) -> list[Proposal]:
         lengths = [self._rng.randint(0, min(ask.at_most, 12)) for ask in asks]

@@ -23,7 +23,14 @@ Chain = Callable[[Model, Model, Model], Drafter]  # target, small and its draft 
 class Repeating:
     """Proposes what followed the last token when it stood before: a crude n-gram level."""
 
-    levels: tuple[Drafter, ...] = ()
+    is_free = False
+
+    @property
+    def levels(self) -> tuple[Drafter, ...]:
+        return (self,)
+
+    def chances(self, ask: Ask, proposal: Proposal) -> list[float]:
+        return proposal.confidences
 
     def propose(self, asks: list[Ask]) -> list[Proposal]:
         proposals = []

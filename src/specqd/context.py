@@ -58,7 +58,7 @@ class Context:
         self._settled = min(self._settled, start - self._offset)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: made at every round, and that costs
 class Rows:
     """Tokens of one sequence to forward from position `start`; logits of the last `logits`."""
 

@@ -172,7 +172,8 @@ class Level:
             draft.is_alone = False
         said = self.drafter.propose([draft.to_ask() for draft in drafts])
         for draft, proposal in zip(drafts, said, strict=True):
-            self._known(proposal)
+            if proposal.tokens:
+                self._keep_known(proposal)
             draft.is_alone = self.drafter.is_free and not proposal.tokens
         return said
 
@@ -297,26 +298,33 @@ class Level:
             contexts.append(context)  # the last token is forwarded again: its logits are needed
             starts.append(min(context.match(tokens, ask.sequence.num_accepted), len(tokens) - 1))
         wanted = self._wanted(asks, starts) if self.drafter.levels else asks
-        proposals = [self._known(proposal) for proposal in self.drafter.propose(wanted)]
-        batch = []
+        proposals = self.drafter.propose(wanted)
+        batch, num_rows, most_unread = [], 0, 0
         for ask, context, start, said in zip(asks, contexts, starts, proposals, strict=True):
-            unread = ask.sequence.tokens[start:]
-            batch.append(Rows(context, start, unread + said.tokens, len(said.tokens) + 1))
+            if said.tokens:
+                self._keep_known(said)
+            unread, logits = ask.sequence.tokens[start:], len(said.tokens) + 1
+            most_unread = max(most_unread, len(unread))
+            num_rows += len(unread) + logits - 1
+            batch.append(Rows(context, start, unread + said.tokens, logits))
         drafted = self._clock()
         self.model.forward(batch)
         forwarded = self._clock()
-        verified = self._verify(wanted, batch, proposals)
-        ended = self._clock()
+        answers, row = [], 0
+        for ask, said in zip(asks, proposals, strict=True):
+            answers.append(self.model.verify(row, said.tokens, ask.sequence))
+            row += len(said.tokens) + 1
+        picked = self._clock()
+        verified = self._concluded(wanted, batch, proposals, answers)
         stats = self.stats
-        num_rows = sum([len(rows.tokens) for rows in batch])
         stats.forwards += 1
         stats.rows += num_rows
         stats.seconds += forwarded - drafted
-        stats.pick_seconds += ended - forwarded
-        if all(len(rows.tokens) - rows.logits <= _LONGEST_PROPOSAL for rows in batch):
-            # Not a prompt.
+        stats.pick_seconds += picked - forwarded
+        if most_unread <= _LONGEST_PROPOSAL:  # not a prompt
             self.costs.add(num_rows, forwarded - drafted)
-            self.pace.add(sum([len(result.tokens) for result in verified]), ended - begun)
+            made = sum([len(tokens) for tokens, _ in answers])
+            self.pace.add(made, self._clock() - begun)
         return verified
 
     def _wanted(self, asks: SequenceOf[Ask], starts: SequenceOf[int]) -> list[Ask]:
@@ -332,28 +340,30 @@ class Level:
             wanted.append(Ask(ask.sequence, most, worth, ask.confidence, costs, count))
         return wanted
 
-    def _known(self, proposal: Proposal) -> Proposal:
-        """The proposal up to the first token that this model does not have: vocabularies of one
-        tokenizer may be padded to different sizes."""
+    def _keep_known(self, proposal: Proposal) -> None:
+        """Cuts a proposal before the first token that this model does not have: vocabularies of
+        one tokenizer may be padded to different sizes."""
         vocabulary = self.model.vocabulary
-        if proposal.tokens and max(proposal.tokens) >= vocabulary:
+        if max(proposal.tokens) >= vocabulary:
             proposal.cut(next(i for i, t in enumerate(proposal.tokens) if t >= vocabulary))
-        return proposal
 
-    def _verify(
-        self, asks: SequenceOf[Ask], batch: SequenceOf[Rows], proposals: SequenceOf[Proposal]
+    def _concluded(
+        self,
+        asks: SequenceOf[Ask],
+        batch: SequenceOf[Rows],
+        proposals: SequenceOf[Proposal],
+        answers: SequenceOf[tuple[list[int], list[float]]],
     ) -> list[Proposal]:
-        """What the forward just made says to the proposals; the drafter hears of it."""
+        """What was verified, as proposals of this level; its own drafter hears of it."""
         results = []
         row = 0
-        for ask, rows, proposal in zip(asks, batch, proposals, strict=True):
-            sequence, drafted = ask.sequence, len(proposal.tokens)
-            tokens, confidences = self.model.verify(row, proposal.tokens, sequence)
-            results.append(Proposal(tokens, confidences, row, proposal.depths_of(tokens)))
+        for ask, rows, proposal, answer in zip(asks, batch, proposals, answers, strict=True):
+            tokens, drafted = answer[0], len(proposal.tokens)
+            results.append(Proposal(*answer, row, proposal.depths_of(tokens)))
             row += drafted + 1
             if drafted:
                 accepted = max(len(tokens) - 1, 0)
-                rows.context.record(len(sequence.tokens) + accepted, [])
+                rows.context.record(len(ask.sequence.tokens) + accepted, [])
                 self.stats.count(drafted, accepted)
                 self.drafter.observe(ask, proposal, accepted)
         return results
