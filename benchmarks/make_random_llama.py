@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
 from random_models import (
+    LARGEST_VOCABULARY,
     Shape,
     bf16_bits,
     make_config,
@@ -62,7 +63,7 @@ def main() -> None:
 def write_model(directory: Path, shape: Shape, seed: int) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(make_config(shape), indent=1) + "\n")
-    write_tokenizer(directory, shape.vocab)
+    write_tokenizer(directory, min(shape.vocab, LARGEST_VOCABULARY))  # more ids are padding
     sizes = dict(tensor_sizes(shape))
     rng = np.random.Generator(np.random.SFC64(seed))
     with (directory / "model.safetensors").open("wb") as file:

@@ -29,6 +29,7 @@ Tensors = dict[str, NDArray[np.uint16] | NDArray[np.uint8]]
 
 BOS, EOS = 256, 257
 FIRST_PAIR = 258  # tokens: the 256 bytes, BOS, EOS, then pairs of bytes
+LARGEST_VOCABULARY = FIRST_PAIR + 256 * 256
 
 # Found by measurement, for the agreement that `Shape.is_peaked` promises.
 PEAKED_GAIN = 6.0  # on the logits
@@ -256,8 +257,8 @@ def read_model(directory: Path) -> tuple[dict[str, Any], Tensors]:
 
 def write_tokenizer(directory: Path, vocab: int) -> None:
     """A byte-level BPE of exactly `vocab` tokens: 256 bytes, <s>, </s>, then pairs of bytes."""
-    if not FIRST_PAIR <= vocab <= FIRST_PAIR + 256 * 256:
-        raise ValueError(f"a vocabulary of {vocab} is not {FIRST_PAIR} to {FIRST_PAIR + 256 * 256}")
+    if not FIRST_PAIR <= vocab <= LARGEST_VOCABULARY:
+        raise ValueError(f"a vocabulary of {vocab} is not {FIRST_PAIR} to {LARGEST_VOCABULARY}")
     alphabet = _byte_alphabet()
     printable_first = sorted(alphabet, key=ord)
     pairs = [(a, b) for a in printable_first for b in printable_first][: vocab - FIRST_PAIR]
