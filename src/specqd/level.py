@@ -22,7 +22,8 @@ _LONGEST_PROPOSAL = 32
 _ROUNDS_AHEAD = (1, 2, 4, 8)
 _FREE_PROBES = 4  # what was measured at load may be wrong: the machine was busy
 _MEASURED_ROWS = (1, 2, 4, 9)
-_MEASUREMENTS = 5
+_LEAST_MEASUREMENTS, _MOST_MEASUREMENTS = 2, 5
+_MEASURING_SECONDS = 0.3  # after which no further one is begun
 _LEAST_LOSS = 0.1  # of what a round costs: what trying one is taken to cost at least
 _LONGEST_ROUND = 1.0  # seconds of the outer level's, for what may be spent on trying
 _LEAST_BESIDES = 1e-6  # seconds; an estimate grows by shares of itself
@@ -104,7 +105,10 @@ class Level:
         context = self.model.context(text)
         context.begin(0)
         seconds: dict[int, list[float]] = {rows: [] for rows in _MEASURED_ROWS}
-        for _ in range(_MEASUREMENTS):  # interleaved: what slows one slows all
+        started = self._clock()
+        for i in range(_MOST_MEASUREMENTS):  # interleaved: what slows one slows all
+            if i >= _LEAST_MEASUREMENTS and self._clock() - started > _MEASURING_SECONDS:
+                break
             for rows in _MEASURED_ROWS:
                 begun = self._clock()
                 # Different tokens, for they may choose different experts.
