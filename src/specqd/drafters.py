@@ -19,12 +19,15 @@ class Ask:
     confidence: float = 1.0  # the asker's in the token before, a hint about the next
     costs: RowCosts | None = None  # of the asker's forwards; None: its rows cost nothing
     rows: int = 1  # that it forwards anyway
+    sharing: int = 1  # sequences whose proposals it forwards together, this one's among them
 
     def added_seconds(self, count: float) -> float:
-        """What a proposal of so many tokens adds to verification."""
+        """What a proposal of so many tokens adds to verification, if the others are as long."""
         if self.costs is None or count <= 0:
             return 0.0
-        return self.costs.seconds(self.rows + count) - self.costs.seconds(self.rows)
+        rows, sharing = self.rows, self.sharing
+        all_rows = self.costs.seconds(rows + sharing * count)
+        return (all_rows - self.costs.seconds(rows)) / sharing
 
 
 @dataclass(slots=True)

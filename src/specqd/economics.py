@@ -223,32 +223,40 @@ class Pace:
 class ProbeBudget:
     """Lets what does not pay be tried now and then, at a bounded share of the time.
 
-    A probe that was right has paid for itself, and the next may follow at once.
+    A probe that brought more than it cost is free, and the next may follow at once.
     """
 
-    __slots__ = ("_free", "_saved", "_share", "_spent_last")
+    __slots__ = ("_brought", "_cost", "_free", "_saved", "_share", "_spent")
 
     def __init__(self, share: float = 0.005, free: int = 0) -> None:
         self._share = share
         self._free = free  # probes to begin with, before anything could be saved
         self._saved = 0.0
-        self._spent_last = 0.0
+        # Of the last probe: what was taken for it, and what it turned out to cost and to bring.
+        self._spent = self._cost = self._brought = 0.0
 
     def earn(self, seconds: float) -> None:
         """So much time has gone by."""
         self._saved += self._share * seconds
 
-    def allows(self, cost: float) -> bool:
-        """Whether `cost` can be paid from what was saved; takes it if so."""
+    def allows(self, loss: float) -> bool:
+        """Whether a probe that is expected to lose so much can be paid from what was saved; takes
+        it if so."""
         if self._free > 0:
             self._free -= 1
-        elif self._saved < cost:
+        elif self._saved < loss:
             return False
-        else:
-            self._saved = 0.0
-        self._spent_last = cost
+        self._saved = 0.0  # nothing is kept for bad times
+        self._spent, self._cost, self._brought = loss, 0.0, 0.0
         return True
 
-    def refund(self) -> None:
-        """The last probe's tokens were right."""
-        self._saved, self._spent_last = self._saved + self._spent_last, 0.0
+    def cost(self, seconds: float) -> None:
+        """So long the last probe took."""
+        self._cost += seconds
+
+    def bring(self, seconds: float) -> None:
+        """So much the last probe's tokens saved."""
+        self._brought += seconds
+        if self._brought >= self._cost > 0.0:
+            self._saved += self._spent
+            self._spent = 0.0

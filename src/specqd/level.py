@@ -165,7 +165,11 @@ class Level:
             begun, stats = self._clock(), self.stats
             seconds, rows = stats.seconds, stats.rows
             made = self._go_round(own)
-            besides = self._clock() - begun - (stats.seconds - seconds)
+            took = self._clock() - begun
+            for draft in own:
+                if draft.proposal.tried < inf:
+                    self._probes.cost(took / len(own) + draft.ask.added_seconds(1))
+            besides = took - (stats.seconds - seconds)
             self._besides.add(max(besides, _LEAST_BESIDES))
             self._rows.add((stats.rows - rows) / len(own))
             self._made.add(made / len(own))
@@ -272,7 +276,7 @@ class Level:
 
     def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
         if accepted > proposal.tried:
-            self._probes.refund()
+            self._probes.bring((accepted - proposal.tried) * ask.gain)
         if accepted == len(proposal.tokens) >= self._reach:
             self._reach = min(2 * self._reach, _LONGEST_PROPOSAL)
         passed: set[int] = set()
@@ -334,14 +338,15 @@ class Level:
     def _wanted(self, asks: SequenceOf[Ask], starts: SequenceOf[int]) -> list[Ask]:
         """What the drafter is asked: nothing for a prompt that is still to be read."""
         count, costs = len(asks), self.costs
-        gain = self.pace.seconds_per_token or costs.seconds(count) / count or inf
+        # Plain decoding can always be had: drafts that lose time must not make tokens look dearer.
+        gain = min(self.pace.seconds_per_token or inf, costs.seconds(count) / count or inf)
         rows_each = self.model.max_rows // count
         wanted = []
         for ask, start in zip(asks, starts, strict=True):
             has_prompt = start >= ask.sequence.prompt_length - 1 and start > 0
             most = min(ask.at_most, rows_each) - 1 if has_prompt else 0
             worth = min(gain, ask.gain)
-            wanted.append(Ask(ask.sequence, most, worth, ask.confidence, costs, count))
+            wanted.append(Ask(ask.sequence, most, worth, ask.confidence, costs, count, count))
         return wanted
 
     def _keep_known(self, proposal: Proposal) -> None:
@@ -396,7 +401,8 @@ class _Draft:
         ask, count = self.ask, len(self.proposal.tokens)
         gain = self.product * ask.gain
         most = 1 if self.is_alone else self.longest - count
-        return Ask(ask.sequence, most, gain, self.confidence, ask.costs, ask.rows + count)
+        rows, sharing = ask.rows + ask.sharing * count, ask.sharing
+        return Ask(ask.sequence, most, gain, self.confidence, ask.costs, rows, sharing)
 
     def pass_on(self, said: Proposal, chances: list[float]) -> None:
         """Adds what the drafter said as it is; the proposal ends where that is nothing."""
