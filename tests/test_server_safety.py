@@ -4,7 +4,7 @@ import json
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -125,6 +125,13 @@ def test_too_much_is_4xx(served: Served) -> None:
     assert served.ask("GET", COMPLETIONS).status == 405
 
 
+def wait_for(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def open_stream(served: Served) -> socket.socket:
     """A long completion of which the first bytes have come."""
     body = json.dumps({**LONG, "stream": True}).encode()
@@ -152,12 +159,15 @@ def test_clients_that_leave_or_do_not_read_hold_nobody_up(
         assert all(reply.status == 200 for reply in replies)
     for i in order[8:]:
         connections[i].close()
+    wait_for(lambda: served.metric("vllm:num_requests_running") == 0)
+    assert served.metric("vllm:num_requests_waiting") == 0
+    assert served.metric("vllm:kv_cache_usage_perc") == 0
 
 
 def test_sigterm_drains(directory: Path) -> None:
     with serving(str(directory)) as served, ThreadPoolExecutor(1) as pool:
         pending = pool.submit(served.ask, "POST", COMPLETIONS, LONG)
-        time.sleep(0.3)
+        wait_for(lambda: served.metric("vllm:num_requests_running") == 1)
         served.process.send_signal(signal.SIGTERM)
         reply = pending.result(60)
         assert reply.status == 200

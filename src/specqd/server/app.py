@@ -27,6 +27,7 @@ from specqd.server.bodies import (
 )
 from specqd.server.engine_thread import EngineFailedError, EngineThread, Job
 from specqd.server.guard import Access, Guard
+from specqd.server.metrics import CONTENT_TYPE, Counts, Metrics
 from specqd.server.problems import ProblemError, refused
 from specqd.server.responses import Answer, ChatForm, CompletionForm, Form, Usage
 from specqd.server.streams import AnswerResponse
@@ -52,7 +53,8 @@ class Service:
         self.serving = serving
         self.engine = serving.engine
         self.tokenizer = serving.engine.tokenizer
-        self.thread = EngineThread(serving.engine)
+        self.metrics = Metrics(serving.model_name)
+        self.thread = EngineThread(serving.engine, self.metrics)
         self.created = int(time.time())
 
     def check_model(self, name: str | None) -> None:
@@ -192,6 +194,11 @@ def add_models(app: FastAPI, service: Service) -> None:
         if service.thread.failure is not None:
             raise ProblemError(503, str(service.thread.failure))
         return Response()
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        counts = await service.thread.ask(lambda: Counts.of(service.engine))
+        return Response(service.metrics.shown(counts), media_type=CONTENT_TYPE)
 
 
 def add_texts(app: FastAPI, service: Service) -> None:

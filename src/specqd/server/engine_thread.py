@@ -13,7 +13,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import TypeVar
+from time import perf_counter
+from typing import Protocol, TypeVar
 
 from specqd.engine import Engine, FinishReason, Generation, TokenLogprob
 from specqd.errors import RequestError, SpecqdError
@@ -25,6 +26,22 @@ _LOG = logging.getLogger("specqd.server")
 
 class EngineFailedError(Exception):
     """The engine broke down: no request can be served any more. A fault of ours."""
+
+
+class Watcher(Protocol):
+    """Hears of samples as they come out of the engine, on its thread. Times in seconds."""
+
+    def first_token(self, seconds: float) -> None:
+        """Since the job was submitted."""
+        ...
+
+    def next_tokens(self, seconds: float, count: int) -> None:
+        """So many at once, since those before them."""
+        ...
+
+    def finished(self, reason: str, seconds: float) -> None:
+        """Since the job was submitted."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +107,9 @@ class _Live:
         self.job = job
         self.prompts = prompts
         self.generations = [generation for samples in prompts for generation in samples]
+        self.begun = perf_counter()
         self._sent = [(0, 0, 0)] * len(self.generations)  # text, tokens, logprobs
+        self._sent_at = [self.begun] * len(self.generations)
         self._open = set(range(len(self.generations)))
 
     @property
@@ -98,8 +117,24 @@ class _Live:
         return not self._open
 
     @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    @property
     def cached_prompt_tokens(self) -> int:
         return sum(samples[0].cached_prompt_tokens for samples in self.prompts)
+
+    def tell(self, watcher: Watcher, updates: list[Update]) -> None:
+        now = perf_counter()
+        for update in updates:
+            i, count = update.sample, len(update.tokens)
+            if count and self._sent[i][1] == count:
+                watcher.first_token(now - self.begun)
+            elif count:
+                watcher.next_tokens(now - self._sent_at[i], count)
+            if update.finish_reason is not None:
+                watcher.finished(update.finish_reason, now - self.begun)
+            self._sent_at[i] = now
 
     def updates(self) -> list[Update]:
         new = []
@@ -129,8 +164,9 @@ class _Live:
 class EngineThread:
     """Runs an engine; `submit`, `close` and `ask` are called from one event loop."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, watcher: Watcher | None = None) -> None:
         self._engine = engine
+        self._watcher = watcher
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._live: dict[Job, _Live] = {}
         self._open: dict[Job, int] = {}  # the loop's side: samples that are not over
@@ -231,8 +267,13 @@ class EngineThread:
 
     def _cancel(self, job: Job) -> None:
         live = self._live.pop(job, None)
-        for generation in live.generations if live else ():
+        if live is None:
+            return
+        for generation in live.generations:
             self._engine.cancel(generation)
+        if self._watcher is not None:
+            for _ in range(live.num_open):
+                self._watcher.finished("cancelled", perf_counter() - live.begun)
 
     def _hand_over(self) -> None:
         assert self._loop is not None
@@ -240,6 +281,8 @@ class EngineThread:
         for live in list(self._live.values()):
             if updates := live.updates():
                 news.append((live.job, updates, live.cached_prompt_tokens))
+                if self._watcher is not None:
+                    live.tell(self._watcher, updates)
             if live.is_over:
                 del self._live[live.job]
         if news:
