@@ -20,7 +20,7 @@ from specqd.drafters import Ask, Proposal
 from specqd.errors import RequestError
 from specqd.level import Level
 from specqd.sampling import SamplingParams
-from specqd.sequence import Sequence
+from specqd.sequence import Grammar, Sequence
 from specqd.text_stream import TextStream
 from specqd.tokenizer import Tokenizer
 
@@ -114,7 +114,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.stats = EngineStats()
         self.reuses_prefixes = True  # of prompts; a measurement of prefill turns it off
-        self._eos = frozenset(eos_token_ids)
+        self.eos_token_ids = frozenset(eos_token_ids)
         self._max_batch = max_batch
         self.max_context = min(max_context or level.model.max_positions, level.model.max_positions)
         self._prompt_rows = prompt_rows
@@ -134,8 +134,16 @@ class Engine:
     def num_running(self) -> int:
         return len(self._running)
 
-    def submit(self, prompt: SequenceOf[int], params: SamplingParams) -> list[Generation]:
-        """Queues a request; returns its `n` samples. Raises RequestError for what cannot be run."""
+    def submit(
+        self,
+        prompt: SequenceOf[int],
+        params: SamplingParams,
+        make_grammar: Callable[[], Grammar] | None = None,
+    ) -> list[Generation]:
+        """Queues a request; returns its `n` samples, each under a grammar of its own.
+
+        Raises RequestError for what cannot be run.
+        """
         model = self.level.model
         model.check_tokens(prompt)
         params.check_vocabulary(model.config.vocab_size)
@@ -154,6 +162,9 @@ class Engine:
             )
         seed = self._make_seed() if params.seed is None else params.seed
         samples = [self._generation(prompt, params, seed, i, most) for i in range(params.n)]
+        if make_grammar is not None:
+            for sample in samples:
+                sample.sequence.grammar = make_grammar()
         for follower in samples[1:]:
             follower._leader = samples[0]
         self._waiting.extend(samples)
@@ -165,7 +176,7 @@ class Engine:
     ) -> Generation:
         stop_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
-            stop_ids |= self._eos
+            stop_ids |= self.eos_token_ids
         sequence = Sequence(
             list(prompt),
             params.picker(seed, sample),
@@ -273,6 +284,8 @@ class Engine:
             return
         for i, token in enumerate(result.tokens):
             sequence.tokens.append(token)
+            if sequence.grammar is not None and token not in sequence.stop_ids:
+                sequence.grammar.accept(token)
             generation.confidence = result.confidences[i]
             generation.origins.append(Origin(result.depths[i], result.confidences[i]))
             if params.logprobs is not None and logits is not None:

@@ -31,6 +31,7 @@ from specqd.server.metrics import CONTENT_TYPE, Counts, Metrics
 from specqd.server.problems import ProblemError, refused
 from specqd.server.responses import Answer, ChatForm, CompletionForm, Form, Usage
 from specqd.server.streams import AnswerResponse
+from specqd.server.structured import JsonGrammars
 
 _LONGEST_MESSAGE = 500
 
@@ -56,6 +57,11 @@ class Service:
         self.metrics = Metrics(serving.model_name)
         self.thread = EngineThread(serving.engine, self.metrics)
         self.created = int(time.time())
+        self.grammars = JsonGrammars(
+            self.tokenizer,
+            serving.engine.level.model.vocabulary,
+            sorted(serving.engine.eos_token_ids),
+        )
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.serving.model_name:
@@ -80,7 +86,10 @@ class Service:
     ) -> Response:
         """Raises ProblemError for what does not fit, RequestError for what cannot be run."""
         self._check_size(prompts, params)
-        job = Job(prompts, params.resolved(self.serving.defaults))
+        make_grammar, schema = None, body.schema_to_follow
+        if schema is not None:
+            make_grammar = await asyncio.to_thread(self.grammars.of_schema, schema)
+        job = Job(prompts, params.resolved(self.serving.defaults), make_grammar)
         try:
             await self.thread.submit(job)
         except BaseException:

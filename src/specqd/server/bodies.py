@@ -30,6 +30,28 @@ class StreamOptions(Body):
     include_obfuscation: bool = False  # none is ever added
 
 
+class TextFormat(Body):
+    type: Literal["text"]
+
+
+class ObjectFormat(Body):
+    type: Literal["json_object"]
+
+
+class NamedSchema(Body):
+    """Followed to the letter, whatever `strict` says."""
+
+    name: str
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class SchemaFormat(Body):
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
 class SamplingBody(Body):
     """What completions and chats have in common."""
 
@@ -45,6 +67,9 @@ class SamplingBody(Body):
     presence_penalty: float | None = 0.0
     frequency_penalty: float | None = 0.0
     logit_bias: dict[str, float] | None = None
+    response_format: Annotated[
+        TextFormat | ObjectFormat | SchemaFormat | None, Field(discriminator="type")
+    ] = None
     # vLLM's:
     top_k: int | None = None
     min_p: float | None = None
@@ -68,10 +93,21 @@ class SamplingBody(Body):
     def num_samples(self) -> int:
         return self.n or 1
 
+    @property
+    def schema_to_follow(self) -> dict[str, Any] | None:
+        match self.response_format:
+            case ObjectFormat():
+                return {"type": "object"}
+            case SchemaFormat(json_schema=named):
+                return named.schema_
+        return None
+
     def sampling(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """Raises RequestError for a value out of range, ProblemError for what is too much."""
         if self.stream_options is not None and not self.stream:
             raise refused("stream_options goes with stream: true", "stream_options")
+        if self.ignore_eos and self.schema_to_follow is not None:
+            raise refused("ignore_eos: what follows a schema has an end", "ignore_eos")
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if len(stops) > MOST_STOPS or any(len(stop) > MOST_STOP_CHARACTERS for stop in stops):
             raise refused(

@@ -19,6 +19,7 @@ from typing import Protocol, TypeVar
 from specqd.engine import Engine, FinishReason, Generation, TokenLogprob
 from specqd.errors import RequestError, SpecqdError
 from specqd.sampling import SamplingParams
+from specqd.sequence import Grammar
 
 T = TypeVar("T")
 _LOG = logging.getLogger("specqd.server")
@@ -59,9 +60,15 @@ class Update:
 class Job:
     """One call's prompts and what comes of them. Lives on the event loop."""
 
-    def __init__(self, prompts: SequenceOf[SequenceOf[int]], params: SamplingParams) -> None:
+    def __init__(
+        self,
+        prompts: SequenceOf[SequenceOf[int]],
+        params: SamplingParams,
+        make_grammar: Callable[[], Grammar] | None = None,
+    ) -> None:
         self.prompts = prompts
         self.params = params
+        self.make_grammar = make_grammar
         self.num_samples = len(prompts) * params.n
         self.cached_prompt_tokens = 0  # known once there is a token
         self._num_open = self.num_samples
@@ -258,7 +265,7 @@ class EngineThread:
         submitted: list[list[Generation]] = []
         try:
             for prompt in job.prompts:
-                submitted.append(self._engine.submit(prompt, job.params))
+                submitted.append(self._engine.submit(prompt, job.params, job.make_grammar))
         except SpecqdError:
             for generation in (g for samples in submitted for g in samples):
                 self._engine.cancel(generation)
