@@ -13,6 +13,7 @@ import pytest
 
 from random_models import Shape, make_model
 from served import Served, add_template, serving
+from specqd.cli import main
 
 pytest.importorskip("fastapi", reason="needs specqd[serve]")
 pytest.importorskip("uvicorn", reason="needs specqd[serve]")
@@ -185,6 +186,23 @@ def test_no_text_is_logged(directory: Path) -> None:
         served.process.wait(60)
         assert served.process.stderr is not None
         assert secret not in served.process.stderr.read()
+
+
+def test_a_missing_extra_is_named_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("specqd.cli.serve.find_spec", lambda name: None)
+    assert main(["serve"]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert "pip install 'specqd[serve]'" in line
+
+
+def test_an_address_that_is_taken_is_told_in_one_line(
+    served: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "--port", str(served.port)]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert "in use" in line
 
 
 def test_the_server_listens_on_this_machine_alone(served: Served) -> None:

@@ -20,7 +20,7 @@ pytest.importorskip("llguidance", reason="needs specqd[serve]")
 openai = pytest.importorskip("openai", reason="needs OpenAI's client")
 pydantic = pytest.importorskip("pydantic", reason="needs specqd[serve]")
 
-from specqd.server.structured import JsonGrammars  # noqa: E402
+from specqd.server.structured import JsonGrammar, JsonGrammars  # noqa: E402
 
 SCHEMA = {
     "type": "object",
@@ -153,6 +153,48 @@ def test_masks_along_a_proposal_are_those_of_each_prefix(
             plain.accept(token)
     [row] = looking.masks([])
     assert [i for i in range(llm.model.vocabulary) if row[i // 32] >> (i % 32) & 1] == [EOS]
+
+
+class Tiring:
+    """A matcher that allows token 7 and gives up, for good, on a text of three tokens."""
+
+    def __init__(self, tokens: list[int], has_given_up: bool = False) -> None:
+        self.tokens = tokens
+        self.has_given_up = has_given_up
+
+    def deep_copy(self) -> "Tiring":
+        return Tiring(list(self.tokens), self.has_given_up)
+
+    def is_error(self) -> bool:
+        return self.has_given_up
+
+    def consume_tokens(self, tokens: list[int]) -> bool:
+        self.tokens += tokens
+        return not self.has_given_up
+
+    def consume_token(self, token: int) -> bool:
+        return self.consume_tokens([token])
+
+    def try_consume_tokens(self, tokens: list[int]) -> int:
+        return len(tokens) if self.consume_tokens(tokens) else 0
+
+    def rollback(self, count: int) -> bool:
+        del self.tokens[len(self.tokens) - count :]
+        return not self.has_given_up
+
+    def compute_bitmask(self) -> bytes:
+        self.has_given_up |= len(self.tokens) >= 3
+        return np.array([1 << 7], np.uint32).tobytes()
+
+
+def test_a_matcher_that_gives_up_ahead_of_the_text_is_replaced() -> None:
+    grammar = JsonGrammar(Tiring([]), 1)
+    grammar.accept(7)
+    assert grammar.masks([7, 7]).tolist() == [[1 << 7], [1 << 7], [0]]
+    grammar.accept(7)
+    assert grammar.masks([7, 7]).tolist() == [[1 << 7], [0], [0]]
+    grammar.accept(7)
+    assert grammar.masks([]).tolist() == [[0]]  # and now the text itself ends
 
 
 def test_openais_client_parses_into_a_pydantic_model(client: Any) -> None:

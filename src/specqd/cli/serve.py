@@ -9,6 +9,7 @@ from specqd.cli.options import draft_option, machine_options, model_argument
 from specqd.cli.terminal import ProgressBar, one_line
 from specqd.errors import RequestError
 
+NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 PROMPT_ROWS = 128  # of prompts in one round, while others are being written
 DRAIN_SECONDS = 60  # that open requests have after SIGTERM
 
@@ -75,8 +76,8 @@ def serve(
 
     Binds to this machine alone unless --host says otherwise. Needs specqd[serve].
     """
-    if find_spec("fastapi") is None or find_spec("uvicorn") is None:
-        raise RequestError("serving needs FastAPI and uvicorn; pip install 'specqd[serve]'")
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        raise RequestError(f"serving needs {', '.join(missing)}; pip install 'specqd[serve]'")
     if api_key == "":
         raise click.UsageError("--api-key is empty; leave it out, or give one")
     if api_key is not None and not api_key.isascii():

@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import Protocol, TypeVar
 
 from specqd.engine import Engine, FinishReason, Generation, TokenLogprob
-from specqd.errors import RequestError, SpecqdError
+from specqd.errors import RequestError
 from specqd.sampling import SamplingParams
 from specqd.sequence import Grammar
 
@@ -266,7 +266,7 @@ class EngineThread:
         try:
             for prompt in job.prompts:
                 submitted.append(self._engine.submit(prompt, job.params, job.make_grammar))
-        except SpecqdError:
+        except BaseException:
             for generation in (g for samples in submitted for g in samples):
                 self._engine.cancel(generation)
             raise

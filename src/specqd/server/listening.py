@@ -25,6 +25,7 @@ def run(app: ASGIApp, sock: socket.socket, drain_s: int) -> None:
     """Serves until SIGTERM or SIGINT; open requests then have `drain_s` seconds to end."""
     config = uvicorn.Config(
         app,
+        http="h11",  # not whichever parser happens to be installed
         log_level="warning",
         access_log=False,
         server_header=False,

@@ -48,7 +48,7 @@ class JsonGrammars:
         if matcher.is_error():
             raise _unfollowable(matcher.get_error())
         words = -(-self._vocabulary // 32)
-        return lambda: JsonGrammar(matcher.deep_copy(), words)
+        return lambda: JsonGrammar(matcher, words)
 
     def _tokens(self) -> llguidance.LLTokenizer:
         if not self._eos:
@@ -63,14 +63,17 @@ class JsonGrammars:
 class JsonGrammar:
     """What may come next in one text. Looking ahead leaves no trace on what was accepted."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, words: int) -> None:
-        self._matcher = matcher
+    def __init__(self, fresh: llguidance.LLMatcher, words: int) -> None:
+        self._fresh = fresh  # is copied only
+        self._matcher = fresh.deep_copy()
         self._words = words
+        self._accepted: list[int] = []
         self._ahead: list[int] = []  # what the matcher has read beyond the accepted tokens
         self._rows: dict[tuple[int, ...], NDArray[np.uint32] | None] = {}  # by tokens ahead
 
     def accept(self, token: int) -> None:
         self._rows.clear()
+        self._accepted.append(token)
         if self._ahead and self._ahead[0] == token:
             del self._ahead[0]
             return
@@ -96,11 +99,33 @@ class JsonGrammar:
         self._go_back(next((i for i, (a, b) in enumerate(pairs) if a != b), len(ahead)))
         for token in ahead[len(self._ahead) :]:
             if self._matcher.try_consume_tokens([token]) == 0:
+                if self._matcher.is_error():
+                    self._start_again()
                 return None
             self._ahead.append(token)
-        if self._matcher.is_error():
+        allowed = self._allowed()
+        if allowed is None:
+            if ahead:
+                self._start_again()  # the tokens ahead may be wrong, and must not end the text
             return np.zeros(self._words, np.uint32)
-        return np.frombuffer(self._matcher.compute_bitmask(), np.uint32)[: self._words]
+        return allowed
+
+    def _allowed(self) -> NDArray[np.uint32] | None:
+        """None where llguidance has given up, for good: a text may take too much work."""
+        if self._matcher.is_error():
+            return None
+        try:
+            bits = self._matcher.compute_bitmask()
+        except ValueError:
+            return None
+        if self._matcher.is_error():
+            return None
+        return np.frombuffer(bits, np.uint32)[: self._words]
+
+    def _start_again(self) -> None:
+        self._matcher = self._fresh.deep_copy()
+        self._matcher.consume_tokens(self._accepted)
+        self._ahead.clear()
 
     def _go_back(self, length: int) -> None:
         """Forgets all but the first `length` tokens ahead."""
