@@ -31,14 +31,14 @@ demo: build
 	$(BIN)/specqd demo
 
 $(VENV)/test-ready: $(VENV)/built
-	$(BIN)/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[test]"
+	$(BIN)/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[serve,test]"
 	touch $@
 
 test: $(VENV)/test-ready
 	$(BIN)/python -m pytest
 
 $(VENV)/lint-ready: pyproject.toml | $(VENV)/built
-	$(BIN)/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[lint]"
+	$(BIN)/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[serve,lint]"
 	touch $@
 
 lint: $(VENV)/lint-ready

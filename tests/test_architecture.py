@@ -36,8 +36,8 @@ RANKS = (
     {"reports"},
     {"llm"},
     {""},  # the package itself, which names what its users import
-    {"bench"},
-    {"server", "cli"},
+    {"bench", "server"},
+    {"cli"},
 )
 RANK = {name: rank for rank, names in enumerate(RANKS) for name in names}
 EDGES = ("cli", "server")

@@ -84,7 +84,7 @@ def test_help_answers_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["generate", "demo", "inspect", "bench bandwidth", "bench kernels"]
+    "command", ["generate", "demo", "serve", "inspect", "bench bandwidth", "bench kernels"]
 )
 def test_help_shows_real_commands(run: Run, command: str) -> None:
     status, out, _ = run(*command.split(), "--help")

@@ -320,6 +320,9 @@ class Alternating:
         rows = [[odd if token % 2 == 0 else even] * (VOCABULARY // 32) for token in last]
         return np.array(rows, np.uint32)
 
+    def accept(self, token: int) -> None:
+        self.accepted.append(token)
+
 
 def obedient(rule: Rule) -> Rule:
     """What a fake model with `rule` says under that grammar."""
@@ -347,6 +350,9 @@ class Forbidding:
 
     def masks(self, proposal: SequenceOf[int]) -> np.ndarray:
         return np.zeros((len(proposal) + 1, VOCABULARY // 32), np.uint32)
+
+    def accept(self, token: int) -> None:
+        pass
 
 
 def test_nothing_is_returned_where_nothing_is_allowed() -> None:

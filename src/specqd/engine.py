@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specqd import _native
+from specqd.context import Rows
 from specqd.drafters import Ask, Proposal
 from specqd.errors import RequestError
 from specqd.level import Level
 from specqd.sampling import SamplingParams
-from specqd.sequence import Sequence
+from specqd.sequence import Grammar, Sequence
 from specqd.text_stream import TextStream
 from specqd.tokenizer import Tokenizer
 
@@ -59,6 +60,7 @@ class Generation:
     most_tokens: int
     text: str = ""
     confidence: float = 1.0  # in the last token
+    cached_prompt_tokens: int = 0  # that another request had read before
     logprobs: list[TokenLogprob] = field(default_factory=list)
     origins: list[Origin] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -90,7 +92,12 @@ class EngineStats:
 
 
 class Engine:
-    """Runs any number of requests over one chain of levels."""
+    """Runs any number of requests over one chain of levels.
+
+    max_context: positions of one text at most, prompt included; None: the model's.
+    prompt_rows: of all prompts together, what one step reads; None: all of each. It bounds how long
+    those that are being written wait for those that begin, and changes no bit.
+    """
 
     def __init__(
         self,
@@ -99,14 +106,18 @@ class Engine:
         *,
         eos_token_ids: SequenceOf[int] = (),
         max_batch: int = 16,
+        max_context: int | None = None,
+        prompt_rows: int | None = None,
         make_seed: Callable[[], int] = lambda: randbits(63),
     ) -> None:
         self.level = level
         self.tokenizer = tokenizer
         self.stats = EngineStats()
         self.reuses_prefixes = True  # of prompts; a measurement of prefill turns it off
-        self._eos = frozenset(eos_token_ids)
+        self.eos_token_ids = frozenset(eos_token_ids)
         self._max_batch = max_batch
+        self.max_context = min(max_context or level.model.max_positions, level.model.max_positions)
+        self._prompt_rows = prompt_rows
         self._make_seed = make_seed
         self._waiting: deque[Generation] = deque()
         self._running: list[Generation] = []
@@ -115,16 +126,32 @@ class Engine:
     def is_idle(self) -> bool:
         return not self._waiting and not self._running
 
-    def submit(self, prompt: SequenceOf[int], params: SamplingParams) -> list[Generation]:
-        """Queues a request; returns its `n` samples. Raises RequestError for what cannot be run."""
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    def submit(
+        self,
+        prompt: SequenceOf[int],
+        params: SamplingParams,
+        make_grammar: Callable[[], Grammar] | None = None,
+    ) -> list[Generation]:
+        """Queues a request; returns its `n` samples, each under a grammar of its own.
+
+        Raises RequestError for what cannot be run.
+        """
         model = self.level.model
         model.check_tokens(prompt)
         params.check_vocabulary(model.config.vocab_size)
-        room = model.config.max_positions - len(prompt)
+        room = self.max_context - len(prompt)
         if room < 1:
             raise RequestError(
-                f"the prompt's {len(prompt)} tokens fill the model's context of "
-                f"{model.config.max_positions}; shorten the prompt"
+                f"the prompt's {len(prompt)} tokens fill the context of {self.max_context}; "
+                "shorten the prompt"
             )
         most = room if params.max_tokens is None else min(params.max_tokens, room)
         if self._pages(len(prompt) + most) > model.cache.total_pages:
@@ -135,6 +162,9 @@ class Engine:
             )
         seed = self._make_seed() if params.seed is None else params.seed
         samples = [self._generation(prompt, params, seed, i, most) for i in range(params.n)]
+        if make_grammar is not None:
+            for sample in samples:
+                sample.sequence.grammar = make_grammar()
         for follower in samples[1:]:
             follower._leader = samples[0]
         self._waiting.extend(samples)
@@ -146,7 +176,7 @@ class Engine:
     ) -> Generation:
         stop_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
-            stop_ids |= self._eos
+            stop_ids |= self.eos_token_ids
         sequence = Sequence(
             list(prompt),
             params.picker(seed, sample),
@@ -171,20 +201,10 @@ class Engine:
     def step(self) -> list[Generation]:
         """Advances every running request by a round; returns those that have something new."""
         self._admit()
-        running = list(self._running)
-        if not running:
-            return []
-        is_prefill = any(generation.count == 0 for generation in running)
+        is_prefill = any(generation.count == 0 for generation in self._running)
         begun = perf_counter()
-        asks = [Ask(g.sequence, g.most_tokens - g.count, confidence=g.confidence) for g in running]
-        advanced = self.level.advance(asks)
-        logits = None
-        if any(g.params.logprobs is not None for g in running):
-            logits = self.level.model.decoder.logits()
-        before = sum(g.count for g in running)
-        for generation, result in zip(running, advanced, strict=True):
-            self._accept(generation, result, logits)
-        made = sum(g.count for g in running) - before
+        ready = self._read_prompts()
+        made = self._advance(ready) if ready else 0
         self.stats.new_tokens += made
         seconds = perf_counter() - begun
         if is_prefill:
@@ -192,7 +212,38 @@ class Engine:
         else:
             self.stats.decode_seconds += seconds
             self.stats.decoded_tokens += made
-        return running
+        return ready
+
+    def _read_prompts(self) -> list[Generation]:
+        """Those of the running that can be written on now. Of the others' prompts it reads a part,
+        the oldest first, as far as the rows of this step go."""
+        if self._prompt_rows is None:
+            return list(self._running)
+        model, left = self.level.model, self._prompt_rows
+        ready = []
+        for generation in self._running:
+            context, tokens = model.context(generation.sequence), generation.sequence.tokens
+            start = context.length
+            unread = max(len(tokens) - 1 - start, 0)
+            if unread <= left:
+                left -= unread
+                ready.append(generation)
+            elif left:
+                model.forward([Rows(context, start, tokens[start : start + left], 0)])
+                left = 0
+        return ready
+
+    def _advance(self, ready: list[Generation]) -> int:
+        """A round of the chain for each; returns the tokens that they got."""
+        asks = [Ask(g.sequence, g.most_tokens - g.count, confidence=g.confidence) for g in ready]
+        advanced = self.level.advance(asks)
+        logits = None
+        if any(g.params.logprobs is not None for g in ready):
+            logits = self.level.model.decoder.logits()
+        before = sum(g.count for g in ready)
+        for generation, result in zip(ready, advanced, strict=True):
+            self._accept(generation, result, logits)
+        return sum(g.count for g in ready) - before
 
     def _admit(self) -> None:
         """Starts waiting requests while the batch has places and the cache has pages for all."""
@@ -211,6 +262,7 @@ class Engine:
                 model.fork(leader.sequence, generation.sequence)
             elif self.reuses_prefixes:
                 held = model.adopt_prefix(generation.sequence)
+                generation.cached_prompt_tokens = held
                 self.stats.cached_prompt_tokens += held
             self._running.append(generation)
 
@@ -232,6 +284,8 @@ class Engine:
             return
         for i, token in enumerate(result.tokens):
             sequence.tokens.append(token)
+            if sequence.grammar is not None and token not in sequence.stop_ids:
+                sequence.grammar.accept(token)
             generation.confidence = result.confidences[i]
             generation.origins.append(Origin(result.depths[i], result.confidences[i]))
             if params.logprobs is not None and logits is not None:

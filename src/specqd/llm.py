@@ -106,6 +106,7 @@ class LLM:
     threads: of the native core; None takes all usable cores.
     isa: forces an instruction set; None takes the fastest.
     reading: `draft` lets the MXFP4 reading speak as the model itself.
+    cache_positions: of the KV cache, for all texts together; None: four contexts, if they fit.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class LLM:
         isa: str | None = None,
         *,
         reading: Reading = Reading.EXACT,
+        cache_positions: int | None = None,
         progress: Progress | None = None,
     ) -> None:
         specs = parse_chain(draft, reading)
@@ -138,6 +140,7 @@ class LLM:
             self.directory,
             machine=Machine.choose(threads, isa),
             reading=reading,
+            cache_positions=cache_positions,
             progress=progress,
         )
         config = self.model.config

@@ -22,6 +22,10 @@ class Grammar(Protocol):
         the rows after that may allow anything."""
         ...
 
+    def accept(self, token: int) -> None:
+        """Takes a token for good: it is the last of the accepted ones from now on."""
+        ...
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:

@@ -172,6 +172,10 @@ class Tokenizer:
             self._pieces(), self._backend.id_to_token, self._special_ids, clean_up=self._clean_up
         )
 
+    def to_json(self) -> str:
+        """As tokenizer.json has it, with what the settings made special."""
+        return str(self._backend.to_str())
+
     def token_text(self, token_id: int) -> str:
         """The token as the vocabulary spells it ("Ġthe", "▁the"), "" for an id without one."""
         return self._backend.id_to_token(token_id) or ""

@@ -9,6 +9,7 @@ from specqd.cli.demo import demo
 from specqd.cli.generate import generate
 from specqd.cli.inspect import inspect
 from specqd.cli.pack import pack
+from specqd.cli.serve import serve
 
 _EPILOG = """\b
 Try:
@@ -16,6 +17,7 @@ Try:
   specqd generate -p "def fibonacci(n):"
   specqd generate ./my-model -p "Once upon a time" -n 200 --temperature 0.8
   specqd chat Qwen/Qwen3-0.6B
+  specqd serve --port 8000
   specqd inspect Qwen/Qwen3-0.6B
   specqd pack Qwen/Qwen3-0.6B ./qwen3-packed
 """
@@ -31,5 +33,5 @@ def app() -> None:
     """
 
 
-for _command in (generate, chat, demo, inspect, pack, bench):
+for _command in (generate, chat, serve, demo, inspect, pack, bench):
     app.add_command(_command)

@@ -1,0 +1,119 @@
+"""`specqd serve`: an OpenAI-compatible server for one model."""
+
+from importlib.util import find_spec
+from ipaddress import ip_address
+
+import click
+
+from specqd.cli.options import draft_option, machine_options, model_argument
+from specqd.cli.terminal import ProgressBar, one_line
+from specqd.errors import RequestError
+
+NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
+PROMPT_ROWS = 128  # of prompts in one round, while others are being written
+DRAIN_SECONDS = 60  # that open requests have after SIGTERM
+
+_EPILOG = """\b
+Examples:
+  specqd serve
+  specqd serve ./my-model --draft mxfp4 --draft ngram --port 8080
+  SPECQD_API_KEY=secret specqd serve Qwen/Qwen3-0.6B --host 0.0.0.0 --max-context 4096
+"""
+
+
+@click.command(epilog=_EPILOG)
+@model_argument
+@draft_option
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to bind to.")
+@click.option(
+    "--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0: a free one."
+)
+@click.option(
+    "--api-key",
+    envvar="SPECQD_API_KEY",
+    metavar="KEY",
+    help="Asked of every request. Better set in SPECQD_API_KEY: others can read command lines.",
+)
+@click.option(
+    "--allow-host", multiple=True, metavar="NAME", help="A name clients call us by. May repeat."
+)
+@click.option(
+    "--max-batch",
+    default=16,
+    show_default=True,
+    type=click.IntRange(1, 512),
+    help="Texts written at once; more wait.",
+)
+@click.option(
+    "--max-context",
+    type=click.IntRange(2),
+    metavar="N",
+    help="Tokens of a prompt and its completion. Default: the model's.",
+)
+@click.option(
+    "--cache-positions",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Tokens that the KV cache holds of all texts. Default: four contexts, if they fit.",
+)
+@click.option("--served-model-name", metavar="NAME", help="Default: the directory's name.")
+@machine_options
+def serve(
+    model: str | None,
+    draft: tuple[str, ...],
+    host: str,
+    port: int,
+    api_key: str | None,
+    allow_host: tuple[str, ...],
+    max_batch: int,
+    max_context: int | None,
+    cache_positions: int | None,
+    served_model_name: str | None,
+    threads: int | None,
+    isa: str | None,
+) -> None:
+    """Serve a model to OpenAI's clients: completions and chats, streamed or whole.
+
+    Binds to this machine alone unless --host says otherwise. Needs specqd[serve].
+    """
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        raise RequestError(f"serving needs {', '.join(missing)}; pip install 'specqd[serve]'")
+    if api_key == "":
+        raise click.UsageError("--api-key is empty; leave it out, or give one")
+    if api_key is not None and not api_key.isascii():
+        raise click.UsageError("--api-key: HTTP headers carry ASCII only")
+
+    from specqd.engine import Engine
+    from specqd.llm import LLM
+    from specqd.server.app import Serving, make_app
+    from specqd.server.guard import Access
+    from specqd.server.listening import listen, run
+
+    sock = listen(host, port)
+    with ProgressBar("Packing weights") as bar:
+        llm = LLM(
+            model, draft or "auto", threads, isa, cache_positions=cache_positions, progress=bar
+        )
+    engine = Engine(
+        llm.engine.level,
+        llm.tokenizer,
+        eos_token_ids=llm.defaults.eos_token_ids or llm.model.config.eos_token_ids,
+        max_batch=max_batch,
+        max_context=max_context,
+        prompt_rows=PROMPT_ROWS,
+    )
+    names = frozenset(name.lower() for name in (host, *allow_host))
+    serving = Serving(
+        engine,
+        served_model_name or llm.directory.name,
+        llm.defaults,
+        Access(api_key=api_key, host_names=names),
+    )
+    address = sock.getsockname()
+    shown = f"[{address[0]}]" if ":" in address[0] else address[0]
+    click.echo(
+        one_line(f"specqd: serving {serving.model_name} at http://{shown}:{address[1]}"), err=True
+    )
+    if api_key is None and not ip_address(address[0]).is_loopback:
+        click.echo("specqd: warning: anybody who reaches this port may use it; --api-key", err=True)
+    run(make_app(serving), sock, DRAIN_SECONDS)

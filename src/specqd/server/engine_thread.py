@@ -1,0 +1,312 @@
+"""The thread that owns the engine, and jobs that travel between it and an event loop.
+
+Knows rounds and arrivals; knows nothing of HTTP. All that touches the engine is a command that the
+thread runs between two rounds, so requests join and leave there. What a round made is handed over
+at once and waits on the other side: whoever reads slowly holds nobody up.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from threading import Thread
+from time import perf_counter
+from typing import Protocol, TypeVar
+
+from specqd.engine import Engine, FinishReason, Generation, TokenLogprob
+from specqd.errors import RequestError
+from specqd.sampling import SamplingParams
+from specqd.sequence import Grammar
+
+T = TypeVar("T")
+_LOG = logging.getLogger("specqd.server")
+
+
+class EngineFailedError(Exception):
+    """The engine broke down: no request can be served any more. A fault of ours."""
+
+
+class Watcher(Protocol):
+    """Hears of samples as they come out of the engine, on its thread. Times in seconds."""
+
+    def first_token(self, seconds: float) -> None:
+        """Since the job was submitted."""
+        ...
+
+    def next_tokens(self, seconds: float, count: int) -> None:
+        """So many at once, since those before them."""
+        ...
+
+    def finished(self, reason: str, seconds: float) -> None:
+        """Since the job was submitted."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What is new of one sample."""
+
+    sample: int  # counted over all prompts of the job
+    text: str
+    tokens: list[int]
+    logprobs: list[TokenLogprob]
+    finish_reason: FinishReason | None
+    error: RequestError | None
+
+
+class Job:
+    """One call's prompts and what comes of them. Lives on the event loop."""
+
+    def __init__(
+        self,
+        prompts: SequenceOf[SequenceOf[int]],
+        params: SamplingParams,
+        make_grammar: Callable[[], Grammar] | None = None,
+    ) -> None:
+        self.prompts = prompts
+        self.params = params
+        self.make_grammar = make_grammar
+        self.num_samples = len(prompts) * params.n
+        self.cached_prompt_tokens = 0  # known once there is a token
+        self._num_open = self.num_samples
+        self._new: list[Update] = []
+        self._is_there = asyncio.Event()
+        self._failure: Exception | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all updates have been taken."""
+        return self._num_open == 0 and not self._new
+
+    async def updates(self) -> list[Update]:
+        """What is new since the last call, as soon as there is something.
+
+        Raises RequestError where a sample cannot go on, EngineFailedError where none can.
+        """
+        await self._is_there.wait()
+        if self._failure is not None:
+            raise self._failure
+        new, self._new = self._new, []
+        self._is_there.clear()
+        for update in new:
+            if update.error is not None:
+                raise update.error
+        return new
+
+    def deliver(self, updates: list[Update], cached_prompt_tokens: int) -> None:
+        self._new += updates
+        self._num_open -= sum(update.finish_reason is not None for update in updates)
+        self.cached_prompt_tokens = cached_prompt_tokens
+        self._is_there.set()
+
+    def fail(self, error: Exception) -> None:
+        self._failure = error
+        self._is_there.set()
+
+
+class _Live:
+    """A job on the engine's side: its generations, and how much of each has been handed over."""
+
+    def __init__(self, job: Job, prompts: list[list[Generation]]) -> None:
+        self.job = job
+        self.prompts = prompts
+        self.generations = [generation for samples in prompts for generation in samples]
+        self.begun = perf_counter()
+        self._sent = [(0, 0, 0)] * len(self.generations)  # text, tokens, logprobs
+        self._sent_at = [self.begun] * len(self.generations)
+        self._open = set(range(len(self.generations)))
+
+    @property
+    def is_over(self) -> bool:
+        return not self._open
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    @property
+    def cached_prompt_tokens(self) -> int:
+        return sum(samples[0].cached_prompt_tokens for samples in self.prompts)
+
+    def tell(self, watcher: Watcher, updates: list[Update]) -> None:
+        now = perf_counter()
+        for update in updates:
+            i, count = update.sample, len(update.tokens)
+            if count and self._sent[i][1] == count:
+                watcher.first_token(now - self.begun)
+            elif count:
+                watcher.next_tokens(now - self._sent_at[i], count)
+            if update.finish_reason is not None:
+                watcher.finished(update.finish_reason, now - self.begun)
+            self._sent_at[i] = now
+
+    def updates(self) -> list[Update]:
+        new = []
+        for i in sorted(self._open):
+            generation = self.generations[i]
+            text, tokens, logprobs = self._sent[i]
+            reason = generation.finish_reason
+            if generation.count == tokens and reason is None:
+                continue
+            first = generation.sequence.prompt_length + tokens
+            new.append(
+                Update(
+                    i,
+                    generation.text[text:],
+                    generation.sequence.tokens[first:],
+                    generation.logprobs[logprobs:],
+                    reason,
+                    generation.error,
+                )
+            )
+            self._sent[i] = (len(generation.text), generation.count, len(generation.logprobs))
+            if reason is not None:
+                self._open.discard(i)
+        return new
+
+
+class EngineThread:
+    """Runs an engine; `submit`, `close` and `ask` are called from one event loop."""
+
+    def __init__(self, engine: Engine, watcher: Watcher | None = None) -> None:
+        self._engine = engine
+        self._watcher = watcher
+        self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._live: dict[Job, _Live] = {}
+        self._open: dict[Job, int] = {}  # the loop's side: samples that are not over
+        self._is_stopping = False
+        self._failure: EngineFailedError | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = Thread(target=self._run, name="specqd-engine", daemon=True)
+
+    @property
+    def failure(self) -> EngineFailedError | None:
+        return self._failure
+
+    @property
+    def num_open_samples(self) -> int:
+        """Of all jobs that are not closed."""
+        return sum(self._open.values())
+
+    def start(self) -> None:
+        """From within the event loop that jobs will live on."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """After the round that is being made; what is unfinished ends as cancelled."""
+        self._commands.put(self._stop)
+        await asyncio.to_thread(self._thread.join)
+
+    async def submit(self, job: Job) -> None:
+        """Queues all of a job's prompts, or none. Raises RequestError for what cannot be run.
+
+        Whoever submits must `close` the job, also after an error.
+        """
+        self._open[job] = job.num_samples
+        await self.ask(lambda: self._submit(job))
+
+    def close(self, job: Job) -> None:
+        """Ends what is unfinished of a job, before the next round."""
+        self._open.pop(job, None)
+        self._commands.put(lambda: self._cancel(job))
+
+    async def ask(self, question: Callable[[], T]) -> T:
+        """The answer of a question that the thread is asked between two rounds."""
+        if self._failure is not None:
+            raise self._failure
+        answer: Future[T] = Future()
+
+        def command() -> None:
+            if not answer.set_running_or_notify_cancel():
+                return  # nobody waits for it any more
+            try:
+                answer.set_result(question())
+            except BaseException as error:
+                answer.set_exception(error)
+
+        self._commands.put(command)
+        return await asyncio.wrap_future(answer)
+
+    # --- On the thread ------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._is_stopping:
+            try:
+                self._obey()
+                if not self._engine.is_idle and not self._is_stopping:
+                    self._engine.step()
+                self._hand_over()
+            except Exception as error:
+                _LOG.exception("the engine failed")
+                self._fail(error)
+        for job in list(self._live):
+            self._cancel(job)
+
+    def _obey(self) -> None:
+        """Runs the commands that are there; where there is nothing else to do, waits for one."""
+        if self._engine.is_idle:
+            self._commands.get()()
+        try:
+            while not self._is_stopping:
+                self._commands.get_nowait()()
+        except Empty:
+            pass
+
+    def _stop(self) -> None:
+        self._is_stopping = True
+
+    def _submit(self, job: Job) -> None:
+        if self._failure is not None:
+            raise self._failure
+        submitted: list[list[Generation]] = []
+        try:
+            for prompt in job.prompts:
+                submitted.append(self._engine.submit(prompt, job.params, job.make_grammar))
+        except BaseException:
+            for generation in (g for samples in submitted for g in samples):
+                self._engine.cancel(generation)
+            raise
+        self._live[job] = _Live(job, submitted)
+
+    def _cancel(self, job: Job) -> None:
+        live = self._live.pop(job, None)
+        if live is None:
+            return
+        for generation in live.generations:
+            self._engine.cancel(generation)
+        if self._watcher is not None:
+            for _ in range(live.num_open):
+                self._watcher.finished("cancelled", perf_counter() - live.begun)
+
+    def _hand_over(self) -> None:
+        assert self._loop is not None
+        news = []
+        for live in list(self._live.values()):
+            if updates := live.updates():
+                news.append((live.job, updates, live.cached_prompt_tokens))
+                if self._watcher is not None:
+                    live.tell(self._watcher, updates)
+            if live.is_over:
+                del self._live[live.job]
+        if news:
+            self._loop.call_soon_threadsafe(_deliver, news)
+
+    def _fail(self, error: Exception) -> None:
+        """Tells every job. What the engine holds may be broken, so it is not used again."""
+        assert self._loop is not None
+        self._failure = EngineFailedError(f"the engine failed: {type(error).__name__}")
+        jobs = list(self._live)
+        self._live.clear()
+        for job in jobs:
+            self._loop.call_soon_threadsafe(job.fail, self._failure)
+        while not self._is_stopping:
+            self._commands.get()()
+
+
+def _deliver(news: list[tuple[Job, list[Update], int]]) -> None:
+    for job, updates, cached in news:
+        job.deliver(updates, cached)

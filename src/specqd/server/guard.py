@@ -1,0 +1,118 @@
+"""Who may ask, and how much at once: looked at before a request is read.
+
+A page in a browser can send requests to a local server, under its own name (Origin) or, by
+rebinding a name of its own to our address, under one that is not ours (Host). Both are refused;
+nothing is answered with permission to read across origins.
+"""
+
+import hmac
+from dataclasses import dataclass
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from specqd.server.problems import ProblemError
+
+_OPEN_PATHS = frozenset({"/health"})  # answered without a key
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """host_names: those that a request may name us by, besides localhost and any IP address."""
+
+    api_key: str | None = None
+    host_names: frozenset[str] = frozenset()
+    most_body_bytes: int = 4 << 20
+
+
+class Guard:
+    """Stands before an application and lets through what `access` allows."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
+        }
+        try:
+            self._check_names(headers, scope["scheme"])
+            self._check_key(headers, scope["path"])
+            if scope["method"] in ("POST", "PUT", "PATCH"):
+                body = await self._body(headers, receive)
+                receive = _replay(body, receive)
+        except ProblemError as problem:
+            await problem.response()(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _check_names(self, headers: dict[str, str], scheme: str) -> None:
+        host = headers.get("host", "")
+        if not self._is_ours(host):
+            raise ProblemError(
+                403, "this server is not called by that Host; see --allow-host", code="host_refused"
+            )
+        origin = headers.get("origin")
+        if origin is not None and origin.lower() != f"{scheme}://{host}".lower():
+            raise ProblemError(
+                403, "pages of another origin may not use this server", code="origin_refused"
+            )
+
+    def _is_ours(self, host: str) -> bool:
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            return False
+        if name == "localhost" or name in self._access.host_names:
+            return True
+        try:
+            ip_address(name)
+        except ValueError:
+            return False
+        return True  # a name that is bound to us anew is never an address
+
+    def _check_key(self, headers: dict[str, str], path: str) -> None:
+        key = self._access.api_key
+        if key is None or path in _OPEN_PATHS:
+            return
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        is_right = hmac.compare_digest(given.strip().encode("latin-1"), key.encode())
+        if scheme.lower() != "bearer" or not is_right:
+            raise ProblemError(
+                401, "no valid API key; send Authorization: Bearer KEY", code="invalid_api_key"
+            )
+
+    async def _body(self, headers: dict[str, str], receive: Receive) -> bytes:
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise ProblemError(415, "send the body as Content-Type: application/json")
+        most = self._access.most_body_bytes
+        problem = ProblemError(413, f"the body is larger than {most} bytes; send a shorter one")
+        length = headers.get("content-length", "")
+        if length.isdecimal() and int(length) > most:
+            raise problem
+        body = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ProblemError(400, "the connection was closed before the body was whole")
+            body += message.get("body", b"")
+            if len(body) > most:
+                raise problem
+            if not message.get("more_body", False):
+                return bytes(body)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Gives the body that has been read already, and then whatever else comes."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def next_message() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return next_message

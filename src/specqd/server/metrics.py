@@ -1,0 +1,158 @@
+"""What Prometheus reads: counts of the engine and its levels, and how long clients waited.
+
+Names are vLLM's where it has the thing, so that dashboards fit; the others begin with `specqd:`.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from specqd.engine import Engine
+from specqd.reports import LevelReport, Stats
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+_REQUEST_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_REASONS = {"cancelled": "abort"}  # vLLM's words
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The engine between two rounds."""
+
+    running: int
+    waiting: int
+    cache_share: float  # of the pages, those in use
+    cached_prompt_tokens: int
+    stats: Stats
+
+    @classmethod
+    def of(cls, engine: Engine) -> "Counts":
+        cache = engine.level.model.cache
+        return cls(
+            engine.num_running,
+            engine.num_waiting,
+            1.0 - cache.free_pages / cache.total_pages,
+            engine.stats.cached_prompt_tokens,
+            Stats.of(engine),
+        )
+
+
+class Metrics:
+    """Watches jobs as they come out of the engine, and shows counts when asked."""
+
+    def __init__(self, model_name: str) -> None:
+        self._registry = CollectorRegistry()
+        self._counts = _CountsCollector(model_name)
+        self._registry.register(self._counts)
+        labels = ["model_name"]
+        self._first_token = Histogram(
+            "vllm:time_to_first_token_seconds",
+            "From a request's arrival to its first token.",
+            labels,
+            registry=self._registry,
+            buckets=_REQUEST_SECONDS,
+        ).labels(model_name)
+        self._next_token = Histogram(
+            "vllm:inter_token_latency_seconds",
+            "Between tokens; those that came together share the time since the last.",
+            labels,
+            registry=self._registry,
+            buckets=_TOKEN_SECONDS,
+        ).labels(model_name)
+        self._request = Histogram(
+            "vllm:e2e_request_latency_seconds",
+            "From a request's arrival to the end of a sample.",
+            labels,
+            registry=self._registry,
+            buckets=_REQUEST_SECONDS,
+        ).labels(model_name)
+        self._finished = Counter(
+            "vllm:request_success",
+            "Samples by how they ended.",
+            [*labels, "finished_reason"],
+            registry=self._registry,
+        )
+        self._model_name = model_name
+
+    def first_token(self, seconds: float) -> None:
+        self._first_token.observe(seconds)
+
+    def next_tokens(self, seconds: float, count: int) -> None:
+        for _ in range(count):
+            self._next_token.observe(seconds / count)
+
+    def finished(self, reason: str, seconds: float) -> None:
+        self._request.observe(seconds)
+        self._finished.labels(self._model_name, _REASONS.get(reason, reason)).inc()
+
+    def shown(self, counts: Counts) -> bytes:
+        self._counts.counts = counts
+        return generate_latest(self._registry)
+
+
+class _CountsCollector(Collector):
+    def __init__(self, model_name: str) -> None:
+        self.counts: Counts | None = None
+        self._model_name = model_name
+
+    def describe(self) -> list[Metric]:
+        return []  # nothing is known before there are counts
+
+    def collect(self) -> Iterator[Metric]:
+        counts = self.counts
+        if counts is None:
+            return
+        stats = counts.stats
+        yield self._gauge("vllm:num_requests_running", "Samples being written.", counts.running)
+        yield self._gauge("vllm:num_requests_waiting", "Samples that wait.", counts.waiting)
+        yield self._gauge("vllm:kv_cache_usage_perc", "1: it is full.", counts.cache_share)
+        yield self._counter("vllm:prompt_tokens", "Of requests taken.", stats.prompt_tokens)
+        yield self._counter("vllm:generation_tokens", "Written.", stats.new_tokens)
+        yield self._counter(
+            "vllm:prefix_cache_queries", "Prompt tokens looked up.", stats.prompt_tokens
+        )
+        yield self._counter(
+            "vllm:prefix_cache_hits", "Of them, those found.", counts.cached_prompt_tokens
+        )
+        yield from self._levels(stats.levels)
+
+    def _levels(self, levels: tuple[LevelReport, ...]) -> Iterator[Metric]:
+        """Of each level that verifies: what was drafted for it, and what it took."""
+        by_level: dict[str, Callable[[LevelReport], float]] = {
+            "vllm:spec_decode_num_drafts": lambda level: sum(level.drafted_at[:1]),
+            "vllm:spec_decode_num_draft_tokens": lambda level: level.drafted,
+            "vllm:spec_decode_num_accepted_tokens": lambda level: level.accepted,
+            "specqd:level_forwards": lambda level: level.forwards,
+            "specqd:level_rows": lambda level: level.rows,
+            "specqd:level_forward_seconds": lambda level: level.seconds,
+            "specqd:level_read_gigabytes": lambda level: level.gigabytes,
+        }
+        for name, value_of in by_level.items():
+            family = CounterMetricFamily(name, "By level.", labels=["model_name", "level"])
+            for level in levels:
+                family.add_metric([self._model_name, level.name], value_of(level))
+            yield family
+        places = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "By level and place in the proposal, from 0.",
+            labels=["model_name", "level", "position"],
+        )
+        for level in levels:
+            for place, accepted in enumerate(level.accepted_at):
+                places.add_metric([self._model_name, level.name, str(place)], accepted)
+        yield places
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=["model_name"])
+        family.add_metric([self._model_name], value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(name, text, labels=["model_name"])
+        family.add_metric([self._model_name], value)
+        return family

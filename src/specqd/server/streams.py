@@ -1,0 +1,107 @@
+"""Answers on their way out: whole, or as server-sent events; and what ends when a client leaves."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, TypeVar
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from specqd.errors import RequestError
+from specqd.server.engine_thread import EngineFailedError, EngineThread, Job, Update
+from specqd.server.problems import ProblemError, refused
+from specqd.server.responses import Answer
+
+T = TypeVar("T")
+
+
+class AnswerResponse(Response):
+    """Sends the answer to a job that was submitted; ends the job when it is sent or the client is
+    gone."""
+
+    def __init__(self, thread: EngineThread, job: Job, answer: Answer, *, is_stream: bool) -> None:
+        self._thread = thread
+        self._job = job
+        self._answer = answer
+        self._is_stream = is_stream
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = self._send_events(send) if self._is_stream else self._send(scope, receive, send)
+        try:
+            await while_connected(receive, sending)
+        finally:
+            self._thread.close(self._job)
+
+    async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
+        samples: list[list[Update]] = [[] for _ in range(self._job.num_samples)]
+        try:
+            async for update in self._updates():
+                samples[update.sample].append(update)
+        except (RequestError, EngineFailedError) as error:
+            await problem_of(error).response()(scope, receive, send)
+            return
+        await JSONResponse(self._answer.whole(samples))(scope, receive, send)
+
+    async def _send_events(self, send: Send) -> None:
+        headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),  # proxies shall pass on what they have
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        async for event in self._events():
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        answer = self._answer
+        for sample in range(self._job.num_samples):
+            for choice in answer.form.opening(sample):
+                yield event_of(answer.chunk(choice))
+        try:
+            async for update in self._updates():
+                yield event_of(answer.chunk(answer.form.chunk(update)))
+        except (RequestError, EngineFailedError) as error:
+            yield event_of(problem_of(error).described())
+            return
+        if answer.has_usage_chunk:
+            yield event_of(answer.usage_chunk())
+        yield b"data: [DONE]\n\n"
+
+    async def _updates(self) -> AsyncIterator[Update]:
+        usage = self._answer.usage
+        while not self._job.is_over:
+            for update in await self._job.updates():
+                usage.completion_tokens += len(update.tokens)
+                usage.cached_prompt_tokens = self._job.cached_prompt_tokens
+                yield update
+
+
+def event_of(content: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(content, ensure_ascii=False).encode() + b"\n\n"
+
+
+def problem_of(error: Exception) -> ProblemError:
+    if isinstance(error, RequestError):
+        return refused(str(error))
+    return ProblemError(500, str(error))
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
+    """The work's result; None where the client left before it was done. The work is then ended."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(disconnected(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

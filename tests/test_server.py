@@ -1,0 +1,252 @@
+"""The server through OpenAI's own client: what it answers is what the Python API gives."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from random_models import Shape, make_model
+from served import Served, add_template, serving
+from specqd import LLM, SamplingParams
+from specqd.engine import TokenLogprob
+from specqd.llm import Completion
+
+pytest.importorskip("fastapi", reason="needs specqd[serve]")
+pytest.importorskip("uvicorn", reason="needs specqd[serve]")
+openai = pytest.importorskip("openai", reason="needs OpenAI's client")
+
+MODEL = "small"
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "text", "text": "Hello"}]},
+]
+PLAIN_MESSAGES = [MESSAGES[0], {"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
+    directory = tmp_path_factory.mktemp("models") / MODEL
+    return add_template(make_model(directory, Shape(is_peaked=True, context=512), seed))
+
+
+@pytest.fixture(scope="module")
+def llm(directory: Path) -> LLM:
+    return LLM(directory, "none", threads=2)
+
+
+@pytest.fixture(scope="module")
+def served(directory: Path) -> Iterator[Served]:
+    with serving(str(directory), "--max-batch", "8") as served:
+        yield served
+        assert served.process.poll() is None
+
+
+@pytest.fixture(scope="module")
+def client(served: Served) -> Any:
+    return openai.OpenAI(base_url=f"{served.url}/v1", api_key="unused", max_retries=0)
+
+
+def logprobs_of(choice: Any) -> list[tuple[float, dict[str, float]]]:
+    logprobs = choice.logprobs
+    return list(zip(logprobs.token_logprobs, logprobs.top_logprobs, strict=True))
+
+
+def check_logprobs(choice: Any, expected: list[TokenLogprob] | None) -> None:
+    """A client sees the same bits: JSON spells a float so that it is read back as it was."""
+    assert expected is not None
+    for (logprob, top), each in zip(logprobs_of(choice), expected, strict=True):
+        assert logprob == each.logprob
+        assert sorted(top.values()) == sorted({each.logprob, *(p for _, p in each.top)})
+
+
+def check_equal(choice: Any, completion: Completion) -> None:
+    assert choice.text == completion.text
+    assert choice.token_ids == completion.tokens
+    assert choice.finish_reason == completion.finish_reason
+
+
+def request_of(rng: np.random.Generator) -> dict[str, Any]:
+    request: dict[str, Any] = {
+        "prompt": rng.integers(0, 256, int(rng.choice([1, 30, 65, 300]))).tolist(),
+        "max_tokens": int(rng.integers(1, 80)),
+        "temperature": float(rng.choice([0.0, 0.9])),
+        "seed": int(rng.integers(1 << 40)),
+        "n": int(rng.choice([1, 1, 2])),
+        "stop": [chr(int(rng.integers(97, 123)))] if rng.random() < 0.3 else [],
+        "presence_penalty": float(rng.choice([0.0, 1.0])),
+        "frequency_penalty": float(rng.choice([0.0, -0.5])),
+        "logit_bias": {str(rng.integers(256)): 5.0} if rng.random() < 0.3 else {},
+        "top_p": float(rng.choice([1.0, 0.9])),
+        "logprobs": 2,
+    }
+    extra = {
+        "min_p": float(rng.choice([0.0, 0.05])),
+        "top_k": int(rng.choice([-1, 40])),
+        "repetition_penalty": float(rng.choice([1.0, 1.2])),
+        "ignore_eos": bool(rng.random() < 0.5),
+    }
+    return request | {"extra_body": extra}
+
+
+def params_of(request: dict[str, Any]) -> SamplingParams:
+    fields = {**request, **request["extra_body"]}
+    del fields["prompt"], fields["extra_body"]
+    fields["top_k"] = max(fields["top_k"], 0)
+    fields["logit_bias"] = {int(token): bias for token, bias in fields["logit_bias"].items()}
+    return SamplingParams(**fields)
+
+
+@pytest.mark.parametrize("draft", ["none", "mxfp4", "auto"])
+def test_concurrent_requests_equal_the_python_api_alone_in_all_bits(
+    directory: Path, llm: LLM, rng: np.random.Generator, draft: str
+) -> None:
+    requests = [request_of(rng) for _ in range(24)]
+    leaves = rng.random(len(requests)) < 0.2
+
+    with serving(str(directory), "--draft", draft, "--max-batch", "8") as served:
+        client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="unused", max_retries=0)
+
+        def ask(i: int) -> Any:
+            if leaves[i]:
+                with client.completions.create(
+                    model=MODEL, stream=True, **requests[i] | {"max_tokens": 150}
+                ) as stream:
+                    return next(iter(stream), None) and None
+            asked = requests[i] | {
+                "extra_body": requests[i]["extra_body"] | {"return_token_ids": True}
+            }
+            return client.completions.create(model=MODEL, **asked)
+
+        with ThreadPoolExecutor(12) as pool:
+            answers = list(pool.map(ask, range(len(requests))))
+
+    for request, answer in zip(requests, answers, strict=True):
+        if answer is None:
+            continue
+        expected = llm.generate([request["prompt"]], params_of(request))[0].completions
+        for choice, completion in zip(answer.choices, expected, strict=True):
+            check_equal(choice, completion)
+            check_logprobs(choice, completion.logprobs)
+        assert answer.usage.prompt_tokens == len(request["prompt"])
+        assert answer.usage.completion_tokens == sum(len(each.tokens) for each in expected)
+
+
+def test_streamed_pieces_are_the_whole_answer(client: Any, rng: np.random.Generator) -> None:
+    request = request_of(rng) | {"n": 2}
+    whole = client.completions.create(model=MODEL, **request)
+    options = {"include_usage": True}
+    texts, reasons, usage = ["", ""], [None, None], None
+    logprobs: list[list[Any]] = [[], []]
+    for chunk in client.completions.create(
+        model=MODEL, stream=True, stream_options=options, **request
+    ):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+            reasons[choice.index] = choice.finish_reason
+            logprobs[choice.index] += logprobs_of(choice)
+        usage = chunk.usage
+    assert texts == [choice.text for choice in whole.choices]
+    assert reasons == [choice.finish_reason for choice in whole.choices]
+    assert logprobs == [logprobs_of(choice) for choice in whole.choices]
+    assert usage.completion_tokens == whole.usage.completion_tokens
+    assert usage.total_tokens == whole.usage.total_tokens
+
+
+def test_several_prompts_give_choices_in_their_order(client: Any, llm: LLM) -> None:
+    answer = client.completions.create(
+        model=MODEL, prompt=["one", "two"], n=2, max_tokens=8, seed=5, temperature=1.0
+    )
+    params = SamplingParams(n=2, max_tokens=8, seed=5, temperature=1.0)
+    expected = [
+        c.text for result in llm.generate(["one", "two"], params) for c in result.completions
+    ]
+    assert [choice.text for choice in answer.choices] == expected
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_echo_repeats_the_prompt_before_the_completion(
+    client: Any, llm: LLM, is_stream: bool
+) -> None:
+    request = {"model": MODEL, "prompt": "one", "max_tokens": 8, "temperature": 0, "echo": True}
+    answer = client.completions.create(stream=is_stream, **request)
+    pieces = (chunk.choices[0].text for chunk in (answer if is_stream else [answer]))
+    text = llm.generate("one", SamplingParams(max_tokens=8, temperature=0))[0].text
+    assert "".join(pieces) == "one" + text
+
+
+def test_completions_have_16_tokens_where_nothing_is_said(client: Any) -> None:
+    answer = client.completions.create(model=MODEL, prompt="one", extra_body={"ignore_eos": True})
+    assert answer.usage.completion_tokens == 16
+    assert answer.choices[0].finish_reason == "length"
+
+
+def test_a_chat_equals_the_python_api(client: Any, llm: LLM) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=MESSAGES,
+        max_completion_tokens=20,
+        temperature=0.8,
+        seed=3,
+        logprobs=True,
+        top_logprobs=3,
+    )
+    params = SamplingParams(max_tokens=20, temperature=0.8, seed=3, logprobs=3)
+    expected = llm.chat(PLAIN_MESSAGES, params).completions[0]
+    choice = answer.choices[0]
+    assert choice.message.role == "assistant"
+    assert choice.message.content == expected.text
+    assert choice.finish_reason == expected.finish_reason
+    assert expected.logprobs is not None
+    for entry, each in zip(choice.logprobs.content, expected.logprobs, strict=True):
+        assert entry.logprob == each.logprob
+        assert [top.logprob for top in entry.top_logprobs] == [logprob for _, logprob in each.top]
+        assert not entry.token.startswith("bytes:") or len(entry.bytes) > 0
+    text = b"".join(bytes(entry.bytes) for entry in choice.logprobs.content)
+    assert text.decode(errors="replace") == expected.text
+
+
+def test_a_streamed_chat_is_the_whole_one(client: Any) -> None:
+    request = {"model": MODEL, "messages": MESSAGES, "max_tokens": 30, "temperature": 0, "n": 2}
+    whole = client.chat.completions.create(**request)
+    chunks = list(client.chat.completions.create(stream=True, **request))
+    for index in (0, 1):
+        deltas = [c.choices[0].delta for c in chunks if c.choices[0].index == index]
+        assert deltas[0].role == "assistant"
+        text = "".join(delta.content or "" for delta in deltas)
+        assert text == whole.choices[index].message.content
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_models_and_health_are_told(client: Any, served: Served) -> None:
+    [model] = client.models.list().data
+    assert model.id == MODEL
+    assert client.models.retrieve(MODEL).id == MODEL
+    assert served.ask("GET", "/health").status == 200
+
+
+def test_tokenize_and_detokenize_are_the_tokenizers(served: Served, llm: LLM) -> None:
+    ids = served.ask("POST", "/tokenize", {"prompt": "Hello é"}).content["tokens"]
+    assert ids == llm.encode("Hello é")
+    assert served.ask("POST", "/detokenize", {"tokens": ids}).content == {"prompt": "Hello é"}
+    chat = served.ask("POST", "/tokenize", {"messages": PLAIN_MESSAGES}).content
+    assert chat["tokens"] == llm.tokenizer.chat(PLAIN_MESSAGES)
+    assert chat["count"] == len(chat["tokens"])
+
+
+def test_errors_are_openais(client: Any) -> None:
+    with pytest.raises(openai.NotFoundError, match="there is no model of that name") as missing:
+        client.completions.create(model="other", prompt="x")
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError, match="temperature") as wrong:
+        client.completions.create(model=MODEL, prompt="x", temperature=1000)
+    assert wrong.value.type == "invalid_request_error"
+    with pytest.raises(openai.BadRequestError, match="this field is not known") as unknown:
+        client.chat.completions.create(model=MODEL, messages=MESSAGES, extra_body={"beam": 3})
+    assert unknown.value.param == "beam"
+    with pytest.raises(openai.BadRequestError, match="the context has 512 tokens") as long:
+        client.completions.create(model=MODEL, prompt="x", max_tokens=512)
+    assert long.value.code == "context_length_exceeded"

@@ -1,0 +1,264 @@
+"""The engine's thread: jobs join and leave between rounds, and no bit depends on the others."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pytest
+
+from random_models import Shape, make_model
+from specqd import LLM, SamplingParams
+from specqd.engine import Engine
+from specqd.errors import RequestError
+from specqd.server.engine_thread import EngineFailedError, EngineThread, Job, Update
+
+T = TypeVar("T")
+Work = Callable[[EngineThread], Awaitable[T]]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
+    shape = Shape(is_peaked=True, context=512)
+    return make_model(tmp_path_factory.mktemp("models") / "small", shape, seed)
+
+
+@pytest.fixture(scope="module")
+def plain(directory: Path) -> LLM:
+    return LLM(directory, "none", threads=2)
+
+
+@pytest.fixture(autouse=True)
+def pages_are_returned(plain: LLM) -> Iterator[None]:
+    yield
+    assert plain.model.cache.free_pages == plain.model.cache.total_pages
+
+
+def engine_of(llm: LLM, **limits: int) -> Engine:
+    return Engine(llm.engine.level, llm.tokenizer, **limits)
+
+
+def run(engine: Engine, work: Work[T]) -> T:
+    async def within() -> T:
+        thread = EngineThread(engine)
+        thread.start()
+        try:
+            return await work(thread)
+        finally:
+            await thread.stop()
+
+    return asyncio.run(within())
+
+
+async def finished(thread: EngineThread, job: Job) -> list[Update]:
+    """Each sample's updates in one."""
+    await thread.submit(job)
+    samples: list[list[Update]] = [[] for _ in range(job.num_samples)]
+    while not job.is_over:
+        for update in await job.updates():
+            samples[update.sample].append(update)
+    thread.close(job)
+    return [
+        Update(
+            i,
+            "".join(part.text for part in parts),
+            [token for part in parts for token in part.tokens],
+            [logprob for part in parts for logprob in part.logprobs],
+            parts[-1].finish_reason,
+            None,
+        )
+        for i, parts in enumerate(samples)
+    ]
+
+
+async def until_it_fails(job: Job) -> None:
+    while True:
+        await job.updates()
+
+
+def prompt_of(rng: np.random.Generator, length: int) -> list[int]:
+    return rng.integers(0, 256, length).tolist()
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request that comes after some time, and may leave before its end."""
+
+    prompt: list[int]
+    params: SamplingParams
+    delay_s: float
+    patience_s: float | None
+
+
+def arrivals_of(rng: np.random.Generator, count: int) -> list[Arrival]:
+    arrivals = []
+    for _ in range(count):
+        params = SamplingParams(
+            max_tokens=int(rng.integers(1, 60)),
+            temperature=float(rng.choice([0.0, 0.8])),
+            seed=int(rng.integers(1 << 40)),
+            n=int(rng.choice([1, 1, 3])),
+            repetition_penalty=float(rng.choice([1.0, 1.3])),
+            logprobs=2,
+        )
+        leaves = rng.random() < 0.25
+        arrivals.append(
+            Arrival(
+                prompt_of(rng, int(rng.choice([1, 5, 40, 70, 250]))),
+                params,
+                float(rng.uniform(0, 0.3)),
+                float(rng.uniform(0, 0.05)) if leaves else None,
+            )
+        )
+    return arrivals
+
+
+@pytest.mark.parametrize("draft", ["none", "mxfp4", "auto"])
+def test_ragged_requests_that_come_and_go_each_equal_themselves_alone(
+    plain: LLM, rng: np.random.Generator, draft: str
+) -> None:
+    arrivals = arrivals_of(rng, 16)
+    engine = engine_of(plain.with_draft(draft), max_batch=8, prompt_rows=int(rng.integers(16, 200)))
+
+    async def one(thread: EngineThread, arrival: Arrival) -> list[Update] | None:
+        await asyncio.sleep(arrival.delay_s)
+        job = Job([arrival.prompt], arrival.params)
+        try:
+            return await asyncio.wait_for(finished(thread, job), arrival.patience_s)
+        except TimeoutError:
+            thread.close(job)
+            return None
+
+    async def all_of_them(thread: EngineThread) -> list[list[Update] | None]:
+        return await asyncio.gather(*(one(thread, arrival) for arrival in arrivals))
+
+    results = run(engine, all_of_them)
+    assert engine.is_idle
+    assert any(result is not None for result in results)
+    for arrival, result in zip(arrivals, results, strict=True):
+        if result is None:
+            continue
+        alone = plain.generate([arrival.prompt], arrival.params)[0]
+        for update, completion in zip(result, alone.completions, strict=True):
+            assert update.tokens == completion.tokens
+            assert update.text == completion.text
+            assert update.logprobs == completion.logprobs
+            assert update.finish_reason == completion.finish_reason
+
+
+def test_a_long_prompt_is_read_in_parts_while_others_are_written(
+    plain: LLM, rng: np.random.Generator
+) -> None:
+    engine = engine_of(plain, prompt_rows=32)
+    greedy = SamplingParams(max_tokens=100, temperature=0)
+    [early] = engine.submit(prompt_of(rng, 3), greedy)
+    engine.step()
+    prompt = prompt_of(rng, 300)
+    [late] = engine.submit(prompt, replace(greedy, max_tokens=4))
+    before = early.count
+    rounds = 0
+    while late.count == 0:
+        engine.step()
+        rounds += 1
+    assert rounds == -(-299 // 32)
+    assert early.count - before == rounds
+    while late.finish_reason is None:
+        engine.step()
+    engine.cancel(early)
+    assert late.tokens == plain.generate([prompt], replace(greedy, max_tokens=4))[0].tokens
+
+
+def test_prompts_share_the_rows_of_a_step_in_their_order(
+    plain: LLM, rng: np.random.Generator
+) -> None:
+    engine = engine_of(plain, prompt_rows=64)
+    params = SamplingParams(max_tokens=1)
+    lengths = [60, 60, 60]
+    all_of_them = [engine.submit(prompt_of(rng, length), params)[0] for length in lengths]
+    engine.step()
+    assert [g.finish_reason for g in all_of_them] == ["length", None, None]
+    engine.step()
+    assert [g.finish_reason for g in all_of_them] == ["length", "length", None]
+    engine.step()
+    assert engine.is_idle
+
+
+def test_a_full_cache_queues_and_all_are_served(plain: LLM, rng: np.random.Generator) -> None:
+    params = SamplingParams(max_tokens=None, temperature=0, ignore_eos=True)
+    jobs = [Job([prompt_of(rng, 10)], params) for _ in range(7)]  # four contexts fit
+
+    async def work(thread: EngineThread) -> list[list[Update]]:
+        return await asyncio.gather(*(finished(thread, job) for job in jobs))
+
+    for samples in run(engine_of(plain), work):
+        assert len(samples[0].tokens) == 502
+
+
+def test_one_bad_prompt_of_a_job_leaves_nothing_behind(plain: LLM) -> None:
+    engine = engine_of(plain, max_context=100)
+
+    async def work(thread: EngineThread) -> None:
+        with pytest.raises(RequestError, match="fill the context of 100"):
+            await thread.submit(Job([[1], [1] * 100], SamplingParams()))
+        assert await thread.ask(lambda: engine.is_idle)
+
+    run(engine, work)
+
+
+def test_a_closed_job_is_gone_before_the_next_round(plain: LLM, rng: np.random.Generator) -> None:
+    engine = engine_of(plain)
+
+    async def work(thread: EngineThread) -> None:
+        job = Job([prompt_of(rng, 5)], SamplingParams(max_tokens=500, ignore_eos=True))
+        await thread.submit(job)
+        await job.updates()
+        thread.close(job)
+        assert thread.num_open_samples == 0
+        assert await thread.ask(lambda: engine.is_idle)
+
+    run(engine, work)
+
+
+def test_who_does_not_read_holds_nobody_up(plain: LLM, rng: np.random.Generator) -> None:
+    params = SamplingParams(max_tokens=200, temperature=0, ignore_eos=True)
+
+    async def work(thread: EngineThread) -> None:
+        slow = Job([prompt_of(rng, 5)], params)
+        await thread.submit(slow)
+        await finished(thread, Job([prompt_of(rng, 5)], params))
+        deadline = time.monotonic() + 60
+        while not await thread.ask(lambda: engine.is_idle):
+            assert time.monotonic() < deadline
+        assert sum(len(update.tokens) for update in await slow.updates()) == 200
+        assert slow.is_over
+        thread.close(slow)
+
+    engine = engine_of(plain)
+    run(engine, work)
+
+
+def test_a_broken_engine_fails_every_job_and_says_so(
+    plain: LLM, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(plain)
+
+    def broken() -> None:
+        raise MemoryError
+
+    async def work(thread: EngineThread) -> None:
+        job = Job([prompt_of(rng, 5)], SamplingParams(max_tokens=500, ignore_eos=True))
+        await thread.submit(job)
+        await job.updates()
+        monkeypatch.setattr(engine, "step", broken)
+        with pytest.raises(EngineFailedError, match="MemoryError"):
+            await until_it_fails(job)
+        assert thread.failure is not None
+        with pytest.raises(EngineFailedError):
+            await thread.submit(Job([[1]], SamplingParams()))
+
+    run(engine, work)
+    for generation in list(engine._running):
+        engine.cancel(generation)

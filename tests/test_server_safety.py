@@ -1,0 +1,218 @@
+"""What the server refuses, and what it outlives: strangers, bad bodies, clients that leave."""
+
+import json
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from random_models import Shape, make_model
+from served import Served, add_template, serving
+from specqd.cli import main
+
+pytest.importorskip("fastapi", reason="needs specqd[serve]")
+pytest.importorskip("uvicorn", reason="needs specqd[serve]")
+
+KEY = "a-key"
+COMPLETIONS = "/v1/completions"
+LONG = {"prompt": "x", "max_tokens": 1900, "ignore_eos": True, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
+    directory = tmp_path_factory.mktemp("models") / "small"
+    return add_template(make_model(directory, Shape(is_peaked=True, context=2048), seed))
+
+
+@pytest.fixture(scope="module")
+def served(directory: Path) -> Iterator[Served]:
+    with serving(str(directory), "--allow-host", "model.example", key=KEY) as served:
+        yield served
+        assert served.process.poll() is None
+
+
+def test_a_key_is_asked_of_everything_but_health(served: Served) -> None:
+    for path in ("/v1/models", "/metrics", "/nowhere"):
+        for header in ("", "Bearer", "Bearer wrong", f"Basic {KEY}", f"Bearer {KEY}x", "Bearer é"):
+            reply = served.ask("GET", path, headers={"Authorization": header})
+            assert reply.status == 401
+            assert reply.error["code"] == "invalid_api_key"
+    assert served.ask("GET", "/health", headers={"Authorization": ""}).status == 200
+    assert served.ask("GET", "/v1/models", headers={"Authorization": f"bearer {KEY}"}).status == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "", "[", "127.0.0.1.x"])
+def test_other_names_are_not_ours(served: Served, host: str) -> None:
+    assert served.ask("GET", "/health", headers={"Host": host}).status in (400, 403)
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:1", "[::1]:8000", "Model.example:80"])
+def test_names_of_ours_are(served: Served, host: str) -> None:
+    assert served.ask("GET", "/health", headers={"Host": host}).status == 200
+
+
+def test_pages_of_other_origins_are_refused_and_told_nothing(served: Served) -> None:
+    for origin in ("https://evil.example", "null", f"http://127.0.0.1:{served.port + 1}"):
+        reply = served.ask("GET", "/v1/models", headers={"Origin": origin})
+        assert reply.status == 403
+        assert not any(name.startswith("access-control") for name in reply.headers)
+    assert served.ask("GET", "/v1/models", headers={"Origin": served.url}).status == 200
+    preflight = served.ask("OPTIONS", COMPLETIONS, headers={"Origin": "https://evil.example"})
+    assert preflight.status == 403
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
+def test_only_json_is_read(served: Served, kind: str) -> None:
+    reply = served.ask("POST", COMPLETIONS, b'{"prompt": "x"}', {"Content-Type": kind})
+    assert reply.status == 415
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"", "body"),
+        (b"{", "not JSON"),
+        (b"[" * 100_000, "body"),
+        (b"\xff\xfe", "body"),
+        (b"[]", "body"),
+        (b"{}", "prompt"),
+        (b'{"prompt": 5}', "prompt"),
+        (b'{"prompt": []}', "prompt"),
+        (b'{"prompt": ""}', "prompt"),
+        (b'{"prompt": [[1], []]}', "empty"),
+        (b'{"prompt": [-1]}', "token id -1"),
+        (b'{"prompt": [100000]}', "token id 100000"),
+        (b'{"prompt": [99999999999999999999]}', "token id"),
+        (b'{"prompt": "x", "n": 0}', "n:"),
+        (b'{"prompt": "x", "n": 100000}', "n:"),
+        (b'{"prompt": "x", "n": true}', "n:"),
+        (b'{"prompt": "x", "max_tokens": "5"}', "max_tokens"),
+        (b'{"prompt": "x", "max_tokens": 0}', "max_tokens"),
+        (b'{"prompt": "x", "temperature": NaN}', "temperature"),
+        (b'{"prompt": "x", "seed": -1}', "seed"),
+        (b'{"prompt": "x", "stop": [""]}', "stop"),
+        (b'{"prompt": "x", "logit_bias": {"a": 1}}', "logit_bias"),
+        (b'{"prompt": "x", "logit_bias": {"900000": 1}}', "logit_bias"),
+        (b'{"prompt": "x", "logprobs": 21}', "logprobs"),
+        (b'{"prompt": "x", "echo": true, "logprobs": 1}', "echo"),
+        (b'{"prompt": "x", "suffix": "y"}', "suffix"),
+        (b'{"prompt": "x", "best_of": 3}', "best_of"),
+        (b'{"prompt": "x", "stream_options": {}}', "stream_options"),
+        (b'{"prompt": "x", "wonders": 1}', "wonders: this field is not known"),
+        (b'{"prompt": "\\ud800"}', "surrogate"),
+    ],
+)
+def test_malformed_bodies_are_400_in_one_line(served: Served, body: bytes, says: str) -> None:
+    reply = served.ask("POST", COMPLETIONS, body)
+    assert reply.status == 400, reply.body
+    assert says in reply.error["message"]
+    assert "\n" not in reply.error["message"]
+    assert set(reply.error) == {"message", "type", "param", "code"}
+
+
+def test_too_much_is_4xx(served: Served) -> None:
+    prompt = "x" * (5 << 20)
+    assert served.ask("POST", COMPLETIONS, {"prompt": prompt}).status == 413
+    assert served.ask("POST", COMPLETIONS, {"prompt": "x" * 3000}).status == 400
+    assert served.ask("POST", COMPLETIONS, {"prompt": ["x"] * 257}).status == 400
+    many = {"prompt": ["x"] * 200, "n": 128}
+    assert served.ask("POST", COMPLETIONS, many).status == 400
+    assert served.ask("GET", "/nowhere").status == 404
+    assert served.ask("GET", COMPLETIONS).status == 405
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def open_stream(served: Served) -> socket.socket:
+    """A long completion of which the first bytes have come."""
+    body = json.dumps({**LONG, "stream": True}).encode()
+    head = (
+        f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    connection = socket.create_connection(("127.0.0.1", served.port), timeout=60)
+    connection.sendall(head.encode() + body)
+    assert connection.recv(100).startswith(b"HTTP/1.1 200")
+    return connection
+
+
+def test_clients_that_leave_or_do_not_read_hold_nobody_up(
+    served: Served, rng: np.random.Generator
+) -> None:
+    connections = [open_stream(served) for _ in range(12)]
+    order = rng.permutation(12)
+    for i in order[:8]:
+        connections[i].close()
+    with ThreadPoolExecutor(4) as pool:
+        replies = pool.map(
+            lambda _: served.ask("POST", COMPLETIONS, {"prompt": "y", "max_tokens": 5}), range(8)
+        )
+        assert all(reply.status == 200 for reply in replies)
+    for i in order[8:]:
+        connections[i].close()
+    wait_for(lambda: served.metric("vllm:num_requests_running") == 0)
+    assert served.metric("vllm:num_requests_waiting") == 0
+    assert served.metric("vllm:kv_cache_usage_perc") == 0
+
+
+def test_sigterm_drains(directory: Path) -> None:
+    with serving(str(directory)) as served, ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(served.ask, "POST", COMPLETIONS, LONG)
+        wait_for(lambda: served.metric("vllm:num_requests_running") == 1)
+        served.process.send_signal(signal.SIGTERM)
+        reply = pending.result(60)
+        assert reply.status == 200
+        assert reply.content["usage"]["completion_tokens"] == 1900
+        assert served.process.wait(60) in (0, -signal.SIGTERM)
+
+
+def test_no_text_is_logged(directory: Path) -> None:
+    secret = "a text that nobody else should see"
+    with serving(str(directory)) as served:
+        served.ask("POST", COMPLETIONS, {"prompt": secret, "max_tokens": 2})
+        served.ask("POST", COMPLETIONS, {"prompt": secret, "temperature": 1000})
+        served.ask("POST", COMPLETIONS, {"prompt": secret, secret: 1})
+        served.process.send_signal(signal.SIGTERM)
+        served.process.wait(60)
+        assert served.process.stderr is not None
+        assert secret not in served.process.stderr.read()
+
+
+def test_a_missing_extra_is_named_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("specqd.cli.serve.find_spec", lambda name: None)
+    assert main(["serve"]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert "pip install 'specqd[serve]'" in line
+
+
+def test_an_address_that_is_taken_is_told_in_one_line(
+    served: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "--port", str(served.port)]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert "in use" in line
+
+
+def test_the_server_listens_on_this_machine_alone(served: Served) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing; names the address that we would use
+            address = probe.getsockname()[0]
+        except OSError:
+            pytest.skip("this machine has no address but loopback")
+    if address.startswith("127."):
+        pytest.skip("this machine has no address but loopback")
+    with pytest.raises(OSError):  # noqa: PT011  # refused, or not reachable at all
+        socket.create_connection((address, served.port), timeout=2)

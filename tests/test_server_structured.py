@@ -1,0 +1,243 @@
+"""Texts that must follow a schema do, and their bits depend on neither drafts nor neighbours."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from random_models import EOS, Shape, make_model
+from served import Served, add_template, serving
+from specqd import LLM, SamplingParams
+from specqd.engine import Engine
+
+pytest.importorskip("fastapi", reason="needs specqd[serve]")
+pytest.importorskip("uvicorn", reason="needs specqd[serve]")
+pytest.importorskip("llguidance", reason="needs specqd[serve]")
+openai = pytest.importorskip("openai", reason="needs OpenAI's client")
+pydantic = pytest.importorskip("pydantic", reason="needs specqd[serve]")
+
+from specqd.server.structured import JsonGrammar, JsonGrammars  # noqa: E402
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "kind": {"enum": ["circle", "square"]},
+        "sizes": {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 4},
+        "inner": {"$ref": "#/$defs/inner"},
+    },
+    "required": ["kind", "sizes", "inner"],
+    "additionalProperties": False,
+    "$defs": {
+        "inner": {
+            "type": "object",
+            "properties": {"x": {"type": "string", "maxLength": 5}},
+            "required": ["x"],
+            "additionalProperties": False,
+        }
+    },
+}
+
+
+NO_WHITE_SPACE = {str(ord(space)): -100.0 for space in "\n\t\r "}  # else there is no end to it
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
+    directory = tmp_path_factory.mktemp("models") / "small"
+    return add_template(make_model(directory, Shape(is_peaked=True, context=512), seed))
+
+
+@pytest.fixture(scope="module")
+def llm(directory: Path) -> LLM:
+    return LLM(directory, "none", threads=2)
+
+
+@pytest.fixture(scope="module")
+def served(directory: Path) -> Iterator[Served]:
+    with serving(str(directory), "--draft", "mxfp4:k=4", "--max-batch", "8") as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def client(served: Served) -> Any:
+    return openai.OpenAI(base_url=f"{served.url}/v1", api_key="unused", max_retries=0)
+
+
+def grammars_of(llm: LLM) -> JsonGrammars:
+    return JsonGrammars(llm.tokenizer, llm.model.vocabulary, llm.model.config.eos_token_ids)
+
+
+def alone(llm: LLM, prompt: list[int], params: SamplingParams, schema: dict[str, Any]) -> list[int]:
+    engine = Engine(llm.engine.level, llm.tokenizer, eos_token_ids=[EOS])
+    make = grammars_of(llm).of_schema(schema)
+    [generation] = engine.submit(prompt, params.resolved(llm.defaults), make)
+    while generation.finish_reason is None:
+        engine.step()
+    return generation.tokens
+
+
+def check_follows(content: str) -> None:
+    value = json.loads(content)
+    assert set(value) == {"kind", "sizes", "inner"}
+    assert value["kind"] in ("circle", "square")
+    assert 2 <= len(value["sizes"]) <= 4
+    assert all(isinstance(each, bool) for each in value["sizes"])
+    assert set(value["inner"]) == {"x"}
+    assert len(value["inner"]["x"]) <= 5
+
+
+def test_texts_follow_the_schema_with_the_bits_of_each_alone(
+    client: Any, served: Served, llm: LLM, rng: np.random.Generator
+) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "shape", "schema": SCHEMA}}
+    requests = [
+        {
+            "prompt": rng.integers(0, 256, int(rng.integers(1, 100))).tolist(),
+            "max_tokens": 300,
+            "temperature": float(rng.choice([0.0, 1.0])),
+            "seed": int(rng.integers(1 << 40)),
+            "logit_bias": NO_WHITE_SPACE,
+        }
+        for _ in range(12)
+    ]
+    extra = {"response_format": form, "return_token_ids": True}
+
+    def ask(i: int) -> Any:
+        if i % 3 == 2:  # a neighbour that is free
+            return client.completions.create(model="small", **requests[i])
+        return client.completions.create(model="small", extra_body=extra, **requests[i])
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(ask, range(len(requests))))
+    for i, (request, answer) in enumerate(zip(requests, answers, strict=True)):
+        choice = answer.choices[0]
+        fields = {name: value for name, value in request.items() if name != "prompt"}
+        fields["logit_bias"] = {int(token): -100.0 for token in NO_WHITE_SPACE}
+        if i % 3 == 2:
+            expected = llm.generate([request["prompt"]], SamplingParams(**fields))[0]
+            assert choice.text == expected.text
+            continue
+        assert choice.token_ids == alone(llm, request["prompt"], SamplingParams(**fields), SCHEMA)
+        assert choice.finish_reason == "stop"
+        check_follows(choice.text)
+    assert served.metric("vllm:spec_decode_num_accepted_tokens_total") > 0
+
+
+def test_masks_along_a_proposal_are_those_of_each_prefix(
+    llm: LLM, rng: np.random.Generator
+) -> None:
+    make = grammars_of(llm).of_schema(SCHEMA)
+    looking, plain = make(), make()
+    text = llm.encode('{"kind":"circle","sizes":[true,false],"inner":{"x":"é"}}')
+    at = 0
+    while at < len(text):
+        count = int(rng.integers(1, 6))
+        proposal = text[at : at + count]
+        if rng.random() < 0.5:
+            looking.masks([*proposal[:1], int(rng.integers(256))])  # leaves no trace
+        masks = looking.masks(proposal)
+        for i, token in enumerate(proposal):
+            [row] = plain.masks([])
+            assert np.array_equal(masks[i], row)
+            assert row[token // 32] >> (token % 32) & 1
+            plain.accept(token)
+        for token in proposal[: int(rng.integers(1, count + 1))]:
+            looking.accept(token)
+            at += 1
+        plain = make()
+        for token in text[:at]:
+            plain.accept(token)
+    [row] = looking.masks([])
+    assert [i for i in range(llm.model.vocabulary) if row[i // 32] >> (i % 32) & 1] == [EOS]
+
+
+class Tiring:
+    """A matcher that allows token 7 and gives up, for good, on a text of three tokens."""
+
+    def __init__(self, tokens: list[int], has_given_up: bool = False) -> None:
+        self.tokens = tokens
+        self.has_given_up = has_given_up
+
+    def deep_copy(self) -> "Tiring":
+        return Tiring(list(self.tokens), self.has_given_up)
+
+    def is_error(self) -> bool:
+        return self.has_given_up
+
+    def consume_tokens(self, tokens: list[int]) -> bool:
+        self.tokens += tokens
+        return not self.has_given_up
+
+    def consume_token(self, token: int) -> bool:
+        return self.consume_tokens([token])
+
+    def try_consume_tokens(self, tokens: list[int]) -> int:
+        return len(tokens) if self.consume_tokens(tokens) else 0
+
+    def rollback(self, count: int) -> bool:
+        del self.tokens[len(self.tokens) - count :]
+        return not self.has_given_up
+
+    def compute_bitmask(self) -> bytes:
+        self.has_given_up |= len(self.tokens) >= 3
+        return np.array([1 << 7], np.uint32).tobytes()
+
+
+def test_a_matcher_that_gives_up_ahead_of_the_text_is_replaced() -> None:
+    grammar = JsonGrammar(Tiring([]), 1)
+    grammar.accept(7)
+    assert grammar.masks([7, 7]).tolist() == [[1 << 7], [1 << 7], [0]]
+    grammar.accept(7)
+    assert grammar.masks([7, 7]).tolist() == [[1 << 7], [0], [0]]
+    grammar.accept(7)
+    assert grammar.masks([]).tolist() == [[0]]  # and now the text itself ends
+
+
+def test_openais_client_parses_into_a_pydantic_model(client: Any) -> None:
+    flag = pydantic.create_model("Flag", is_set=(bool, ...))
+    answer = client.chat.completions.parse(
+        model="small",
+        messages=[{"role": "user", "content": "?"}],
+        response_format=flag,
+        temperature=0,
+        max_tokens=200,
+        logit_bias=NO_WHITE_SPACE,
+    )
+    assert isinstance(answer.choices[0].message.parsed.is_set, bool)
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "boolean"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ({"type": "banana"}, "cannot be followed"),
+        ({"$ref": "https://example.org/schema"}, "refers elsewhere"),
+        (nested(40), "nested deeper than 32"),
+        ({"enum": ["x" * 70_000]}, "longer than 65536"),
+        ({"type": "string", "pattern": "("}, "cannot be followed"),
+    ],
+    ids=["type", "reference", "nesting", "size", "pattern"],
+)
+def test_schemas_that_cannot_be_followed_are_400(
+    served: Served, schema: dict[str, Any], says: str
+) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    reply = served.ask("POST", "/v1/completions", {"prompt": "x", "response_format": form})
+    assert reply.status == 400
+    assert says in reply.error["message"]
+    assert "\n" not in reply.error["message"]
+
+
+def test_a_schema_and_no_end_of_text_are_refused(served: Served) -> None:
+    body = {"prompt": "x", "response_format": {"type": "json_object"}, "ignore_eos": True}
+    assert served.ask("POST", "/v1/completions", body).status == 400
