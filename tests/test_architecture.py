@@ -24,7 +24,7 @@ RANKS = (
     {"layers"},
     {"context", "sequence", "sampling", "weights", "hub"},
     {"model", "openai_requests"},
-    {"economics"},
+    {"economics", "scoring"},
     {"drafters"},
     {"level", "ngram"},
     {"template_budget", "text_stream"},
@@ -35,7 +35,7 @@ RANKS = (
     {"engine"},
     {"reports", "openai_answers"},
     {"llm"},
-    {"batch"},
+    {"batch", "lm_eval"},
     {""},  # the package itself, which names what its users import
     {"bench"},
     {"server", "cli"},
