@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 PARITY := .venv-parity
 PEERS := .venv-peers
+EMPTY := .venv-wheel
 BIN := $(VENV)/bin
 SOURCES := $(shell git ls-files -co --exclude-standard src csrc 2>/dev/null || find src csrc -type f)
 QUIET_PIP := --quiet --disable-pip-version-check
 
 unexport PYTHONPATH  # the environments below hold all that is meant to be imported
 
-.PHONY: build demo test lint format parity bench-peers clean
+.PHONY: build demo test wheel aarch64 lint format parity bench-peers clean
 
 build: $(VENV)/built
 
@@ -36,6 +37,17 @@ $(VENV)/test-ready: $(VENV)/built
 
 test: $(VENV)/test-ready
 	$(BIN)/python -m pytest
+
+# The wheel alone, as a user gets it: in a new environment, away from the source tree.
+wheel: dist/built
+	rm -rf $(EMPTY)
+	$(PYTHON) -m venv $(EMPTY)
+	$(EMPTY)/bin/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[test]"
+	cd / && $(CURDIR)/$(EMPTY)/bin/python -m pytest $(CURDIR)/tests
+
+# On Debian: the same tokens on emulated aarch64 as here.
+aarch64: build
+	.ci/aarch64
 
 $(VENV)/lint-ready: pyproject.toml | $(VENV)/built
 	$(BIN)/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[serve,lint]"
@@ -81,4 +93,4 @@ bench-peers: $(PEERS)/ready
 	PYTHON=$(PEERS)/bin/python PROMPTS=$(PROMPTS) bash benchmarks/peers/all.sh
 
 clean:
-	rm -rf $(VENV) $(PARITY) $(PEERS) dist build
+	rm -rf $(VENV) $(PARITY) $(PEERS) $(EMPTY) dist build build-aarch64

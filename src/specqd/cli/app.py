@@ -3,6 +3,7 @@
 import click
 
 from specqd import __version__
+from specqd.cli.batch import batch
 from specqd.cli.bench import bench
 from specqd.cli.chat import chat
 from specqd.cli.demo import demo
@@ -18,6 +19,7 @@ Try:
   specqd generate ./my-model -p "Once upon a time" -n 200 --temperature 0.8
   specqd chat Qwen/Qwen3-0.6B
   specqd serve --port 8000
+  specqd batch requests.jsonl -o answers.jsonl
   specqd inspect Qwen/Qwen3-0.6B
   specqd pack Qwen/Qwen3-0.6B ./qwen3-packed
 """
@@ -33,5 +35,5 @@ def app() -> None:
     """
 
 
-for _command in (generate, chat, serve, demo, inspect, pack, bench):
+for _command in (generate, chat, serve, batch, demo, inspect, pack, bench):
     app.add_command(_command)

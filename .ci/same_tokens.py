@@ -1,0 +1,32 @@
+"""Prints digests of what small models say, to be compared between machines: see aarch64."""
+
+import json
+from hashlib import sha256
+from pathlib import Path
+
+from specqd import LLM, SamplingParams
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY = ROOT.parent / "shared" / "models" / "tiny1m"
+GOLDENS = sorted(path.parent for path in (ROOT / "tests" / "goldens").glob("*/config.json"))
+MODELS = [*GOLDENS, *([TINY] if TINY.is_dir() else [])]
+TOKENS = 200
+
+for model in MODELS:
+    for draft in ("auto", "none"):
+        llm = LLM(model, draft, threads=2)
+        for temperature in (0, 0.8):
+            params = SamplingParams(
+                TOKENS, temperature=temperature, seed=7, ignore_eos=True, logprobs=3
+            )
+            [said] = llm.generate("Once upon a time", params)[0].completions
+            assert said.logprobs is not None
+            exact = [
+                [each.logprob.hex(), *((token, x.hex()) for token, x in each.top)]
+                for each in said.logprobs
+            ]
+            digest = sha256(json.dumps([said.tokens, exact]).encode()).hexdigest()[:32]
+            count = len(said.tokens)
+            print(
+                f"{model.name:20} {draft:5} T={temperature:<4} {count} tokens {digest}", flush=True
+            )

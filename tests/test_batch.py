@@ -1,0 +1,307 @@
+"""Batch files: answers equal those of each request alone, and kills leave no trace in them."""
+
+import json
+import os
+import pty
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from random_models import Shape, make_model
+from specqd import LLM, SamplingParams
+from specqd.batch import answer_batch, open_answers, read_batch
+from specqd.cli import main
+from specqd.errors import RequestError
+
+PROGRAM = [sys.executable, "-c", "import sys; from specqd.cli import main; sys.exit(main())"]
+TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+
+Lines = dict[str, dict[str, Any]]
+Run = Callable[[Path, Path], None]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
+    shape = Shape(is_peaked=True, context=256)
+    directory = make_model(tmp_path_factory.mktemp("models") / "small", shape, seed)
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def llm(model: Path) -> LLM:
+    return LLM(model)
+
+
+@pytest.fixture
+def run(llm: LLM) -> Run:
+    """Answers a file in this process."""
+
+    def answer(source: Path, out: Path) -> None:
+        batch = read_batch(source, "small")
+        with open_answers(out, batch) as answers:
+            answer_batch(llm, batch, answers, lambda done, total: None)
+
+    return answer
+
+
+def line(custom_id: str, /, url: str = "/v1/completions", **body: Any) -> dict[str, Any]:
+    body = {"prompt": "ab", "max_tokens": 4} | body if url == "/v1/completions" else body
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
+
+
+def write(path: Path, lines: Iterable[object]) -> Path:
+    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    return path
+
+
+def read(path: Path) -> Lines:
+    """Lines by custom_id; each is there once and whole."""
+    lines = [json.loads(each) for each in path.read_bytes().splitlines(keepends=True)]
+    assert path.read_bytes().endswith(b"\n")
+    by_id = {each["custom_id"]: each for each in lines}
+    assert len(by_id) == len(lines)
+    return by_id
+
+
+def many(rng: random.Random, count: int) -> list[dict[str, Any]]:
+    """Seeded requests of all kinds, sampled and greedy."""
+    lines = []
+    for i in range(count):
+        sampling = {"seed": rng.randrange(1 << 40), "temperature": rng.choice([0, 0.9])}
+        text = "".join(rng.choices("abcdef ", k=rng.randrange(1, 40)))
+        if rng.random() < 0.3:
+            messages = [{"role": "user", "content": text}]
+            body = {"messages": messages, "max_tokens": rng.randrange(1, 40), **sampling}
+            lines.append(line(f"chat {i}", "/v1/chat/completions", **body))
+        else:
+            size = {"prompt": text, "max_tokens": rng.randrange(1, 40), "n": rng.choice([1, 1, 3])}
+            lines.append(line(f"text {i}", **size, **sampling))
+    return lines
+
+
+def test_answers_are_those_of_each_request_alone(
+    tmp_path: Path, llm: LLM, run: Run, seed: int
+) -> None:
+    lines = many(random.Random(seed), 40)
+    out = tmp_path / "out.jsonl"
+    run(write(tmp_path / "in.jsonl", lines), out)
+    answers = read(out)
+    assert set(answers) == {each["custom_id"] for each in lines}
+    for each in lines:
+        asked, got = each["body"], answers[each["custom_id"]]["response"]["body"]
+        names = ("max_tokens", "temperature", "seed", "n")
+        params = SamplingParams(**{name: asked[name] for name in names if name in asked})
+        is_chat = "messages" in asked
+        one = llm.chat(asked["messages"], params) if is_chat else None
+        expected = one or llm.generate(asked["prompt"], params)[0]
+        texts = [c["message"]["content"] if is_chat else c["text"] for c in got["choices"]]
+        assert texts == [completion.text for completion in expected.completions]
+        reasons = [completion.finish_reason for completion in expected.completions]
+        assert [choice["finish_reason"] for choice in got["choices"]] == reasons
+        made = sum(len(completion.tokens) for completion in expected.completions)
+        read_tokens = len(expected.prompt_tokens)
+        assert got["usage"] == {
+            "prompt_tokens": read_tokens,
+            "completion_tokens": made,
+            "total_tokens": read_tokens + made,
+        }
+
+
+def test_lines_have_openais_members(tmp_path: Path, run: Run) -> None:
+    chat = line("b", "/v1/chat/completions", messages=[{"role": "user", "content": "x"}])
+    chat["body"] |= {"max_tokens": 3, "logprobs": True, "top_logprobs": 2, "seed": 6}
+    out = tmp_path / "out.jsonl"
+    source = write(tmp_path / "in.jsonl", [line("a", logprobs=2, seed=5, temperature=0.7), chat])
+    run(source, out)
+    answers = read(out)
+    for answer in answers.values():
+        assert set(answer) == {"id", "custom_id", "response", "error"}
+        assert answer["error"] is None
+        assert set(answer["response"]) == {"status_code", "request_id", "body"}
+        assert answer["response"]["status_code"] == 200
+        body = answer["response"]["body"]
+        assert set(body) == {"id", "object", "created", "model", "choices", "usage"}
+        assert (body["model"], body["created"]) == ("small", int(source.stat().st_mtime))
+    text, said = (answers[name]["response"]["body"] for name in "ab")
+    assert (text["object"], said["object"]) == ("text_completion", "chat.completion")
+    logprobs = text["choices"][0]["logprobs"]
+    assert {len(values) for values in logprobs.values()} == {4}
+    assert text["choices"][0]["seed"] == 5
+    content = said["choices"][0]["logprobs"]["content"]
+    assert len(content) == 3
+    assert all(len(each["top_logprobs"]) == 2 for each in content)
+    assert said["choices"][0]["message"]["role"] == "assistant"
+
+
+def test_what_only_the_model_can_refuse_is_an_answer(tmp_path: Path, run: Run) -> None:
+    out = tmp_path / "out.jsonl"
+    lines = [line("long", prompt="a" * 300), line("id", prompt=[1, 999999]), line("good")]
+    lines.append(line("half", prompt=["a", "a" * 300]))
+    run(write(tmp_path / "in.jsonl", lines), out)
+    answers = read(out)
+    statuses = {name: each["response"]["status_code"] for name, each in answers.items()}
+    assert statuses == {"long": 400, "id": 400, "half": 400, "good": 200}
+    error = answers["long"]["response"]["body"]["error"]
+    assert "context" in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+def test_chats_are_refused_where_there_is_no_template(tmp_path: Path, seed: int) -> None:
+    bare = LLM(make_model(tmp_path / "bare", Shape(), seed))
+    chat = line("b", "/v1/chat/completions", messages=[{"role": "user", "content": "x"}])
+    batch = read_batch(write(tmp_path / "in.jsonl", [line("a"), chat]), "bare")
+    with (
+        open_answers(tmp_path / "out.jsonl", batch) as answers,
+        pytest.raises(RequestError, match="no chat template"),
+    ):
+        answer_batch(bare, batch, answers, lambda done, total: None)
+
+
+@pytest.mark.parametrize(
+    ("bad", "problem"),
+    [
+        (b"not json", "is not JSON"),
+        (b"\xff{}", "is not JSON"),
+        (b"[" * 100000, "is not JSON"),
+        (b"3", "is not an object"),
+        (json.dumps(line("a")).encode(), "custom_id: 'a' is that of line 1"),
+        (json.dumps(line("")).encode(), "custom_id"),
+        (json.dumps(line("b") | {"url": "/v1/embeddings"}).encode(), "url"),
+        (json.dumps(line("b") | {"method": "GET"}).encode(), "method"),
+        (json.dumps(line("b") | {"extra": 1}).encode(), "'extra'"),
+        (json.dumps(line("b", suffix="x")).encode(), "body.suffix"),
+        (json.dumps(line("b", temperature="hot")).encode(), "body.temperature"),
+        (json.dumps(line("b", stream=True)).encode(), "body.stream"),
+        (json.dumps(line("b") | {"body": 3}).encode(), "body: 3"),
+    ],
+)
+def test_a_bad_line_is_refused_before_any_work(tmp_path: Path, bad: bytes, problem: str) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(json.dumps(line("a")).encode() + b"\n\n" + bad + b"\n")
+    with pytest.raises(RequestError) as refused:
+        read_batch(source, "small")
+    assert str(refused.value).startswith(f"{source}:3: {problem}")
+
+
+def test_a_line_cut_off_anywhere_is_written_again(tmp_path: Path, run: Run) -> None:
+    source = write(tmp_path / "in.jsonl", [line("a", seed=1), line("b", seed=2, max_tokens=1)])
+    whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
+    run(source, whole)
+    content = whole.read_bytes()
+    first = content.index(b"\n") + 1
+    for cut in [*range(40), *range(40, len(content), 97), first - 1, first, len(content) - 1]:
+        out.write_bytes(content[:cut])
+        run(source, out)
+        assert read(out) == read(whole)
+        assert out.read_bytes().startswith(content[: first * (cut >= first)])
+
+
+@pytest.mark.parametrize(
+    "content", [b"precious", b"precious\n", b'{"id": "batch', b'{"id": "batch_req_1"}\n', b"\0\n"]
+)
+def test_a_file_of_something_else_is_left_alone(tmp_path: Path, content: bytes) -> None:
+    out = tmp_path / "out.jsonl"
+    out.write_bytes(content)
+    batch = read_batch(write(tmp_path / "in.jsonl", [line("a")]), "small")
+    if b'{"id": "batch_req_'.startswith(content):
+        with open_answers(out, batch) as answers:
+            assert not answers.done
+        return
+    with pytest.raises(RequestError, match="name another file"), open_answers(out, batch):
+        pass
+    assert out.read_bytes() == content
+
+
+def test_answers_to_other_requests_or_of_other_models_are_refused(tmp_path: Path, run: Run) -> None:
+    source, out = write(tmp_path / "in.jsonl", [line("a")]), tmp_path / "out.jsonl"
+    run(source, out)
+    others = [read_batch(source, "another")]
+    others.append(read_batch(write(source, [line("a", max_tokens=5)]), "small"))
+    others.append(read_batch(write(source, [line("b")]), "small"))
+    for batch in others:
+        with pytest.raises(RequestError, match="does not ask it"), open_answers(out, batch):
+            pass
+
+
+def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
+    batch = read_batch(write(tmp_path / "in.jsonl", [line("a")]), "small")
+    with (
+        open_answers(tmp_path / "out.jsonl", batch),
+        pytest.raises(RequestError, match="another process"),
+        open_answers(tmp_path / "out.jsonl", batch),
+    ):
+        pass
+
+
+def test_twenty_kills_leave_an_undisturbed_file(
+    tmp_path: Path, model: Path, run: Run, seed: int
+) -> None:
+    rng = random.Random(seed)
+    source = write(tmp_path / "in.jsonl", many(rng, 300))
+    whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
+    run(source, whole)
+    command = [*PROGRAM, "batch", str(source), str(model), "-o", str(out), "--threads", "1"]
+    sizes = []
+    while len(sizes) < 20:
+        before = out.stat().st_size if out.exists() else 0
+        most = (whole.stat().st_size - before) // (21 - len(sizes))
+        goal = before + rng.randrange(max(most, 1))  # bytes at which to kill: some work is left
+        with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+            while (out.stat().st_size if out.exists() else -1) < goal or rng.random() < 0.5:
+                assert process.poll() is None, process.stderr and process.stderr.read()
+                time.sleep(0.0005)
+            process.send_signal(signal.SIGKILL)
+        assert process.returncode == -signal.SIGKILL
+        sizes.append(out.stat().st_size)
+    ended = subprocess.run(command, capture_output=True, check=True)
+    assert b"answered before" in ended.stderr
+    assert read(out) == read(whole)
+    again = subprocess.run(command, capture_output=True, check=True)
+    assert b"answered already" in again.stderr
+    assert len(set(sizes)) > 5  # the kills came at different places
+
+
+def test_the_command_answers_and_says_so(
+    tmp_path: Path, model: Path, run: Run, seed: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write(tmp_path / "in.jsonl", [line("a", seed=seed), line("b", prompt="a" * 300)])
+    os.utime(source, (1, 1))
+    out, expected = tmp_path / "out.jsonl", tmp_path / "expected.jsonl"
+    status = main(["batch", str(source), str(model), "-o", str(out), "--draft", "none"])
+    printed = capsys.readouterr()
+    assert (status, printed.out) == (0, "")
+    assert printed.err.startswith("specqd: 2 answers, 4 tokens")
+    assert "1 refused with status 400" in printed.err
+    run(source, expected)
+    assert read(out) == read(expected)
+
+
+def test_a_refusal_of_the_file_is_status_1_and_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write(tmp_path / "in.jsonl", [line("a"), line("a")])
+    status = main(["batch", str(source), "-o", str(tmp_path / "out.jsonl")])
+    assert status == 1
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_progress_shows_on_a_terminal(tmp_path: Path, model: Path, seed: int) -> None:
+    source = write(tmp_path / "in.jsonl", [line(str(i), max_tokens=250) for i in range(300)])
+    leader, terminal = pty.openpty()
+    command = [*PROGRAM, "batch", str(source), str(model), "-o", str(tmp_path / "out.jsonl")]
+    shown = b""
+    with subprocess.Popen(command, stderr=terminal) as process:
+        os.close(terminal)
+        while b"Answering" not in shown:
+            shown += os.read(leader, 4096)
+        process.kill()
+    os.close(leader)
