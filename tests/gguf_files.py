@@ -30,6 +30,28 @@ _LAYER = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+_AROUND = {  # of Gemma; Olmo 2 has those behind alone
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_FAMILY_LAYERS = {
+    "olmo2": _AROUND,
+    "gemma2": _AROUND,
+    "gemma3_text": _AROUND,
+    "phi3": {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
+}
+_ARCHITECTURES = {"gemma3_text": "gemma3"}
+_FAMILY_KEYS = {  # fields of config.json that some families have
+    "sliding_window": "attention.sliding_window",
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "rope_local_base_freq": "rope.freq_base_swa",
+}
 _MODEL = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -82,17 +104,22 @@ def _value(value: Any) -> tuple[int, bytes]:
 
 
 def convert(directory: Path, path: Path, kind: str, **more: Any) -> Path:
-    """A llama, qwen2 or qwen3 directory as a GGUF file of kind BF16, F16 or F32; vectors stay F32,
-    as llama.cpp keeps them. `more` metadata may replace what is derived (dots spelled __)."""
+    """A Hugging Face directory as a GGUF file of kind BF16, F16 or F32; vectors stay F32, as
+    llama.cpp keeps them, and those of Gemma's norms are 1 + w. `more` metadata may replace what is
+    derived (dots spelled __)."""
     config, tensors = read_model(directory)
     metadata = model_metadata(config) | tokenizer_metadata(directory)
     metadata |= {key.replace("__", "."): value for key, value in more.items()}
     converted = {}
     for name, bits in tensors.items():
         values = (bits.astype(np.uint32) << 16).view(np.float32)
-        if config["model_type"] == "llama":
+        if config["model_type"] in ("llama", "granite"):
             values = in_pair_order(name, values, config)
-        converted[_llama_cpp_name(name)] = _as_kind(values, kind if values.ndim > 1 else "F32")
+        if config["model_type"].startswith("gemma") and name.endswith("norm.weight"):
+            values = values + np.float32(1)
+        converted[_llama_cpp_name(name, config["model_type"])] = _as_kind(
+            values, kind if values.ndim > 1 else "F32"
+        )
     return write_gguf(path, metadata, converted)
 
 
@@ -110,7 +137,7 @@ def in_pair_order(
 
 
 def model_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
-    kind = config["model_type"]
+    kind = _ARCHITECTURES.get(config["model_type"], config["model_type"])
     keys = {
         "embedding_length": "hidden_size",
         "feed_forward_length": "intermediate_size",
@@ -127,6 +154,11 @@ def model_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
     values = {f"{kind}.{key}": config[name] for key, name in keys.items()}
     values[f"{kind}.attention.layer_norm_rms_epsilon"] = float(config["rms_norm_eps"])
     values[f"{kind}.rope.freq_base"] = float(config["rope_theta"])
+    for name, key in _FAMILY_KEYS.items():
+        if config.get(name) is not None and not kind.startswith("qwen"):
+            values[f"{kind}.{key}"] = config[name]
+    if kind == "phi3":
+        values.setdefault("phi3.attention.sliding_window", 0)
     return {"general.architecture": kind, "general.name": "converted"} | values
 
 
@@ -163,12 +195,13 @@ def _kind(token: str, added: set[str]) -> int:
     return _BYTE if token.startswith("<0x") else _NORMAL
 
 
-def _llama_cpp_name(name: str) -> str:
+def _llama_cpp_name(name: str, model_type: str) -> str:
     module, _, kind = name.rpartition(".")
     if module in _MODEL:
         return f"{_MODEL[module]}.{kind}"
     _, _, layer, rest = module.split(".", 3)
-    return f"blk.{layer}.{_LAYER[rest]}.{kind}"
+    names = _LAYER | _FAMILY_LAYERS.get(model_type, {})
+    return f"blk.{layer}.{names[rest]}.{kind}"
 
 
 def _as_kind(values: NDArray[np.float32], kind: str) -> NDArray[Any]:

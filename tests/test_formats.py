@@ -13,21 +13,40 @@ import pytest
 from numpy.typing import NDArray
 
 from conftest import SHARED_MODELS
+from family_shapes import GRANITE
 from gguf_files import convert
 from random_models import ROPE_SCALINGS, Shape, make_model, read_model
 from specqd import LLM, SamplingParams
 from specqd.cli import main
+from specqd.config import read_config
 from specqd.errors import SpecqdWarning, TensorError
 from writers import bf16_bits, write_safetensors, write_shards
 
 GREEDY = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
 SAMPLED = SamplingParams(max_tokens=40, temperature=0.9, seed=7, ignore_eos=True)
+GEMMA2 = {
+    "query_pre_attn_scalar": 16,
+    "attn_logit_softcapping": 3.0,
+    "final_logit_softcapping": 20.0,
+}
+GEMMA3 = {"query_pre_attn_scalar": 16}
 SHAPES = [
     Shape(kv_heads=4),
     Shape(has_biases=True, is_tied=True),
     Shape("qwen2", is_tied=True, vocab=301),
     Shape("qwen3", head_dim=24, rope_theta=1e6),
-]
+    Shape("olmo2", vocab=271),
+    Shape("granite", has_biases=True, is_tied=True, vocab=263, extra=GRANITE),
+    Shape("phi3", vocab=269),
+    Shape("phi3", vocab=270, window=30),
+    Shape("gemma2", layers=26, window=20, is_tied=True, vocab=263, extra=GEMMA2),
+    Shape("gemma2", layers=46, heads=2, head_dim=24, window=20, is_tied=True, vocab=264,
+          extra=GEMMA2 | {"query_pre_attn_scalar": 32}),
+    Shape("gemma3_text", layers=18, window=20, is_tied=True, vocab=263, rope_theta=1e6,
+          extra=GEMMA3),
+    Shape("gemma3_text", layers=62, heads=2, head_dim=24, window=20, is_tied=True, vocab=264,
+          extra=GEMMA3 | {"query_pre_attn_scalar": 32, "rope_local_base_freq": 500.0}),
+]  # fmt: skip
 
 
 @pytest.fixture(params=["random", "tiny1m", "pycode-3m"])
@@ -114,7 +133,30 @@ def test_every_family_gives_the_same_tokens_from_gguf(
     tmp_path: Path, seed: int, shape: Shape
 ) -> None:
     model = make_model(tmp_path / "model", shape, seed)
-    assert tokens(convert(model, tmp_path / "m.gguf", "BF16")) == tokens(model)
+    path = convert(model, tmp_path / "m.gguf", "BF16")
+    assert read_config(path) == read_config(model)
+    assert tokens(path) == tokens(model)
+
+
+@pytest.mark.parametrize("pattern", [3, None])
+def test_gemmas_pattern_of_windows_and_scaled_rope_are_read_from_gguf(
+    tmp_path: Path, seed: int, pattern: int | None
+) -> None:
+    """As a number, or layer by layer; the local rope is not scaled."""
+    shape = Shape(
+        *("gemma3_text", 48, 2, 1, 16, 84), layers=18, vocab=263, window=9, is_tied=True,
+        rope_scaling=ROPE_SCALINGS["linear"], extra=GEMMA3 | {"sliding_window_pattern": 3},
+    )  # fmt: skip
+    model = make_model(tmp_path / "model", shape, seed)
+    listed = [bool((layer + 1) % 3) for layer in range(18)]
+    keys = {
+        "gemma3__rope__scaling__type": "linear",
+        "gemma3__rope__scaling__factor": ROPE_SCALINGS["linear"]["factor"],
+        "gemma3__attention__sliding_window_pattern": pattern or listed,
+    }
+    path = convert(model, tmp_path / "m.gguf", "F32", **keys)
+    assert read_config(path) == read_config(model)
+    assert tokens(path) == tokens(model)
 
 
 @pytest.mark.parametrize("kind", ["linear", "yarn"])

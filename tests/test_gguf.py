@@ -16,7 +16,7 @@ from specqd import LLM
 from specqd.config import read_config
 from specqd.errors import ConfigError, SpecqdError, TensorError, TokenizerError
 from specqd.gguf import GgufFile
-from specqd.gguf_tensors import GgufTensors, in_half_order
+from specqd.gguf_tensors import GgufTensors, in_half_order, without_one
 from specqd.tokenizer import Tokenizer
 
 VALUES: dict[str, Any] = {
@@ -77,6 +77,16 @@ def test_reordered_rows_are_put_back(rng: np.random.Generator) -> None:
     )
     assert np.array_equal(in_half_order(paired, heads), rows)
     assert np.array_equal(in_half_order(paired[:, 0].copy(), heads), rows[:, 0])
+
+
+def test_gemmas_norms_lose_their_one_exactly_or_are_refused(rng: np.random.Generator) -> None:
+    every = np.arange(1 << 16, dtype=np.uint16)
+    values = (every.astype(np.uint32) << 16).view(np.float32)
+    kept = (np.abs(values) >= 2.0**-16) & (np.abs(values) < 2.0**15)
+    assert np.array_equal(without_one(values[kept] + np.float32(1)), every[kept])
+    assert np.array_equal(without_one(np.float32([1, 0, 2])), np.uint16([0, 0xBF80, 0x3F80]))
+    for value in (1.3, 1 + 2.0**-7 + 2.0**-20, np.pi, 2.0**24 + 2):
+        assert without_one(np.float32([1.5, value])) is None
 
 
 def refusal(path: Path, kind: type[SpecqdError] = TensorError) -> str:
@@ -225,6 +235,59 @@ def test_what_is_not_supported_is_named(
 ) -> None:
     path = changed(tmp_path / "m.gguf", tmp_path / "model", seed, **metadata)
     assert mention in refusal(path, error)
+
+
+@pytest.mark.parametrize(
+    ("shape", "metadata", "mention"),
+    [
+        (Shape(), {"general__architecture": "gptneox"}, "'gptneox' do not say which GELU"),
+        (Shape(), {"general__architecture": "stablelm"}, "do not say the base of the model's rope"),
+        (Shape(), {"general__architecture": "starcoder2"}, "do not say the model's attention win"),
+        (
+            Shape("gemma2", layers=2),
+            {},
+            "gemma2 of 2 layers scales its scores; known: models of 26",
+        ),
+        (Shape("olmo2"), {"olmo2__attention__sliding_window": 64}, "window of 64 (Olmo 3)"),
+        (Shape("granite"), {}, "granite.attention.scale is missing"),
+        (Shape("gemma2", layers=1), {"gemma2__block_count": [26]}, "gemma2 of [26] layers"),
+        (Shape("gemma2", layers=1), {"gemma2__block_count": 46, "gemma2__attention__head_count": 0,
+                                     "gemma2__attention__sliding_window": 9}, "heads is 0"),
+        (Shape("gemma3_text", layers=1), {"gemma3__block_count": 18,
+                                          "gemma3__attention__sliding_window": "x"}, "'x'"),
+        (Shape("gemma3_text", layers=1), {"gemma3__block_count": 18,
+                                          "gemma3__attention__sliding_window": 9,
+                                          "gemma3__attention__sliding_window_pattern": [True]},
+         "a list of 18 names"),
+        (Shape(), {"general__architecture": ["llama"]}, "architecture ['llama'] is not supported"),
+    ],
+)  # fmt: skip
+def test_what_a_file_does_not_say_is_named(
+    tmp_path: Path, seed: int, shape: Shape, metadata: dict[str, Any], mention: str
+) -> None:
+    model = make_model(tmp_path / "model", shape, seed)
+    path = convert(model, tmp_path / "m.gguf", "BF16", **metadata)
+    assert mention in refusal(path, ConfigError)
+
+
+def test_longrope_and_old_files_of_phi3_are_refused(tmp_path: Path) -> None:
+    shape, path = Shape("phi3"), tmp_path / "m.gguf"
+    factors = {"rope_factors_long.weight": np.ones(8, np.float32)}
+    assert "LongRoPE" in refusal(shape_file(path, shape, **factors), ConfigError)
+    metadata = model_metadata(make_config(shape))
+    del metadata["phi3.attention.sliding_window"]
+    write_gguf(path, metadata, {"token_embd.weight": np.zeros((320, 64), np.float16)})
+    assert "sliding_window is missing" in refusal(path, ConfigError)
+
+
+def test_norms_of_gemma_that_are_not_1_plus_bf16_are_refused(tmp_path: Path, seed: int) -> None:
+    shape = Shape("gemma2", layers=26, is_tied=True, window=9)
+    path = convert(make_model(tmp_path / "model", shape, seed), tmp_path / "m.gguf", "BF16")
+    at = GgufFile.open(path).tensors["output_norm.weight"].begin
+    content = bytearray(path.read_bytes())
+    content[at : at + 4] = struct.pack("<f", 1.3)
+    path.write_bytes(content)
+    assert "'model.norm.weight' less 1 is not BF16" in refusal(path)
 
 
 def test_a_tensor_without_a_place_is_refused(tmp_path: Path) -> None:

@@ -221,6 +221,7 @@ class Drafts:
                     machine=target.machine,
                     reading=reading,
                     cache_positions=pages * _native.PAGE_POSITIONS,
+                    context=target.max_positions,  # no text is longer
                     progress=progress,
                 )
                 target.rely_on(self._models[key])

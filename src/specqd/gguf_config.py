@@ -13,7 +13,21 @@ from specqd.errors import ConfigError, shown
 from specqd.gguf import GgufFile
 from specqd.json_fields import Fields
 
-_MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}  # by general.architecture
+_MODEL_TYPES = {  # by general.architecture
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "olmo2": "olmo2",
+    "granite": "granite",
+    "phi3": "phi3",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3_text",
+}
+_UNCERTAIN = {  # architectures whose files leave open what a model computes
+    "gptneox": "which GELU the model uses, and the base of its rope",
+    "stablelm": "the base of the model's rope",
+    "starcoder2": "the model's attention window",
+}
 _COPIED = {  # keys of an architecture -> fields of config.json
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",
@@ -23,6 +37,13 @@ _COPIED = {  # keys of an architecture -> fields of config.json
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "context_length": "max_position_embeddings",
     "rope.freq_base": "rope_theta",
+    "rope.freq_base_swa": "rope_local_base_freq",
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
 }
 _SCALING = {  # keys of its rope scaling -> fields of rope_scaling
     "factor": "factor",
@@ -31,15 +52,24 @@ _SCALING = {  # keys of its rope scaling -> fields of rope_scaling
     "yarn_beta_slow": "beta_slow",
 }
 _EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+# By layers, as Gemma's models are known: whether scores are scaled by the size of a head, or by
+# that of hidden_size / heads, which is another in the largest.
+_GEMMA_SCALED_BY_HEAD = {
+    "gemma2": {26: True, 42: True, 46: False},
+    "gemma3": {18: True, 26: True, 34: True, 48: True, 62: False},
+}
 _LLAMA3_WAVES = (1.0, 4.0, 8192)  # low and high frequency factors, original context
 
 
 def config_fields(gguf: GgufFile) -> Fields:
     """What `config.json` would say; raises ConfigError for what it could not."""
     architecture = gguf.get("general.architecture")
-    if not isinstance(architecture, str) or architecture not in _MODEL_TYPES:
+    if not isinstance(architecture, str) or architecture not in {**_MODEL_TYPES, **_UNCERTAIN}:
         known = ", ".join(_MODEL_TYPES)
         raise _error(gguf, f"architecture {shown(architecture)} is not supported; known: {known}")
+    if architecture in _UNCERTAIN:
+        problem = f"GGUF files of architecture {architecture!r} do not say"
+        raise _error(gguf, f"{problem} {_UNCERTAIN[architecture]}")
     _refuse_parts(gguf, architecture)
     values: dict[str, Any] = {"model_type": _MODEL_TYPES[architecture]}
     for key, name in _COPIED.items():
@@ -49,9 +79,11 @@ def config_fields(gguf: GgufFile) -> Fields:
     values.setdefault("num_key_value_heads", values.get("num_attention_heads"))
     values["head_dim"] = _head_dim(gguf, architecture, values)
     values |= _vocabulary(gguf) | _biases(gguf)
-    window = gguf.get(f"{architecture}.attention.sliding_window")
-    if architecture == "llama" and window:
-        values |= {"model_type": "mistral", "sliding_window": window}
+    values |= _windows(gguf, architecture)
+    if architecture in _GEMMA_SCALED_BY_HEAD:
+        values["query_pre_attn_scalar"] = _gemma_scalar(gguf, architecture, values)
+    if architecture == "granite" and "attention_multiplier" not in values:
+        raise _error(gguf, "granite.attention.scale is missing")
     values["rope_scaling"] = _rope_scaling(gguf, architecture, values)
     return Fields(gguf.path, values)
 
@@ -104,11 +136,47 @@ def _biases(gguf: GgufFile) -> dict[str, bool]:
     }
 
 
+def _windows(gguf: GgufFile, architecture: str) -> dict[str, Any]:
+    window = gguf.get(f"{architecture}.attention.sliding_window")
+    if architecture == "phi3" and window is None:
+        raise _error(gguf, "phi3.attention.sliding_window is missing, as in old files")
+    if not window:
+        return {}
+    if architecture == "llama":
+        return {"model_type": "mistral", "sliding_window": window}
+    if architecture == "olmo2":
+        raise _error(gguf, f"olmo2 with a window of {shown(window)} (Olmo 3) is not supported")
+    pattern = gguf.get(f"{architecture}.attention.sliding_window_pattern")
+    if isinstance(pattern, list):
+        kinds = ["sliding_attention" if each else "full_attention" for each in pattern]
+        return {"sliding_window": window, "layer_types": kinds}
+    found = {} if pattern is None else {"sliding_window_pattern": pattern}
+    return {"sliding_window": window} | found
+
+
+def _gemma_scalar(gguf: GgufFile, architecture: str, values: Mapping[str, Any]) -> Any:
+    """`query_pre_attn_scalar`, which the file does not have."""
+    known, layers = _GEMMA_SCALED_BY_HEAD[architecture], values.get("num_hidden_layers")
+    hidden, heads = values.get("hidden_size"), values.get("num_attention_heads")
+    if not isinstance(layers, int) or layers not in known:
+        sizes = ", ".join(map(str, known))
+        raise _error(
+            gguf,
+            f"the file does not say how a {architecture} of {shown(layers)} layers scales its "
+            f"scores; known: models of {sizes} layers",
+        )
+    if known[layers] or not (isinstance(hidden, int) and isinstance(heads, int) and heads):
+        return values["head_dim"]
+    return hidden / heads
+
+
 def _rope_scaling(
     gguf: GgufFile, architecture: str, values: Mapping[str, Any]
 ) -> dict[str, Any] | None:
     prefix = f"{architecture}.rope.scaling."
     kind = gguf.get(f"{prefix}type")
+    if "rope_factors_long.weight" in gguf.tensors:
+        raise _error(gguf, "LongRoPE is not supported in GGUF files")
     if "rope_freqs.weight" in gguf.tensors:
         return _llama3_scaling(gguf, values)
     if kind in (None, "none"):

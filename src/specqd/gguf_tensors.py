@@ -1,11 +1,12 @@
 """The tensors of a GGUF file under their Hugging Face names, in Hugging Face's order of rows.
 
-Owns llama.cpp's names and its reordering of q and k. Knows nothing of which tensors there should
-be.
+Owns llama.cpp's names, its reordering of q and k and its shift of Gemma's norms. Knows nothing of
+which tensors there should be.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,19 @@ _LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_AFTER = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_AROUND = _LAYER | _AFTER | {"ffn_norm": "pre_feedforward_layernorm"}
+_LAYERS = {  # by architecture, where they are not called as in Llama
+    "olmo2": _LAYER | _AFTER,
+    "gemma2": _AROUND,
+    "gemma3": _AROUND,
+    "phi3": _LAYER | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+}
+_SHIFTED_NORMS = ("gemma2", "gemma3")  # weights that multiply as 1 + w are there 1 + w
+_REORDERED = ("llama", "granite")
 _DERIVED = ("rope_freqs.weight",)  # not weights: what the configuration says already
 _READABLE = ("BF16", "F16", "F32")
 
@@ -41,6 +55,7 @@ class GgufTensors:
 
     def __init__(self, gguf: GgufFile, names: dict[str, str], heads: dict[str, int]) -> None:
         self.path = gguf.path
+        self._has_shifted_norms = gguf.get("general.architecture") in _SHIFTED_NORMS
         self._gguf = gguf
         self._names = names  # Hugging Face's -> the file's
         self._heads = heads  # of the projections whose rows llama.cpp reordered, by module
@@ -49,6 +64,8 @@ class GgufTensors:
     def open(cls, path: Path) -> "GgufTensors":
         """Raises TensorError, in one line that names the file."""
         gguf = GgufFile.open(path)
+        architecture = gguf.get("general.architecture")
+        modules = _LAYERS.get(architecture, _LAYER) if isinstance(architecture, str) else _LAYER
         names = {}
         for name, tensor in gguf.tensors.items():
             if tensor.dtype not in _READABLE:
@@ -56,7 +73,7 @@ class GgufTensors:
                     f"{path}: tensor {shown(name)} is {tensor.dtype}: quantised GGUF files are not "
                     "supported; use one in BF16, F16 or F32"
                 )
-            known = _hugging_face_name(name)
+            known = _hugging_face_name(name, modules)
             if known is not None:
                 names[known] = name
             elif name not in _DERIVED:
@@ -95,9 +112,35 @@ class GgufTensors:
                 f"{list(shape)} was expected; the file does not hold what its metadata says"
             )
         data = self._gguf.data(self._names[name])
+        if self._has_shifted_norms and name.endswith("norm.weight"):
+            return self._unshifted(name, data)
         bits = data if tensor.dtype == "BF16" else rounded_to_bf16(data)
         heads = self._heads.get(name.split(".")[-2])
         return bits if heads is None else in_half_order(bits, heads)
+
+    def _unshifted(self, name: str, data: NDArray[Any]) -> NDArray[np.uint16]:
+        wide = widened(data) if data.dtype == np.uint16 else data
+        bits = without_one(wide)
+        if bits is None:
+            raise TensorError(
+                f"{self.path}: tensor {shown(name)} less 1 is not BF16, as the model's norms are; "
+                "use the model's Hugging Face directory"
+            )
+        return bits
+
+
+def without_one(values: NDArray[Any]) -> NDArray[np.uint16] | None:
+    """The BF16 bits of `values - 1`, None where they would have to be rounded."""
+    difference = values.astype(np.float64) - 1.0
+    narrow = difference.astype(np.float32)
+    bits = narrow.view(np.uint32)
+    if np.any(narrow != difference) or np.any(bits & 0xFFFF):
+        return None
+    return (bits >> 16).astype(np.uint16)
+
+
+def widened(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def in_half_order(rows: NDArray[np.uint16], heads: int) -> NDArray[np.uint16]:
@@ -113,22 +156,23 @@ def in_half_order(rows: NDArray[np.uint16], heads: int) -> NDArray[np.uint16]:
 
 
 def _reordered(gguf: GgufFile) -> dict[str, int]:
-    if gguf.get("general.architecture") != "llama":
+    architecture = gguf.get("general.architecture")
+    if architecture not in _REORDERED:
         return {}
-    heads = gguf.get("llama.attention.head_count")
-    kv_heads = gguf.get("llama.attention.head_count_kv") or heads
+    heads = gguf.get(f"{architecture}.attention.head_count")
+    kv_heads = gguf.get(f"{architecture}.attention.head_count_kv") or heads
     if not (isinstance(heads, int) and isinstance(kv_heads, int) and heads > 0 and kv_heads > 0):
-        raise TensorError(f"{gguf.path}: llama.attention.head_count is missing or not a number")
+        raise TensorError(f"{gguf.path}: {architecture}.attention.head_count is not a number")
     return {"q_proj": heads, "k_proj": kv_heads}
 
 
-def _hugging_face_name(name: str) -> str | None:
+def _hugging_face_name(name: str, modules: Mapping[str, str]) -> str | None:
     """The name in safetensors checkpoints, None where there is none."""
     parts = name.split(".")
     if parts[-1] not in ("weight", "bias"):
         return None
-    if parts[0] == "blk" and len(parts) == 4 and parts[2] in _LAYER:
-        return f"model.layers.{parts[1]}.{_LAYER[parts[2]]}.{parts[3]}"
+    if parts[0] == "blk" and len(parts) == 4 and parts[2] in modules:
+        return f"model.layers.{parts[1]}.{modules[parts[2]]}.{parts[3]}"
     if len(parts) == 2 and parts[0] in _MODEL:
         return f"{_MODEL[parts[0]]}.{parts[1]}"
     return None

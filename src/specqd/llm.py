@@ -15,7 +15,7 @@ from specqd import _native
 from specqd.chains import Drafts, DraftSpec, parse_chain
 from specqd.config import read_config, read_generation_defaults
 from specqd.engine import Engine, FinishReason, Generation, Origin, TokenLogprob
-from specqd.errors import SpecqdWarning, TokenizerError
+from specqd.errors import RequestError, SpecqdWarning, TokenizerError
 from specqd.hub import resolve, shipped_model
 from specqd.loader import Progress
 from specqd.model import Machine, Model, Reading
@@ -107,6 +107,8 @@ class LLM:
     isa: forces an instruction set; None takes the fastest.
     reading: `draft` lets the MXFP4 reading speak as the model itself.
     cache_positions: of the KV cache, for all texts together; None: four contexts, if they fit.
+    context: the longest text, prompt included, in tokens; None is the model's own. It sets the KV
+        cache's size, and which factors of LongRoPE the model speaks with.
     """
 
     def __init__(
@@ -118,11 +120,18 @@ class LLM:
         *,
         reading: Reading = Reading.EXACT,
         cache_positions: int | None = None,
+        context: int | None = None,
         progress: Progress | None = None,
     ) -> None:
         specs = parse_chain(draft, reading)
         self.directory = shipped_model() if path_or_repo is None else resolve(path_or_repo)
-        if read_config(self.directory).is_mxfp4:
+        own = read_config(self.directory)
+        if context is not None and not 1 <= context <= own.max_positions:
+            raise RequestError(
+                f"{self.directory}: a context of {context} tokens was asked for; the model's is "
+                f"{own.max_positions}, ask for that at most"
+            )
+        if own.is_mxfp4:
             specs = parse_chain(draft, reading, is_mxfp4=True)
             if draft == "auto":
                 warnings.warn(
@@ -141,6 +150,7 @@ class LLM:
             machine=Machine.choose(threads, isa),
             reading=reading,
             cache_positions=cache_positions,
+            context=context,
             progress=progress,
         )
         config = self.model.config

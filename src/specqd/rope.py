@@ -90,7 +90,7 @@ def read_rope(
             config = _read_yarn_rope(rope, theta, original, max_positions)
         else:
             pairs = int(head_dim * share) // 2
-            is_long = (context or max_positions) > original
+            is_long = min(context or max_positions, max_positions) > original
             config = _read_long_rope(rope, theta, original, max_positions, pairs, is_long)
     return replace(config, share=share)
 

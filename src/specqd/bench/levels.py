@@ -6,6 +6,7 @@ place; no arm finds the prompt in the cache. Every arm's tokens must equal plain
 """
 
 import json
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -110,7 +111,7 @@ class Summary:
     @property
     def title(self) -> str:
         """The chain with the last part of each path alone."""
-        words = [word.rsplit("/", 1)[-1] for word in self.chain.split()]
+        words = [word.rsplit("/", 1)[-1] for word in words_of(self.chain)]
         return "plain" if words == [PLAIN] else " ".join(words)
 
     def described(self) -> dict[str, Any]:
@@ -170,16 +171,28 @@ class Comparison:
         return entry | {"tokens_equal": True, "temperatures": temperatures}
 
 
+def words_of(chain: str) -> list[str]:
+    """The words for --draft; a name that holds blanks is quoted as in a shell."""
+    try:
+        return shlex.split(chain)
+    except ValueError as error:
+        raise RequestError(f"chain {chain}: {error}; close the quotation") from error
+
+
 def default_chains(small: str | None) -> list[str]:
     """The paper's arms but plain decoding: self-draft, small draft alone, both; and `auto`."""
-    with_small = [f"{small}:bf16", f"mxfp4 {small}:mxfp4 ngram"] if small else []
+    with_small = []
+    if small:
+        exact, draft = (shlex.quote(f"{small}:{reading}") for reading in ("bf16", "mxfp4"))
+        with_small = [exact, f"mxfp4 {draft} ngram"]
     return ["mxfp4", *with_small, "auto"]
 
 
 def make_arms(plain: LLM, chains: Sequence[str]) -> list[Arm]:
     """Plain decoding, then each chain, over one loaded model."""
-    others = [chain for chain in dict.fromkeys(chains) if chain.split() != [PLAIN]]
-    arms = [Arm(PLAIN, plain), *(Arm(chain, plain.with_draft(chain.split())) for chain in others)]
+    others = [chain for chain in dict.fromkeys(chains) if words_of(chain) != [PLAIN]]
+    arms = [Arm(PLAIN, plain)]
+    arms += [Arm(chain, plain.with_draft(words_of(chain))) for chain in others]
     for arm in arms:
         arm.llm.engine.reuses_prefixes = False
     return arms

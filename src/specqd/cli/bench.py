@@ -258,9 +258,9 @@ def _level_row(summary: "Summary") -> list[str]:
     return [
         one_line(summary.title),
         f"{summary.tokens_per_s:.1f}",
-        *_interval_cells(summary.over_plain),
-        *_interval_cells(summary.over_bf16_limit),
-        *_interval_cells(summary.wall_over_plain),
+        *interval_cells(summary.over_plain),
+        *interval_cells(summary.over_bf16_limit),
+        *interval_cells(summary.wall_over_plain),
         f"{1e3 * summary.prefill_s:.1f}",
         "-" if accepted is None else f"{accepted:.0%}",
         "-" if length is None else f"{length:.2f}",
@@ -268,5 +268,5 @@ def _level_row(summary: "Summary") -> list[str]:
     ]
 
 
-def _interval_cells(interval: "Interval") -> list[str]:
+def interval_cells(interval: "Interval") -> list[str]:
     return [f"{interval.median:.2f}", f"[{interval.low:.2f}, {interval.high:.2f}]"]

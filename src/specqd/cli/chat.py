@@ -16,6 +16,7 @@ from specqd.cli.chat_input import ChatInput, PipedInput, TerminalInput, history_
 from specqd.cli.conversation import converse
 from specqd.cli.generate import level_table
 from specqd.cli.options import (
+    context_option,
     draft_option,
     machine_options,
     model_argument,
@@ -55,12 +56,14 @@ _COMMANDS = ("/system", "/clear", "/stats", "/explain", "/help", "/quit")
 @partial(sampling_options, max_tokens=None)
 @draft_option
 @reading_option
+@context_option
 @machine_options
 def chat(
     model: str | None,
     system: str | None,
     draft: tuple[str, ...],
     reading: str,
+    context: int | None,
     threads: int | None,
     isa: str | None,
     **sampling: Any,
@@ -77,8 +80,15 @@ def chat(
 
     params = SamplingParams(**sampling)
     with ProgressBar("Packing weights") as bar:
-        chosen = Reading[reading.upper()]
-        llm = LLM(model, draft or "auto", threads, isa, reading=chosen, progress=bar)
+        llm = LLM(
+            model,
+            draft or "auto",
+            threads,
+            isa,
+            reading=Reading[reading.upper()],
+            context=context,
+            progress=bar,
+        )
     if not llm.tokenizer.has_chat_template and params.max_tokens is None:
         params = SamplingParams(**sampling | {"max_tokens": 128})
     is_terminal = sys.stdin.isatty() and sys.stderr.isatty()

@@ -10,6 +10,7 @@ import click
 
 from specqd.cli import explain
 from specqd.cli.options import (
+    context_option,
     draft_option,
     machine_options,
     model_argument,
@@ -42,6 +43,7 @@ Examples:
 @draft_option
 @click.option("--chat", "is_chat", is_flag=True, help="The prompt is a user's message.")
 @reading_option
+@context_option
 @machine_options
 @click.option("--json", "is_json", is_flag=True, help="Print one JSON object with statistics.")
 @click.option("--logprobs", type=int, metavar="K", help="With --json: the K likeliest.")
@@ -60,6 +62,7 @@ def generate(
     draft: tuple[str, ...],
     is_chat: bool,
     reading: str,
+    context: int | None,
     threads: int | None,
     isa: str | None,
     is_json: bool,
@@ -89,6 +92,7 @@ def generate(
             threads,
             isa,
             reading=Reading[reading.upper()],
+            context=context,
             progress=bar,
         )
     ids = prompt_ids(llm, text, is_chat)

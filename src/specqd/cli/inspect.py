@@ -2,10 +2,12 @@
 
 import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from specqd.cli import suggest
 from specqd.cli.options import machine_options, model_argument
 from specqd.cli.terminal import ProgressBar, aligned, harmless
 
@@ -84,26 +86,47 @@ class PackedReport:
         return 2 * self.weights
 
 
-@click.command()
+@click.command(cls=suggest.WithDrafts)
 @model_argument
 @machine_options
 @click.option("--matrices", "has_matrices", is_flag=True, help="Also list every packed matrix.")
+@suggest.options
 @click.option("--json", "is_json", is_flag=True, help="Print one JSON object.")
 def inspect(
-    model: str | None, threads: int | None, isa: str | None, has_matrices: bool, is_json: bool
+    model: str | None,
+    threads: int | None,
+    isa: str | None,
+    has_matrices: bool,
+    drafts: tuple[str, ...],
+    prompts: Path | None,
+    temperature: float | None,
+    is_json: bool,
 ) -> None:
     """Show a model's shape, bits and memory, and this machine.
+
+    With --drafts, the models named after it, if any, draft for MODEL alone and in chains, beside
+    its own drafts, on a few prompts (for a minute or so). The last line is the command line
+    that was fastest.
 
     \b
     Examples:
       specqd inspect
       specqd inspect ./my-model --matrices
       specqd inspect Qwen/Qwen3-0.6B --json | jq .bits_per_weight
+      specqd inspect ./my-model --drafts ./small ./smaller --prompts prompts.jsonl
     """
+    if has_matrices and drafts:
+        raise click.UsageError("--matrices and --drafts show different things; give one of them")
+    if (prompts is not None or temperature is not None) and not drafts:
+        raise click.UsageError("--prompts and --temperature are for trying drafts; add --drafts")
     from specqd.llm import LLM
 
     with ProgressBar("Packing weights") as bar:
         llm = LLM(model, "none", threads, isa, progress=bar)
+    if drafts:
+        directories = [each for each in drafts if each]
+        suggest.suggest(llm, model, directories, prompts, temperature or 0.0, is_json=is_json)
+        return
     packed = PackedReport(tuple(MatrixReport.of(m) for m in llm.model.weights.matrices))
     if is_json:
         click.echo(json.dumps(described(llm, packed)))

@@ -35,6 +35,16 @@ def draft_option(command: Command) -> Command:
     )(command)
 
 
+def context_option(command: Command) -> Command:
+    return click.option(
+        "--context",
+        type=click.IntRange(1),
+        metavar="N",
+        help="Longest text, prompt included, in tokens: less memory; ropes with factors for long "
+        "texts take those for short ones where N allows. Default: the model's.",
+    )(command)
+
+
 def reading_option(command: Command) -> Command:
     return click.option(
         "--reading",

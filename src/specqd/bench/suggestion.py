@@ -1,0 +1,139 @@
+"""Which drafts make a model fastest here: candidates run against each other, losers leave early.
+
+Owns the candidates and the order of the heats; what a run is and what it took, `levels` knows.
+"""
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
+from time import perf_counter
+
+from specqd.bench.levels import (
+    PLAIN,
+    Arm,
+    Clock,
+    Summary,
+    Trial,
+    make_arms,
+    summarised,
+    trials,
+    words_of,
+)
+from specqd.errors import HubError, SpecqdError
+from specqd.llm import LLM
+from specqd.sampling import SamplingParams
+
+HEATS = (2, 4, 8)  # prompts; after each but the last, clear losers leave
+_NOISE = 0.98  # of the best speed: what reaches it with fewer words is as good
+
+DEFAULT_PROMPTS = (
+    "def read_lines(path):\n    ",
+    "Once upon a time there was a little girl who lived near the sea. Every morning she",
+    "Question: A train leaves at 9:40 and arrives at 13:05. How long is the journey?\nAnswer:",
+    "class Queue:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):",
+    "The water cycle begins when the sun warms the ocean. Explain what happens next, in order:\n1.",
+    "import json\nimport sys\n\n\ndef main():\n    with open(sys.argv[1]) as file:\n        ",
+    "Dear Mrs Miller,\n\nthank you for your letter of 3 May. We are sorry to hear that",
+    "name,price,count\napple,1.20,10\npear,1.50,4\n",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A draft that cannot be used with this model, and why, in one line."""
+
+    draft: str
+    reason: str
+
+
+def candidates(directories: Sequence[str], *, is_mxfp4: bool = False) -> list[str]:
+    """Chains worth trying: the model's own drafts; each other model alone, in both readings, and
+    between the model's MXFP4 reading, if it has one, and n-grams."""
+    own = ["ngram"] if is_mxfp4 else ["mxfp4", "ngram", "auto"]
+    outer = "" if is_mxfp4 else "mxfp4 "
+    chains = []
+    for directory in dict.fromkeys(directories):
+        exact, draft = (shlex.quote(f"{directory}:{reading}") for reading in ("bf16", "mxfp4"))
+        chains += [exact, draft, f"{outer}{draft} ngram"]
+    return [*own, *chains]
+
+
+def usable_arms(plain: LLM, directories: Sequence[str]) -> tuple[list[Arm], list[LeftOut]]:
+    """An arm for plain decoding and each candidate, and the drafts that cannot be used.
+
+    A model that cannot draft is left out of all chains. Raises HubError for one that is not there.
+    """
+    arms, left_out = make_arms(plain, []), list[LeftOut]()
+    for chain in candidates(directories, is_mxfp4=plain.model.config.is_mxfp4):
+        words = words_of(chain)
+        if any(word.startswith(f"{each.draft}:") for each in left_out for word in words):
+            continue
+        try:
+            arms += make_arms(plain, [chain])[1:]
+        except HubError:
+            raise
+        except SpecqdError as error:
+            named = next((d for d in directories if any(w.startswith(f"{d}:") for w in words)), "")
+            left_out.append(LeftOut(named or chain, str(error)))
+    return arms, left_out
+
+
+def hold_heats(
+    arms: Sequence[Arm],
+    prompts: Sequence[str],
+    params: SamplingParams,
+    seconds: float,
+    *,
+    clock: Clock = perf_counter,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Summary]:
+    """Runs all arms, the first of which is plain decoding, in heats over the prompts in turn.
+
+    After a heat the slower half leaves, but for those that may yet be the fastest: whose interval
+    reaches that of the best. A heat ends after its share of `seconds`, with one prompt at least.
+    The summaries are in the order of the arms; those that left have fewer prompts behind them.
+    """
+    alive, done, finished = list(arms), list[Trial](), dict[str, Summary]()
+    coming = islice(cycle(range(len(prompts))), sum(HEATS))
+    begun = clock()
+    for heat, size in enumerate(HEATS):
+        numbers = list(islice(coming, size))
+        for trial in trials(alive, [prompts[number] for number in numbers], params):
+            done.append(replace(trial, prompt=numbers[trial.prompt]))
+            if progress is not None:
+                progress(min(int(clock() - begun), int(seconds)), int(seconds) + 1)
+            if clock() - begun >= seconds * (heat + 1) / len(HEATS):
+                break
+        summaries = summarised(alive, done)
+        finished |= {summary.chain: summary for summary in summaries}
+        stay = [0] + [i for i in range(1, len(alive)) if not _has_lost(summaries, i)]
+        alive = [alive[i] for i in stay]
+        done = [replace(trial, runs=tuple(trial.runs[i] for i in stay)) for trial in done]
+    return [finished[arm.chain] for arm in arms]
+
+
+def _has_lost(summaries: Sequence[Summary], at: int) -> bool:
+    """Whether a draft is in the slower half of them, and clearly slower than the best."""
+    drafted = sorted((s.over_plain for s in summaries[1:]), key=lambda s: -s.median)
+    own = summaries[at].over_plain
+    return own.median < drafted[(len(drafted) - 1) // 2].median and own.high < drafted[0].low
+
+
+def best_of(summaries: Sequence[Summary]) -> Summary:
+    """The fastest; of those that are as fast within noise, the one with the fewest words."""
+    limit = _NOISE * max(summary.over_plain.median for summary in summaries)
+    as_fast = [summary for summary in summaries if summary.over_plain.median >= limit]
+    return min(as_fast, key=lambda s: (_num_words(s), -s.over_plain.median))
+
+
+def _num_words(summary: Summary) -> int:
+    return 0 if summary.chain == PLAIN else len(words_of(summary.chain))
+
+
+def command_for(model: str | None, chain: str) -> str:
+    """The command line that uses a chain."""
+    words = ["specqd", "generate", *([model] if model else [])]
+    for word in words_of(chain):
+        words += ["--draft", word]
+    return shlex.join(words)

@@ -1,0 +1,126 @@
+"""`specqd inspect --drafts`: which drafts to use with a model. Computes nothing itself."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from specqd.cli.bench import interval_cells
+from specqd.cli.options import Command
+from specqd.cli.terminal import ProgressBar, aligned, one_line
+
+if TYPE_CHECKING:
+    from specqd.bench.levels import Comparison
+    from specqd.llm import LLM
+
+_OPTION = "--drafts"
+_NEW_TOKENS = 64
+_SECONDS = 60.0
+
+
+class WithDrafts(click.Command):
+    """A command whose `--drafts` takes all words up to the next option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        spread, is_drafts = list[str](), False
+        for word in args:
+            if word == _OPTION:
+                spread.append(f"{_OPTION}=")  # so that it counts without any words, too
+            else:
+                spread.append(f"{_OPTION}={word}" if is_drafts and word[:1] != "-" else word)
+            is_drafts = word == _OPTION or (is_drafts and word[:1] != "-")
+        return super().parse_args(ctx, spread)
+
+
+def options(command: Command) -> Command:
+    drafts = click.option(
+        _OPTION,
+        multiple=True,
+        metavar="[DIR]...",
+        help="Measure which drafts are fastest, these models among them.",
+    )
+    prompts = click.option(
+        "--prompts",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help='With --drafts: a JSON object a line, {"prompt": "..."}. Default: a few of our own.',
+    )
+    temperature = click.option(
+        "--temperature",
+        type=click.FloatRange(0),
+        help="With --drafts: that of the texts, at which drafts agree less. Default: 0.",
+    )
+    return drafts(prompts(temperature(command)))
+
+
+def suggest(
+    plain: "LLM",
+    model: str | None,
+    directories: Sequence[str],
+    prompts: Path | None,
+    temperature: float,
+    *,
+    is_json: bool,
+) -> None:
+    """Measures the candidates and prints the best command line; `plain` decodes without drafts."""
+    from specqd.bench.levels import Comparison, read_prompts
+    from specqd.bench.suggestion import (
+        DEFAULT_PROMPTS,
+        HEATS,
+        best_of,
+        command_for,
+        hold_heats,
+        usable_arms,
+    )
+    from specqd.sampling import SamplingParams
+
+    texts = read_prompts(prompts, sum(HEATS)) if prompts else list(DEFAULT_PROMPTS)
+    new_tokens = min(_NEW_TOKENS, plain.model.config.max_positions // 2)
+    params = SamplingParams(max_tokens=new_tokens, temperature=temperature, ignore_eos=True)
+    arms, left_out = usable_arms(plain, directories)
+    for each in left_out:
+        click.echo(one_line(f"specqd: note: {each.draft} is left out: {each.reason}"), err=True)
+    with ProgressBar("Trying drafts") as bar:
+        summaries = hold_heats(arms, texts, params, _SECONDS, progress=bar)
+    comparison = Comparison.on(
+        plain,
+        prompts=prompts.name if prompts else "built in",
+        num_prompts=len(texts),
+        rounds=1,
+        max_tokens=new_tokens,
+    )
+    comparison.by_temperature[temperature] = summaries
+    best = best_of(summaries)
+    command = command_for(model, best.chain)
+    if is_json:
+        suggestion = {
+            "left_out": [{"draft": each.draft, "reason": each.reason} for each in left_out],
+            "best": {"chain": best.chain, "command": command},
+        }
+        click.echo(json.dumps(comparison.described() | suggestion))
+    else:
+        click.echo("\n".join(map(one_line, table(comparison, temperature))))
+        click.echo(one_line(f"best: {command}"))
+
+
+def table(comparison: "Comparison", temperature: float) -> list[str]:
+    """A row per chain, the fastest first."""
+    rows = [["chain", "tokens/s", "x plain", "", "accepted"]]
+    for summary in sorted(
+        comparison.by_temperature[temperature], key=lambda s: -s.over_plain.median
+    ):
+        accepted = summary.levels[0].acceptance
+        rows.append(
+            [
+                summary.title,
+                f"{summary.tokens_per_s:.1f}",
+                *interval_cells(summary.over_plain),
+                "-" if accepted is None else f"{accepted:.0%}",
+            ]
+        )
+    setting = (
+        f"{comparison.model} on {comparison.cpu}, {comparison.threads} threads, {comparison.isa}; "
+        f"{comparison.max_tokens} tokens each at temperature {temperature:g}, equal in all chains"
+    )
+    return [setting, *aligned(rows)]
