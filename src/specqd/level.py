@@ -10,7 +10,7 @@ from math import inf
 from time import perf_counter
 
 from specqd import _native
-from specqd.context import Rows
+from specqd.context import Context, Rows
 from specqd.drafters import Ask, Drafter, Proposal
 from specqd.economics import Estimate, Mean, Pace, ProbeBudget, RowCosts, Trust
 from specqd.errors import CacheFullError
@@ -21,7 +21,8 @@ _FIRST_PROPOSAL = 4
 _LONGEST_PROPOSAL = 32
 _ROUNDS_AHEAD = (1, 2, 4, 8)
 _FREE_PROBES = 4  # what was measured at load may be wrong: the machine was busy
-_MEASURED_ROWS = (1, 2, 4, 9)
+_MEASURED_ROWS = (1, 2, 4, 9, 16)
+_MOST_MEASURED_ROWS = 48  # once: a batch drafts at many rows, and is to know what it left
 _LEAST_MEASUREMENTS, _MOST_MEASUREMENTS = 2, 5
 _MEASURING_SECONDS = 0.3  # after which no further one is begun
 _LEAST_LOSS = 0.1  # of what a round costs: what trying one is taken to cost at least
@@ -80,12 +81,12 @@ class Level:
         self.name = name or model.reading.value
         self.stats = LevelStats()
         self._clock = clock
-        self.costs = RowCosts()  # of this level's forwards
+        self.costs = RowCosts()  # of this level's forwards, and of picking from what they leave
         self.pace = Pace()
         # At a temperature above 0, common noise makes the confidence of a token say less.
         self._greedy, self._sampled = Trust(), Trust()
         # Of a round as a drafter:
-        self._besides = Estimate()  # seconds besides this level's own forward
+        self._besides = Estimate()  # seconds besides this level's own forward and picks
         self._rows = Mean()  # forwarded for each sequence
         self._made = Mean()  # tokens made for each sequence
         self._probes = ProbeBudget(free=_FREE_PROBES)
@@ -104,21 +105,29 @@ class Level:
         text = Sequence([0], _native.Picker(), 1)
         context = self.model.context(text)
         context.begin(0)
-        seconds: dict[int, list[float]] = {rows: [] for rows in _MEASURED_ROWS}
+        most = min(self.model.max_positions, self.model.max_rows)
+        measured = [rows for rows in _MEASURED_ROWS if rows <= most]
+        seconds: dict[int, list[float]] = {rows: [] for rows in measured}
         started = self._clock()
         for i in range(_MOST_MEASUREMENTS):  # interleaved: what slows one slows all
             if i >= _LEAST_MEASUREMENTS and self._clock() - started > _MEASURING_SECONDS:
                 break
-            for rows in _MEASURED_ROWS:
-                begun = self._clock()
-                # Different tokens, for they may choose different experts.
-                self.model.forward([Rows(context, 0, list(range(rows)), rows)])
-                seconds[rows].append(self._clock() - begun)
+            if i == 1 and most >= _MOST_MEASURED_ROWS:
+                seconds[_MOST_MEASURED_ROWS] = [self._forward_seconds(context, _MOST_MEASURED_ROWS)]
+            for rows in measured:
+                seconds[rows].append(self._forward_seconds(context, rows))
         self.costs.begin({rows: min(samples) for rows, samples in seconds.items()})
         self.model.release(text)
         for level in self.levels[1:2]:
             if isinstance(level, Level):
                 level.measure()
+
+    def _forward_seconds(self, context: Context, rows: int) -> float:
+        begun = self._clock()
+        # Different tokens, for they may choose different experts.
+        tokens = [token % self.model.vocabulary for token in range(rows)]
+        self.model.forward([Rows(context, 0, tokens, rows)])
+        return self._clock() - begun
 
     # --- As a drafter -------------------------------------------------------------------------
 
@@ -163,13 +172,13 @@ class Level:
             drafts[i].pass_on(foreseen[i], self.drafter.chances(drafts[i].ask, foreseen[i]))
         if own:
             begun, stats = self._clock(), self.stats
-            seconds, rows = stats.seconds, stats.rows
+            seconds, rows = stats.seconds + stats.pick_seconds, stats.rows
             made = self._go_round(own)
             took = self._clock() - begun
             for draft in own:
                 if draft.proposal.tried < inf:
                     self._probes.cost(took / len(own) + draft.ask.added_seconds(1))
-            besides = took - (stats.seconds - seconds)
+            besides = took - (stats.seconds + stats.pick_seconds - seconds)
             self._besides.add(max(besides, _LEAST_BESIDES))
             self._rows.add((stats.rows - rows) / len(own))
             self._made.add(made / len(own))
@@ -330,7 +339,7 @@ class Level:
         stats.seconds += forwarded - drafted
         stats.pick_seconds += picked - forwarded
         if most_unread <= _LONGEST_PROPOSAL:  # not a prompt
-            self.costs.add(num_rows, forwarded - drafted)
+            self.costs.add(num_rows, self._clock() - drafted)
             made = sum([len(tokens) for tokens, _ in answers])
             self.pace.add(made, self._clock() - begun)
         return verified
