@@ -91,15 +91,17 @@ class Estimate:
 
 
 class Mean:
-    """A running mean of recent samples."""
+    """A running mean of recent samples; `share` is what each new one counts for."""
 
-    __slots__ = ("value",)
+    __slots__ = ("_share", "value")
 
-    def __init__(self) -> None:
+    def __init__(self, share: float = 0.1) -> None:
+        self._share = share
         self.value: float | None = None
 
     def add(self, sample: float) -> None:
-        self.value = sample if self.value is None else self.value + 0.1 * (sample - self.value)
+        before = sample if self.value is None else self.value
+        self.value = before + self._share * (sample - before)
 
 
 class RowCosts:
@@ -218,6 +220,36 @@ class Pace:
     def seconds_per_token(self) -> float | None:
         """1 / pace; None before anything was made."""
         return self._seconds / self._tokens if self._tokens > 0.0 else None
+
+
+class Trial:
+    """Whether a batch is better off with drafts: rounds of either kind, compared as measured.
+
+    Costs of many rows are learned where a batch drafts, and not where it would be without; so the
+    rule may hold on to drafts that lose time. The kind that is behind is tried now and then.
+    """
+
+    __slots__ = ("_count", "_drafted", "_plain")
+
+    _FIRST, _EVERY = 8, 32  # rounds before the first comparison, and between tries
+
+    def __init__(self) -> None:
+        self._drafted, self._plain = Mean(0.3), Mean(0.3)  # seconds a token
+        self._count = 0
+
+    def wants_drafts(self) -> bool:
+        """For the next round."""
+        self._count += 1
+        plain, drafted = self._plain.value, self._drafted.value
+        if self._count < self._FIRST:
+            return True
+        if plain is None or drafted is None:
+            return plain is not None
+        is_turn = self._count % self._EVERY == 0
+        return (drafted < plain) != is_turn
+
+    def add(self, tokens: int, seconds: float, *, is_drafted: bool) -> None:
+        (self._drafted if is_drafted else self._plain).add(seconds / tokens)
 
 
 class ProbeBudget:

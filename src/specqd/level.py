@@ -3,6 +3,7 @@
 Knows tokens, rows and proposals; knows nothing of text, requests or scheduling.
 """
 
+from collections import defaultdict
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from time import perf_counter
 from specqd import _native
 from specqd.context import Context, Rows
 from specqd.drafters import Ask, Drafter, Proposal
-from specqd.economics import Estimate, Mean, Pace, ProbeBudget, RowCosts, Trust
+from specqd.economics import Estimate, Mean, Pace, ProbeBudget, RowCosts, Trial, Trust
 from specqd.errors import CacheFullError
 from specqd.model import Model
 from specqd.sequence import Sequence
@@ -83,6 +84,7 @@ class Level:
         self._clock = clock
         self.costs = RowCosts()  # of this level's forwards, and of picking from what they leave
         self.pace = Pace()
+        self._trials: defaultdict[int, Trial] = defaultdict(Trial)  # by the size of batches
         # At a temperature above 0, common noise makes the confidence of a token say less.
         self._greedy, self._sampled = Trust(), Trust()
         # Of a round as a drafter:
@@ -314,14 +316,16 @@ class Level:
             context, tokens = self.model.context(ask.sequence), ask.sequence.tokens
             contexts.append(context)  # the last token is forwarded again: its logits are needed
             starts.append(min(context.match(tokens, ask.sequence.num_accepted), len(tokens) - 1))
-        wanted = self._wanted(asks, starts) if self.drafter.levels else asks
+        trial = self._trials[len(asks).bit_length()] if len(asks) > 1 else None
+        is_plain = trial is not None and not trial.wants_drafts()
+        wanted = self._wanted(asks, starts, is_plain) if self.drafter.levels else asks
         proposals = self.drafter.propose(wanted)
-        batch, num_rows, most_unread = [], 0, 0
+        batch, num_rows, is_prompt = [], 0, False
         for ask, context, start, said in zip(asks, contexts, starts, proposals, strict=True):
             if said.tokens:
                 self._keep_known(said)
             unread, logits = ask.sequence.tokens[start:], len(said.tokens) + 1
-            most_unread = max(most_unread, len(unread))
+            is_prompt = is_prompt or start < ask.sequence.prompt_length - 1
             num_rows += len(unread) + logits - 1
             batch.append(Rows(context, start, unread + said.tokens, logits))
         drafted = self._clock()
@@ -338,13 +342,17 @@ class Level:
         stats.rows += num_rows
         stats.seconds += forwarded - drafted
         stats.pick_seconds += picked - forwarded
-        if most_unread <= _LONGEST_PROPOSAL:  # not a prompt
+        if not is_prompt or num_rows <= _LONGEST_PROPOSAL:
             self.costs.add(num_rows, self._clock() - drafted)
+        if not is_prompt:
             made = sum([len(tokens) for tokens, _ in answers])
-            self.pace.add(made, self._clock() - begun)
+            seconds = self._clock() - begun
+            self.pace.add(made, seconds)
+            if trial is not None and made:
+                trial.add(made, seconds, is_drafted=row > len(asks))
         return verified
 
-    def _wanted(self, asks: SequenceOf[Ask], starts: SequenceOf[int]) -> list[Ask]:
+    def _wanted(self, asks: SequenceOf[Ask], starts: SequenceOf[int], is_plain: bool) -> list[Ask]:
         """What the drafter is asked: nothing for a prompt that is still to be read."""
         count, costs = len(asks), self.costs
         # Plain decoding can always be had: drafts that lose time must not make tokens look dearer.
@@ -353,7 +361,7 @@ class Level:
         wanted = []
         for ask, start in zip(asks, starts, strict=True):
             has_prompt = start >= ask.sequence.prompt_length - 1 and start > 0
-            most = min(ask.at_most, rows_each) - 1 if has_prompt else 0
+            most = min(ask.at_most, rows_each) - 1 if has_prompt and not is_plain else 0
             worth = min(gain, ask.gain)
             wanted.append(Ask(ask.sequence, most, worth, ask.confidence, costs, count, count))
         return wanted
