@@ -43,4 +43,6 @@ def shown(value: object) -> str:
         text = ascii(value)
     except RecursionError:
         return "a deeply nested value"
+    except ValueError:
+        return "a value with a very large number"
     return text if len(text) <= 120 else f"{text[:117]}..."

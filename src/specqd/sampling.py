@@ -6,7 +6,7 @@ from numbers import Integral, Real
 from typing import Protocol, TypeVar
 
 from specqd import _native
-from specqd.errors import RequestError
+from specqd.errors import RequestError, shown
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ class SamplingParams:
         _check_int("n", self.n, 1, 1024)
         for text in self.stop:
             if not isinstance(text, str) or not text:
-                raise RequestError(f"stop: {text!r} is not a string of at least one character")
+                raise RequestError(f"stop: {shown(text)} is not a string of at least one character")
         for token in self.stop_token_ids:
             _check_int("stop_token_ids", token, 0, _MOST_INT32)
         _check_int("logprobs", self.logprobs, 0, 1000)
@@ -132,12 +132,22 @@ def _check_int(name: str, value: object, least: int, most: int) -> None:
         return
     is_whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not is_whole or not least <= int(value) <= most:  # type: ignore[call-overload]
-        raise RequestError(f"{name}: {value!r} is not a whole number from {least} to {most}")
+        raise RequestError(f"{name}: {shown(value)} is not a whole number from {least} to {most}")
 
 
 def _check_real(name: str, value: object, least: float, most: float, also: str = "") -> None:
     if value is None:
         return
-    is_real = isinstance(value, Real) and not isinstance(value, bool)
-    if not is_real or not least <= float(value) <= most:  # type: ignore[arg-type]  # NaN is not
-        raise RequestError(f"{name}: {value!r} is not {also}a number from {least:g} to {most:g}")
+    if not _is_real(value, least, most):
+        raise RequestError(
+            f"{name}: {shown(value)} is not {also}a number from {least:g} to {most:g}"
+        )
+
+
+def _is_real(value: object, least: float, most: float) -> bool:
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        return least <= float(value) <= most  # false for NaN
+    except OverflowError:  # JSON's integers have any size
+        return False
