@@ -25,6 +25,14 @@ class RequestError(SpecqdError):
     """A request asks for something that cannot be done."""
 
 
+class FieldError(RequestError):
+    """A field of a request is at fault; the message begins with its name."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+
+
 class MachineError(SpecqdError):
     """This machine lacks what was asked for: memory, threads, an instruction set."""
 
