@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -139,6 +140,38 @@ def test_lines_have_openais_members(tmp_path: Path, run: Run) -> None:
     assert len(content) == 3
     assert all(len(each["top_logprobs"]) == 2 for each in content)
     assert said["choices"][0]["message"]["role"] == "assistant"
+
+
+def test_texts_follow_a_schema(tmp_path: Path, run: Run) -> None:
+    pytest.importorskip("llguidance", reason="needs specqd[serve]")
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "boolean"}}}
+    bad = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "banana"}}}
+    no_space = {str(ord(space)): -100 for space in "\n\t\r "}
+    asked = {"max_tokens": 20, "response_format": form, "logit_bias": no_space}
+    out = tmp_path / "out.jsonl"
+    lines = [line("a", **asked, n=2), line("b"), line("c", **asked | {"response_format": bad})]
+    run(write(tmp_path / "in.jsonl", lines), out)
+    answers = read(out)
+    choices = answers["a"]["response"]["body"]["choices"]
+    assert all(isinstance(json.loads(choice["text"]), bool) for choice in choices)
+    assert answers["b"]["response"]["status_code"] == 200
+    error = answers["c"]["response"]["body"]["error"]
+    assert (answers["c"]["response"]["status_code"], error["param"]) == (400, "response_format")
+
+
+def test_it_needs_nothing_of_the_server(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = (
+        "import sys; sys.modules |= dict.fromkeys(('fastapi', 'starlette', 'pydantic', "
+        "'uvicorn', 'llguidance')); import specqd.batch"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    monkeypatch.delitem(sys.modules, "specqd.json_grammar", raising=False)
+    form = line("a", response_format={"type": "json_object"})
+    with pytest.raises(RequestError, match=re.escape("pip install 'specqd[serve]'")):
+        run(write(tmp_path / "in.jsonl", [form]), tmp_path / "out.jsonl")
 
 
 def test_what_only_the_model_can_refuse_is_an_answer(tmp_path: Path, run: Run) -> None:

@@ -4,25 +4,33 @@ from typing import Any
 
 import pytest
 
-from specqd.errors import RequestError
-from specqd.openai_requests import chat_request, completion_request
+from specqd.errors import FieldError, RequestError
+from specqd.openai_requests import Options, chat_request, completion_request
 from specqd.sampling import SamplingParams
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+def schema_format(**named: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": named}}
+
+
+def part(**members: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [members]}]}
 
 
 def test_a_completion_has_openais_defaults_and_the_models_sampling() -> None:
     request = completion_request({"prompt": "ab"})
     assert request.prompts == ("ab",)
     assert request.params == SamplingParams(max_tokens=16)
-    assert (request.model, request.is_streamed) == (None, False)
+    assert request.options == Options()
 
 
 def test_a_chat_runs_to_the_contexts_end() -> None:
     request = chat_request({"messages": MESSAGES, "model": "any"})
     assert request.messages == tuple(MESSAGES)
     assert request.params == SamplingParams(max_tokens=None)
-    assert request.model == "any"
+    assert request.options.model == "any"
 
 
 def test_every_field_arrives() -> None:
@@ -51,7 +59,31 @@ def test_every_field_arrives() -> None:
     assert request.params.stop == ("x", "yz")
     assert request.params.stop_token_ids == (3, 4)
     assert request.params.logit_bias == {12: -1.5}
-    assert request.is_streamed
+    assert request.options.is_streamed
+
+
+def test_options_arrive() -> None:
+    body = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
+    body |= {"user": "a", "store": False, "metadata": {"a": "b"}, "service_tier": "auto"}
+    schema = {"type": "integer"}
+    body |= schema_format(name="x", description="y", strict=True, schema=schema)
+    options = Options(None, True, True, True, schema)
+    assert completion_request({"prompt": "ab", **body}).options == options
+    assert chat_request({"messages": MESSAGES, **body}).options == options
+    assert completion_request({"prompt": "ab", "echo": True}).has_echo
+    variables = {"enable_thinking": False}
+    request = chat_request({"messages": MESSAGES, "chat_template_kwargs": variables})
+    assert request.template_variables == variables
+
+
+def test_vllms_way_to_say_all_tokens_is_known() -> None:
+    assert completion_request({"prompt": "ab", "top_k": -1}).params.top_k == 0
+
+
+def test_developers_speak_as_the_system() -> None:
+    messages = [{"role": "developer", "content": "Be brief.", "name": "a"}]
+    [message] = chat_request({"messages": messages}).messages
+    assert message == {"role": "system", "content": "Be brief.", "name": "a"}
 
 
 def test_null_counts_as_absent() -> None:
@@ -93,6 +125,26 @@ def test_parts_of_text_become_one_text() -> None:
     [
         ("temprature", {"temprature": 1}),
         ("best_of", {"best_of": 2}),
+        ("suffix", {"suffix": "x"}),
+        ("echo", {"echo": True, "logprobs": 0}),
+        ("prompt", {"prompt": ["a"] * 257}),
+        ("n", {"n": 129}),
+        ("temperature", {"temperature": 10**400}),
+        ("stop", {"stop": ["a"] * 17}),
+        ("stop", {"stop": "a" * 1025}),
+        ("stop_token_ids", {"stop_token_ids": [1] * 17}),
+        ("logit_bias", {"logit_bias": {str(i): 1 for i in range(1025)}}),
+        ("stream_options", {"stream_options": {}}),
+        ("stream_options.x", {"stream": True, "stream_options": {"x": 1}}),
+        ("response_format", {"response_format": "json_object"}),
+        ("response_format.type", {"response_format": {}}),
+        ("response_format.type", {"response_format": {"type": "xml"}}),
+        ("response_format.x", {"response_format": {"type": "text", "x": 1}}),
+        ("response_format.json_schema", {"response_format": {"type": "json_schema"}}),
+        ("response_format.json_schema.schema", schema_format(name="x")),
+        ("response_format.json_schema.schema", schema_format(name="x", schema=[])),
+        ("response_format.json_schema.name", schema_format(schema={})),
+        ("ignore_eos", {"ignore_eos": True, "response_format": {"type": "json_object"}}),
         ("prompt", {"prompt": None}),
         ("prompt", {"prompt": []}),
         ("prompt", {"prompt": {"a": 1}}),
@@ -104,7 +156,7 @@ def test_parts_of_text_become_one_text() -> None:
         ("temperature", {"temperature": True}),
         ("n", {"n": 0}),
         ("n", {"n": 1.5}),
-        ("logprobs", {"logprobs": 6}),
+        ("logprobs", {"logprobs": 21}),
         ("logprobs", {"logprobs": True}),
         ("stop", {"stop": {"a": "b"}}),
         ("stop", {"stop": [3]}),
@@ -121,9 +173,10 @@ def test_parts_of_text_become_one_text() -> None:
     ],
 )
 def test_a_bad_completion_is_refused_by_its_field(field: str, given: dict[str, object]) -> None:
-    with pytest.raises(RequestError) as refused:
+    with pytest.raises(FieldError) as refused:
         completion_request({"prompt": "ab", **given})
-    assert str(refused.value).startswith(field)
+    assert str(refused.value).startswith(f"{field}: ")
+    assert refused.value.field == field
     assert "\n" not in str(refused.value)
 
 
@@ -137,6 +190,10 @@ def test_a_bad_completion_is_refused_by_its_field(field: str, given: dict[str, o
         ("messages[0]", {"messages": ["Hi"]}),
         ("messages[0].content", {"messages": [{"role": "user", "content": 3}]}),
         ("messages[0].content[0]", {"messages": [{"role": "user", "content": [{"type": "x"}]}]}),
+        ("messages[0].content[0].x", part(type="text", text="a", x=1)),
+        ("chat_template_kwargs", {"chat_template_kwargs": [1]}),
+        ("chat_template_kwargs", {"chat_template_kwargs": {"self": 1}}),
+        ("max_completion_tokens", {"max_completion_tokens": 0}),
         ("top_logprobs", {"top_logprobs": 2}),
         ("top_logprobs", {"top_logprobs": 21, "logprobs": True}),
         ("logprobs", {"logprobs": 2}),
@@ -144,9 +201,10 @@ def test_a_bad_completion_is_refused_by_its_field(field: str, given: dict[str, o
     ],
 )
 def test_a_bad_chat_is_refused_by_its_field(field: str, given: dict[str, object]) -> None:
-    with pytest.raises(RequestError) as refused:
+    with pytest.raises(FieldError) as refused:
         chat_request({"messages": MESSAGES, **given})
-    assert str(refused.value).startswith(field)
+    assert str(refused.value).startswith(f"{field}: ")
+    assert refused.value.field == field
 
 
 @pytest.mark.parametrize("body", [None, 3, "text", [], {"\x1b[31m": 1}])

@@ -1,5 +1,6 @@
 """The server through OpenAI's own client: what it answers is what the Python API gives."""
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from random_models import Shape, make_model
 from served import Served, add_template, serving
 from specqd import LLM, SamplingParams
+from specqd.batch import answer_batch, open_answers, read_batch
 from specqd.engine import TokenLogprob
 from specqd.llm import Completion
 
@@ -221,6 +223,33 @@ def test_a_streamed_chat_is_the_whole_one(client: Any) -> None:
     assert len({chunk.id for chunk in chunks}) == 1
 
 
+def test_a_batch_file_has_the_same_answers(
+    served: Served, llm: LLM, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    lines = []
+    for i in range(6):
+        body = request_of(rng)
+        body |= {**body.pop("extra_body"), "return_token_ids": bool(i % 2)}
+        lines.append({"url": "/v1/completions", "body": body})
+    chat = {"messages": MESSAGES, "max_tokens": 9, "seed": 3, "logprobs": True, "top_logprobs": 2}
+    lines.append({"url": "/v1/chat/completions", "body": chat})
+    lines.append({"url": "/v1/completions", "body": {"prompt": "a", "echo": True, "seed": 1}})
+    lines.append({"url": "/v1/completions", "body": {"prompt": [-1]}})
+    lines = [{"custom_id": str(i), "method": "POST", **line} for i, line in enumerate(lines)]
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    batch = read_batch(source, MODEL)
+    with open_answers(out, batch) as answers:
+        answer_batch(llm, batch, answers, lambda done, total: None)
+    for answer in map(json.loads, out.read_text().splitlines()):
+        asked = lines[int(answer["custom_id"])]
+        reply = served.ask("POST", asked["url"], asked["body"])
+        given = answer["response"]
+        assert reply.status == given["status_code"]
+        for name in ("choices", "object", "model", "error"):
+            assert reply.content.get(name) == given["body"].get(name), name
+
+
 def test_models_and_health_are_told(client: Any, served: Served) -> None:
     [model] = client.models.list().data
     assert model.id == MODEL
@@ -243,7 +272,7 @@ def test_errors_are_openais(client: Any) -> None:
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError, match="temperature") as wrong:
         client.completions.create(model=MODEL, prompt="x", temperature=1000)
-    assert wrong.value.type == "invalid_request_error"
+    assert (wrong.value.type, wrong.value.param) == ("invalid_request_error", "temperature")
     with pytest.raises(openai.BadRequestError, match="this field is not known") as unknown:
         client.chat.completions.create(model=MODEL, messages=MESSAGES, extra_body={"beam": 3})
     assert unknown.value.param == "beam"

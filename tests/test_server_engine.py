@@ -14,7 +14,8 @@ from random_models import Shape, make_model
 from specqd import LLM, SamplingParams
 from specqd.engine import Engine
 from specqd.errors import RequestError
-from specqd.server.engine_thread import EngineFailedError, EngineThread, Job, Update
+from specqd.openai_answers import Update
+from specqd.server.engine_thread import EngineFailedError, EngineThread, Job
 
 T = TypeVar("T")
 Work = Callable[[EngineThread], Awaitable[T]]

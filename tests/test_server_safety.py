@@ -87,6 +87,8 @@ def test_only_json_is_read(served: Served, kind: str) -> None:
         (b'{"prompt": [[1], []]}', "empty"),
         (b'{"prompt": [-1]}', "token id -1"),
         (b'{"prompt": [100000]}', "token id 100000"),
+        (b'{"prompt": [-1], "echo": true}', "token id -1"),
+        (b'{"prompt": "x", "temperature": 1' + b"0" * 400 + b"}", "temperature"),
         (b'{"prompt": [99999999999999999999]}', "token id"),
         (b'{"prompt": "x", "n": 0}', "n:"),
         (b'{"prompt": "x", "n": 100000}', "n:"),

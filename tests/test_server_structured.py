@@ -20,7 +20,7 @@ pytest.importorskip("llguidance", reason="needs specqd[serve]")
 openai = pytest.importorskip("openai", reason="needs OpenAI's client")
 pydantic = pytest.importorskip("pydantic", reason="needs specqd[serve]")
 
-from specqd.server.structured import JsonGrammar, JsonGrammars  # noqa: E402
+from specqd.json_grammar import JsonGrammar, JsonGrammars  # noqa: E402
 
 SCHEMA = {
     "type": "object",

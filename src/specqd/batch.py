@@ -19,11 +19,12 @@ from typing import Any, BinaryIO
 from specqd.engine import Generation
 from specqd.errors import RequestError, SpecqdError, TokenizerError, shown
 from specqd.llm import LLM
-from specqd.openai_answers import Answer, Heading, chat_answer, completion_answer, refusal
-from specqd.openai_requests import ChatRequest, CompletionRequest, chat_request, completion_request
+from specqd.openai_answers import Answer, Json, Update, Usage, form_of, param_of, refusal
+from specqd.openai_requests import ChatRequest, Request, chat_request, completion_request
+from specqd.sequence import Grammar
 
 _MEMBERS = ("custom_id", "method", "url", "body")
-_PARSERS: Mapping[str, Callable[[object], CompletionRequest | ChatRequest]] = {
+_PARSERS: Mapping[str, Callable[[object], Request]] = {
     "/v1/completions": completion_request,
     "/v1/chat/completions": chat_request,
 }
@@ -31,6 +32,7 @@ _HEAD = b'{"id": "batch_req_'  # how each line of ours begins
 _MOST_SUBMITTED = 64  # samples: enough to fill every place of the engine's batch as it empties
 
 Progress = Callable[[int, int], None]
+GrammarOf = Callable[[dict[str, Any]], Callable[[], Grammar]]  # by schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class BatchRequest:
 
     custom_id: str
     key: str  # of what the line says and of the model that is asked
-    request: CompletionRequest | ChatRequest
+    request: Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ def _request(line: bytes, model: str) -> BatchRequest:
         request = _PARSERS[url](entry.get("body"))
     except RequestError as error:
         raise RequestError(f"body.{error}".replace("body.body:", "body:")) from error
-    if request.is_streamed:
+    if request.options.is_streamed:
         raise RequestError("body.stream: true; the answers of a batch are not streamed")
     said = json.dumps([model, entry], sort_keys=True)
     return BatchRequest(custom_id, sha256(said.encode()).hexdigest()[:32], request)
@@ -107,7 +109,7 @@ class Answers:
         self.done = set(done)  # custom_ids
         self._file = file
 
-    def append(self, answers: Mapping[str, Answer]) -> None:
+    def append(self, answers: Mapping[str, Json]) -> None:
         """Adds lines by custom_id. They are on the disk when this returns."""
         lines = [json.dumps(answer) + "\n" for answer in answers.values()]
         self._file.write("".join(lines).encode())
@@ -211,6 +213,7 @@ def answer_batch(llm: LLM, batch: Batch, answers: Answers, progress: Progress) -
             f"{batch.path}: asks for chats, and {batch.model} has no chat template; ask for "
             "/v1/completions, or another model"
         )
+    grammar_of = _grammar_of(llm, batch)
     waiting = deque(each for each in batch.requests if each.custom_id not in answers.done)
     running: list[_Running] = []
     refused = 0
@@ -220,7 +223,7 @@ def answer_batch(llm: LLM, batch: Batch, answers: Answers, progress: Progress) -
             while waiting and sum(len(each.samples) for each in running) < _MOST_SUBMITTED:
                 each = _Running(waiting.popleft())
                 running.append(each)  # first, so that it is cancelled if it is submitted in part
-                problem = _submit(llm, each)
+                problem = _submit(llm, each, grammar_of)
                 if problem is not None:
                     running.remove(each)
                     answers.append(_lines([(each, problem)], batch, llm))
@@ -238,17 +241,31 @@ def answer_batch(llm: LLM, batch: Batch, answers: Answers, progress: Progress) -
     return refused
 
 
-def _submit(llm: LLM, running: _Running) -> SpecqdError | None:
+def _grammar_of(llm: LLM, batch: Batch) -> GrammarOf | None:
+    """None where no request has a schema: only those need llguidance."""
+    if all(each.request.options.schema is None for each in batch.requests):
+        return None
+    try:
+        from specqd.json_grammar import JsonGrammars
+    except ImportError as error:
+        raise RequestError(
+            f"{batch.path}: response_format needs llguidance: pip install 'specqd[serve]'"
+        ) from error
+    eos = sorted(llm.engine.eos_token_ids)
+    return JsonGrammars(llm.tokenizer, llm.model.vocabulary, eos).of_schema
+
+
+def _submit(llm: LLM, running: _Running, grammar_of: GrammarOf | None) -> SpecqdError | None:
     """Queues a request's prompts; what refuses it, if anything does."""
     request = running.asked.request
     params = request.params.resolved(llm.defaults)
     try:
-        if isinstance(request, ChatRequest):
-            prompts = [llm.tokenizer.chat(request.messages)]
-        else:
-            prompts = [llm.encode(prompt) for prompt in request.prompts]
-        for prompt in prompts:
-            running.prompts.append(llm.engine.submit(prompt, params))
+        make_grammar = None
+        if request.options.schema is not None:
+            assert grammar_of is not None
+            make_grammar = grammar_of(request.options.schema)
+        for prompt in request.encoded(llm.tokenizer):
+            running.prompts.append(llm.engine.submit(prompt, params, make_grammar))
     except (RequestError, TokenizerError) as error:  # the latter where a template fails
         _cancel(llm, [running])
         return error
@@ -262,24 +279,28 @@ def _cancel(llm: LLM, running: Sequence[_Running]) -> None:
 
 def _lines(
     finished: Sequence[tuple[_Running, SpecqdError | None]], batch: Batch, llm: LLM
-) -> dict[str, Answer]:
+) -> dict[str, Json]:
     return {each.asked.custom_id: _line(each, error, batch, llm) for each, error in finished}
 
 
-def _line(running: _Running, error: SpecqdError | None, batch: Batch, llm: LLM) -> dict[str, Any]:
-    asked = running.asked
-    is_chat = isinstance(asked.request, ChatRequest)
-    name = f"{'chatcmpl' if is_chat else 'cmpl'}-{asked.key}"
-    heading = Heading(name, batch.created, batch.model)
+def _line(running: _Running, error: SpecqdError | None, batch: Batch, llm: LLM) -> Json:
+    key = running.asked.key
     if error is not None:
-        status, body = 400, refusal(error)
-    elif is_chat:
-        status, body = 200, chat_answer(heading, running.prompts[0], llm.tokenizer)
+        status, body = 400, refusal(str(error), "invalid_request_error", param_of(error))
     else:
-        status, body = 200, completion_answer(heading, running.prompts, llm.tokenizer)
+        status, body = 200, _answer(running, batch, llm)
     return {
-        "id": f"batch_req_{asked.key}",
-        "custom_id": asked.custom_id,
-        "response": {"status_code": status, "request_id": f"req_{asked.key}", "body": body},
+        "id": f"batch_req_{key}",
+        "custom_id": running.asked.custom_id,
+        "response": {"status_code": status, "request_id": f"req_{key}", "body": body},
         "error": None,
     }
+
+
+def _answer(running: _Running, batch: Batch, llm: LLM) -> Json:
+    prompts = [samples[0].sequence for samples in running.prompts]
+    ids = [prompt.tokens[: prompt.prompt_length] for prompt in prompts]
+    usage = Usage(sum(map(len, ids)), sum(sample.count for sample in running.samples))
+    form = form_of(running.asked.request, ids, llm.tokenizer)
+    answer = Answer(form, batch.model, usage, running.asked.key, batch.created)
+    return answer.whole([[Update.whole(i, each)] for i, each in enumerate(running.samples)])

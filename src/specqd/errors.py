@@ -25,6 +25,14 @@ class RequestError(SpecqdError):
     """A request asks for something that cannot be done."""
 
 
+class FieldError(RequestError):
+    """A field of a request is at fault; the message begins with its name."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+
+
 class MachineError(SpecqdError):
     """This machine lacks what was asked for: memory, threads, an instruction set."""
 
@@ -43,4 +51,6 @@ def shown(value: object) -> str:
         text = ascii(value)
     except RecursionError:
         return "a deeply nested value"
+    except ValueError:
+        return "a value with a very large number"
     return text if len(text) <= 120 else f"{text[:117]}..."

@@ -1,43 +1,59 @@
 """Bodies of OpenAI's completion and chat requests, checked. Knows no models and no transport.
 
-A field that is null counts as absent. A field that is not known is refused by name: nothing that
-was asked for is silently left out. Beside OpenAI's fields those of vLLM are known that
-SamplingParams has: top_k, min_p, repetition_penalty, ignore_eos, stop_token_ids. Where a field is
-absent, temperature and its like are as the model's authors recommend, not 1 as at OpenAI.
+Beside OpenAI's fields some of vLLM's are known: those that SamplingParams has, return_token_ids and
+chat_template_kwargs. Where a field is absent, temperature and its like are as the model's authors
+recommend, not 1 as at OpenAI. What is refused is refused by its field.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from specqd.errors import RequestError, shown
+from specqd.body_fields import BodyFields, token_ids
+from specqd.errors import FieldError, shown
 from specqd.sampling import SamplingParams
+from specqd.tokenizer import Tokenizer
+
+MOST_PROMPTS = 256
+MOST_SAMPLES = 128  # n of one prompt, as OpenAI has it
+MOST_STOPS = 16
+MOST_STOP_CHARACTERS = 1024
+MOST_BIASES = 1024
+MOST_LOGPROBS = 20
 
 _COMPLETION_TOKENS = 16  # OpenAI's default for completions; chats run to the context's end
-_MOST_LOGPROBS = 5  # of a completion's token
-_MOST_TOP_LOGPROBS = 20  # of a chat's token
+_MOST_INT32 = 2**31 - 1
 
-# Fields that mean the same in both kinds of request and bear SamplingParams' names.
+# Fields that bear SamplingParams' names and need no other check than its own.
 _SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-    "n",
+    *("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
+    *("frequency_penalty", "seed"),
 )
-_SHARED = (*_SAMPLING, "logit_bias", "stop", "stop_token_ids", "ignore_eos")
-_ABOUT = ("model", "stream", "user")  # of who asks whom, and how the answer comes
-_COMPLETION = (*_ABOUT, *_SHARED, "prompt", "max_tokens", "logprobs")
-_CHAT = (
-    *(*_ABOUT, *_SHARED, "messages", "max_tokens", "max_completion_tokens"),
-    *("logprobs", "top_logprobs"),
+_WITHOUT_EFFECT = ("user", "service_tier", "safety_identifier", "prompt_cache_key")  # texts
+_SHARED = (
+    *_SAMPLING,
+    *("top_k", "n", "max_tokens", "logprobs", "logit_bias", "stop", "stop_token_ids", "ignore_eos"),
+    *("model", "stream", "stream_options", "response_format", "return_token_ids"),
+    *(*_WITHOUT_EFFECT, "metadata", "store"),
 )
+_COMPLETION = frozenset((*_SHARED, "prompt", "echo", "best_of", "suffix"))
+_CHAT = frozenset(
+    (*_SHARED, "messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs")
+)
+_SET_BY_US = ("add_generation_prompt", "documents", "messages", "self", "tools")  # in templates
 
-Fields = Mapping[str, object]
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What both kinds of request may say beside prompts and sampling."""
+
+    model: str | None = None
+    is_streamed: bool = False
+    has_usage_chunk: bool = False  # at the stream's end
+    has_token_ids: bool = False
+    schema: dict[str, Any] | None = None  # that the text must follow, as JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,166 +62,203 @@ class CompletionRequest:
 
     prompts: tuple[str | tuple[int, ...], ...]  # texts or token ids
     params: SamplingParams
-    model: str | None = None
-    is_streamed: bool = False
+    options: Options = field(default_factory=Options)
+    has_echo: bool = False  # the prompt stands before the text
+
+    def encoded(self, tokenizer: Tokenizer) -> list[list[int]]:
+        """The prompts' ids, of which the model may still refuse some."""
+        return [
+            tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+            for prompt in self.prompts
+        ]
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
     """What /v1/chat/completions asks for: `params.n` answers to one conversation."""
 
-    messages: tuple[Mapping[str, Any], ...]
+    messages: tuple[Message, ...]
     params: SamplingParams
-    model: str | None = None
-    is_streamed: bool = False
+    options: Options = field(default_factory=Options)
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+
+    def encoded(self, tokenizer: Tokenizer) -> list[list[int]]:
+        """The one prompt's ids. Runs the model's template; raises TokenizerError where it fails."""
+        return [tokenizer.chat(self.messages, **self.template_variables)]
+
+
+Request = CompletionRequest | ChatRequest
 
 
 def completion_request(body: object) -> CompletionRequest:
-    """The request in a body of /v1/completions; raises RequestError that begins with the field."""
-    fields = _known(body, _COMPLETION)
-    most = fields.get("max_tokens", _COMPLETION_TOKENS)
-    logprobs = fields.get("logprobs")
-    if logprobs is not None and (type(logprobs) is not int or not 0 <= logprobs <= _MOST_LOGPROBS):
-        raise _wrong("logprobs", logprobs, f"a whole number from 0 to {_MOST_LOGPROBS}")
-    return CompletionRequest(
+    """The request in a body of /v1/completions; raises FieldError."""
+    fields = BodyFields.of(body, _COMPLETION)
+    logprobs = fields.whole("logprobs", 0, MOST_LOGPROBS)
+    most = fields.values.get("max_tokens", _COMPLETION_TOKENS)
+    request = CompletionRequest(
         _prompts(fields),
         _params(fields, most, logprobs),
-        _text(fields, "model"),
-        _flag(fields, "stream"),
+        _options(fields),
+        fields.flag("echo"),
     )
+    if fields.text("suffix"):
+        raise FieldError("suffix", "nothing can be inserted before a text; leave it out")
+    if fields.whole("best_of", 1, MOST_SAMPLES) not in (None, request.params.n):
+        raise FieldError("best_of", "must equal n; samples are not ranked")
+    if request.has_echo and logprobs is not None:
+        raise FieldError("echo", "log-probabilities of prompts are not given; drop one")
+    return request
 
 
 def chat_request(body: object) -> ChatRequest:
-    """The request in a body of /v1/chat/completions; RequestError as `completion_request`."""
-    fields = _known(body, _CHAT)
-    if "max_tokens" in fields and "max_completion_tokens" in fields:
-        raise RequestError("max_tokens: max_completion_tokens says the same; give one of them")
-    most = fields.get("max_completion_tokens", fields.get("max_tokens"))
-    top = fields.get("top_logprobs")
-    has_logprobs = _flag(fields, "logprobs")
+    """The request in a body of /v1/chat/completions; raises FieldError."""
+    fields = BodyFields.of(body, _CHAT)
+    most = fields.whole("max_completion_tokens", 1, _MOST_INT32)
+    if most is not None and fields.get("max_tokens") is not None:
+        raise FieldError("max_tokens", "max_completion_tokens says the same; give one of them")
+    has_logprobs = fields.flag("logprobs")
+    top = fields.whole("top_logprobs", 0, MOST_LOGPROBS)
     if top is not None and not has_logprobs:
-        raise RequestError("top_logprobs: needs logprobs to be true")
-    if top is not None and (type(top) is not int or not 0 <= top <= _MOST_TOP_LOGPROBS):
-        raise _wrong("top_logprobs", top, f"a whole number from 0 to {_MOST_TOP_LOGPROBS}")
+        raise FieldError("top_logprobs", "goes with logprobs: true")
+    variables = fields.object("chat_template_kwargs") or {}
+    if taken := set(_SET_BY_US) & set(variables):
+        raise FieldError("chat_template_kwargs", f"{min(taken)} cannot be set here")
     return ChatRequest(
-        _messages(fields),
-        _params(fields, most, (top or 0) if has_logprobs else None),
-        _text(fields, "model"),
-        _flag(fields, "stream"),
+        messages_of(fields),
+        _params(fields, most or fields.get("max_tokens"), (top or 0) if has_logprobs else None),
+        _options(fields),
+        variables,
     )
 
 
-def _known(body: object, names: tuple[str, ...]) -> Fields:
-    if not isinstance(body, Mapping):
-        raise RequestError(f"body: {shown(body)} is not an object with the request's fields")
-    fields = {name: value for name, value in body.items() if value is not None}
-    for name in fields:
-        if name not in names:
-            known = ", ".join(sorted(names))
-            raise RequestError(f"{_name(name)}: is not a field that is supported; known: {known}")
-    _text(fields, "user")
-    return fields
-
-
-def _params(fields: Fields, most: object, logprobs: int | None) -> SamplingParams:
-    sampling: dict[str, Any] = {name: fields[name] for name in _SAMPLING if name in fields}
-    if sampling.get("n", 1) == 0:
-        raise _wrong("n", 0, "a whole number from 1")
+def _params(fields: BodyFields, most: object, logprobs: int | None) -> SamplingParams:
+    sampling: dict[str, Any] = {
+        name: fields.values[name] for name in _SAMPLING if name in fields.values
+    }
+    top_k: Any = fields.get("top_k")
     return SamplingParams(
         **sampling,
         max_tokens=most,  # type: ignore[arg-type]  # SamplingParams checks what it is given
-        logit_bias=_bias(fields),
-        stop=_stop(fields),
-        stop_token_ids=_ids("stop_token_ids", fields.get("stop_token_ids", [])),
-        ignore_eos=_flag(fields, "ignore_eos"),
+        top_k=0 if top_k == -1 else top_k,  # vLLM's way to say all
+        n=fields.whole("n", 1, MOST_SAMPLES) or 1,
+        logit_bias=_biases(fields),
+        stop=_stops(fields),
+        stop_token_ids=fields.token_ids("stop_token_ids", MOST_STOPS),
+        ignore_eos=fields.flag("ignore_eos"),
         logprobs=logprobs,
     )
 
 
-def _prompts(fields: Fields) -> tuple[str | tuple[int, ...], ...]:
+def _options(fields: BodyFields) -> Options:
+    for name in _WITHOUT_EFFECT:
+        fields.text(name)
+    fields.object("metadata")
+    fields.flag("store")
+    is_streamed = fields.flag("stream")
+    of_stream = fields.nested("stream_options", ("include_usage", "include_obfuscation"))
+    if of_stream is not None:
+        of_stream.flag("include_obfuscation")  # none is ever added
+        if not is_streamed:
+            raise FieldError("stream_options", "goes with stream: true")
+    schema = _schema(fields)
+    if schema is not None and fields.flag("ignore_eos"):
+        raise FieldError("ignore_eos", "what follows a schema has an end")
+    return Options(
+        fields.text("model"),
+        is_streamed,
+        of_stream is not None and of_stream.flag("include_usage"),
+        fields.flag("return_token_ids"),
+        schema,
+    )
+
+
+def _schema(fields: BodyFields) -> dict[str, Any] | None:
+    """It is followed to the letter, whatever `strict` says."""
+    form = fields.nested("response_format", ("type", "json_schema"))
+    if form is None:
+        return None
+    kind = form.text("type")
+    if kind not in ("text", "json_object", "json_schema"):
+        raise form.wrong("type", "text, json_object or json_schema")
+    named = form.nested("json_schema", ("name", "description", "schema", "strict"))
+    if (named is not None) != (kind == "json_schema"):
+        raise form.error("json_schema", "goes with the type json_schema, and that with it")
+    if named is None:
+        return {"type": "object"} if kind == "json_object" else None
+    named.text("description")
+    named.flag("strict")
+    if named.text("name") is None:
+        raise named.wrong("name", "a text")
+    schema = named.object("schema")
+    if schema is None:
+        raise named.wrong("schema", "an object")
+    return schema
+
+
+def _prompts(fields: BodyFields) -> tuple[str | tuple[int, ...], ...]:
     """A text, a list of texts, a list of token ids or a list of such lists."""
     prompt = fields.get("prompt")
     if isinstance(prompt, str):
         return (prompt,)
     if not isinstance(prompt, list) or not prompt:
-        raise _wrong("prompt", prompt, "a text, a list of token ids, or a list of either")
+        raise fields.wrong("prompt", "a text, a list of token ids, or a list of either")
     if type(prompt[0]) is int:
-        return (_ids("prompt", prompt),)
+        return (fields.token_ids("prompt"),)
+    if len(prompt) > MOST_PROMPTS:
+        raise FieldError("prompt", f"{len(prompt)} prompts; {MOST_PROMPTS} are the most")
     return tuple(
-        each if isinstance(each, str) else _ids(f"prompt[{i}]", each)
+        each if isinstance(each, str) else token_ids(f"prompt[{i}]", each)
         for i, each in enumerate(prompt)
     )
 
 
-def _ids(name: str, value: object) -> tuple[int, ...]:
-    if not isinstance(value, list) or not all(type(token) is int for token in value):
-        raise _wrong(name, value, "a list of token ids")
-    return tuple(value)
-
-
-def _messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
+def messages_of(fields: BodyFields) -> tuple[Message, ...]:
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise _wrong("messages", messages, "a list of at least one message")
+        raise fields.wrong("messages", "a list of at least one message")
     return tuple(_message(f"messages[{i}]", message) for i, message in enumerate(messages))
 
 
-def _message(name: str, message: object) -> Mapping[str, Any]:
-    """A message whose content is a text: templates are written for that."""
+def _message(name: str, message: object) -> Message:
+    """As templates expect it: a text in one piece, under a role that all of them know. What they
+    make of further members is their affair."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise _wrong(name, message, "an object with a role")
+        raise FieldError(name, f"{shown(message)} is not an object with a role")
+    role = "system" if message["role"] == "developer" else message["role"]
     content = message.get("content")
-    if content is None or isinstance(content, str):
-        return message
-    if not isinstance(content, list):
-        raise _wrong(f"{name}.content", content, "a text or a list of texts' parts")
-    texts = []
-    for i, part in enumerate(content):
-        is_text = isinstance(part, dict) and part.get("type") == "text"
-        if not is_text or not isinstance(part.get("text"), str):
-            raise _wrong(f"{name}.content[{i}]", part, 'a part {"type": "text", "text": ...}')
-        texts.append(part["text"])
-    return {**message, "content": "\n".join(texts)}
+    if isinstance(content, list):
+        texts = [_part(f"{name}.content[{i}]", part) for i, part in enumerate(content)]
+        return {**message, "role": role, "content": "\n".join(texts)}
+    if content is not None and not isinstance(content, str):
+        raise FieldError(f"{name}.content", f"{shown(content)} is not a text or a list of parts")
+    return {**message, "role": role}
 
 
-def _bias(fields: Fields) -> dict[int, Any]:
+def _part(name: str, part: object) -> str:
+    fields = BodyFields.of(part, ("type", "text"), name)
+    text = fields.text("text")
+    if fields.get("type") != "text" or text is None:
+        raise FieldError(name, 'a part {"type": "text", "text": ...} is needed')
+    return text
+
+
+def _biases(fields: BodyFields) -> dict[int, Any]:
     """JSON's keys are texts; the ids in them are decimal."""
-    given = fields.get("logit_bias", {})
-    if not isinstance(given, dict):
-        raise _wrong("logit_bias", given, "an object of token ids and numbers")
+    given = fields.object("logit_bias") or {}
+    if len(given) > MOST_BIASES:
+        raise FieldError("logit_bias", f"{len(given)} tokens; {MOST_BIASES} are the most")
     for token in given:
         if not (token.isascii() and token.isdecimal() and len(token) <= 10):
-            raise _wrong("logit_bias", token, "a token id")
+            raise FieldError("logit_bias", f"{shown(token)} is not a token id")
     return {int(token): bias for token, bias in given.items() if bias is not None}
 
 
-def _stop(fields: Fields) -> str | tuple[str, ...]:
-    stop = fields.get("stop", [])
-    if isinstance(stop, str):
-        return stop
-    if not isinstance(stop, list):
-        raise _wrong("stop", stop, "a text or a list of texts")
-    return tuple(stop)
-
-
-def _flag(fields: Fields, name: str) -> bool:
-    value = fields.get(name, False)
-    if not isinstance(value, bool):
-        raise _wrong(name, value, "true or false")
-    return value
-
-
-def _text(fields: Fields, name: str) -> str | None:
-    value = fields.get(name)
-    if value is not None and not isinstance(value, str):
-        raise _wrong(name, value, "a text")
-    return value
-
-
-def _wrong(name: str, value: object, expected: str) -> RequestError:
-    found = "is missing" if value is None else f"is {shown(value)}"
-    return RequestError(f"{name}: {found}; {expected} is needed")
-
-
-def _name(value: object) -> str:
-    return value if isinstance(value, str) and value.isidentifier() else shown(value)
+def _stops(fields: BodyFields) -> tuple[str, ...]:
+    given = fields.values.get("stop", [])
+    stops = [given] if isinstance(given, str) else given
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise fields.wrong("stop", "a text or a list of texts")
+    if len(stops) > MOST_STOPS or any(len(stop) > MOST_STOP_CHARACTERS for stop in stops):
+        most = f"{MOST_STOPS} texts of {MOST_STOP_CHARACTERS} characters"
+        raise FieldError("stop", f"{most} are the most")
+    return tuple(stops)

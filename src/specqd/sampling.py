@@ -6,7 +6,7 @@ from numbers import Integral, Real
 from typing import Protocol, TypeVar
 
 from specqd import _native
-from specqd.errors import RequestError
+from specqd.errors import FieldError, shown
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ class Defaults(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to pick tokens, and when to stop. Raises RequestError for a value out of range.
+    """How to pick tokens, and when to stop. Raises FieldError for a value out of range.
 
     `None` for temperature, top_p, top_k, min_p and repetition_penalty is the model's default;
     for max_tokens, up to the context's end; for seed, a random one; for logprobs, none
@@ -68,13 +68,13 @@ class SamplingParams:
         _check_real("presence_penalty", self.presence_penalty, -2, 2)
         _check_real("frequency_penalty", self.frequency_penalty, -2, 2)
         for token, bias in self.logit_bias.items():
-            _check_int("logit_bias token", token, 0, _MOST_INT32)
-            _check_real(f"logit_bias of token {token}", bias, -100, 100)
+            _check_int("logit_bias", token, 0, _MOST_INT32)
+            _check_real("logit_bias", bias, -100, 100)
         _check_int("seed", self.seed, 0, 2**64 - 1)
         _check_int("n", self.n, 1, 1024)
         for text in self.stop:
             if not isinstance(text, str) or not text:
-                raise RequestError(f"stop: {text!r} is not a string of at least one character")
+                raise FieldError("stop", f"{shown(text)} is not a string of at least one character")
         for token in self.stop_token_ids:
             _check_int("stop_token_ids", token, 0, _MOST_INT32)
         _check_int("logprobs", self.logprobs, 0, 1000)
@@ -91,11 +91,11 @@ class SamplingParams:
         )
 
     def check_vocabulary(self, size: int) -> None:
-        """Raise RequestError if a token id is not below `size`."""
+        """Raise FieldError if a token id is not below `size`."""
         for token in (*self.logit_bias, *self.stop_token_ids):
             if token >= size:
                 name = "logit_bias" if token in self.logit_bias else "stop_token_ids"
-                raise RequestError(f"{name}: token {token} is not in the vocabulary of {size}")
+                raise FieldError(name, f"token {token} is not in the vocabulary of {size}")
 
     @property
     def needs_history(self) -> bool:
@@ -132,12 +132,20 @@ def _check_int(name: str, value: object, least: int, most: int) -> None:
         return
     is_whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not is_whole or not least <= int(value) <= most:  # type: ignore[call-overload]
-        raise RequestError(f"{name}: {value!r} is not a whole number from {least} to {most}")
+        raise FieldError(name, f"{shown(value)} is not a whole number from {least} to {most}")
 
 
 def _check_real(name: str, value: object, least: float, most: float, also: str = "") -> None:
     if value is None:
         return
-    is_real = isinstance(value, Real) and not isinstance(value, bool)
-    if not is_real or not least <= float(value) <= most:  # type: ignore[arg-type]  # NaN is not
-        raise RequestError(f"{name}: {value!r} is not {also}a number from {least:g} to {most:g}")
+    if not _is_real(value, least, most):
+        raise FieldError(name, f"{shown(value)} is not {also}a number from {least:g} to {most:g}")
+
+
+def _is_real(value: object, least: float, most: float) -> bool:
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        return least <= float(value) <= most  # false for NaN
+    except OverflowError:  # JSON's integers have any size
+        return False

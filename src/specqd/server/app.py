@@ -2,38 +2,31 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from secrets import token_hex
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from specqd import __version__
 from specqd.engine import Engine
-from specqd.errors import RequestError, SpecqdError, TokenizerError
+from specqd.errors import SpecqdError
+from specqd.json_grammar import JsonGrammars
+from specqd.openai_answers import Answer, Usage, form_of
+from specqd.openai_requests import Request as Asked
+from specqd.openai_requests import chat_request, completion_request
 from specqd.sampling import Defaults, SamplingParams
-from specqd.server.bodies import (
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    Prompt,
-    SamplingBody,
-    TokenizeBody,
-)
+from specqd.server.bodies import detokenize_request, json_of, tokenize_request
 from specqd.server.engine_thread import EngineFailedError, EngineThread, Job
 from specqd.server.guard import Access, Guard
 from specqd.server.metrics import CONTENT_TYPE, Counts, Metrics
-from specqd.server.problems import ProblemError, refused
-from specqd.server.responses import Answer, ChatForm, CompletionForm, Form, Usage
+from specqd.server.problems import ProblemError, problem_of, refused
 from specqd.server.streams import AnswerResponse
-from specqd.server.structured import JsonGrammars
-
-_LONGEST_MESSAGE = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,32 +65,30 @@ class Service:
                 "model_not_found",
             )
 
-    async def encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        def of_all() -> list[list[int]]:
-            return [self._encoded(prompt) for prompt in prompts]
-
-        return await asyncio.to_thread(of_all)
-
-    def _encoded(self, prompt: Prompt) -> list[int]:
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-
-    async def answer(
-        self, body: SamplingBody, prompts: list[list[int]], params: SamplingParams, form: Form
-    ) -> Response:
-        """Raises ProblemError for what does not fit, RequestError for what cannot be run."""
-        self._check_size(prompts, params)
-        make_grammar, schema = None, body.schema_to_follow
-        if schema is not None:
-            make_grammar = await asyncio.to_thread(self.grammars.of_schema, schema)
-        job = Job(prompts, params.resolved(self.serving.defaults), make_grammar)
+    async def answer(self, asked: Asked) -> Response:
+        """Raises ProblemError for what does not fit, SpecqdError for what cannot be run."""
+        options = asked.options
+        self.check_model(options.model)
+        prompts = await asyncio.to_thread(asked.encoded, self.tokenizer)
+        self._check_size(prompts, asked.params)
+        make_grammar = None
+        if options.schema is not None:
+            make_grammar = await asyncio.to_thread(self.grammars.of_schema, options.schema)
+        job = Job(prompts, asked.params.resolved(self.serving.defaults), make_grammar)
         try:
             await self.thread.submit(job)
         except BaseException:
             self.thread.close(job)
             raise
-        usage = Usage(sum(map(len, prompts)))
-        answer = Answer(form, self.serving.model_name, usage, body.has_usage_chunk)
-        return AnswerResponse(self.thread, job, answer, is_stream=bool(body.stream))
+        answer = Answer(
+            form_of(asked, prompts, self.tokenizer),
+            self.serving.model_name,
+            Usage(sum(map(len, prompts)), cached_prompt_tokens=0),
+            key=token_hex(12),
+            created=int(time.time()),
+            has_usage_chunk=options.has_usage_chunk,
+        )
+        return AnswerResponse(self.thread, job, answer, is_stream=options.is_streamed)
 
     def _check_size(self, prompts: list[list[int]], params: SamplingParams) -> None:
         context = self.engine.max_context
@@ -140,43 +131,13 @@ def make_app(serving: Serving) -> ASGIApp:
 
 
 def add_generation(app: FastAPI, service: Service) -> None:
-    tokenizer = service.tokenizer
-
     @app.post("/v1/completions")
-    async def completions(body: CompletionBody) -> Response:
-        service.check_model(body.model)
-        params = body.params()
-        prompts = await service.encode(body.prompts)
-        echoes = []
-        if body.echo:
-            echoes = [
-                written if isinstance(written, str) else tokenizer.decode(written)
-                for written in body.prompts
-            ]
-        form = CompletionForm(
-            tokenizer,
-            has_logprobs=body.logprobs is not None,
-            has_ids=bool(body.return_token_ids),
-            prompts=prompts,
-            echoes=echoes,
-            samples_each=params.n,
-        )
-        return await service.answer(body, prompts, params, form)
+    async def completions(request: Request) -> Response:
+        return await service.answer(completion_request(json_of(await request.body())))
 
     @app.post("/v1/chat/completions")
-    async def chat_completions(body: ChatBody) -> Response:
-        service.check_model(body.model)
-        params = body.params()
-        variables = body.template_variables()
-        messages = [message.plain() for message in body.messages]
-        prompt = await asyncio.to_thread(tokenizer.chat, messages, **variables)
-        form = ChatForm(
-            tokenizer,
-            has_logprobs=bool(body.logprobs),
-            has_ids=bool(body.return_token_ids),
-            prompt=prompt,
-        )
-        return await service.answer(body, [prompt], params, form)
+    async def chat_completions(request: Request) -> Response:
+        return await service.answer(chat_request(json_of(await request.body())))
 
 
 def add_models(app: FastAPI, service: Service) -> None:
@@ -214,28 +175,25 @@ def add_texts(app: FastAPI, service: Service) -> None:
     tokenizer = service.tokenizer
 
     @app.post("/tokenize")
-    async def tokenize(body: TokenizeBody) -> dict[str, Any]:
-        service.check_model(body.model)
-        if (body.prompt is None) == (body.messages is None):
-            raise refused("give a prompt or messages")
-        if body.messages is not None:
-            messages = [message.plain() for message in body.messages]
+    async def tokenize(request: Request) -> dict[str, Any]:
+        asked = tokenize_request(json_of(await request.body()))
+        service.check_model(asked.model)
+        if isinstance(asked.content, str):
             ids = await asyncio.to_thread(
-                tokenizer.chat, messages, add_generation_prompt=body.add_generation_prompt
+                tokenizer.encode, asked.content, add_special_tokens=asked.add_special_tokens
             )
         else:
             ids = await asyncio.to_thread(
-                tokenizer.encode, body.prompt or "", add_special_tokens=body.add_special_tokens
+                tokenizer.chat, asked.content, add_generation_prompt=asked.add_generation_prompt
             )
         return {"count": len(ids), "max_model_len": service.engine.max_context, "tokens": ids}
 
     @app.post("/detokenize")
-    async def detokenize(body: DetokenizeBody) -> dict[str, str]:
-        service.check_model(body.model)
-        most = service.engine.level.model.vocabulary
-        if any(not 0 <= token < most for token in body.tokens):
-            raise refused(f"tokens: ids are from 0 to {most - 1}", "tokens")
-        text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
+    async def detokenize(request: Request) -> dict[str, str]:
+        body = json_of(await request.body())
+        asked = detokenize_request(body, service.engine.level.model.vocabulary)
+        service.check_model(asked.model)
+        text = await asyncio.to_thread(tokenizer.decode, asked.tokens, skip_special_tokens=False)
         return {"prompt": text}
 
 
@@ -248,16 +206,11 @@ def add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(SpecqdError)
     async def on_specqd(_: Request, error: SpecqdError) -> JSONResponse:
-        is_theirs = isinstance(error, RequestError | TokenizerError)
-        return ProblemError(400 if is_theirs else 500, str(error)).response()
+        return problem_of(error).response()
 
     @app.exception_handler(EngineFailedError)
     async def on_failure(_: Request, error: EngineFailedError) -> JSONResponse:
         return ProblemError(503, str(error)).response()
-
-    @app.exception_handler(RequestValidationError)
-    async def on_validation(_: Request, error: RequestValidationError) -> JSONResponse:
-        return problem_in(error.errors()).response()
 
     @app.exception_handler(HTTPException)
     async def on_http(_: Request, error: HTTPException) -> JSONResponse:
@@ -266,15 +219,3 @@ def add_errors(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def on_fault(_: Request, error: Exception) -> JSONResponse:
         return ProblemError(500, "the server failed at this request").response()
-
-
-def problem_in(errors: Sequence[Any]) -> ProblemError:
-    """The first thing that is wrong with a body, in one line that repeats none of its values."""
-    first = errors[0]
-    place = [str(part) for part in first["loc"][1:]]
-    param = ".".join(place)[:_LONGEST_MESSAGE] or None
-    if first["type"] == "json_invalid":
-        return refused("the body is not JSON")
-    if first["type"] == "extra_forbidden":
-        return refused(f"{ascii(param)[1:-1]}: this field is not known; leave it out", param)
-    return refused(f"{ascii(param)[1:-1] if param else 'body'}: {first['msg']}", param)

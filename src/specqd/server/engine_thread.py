@@ -10,14 +10,13 @@ import logging
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Thread
 from time import perf_counter
 from typing import Protocol, TypeVar
 
-from specqd.engine import Engine, FinishReason, Generation, TokenLogprob
-from specqd.errors import RequestError
+from specqd.engine import Engine, Generation
+from specqd.openai_answers import Update
 from specqd.sampling import SamplingParams
 from specqd.sequence import Grammar
 
@@ -43,18 +42,6 @@ class Watcher(Protocol):
     def finished(self, reason: str, seconds: float) -> None:
         """Since the job was submitted."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """What is new of one sample."""
-
-    sample: int  # counted over all prompts of the job
-    text: str
-    tokens: list[int]
-    logprobs: list[TokenLogprob]
-    finish_reason: FinishReason | None
-    error: RequestError | None
 
 
 class Job:
@@ -160,6 +147,7 @@ class _Live:
                     generation.logprobs[logprobs:],
                     reason,
                     generation.error,
+                    generation.seed,
                 )
             )
             self._sent[i] = (len(generation.text), generation.count, len(generation.logprobs))

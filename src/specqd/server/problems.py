@@ -5,6 +5,9 @@ from typing import Any
 
 from fastapi.responses import JSONResponse
 
+from specqd.errors import RequestError, SpecqdError, TokenizerError
+from specqd.openai_answers import param_of, refusal
+
 
 @dataclass  # not frozen: a traceback is put on it as it is raised
 class ProblemError(Exception):
@@ -21,8 +24,7 @@ class ProblemError(Exception):
             kind = "rate_limit_error"
         elif self.status >= 500:
             kind = "server_error"
-        named = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
-        return {"error": named}
+        return refusal(self.message, kind, self.param, self.code)
 
     def response(self) -> JSONResponse:
         headers = {}
@@ -36,3 +38,9 @@ class ProblemError(Exception):
 def refused(message: str, param: str | None = None, code: str | None = None) -> ProblemError:
     """A 400: the request itself is at fault."""
     return ProblemError(400, message, param, code)
+
+
+def problem_of(error: SpecqdError) -> ProblemError:
+    """What is the client's fault is a 400; else it is ours."""
+    is_theirs = isinstance(error, RequestError | TokenizerError)
+    return ProblemError(400 if is_theirs else 500, str(error), param_of(error))

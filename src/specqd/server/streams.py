@@ -9,9 +9,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from specqd.errors import RequestError
-from specqd.server.engine_thread import EngineFailedError, EngineThread, Job, Update
-from specqd.server.problems import ProblemError, refused
-from specqd.server.responses import Answer
+from specqd.openai_answers import Answer, Update
+from specqd.server.engine_thread import EngineFailedError, EngineThread, Job
+from specqd.server.problems import ProblemError, problem_of
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ class AnswerResponse(Response):
             async for update in self._updates():
                 samples[update.sample].append(update)
         except (RequestError, EngineFailedError) as error:
-            await problem_of(error).response()(scope, receive, send)
+            await _problem(error).response()(scope, receive, send)
             return
         await JSONResponse(self._answer.whole(samples))(scope, receive, send)
 
@@ -64,7 +64,7 @@ class AnswerResponse(Response):
             async for update in self._updates():
                 yield event_of(answer.chunk(answer.form.chunk(update)))
         except (RequestError, EngineFailedError) as error:
-            yield event_of(problem_of(error).described())
+            yield event_of(_problem(error).described())
             return
         if answer.has_usage_chunk:
             yield event_of(answer.usage_chunk())
@@ -83,10 +83,8 @@ def event_of(content: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(content, ensure_ascii=False).encode() + b"\n\n"
 
 
-def problem_of(error: Exception) -> ProblemError:
-    if isinstance(error, RequestError):
-        return refused(str(error))
-    return ProblemError(500, str(error))
+def _problem(error: RequestError | EngineFailedError) -> ProblemError:
+    return problem_of(error) if isinstance(error, RequestError) else ProblemError(500, str(error))
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:

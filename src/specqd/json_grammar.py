@@ -12,13 +12,13 @@ import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
+from specqd.errors import FieldError
 from specqd.sequence import Grammar
-from specqd.server.problems import ProblemError, refused
 from specqd.tokenizer import Tokenizer
 
 MOST_SCHEMA_CHARACTERS = 1 << 16
 DEEPEST_SCHEMA = 32
-_PARAM = "response_format"
+_FIELD = "response_format"
 
 MakeGrammar = Callable[[], Grammar]
 
@@ -35,7 +35,7 @@ class JsonGrammars:
         self._tables: llguidance.LLTokenizer | None = None
 
     def of_schema(self, schema: dict[str, Any]) -> MakeGrammar:
-        """Makes a fresh grammar for each text. Raises ProblemError for what cannot be followed.
+        """Makes a fresh grammar for each text. Raises FieldError for what cannot be followed.
 
         May take a second: not to be called where others wait.
         """
@@ -52,7 +52,7 @@ class JsonGrammars:
 
     def _tokens(self) -> llguidance.LLTokenizer:
         if not self._eos:
-            raise refused("this model has no token that ends a text, so none can follow", _PARAM)
+            raise FieldError(_FIELD, "this model has no token that ends a text, so none can follow")
         if self._tables is None:
             self._tables = llguidance.LLTokenizer(
                 self._tokenizer.to_json(), n_vocab=self._vocabulary, eos_token=self._eos
@@ -137,12 +137,12 @@ class JsonGrammar:
 
 def check_bounds(schema: dict[str, Any]) -> None:
     if len(json.dumps(schema)) > MOST_SCHEMA_CHARACTERS:
-        raise refused(f"the schema is longer than {MOST_SCHEMA_CHARACTERS} characters", _PARAM)
+        raise FieldError(_FIELD, f"the schema is longer than {MOST_SCHEMA_CHARACTERS} characters")
     level: list[Any] = [schema]
     for _ in range(DEEPEST_SCHEMA):
         for each in level:
             if isinstance(each, dict) and not _is_local(each.get("$ref")):
-                raise refused("the schema refers elsewhere; $ref must begin with #", _PARAM)
+                raise FieldError(_FIELD, "the schema refers elsewhere; $ref must begin with #")
         level = [
             inner
             for each in level
@@ -150,13 +150,15 @@ def check_bounds(schema: dict[str, Any]) -> None:
             for inner in (each.values() if isinstance(each, dict) else each)
         ]
     if level:
-        raise refused(f"the schema is nested deeper than {DEEPEST_SCHEMA}; make it flatter", _PARAM)
+        raise FieldError(
+            _FIELD, f"the schema is nested deeper than {DEEPEST_SCHEMA}; make it flatter"
+        )
 
 
 def _is_local(reference: object) -> bool:
     return not isinstance(reference, str) or reference.startswith("#")
 
 
-def _unfollowable(error: object) -> ProblemError:
+def _unfollowable(error: object) -> FieldError:
     first = next(iter(str(error).splitlines()), "it is not understood")
-    return refused(f"the schema cannot be followed: {first[:300]}", _PARAM)
+    return FieldError(_FIELD, f"the schema cannot be followed: {first[:300]}")

@@ -1,0 +1,51 @@
+"""Answers in OpenAI's form: how tokens are spelled and placed, whole or in pieces."""
+
+import random
+
+import pytest
+
+from random_models import Shape, make_model
+from specqd.engine import TokenLogprob
+from specqd.openai_answers import CompletionForm, Update, spelled
+from specqd.openai_requests import completion_request
+from specqd.tokenizer import Tokenizer
+
+TEXT = "aé€b"  # of one, two, three and one tokens
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Tokenizer:
+    return Tokenizer.open(make_model(tmp_path_factory.mktemp("models") / "small", Shape(), seed))
+
+
+def test_tokens_are_spelled_and_placed_where_they_begin(tokenizer: Tokenizer, seed: int) -> None:
+    rng = random.Random(seed)
+    ids = tokenizer.encode(TEXT)
+    assert len(ids) == 7
+    form = CompletionForm(completion_request({"prompt": "x", "logprobs": 0}), [[1]], tokenizer)
+    cut = rng.randrange(len(ids))
+    found: list[tuple[str, int]] = []
+    for tokens in (ids[:cut], ids[cut:]):
+        logprobs = [TokenLogprob(token, -1.0) for token in tokens]
+        written = form.chunk(Update(0, "", tokens, logprobs, None, None))["logprobs"]
+        found += zip(written["tokens"], written["text_offset"], strict=True)
+    assert found == [
+        ("a", 0),
+        ("bytes:\\xc3", 1),
+        ("bytes:\\xa9", 1),
+        ("bytes:\\xe2", 2),
+        ("bytes:\\x82", 2),
+        ("bytes:\\xac", 2),
+        ("b", 3),
+    ]
+
+
+def test_what_json_cannot_say_of_a_logprob_is_openais_least(tokenizer: Tokenizer) -> None:
+    form = CompletionForm(completion_request({"prompt": "x", "logprobs": 1}), [[1]], tokenizer)
+    [token] = tokenizer.encode("a")
+    logprobs = [TokenLogprob(token, float("-inf"), ((token + 1, -0.5),))]
+    written = form.whole([Update(0, "a", [token], logprobs, "length", None, 3)])
+    assert written["seed"] == 3
+    assert written["logprobs"]["token_logprobs"] == [-9999.0]
+    top = {"a": -9999.0, spelled(tokenizer, token + 1): -0.5}
+    assert written["logprobs"]["top_logprobs"] == [top]
