@@ -236,6 +236,7 @@ class WithinVocabulary:
 
     def __init__(self, drafter: Drafter, vocabulary: int) -> None:
         self.is_free = drafter.is_free
+        self.length: int | None = getattr(drafter, "length", 0)
         self._drafter = drafter
         self._vocabulary = vocabulary
         self._known: dict[int, int] = {}  # by sequence, how many of its first tokens are known

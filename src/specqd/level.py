@@ -316,7 +316,8 @@ class Level:
             context, tokens = self.model.context(ask.sequence), ask.sequence.tokens
             contexts.append(context)  # the last token is forwarded again: its logits are needed
             starts.append(min(context.match(tokens, ask.sequence.num_accepted), len(tokens) - 1))
-        trial = self._trials[len(asks).bit_length()] if len(asks) > 1 else None
+        is_open = len(asks) > 1 and getattr(self.drafter, "length", 0) is None  # not fixed
+        trial = self._trials[len(asks).bit_length()] if is_open else None
         is_plain = trial is not None and not trial.wants_drafts()
         wanted = self._wanted(asks, starts, is_plain) if self.drafter.levels else asks
         proposals = self.drafter.propose(wanted)
