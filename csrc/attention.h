@@ -39,6 +39,8 @@ class Attention {
  public:
   Attention(AttentionShape shape, const Kernels& kernels, int threads, int64_t max_rows);
 
+  int64_t key_tiles() const { return shape_.key_tiles(); }  // of a query
+
   // Plans a forward: splits its rows into passes of a few rows by a chunk.
   void plan(std::span<const SequenceRows> sequences, int64_t longest_window);
 

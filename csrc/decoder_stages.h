@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 
 #include "decoder.h"
 
@@ -26,6 +27,25 @@ inline auto Decoder::normed(const Norm& norm) const {
     if (!norm.exists()) return x;
     this->norm(norm, x, spec_.hidden, scratch);
     return scratch;
+  };
+}
+
+// Takes a block's last product, with its bias and scale.
+inline auto Decoder::landed(const Vector& bias, Landing landing) {
+  return [this, &bias, landing](int64_t first, int64_t count, float* result, int64_t stride) {
+    const int64_t kept = std::min(count, spec_.hidden - first);
+    for (int64_t row = 0; row < rows_; ++row) {
+      float* const from = result + row * stride;
+      float* const out = residual_.data() + row * spec_.hidden + first;
+      float* const aside = aside_.data() + row * spec_.hidden + first;
+      if (!bias.empty()) kernels_.add_bf16(from, bias.data() + first, kept);
+      if (spec_.residual_scale != 1.0f) kernels_.scale(from, spec_.residual_scale, kept);
+      if (landing == Landing::kAside)
+        std::memcpy(aside, from, static_cast<size_t>(kept) * sizeof(float));
+      else
+        kernels_.add(out, from, kept);
+      if (landing == Landing::kWithAside) kernels_.add(out, aside, kept);
+    }
   };
 }
 

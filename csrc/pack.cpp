@@ -6,42 +6,10 @@
 #include <utility>
 
 #include "bf16.h"
+#include "pack_layout.h"
 
 namespace specqd {
 namespace {
-
-size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
-
-// Where the rows of the sources, stacked, stand among the packed ones; interleaved panels
-// alternate.
-struct RowMap {
-  std::vector<int64_t> packed_row;  // of each stacked row
-  int64_t panels = 0;
-
-  RowMap(std::span<const int64_t> source_rows, bool interleaved) {
-    const auto sources = static_cast<int64_t>(source_rows.size());
-    int64_t stacked = 0, longest = 0;
-    for (int64_t s = 0; s < sources; ++s) {
-      const int64_t rows = source_rows[static_cast<size_t>(s)];
-      longest = std::max(longest, rows);
-      for (int64_t row = 0; row < rows; ++row, ++stacked)
-        packed_row.push_back(interleaved ? (row / kPanel * sources + s) * kPanel + row % kPanel
-                                         : stacked);
-    }
-    panels =
-        interleaved ? (longest + kPanel - 1) / kPanel * sources : (stacked + kPanel - 1) / kPanel;
-  }
-
-  // The source row of each packed one; null where it pads.
-  std::vector<const uint8_t*> packed(std::span<const RowSource> sources, int64_t columns) const {
-    std::vector<const uint8_t*> packed(static_cast<size_t>(panels * kPanel), nullptr);
-    size_t stacked = 0;
-    for (const RowSource& source : sources)
-      for (int64_t row = 0; row < source.rows; ++row, ++stacked)
-        packed[static_cast<size_t>(packed_row[stacked])] = source.data + row * columns * 2;
-    return packed;
-  }
-};
 
 using Words = uint32_t __attribute__((vector_size(16)));  // four pairs of weights
 
@@ -101,25 +69,6 @@ bool is_needed(uint32_t patch, int64_t tile, const uint8_t* const* rows, const u
 struct PanelPatches {
   std::vector<uint32_t> patches;
   std::vector<uint32_t> counts;  // of each tile
-};
-
-// Bytes of each plane of so many tiles, and where they stand one after the other.
-struct Places {
-  explicit Places(size_t tiles)
-      : codes(tiles * kTileCodes),
-        scales(tiles * kPanel),
-        residuals(tiles * kTileWeights),
-        starts((tiles + 1) * sizeof(uint32_t)),
-        plain(tiles * kTileWeights * sizeof(uint16_t)) {}
-  size_t scales_at() const { return aligned(codes); }
-  size_t residuals_at() const { return scales_at() + aligned(scales); }
-  size_t starts_at() const { return residuals_at() + aligned(residuals); }
-  size_t end() const { return starts_at() + aligned(starts); }
-  // Past this many patches plain BF16 is smaller.
-  int64_t most_patches() const {
-    return (static_cast<int64_t>(plain) - static_cast<int64_t>(starts_at() + starts)) / 4;
-  }
-  size_t codes, scales, residuals, starts, plain;
 };
 
 // What the threads of one packing share.
@@ -260,151 +209,6 @@ std::shared_ptr<PackedWeight> PackedWeight::pack(Pool& pool, const Kernels& kern
   m.patch_starts = starts;
   m.patches = patches;
   return weight;
-}
-
-PackedWeight::Planes PackedWeight::planes() const {
-  const PackedMatrix& m = matrix_;
-  const auto count = static_cast<size_t>(m.panels * m.tiles);
-  Planes planes{{m.codes, count * kTileCodes}, {m.scales, count * kPanel}, {}, {}, {}, {}};
-  if (m.plain != nullptr) {
-    planes.plain = {m.plain, count * kTileWeights};
-  } else if (m.residuals != nullptr) {
-    planes.residuals = {m.residuals, count * kTileWeights};
-    planes.patch_starts = {m.patch_starts, count + 1};
-    planes.patches = {m.patches, static_cast<size_t>(patch_count_)};
-  }
-  return planes;
-}
-
-namespace {
-
-bool is_aligned(const void* data, size_t bytes) {
-  return reinterpret_cast<uintptr_t>(data) % bytes == 0;
-}
-
-// Whether there are codes and scales alone: MXFP4 from the start.
-bool is_bare(const PackedWeight::Planes& planes) {
-  return planes.plain.empty() && planes.residuals.empty() && planes.patch_starts.empty() &&
-         planes.patches.empty();
-}
-
-// What is wrong with the sizes or the places of planes; empty where they fit.
-std::string misfit(const PackedWeight::Planes& planes, const Places& places) {
-  const bool is_plain = !planes.plain.empty(), is_mxfp4 = is_bare(planes);
-  const bool fits =
-      planes.codes.size_bytes() == places.codes && planes.scales.size_bytes() == places.scales &&
-      (is_mxfp4 ||
-       (is_plain ? planes.plain.size_bytes() == places.plain && planes.residuals.empty() &&
-                       planes.patch_starts.empty() && planes.patches.empty()
-                 : planes.residuals.size_bytes() == places.residuals &&
-                       planes.patch_starts.size_bytes() == places.starts &&
-                       planes.patches.size() <= places.codes * 2));
-  if (!fits) return "its planes have other sizes than its rows and columns";
-  const bool lies_well =
-      is_aligned(planes.codes.data(), 64) && is_aligned(planes.scales.data(), 16) &&
-      is_aligned(planes.residuals.data(), 64) && is_aligned(planes.patch_starts.data(), 4) &&
-      is_aligned(planes.patches.data(), 4) && is_aligned(planes.plain.data(), 64);
-  return lies_well ? "" : "its planes are not aligned";
-}
-
-// Whether `has(first, last)` for any part of [0, count).
-template <class Has>
-bool any_part(Pool& pool, size_t count, const Has& has) {
-  std::atomic<bool> found{false};
-  pool.run([&](Team& team) {
-    team.share(static_cast<int64_t>(count), 1 << 16, [&](int64_t first, int64_t last) {
-      if (has(static_cast<size_t>(first), static_cast<size_t>(last))) found = true;
-    });
-  });
-  return found;
-}
-
-bool has_wild_scale(Pool& pool, std::span<const uint8_t> scales, uint8_t least, uint8_t largest) {
-  return any_part(pool, scales.size(), [&](size_t first, size_t last) {
-    bool any = false;
-    for (size_t i = first; i < last; ++i) any |= scales[i] < least || scales[i] > largest;
-    return any;
-  });
-}
-
-bool has_wild_patch(Pool& pool, const PackedWeight::Planes& planes) {
-  const auto& starts = planes.patch_starts;
-  const auto& patches = planes.patches;
-  if (starts.front() != 0 || starts.back() != patches.size()) return true;
-  const bool runs_backwards = any_part(pool, starts.size() - 1, [&](size_t first, size_t last) {
-    bool any = false;
-    for (size_t i = first; i < last; ++i) any |= starts[i] > starts[i + 1];
-    return any;
-  });
-  return runs_backwards || any_part(pool, patches.size(), [&](size_t first, size_t last) {
-           bool any = false;
-           for (size_t i = first; i < last; ++i) any |= patches[i] >= kTileWeights << 16;
-           return any;
-         });
-}
-
-}  // namespace
-
-std::shared_ptr<PackedWeight> PackedWeight::map(Pool& pool, const Planes& planes,
-                                                std::span<const int64_t> source_rows,
-                                                int64_t columns, bool interleaved,
-                                                std::shared_ptr<const void> owner,
-                                                std::string* problem) {
-  RowMap map(source_rows, interleaved);
-  const int64_t tiles = (columns + kBlock - 1) / kBlock;
-  const Places places(static_cast<size_t>(map.panels * tiles));
-  const bool is_plain = !planes.plain.empty();
-  *problem = misfit(planes, places);
-  const bool is_mxfp4 = is_bare(planes);
-  if (problem->empty() && has_wild_scale(pool, planes.scales, 0, 254)) *problem = "a scale is NaN";
-  if (problem->empty() && is_mxfp4 &&
-      has_wild_scale(pool, planes.scales, kLeastMxfp4Scale, kLargestMxfp4Scale))
-    *problem = "a scale is out of BF16's range";
-  if (problem->empty() && !is_plain && !is_mxfp4 && has_wild_patch(pool, planes))
-    *problem = "a patch lies outside its tile";
-  if (!problem->empty()) return nullptr;
-
-  auto weight = std::make_shared<PackedWeight>();
-  weight->columns_ = columns;
-  weight->packed_row_ = std::move(map.packed_row);
-  weight->patch_count_ = static_cast<int64_t>(planes.patches.size());
-  weight->owner_ = std::move(owner);
-  PackedMatrix& m = weight->matrix_;
-  m.panels = map.panels;
-  m.tiles = tiles;
-  m.codes = planes.codes.data();
-  m.scales = planes.scales.data();
-  if (is_plain) {
-    m.plain = planes.plain.data();
-  } else if (!is_mxfp4) {
-    m.residuals = planes.residuals.data();
-    m.patch_starts = planes.patch_starts.data();
-    m.patches = planes.patches.data();
-  }
-  return weight;
-}
-
-void PackedWeight::read_row(const Kernels& kernels, int64_t row, uint16_t* out) const {
-  const int64_t packed = packed_row_[static_cast<size_t>(row)];
-  const int64_t panel = packed / kPanel, n = packed % kPanel;
-  alignas(64) uint16_t tile[kTileWeights];
-  for (int64_t t = 0; t < matrix_.tiles; ++t) {
-    kernels.decode_tile(matrix_, panel * matrix_.tiles + t, tile);
-    const int64_t count = std::min<int64_t>(kBlock, columns_ - t * kBlock);
-    for (int64_t k = 0; k < count; ++k) out[t * kBlock + k] = tile[k / 2 * 32 + n * 2 + k % 2];
-  }
-}
-
-PackedWeight::Bytes PackedWeight::bytes() const {
-  const auto count = static_cast<size_t>(matrix_.panels * matrix_.tiles);
-  Bytes bytes{count * kTileCodes, count * kPanel, 0, 0, 0};
-  if (matrix_.plain != nullptr) {
-    bytes.plain = count * kTileWeights * 2;
-  } else if (matrix_.residuals != nullptr) {
-    bytes.residuals = count * kTileWeights;
-    bytes.patches = (count + 1 + static_cast<size_t>(patch_count_)) * 4;
-  }
-  return bytes;
 }
 
 PackError find_not_finite(Pool& pool, RowSource source, int64_t columns) {

@@ -77,6 +77,9 @@ class Shape:
     extra: Mapping[str, Any] = field(default_factory=dict)  # further entries of config.json
 
 
+PACKED_SHAPE = Shape("llama", ffn=95, vocab=301, has_biases=True)
+
+
 def make_model(directory: Path, shape: Shape, seed: int) -> Path:
     """Write config.json, model.safetensors, tokenizer.json and their like; return `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -88,8 +91,9 @@ def make_model(directory: Path, shape: Shape, seed: int) -> Path:
 
 def make_escaping_model(directory: Path, seed: int) -> Path:
     """A model that says nothing but ESC: its head is zero, so that token 0 wins every tie."""
-    make_model(directory, Shape(), seed)
-    tensors = make_tensors(Shape(), seed)
+    shape = Shape(layers=1, context=1 << 17)
+    make_model(directory, shape, seed)
+    tensors = make_tensors(shape, seed)
     tensors["lm_head.weight"] = np.zeros_like(tensors["lm_head.weight"])
     write_safetensors(directory / "model.safetensors", tensors)
     tokenizer = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from reference_positions import Array, Config, head_dim, rope, tells_positions, window
 from specqd.mxfp4 import bf16_values
 
-Array = NDArray[np.float64]
-Config = Mapping[str, Any]  # as in config.json
 Weights = Mapping[str, Array]
 
 
@@ -36,8 +35,27 @@ def values(tensors: Mapping[str, NDArray[Any]]) -> Weights:
     return weights
 
 
-def forward(config: Config, weights: Weights, tokens: Sequence[int]) -> Array:
-    """Logits after each token, [n, vocab]."""
+def router_margins(
+    config: Config, tensors: Mapping[str, NDArray[Any]], tokens: Sequence[int]
+) -> Array:
+    """By how much the last expert that is chosen leads the first that is not, over the RMS of the
+    scores: of each token, [n], the least of all layers."""
+    routers: list[Array] = []
+    forward(config, values(tensors), tokens, routers)
+    least = np.full(len(tokens), np.inf)
+    for scores in routers:
+        falling = -np.sort(-scores, axis=-1)
+        last = config["num_experts_per_tok"] - 1
+        gaps = falling[:, last] - falling[:, last + 1]
+        least = np.minimum(least, gaps / np.sqrt((scores**2).mean()))
+    return least
+
+
+def forward(
+    config: Config, weights: Weights, tokens: Sequence[int], routers: list[Array] | None = None
+) -> Array:
+    """Logits after each token, [n, vocab]; `routers` takes each router's scores, [n, experts]."""
+    routers = [] if routers is None else routers
     weights = canonical(config, weights)
     embedding = weights["model.embed_tokens.weight"]
     x = embedding[np.asarray(tokens)] * embedding_scale(config)
@@ -50,7 +68,10 @@ def forward(config: Config, weights: Weights, tokens: Sequence[int]) -> Array:
         x = x + mixed * branch_scale
         source = before if _is_parallel(config) else x
         inputs = _norm(config, layer, "before_mlp", source)
-        x = x + _norm(config, layer, "after_mlp", _mlp(config, layer, inputs)) * branch_scale
+        x = (
+            x
+            + _norm(config, layer, "after_mlp", _mlp(config, layer, inputs, routers)) * branch_scale
+        )
     x = _norm(config, weights, "model.norm", x)
     head = embedding if is_tied(config) else weights["lm_head.weight"]
     logits = x @ head.T / config.get("logits_scaling", 1.0)
@@ -175,119 +196,6 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps) * weight
 
 
-def head_dim(config: Config) -> int:
-    if config.get("head_dim") is not None:
-        return int(config["head_dim"])
-    if config["model_type"] == "qwen3":
-        return 128
-    return int(config["hidden_size"] // config["num_attention_heads"])
-
-
-def window(config: Config, index: int) -> int | None:
-    """How many keys, its own included, a query of layer `index` sees; None for all."""
-    kind, types = config["model_type"], config.get("layer_types")
-    if kind == "qwen3_moe" and not config.get("use_sliding_window", False):
-        return None
-    if kind in ("mistral", "phi3", "starcoder2", "mixtral", "qwen3_moe"):
-        return config.get("sliding_window", 4096 if kind == "mistral" else None)
-    if kind.startswith("gemma") or kind == "gpt_oss":
-        every = 2 if kind != "gemma3_text" else config.get("sliding_window_pattern", 6)
-        slides = (index + 1) % every != 0
-    elif kind.startswith("qwen") or kind == "smollm3":
-        if not config.get("use_sliding_window", False):
-            return None
-        slides = index >= config.get("max_window_layers", 28)
-        if kind == "smollm3":
-            slides = not tells_positions(config, index)
-    else:
-        return None
-    if types is not None:
-        slides = types[index] == "sliding_attention"
-    return config.get("sliding_window", 4096) if slides else None
-
-
-def tells_positions(config: Config, index: int) -> bool:
-    if config["model_type"] != "smollm3":
-        return True
-    if "no_rope_layers" in config:
-        return bool(config["no_rope_layers"][index])
-    return bool((index + 1) % config.get("no_rope_layer_interval", 4))
-
-
-def rotated_dims(config: Config) -> int:
-    """Of a head, its first ones."""
-    default = 0.25 if config["model_type"] in ("gpt_neox", "stablelm") else 1.0
-    share = config.get("rotary_pct", config.get("partial_rotary_factor", default))
-    share = (config.get("rope_parameters") or {}).get("partial_rotary_factor", share)
-    return int(head_dim(config) * share)
-
-
-def rope(config: Config, index: int = 0, length: int = 0) -> tuple[Array, float]:
-    """Angle per position of each pair of dimensions that rotate; the factor on cos and sin."""
-    settings = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    base = config.get("rotary_emb_base", config.get("rope_theta", 10000.0))
-    if config["model_type"] == "gemma3_text":
-        is_local = window(config, index) is not None
-        nested = settings.get("sliding_attention" if is_local else "full_attention")
-        settings = dict(nested or ({} if is_local else settings))
-        base = config.get("rope_local_base_freq", 10000.0) if is_local else base
-    base = settings.get("rope_theta", base)
-    kind = settings.get("rope_type", settings.get("type", "default"))
-    dim = rotated_dims(config)
-    frequencies = 1.0 / base ** (np.arange(0, dim, 2) / dim)
-    if kind in ("default", "dynamic"):
-        return frequencies, 1.0
-    if kind == "linear":
-        return frequencies / settings["factor"], 1.0
-    context = config.get("original_max_position_embeddings") or settings.get(
-        "original_max_position_embeddings", config.get("max_position_embeddings")
-    )
-    if kind == "llama3":
-        return _llama3(frequencies, settings, context), 1.0
-    if kind == "yarn":
-        return _yarn(frequencies, settings, context, base)
-    if kind == "longrope":
-        grown = settings.get("factor") or config["max_position_embeddings"] / context
-        factors = settings["long_factor" if length > context else "short_factor"]
-        scale = math.sqrt(1 + math.log(grown) / math.log(context)) if grown > 1 else 1.0
-        return frequencies / np.asarray(factors), settings.get("attention_factor", scale)
-    raise ValueError(f"rope type {kind!r}")
-
-
-def _llama3(frequencies: Array, settings: Config, context: int) -> Array:
-    """Keep the fast dimensions, stretch the slow ones, blend those between."""
-    turns = context * frequencies / (2 * math.pi)  # over the original context
-    low, high = settings["low_freq_factor"], settings["high_freq_factor"]
-    keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    return keep * frequencies + (1 - keep) * frequencies / settings["factor"]
-
-
-def _yarn(frequencies: Array, settings: Config, context: int, base: float) -> tuple[Array, float]:
-    """YaRN (arXiv 2309.00071): as llama3, but the blend is linear in the dimension's index."""
-    dim, factor = 2 * len(frequencies), settings["factor"]
-
-    def index_with_turns(turns: float) -> float:
-        return dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(base))
-
-    low = index_with_turns(settings.get("beta_fast") or 32)
-    high = index_with_turns(settings.get("beta_slow") or 1)
-    if settings.get("truncate", True):
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, dim - 1)
-    stretch = np.clip((np.arange(dim // 2) - low) / ((high - low) or 0.001), 0.0, 1.0)
-
-    def attention_scale(mscale: float) -> float:
-        return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-    scale = settings.get("attention_factor")
-    if scale is None:
-        mscale, mscale_all = settings.get("mscale"), settings.get("mscale_all_dim")
-        scale = attention_scale(1.0)
-        if mscale and mscale_all:
-            scale = attention_scale(mscale) / attention_scale(mscale_all)
-    return frequencies / factor * stretch + frequencies * (1 - stretch), float(scale)
-
-
 def _layer(weights: Weights, index: int) -> Weights:
     prefix = f"model.layers.{index}."
     return {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
@@ -355,10 +263,11 @@ def _rotate(config: Config, index: int, x: Array) -> Array:
     return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
 
 
-def _mlp(config: Config, layer: Weights, x: Array) -> Array:
+def _mlp(config: Config, layer: Weights, x: Array, routers: list[Array]) -> Array:
     if "mlp.gate.weight" not in layer:
         return _feed_forward(config, layer, "mlp", x)
-    chosen, shares = _choose_experts(config, _linear(layer, "mlp.gate", x))
+    routers.append(_linear(layer, "mlp.gate", x))
+    chosen, shares = _choose_experts(config, routers[-1])
     out = np.zeros_like(x)
     for expert in np.unique(chosen):
         rows, places = np.nonzero(chosen == expert)

@@ -1,7 +1,6 @@
 """One cache for two readings: each hazard of docs/design.md, section 6."""
 
 import random
-from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,23 +8,31 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from cached_models import (
+    NAN,
+    PAGE,
+    VOCABULARY,
+    WINDOWED,
+    Guessing,
+    advance,
+    logits,
+    open_model,
+    poison_free_pages,
+    random_tokens,
+    sequence,
+)
 from random_models import Shape, make_model
 from specqd import _native
 from specqd.context import Context, Rows
 from specqd.decoder_spec import decoder_spec
-from specqd.drafters import Ask, Drafter, NoDraft, Proposal
+from specqd.drafters import Ask, Drafter, NoDraft
 from specqd.errors import MachineError
 from specqd.level import Level
-from specqd.model import Machine, Model
-from specqd.sequence import Sequence
+from specqd.model import Model
 from specqd.weights import load_weights
 
-PAGE = _native.PAGE_POSITIONS
-NAN = 0x7FC0
-VOCABULARY = 301
 # Heads of 32 and 64 fill their tiles: padding, which nothing ever writes, must stay as it is.
 SHAPE = Shape(heads=4, kv_heads=2, head_dim=32, hidden=64, vocab=VOCABULARY, is_peaked=True)
-WINDOWED = Shape("mistral", head_dim=32, vocab=VOCABULARY, window=70, is_peaked=True)
 
 
 @pytest.fixture
@@ -38,56 +45,14 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("model"), SHAPE, seed=11)
 
 
-@pytest.fixture(scope="module")
-def windowed_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("windowed"), WINDOWED, seed=12)
-
-
-def open_model(directory: Path, pages: int = 24) -> Model:
-    return Model.open(directory, machine=Machine.choose(1), cache_positions=pages * PAGE)
-
-
 @pytest.fixture
 def model(directory: Path) -> Model:
     return open_model(directory)
 
 
 @pytest.fixture
-def windowed(windowed_directory: Path) -> Model:
-    return open_model(windowed_directory)
-
-
-def random_tokens(rng: random.Random, count: int) -> list[int]:
-    return [rng.randrange(VOCABULARY) for _ in range(count)]
-
-
-def sequence(tokens: SequenceOf[int]) -> Sequence:
-    return Sequence(list(tokens), _native.Picker(temperature=0.8, seed=5), len(tokens))
-
-
-def advance(level: Level, text: Sequence, count: int) -> list[int]:
-    """`count` new tokens, and those that came with the last of them."""
-    begun = len(text.tokens)
-    while (made := len(text.tokens) - begun) < count:
-        [step] = level.advance([Ask(text, count - made)])
-        assert step.tokens
-        text.tokens.extend(step.tokens)
-    return text.tokens[begun:]
-
-
-def logits(model: Model, slot: int, tokens: list[int], start: int = 0) -> NDArray[np.float32]:
-    model.forward([Rows(Context(slot), start, tokens[start:], len(tokens) - start)])
-    return model.decoder.logits()
-
-
-def poison_free_pages(cache: _native.KvCache) -> None:
-    """Fills every page that nobody holds with NaN, as a tenant before might have."""
-    slot = cache.create()
-    pages = cache.free_pages
-    assert cache.make_writable(slot, 0, pages * PAGE)
-    for page in range(pages):
-        cache.poison(slot, page, NAN)
-    cache.release(slot)
+def windowed(tmp_path: Path) -> Model:
+    return open_model(make_model(tmp_path, WINDOWED, seed=12))
 
 
 def word_positions(shape: Shape) -> NDArray[np.intp]:
@@ -112,32 +77,6 @@ def cached_bits(model: Model, shape: Shape, slot: int, length: int) -> list[NDAr
 def assert_same_bits(found: list[NDArray[np.uint16]], expected: list[NDArray[np.uint16]]) -> None:
     for page, (a, b) in enumerate(zip(found, expected, strict=True)):
         np.testing.assert_array_equal(a, b, f"page {page}")
-
-
-class Guessing:
-    """Proposes any tokens at all."""
-
-    is_free = False
-
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-
-    @property
-    def levels(self) -> tuple[Drafter, ...]:
-        return (self,)
-
-    def chances(self, ask: Ask, proposal: Proposal) -> list[float]:
-        return proposal.confidences
-
-    def propose(self, asks: SequenceOf[Ask]) -> list[Proposal]:
-        lengths = [self._rng.randint(0, min(ask.at_most, 12)) for ask in asks]
-        return [Proposal(random_tokens(self._rng, n), [0.5] * n) for n in lengths]
-
-    def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
-        pass
-
-    def release(self, sequence: Sequence) -> None:
-        pass
 
 
 # --- Drafts -----------------------------------------------------------------------------------
@@ -314,48 +253,7 @@ def test_a_fork_copies_the_page_that_it_writes(
     assert cache.free_pages == cache.total_pages
 
 
-# --- Windows ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("length", [0, 1, 5, 8])
-def test_pages_behind_every_window_are_freed_and_nothing_changes(
-    windowed: Model, length: int, rng: random.Random
-) -> None:
-    prompt = random_tokens(rng, 100)
-    plain = sequence(prompt)
-    expected = advance(Level(windowed, NoDraft()), plain, 300)
-    windowed.release(plain)
-    drafter: Drafter = NoDraft()
-    if length:
-        drafter = Level(windowed.as_draft(), Guessing(rng), length=length)
-    level = Level(windowed, drafter)
-    text = sequence(prompt)
-    slot = windowed.context(text).slot
-    while len(text.tokens) < 400:
-        [step] = level.advance([Ask(text, 400 - len(text.tokens))])
-        assert step.tokens
-        text.tokens.extend(step.tokens)
-        windowed.forget_unseen(text)
-        # What the next row sees is there: positions from its own minus 69 on.
-        first_seen = max(0, len(text.tokens) - 1 - 69)
-        held = [windowed.cache.has_page(slot, page) for page in range(len(text.tokens) // PAGE)]
-        assert held == [(page + 1) * PAGE > first_seen for page in range(len(held))]
-        poison_free_pages(windowed.cache)
-    assert text.tokens[100:] == expected
-    level.release(text)
-    assert windowed.cache.free_pages == windowed.cache.total_pages
-
-
-def test_blocks_that_no_row_sees_are_skipped(windowed: Model, rng: random.Random) -> None:
-    """A weight of zero would not do: zero times NaN is NaN."""
-    tokens = random_tokens(rng, 230)
-    clean, poisoned = windowed.cache.create(), windowed.cache.create()
-    for slot in (clean, poisoned):
-        logits(windowed, slot, tokens[:200])
-    for page in (0, 1):  # positions up to 127; row 200 sees 131 and on
-        windowed.cache.poison(poisoned, page, NAN)
-    expected = logits(windowed, clean, tokens, 200)
-    np.testing.assert_array_equal(logits(windowed, poisoned, tokens, 200), expected)
+# --- Pages that are kept, and none left ----------------------------------------------------------
 
 
 def test_full_attention_frees_nothing(model: Model, rng: random.Random) -> None:
@@ -363,37 +261,6 @@ def test_full_attention_frees_nothing(model: Model, rng: random.Random) -> None:
     advance(Level(model, NoDraft()), text, 1)
     model.forget_unseen(text)
     assert all(model.cache.has_page(model.context(text).slot, page) for page in range(4))
-
-
-def test_a_page_behind_a_window_is_not_offered(windowed: Model, rng: random.Random) -> None:
-    text = sequence(random_tokens(rng, 300))
-    advance(Level(windowed, NoDraft()), text, 1)
-    windowed.forget_unseen(text)
-    windowed.publish(text)
-    assert windowed.adopt_prefix(sequence(text.tokens)) == 0
-
-
-def test_a_fork_needs_the_pages_that_its_first_row_sees(
-    windowed: Model, rng: random.Random
-) -> None:
-    """A sample that starts late finds its leader far ahead, and its prompt's pages gone."""
-    prompt = random_tokens(rng, 100)
-    plain = sequence(prompt)
-    expected = advance(Level(windowed, NoDraft()), plain, 40)
-    level = Level(windowed, NoDraft())
-    for ahead in (1, 30, 70, 200):
-        leader, follower = sequence(prompt), sequence(prompt)
-        while len(leader.tokens) < 100 + ahead:
-            advance(level, leader, 1)
-            windowed.forget_unseen(leader)
-        poison_free_pages(windowed.cache)
-        windowed.fork(leader, follower)
-        assert advance(level, follower, 40) == expected
-        level.release(leader)
-        level.release(follower)
-
-
-# --- Running out ------------------------------------------------------------------------------
 
 
 def test_when_pages_run_out_nothing_changes(directory: Path, rng: random.Random) -> None:

@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from family_shapes import FAMILY_SHAPES
-from random_models import BOS, Shape, make_model, make_tensors, write_safetensors
+from random_models import (
+    BOS,
+    PACKED_SHAPE,
+    Shape,
+    make_model,
+    make_tensors,
+    write_safetensors,
+)
 from specqd import _native
 from specqd.cli import main
 from specqd.config import read_config
@@ -31,7 +38,7 @@ from specqd.weights import load_weights
 POOL = _native.Pool(2)
 ISA = _native.available_isas()[0]
 SHAPES = {
-    "llama": Shape("llama", ffn=95, vocab=301, has_biases=True),
+    "llama": PACKED_SHAPE,
     "narrow": Shape("llama", hidden=70, heads=7, kv_heads=1, head_dim=10, ffn=33, vocab=259),
     "tied": Shape("qwen3", hidden=100, head_dim=24, ffn=172, vocab=283, is_tied=True),
 }
@@ -55,20 +62,6 @@ def pair(
     write_safetensors(model / "model.safetensors", tensors)
     assert main(["pack", str(model), str(directory / "packed")]) == 0
     return model, directory / "packed"
-
-
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
-    directory = tmp_path_factory.mktemp("packed")
-    model = make_model(directory / "model", SHAPES["llama"], seed)
-    assert main(["pack", str(model), str(directory / "packed")]) == 0
-    return directory / "packed"
-
-
-@pytest.fixture
-def copy(packed: Path, tmp_path: Path) -> Path:
-    """A packed model to damage."""
-    return Path(shutil.copytree(packed, tmp_path / "copy"))
 
 
 def opened(directory: Path, isa: str = ISA) -> Model:
@@ -367,49 +360,3 @@ def test_planes_of_random_bytes_decode_or_are_refused(
             content[begin:end] = noise.tobytes()
     (copy / WEIGHTS).write_bytes(content)
     decode_or_refuse(copy, isa)
-
-
-# --- A file that changes while it is in use -------------------------------------------------------
-
-
-def written(llm: LLM) -> list[int]:
-    params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
-    return llm.generate("abc", params)[0].tokens
-
-
-@pytest.mark.parametrize("change", ["cut", "written", "longer"])
-@pytest.mark.parametrize("is_draft", [False, True])
-def test_a_request_to_a_model_whose_file_changed_is_refused(
-    change: str, is_draft: bool, copy: Path, packed: Path
-) -> None:
-    llm = LLM(packed, [str(copy)], 1) if is_draft else LLM(copy, "auto", 1)
-    written(llm)
-    path = copy / WEIGHTS
-    size = path.stat().st_size
-    if change == "written":
-        os.utime(path, ns=(0, 1))
-    else:
-        os.truncate(path, size - 4096 if change == "cut" else size + 1)
-    with pytest.raises(TensorError, match="was changed while it was in use"):
-        written(llm)
-
-
-def test_an_embedding_that_is_read_in_place_is_watched_too(packed: Path, tmp_path: Path) -> None:
-    model = Path(shutil.copytree(packed.parent / "model", tmp_path / "model"))
-    llm = LLM(model, "none", 1)
-    written(llm)
-    os.truncate(model / "model.safetensors", 4096)
-    with pytest.raises(TensorError, match="was changed while it was in use"):
-        written(llm)
-
-
-@pytest.mark.parametrize("change", ["replaced", "removed"])
-def test_a_model_whose_file_lost_its_name_goes_on(change: str, copy: Path) -> None:
-    llm = LLM(copy, "auto", 1)
-    before = written(llm)
-    if change == "replaced":
-        (copy / "new").write_bytes(b"")
-        (copy / "new").rename(copy / WEIGHTS)
-    else:
-        (copy / WEIGHTS).unlink()
-    assert written(llm) == before

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import reference
+import reference_positions
 from specqd import _native
 from specqd.decoder_spec import rope_spec
 from specqd.rope import RopeConfig
@@ -64,7 +64,7 @@ def reference_frequencies(rope: RopeConfig) -> tuple[NDArray[np.float64], float]
     scaling["long_factor"] = rope.factors
     config = {"model_type": "phi3", "head_dim": HEAD_DIM, "rope_theta": rope.theta}
     config |= {"rope_scaling": scaling, "partial_rotary_factor": rope.share}
-    return reference.rope(config, length=rope.original_max_positions + 1)
+    return reference_positions.rope(config, length=rope.original_max_positions + 1)
 
 
 @each_rope

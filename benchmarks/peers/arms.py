@@ -3,6 +3,7 @@
 Knows the peers' words for their options; knows nothing of processes, clocks or results.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -61,39 +62,31 @@ DECODE = (
 )
 
 
+def with_drafts(
+    engine: Engine,
+    drafts: Sequence[tuple[str, int | None]],
+    acceptance: float | None = None,
+) -> tuple[Arm, ...]:
+    """The engine without drafts, then with each of these drafts and lengths."""
+    drafting = (Arm(engine, draft=d, length=k, acceptance=acceptance) for d, k in drafts)
+    return (Arm(engine), *drafting)
+
+
 def synthetic(acceptance: float) -> tuple[Arm, ...]:
     """Random weights, at an acceptance that is set: what drafting costs and brings."""
+    ours = [("mxfp4", None), ("mxfp4", 3), ("mxfp4", 5)]
     theirs = [("mxfp4", 1), ("mxfp4", 3), ("q4_0", 2), ("q4_0", 4)]
     return (
-        Arm("specqd"),
-        Arm("specqd", draft="mxfp4", acceptance=acceptance),
-        Arm("specqd", draft="mxfp4", length=3, acceptance=acceptance),
-        Arm("specqd", draft="mxfp4", length=5, acceptance=acceptance),
-        Arm("llama.cpp"),
-        *(Arm("llama.cpp", draft=draft, length=k, acceptance=acceptance) for draft, k in theirs),
+        *with_drafts("specqd", ours, acceptance),
+        *with_drafts("llama.cpp", theirs, acceptance),
     )
 
 
 # Real text: all that an engine offers, end to end.
 TEXT = (
-    Arm("specqd"),
-    Arm("specqd", draft="mxfp4"),
-    Arm("specqd", draft="ngram"),
-    Arm("specqd", draft="auto"),
-    Arm("llama.cpp"),
-    Arm("llama.cpp", draft="mxfp4", length=3),
-    Arm("llama.cpp", draft="mxfp4", length=8),
-    Arm("llama.cpp", draft="q4_0", length=3),
-    Arm("llama.cpp", draft="q4_0", length=8),
-    Arm("llama.cpp", draft="ngram-simple"),
-    Arm("llama.cpp", draft="ngram-mod"),
-    Arm("llama.cpp", draft="ngram-map-k"),
-    Arm("llama.cpp", draft="ngram-cache"),
-    Arm("openvino"),
-    Arm("openvino", draft="mxfp4", length=3),
-    Arm("openvino", draft="mxfp4", length=5),
-    Arm("openvino", draft="lookup", length=5),
-    Arm("openvino", draft="lookup", length=10),
-    Arm("transformers"),
-    Arm("transformers", draft="lookup", length=10),
+    *with_drafts("specqd", [("mxfp4", None), ("ngram", None), ("auto", None)]),
+    *with_drafts("llama.cpp", [(d, k) for d in ("mxfp4", "q4_0") for k in (3, 8)]),
+    *(Arm("llama.cpp", draft=f"ngram-{kind}") for kind in ("simple", "mod", "map-k", "cache")),
+    *with_drafts("openvino", [("mxfp4", 3), ("mxfp4", 5), ("lookup", 5), ("lookup", 10)]),
+    *with_drafts("transformers", [("lookup", 10)]),
 )

@@ -149,8 +149,26 @@ void decode_tile_avx512(const PackedMatrix& w, int64_t tile, uint16_t* out) {
 
 // --- Draft reading ------------------------------------------------------------------------------
 
-template <int Rows>
-[[gnu::noinline]] void draft_rows_avx512(const PackedMatrix& w, int64_t panel,
+// The product of both scales, of which one is a power of two, is an addition of exponents while
+// they stay within these: from 2^-63 to 2^63. It may use any of the four pipes, a multiplication
+// only the two of the dot products.
+constexpr int kLeastExponent = 64, kExponents = 127;
+
+bool have_usual_scales(const PreparedRows& x, int64_t tiles) {
+  uint32_t most = 0;
+  for (int64_t m = 0; m < x.count; ++m) {
+    const uint8_t* scale = x.data + m * x.stride + offsetof(DraftBlock, scale);
+    for (int64_t t = 0; t < tiles; ++t, scale += sizeof(DraftBlock)) {
+      const uint32_t above = load_as<uint32_t>(scale) - (kLeastExponent << 23);
+      most = above > most ? above : most;
+    }
+  }
+  return most < kExponents << 23;
+}
+
+// With `AddsExponents`, returns whether the weights' scales allowed it.
+template <int Rows, bool AddsExponents>
+[[gnu::noinline]] bool draft_rows_avx512(const PackedMatrix& w, int64_t panel,
                                          const PreparedRows& x, float* out, int64_t out_stride) {
   const __m512i nibble = _mm512_set1_epi8(15);
   const __m512i weights_of = _mm512_broadcast_i32x4(
@@ -161,6 +179,7 @@ template <int Rows>
   for (int m = 0; m < Rows; ++m) row[m] = x.data + m * x.stride;
   __m512 total[Rows];
   for (int m = 0; m < Rows; ++m) total[m] = _mm512_setzero_ps();
+  __m128i most = _mm_setzero_si128();
   for (int64_t t = 0; t < w.tiles; ++t) {
     __m512i sum[Rows];
     for (int m = 0; m < Rows; ++m)
@@ -174,29 +193,49 @@ template <int Rows>
           _mm512_shuffle_epi8(weights_of, _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble));
       for (int m = 0; m < Rows; ++m) {
         const uint8_t* inputs = row[m] + group * 8;
-        sum[m] = _mm512_dpbusd_epi32(sum[m], low, _mm512_set1_epi32(load_as<int32_t>(inputs)));
-        sum[m] = _mm512_dpbusd_epi32(sum[m], high, _mm512_set1_epi32(load_as<int32_t>(inputs + 4)));
+        if (Rows <= 4 || m % 2 == 0) {  // else a load and two shuffles, as loads are scarce too
+          sum[m] = _mm512_dpbusd_epi32(sum[m], low, _mm512_set1_epi32(load_as<int32_t>(inputs)));
+          sum[m] =
+              _mm512_dpbusd_epi32(sum[m], high, _mm512_set1_epi32(load_as<int32_t>(inputs + 4)));
+        } else {
+          const __m512 both_inputs = _mm512_castpd_ps(_mm512_set1_pd(load_as<double>(inputs)));
+          sum[m] = _mm512_dpbusd_epi32(sum[m], low,
+                                       _mm512_castps_si512(_mm512_moveldup_ps(both_inputs)));
+          sum[m] = _mm512_dpbusd_epi32(sum[m], high,
+                                       _mm512_castps_si512(_mm512_movehdup_ps(both_inputs)));
+        }
       }
     }
-    const auto scale = reinterpret_cast<__m512>(scale_values(scales));
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(scales));
+    const __m512i scale = _mm512_slli_epi32(_mm512_cvtepu8_epi32(bytes), 23);
+    const __m512i exponents = _mm512_sub_epi32(scale, _mm512_set1_epi32(127 << 23));
+    if constexpr (AddsExponents)
+      most = _mm_max_epu8(most, _mm_sub_epi8(bytes, _mm_set1_epi8(kLeastExponent)));
     for (int m = 0; m < Rows; ++m) {
-      const __m512 x_scale = _mm512_set1_ps(load_as<float>(row[m] + offsetof(DraftBlock, scale)));
-      total[m] =
-          _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[m]), _mm512_mul_ps(scale, x_scale), total[m]);
+      const auto x_scale =
+          _mm512_set1_epi32(load_as<int32_t>(row[m] + offsetof(DraftBlock, scale)));
+      const __m512 both =
+          AddsExponents ? _mm512_castsi512_ps(_mm512_add_epi32(exponents, x_scale))
+                        : _mm512_mul_ps(_mm512_castsi512_ps(scale), _mm512_castsi512_ps(x_scale));
+      total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[m]), both, total[m]);
       row[m] += sizeof(DraftBlock);
     }
     codes += kTileCodes;
     scales += kPanel;
   }
   for (int m = 0; m < Rows; ++m) _mm512_storeu_ps(out + m * out_stride, total[m]);
+  return _mm_cmplt_epu8_mask(most, _mm_set1_epi8(kExponents)) == 0xffff;
 }
 
 void draft_product_avx512(const PackedMatrix& w, int64_t first, int64_t last, const PreparedRows& x,
                           float* out, int64_t out_stride) {
+  const bool is_usual = have_usual_scales(x, w.tiles);
   for (int64_t p = first; p < last; ++p)
     for_row_groups<8>(x.count, [&]<int Rows>(int64_t m) {
-      draft_rows_avx512<Rows>(w, p, rows_from(x, m, 0), out + m * out_stride + (p - first) * kPanel,
-                              out_stride);
+      const auto rows = rows_from(x, m, 0);
+      float* const at = out + m * out_stride + (p - first) * kPanel;
+      if (!is_usual || !draft_rows_avx512<Rows, true>(w, p, rows, at, out_stride))
+        draft_rows_avx512<Rows, false>(w, p, rows, at, out_stride);
     });
 }
 

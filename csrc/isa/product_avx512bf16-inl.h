@@ -81,7 +81,7 @@ constexpr Kernels avx512bf16_table(const char* name) {
   table.exact_row_bytes = exact_row_bytes_bf16;
   table.prepare_exact = prepare_exact_pairs;
   table.exact_block_bytes = kBf16BlockBytes;
-  table.exact_product = exact_product_by<InRowGroups<Avx512Bf16Exact>>;
+  table.exact_product = exact_product_in_rows<Avx512Bf16Exact>;
   table.accumulate_plain = accumulate_plain_by<InRowGroups<Avx512Bf16Exact>>;
   return table;
 }

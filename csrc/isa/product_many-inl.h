@@ -33,7 +33,7 @@ class ManyRowsProduct {
 
  private:
   static constexpr int64_t kPanels = 4, kTiles = 4;  // of a block
-  static constexpr int64_t kLine = 64;
+  static constexpr size_t kLine = 64;
 
   void decode(int64_t tile, int64_t tiles, int64_t p) {
     tiles_[p] = w_.plain != nullptr ? w_.plain + tile * kTileWeights : decoded_[p];
@@ -48,14 +48,14 @@ class ManyRowsProduct {
   }
 
   void multiply_block(int64_t tile, int64_t tiles, int64_t panels, float* out) {
-    const int64_t bytes = tiles * kBlock * static_cast<int64_t>(sizeof(float));
-    const auto x = rows_from(x_, 0, static_cast<size_t>(tile * kBlock) * sizeof(float));
+    const auto bytes = static_cast<size_t>(tiles) * S::kBlockBytes;
+    const auto x = rows_from(x_, 0, static_cast<size_t>(tile) * S::kBlockBytes);
     for_row_groups<S::kRows>(x.count, [&]<int Rows>(int64_t m) {
       const auto rows = rows_from(x, m, 0);
       for (int64_t p = 0; p < panels; ++p) {
         // The inputs of the next rows, a part with each panel.
         for (int64_t next = Rows + p; next < 2 * Rows && next < rows.count; next += panels)
-          for (int64_t at = 0; at < bytes; at += kLine)
+          for (size_t at = 0; at < bytes; at += kLine)
             fetch(rows.data + static_cast<size_t>(next) * rows.stride + at);
         S::template accumulate<Rows>(tiles_[p], tiles, rows, out + m * out_stride_ + p * kPanel,
                                      out_stride_, Nothing{});

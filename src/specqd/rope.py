@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from specqd.errors import shown
-from specqd.json_fields import Fields
+from specqd.json_fields import POSITIVE, Fields
 
 RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope"]
 
@@ -127,7 +127,6 @@ def _read_yarn_rope(rope: Fields, theta: float, original: int, max_positions: in
     """Where `factor` is absent, it is by how much the context outgrows the original one."""
     if theta <= 1.0:
         raise rope.wrong("rope_theta", "more than 1")
-    stated = rope.get("attention_factor") is not None
     return RopeConfig(
         kind="yarn",
         theta=theta,
@@ -135,7 +134,7 @@ def _read_yarn_rope(rope: Fields, theta: float, original: int, max_positions: in
         original_max_positions=original,
         beta_fast=rope.optional_number("beta_fast", 0.0, 1e30) or 32.0,
         beta_slow=rope.optional_number("beta_slow", 0.0, 1e30) or 1.0,
-        attention_factor=rope.positive("attention_factor") if stated else None,
+        attention_factor=rope.optional_number("attention_factor", *POSITIVE),
         mscale=rope.optional_number("mscale", 0.0, 1e30) or 0.0,
         mscale_all_dim=rope.optional_number("mscale_all_dim", 0.0, 1e30) or 0.0,
         truncate=rope.flag("truncate", True),
@@ -154,12 +153,11 @@ def _read_long_rope(
         and all(type(x) in (int, float) and 1e-6 <= x <= 1e6 for x in factors)
     ):
         raise rope.wrong(name, f"a list of {pairs} numbers above 0")
-    stated = rope.get("attention_factor") is not None
     return RopeConfig(
         kind="longrope",
         theta=theta,
         factor=rope.positive("factor", max_positions / original),
         original_max_positions=original,
-        attention_factor=rope.positive("attention_factor") if stated else None,
+        attention_factor=rope.optional_number("attention_factor", *POSITIVE),
         factors=tuple(map(float, factors)),
     )

@@ -94,20 +94,9 @@ def read_olmo2(fields: Fields, context: int | None) -> DecoderConfig:
 
 
 def read_granite(fields: Fields, context: int | None) -> DecoderConfig:
-    """Scales on embeddings, scores, residual branches and logits."""
-    attention_bias = fields.flag("attention_bias", False)
-    config = read_decoder(
-        fields,
-        context=context,
-        max_positions=2048,
-        bos=(1,),
-        eos=(2,),
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
-        mlp_bias=fields.flag("mlp_bias", False),
-    )
+    """Llama with scales on embeddings, scores, residual branches and logits."""
     return replace(
-        config,
+        read_llama(fields, context),
         attention_scale=fields.positive("attention_multiplier", 1.0),
         embedding_scale=fields.positive("embedding_multiplier", 1.0),
         residual_scale=fields.positive("residual_multiplier", 1.0),

@@ -1,0 +1,108 @@
+"""What a window no longer sees is freed, and nothing that it sees changes."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cached_models import (
+    NAN,
+    PAGE,
+    WINDOWED,
+    Guessing,
+    advance,
+    logits,
+    open_model,
+    poison_free_pages,
+    random_tokens,
+    sequence,
+)
+from random_models import make_model
+from specqd.drafters import Ask, Drafter, NoDraft
+from specqd.level import Level
+from specqd.model import Model
+
+
+@pytest.fixture
+def rng(seed: int) -> random.Random:
+    return random.Random(seed)
+
+
+@pytest.fixture(scope="module")
+def windowed_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("windowed"), WINDOWED, seed=12)
+
+
+@pytest.fixture
+def windowed(windowed_directory: Path) -> Model:
+    return open_model(windowed_directory)
+
+
+@pytest.mark.parametrize("length", [0, 1, 5, 8])
+def test_pages_behind_every_window_are_freed_and_nothing_changes(
+    windowed: Model, length: int, rng: random.Random
+) -> None:
+    prompt = random_tokens(rng, 100)
+    plain = sequence(prompt)
+    expected = advance(Level(windowed, NoDraft()), plain, 300)
+    windowed.release(plain)
+    drafter: Drafter = NoDraft()
+    if length:
+        drafter = Level(windowed.as_draft(), Guessing(rng), length=length)
+    level = Level(windowed, drafter)
+    text = sequence(prompt)
+    slot = windowed.context(text).slot
+    while len(text.tokens) < 400:
+        [step] = level.advance([Ask(text, 400 - len(text.tokens))])
+        assert step.tokens
+        text.tokens.extend(step.tokens)
+        windowed.forget_unseen(text)
+        # What the next row sees is there: positions from its own minus 69 on.
+        first_seen = max(0, len(text.tokens) - 1 - 69)
+        held = [windowed.cache.has_page(slot, page) for page in range(len(text.tokens) // PAGE)]
+        assert held == [(page + 1) * PAGE > first_seen for page in range(len(held))]
+        poison_free_pages(windowed.cache)
+    assert text.tokens[100:] == expected
+    level.release(text)
+    assert windowed.cache.free_pages == windowed.cache.total_pages
+
+
+def test_blocks_that_no_row_sees_are_skipped(windowed: Model, rng: random.Random) -> None:
+    """A weight of zero would not do: zero times NaN is NaN."""
+    tokens = random_tokens(rng, 230)
+    clean, poisoned = windowed.cache.create(), windowed.cache.create()
+    for slot in (clean, poisoned):
+        logits(windowed, slot, tokens[:200])
+    for page in (0, 1):  # positions up to 127; row 200 sees 131 and on
+        windowed.cache.poison(poisoned, page, NAN)
+    expected = logits(windowed, clean, tokens, 200)
+    np.testing.assert_array_equal(logits(windowed, poisoned, tokens, 200), expected)
+
+
+def test_a_page_behind_a_window_is_not_offered(windowed: Model, rng: random.Random) -> None:
+    text = sequence(random_tokens(rng, 300))
+    advance(Level(windowed, NoDraft()), text, 1)
+    windowed.forget_unseen(text)
+    windowed.publish(text)
+    assert windowed.adopt_prefix(sequence(text.tokens)) == 0
+
+
+def test_a_fork_needs_the_pages_that_its_first_row_sees(
+    windowed: Model, rng: random.Random
+) -> None:
+    """A sample that starts late finds its leader far ahead, and its prompt's pages gone."""
+    prompt = random_tokens(rng, 100)
+    plain = sequence(prompt)
+    expected = advance(Level(windowed, NoDraft()), plain, 40)
+    level = Level(windowed, NoDraft())
+    for ahead in (1, 30, 70, 200):
+        leader, follower = sequence(prompt), sequence(prompt)
+        while len(leader.tokens) < 100 + ahead:
+            advance(level, leader, 1)
+            windowed.forget_unseen(leader)
+        poison_free_pages(windowed.cache)
+        windowed.fork(leader, follower)
+        assert advance(level, follower, 40) == expected
+        level.release(leader)
+        level.release(follower)
