@@ -127,7 +127,7 @@ def test_no_more_is_drafted_than_may_be_used(at_most: int) -> None:
     text = sequence()
     new_tokens(level, [text], 1)
     [step] = level.advance([Ask(text, at_most)])
-    assert drafter.asked[-1] == at_most - 1
+    assert max(drafter.asked, default=0) == at_most - 1
     assert len(step.tokens) == at_most
 
 

@@ -55,10 +55,19 @@ class Proposal:
         ]
         return confirmed + [0] * (len(verified) - len(confirmed))
 
+    def passed_on(self) -> "Proposal":
+        """The same, as said by a level above that did not look at it."""
+        depths = [depth + 1 for depth in self.depths or [0] * len(self.tokens)]
+        tokens, confidences = self.tokens.copy(), self.confidences.copy()
+        return Proposal(tokens, confidences, depths=depths, passed=[(0, self)])
+
     def cut(self, length: int) -> None:
         """Keeps the first tokens only."""
         del self.tokens[length:], self.confidences[length:], self.depths[length:]
         self.passed = [(start, part) for start, part in self.passed if start < length]
+
+
+NOTHING = Proposal()  # proposed, wherever that is so: never changed
 
 
 class Drafter(Protocol):
@@ -93,7 +102,7 @@ class NoDraft:
     levels: tuple[Drafter, ...] = ()
 
     def propose(self, asks: SequenceOf[Ask]) -> list[Proposal]:
-        return [Proposal() for _ in asks]
+        return [NOTHING] * len(asks)
 
     def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
         pass

@@ -200,6 +200,31 @@ class RowCosts:
         return self._at_knots
 
 
+class BatchCosts:
+    """RowCosts by the size of batches: as many rows of more texts read more keys and values."""
+
+    __slots__ = ("_costs", "_measured")
+
+    def __init__(self) -> None:
+        self._measured: Mapping[int, float] = {}
+        self._costs: dict[int, RowCosts] = {}
+
+    def begin(self, measured: Mapping[int, float]) -> None:
+        """Starts all sizes from what was measured of one text."""
+        self._measured = measured
+        self._costs.clear()
+
+    def of(self, count: int) -> RowCosts:
+        """Of forwards for so many texts, or about as many."""
+        size = count.bit_length()
+        costs = self._costs.get(size)
+        if costs is None:
+            costs = self._costs[size] = RowCosts()
+            if self._measured:
+                costs.begin(self._measured)
+        return costs
+
+
 class Pace:
     """Tokens per second of a level, over its recent rounds."""
 
@@ -222,36 +247,6 @@ class Pace:
         return self._seconds / self._tokens if self._tokens > 0.0 else None
 
 
-class Trial:
-    """Whether a batch is better off with drafts: rounds of either kind, compared as measured.
-
-    Costs of many rows are learned where a batch drafts, and not where it would be without; so the
-    rule may hold on to drafts that lose time. The kind that is behind is tried now and then.
-    """
-
-    __slots__ = ("_count", "_drafted", "_plain")
-
-    _FIRST, _EVERY = 8, 32  # rounds before the first comparison, and between tries
-
-    def __init__(self) -> None:
-        self._drafted, self._plain = Mean(0.3), Mean(0.3)  # seconds a token
-        self._count = 0
-
-    def wants_drafts(self) -> bool:
-        """For the next round."""
-        self._count += 1
-        plain, drafted = self._plain.value, self._drafted.value
-        if self._count < self._FIRST:
-            return True
-        if plain is None or drafted is None:
-            return plain is not None
-        is_turn = self._count % self._EVERY == 0
-        return (drafted < plain) != is_turn
-
-    def add(self, tokens: int, seconds: float, *, is_drafted: bool) -> None:
-        (self._drafted if is_drafted else self._plain).add(seconds / tokens)
-
-
 class ProbeBudget:
     """Lets what does not pay be tried now and then, at a bounded share of the time.
 
@@ -271,13 +266,16 @@ class ProbeBudget:
         """So much time has gone by."""
         self._saved += self._share * seconds
 
+    def has(self, loss: float) -> bool:
+        """Whether so much could be lost."""
+        return self._free > 0 or self._saved >= loss
+
     def allows(self, loss: float) -> bool:
         """Whether a probe that is expected to lose so much can be paid from what was saved; takes
         it if so."""
-        if self._free > 0:
-            self._free -= 1
-        elif self._saved < loss:
+        if not self.has(loss):
             return False
+        self._free = max(self._free - 1, 0)
         self._saved = 0.0  # nothing is kept for bad times
         self._spent, self._cost, self._brought = loss, 0.0, 0.0
         return True

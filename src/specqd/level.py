@@ -12,23 +12,19 @@ from time import perf_counter
 
 from specqd import _native
 from specqd.context import Context, Rows
-from specqd.drafters import Ask, Drafter, Proposal
-from specqd.economics import Estimate, Mean, Pace, ProbeBudget, RowCosts, Trial, Trust
+from specqd.drafters import NOTHING, Ask, Drafter, Proposal
+from specqd.economics import BatchCosts, Pace
 from specqd.errors import CacheFullError
 from specqd.model import Model
+from specqd.proposing import Draft, Prospects
 from specqd.sequence import Sequence
 
 _FIRST_PROPOSAL = 4
 _LONGEST_PROPOSAL = 32
-_ROUNDS_AHEAD = (1, 2, 4, 8)
-_FREE_PROBES = 4  # what was measured at load may be wrong: the machine was busy
 _MEASURED_ROWS = (1, 2, 4, 9, 16)
 _MOST_MEASURED_ROWS = 48  # once: a batch drafts at many rows, and is to know what it left
 _LEAST_MEASUREMENTS, _MOST_MEASUREMENTS = 2, 5
 _MEASURING_SECONDS = 0.3  # after which no further one is begun
-_LEAST_LOSS = 0.1  # of what a round costs: what trying one is taken to cost at least
-_LONGEST_ROUND = 1.0  # seconds of the outer level's, for what may be spent on trying
-_LEAST_BESIDES = 1e-6  # seconds; an estimate grows by shares of itself
 
 
 @dataclass(slots=True)
@@ -82,16 +78,9 @@ class Level:
         self.name = name or model.reading.value
         self.stats = LevelStats()
         self._clock = clock
-        self.costs = RowCosts()  # of this level's forwards, and of picking from what they leave
-        self.pace = Pace()
-        self._trials: defaultdict[int, Trial] = defaultdict(Trial)  # by the size of batches
-        # At a temperature above 0, common noise makes the confidence of a token say less.
-        self._greedy, self._sampled = Trust(), Trust()
-        # Of a round as a drafter:
-        self._besides = Estimate()  # seconds besides this level's own forward and picks
-        self._rows = Mean()  # forwarded for each sequence
-        self._made = Mean()  # tokens made for each sequence
-        self._probes = ProbeBudget(free=_FREE_PROBES)
+        self.costs = BatchCosts()  # of this level's forwards, and of picking from what they leave
+        self._paces: defaultdict[int, Pace] = defaultdict(Pace)  # by the size of the batch
+        self._prospects = Prospects(self.costs, drafter)  # of rounds as a drafter
         self._reach = _FIRST_PROPOSAL  # doubles with success: a stranger is not trusted for long
 
     @property
@@ -136,13 +125,18 @@ class Level:
     def propose(self, asks: SequenceOf[Ask]) -> list[Proposal]:
         """Continues each sequence by what this level would say, as far as that is worth while, and
         by what its drafter says where a look at it is not worth its time."""
-        drafts = [_Draft(ask, self._longest(ask)) for ask in asks]
+        gains = [ask.gain for ask in asks if ask.at_most > 0 and ask.gain < inf]
+        self.stats.asked += len(gains)
+        self.stats.gain_seconds += sum(gains)
+        if self.length is None:
+            self._prospects.begin(asks)
+            if self._prospects.is_pause(len(asks)):
+                return [NOTHING] * len(asks)
+            if self.drafter.is_free and self._prospects.are_hopeless(asks):
+                return self._passed_on(asks)
+        drafts = [Draft(ask, self._longest(ask)) for ask in asks]
         for ask in asks:
             self.model.context(ask.sequence).begin(len(ask.sequence.tokens))
-            self._probes.earn(min(ask.gain, _LONGEST_ROUND))
-            if ask.at_most > 0 and ask.gain < inf:
-                self.stats.asked += 1
-                self.stats.gain_seconds += ask.gain
         try:
             while going := [draft for draft in drafts if draft.may_go_on()]:
                 if self.length is None:
@@ -161,11 +155,22 @@ class Level:
         room = self.model.max_positions - len(ask.sequence.tokens)
         return min(ask.at_most, longest, room)
 
-    def _extend(self, drafts: list["_Draft"]) -> None:
-        foreseen = [Proposal() for _ in drafts]
-        if self.drafter.is_free:
+    def _passed_on(self, asks: SequenceOf[Ask]) -> list[Proposal]:
+        """What the drafter says, as it is."""
+        proposals = []
+        for said in self.drafter.propose(asks):
+            if said.tokens:
+                self._keep_known(said)
+            proposals.append(said.passed_on() if said.tokens else said)
+        return proposals
+
+    def _extend(self, drafts: list[Draft]) -> None:
+        begun, stats = self._clock(), self.stats
+        inside, rows = stats.seconds + stats.pick_seconds, stats.rows
+        foreseen = [NOTHING] * len(drafts)
+        if self.drafter.is_free and self.drafter.levels:
             foreseen = self._unverified(drafts)
-        own = self._worthwhile(drafts, foreseen)
+        own = self._prospects.worthwhile(drafts, foreseen)
         others = [i for i, draft in enumerate(drafts) if draft not in own]
         if others and not self.drafter.is_free:
             for i, said in zip(others, self._unverified([drafts[i] for i in others]), strict=True):
@@ -173,19 +178,16 @@ class Level:
         for i in others:
             drafts[i].pass_on(foreseen[i], self.drafter.chances(drafts[i].ask, foreseen[i]))
         if own:
-            begun, stats = self._clock(), self.stats
-            seconds, rows = stats.seconds + stats.pick_seconds, stats.rows
             made = self._go_round(own)
-            took = self._clock() - begun
+            took = self._clock() - begun  # deciding is a part of what a round costs
             for draft in own:
                 if draft.proposal.tried < inf:
-                    self._probes.cost(took / len(own) + draft.ask.added_seconds(1))
-            besides = took - (stats.seconds + stats.pick_seconds - seconds)
-            self._besides.add(max(besides, _LEAST_BESIDES))
-            self._rows.add((stats.rows - rows) / len(own))
-            self._made.add(made / len(own))
+                    self._prospects.probes.cost(took / len(own) + draft.ask.added_seconds(1))
+            inside, rows = stats.seconds + stats.pick_seconds - inside, stats.rows - rows
+            if rows <= len(own) * (_LONGEST_PROPOSAL + 1):  # else it read a prompt
+                self._prospects.learn(len(own), made, rows, took - inside)
 
-    def _unverified(self, drafts: list["_Draft"]) -> list[Proposal]:
+    def _unverified(self, drafts: list[Draft]) -> list[Proposal]:
         """What the drafter says for the one who asked this level."""
         for draft in drafts:
             draft.is_alone = False
@@ -196,80 +198,7 @@ class Level:
             draft.is_alone = self.drafter.is_free and not proposal.tokens
         return said
 
-    def _worthwhile(self, drafts: list["_Draft"], foreseen: list[Proposal]) -> list["_Draft"]:
-        """Those of the drafts for which a round of this level pays; all or none of a batch, but
-        for single ones that bring less than they cost whoever asked. Or all, to try it."""
-        if any(draft.ask.gain == inf for draft in drafts):
-            return drafts
-        going, brought, rows = [], 0.0, 0.0
-        lost, all_rows = 0.0, 0.0
-        for draft, proposal in zip(drafts, foreseen, strict=True):
-            brings = self._brings(draft, proposal, 1.0 / len(drafts))
-            own_rows = 1 + len(proposal.tokens) if self.drafter.is_free else self._rows_each
-            lost -= brings
-            all_rows += own_rows
-            if brings > 0.0:
-                going.append(draft)
-                brought += brings
-                rows += own_rows
-        if going and brought > self._round_seconds(rows):
-            return going
-        cost = self._round_seconds(all_rows)
-        if self._probes.allows(max(cost + lost, _LEAST_LOSS * cost)):
-            for draft in drafts:
-                draft.proposal.tried = min(draft.proposal.tried, len(draft.proposal.tokens))
-            return drafts
-        return []
-
-    def _brings(self, draft: "_Draft", foreseen: Proposal, share: float) -> float:
-        """Seconds that a round of this level is worth to whoever asked, before its own cost, and
-        beyond what the drafter's word is worth when it is passed on. `share` is this draft's of
-        what a round costs."""
-        ask, at, count = draft.ask, len(draft.proposal.tokens), len(foreseen.tokens)
-        worth = draft.product * ask.gain
-        follows = self._trust(ask.sequence).next.probability(draft.confidence)
-        cost = share * self._round_seconds(self._rows_each)
-        if not count:
-            return self._ahead(draft, at, worth, follows, cost) + cost
-        through, right = 1.0, 0.0
-        for chance in self.drafter.chances(ask, foreseen):
-            through *= chance
-            right += through
-        made, added = 1.0 + right, ask.added_seconds(at)
-        looked_at = worth * follows * made - (ask.added_seconds(at + made) - added)
-        passed_on = worth * right - (ask.added_seconds(at + count) - added)
-        then = self._ahead(draft, at + made, worth * follows**made, follows, cost)
-        else_then = self._ahead(draft, at + count, worth * through, follows, cost)
-        return looked_at + max(then, 0.0) - max(passed_on + max(else_then, 0.0), 0.0)
-
-    def _ahead(
-        self, draft: "_Draft", at: float, worth: float, follows: float, cost: float
-    ) -> float:
-        """What the best number of rounds from place `at` on is worth, less what they cost. Some
-        pay only with those after them: rows do not all cost the same."""
-        ask = draft.ask
-        made = 1.0 if self.drafter.is_free else self._made.value or 1.0
-        added = ask.added_seconds(at)
-        most = -inf
-        for rounds in _ROUNDS_AHEAD:
-            tokens = made * rounds
-            if rounds > 1 and at + tokens > draft.longest:
-                break
-            right = (
-                tokens if follows >= 1.0 else follows * (1.0 - follows**tokens) / (1.0 - follows)
-            )
-            net = worth * right - (ask.added_seconds(at + tokens) - added) - rounds * cost
-            most = max(most, net)
-        return most
-
-    @property
-    def _rows_each(self) -> float:
-        return self._rows.value or 1.0
-
-    def _round_seconds(self, rows: float) -> float:
-        return self.costs.seconds(rows) + (self._besides.value or 0.0)
-
-    def _go_round(self, drafts: list["_Draft"]) -> int:
+    def _go_round(self, drafts: list[Draft]) -> int:
         """Extends each by what this level makes in one forward; returns the tokens of all."""
         made = 0
         steps = self.advance([draft.to_ask() for draft in drafts])
@@ -278,16 +207,13 @@ class Level:
             made += len(step.tokens)
         return made
 
-    def _trust(self, sequence: Sequence) -> Trust:
-        return self._sampled if sequence.is_sampled else self._greedy
-
     def chances(self, ask: Ask, proposal: Proposal) -> list[float]:
-        probability = self._trust(ask.sequence).own.probability
+        probability = self._prospects.trust(ask.sequence).own.probability
         return [probability(confidence) for confidence in proposal.confidences]
 
     def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
         if accepted > proposal.tried:
-            self._probes.bring((accepted - proposal.tried) * ask.gain)
+            self._prospects.probes.bring((accepted - proposal.tried) * ask.gain)
         if accepted == len(proposal.tokens) >= self._reach:
             self._reach = min(2 * self._reach, _LONGEST_PROPOSAL)
         passed: set[int] = set()
@@ -295,7 +221,7 @@ class Level:
             passed.update(range(start, start + len(part.tokens)))
             if accepted >= start:
                 self.drafter.observe(ask, part, min(accepted - start, len(part.tokens)))
-        before, trust = ask.confidence, self._trust(ask.sequence)
+        before, trust = ask.confidence, self._prospects.trust(ask.sequence)
         for i, confidence in enumerate(proposal.confidences[: accepted + 1]):
             if i not in passed:
                 trust.own.observe(confidence, i < accepted)
@@ -316,11 +242,10 @@ class Level:
             context, tokens = self.model.context(ask.sequence), ask.sequence.tokens
             contexts.append(context)  # the last token is forwarded again: its logits are needed
             starts.append(min(context.match(tokens, ask.sequence.num_accepted), len(tokens) - 1))
-        is_open = len(asks) > 1 and getattr(self.drafter, "length", 0) is None  # not fixed
-        trial = self._trials[len(asks).bit_length()] if is_open else None
-        is_plain = trial is not None and not trial.wants_drafts()
-        wanted = self._wanted(asks, starts, is_plain) if self.drafter.levels else asks
-        proposals = self.drafter.propose(wanted)
+        wanted, proposals = asks, [NOTHING] * len(asks)
+        if self.drafter.levels and max([ask.at_most for ask in asks]) > 1:
+            wanted = self._wanted(asks, starts)
+            proposals = self.drafter.propose(wanted)
         batch, num_rows, is_prompt = [], 0, False
         for ask, context, start, said in zip(asks, contexts, starts, proposals, strict=True):
             if said.tokens:
@@ -344,25 +269,23 @@ class Level:
         stats.seconds += forwarded - drafted
         stats.pick_seconds += picked - forwarded
         if not is_prompt or num_rows <= _LONGEST_PROPOSAL:
-            self.costs.add(num_rows, self._clock() - drafted)
+            self.costs.of(len(asks)).add(num_rows, self._clock() - drafted)
         if not is_prompt:
             made = sum([len(tokens) for tokens, _ in answers])
-            seconds = self._clock() - begun
-            self.pace.add(made, seconds)
-            if trial is not None and made:
-                trial.add(made, seconds, is_drafted=row > len(asks))
+            self._paces[len(asks)].add(made, self._clock() - begun)
         return verified
 
-    def _wanted(self, asks: SequenceOf[Ask], starts: SequenceOf[int], is_plain: bool) -> list[Ask]:
+    def _wanted(self, asks: SequenceOf[Ask], starts: SequenceOf[int]) -> list[Ask]:
         """What the drafter is asked: nothing for a prompt that is still to be read."""
-        count, costs = len(asks), self.costs
+        count, costs = len(asks), self.costs.of(len(asks))
         # Plain decoding can always be had: drafts that lose time must not make tokens look dearer.
-        gain = min(self.pace.seconds_per_token or inf, costs.seconds(count) / count or inf)
+        pace = self._paces[count].seconds_per_token
+        gain = min(pace or inf, costs.seconds(count) / count or inf)
         rows_each = self.model.max_rows // count
         wanted = []
         for ask, start in zip(asks, starts, strict=True):
             has_prompt = start >= ask.sequence.prompt_length - 1 and start > 0
-            most = min(ask.at_most, rows_each) - 1 if has_prompt and not is_plain else 0
+            most = min(ask.at_most, rows_each) - 1 if has_prompt else 0
             worth = min(gain, ask.gain)
             wanted.append(Ask(ask.sequence, most, worth, ask.confidence, costs, count, count))
         return wanted
@@ -394,55 +317,3 @@ class Level:
                 self.stats.count(drafted, accepted)
                 self.drafter.observe(ask, proposal, accepted)
         return results
-
-
-@dataclass(slots=True, eq=False)
-class _Draft:
-    """A proposal being made."""
-
-    ask: Ask
-    longest: int
-    proposal: Proposal = field(default_factory=Proposal)
-    product: float = 1.0  # how likely all tokens so far are confirmed
-    confidence: float = field(init=False)  # in the last token
-    is_done: bool = False
-    is_alone: bool = False  # the drafter has nothing to say, and need not be asked again
-
-    def __post_init__(self) -> None:
-        self.confidence = self.ask.confidence
-
-    def may_go_on(self) -> bool:
-        return not self.is_done and len(self.proposal.tokens) < self.longest
-
-    def to_ask(self) -> Ask:
-        """For what is left, at the chance that it will be reached at all."""
-        ask, count = self.ask, len(self.proposal.tokens)
-        gain = self.product * ask.gain
-        most = 1 if self.is_alone else self.longest - count
-        rows, sharing = ask.rows + ask.sharing * count, ask.sharing
-        return Ask(ask.sequence, most, gain, self.confidence, ask.costs, rows, sharing)
-
-    def pass_on(self, said: Proposal, chances: list[float]) -> None:
-        """Adds what the drafter said as it is; the proposal ends where that is nothing."""
-        if said.tokens:
-            self.proposal.passed.append((len(self.proposal.tokens), said))
-            said.depths = [depth + 1 for depth in said.depths or [0] * len(said.tokens)]
-        self.add(said, chances)
-
-    def add(self, step: Proposal, chances: list[float]) -> None:
-        """Adds tokens up to the first that ends the text; the proposal ends there, or where there
-        are none."""
-        sequence, proposal = self.ask.sequence, self.proposal
-        stops = sequence.stop_ids
-        self.is_done = not step.tokens
-        if not stops.isdisjoint(step.tokens):
-            step.cut(next(i for i, token in enumerate(step.tokens, 1) if token in stops))
-            self.is_done = True
-        for _, chance in zip(step.tokens, chances, strict=False):
-            self.product *= chance
-        if step.tokens:
-            self.confidence = step.confidences[-1]
-        proposal.tokens += step.tokens
-        proposal.confidences += step.confidences
-        proposal.depths += step.depths
-        sequence.guess(step.tokens)

@@ -9,7 +9,7 @@ from itertools import product
 from math import inf
 
 from specqd import _native
-from specqd.drafters import Ask, Drafter, Proposal
+from specqd.drafters import NOTHING, Ask, Drafter, Proposal
 from specqd.economics import Calibration
 from specqd.sequence import Sequence
 
@@ -58,12 +58,12 @@ class NgramDrafter:
         longest = _LONGEST_PROPOSAL if self.length is None else self.length
         most = min(ask.at_most, longest)
         if most <= 0:
-            return Proposal()
+            return NOTHING
         sequence = ask.sequence
         text = self._texts.get(sequence.key)
         if text is not None and text.rest > 0 and self.length is None:
             text.rest -= 1
-            return Proposal()
+            return NOTHING
         text = self._text(sequence)
         guesses = sequence.tokens[text.length :]
         tokens, confidences = text.index.propose(guesses, most, self._corpus)
@@ -74,6 +74,8 @@ class NgramDrafter:
         # Asking takes time too: where nothing was worth saying, the next few times are not asked.
         text.silence = 0 if count else text.silence + 1
         text.rest = min(max(text.silence - _PATIENCE, 0), _LONGEST_REST)
+        if not count:
+            return NOTHING
         if sequence.stop_ids:
             count = next(
                 (i for i, t in enumerate(tokens[:count], 1) if t in sequence.stop_ids), count
