@@ -1,10 +1,15 @@
 """Shared fixtures: the seed of this run, and the models that tests decode with."""
 
+import shutil
 from pathlib import Path
 from secrets import randbelow
 
 import numpy as np
 import pytest
+
+from command_line import Run
+from random_models import PACKED_SHAPE, Shape, make_model
+from specqd.cli import main
 
 SHARED_MODELS = Path(__file__).parents[1].parent / "shared" / "models"
 
@@ -29,5 +34,39 @@ def seed(pytestconfig: pytest.Config) -> int:
 
 
 @pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs one command line in this process."""
+
+    def run_main(*arguments: str | Path) -> tuple[int, str, str]:
+        capsys.readouterr()
+        status = main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run_main
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
+    """A random model of 256 positions whose drafts are often right; not to be written to."""
+    shape = Shape(is_peaked=True, context=256)
+    return make_model(tmp_path_factory.mktemp("models") / "small", shape, seed)
+
+
+@pytest.fixture
 def rng(seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
+    directory = tmp_path_factory.mktemp("packed")
+    model = make_model(directory / "model", PACKED_SHAPE, seed)
+    assert main(["pack", str(model), str(directory / "packed")]) == 0
+    return directory / "packed"
+
+
+@pytest.fixture
+def copy(packed: Path, tmp_path: Path) -> Path:
+    """A packed model to damage."""
+    return Path(shutil.copytree(packed, tmp_path / "copy"))

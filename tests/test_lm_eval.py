@@ -11,7 +11,6 @@ import pytest
 
 pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install specqd[eval]")
 
-from random_models import Shape, make_model
 from specqd import LLM, SamplingParams
 from specqd.errors import ConfigError, RequestError
 from specqd.lm_eval import SpecqdLM
@@ -39,19 +38,13 @@ class Request:
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
-    shape = Shape(is_peaked=True, context=256)
-    return make_model(tmp_path_factory.mktemp("models") / "small", shape, seed)
+def model(small_model: Path) -> SpecqdLM:
+    return SpecqdLM(str(small_model), threads=2)
 
 
 @pytest.fixture(scope="module")
-def model(directory: Path) -> SpecqdLM:
-    return SpecqdLM(str(directory), threads=2)
-
-
-@pytest.fixture(scope="module")
-def llm(directory: Path) -> LLM:
-    return LLM(directory, "none", threads=2)
+def llm(small_model: Path) -> LLM:
+    return LLM(small_model, "none", threads=2)
 
 
 def test_loglikelihoods_are_scores(model: SpecqdLM, llm: LLM) -> None:
@@ -101,15 +94,15 @@ def test_sampled_texts_repeat_from_run_to_run_and_differ_among_repeats(model: Sp
     assert model.generate_until(requests, disable_tqdm=True) == found
 
 
-def test_what_cannot_be_done_is_refused_by_name(model: SpecqdLM, directory: Path) -> None:
+def test_what_cannot_be_done_is_refused_by_name(model: SpecqdLM, small_model: Path) -> None:
     with pytest.raises(RequestError, match="num_beams"):
         model.generate_until([Request(("ab", {"num_beams": 4}))], disable_tqdm=True)
     with pytest.raises(ConfigError, match="max_length"):
-        SpecqdLM(str(directory), max_length=257)
+        SpecqdLM(str(small_model), max_length=257)
 
 
 def test_the_harness_runs_a_local_task_by_the_models_name(
-    directory: Path, llm: LLM, tmp_path: Path
+    small_model: Path, llm: LLM, tmp_path: Path
 ) -> None:
     letters, right = "abcdefgh", 0
     rows = []
@@ -122,7 +115,7 @@ def test_the_harness_runs_a_local_task_by_the_models_name(
     task = TASK.replace("DATA", str(tmp_path / "rows.jsonl"))
     (tmp_path / "next_letter.yaml").write_text(task)
     command = [sys.executable, "-m", "specqd.lm_eval", "--model", "specqd"]
-    command += ["--model_args", f"pretrained={directory},draft=mxfp4+ngram"]
+    command += ["--model_args", f"pretrained={small_model},draft=mxfp4+ngram"]
     command += ["--include_path", str(tmp_path), "--tasks", "next_letter"]
     out = tmp_path / "results"
     subprocess.run([*command, "--output_path", str(out)], check=True, capture_output=True)

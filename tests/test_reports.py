@@ -1,10 +1,10 @@
 """Statistics of a call: they add up, and one call's hold nothing of another's."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from random_models import Shape, make_model
 from specqd import LLM, SamplingParams
 from specqd.level import LevelStats
 from specqd.reports import LevelReport, Stats
@@ -13,10 +13,8 @@ GREEDY = SamplingParams(max_tokens=40, temperature=0, seed=1, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory, seed: int) -> LLM:
-    shape = Shape(is_peaked=True, context=256)
-    directory = make_model(tmp_path_factory.mktemp("models") / "small", shape, seed)
-    return LLM(directory, "mxfp4:k=4", threads=1)
+def llm(small_model: Path) -> LLM:
+    return LLM(small_model, "mxfp4:k=4", threads=1)
 
 
 def report(**numbers: object) -> LevelReport:

@@ -277,9 +277,17 @@ def test_the_vocabulary_reaches_to_its_last_id() -> None:
     assert tokenizer.id_of("no such token") is None
 
 
-def test_a_lone_surrogate_is_refused() -> None:
+@pytest.mark.parametrize("length", [1, 20_000])
+def test_a_lone_surrogate_is_refused(length: int) -> None:
     with pytest.raises(RequestError, match="surrogate"):
-        BUILT["byte_level"].encode("a\ud800")
+        BUILT["byte_level"].encode("a" * length + "\ud800")
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_long_texts_have_the_ids_that_the_library_gives_short_ones(name: str) -> None:
+    text = "Hello world, 日本 é. " * 1000
+    ids = list(BUILT[name]._backend.encode(text).ids)
+    assert BUILT[name].encode(text) == ids
 
 
 def test_the_first_difference_is_the_lowest_id_with_two_meanings() -> None:

@@ -6,10 +6,10 @@ Knows levels only as something that advances sequences; knows nothing of files, 
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
-from secrets import randbits
+from dataclasses import dataclass
+from hashlib import blake2b
+from secrets import randbits, token_bytes
 from time import perf_counter
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,65 +18,19 @@ from specqd import _native
 from specqd.context import Rows
 from specqd.drafters import Ask, Proposal
 from specqd.errors import RequestError
+from specqd.generation import FinishReason, Generation, Origin, TokenLogprob
 from specqd.level import Level
 from specqd.sampling import SamplingParams
 from specqd.sequence import Grammar, Sequence
-from specqd.text_stream import TextStream
 from specqd.tokenizer import Tokenizer
 
 Logits = NDArray[np.float32]
-FinishReason = Literal["stop", "length", "cancelled", "error"]
 
-# Positions past the last token that a proposal may touch, with a page to spare.
-_SPARE_POSITIONS = 2 * _native.PAGE_POSITIONS
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """A token's log-probability in the raw logits, and the likeliest tokens at its place."""
-
-    token: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a token came from: the level that said it first, counted from the outermost (0: no
-    draft proposed it), and the probability that the outermost gave it."""
-
-    depth: int
-    probability: float
-
-
-@dataclass(slots=True, eq=False)
-class Generation:
-    """One sample of one request, as far as it has come."""
-
-    sequence: Sequence
-    params: SamplingParams
-    seed: int
-    sample: int
-    most_tokens: int
-    text: str = ""
-    confidence: float = 1.0  # in the last token
-    cached_prompt_tokens: int = 0  # that another request had read before
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    origins: list[Origin] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    error: RequestError | None = None  # why it ended with the reason "error"
-    _stream: TextStream | None = None
-    _held_back: str = ""  # certain text that may turn out to begin a stop string
-    _leader: "Generation | None" = None  # whose prompt this sample shares
-
-    @property
-    def tokens(self) -> list[int]:
-        """The new tokens, without the prompt's."""
-        return self.sequence.tokens[self.sequence.prompt_length :]
-
-    @property
-    def count(self) -> int:
-        return len(self.sequence.tokens) - self.sequence.prompt_length
+# Positions past the last token that a round may write: no proposal is longer than a page.
+_ROUND_POSITIONS = _native.PAGE_POSITIONS
+_SPARE_PAGES = 2  # of the cache, that no single text may count on
+# A text begins where all could write on for a while: or it would soon have to make room again.
+_BEGINNING_POSITIONS = 2 * _native.PAGE_POSITIONS
 
 
 @dataclass(slots=True)
@@ -89,10 +43,16 @@ class EngineStats:
     decoded_tokens: int = 0  # of new_tokens, those that decode_seconds made
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    preemptions: int = 0
 
 
 class Engine:
     """Runs any number of requests over one chain of levels.
+
+    A text begins when the cache has pages for its prompt and some tokens more. Where a round would
+    not find the pages that it may need, the newest texts make room: they go back to the head of the
+    queue and are read again later, which changes no bit. The oldest never does, so all come to an
+    end.
 
     max_context: positions of one text at most, prompt included; None: the model's.
     prompt_rows: of all prompts together, what one step reads; None: all of each. It bounds how long
@@ -119,6 +79,7 @@ class Engine:
         self.max_context = min(max_context or level.model.max_positions, level.model.max_positions)
         self._prompt_rows = prompt_rows
         self._make_seed = make_seed
+        self._salting_key = token_bytes(16)  # nobody can find two salts that are taken for one
         self._waiting: deque[Generation] = deque()
         self._running: list[Generation] = []
 
@@ -139,14 +100,36 @@ class Engine:
         prompt: SequenceOf[int],
         params: SamplingParams,
         make_grammar: Callable[[], Grammar] | None = None,
+        *,
+        cache_salt: str = "",
+        is_plain: bool = False,
     ) -> list[Generation]:
         """Queues a request; returns its `n` samples, each under a grammar of its own.
 
+        cache_salt: what was read for requests of another salt is read again, so that nobody learns
+        from the time it takes what others asked. It changes no bit.
+        is_plain: nothing is drafted for it, so that it takes longer. It changes no bit either.
         Raises RequestError for what cannot be run.
         """
-        model = self.level.model
-        model.check_tokens(prompt)
-        params.check_vocabulary(model.config.vocab_size)
+        self.level.model.check_tokens(prompt)
+        params.check_vocabulary(self.level.model.config.vocab_size)
+        most = self._most_tokens(prompt, params)
+        seed = self._make_seed() if params.seed is None else params.seed
+        samples = [self._generation(prompt, params, seed, i, most) for i in range(params.n)]
+        for sample in samples:
+            sample.sequence.cache_salt = self._salt_of(cache_salt)
+            sample.is_plain = is_plain
+            if make_grammar is not None:
+                sample.sequence.grammar = make_grammar()
+        for follower in samples[1:]:
+            follower.leader = samples[0]
+            follower.prompt_logprobs = samples[0].prompt_logprobs
+        self._waiting.extend(samples)
+        self.stats.prompt_tokens += len(prompt)
+        return samples
+
+    def _most_tokens(self, prompt: SequenceOf[int], params: SamplingParams) -> int:
+        """New ones of each sample. Raises RequestError where context or cache have no room."""
         room = self.max_context - len(prompt)
         if room < 1:
             raise RequestError(
@@ -154,22 +137,17 @@ class Engine:
                 "shorten the prompt"
             )
         most = room if params.max_tokens is None else min(params.max_tokens, room)
-        if self._pages(len(prompt) + most) > model.cache.total_pages:
-            capacity = (model.cache.total_pages - 2) * _native.PAGE_POSITIONS
+        capacity = (self.level.model.cache.total_pages - _SPARE_PAGES) * _native.PAGE_POSITIONS
+        if len(prompt) + most > capacity:
             raise RequestError(
                 f"a prompt of {len(prompt)} tokens and {most} new ones need more than the KV "
                 f"cache's {capacity} positions; ask for fewer tokens"
             )
-        seed = self._make_seed() if params.seed is None else params.seed
-        samples = [self._generation(prompt, params, seed, i, most) for i in range(params.n)]
-        if make_grammar is not None:
-            for sample in samples:
-                sample.sequence.grammar = make_grammar()
-        for follower in samples[1:]:
-            follower._leader = samples[0]
-        self._waiting.extend(samples)
-        self.stats.prompt_tokens += len(prompt)
-        return samples
+        return most
+
+    def _salt_of(self, text: str) -> int:
+        digest = blake2b(text.encode(), digest_size=8, key=self._salting_key).digest()
+        return int.from_bytes(digest) if text else 0
 
     def _generation(
         self, prompt: SequenceOf[int], params: SamplingParams, seed: int, sample: int, most: int
@@ -185,8 +163,8 @@ class Engine:
             needs_history=params.needs_history,
             stop_ids=stop_ids,
         )
-        stream = self.tokenizer.stream()
-        return Generation(sequence, params, seed, sample, most, _stream=stream)
+        stream = self.tokenizer.stream(skip_special_tokens=params.skip_special_tokens)
+        return Generation(sequence, params, seed, sample, most, stream)
 
     def cancel(self, generation: Generation) -> None:
         """Ends a generation before its time; what it has stays readable."""
@@ -194,14 +172,13 @@ class Engine:
             return
         if generation in self._waiting:
             self._waiting.remove(generation)
-            generation.finish_reason = "cancelled"
-        else:
-            self._finish(generation, "cancelled")
+        self._finish(generation, "cancelled")
 
     def step(self) -> list[Generation]:
         """Advances every running request by a round; returns those that have something new."""
+        self._make_room()
         self._admit()
-        is_prefill = any(generation.count == 0 for generation in self._running)
+        is_prefill = any(g.count == 0 or self._num_unread(g) for g in self._running)
         begun = perf_counter()
         ready = self._read_prompts()
         made = self._advance(ready) if ready else 0
@@ -214,28 +191,51 @@ class Engine:
             self.stats.decoded_tokens += made
         return ready
 
+    def _num_unread(self, generation: Generation) -> int:
+        """Tokens that are to be read before the last one, from which the next follows."""
+        sequence = generation.sequence
+        return max(len(sequence.tokens) - 1 - self.level.model.context(sequence).length, 0)
+
     def _read_prompts(self) -> list[Generation]:
         """Those of the running that can be written on now. Of the others' prompts it reads a part,
         the oldest first, as far as the rows of this step go."""
-        if self._prompt_rows is None:
-            return list(self._running)
-        model, left = self.level.model, self._prompt_rows
-        ready = []
+        left, ready = self._prompt_rows, []
         for generation in self._running:
-            context, tokens = model.context(generation.sequence), generation.sequence.tokens
-            start = context.length
-            unread = max(len(tokens) - 1 - start, 0)
-            if unread <= left:
-                left -= unread
+            unread = self._num_unread(generation)
+            part = unread if left is None else min(unread, left)
+            is_left = not generation.count and generation.is_prompt_scored
+            if part < unread or not is_left:  # else the round reads it, and goes on from it
+                self._read(generation, part)
+            if part == unread:
                 ready.append(generation)
-            elif left:
-                model.forward([Rows(context, start, tokens[start : start + left], 0)])
-                left = 0
+            if left is not None:
+                left -= part
         return ready
+
+    def _read(self, generation: Generation, count: int) -> None:
+        """Reads so many tokens; of a prompt whose log-probabilities are asked for, writes them
+        down as far as they are not known."""
+        model, tokens = self.level.model, generation.sequence.tokens
+        known, top = generation.prompt_logprobs, generation.params.prompt_logprobs
+        while count:
+            context = model.context(generation.sequence)
+            start, is_scored = context.length, generation.is_prompt_scored
+            part = count if is_scored else min(count, model.max_rows)
+            rows = Rows(context, start, tokens[start : start + part], 0 if is_scored else part)
+            model.forward([rows])
+            count -= part
+            if is_scored or top is None:
+                continue
+            logits = model.decoder.logits()
+            for place in range(len(known), start + part):
+                known.append(self._logprob(logits[place - start], tokens[place + 1], top))
 
     def _advance(self, ready: list[Generation]) -> int:
         """A round of the chain for each; returns the tokens that they got."""
-        asks = [Ask(g.sequence, g.most_tokens - g.count, confidence=g.confidence) for g in ready]
+        asks = [
+            Ask(g.sequence, 1 if g.is_plain else g.most_tokens - g.count, confidence=g.confidence)
+            for g in ready
+        ]
         advanced = self.level.advance(asks)
         logits = None
         if any(g.params.logprobs is not None for g in ready):
@@ -245,33 +245,59 @@ class Engine:
             self._accept(generation, result, logits)
         return sum(g.count for g in ready) - before
 
+    def _make_room(self) -> None:
+        """Sends the newest back to the queue until a round finds all pages that it may need."""
+        while len(self._running) > 1 and not self._has_pages(self._running, _ROUND_POSITIONS):
+            generation = self._running.pop()
+            self._leave(generation)
+            self._waiting.appendleft(generation)
+            generation.preemptions += 1
+            self.stats.preemptions += 1
+
     def _admit(self) -> None:
-        """Starts waiting requests while the batch has places and the cache has pages for all."""
-        model = self.level.model
-        reserved = sum(self._reserved(g) for g in self._running)
+        """Starts those that wait, in their order, while the batch has places and the cache has
+        pages for all to write on."""
         while self._waiting and len(self._running) < self._max_batch:
             generation = self._waiting[0]
-            leader = generation._leader
+            leader = generation.leader
             if leader is not None and leader.count == 0 and leader.finish_reason is None:
                 return  # its prompt will be shared once it is read
-            reserved += self._reserved(generation)
-            if reserved > model.cache.total_pages:
+            held = self._share(generation)
+            self._running.append(generation)
+            is_alone = len(self._running) == 1  # and fits, as was checked when it was submitted
+            if not is_alone and not self._has_pages(self._running, _BEGINNING_POSITIONS):
+                self._running.pop()
+                self.level.model.release(generation.sequence)
                 return
             self._waiting.popleft()
-            if leader is not None and leader in self._running:
-                model.fork(leader.sequence, generation.sequence)
-            elif self.reuses_prefixes:
-                held = model.adopt_prefix(generation.sequence)
+            if not generation.preemptions:
                 generation.cached_prompt_tokens = held
                 self.stats.cached_prompt_tokens += held
-            self._running.append(generation)
 
-    def _reserved(self, generation: Generation) -> int:
-        return self._pages(generation.sequence.prompt_length + generation.most_tokens)
+    def _share(self, generation: Generation) -> int:
+        """Lets a text begin with pages that are read already; returns the positions that another
+        request left."""
+        leader, model = generation.leader, self.level.model
+        if leader is not None and leader in self._running and generation.count == 0:
+            model.fork(leader.sequence, generation.sequence)
+        elif self.reuses_prefixes and generation.is_prompt_scored:
+            return model.adopt_prefix(generation.sequence)
+        return 0
 
-    @staticmethod
-    def _pages(positions: int) -> int:
-        return -(-(positions + _SPARE_POSITIONS) // _native.PAGE_POSITIONS)
+    def _has_pages(self, generations: SequenceOf[Generation], ahead: int) -> bool:
+        """Whether there are pages for so many positions more of each."""
+        model, missing = self.level.model, 0
+        for generation in generations:
+            tokens = generation.sequence.tokens
+            end = len(tokens) + min(ahead, generation.most_tokens - generation.count)
+            # Samples share their prompt's last page until they write it: each may need a copy.
+            missing += model.missing_pages(generation.sequence, end) + (generation.params.n > 1)
+        return missing <= model.cache.free_pages
+
+    def _leave(self, generation: Generation) -> None:
+        """Gives the text's pages back, filled as they are for whoever begins alike."""
+        self.level.model.publish(generation.sequence)
+        self.level.release(generation.sequence)
 
     def _accept(self, generation: Generation, result: Proposal, logits: Logits | None) -> None:
         """Takes over verified tokens one by one, until one of them ends the text."""
@@ -292,7 +318,7 @@ class Engine:
                 generation.logprobs.append(
                     self._logprob(logits[result.row + i], token, params.logprobs)
                 )
-            if token in sequence.stop_ids or self._take_text(generation, token):
+            if token in sequence.stop_ids or generation.take_text(token):
                 self._finish(generation, "stop")
             elif generation.count >= generation.most_tokens:
                 self._finish(generation, "length")
@@ -306,42 +332,8 @@ class Engine:
         likeliest = _native.top_logprobs(row, min(top, len(row)), isa) if top else []
         return TokenLogprob(token, logprob, tuple(likeliest))
 
-    def _take_text(self, generation: Generation, token: int) -> bool:
-        """Adds a token's text; true where a stop string cuts it."""
-        assert generation._stream is not None
-        pending = generation._held_back + generation._stream.feed(token)
-        return self._release_text(generation, pending, is_last=False)
-
-    def _release_text(self, generation: Generation, pending: str, *, is_last: bool) -> bool:
-        stops = [stop for stop in generation.params.stop if stop]
-        found = [at for stop in stops if (at := pending.find(stop)) >= 0]
-        kept = 0
-        if found:
-            pending = pending[: min(found)]
-        elif not is_last:
-            kept = max((_overlap(pending, stop) for stop in stops), default=0)
-        released = pending[: len(pending) - kept]
-        generation._held_back = pending[len(pending) - kept :]
-        generation.text += released
-        return bool(found)
-
     def _finish(self, generation: Generation, reason: FinishReason) -> None:
-        assert generation._stream is not None
-        cut = (
-            reason == "stop" and generation.sequence.tokens[-1] not in generation.sequence.stop_ids
-        )
-        if not cut:
-            pending = generation._held_back + generation._stream.finish()
-            self._release_text(generation, pending, is_last=True)
-        generation.finish_reason = reason
-        self._running.remove(generation)
-        self.level.model.publish(generation.sequence)
-        self.level.release(generation.sequence)
-
-
-def _overlap(text: str, stop: str) -> int:
-    """The longest end of `text` that begins `stop`."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
+        generation.finish(reason)
+        if generation in self._running:
+            self._running.remove(generation)
+            self._leave(generation)

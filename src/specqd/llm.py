@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from specqd import _native
 from specqd.chains import Drafts, DraftSpec, parse_chain
 from specqd.config import read_config, read_generation_defaults
-from specqd.engine import Engine, FinishReason, Generation, Origin, TokenLogprob
+from specqd.engine import Engine
 from specqd.errors import RequestError, SpecqdWarning, TokenizerError
+from specqd.generation import FinishReason, Generation, Origin, TokenLogprob
 from specqd.hub import resolve, shipped_model
 from specqd.loader import Progress
 from specqd.model import Machine, Model, Reading
@@ -45,6 +46,7 @@ class Result:
     prompt_tokens: list[int]
     completions: list[Completion]
     stats: Stats
+    prompt_logprobs: list[TokenLogprob] | None = None  # of all but its first token
 
     @property
     def text(self) -> str:
@@ -248,7 +250,9 @@ def _as_many(prompts: Prompt | SequenceOf[Prompt]) -> list[Prompt]:
 
 
 def _result(prompt: list[int], generations: SequenceOf[Generation], stats: Stats) -> Result:
-    return Result(prompt, [_completion(generation) for generation in generations], stats)
+    completions = [_completion(generation) for generation in generations]
+    is_scored = generations[0].params.prompt_logprobs is not None
+    return Result(prompt, completions, stats, generations[0].prompt_logprobs if is_scored else None)
 
 
 def _completion(generation: Generation) -> Completion:

@@ -18,8 +18,8 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from specqd.engine import Generation
 from specqd.errors import ConfigError, RequestError
+from specqd.generation import Generation
 from specqd.llm import LLM
 from specqd.sampling import SamplingParams
 from specqd.scoring import score

@@ -178,7 +178,7 @@ class Model:
     def adopt_prefix(self, sequence: Sequence) -> int:
         """Shares what the cache already holds of a new sequence's prompt; returns the positions."""
         context = self.context(sequence)
-        held = self.cache.attach_prefix(context.slot, sequence.tokens)
+        held = self.cache.attach_prefix(context.slot, sequence.tokens, sequence.cache_salt)
         context.record(0, sequence.tokens[:held])
         return held
 
@@ -197,10 +197,19 @@ class Model:
             copy.match(other.tokens, other.num_accepted)
             self._contexts[other.key] = copy
 
+    def missing_pages(self, sequence: Sequence, end: int) -> int:
+        """Pages that the cache has to find for the sequence's positions up to `end`; one more where
+        it still shares the one that it writes next with a fork."""
+        context, page = self.context(sequence), _native.PAGE_POSITIONS
+        first = min(context.length, len(sequence.tokens) - 1) // page
+        pages = range(first, -(-end // page))
+        return sum(not self.cache.has_page(context.slot, each) for each in pages)
+
     def publish(self, sequence: Sequence) -> None:
-        """Offers the cached pages of accepted tokens to sequences to come."""
+        """Offers the cached pages of accepted tokens to sequences to come, of the same salt."""
         context = self.context(sequence)
-        self.cache.publish(context.slot, sequence.tokens[: context.length])
+        tokens = sequence.tokens[: context.length]
+        self.cache.publish(context.slot, tokens, sequence.cache_salt)
 
     def forget_unseen(self, sequence: Sequence) -> None:
         """Frees what no row to come will attend to; only where every layer has a window."""

@@ -143,7 +143,7 @@ class Stats:
             counted.prefill_seconds,
             counted.decode_seconds,
             tuple(LevelReport.of(member) for member in members if isinstance(member, Level)),
-            tuple(getattr(member, "name", type(member).__name__) for member in members),
+            chain_of(engine.level),
         )
 
     def since(self, before: "Stats") -> "Stats":
@@ -171,6 +171,38 @@ class Stats:
             "tokens_per_s": self.tokens_per_s,
             "levels": [level.described() for level in self.levels],
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the engine did since a request had its first tokens, up to those that come with this."""
+
+    seconds: float
+    levels: tuple[LevelReport, ...]
+    is_shared: bool  # with other requests: the levels' work is theirs, too
+
+    def described(self) -> dict[str, Any]:
+        """As JSON shows it."""
+        return {
+            "seconds": self.seconds,
+            "is_shared": self.is_shared,
+            "levels": [
+                {
+                    "name": level.name,
+                    "drafted": level.drafted,
+                    "accepted": level.accepted,
+                    "forwards": level.forwards,
+                    "seconds": level.seconds,
+                    "gigabytes": level.gigabytes,
+                }
+                for level in self.levels
+            ],
+        }
+
+
+def chain_of(level: Level) -> tuple[str, ...]:
+    """The names of a chain's members, outermost first."""
+    return tuple(getattr(member, "name", type(member).__name__) for member in level.levels)
 
 
 def _places(ours: tuple[int, ...], theirs: tuple[int, ...], sign: int) -> list[int]:

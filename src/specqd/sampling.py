@@ -34,9 +34,9 @@ class SamplingParams:
     """How to pick tokens, and when to stop. Raises FieldError for a value out of range.
 
     `None` for temperature, top_p, top_k, min_p and repetition_penalty is the model's default;
-    for max_tokens, up to the context's end; for seed, a random one; for logprobs, none
-    (0: of the picked token alone). Temperature 0 is greedy. Repetition counts in prompt and
-    output, presence and frequency in the output.
+    for max_tokens, up to the context's end; for seed, a random one; for logprobs and
+    prompt_logprobs, none (0: of the text's own tokens alone). Temperature 0 is greedy. Repetition
+    counts in prompt and output, presence and frequency in the output.
     """
 
     max_tokens: int | None = 128
@@ -54,6 +54,8 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True  # in the text, where stop strings are looked for too
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -78,6 +80,7 @@ class SamplingParams:
         for token in self.stop_token_ids:
             _check_int("stop_token_ids", token, 0, _MOST_INT32)
         _check_int("logprobs", self.logprobs, 0, 1000)
+        _check_int("prompt_logprobs", self.prompt_logprobs, 0, 1000)
 
     def resolved(self, defaults: Defaults) -> "SamplingParams":
         """These parameters with every model default filled in."""
@@ -130,8 +133,7 @@ def _first(*values: T | None) -> T:
 def _check_int(name: str, value: object, least: int, most: int) -> None:
     if value is None:
         return
-    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if not is_whole or not least <= int(value) <= most:  # type: ignore[call-overload]
+    if not _is_whole(value, least, most):
         raise FieldError(name, f"{shown(value)} is not a whole number from {least} to {most}")
 
 
@@ -140,6 +142,12 @@ def _check_real(name: str, value: object, least: float, most: float, also: str =
         return
     if not _is_real(value, least, most):
         raise FieldError(name, f"{shown(value)} is not {also}a number from {least:g} to {most:g}")
+
+
+def _is_whole(value: object, least: int, most: int) -> bool:
+    return (
+        isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= most
+    )
 
 
 def _is_real(value: object, least: float, most: float) -> bool:

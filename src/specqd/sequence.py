@@ -38,6 +38,7 @@ class Sequence:
     needs_history: bool = False  # penalties look at all tokens
     grammar: Grammar | None = None
     stop_ids: frozenset[int] = frozenset()
+    cache_salt: int = 0  # keys and values are shared with sequences of the same one
     key: int = field(default_factory=lambda: next(_keys))
     num_guesses: int = 0
 

@@ -66,8 +66,8 @@ class Budget:
                 if isinstance(item, Mapping):
                     deeper += item.keys()
                     deeper += item.values()
-                elif length(item) and not isinstance(item, str | bytes | range):
-                    deeper += item  # type: ignore[arg-type]
+                elif isinstance(item, CONTAINERS) and not isinstance(item, str | bytes | range):
+                    deeper += item
             if not deeper:
                 return total
             level = deeper

@@ -207,6 +207,12 @@ def decoder_steps(decoder: dict[str, Any] | None) -> Iterable[dict[str, Any]]:
         yield decoder
 
 
+def overlap(text: str, mark: str) -> int:
+    """The longest end of `text` that begins `mark`, and is not all of it."""
+    lengths = range(min(len(text), len(mark) - 1), 0, -1)
+    return next((length for length in lengths if text.endswith(mark[:length])), 0)
+
+
 def is_byte_token(token: str) -> bool:
     """Whether the token is `<0x..>`, a byte, to a byte-fallback decoder."""
     if len(token) != 6 or not token.startswith("<0x") or not token.endswith(">"):

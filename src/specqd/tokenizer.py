@@ -33,6 +33,9 @@ NAMED_TOKENS = (
     "cls_token",
     "mask_token",
 )
+# Characters. Shorter ones take a few milliseconds, with the interpreter held; longer ones are given
+# to the library's own threads, for which it lets go of it.
+_LONG_TEXT = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,7 @@ class Tokenizer:
         )
         self._pieces = PieceMaker(backend, self._special_ids)
         self._templates = dict(templates)
+        self._texts_within: dict[int, str] = {}  # of tokens that were asked for
         self.vocab_size: int = max(backend.get_vocab().values(), default=-1) + 1
 
     @classmethod
@@ -157,7 +161,12 @@ class Tokenizer:
         `add_eos_token` do not count where there is a tokenizer.json, as in transformers 5.
         """
         try:
-            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+            if len(text) < _LONG_TEXT:
+                return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+            [encoding] = self._backend.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
+            return list(encoding.ids)
         except (UnicodeError, TypeError) as error:  # the binding reports a lone surrogate as either
             raise RequestError("the text is not valid Unicode (a lone surrogate)") from error
 
@@ -166,19 +175,34 @@ class Tokenizer:
         text = str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
         return tidied(text) if self._clean_up else text
 
-    def stream(self) -> TextStream:
+    def stream(self, *, skip_special_tokens: bool = True) -> TextStream:
         """A fresh stream, for one sequence of tokens."""
+        skipped = self._special_ids if skip_special_tokens else frozenset[int]()
         return TextStream(
-            self._pieces(), self._backend.id_to_token, self._special_ids, clean_up=self._clean_up
+            self._pieces(), self._backend.id_to_token, skipped, clean_up=self._clean_up
         )
 
     def to_json(self) -> str:
         """As tokenizer.json has it, with what the settings made special."""
         return str(self._backend.to_str())
 
+    def text_within(self, token_id: int) -> str:
+        """What the token adds to a text: after itself, for some decoders strip the first space."""
+        text = self._texts_within.get(token_id)
+        if text is None:
+            once = self.decode([token_id], skip_special_tokens=False)
+            twice = self.decode([token_id, token_id], skip_special_tokens=False)
+            is_longer = twice.startswith(once) and len(twice) > len(once)
+            text = self._texts_within[token_id] = twice[len(once) :] if is_longer else once
+        return text
+
     def token_text(self, token_id: int) -> str:
         """The token as the vocabulary spells it ("Ġthe", "▁the"), "" for an id without one."""
         return self._backend.id_to_token(token_id) or ""
+
+    def is_special(self, token: str) -> bool:
+        """Whether texts are decoded without it, unless they are asked for with it."""
+        return self.id_of(token) in self._special_ids
 
     def id_of(self, token: str | None) -> int | None:
         return None if token is None else self._backend.token_to_id(token)

@@ -1,0 +1,214 @@
+"""Texts that make room for others and are read again later: no bit depends on it, and all end."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from random_models import Shape, make_model
+from specqd import LLM, SamplingParams, _native
+from specqd.engine import Engine
+from specqd.errors import RequestError
+from specqd.generation import Generation
+
+PAGE = _native.PAGE_POSITIONS
+PAGES = 12
+VOCABULARY = 320
+
+
+@dataclass(slots=True)
+class Turns:
+    """A grammar with a memory: how far it has come says which tokens may follow."""
+
+    accepted: list[int] = field(default_factory=list)
+
+    def masks(self, proposal: list[int]) -> NDArray[np.uint32]:
+        rows = []
+        for length in range(len(proposal) + 1):
+            state = sum([*self.accepted, *proposal[:length]]) + len(self.accepted) + length
+            allowed = np.arange(VOCABULARY) % 3 != state % 3
+            rows.append(np.packbits(allowed, bitorder="little").view(np.uint32))
+        return np.stack(rows)
+
+    def accept(self, token: int) -> None:
+        self.accepted.append(token)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory, seed: int) -> LLM:
+    return roomy(tmp_path_factory, Shape(is_peaked=True), seed)
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory, seed: int) -> LLM:
+    """It frees pages behind its window, and so needs them again where it begins again."""
+    return roomy(tmp_path_factory, Shape("mistral", window=48, is_peaked=True), seed)
+
+
+def roomy(tmp_path_factory: pytest.TempPathFactory, shape: Shape, seed: int) -> LLM:
+    directory = make_model(tmp_path_factory.mktemp("models") / "small", shape, seed)
+    return LLM(directory, "none", threads=2, cache_positions=64 * PAGE)
+
+
+@pytest.fixture(scope="module")
+def tight(plain: LLM) -> LLM:
+    """The same model with a cache that little more than one text fills."""
+    return LLM(plain.directory, "none", threads=2, cache_positions=PAGES * PAGE)
+
+
+def params_of(rng: np.random.Generator) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=int(rng.integers(200, 400)),
+        temperature=float(rng.choice([0.0, 0.8])),
+        seed=int(rng.integers(1 << 40)),
+        n=int(rng.choice([1, 1, 3])),
+        repetition_penalty=float(rng.choice([1.0, 1.3])),
+        stop=["\x00\x01\x02"],
+        logprobs=2,
+        ignore_eos=True,
+    )
+
+
+def prompt_of(rng: np.random.Generator, length: int) -> list[int]:
+    return rng.integers(0, 256, length).tolist()
+
+
+def requests_of(rng: np.random.Generator, count: int) -> list[tuple[list[int], SamplingParams]]:
+    return [(prompt_of(rng, int(rng.integers(1, 110))), params_of(rng)) for _ in range(count)]
+
+
+def engine_of(llm: LLM, draft: str, rng: np.random.Generator) -> Engine:
+    rows = int(rng.integers(8, 100)) if rng.random() < 0.5 else None
+    return Engine(llm.with_draft(draft).engine.level, llm.tokenizer, prompt_rows=rows)
+
+
+def run(engine: Engine) -> None:
+    """To the end; at every step the oldest goes on."""
+    while not engine.is_idle:
+        waiting = engine._running or list(engine._waiting)
+        oldest = waiting[0]
+        count, read = oldest.count, engine._num_unread(oldest)
+        engine.step()
+        assert oldest.count > count or engine._num_unread(oldest) < read
+    cache = engine.level.model.cache
+    assert cache.free_pages == cache.total_pages
+
+
+def facts(generation: Generation) -> tuple[object, ...]:
+    return (
+        generation.tokens,
+        generation.text,
+        generation.logprobs,
+        generation.finish_reason,
+        generation.confidence,
+    )
+
+
+@pytest.mark.parametrize("has_grammar", [False, True])
+@pytest.mark.parametrize("draft", ["none", "mxfp4:k=8", "auto", "ngram:k=64"])
+def test_texts_that_made_room_equal_themselves_alone(
+    plain: LLM, tight: LLM, draft: str, has_grammar: bool, rng: np.random.Generator
+) -> None:
+    engine = engine_of(tight, draft, rng)
+    make_grammar = Turns if has_grammar else None
+    requests = requests_of(rng, 7)
+    submitted = [engine.submit(prompt, params, make_grammar) for prompt, params in requests]
+    run(engine)
+    assert engine.stats.preemptions > 0
+    assert engine.stats.preemptions == sum(g.preemptions for samples in submitted for g in samples)
+    assert_equal_alone(plain, requests, submitted, make_grammar)
+
+
+@pytest.mark.parametrize("draft", ["none", "mxfp4:k=8", "auto"])
+@pytest.mark.parametrize("model", ["plain", "windowed"])
+def test_room_may_be_made_at_any_time(
+    request: pytest.FixtureRequest,
+    model: str,
+    draft: str,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = request.getfixturevalue(model)
+    engine = engine_of(plain, draft, rng)
+    has_pages = engine._has_pages
+    monkeypatch.setattr(
+        engine, "_has_pages", lambda *asked: rng.random() < 0.7 and has_pages(*asked)
+    )
+    requests = requests_of(rng, 5)
+    submitted = [engine.submit(prompt, params, Turns) for prompt, params in requests]
+    run(engine)
+    assert engine.stats.preemptions > 0
+    assert_equal_alone(plain, requests, submitted, Turns)
+
+
+def assert_equal_alone(
+    plain: LLM,
+    requests: list[tuple[list[int], SamplingParams]],
+    submitted: list[list[Generation]],
+    make_grammar: Callable[[], Turns] | None,
+) -> None:
+    alone = Engine(plain.engine.level, plain.tokenizer, max_batch=1)
+    for (prompt, params), samples in zip(requests, submitted, strict=True):
+        expected = alone.submit(prompt, params, make_grammar)
+        run(alone)
+        assert [facts(g) for g in samples] == [facts(g) for g in expected]
+
+
+def test_what_may_be_asked_for_is_not_waited_for(tight: LLM, rng: np.random.Generator) -> None:
+    engine = Engine(tight.engine.level, tight.tokenizer, eos_token_ids=range(VOCABULARY))
+    most = SamplingParams(max_tokens=300)  # of which each writes one
+    texts = [engine.submit(prompt_of(rng, 20), most)[0] for _ in range(3)]
+    engine.step()
+    assert [text.finish_reason for text in texts] == ["stop"] * 3
+    assert engine.stats.preemptions == 0
+
+
+def test_the_newest_makes_room_and_goes_on_first(tight: LLM, rng: np.random.Generator) -> None:
+    engine = Engine(tight.engine.level, tight.tokenizer)
+    params = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True)
+    texts = [engine.submit(prompt_of(rng, 100), params)[0] for _ in range(3)]
+    late = engine.submit(prompt_of(rng, 10), params)[0]
+    while engine.stats.preemptions == 0:
+        engine.step()
+    made_room = engine._waiting[0]
+    assert made_room.preemptions == 1
+    assert made_room.count > 0
+    assert engine._running == texts[: len(engine._running)]
+    assert list(engine._waiting) == [*texts[len(engine._running) :], late]
+    run(engine)
+    assert texts[0].preemptions == 0
+
+
+def test_who_made_room_may_be_cancelled(tight: LLM, rng: np.random.Generator) -> None:
+    engine = Engine(tight.engine.level, tight.tokenizer)
+    params = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True, stop=["\x00" * 20])
+    for _ in range(3):
+        engine.submit(prompt_of(rng, 100), params)
+    while engine.stats.preemptions == 0:
+        engine.step()
+    made_room = engine._waiting[0]
+    engine.cancel(made_room)
+    assert made_room.finish_reason == "cancelled"
+    assert made_room.text == tight.tokenizer.decode(made_room.tokens)
+    assert made_room not in engine._waiting
+    run(engine)
+    assert made_room.finish_reason == "cancelled"
+
+
+def test_a_text_that_never_fits_is_refused(tight: LLM) -> None:
+    small = LLM(tight.directory, "none", threads=1, cache_positions=4 * PAGE)
+    params = SamplingParams(max_tokens=PAGE, ignore_eos=True)
+    assert len(small.generate([[1] * PAGE], params)[0].tokens) == PAGE
+    with pytest.raises(RequestError, match="KV cache's 128 positions"):
+        small.generate([[1] * (PAGE + 1)], params)
+
+
+def test_offline_batches_take_turns_too(plain: LLM, tight: LLM, rng: np.random.Generator) -> None:
+    prompts = [prompt_of(rng, 60) for _ in range(6)]
+    params = SamplingParams(max_tokens=400, temperature=0.8, seed=3, ignore_eos=True)
+    results = tight.generate(prompts, params)
+    assert tight.engine.stats.preemptions > 0
+    for prompt, result in zip(prompts, results, strict=True):
+        assert result.tokens == plain.generate([prompt], params)[0].tokens
