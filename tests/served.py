@@ -7,7 +7,6 @@ import re
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from command_line import PROGRAM
+
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
-_PROGRAM = [sys.executable, "-c", "import sys; from specqd.cli import main; sys.exit(main())"]
 _STARTS_WITHIN_S = 60
 
 
@@ -90,7 +90,7 @@ def serving(*arguments: str, key: str | None = None) -> Iterator[Served]:
     if key is not None:
         environment["SPECQD_API_KEY"] = key
     process = subprocess.Popen(
-        [*_PROGRAM, "serve", *arguments, "--port", "0", "--threads", "2"],
+        [*PROGRAM, "serve", *arguments, "--port", "0", "--threads", "2"],
         stderr=subprocess.PIPE,
         env=environment,
         text=True,
@@ -118,7 +118,7 @@ def port_of(process: "subprocess.Popen[str]") -> int:
     raise AssertionError("the server does not start")
 
 
-def add_template(directory: Path) -> Path:
+def add_template(directory: Path, template: str = TEMPLATE) -> Path:
     path = directory / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": TEMPLATE}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template}))
     return directory

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
+from command_line import PROGRAM
 from random_models import Shape, make_model
 from specqd import LLM, SamplingParams
 from specqd.batch import answer_batch, open_answers, read_batch
 from specqd.cli import main
 from specqd.errors import RequestError
 
-PROGRAM = [sys.executable, "-c", "import sys; from specqd.cli import main; sys.exit(main())"]
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
 
 Lines = dict[str, dict[str, Any]]

@@ -5,9 +5,10 @@ import random
 import pytest
 
 from random_models import Shape, make_model
-from specqd.engine import TokenLogprob
-from specqd.openai_answers import CompletionForm, Update, spelled
-from specqd.openai_requests import completion_request
+from specqd.generation import TokenLogprob
+from specqd.openai_answers import Form, Update, form_of
+from specqd.openai_requests import Prepared, completion_request
+from specqd.token_spelling import spelled
 from specqd.tokenizer import Tokenizer
 
 TEXT = "aé€b"  # of one, two, three and one tokens
@@ -18,11 +19,16 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Tokenizer:
     return Tokenizer.open(make_model(tmp_path_factory.mktemp("models") / "small", Shape(), seed))
 
 
+def form_with(logprobs: int, tokenizer: Tokenizer) -> Form:
+    request = completion_request({"prompt": "x", "logprobs": logprobs})
+    return form_of(Prepared.of(request, tokenizer), tokenizer, "key")
+
+
 def test_tokens_are_spelled_and_placed_where_they_begin(tokenizer: Tokenizer, seed: int) -> None:
     rng = random.Random(seed)
     ids = tokenizer.encode(TEXT)
     assert len(ids) == 7
-    form = CompletionForm(completion_request({"prompt": "x", "logprobs": 0}), [[1]], tokenizer)
+    form = form_with(0, tokenizer)
     cut = rng.randrange(len(ids))
     found: list[tuple[str, int]] = []
     for tokens in (ids[:cut], ids[cut:]):
@@ -41,7 +47,7 @@ def test_tokens_are_spelled_and_placed_where_they_begin(tokenizer: Tokenizer, se
 
 
 def test_what_json_cannot_say_of_a_logprob_is_openais_least(tokenizer: Tokenizer) -> None:
-    form = CompletionForm(completion_request({"prompt": "x", "logprobs": 1}), [[1]], tokenizer)
+    form = form_with(1, tokenizer)
     [token] = tokenizer.encode("a")
     logprobs = [TokenLogprob(token, float("-inf"), ((token + 1, -0.5),))]
     written = form.whole([Update(0, "a", [token], logprobs, "length", None, 3)])

@@ -1,18 +1,29 @@
 """Bodies of OpenAI requests: what they become, and what is refused by name."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from random_models import write_tokenizer
 from specqd.errors import FieldError, RequestError
-from specqd.openai_requests import Options, chat_request, completion_request
+from specqd.openai_requests import Options, Prepared, chat_request, completion_request
 from specqd.sampling import SamplingParams
+from specqd.tokenizer import Tokenizer
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
 
 def schema_format(**named: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": named}}
+
+
+def function(name: str, **members: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **members}}
+
+
+def chosen(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
 
 
 def part(**members: Any) -> dict[str, Any]:
@@ -67,7 +78,7 @@ def test_options_arrive() -> None:
     body |= {"user": "a", "store": False, "metadata": {"a": "b"}, "service_tier": "auto"}
     schema = {"type": "integer"}
     body |= schema_format(name="x", description="y", strict=True, schema=schema)
-    options = Options(None, True, True, True, schema)
+    options = Options(is_streamed=True, has_usage_chunk=True, has_token_ids=True, schema=schema)
     assert completion_request({"prompt": "ab", **body}).options == options
     assert chat_request({"messages": MESSAGES, **body}).options == options
     assert completion_request({"prompt": "ab", "echo": True}).has_echo
@@ -120,13 +131,83 @@ def test_parts_of_text_become_one_text() -> None:
     assert request.messages[0]["content"] == "a\nb"
 
 
+def test_tools_arrive_as_templates_know_them() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    tools = [function("f", parameters=schema, description="F.", strict=True), function("g")]
+    use = chat_request({"messages": MESSAGES, "tools": tools}).tool_use
+    assert use is not None
+    assert (use.named, use.must_call, use.is_parallel) == (None, False, True)
+    described = function("f", description="F.", parameters=schema)
+    assert use.tools[0].described() == described
+    assert use.tools[1].described()["function"]["parameters"]["properties"] == {}
+    assert [tool.is_strict for tool in use.tools] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("choice", "named", "must_call", "callable_names"),
+    [
+        ("auto", None, False, ["f", "g"]),
+        ("required", None, True, ["f", "g"]),
+        (chosen("g"), "g", True, ["g"]),
+    ],
+)
+def test_the_choice_says_what_may_and_must_be_called(
+    choice: Any, named: str | None, must_call: bool, callable_names: list[str]
+) -> None:
+    body = {"messages": MESSAGES, "tools": [function("f"), function("g")], "tool_choice": choice}
+    use = chat_request(body).tool_use
+    assert use is not None
+    assert (use.named, use.must_call) == (named, must_call)
+    assert [tool.name for tool in use.callable] == callable_names
+    assert chat_request(body | {"tool_choice": "none"}).tool_use is None
+
+
+def test_arguments_of_earlier_calls_become_objects_where_they_are() -> None:
+    calls = [
+        {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": text}}
+        for text in ('{"a": 1}', '{"a": ', "[1]")
+    ]
+    [message] = chat_request({"messages": [{"role": "assistant", "tool_calls": calls}]}).messages
+    found = [call["function"]["arguments"] for call in message["tool_calls"]]
+    assert found == [{"a": 1}, '{"a": ', "[1]"]
+    assert calls[0]["function"]["arguments"] == '{"a": 1}'
+
+
+def test_results_of_calls_bear_their_functions_names() -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "1"}
+    other = {"role": "tool", "tool_call_id": "call_2", "content": "1"}
+    messages = [{"role": "assistant", "tool_calls": [call]}, result, other]
+    request = chat_request({"messages": messages})
+    assert list(request.messages[1:]) == [result | {"name": "f"}, other]
+
+
+def test_an_echo_with_logprobs_scores_the_prompt_and_may_stand_alone() -> None:
+    request = completion_request({"prompt": "ab", "echo": True, "logprobs": 3, "max_tokens": 0})
+    assert (request.params.prompt_logprobs, request.params.max_tokens) == (3, 1)
+    assert request.is_only_echo
+    assert request.is_prompt_scored
+    request = completion_request({"prompt": "ab", "echo": True})
+    assert not request.is_prompt_scored
+    assert request.params.max_tokens == 16
+
+
+def test_an_answer_has_only_so_many_logprobs_of_prompts(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, 320)
+    tokenizer = Tokenizer.open(tmp_path)
+    body = {"prompt": [[1] * 1000] * 13, "echo": True, "logprobs": 19}
+    assert Prepared.of(completion_request(body), tokenizer).prompts == body["prompt"]
+    with pytest.raises(FieldError, match="echo: asks for"):
+        Prepared.of(completion_request(body | {"n": 2}), tokenizer)
+
+
 @pytest.mark.parametrize(
     ("field", "given"),
     [
         ("temprature", {"temprature": 1}),
         ("best_of", {"best_of": 2}),
         ("suffix", {"suffix": "x"}),
-        ("echo", {"echo": True, "logprobs": 0}),
+        ("max_tokens", {"max_tokens": -1, "echo": True}),
         ("prompt", {"prompt": ["a"] * 257}),
         ("n", {"n": 129}),
         ("temperature", {"temperature": 10**400}),
@@ -184,6 +265,32 @@ def test_a_bad_completion_is_refused_by_its_field(field: str, given: dict[str, o
     ("field", "given"),
     [
         ("tools", {"tools": []}),
+        ("tools", {"tools": {"a": 1}}),
+        ("tools", {"tools": [function("f")] * 2}),
+        ("tools", {"tools": [function(f"f{i}") for i in range(129)]}),
+        ("tools[0]", {"tools": [{"type": "custom"}]}),
+        ("tools[0].custom", {"tools": [{"type": "custom", "custom": {"name": "f"}}]}),
+        ("tools[0].function.name", {"tools": [function("a b")]}),
+        ("tools[0].function.name", {"tools": [function("")]}),
+        ("tools[0].function.parameters", {"tools": [function("f", parameters=[])]}),
+        ("tools[0].function.parameters", {"tools": [function("f", parameters={"type": "null"})]}),
+        ("tools[0].function.strict", {"tools": [function("f", strict=1)]}),
+        ("tool_choice", {"tool_choice": "auto"}),
+        ("parallel_tool_calls", {"parallel_tool_calls": False}),
+        ("tool_choice", {"tools": [function("f")], "tool_choice": "any"}),
+        ("tool_choice", {"tools": [function("f")], "tool_choice": {"type": "function"}}),
+        ("tool_choice.function.name", {"tools": [function("f")], "tool_choice": chosen("g")}),
+        ("ignore_eos", {"tools": [function("f", strict=True)], "ignore_eos": True}),
+        (
+            "response_format",
+            {
+                "tools": [function("f")],
+                "tool_choice": "required",
+                "response_format": {"type": "json_object"},
+            },
+        ),
+        ("messages[0].tool_calls", {"messages": [{"role": "assistant", "tool_calls": {}}]}),
+        ("messages[0].tool_calls[0]", {"messages": [{"role": "assistant", "tool_calls": [{}]}]}),
         ("messages", {"messages": []}),
         ("messages", {"messages": "Hi"}),
         ("messages[0]", {"messages": [{"content": "Hi"}]}),

@@ -13,7 +13,7 @@ from random_models import Shape, make_model
 from served import Served, add_template, serving
 from specqd import LLM, SamplingParams
 from specqd.batch import answer_batch, open_answers, read_batch
-from specqd.engine import TokenLogprob
+from specqd.generation import TokenLogprob
 from specqd.llm import Completion
 
 pytest.importorskip("fastapi", reason="needs specqd[serve]")
@@ -44,6 +44,16 @@ def served(directory: Path) -> Iterator[Served]:
     with serving(str(directory), "--max-batch", "8") as served:
         yield served
         assert served.process.poll() is None
+
+
+@pytest.mark.parametrize("name", ["--context", "--max-context"])
+def test_the_context_may_be_shortened_under_either_name(directory: Path, name: str) -> None:
+    with serving(str(directory), name, "100", "--draft", "none") as served:
+        [model] = served.ask("GET", "/v1/models").content["data"]
+        assert model["max_model_len"] == 100
+        body = {"prompt": [1] * 50, "max_tokens": 51}
+        reply = served.ask("POST", "/v1/completions", body)
+        assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
 
 
 @pytest.fixture(scope="module")

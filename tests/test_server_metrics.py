@@ -14,6 +14,32 @@ pytest.importorskip("uvicorn", reason="needs specqd[serve]")
 pytest.importorskip("prometheus_client", reason="needs specqd[serve]")
 
 
+def test_texts_that_made_room_are_counted(
+    tmp_path: Path, seed: int, rng: np.random.Generator
+) -> None:
+    directory = make_model(tmp_path / "small", Shape(), seed)
+    prompts = [rng.integers(0, 256, 10).tolist() for _ in range(6)]
+    body = {"prompt": prompts, "max_tokens": 400, "ignore_eos": True}
+    with serving(str(directory), "--cache-positions", "640") as served:
+        answer = served.ask("POST", "/v1/completions", body).content
+        assert answer["usage"]["completion_tokens"] == 2400
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        assert served.metric("vllm:num_preemptions_total") > 0
+
+
+def test_prometheus_reads_the_metrics(served: Served) -> None:
+    parser = pytest.importorskip("prometheus_client.parser")
+    assert served.ask("POST", "/v1/completions", {"prompt": "x"}).status == 200
+    reply = served.ask("GET", "/metrics")
+    assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
+    families = list(parser.text_string_to_metric_families(reply.body.decode()))
+    assert {family.type for family in families} == {"counter", "gauge", "histogram"}
+    assert all(family.documentation and family.samples for family in families)
+    assert all(family.name.startswith(("vllm:", "specqd:")) for family in families)
+    labels = [sample.labels for family in families for sample in family.samples]
+    assert all(each["model_name"] == "small" for each in labels)
+
+
 @pytest.fixture
 def served(tmp_path: Path, seed: int) -> Iterator[Served]:
     directory = make_model(tmp_path / "small", Shape(is_peaked=True), seed)
@@ -44,9 +70,12 @@ def test_metrics_count_what_was_asked_and_answered(
     assert served.metric("vllm:inter_token_latency_seconds_count") <= 78
     assert served.metric("vllm:e2e_request_latency_seconds_count") == 2
     assert served.metric("vllm:num_requests_running") == 0
+    assert served.metric("vllm:num_preemptions_total") == 0
     assert served.metric("vllm:kv_cache_usage_perc") == 0
     drafted = served.metric("vllm:spec_decode_num_draft_tokens_total")
     accepted = served.metric("vllm:spec_decode_num_accepted_tokens_total")
     assert 0 < accepted <= drafted
     assert served.metric("vllm:spec_decode_num_accepted_tokens_per_pos_total") == accepted
     assert served.metric("specqd:level_read_gigabytes_total") > 0
+    asks, seconds = "specqd:level_asks_total", "specqd:level_gain_seconds_total"
+    assert 0 < served.metric(seconds) < served.metric(asks)  # a token is worth less than a second

@@ -46,6 +46,29 @@ def test_a_key_is_asked_of_everything_but_health(served: Served) -> None:
     assert served.ask("GET", "/v1/models", headers={"Authorization": f"bearer {KEY}"}).status == 200
 
 
+def test_cached_prompts_are_shared_within_a_key_and_a_salt_alone(
+    directory: Path, rng: np.random.Generator
+) -> None:
+    body = {"prompt": rng.integers(0, 256, 200).tolist(), "max_tokens": 1, "temperature": 0}
+    asked = [(key, salt) for key in ("one", "two") for salt in (None, "a", "b", "two\n", "\na")]
+
+    with serving(str(directory), key="one two") as served:
+        texts = set()
+        for held in (0, 192):  # whole pages of 64
+            for key, salt in asked:
+                salted = body if salt is None else body | {"cache_salt": salt}
+                header = {"Authorization": f"Bearer {key}"}
+                answer = served.ask("POST", COMPLETIONS, salted, header).content
+                assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == held
+                texts.add(answer["choices"][0]["text"])
+        assert len(texts) == 1
+        for wrong in ("one two", "three", ""):
+            header = {"Authorization": f"Bearer {wrong}"}
+            assert served.ask("POST", COMPLETIONS, body, header).status == 401
+        header = {"Authorization": "Bearer one"}
+        assert served.ask("POST", COMPLETIONS, body | {"cache_salt": ""}, header).status == 400
+
+
 @pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "", "[", "127.0.0.1.x"])
 def test_other_names_are_not_ours(served: Served, host: str) -> None:
     assert served.ask("GET", "/health", headers={"Host": host}).status in (400, 403)
@@ -101,7 +124,7 @@ def test_only_json_is_read(served: Served, kind: str) -> None:
         (b'{"prompt": "x", "logit_bias": {"a": 1}}', "logit_bias"),
         (b'{"prompt": "x", "logit_bias": {"900000": 1}}', "logit_bias"),
         (b'{"prompt": "x", "logprobs": 21}', "logprobs"),
-        (b'{"prompt": "x", "echo": true, "logprobs": 1}', "echo"),
+        (b'{"prompt": [-1], "echo": true, "logprobs": 1}', "token id -1"),
         (b'{"prompt": "x", "suffix": "y"}', "suffix"),
         (b'{"prompt": "x", "best_of": 3}', "best_of"),
         (b'{"prompt": "x", "stream_options": {}}', "stream_options"),
@@ -115,6 +138,40 @@ def test_malformed_bodies_are_400_in_one_line(served: Served, body: bytes, says:
     assert says in reply.error["message"]
     assert "\n" not in reply.error["message"]
     assert set(reply.error) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    ("status", "method", "path", "body", "headers"),
+    [
+        (400, "POST", COMPLETIONS, {"prompt": 5}, {}),
+        (401, "GET", "/v1/models", None, {"Authorization": "Bearer wrong"}),
+        (403, "GET", "/v1/models", None, {"Origin": "https://evil.example"}),
+        (404, "GET", "/v1/nowhere", None, {}),
+        (404, "GET", "/v1/models/another", None, {}),
+        (404, "POST", COMPLETIONS, {"prompt": "x", "model": "another"}, {}),
+        (405, "GET", COMPLETIONS, None, {}),
+        (405, "POST", "/v1/models", {}, {}),
+        (413, "POST", COMPLETIONS, b" " * (5 << 20), {}),
+        (415, "POST", COMPLETIONS, b"{}", {"Content-Type": "text/plain"}),
+    ],
+)
+def test_all_that_goes_wrong_is_told_as_openai_tells_it(
+    served: Served,
+    status: int,
+    method: str,
+    path: str,
+    body: object,
+    headers: dict[str, str],
+) -> None:
+    reply = served.ask(method, path, body, headers)
+    assert reply.status == status
+    assert reply.headers["content-type"] == "application/json"
+    assert list(reply.content) == ["error"]
+    assert set(reply.error) == {"message", "type", "param", "code"}
+    assert reply.error["message"]
+    assert reply.error["type"] == "invalid_request_error"
+    assert ("www-authenticate" in reply.headers) == (status == 401)
+    assert ("allow" in reply.headers) == (status == 405)
 
 
 def test_too_much_is_4xx(served: Served) -> None:
@@ -167,14 +224,37 @@ def test_clients_that_leave_or_do_not_read_hold_nobody_up(
     assert served.metric("vllm:kv_cache_usage_perc") == 0
 
 
+def test_a_long_text_stops_nobody(served: Served) -> None:
+    text = {"prompt": "import os; " * 300_000}
+    with ThreadPoolExecutor(1) as pool:
+        begun = time.monotonic()
+        pending = pool.submit(served.ask, "POST", COMPLETIONS, text)
+        waits = []
+        while not pending.done():
+            asked = time.monotonic()
+            assert served.ask("POST", COMPLETIONS, {"prompt": "y", "max_tokens": 2}).status == 200
+            waits.append(time.monotonic() - asked)
+        taken = time.monotonic() - begun
+        assert pending.result().error["code"] == "context_length_exceeded"
+    assert max(waits) < taken / 2
+
+
 def test_sigterm_drains(directory: Path) -> None:
-    with serving(str(directory)) as served, ThreadPoolExecutor(1) as pool:
-        pending = pool.submit(served.ask, "POST", COMPLETIONS, LONG)
-        wait_for(lambda: served.metric("vllm:num_requests_running") == 1)
+    streamed = {**LONG, "stream": True, "stream_options": {"include_usage": True}}
+    with serving(str(directory)) as served, ThreadPoolExecutor(3) as pool:
+        whole, *streams = [
+            pool.submit(served.ask, "POST", COMPLETIONS, body)
+            for body in (LONG, streamed, streamed)
+        ]
+        wait_for(lambda: served.metric("vllm:num_requests_running") == 3)
         served.process.send_signal(signal.SIGTERM)
-        reply = pending.result(60)
+        reply = whole.result(60)
         assert reply.status == 200
         assert reply.content["usage"]["completion_tokens"] == 1900
+        for stream in streams:
+            *_, last, done, rest = stream.result(60).body.decode().split("\n\n")
+            assert json.loads(last.removeprefix("data: "))["usage"]["completion_tokens"] == 1900
+            assert (done, rest) == ("data: [DONE]", "")
         assert served.process.wait(60) in (0, -signal.SIGTERM)
 
 

@@ -20,7 +20,13 @@ pytest.importorskip("llguidance", reason="needs specqd[serve]")
 openai = pytest.importorskip("openai", reason="needs OpenAI's client")
 pydantic = pytest.importorskip("pydantic", reason="needs specqd[serve]")
 
-from specqd.json_grammar import JsonGrammar, JsonGrammars  # noqa: E402
+from specqd.errors import FieldError  # noqa: E402
+from specqd.json_grammar import (  # noqa: E402
+    MOST_SCHEMA_CHARACTERS,
+    JsonGrammar,
+    JsonGrammars,
+    check_bounds,
+)
 
 SCHEMA = {
     "type": "object",
@@ -236,6 +242,13 @@ def test_schemas_that_cannot_be_followed_are_400(
     assert reply.status == 400
     assert says in reply.error["message"]
     assert "\n" not in reply.error["message"]
+
+
+def test_schemas_of_one_request_are_bounded_together() -> None:
+    half = {"enum": ["x" * (MOST_SCHEMA_CHARACTERS // 2)]}
+    check_bounds([half], "tools")
+    with pytest.raises(FieldError, match="longer than"):
+        check_bounds([half, half], "tools")
 
 
 def test_a_schema_and_no_end_of_text_are_refused(served: Served) -> None:

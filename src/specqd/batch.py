@@ -14,13 +14,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-from specqd.engine import Generation
 from specqd.errors import RequestError, SpecqdError, TokenizerError, shown
+from specqd.generation import Generation
 from specqd.llm import LLM
 from specqd.openai_answers import Answer, Json, Update, Usage, form_of, param_of, refusal
-from specqd.openai_requests import ChatRequest, Request, chat_request, completion_request
+from specqd.openai_requests import (
+    ChatRequest,
+    Prepared,
+    Request,
+    chat_request,
+    completion_request,
+)
+from specqd.reports import chain_of
 from specqd.sequence import Grammar
 
 _MEMBERS = ("custom_id", "method", "url", "body")
@@ -32,7 +39,7 @@ _HEAD = b'{"id": "batch_req_'  # how each line of ours begins
 _MOST_SUBMITTED = 64  # samples: enough to fill every place of the engine's batch as it empties
 
 Progress = Callable[[int, int], None]
-GrammarOf = Callable[[dict[str, Any]], Callable[[], Grammar]]  # by schema
+GrammarOf = Callable[[Prepared], Callable[[], Grammar] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +193,7 @@ class _Running:
     """A request that the engine has, by prompt and sample."""
 
     asked: BatchRequest
+    prepared: Prepared | None = None
     prompts: list[list[Generation]] = field(default_factory=list)
 
     @property
@@ -242,30 +250,34 @@ def answer_batch(llm: LLM, batch: Batch, answers: Answers, progress: Progress) -
 
 
 def _grammar_of(llm: LLM, batch: Batch) -> GrammarOf | None:
-    """None where no request has a schema: only those need llguidance."""
-    if all(each.request.options.schema is None for each in batch.requests):
+    """None where no text must follow rules: only those need llguidance."""
+    if not any(each.request.has_rules for each in batch.requests):
         return None
     try:
         from specqd.json_grammar import JsonGrammars
     except ImportError as error:
         raise RequestError(
-            f"{batch.path}: response_format needs llguidance: pip install 'specqd[serve]'"
+            f"{batch.path}: response_format and tools need llguidance: pip install 'specqd[serve]'"
         ) from error
     eos = sorted(llm.engine.eos_token_ids)
-    return JsonGrammars(llm.tokenizer, llm.model.vocabulary, eos).of_schema
+    return JsonGrammars(llm.tokenizer, llm.model.vocabulary, eos).of_request
 
 
 def _submit(llm: LLM, running: _Running, grammar_of: GrammarOf | None) -> SpecqdError | None:
     """Queues a request's prompts; what refuses it, if anything does."""
-    request = running.asked.request
-    params = request.params.resolved(llm.defaults)
     try:
-        make_grammar = None
-        if request.options.schema is not None:
-            assert grammar_of is not None
-            make_grammar = grammar_of(request.options.schema)
-        for prompt in request.encoded(llm.tokenizer):
-            running.prompts.append(llm.engine.submit(prompt, params, make_grammar))
+        running.prepared = prepared = Prepared.of(running.asked.request, llm.tokenizer)
+        options, params = prepared.request.options, prepared.params.resolved(llm.defaults)
+        make_grammar = grammar_of(prepared) if grammar_of is not None else None
+        for prompt in prepared.prompts:
+            samples = llm.engine.submit(
+                prompt,
+                params,
+                make_grammar,
+                cache_salt=options.cache_salt,
+                is_plain=options.is_plain,
+            )
+            running.prompts.append(samples)
     except (RequestError, TokenizerError) as error:  # the latter where a template fails
         _cancel(llm, [running])
         return error
@@ -298,9 +310,10 @@ def _line(running: _Running, error: SpecqdError | None, batch: Batch, llm: LLM) 
 
 
 def _answer(running: _Running, batch: Batch, llm: LLM) -> Json:
-    prompts = [samples[0].sequence for samples in running.prompts]
-    ids = [prompt.tokens[: prompt.prompt_length] for prompt in prompts]
-    usage = Usage(sum(map(len, ids)), sum(sample.count for sample in running.samples))
-    form = form_of(running.asked.request, ids, llm.tokenizer)
-    answer = Answer(form, batch.model, usage, running.asked.key, batch.created)
+    assert running.prepared is not None
+    key = running.asked.key
+    usage = Usage.of(running.prepared)
+    usage.completion_tokens = sum(sample.count for sample in running.samples)
+    form = form_of(running.prepared, llm.tokenizer, key, chain_of(llm.engine.level))
+    answer = Answer(form, batch.model, usage, key, batch.created)
     return answer.whole([[Update.whole(i, each)] for i, each in enumerate(running.samples)])

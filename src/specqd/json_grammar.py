@@ -1,10 +1,10 @@
-"""JSON that must follow a schema: a grammar's masks by llguidance, bounded before it is built.
+"""JSON that must follow schemas: a grammar's masks by llguidance, bounded before it is built.
 
 Knows schemas and tokens; knows nothing of levels, which ask for masks along their proposals.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specqd.errors import FieldError
+from specqd.openai_requests import Prepared
 from specqd.sequence import Grammar
 from specqd.tokenizer import Tokenizer
 
 MOST_SCHEMA_CHARACTERS = 1 << 16
 DEEPEST_SCHEMA = 32
-_FIELD = "response_format"
+_FORMAT, _TOOLS = "response_format", "tools"  # fields of requests
 
 MakeGrammar = Callable[[], Grammar]
 
@@ -34,25 +35,43 @@ class JsonGrammars:
         self._eos = list(eos_token_ids)
         self._tables: llguidance.LLTokenizer | None = None
 
-    def of_schema(self, schema: dict[str, Any]) -> MakeGrammar:
-        """Makes a fresh grammar for each text. Raises FieldError for what cannot be followed.
+    def of_request(self, prepared: Prepared) -> MakeGrammar | None:
+        """Makes a fresh grammar for each text; None where texts are free. Raises FieldError for
+        what cannot be followed.
 
         May take a second: not to be called where others wait.
         """
-        check_bounds(schema)
+        schema, use = prepared.request.options.schema, prepared.tool_use
+        if not prepared.has_rules:
+            return None
+        if use is None or prepared.call_form is None:
+            assert schema is not None
+            return self.of_schema(schema)
+        if schema is not None:
+            self.of_schema(schema)  # so that what is wrong with it is told as its own
+        check_bounds([tool.parameters for tool in use.callable], _TOOLS)
+        rules = prepared.call_form.rules(use, schema)
+        return self._of_rules(lambda: llguidance.LLMatcher.grammar_from_lark(rules), _TOOLS)
+
+    def of_schema(self, schema: dict[str, Any]) -> MakeGrammar:
+        """See of_request."""
+        check_bounds([schema], _FORMAT)
+        written = llguidance.LLMatcher.grammar_from_json_schema
+        return self._of_rules(lambda: written(schema), _FORMAT)
+
+    def _of_rules(self, write: Callable[[], str], field: str) -> MakeGrammar:
         try:
-            written = llguidance.LLMatcher.grammar_from_json_schema(schema)
-            matcher = llguidance.LLMatcher(self._tokens(), written, log_level=0)
+            matcher = llguidance.LLMatcher(self._tokens(field), write(), log_level=0)
         except ValueError as error:
-            raise _unfollowable(error) from error
+            raise _unfollowable(error, field) from error
         if matcher.is_error():
-            raise _unfollowable(matcher.get_error())
+            raise _unfollowable(matcher.get_error(), field)
         words = -(-self._vocabulary // 32)
         return lambda: JsonGrammar(matcher, words)
 
-    def _tokens(self) -> llguidance.LLTokenizer:
+    def _tokens(self, field: str) -> llguidance.LLTokenizer:
         if not self._eos:
-            raise FieldError(_FIELD, "this model has no token that ends a text, so none can follow")
+            raise FieldError(field, "this model has no token that ends a text, so none can follow")
         if self._tables is None:
             self._tables = llguidance.LLTokenizer(
                 self._tokenizer.to_json(), n_vocab=self._vocabulary, eos_token=self._eos
@@ -135,14 +154,13 @@ class JsonGrammar:
             del self._ahead[length:]
 
 
-def check_bounds(schema: dict[str, Any]) -> None:
-    if len(json.dumps(schema)) > MOST_SCHEMA_CHARACTERS:
-        raise FieldError(_FIELD, f"the schema is longer than {MOST_SCHEMA_CHARACTERS} characters")
-    level: list[Any] = [schema]
+def check_bounds(schemas: SequenceOf[Mapping[str, Any]], field: str) -> None:
+    """Raises FieldError where schemas refer elsewhere, are nested too deeply, or long in all."""
+    level: list[Any] = list(schemas)
     for _ in range(DEEPEST_SCHEMA):
         for each in level:
             if isinstance(each, dict) and not _is_local(each.get("$ref")):
-                raise FieldError(_FIELD, "the schema refers elsewhere; $ref must begin with #")
+                raise FieldError(field, "the schema refers elsewhere; $ref must begin with #")
         level = [
             inner
             for each in level
@@ -151,14 +169,16 @@ def check_bounds(schema: dict[str, Any]) -> None:
         ]
     if level:
         raise FieldError(
-            _FIELD, f"the schema is nested deeper than {DEEPEST_SCHEMA}; make it flatter"
+            field, f"the schema is nested deeper than {DEEPEST_SCHEMA}; make it flatter"
         )
+    if sum(len(json.dumps(schema)) for schema in schemas) > MOST_SCHEMA_CHARACTERS:
+        raise FieldError(field, f"the schema is longer than {MOST_SCHEMA_CHARACTERS} characters")
 
 
 def _is_local(reference: object) -> bool:
     return not isinstance(reference, str) or reference.startswith("#")
 
 
-def _unfollowable(error: object) -> FieldError:
+def _unfollowable(error: object, field: str) -> FieldError:
     first = next(iter(str(error).splitlines()), "it is not understood")
-    return FieldError(_FIELD, f"the schema cannot be followed: {first[:300]}")
+    return FieldError(field, f"the schema cannot be followed: {first[:300]}")

@@ -4,18 +4,23 @@ Knows updates and tokens' texts; knows neither the engine nor how an answer trav
 members each choice of a whole answer holds the `seed` that repeats it.
 """
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from math import isfinite
 from typing import Any, Protocol
 
-from specqd.engine import FinishReason, Generation, TokenLogprob
 from specqd.errors import FieldError, RequestError, SpecqdError
-from specqd.openai_requests import ChatRequest, CompletionRequest, Request
-from specqd.text_stream import TextStream, is_byte_token, token_bytes
+from specqd.generation import FinishReason, Generation, Origin, TokenLogprob
+from specqd.openai_requests import ChatRequest, CompletionRequest, Prepared
+from specqd.reports import Progress
+from specqd.token_spelling import Places, bytes_of, spelled
+from specqd.token_texts import TokenTexts
 from specqd.tokenizer import Tokenizer
+from specqd.tool_reader import Piece, ToolReader
 
 _LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's word for it
-_NO_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 
 Json = dict[str, Any]
 
@@ -31,6 +36,9 @@ class Update:
     finish_reason: FinishReason | None
     error: RequestError | None
     seed: int | None = None
+    origins: list[Origin] = field(default_factory=list)  # of the tokens
+    progress: Progress | None = None  # where it is asked for
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # in the first update
 
     @classmethod
     def whole(cls, sample: int, generation: Generation) -> "Update":
@@ -43,6 +51,8 @@ class Update:
             generation.finish_reason,
             generation.error,
             generation.seed,
+            generation.origins,
+            prompt_logprobs=generation.prompt_logprobs,
         )
 
 
@@ -51,12 +61,24 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int = 0
     cached_prompt_tokens: int | None = None  # None: not told
+    is_only_echo: bool = False  # what is written is not given out
+
+    @classmethod
+    def of(cls, prepared: Prepared, *, cached_prompt_tokens: int | None = None) -> "Usage":
+        """Of a request for which nothing is written yet."""
+        request = prepared.request
+        return cls(
+            sum(map(len, prepared.prompts)),
+            cached_prompt_tokens=cached_prompt_tokens,
+            is_only_echo=isinstance(request, CompletionRequest) and request.is_only_echo,
+        )
 
     def described(self) -> Json:
+        completion_tokens = 0 if self.is_only_echo else self.completion_tokens
         usage: Json = {
             "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": self.prompt_tokens + completion_tokens,
         }
         if self.cached_prompt_tokens is not None:
             usage["prompt_tokens_details"] = {"cached_tokens": self.cached_prompt_tokens}
@@ -89,10 +111,13 @@ class Answer:
     key: str  # of the id
     created: int  # seconds since 1970
     has_usage_chunk: bool = False
+    has_running_usage: bool = False
 
     def chunk(self, choice: Json) -> Json:
         chunk = self._envelope(self.form.chunk_kind, [choice])
-        return chunk | {"usage": None} if self.has_usage_chunk else chunk
+        if not self.has_usage_chunk:
+            return chunk
+        return chunk | {"usage": self.usage.described() if self.has_running_usage else None}
 
     def usage_chunk(self) -> Json:
         return self._envelope(self.form.chunk_kind, []) | {"usage": self.usage.described()}
@@ -111,11 +136,51 @@ class Answer:
         }
 
 
-def form_of(request: Request, prompts: Sequence[Sequence[int]], tokenizer: Tokenizer) -> Form:
-    """How an answer to the request is written. prompts: as encoded."""
-    if isinstance(request, ChatRequest):
-        return ChatForm(request, prompts[0], tokenizer)
-    return CompletionForm(request, prompts, tokenizer)
+def form_of(prepared: Prepared, tokenizer: Tokenizer, key: str, chain: Sequence[str] = ()) -> Form:
+    """How an answer to the request is written. key: of its id, and so of its calls'; chain: the
+    levels' names."""
+    request, extras = prepared.request, Extras(prepared, tokenizer, chain)
+    if isinstance(request, CompletionRequest):
+        return CompletionForm(request, prepared.prompts, tokenizer, extras)
+    return ChatForm(request, prepared, tokenizer, key, extras)
+
+
+class Extras:
+    """What a choice has beside OpenAI's members, where it is asked for."""
+
+    def __init__(self, prepared: Prepared, tokenizer: Tokenizer, chain: Sequence[str]) -> None:
+        self._options = prepared.request.options
+        self._skips_special_tokens = prepared.params.skip_special_tokens
+        self._tokenizer = tokenizer
+        self._chain = chain
+        self._texts: dict[int, tuple[TokenTexts, deque[Origin]]] = {}  # by sample
+
+    def of(self, update: Update) -> Json:
+        extras: Json = {"token_ids": update.tokens} if self._options.has_token_ids else {}
+        if self._options.has_origins:
+            extras["origins"] = self._origins(update)
+        if update.progress is not None:
+            extras["progress"] = update.progress.described()
+        return extras
+
+    def _origins(self, update: Update) -> list[Json]:
+        """Of the tokens whose text is known by now: one that is held back comes later."""
+        if update.sample not in self._texts:
+            stream = self._tokenizer.stream(skip_special_tokens=self._skips_special_tokens)
+            self._texts[update.sample] = (TokenTexts(stream), deque())
+        texts, waiting = self._texts[update.sample]
+        waiting.extend(update.origins)
+        is_last = update.finish_reason is not None
+        known = texts.feed(update.tokens, update.text, is_last=is_last)
+        return [self._origin(text, waiting.popleft()) for text in known]
+
+    def _origin(self, text: str, origin: Origin) -> Json:
+        return {
+            "text": text,
+            "depth": origin.depth,
+            "level": self._chain[origin.depth],
+            "probability": origin.probability if isfinite(origin.probability) else None,
+        }
 
 
 class CompletionForm:
@@ -123,34 +188,45 @@ class CompletionForm:
     kind = chunk_kind = "text_completion"
 
     def __init__(
-        self, request: CompletionRequest, prompts: Sequence[Sequence[int]], tokenizer: Tokenizer
+        self,
+        request: CompletionRequest,
+        prompts: Sequence[Sequence[int]],
+        tokenizer: Tokenizer,
+        extras: Extras,
     ) -> None:
         self._request = request
         self._prompts = prompts
+        self._extras = extras
         self._tokenizer = tokenizer
-        self._places: dict[int, _Places] = {}  # by sample
+        self._places: dict[int, Places] = {}  # by sample
 
     def opening(self, sample: int) -> list[Json]:
-        if not self._request.has_echo:
+        if not self._request.has_echo or self._request.is_prompt_scored:
             return []
         text = self._echo(sample)
         return [{"index": sample, "text": text, "logprobs": None, "finish_reason": None}]
 
     def chunk(self, update: Update) -> Json:
+        if self._request.is_only_echo:
+            nothing = replace(update, text="", tokens=[], logprobs=[], origins=[])
+            update = replace(nothing, finish_reason="length")
+        text = update.text
+        if self._request.is_prompt_scored and update.sample not in self._places:
+            text = self._echo(update.sample) + text
         has_logprobs = self._request.params.logprobs is not None
         choice = {
             "index": update.sample,
-            "text": update.text,
+            "text": text,
             "logprobs": self._logprobs(update) if has_logprobs else None,
             "finish_reason": update.finish_reason,
         }
-        return choice | _ids_of(self._request, update)
+        return choice | self._extras.of(update)
 
     def whole(self, updates: Sequence[Update]) -> Json:
         update = joined(updates)
         choice = self.chunk(update) | {"seed": update.seed}
-        if self._request.has_echo:
-            choice["text"] = self._echo(update.sample) + update.text
+        if self._request.has_echo and not self._request.is_prompt_scored:
+            choice["text"] = self._echo(update.sample) + choice["text"]
         if self._request.options.has_token_ids:
             choice["prompt_token_ids"] = list(self._prompts[self._prompt_of(update.sample)])
         return choice
@@ -163,15 +239,30 @@ class CompletionForm:
         return prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)
 
     def _logprobs(self, update: Update) -> Json:
+        """Of the new tokens; in a sample's first chunk also of the prompt's, if they are asked for.
+        Nothing stands before its first token, which has none."""
+        told: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         if update.sample not in self._places:
-            self._places[update.sample] = _Places(self._tokenizer.stream())
-        places = self._places[update.sample]
-        return {
-            "tokens": [spelled(self._tokenizer, each.token) for each in update.logprobs],
-            "token_logprobs": [_finite(each.logprob) for each in update.logprobs],
-            "top_logprobs": [self._top(each) for each in update.logprobs],
-            "text_offset": [places.next(each.token) for each in update.logprobs],
-        }
+            length = 0
+            if self._request.is_prompt_scored:
+                first = self._prompts[self._prompt_of(update.sample)][0]
+                places = Places(self._tokenizer.stream())
+                told["tokens"].append(spelled(self._tokenizer, first))
+                told["token_logprobs"].append(None)
+                told["top_logprobs"].append(None)
+                told["text_offset"].append(places.next(first))
+                self._tell(told, update.prompt_logprobs, places)
+                length = len(self._echo(update.sample))
+            self._places[update.sample] = Places(self._tokenizer.stream(), length)
+        self._tell(told, update.logprobs, self._places[update.sample])
+        return told
+
+    def _tell(self, told: Json, logprobs: Sequence[TokenLogprob], places: Places) -> None:
+        for each in logprobs:
+            told["tokens"].append(spelled(self._tokenizer, each.token))
+            told["token_logprobs"].append(_finite(each.logprob))
+            told["top_logprobs"].append(self._top(each))
+            told["text_offset"].append(places.next(each.token))
 
     def _top(self, each: TokenLogprob) -> dict[str, float]:
         """The likeliest, and the token itself, as OpenAI has it."""
@@ -179,53 +270,88 @@ class CompletionForm:
         return {spelled(self._tokenizer, token): _finite(logprob) for token, logprob in of_all}
 
 
-@dataclass(slots=True)
-class _Places:
-    """Where in a text its tokens begin, in characters."""
-
-    stream: TextStream
-    length: int = 0
-
-    def next(self, token: int) -> int:
-        place = self.length
-        self.length += len(self.stream.feed(token))
-        return place
-
-
 class ChatForm:
     prefix = "chatcmpl-"
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
-    def __init__(self, request: ChatRequest, prompt: Sequence[int], tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        request: ChatRequest,
+        prepared: Prepared,
+        tokenizer: Tokenizer,
+        key: str,
+        extras: Extras,
+    ) -> None:
         self._request = request
-        self._prompt = prompt
+        self._prompt = prepared.prompts[0]
+        self._call_form = prepared.call_form
+        self._extras = extras
         self._tokenizer = tokenizer
+        self._key = key
+        self._readers: dict[int, ToolReader] = {}  # by sample
 
     def opening(self, sample: int) -> list[Json]:
         delta = {"role": "assistant", "content": ""}
         return [{"index": sample, "delta": delta, "logprobs": None, "finish_reason": None}]
 
     def chunk(self, update: Update) -> Json:
-        delta = {"content": update.text} if update.text else {}
+        content, calls = self._read(update)
+        delta: Json = {"content": content} if content else {}
+        if calls:
+            delta["tool_calls"] = [{"index": index} | call for index, call in calls.items()]
         return self._choice(update) | {"delta": delta}
 
     def whole(self, updates: Sequence[Update]) -> Json:
         update = joined(updates)
-        message = {"role": "assistant", "content": update.text, "refusal": None}
+        content, calls = self._read(update)
+        message: Json = {"role": "assistant", "content": content, "refusal": None}
+        if calls:
+            message |= {"content": content or None, "tool_calls": list(calls.values())}
         choice = self._choice(update) | {"message": message, "seed": update.seed}
         if self._request.options.has_token_ids:
             choice["prompt_token_ids"] = list(self._prompt)
         return choice
 
+    def _read(self, update: Update) -> tuple[str, dict[int, Json]]:
+        """What is new of the content and, by number, of the calls."""
+        use, form = self._request.tool_use, self._call_form
+        if use is None or form is None:
+            return update.text, {}
+        if update.sample not in self._readers:
+            names = {tool.name for tool in use.callable}
+            self._readers[update.sample] = ToolReader(names, is_tagged=form.is_tagged)
+        reader = self._readers[update.sample]
+        pieces = reader.feed(update.text)
+        if update.finish_reason is not None:
+            pieces += reader.finish()
+        return self._sorted(update.sample, pieces)
+
+    def _sorted(self, sample: int, pieces: Sequence[Piece]) -> tuple[str, dict[int, Json]]:
+        content, calls = "", dict[int, Json]()
+        for piece in pieces:
+            if isinstance(piece, str):
+                content += piece
+                continue
+            call = calls.setdefault(piece.index, {"function": {"arguments": ""}})
+            if piece.name is not None:
+                digest = sha256(f"{self._key}.{sample}.{piece.index}".encode()).hexdigest()
+                call |= {"id": f"call_{digest[:24]}", "type": "function"}
+                call["function"] = {"name": piece.name, "arguments": ""}
+            call["function"]["arguments"] += piece.arguments
+        return content, calls
+
     def _choice(self, update: Update) -> Json:
+        """Of what was read."""
         has_logprobs = self._request.params.logprobs is not None
+        reader = self._readers.get(update.sample)
+        has_called = update.finish_reason == "stop" and reader is not None and reader.num_calls > 0
         choice = {
             "index": update.sample,
             "logprobs": self._logprobs(update) if has_logprobs else None,
-            "finish_reason": update.finish_reason,
+            "finish_reason": "tool_calls" if has_called else update.finish_reason,
         }
-        return choice | _ids_of(self._request, update)
+        return choice | self._extras.of(update)
 
     def _logprobs(self, update: Update) -> Json:
         content = []
@@ -262,34 +388,9 @@ def joined(updates: Sequence[Update]) -> Update:
         updates[-1].finish_reason,
         updates[-1].error,
         updates[-1].seed,
+        [origin for update in updates for origin in update.origins],
+        prompt_logprobs=updates[0].prompt_logprobs,
     )
-
-
-def spelled(tokenizer: Tokenizer, token: int) -> str:
-    """What a token adds to a text; where that is a part of a character, `bytes:` and its bytes."""
-    text = _text_of(tokenizer, token)
-    if _NO_CHARACTER not in text:
-        return text
-    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in bytes_of(tokenizer, token))
-
-
-def bytes_of(tokenizer: Tokenizer, token: int) -> bytes:
-    text = _text_of(tokenizer, token)
-    if _NO_CHARACTER not in text:
-        return text.encode()
-    name = tokenizer.token_text(token)
-    return bytes([int(name[3:5], 16)]) if is_byte_token(name) else token_bytes(name)
-
-
-def _text_of(tokenizer: Tokenizer, token: int) -> str:
-    """A token's text after itself, for some decoders strip a text's first space."""
-    once = tokenizer.decode([token], skip_special_tokens=False)
-    twice = tokenizer.decode([token, token], skip_special_tokens=False)
-    return twice[len(once) :] if twice.startswith(once) and len(twice) > len(once) else once
-
-
-def _ids_of(request: Request, update: Update) -> Json:
-    return {"token_ids": update.tokens} if request.options.has_token_ids else {}
 
 
 def _finite(logprob: float) -> float:

@@ -1,18 +1,22 @@
 """Bodies of OpenAI's completion and chat requests, checked. Knows no models and no transport.
 
-Beside OpenAI's fields some of vLLM's are known: those that SamplingParams has, return_token_ids and
-chat_template_kwargs. Where a field is absent, temperature and its like are as the model's authors
-recommend, not 1 as at OpenAI. What is refused is refused by its field.
+Beside OpenAI's fields some of vLLM's are known: those that SamplingParams has, min_tokens where it
+holds anyway, continuous_usage_stats, return_token_ids, cache_salt and chat_template_kwargs; and
+some of our own: return_origins, return_progress and draft.
+Where a field is absent, temperature and its like are as the model's authors recommend, not 1 as at
+OpenAI. What is refused is refused by its field.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from specqd import openai_tools
 from specqd.body_fields import BodyFields, token_ids
 from specqd.errors import FieldError, shown
 from specqd.sampling import SamplingParams
 from specqd.tokenizer import Tokenizer
+from specqd.tool_calls import CallForm, ToolUse, call_form
 
 MOST_PROMPTS = 256
 MOST_SAMPLES = 128  # n of one prompt, as OpenAI has it
@@ -20,6 +24,7 @@ MOST_STOPS = 16
 MOST_STOP_CHARACTERS = 1024
 MOST_BIASES = 1024
 MOST_LOGPROBS = 20
+MOST_PROMPT_LOGPROBS = 1 << 18  # in one answer: to write them takes a quarter of a second
 
 _COMPLETION_TOKENS = 16  # OpenAI's default for completions; chats run to the context's end
 _MOST_INT32 = 2**31 - 1
@@ -32,13 +37,27 @@ _SAMPLING = (
 _WITHOUT_EFFECT = ("user", "service_tier", "safety_identifier", "prompt_cache_key")  # texts
 _SHARED = (
     *_SAMPLING,
-    *("top_k", "n", "max_tokens", "logprobs", "logit_bias", "stop", "stop_token_ids", "ignore_eos"),
+    *(
+        "top_k",
+        "n",
+        "max_tokens",
+        "min_tokens",
+        "logprobs",
+        "logit_bias",
+        "stop",
+        "stop_token_ids",
+        "ignore_eos",
+    ),
     *("model", "stream", "stream_options", "response_format", "return_token_ids"),
+    *("cache_salt", "return_origins", "return_progress", "draft"),
     *(*_WITHOUT_EFFECT, "metadata", "store"),
 )
 _COMPLETION = frozenset((*_SHARED, "prompt", "echo", "best_of", "suffix"))
 _CHAT = frozenset(
-    (*_SHARED, "messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs")
+    (
+        *(*_SHARED, "messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"),
+        *openai_tools.FIELDS,
+    )
 )
 _SET_BY_US = ("add_generation_prompt", "documents", "messages", "self", "tools")  # in templates
 
@@ -52,8 +71,13 @@ class Options:
     model: str | None = None
     is_streamed: bool = False
     has_usage_chunk: bool = False  # at the stream's end
+    has_running_usage: bool = False  # in its other chunks too
     has_token_ids: bool = False
     schema: dict[str, Any] | None = None  # that the text must follow, as JSON
+    cache_salt: str = ""  # cached prompts are shared among requests of the same one
+    has_origins: bool = False  # each token's text, and who said it first
+    has_progress: bool = False  # with each chunk, what the levels did so far
+    is_plain: bool = False  # without drafts; the text is the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +88,17 @@ class CompletionRequest:
     params: SamplingParams
     options: Options = field(default_factory=Options)
     has_echo: bool = False  # the prompt stands before the text
+    is_only_echo: bool = False  # and the text is left out: no engine ends before its first token
+
+    @property
+    def is_prompt_scored(self) -> bool:
+        """Whether log-probabilities are given of the prompt's tokens too."""
+        return self.params.prompt_logprobs is not None
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether a grammar says what may come next."""
+        return self.options.schema is not None
 
     def encoded(self, tokenizer: Tokenizer) -> list[list[int]]:
         """The prompts' ids, of which the model may still refuse some."""
@@ -81,32 +116,71 @@ class ChatRequest:
     params: SamplingParams
     options: Options = field(default_factory=Options)
     template_variables: Mapping[str, Any] = field(default_factory=dict)
+    tool_use: ToolUse | None = None
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether a grammar says what may come next."""
+        is_held = self.tool_use is not None and self.tool_use.has_rules
+        return is_held or self.options.schema is not None
 
     def encoded(self, tokenizer: Tokenizer) -> list[list[int]]:
         """The one prompt's ids. Runs the model's template; raises TokenizerError where it fails."""
-        return [tokenizer.chat(self.messages, **self.template_variables)]
+        tools = [tool.described() for tool in self.tool_use.tools] if self.tool_use else None
+        return [tokenizer.chat(self.messages, tools=tools, **self.template_variables)]
 
 
 Request = CompletionRequest | ChatRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request as one model takes it."""
+
+    request: Request
+    prompts: list[list[int]]
+    params: SamplingParams
+    call_form: CallForm | None = None  # where tools may be called
+
+    @classmethod
+    def of(cls, request: Request, tokenizer: Tokenizer) -> "Prepared":
+        """Raises RequestError for what this model cannot do, TokenizerError where its template
+        fails."""
+        form, params = None, request.params
+        if isinstance(request, ChatRequest) and request.tool_use is not None:
+            form = call_form(tokenizer)
+            params = replace(params, skip_special_tokens=not form.special_ids)
+        prompts = request.encoded(tokenizer)
+        if params.prompt_logprobs is not None:
+            told = sum(map(len, prompts)) * params.n * (1 + params.prompt_logprobs)
+            if told > MOST_PROMPT_LOGPROBS:
+                most = f"of prompts {told} log-probabilities; {MOST_PROMPT_LOGPROBS} are the most"
+                raise FieldError("echo", f"asks for {most}; lower logprobs, or send fewer prompts")
+        return cls(request, prompts, params, form)
+
+    @property
+    def has_rules(self) -> bool:
+        return self.request.has_rules
+
+    @property
+    def tool_use(self) -> ToolUse | None:
+        return self.request.tool_use if isinstance(self.request, ChatRequest) else None
 
 
 def completion_request(body: object) -> CompletionRequest:
     """The request in a body of /v1/completions; raises FieldError."""
     fields = BodyFields.of(body, _COMPLETION)
     logprobs = fields.whole("logprobs", 0, MOST_LOGPROBS)
-    most = fields.values.get("max_tokens", _COMPLETION_TOKENS)
-    request = CompletionRequest(
-        _prompts(fields),
-        _params(fields, most, logprobs),
-        _options(fields),
-        fields.flag("echo"),
-    )
+    has_echo = fields.flag("echo")
+    most = _most_tokens(fields, 0 if has_echo else 1)
+    params = _params(fields, _COMPLETION_TOKENS if most is None else max(most, 1), logprobs)
+    if has_echo:
+        params = replace(params, prompt_logprobs=logprobs)
+    request = CompletionRequest(_prompts(fields), params, _options(fields), has_echo, most == 0)
     if fields.text("suffix"):
         raise FieldError("suffix", "nothing can be inserted before a text; leave it out")
     if fields.whole("best_of", 1, MOST_SAMPLES) not in (None, request.params.n):
         raise FieldError("best_of", "must equal n; samples are not ranked")
-    if request.has_echo and logprobs is not None:
-        raise FieldError("echo", "log-probabilities of prompts are not given; drop one")
     return request
 
 
@@ -123,22 +197,32 @@ def chat_request(body: object) -> ChatRequest:
     variables = fields.object("chat_template_kwargs") or {}
     if taken := set(_SET_BY_US) & set(variables):
         raise FieldError("chat_template_kwargs", f"{min(taken)} cannot be set here")
+    tool_use, options = openai_tools.tool_use(fields), _options(fields)
+    if tool_use is not None and tool_use.has_rules and fields.flag("ignore_eos"):
+        raise FieldError("ignore_eos", "what follows a schema has an end")
+    if tool_use is not None and tool_use.must_call and options.schema is not None:
+        raise FieldError("response_format", "a text that must call a tool has no other form")
     return ChatRequest(
         messages_of(fields),
-        _params(fields, most or fields.get("max_tokens"), (top or 0) if has_logprobs else None),
-        _options(fields),
+        _params(fields, most or _most_tokens(fields), (top or 0) if has_logprobs else None),
+        options,
         variables,
+        tool_use,
     )
 
 
-def _params(fields: BodyFields, most: object, logprobs: int | None) -> SamplingParams:
+def _most_tokens(fields: BodyFields, least: int = 1) -> int | None:
+    return fields.whole("max_tokens", least, _MOST_INT32)
+
+
+def _params(fields: BodyFields, most: int | None, logprobs: int | None) -> SamplingParams:
     sampling: dict[str, Any] = {
         name: fields.values[name] for name in _SAMPLING if name in fields.values
     }
     top_k: Any = fields.get("top_k")
-    return SamplingParams(
+    params = SamplingParams(
         **sampling,
-        max_tokens=most,  # type: ignore[arg-type]  # SamplingParams checks what it is given
+        max_tokens=most,
         top_k=0 if top_k == -1 else top_k,  # vLLM's way to say all
         n=fields.whole("n", 1, MOST_SAMPLES) or 1,
         logit_bias=_biases(fields),
@@ -147,6 +231,11 @@ def _params(fields: BodyFields, most: object, logprobs: int | None) -> SamplingP
         ignore_eos=fields.flag("ignore_eos"),
         logprobs=logprobs,
     )
+    least = fields.whole("min_tokens", 0, _MOST_INT32)
+    is_free_to_end = not params.ignore_eos or params.stop or params.stop_token_ids
+    if least and (is_free_to_end or (most is not None and least > most)):
+        raise FieldError("min_tokens", "goes with ignore_eos: true, no stops, and max_tokens above")
+    return params
 
 
 def _options(fields: BodyFields) -> Options:
@@ -155,21 +244,45 @@ def _options(fields: BodyFields) -> Options:
     fields.object("metadata")
     fields.flag("store")
     is_streamed = fields.flag("stream")
-    of_stream = fields.nested("stream_options", ("include_usage", "include_obfuscation"))
-    if of_stream is not None:
-        of_stream.flag("include_obfuscation")  # none is ever added
-        if not is_streamed:
-            raise FieldError("stream_options", "goes with stream: true")
+    has_usage_chunk, has_running_usage = _usage_options(fields)
+    if fields.text("cache_salt") == "":
+        raise fields.wrong("cache_salt", "a text that is not empty")
+    has_progress = fields.flag("return_progress")
+    if has_progress and not is_streamed:
+        raise FieldError("return_progress", "goes with stream: true")
+    if fields.text("draft") not in (None, "none"):
+        raise fields.wrong("draft", "none, or no such field,")
     schema = _schema(fields)
     if schema is not None and fields.flag("ignore_eos"):
         raise FieldError("ignore_eos", "what follows a schema has an end")
     return Options(
         fields.text("model"),
         is_streamed,
-        of_stream is not None and of_stream.flag("include_usage"),
+        has_usage_chunk,
+        has_running_usage,
         fields.flag("return_token_ids"),
         schema,
+        cache_salt=fields.text("cache_salt") or "",
+        has_origins=fields.flag("return_origins"),
+        has_progress=has_progress,
+        is_plain=fields.text("draft") == "none",
     )
+
+
+def _usage_options(fields: BodyFields) -> tuple[bool, bool]:
+    """Whether a stream ends with its usage, and whether each chunk has that so far."""
+    options = fields.nested(
+        "stream_options", ("include_usage", "continuous_usage_stats", "include_obfuscation")
+    )
+    if options is None:
+        return False, False
+    options.flag("include_obfuscation")  # none is ever added
+    if not fields.flag("stream"):
+        raise FieldError("stream_options", "goes with stream: true")
+    at_end, is_running = options.flag("include_usage"), options.flag("continuous_usage_stats")
+    if is_running and not at_end:
+        raise options.error("continuous_usage_stats", "goes with include_usage: true")
+    return at_end, is_running
 
 
 def _schema(fields: BodyFields) -> dict[str, Any] | None:
@@ -216,7 +329,8 @@ def messages_of(fields: BodyFields) -> tuple[Message, ...]:
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise fields.wrong("messages", "a list of at least one message")
-    return tuple(_message(f"messages[{i}]", message) for i, message in enumerate(messages))
+    checked = [_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
+    return openai_tools.with_names(checked)
 
 
 def _message(name: str, message: object) -> Message:
@@ -225,6 +339,9 @@ def _message(name: str, message: object) -> Message:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise FieldError(name, f"{shown(message)} is not an object with a role")
     role = "system" if message["role"] == "developer" else message["role"]
+    if message.get("tool_calls") is not None:
+        calls = openai_tools.calls_of(f"{name}.tool_calls", message["tool_calls"])
+        message = {**message, "tool_calls": calls}
     content = message.get("content")
     if isinstance(content, list):
         texts = [_part(f"{name}.content[{i}]", part) for i, part in enumerate(content)]

@@ -2,11 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from secrets import token_hex
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -16,17 +16,22 @@ from starlette.types import ASGIApp
 from specqd import __version__
 from specqd.engine import Engine
 from specqd.errors import SpecqdError
-from specqd.json_grammar import JsonGrammars
+from specqd.json_grammar import JsonGrammars, MakeGrammar
 from specqd.openai_answers import Answer, Usage, form_of
+from specqd.openai_requests import Prepared, chat_request, completion_request
 from specqd.openai_requests import Request as Asked
-from specqd.openai_requests import chat_request, completion_request
-from specqd.sampling import Defaults, SamplingParams
+from specqd.reports import chain_of
+from specqd.sampling import Defaults
 from specqd.server.bodies import detokenize_request, json_of, tokenize_request
 from specqd.server.engine_thread import EngineFailedError, EngineThread, Job
-from specqd.server.guard import Access, Guard
+from specqd.server.guard import CLIENT, Access, Guard
 from specqd.server.metrics import CONTENT_TYPE, Counts, Metrics
+from specqd.server.page import Facts, add_page
 from specqd.server.problems import ProblemError, problem_of, refused
 from specqd.server.streams import AnswerResponse
+
+T = TypeVar("T")
+_LONG_BODY_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,7 @@ class Service:
             serving.engine.level.model.vocabulary,
             sorted(serving.engine.eos_token_ids),
         )
+        self._long_bodies = asyncio.Lock()
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.serving.model_name:
@@ -65,42 +71,67 @@ class Service:
                 "model_not_found",
             )
 
-    async def answer(self, asked: Asked) -> Response:
-        """Raises ProblemError for what does not fit, SpecqdError for what cannot be run."""
-        options = asked.options
-        self.check_model(options.model)
-        prompts = await asyncio.to_thread(asked.encoded, self.tokenizer)
-        self._check_size(prompts, asked.params)
+    async def in_turn(self, body_size: int, work: Callable[[], T]) -> T:
+        """What comes of work on a body's texts, which may take time; of long ones one at a time,
+        since a text that is cut into tokens takes a hundred times its size."""
+        async with self._long_bodies if body_size > _LONG_BODY_BYTES else nullcontext():
+            return await asyncio.to_thread(work)
+
+    async def answer(self, asked: Asked, body_size: int, client: str) -> Response:
+        """Clients share no cached prompts. Raises ProblemError for what does not fit, SpecqdError
+        for what cannot be run."""
+        self.check_model(asked.options.model)
+        prepared = await self.in_turn(body_size, lambda: Prepared.of(asked, self.tokenizer))
+        self._check_size(prepared)
         make_grammar = None
-        if options.schema is not None:
-            make_grammar = await asyncio.to_thread(self.grammars.of_schema, options.schema)
-        job = Job(prompts, asked.params.resolved(self.serving.defaults), make_grammar)
+        if prepared.has_rules:
+            make_grammar = await asyncio.to_thread(self.grammars.of_request, prepared)
+        answer = self._answer(prepared)
+        job = self._job(prepared, make_grammar, client)
+        self._check_places(job.num_samples)
         try:
             await self.thread.submit(job)
         except BaseException:
             self.thread.close(job)
             raise
-        answer = Answer(
-            form_of(asked, prompts, self.tokenizer),
+        return AnswerResponse(self.thread, job, answer, is_stream=asked.options.is_streamed)
+
+    def _answer(self, prepared: Prepared) -> Answer:
+        options, key = prepared.request.options, token_hex(12)
+        return Answer(
+            form_of(prepared, self.tokenizer, key, chain_of(self.engine.level)),
             self.serving.model_name,
-            Usage(sum(map(len, prompts)), cached_prompt_tokens=0),
-            key=token_hex(12),
+            Usage.of(prepared, cached_prompt_tokens=0),
+            key=key,
             created=int(time.time()),
             has_usage_chunk=options.has_usage_chunk,
+            has_running_usage=options.has_running_usage,
         )
-        return AnswerResponse(self.thread, job, answer, is_stream=options.is_streamed)
 
-    def _check_size(self, prompts: list[list[int]], params: SamplingParams) -> None:
-        context = self.engine.max_context
-        for prompt in prompts:
-            new = params.max_tokens or 1
+    def _job(self, prepared: Prepared, make_grammar: MakeGrammar | None, client: str) -> Job:
+        options = prepared.request.options
+        return Job(
+            prepared.prompts,
+            prepared.params.resolved(self.serving.defaults),
+            make_grammar,
+            cache_salt=f"{client}\n{options.cache_salt}",  # no key has a line's end
+            is_plain=options.is_plain,
+            has_progress=options.has_progress,
+        )
+
+    def _check_size(self, prepared: Prepared) -> None:
+        context, new = self.engine.max_context, prepared.params.max_tokens or 1
+        for prompt in prepared.prompts:
             if len(prompt) + new > context:
                 raise refused(
                     f"the context has {context} tokens; the prompt has {len(prompt)} and asks for "
                     f"{new} new ones; shorten one of them",
                     code="context_length_exceeded",
                 )
-        samples, most = len(prompts) * params.n, self.serving.most_open_samples
+
+    def _check_places(self, samples: int) -> None:
+        """Nothing is awaited between this and the submission, which takes the places."""
+        most = self.serving.most_open_samples
         if samples > most:
             raise refused(f"{samples} samples at once; at most {most} are taken, ask for fewer")
         if self.thread.num_open_samples + samples > most:
@@ -127,17 +158,22 @@ def make_app(serving: Serving) -> ASGIApp:
     add_models(app, service)
     add_texts(app, service)
     add_generation(app, service)
+    facts = Facts.of(serving.engine, serving.model_name, serving.defaults)
+    add_page(app, serving.engine, facts, service.thread)
     return Guard(app, serving.access)
 
 
 def add_generation(app: FastAPI, service: Service) -> None:
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        return await service.answer(completion_request(json_of(await request.body())))
+        body = await request.body()
+        asked = completion_request(json_of(body))
+        return await service.answer(asked, len(body), request.scope[CLIENT])
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        return await service.answer(chat_request(json_of(await request.body())))
+        body = await request.body()
+        return await service.answer(chat_request(json_of(body)), len(body), request.scope[CLIENT])
 
 
 def add_models(app: FastAPI, service: Service) -> None:
@@ -176,16 +212,10 @@ def add_texts(app: FastAPI, service: Service) -> None:
 
     @app.post("/tokenize")
     async def tokenize(request: Request) -> dict[str, Any]:
-        asked = tokenize_request(json_of(await request.body()))
+        body = await request.body()
+        asked = tokenize_request(json_of(body))
         service.check_model(asked.model)
-        if isinstance(asked.content, str):
-            ids = await asyncio.to_thread(
-                tokenizer.encode, asked.content, add_special_tokens=asked.add_special_tokens
-            )
-        else:
-            ids = await asyncio.to_thread(
-                tokenizer.chat, asked.content, add_generation_prompt=asked.add_generation_prompt
-            )
+        ids = await service.in_turn(len(body), lambda: asked.encoded(tokenizer))
         return {"count": len(ids), "max_model_len": service.engine.max_context, "tokens": ids}
 
     @app.post("/detokenize")
@@ -214,7 +244,9 @@ def add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def on_http(_: Request, error: HTTPException) -> JSONResponse:
-        return ProblemError(error.status_code, str(error.detail)).response()
+        response = ProblemError(error.status_code, str(error.detail)).response()
+        response.headers.update(error.headers or {})  # of a 405: which methods there are
+        return response
 
     @app.exception_handler(Exception)
     async def on_fault(_: Request, error: Exception) -> JSONResponse:

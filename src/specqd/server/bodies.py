@@ -9,6 +9,7 @@ from specqd.body_fields import BodyFields
 from specqd.errors import FieldError
 from specqd.openai_requests import messages_of
 from specqd.server.problems import refused
+from specqd.tokenizer import Tokenizer
 
 
 def json_of(body: bytes) -> object:
@@ -27,6 +28,11 @@ class TokenizeRequest:
     content: str | tuple[Mapping[str, Any], ...]
     add_special_tokens: bool
     add_generation_prompt: bool
+
+    def encoded(self, tokenizer: Tokenizer) -> list[int]:
+        if isinstance(self.content, str):
+            return tokenizer.encode(self.content, add_special_tokens=self.add_special_tokens)
+        return tokenizer.chat(self.content, add_generation_prompt=self.add_generation_prompt)
 
 
 @dataclass(frozen=True, slots=True)

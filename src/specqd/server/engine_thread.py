@@ -15,8 +15,10 @@ from threading import Thread
 from time import perf_counter
 from typing import Protocol, TypeVar
 
-from specqd.engine import Engine, Generation
+from specqd.engine import Engine
+from specqd.generation import Generation
 from specqd.openai_answers import Update
+from specqd.reports import Progress, Stats
 from specqd.sampling import SamplingParams
 from specqd.sequence import Grammar
 
@@ -52,10 +54,17 @@ class Job:
         prompts: SequenceOf[SequenceOf[int]],
         params: SamplingParams,
         make_grammar: Callable[[], Grammar] | None = None,
+        *,
+        cache_salt: str = "",
+        is_plain: bool = False,
+        has_progress: bool = False,
     ) -> None:
         self.prompts = prompts
         self.params = params
         self.make_grammar = make_grammar
+        self.cache_salt = cache_salt
+        self.is_plain = is_plain
+        self.has_progress = has_progress
         self.num_samples = len(prompts) * params.n
         self.cached_prompt_tokens = 0  # known once there is a token
         self._num_open = self.num_samples
@@ -97,8 +106,12 @@ class Job:
 class _Live:
     """A job on the engine's side: its generations, and how much of each has been handed over."""
 
-    def __init__(self, job: Job, prompts: list[list[Generation]]) -> None:
+    def __init__(self, engine: Engine, job: Job, prompts: list[list[Generation]]) -> None:
         self.job = job
+        self._engine = engine
+        self._first: Stats | None = None  # up to its first tokens
+        self._first_at = 0.0
+        self._is_shared = False
         self.prompts = prompts
         self.generations = [generation for samples in prompts for generation in samples]
         self.begun = perf_counter()
@@ -130,14 +143,25 @@ class _Live:
                 watcher.finished(update.finish_reason, now - self.begun)
             self._sent_at[i] = now
 
+    def _progress(self) -> Progress:
+        """What the engine did since the first tokens were there, which is now at the first call."""
+        now, stats = perf_counter(), Stats.of(self._engine)
+        if self._first is None:
+            self._first, self._first_at = stats, now
+        self._is_shared |= self._engine.num_running > self.num_open
+        return Progress(now - self._first_at, stats.since(self._first).levels, self._is_shared)
+
     def updates(self) -> list[Update]:
         new = []
+        progress = None
         for i in sorted(self._open):
             generation = self.generations[i]
             text, tokens, logprobs = self._sent[i]
             reason = generation.finish_reason
             if generation.count == tokens and reason is None:
                 continue
+            if self.job.has_progress:
+                progress = progress or self._progress()
             first = generation.sequence.prompt_length + tokens
             new.append(
                 Update(
@@ -148,6 +172,9 @@ class _Live:
                     reason,
                     generation.error,
                     generation.seed,
+                    generation.origins[tokens:],
+                    progress,
+                    [] if tokens else generation.prompt_logprobs,
                 )
             )
             self._sent[i] = (len(generation.text), generation.count, len(generation.logprobs))
@@ -253,12 +280,19 @@ class EngineThread:
         submitted: list[list[Generation]] = []
         try:
             for prompt in job.prompts:
-                submitted.append(self._engine.submit(prompt, job.params, job.make_grammar))
+                samples = self._engine.submit(
+                    prompt,
+                    job.params,
+                    job.make_grammar,
+                    cache_salt=job.cache_salt,
+                    is_plain=job.is_plain,
+                )
+                submitted.append(samples)
         except BaseException:
             for generation in (g for samples in submitted for g in samples):
                 self._engine.cancel(generation)
             raise
-        self._live[job] = _Live(job, submitted)
+        self._live[job] = _Live(self._engine, job, submitted)
 
     def _cancel(self, job: Job) -> None:
         live = self._live.pop(job, None)

@@ -12,16 +12,20 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from specqd.server.page import ASSETS
 from specqd.server.problems import ProblemError
 
-_OPEN_PATHS = frozenset({"/health"})  # answered without a key
+CLIENT = "specqd.client"  # in the scope of a request that was let through: who asks
+# Answered without a key. The page is the same for everybody; it asks for the key it then sends.
+_OPEN_PATHS = frozenset({"/health", *ASSETS})
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """host_names: those that a request may name us by, besides localhost and any IP address."""
+    """api_keys: one of them is asked for, unless there are none.
+    host_names: those that a request may name us by, besides localhost and any IP address."""
 
-    api_key: str | None = None
+    api_keys: tuple[str, ...] = ()
     host_names: frozenset[str] = frozenset()
     most_body_bytes: int = 4 << 20
 
@@ -42,7 +46,7 @@ class Guard:
         }
         try:
             self._check_names(headers, scope["scheme"])
-            self._check_key(headers, scope["path"])
+            scope[CLIENT] = self._client(headers, scope["path"])
             if scope["method"] in ("POST", "PUT", "PATCH"):
                 body = await self._body(headers, receive)
                 receive = _replay(body, receive)
@@ -76,16 +80,19 @@ class Guard:
             return False
         return True  # a name that is bound to us anew is never an address
 
-    def _check_key(self, headers: dict[str, str], path: str) -> None:
-        key = self._access.api_key
-        if key is None or path in _OPEN_PATHS:
-            return
+    def _client(self, headers: dict[str, str], path: str) -> str:
+        """Whoever holds the same key is the same client; "" where none is asked for."""
+        keys = self._access.api_keys
+        if not keys or path in _OPEN_PATHS:
+            return ""
         scheme, _, given = headers.get("authorization", "").partition(" ")
-        is_right = hmac.compare_digest(given.strip().encode("latin-1"), key.encode())
-        if scheme.lower() != "bearer" or not is_right:
+        bits = given.strip().encode("latin-1")
+        fitting = [key for key in keys if hmac.compare_digest(bits, key.encode())]
+        if scheme.lower() != "bearer" or not fitting:
             raise ProblemError(
                 401, "no valid API key; send Authorization: Bearer KEY", code="invalid_api_key"
             )
+        return fitting[0]
 
     async def _body(self, headers: dict[str, str], receive: Receive) -> bytes:
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()

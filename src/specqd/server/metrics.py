@@ -28,6 +28,7 @@ class Counts:
     waiting: int
     cache_share: float  # of the pages, those in use
     cached_prompt_tokens: int
+    preemptions: int
     stats: Stats
 
     @classmethod
@@ -38,6 +39,7 @@ class Counts:
             engine.num_waiting,
             1.0 - cache.free_pages / cache.total_pages,
             engine.stats.cached_prompt_tokens,
+            engine.stats.preemptions,
             Stats.of(engine),
         )
 
@@ -111,6 +113,9 @@ class _CountsCollector(Collector):
         yield self._gauge("vllm:num_requests_running", "Samples being written.", counts.running)
         yield self._gauge("vllm:num_requests_waiting", "Samples that wait.", counts.waiting)
         yield self._gauge("vllm:kv_cache_usage_perc", "1: it is full.", counts.cache_share)
+        yield self._counter(
+            "vllm:num_preemptions", "Times that a sample made room.", counts.preemptions
+        )
         yield self._counter("vllm:prompt_tokens", "Of requests taken.", stats.prompt_tokens)
         yield self._counter("vllm:generation_tokens", "Written.", stats.new_tokens)
         yield self._counter(
@@ -131,6 +136,8 @@ class _CountsCollector(Collector):
             "specqd:level_rows": lambda level: level.rows,
             "specqd:level_forward_seconds": lambda level: level.seconds,
             "specqd:level_read_gigabytes": lambda level: level.gigabytes,
+            "specqd:level_asks": lambda level: level.asked,
+            "specqd:level_gain_seconds": lambda level: level.gain_seconds,
         }
         for name, value_of in by_level.items():
             family = CounterMetricFamily(name, "By level.", labels=["model_name", "level"])

@@ -1,0 +1,134 @@
+"""Requests as public load generators send them, field for field, and what they read of answers."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from random_models import Shape, make_model
+from served import Served, add_template, serving
+
+pytest.importorskip("fastapi", reason="needs specqd[serve]")
+pytest.importorskip("uvicorn", reason="needs specqd[serve]")
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+TOKENS = 12
+WITH_USAGE = {"stream": True, "stream_options": {"include_usage": True}}
+WITH_RUNNING_USAGE = {
+    "stream": True,
+    "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+}
+USER = [{"role": "user", "content": "Count."}]
+PARTS = [{"role": "user", "content": [{"type": "text", "text": "Count."}]}]
+EXACTLY = {"ignore_eos": True, "min_tokens": TOKENS}
+MOST = {"max_tokens": TOKENS}
+MOST_OF_CHAT = {"max_completion_tokens": TOKENS}
+
+REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "vllm bench serve": (
+        COMPLETIONS,
+        {"prompt": "Count.", "repetition_penalty": 1.0, "logprobs": None, "ignore_eos": True}
+        | {"temperature": 0.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, **MOST, **WITH_USAGE},
+    ),
+    "vllm bench serve, chat": (
+        CHAT,
+        {"messages": PARTS, "ignore_eos": True, "temperature": 0.0, **MOST_OF_CHAT, **WITH_USAGE},
+    ),
+    "sglang.bench_serving": (
+        COMPLETIONS,
+        {"prompt": "Count.", "temperature": 0.0, "best_of": 1, "ignore_eos": True}
+        | {"stream": True, **MOST},
+    ),
+    "guidellm": (
+        COMPLETIONS,
+        {"prompt": "Count.", "stop": None, "ignore_eos": True, **MOST, **WITH_RUNNING_USAGE},
+    ),
+    "guidellm, chat": (
+        CHAT,
+        {"messages": PARTS, "stop": None, "ignore_eos": True}
+        | {**MOST_OF_CHAT, **WITH_RUNNING_USAGE},
+    ),
+    "genai-perf": (COMPLETIONS, {"prompt": ["Count."], "stream": True, **MOST, **EXACTLY}),
+    "genai-perf, chat": (CHAT, {"messages": USER, "stream": True, **MOST, **EXACTLY}),
+    "aiperf, chat": (CHAT, {"messages": USER, **MOST_OF_CHAT, **EXACTLY, **WITH_USAGE}),
+    "llmperf": (
+        CHAT,
+        {"messages": [{"role": "system", "content": ""}, *USER], "stream": True}
+        | {"temperature": 0.0, "ignore_eos": True, **MOST},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Iterator[Served]:
+    directory = tmp_path_factory.mktemp("models") / "small"
+    add_template(make_model(directory, Shape(is_peaked=True, context=512), seed))
+    with serving(str(directory)) as served:
+        yield served
+
+
+def chunks_of(served: Served, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    headers = {"x-request-id": "bench-0", "Accept": "text/event-stream"}
+    reply = served.ask("POST", path, {"model": "small", **body}, headers)
+    assert reply.status == 200, reply.body
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    *events, rest = reply.body.decode().split("\n\n")
+    assert rest == ""
+    assert all(event.startswith("data: ") for event in events)
+    chunks = [event.removeprefix("data: ") for event in events]
+    assert chunks.pop() == "[DONE]"
+    return [json.loads(chunk) for chunk in chunks]
+
+
+def text_of(chunk: dict[str, Any]) -> str:
+    [choice] = chunk["choices"]
+    found = choice["delta"].get("content") if "delta" in choice else choice["text"]
+    return found or ""
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_load_generators_are_answered(served: Served, name: str) -> None:
+    path, body = REQUESTS[name]
+    chunks = chunks_of(served, path, body)
+    options = body.get("stream_options", {})
+    if options.get("include_usage"):
+        last = chunks.pop()
+        assert last["choices"] == []
+        assert last["usage"]["completion_tokens"] == TOKENS
+        assert last["usage"]["prompt_tokens"] > 0
+    assert "".join(map(text_of, chunks))
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    if options.get("continuous_usage_stats"):
+        counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+        assert counts == sorted(counts)
+        assert counts[-1] == TOKENS
+    else:
+        assert not any(chunk.get("usage") for chunk in chunks)
+
+
+def test_what_they_ask_before_they_begin_is_there(served: Served) -> None:
+    assert served.ask("GET", "/health").status == 200
+    [model] = served.ask("GET", "/v1/models").content["data"]
+    assert model["id"] == "small"
+    assert b"vllm:spec_decode_num_accepted_tokens_total" in served.ask("GET", "/metrics").body
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"min_tokens": 5}, "min_tokens"),  # the end of a text would have to be forbidden
+        ({"min_tokens": 20, "ignore_eos": True, "max_tokens": 19}, "min_tokens"),
+        ({"min_tokens": 5, "ignore_eos": True, "stop": "x"}, "min_tokens"),
+        ({"min_tokens": 5, "ignore_eos": True, "stop_token_ids": [3]}, "min_tokens"),
+        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(
+    served: Served, fields: dict[str, Any], param: str
+) -> None:
+    for path, asked in ((COMPLETIONS, {"prompt": "Count."}), (CHAT, {"messages": USER})):
+        reply = served.ask("POST", path, {**asked, **fields})
+        assert reply.status == 400
+        assert reply.error["param"].split(".")[0] == param
+    assert served.ask("POST", COMPLETIONS, {"prompt": "Count.", "min_tokens": 0}).status == 200

@@ -1,0 +1,212 @@
+"""Requests of every kind that come, leave and make room for each other: each answers as alone."""
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from command_line import Run
+from random_models import EOS, Shape, make_model
+from scripted_models import HERMES
+from served import Served, add_template, serving
+from specqd import LLM
+from specqd.engine import Engine
+from specqd.openai_answers import Update, form_of
+from specqd.openai_requests import Prepared, chat_request, completion_request
+
+pytest.importorskip("fastapi", reason="needs specqd[serve]")
+pytest.importorskip("uvicorn", reason="needs specqd[serve]")
+pytest.importorskip("llguidance", reason="needs specqd[serve]")
+
+from specqd.json_grammar import JsonGrammars
+
+Json = dict[str, Any]
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+AT_ONCE = 16
+CACHE = 16 * 64  # positions: too few for all of them
+NO_WHITE_SPACE = {str(ord(space)): -100.0 for space in "\n\t\r "}  # else there is no end to it
+
+
+def closed(**properties: Json) -> Json:
+    required = {"required": list(properties), "additionalProperties": False}
+    return {"type": "object", "properties": properties, **required}
+
+
+PLACE = closed(kind={"enum": ["town", "hill"]}, name={"type": "string", "maxLength": 40})
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": closed(**{field: schema})}}
+    for name, field, schema in (
+        ("weather", "city", {"type": "string", "maxLength": 40}),
+        ("stop", "is_now", {"type": "boolean"}),
+    )
+]
+
+
+@dataclass(frozen=True)
+class Asked:
+    path: str
+    body: Json
+    comes_s: float
+    leaves: bool  # after its first bytes
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
+    directory = tmp_path_factory.mktemp("models") / "small"
+    return add_template(make_model(directory, Shape(is_peaked=True, context=1024), seed), HERMES)
+
+
+@pytest.fixture(scope="module")
+def plain(directory: Path) -> LLM:
+    return LLM(directory, "none", threads=2)
+
+
+@pytest.fixture(scope="module")
+def grammars(plain: LLM) -> JsonGrammars:
+    return JsonGrammars(plain.tokenizer, plain.model.vocabulary, [EOS])
+
+
+def asked_of(rng: np.random.Generator) -> Asked:
+    body: Json = {
+        "max_tokens": int(rng.integers(50, 400)),
+        "temperature": float(rng.choice([0.0, 0.9])),
+        "seed": int(rng.integers(1 << 40)),
+        "n": int(rng.choice([1, 1, 2])),
+        "repetition_penalty": float(rng.choice([1.0, 1.2])),
+        "stream": bool(rng.random() < 0.5),
+        "return_token_ids": True,
+    }
+    prompt = rng.integers(0, 256, int(rng.choice([1, 30, 65, 200]))).tolist()
+    messages = [{"role": "user", "content": f"{prompt[:20]}"}]
+    held = {"logit_bias": NO_WHITE_SPACE, "repetition_penalty": 1.0}
+    kind = rng.choice(["free", "schema", "chat", "tools"], p=[0.4, 0.25, 0.1, 0.25])
+    if kind == "free":
+        path, more = COMPLETIONS, {"prompt": prompt, "logprobs": 2, "ignore_eos": True}
+    elif kind == "schema":
+        form = {"type": "json_schema", "json_schema": {"name": "place", "schema": PLACE}}
+        path, more = COMPLETIONS, {"prompt": prompt, "response_format": form, **held}
+    else:
+        path, more = CHAT, {"messages": messages, "logprobs": True, "top_logprobs": 2}
+    if kind == "tools":
+        choice = str(rng.choice(["required", "auto"]))
+        more |= {"tools": TOOLS, "tool_choice": choice, **held}
+    leaves = bool(rng.random() < 0.2)
+    return Asked(path, body | more, float(rng.uniform(0, 0.05)), leaves)
+
+
+def answered(served: Served, asked: Asked) -> list[Json] | None:
+    """Its choices; None where the client left."""
+    time.sleep(asked.comes_s)
+    if asked.leaves:
+        connection = served.connect()
+        data = json.dumps(asked.body | {"stream": True})
+        connection.request("POST", asked.path, data, {"Content-Type": "application/json"})
+        connection.getresponse().read(1)
+        connection.close()
+        return None
+    reply = served.ask("POST", asked.path, asked.body)
+    assert reply.status == 200, reply.body
+    if not asked.body["stream"]:
+        return reply.content["choices"]
+    events = [line.removeprefix("data: ") for line in reply.body.decode().split("\n\n") if line]
+    assert events.pop() == "[DONE]"
+    choices: list[Json] = [{} for _ in range(asked.body["n"])]
+    for event in events:
+        for choice in json.loads(event)["choices"]:
+            add(choices[choice["index"]], choice)
+    return choices
+
+
+def add(whole: Json, chunk: Json) -> None:
+    """Puts what a chunk has of a choice to what came of it before."""
+    for name, value in chunk.items():
+        before = whole.get(name)
+        if name == "tool_calls":
+            calls = whole.setdefault(name, [])
+            for call in value:
+                if call["index"] == len(calls):
+                    calls.append(call)
+                else:
+                    calls[-1]["function"]["arguments"] += call["function"]["arguments"]
+        elif isinstance(value, dict):
+            if before is None:
+                whole[name] = {}
+            add(whole[name], value)
+        elif isinstance(value, str | list) and before is not None and name != "finish_reason":
+            whole[name] = before + value
+        elif value is not None or name not in whole:
+            whole[name] = value
+
+
+def told(choice: Json) -> Json:
+    """What both a stream's choice and a whole one tell."""
+    message = choice.get("message") or choice.get("delta") or {}
+    calls = [call["function"] for call in message.get("tool_calls") or []]
+    logprobs = choice["logprobs"] and {k: v for k, v in choice["logprobs"].items() if v}
+    kept = {name: choice[name] for name in ("index", "finish_reason", "token_ids")}
+    text = choice.get("text") or message.get("content") or ""
+    return kept | {"text": text, "calls": calls, "logprobs": logprobs}
+
+
+def alone(llm: LLM, grammars: JsonGrammars, asked: Asked) -> list[Json]:
+    """The choices of the only request of an engine that drafts nothing."""
+    read = completion_request if asked.path == COMPLETIONS else chat_request
+    prepared = Prepared.of(read(asked.body), llm.tokenizer)
+    engine = Engine(llm.engine.level, llm.tokenizer, eos_token_ids=[EOS])
+    params = prepared.params.resolved(llm.defaults)
+    samples = engine.submit(prepared.prompts[0], params, grammars.of_request(prepared))
+    while not engine.is_idle:
+        engine.step()
+    form = form_of(prepared, llm.tokenizer, "key")
+    return [form.whole([Update.whole(i, sample)]) for i, sample in enumerate(samples)]
+
+
+@pytest.fixture(params=["auto", "mxfp4:k=5", "none"])
+def served(directory: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
+    arguments = ["--draft", request.param, "--cache-positions", str(CACHE)]
+    with serving(str(directory), *arguments, "--max-batch", str(AT_ONCE)) as served:
+        yield served
+
+
+def test_requests_of_every_kind_equal_themselves_alone_in_all_bits(
+    served: Served, plain: LLM, grammars: JsonGrammars, rng: np.random.Generator
+) -> None:
+    requests = [asked_of(rng) for _ in range(48)]
+    with ThreadPoolExecutor(AT_ONCE) as clients:
+        answers = list(clients.map(lambda asked: answered(served, asked), requests))
+    for asked, choices in zip(requests, answers, strict=True):
+        if choices is not None:
+            assert list(map(told, choices)) == list(map(told, alone(plain, grammars, asked))), asked
+    assert served.metric("vllm:num_preemptions_total") > 0
+    assert any(choices is None for choices in answers)
+    deadline = time.monotonic() + 30
+    while served.metric("vllm:num_requests_running") and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert served.metric("vllm:kv_cache_usage_perc") == 0
+
+
+def test_answers_amid_others_are_what_the_command_line_writes(
+    served: Served, directory: Path, rng: np.random.Generator, run: Run
+) -> None:
+    prompts = [rng.integers(0, 256, 40).tolist() for _ in range(12)]
+    others = {"prompt": prompts, "max_tokens": 150, "ignore_eos": True}
+    with ThreadPoolExecutor(AT_ONCE) as clients:
+        for temperature in (0.0, 0.9):
+            seeds = [int(seed) for seed in rng.integers(1 << 40, size=3)]
+            body = {"prompt": "Once", "max_tokens": 90, "temperature": temperature}
+            crowd = clients.submit(served.ask, "POST", COMPLETIONS, others)
+            asked = [body | {"seed": seed} for seed in seeds]
+            replies = clients.map(lambda each: served.ask("POST", COMPLETIONS, each), asked)
+            for seed, reply in zip(seeds, replies, strict=True):
+                words = ["--temperature", str(temperature), "--seed", str(seed), "--json"]
+                status, out, _ = run("generate", str(directory), "-p", "Once", "-n", "90", *words)
+                assert status == 0
+                assert reply.content["choices"][0]["text"] == json.loads(out)["text"]
+            assert crowd.result().status == 200

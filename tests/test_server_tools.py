@@ -1,0 +1,381 @@
+"""Calls of tools through OpenAI's own client, whole and streamed, with drafts and without."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from random_models import Shape, make_model
+from scripted_models import HERMES, LLAMA, make_scripted_model
+from served import Served, add_template, serving
+from specqd import LLM
+from specqd.batch import answer_batch, open_answers, read_batch
+
+pytest.importorskip("fastapi", reason="needs specqd[serve]")
+pytest.importorskip("uvicorn", reason="needs specqd[serve]")
+pytest.importorskip("llguidance", reason="needs specqd[serve]")
+openai = pytest.importorskip("openai", reason="needs OpenAI's client")
+pydantic = pytest.importorskip("pydantic", reason="needs specqd[serve]")
+
+MESSAGES = [{"role": "user", "content": "Say."}]
+WEATHER = '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich <3"}}\n</tool_call>'
+STOP = '<tool_call>\n{"name": "stop", "arguments": {"is_now": true}}\n</tool_call>'
+SCRIPTS = {
+    "A": "Grüezi, no call.",
+    "B": f"Let me look.\n{WEATHER}",
+    "C": f"{STOP}\n{WEATHER}",
+    "D": "Hm <tool_call>stop(now)</tool_call> ?",
+}
+LLAMA_SCRIPTS = {"A": "No call: {x}", "B": '{"name": "stop", "parameters": {"is_now": false}}'}
+CITY = ("weather", {"city": "Zürich <3"})
+NOW = ("stop", {"is_now": True})
+NO_WHITE_SPACE = {str(ord(space)): -100.0 for space in "\n\t\r "}  # else there is no end to it
+
+
+NESTED: dict[str, Any] = {"type": "boolean"}
+for _ in range(32):
+    NESTED = {"not": NESTED}
+
+
+def tool(name: str, **members: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **members}}
+
+
+TOOLS = [
+    tool(
+        "weather",
+        description="Of a city.",
+        parameters={
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 12}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    ),
+    tool(
+        "stop",
+        parameters={
+            "type": "object",
+            "properties": {"is_now": {"type": "boolean"}},
+            "required": ["is_now"],
+            "additionalProperties": False,
+        },
+    ),
+]
+
+
+def chosen(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
+    return make_scripted_model(tmp_path_factory.mktemp("models") / "small", SCRIPTS, HERMES, seed)
+
+
+@pytest.fixture(scope="module", params=["mxfp4:k=4", "none"])
+def served(scripted: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
+    with serving(str(scripted), "--draft", request.param) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def client(served: Served) -> Any:
+    return client_of(served)
+
+
+def client_of(served: Served) -> Any:
+    return openai.OpenAI(base_url=f"{served.url}/v1", api_key="unused", max_retries=0)
+
+
+def ask(client: Any, script: str = "A", **fields: Any) -> Any:
+    extra = {"chat_template_kwargs": {"script": script}}
+    given = {"tools": TOOLS, "temperature": 0, "max_tokens": 400} | fields
+    return client.chat.completions.create(
+        model="small", messages=MESSAGES, extra_body=extra, **given
+    ).choices[0]
+
+
+def ask_streamed(client: Any, script: str = "A", **fields: Any) -> dict[str, Any]:
+    """What the deltas come to, which are checked to be as OpenAI sends them."""
+    extra = {"chat_template_kwargs": {"script": script}}
+    given = {"tools": TOOLS, "temperature": 0, "max_tokens": 400} | fields
+    content, reason, calls = "", None, list[dict[str, Any]]()
+    for chunk in client.chat.completions.create(
+        model="small", messages=MESSAGES, extra_body=extra, stream=True, **given
+    ):
+        [choice] = chunk.choices
+        content += choice.delta.content or ""
+        reason = choice.finish_reason or reason
+        for call in choice.delta.tool_calls or ():
+            if call.index == len(calls):
+                assert call.id.startswith("call_")
+                assert call.type == "function"
+                calls.append({"name": call.function.name, "arguments": ""})
+            else:
+                assert call.index == len(calls) - 1
+                assert (call.id, call.type, call.function.name) == (None, None, None)
+            calls[-1]["arguments"] += call.function.arguments
+    return {"content": content or None, "calls": calls, "finish_reason": reason}
+
+
+def calls_of(choice: Any) -> list[tuple[str, Any]]:
+    calls = choice.message.tool_calls or []
+    assert all(call.type == "function" and call.id.startswith("call_") for call in calls)
+    assert len({call.id for call in calls}) == len(calls)
+    return [(call.function.name, json.loads(call.function.arguments)) for call in calls]
+
+
+def check_same(choice: Any, streamed: dict[str, Any]) -> None:
+    calls = choice.message.tool_calls or []
+    assert streamed == {
+        "content": choice.message.content or None,
+        "calls": [
+            {"name": call.function.name, "arguments": call.function.arguments} for call in calls
+        ],
+        "finish_reason": choice.finish_reason,
+    }
+
+
+@pytest.mark.parametrize(
+    ("script", "content", "calls", "reason"),
+    [
+        ("A", SCRIPTS["A"], [], "stop"),
+        ("B", "Let me look.", [CITY], "tool_calls"),
+        ("C", None, [NOW, CITY], "tool_calls"),
+        ("D", SCRIPTS["D"], [], "stop"),
+    ],
+)
+def test_calls_are_read_out_of_free_texts(
+    client: Any, script: str, content: str | None, calls: list[Any], reason: str
+) -> None:
+    choice = ask(client, script)
+    assert choice.message.content == content
+    assert calls_of(choice) == calls
+    assert choice.finish_reason == reason
+    check_same(choice, ask_streamed(client, script))
+
+
+def test_without_leave_to_call_markup_is_content(client: Any) -> None:
+    choice = ask(client, "B", tool_choice="none")
+    assert choice.message.content == SCRIPTS["B"]
+    assert choice.message.tool_calls is None
+    check_same(choice, ask_streamed(client, "B", tool_choice="none"))
+
+
+def test_a_call_that_is_cut_has_the_arguments_so_far(client: Any) -> None:
+    found = set()
+    for most in range(2, 40):
+        choice = ask(client, "B", max_tokens=most)
+        check_same(choice, ask_streamed(client, "B", max_tokens=most))
+        for call in choice.message.tool_calls or []:
+            assert call.function.name == "weather"
+            so_far = call.function.arguments.rstrip("\N{REPLACEMENT CHARACTER}")  # half a letter
+            assert '{"city": "Zürich <3"}'.startswith(so_far)
+            assert choice.message.content == "Let me look."
+            found.add((choice.finish_reason, call.function.arguments == '{"city": "Zürich <3"}'))
+    assert ("length", False) in found
+    assert ("tool_calls", True) in found
+
+
+@pytest.mark.parametrize("choice", ["required", chosen("stop"), "auto"])
+def test_rules_hold_where_the_model_would_say_something_else(client: Any, choice: Any) -> None:
+    """The model wants to write a call that the schema forbids."""
+    refusing = {"type": "object", "properties": {"is_now": {"const": False}}}
+    refusing |= {"required": ["is_now"], "additionalProperties": False}
+    tools = [tool("stop", parameters=refusing, strict=True)]
+    fields = {"tools": tools, "tool_choice": choice, "logit_bias": NO_WHITE_SPACE}
+    fields |= {"parallel_tool_calls": False}
+    answer = ask(client, "C", **fields)
+    assert calls_of(answer) == [("stop", {"is_now": False})]
+    streamed = ask_streamed(client, "C", **fields)
+    check_same(answer, streamed)
+
+
+def test_texts_without_calls_may_have_a_form_of_their_own(client: Any) -> None:
+    schema = {"type": "object", "properties": {"is_it": {"type": "boolean"}}}
+    schema |= {"required": ["is_it"], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    for script in "AB":
+        fields = {"response_format": form, "logit_bias": NO_WHITE_SPACE | {str(ord("{")): 100.0}}
+        answer = ask(client, script, **fields)
+        assert set(json.loads(answer.message.content)) == {"is_it"}
+        assert answer.message.tool_calls is None
+        check_same(answer, ask_streamed(client, script, **fields))
+
+
+def test_openais_client_parses_arguments_into_pydantic_models(client: Any) -> None:
+    model = pydantic.create_model("Stop", is_now=(bool, ...))
+    given = {
+        "model": "small",
+        "messages": MESSAGES,
+        "tools": [openai.pydantic_function_tool(model, name="stop")],
+        "extra_body": {"chat_template_kwargs": {"script": "C"}},
+        "temperature": 0,
+        "max_tokens": 200,
+        "logit_bias": NO_WHITE_SPACE,
+    }
+    answer = client.chat.completions.parse(
+        **given, tool_choice="required", parallel_tool_calls=False
+    )
+    [call] = answer.choices[0].message.tool_calls
+    parsed = call.function.parsed_arguments
+    assert isinstance(parsed, model)
+    assert isinstance(parsed.is_now, bool)
+    with client.chat.completions.stream(**given, tool_choice=chosen("stop")) as stream:
+        events = list(stream)
+        final = stream.get_final_completion()
+    [call] = final.choices[0].message.tool_calls
+    assert isinstance(call.function.parsed_arguments, model)
+    done = [event for event in events if event.type == "tool_calls.function.arguments.done"]
+    assert [(event.name, event.index) for event in done] == [("stop", 0)]
+
+
+def test_a_conversation_goes_on_after_its_calls(client: Any) -> None:
+    message = ask(client, "B").message
+    [call] = message.tool_calls
+    result = {"role": "tool", "tool_call_id": call.id, "content": "7 degrees"}
+    answer = client.chat.completions.create(
+        model="small",
+        messages=[*MESSAGES, message.model_dump(exclude_none=True), result],
+        tools=TOOLS,
+        temperature=0,
+        extra_body={"chat_template_kwargs": {"script": "A"}},
+    )
+    assert answer.choices[0].message.content == SCRIPTS["A"]
+
+
+# --- Random models --------------------------------------------------------------------------------
+
+
+def test_calls_have_the_same_bits_with_drafts_and_without(
+    tmp_path: Path, seed: int, rng: np.random.Generator
+) -> None:
+    directory = make_model(tmp_path / "small", Shape(is_peaked=True, context=2048), seed)
+    add_template(directory, HERMES)
+    requests = [
+        {
+            "messages": [{"role": "user", "content": f"{i}"}],
+            "tools": TOOLS,
+            "tool_choice": choice,
+            "max_tokens": 300,
+            "temperature": float(rng.choice([0.0, 1.0])),
+            "seed": int(rng.integers(1 << 40)),
+            "logit_bias": NO_WHITE_SPACE,
+            "extra_body": {"return_token_ids": True},
+        }
+        for i, choice in enumerate([chosen("weather"), "required", chosen("stop"), "auto"] * 2)
+    ]
+    answers = []
+    for draft in ("none", "mxfp4:k=4", "ngram"):
+        with serving(str(directory), "--draft", draft) as served:
+            client = client_of(served)
+            made = [client.chat.completions.create(model="small", **each) for each in requests]
+            answers.append([answer.choices[0] for answer in made])
+    for without, *others in zip(*answers, strict=True):
+        for other in others:
+            assert other.token_ids == without.token_ids
+            assert calls_of(other) == calls_of(without)
+            assert other.message.content == without.message.content
+            assert other.finish_reason == without.finish_reason
+    for request, choice in zip(requests, answers[0], strict=True):
+        if request["tool_choice"] == "auto":
+            continue
+        names = [name for name, _ in calls_of(choice)]
+        assert names
+        assert choice.message.content is None
+        if isinstance(request["tool_choice"], dict):
+            assert names == [request["tool_choice"]["function"]["name"]]
+            assert choice.finish_reason == "tool_calls"
+
+
+def test_calls_in_json_are_read_and_special_tags_are_seen(tmp_path: Path, seed: int) -> None:
+    llama = make_scripted_model(tmp_path / "llama" / "small", LLAMA_SCRIPTS, LLAMA, seed)
+    with serving(str(llama)) as served:
+        client = client_of(served)
+        assert ask(client, "A").message.content == LLAMA_SCRIPTS["A"]
+        for choice in ("auto", "required", chosen("stop")):
+            fields = {"tools": TOOLS[1:], "tool_choice": choice, "logit_bias": NO_WHITE_SPACE}
+            answer = ask(client, "B", **fields)
+            assert calls_of(answer) == [("stop", {"is_now": False})]
+            check_same(answer, ask_streamed(client, "B", **fields))
+    marks = ["<tool_call>", "</tool_call>"]
+    special = make_scripted_model(
+        tmp_path / "special" / "small", {"B": SCRIPTS["B"]}, HERMES, seed, marks
+    )
+    with serving(str(special)) as served:
+        client = client_of(served)
+        assert calls_of(ask(client, "B")) == [CITY]
+        body = {"messages": MESSAGES, "tools": TOOLS, "temperature": 0, "return_origins": True}
+        body |= {"chat_template_kwargs": {"script": "B"}}
+        [choice] = served.ask("POST", "/v1/chat/completions", body).content["choices"]
+        assert "".join(origin["text"] for origin in choice["origins"]) == SCRIPTS["B"]
+        answer = ask(client, "B", tool_choice=chosen("stop"), logit_bias=NO_WHITE_SPACE)
+        assert [name for name, _ in calls_of(answer)] == ["stop"]
+
+
+def test_a_batch_answers_calls_as_the_server_does(
+    scripted: Path, client: Any, tmp_path: Path
+) -> None:
+    body = {"messages": MESSAGES, "tools": TOOLS, "temperature": 0, "logit_bias": NO_WHITE_SPACE}
+    lines = [
+        {
+            "custom_id": script,
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": body | {"tool_choice": choice, "chat_template_kwargs": {"script": script}},
+        }
+        for script, choice in (("B", "auto"), ("C", chosen("stop")), ("A", "none"))
+    ]
+    requests = tmp_path / "in.jsonl"
+    requests.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    batch = read_batch(requests, "small")
+    with open_answers(tmp_path / "out.jsonl", batch) as answers:
+        assert answer_batch(LLM(scripted, "none", threads=2), batch, answers, lambda *_: None) == 0
+    for line in map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines()):
+        [found] = line["response"]["body"]["choices"]
+        asked = next(each["body"] for each in lines if each["custom_id"] == line["custom_id"])
+        expected = ask(
+            client,
+            line["custom_id"],
+            tool_choice=asked["tool_choice"],
+            logit_bias=NO_WHITE_SPACE,
+        )
+        assert found["finish_reason"] == expected.finish_reason
+        assert found["message"]["content"] == expected.message.content
+        calls = found["message"].get("tool_calls") or []
+        functions = [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in calls]
+        assert functions == calls_of(expected)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"parameters": {"properties": {"a": {"type": "banana"}}}}, "cannot be followed"),
+        ({"parameters": {"$ref": "https://example.org/schema"}}, "refers elsewhere"),
+        ({"parameters": NESTED}, "nested deeper than 32"),
+    ],
+)
+def test_schemas_that_cannot_be_followed_are_400(
+    served: Served, fields: dict[str, Any], says: str
+) -> None:
+    body = {"messages": MESSAGES, "tools": [tool("f", **fields)], "max_tokens": 3}
+    reply = served.ask("POST", "/v1/chat/completions", body | {"tool_choice": "required"})
+    assert reply.status == 400
+    assert reply.error["param"] == "tools"
+    assert says in reply.error["message"]
+    assert served.ask("POST", "/v1/chat/completions", body).status == 200  # nobody follows it
+
+
+def test_a_model_without_a_form_of_calls_says_so(tmp_path: Path, seed: int) -> None:
+    directory = add_template(make_model(tmp_path / "small", Shape(), seed))
+    with serving(str(directory)) as served:
+        body = {"messages": MESSAGES, "tools": TOOLS}
+        reply = served.ask("POST", "/v1/chat/completions", body)
+        assert (reply.status, reply.error["param"]) == (400, "tools")
+        assert "in no form that is known" in reply.error["message"]
+        body |= {"tool_choice": "none", "max_tokens": 2}
+        assert served.ask("POST", "/v1/chat/completions", body).status == 200

@@ -1,0 +1,155 @@
+"""Which form calls have follows from the chat template, and rules hold texts to it."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from random_models import EOS, write_tokenizer
+from scripted_models import HERMES, LLAMA
+from specqd.errors import FieldError, RequestError
+from specqd.tokenizer import Tokenizer
+from specqd.tool_calls import Tool, ToolUse, call_form
+
+REVERSED = HERMES.replace(
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}',
+    '{ "arguments": {{ c.function.arguments | tojson }}, "name": "{{ c.function.name }}"}',
+)
+TEACHING = (
+    "{% if tools %}Answer with <tool_call>\n"
+    '{"name": <name>, "arguments": <arguments>}\n</tool_call>{% endif %}'
+    "{% for m in messages %}{{ m.content }}{% endfor %}"
+)
+IN_BRACKETS = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% if m.tool_calls %}"
+    '[TOOL_CALLS] [{"name": "{{ m.tool_calls[0].function.name }}", "arguments": '
+    "{{ m.tool_calls[0].function.arguments | tojson }}}]{% endif %}{% endfor %}"
+)
+REFUSING = "{% for m in messages %}{{ raise_exception('no') if m.tool_calls }}{% endfor %}"
+UNTAGGED_ELSEWHERE = LLAMA.replace("[assistant]{{ script }}", "[assistant][thinking]")
+
+
+def tokenizer_of(directory: Path, template: str | None, special: Sequence[str] = ()) -> Tokenizer:
+    write_tokenizer(directory, 320)
+    path = directory / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    like = tokenizer["added_tokens"][0]
+    for i, mark in enumerate(special):
+        tokenizer["added_tokens"].append(like | {"id": 320 + i, "content": mark})
+    path.write_text(json.dumps(tokenizer))
+    if template is not None:
+        path = directory / "tokenizer_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template}))
+    return Tokenizer.open(directory)
+
+
+def test_the_template_says_how_a_call_is_written(tmp_path: Path) -> None:
+    form = call_form(tokenizer_of(tmp_path, HERMES))
+    written = ('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>")
+    assert (form.begin, form.middle, form.end) == written
+    assert form.is_tagged
+    assert form.special_ids == {}
+    close = call_form(tokenizer_of(tmp_path, HERMES.replace('{{ "\\n" }}', "")))
+    assert (close.begin, close.end) == ('<tool_call>{"name": "', "}</tool_call>")
+    form = call_form(tokenizer_of(tmp_path, LLAMA, ["<|python_tag|>"]))
+    assert (form.begin, form.middle, form.end) == ('{"name": "', '", "parameters": ', "}")
+    assert not form.is_tagged
+    assert form.special_ids == {"<|python_tag|>": 320}
+
+
+@pytest.mark.parametrize("template", [REVERSED, TEACHING], ids=["reversed", "teaching"])
+def test_a_template_that_teaches_tags_has_hermes_form(tmp_path: Path, template: str) -> None:
+    assert call_form(tokenizer_of(tmp_path, template)) == call_form(tokenizer_of(tmp_path, HERMES))
+
+
+@pytest.mark.parametrize("template", [IN_BRACKETS, REFUSING, UNTAGGED_ELSEWHERE])
+def test_a_template_without_a_known_form_is_told(tmp_path: Path, template: str) -> None:
+    with pytest.raises(FieldError, match="calls tools in no form that is known") as refused:
+        call_form(tokenizer_of(tmp_path, template))
+    assert refused.value.field == "tools"
+    assert "\n" not in str(refused.value)
+
+
+def test_without_a_template_there_are_no_tools(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="no chat template"):
+        call_form(tokenizer_of(tmp_path, None))
+
+
+# --- Rules ----------------------------------------------------------------------------------------
+
+BOOLEAN: dict[str, Any] = {
+    "type": "object",
+    "properties": {"a": {"type": "boolean"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+TOOLS = (Tool("get", BOOLEAN, False), Tool("get_all", BOOLEAN, False))
+GET = '<tool_call>\n{"name": "get", "arguments": {"a": true}}\n</tool_call>'
+ALL = GET.replace('"get"', '"get_all"').replace("true", "false")
+PLAIN = '{"name": "get", "parameters": {"a": true}}'
+
+
+def follows(tokenizer: Tokenizer, rules: str, text: str) -> bool:
+    llguidance = pytest.importorskip("llguidance", reason="needs specqd[serve]")
+    tokens = llguidance.LLTokenizer(tokenizer.to_json(), n_vocab=330, eos_token=[EOS])
+    written = llguidance.LLMatcher.grammar_from_lark(rules)
+    matcher = llguidance.LLMatcher(tokens, written, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    ids = [*tokenizer.encode(text), EOS]
+    return bool(matcher.validate_tokens(ids) == len(ids))
+
+
+def check_rules(
+    tokenizer: Tokenizer,
+    use: ToolUse,
+    right: Sequence[str],
+    wrong: Sequence[str],
+    answer: dict[str, Any] | None = None,
+) -> None:
+    rules = call_form(tokenizer).rules(use, answer)
+    assert [text for text in right if not follows(tokenizer, rules, text)] == []
+    assert [text for text in wrong if follows(tokenizer, rules, text)] == []
+
+
+@pytest.mark.parametrize("special", [(), ("<tool_call>", "</tool_call>")], ids=["plain", "special"])
+def test_rules_of_tagged_calls(tmp_path: Path, special: Sequence[str]) -> None:
+    tokenizer = tokenizer_of(tmp_path, HERMES, special)
+    bad = GET.replace("true", "1")
+    unknown = GET.replace('"get"', '"put"')
+    must = ToolUse(TOOLS, must_call=True)
+    one = ToolUse(TOOLS, must_call=True, is_parallel=False)
+    named = ToolUse(TOOLS, "get_all", must_call=True, is_parallel=False)
+    check_rules(
+        tokenizer, must, [GET, ALL, f"{GET}\n{ALL}"], ["", "x", f"x{GET}", f"{GET}x", bad, unknown]
+    )
+    check_rules(tokenizer, one, [GET, ALL], [f"{GET}\n{ALL}", bad])
+    check_rules(tokenizer, named, [ALL], [GET, f"{ALL}\n{ALL}"])
+    free = ["", "x", GET, f"x\n{GET}\n{ALL}y", "{}", "a <tool b"]
+    check_rules(tokenizer, ToolUse(TOOLS), free, [bad, unknown, f"x{bad}", "x<tool_call>y"])
+    one_at_most = ToolUse(TOOLS, is_parallel=False)
+    check_rules(tokenizer, one_at_most, ["", "x", f"x{GET}y"], [f"{GET}\n{ALL}", bad])
+    either = ['{"a":true}', GET, f"{GET}\n{ALL}"]
+    check_rules(tokenizer, ToolUse(TOOLS), either, ["", "x", '{"a":1}', bad], BOOLEAN)
+
+
+def test_rules_of_untagged_calls(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(tmp_path, LLAMA)
+    bad = PLAIN.replace("true", "1")
+    check_rules(tokenizer, ToolUse(TOOLS, must_call=True), [PLAIN], ["", "x", bad, f"{PLAIN}x"])
+    check_rules(tokenizer, ToolUse(TOOLS), [PLAIN, "", "x {", " x"], [bad, "{}", " {"])
+    with pytest.raises(FieldError, match="response_format"):
+        call_form(tokenizer).rules(ToolUse(TOOLS), BOOLEAN)
+
+
+def test_earlier_calls_and_results_reach_the_template(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(tmp_path, HERMES)
+    call = {"type": "function", "function": {"name": "get", "arguments": {"a": True}}}
+    messages = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "7", "tool_call_id": "x"},
+    ]
+    text = tokenizer.render_chat(messages, tools=[TOOLS[0].described()])
+    assert text.startswith('[tools]{"type": "function", "function": {"name": "get", ')
+    assert text.endswith(f"[assistant]{GET}[tool]7[assistant]")

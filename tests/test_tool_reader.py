@@ -1,0 +1,116 @@
+"""Calls read out of texts: the same however a text is cut, and no markup as content."""
+
+import itertools
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from specqd.tool_reader import ToolReader
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "}<\\"é"}}\n</tool_call>'
+ARGUMENTS = '{"a": "}<\\"é"}'
+
+
+def read(text: str, cuts: Sequence[int], *, is_tagged: bool) -> tuple[str, list[tuple[str, str]]]:
+    reader = ToolReader({"f", "g"}, is_tagged=is_tagged)
+    places = [0, *cuts, len(text)]
+    pieces = [p for a, b in itertools.pairwise(places) for p in reader.feed(text[a:b])]
+    content, calls = "", list[tuple[str, str]]()
+    for piece in pieces + reader.finish():
+        if isinstance(piece, str):
+            content += piece
+            continue
+        if piece.name is not None:
+            assert piece.index == len(calls)
+            calls.append((piece.name, ""))
+        name, arguments = calls[piece.index]
+        calls[piece.index] = (name, arguments + piece.arguments)
+    return content, calls
+
+
+def check(
+    text: str, content: str, calls: list[tuple[str, str]], seed: int, *, is_tagged: bool
+) -> None:
+    rng = random.Random(seed)
+    for _ in range(100):
+        cuts = sorted(rng.choices(range(len(text) + 1), k=rng.randrange(8)))
+        assert read(text, cuts, is_tagged=is_tagged) == (content, calls), cuts
+    assert read(text, range(len(text)), is_tagged=is_tagged) == (content, calls)
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        (CALL, "", [("f", ARGUMENTS)]),
+        (f"hi\n{CALL}\n{CALL}\nbye ", "hi\nbye", [("f", ARGUMENTS)] * 2),
+        (' x <tool_ca{"name"\n', ' x <tool_ca{"name"\n', []),
+        (
+            '<tool_call>{"arguments": {"a": [1]}, "name": "g"}</tool_call>',
+            "",
+            [("g", '{"a": [1]}')],
+        ),
+        ('<tool_call>{"name": "g"}</tool_call>', "", [("g", "{}")]),
+        (
+            '<tool_call>{"name": "g", "arguments": "{\\"a\\": 1}"}</tool_call>',
+            "",
+            [("g", '{"a": 1}')],
+        ),
+        (CALL[: -len("\n</tool_call>")], "", [("f", ARGUMENTS)]),
+        (CALL[: -len("call>")], "", [("f", ARGUMENTS)]),
+        (CALL.replace("\n</tool_call>", "") + CALL, "", [("f", ARGUMENTS)] * 2),
+    ],
+)
+def test_calls_in_tags_are_read_and_the_rest_is_content(
+    text: str, content: str, calls: list[tuple[str, str]], seed: int
+) -> None:
+    check(text, content, calls, seed, is_tagged=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>{"name": "unknown", "arguments": {}}</tool_call> ',
+        "<tool_call>f(1)</tool_call>",
+        '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": "x"}</tool_call>',
+        "a\n <tool_call>" + "[" * 5000 + "</tool_call>\nb",
+        '<tool_call>\n{"name": "f", "argu',
+        "a <tool_call",
+        "<tool_call>",
+    ],
+)
+def test_what_is_no_call_stays_content_to_the_letter(text: str, seed: int) -> None:
+    check(text, text, [], seed, is_tagged=True)
+
+
+def test_arguments_are_passed_on_as_they_were_written(seed: int) -> None:
+    cut = CALL[: CALL.index("é")]
+    check(cut, "", [("f", '{"a": "}<\\"')], seed, is_tagged=True)
+    wrong = '<tool_call>\n{"name": "f", "arguments": {"a": tru\n</tool_call>after'
+    check(wrong, "after", [("f", '{"a": tru\n')], seed, is_tagged=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ('{"name": "f", "parameters": {"a": {}}}', "", [("f", '{"a": {}}')]),
+        (' {"name": "f", "arguments": {}} ', "", [("f", "{}")]),
+        (
+            '<|python_tag|>{"name": "f", "parameters": {}}; {"name": "g", "parameters": {"b": 1}}',
+            "",
+            [("f", "{}"), ("g", '{"b": 1}')],
+        ),
+        ('{"parameters": {}, "name": "f"}', "", [("f", "{}")]),
+        ('{"answer": {"name": "f"}} x', '{"answer": {"name": "f"}} x', []),
+        ('hi {"name": "f", "parameters": {}}', 'hi {"name": "f", "parameters": {}}', []),
+        ('{"name": "f", "parame', '{"name": "f", "parame', []),
+        ('{"name": "f", "parameters": {"a": ', "", [("f", '{"a": ')]),
+        ("<|python", "<|python", []),
+        (" ", " ", []),
+    ],
+)
+def test_a_text_of_json_is_a_call_where_it_names_a_function(
+    text: str, content: str, calls: list[tuple[str, str]], seed: int
+) -> None:
+    check(text, content, calls, seed, is_tagged=False)
