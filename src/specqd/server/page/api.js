@@ -1,0 +1,61 @@
+/** The server's paths: requests out, answers and events in. Knows nothing of what is shown. */
+
+const KEY = "specqd-api-key";
+
+export class RefusedError extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** For this tab, until it is closed. */
+export function keepKey(key) {
+  sessionStorage.setItem(KEY, key);
+}
+
+export async function getJson(path) {
+  return (await call(path)).json();
+}
+
+/** The events of a streamed answer, parsed, as they come. */
+export async function* events(path, body, signal) {
+  const response = await call(path, body, signal);
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) throw new RefusedError(0, "The connection ended before the answer did.");
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) {
+      const data = part.slice("data: ".length);
+      if (data === "[DONE]") return;
+      const event = JSON.parse(data);
+      if (event.error) throw new RefusedError(0, event.error.message);
+      yield event;
+    }
+  }
+}
+
+async function call(path, body, signal) {
+  const headers = {};
+  const key = sessionStorage.getItem(KEY);
+  if (key) headers.Authorization = `Bearer ${key}`;
+  const asked = { headers, signal, cache: "no-store" };
+  if (body) {
+    headers["Content-Type"] = "application/json";
+    Object.assign(asked, { method: "POST", body: JSON.stringify(body) });
+  }
+  const response = await fetch(path, asked);
+  if (!response.ok) throw new RefusedError(response.status, await problemOf(response));
+  return response;
+}
+
+async function problemOf(response) {
+  try {
+    return (await response.json()).error.message;
+  } catch {
+    return `The server answered with status ${response.status}.`;
+  }
+}

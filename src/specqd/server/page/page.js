@@ -1,0 +1,293 @@
+/** The page: what is asked, in which order, and where each answer is shown. */
+
+import * as api from "./api.js";
+import {
+  AnswerText,
+  count,
+  following,
+  inspectTokens,
+  number,
+  showFigures,
+  showLevels,
+} from "./answer.js";
+import { Meter } from "./meter.js";
+
+const SETTLE_MS = 1000;
+const FIGURES_MS = 250; // between two looks at the figures
+const MOST_TOKENS = 512; // where nothing else is set
+const LARGEST_SEED = 2 ** 32;
+
+const at = (id) => document.getElementById(id);
+const [turns, prompt, send, stop, clear] = ["turns", "prompt", "send", "stop", "clear"].map(at);
+
+let facts = null; // of the model
+let limits = null; // GB/s by level
+let history = []; // messages of the chat
+let finished = []; // shows the figures of each run that has ended
+let running = null; // the AbortController of what is being written
+
+// --- Asking ------------------------------------------------------------------------------------
+
+async function ask(text) {
+  const turn = addTurn(text);
+  const body = bodyOf(text);
+  const controller = new AbortController();
+  setRunning(controller);
+  const views = [addRun(turn, text, hasComparison() ? "With drafts" : "")];
+  if (hasComparison()) views.push(addRun(turn, text, "Plain"));
+  const runs = [];
+  try {
+    for (const [i, view] of views.entries()) {
+      if (controller.signal.aborted) break;
+      const asked = i ? { ...body, draft: "none" } : body;
+      runs.push(await write(view, asked, controller.signal));
+      if (runs.at(-1).problem) break;
+    }
+  } finally {
+    if (controller === running) setRunning(null);
+  }
+  let verdict = "";
+  if (runs.length > 1) following(() => (verdict = showVerdict(turn, runs)));
+  if (!turn.isConnected) return; // cleared meanwhile
+  const [{ answer, problem }] = runs;
+  at("told").textContent = [problem ?? answer, verdict].filter(Boolean).join(" \u2014 ");
+  if (!problem) {
+    history.push({ role: "user", content: text }, { role: "assistant", content: answer });
+  } else if (!prompt.value) {
+    prompt.value = text;
+    send.disabled = false;
+  }
+}
+
+/** One run of a request, shown as it comes. */
+async function write(view, body, signal) {
+  const { text, meter, section } = view;
+  const run = { tokens: [], answer: "", ending: null, problem: null, meter };
+  section.ariaBusy = "true";
+  const timer = setInterval(() => following(() => show(view)), FIGURES_MS);
+  try {
+    const path = facts.has_chat_template ? "/v1/chat/completions" : "/v1/completions";
+    for await (const event of api.events(path, body, signal)) {
+      for (const choice of event.choices) {
+        if (!choice.origins) continue; // it opens a chat's answer
+        run.tokens.push(...choice.token_ids);
+        meter.add(
+          choice.origins.map((origin) => origin.depth),
+          choice.progress,
+        );
+        text.add(choice.origins);
+        run.ending = choice.finish_reason;
+      }
+    }
+  } catch (error) {
+    if (signal.aborted) run.ending = "cancelled";
+    else run.problem = error.message;
+  } finally {
+    clearInterval(timer);
+  }
+  text.flush();
+  run.answer = text.text;
+  following(() => finish(view, run, body));
+  return run;
+}
+
+function bodyOf(text) {
+  const value = (id) => (at(id).value === "" ? undefined : Number(at(id).value));
+  const asked = facts.has_chat_template
+    ? { messages: [...history, { role: "user", content: text }] }
+    : { prompt: text };
+  return {
+    ...asked,
+    stream: true,
+    return_token_ids: true,
+    return_origins: true,
+    return_progress: true,
+    temperature: value("temperature"),
+    max_tokens: value("max-tokens") ?? mostTokens(),
+    seed: value("seed") ?? crypto.getRandomValues(new Uint32Array(1))[0] % LARGEST_SEED,
+  };
+}
+
+const mostTokens = () => Math.min(MOST_TOKENS, Math.floor(facts.max_context / 2));
+const hasComparison = () => at("compare").checked && facts.chain.length > 1;
+
+// --- Showing -----------------------------------------------------------------------------------
+
+const copyOf = (id) => at(id).content.cloneNode(true).firstElementChild;
+
+function addTurn(text) {
+  at("welcome").hidden = true;
+  const turn = copyOf("turn-template");
+  turn.querySelector(".asked p").textContent = text;
+  turn.classList.toggle("completion", !facts.has_chat_template);
+  turns.append(turn);
+  document.documentElement.scrollTop = document.documentElement.scrollHeight;
+  return turn;
+}
+
+function addRun(turn, text, name) {
+  const section = copyOf("run-template");
+  const [title, box] = section.children;
+  title.textContent = name;
+  title.hidden = !name;
+  box.ariaLabel = `${name || "Answer"}: left and right arrows step through its tokens`;
+  if (!facts.has_chat_template) {
+    const before = document.createElement("span");
+    before.className = "before";
+    before.textContent = text;
+    box.append(before);
+  }
+  turn.querySelector(".runs").append(section);
+  return { section, text: new AnswerText(box), meter: new Meter() };
+}
+
+function show({ section, meter }, ending, seed) {
+  showFigures(section.querySelector(".figures"), meter, limits, ending, seed);
+  if (facts.chain.length > 1) showLevels(section.querySelector(".levels"), facts.chain, meter);
+}
+
+function finish(view, run, body) {
+  const { section } = view;
+  section.ariaBusy = "false";
+  const endings = { length: ", cut", cancelled: ", stopped" };
+  const showFinal = () => show(view, endings[run.ending], body.draft ? null : body.seed);
+  finished.push(showFinal);
+  showFinal();
+  if (!run.problem) return;
+  const problem = section.querySelector(".problem");
+  problem.textContent = run.problem;
+  problem.hidden = false;
+}
+
+/** Whether both runs have the same tokens, and which was faster by how much. */
+function showVerdict(turn, [drafted, plain]) {
+  const [ours, theirs] = [drafted.tokens, plain.tokens];
+  const line = turn.querySelector(".verdict");
+  const isWhole = [drafted, plain].every((run) => run.ending && run.ending !== "cancelled");
+  const length = isWhole ? Math.max(ours.length, theirs.length) : Math.min(ours.length, theirs.length);
+  let first = 0;
+  while (first < length && ours[first] === theirs[first]) first += 1;
+  const isEqual = first === length;
+  const ratio = drafted.meter.tokensPerSecond / plain.meter.tokensPerSecond;
+  const parts = [
+    isEqual
+      ? `${isWhole ? "Equal" : "Equal so far"}: ${count(length, "token")}`
+      : `Different from token ${first + 1} on: ${ours[first] ?? "none"} and ${theirs[first] ?? "none"}`,
+    isEqual && Number.isFinite(ratio) && ratio > 0 && `${number(ratio)} times as fast as plain`,
+  ];
+  line.textContent = parts.filter(Boolean).join(" \u00b7 ");
+  line.classList.toggle("equal", isEqual);
+  line.hidden = false;
+  return line.textContent;
+}
+
+function setRunning(controller) {
+  running = controller;
+  stop.hidden = !controller;
+  send.hidden = Boolean(controller);
+  clear.disabled = !turns.querySelector(".turn");
+}
+
+// --- The composer ------------------------------------------------------------------------------
+
+at("composer").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const text = prompt.value;
+  if (running || !facts || !text.trim()) return;
+  prompt.value = "";
+  send.disabled = true;
+  prompt.focus();
+  ask(text);
+});
+
+prompt.addEventListener("input", () => {
+  send.disabled = !facts || !prompt.value.trim();
+});
+
+prompt.addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  at("composer").requestSubmit();
+});
+
+addEventListener("keydown", (event) => {
+  if (event.key === "Escape") running?.abort();
+});
+
+stop.addEventListener("click", () => {
+  running?.abort();
+  prompt.focus();
+});
+
+clear.addEventListener("click", () => {
+  running?.abort();
+  setRunning(null);
+  history = [];
+  finished = [];
+  for (const turn of turns.querySelectorAll(".turn")) turn.remove();
+  at("welcome").hidden = false;
+  at("told").textContent = "The conversation is cleared.";
+  clear.disabled = true;
+  prompt.focus();
+});
+
+at("settings-button").addEventListener("click", (event) => {
+  at("settings").hidden = !at("settings").hidden;
+  event.target.ariaExpanded = String(!at("settings").hidden);
+});
+
+// --- The start ---------------------------------------------------------------------------------
+
+async function open() {
+  try {
+    facts = await api.getJson("/page/facts");
+  } catch (error) {
+    if (error.status === 401) return askForKey();
+    at("model").textContent = error.message;
+    return undefined;
+  }
+  at("key-dialog").close();
+  const kind = facts.has_chat_template ? "Message" : "Text to continue";
+  document.title = `${facts.model} \u00b7 SpecQD`;
+  at("model").textContent = facts.model;
+  document.querySelector("label[for=prompt]").textContent = kind;
+  prompt.placeholder = facts.has_chat_template ? `Message ${facts.model}` : kind;
+  prompt.classList.toggle("code", !facts.has_chat_template);
+  at("temperature").placeholder = facts.temperature;
+  at("max-tokens").placeholder = mostTokens();
+  at("max-tokens").max = facts.max_context;
+  at("compare-label").hidden = facts.chain.length < 2;
+  const does = facts.has_chat_template ? "answers" : "continues your text";
+  at("welcome").querySelector("h2").textContent = `${facts.model} ${does}`;
+  showLevels(at("welcome").querySelector(".levels"), facts.chain);
+  at("welcome").hidden = false;
+  prompt.dispatchEvent(new Event("input"));
+  prompt.focus();
+  await learnLimits();
+}
+
+/** The bandwidth, measured once nothing else has the cores, this browser least of all. */
+async function learnLimits() {
+  do await new Promise((resolve) => setTimeout(resolve, SETTLE_MS));
+  while (running);
+  const measured = await api.getJson("/page/bandwidth").catch(() => null); // figures do without it
+  limits = measured?.gb_per_s;
+  following(() => finished.forEach((showAgain) => showAgain()));
+}
+
+function askForKey() {
+  const dialog = at("key-dialog");
+  at("key-problem").textContent = at("key").value ? "That key is not the server\u2019s." : "";
+  if (!dialog.open) dialog.showModal();
+  at("key").select();
+}
+
+at("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  api.keepKey(at("key").value);
+  open();
+});
+at("key-dialog").addEventListener("cancel", (event) => event.preventDefault());
+
+inspectTokens(turns, at("tip"), at("told"), () => facts.chain);
+open();

@@ -1,0 +1,247 @@
+"""The page's files and what they are served with, and the members of answers that it lives on."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from random_models import Shape, make_model
+from served import Served, add_template, serving
+from specqd import LLM, SamplingParams
+from specqd.token_texts import TokenTexts
+
+pytest.importorskip("fastapi", reason="needs specqd[serve]")
+pytest.importorskip("uvicorn", reason="needs specqd[serve]")
+
+from specqd.server.page import ASSETS
+
+KEY = "a-key"
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
+    directory = tmp_path_factory.mktemp("models") / "small"
+    return add_template(make_model(directory, Shape(is_peaked=True, context=512), seed))
+
+
+@pytest.fixture(scope="module")
+def llm(directory: Path) -> LLM:
+    return LLM(directory, "none", threads=2)
+
+
+@pytest.fixture(scope="module")
+def served(directory: Path) -> Iterator[Served]:
+    with serving(str(directory), "--draft", "mxfp4:k=3", "--draft", "ngram", key=KEY) as served:
+        yield served
+        assert served.process.poll() is None
+
+
+def stranger(served: Served) -> Served:
+    """Somebody who does not have the key."""
+    return Served(served.process, served.port)
+
+
+def streamed(served: Served, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The choices of all chunks."""
+    reply = served.ask("POST", path, body | {"stream": True})
+    assert reply.status == 200, reply.body
+    events = [line.removeprefix("data: ") for line in reply.body.decode().split("\n\n") if line]
+    assert events.pop() == "[DONE]"
+    return [choice for event in events for choice in json.loads(event)["choices"]]
+
+
+# --- Files ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ASSETS)
+def test_files_need_no_key_and_let_nothing_in(served: Served, path: str) -> None:
+    reply = stranger(served).ask("GET", path)
+    assert reply.status == 200
+    assert reply.headers["content-type"] == ASSETS[path].media_type
+    assert reply.headers["x-content-type-options"] == "nosniff"
+    assert reply.headers["cache-control"] == "no-cache"
+    policy = dict(
+        part.split(" ", 1) for part in reply.headers["content-security-policy"].split("; ")
+    )
+    assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == "'none'"
+    assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+    head = stranger(served).ask("HEAD", path)
+    assert (head.status, head.body) == (200, b"")
+    assert head.headers["content-length"] == str(len(reply.body))
+
+
+def test_a_file_that_has_not_changed_is_not_sent_again(served: Served) -> None:
+    tag = served.ask("GET", "/").headers["etag"]
+    again = served.ask("GET", "/", headers={"If-None-Match": tag})
+    assert (again.status, again.body) == (304, b"")
+    assert served.ask("GET", "/", headers={"If-None-Match": '"another"'}).status == 200
+
+
+def test_nothing_else_is_served_as_a_file(served: Served) -> None:
+    for path in ("/page/", "/page/__init__.py", "/page/../app.py", "/page/index.html", "/page.js"):
+        assert served.ask("GET", path).status == 404
+        assert stranger(served).ask("GET", path).status == 401
+    assert served.ask("POST", "/", {}).status == 405
+
+
+@pytest.mark.parametrize("path", ["/", "/page/page.js"])
+def test_files_are_guarded_as_all_else_is(served: Served, path: str) -> None:
+    assert served.ask("GET", path, headers={"Host": "evil.example"}).status == 403
+    assert served.ask("GET", path, headers={"Origin": "https://evil.example"}).status == 403
+
+
+def test_files_name_no_other_place_and_hold_nothing_inline() -> None:
+    for path, asset in ASSETS.items():
+        text = asset.body.decode()
+        addresses = set(re.findall(r"https?://[^\s\"'<]+", text))
+        assert addresses <= {"http://www.w3.org/2000/svg"}, path  # a name, not a place
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text)
+    markup = ASSETS["/"].body.decode()
+    assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:", markup)
+    assert re.findall(r"<script[^>]*>([^<]*)</script>", markup) == [""]
+    assert set(re.findall(r'(?:src|href)="(/[^"]*)"', markup)) <= set(ASSETS)
+
+
+# --- What the page is told --------------------------------------------------------------------
+
+
+def test_facts_and_bandwidth_are_for_those_with_the_key(served: Served) -> None:
+    for path in ("/page/facts", "/page/bandwidth"):
+        assert stranger(served).ask("GET", path).status == 401
+    facts = served.ask("GET", "/page/facts").content
+    assert facts["model"] == "small"
+    assert facts["has_chat_template"] is True
+    assert facts["max_context"] == 512
+    assert facts["chain"] == ["bf16", "mxfp4", "ngram"]
+    speeds = served.ask("GET", "/page/bandwidth").content["gb_per_s"]
+    assert set(speeds) == {"bf16", "mxfp4"}
+    assert all(speed > 0 for speed in speeds.values())
+    assert served.ask("GET", "/page/bandwidth").content["gb_per_s"] == speeds
+
+
+# --- return_origins ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stop", [[], ["e"], ["th", "ab"]])
+def test_origins_are_of_all_tokens_and_their_texts_are_the_text(
+    served: Served, llm: LLM, rng: np.random.Generator, stop: list[str]
+) -> None:
+    prompt = rng.integers(0, 256, 20).tolist()
+    params = {"temperature": 0.9, "seed": int(rng.integers(1 << 40)), "max_tokens": 60, "n": 2}
+    body = {"prompt": prompt, "return_origins": True, "stop": stop, **params}
+    expected = llm.generate([prompt], SamplingParams(**params, stop=stop))[0].completions
+    choices = streamed(served, COMPLETIONS, body)
+    whole = served.ask("POST", COMPLETIONS, body).content["choices"]
+    for i, completion in enumerate(expected):
+        mine = [choice for choice in choices if choice["index"] == i]
+        origins = [origin for choice in mine for origin in choice["origins"]]
+        assert len(origins) == len(completion.tokens)
+        assert "".join(origin["text"] for origin in origins) == completion.text
+        assert "".join(choice["text"] for choice in mine) == completion.text
+        ours = [origin.probability for origin in completion.origins]
+        assert [origin["probability"] for origin in origins] == ours
+        for origin in origins:
+            assert origin["level"] == ["bf16", "mxfp4", "ngram"][origin["depth"]]
+        texts = [origin["text"] for origin in whole[i]["origins"]]
+        assert texts == [origin["text"] for origin in origins]
+
+
+def test_chats_have_origins_too(served: Served) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 30, "seed": 2}
+    choices = streamed(served, CHAT, body | {"return_origins": True})
+    text = "".join(choice["delta"].get("content", "") for choice in choices)
+    origins = [origin for choice in choices for origin in choice.get("origins", [])]
+    assert "".join(origin["text"] for origin in origins) == text
+    whole = served.ask("POST", CHAT, body | {"return_origins": True}).content["choices"][0]
+    assert "".join(origin["text"] for origin in whole["origins"]) == text
+
+
+def test_answers_have_no_origins_where_none_are_asked_for(served: Served) -> None:
+    body = {"prompt": "Hello", "max_tokens": 9, "seed": 2}
+    assert not any("origins" in choice for choice in streamed(served, COMPLETIONS, body))
+    for value in ("yes", 1):
+        refused = served.ask("POST", COMPLETIONS, body | {"return_origins": value})
+        assert refused.error["param"] == "return_origins"
+
+
+class Pieces:
+    """A stream that makes of each token what is written there."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self.texts = texts
+
+    def feed(self, token_id: int) -> str:
+        return self.texts[token_id]
+
+
+def test_a_text_that_is_held_back_belongs_to_its_token_once_it_is_released() -> None:
+    texts = TokenTexts(Pieces(["ab", "", "cd", "ef"]))
+    assert texts.feed([0, 1], "ab", is_last=False) == ["ab", ""]
+    assert texts.feed([2], "c", is_last=False) == []
+    assert texts.feed([3], "def!", is_last=True) == ["cd", "ef!"]
+
+
+def test_what_a_stop_string_cut_belongs_to_nobody() -> None:
+    texts = TokenTexts(Pieces(["ab", "cd", "ef"]))
+    assert texts.feed([0, 1, 2], "abc", is_last=True) == ["ab", "c", ""]
+
+
+# --- return_progress --------------------------------------------------------------------------
+
+
+def test_progress_counts_what_the_levels_did_since_the_first_tokens(
+    served: Served, rng: np.random.Generator
+) -> None:
+    body = {"prompt": rng.integers(0, 256, 90).tolist(), "max_tokens": 60, "ignore_eos": True}
+    body |= {"return_progress": True, "return_origins": True, "temperature": 0}
+    choices = streamed(served, COMPLETIONS, body)
+    first, *_, last = [choice["progress"] for choice in choices]
+    assert first["seconds"] == 0
+    assert {level["forwards"] for level in first["levels"]} == {0}
+    seconds = [choice["progress"]["seconds"] for choice in choices]
+    assert seconds == sorted(seconds)
+    assert not last["is_shared"]
+    target, draft = last["levels"]
+    assert [target["name"], draft["name"]] == ["bf16", "mxfp4"]
+    later = [origin for choice in choices[1:] for origin in choice["origins"]]
+    assert target["accepted"] == sum(origin["depth"] > 0 for origin in later)
+    assert target["accepted"] <= target["drafted"]
+    assert target["forwards"] == len(choices) - 1
+    assert 0 < target["seconds"] < last["seconds"]
+    assert target["gigabytes"] > 0
+
+
+def test_progress_goes_with_streams(served: Served) -> None:
+    reply = served.ask("POST", COMPLETIONS, {"prompt": "x", "return_progress": True})
+    assert (reply.status, reply.error["param"]) == (400, "return_progress")
+    plain = streamed(served, COMPLETIONS, {"prompt": "x"})
+    assert not any("progress" in choice for choice in plain)
+
+
+# --- draft: none ------------------------------------------------------------------------------
+
+
+def test_a_request_without_drafts_has_the_same_answer(
+    served: Served, rng: np.random.Generator
+) -> None:
+    body = {"prompt": rng.integers(0, 256, 30).tolist(), "max_tokens": 50, "temperature": 0.8}
+    body |= {"seed": int(rng.integers(1 << 40)), "return_token_ids": True, "return_origins": True}
+    drafted = served.ask("POST", COMPLETIONS, body).content["choices"][0]
+    name = "vllm:spec_decode_num_draft_tokens_total"
+    before = served.metric(name)
+    plain = served.ask("POST", COMPLETIONS, body | {"draft": "none"}).content["choices"][0]
+    assert served.metric(name) == before > 0
+    assert plain["token_ids"] == drafted["token_ids"]
+    assert plain["text"] == drafted["text"]
+    assert {origin["depth"] for origin in plain["origins"]} == {0}
+
+
+def test_other_drafts_cannot_be_asked_for(served: Served) -> None:
+    for draft in ("mxfp4", "auto", "", 1):
+        reply = served.ask("POST", COMPLETIONS, {"prompt": "x", "draft": draft})
+        assert (reply.status, reply.error["param"]) == (400, "draft")
