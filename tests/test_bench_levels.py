@@ -9,7 +9,6 @@ from statistics import median
 import numpy as np
 import pytest
 
-from random_models import Shape, make_model
 from specqd import LLM, SamplingParams
 from specqd.bench import levels
 from specqd.bench.levels import (
@@ -33,10 +32,8 @@ PARAMS = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory, seed: int) -> LLM:
-    shape = Shape(is_peaked=True, context=256)
-    directory = make_model(tmp_path_factory.mktemp("models") / "small", shape, seed)
-    return LLM(directory, "none", threads=1)
+def llm(small_model: Path) -> LLM:
+    return LLM(small_model, "none", threads=1)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from command_line import PROGRAM, run_program
 from random_models import Shape, make_escaping_model, make_model
 from specqd import LLM, SamplingParams
 from specqd.cli import main
@@ -16,7 +17,6 @@ from specqd.errors import RequestError
 from specqd.tokenizer import Tokenizer
 from terminal_session import CTRL_C, CTRL_D, CTRL_J, ENTER, UP, TerminalSession
 
-PROGRAM = [sys.executable, "-c", "import sys; from specqd.cli import main; sys.exit(main())"]
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -55,8 +55,7 @@ def chat_on_terminal(tmp_path: Path) -> Open:
 
 
 def chat_through_pipe(text: str, *arguments: str | Path) -> subprocess.CompletedProcess[bytes]:
-    command = [*PROGRAM, "chat", *map(str, arguments)]
-    return subprocess.run(command, input=text.encode(), capture_output=True, check=False)
+    return run_program("chat", *arguments, input=text.encode())
 
 
 def answers(model: Path, said: Sequence[str], tokens: int) -> list[str]:

@@ -10,7 +10,6 @@ import click
 import pytest
 
 from fake_model import FakeModel, next_by_hash, often
-from random_models import Shape, make_model
 from specqd import LLM, SamplingParams, _native
 from specqd.cli import main
 from specqd.cli.explain import Span, as_html, explained, for_terminal, legend
@@ -27,10 +26,8 @@ CHAIN = ["bf16", "<b>mxfp4</b>\x1b", "ngram"]
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory, seed: int) -> LLM:
-    shape = Shape(is_peaked=True, context=256)
-    directory = make_model(tmp_path_factory.mktemp("models") / "small", shape, seed)
-    return LLM(directory, "mxfp4:k=3", threads=1)
+def llm(small_model: Path) -> LLM:
+    return LLM(small_model, "mxfp4:k=3", threads=1)
 
 
 # --- Depths -----------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from command_line import PROGRAM
 from fake_hub import FakeHub, commit_of
 from random_models import Shape, make_model, read_model
 from specqd import LLM, SamplingParams
@@ -19,7 +19,6 @@ from specqd.cli import main
 from terminal_session import TerminalSession
 from writers import write_safetensors, write_shards
 
-PROGRAM = [sys.executable, "-c", "import sys; from specqd.cli import main; sys.exit(main())"]
 NEEDED = {"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"}
 NOWHERE = "http://127.0.0.1:9"  # the port that discards; nothing listens
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from specqd.cli.opening import open_llm
 from specqd.cli.options import draft_option, machine_options, model_argument
 from specqd.cli.terminal import ProgressBar, one_line
 
@@ -43,7 +44,6 @@ def batch(
     """
     from specqd.batch import answer_batch, open_answers, read_batch
     from specqd.hub import shipped_model
-    from specqd.llm import LLM
     from specqd.reports import Stats
 
     asked = read_batch(requests, _name(model or str(shipped_model())))
@@ -52,8 +52,7 @@ def batch(
         if before == len(asked.requests):
             print(one_line(f"specqd: {out}: all {before} are answered already"), file=sys.stderr)
             return
-        with ProgressBar("Packing weights") as bar:
-            llm = LLM(model, draft or "auto", threads, isa, progress=bar)
+        llm = open_llm(model, draft, threads, isa)
         with ProgressBar("Answering") as bar:
             refused = answer_batch(llm, asked, answers, bar)
         new = len(answers.done) - before

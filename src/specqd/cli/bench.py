@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from specqd.cli.opening import open_llm
 from specqd.cli.options import machine_options, model_argument
 from specqd.cli.terminal import ProgressBar, aligned, one_line
 
@@ -15,6 +16,13 @@ if TYPE_CHECKING:
     from specqd.bench.kernels import KernelSpeed
     from specqd.bench.levels import Arm, Comparison, Interval, Summary
     from specqd.sampling import SamplingParams
+
+_json_option = click.option(
+    "--json",
+    "json_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write a file.",
+)
 
 
 @click.group()
@@ -24,8 +32,8 @@ def bench() -> None:
 
 @bench.command()
 @machine_options
-@click.option("--json", "json_file", type=click.Path(dir_okay=False), help="Also write a file.")
-def bandwidth(threads: int | None, isa: str | None, json_file: str | None) -> None:
+@_json_option
+def bandwidth(threads: int | None, isa: str | None, json_file: Path | None) -> None:
     """Read memory of growing size: the limit that all decoding runs against.
 
     \b
@@ -59,7 +67,7 @@ def bandwidth(threads: int | None, isa: str | None, json_file: str | None) -> No
             "isa": machine.isa,
             "sizes": [asdict(each) for each in measured],
         }
-        Path(json_file).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        json_file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 @bench.command()
@@ -74,13 +82,13 @@ def bandwidth(threads: int | None, isa: str | None, json_file: str | None) -> No
     help="Weights to read in the draft reading; the exact one reads three times that.",
 )
 @machine_options
-@click.option("--json", "json_file", type=click.Path(dir_okay=False), help="Also write a file.")
+@_json_option
 def kernels(
     rows: tuple[int, ...],
     megabytes: float,
     threads: int | None,
     isa: str | None,
-    json_file: str | None,
+    json_file: Path | None,
 ) -> None:
     """Multiply random weights in both readings: how near to the bandwidth the kernels run.
 
@@ -115,7 +123,7 @@ def kernels(
             "weights": packed.weights,
             "speeds": [asdict(each) for each in measured],
         }
-        Path(json_file).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        json_file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _kernel_line(speed: "KernelSpeed") -> str:
@@ -158,7 +166,7 @@ def _kernel_line(speed: "KernelSpeed") -> str:
     help="May repeat.",
 )
 @machine_options
-@click.option("--json", "json_file", type=click.Path(dir_okay=False), help="Also write a file.")
+@_json_option
 @click.option(
     "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw it; needs specqd[bench]."
 )
@@ -173,7 +181,7 @@ def levels(
     temperatures: tuple[float, ...],
     threads: int | None,
     isa: str | None,
-    json_file: str | None,
+    json_file: Path | None,
     plot: Path | None,
 ) -> None:
     """Time chains of drafts against plain decoding: equal tokens, and how much sooner.
@@ -192,14 +200,12 @@ def levels(
         raise click.UsageError("--small is for the usual arms; name the small model in --chain")
     from specqd.bench.level_plot import draw, require_matplotlib
     from specqd.bench.levels import PLAIN, Comparison, default_chains, make_arms, read_prompts
-    from specqd.llm import LLM
     from specqd.sampling import SamplingParams
 
     if plot is not None:
         require_matplotlib()
     prompts = read_prompts(prompts_file, limit)
-    with ProgressBar("Packing weights") as bar:
-        plain = LLM(model, PLAIN, threads, isa, progress=bar)
+    plain = open_llm(model, PLAIN, threads, isa)
     arms = make_arms(plain, chains or default_chains(small))
     comparison = Comparison.on(
         plain,
@@ -218,7 +224,7 @@ def levels(
         draw(plot, comparison)
     content = json.dumps(comparison.described())
     if json_file:
-        Path(json_file).write_text(content + "\n", encoding="utf-8")
+        json_file.write_text(content + "\n", encoding="utf-8")
     click.echo(content)
 
 

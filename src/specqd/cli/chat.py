@@ -15,6 +15,7 @@ from specqd.cli import explain
 from specqd.cli.chat_input import ChatInput, PipedInput, TerminalInput, history_file
 from specqd.cli.conversation import converse
 from specqd.cli.generate import level_table
+from specqd.cli.opening import open_llm
 from specqd.cli.options import (
     context_option,
     draft_option,
@@ -23,7 +24,7 @@ from specqd.cli.options import (
     reading_option,
     sampling_options,
 )
-from specqd.cli.terminal import ProgressBar, harmless, has_colour, one_line, write_text
+from specqd.cli.terminal import harmless, has_colour, one_line, write_text
 from specqd.errors import SpecqdError
 
 if TYPE_CHECKING:
@@ -74,21 +75,10 @@ def chat(
     -n says otherwise. Through a pipe each line is one message (or command); a line that ends in a
     backslash goes on in the next, and answers come one after the other on standard output.
     """
-    from specqd.llm import LLM
-    from specqd.model import Reading
     from specqd.sampling import SamplingParams
 
     params = SamplingParams(**sampling)
-    with ProgressBar("Packing weights") as bar:
-        llm = LLM(
-            model,
-            draft or "auto",
-            threads,
-            isa,
-            reading=Reading[reading.upper()],
-            context=context,
-            progress=bar,
-        )
+    llm = open_llm(model, draft, threads, isa, reading=reading, context=context)
     if not llm.tokenizer.has_chat_template and params.max_tokens is None:
         params = SamplingParams(**sampling | {"max_tokens": 128})
     is_terminal = sys.stdin.isatty() and sys.stderr.isatty()

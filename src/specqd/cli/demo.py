@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from specqd.cli.opening import open_llm
 from specqd.cli.options import machine_options, model_argument
 from specqd.cli.terminal import ProgressBar, aligned, harmless, write_text
 from specqd.errors import SpecqdError
@@ -95,12 +96,10 @@ def demo(
       specqd demo --temperature 0
       specqd demo ./my-model -p "Once upon a time" -n 200
     """
-    from specqd.llm import LLM
     from specqd.sampling import SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    with ProgressBar("Packing weights") as bar:
-        plain = LLM(model, "none", threads, isa, progress=bar)
+    plain = open_llm(model, "none", threads, isa)
     click.echo(harmless("\n".join(introduction(plain))))
     ways = [
         Way("plain", plain, []),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from specqd.cli.terminal import harmless, one_line
+from specqd.token_texts import TokenTexts
 
 if TYPE_CHECKING:
     from specqd.llm import Completion
@@ -35,17 +36,11 @@ class Span:
 def explained(completion: "Completion", tokenizer: "Tokenizer") -> list[Span]:
     """The completion's text in spans, a token each. A character that several tokens make belongs
     to the last of them; a token without text of its own has an empty span."""
-    stream = tokenizer.stream()
-    left = completion.text
-    spans = []
-    for token, origin in zip(completion.tokens, completion.origins, strict=True):
-        piece = stream.feed(token)[: len(left)]  # a stop string may have cut the text
-        left = left[len(piece) :]
-        spans.append(Span(piece, origin.depth, origin.probability))
-    if left and spans:
-        last = spans[-1]
-        spans[-1] = Span(last.text + left, last.depth, last.probability)
-    return spans
+    texts = TokenTexts(tokenizer.stream()).feed(completion.tokens, completion.text, is_last=True)
+    return [
+        Span(text, origin.depth, origin.probability)
+        for text, origin in zip(texts, completion.origins, strict=True)
+    ]
 
 
 def for_terminal(spans: Sequence[Span], *, has_colour: bool) -> str:

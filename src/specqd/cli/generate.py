@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specqd.cli import explain
+from specqd.cli.opening import open_llm
 from specqd.cli.options import (
     context_option,
     draft_option,
@@ -18,7 +19,7 @@ from specqd.cli.options import (
     reading_option,
     sampling_options,
 )
-from specqd.cli.terminal import ProgressBar, aligned, has_colour, one_line, write_text
+from specqd.cli.terminal import aligned, has_colour, one_line, write_text
 from specqd.errors import RequestError
 
 if TYPE_CHECKING:
@@ -80,21 +81,10 @@ def generate(
         raise click.UsageError("--logprobs shows only in JSON; add --json")
     text = read_prompt(prompt, file)
 
-    from specqd.llm import LLM
-    from specqd.model import Reading
     from specqd.sampling import SamplingParams
 
     params = SamplingParams(**sampling)
-    with ProgressBar("Packing weights") as bar:
-        llm = LLM(
-            model,
-            draft or "auto",
-            threads,
-            isa,
-            reading=Reading[reading.upper()],
-            context=context,
-            progress=bar,
-        )
+    llm = open_llm(model, draft, threads, isa, reading=reading, context=context)
     ids = prompt_ids(llm, text, is_chat)
     if is_json or is_explained:
         result = llm.generate([ids], params)[0]

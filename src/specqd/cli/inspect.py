@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specqd.cli import suggest
+from specqd.cli.opening import open_llm
 from specqd.cli.options import machine_options, model_argument
-from specqd.cli.terminal import ProgressBar, aligned, harmless
+from specqd.cli.terminal import aligned, harmless
 
 if TYPE_CHECKING:
     from specqd.config import DecoderConfig
@@ -119,10 +120,7 @@ def inspect(
         raise click.UsageError("--matrices and --drafts show different things; give one of them")
     if (prompts is not None or temperature is not None) and not drafts:
         raise click.UsageError("--prompts and --temperature are for trying drafts; add --drafts")
-    from specqd.llm import LLM
-
-    with ProgressBar("Packing weights") as bar:
-        llm = LLM(model, "none", threads, isa, progress=bar)
+    llm = open_llm(model, "none", threads, isa)
     if drafts:
         directories = [each for each in drafts if each]
         suggest.suggest(llm, model, directories, prompts, temperature or 0.0, is_json=is_json)

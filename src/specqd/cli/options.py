@@ -36,13 +36,23 @@ def draft_option(command: Command) -> Command:
 
 
 def context_option(command: Command) -> Command:
+    return _context_option("--context")(command)
+
+
+def served_context_option(command: Command) -> Command:
+    """With the name that servers have for it too."""
+    return _context_option("--context", "--max-context")(command)
+
+
+def _context_option(*names: str) -> Callable[[Command], Command]:
     return click.option(
-        "--context",
+        *names,
+        "context",
         type=click.IntRange(1),
         metavar="N",
         help="Longest text, prompt included, in tokens: less memory; ropes with factors for long "
         "texts take those for short ones where N allows. Default: the model's.",
-    )(command)
+    )
 
 
 def reading_option(command: Command) -> Command:

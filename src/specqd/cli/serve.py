@@ -5,8 +5,14 @@ from ipaddress import ip_address
 
 import click
 
-from specqd.cli.options import draft_option, machine_options, model_argument
-from specqd.cli.terminal import ProgressBar, one_line
+from specqd.cli.opening import open_llm
+from specqd.cli.options import (
+    draft_option,
+    machine_options,
+    model_argument,
+    served_context_option,
+)
+from specqd.cli.terminal import one_line
 from specqd.errors import RequestError
 
 NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
@@ -17,7 +23,7 @@ _EPILOG = """\b
 Examples:
   specqd serve
   specqd serve ./my-model --draft mxfp4 --draft ngram --port 8080
-  SPECQD_API_KEY=secret specqd serve Qwen/Qwen3-0.6B --host 0.0.0.0 --max-context 4096
+  SPECQD_API_KEY=secret specqd serve Qwen/Qwen3-0.6B --host 0.0.0.0 --context 4096
 """
 
 
@@ -30,9 +36,12 @@ Examples:
 )
 @click.option(
     "--api-key",
+    "api_keys",
     envvar="SPECQD_API_KEY",
     metavar="KEY",
-    help="Asked of every request. Better set in SPECQD_API_KEY: others can read command lines.",
+    multiple=True,
+    help="Asked of every request. May repeat. Better set in SPECQD_API_KEY, between blanks: others "
+    "can read command lines.",
 )
 @click.option(
     "--allow-host", multiple=True, metavar="NAME", help="A name clients call us by. May repeat."
@@ -44,12 +53,7 @@ Examples:
     type=click.IntRange(1, 512),
     help="Texts written at once; more wait.",
 )
-@click.option(
-    "--max-context",
-    type=click.IntRange(2),
-    metavar="N",
-    help="Tokens of a prompt and its completion. Default: the model's.",
-)
+@served_context_option
 @click.option(
     "--cache-positions",
     type=click.IntRange(1),
@@ -63,10 +67,10 @@ def serve(
     draft: tuple[str, ...],
     host: str,
     port: int,
-    api_key: str | None,
+    api_keys: tuple[str, ...],
     allow_host: tuple[str, ...],
     max_batch: int,
-    max_context: int | None,
+    context: int | None,
     cache_positions: int | None,
     served_model_name: str | None,
     threads: int | None,
@@ -78,28 +82,23 @@ def serve(
     """
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         raise RequestError(f"serving needs {', '.join(missing)}; pip install 'specqd[serve]'")
-    if api_key == "":
+    if "" in api_keys:
         raise click.UsageError("--api-key is empty; leave it out, or give one")
-    if api_key is not None and not api_key.isascii():
-        raise click.UsageError("--api-key: HTTP headers carry ASCII only")
+    if not all(key.isascii() and key.isprintable() for key in api_keys):
+        raise click.UsageError("--api-key: HTTP headers carry printable ASCII only")
 
     from specqd.engine import Engine
-    from specqd.llm import LLM
     from specqd.server.app import Serving, make_app
     from specqd.server.guard import Access
     from specqd.server.listening import listen, run
 
     sock = listen(host, port)
-    with ProgressBar("Packing weights") as bar:
-        llm = LLM(
-            model, draft or "auto", threads, isa, cache_positions=cache_positions, progress=bar
-        )
+    llm = open_llm(model, draft, threads, isa, cache_positions=cache_positions, context=context)
     engine = Engine(
         llm.engine.level,
         llm.tokenizer,
         eos_token_ids=llm.defaults.eos_token_ids or llm.model.config.eos_token_ids,
         max_batch=max_batch,
-        max_context=max_context,
         prompt_rows=PROMPT_ROWS,
     )
     names = frozenset(name.lower() for name in (host, *allow_host))
@@ -107,13 +106,13 @@ def serve(
         engine,
         served_model_name or llm.directory.name,
         llm.defaults,
-        Access(api_key=api_key, host_names=names),
+        Access(api_keys=api_keys, host_names=names),
     )
     address = sock.getsockname()
     shown = f"[{address[0]}]" if ":" in address[0] else address[0]
     click.echo(
         one_line(f"specqd: serving {serving.model_name} at http://{shown}:{address[1]}"), err=True
     )
-    if api_key is None and not ip_address(address[0]).is_loopback:
+    if not api_keys and not ip_address(address[0]).is_loopback:
         click.echo("specqd: warning: anybody who reaches this port may use it; --api-key", err=True)
     run(make_app(serving), sock, DRAIN_SECONDS)

@@ -1,0 +1,36 @@
+"""From options to a model that generates. Knows nothing of what is then done with it."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from specqd.cli.terminal import ProgressBar
+
+if TYPE_CHECKING:
+    from specqd.llm import LLM
+
+
+def open_llm(
+    model: str | None,
+    draft: str | Sequence[str],
+    threads: int | None,
+    isa: str | None,
+    *,
+    reading: str = "exact",
+    cache_positions: int | None = None,
+    context: int | None = None,
+) -> "LLM":
+    """The LLM of these options, with a progress bar while it loads; no draft is `auto`."""
+    from specqd.llm import LLM
+    from specqd.model import Reading
+
+    with ProgressBar("Packing weights") as bar:
+        return LLM(
+            model,
+            draft or "auto",
+            threads,
+            isa,
+            reading=Reading[reading.upper()],
+            cache_positions=cache_positions,
+            context=context,
+            progress=bar,
+        )
