@@ -1,0 +1,233 @@
+"""Whether a server stays as it was: memory, pages and places over many requests of every kind.
+
+    python benchmarks/soak.py [MODEL] [--requests 2000] [--at-once 16] [--seed 0]
+
+Runs `specqd serve` with its default drafts and a chat template that calls tools. Of the requests
+10 % leave before their end, 5 % are malformed, 5 % too large; the others are completions and
+chats, whole and streamed, free and held to schemas, with tools, log-probabilities of prompts and
+what the page asks for. Prints the server's memory and counts at every quarter. Ends with status 1
+where a reply had another status than it should, or pages, places or memory did not come back.
+"""
+
+import argparse
+import http.client
+import json
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from specqd.llm import shipped_model
+
+Json = dict[str, Any]
+
+TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls or [] %}"
+    '<tool_call>{{ "\\n" }}{"name": "{{ c.function.name }}", "arguments": '
+    '{{ c.function.arguments | tojson }}}{{ "\\n" }}</tool_call>{% endfor %}{% endfor %}'
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+SCHEMA: Json = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "is_big": {"type": "boolean"}},
+    "required": ["name", "is_big"],
+    "additionalProperties": False,
+}
+FORM: Json = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA}}
+TOOLS: list[Json] = [{"type": "function", "function": {"name": "take", "parameters": SCHEMA}}]
+PLACES = 1024  # samples that a server lets be open at once
+OVER_CONTEXT = b'{"prompt": "%b"}' % (b"import os; " * 2_000)
+MOST_GROWTH_KB = 8192  # of memory, over the second half: what allocators may keep
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+MALFORMED: list[tuple[int, str, bytes]] = [
+    (400, COMPLETIONS, b'{"prompt": 5'),
+    (400, COMPLETIONS, b'{"prompt": 5}'),
+    (400, COMPLETIONS, b'{"prompt": [-1]}'),
+    (400, COMPLETIONS, b'{"prompt": "x", "temperature": "hot"}'),
+    (400, COMPLETIONS, b'{"prompt": "x", "wonders": 1}'),
+    (400, CHAT, b'{"messages": []}'),
+    (400, CHAT, b'{"messages": [{"role": "user", "content": "x"}], "tools": [{}]}'),
+    (404, COMPLETIONS, b'{"prompt": "x", "model": "another"}'),
+    (404, "/v1/nothing", b"{}"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    process: "subprocess.Popen[str]"
+    port: int
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
+
+    def post(self, path: str, body: bytes) -> int:
+        connection = self.connect()
+        try:
+            connection.request("POST", path, body, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            response.read()
+            return response.status
+        finally:
+            connection.close()
+
+    def leave(self, path: str, body: bytes, patience_s: float) -> None:
+        connection = self.connect()
+        connection.request("POST", path, body, {"Content-Type": "application/json"})
+        time.sleep(patience_s)
+        connection.close()
+
+    def metric(self, name: str) -> float:
+        connection = self.connect()
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+        connection.close()
+        return sum(map(float, re.findall(rf"^{name}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE)))
+
+    def rss_kb(self) -> int:
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.findall(r"^VmRSS:\s+(\d+)", status, re.MULTILINE)[0])
+
+
+def started(model: Path, folder: Path) -> Server:
+    """Serves the model's files with our chat template."""
+    for file in model.iterdir():
+        (folder / file.name).symlink_to(file.resolve())
+    settings = folder / "tokenizer_config.json"
+    known = json.loads(settings.read_text())
+    settings.unlink()
+    settings.write_text(json.dumps(known | {"chat_template": TEMPLATE}))
+    program = "from specqd.cli import main; raise SystemExit(main())"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, "serve", str(folder), "--port", "0"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if found := re.search(r"at http://[^ ]*:(\d+)$", line):
+            return Server(process, int(found[1]))
+    raise SystemExit(f"the server ended with status {process.wait()}")
+
+
+def good_request(rng: random.Random) -> tuple[str, Json]:
+    body: Json = {
+        "max_tokens": rng.randint(1, 48),
+        "temperature": rng.choice([0, 1]),
+        "n": rng.choice([1, 1, 2]),
+    }
+    if rng.random() < 0.5:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        body["return_progress"] = rng.random() < 0.5
+    if rng.random() < 0.3:
+        body |= {"return_origins": True, "return_token_ids": True}
+    if rng.random() < 0.2:
+        body["draft"] = "none"
+    if rng.random() < 0.2:
+        body["cache_salt"] = str(rng.randrange(3))
+    prompt = "def area(r):\n" * rng.randint(1, 40)
+    messages = [{"role": "user", "content": prompt[:200]}]
+    kinds: list[tuple[str, Json]] = [
+        (COMPLETIONS, {"prompt": prompt, "ignore_eos": True}),
+        (COMPLETIONS, {"prompt": prompt, "echo": True, "logprobs": 2}),
+        (COMPLETIONS, {"prompt": prompt, "response_format": FORM}),
+        (CHAT, {"messages": messages, "logprobs": True, "top_logprobs": 2}),
+        (CHAT, {"messages": messages, "tools": TOOLS, "tool_choice": "required"}),
+        (CHAT, {"messages": messages, "tools": TOOLS}),
+    ]
+    path, more = rng.choice(kinds)
+    return path, body | more
+
+
+def request(server: Server, seed: int) -> str:
+    """What came of one request, in words."""
+    rng = random.Random(seed)
+    kind = rng.random()
+    if kind < 0.05:
+        expected, path, body = rng.choice(MALFORMED)
+        return judged("malformed", expected, server.post(path, body))
+    if kind < 0.075:
+        return judged("over the context", 400, server.post(COMPLETIONS, OVER_CONTEXT))
+    if kind < 0.1:
+        return judged("a body of 5 MB", 413, server.post(COMPLETIONS, b" " * (5 << 20)))
+    path, asked = good_request(rng)
+    if kind < 0.2:
+        asked |= {"max_tokens": 400} | ({"ignore_eos": True} if "prompt" in asked else {})
+        asked.pop("response_format", None)
+        server.leave(path, json.dumps(asked).encode(), rng.random() * 0.2)
+        return "left"
+    return judged("answered", 200, server.post(path, json.dumps(asked).encode()))
+
+
+def judged(kind: str, expected: int, status: int) -> str:
+    return f"{kind}: {status}" if status == expected else f"WRONG, {kind}: {status}"
+
+
+def state(server: Server) -> Json:
+    """Once nobody is served."""
+    deadline = time.monotonic() + 60
+    running = "vllm:num_requests_running"
+    while server.metric(running) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return {
+        "rss_kb": server.rss_kb(),
+        "running": server.metric(running),
+        "waiting": server.metric("vllm:num_requests_waiting"),
+        "cache_share": server.metric("vllm:kv_cache_usage_perc"),
+        "tokens": server.metric("vllm:generation_tokens_total"),
+        "preemptions": server.metric("vllm:num_preemptions_total"),
+    }
+
+
+def all_places_are_free(server: Server) -> bool:
+    body = {"prompt": ["x"] * 8, "n": PLACES // 8, "max_tokens": 1}
+    return server.post(COMPLETIONS, json.dumps(body).encode()) == 200
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="?", type=Path, default=shipped_model())
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--at-once", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    outcomes: Counter[str] = Counter()
+    with TemporaryDirectory() as folder:
+        server = started(options.model, Path(folder))
+        try:
+            states = [state(server)]
+            print(json.dumps(states[0]), flush=True)
+            ends = [options.requests * quarter // 4 for quarter in range(5)]
+            with ThreadPoolExecutor(options.at_once) as clients:
+                for first, end in pairwise(ends):
+                    seeds = range(options.seed + first, options.seed + end)
+                    outcomes.update(clients.map(lambda seed: request(server, seed), seeds))
+                    states.append(state(server))
+                    print(json.dumps({"requests": end, **states[-1]}), flush=True)
+            has_places = all_places_are_free(server)
+        finally:
+            server.process.send_signal(signal.SIGTERM)
+            ended = server.process.wait(90)
+    last = states[-1]
+    growth = last["rss_kb"] - states[2]["rss_kb"]
+    problems = [outcome for outcome in outcomes if outcome.startswith("WRONG")]
+    problems += [name for name in ("running", "waiting", "cache_share") if last[name]]
+    problems += [] if has_places else ["places"]
+    problems += [] if growth <= MOST_GROWTH_KB else ["memory"]
+    problems += [] if ended in (0, -signal.SIGTERM) else [f"ended with status {ended}"]
+    print(json.dumps({"outcomes": outcomes, "growth_kb": growth, "problems": problems}))
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
