@@ -23,8 +23,8 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
 from random_models import Shape, make_model
 from specqd import _native
+from specqd._native import Context, Rows
 from specqd.bench.bandwidth import bandwidth_at
-from specqd.context import Context, Rows
 from specqd.model import Machine, Model
 
 WINDOW = 1024

@@ -15,10 +15,9 @@ from statistics import median
 from time import perf_counter
 
 from specqd import _native
+from specqd._native import Rows, Sequence
 from specqd.bench.bandwidth import bandwidth_at
-from specqd.context import Rows
 from specqd.model import Machine, Model
-from specqd.sequence import Sequence
 
 PROMPT = [1, 2, 3, 4]
 

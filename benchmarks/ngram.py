@@ -12,9 +12,7 @@ from pathlib import Path
 from time import perf_counter
 
 from specqd import LLM, SamplingParams, _native
-from specqd.drafters import Ask
-from specqd.ngram import NgramDrafter
-from specqd.sequence import Sequence
+from specqd._native import Ask, NgramDrafter, Sequence
 
 
 def main() -> None:

@@ -14,9 +14,7 @@ from statistics import median, quantiles
 from time import perf_counter
 
 from specqd import LLM, _native
-from specqd.drafters import Ask
-from specqd.level import Level
-from specqd.sequence import Sequence
+from specqd._native import Ask, Level, Sequence
 
 PROMPT = "def mean(values):\n    return sum(values) / len(values)\n\n\ndef variance(values):\n"
 

@@ -17,7 +17,7 @@ from time import perf_counter
 import numpy as np
 
 from specqd import _native
-from specqd.context import Context, Rows
+from specqd._native import Context, Rows
 from specqd.model import Machine, Model
 
 

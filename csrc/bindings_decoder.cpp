@@ -12,6 +12,7 @@
 #include "bindings.h"
 #include "decoder.h"
 #include "kv_cache.h"
+#include "model_reading.h"
 
 using namespace nanobind::literals;
 
@@ -150,19 +151,9 @@ void bind_forward(nb::module_& m) {
              const std::vector<int64_t>& starts, const std::vector<int64_t>& counts,
              const std::vector<int64_t>& logits) {
             std::vector<ForwardRows> rows;
-            int64_t total = 0;
-            for (size_t i = 0; i < sequences.size(); ++i) {
+            for (size_t i = 0; i < sequences.size(); ++i)
               rows.push_back({sequences[i], starts.at(i), counts.at(i), logits.at(i)});
-              total += counts[i];
-            }
-            if (total != static_cast<int64_t>(tokens.size()) || total > decoder.max_rows())
-              throw std::invalid_argument("rows do not match the tokens, or are too many");
-            for (const ForwardRows& part : rows)
-              if (!decoder.has_pages(cache, part))
-                throw std::invalid_argument("the cache lacks pages that the rows need");
-            for (const int32_t token : tokens)
-              if (token < 0 || token >= decoder.spec().vocabulary)
-                throw std::invalid_argument("token id outside the vocabulary");
+            check_rows(decoder, cache, tokens, rows);
             const nb::gil_scoped_release released;
             decoder.forward(is_draft ? Reading::kDraft : Reading::kExact, cache, tokens, rows);
           },

@@ -9,11 +9,9 @@ from numpy.typing import NDArray
 
 from random_models import Shape
 from specqd import _native
-from specqd.context import Context, Rows
-from specqd.drafters import Ask, Drafter, Proposal
-from specqd.level import Level
+from specqd._native import Ask, Context, Level, Proposal, Rows, Sequence
 from specqd.model import Machine, Model
-from specqd.sequence import Sequence
+from specqd.roles import Drafter
 
 PAGE = _native.PAGE_POSITIONS
 NAN = 0x7FC0

@@ -3,14 +3,13 @@
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 
 from exactness import CORPUS, Subject
+from specqd._native import Ask, Level, Proposal
+from specqd._native import Sequence as Text
 from specqd.chains import Drafts, parse_chain
-from specqd.drafters import Ask, Drafter, Proposal
-from specqd.level import Level
 from specqd.model import Model, Reading
-from specqd.sequence import Sequence as Text
+from specqd.roles import Drafter
 from specqd.tokenizer import Tokenizer
 
 # A chain's words, the outermost first; SMALL and CORPUS stand for a directory and a file.
@@ -47,8 +46,7 @@ class Whimsical:
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         asked = [
-            replace(
-                ask,
+            ask.changed(
                 at_most=self._rng.choice((ask.at_most, self._rng.randint(0, min(ask.at_most, 9)))),
                 gain=self._rng.choice((0.0, ask.gain, 1e9)),
             )

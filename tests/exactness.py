@@ -18,14 +18,12 @@ from numpy.typing import NDArray
 from family_shapes import FAMILY_SHAPES
 from random_models import ROPE_SCALINGS, Shape, make_model, shorten_model
 from specqd import _native
+from specqd._native import Ask, Level, Proposal, Rows
+from specqd._native import Sequence as Text
 from specqd.config import read_config
-from specqd.context import Rows
-from specqd.drafters import Ask, Proposal
 from specqd.errors import HubError
 from specqd.hub import shipped_model
-from specqd.level import Level
 from specqd.model import MAX_ROWS, Machine, Model
-from specqd.sequence import Sequence as Text
 from specqd.tokenizer import Tokenizer
 
 SAMPLINGS: Mapping[str, Mapping[str, float]] = {
@@ -353,30 +351,34 @@ def position_of_words(model: Model) -> NDArray[np.int64]:
     return np.tile(np.concatenate([keys.ravel(), values.ravel()]), heads)
 
 
-def keep_drafted_cache(model: Model) -> None:
-    """Breaks a model on purpose: verification leaves the draft's keys and values in the cache.
+class KeepsDraftedCache:
+    """A model that is broken on purpose: verification leaves the draft's keys and values in the
+    cache.
 
     Verification forwards its rows as ever and its logits are right; only then are the words of the
     positions that the draft had written put back.
     """
-    forward, cache = model.forward, model.cache
-    positions = position_of_words(model)
-    size = _native.PAGE_POSITIONS
 
-    def forward_without_overwrite(batch: Sequence[Rows]) -> None:
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._positions = position_of_words(model)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def forward(self, batch: Sequence[Rows]) -> None:
+        cache, size = self._model.cache, _native.PAGE_POSITIONS
         drafted = {}
         for rows in batch:
             slot, end = rows.context.slot, rows.start + rows.logits - 1
             if rows.logits > 1:
                 for page in range(rows.start // size, (end - 1) // size + 1):
                     drafted[slot, page] = (rows.start, end, cache.page_bits(slot, page))
-        forward(batch)
+        self._model.forward(batch)
         for (slot, page), (start, end, before) in drafted.items():
-            at = positions + page * size
+            at = self._positions + page * size
             kept = np.where((start <= at) & (at < end), before, cache.page_bits(slot, page))
             cache.write_page_bits(slot, page, kept)
-
-    model.forward = forward_without_overwrite  # type: ignore[method-assign]
 
 
 # --- Comparing ------------------------------------------------------------------------------------

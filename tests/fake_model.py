@@ -10,9 +10,8 @@ from itertools import count
 
 import numpy as np
 
-from specqd.context import Context, Rows
+from specqd._native import Context, Rows, Sequence
 from specqd.model import Reading
-from specqd.sequence import Sequence
 
 Rule = Callable[[tuple[int, ...]], int]  # all tokens so far -> the next one
 

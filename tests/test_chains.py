@@ -10,11 +10,10 @@ import pytest
 
 from random_models import Shape, make_model
 from specqd import LLM, SamplingParams
+from specqd._native import Level, NoDraft
 from specqd.chains import DraftSpec, parse_chain
 from specqd.cli import main
-from specqd.drafters import NoDraft
 from specqd.errors import HubError, RequestError, SpecqdError, TokenizerError
-from specqd.level import Level
 from specqd.model import Model, Reading
 
 TARGET = Shape(is_peaked=True, layers=3, context=256)

@@ -13,7 +13,7 @@ import reference
 from family_shapes import FAMILY_SHAPES
 from random_models import ROPE_SCALINGS, Shape, make_model, read_model, write_safetensors
 from specqd import _native, mxfp4
-from specqd.context import Context, Rows
+from specqd._native import Context, Rows
 from specqd.decoder_spec import decoder_spec
 from specqd.model import MAX_ROWS, Machine, Model
 from specqd.mxfp4 import ScaleRule

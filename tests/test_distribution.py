@@ -7,7 +7,7 @@ Random but the same in each run, so that bounds which chance passes once in so o
 import random
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from math import sqrt
 from statistics import NormalDist
@@ -18,10 +18,8 @@ from numpy.typing import NDArray
 
 from fake_model import FakeModel
 from specqd import _native
-from specqd.drafters import Ask, Drafter, NoDraft, Proposal
-from specqd.level import Level
-from specqd.ngram import NgramDrafter
-from specqd.sequence import Sequence
+from specqd._native import Ask, Level, NgramDrafter, NoDraft, Proposal, Sequence
+from specqd.roles import Drafter
 
 Floats = NDArray[np.float64]
 Table = NDArray[np.float32]  # logits by the last two tokens, [vocabulary] * 3
@@ -129,7 +127,7 @@ class RandomlyAsked:
         return self._drafter.levels
 
     def propose(self, asks: SequenceOf[Ask]) -> list[Proposal]:
-        asks = [replace(ask, at_most=self._rng.randint(0, ask.at_most)) for ask in asks]
+        asks = [ask.changed(at_most=self._rng.randint(0, ask.at_most)) for ask in asks]
         return [self._cut(proposal) for proposal in self._drafter.propose(asks)]
 
     def _cut(self, proposal: Proposal) -> Proposal:

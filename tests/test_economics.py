@@ -10,11 +10,20 @@ import pytest
 
 from fake_model import FakeModel, Rule, next_by_hash, often
 from specqd import _native
-from specqd.context import Rows
-from specqd.drafters import Ask, Drafter, NoDraft, Proposal
-from specqd.economics import Calibration, Estimate, Pace, ProbeBudget, RowCosts
-from specqd.level import Level
-from specqd.sequence import Sequence
+from specqd._native import (
+    Ask,
+    Calibration,
+    Estimate,
+    Level,
+    NoDraft,
+    Pace,
+    ProbeBudget,
+    Proposal,
+    RowCosts,
+    Rows,
+    Sequence,
+)
+from specqd.roles import Drafter
 
 TARGET = next_by_hash(64)
 WRONG = next_by_hash(64, salt=1)

@@ -17,12 +17,19 @@ import drafting
 import exactness
 from conftest import SHARED_MODELS
 from covering import Pair, covering_array
-from exactness import Cell, Decoding, Drafted, Request, Subject, Trace, open_model
+from exactness import (
+    Cell,
+    Decoding,
+    Drafted,
+    KeepsDraftedCache,
+    Request,
+    Subject,
+    Trace,
+    open_model,
+)
 from family_shapes import FAMILY_SHAPES
-from specqd._native import available_isas
+from specqd._native import Level, NoDraft, available_isas
 from specqd.chains import Drafts
-from specqd.drafters import NoDraft
-from specqd.level import Level
 from specqd.model import Model
 
 LEAST_TOKENS = 50_000
@@ -217,8 +224,7 @@ def broken_cell(name: str, draft: str) -> Cell:
 @pytest.mark.parametrize("name", exactness.RANDOM_SHAPES)
 def test_a_cache_that_keeps_the_drafts_keys_and_values_is_seen(bench: Bench, name: str) -> None:
     cell = broken_cell(name, "mxfp4:k=4")
-    model = open_model(bench.subject(name), cell.isa, cell.threads)
-    exactness.keep_drafted_cache(model)
+    model = KeepsDraftedCache(open_model(bench.subject(name), cell.isa, cell.threads))
     traces = Decoding(bench.level(cell, model), bench.requests(cell)).run()
     (text,) = bench.differences(cell, traces)
     assert text.startswith("request 0: new token")

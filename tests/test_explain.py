@@ -11,12 +11,10 @@ import pytest
 
 from fake_model import FakeModel, next_by_hash, often
 from specqd import LLM, SamplingParams, _native
+from specqd._native import Ask, Level, NoDraft, Proposal, Sequence
 from specqd.cli import main
 from specqd.cli.explain import Span, as_html, explained, for_terminal, legend
 from specqd.cli.terminal import harmless
-from specqd.drafters import Ask, NoDraft, Proposal
-from specqd.level import Level
-from specqd.sequence import Sequence
 
 VOCABULARY = 64
 TARGET = next_by_hash(VOCABULARY)

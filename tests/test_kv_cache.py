@@ -23,12 +23,11 @@ from cached_models import (
 )
 from random_models import Shape, make_model
 from specqd import _native
-from specqd.context import Context, Rows
+from specqd._native import Ask, Context, Level, NoDraft, Rows
 from specqd.decoder_spec import decoder_spec
-from specqd.drafters import Ask, Drafter, NoDraft
 from specqd.errors import MachineError
-from specqd.level import Level
 from specqd.model import Model
+from specqd.roles import Drafter
 from specqd.weights import load_weights
 
 # Heads of 32 and 64 fill their tiles: padding, which nothing ever writes, must stay as it is.

@@ -19,9 +19,9 @@ from cached_models import (
     sequence,
 )
 from random_models import make_model
-from specqd.drafters import Ask, Drafter, NoDraft
-from specqd.level import Level
+from specqd._native import Ask, Level, NoDraft
 from specqd.model import Model
+from specqd.roles import Drafter
 
 
 @pytest.fixture

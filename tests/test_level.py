@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 
 from fake_model import FakeModel, Rule, next_by_hash, often
 from specqd import _native
-from specqd.context import Context
-from specqd.drafters import Ask, Drafter, NoDraft, Proposal
-from specqd.level import Level
-from specqd.sequence import Grammar, Sequence
+from specqd._native import Ask, Context, Level, NoDraft, Proposal, Sequence
+from specqd.roles import Drafter, Grammar
 
 VOCABULARY = 64
 

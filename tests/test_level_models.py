@@ -9,10 +9,9 @@ import pytest
 from conftest import SHARED_MODELS
 from random_models import Shape, make_model
 from specqd import _native
-from specqd.drafters import Ask, Drafter, NoDraft, Proposal
-from specqd.level import Level
+from specqd._native import Ask, Level, NoDraft, Proposal, Sequence
 from specqd.model import Machine, Model, Reading
-from specqd.sequence import Sequence
+from specqd.roles import Drafter
 
 MACHINE = Machine.choose(1)
 NEW_TOKENS = 48

@@ -11,12 +11,9 @@ from hypothesis import strategies as st
 
 from random_models import Shape, make_model
 from specqd import _native
-from specqd.drafters import Ask, Drafter, NoDraft, Proposal
-from specqd.economics import RowCosts
-from specqd.level import Level
+from specqd._native import Ask, Level, NgramDrafter, NoDraft, Proposal, RowCosts, Sequence
 from specqd.model import Machine, Model
-from specqd.ngram import NgramDrafter
-from specqd.sequence import Sequence
+from specqd.roles import Drafter
 
 GRAMS = (8, 4, 2, 1)
 DOUBT = 2.0

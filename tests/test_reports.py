@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from specqd import LLM, SamplingParams
-from specqd.level import LevelStats
+from specqd._native import LevelStats
 from specqd.reports import LevelReport, Stats
 
 GREEDY = SamplingParams(max_tokens=40, temperature=0, seed=1, ignore_eos=True)

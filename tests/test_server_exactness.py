@@ -75,7 +75,7 @@ def grammars(plain: LLM) -> JsonGrammars:
 
 def asked_of(rng: np.random.Generator) -> Asked:
     body: Json = {
-        "max_tokens": int(rng.integers(50, 400)),
+        "max_tokens": int(rng.integers(50, 340)),  # the longest prompts have some 500
         "temperature": float(rng.choice([0.0, 0.9])),
         "seed": int(rng.integers(1 << 40)),
         "n": int(rng.choice([1, 1, 2])),

@@ -9,9 +9,8 @@ from arms import Arm
 from protocol import Run
 from synthetic import SyntheticDrafter
 
-from specqd.drafters import NoDraft
+from specqd._native import Level, NoDraft
 from specqd.engine import Engine
-from specqd.level import Level
 from specqd.llm import LLM
 from specqd.sampling import SamplingParams
 

@@ -1,11 +1,11 @@
 """A drafter that is right as often as it is told. For benchmarks on random weights only."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from random import Random
 
-from specqd.drafters import Ask, Drafter, Proposal
-from specqd.sequence import Sequence as Text
+from specqd._native import Ask, Proposal
+from specqd._native import Sequence as Text
+from specqd.roles import Drafter
 
 
 class SyntheticDrafter:
@@ -36,7 +36,7 @@ class SyntheticDrafter:
             if not is_right:
                 break
         tokens += proposal.tokens[len(tokens) :]  # what follows a failure is never looked at
-        return replace(proposal, tokens=tokens)
+        return Proposal(tokens, proposal.confidences, depths=proposal.depths)
 
     def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
         self._drafter.observe(ask, proposal, accepted)

@@ -28,7 +28,7 @@ from specqd.openai_requests import (
     completion_request,
 )
 from specqd.reports import chain_of
-from specqd.sequence import Grammar
+from specqd.roles import Grammar
 
 _MEMBERS = ("custom_id", "method", "url", "body")
 _PARSERS: Mapping[str, Callable[[object], Request]] = {

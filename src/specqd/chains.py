@@ -3,20 +3,19 @@ requests."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from specqd import _native
+from specqd._native import Ask, Level, NgramDrafter, NoDraft, Proposal
+from specqd._native import Sequence as Text
 from specqd.config import read_config
-from specqd.drafters import Ask, Drafter, NoDraft, Proposal
 from specqd.errors import HubError, RequestError, TokenizerError
 from specqd.hub import resolve
-from specqd.level import Level
 from specqd.loader import Progress
 from specqd.model import Model, Reading
-from specqd.ngram import NgramDrafter
-from specqd.sequence import Sequence as Text
+from specqd.roles import Drafter
 from specqd.tokenizer import Tokenizer
 from specqd.weights import Overall, bytes_to_pack, require_memory
 
@@ -247,7 +246,7 @@ class WithinVocabulary:
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         return self._drafter.propose(
-            [ask if self._knows(ask.sequence) else replace(ask, at_most=0) for ask in asks]
+            [ask if self._knows(ask.sequence) else ask.changed(at_most=0) for ask in asks]
         )
 
     def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:

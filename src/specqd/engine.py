@@ -15,13 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specqd import _native
-from specqd.context import Rows
-from specqd.drafters import Ask, Proposal
+from specqd._native import Ask, Level, Proposal, Rows, Sequence
 from specqd.errors import RequestError
 from specqd.generation import FinishReason, Generation, Origin, TokenLogprob
-from specqd.level import Level
+from specqd.roles import Grammar
 from specqd.sampling import SamplingParams
-from specqd.sequence import Grammar, Sequence
 from specqd.tokenizer import Tokenizer
 
 Logits = NDArray[np.float32]
@@ -301,24 +299,26 @@ class Engine:
 
     def _accept(self, generation: Generation, result: Proposal, logits: Logits | None) -> None:
         """Takes over verified tokens one by one, until one of them ends the text."""
-        sequence, params = generation.sequence, generation.params
-        if not result.tokens:
+        sequence, params, verified = generation.sequence, generation.params, result.tokens
+        if not verified:
             generation.error = RequestError(
                 "no token is allowed next (bias, mask or logits exclude all); relax the request"
             )
             self._finish(generation, "error")
             return
-        for i, token in enumerate(result.tokens):
-            sequence.tokens.append(token)
-            if sequence.grammar is not None and token not in sequence.stop_ids:
-                sequence.grammar.accept(token)
-            generation.confidence = result.confidences[i]
-            generation.origins.append(Origin(result.depths[i], result.confidences[i]))
+        grammar, tokens = sequence.grammar, sequence.tokens
+        told = zip(verified, result.confidences, result.depths, strict=True)
+        for i, (token, confidence, depth) in enumerate(told):
+            tokens.append(token)
+            if grammar is not None and not sequence.is_stop(token):
+                grammar.accept(token)
+            generation.confidence = confidence
+            generation.origins.append(Origin(depth, confidence))
             if params.logprobs is not None and logits is not None:
                 generation.logprobs.append(
                     self._logprob(logits[result.row + i], token, params.logprobs)
                 )
-            if token in sequence.stop_ids or generation.take_text(token):
+            if sequence.is_stop(token) or generation.take_text(token):
                 self._finish(generation, "stop")
             elif generation.count >= generation.most_tokens:
                 self._finish(generation, "length")

@@ -6,9 +6,9 @@ Owns where stop strings end a text. Knows nothing of models, or of when it is wr
 from dataclasses import dataclass, field
 from typing import Literal
 
+from specqd._native import Sequence
 from specqd.errors import RequestError
 from specqd.sampling import SamplingParams
-from specqd.sequence import Sequence
 from specqd.text_stream import TextStream, overlap
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -76,7 +76,7 @@ class Generation:
 
     def finish(self, reason: FinishReason) -> None:
         """Adds the text that was held back, unless a stop string cut it."""
-        is_cut = reason == "stop" and self.sequence.tokens[-1] not in self.sequence.stop_ids
+        is_cut = reason == "stop" and not self.sequence.is_stop(self.sequence.tokens[-1])
         if not is_cut:
             self._release(self._held_back + self.stream.finish(), is_last=True)
         self.finish_reason = reason

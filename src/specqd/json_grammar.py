@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from specqd.errors import FieldError
 from specqd.openai_requests import Prepared
-from specqd.sequence import Grammar
+from specqd.roles import Grammar
 from specqd.tokenizer import Tokenizer
 
 MOST_SCHEMA_CHARACTERS = 1 << 16

@@ -12,13 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specqd import _native
+from specqd._native import Context, Rows, Sequence
 from specqd.config import DecoderConfig, read_config
-from specqd.context import Context, Rows
 from specqd.decoder_spec import decoder_spec
-from specqd.errors import CacheFullError, MachineError, RequestError
+from specqd.errors import MachineError, RequestError
 from specqd.loader import Progress
 from specqd.mxfp4 import ScaleRule
-from specqd.sequence import Sequence
 from specqd.weights import DecoderWeights, load_weights
 
 MAX_ROWS = 512  # of one forward, by default; longer prompts are forwarded in parts
@@ -54,8 +53,8 @@ class Machine:
         return cls(_native.Pool(threads or _native.usable_threads()), isa or available[0])
 
 
-class Model:
-    """One reading of a model's weights."""
+class Model(_native.ModelReading):
+    """One reading of a model's weights, as levels use it, and what it was loaded from."""
 
     def __init__(
         self,
@@ -67,15 +66,14 @@ class Model:
         reading: Reading = Reading.EXACT,
         exact: "Model | None" = None,
     ) -> None:
+        is_draft = reading is Reading.DRAFT
+        super().__init__(decoder, cache, is_draft, config.max_positions, exact)
         self.config = config
         self.weights = weights
         self.decoder = decoder
         self.machine = machine
         self.cache = cache
         self.reading = reading
-        self._exact = exact
-        self._contexts: dict[int, Context] = {}
-        self.bytes_read = 0  # of weights, by all forwards so far
         self._read_in_place = [weights]
 
     @classmethod
@@ -129,19 +127,6 @@ class Model:
         )
 
     @property
-    def vocabulary(self) -> int:
-        return self.config.vocab_size
-
-    @property
-    def max_positions(self) -> int:
-        return self.config.max_positions
-
-    @property
-    def max_rows(self) -> int:
-        """Rows of logits that one forward can leave."""
-        return self.decoder.max_rows
-
-    @property
     def bytes_per_forward(self) -> int:
         """Bytes of weights that a forward of one row reads; of more, where they choose experts."""
         return self.decoder.weight_bytes(self.reading is Reading.DRAFT)
@@ -157,28 +142,10 @@ class Model:
             )
         )
 
-    def context(self, sequence: Sequence) -> Context:
-        """This reading's view of the cache for a sequence, made on first use."""
-        context = self._contexts.get(sequence.key)
-        if context is None:
-            exact = None if self._exact is None else self._exact.context(sequence)
-            slot = self.cache.create() if exact is None else exact.slot
-            context = Context(slot, exact)
-            self._contexts[sequence.key] = context
-        return context
-
-    def release(self, sequence: Sequence) -> None:
-        """Forgets a sequence; its exact reading too, which need not be a level of its own."""
-        context = self._contexts.pop(sequence.key, None)
-        if self._exact is not None:
-            self._exact.release(sequence)
-        elif context is not None:
-            self.cache.release(context.slot)
-
     def adopt_prefix(self, sequence: Sequence) -> int:
         """Shares what the cache already holds of a new sequence's prompt; returns the positions."""
         context = self.context(sequence)
-        held = self.cache.attach_prefix(context.slot, sequence.tokens, sequence.cache_salt)
+        held = self.cache.attach_prefix(context.slot, sequence.tokens[:], sequence.cache_salt)
         context.record(0, sequence.tokens[:held])
         return held
 
@@ -194,8 +161,8 @@ class Model:
         if all(self.cache.has_page(context.slot, page) for page in range(first, last)):
             copy = Context(self.cache.fork(context.slot, held))
             copy.record(0, sequence.tokens[:held])
-            copy.match(other.tokens, other.num_accepted)
-            self._contexts[other.key] = copy
+            copy.match(other.tokens[:], other.num_accepted)
+            self.adopt(other, copy)
 
     def missing_pages(self, sequence: Sequence, end: int) -> int:
         """Pages that the cache has to find for the sequence's positions up to `end`; one more where
@@ -220,70 +187,6 @@ class Model:
         """The first position that any layer's row at `position` attends to."""
         windows = self.config.windows
         return max(0, position + 1 - max(windows)) if windows and min(windows) > 0 else 0
-
-    def forward(self, batch: SequenceOf[Rows]) -> None:
-        """Caches all rows and leaves the asked logits in the decoder, in the batch's order.
-
-        More rows than one forward takes are forwarded in parts; those with logits must fit into
-        the last.
-        """
-        batch = self._forward_surplus(batch)
-        for rows in batch:
-            last = rows.start + len(rows.tokens)
-            if not self.cache.make_writable(rows.context.slot, rows.start, last):
-                raise CacheFullError(
-                    f"the KV cache of {self.cache.total_pages * _native.PAGE_POSITIONS} positions "
-                    "is full; use shorter texts or fewer at once"
-                )
-        self.decoder.forward(
-            self.reading is Reading.DRAFT,
-            self.cache,
-            [token for rows in batch for token in rows.tokens],
-            [rows.context.slot for rows in batch],
-            [rows.start for rows in batch],
-            [len(rows.tokens) for rows in batch],
-            [rows.logits for rows in batch],
-        )
-        self.bytes_read += self.decoder.moved_bytes
-        for rows in batch:
-            rows.context.record(rows.start, rows.tokens)
-
-    def _forward_surplus(self, batch: SequenceOf[Rows]) -> SequenceOf[Rows]:
-        """Forwards what is too much for one forward; returns the rest."""
-        most = self.decoder.max_rows
-        surplus = sum(len(rows.tokens) for rows in batch) - most
-        if surplus <= 0:
-            return batch
-        rest = []
-        for rows in batch:
-            start, tokens = rows.start, rows.tokens
-            while surplus > 0 and len(tokens) > rows.logits:
-                part = min(most, surplus, len(tokens) - rows.logits)
-                self.forward([Rows(rows.context, start, tokens[:part], 0)])
-                start, tokens, surplus = start + part, tokens[part:], surplus - part
-            rest.append(Rows(rows.context, start, tokens, rows.logits))
-        if surplus > 0:
-            raise RequestError(f"more than {most} rows of logits at once; use a smaller batch")
-        return rest
-
-    def verify(
-        self, row: int, proposal: SequenceOf[int], sequence: Sequence
-    ) -> tuple[list[int], list[float]]:
-        """What the last forward's logits from `row` on say to a proposal for `sequence`.
-
-        The prefix that this model would have picked itself and then its own next pick, each with
-        its probability; shorter where no token is allowed.
-        """
-        return _native.verify(
-            self.decoder,
-            row,
-            proposal,
-            sequence.picker,
-            len(sequence.tokens),
-            sequence.prompt_length,
-            sequence.history(proposal),
-            sequence.masks(proposal),
-        )
 
     def logits(self, token_ids: SequenceOf[int]) -> NDArray[np.float32]:
         """Logits after each token: [n, vocab] float32.

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
+from specqd._native import Level
 from specqd.engine import Engine
-from specqd.level import Level
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,10 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from specqd import _native
-from specqd.context import Rows
+from specqd._native import Rows, Sequence
 from specqd.errors import RequestError
 from specqd.model import Model
 from specqd.sampling import SamplingParams
-from specqd.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from specqd import _native
+from specqd._native import Level
 from specqd.bench.bandwidth import bandwidth_at
 from specqd.errors import RequestError, SpecqdError
-from specqd.level import Level
 from specqd.llm import LLM
 from specqd.reports import LevelReport, Stats
 from specqd.sampling import SamplingParams

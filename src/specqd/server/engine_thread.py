@@ -19,8 +19,8 @@ from specqd.engine import Engine
 from specqd.generation import Generation
 from specqd.openai_answers import Update
 from specqd.reports import Progress, Stats
+from specqd.roles import Grammar
 from specqd.sampling import SamplingParams
-from specqd.sequence import Grammar
 
 T = TypeVar("T")
 _LOG = logging.getLogger("specqd.server")

@@ -11,9 +11,9 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from specqd import _native
+from specqd._native import Level
 from specqd.bench.bandwidth import MEGABYTE, bandwidth_at
 from specqd.engine import Engine
-from specqd.level import Level
 from specqd.reports import chain_of
 from specqd.sampling import Defaults
 from specqd.server.engine_thread import EngineThread

@@ -1,0 +1,53 @@
+"""What the core asks of a Python object: the roles of a drafter and of a grammar."""
+
+from collections.abc import Sequence as SequenceOf
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specqd._native import Ask, Proposal, Sequence
+
+
+class Drafter(Protocol):
+    """Who proposes tokens. It can be right or wrong, never harmful: a verifier checks it."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether proposals cost nothing to make: they can be weighed before they are used."""
+        ...
+
+    @property
+    def levels(self) -> "tuple[Drafter, ...]":
+        """This drafter and those below it, outermost first."""
+        ...
+
+    def propose(self, asks: SequenceOf[Ask]) -> list[Proposal]:
+        """One proposal per ask, of at most `at_most` tokens; none is a fine answer."""
+        ...
+
+    def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
+        """Learns that verification confirmed the first `accepted` tokens of its proposal."""
+        ...
+
+    def chances(self, ask: Ask, proposal: Proposal) -> list[float]:
+        """How likely each token of its proposal is right, given that those before it are."""
+        ...
+
+    def release(self, sequence: Sequence) -> None:
+        """Forgets a sequence that has ended."""
+        ...
+
+
+class Grammar(Protocol):
+    """Which tokens may follow."""
+
+    def masks(self, proposal: SequenceOf[int]) -> NDArray[np.uint32]:
+        """Bit masks [len(proposal) + 1, ceil(vocab / 32)]: row i allows what may follow the
+        accepted tokens and proposal[:i]. A proposal that breaks the rules is cut by its own row;
+        the rows after that may allow anything."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """Takes a token for good: it is the last of the accepted ones from now on."""
+        ...
