@@ -54,7 +54,7 @@ def pages_are_returned(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def text_of(llm: LLM, tokens: list[int]) -> str:
     stream = llm.tokenizer.stream()
-    return "".join([*map(stream.feed, tokens), stream.finish()])
+    return "".join([*(stream.feed([token]) for token in tokens), stream.finish()])
 
 
 def test_one_prompt_gives_one_result(llm: LLM) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -175,8 +175,8 @@ class Pieces:
     def __init__(self, texts: list[str]) -> None:
         self.texts = texts
 
-    def feed(self, token_id: int) -> str:
-        return self.texts[token_id]
+    def feed(self, token_ids: Iterable[int]) -> str:
+        return "".join(self.texts[token_id] for token_id in token_ids)
 
 
 def test_a_text_that_is_held_back_belongs_to_its_token_once_it_is_released() -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from specqd import _native
 from specqd._native import Ask, Level, Proposal, Rows, Sequence
 from specqd.errors import RequestError
-from specqd.generation import FinishReason, Generation, Origin, TokenLogprob
+from specqd.generation import FinishReason, Generation, TokenLogprob
 from specqd.roles import Grammar
 from specqd.sampling import SamplingParams
 from specqd.tokenizer import Tokenizer
@@ -176,9 +176,10 @@ class Engine:
         """Advances every running request by a round; returns those that have something new."""
         self._make_room()
         self._admit()
-        is_prefill = any(g.count == 0 or self._num_unread(g) for g in self._running)
         begun = perf_counter()
-        ready = self._read_prompts()
+        unread = [self._num_unread(generation) for generation in self._running]
+        is_prefill = any(unread) or any(not generation.count for generation in self._running)
+        ready = self._read_prompts(unread) if is_prefill else self._running.copy()
         made = self._advance(ready) if ready else 0
         self.stats.new_tokens += made
         seconds = perf_counter() - begun
@@ -194,12 +195,11 @@ class Engine:
         sequence = generation.sequence
         return max(len(sequence.tokens) - 1 - self.level.model.context(sequence).length, 0)
 
-    def _read_prompts(self) -> list[Generation]:
+    def _read_prompts(self, num_unread: list[int]) -> list[Generation]:
         """Those of the running that can be written on now. Of the others' prompts it reads a part,
         the oldest first, as far as the rows of this step go."""
         left, ready = self._prompt_rows, []
-        for generation in self._running:
-            unread = self._num_unread(generation)
+        for generation, unread in zip(self._running, num_unread, strict=True):
             part = unread if left is None else min(unread, left)
             is_left = not generation.count and generation.is_prompt_scored
             if part < unread or not is_left:  # else the round reads it, and goes on from it
@@ -298,7 +298,7 @@ class Engine:
         self.level.release(generation.sequence)
 
     def _accept(self, generation: Generation, result: Proposal, logits: Logits | None) -> None:
-        """Takes over verified tokens one by one, until one of them ends the text."""
+        """Takes over verified tokens, up to the one that ends the text."""
         sequence, params, verified = generation.sequence, generation.params, result.tokens
         if not verified:
             generation.error = RequestError(
@@ -306,25 +306,22 @@ class Engine:
             )
             self._finish(generation, "error")
             return
-        grammar, tokens = sequence.grammar, sequence.tokens
-        told = zip(verified, result.confidences, result.depths, strict=True)
-        for i, (token, confidence, depth) in enumerate(told):
-            tokens.append(token)
-            if grammar is not None and not sequence.is_stop(token):
-                grammar.accept(token)
-            generation.confidence = confidence
-            generation.origins.append(Origin(depth, confidence))
-            if params.logprobs is not None and logits is not None:
-                generation.logprobs.append(
-                    self._logprob(logits[result.row + i], token, params.logprobs)
-                )
-            if sequence.is_stop(token) or generation.take_text(token):
-                self._finish(generation, "stop")
-            elif generation.count >= generation.most_tokens:
-                self._finish(generation, "length")
-            if generation.finish_reason is not None:
-                return
-        self.level.model.forget_unseen(sequence)
+        before = generation.count
+        reason = generation.take(verified, result.confidences, result.depths)
+        taken = verified[: generation.count - before]
+        if (grammar := sequence.grammar) is not None:
+            for token in taken:
+                if not sequence.is_stop(token):
+                    grammar.accept(token)
+        if params.logprobs is not None and logits is not None:
+            generation.logprobs += [
+                self._logprob(logits[result.row + i], token, params.logprobs)
+                for i, token in enumerate(taken)
+            ]
+        if reason is not None:
+            self._finish(generation, reason)
+        else:
+            self.level.model.forget_unseen(sequence)
 
     def _logprob(self, row: Logits, token: int, top: int) -> TokenLogprob:
         isa = self.level.model.machine.isa

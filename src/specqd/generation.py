@@ -4,7 +4,7 @@ Owns where stop strings end a text. Knows nothing of models, or of when it is wr
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from specqd._native import Sequence
 from specqd.errors import RequestError
@@ -23,8 +23,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(NamedTuple):
     """Where a token came from: the level that said it first, counted from the outermost (0: no
     draft proposed it), and the probability that the outermost gave it."""
 
@@ -70,9 +69,28 @@ class Generation:
         is_asked = self.params.prompt_logprobs is not None
         return not is_asked or len(self.prompt_logprobs) == self.sequence.prompt_length - 1
 
-    def take_text(self, token: int) -> bool:
-        """Adds a token's text; true where a stop string cuts it."""
-        return self._release(self._held_back + self.stream.feed(token), is_last=False)
+    def take(
+        self, tokens: list[int], probabilities: list[float], depths: list[int]
+    ) -> FinishReason | None:
+        """Adds tokens with their texts, up to the one that ends all; returns why that does."""
+        sequence, room = self.sequence, self.most_tokens - self.count
+        stops = (i for i, token in enumerate(tokens, 1) if sequence.is_stop(token))
+        reason: FinishReason | None = "length" if len(tokens) >= room else None
+        kept = min(len(tokens), room)
+        spoken = kept
+        if (stop := next(stops, kept + 1)) <= kept:
+            kept, spoken, reason = stop, stop - 1, "stop"
+        if self.params.stop:
+            for count, token in enumerate(tokens[:spoken], 1):
+                if self._release(self._held_back + self.stream.feed([token]), is_last=False):
+                    kept, reason = count, "stop"
+                    break
+        else:
+            self.text += self.stream.feed(tokens[:spoken])
+        sequence.tokens.extend(tokens[:kept])
+        self.confidence = probabilities[kept - 1]
+        self.origins += map(Origin, depths[:kept], probabilities[:kept])
+        return reason
 
     def finish(self, reason: FinishReason) -> None:
         """Adds the text that was held back, unless a stop string cut it."""

@@ -54,13 +54,16 @@ class TextStream:
         self._special_ids = special_ids
         self._tidy = TidySpaces() if clean_up else None
 
-    def feed(self, token_id: int) -> str:
-        """The text that became certain with this token, perhaps none. Amortised constant time."""
-        token = self._token_of(token_id)
-        if token is None or token_id in self._special_ids:
-            return ""
-        text = self._pieces.feed(token_id, token)
-        return self._tidy.feed(text) if self._tidy else text
+    def feed(self, token_ids: Iterable[int]) -> str:
+        """The text that became certain with these tokens, perhaps none. Amortised constant time
+        for each."""
+        texts = []
+        for token_id in token_ids:
+            token = self._token_of(token_id)
+            if token is not None and token_id not in self._special_ids:
+                text = self._pieces.feed(token_id, token)
+                texts.append(self._tidy.feed(text) if self._tidy else text)
+        return "".join(texts)
 
     def finish(self) -> str:
         """What was held back. The stream is then at its end."""

@@ -33,5 +33,5 @@ class Places:
 
     def next(self, token: int) -> int:
         place = self.length
-        self.length += len(self.stream.feed(token))
+        self.length += len(self.stream.feed([token]))
         return place

@@ -6,8 +6,8 @@ from typing import Protocol
 
 
 class Stream(Protocol):
-    def feed(self, token_id: int) -> str:
-        """The text that becomes certain with this token."""
+    def feed(self, token_ids: Iterable[int]) -> str:
+        """The text that becomes certain with these tokens."""
         ...
 
 
@@ -26,7 +26,7 @@ class TokenTexts:
     def feed(self, tokens: Iterable[int], text: str, *, is_last: bool) -> list[str]:
         """The texts of the next tokens that have all of theirs, perhaps empty ones; at the end, of
         all that are left. Together they are the text."""
-        self._pieces.extend(map(self._stream.feed, tokens))
+        self._pieces.extend(self._stream.feed([token]) for token in tokens)
         self._text += text
         texts = []
         while self._pieces and len(self._pieces[0]) <= len(self._text):
