@@ -22,7 +22,7 @@ namespace {
 
 using Asks = std::vector<Ask>;
 
-Level::Clock clock_of(nb::object clock) {
+Level::Clock clock_of(nb::handle clock) {
   if (!clock.is_none()) return [clock] { return nb::cast<double>(clock()); };
   return [] {
     const auto now = std::chrono::steady_clock::now().time_since_epoch();
@@ -37,10 +37,11 @@ class BoundLevel : public Level {
 
   BoundLevel(ModelPart model, DrafterPart drafter, std::optional<int64_t> length, std::string name,
              nb::object clock)
-      : Level(*model.role, *drafter.role, length, clock_of(std::move(clock))),
+      : Level(*model.role, *drafter.role, length, clock_of(clock)),
         model_(std::move(model)),
         drafter_(std::move(drafter)),
-        name_(std::move(name)) {}
+        name_(std::move(name)),
+        clock_(std::move(clock)) {}
 
   nb::object model() const { return model_.object; }
   nb::object drafter() const { return drafter_.object; }
@@ -50,11 +51,34 @@ class BoundLevel : public Level {
     set_drafter(*drafter_.role);
   }
 
+  // For Python's collector: a drafter may know whoever holds this level.
+  static int traverse(PyObject* self, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(self));
+    if (!nb::inst_ready(self)) return 0;
+    const auto* const level = nb::inst_ptr<BoundLevel>(self);
+    Py_VISIT(level->model_.object.ptr());
+    Py_VISIT(level->drafter_.object.ptr());
+    Py_VISIT(level->clock_.ptr());
+    return 0;
+  }
+  static int clear(PyObject* self) {
+    auto* const level = nb::inst_ptr<BoundLevel>(self);
+    level->model_.object.reset();
+    level->drafter_.object.reset();
+    level->clock_.reset();
+    return 0;
+  }
+
  private:
   ModelPart model_;
   DrafterPart drafter_;
   std::string name_;
+  nb::object clock_;
 };
+
+PyType_Slot level_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&BoundLevel::traverse)},
+                             {Py_tp_clear, reinterpret_cast<void*>(&BoundLevel::clear)},
+                             {0, nullptr}};
 
 // --- Drafters ------------------------------------------------------------------------------------
 
@@ -182,7 +206,7 @@ void bind_level(nb::module_& m) {
               "Of those times, the worth of an accepted token to whoever asked.")
       .def("count", &LevelStats::count, "drafted"_a, "accepted"_a);
   nb::class_<BoundLevel, Drafter> level(
-      m, "Level",
+      m, "Level", nb::type_slots(level_slots),
       "A verifier over a drafter, and itself a drafter. With NoDraft it decodes plainly.\n\n"
       "`length` fixes how many tokens it proposes when it is asked as a drafter; None lets what "
       "they\n"

@@ -41,6 +41,28 @@ size_t place_in(const Tokens& tokens, int64_t at) {
   return static_cast<size_t>(place);
 }
 
+PythonGrammar* grammar_of(const Sequence& sequence) {
+  return static_cast<PythonGrammar*>(sequence.grammar.get());
+}
+
+// For Python's collector.
+int traverse_sequence(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (!nb::inst_ready(self)) return 0;
+  if (const auto* const held = grammar_of(*nb::inst_ptr<Sequence>(self)))
+    Py_VISIT(held->grammar.ptr());
+  return 0;
+}
+
+int clear_sequence(PyObject* self) {
+  nb::inst_ptr<Sequence>(self)->grammar.reset();
+  return 0;
+}
+
+PyType_Slot sequence_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&traverse_sequence)},
+                                {Py_tp_clear, reinterpret_cast<void*>(&clear_sequence)},
+                                {0, nullptr}};
+
 void bind_text(nb::module_& m) {
   nb::class_<Tokens>(m, "Tokens", "A sequence's tokens: a list that grows at its end.")
       .def("__len__", [](const Tokens& tokens) { return tokens.size(); })
@@ -70,7 +92,7 @@ void bind_text(nb::module_& m) {
           },
           "tokens"_a);
   nb::class_<Sequence>(
-      m, "Sequence",
+      m, "Sequence", nb::type_slots(sequence_slots),
       "The tokens of one request's sample. While a level drafts, its guesses stand at the end.")
       .def(
           "__init__",
@@ -103,8 +125,8 @@ void bind_text(nb::module_& m) {
       .def_prop_rw(
           "grammar",
           [](const Sequence& sequence) -> nb::object {
-            if (sequence.grammar == nullptr) return nb::none();
-            return static_cast<const PythonGrammar&>(*sequence.grammar).grammar;
+            const auto* const held = grammar_of(sequence);
+            return held == nullptr ? nb::none() : held->grammar;
           },
           [](Sequence& sequence, nb::object grammar) {
             sequence.grammar =

@@ -31,9 +31,10 @@ inline void check_proposal(const Proposal& proposal) {
         "a proposal needs a confidence for each token, and all depths or none");
 }
 
+// These two are kept by whoever keeps the object alive.
 class PythonDrafter : public Drafter {
  public:
-  explicit PythonDrafter(nb::object drafter) : drafter_(std::move(drafter)) {}
+  explicit PythonDrafter(nb::handle drafter) : drafter_(drafter) {}
 
   std::vector<Proposal> propose(std::span<const Ask> asks) override {
     nb::list list;
@@ -63,12 +64,12 @@ class PythonDrafter : public Drafter {
   }
 
  private:
-  nb::object drafter_;
+  nb::handle drafter_;
 };
 
 class PythonModel : public LevelModel {
  public:
-  explicit PythonModel(nb::object model) : model_(std::move(model)) {}
+  explicit PythonModel(nb::handle model) : model_(model) {}
 
   int64_t vocabulary() const override { return number("vocabulary"); }
   int64_t max_positions() const override { return number("max_positions"); }
@@ -93,7 +94,7 @@ class PythonModel : public LevelModel {
  private:
   int64_t number(const char* name) const { return nb::cast<int64_t>(model_.attr(name)); }
 
-  nb::object model_;
+  nb::handle model_;
 };
 
 using MaskRows = nb::ndarray<const uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -112,7 +113,7 @@ struct PythonGrammar : Grammar {
   nb::object grammar;
 };
 
-// What a level uses of an object: itself, or what makes its methods callable.
+// What a level uses of an object, which it keeps alive: itself, or what makes its methods callable.
 template <class Role, class Python>
 struct Part {
   explicit Part(nb::object given) : object(std::move(given)) {

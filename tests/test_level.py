@@ -1,6 +1,8 @@
 """Levels over a fake model: whatever drafts, the outermost level's tokens are its own."""
 
+import gc
 import random
+import weakref
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 
@@ -301,6 +303,32 @@ def test_a_release_reaches_every_level() -> None:
     level.release(text)
     assert drafter.released == [text.key]
     assert target.cached_sequences == 0
+
+
+def test_levels_and_texts_are_collected_with_whoever_knows_them() -> None:
+    """The core holds drafters, clocks and grammars of Python's, which may hold it in turn."""
+
+    class Knowing(Scripted):
+        level: Level
+        text: Sequence
+
+        def __call__(self) -> float:
+            return 0.0
+
+        def masks(self, proposal: SequenceOf[int]) -> np.ndarray:
+            return np.full((len(proposal) + 1, VOCABULARY // 32), 0xFFFFFFFF, np.uint32)
+
+        def accept(self, token: int) -> None:
+            pass
+
+    knowing = Knowing(TARGET)
+    knowing.text = sequence(grammar=knowing)
+    knowing.level = Level(FakeModel(TARGET), knowing, clock=knowing)
+    new_tokens(knowing.level, [knowing.text], 9)
+    gone = weakref.ref(knowing)
+    del knowing
+    gc.collect()
+    assert gone() is None
 
 
 # --- Grammars ---------------------------------------------------------------------------------
