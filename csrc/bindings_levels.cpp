@@ -62,6 +62,7 @@ class BoundLevel : public Level {
     return 0;
   }
   static int clear(PyObject* self) {
+    if (!nb::inst_ready(self)) return 0;
     auto* const level = nb::inst_ptr<BoundLevel>(self);
     level->model_.object.reset();
     level->drafter_.object.reset();

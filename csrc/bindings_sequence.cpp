@@ -55,6 +55,7 @@ int traverse_sequence(PyObject* self, visitproc visit, void* arg) {
 }
 
 int clear_sequence(PyObject* self) {
+  if (!nb::inst_ready(self)) return 0;
   nb::inst_ptr<Sequence>(self)->grammar.reset();
   return 0;
 }
