@@ -25,7 +25,7 @@ from specqd.cli.options import (
     sampling_options,
 )
 from specqd.cli.terminal import harmless, has_colour, one_line, write_text
-from specqd.errors import SpecqdError
+from specqd.errors import RequestError, SpecqdError
 
 if TYPE_CHECKING:
     from specqd.llm import LLM, Result, Stream
@@ -45,10 +45,10 @@ _HELP = """\
 /stats        what the last answer took, level by level
 /explain      the last answer, coloured by the level that drafted each token
 /help         this
-/quit         leave, as Ctrl-D does
+/quit, /exit  leave, as Ctrl-D does
 Enter sends; Alt-Enter, Ctrl-J or \\ before Enter begin a new line; // begins a text with a slash.
 Ctrl-C stops an answer, which stays as far as it came."""
-_COMMANDS = ("/system", "/clear", "/stats", "/explain", "/help", "/quit")
+_COMMANDS = ("/system", "/clear", "/stats", "/explain", "/help", "/quit", "/exit")
 
 
 @click.command(epilog=_EPILOG)
@@ -155,7 +155,7 @@ class Talk:
     def take(self, line: str) -> bool:
         """Answers a line or obeys it; false where it is the last one."""
         command, _, rest = line.strip().partition(" ")
-        if command == "/quit":
+        if command in ("/quit", "/exit"):
             return False
         try:
             if line.startswith("//") or not line.startswith("/"):
@@ -189,10 +189,12 @@ class Talk:
     def _answer(self, said: str) -> None:
         if self._llm.tokenizer.has_chat_template and not said.strip():
             return
+        prompt = self._conversation.prompt(said)
+        self._check_room(prompt)
         counted = self._llm.engine.stats
         cached = counted.cached_prompt_tokens
         with self._interruptible() as interrupt:
-            stream = self._llm.stream(self._conversation.prompt(said), self._params)
+            stream = self._llm.stream(prompt, self._params)
             interrupt.stops(stream)
             for piece in stream:
                 write_text(piece)
@@ -202,6 +204,14 @@ class Talk:
         if not stream.result.text.endswith("\n"):
             write_text("\n")
         self._tell_end(stream.result)
+
+    def _check_room(self, prompt: list[int]) -> None:
+        longest = self._llm.engine.max_context
+        if len(prompt) >= longest:
+            raise RequestError(
+                f"the conversation has {len(prompt)} tokens with this, and {longest} positions; "
+                "shorten it, or begin anew with /clear"
+            )
 
     @contextmanager
     def _interruptible(self) -> "Iterator[Interrupt]":
@@ -220,8 +230,11 @@ class Talk:
         if not self._is_terminal:
             return
         reason, count = result.completions[0].finish_reason, len(result.tokens)
+        longest = self._llm.engine.max_context
         if reason == "cancelled":
             _tell(f"stopped after {count} tokens")
+        elif reason == "length" and len(result.prompt_tokens) + count >= longest:
+            _tell(f"all {longest} positions are full; /clear begins anew")
         elif reason == "length" and self._llm.tokenizer.has_chat_template:
             _tell(f"cut after {count} tokens")
 
@@ -235,7 +248,7 @@ class Talk:
             f"prompt     {stats.prompt_tokens} tokens, {self._last.cached} of them cached; "
             f"read in {stats.prefill_s:.2f} s",
             f"answer     {stats.new_tokens} tokens, {stats.tokens_per_s:.1f} tokens/s",
-            f"context    {used} of {self._llm.model.max_positions} positions",
+            f"context    {used} of {self._llm.engine.max_context} positions",
             *level_table(stats),
         ]
         print(harmless("\n".join(lines)), file=sys.stderr)
