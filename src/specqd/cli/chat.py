@@ -5,13 +5,15 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from specqd.channels import has_channels
 from specqd.cli import explain
+from specqd.cli.answers import ChanneledAnswer, PlainAnswer
 from specqd.cli.chat_input import ChatInput, PipedInput, TerminalInput, history_file
 from specqd.cli.conversation import converse
 from specqd.cli.generate import level_table
@@ -24,7 +26,7 @@ from specqd.cli.options import (
     reading_option,
     sampling_options,
 )
-from specqd.cli.terminal import harmless, has_colour, one_line, write_text
+from specqd.cli.terminal import harmless, has_colour, one_line
 from specqd.errors import RequestError, SpecqdError
 
 if TYPE_CHECKING:
@@ -80,7 +82,9 @@ def chat(
     params = SamplingParams(**sampling)
     llm = open_llm(model, draft, threads, isa, reading=reading, context=context)
     if not llm.tokenizer.has_chat_template and params.max_tokens is None:
-        params = SamplingParams(**sampling | {"max_tokens": 128})
+        params = replace(params, max_tokens=128)
+    if llm.tokenizer.has_chat_template and has_channels(llm.tokenizer):
+        params = replace(params, skip_special_tokens=False)  # they say which channel it is
     is_terminal = sys.stdin.isatty() and sys.stderr.isatty()
     talk = Talk(llm, params, system, is_terminal=is_terminal)
     lines: ChatInput = PipedInput(sys.stdin.buffer)
@@ -191,19 +195,24 @@ class Talk:
             return
         prompt = self._conversation.prompt(said)
         self._check_room(prompt)
+        shown = self._new_answer()
         counted = self._llm.engine.stats
         cached = counted.cached_prompt_tokens
         with self._interruptible() as interrupt:
             stream = self._llm.stream(prompt, self._params)
             interrupt.stops(stream)
             for piece in stream:
-                write_text(piece)
+                shown.show(piece)
+            shown.finish()
         assert stream.result is not None
         self._last = Answer(stream.result, counted.cached_prompt_tokens - cached)
-        self._conversation.record(said, stream.result.text)
-        if not stream.result.text.endswith("\n"):
-            write_text("\n")
+        self._conversation.record(said, shown.text)
         self._tell_end(stream.result)
+
+    def _new_answer(self) -> PlainAnswer:
+        if self._params.skip_special_tokens:
+            return PlainAnswer()
+        return ChanneledAnswer(shows_thoughts=self._is_terminal)
 
     def _check_room(self, prompt: list[int]) -> None:
         longest = self._llm.engine.max_context
