@@ -18,6 +18,12 @@ CASES: dict[str, Shape] = {
         "llama", hidden=192, heads=4, kv_heads=2, head_dim=96, ffn=300, vocab=290,
         is_tied=True, rope_scaling=ROPE_SCALINGS["linear"],
     ),
+    "llama heads of 64": Shape(
+        "llama", hidden=320, heads=5, kv_heads=5, head_dim=64, ffn=428, vocab=301,
+    ),
+    "llama 4:1 heads of 128": Shape(
+        "llama", hidden=256, heads=8, kv_heads=2, head_dim=128, ffn=344, vocab=301,
+    ),
     "mistral 40, window 17": Shape(
         "mistral", hidden=200, heads=5, kv_heads=5, head_dim=40, ffn=260, vocab=307, window=17
     ),
@@ -81,6 +87,14 @@ CASES: dict[str, Shape] = {
         window=9, is_tied=True, rope_theta=1e6, rope_scaling=ROPE_SCALINGS["linear"],
         extra={"sliding_window_pattern": 2, "rope_local_base_freq": 300.0},
     ),
+    "gemma2 256, window 17": Shape(
+        "gemma2", hidden=288, heads=4, kv_heads=2, head_dim=256, ffn=380, vocab=301, window=17,
+        is_tied=True, extra={"query_pre_attn_scalar": 256, "attn_logit_softcapping": 3.0},
+    ),
+    "gemma3 4:1 heads of 256, window 9": Shape(
+        "gemma3_text", hidden=160, heads=4, kv_heads=1, head_dim=256, ffn=344, layers=3, vocab=307,
+        window=9, is_tied=True, rope_theta=1e6, extra={"sliding_window_pattern": 2},
+    ),
     "gemma3 72, rope parameters": Shape(
         "gemma3_text", hidden=144, heads=4, kv_heads=2, head_dim=72, ffn=172, layers=3, vocab=301,
         window=33, is_tied=True, rope_theta=1e6, spells_rope_parameters=True,
@@ -118,6 +132,10 @@ CASES: dict[str, Shape] = {
         "stablelm", hidden=280, heads=7, kv_heads=1, head_dim=40, ffn=172, vocab=301,
         has_biases=True, extra={"partial_rotary_factor": 0.25},
     ),
+    "stablelm 4:1 heads of 160, norms by head": Shape(
+        "stablelm", hidden=640, heads=4, kv_heads=1, head_dim=160, ffn=432, vocab=301,
+        extra={"use_parallel_residual": True, "qk_layernorm": True, "partial_rotary_factor": 0.25},
+    ),
     "stablelm 72, parallel, norms by head": Shape(
         "stablelm", hidden=288, heads=4, kv_heads=2, head_dim=72, ffn=200, vocab=333,
         extra={"use_parallel_residual": True, "qk_layernorm": True, "partial_rotary_factor": 0.5},
@@ -134,6 +152,10 @@ CASES: dict[str, Shape] = {
         "qwen3_moe", hidden=200, heads=5, kv_heads=1, head_dim=40, ffn=76, vocab=307,
         extra={"num_experts": 9, "num_experts_per_tok": 4},
     ),
+    "qwen3_moe 8:1 heads of 128, 8 of 16 experts": Shape(
+        "qwen3_moe", hidden=128, heads=8, kv_heads=1, head_dim=128, ffn=48, vocab=283,
+        extra={"num_experts": 16, "num_experts_per_tok": 8, "norm_topk_prob": True},
+    ),
     "qwen3_moe 96, shares of chosen, plain layers": Shape(
         "qwen3_moe", hidden=100, heads=4, kv_heads=2, head_dim=96, ffn=60, layers=4, vocab=283,
         window=21, has_biases=True, extra={
@@ -145,6 +167,11 @@ CASES: dict[str, Shape] = {
         "gpt_oss", hidden=288, heads=7, kv_heads=1, head_dim=40, ffn=96, vocab=301, window=17,
         has_biases=True, rope_scaling=ROPE_SCALINGS["yarn"] | {"truncate": False},
         extra={"num_local_experts": 5, "num_experts_per_tok": 2},
+    ),
+    "gpt_oss 8:1 heads of 64, 4 of 8 experts": Shape(
+        "gpt_oss", hidden=192, heads=8, kv_heads=1, head_dim=64, ffn=192, vocab=301, window=33,
+        has_biases=True, rope_scaling=ROPE_SCALINGS["yarn"] | {"truncate": False},
+        extra={"num_local_experts": 8, "num_experts_per_tok": 4},
     ),
     "gpt_oss 72, 4 of 33 experts": Shape(
         "gpt_oss", hidden=160, heads=2, kv_heads=2, head_dim=72, ffn=32, vocab=333, window=33,

@@ -9,6 +9,8 @@ import pytest
 
 from command_line import Run
 from random_models import PACKED_SHAPE, Shape, make_model
+from served import add_template
+from specqd import LLM
 from specqd.cli import main
 
 SHARED_MODELS = Path(__file__).parents[1].parent / "shared" / "models"
@@ -51,6 +53,19 @@ def small_model(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
     """A random model of 256 positions whose drafts are often right; not to be written to."""
     shape = Shape(is_peaked=True, context=256)
     return make_model(tmp_path_factory.mktemp("models") / "small", shape, seed)
+
+
+@pytest.fixture(scope="session")
+def chat_model(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
+    """The like with a chat template and 512 positions."""
+    directory = tmp_path_factory.mktemp("models") / "small"
+    return add_template(make_model(directory, Shape(is_peaked=True, context=512), seed))
+
+
+@pytest.fixture(scope="session")
+def llm(chat_model: Path) -> LLM:
+    """That model without drafts, by way of the Python API."""
+    return LLM(chat_model, "none", threads=2)
 
 
 @pytest.fixture

@@ -23,6 +23,10 @@ def long_rope(pairs: int) -> Mapping[str, object]:
 
 
 FAMILY_SHAPES: Mapping[str, Shape] = {
+    "qwen2": Shape(
+        "qwen2", hidden=56, heads=7, kv_heads=1, head_dim=40, ffn=84, vocab=271, context=1024,
+        window=60, is_tied=True, rope_theta=1e6, is_peaked=True,
+    ),
     "olmo2": Shape(
         "olmo2", hidden=72, heads=3, kv_heads=1, head_dim=24, ffn=84, vocab=271, context=1024,
         is_peaked=True,
@@ -36,7 +40,7 @@ FAMILY_SHAPES: Mapping[str, Shape] = {
         context=1024, rope_theta=2e6, is_peaked=True,
     ),
     "gemma2": Shape(
-        "gemma2", hidden=48, heads=4, kv_heads=2, head_dim=24, ffn=84, vocab=263, context=1024,
+        "gemma2", hidden=48, heads=4, kv_heads=2, head_dim=256, ffn=84, vocab=263, context=1024,
         window=70, extra={"query_pre_attn_scalar": 20, "attn_logit_softcapping": 3.0},
         is_tied=True, is_peaked=True,
     ),

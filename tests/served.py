@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from command_line import PROGRAM
 
 TEMPLATE = (
@@ -85,7 +87,8 @@ class Served:
 
 @contextmanager
 def serving(*arguments: str, key: str | None = None) -> Iterator[Served]:
-    """Runs `specqd serve`; ends it by SIGTERM."""
+    """Runs `specqd serve`; ends it by SIGTERM. Skips the test where the server is not installed."""
+    pytest.importorskip("uvicorn", reason="needs specqd[serve]")
     environment = {name: value for name, value in os.environ.items() if name != "SPECQD_API_KEY"}
     if key is not None:
         environment["SPECQD_API_KEY"] = key

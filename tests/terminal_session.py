@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-ENTER, CTRL_C, CTRL_D, CTRL_J, UP = "\r", "\x03", "\x04", "\n", "\x1b[A"
+ENTER, CTRL_C, CTRL_D, CTRL_J, CTRL_Z, UP = "\r", "\x03", "\x04", "\n", "\x1a", "\x1b[A"
 _PATIENCE = 60.0  # seconds, until something is surely not coming
 _EDITOR_BEGINS, _EDITOR_ENDS = b"\x1b[?2004h", b"\x1b[?2004l"  # bracketed paste on, off
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[()][A-Z0-9]|[=>])")

@@ -29,7 +29,7 @@ RANKS = (
     {"template_sandbox"},
     {"chat_template"},
     {"tokenizer"},
-    {"chains", "tool_calls", "token_spelling", "generation"},
+    {"chains", "tool_calls", "token_spelling", "generation", "channels"},
     {"engine", "openai_tools", "tool_reader"},
     {"reports", "openai_requests"},
     {"openai_answers", "json_grammar"},

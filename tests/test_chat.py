@@ -1,6 +1,8 @@
 """`specqd chat`, on a real terminal and through pipes."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -15,7 +17,7 @@ from specqd.cli import main
 from specqd.cli.conversation import Dialogue, RunningText
 from specqd.errors import RequestError
 from specqd.tokenizer import Tokenizer
-from terminal_session import CTRL_C, CTRL_D, CTRL_J, ENTER, UP, TerminalSession
+from terminal_session import CTRL_C, CTRL_D, CTRL_J, CTRL_Z, ENTER, UP, TerminalSession
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
@@ -37,6 +39,16 @@ def model(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
 def plain_model(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
     directory = tmp_path_factory.mktemp("models") / "writer"
     return make_model(directory, Shape(is_peaked=True, context=512), seed)
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory, plain_model: Path) -> Path:
+    """The plain model, which does not know how to end a text."""
+    directory = tmp_path_factory.mktemp("models") / "endless"
+    shutil.copytree(plain_model, directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"eos_token_id": None}))
+    return directory
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +106,12 @@ def test_piped_commands_are_obeyed(model: Path) -> None:
     llm, params = LLM(model), SamplingParams(max_tokens=5, temperature=0)
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "ab"}]
     assert ran.stdout.decode().rstrip("\n") == llm.chat(messages, params).text.rstrip("\n")
+
+
+@pytest.mark.parametrize("command", ["/quit", "/exit"])
+def test_nothing_behind_the_last_command_is_answered(model: Path, command: str) -> None:
+    ran = chat_through_pipe(f"{command}\nab\n", model, "-n", "2")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, b"", b"")
 
 
 def test_without_a_template_the_text_is_continued_and_it_says_so(plain_model: Path) -> None:
@@ -170,6 +188,30 @@ def test_ctrl_c_stops_one_answer_whose_prompt_stays_cached(
     assert b"Traceback" not in session.raw
 
 
+def test_ctrl_z_is_the_shells(model: Path, chat_on_terminal: Open) -> None:
+    """Which stops nothing here: no shell is there to go on."""
+    with chat_on_terminal(model, "-n", "3", *GREEDY) as session:
+        session.say("a", CTRL_Z)
+        session.say("b")
+        session.say("/stats")
+        expected = len(Tokenizer.open(model).chat([{"role": "user", "content": "ab"}]))
+        session.expect(f"prompt     {expected} tokens, ")
+
+
+def test_a_full_context_is_told_and_a_new_conversation_begins(
+    endless: Path, chat_on_terminal: Open
+) -> None:
+    full = "all 40 positions are full; /clear begins anew"
+    with chat_on_terminal(endless, "--context", "40", *GREEDY) as session:
+        session.say("ab")
+        session.expect(full)
+        session.say("abcd" * 30)
+        session.expect("tokens with this, and 40 positions; shorten it, or begin anew with /clear")
+        session.say("/clear")
+        session.say("ab")
+        session.expect(full)
+
+
 def test_lines_of_former_conversations_come_back(
     model: Path, chat_on_terminal: Open, tmp_path: Path
 ) -> None:
@@ -202,7 +244,7 @@ def test_a_wrong_turn_on_a_terminal_is_told_and_forgotten(
 ) -> None:
     with chat_on_terminal(plain_model, "-n", "3", *GREEDY) as session:
         session.say("ab" * 600)
-        session.expect("error: the prompt")
+        session.expect("error: the conversation has")
         session.say("ab")
         session.say("/stats")
         session.expect("prompt     2 tokens")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from command_line import PROGRAM, Run, run_program
 from random_models import Shape, make_escaping_model, make_model
 from specqd import LLM, SamplingParams
-from specqd.cli.terminal import aligned, harmless
+from specqd.cli.terminal import aligned, harmless, has_colour
 
 HEAVY = ("numpy", "tokenizers", "huggingface_hub", "jinja2", "rich", "specqd._native")
 
@@ -182,6 +183,28 @@ def test_piped_text_is_raw_and_a_terminal_gets_it_harmless(escaping: Path) -> No
         os.close(leader)
         os.close(terminal)
     assert ran.stderr.startswith(b"specqd: 4 tokens")
+
+
+def test_what_an_encoding_lacks_is_spelled_out(small_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "模型").symlink_to(small_model)
+    latin = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    ran = run_program("inspect", tmp_path / "模型", env=latin)
+    assert ran.returncode == 0, ran.stderr
+    assert rb"\u6a21\u578b" in ran.stdout
+
+
+def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = StringIO()
+    assert not has_colour(stream)
+    monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert has_colour(stream)
+    monkeypatch.setenv("TERM", "dumb")
+    assert not has_colour(stream)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not has_colour(stream)
 
 
 def test_what_steers_a_terminal_is_taken_out() -> None:

@@ -43,10 +43,21 @@ SHAPES = {
         "qwen3", hidden=64, heads=3, kv_heads=3, head_dim=16, ffn=190, layers=3, vocab=277,
         rope_scaling=ROPE_SCALINGS["linear"],
     ),
+    "llama, heads of 160": Shape(
+        hidden=96, heads=3, kv_heads=1, head_dim=160, ffn=100, layers=1, vocab=267
+    ),
+    "qwen3, heads of 128": Shape(
+        "qwen3", hidden=64, heads=4, kv_heads=2, head_dim=128, ffn=100, layers=1, vocab=266
+    ),
+    "gemma3, heads of 256": Shape(
+        "gemma3_text", hidden=64, heads=4, kv_heads=1, head_dim=256, ffn=100, vocab=265,
+        is_tied=True, window=33, extra={"sliding_window_pattern": 2},
+    ),
     **FAMILY_SHAPES,
 }  # fmt: skip
 LONG = {
     "full": Shape(hidden=64, head_dim=32, ffn=96, context=1300),
+    "heads of 256": Shape("qwen3", hidden=64, heads=2, head_dim=256, ffn=96, context=1300),
     "window 600": Shape("mistral", hidden=64, head_dim=32, ffn=96, context=1300, window=600),
     "window 100 above full": Shape(
         "qwen2", hidden=64, head_dim=32, ffn=96, context=1300, window=100

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from random_models import Shape, make_model
-from served import Served, add_template, serving
+from served import Served, serving
 from specqd import LLM, SamplingParams
 from specqd.token_texts import TokenTexts
 
@@ -24,19 +23,8 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
-    directory = tmp_path_factory.mktemp("models") / "small"
-    return add_template(make_model(directory, Shape(is_peaked=True, context=512), seed))
-
-
-@pytest.fixture(scope="module")
-def llm(directory: Path) -> LLM:
-    return LLM(directory, "none", threads=2)
-
-
-@pytest.fixture(scope="module")
-def served(directory: Path) -> Iterator[Served]:
-    with serving(str(directory), "--draft", "mxfp4:k=3", "--draft", "ngram", key=KEY) as served:
+def served(chat_model: Path) -> Iterator[Served]:
+    with serving(str(chat_model), "--draft", "mxfp4:k=3", "--draft", "ngram", key=KEY) as served:
         yield served
         assert served.process.poll() is None
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from random_models import EOS, Shape, make_model
-from served import Served, add_template, serving
+from random_models import EOS
+from served import Served, serving
 from specqd import LLM, SamplingParams
 from specqd.engine import Engine
 
@@ -52,19 +52,8 @@ NO_WHITE_SPACE = {str(ord(space)): -100.0 for space in "\n\t\r "}  # else there 
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
-    directory = tmp_path_factory.mktemp("models") / "small"
-    return add_template(make_model(directory, Shape(is_peaked=True, context=512), seed))
-
-
-@pytest.fixture(scope="module")
-def llm(directory: Path) -> LLM:
-    return LLM(directory, "none", threads=2)
-
-
-@pytest.fixture(scope="module")
-def served(directory: Path) -> Iterator[Served]:
-    with serving(str(directory), "--draft", "mxfp4:k=4", "--max-batch", "8") as served:
+def served(chat_model: Path) -> Iterator[Served]:
+    with serving(str(chat_model), "--draft", "mxfp4:k=4", "--max-batch", "8") as served:
         yield served
 
 

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as Backend
 
+from conftest import SHARED_MODELS
 from specqd.errors import SpecqdError, TokenizerError
+from specqd.hub import shipped_model
 from specqd.tokenizer import Tokenizer
 
 GOLDENS = Path(__file__).parent / "goldens" / "tokenizers"
@@ -56,6 +59,19 @@ def test_texts_come_back_whole(kind: str) -> None:
         assert tokenizer.decode(ids) == (again if composes else text)
         stream = tokenizer.stream()
         assert "".join([*(stream.feed([i]) for i in ids), stream.finish()]) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("name", ["shipped", "tiny1m", "stories260k"])
+def test_texts_have_the_ids_that_the_library_gives_them(name: str) -> None:
+    directory = shipped_model() if name == "shipped" else SHARED_MODELS / name
+    if not directory.is_dir():
+        pytest.skip(f"no model {name} beside the repository")
+    tokenizer = Tokenizer.open(directory)
+    theirs = Backend.from_file(str(directory / "tokenizer.json"))
+    for text in TEXTS:
+        ids = tokenizer.encode(text)
+        assert ids == theirs.encode(text).ids
+        assert tokenizer.decode(ids) == theirs.decode(ids) == text
 
 
 @pytest.fixture

@@ -26,6 +26,10 @@ from specqd.tokenizer import Tokenizer
 
 Prompt = str | SequenceOf[int]
 
+_ONE_READING = (
+    "the weights are MXFP4 already: one reading, for which only n-grams or other models draft"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Completion:
@@ -128,20 +132,11 @@ class LLM:
         specs = parse_chain(draft, reading)
         self.directory = shipped_model() if path_or_repo is None else resolve(path_or_repo)
         own = read_config(self.directory)
-        if context is not None and not 1 <= context <= own.max_positions:
-            raise RequestError(
-                f"{self.directory}: a context of {context} tokens was asked for; the model's is "
-                f"{own.max_positions}, ask for that at most"
-            )
+        _check_context(self.directory, context, own.max_positions)
         if own.is_mxfp4:
             specs = parse_chain(draft, reading, is_mxfp4=True)
             if draft == "auto":
-                warnings.warn(
-                    f"{self.directory}: the weights are MXFP4 already: one reading, for which "
-                    "only n-grams or other models draft",
-                    SpecqdWarning,
-                    stacklevel=2,
-                )
+                warnings.warn(f"{self.directory}: {_ONE_READING}", SpecqdWarning, stacklevel=2)
         self.tokenizer = Tokenizer.open(self.directory)
         self.defaults = read_generation_defaults(self.directory)
         self._drafts = Drafts(self.directory, reading, self.tokenizer)
@@ -155,12 +150,7 @@ class LLM:
             context=context,
             progress=progress,
         )
-        config = self.model.config
-        if self.tokenizer.vocab_size > config.vocab_size:
-            raise TokenizerError(
-                f"{self.directory}: the tokenizer has {self.tokenizer.vocab_size} tokens and the "
-                f"model {config.vocab_size}; they do not belong together"
-            )
+        _check_vocabulary(self.directory, self.tokenizer, self.model)
         self.engine = self._engine(specs, progress)
 
     def with_draft(
@@ -234,6 +224,22 @@ class LLM:
 
     def _resolved(self, params: SamplingParams | None) -> SamplingParams:
         return (params or SamplingParams()).resolved(self.defaults)
+
+
+def _check_context(directory: Path, asked: int | None, own: int) -> None:
+    if asked is not None and not 1 <= asked <= own:
+        raise RequestError(
+            f"{directory}: a context of {asked} tokens was asked for; the model's is {own}, ask "
+            "for that at most"
+        )
+
+
+def _check_vocabulary(directory: Path, tokenizer: Tokenizer, model: Model) -> None:
+    if tokenizer.vocab_size > model.config.vocab_size:
+        raise TokenizerError(
+            f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens and the model "
+            f"{model.config.vocab_size}; they do not belong together"
+        )
 
 
 def _as_many(prompts: Prompt | SequenceOf[Prompt]) -> list[Prompt]:

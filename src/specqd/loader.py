@@ -67,13 +67,14 @@ class Loader:
         progress: Progress | None,
     ) -> None:
         self.tensors = tensors
+        self.is_mapped = planes is not None
+        self.rule = rule
         self.matrices: list[PackedMatrix] = []
         self.unpacked: dict[str, Bits] = {}
         self.sizes: dict[str, int] = {}  # of the tensors taken, in weights
         self._planes = planes
         self._pool = pool
         self._isa = isa
-        self._rule = 0 if rule is ScaleRule.FLOOR else 1
         self._progress = progress
         self._packed_bytes = 0
         self._all_bytes = matrix_bytes(tensors)
@@ -124,7 +125,8 @@ class Loader:
             np.ascontiguousarray(each.of(self.tensors.bf16(each.name, (each.rows, columns))))
             for each in sources
         ]
-        packed = _native.pack(self._pool, self._isa, views, interleaved, self._rule)
+        rule = 0 if self.rule is ScaleRule.FLOOR else 1
+        packed = _native.pack(self._pool, self._isa, views, interleaved, rule)
         if isinstance(packed, tuple):
             at, row, column = packed
             taken = sources[at].taken

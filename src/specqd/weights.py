@@ -72,22 +72,12 @@ def load_weights(
     is packed.
     """
     require_memory([directory])
-    planes = PackedFile.open(directory) if is_packed(directory) else None
-    tensors = _open(directory) if planes is None else planes.tensors
-    if planes is not None and rule not in (None, planes.rule):
-        raise TensorError(
-            f"{tensors.path}: is packed by the rule {planes.rule.value}; pack the model again"
-        )
-    if planes is None:
-        tell_rounding(tensors.path, (dtype for dtype, _ in tensors.matrices()))
-    rule = (rule or ScaleRule.MSE) if planes is None else planes.rule
-    loader = Loader(tensors, planes, pool, isa, rule, progress)
-    names = names_of(config)
+    loader, names = _loader(directory, pool, isa, rule, progress), names_of(config)
     read = LayerReader(loader, config, names)
     tied, size = config.tied_embeddings, (config.vocab_size, config.hidden_size)
     input_name, output_name = f"{names.embedding}.weight", f"{names.head}.weight"
-    if planes is None:  # shapes are told before anything is packed
-        tensors.bf16(input_name, size)
+    if not loader.is_mapped:  # shapes are told before anything is packed
+        loader.tensors.bf16(input_name, size)
     layers = [read.layer(i) for i in range(config.num_layers)]
     final_norm = read.norm(names.final_norm, config.hidden_size)
     assert final_norm is not None
@@ -99,13 +89,34 @@ def load_weights(
         final_norm=final_norm,
         head=loader.pack([head], config.hidden_size),
         embedding=None if tied else loader.embedding(input_name, size),
-        rule=rule,
-        is_mapped=planes is not None,
-        tensors=tensors,
+        rule=loader.rule,
+        is_mapped=loader.is_mapped,
+        tensors=loader.tensors,
         parameters=sum(loader.sizes.values()),
     )
     loader.finish()
     return weights
+
+
+def _loader(
+    directory: Path,
+    pool: _native.Pool,
+    isa: str,
+    rule: ScaleRule | None,
+    progress: Progress | None,
+) -> Loader:
+    """Over the files as they lie: packed, by their own rule, or to be packed."""
+    if not is_packed(directory):
+        tensors = _open(directory)
+        tell_rounding(tensors.path, (dtype for dtype, _ in tensors.matrices()))
+        return Loader(tensors, None, pool, isa, rule or ScaleRule.MSE, progress)
+    planes = PackedFile.open(directory)
+    if rule not in (None, planes.rule):
+        raise TensorError(
+            f"{planes.tensors.path}: is packed by the rule {planes.rule.value}; pack the model "
+            "again"
+        )
+    return Loader(planes.tensors, planes, pool, isa, planes.rule, progress)
 
 
 def bytes_to_pack(directory: Path) -> int:

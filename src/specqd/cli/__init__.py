@@ -7,6 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from io import TextIOWrapper
 from typing import TextIO
 
 
@@ -25,6 +26,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     from specqd.cli.terminal import one_line
     from specqd.errors import SpecqdError, SpecqdWarning
 
+    if isinstance(sys.stdout, TextIOWrapper):  # what its encoding lacks is spelled out
+        sys.stdout.reconfigure(errors="backslashreplace")
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # we say in a line what went wrong

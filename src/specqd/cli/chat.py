@@ -5,13 +5,15 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from specqd.channels import has_channels
 from specqd.cli import explain
+from specqd.cli.answers import ChanneledAnswer, PlainAnswer
 from specqd.cli.chat_input import ChatInput, PipedInput, TerminalInput, history_file
 from specqd.cli.conversation import converse
 from specqd.cli.generate import level_table
@@ -24,8 +26,8 @@ from specqd.cli.options import (
     reading_option,
     sampling_options,
 )
-from specqd.cli.terminal import harmless, has_colour, one_line, write_text
-from specqd.errors import SpecqdError
+from specqd.cli.terminal import harmless, has_colour, one_line
+from specqd.errors import RequestError, SpecqdError
 
 if TYPE_CHECKING:
     from specqd.llm import LLM, Result, Stream
@@ -45,10 +47,10 @@ _HELP = """\
 /stats        what the last answer took, level by level
 /explain      the last answer, coloured by the level that drafted each token
 /help         this
-/quit         leave, as Ctrl-D does
+/quit, /exit  leave, as Ctrl-D does
 Enter sends; Alt-Enter, Ctrl-J or \\ before Enter begin a new line; // begins a text with a slash.
 Ctrl-C stops an answer, which stays as far as it came."""
-_COMMANDS = ("/system", "/clear", "/stats", "/explain", "/help", "/quit")
+_COMMANDS = ("/system", "/clear", "/stats", "/explain", "/help", "/quit", "/exit")
 
 
 @click.command(epilog=_EPILOG)
@@ -80,7 +82,9 @@ def chat(
     params = SamplingParams(**sampling)
     llm = open_llm(model, draft, threads, isa, reading=reading, context=context)
     if not llm.tokenizer.has_chat_template and params.max_tokens is None:
-        params = SamplingParams(**sampling | {"max_tokens": 128})
+        params = replace(params, max_tokens=128)
+    if llm.tokenizer.has_chat_template and has_channels(llm.tokenizer):
+        params = replace(params, skip_special_tokens=False)  # they say which channel it is
     is_terminal = sys.stdin.isatty() and sys.stderr.isatty()
     talk = Talk(llm, params, system, is_terminal=is_terminal)
     lines: ChatInput = PipedInput(sys.stdin.buffer)
@@ -155,7 +159,7 @@ class Talk:
     def take(self, line: str) -> bool:
         """Answers a line or obeys it; false where it is the last one."""
         command, _, rest = line.strip().partition(" ")
-        if command == "/quit":
+        if command in ("/quit", "/exit"):
             return False
         try:
             if line.startswith("//") or not line.startswith("/"):
@@ -189,19 +193,34 @@ class Talk:
     def _answer(self, said: str) -> None:
         if self._llm.tokenizer.has_chat_template and not said.strip():
             return
+        prompt = self._conversation.prompt(said)
+        self._check_room(prompt)
+        shown = self._new_answer()
         counted = self._llm.engine.stats
         cached = counted.cached_prompt_tokens
         with self._interruptible() as interrupt:
-            stream = self._llm.stream(self._conversation.prompt(said), self._params)
+            stream = self._llm.stream(prompt, self._params)
             interrupt.stops(stream)
             for piece in stream:
-                write_text(piece)
+                shown.show(piece)
+            shown.finish()
         assert stream.result is not None
         self._last = Answer(stream.result, counted.cached_prompt_tokens - cached)
-        self._conversation.record(said, stream.result.text)
-        if not stream.result.text.endswith("\n"):
-            write_text("\n")
+        self._conversation.record(said, shown.text)
         self._tell_end(stream.result)
+
+    def _new_answer(self) -> PlainAnswer:
+        if self._params.skip_special_tokens:
+            return PlainAnswer()
+        return ChanneledAnswer(shows_thoughts=self._is_terminal)
+
+    def _check_room(self, prompt: list[int]) -> None:
+        longest = self._llm.engine.max_context
+        if len(prompt) >= longest:
+            raise RequestError(
+                f"the conversation has {len(prompt)} tokens with this, and {longest} positions; "
+                "shorten it, or begin anew with /clear"
+            )
 
     @contextmanager
     def _interruptible(self) -> "Iterator[Interrupt]":
@@ -220,8 +239,11 @@ class Talk:
         if not self._is_terminal:
             return
         reason, count = result.completions[0].finish_reason, len(result.tokens)
+        longest = self._llm.engine.max_context
         if reason == "cancelled":
             _tell(f"stopped after {count} tokens")
+        elif reason == "length" and len(result.prompt_tokens) + count >= longest:
+            _tell(f"all {longest} positions are full; /clear begins anew")
         elif reason == "length" and self._llm.tokenizer.has_chat_template:
             _tell(f"cut after {count} tokens")
 
@@ -235,7 +257,7 @@ class Talk:
             f"prompt     {stats.prompt_tokens} tokens, {self._last.cached} of them cached; "
             f"read in {stats.prefill_s:.2f} s",
             f"answer     {stats.new_tokens} tokens, {stats.tokens_per_s:.1f} tokens/s",
-            f"context    {used} of {self._llm.model.max_positions} positions",
+            f"context    {used} of {self._llm.engine.max_context} positions",
             *level_table(stats),
         ]
         print(harmless("\n".join(lines)), file=sys.stderr)

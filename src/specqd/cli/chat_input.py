@@ -51,7 +51,8 @@ class PipedInput:
 
 class TerminalInput:
     """An editor with a history: Enter sends; Alt-Enter, Ctrl-J or a backslash before Enter begin a
-    new line; Tab completes commands; Ctrl-R searches. It is drawn on standard error."""
+    new line; Tab completes commands; Ctrl-R searches; Ctrl-Z suspends the program. It is drawn on
+    standard error."""
 
     def __init__(self, commands: Sequence[str], history_file: Path) -> None:
         from prompt_toolkit import PromptSession  # imported here: it takes a sixth of a second
@@ -69,6 +70,7 @@ class TerminalInput:
             complete_while_typing=False,
             complete_style=CompleteStyle.READLINE_LIKE,
             reserve_space_for_menu=0,
+            enable_suspend=True,
             output=create_output(sys.stderr),
         )
 

@@ -41,7 +41,8 @@ def write_text(text: str) -> None:
 
 def has_colour(stream: TextIO) -> bool:
     """Whether to colour what goes there (https://no-color.org)."""
-    return stream.isatty() and not os.environ.get("NO_COLOR")
+    is_able = stream.isatty() and os.environ.get("TERM") != "dumb"
+    return is_able and not os.environ.get("NO_COLOR")
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

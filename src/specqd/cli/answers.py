@@ -1,0 +1,56 @@
+"""An answer while it comes: what of it is shown where, and what is kept of it."""
+
+import sys
+
+from specqd.channels import ANSWER, ChannelReader
+from specqd.cli.terminal import harmless, has_colour, write_text
+
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+
+
+class PlainAnswer:
+    """All that the model says, on standard output."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def show(self, piece: str) -> None:
+        write_text(piece)
+        self.text += piece
+
+    def finish(self) -> None:
+        """Ends the last line."""
+        if not self.text.endswith("\n"):
+            write_text("\n")
+
+
+class ChanneledAnswer(PlainAnswer):
+    """What the model answers; what it thinks before is shown on a terminal alone, dimmed and on
+    standard error, and not kept."""
+
+    def __init__(self, *, shows_thoughts: bool) -> None:
+        super().__init__()
+        self._reader = ChannelReader()
+        self._shows_thoughts = shows_thoughts
+        self._is_thinking = False
+
+    def show(self, piece: str) -> None:
+        for channel, text in self._reader.feed(piece):
+            if channel == ANSWER:
+                self._end_thought()
+                super().show(text)
+            elif self._shows_thoughts:
+                self._is_thinking = True
+                dim, plain = (_DIM, _PLAIN) if has_colour(sys.stderr) else ("", "")
+                print(f"{dim}{harmless(text)}{plain}", end="", file=sys.stderr, flush=True)
+
+    def finish(self) -> None:
+        self._end_thought()
+        for _, text in self._reader.finish():
+            super().show(text)
+        super().finish()
+
+    def _end_thought(self) -> None:
+        if self._is_thinking:
+            print(file=sys.stderr)
+        self._is_thinking = False
