@@ -178,10 +178,14 @@ def test_what_only_the_model_can_refuse_is_an_answer(tmp_path: Path, run: Run) -
     out = tmp_path / "out.jsonl"
     lines = [line("long", prompt="a" * 300), line("id", prompt=[1, 999999]), line("good")]
     lines.append(line("half", prompt=["a", "a" * 300]))
+    lines.append(line("more", max_tokens=256))
     run(write(tmp_path / "in.jsonl", lines), out)
     answers = read(out)
     statuses = {name: each["response"]["status_code"] for name, each in answers.items()}
-    assert statuses == {"long": 400, "id": 400, "half": 400, "good": 200}
+    assert statuses == {"long": 400, "id": 400, "half": 400, "more": 400, "good": 200}
+    for name in ("long", "half", "more"):
+        error = answers[name]["response"]["body"]["error"]
+        assert error["code"] == "context_length_exceeded"
     error = answers["long"]["response"]["body"]["error"]
     assert "context" in error["message"]
     assert error["type"] == "invalid_request_error"

@@ -202,7 +202,7 @@ def test_one_bad_prompt_of_a_job_leaves_nothing_behind(plain: LLM) -> None:
     engine = engine_of(plain, max_context=100)
 
     async def work(thread: EngineThread) -> None:
-        with pytest.raises(RequestError, match="fill the context of 100"):
+        with pytest.raises(RequestError, match="the context has 100"):
             await thread.submit(Job([[1], [1] * 100], SamplingParams()))
         assert await thread.ask(lambda: engine.is_idle)
 

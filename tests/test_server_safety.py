@@ -46,6 +46,32 @@ def test_a_key_is_asked_of_everything_but_health(served: Served) -> None:
     assert served.ask("GET", "/v1/models", headers={"Authorization": f"bearer {KEY}"}).status == 200
 
 
+def test_no_error_names_a_file_of_ours_but_in_the_log(tmp_path: Path, seed: int) -> None:
+    model = make_model(tmp_path / "unpacked", Shape(), seed)
+    add_template(model, "{{ messages[0].content + 1 }}")
+    packed = tmp_path / "packed"
+    assert main(["pack", str(model), str(packed)]) == 0
+    with serving(str(packed)) as served:
+        chat = {"messages": [{"role": "user", "content": "a-secret"}], "max_tokens": 2}
+        failed = [served.ask("POST", "/v1/chat/completions", chat)]
+        failed.append(served.ask("POST", "/tokenize", {"messages": chat["messages"]}))
+        for reply in failed:
+            assert (reply.status, reply.error["type"]) == (400, "invalid_request_error")
+            assert "the chat template fails: TypeError" in reply.error["message"]
+        [weights] = packed.glob("*.safetensors")
+        weights.write_bytes(weights.read_bytes())  # the same, but who knows?
+        failed.append(served.ask("POST", COMPLETIONS, {"prompt": "x"}))
+        assert (failed[-1].status, failed[-1].error["type"]) == (500, "server_error")
+        for reply in failed:
+            assert str(tmp_path) not in reply.body.decode()
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.stderr is not None
+        log = served.process.stderr.read()
+    assert log.count(f"{packed / 'tokenizer_config.json'}: the chat template failed") == 2
+    assert str(weights) in log
+    assert "a-secret" not in log
+
+
 def test_cached_prompts_are_shared_within_a_key_and_a_salt_alone(
     directory: Path, rng: np.random.Generator
 ) -> None:

@@ -19,7 +19,16 @@ from typing import BinaryIO
 from specqd.errors import RequestError, SpecqdError, TokenizerError, shown
 from specqd.generation import Generation
 from specqd.llm import LLM
-from specqd.openai_answers import Answer, Json, Update, Usage, form_of, param_of, refusal
+from specqd.openai_answers import (
+    Answer,
+    Json,
+    Update,
+    Usage,
+    code_of,
+    form_of,
+    param_of,
+    refusal,
+)
 from specqd.openai_requests import (
     ChatRequest,
     Prepared,
@@ -270,6 +279,7 @@ def _submit(llm: LLM, running: _Running, grammar_of: GrammarOf | None) -> Specqd
         options, params = prepared.request.options, prepared.params.resolved(llm.defaults)
         make_grammar = grammar_of(prepared) if grammar_of is not None else None
         for prompt in prepared.prompts:
+            llm.engine.check_length(len(prompt), options.asked_tokens)
             samples = llm.engine.submit(
                 prompt,
                 params,
@@ -298,7 +308,8 @@ def _lines(
 def _line(running: _Running, error: SpecqdError | None, batch: Batch, llm: LLM) -> Json:
     key = running.asked.key
     if error is not None:
-        status, body = 400, refusal(str(error), "invalid_request_error", param_of(error))
+        kind, param, code = "invalid_request_error", param_of(error), code_of(error)
+        status, body = 400, refusal(str(error), kind, param, code)
     else:
         status, body = 200, _answer(running, batch, llm)
     return {

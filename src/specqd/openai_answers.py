@@ -11,7 +11,7 @@ from hashlib import sha256
 from math import isfinite
 from typing import Any, Protocol
 
-from specqd.errors import FieldError, RequestError, SpecqdError
+from specqd.errors import FieldError, RequestError, SpecqdError, TooLongError
 from specqd.generation import FinishReason, Generation, Origin, TokenLogprob
 from specqd.openai_requests import ChatRequest, CompletionRequest, Prepared
 from specqd.reports import Progress
@@ -376,6 +376,11 @@ def refusal(message: str, kind: str, param: str | None = None, code: str | None 
 def param_of(error: SpecqdError) -> str | None:
     """The field that an error is about, if it is known."""
     return error.field if isinstance(error, FieldError) else None
+
+
+def code_of(error: SpecqdError) -> str | None:
+    """OpenAI's word for what is wrong, where clients look for one."""
+    return "context_length_exceeded" if isinstance(error, TooLongError) else None
 
 
 def joined(updates: Sequence[Update]) -> Update:

@@ -78,6 +78,7 @@ class Options:
     has_origins: bool = False  # each token's text, and who said it first
     has_progress: bool = False  # with each chunk, what the levels did so far
     is_plain: bool = False  # without drafts; the text is the same
+    asked_tokens: int = 1  # new ones for which there must be room; without max_tokens, one
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +175,10 @@ def completion_request(body: object) -> CompletionRequest:
     has_echo = fields.flag("echo")
     most = _most_tokens(fields, 0 if has_echo else 1)
     params = _params(fields, _COMPLETION_TOKENS if most is None else max(most, 1), logprobs)
+    options = _options(fields, most)
     if has_echo:
         params = replace(params, prompt_logprobs=logprobs)
-    request = CompletionRequest(_prompts(fields), params, _options(fields), has_echo, most == 0)
+    request = CompletionRequest(_prompts(fields), params, options, has_echo, most == 0)
     if fields.text("suffix"):
         raise FieldError("suffix", "nothing can be inserted before a text; leave it out")
     if fields.whole("best_of", 1, MOST_SAMPLES) not in (None, request.params.n):
@@ -187,9 +189,10 @@ def completion_request(body: object) -> CompletionRequest:
 def chat_request(body: object) -> ChatRequest:
     """The request in a body of /v1/chat/completions; raises FieldError."""
     fields = BodyFields.of(body, _CHAT)
-    most = fields.whole("max_completion_tokens", 1, _MOST_INT32)
-    if most is not None and fields.get("max_tokens") is not None:
+    completion, most = fields.whole("max_completion_tokens", 1, _MOST_INT32), _most_tokens(fields)
+    if completion is not None and most is not None:
         raise FieldError("max_tokens", "max_completion_tokens says the same; give one of them")
+    most = completion or most
     has_logprobs = fields.flag("logprobs")
     top = fields.whole("top_logprobs", 0, MOST_LOGPROBS)
     if top is not None and not has_logprobs:
@@ -197,14 +200,14 @@ def chat_request(body: object) -> ChatRequest:
     variables = fields.object("chat_template_kwargs") or {}
     if taken := set(_SET_BY_US) & set(variables):
         raise FieldError("chat_template_kwargs", f"{min(taken)} cannot be set here")
-    tool_use, options = openai_tools.tool_use(fields), _options(fields)
+    tool_use, options = openai_tools.tool_use(fields), _options(fields, most)
     if tool_use is not None and tool_use.has_rules and fields.flag("ignore_eos"):
         raise FieldError("ignore_eos", "what follows a schema has an end")
     if tool_use is not None and tool_use.must_call and options.schema is not None:
         raise FieldError("response_format", "a text that must call a tool has no other form")
     return ChatRequest(
         messages_of(fields),
-        _params(fields, most or _most_tokens(fields), (top or 0) if has_logprobs else None),
+        _params(fields, most, (top or 0) if has_logprobs else None),
         options,
         variables,
         tool_use,
@@ -238,7 +241,7 @@ def _params(fields: BodyFields, most: int | None, logprobs: int | None) -> Sampl
     return params
 
 
-def _options(fields: BodyFields) -> Options:
+def _options(fields: BodyFields, most: int | None) -> Options:
     for name in _WITHOUT_EFFECT:
         fields.text(name)
     fields.object("metadata")
@@ -266,6 +269,7 @@ def _options(fields: BodyFields) -> Options:
         has_origins=fields.flag("return_origins"),
         has_progress=has_progress,
         is_plain=fields.text("draft") == "none",
+        asked_tokens=most or 1,
     )
 
 

@@ -86,7 +86,7 @@ def _chosen(fields: BodyFields, tools: tuple[Tool, ...], is_parallel: bool) -> T
 
 
 def _allowed(fields: BodyFields, names: Sequence[str]) -> frozenset[str]:
-    """The names in a list of tools. Clients may repeat their descriptions, which say nothing new."""
+    """The names in a list of tools, whose descriptions clients may repeat."""
     given = fields.get("tools")
     if not isinstance(given, list) or not 0 < len(given) <= MOST_TOOLS:
         raise fields.wrong("tools", f"a list of 1 to {MOST_TOOLS} functions")

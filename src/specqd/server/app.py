@@ -82,7 +82,8 @@ class Service:
         for what cannot be run."""
         self.check_model(asked.options.model)
         prepared = await self.in_turn(body_size, lambda: Prepared.of(asked, self.tokenizer))
-        self._check_size(prepared)
+        for prompt in prepared.prompts:
+            self.engine.check_length(len(prompt), asked.options.asked_tokens)
         make_grammar = None
         if prepared.has_rules:
             make_grammar = await asyncio.to_thread(self.grammars.of_request, prepared)
@@ -118,16 +119,6 @@ class Service:
             is_plain=options.is_plain,
             has_progress=options.has_progress,
         )
-
-    def _check_size(self, prepared: Prepared) -> None:
-        context, new = self.engine.max_context, prepared.params.max_tokens or 1
-        for prompt in prepared.prompts:
-            if len(prompt) + new > context:
-                raise refused(
-                    f"the context has {context} tokens; the prompt has {len(prompt)} and asks for "
-                    f"{new} new ones; shorten one of them",
-                    code="context_length_exceeded",
-                )
 
     def _check_places(self, samples: int) -> None:
         """Nothing is awaited between this and the submission, which takes the places."""
