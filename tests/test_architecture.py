@@ -39,6 +39,7 @@ RANKS = (
     {"bench"},
     {"server"},
     {"cli"},
+    {"__main__"},
 )
 RANK = {name: rank for rank, names in enumerate(RANKS) for name in names}
 EDGES = ("cli", "server")
