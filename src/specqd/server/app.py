@@ -20,8 +20,9 @@ from specqd.json_grammar import JsonGrammars, MakeGrammar
 from specqd.openai_answers import Answer, Usage, form_of
 from specqd.openai_requests import Prepared, chat_request, completion_request
 from specqd.openai_requests import Request as Asked
-from specqd.reports import chain_of
+from specqd.reports import Stats, chain_of
 from specqd.sampling import Defaults
+from specqd.server.bandwidth import measure_limits
 from specqd.server.bodies import detokenize_request, json_of, tokenize_request
 from specqd.server.engine_thread import EngineFailedError, EngineThread, Job
 from specqd.server.guard import CLIENT, Access, Guard
@@ -52,7 +53,8 @@ class Service:
         self.serving = serving
         self.engine = serving.engine
         self.tokenizer = serving.engine.tokenizer
-        self.metrics = Metrics(serving.model_name)
+        self.bandwidth = measure_limits(serving.engine)
+        self.metrics = Metrics(serving.model_name, Stats.of(serving.engine), self.bandwidth)
         self.thread = EngineThread(serving.engine, self.metrics)
         self.created = int(time.time())
         self.grammars = JsonGrammars(
@@ -149,8 +151,8 @@ def make_app(serving: Serving) -> ASGIApp:
     add_models(app, service)
     add_texts(app, service)
     add_generation(app, service)
-    facts = Facts.of(serving.engine, serving.model_name, serving.defaults)
-    add_page(app, serving.engine, facts, service.thread)
+    facts = Facts.of(serving.engine, serving.model_name, serving.defaults, service.bandwidth)
+    add_page(app, facts)
     return Guard(app, serving.access)
 
 

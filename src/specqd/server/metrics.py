@@ -3,8 +3,8 @@
 Names are vLLM's where it has the thing, so that dashboards fit; the others begin with `specqd:`.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from specqd.engine import Engine
 from specqd.reports import LevelReport, Stats
+from specqd.server.bandwidth import RecentShares, Shares
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -47,9 +48,12 @@ class Counts:
 class Metrics:
     """Watches jobs as they come out of the engine, and shows counts when asked."""
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_name: str, begun: Stats, bandwidth: Mapping[str, float]) -> None:
+        """begun: what was done before the first request; bandwidth: GB/s of memory, by level."""
         self._registry = CollectorRegistry()
-        self._counts = _CountsCollector(model_name)
+        self._begun = begun
+        self._shares = RecentShares(bandwidth, begun.levels)
+        self._counts = _CountsCollector(model_name, bandwidth)
         self._registry.register(self._counts)
         labels = ["model_name"]
         self._first_token = Histogram(
@@ -93,22 +97,25 @@ class Metrics:
         self._finished.labels(self._model_name, _REASONS.get(reason, reason)).inc()
 
     def shown(self, counts: Counts) -> bytes:
-        self._counts.counts = counts
+        shares = self._shares.look(counts.stats.levels)
+        stats = counts.stats.since(self._begun)
+        self._counts.known = (replace(counts, stats=stats), shares)
         return generate_latest(self._registry)
 
 
 class _CountsCollector(Collector):
-    def __init__(self, model_name: str) -> None:
-        self.counts: Counts | None = None
+    def __init__(self, model_name: str, bandwidth: Mapping[str, float]) -> None:
+        self.known: tuple[Counts, Shares] | None = None
         self._model_name = model_name
+        self._bandwidth = bandwidth
 
     def describe(self) -> list[Metric]:
         return []  # nothing is known before there are counts
 
     def collect(self) -> Iterator[Metric]:
-        counts = self.counts
-        if counts is None:
+        if self.known is None:
             return
+        counts, shares = self.known
         stats = counts.stats
         yield self._gauge("vllm:num_requests_running", "Samples being written.", counts.running)
         yield self._gauge("vllm:num_requests_waiting", "Samples that wait.", counts.waiting)
@@ -125,6 +132,7 @@ class _CountsCollector(Collector):
             "vllm:prefix_cache_hits", "Of them, those found.", counts.cached_prompt_tokens
         )
         yield from self._levels(stats.levels)
+        yield from self._bandwidths(shares)
 
     def _levels(self, levels: tuple[LevelReport, ...]) -> Iterator[Metric]:
         """Of each level that verifies: what was drafted for it, and what it took."""
@@ -136,6 +144,7 @@ class _CountsCollector(Collector):
             "specqd:level_rows": lambda level: level.rows,
             "specqd:level_forward_seconds": lambda level: level.seconds,
             "specqd:level_read_gigabytes": lambda level: level.gigabytes,
+            "specqd:level_read_cache_gigabytes": lambda level: level.cache_gigabytes,
             "specqd:level_asks": lambda level: level.asked,
             "specqd:level_gain_seconds": lambda level: level.gain_seconds,
         }
@@ -153,6 +162,21 @@ class _CountsCollector(Collector):
             for place, accepted in enumerate(level.accepted_at):
                 places.add_metric([self._model_name, level.name, str(place)], accepted)
         yield places
+
+    def _bandwidths(self, shares: Shares) -> Iterator[Metric]:
+        limits = "specqd:level_bandwidth_gigabytes_per_second"
+        lately = "Of that, what forwards used lately, by level."
+        yield self._by_level(limits, "Of memory, measured at the start.", self._bandwidth)
+        yield self._by_level("specqd:level_bandwidth_share", lately, shares.by_level)
+        if shares.of_all is not None:
+            text = "The same of all levels together."
+            yield self._gauge("specqd:bandwidth_share", text, shares.of_all)
+
+    def _by_level(self, name: str, text: str, values: Mapping[str, float]) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=["model_name", "level"])
+        for level, value in values.items():
+            family.add_metric([self._model_name, level], value)
+        return family
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=["model_name"])

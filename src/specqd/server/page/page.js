@@ -12,7 +12,6 @@ import {
 } from "./answer.js";
 import { Meter } from "./meter.js";
 
-const SETTLE_MS = 1000;
 const FIGURES_MS = 250; // between two looks at the figures
 const MOST_TOKENS = 512; // where nothing else is set
 const LARGEST_SEED = 2 ** 32;
@@ -21,9 +20,7 @@ const at = (id) => document.getElementById(id);
 const [turns, prompt, send, stop, clear] = ["turns", "prompt", "send", "stop", "clear"].map(at);
 
 let facts = null; // of the model
-let limits = null; // GB/s by level
 let history = []; // messages of the chat
-let finished = []; // shows the figures of each run that has ended
 let running = null; // the AbortController of what is being written
 
 // --- Asking ------------------------------------------------------------------------------------
@@ -142,7 +139,7 @@ function addRun(turn, text, name) {
 }
 
 function show({ section, meter }, ending, seed) {
-  showFigures(section.querySelector(".figures"), meter, limits, ending, seed);
+  showFigures(section.querySelector(".figures"), meter, facts.bandwidth, ending, seed);
   if (facts.chain.length > 1) showLevels(section.querySelector(".levels"), facts.chain, meter);
 }
 
@@ -150,9 +147,7 @@ function finish(view, run, body) {
   const { section } = view;
   section.ariaBusy = "false";
   const endings = { length: ", cut", cancelled: ", stopped" };
-  const showFinal = () => show(view, endings[run.ending], body.draft ? null : body.seed);
-  finished.push(showFinal);
-  showFinal();
+  show(view, endings[run.ending], body.draft ? null : body.seed);
   if (!run.problem) return;
   const problem = section.querySelector(".problem");
   problem.textContent = run.problem;
@@ -223,7 +218,6 @@ clear.addEventListener("click", () => {
   running?.abort();
   setRunning(null);
   history = [];
-  finished = [];
   for (const turn of turns.querySelectorAll(".turn")) turn.remove();
   at("welcome").hidden = false;
   at("told").textContent = "The conversation is cleared.";
@@ -242,9 +236,9 @@ async function open() {
   try {
     facts = await api.getJson("/page/facts");
   } catch (error) {
-    if (error.status === 401) return askForKey();
-    at("model").textContent = error.message;
-    return undefined;
+    if (error.status === 401) askForKey();
+    else at("model").textContent = error.message;
+    return;
   }
   at("key-dialog").close();
   const kind = facts.has_chat_template ? "Message" : "Text to continue";
@@ -263,16 +257,6 @@ async function open() {
   at("welcome").hidden = false;
   prompt.dispatchEvent(new Event("input"));
   prompt.focus();
-  await learnLimits();
-}
-
-/** The bandwidth, measured once nothing else has the cores, this browser least of all. */
-async function learnLimits() {
-  do await new Promise((resolve) => setTimeout(resolve, SETTLE_MS));
-  while (running);
-  const measured = await api.getJson("/page/bandwidth").catch(() => null); // figures do without it
-  limits = measured?.gb_per_s;
-  following(() => finished.forEach((showAgain) => showAgain()));
 }
 
 function askForKey() {
