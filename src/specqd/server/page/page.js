@@ -27,15 +27,15 @@ let running = null; // the AbortController of what is being written
 
 async function ask(text) {
   const turn = addTurn(text);
-  const body = bodyOf(text);
   const controller = new AbortController();
   setRunning(controller);
   const views = [addRun(turn, text, hasComparison() ? "With drafts" : "")];
   if (hasComparison()) views.push(addRun(turn, text, "Plain"));
   const runs = [];
   try {
+    const body = await bodyOf(text, controller.signal);
     for (const [i, view] of views.entries()) {
-      if (controller.signal.aborted) break;
+      if (i && controller.signal.aborted) break;
       const asked = i ? { ...body, draft: "none" } : body;
       runs.push(await write(view, asked, controller.signal));
       if (runs.at(-1).problem) break;
@@ -88,7 +88,7 @@ async function write(view, body, signal) {
   return run;
 }
 
-function bodyOf(text) {
+async function bodyOf(text, signal) {
   const value = (id) => (at(id).value === "" ? undefined : Number(at(id).value));
   const asked = facts.has_chat_template
     ? { messages: [...history, { role: "user", content: text }] }
@@ -100,9 +100,20 @@ function bodyOf(text) {
     return_origins: true,
     return_progress: true,
     temperature: value("temperature"),
-    max_tokens: value("max-tokens") ?? mostTokens(),
+    max_tokens: value("max-tokens") ?? Math.min(mostTokens(), await roomAfter(asked, signal)),
     seed: value("seed") ?? crypto.getRandomValues(new Uint32Array(1))[0] % LARGEST_SEED,
   };
+}
+
+/** How many tokens the context has left for an answer. Where that is none, or cannot be told, the
+ * request itself shall be refused, and say why. */
+async function roomAfter(asked, signal) {
+  try {
+    const { count, max_model_len } = await api.json("/tokenize", asked, signal);
+    return Math.max(1, max_model_len - count);
+  } catch {
+    return Infinity;
+  }
 }
 
 const mostTokens = () => Math.min(MOST_TOKENS, Math.floor(facts.max_context / 2));
@@ -225,16 +236,19 @@ clear.addEventListener("click", () => {
   prompt.focus();
 });
 
-at("settings-button").addEventListener("click", (event) => {
-  at("settings").hidden = !at("settings").hidden;
-  event.target.ariaExpanded = String(!at("settings").hidden);
-});
+function showSettings(shows) {
+  at("settings").hidden = !shows;
+  at("settings-button").ariaExpanded = String(shows);
+}
+
+at("settings-button").addEventListener("click", () => showSettings(at("settings").hidden));
+at("settings").addEventListener("invalid", () => showSettings(true), true); // to say what is wrong
 
 // --- The start ---------------------------------------------------------------------------------
 
 async function open() {
   try {
-    facts = await api.getJson("/page/facts");
+    facts = await api.json("/page/facts");
   } catch (error) {
     if (error.status === 401) askForKey();
     else at("model").textContent = error.message;
