@@ -284,6 +284,30 @@ def test_sigterm_drains(directory: Path) -> None:
         assert served.process.wait(60) in (0, -signal.SIGTERM)
 
 
+@pytest.mark.parametrize("signals", [2, 3])
+def test_a_second_signal_ends_what_is_open_now(directory: Path, signals: int) -> None:
+    with serving(str(directory)) as served, ThreadPoolExecutor(4) as pool:
+        asked = [LONG, *[LONG | {"stream": True}] * 3]
+        replies = [pool.submit(served.ask, "POST", COMPLETIONS, body) for body in asked]
+        wait_for(lambda: served.metric("vllm:num_requests_running") == 4)
+        served.process.send_signal(signal.SIGINT)
+        assert served.process.stderr is not None
+        assert "open requests have 60 seconds" in served.process.stderr.readline()
+        for _ in range(signals - 1):
+            served.process.send_signal(signal.SIGINT)
+            time.sleep(0.05)  # or two are one
+        if signals == 2:
+            whole, *streams = [reply.result(10) for reply in replies]
+            assert (whole.status, whole.error["type"]) == (503, "server_error")
+            assert "the server is ending" in whole.error["message"]
+            for stream in streams:
+                *_, last, rest = stream.body.decode().split("\n\n")
+                assert "the server is ending" in last
+                assert rest == ""
+        assert served.process.wait(10) == 130
+        assert served.process.stderr.read().strip() == ""
+
+
 def test_no_text_is_logged(directory: Path) -> None:
     secret = "a text that nobody else should see"
     with serving(str(directory)) as served:

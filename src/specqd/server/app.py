@@ -24,7 +24,7 @@ from specqd.reports import Stats, chain_of
 from specqd.sampling import Defaults
 from specqd.server.bandwidth import measure_limits
 from specqd.server.bodies import detokenize_request, json_of, tokenize_request
-from specqd.server.engine_thread import EngineFailedError, EngineThread, Job
+from specqd.server.engine_thread import EngineThread, Job, StoppedError
 from specqd.server.guard import CLIENT, Access, Guard
 from specqd.server.metrics import CONTENT_TYPE, Counts, Metrics
 from specqd.server.page import Facts, add_page
@@ -131,8 +131,8 @@ class Service:
             raise ProblemError(429, f"{most} samples are open already; try again later")
 
 
-def make_app(serving: Serving) -> ASGIApp:
-    service = Service(serving)
+def make_app(service: Service) -> ASGIApp:
+    serving = service.serving
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -231,8 +231,8 @@ def add_errors(app: FastAPI) -> None:
     async def on_specqd(_: Request, error: SpecqdError) -> JSONResponse:
         return problem_of(error).response()
 
-    @app.exception_handler(EngineFailedError)
-    async def on_failure(_: Request, error: EngineFailedError) -> JSONResponse:
+    @app.exception_handler(StoppedError)
+    async def on_stop(_: Request, error: StoppedError) -> JSONResponse:
         return ProblemError(503, str(error)).response()
 
     @app.exception_handler(HTTPException)
