@@ -207,7 +207,9 @@ def test_too_much_is_4xx(served: Served) -> None:
     assert served.ask("POST", COMPLETIONS, {"prompt": ["x"] * 257}).status == 400
     many = {"prompt": ["x"] * 200, "n": 128}
     assert served.ask("POST", COMPLETIONS, many).status == 400
-    assert served.ask("GET", "/nowhere").status == 404
+    missing = served.ask("GET", "/nowhere")
+    assert missing.status == 404
+    assert "there is no '/nowhere'; known: /v1/completions, " in missing.error["message"]
     assert served.ask("GET", COMPLETIONS).status == 405
 
 

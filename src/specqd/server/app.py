@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from specqd import __version__
 from specqd.engine import Engine
-from specqd.errors import SpecqdError
+from specqd.errors import SpecqdError, shown
 from specqd.json_grammar import JsonGrammars, MakeGrammar
 from specqd.openai_answers import Answer, Usage, form_of
 from specqd.openai_requests import Prepared, chat_request, completion_request
@@ -33,6 +33,7 @@ from specqd.server.streams import AnswerResponse
 
 T = TypeVar("T")
 _LONG_BODY_BYTES = 1 << 18
+_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize")
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,8 +237,11 @@ def add_errors(app: FastAPI) -> None:
         return ProblemError(503, str(error)).response()
 
     @app.exception_handler(HTTPException)
-    async def on_http(_: Request, error: HTTPException) -> JSONResponse:
-        response = ProblemError(error.status_code, str(error.detail)).response()
+    async def on_http(request: Request, error: HTTPException) -> JSONResponse:
+        problem = str(error.detail)
+        if error.status_code == 404:
+            problem = f"there is no {shown(request.url.path)}; known: {', '.join(_PATHS)}"
+        response = ProblemError(error.status_code, problem).response()
         response.headers.update(error.headers or {})  # of a 405: which methods there are
         return response
 

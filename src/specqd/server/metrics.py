@@ -18,6 +18,30 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _REQUEST_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_BY_LEVEL: tuple[tuple[str, str, Callable[[LevelReport], float]], ...] = (
+    (
+        "vllm:spec_decode_num_drafts",
+        "Proposals to a level.",
+        lambda level: sum(level.drafted_at[:1]),
+    ),
+    ("vllm:spec_decode_num_draft_tokens", "Tokens in them.", lambda level: level.drafted),
+    ("vllm:spec_decode_num_accepted_tokens", "Of those, accepted.", lambda level: level.accepted),
+    ("specqd:level_forwards", "Of a level.", lambda level: level.forwards),
+    ("specqd:level_rows", "Tokens that they read.", lambda level: level.rows),
+    ("specqd:level_forward_seconds", "That they took.", lambda level: level.seconds),
+    ("specqd:level_read_gigabytes", "Of weights.", lambda level: level.gigabytes),
+    (
+        "specqd:level_read_cache_gigabytes",
+        "Of keys and values.",
+        lambda level: level.cache_gigabytes,
+    ),
+    ("specqd:level_asks", "For a proposal, of a draft level.", lambda level: level.asked),
+    (
+        "specqd:level_gain_seconds",
+        "That a token more was worth, over all asks.",
+        lambda level: level.gain_seconds,
+    ),
+)
 _REASONS = {"cancelled": "abort"}  # vLLM's words
 
 
@@ -136,20 +160,8 @@ class _CountsCollector(Collector):
 
     def _levels(self, levels: tuple[LevelReport, ...]) -> Iterator[Metric]:
         """Of each level that verifies: what was drafted for it, and what it took."""
-        by_level: dict[str, Callable[[LevelReport], float]] = {
-            "vllm:spec_decode_num_drafts": lambda level: sum(level.drafted_at[:1]),
-            "vllm:spec_decode_num_draft_tokens": lambda level: level.drafted,
-            "vllm:spec_decode_num_accepted_tokens": lambda level: level.accepted,
-            "specqd:level_forwards": lambda level: level.forwards,
-            "specqd:level_rows": lambda level: level.rows,
-            "specqd:level_forward_seconds": lambda level: level.seconds,
-            "specqd:level_read_gigabytes": lambda level: level.gigabytes,
-            "specqd:level_read_cache_gigabytes": lambda level: level.cache_gigabytes,
-            "specqd:level_asks": lambda level: level.asked,
-            "specqd:level_gain_seconds": lambda level: level.gain_seconds,
-        }
-        for name, value_of in by_level.items():
-            family = CounterMetricFamily(name, "By level.", labels=["model_name", "level"])
+        for name, text, value_of in _BY_LEVEL:
+            family = CounterMetricFamily(name, text, labels=["model_name", "level"])
             for level in levels:
                 family.add_metric([self._model_name, level.name], value_of(level))
             yield family
