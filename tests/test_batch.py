@@ -257,6 +257,11 @@ def test_a_file_of_something_else_is_left_alone(tmp_path: Path, content: bytes) 
     assert out.read_bytes() == content
 
 
+def test_a_file_without_requests_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="has no request"):
+        read_batch(write(tmp_path / "in.jsonl", []), "small")
+
+
 def test_answers_to_other_requests_or_of_other_models_are_refused(tmp_path: Path, run: Run) -> None:
     source, out = write(tmp_path / "in.jsonl", [line("a")]), tmp_path / "out.jsonl"
     run(source, out)

@@ -88,6 +88,10 @@ def read_batch(path: Path, model: str) -> Batch:
                 raise RequestError(f"{path}:{number}: {error}") from error
             first[request.custom_id] = number
             requests[request.custom_id] = request
+    if not requests:
+        raise RequestError(
+            f"{path}: has no request; a line is an object with {', '.join(_MEMBERS)}"
+        )
     return Batch(path, model, created, tuple(requests.values()))
 
 
