@@ -76,9 +76,10 @@ def serve(
     threads: int | None,
     isa: str | None,
 ) -> None:
-    """Serve a model to OpenAI's clients: completions and chats, streamed or whole.
+    """Serve a model to OpenAI's clients.
 
-    Binds to this machine alone unless --host says otherwise. Needs specqd[serve].
+    Completions and chats, streamed or whole; a page for people at /, metrics at /metrics. Binds to
+    this machine alone unless --host says otherwise. Needs specqd[serve].
     """
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         raise RequestError(f"serving needs {', '.join(missing)}; pip install 'specqd[serve]'")
