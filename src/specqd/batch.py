@@ -19,16 +19,8 @@ from typing import BinaryIO
 from specqd.errors import RequestError, SpecqdError, TokenizerError, shown
 from specqd.generation import Generation
 from specqd.llm import LLM
-from specqd.openai_answers import (
-    Answer,
-    Json,
-    Update,
-    Usage,
-    code_of,
-    form_of,
-    param_of,
-    refusal,
-)
+from specqd.openai_answers import Answer, Json, Update, Usage, form_of
+from specqd.openai_refusals import code_of, param_of, refusal
 from specqd.openai_requests import (
     ChatRequest,
     Prepared,

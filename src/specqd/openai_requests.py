@@ -31,34 +31,23 @@ _MOST_INT32 = 2**31 - 1
 
 # Fields that bear SamplingParams' names and need no other check than its own.
 _SAMPLING = (
-    *("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
-    *("frequency_penalty", "seed"),
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
 )
 _WITHOUT_EFFECT = ("user", "service_tier", "safety_identifier", "prompt_cache_key")  # texts
-_SHARED = (
-    *_SAMPLING,
-    *(
-        "top_k",
-        "n",
-        "max_tokens",
-        "min_tokens",
-        "logprobs",
-        "logit_bias",
-        "stop",
-        "stop_token_ids",
-        "ignore_eos",
-    ),
-    *("model", "stream", "stream_options", "response_format", "return_token_ids"),
-    *("cache_salt", "return_origins", "return_progress", "draft"),
-    *(*_WITHOUT_EFFECT, "metadata", "store"),
-)
-_COMPLETION = frozenset((*_SHARED, "prompt", "echo", "best_of", "suffix"))
-_CHAT = frozenset(
-    (
-        *(*_SHARED, "messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"),
-        *openai_tools.FIELDS,
-    )
-)
+_ENDS = ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos")
+_TOLD = ("stream", "stream_options", "logprobs", "return_token_ids", "return_origins")
+_OTHERS = ("model", "n", "top_k", "logit_bias", "response_format", "cache_salt", "draft")
+_SHARED = {*_SAMPLING, *_WITHOUT_EFFECT, *_ENDS, *_TOLD, *_OTHERS}
+_SHARED |= {"return_progress", "metadata", "store"}
+_COMPLETION = _SHARED | {"prompt", "echo", "best_of", "suffix"}
+_CHAT = _SHARED | set(openai_tools.FIELDS)
+_CHAT |= {"messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"}
 _SET_BY_US = ("add_generation_prompt", "documents", "messages", "self", "tools")  # in templates
 
 Message = Mapping[str, Any]

@@ -189,10 +189,10 @@ def add_models(app: FastAPI, service: Service) -> None:
         service.check_model(name)
         return described
 
-    @app.get("/health")
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
         if service.thread.failure is not None:
-            raise ProblemError(503, str(service.thread.failure))
+            raise service.thread.failure
         return Response()
 
     @app.get("/metrics")
@@ -229,12 +229,9 @@ def add_errors(app: FastAPI) -> None:
         return problem.response()
 
     @app.exception_handler(SpecqdError)
-    async def on_specqd(_: Request, error: SpecqdError) -> JSONResponse:
-        return problem_of(error).response()
-
     @app.exception_handler(StoppedError)
-    async def on_stop(_: Request, error: StoppedError) -> JSONResponse:
-        return ProblemError(503, str(error)).response()
+    async def on_error(_: Request, error: SpecqdError | StoppedError) -> JSONResponse:
+        return problem_of(error).response()
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> JSONResponse:

@@ -168,13 +168,13 @@ class _Live:
                     i,
                     generation.text[text:],
                     generation.sequence.tokens[first:],
-                    generation.logprobs[logprobs:],
-                    reason,
-                    generation.error,
-                    generation.seed,
-                    generation.origins[tokens:],
-                    progress,
-                    [] if tokens else generation.prompt_logprobs,
+                    logprobs=generation.logprobs[logprobs:],
+                    finish_reason=reason,
+                    error=generation.error,
+                    seed=generation.seed,
+                    origins=generation.origins[tokens:],
+                    progress=progress,
+                    prompt_logprobs=[] if tokens else generation.prompt_logprobs,
                 )
             )
             self._sent[i] = (len(generation.text), generation.count, len(generation.logprobs))

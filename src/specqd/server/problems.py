@@ -7,7 +7,8 @@ from typing import Any
 from fastapi.responses import JSONResponse
 
 from specqd.errors import ChatTemplateError, RequestError, SpecqdError, TokenizerError
-from specqd.openai_answers import code_of, param_of, refusal
+from specqd.openai_refusals import code_of, param_of, refusal
+from specqd.server.engine_thread import StoppedError
 
 _LOG = logging.getLogger("specqd.server")
 
@@ -43,8 +44,10 @@ def refused(message: str, param: str | None = None, code: str | None = None) -> 
     return ProblemError(400, message, param, code)
 
 
-def problem_of(error: SpecqdError) -> ProblemError:
+def problem_of(error: SpecqdError | StoppedError) -> ProblemError:
     """What is the client's fault is a 400; else it is ours. Names of our files go to the log."""
+    if isinstance(error, StoppedError):
+        return ProblemError(503, str(error))
     if isinstance(error, ChatTemplateError):
         _LOG.warning(
             "%s: the chat template failed at a request, whose client knows how", error.origin
