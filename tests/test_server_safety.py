@@ -42,7 +42,8 @@ def test_a_key_is_asked_of_everything_but_health(served: Served) -> None:
             reply = served.ask("GET", path, headers={"Authorization": header})
             assert reply.status == 401
             assert reply.error["code"] == "invalid_api_key"
-    assert served.ask("GET", "/health", headers={"Authorization": ""}).status == 200
+    for method in ("GET", "HEAD"):  # balancers send either
+        assert served.ask(method, "/health", headers={"Authorization": ""}).status == 200
     assert served.ask("GET", "/v1/models", headers={"Authorization": f"bearer {KEY}"}).status == 200
 
 
@@ -70,6 +71,16 @@ def test_no_error_names_a_file_of_ours_but_in_the_log(tmp_path: Path, seed: int)
     assert log.count(f"{packed / 'tokenizer_config.json'}: the chat template failed") == 2
     assert str(weights) in log
     assert "a-secret" not in log
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
+def test_all_addresses_are_those_of_both_kinds(directory: Path) -> None:
+    with serving(str(directory), "--host", "::", "--draft", "none") as served:
+        for address in ("127.0.0.1", "::1"):
+            with socket.create_connection((address, served.port)) as client:
+                host = f"[{address}]" if ":" in address else address
+                client.sendall(f"GET /health HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+                assert client.recv(100).startswith(b"HTTP/1.1 200 ")
 
 
 def test_cached_prompts_are_shared_within_a_key_and_a_salt_alone(

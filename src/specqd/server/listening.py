@@ -20,7 +20,10 @@ def listen(host: str, port: int) -> socket.socket:
     """Bound, and not yet answering. Port 0 takes a free one. Raises MachineError."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        takes_both = host == "::" and socket.has_dualstack_ipv6()
+        return socket.create_server(
+            (host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=takes_both
+        )
     except OSError as error:
         problem = (error.strerror or str(error)).partition(" (")[0]  # it repeats the address
         raise MachineError(f"--host {host} --port {port}: {problem}; choose others") from error
