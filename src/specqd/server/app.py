@@ -138,8 +138,7 @@ def make_app(service: Service) -> ASGIApp:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.thread.start()
-        yield
-        await service.thread.stop()
+        yield  # the server stops it, in a hurry too
 
     app = FastAPI(
         title="SpecQD",

@@ -218,14 +218,9 @@ class EngineThread:
             job.fail(self._failure)
 
     async def stop(self) -> None:
-        """See end()."""
-        await asyncio.to_thread(self.end)
-
-    def end(self) -> None:
         """After the round that is being made; what is unfinished ends as cancelled."""
-        if self._thread.is_alive():
-            self._commands.put(self._stop)
-            self._thread.join()
+        self._commands.put(self._stop)
+        await asyncio.to_thread(self._thread.join)
 
     async def submit(self, job: Job) -> None:
         """Queues all of a job's prompts, or none. Raises RequestError for what cannot be run.

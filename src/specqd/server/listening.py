@@ -41,10 +41,7 @@ def run(service: Service, sock: socket.socket, drain_s: int, say: Callable[[str]
         lifespan="on",
         ws="none",
     )
-    try:
-        _Server(config, service.thread, drain_s, say).run(sockets=[sock])
-    finally:
-        service.thread.end()  # or, where the loop was left in a hurry, it would outlive Python
+    _Server(config, service.thread, drain_s, say).run(sockets=[sock])
 
 
 class _Server(uvicorn.Server):
@@ -62,6 +59,10 @@ class _Server(uvicorn.Server):
         self._drain_s = drain_s
         self._say = say
         self._signals = 0
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        await self._thread.stop()  # or it would hand tokens to a loop that is closed
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called by the first signal, and by those after it."""
