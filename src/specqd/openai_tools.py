@@ -14,7 +14,10 @@ MOST_TOOLS = 128  # as OpenAI has it
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _MODES = ("auto", "required")
-_FORMS = "an object of the type function or allowed_tools"
+_FORMS = (
+    '{"type": "function", "function": {"name": ...}} or '
+    '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}'
+)
 
 
 def tool_use(fields: BodyFields) -> ToolUse | None:
