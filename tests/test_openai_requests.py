@@ -316,6 +316,8 @@ def test_a_bad_completion_is_refused_by_its_field(field: str, given: dict[str, o
         ("messages[0]", {"messages": ["Hi"]}),
         ("messages[0].content", {"messages": [{"role": "user", "content": 3}]}),
         ("messages[0].content[0]", {"messages": [{"role": "user", "content": [{"type": "x"}]}]}),
+        ("messages[0].content[0]", part(type="image_url", image_url={"url": "data:,"})),
+        ("messages[0].content[0].text", part(type="text")),
         ("messages[0].content[0].x", part(type="text", text="a", x=1)),
         ("chat_template_kwargs", {"chat_template_kwargs": [1]}),
         ("chat_template_kwargs", {"chat_template_kwargs": {"self": 1}}),

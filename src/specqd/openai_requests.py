@@ -345,10 +345,13 @@ def _message(name: str, message: object) -> Message:
 
 
 def _part(name: str, part: object) -> str:
+    if not isinstance(part, Mapping) or part.get("type") != "text":
+        kind = part.get("type") if isinstance(part, Mapping) else part
+        raise FieldError(name, f'is {shown(kind)}; only {{"type": "text", "text": ...}} is read')
     fields = BodyFields.of(part, ("type", "text"), name)
     text = fields.text("text")
-    if fields.get("type") != "text" or text is None:
-        raise FieldError(name, 'a part {"type": "text", "text": ...} is needed')
+    if text is None:
+        raise fields.wrong("text", "a text")
     return text
 
 
