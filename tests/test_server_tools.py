@@ -209,7 +209,6 @@ def test_only_allowed_tools_are_called(client: Any) -> None:
         some = ask(client, "C", **fields)
         check_same(some, ask_streamed(client, "C", **fields))
         assert "<tool_call>" not in (some.message.content or "")
-        assert calls_of(some)[0] == NOW
         assert {name for name, _ in calls_of(some)} == {"stop"}
     free = ask(client, "A", tool_choice=allowed("auto", "stop"))
     assert (free.message.content, calls_of(free)) == (SCRIPTS["A"], [])
