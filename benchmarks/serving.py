@@ -109,7 +109,7 @@ def host(setting: Setting, pipe: Connection) -> None:
     from specqd.cli.serve import PROMPT_ROWS
     from specqd.engine import Engine
     from specqd.llm import LLM
-    from specqd.server.app import Serving, make_app
+    from specqd.server.app import Service, Serving
     from specqd.server.guard import Access
     from specqd.server.listening import listen, run
 
@@ -126,8 +126,8 @@ def host(setting: Setting, pipe: Connection) -> None:
         )
         engine.reuses_prefixes = False  # the arms share one cache
         sock = listen("127.0.0.1", 0)
-        app = make_app(Serving(engine, llm.directory.name, llm.defaults, Access()))
-        Thread(target=run, args=(app, sock, 0), daemon=True).start()
+        service = Service(Serving(engine, llm.directory.name, llm.defaults, Access()))
+        Thread(target=run, args=(service, sock, 0, print), daemon=True).start()
         engines.append(engine)
         ports.append(sock.getsockname()[1])
     machine, read = plain.model.machine, plain.model.bytes_per_forward

@@ -207,6 +207,7 @@ void bind_readings(nb::module_& m) {
       .def_prop_ro("max_rows", &BoundReading::max_rows,
                    "Rows of logits that one forward can leave.")
       .def_prop_ro("bytes_read", &BoundReading::bytes_read, "Of weights, by all forwards so far.")
+      .def_prop_ro("cache_bytes_read", &BoundReading::cache_bytes_read, "Of keys and values.")
       .def("context", &BoundReading::context, "sequence"_a,
            "This reading's view of the cache for a sequence, made on first use.")
       .def(

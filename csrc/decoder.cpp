@@ -132,6 +132,20 @@ size_t Decoder::weight_bytes(Reading reading) const {
   return bytes;
 }
 
+size_t Decoder::seen_cache_bytes() const {
+  const KvShape shape = kv_shape();
+  int64_t positions = 0;  // over all layers
+  for (const LayerWeights& layer : weights_.layers)
+    for (const SequenceRows& rows : sequences_) {
+      const int64_t first =
+          std::max<int64_t>(layer.window > 0 ? rows.start + 1 - layer.window : 0, 0);
+      const int64_t last = rows.start + rows.count;
+      positions += (last + kBlock - 1) / kBlock * kBlock - first / kBlock * kBlock;
+    }
+  const int64_t words = shape.kv_heads * (shape.key_words() + shape.value_words());
+  return static_cast<size_t>(positions * words / kPagePositions) * sizeof(uint16_t);
+}
+
 bool Decoder::has_pages(const KvCache& cache, const ForwardRows& rows) const {
   const int64_t seen =
       longest_window_ > 0 ? std::max<int64_t>(rows.start + 1 - longest_window_, 0) : 0;

@@ -116,6 +116,9 @@ class Decoder {
   size_t weight_bytes(Reading reading) const;
   // Bytes of weights that the last forward moved.
   size_t moved_bytes() const { return moved_bytes_; }
+  // Bytes of keys and values that its rows saw, in blocks of 32 positions and each once, however
+  // many of a sequence's rows saw it.
+  size_t seen_cache_bytes() const;
 
  private:
   // Where a block's output goes: added to the residual stream at once, put aside, or added together

@@ -100,6 +100,7 @@ void ModelReading::forward_whole(std::span<const Rows> batch) {
   check_rows(*decoder_, *cache_, tokens_, rows_);
   apart([this] { decoder_->forward(reading_, *cache_, tokens_, rows_); });
   bytes_read_ += decoder_->moved_bytes();
+  cache_bytes_read_ += decoder_->seen_cache_bytes();
   for (const Rows& rows : batch) rows.context->record(rows.start, rows.tokens);
 }
 

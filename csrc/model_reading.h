@@ -67,6 +67,7 @@ class ModelReading : public LevelModel {
   int64_t max_positions() const override { return max_positions_; }
   int64_t max_rows() const override { return decoder_->max_rows(); }
   size_t bytes_read() const { return bytes_read_; }  // of weights, by all forwards so far
+  size_t cache_bytes_read() const { return cache_bytes_read_; }  // of keys and values
 
   std::shared_ptr<Context> context(const std::shared_ptr<Sequence>& sequence) override;
   // Lets a sequence go on from a context that was made for it.
@@ -93,7 +94,7 @@ class ModelReading : public LevelModel {
   int64_t max_positions_;
   std::shared_ptr<ModelReading> exact_;
   std::unordered_map<int64_t, std::shared_ptr<Context>> contexts_;  // by key
-  size_t bytes_read_ = 0;
+  size_t bytes_read_ = 0, cache_bytes_read_ = 0;
   std::vector<int32_t> tokens_;  // of the forward in progress
   std::vector<ForwardRows> rows_;
 };

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PROGRAM = [sys.executable, "-c", "import sys; from specqd.cli import main; sys.exit(main())"]
+PROGRAM = [sys.executable, "-m", "specqd"]
 
 Run = Callable[..., tuple[int, str, str]]  # the words of a command -> status, stdout, stderr
 

@@ -22,7 +22,7 @@ RANKS = (
     {"packed", "mxfp4_experts", "decoder_spec", "tensor_names"},
     {"loader"},
     {"layers"},
-    {"roles", "sampling", "weights", "hub", "body_fields"},
+    {"roles", "sampling", "weights", "hub", "body_fields", "openai_refusals"},
     {"model"},
     {"scoring"},
     {"template_budget", "text_stream", "token_texts"},
@@ -39,6 +39,7 @@ RANKS = (
     {"bench"},
     {"server"},
     {"cli"},
+    {"__main__"},
 )
 RANK = {name: rank for rank, names in enumerate(RANKS) for name in names}
 EDGES = ("cli", "server")

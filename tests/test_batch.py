@@ -178,10 +178,14 @@ def test_what_only_the_model_can_refuse_is_an_answer(tmp_path: Path, run: Run) -
     out = tmp_path / "out.jsonl"
     lines = [line("long", prompt="a" * 300), line("id", prompt=[1, 999999]), line("good")]
     lines.append(line("half", prompt=["a", "a" * 300]))
+    lines.append(line("more", max_tokens=256))
     run(write(tmp_path / "in.jsonl", lines), out)
     answers = read(out)
     statuses = {name: each["response"]["status_code"] for name, each in answers.items()}
-    assert statuses == {"long": 400, "id": 400, "half": 400, "good": 200}
+    assert statuses == {"long": 400, "id": 400, "half": 400, "more": 400, "good": 200}
+    for name in ("long", "half", "more"):
+        error = answers[name]["response"]["body"]["error"]
+        assert error["code"] == "context_length_exceeded"
     error = answers["long"]["response"]["body"]["error"]
     assert "context" in error["message"]
     assert error["type"] == "invalid_request_error"
@@ -251,6 +255,11 @@ def test_a_file_of_something_else_is_left_alone(tmp_path: Path, content: bytes) 
     with pytest.raises(RequestError, match="name another file"), open_answers(out, batch):
         pass
     assert out.read_bytes() == content
+
+
+def test_a_file_without_requests_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="has no request"):
+        read_batch(write(tmp_path / "in.jsonl", []), "small")
 
 
 def test_answers_to_other_requests_or_of_other_models_are_refused(tmp_path: Path, run: Run) -> None:

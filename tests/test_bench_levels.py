@@ -239,6 +239,18 @@ def test_the_command_ends_with_one_line_of_json(
     assert sum("equal tokens in all arms" in line for line in lines) == 2
 
 
+def test_on_a_terminal_the_table_is_the_end(
+    llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = write_prompts(tmp_path / "p.jsonl", "ab")
+    command = ["bench", "levels", str(llm.directory), "--prompts", str(prompts), "--threads", "1"]
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert main([*command, "-n", "8", "--chain", "mxfp4:k=2"]) == 0
+    out = capsys.readouterr().out
+    assert "{" not in out
+    assert out.splitlines()[-1].startswith("mxfp4:k=2 ")
+
+
 def test_a_plot_without_matplotlib_is_refused_before_any_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

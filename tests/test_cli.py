@@ -69,6 +69,15 @@ def test_generate_prints_the_text_and_one_summary_line(small_model: Path, run: R
     assert "seed" not in err
 
 
+def test_where_both_outputs_go_to_one_file_the_summary_has_its_own_line(small_model: Path) -> None:
+    apart = run_program("generate", small_model, "-p", "ab", "-n", "20")
+    command = [*PROGRAM, "generate", str(small_model), "-p", "ab", "-n", "20"]
+    both = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True)
+    assert not apart.stdout.endswith(b"\n")
+    assert apart.stderr.startswith(b"specqd: ")
+    assert both.stdout.startswith(apart.stdout + b"\nspecqd: ")
+
+
 @pytest.mark.parametrize("draft", [["none"], ["auto"], ["mxfp4"], ["mxfp4:k=3"]])
 def test_drafts_change_no_text(small_model: Path, run: Run, draft: list[str]) -> None:
     sampling = ["-n", "30", "--temperature", "0.8", "--seed", "11"]

@@ -19,7 +19,7 @@ from cached_models import (
     sequence,
 )
 from random_models import make_model
-from specqd._native import Ask, Level, NoDraft
+from specqd._native import Ask, Level, NoDraft, Rows
 from specqd.model import Model
 from specqd.roles import Drafter
 
@@ -106,3 +106,25 @@ def test_a_fork_needs_the_pages_that_its_first_row_sees(
         assert advance(level, follower, 40) == expected
         level.release(leader)
         level.release(follower)
+
+
+def test_what_a_forward_sees_of_the_cache_is_counted(windowed: Model, rng: random.Random) -> None:
+    """Blocks of 32 positions, each once a layer, however many rows see it; two sequences here."""
+    windowed.logits(random_tokens(rng, 230))
+    layer_bytes = windowed.cache.page_bytes / PAGE / len(windowed.config.windows)
+    texts = [sequence(random_tokens(rng, count)) for count in (230, 70)]
+    seen = 0
+    rows = []
+    for text, start in zip(texts, (220, 0), strict=True):
+        context = windowed.context(text)
+        if start:
+            windowed.forward([Rows(context, 0, text.tokens[:start], 0)])
+        rows.append(Rows(context, start, text.tokens[start:], 1))
+        last = -(-len(text.tokens) // 32) * 32
+        for window in windowed.config.windows:
+            first = max(start + 1 - window, 0) // 32 * 32 if window else 0
+            seen += last - first
+    before = windowed.cache_bytes_read
+    windowed.forward(rows)
+    assert windowed.cache_bytes_read - before == seen * layer_bytes
+    assert windowed.as_draft().cache_bytes_read == 0

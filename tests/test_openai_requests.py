@@ -26,6 +26,14 @@ def chosen(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
+def allowed(mode: object, *tools: Any) -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}
+
+
+def choice(of_tools: object) -> dict[str, Any]:
+    return {"tools": [function("f")], "tool_choice": of_tools}
+
+
 def part(**members: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": [members]}]}
 
@@ -136,7 +144,7 @@ def test_tools_arrive_as_templates_know_them() -> None:
     tools = [function("f", parameters=schema, description="F.", strict=True), function("g")]
     use = chat_request({"messages": MESSAGES, "tools": tools}).tool_use
     assert use is not None
-    assert (use.named, use.must_call, use.is_parallel) == (None, False, True)
+    assert (use.allowed, use.must_call, use.is_parallel) == (None, False, True)
     described = function("f", description="F.", parameters=schema)
     assert use.tools[0].described() == described
     assert use.tools[1].described()["function"]["parameters"]["properties"] == {}
@@ -144,20 +152,24 @@ def test_tools_arrive_as_templates_know_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "named", "must_call", "callable_names"),
+    ("choice", "must_call", "is_parallel", "has_rules", "callable_names"),
     [
-        ("auto", None, False, ["f", "g"]),
-        ("required", None, True, ["f", "g"]),
-        (chosen("g"), "g", True, ["g"]),
+        ("auto", False, True, False, ["f", "g"]),
+        ("required", True, True, True, ["f", "g"]),
+        (chosen("g"), True, False, True, ["g"]),
+        (allowed("auto", chosen("g")), False, True, True, ["g"]),
+        (allowed("auto", chosen("g"), function("f")), False, True, False, ["f", "g"]),
+        (allowed("required", chosen("f"), chosen("f")), True, True, True, ["f"]),
     ],
 )
 def test_the_choice_says_what_may_and_must_be_called(
-    choice: Any, named: str | None, must_call: bool, callable_names: list[str]
+    choice: Any, must_call: bool, is_parallel: bool, has_rules: bool, callable_names: list[str]
 ) -> None:
     body = {"messages": MESSAGES, "tools": [function("f"), function("g")], "tool_choice": choice}
     use = chat_request(body).tool_use
     assert use is not None
-    assert (use.named, use.must_call) == (named, must_call)
+    assert (use.must_call, use.is_parallel, use.has_rules) == (must_call, is_parallel, has_rules)
+    assert [tool.name for tool in use.tools] == ["f", "g"]
     assert [tool.name for tool in use.callable] == callable_names
     assert chat_request(body | {"tool_choice": "none"}).tool_use is None
 
@@ -280,6 +292,13 @@ def test_a_bad_completion_is_refused_by_its_field(field: str, given: dict[str, o
         ("tool_choice", {"tools": [function("f")], "tool_choice": "any"}),
         ("tool_choice", {"tools": [function("f")], "tool_choice": {"type": "function"}}),
         ("tool_choice.function.name", {"tools": [function("f")], "tool_choice": chosen("g")}),
+        ("tool_choice", choice({**chosen("f"), **allowed("auto", chosen("f"))})),
+        ("tool_choice", choice({"type": "allowed_tools"})),
+        ("tool_choice.allowed_tools.mode", choice(allowed(None, chosen("f")))),
+        ("tool_choice.allowed_tools.mode", choice(allowed(["auto"], chosen("f")))),
+        ("tool_choice.allowed_tools.tools", choice(allowed("auto"))),
+        ("tool_choice.allowed_tools.tools[1]", choice(allowed("auto", chosen("f"), {}))),
+        ("tool_choice.allowed_tools.tools[0].function.name", choice(allowed("auto", chosen("g")))),
         ("ignore_eos", {"tools": [function("f", strict=True)], "ignore_eos": True}),
         (
             "response_format",
@@ -297,6 +316,8 @@ def test_a_bad_completion_is_refused_by_its_field(field: str, given: dict[str, o
         ("messages[0]", {"messages": ["Hi"]}),
         ("messages[0].content", {"messages": [{"role": "user", "content": 3}]}),
         ("messages[0].content[0]", {"messages": [{"role": "user", "content": [{"type": "x"}]}]}),
+        ("messages[0].content[0]", part(type="image_url", image_url={"url": "data:,"})),
+        ("messages[0].content[0].text", part(type="text")),
         ("messages[0].content[0].x", part(type="text", text="a", x=1)),
         ("chat_template_kwargs", {"chat_template_kwargs": [1]}),
         ("chat_template_kwargs", {"chat_template_kwargs": {"self": 1}}),

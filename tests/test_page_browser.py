@@ -180,8 +180,45 @@ def test_a_refusal_is_shown_and_the_text_is_not_lost(browser: Any, served: Serve
     with visiting(browser, served.url) as visit:
         visit.set(max_tokens=8191)
         visit.send("one two three")
-        assert "the context has 8192 tokens" in visit.page.locator(".problem").text_content()
+        assert "the context has 8192; ask for" in visit.page.locator(".problem").text_content()
         assert visit.page.locator("#prompt").input_value() == "one two three"
+
+
+def test_a_long_text_is_continued_by_what_fits(browser: Any, served: Served) -> None:
+    with visiting(browser, served.url) as visit:
+        visit.set(temperature=0)
+        visit.send("a" * 8182)
+        assert visit.page.locator(".problem").is_hidden()
+        assert "10 tokens, cut" in visit.page.locator(".figures").text_content()
+        visit.send("a" * 8192)
+        assert "shorten the prompt" in visit.page.locator(".problem").last.text_content()
+
+
+def test_a_setting_that_is_wrong_is_shown_though_settings_are_closed(
+    browser: Any, served: Served
+) -> None:
+    with visiting(browser, served.url) as visit:
+        visit.set(temperature=-1)
+        visit.page.locator("#prompt").fill("one")
+        visit.page.keyboard.press("Enter")
+        visit.page.locator("#temperature").wait_for()
+        assert visit.page.evaluate("document.activeElement.id") == "temperature"
+        assert visit.page.locator(".turn").count() == 0
+
+
+def test_a_server_that_is_gone_is_told_in_words(browser: Any, model: Path) -> None:
+    with serving(str(model)) as served, visiting(browser, served.url) as visit:
+        visit.set(max_tokens=8000, temperature=1.5)
+        visit.page.locator("#prompt").fill("one")
+        visit.page.keyboard.press("Enter")
+        visit.page.locator(".token").first.wait_for()
+        served.process.kill()
+        visit.page.locator('.run[aria-busy="false"]').wait_for()
+        ended = visit.page.locator(".problem").text_content()
+        assert ended == "The connection ended before the answer did."
+        visit.send("two")
+        again = visit.page.locator(".problem").last.text_content()
+        assert again == "The server cannot be reached. Is it still running?"
 
 
 def test_a_chat_asks_for_the_key_and_keeps_its_history(browser: Any, chat: Served) -> None:

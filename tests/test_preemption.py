@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from random_models import Shape, make_model
 from specqd import LLM, SamplingParams, _native
 from specqd.engine import Engine
-from specqd.errors import RequestError
+from specqd.errors import MachineError, RequestError
 from specqd.generation import Generation
 
 PAGE = _native.PAGE_POSITIONS
@@ -197,12 +197,17 @@ def test_who_made_room_may_be_cancelled(tight: LLM, rng: np.random.Generator) ->
     assert made_room.finish_reason == "cancelled"
 
 
-def test_a_text_that_never_fits_is_refused(tight: LLM) -> None:
+def test_a_text_ends_where_the_cache_would_not_hold_more_of_it(tight: LLM) -> None:
     small = LLM(tight.directory, "none", threads=1, cache_positions=4 * PAGE)
-    params = SamplingParams(max_tokens=PAGE, ignore_eos=True)
-    assert len(small.generate([[1] * PAGE], params)[0].tokens) == PAGE
-    with pytest.raises(RequestError, match="KV cache's 128 positions"):
-        small.generate([[1] * (PAGE + 1)], params)
+    for most in (2 * PAGE, None):
+        params = SamplingParams(max_tokens=most, ignore_eos=True)
+        [result] = small.generate([[1] * PAGE], params)
+        assert len(result.tokens) == PAGE
+        assert result.completions[0].finish_reason == "length"
+    with pytest.raises(RequestError, match="has 128 tokens, and the KV cache has room for 128"):
+        small.generate([[1] * (2 * PAGE)], params)
+    with pytest.raises(MachineError, match="the KV cache has 128 positions, too few for any text"):
+        LLM(tight.directory, "none", threads=1, cache_positions=2 * PAGE)
 
 
 def test_offline_batches_take_turns_too(plain: LLM, tight: LLM, rng: np.random.Generator) -> None:

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from level_reports import report
 from specqd import LLM, SamplingParams
 from specqd._native import LevelStats
-from specqd.reports import LevelReport, Stats
+from specqd.reports import Stats
 
 GREEDY = SamplingParams(max_tokens=40, temperature=0, seed=1, ignore_eos=True)
 
@@ -15,11 +16,6 @@ GREEDY = SamplingParams(max_tokens=40, temperature=0, seed=1, ignore_eos=True)
 @pytest.fixture(scope="module")
 def llm(small_model: Path) -> LLM:
     return LLM(small_model, "mxfp4:k=4", threads=1)
-
-
-def report(**numbers: object) -> LevelReport:
-    zeros: dict[str, object] = dict.fromkeys(LevelReport.__dataclass_fields__, 0)
-    return LevelReport(**{**zeros, "name": "a", "drafted_at": (), "accepted_at": (), **numbers})  # type: ignore[arg-type]
 
 
 def run(llm: LLM, count: int = 40, prompts: int = 1) -> Stats:

@@ -56,6 +56,31 @@ def test_the_context_may_be_shortened_under_either_name(directory: Path, name: s
         assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
 
 
+def test_what_is_left_open_is_cut_to_what_fits(directory: Path) -> None:
+    """Here to the cache, which holds less of one text than the context is long."""
+    with serving(str(directory), "--cache-positions", "256", "--draft", "none") as served:
+        [model] = served.ask("GET", "/v1/models").content["data"]
+        assert model["max_model_len"] == 128
+        assert served.ask("GET", "/page/facts").content["max_context"] == 128
+        open_ended = [
+            ("/v1/completions", {"prompt": [1] * 120}),  # 16 new ones, at OpenAI
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 80}]}),
+        ]
+        for path, body in open_ended:
+            answer = served.ask("POST", path, body | {"ignore_eos": True}).content
+            assert answer["usage"]["total_tokens"] == 128
+            assert answer["choices"][0]["finish_reason"] == "length"
+            for most in (1, 128):
+                reply = served.ask("POST", path, body | {"max_tokens": most, "ignore_eos": True})
+                assert reply.status == (200 if most == 1 else 400)
+            assert reply.error["code"] == "context_length_exceeded"
+            room = answer["usage"]["completion_tokens"]
+            assert f"the KV cache has room for 128; ask for {room}" in reply.error["message"]
+        reply = served.ask("POST", "/v1/completions", {"prompt": [1] * 128})
+        assert reply.error["code"] == "context_length_exceeded"
+        assert "shorten the prompt" in reply.error["message"]
+
+
 @pytest.fixture(scope="module")
 def client(served: Served) -> Any:
     return openai.OpenAI(base_url=f"{served.url}/v1", api_key="unused", max_retries=0)
@@ -286,6 +311,6 @@ def test_errors_are_openais(client: Any) -> None:
     with pytest.raises(openai.BadRequestError, match="this field is not known") as unknown:
         client.chat.completions.create(model=MODEL, messages=MESSAGES, extra_body={"beam": 3})
     assert unknown.value.param == "beam"
-    with pytest.raises(openai.BadRequestError, match="the context has 512 tokens") as long:
-        client.completions.create(model=MODEL, prompt="x", max_tokens=512)
+    with pytest.raises(openai.BadRequestError, match="the context has 512; ask for 511") as long:
+        client.completions.create(model=MODEL, prompt=[1], max_tokens=512)
     assert long.value.code == "context_length_exceeded"

@@ -15,7 +15,7 @@ from specqd import LLM, SamplingParams
 from specqd.engine import Engine
 from specqd.errors import RequestError
 from specqd.openai_answers import Update
-from specqd.server.engine_thread import EngineFailedError, EngineThread, Job
+from specqd.server.engine_thread import EngineThread, Job, StoppedError
 
 T = TypeVar("T")
 Work = Callable[[EngineThread], Awaitable[T]]
@@ -202,7 +202,7 @@ def test_one_bad_prompt_of_a_job_leaves_nothing_behind(plain: LLM) -> None:
     engine = engine_of(plain, max_context=100)
 
     async def work(thread: EngineThread) -> None:
-        with pytest.raises(RequestError, match="fill the context of 100"):
+        with pytest.raises(RequestError, match="the context has 100"):
             await thread.submit(Job([[1], [1] * 100], SamplingParams()))
         assert await thread.ask(lambda: engine.is_idle)
 
@@ -254,10 +254,10 @@ def test_a_broken_engine_fails_every_job_and_says_so(
         await thread.submit(job)
         await job.updates()
         monkeypatch.setattr(engine, "step", broken)
-        with pytest.raises(EngineFailedError, match="MemoryError"):
+        with pytest.raises(StoppedError, match="MemoryError"):
             await until_it_fails(job)
         assert thread.failure is not None
-        with pytest.raises(EngineFailedError):
+        with pytest.raises(StoppedError):
             await thread.submit(Job([[1]], SamplingParams()))
 
     run(engine, work)

@@ -1,13 +1,17 @@
 """The metrics are what happened."""
 
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from level_reports import report
 from random_models import Shape, make_model
 from served import Served, serving
+from specqd.server.bandwidth import RecentShares, shares_of
 
 pytest.importorskip("fastapi", reason="needs specqd[serve]")
 pytest.importorskip("uvicorn", reason="needs specqd[serve]")
@@ -79,3 +83,69 @@ def test_metrics_count_what_was_asked_and_answered(
     assert served.metric("specqd:level_read_gigabytes_total") > 0
     asks, seconds = "specqd:level_asks_total", "specqd:level_gain_seconds_total"
     assert 0 < served.metric(seconds) < served.metric(asks)  # a token is worth less than a second
+
+
+# --- Bandwidth ------------------------------------------------------------------------------------
+
+
+def by_level(served: Served, name: str) -> dict[str, float]:
+    text = served.ask("GET", "/metrics").body.decode()
+    found = re.findall(rf'^{name}{{level="(\w+)",model_name="small"}} (\S+)$', text, re.MULTILINE)
+    return {level: float(value) for level, value in found}
+
+
+def test_the_page_and_the_metrics_tell_the_same_bandwidth(served: Served) -> None:
+    names = ["forwards", "forward_seconds", "read_gigabytes", "read_cache_gigabytes"]
+    counters = [f"specqd:level_{name}_total" for name in names]
+    for counter in counters:
+        assert by_level(served, counter) == {"bf16": 0, "mxfp4": 0}  # whatever loading did
+    assert by_level(served, "specqd:level_bandwidth_share") == {}
+    limits = served.ask("GET", "/page/facts").content["bandwidth"]
+    assert by_level(served, "specqd:level_bandwidth_gigabytes_per_second") == limits
+    body = {"prompt": [1], "max_tokens": 300, "ignore_eos": True, "temperature": 0}
+    reply = served.ask(
+        "POST", "/v1/completions", body | {"stream": True, "return_progress": True}
+    ).body.decode()
+    *_, last, done = re.findall(r"^data: (.*)$", reply, re.MULTILINE)
+    assert done == "[DONE]"
+    levels = json.loads(last)["choices"][0]["progress"]["levels"]
+    shares = by_level(served, "specqd:level_bandwidth_share")
+    of_all = served.metric("specqd:bandwidth_share")
+    forwards, seconds, weights, cache = (by_level(served, counter) for counter in counters)
+    moved = {name: weights[name] + cache[name] for name in limits}
+    for level in levels:
+        name = level["name"]
+        # The page counts from the first tokens on: without the round that made them.
+        assert 0 < level["forwards"] <= forwards[name] <= level["forwards"] + 4
+        assert 0 < level["seconds"] <= seconds[name]
+        one_forward = weights[name] / forwards[name]
+        assert level["gigabytes"] == pytest.approx(one_forward * level["forwards"])
+        assert 0 < level["cache_gigabytes"] <= cache[name]
+        assert shares[name] == pytest.approx(moved[name] / limits[name] / seconds[name])
+    needed = sum(moved[name] / limits[name] for name in limits)
+    assert of_all == pytest.approx(needed / sum(seconds.values()))
+
+
+def test_shares_are_those_of_the_last_seconds(seed: int) -> None:
+    limits = {"a": 10.0}
+    now = 100.0
+    shares = RecentShares(limits, [report()], clock=lambda: now)
+    assert shares.look([report()]).by_level == {}
+    assert shares.look([report()]).of_all is None
+    slow = report(gigabytes=1.0, cache_gigabytes=1.0, seconds=2.0)
+    now = 105.0
+    assert shares.look([slow]).by_level == {"a": 0.1}
+    fast = report(gigabytes=11.0, cache_gigabytes=1.0, seconds=3.0)
+    now = 108.0  # since the start
+    assert shares.look([fast]).of_all == 12 / 10 / 3
+    now = 115.0  # since 105
+    assert shares.look([fast]).of_all == 1.0
+    now = 130.0  # since 115
+    assert shares.look([fast]).of_all is None
+
+
+def test_levels_without_a_measured_bandwidth_have_no_share() -> None:
+    levels = [report(name="a", gigabytes=4.0, seconds=1.0), report(name="b", seconds=2.0)]
+    assert shares_of(levels, {"a": 8.0}).by_level == {"a": 0.5}
+    assert shares_of(levels, {"a": 8.0}).of_all == 0.5
+    assert shares_of(levels, {}).of_all is None

@@ -42,8 +42,45 @@ def test_a_key_is_asked_of_everything_but_health(served: Served) -> None:
             reply = served.ask("GET", path, headers={"Authorization": header})
             assert reply.status == 401
             assert reply.error["code"] == "invalid_api_key"
-    assert served.ask("GET", "/health", headers={"Authorization": ""}).status == 200
+    for method in ("GET", "HEAD"):  # balancers send either
+        assert served.ask(method, "/health", headers={"Authorization": ""}).status == 200
     assert served.ask("GET", "/v1/models", headers={"Authorization": f"bearer {KEY}"}).status == 200
+
+
+def test_no_error_names_a_file_of_ours_but_in_the_log(tmp_path: Path, seed: int) -> None:
+    model = make_model(tmp_path / "unpacked", Shape(), seed)
+    add_template(model, "{{ messages[0].content + 1 }}")
+    packed = tmp_path / "packed"
+    assert main(["pack", str(model), str(packed)]) == 0
+    with serving(str(packed)) as served:
+        chat = {"messages": [{"role": "user", "content": "a-secret"}], "max_tokens": 2}
+        failed = [served.ask("POST", "/v1/chat/completions", chat)]
+        failed.append(served.ask("POST", "/tokenize", {"messages": chat["messages"]}))
+        for reply in failed:
+            assert (reply.status, reply.error["type"]) == (400, "invalid_request_error")
+            assert "the chat template fails: TypeError" in reply.error["message"]
+        [weights] = packed.glob("*.safetensors")
+        weights.write_bytes(weights.read_bytes())  # the same, but who knows?
+        failed.append(served.ask("POST", COMPLETIONS, {"prompt": "x"}))
+        assert (failed[-1].status, failed[-1].error["type"]) == (500, "server_error")
+        for reply in failed:
+            assert str(tmp_path) not in reply.body.decode()
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.stderr is not None
+        log = served.process.stderr.read()
+    assert log.count(f"{packed / 'tokenizer_config.json'}: the chat template failed") == 2
+    assert str(weights) in log
+    assert "a-secret" not in log
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
+def test_all_addresses_are_those_of_both_kinds(directory: Path) -> None:
+    with serving(str(directory), "--host", "::", "--draft", "none") as served:
+        for address in ("127.0.0.1", "::1"):
+            with socket.create_connection((address, served.port)) as client:
+                host = f"[{address}]" if ":" in address else address
+                client.sendall(f"GET /health HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+                assert client.recv(100).startswith(b"HTTP/1.1 200 ")
 
 
 def test_cached_prompts_are_shared_within_a_key_and_a_salt_alone(
@@ -181,7 +218,9 @@ def test_too_much_is_4xx(served: Served) -> None:
     assert served.ask("POST", COMPLETIONS, {"prompt": ["x"] * 257}).status == 400
     many = {"prompt": ["x"] * 200, "n": 128}
     assert served.ask("POST", COMPLETIONS, many).status == 400
-    assert served.ask("GET", "/nowhere").status == 404
+    missing = served.ask("GET", "/nowhere")
+    assert missing.status == 404
+    assert "there is no '/nowhere'; known: /v1/completions, " in missing.error["message"]
     assert served.ask("GET", COMPLETIONS).status == 405
 
 
@@ -256,6 +295,30 @@ def test_sigterm_drains(directory: Path) -> None:
             assert json.loads(last.removeprefix("data: "))["usage"]["completion_tokens"] == 1900
             assert (done, rest) == ("data: [DONE]", "")
         assert served.process.wait(60) in (0, -signal.SIGTERM)
+
+
+@pytest.mark.parametrize("signals", [2, 3])
+def test_a_second_signal_ends_what_is_open_now(directory: Path, signals: int) -> None:
+    with serving(str(directory)) as served, ThreadPoolExecutor(4) as pool:
+        asked = [LONG, *[LONG | {"stream": True}] * 3]
+        replies = [pool.submit(served.ask, "POST", COMPLETIONS, body) for body in asked]
+        wait_for(lambda: served.metric("vllm:num_requests_running") == 4)
+        served.process.send_signal(signal.SIGINT)
+        assert served.process.stderr is not None
+        assert "open requests have 60 seconds" in served.process.stderr.readline()
+        for _ in range(signals - 1):
+            served.process.send_signal(signal.SIGINT)
+            time.sleep(0.05)  # or two are one
+        if signals == 2:
+            whole, *streams = [reply.result(10) for reply in replies]
+            assert (whole.status, whole.error["type"]) == (503, "server_error")
+            assert "the server is ending" in whole.error["message"]
+            for stream in streams:
+                *_, last, rest = stream.body.decode().split("\n\n")
+                assert "the server is ending" in last
+                assert rest == ""
+        assert served.process.wait(10) == 130
+        assert served.process.stderr.read().strip() == ""
 
 
 def test_no_text_is_logged(directory: Path) -> None:

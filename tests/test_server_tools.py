@@ -71,6 +71,11 @@ def chosen(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [chosen(name) for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 @pytest.fixture(scope="module")
 def scripted(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
     return make_scripted_model(tmp_path_factory.mktemp("models") / "small", SCRIPTS, HERMES, seed)
@@ -193,6 +198,22 @@ def test_rules_hold_where_the_model_would_say_something_else(client: Any, choice
     assert calls_of(answer) == [("stop", {"is_now": False})]
     streamed = ask_streamed(client, "C", **fields)
     check_same(answer, streamed)
+
+
+def test_only_allowed_tools_are_called(client: Any) -> None:
+    """Script C wants to call both; which of them it may is all that differs."""
+    both = ask(client, "C", tool_choice=allowed("auto", "weather", "stop"))
+    assert calls_of(both) == [NOW, CITY]
+    for mode in ("auto", "required"):
+        fields = {"tool_choice": allowed(mode, "stop"), "logit_bias": NO_WHITE_SPACE}
+        some = ask(client, "C", **fields)
+        check_same(some, ask_streamed(client, "C", **fields))
+        assert '<tool_call>\n{"name": "weather' not in (some.message.content or "")
+        assert {call.function.name for call in some.message.tool_calls} == {"stop"}
+    free = ask(client, "A", tool_choice=allowed("auto", "stop"))
+    assert (free.message.content, calls_of(free)) == (SCRIPTS["A"], [])
+    held = ask(client, "A", tool_choice=allowed("required", "weather"), logit_bias=NO_WHITE_SPACE)
+    assert {call.function.name for call in held.message.tool_calls} == {"weather"}
 
 
 def test_texts_without_calls_may_have_a_form_of_their_own(client: Any) -> None:

@@ -120,7 +120,7 @@ def test_rules_of_tagged_calls(tmp_path: Path, special: Sequence[str]) -> None:
     unknown = GET.replace('"get"', '"put"')
     must = ToolUse(TOOLS, must_call=True)
     one = ToolUse(TOOLS, must_call=True, is_parallel=False)
-    named = ToolUse(TOOLS, "get_all", must_call=True, is_parallel=False)
+    named = ToolUse(TOOLS, frozenset({"get_all"}), must_call=True, is_parallel=False)
     check_rules(
         tokenizer, must, [GET, ALL, f"{GET}\n{ALL}"], ["", "x", f"x{GET}", f"{GET}x", bad, unknown]
     )
@@ -130,6 +130,8 @@ def test_rules_of_tagged_calls(tmp_path: Path, special: Sequence[str]) -> None:
     check_rules(tokenizer, ToolUse(TOOLS), free, [bad, unknown, f"x{bad}", "x<tool_call>y"])
     one_at_most = ToolUse(TOOLS, is_parallel=False)
     check_rules(tokenizer, one_at_most, ["", "x", f"x{GET}y"], [f"{GET}\n{ALL}", bad])
+    some = ToolUse(TOOLS, frozenset({"get"}))
+    check_rules(tokenizer, some, ["", "x", GET, f"x{GET}{GET}y"], [ALL, f"{GET}\n{ALL}", bad])
     either = ['{"a":true}', GET, f"{GET}\n{ALL}"]
     check_rules(tokenizer, ToolUse(TOOLS), either, ["", "x", '{"a":1}', bad], BOOLEAN)
 
@@ -139,6 +141,8 @@ def test_rules_of_untagged_calls(tmp_path: Path) -> None:
     bad = PLAIN.replace("true", "1")
     check_rules(tokenizer, ToolUse(TOOLS, must_call=True), [PLAIN], ["", "x", bad, f"{PLAIN}x"])
     check_rules(tokenizer, ToolUse(TOOLS), [PLAIN, "", "x {", " x"], [bad, "{}", " {"])
+    some = ToolUse(TOOLS, frozenset({"get"}))
+    check_rules(tokenizer, some, [PLAIN, "", "x"], [PLAIN.replace("get", "get_all"), bad])
     with pytest.raises(FieldError, match="response_format"):
         call_form(tokenizer).rules(ToolUse(TOOLS), BOOLEAN)
 

@@ -417,6 +417,10 @@ class ModelReading(LevelModel):
     def bytes_read(self) -> int:
         """Of weights, by all forwards so far."""
 
+    @property
+    def cache_bytes_read(self) -> int:
+        """Of keys and values."""
+
     def context(self, sequence: Sequence) -> Context:
         """This reading's view of the cache for a sequence, made on first use."""
 

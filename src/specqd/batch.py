@@ -19,7 +19,8 @@ from typing import BinaryIO
 from specqd.errors import RequestError, SpecqdError, TokenizerError, shown
 from specqd.generation import Generation
 from specqd.llm import LLM
-from specqd.openai_answers import Answer, Json, Update, Usage, form_of, param_of, refusal
+from specqd.openai_answers import Answer, Json, Update, Usage, form_of
+from specqd.openai_refusals import code_of, param_of, refusal
 from specqd.openai_requests import (
     ChatRequest,
     Prepared,
@@ -79,6 +80,10 @@ def read_batch(path: Path, model: str) -> Batch:
                 raise RequestError(f"{path}:{number}: {error}") from error
             first[request.custom_id] = number
             requests[request.custom_id] = request
+    if not requests:
+        raise RequestError(
+            f"{path}: has no request; a line is an object with {', '.join(_MEMBERS)}"
+        )
     return Batch(path, model, created, tuple(requests.values()))
 
 
@@ -270,6 +275,7 @@ def _submit(llm: LLM, running: _Running, grammar_of: GrammarOf | None) -> Specqd
         options, params = prepared.request.options, prepared.params.resolved(llm.defaults)
         make_grammar = grammar_of(prepared) if grammar_of is not None else None
         for prompt in prepared.prompts:
+            llm.engine.check_length(len(prompt), options.asked_tokens)
             samples = llm.engine.submit(
                 prompt,
                 params,
@@ -298,7 +304,8 @@ def _lines(
 def _line(running: _Running, error: SpecqdError | None, batch: Batch, llm: LLM) -> Json:
     key = running.asked.key
     if error is not None:
-        status, body = 400, refusal(str(error), "invalid_request_error", param_of(error))
+        kind, param, code = "invalid_request_error", param_of(error), code_of(error)
+        status, body = 400, refusal(str(error), kind, param, code)
     else:
         status, body = 200, _answer(running, batch, llm)
     return {

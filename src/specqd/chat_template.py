@@ -20,7 +20,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.utils import pass_environment
 
-from specqd.errors import RequestError, TokenizerError
+from specqd.errors import ChatTemplateError, RequestError
 from specqd.template_budget import Budget, TemplateLimitError
 from specqd.template_sandbox import BudgetedEnvironment
 
@@ -80,7 +80,7 @@ class ChatTemplate:
     ) -> str:
         """The text of `messages`.
 
-        RequestError if the template refuses them, TokenizerError if it fails or takes more than
+        RequestError if the template refuses them, ChatTemplateError if it fails or takes more than
         about two seconds of processor time, 64 MiB of text in all, or 1 MiB in one value (both more
         for a long input).
         """
@@ -124,10 +124,9 @@ class ChatTemplate:
             raise TemplateLimitError("it formats the time at too great a length")
         return self._now().strftime(layout)
 
-    def _failure(self, what: str) -> TokenizerError:
-        return TokenizerError(
-            one_line(f"{self._origin}: the chat template {what}; use plain prompts, or another one")
-        )
+    def _failure(self, what: str) -> ChatTemplateError:
+        problem = f"the chat template {what}; use plain prompts, or another one"
+        return ChatTemplateError(self._origin, one_line(problem))
 
 
 def raise_exception(message: object) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from specqd import _native
 from specqd._native import Ask, Level, Proposal, Rows, Sequence
-from specqd.errors import RequestError
+from specqd.errors import MachineError, RequestError, TooLongError
 from specqd.generation import FinishReason, Generation, TokenLogprob
 from specqd.roles import Grammar
 from specqd.sampling import SamplingParams
@@ -52,7 +52,8 @@ class Engine:
     queue and are read again later, which changes no bit. The oldest never does, so all come to an
     end.
 
-    max_context: positions of one text at most, prompt included; None: the model's.
+    max_context: positions of one text at most, prompt included; None: the model's. Where the cache
+    holds fewer for one text, it is those.
     prompt_rows: of all prompts together, what one step reads; None: all of each. It bounds how long
     those that are being written wait for those that begin, and changes no bit.
     """
@@ -74,7 +75,11 @@ class Engine:
         self.reuses_prefixes = True  # of prompts; a measurement of prefill turns it off
         self.eos_token_ids = frozenset(eos_token_ids)
         self._max_batch = max_batch
-        self.max_context = min(max_context or level.model.max_positions, level.model.max_positions)
+        context = min(max_context or level.model.max_positions, level.model.max_positions)
+        held = _positions_of_a_text(level.model.cache.total_pages)
+        self.max_context = min(context, held)
+        limit = "the context has" if context <= held else "the KV cache has room for"
+        self._limit = f"{limit} {self.max_context}"  # as messages say it
         self._prompt_rows = prompt_rows
         self._make_seed = make_seed
         self._salting_key = token_bytes(16)  # nobody can find two salts that are taken for one
@@ -111,7 +116,9 @@ class Engine:
         """
         self.level.model.check_tokens(prompt)
         params.check_vocabulary(self.level.model.config.vocab_size)
-        most = self._most_tokens(prompt, params)
+        self.check_length(len(prompt))
+        room = self.max_context - len(prompt)
+        most = room if params.max_tokens is None else min(params.max_tokens, room)
         seed = self._make_seed() if params.seed is None else params.seed
         samples = [self._generation(prompt, params, seed, i, most) for i in range(params.n)]
         for sample in samples:
@@ -126,22 +133,18 @@ class Engine:
         self.stats.prompt_tokens += len(prompt)
         return samples
 
-    def _most_tokens(self, prompt: SequenceOf[int], params: SamplingParams) -> int:
-        """New ones of each sample. Raises RequestError where context or cache have no room."""
-        room = self.max_context - len(prompt)
+    def check_length(self, prompt_tokens: int, new_tokens: int = 1) -> None:
+        """Raises TooLongError where context or cache have no room for so many."""
+        room = self.max_context - prompt_tokens
         if room < 1:
-            raise RequestError(
-                f"the prompt's {len(prompt)} tokens fill the context of {self.max_context}; "
-                "shorten the prompt"
+            raise TooLongError(
+                f"the prompt has {prompt_tokens} tokens, and {self._limit}; shorten the prompt"
             )
-        most = room if params.max_tokens is None else min(params.max_tokens, room)
-        capacity = (self.level.model.cache.total_pages - _SPARE_PAGES) * _native.PAGE_POSITIONS
-        if len(prompt) + most > capacity:
-            raise RequestError(
-                f"a prompt of {len(prompt)} tokens and {most} new ones need more than the KV "
-                f"cache's {capacity} positions; ask for fewer tokens"
+        if new_tokens > room:
+            raise TooLongError(
+                f"the prompt has {prompt_tokens} tokens, {new_tokens} new ones are asked for, and "
+                f"{self._limit}; ask for {room} at most"
             )
-        return most
 
     def _salt_of(self, text: str) -> int:
         digest = blake2b(text.encode(), digest_size=8, key=self._salting_key).digest()
@@ -334,3 +337,14 @@ class Engine:
         if generation in self._running:
             self._running.remove(generation)
             self._leave(generation)
+
+
+def _positions_of_a_text(pages: int) -> int:
+    """That a cache of so many pages can hold of one text."""
+    if pages <= _SPARE_PAGES:
+        least = (_SPARE_PAGES + 1) * _native.PAGE_POSITIONS
+        raise MachineError(
+            f"the KV cache has {pages * _native.PAGE_POSITIONS} positions, too few for any text; "
+            f"it needs {least} (--cache-positions), and the memory for them"
+        )
+    return (pages - _SPARE_PAGES) * _native.PAGE_POSITIONS

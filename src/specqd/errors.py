@@ -17,6 +17,15 @@ class TokenizerError(SpecqdError):
     """A tokenizer or chat template is missing, unreadable or does not match the model."""
 
 
+class ChatTemplateError(TokenizerError):
+    """A chat template fails at a request. `problem` says how, without the name of its file."""
+
+    def __init__(self, origin: str, problem: str) -> None:
+        super().__init__(f"{origin}: {problem}")
+        self.origin = origin
+        self.problem = problem
+
+
 class HubError(SpecqdError):
     """A model could not be found or fetched."""
 
@@ -31,6 +40,10 @@ class FieldError(RequestError):
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
         self.field = field
+
+
+class TooLongError(RequestError):
+    """A prompt, or it and the tokens asked for, are more than the context or the cache holds."""
 
 
 class MachineError(SpecqdError):

@@ -1,4 +1,4 @@
-"""What clients read: OpenAI's JSON of completions, chats and refusals, whole or in chunks.
+"""What clients read: OpenAI's JSON of completions and chats, whole or in chunks.
 
 Knows updates and tokens' texts; knows neither the engine nor how an answer travels. Beside OpenAI's
 members each choice of a whole answer holds the `seed` that repeats it.
@@ -11,7 +11,7 @@ from hashlib import sha256
 from math import isfinite
 from typing import Any, Protocol
 
-from specqd.errors import FieldError, RequestError, SpecqdError
+from specqd.errors import RequestError
 from specqd.generation import FinishReason, Generation, Origin, TokenLogprob
 from specqd.openai_requests import ChatRequest, CompletionRequest, Prepared
 from specqd.reports import Progress
@@ -47,11 +47,11 @@ class Update:
             sample,
             generation.text,
             generation.tokens,
-            generation.logprobs,
-            generation.finish_reason,
-            generation.error,
-            generation.seed,
-            generation.origins,
+            logprobs=generation.logprobs,
+            finish_reason=generation.finish_reason,
+            error=generation.error,
+            seed=generation.seed,
+            origins=generation.origins,
             prompt_logprobs=generation.prompt_logprobs,
         )
 
@@ -368,27 +368,17 @@ class ChatForm:
         }
 
 
-def refusal(message: str, kind: str, param: str | None = None, code: str | None = None) -> Json:
-    """What answers a request that cannot be run."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
-def param_of(error: SpecqdError) -> str | None:
-    """The field that an error is about, if it is known."""
-    return error.field if isinstance(error, FieldError) else None
-
-
 def joined(updates: Sequence[Update]) -> Update:
     """All that became of one sample."""
     return Update(
         updates[0].sample,
         "".join(update.text for update in updates),
         [token for update in updates for token in update.tokens],
-        [logprob for update in updates for logprob in update.logprobs],
-        updates[-1].finish_reason,
-        updates[-1].error,
-        updates[-1].seed,
-        [origin for update in updates for origin in update.origins],
+        logprobs=[logprob for update in updates for logprob in update.logprobs],
+        finish_reason=updates[-1].finish_reason,
+        error=updates[-1].error,
+        seed=updates[-1].seed,
+        origins=[origin for update in updates for origin in update.origins],
         prompt_logprobs=updates[0].prompt_logprobs,
     )
 

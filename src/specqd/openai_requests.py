@@ -31,34 +31,23 @@ _MOST_INT32 = 2**31 - 1
 
 # Fields that bear SamplingParams' names and need no other check than its own.
 _SAMPLING = (
-    *("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
-    *("frequency_penalty", "seed"),
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
 )
 _WITHOUT_EFFECT = ("user", "service_tier", "safety_identifier", "prompt_cache_key")  # texts
-_SHARED = (
-    *_SAMPLING,
-    *(
-        "top_k",
-        "n",
-        "max_tokens",
-        "min_tokens",
-        "logprobs",
-        "logit_bias",
-        "stop",
-        "stop_token_ids",
-        "ignore_eos",
-    ),
-    *("model", "stream", "stream_options", "response_format", "return_token_ids"),
-    *("cache_salt", "return_origins", "return_progress", "draft"),
-    *(*_WITHOUT_EFFECT, "metadata", "store"),
-)
-_COMPLETION = frozenset((*_SHARED, "prompt", "echo", "best_of", "suffix"))
-_CHAT = frozenset(
-    (
-        *(*_SHARED, "messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"),
-        *openai_tools.FIELDS,
-    )
-)
+_ENDS = ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos")
+_TOLD = ("stream", "stream_options", "logprobs", "return_token_ids", "return_origins")
+_OTHERS = ("model", "n", "top_k", "logit_bias", "response_format", "cache_salt", "draft")
+_SHARED = {*_SAMPLING, *_WITHOUT_EFFECT, *_ENDS, *_TOLD, *_OTHERS}
+_SHARED |= {"return_progress", "metadata", "store"}
+_COMPLETION = _SHARED | {"prompt", "echo", "best_of", "suffix"}
+_CHAT = _SHARED | set(openai_tools.FIELDS)
+_CHAT |= {"messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"}
 _SET_BY_US = ("add_generation_prompt", "documents", "messages", "self", "tools")  # in templates
 
 Message = Mapping[str, Any]
@@ -78,6 +67,7 @@ class Options:
     has_origins: bool = False  # each token's text, and who said it first
     has_progress: bool = False  # with each chunk, what the levels did so far
     is_plain: bool = False  # without drafts; the text is the same
+    asked_tokens: int = 1  # new ones for which there must be room; without max_tokens, one
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +164,10 @@ def completion_request(body: object) -> CompletionRequest:
     has_echo = fields.flag("echo")
     most = _most_tokens(fields, 0 if has_echo else 1)
     params = _params(fields, _COMPLETION_TOKENS if most is None else max(most, 1), logprobs)
+    options = _options(fields, most)
     if has_echo:
         params = replace(params, prompt_logprobs=logprobs)
-    request = CompletionRequest(_prompts(fields), params, _options(fields), has_echo, most == 0)
+    request = CompletionRequest(_prompts(fields), params, options, has_echo, most == 0)
     if fields.text("suffix"):
         raise FieldError("suffix", "nothing can be inserted before a text; leave it out")
     if fields.whole("best_of", 1, MOST_SAMPLES) not in (None, request.params.n):
@@ -187,9 +178,10 @@ def completion_request(body: object) -> CompletionRequest:
 def chat_request(body: object) -> ChatRequest:
     """The request in a body of /v1/chat/completions; raises FieldError."""
     fields = BodyFields.of(body, _CHAT)
-    most = fields.whole("max_completion_tokens", 1, _MOST_INT32)
-    if most is not None and fields.get("max_tokens") is not None:
+    completion, most = fields.whole("max_completion_tokens", 1, _MOST_INT32), _most_tokens(fields)
+    if completion is not None and most is not None:
         raise FieldError("max_tokens", "max_completion_tokens says the same; give one of them")
+    most = completion or most
     has_logprobs = fields.flag("logprobs")
     top = fields.whole("top_logprobs", 0, MOST_LOGPROBS)
     if top is not None and not has_logprobs:
@@ -197,14 +189,14 @@ def chat_request(body: object) -> ChatRequest:
     variables = fields.object("chat_template_kwargs") or {}
     if taken := set(_SET_BY_US) & set(variables):
         raise FieldError("chat_template_kwargs", f"{min(taken)} cannot be set here")
-    tool_use, options = openai_tools.tool_use(fields), _options(fields)
+    tool_use, options = openai_tools.tool_use(fields), _options(fields, most)
     if tool_use is not None and tool_use.has_rules and fields.flag("ignore_eos"):
         raise FieldError("ignore_eos", "what follows a schema has an end")
     if tool_use is not None and tool_use.must_call and options.schema is not None:
         raise FieldError("response_format", "a text that must call a tool has no other form")
     return ChatRequest(
         messages_of(fields),
-        _params(fields, most or _most_tokens(fields), (top or 0) if has_logprobs else None),
+        _params(fields, most, (top or 0) if has_logprobs else None),
         options,
         variables,
         tool_use,
@@ -238,7 +230,7 @@ def _params(fields: BodyFields, most: int | None, logprobs: int | None) -> Sampl
     return params
 
 
-def _options(fields: BodyFields) -> Options:
+def _options(fields: BodyFields, most: int | None) -> Options:
     for name in _WITHOUT_EFFECT:
         fields.text(name)
     fields.object("metadata")
@@ -266,6 +258,7 @@ def _options(fields: BodyFields) -> Options:
         has_origins=fields.flag("return_origins"),
         has_progress=has_progress,
         is_plain=fields.text("draft") == "none",
+        asked_tokens=most or 1,
     )
 
 
@@ -352,10 +345,13 @@ def _message(name: str, message: object) -> Message:
 
 
 def _part(name: str, part: object) -> str:
+    if not isinstance(part, Mapping) or part.get("type") != "text":
+        kind = part.get("type") if isinstance(part, Mapping) else part
+        raise FieldError(name, f'is {shown(kind)}; only {{"type": "text", "text": ...}} is read')
     fields = BodyFields.of(part, ("type", "text"), name)
     text = fields.text("text")
-    if fields.get("type") != "text" or text is None:
-        raise FieldError(name, 'a part {"type": "text", "text": ...} is needed')
+    if text is None:
+        raise fields.wrong("text", "a text")
     return text
 
 

@@ -13,7 +13,11 @@ FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
 MOST_TOOLS = 128  # as OpenAI has it
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-_CHOICES = ("auto", "none", "required")
+_MODES = ("auto", "required")
+_FORMS = (
+    '{"type": "function", "function": {"name": ...}} or '
+    '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}'
+)
 
 
 def tool_use(fields: BodyFields) -> ToolUse | None:
@@ -36,17 +40,22 @@ def tool_use(fields: BodyFields) -> ToolUse | None:
     if choice == "none":
         return None
     if isinstance(choice, dict):
-        return ToolUse(tools, _named(fields, names), must_call=True, is_parallel=False)
-    if choice not in _CHOICES:
-        raise fields.wrong("tool_choice", f"{', '.join(_CHOICES)} or a function's name")
+        return _chosen(fields, tools, is_parallel)
+    if choice not in _MODES:
+        raise fields.wrong("tool_choice", f"none, {', '.join(_MODES)}, or {_FORMS}")
     return ToolUse(tools, must_call=choice == "required", is_parallel=is_parallel)
 
 
-def _tool(name: str, tool: object) -> Tool:
+def _function(name: str, tool: object) -> BodyFields:
     fields = BodyFields.of(tool, ("type", "function"), name)
     function = fields.nested("function", ("name", "description", "parameters", "strict"))
     if fields.get("type") != "function" or function is None:
         raise FieldError(name, 'a tool {"type": "function", "function": {...}} is needed')
+    return function
+
+
+def _tool(name: str, tool: object) -> Tool:
+    function = _function(name, tool)
     called = function.text("name")
     if called is None or not _NAME.fullmatch(called):
         raise function.wrong("name", "a name of 1 to 64 letters, digits, _ and -")
@@ -61,14 +70,38 @@ def _tool(name: str, tool: object) -> Tool:
     )
 
 
-def _named(fields: BodyFields, names: list[str]) -> str:
-    choice = fields.nested("tool_choice", ("type", "function"))
+def _chosen(fields: BodyFields, tools: tuple[Tool, ...], is_parallel: bool) -> ToolUse:
+    """One function that must be called, or several of which some may or must."""
+    choice = fields.nested("tool_choice", ("type", "function", "allowed_tools"))
     assert choice is not None
+    kind, names = choice.get("type"), [tool.name for tool in tools]
     function = choice.nested("function", ("name",))
-    if choice.get("type") != "function" or function is None:
-        raise fields.wrong("tool_choice", '{"type": "function", "function": {"name": ...}}')
+    allowed = choice.nested("allowed_tools", ("mode", "tools"))
+    if kind == "function" and function is not None and allowed is None:
+        named = _name_in(function, names)
+        return ToolUse(tools, frozenset({named}), must_call=True, is_parallel=False)
+    if kind != "allowed_tools" or allowed is None or function is not None:
+        raise fields.wrong("tool_choice", _FORMS)
+    if allowed.get("mode") not in _MODES:
+        raise allowed.wrong("mode", " or ".join(_MODES))
+    must_call = allowed.get("mode") == "required"
+    return ToolUse(tools, _allowed(allowed, names), must_call=must_call, is_parallel=is_parallel)
+
+
+def _allowed(fields: BodyFields, names: Sequence[str]) -> frozenset[str]:
+    """The names in a list of tools, whose descriptions clients may repeat."""
+    given = fields.get("tools")
+    if not isinstance(given, list) or not 0 < len(given) <= MOST_TOOLS:
+        raise fields.wrong("tools", f"a list of 1 to {MOST_TOOLS} functions")
+    return frozenset(
+        _name_in(_function(f"{fields.within}tools[{i}]", each), names)
+        for i, each in enumerate(given)
+    )
+
+
+def _name_in(function: BodyFields, names: Sequence[str]) -> str:
     named = function.text("name")
-    if named not in names:
+    if named is None or named not in names:
         raise function.wrong("name", "the name of one of the tools")
     return named
 

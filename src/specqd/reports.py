@@ -25,6 +25,7 @@ class LevelReport:
     drafted_at: tuple[int, ...]  # by place: the proposals that reached it
     accepted_at: tuple[int, ...]  # by place: those of which it was confirmed
     gigabytes: float  # of weights that its forwards read
+    cache_gigabytes: float  # of keys and values, each once a forward
     asked: int  # times that it was asked for a proposal
     gain_seconds: float  # what an accepted token was worth to whoever asked, over all times
 
@@ -43,6 +44,7 @@ class LevelReport:
             tuple(counted.drafted_at),
             tuple(counted.accepted_at),
             level.model.bytes_read / 1e9,
+            level.model.cache_bytes_read / 1e9,
             counted.asked,
             counted.gain_seconds,
         )
@@ -69,6 +71,7 @@ class LevelReport:
             tuple(drafted_at),
             tuple(accepted_at[: len(drafted_at)]),
             self.gigabytes + sign * other.gigabytes,
+            self.cache_gigabytes + sign * other.cache_gigabytes,
             self.asked + sign * other.asked,
             self.gain_seconds + sign * other.gain_seconds,
         )
@@ -194,6 +197,7 @@ class Progress:
                     "forwards": level.forwards,
                     "seconds": level.seconds,
                     "gigabytes": level.gigabytes,
+                    "cache_gigabytes": level.cache_gigabytes,
                 }
                 for level in self.levels
             ],

@@ -49,18 +49,21 @@ class ToolUse:
     """What one request offers."""
 
     tools: tuple[Tool, ...]  # that the model is told of
-    named: str | None = None  # the one that must be called
+    allowed: frozenset[str] | None = None  # the names of those it may call; None: all
     must_call: bool = False
     is_parallel: bool = True  # a text may have several calls
 
     @property
     def callable(self) -> tuple[Tool, ...]:
-        return tuple(tool for tool in self.tools if self.named in (None, tool.name))
+        return tuple(
+            tool for tool in self.tools if self.allowed is None or tool.name in self.allowed
+        )
 
     @property
     def has_rules(self) -> bool:
         """Whether the text is held to them, and not only looked through for calls."""
-        return self.must_call or not self.is_parallel or any(t.is_strict for t in self.tools)
+        is_free = not self.must_call and self.is_parallel and self.callable == self.tools
+        return not is_free or any(tool.is_strict for tool in self.tools)
 
 
 @dataclass(frozen=True, slots=True)

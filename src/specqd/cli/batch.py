@@ -30,9 +30,9 @@ def batch(
     threads: int | None,
     isa: str | None,
 ) -> None:
-    """Answer the file REQUESTS of OpenAI batch requests, many at a time.
+    """Answer a file of OpenAI batch requests.
 
-    A line is {"custom_id", "method": "POST", "url", "body"} with /v1/completions or
+    A line of REQUESTS is {"custom_id", "method": "POST", "url", "body"} with /v1/completions or
     /v1/chat/completions. A bad line is refused before any work; what only the model can refuse
     becomes an answer of status 400. After a kill the same command goes on where it ended: no answer
     is lost or written twice. MODEL answers whatever model a body names.
@@ -50,14 +50,15 @@ def batch(
     with open_answers(out, asked) as answers:
         before = len(answers.done)
         if before == len(asked.requests):
-            print(one_line(f"specqd: {out}: all {before} are answered already"), file=sys.stderr)
+            print(one_line(f"specqd: {out}: all are answered already ({before})"), file=sys.stderr)
             return
         llm = open_llm(model, draft, threads, isa)
         with ProgressBar("Answering") as bar:
             refused = answer_batch(llm, asked, answers, bar)
         new = len(answers.done) - before
     stats = Stats.of(llm.engine)
-    parts = [f"{new} answers", f"{stats.new_tokens} tokens", f"{stats.tokens_per_s:.1f} tokens/s"]
+    parts = [f"{new} {'answer' if new == 1 else 'answers'}", f"{stats.new_tokens} tokens"]
+    parts += [f"{stats.tokens_per_s:.1f} tokens/s"]
     parts += [f"{refused} refused with status 400"] if refused else []
     parts += [f"{before} answered before"] if before else []
     print(f"specqd: {', '.join(parts)}", file=sys.stderr)

@@ -1,6 +1,7 @@
 """`specqd bench`: what this machine can do."""
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -188,7 +189,7 @@ def levels(
 
     A chain is written as the words for --draft, from the outermost in. Left out: mxfp4 and auto,
     and with --small the small model alone and below mxfp4. Batch 1; ratios are medians over prompts
-    with their 95 % interval. The last line is one JSON object.
+    with their 95 % interval. The last line is one JSON object, but on a terminal.
 
     \b
     Examples:
@@ -225,7 +226,8 @@ def levels(
     content = json.dumps(comparison.described())
     if json_file:
         json_file.write_text(content + "\n", encoding="utf-8")
-    click.echo(content)
+    if not sys.stdout.isatty():
+        click.echo(content)
 
 
 def _compared(

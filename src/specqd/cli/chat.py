@@ -71,7 +71,9 @@ def chat(
     isa: str | None,
     **sampling: Any,
 ) -> None:
-    """Talk to a model; /help lists what else it understands.
+    """Talk to a model.
+
+    /help lists what else it understands.
 
     A model without a chat template continues the text that you write, 128 tokens at a time unless
     -n says otherwise. Through a pipe each line is one message (or command); a line that ends in a

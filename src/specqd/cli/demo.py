@@ -88,7 +88,9 @@ def demo(
     threads: int | None,
     isa: str | None,
 ) -> None:
-    """Write a text plainly, then with the MXFP4 self-draft: the same tokens, sooner.
+    """Write a text with and without drafts.
+
+    Plainly, then with the MXFP4 self-draft: the same tokens, sooner.
 
     \b
     Examples:

@@ -19,7 +19,7 @@ from specqd.cli.options import (
     reading_option,
     sampling_options,
 )
-from specqd.cli.terminal import aligned, has_colour, one_line, write_text
+from specqd.cli.terminal import aligned, has_colour, one_line, outputs_meet, write_text
 from specqd.errors import RequestError
 
 if TYPE_CHECKING:
@@ -108,8 +108,11 @@ def write_stream(llm: "LLM", prompt: "Prompt", params: "SamplingParams") -> "Res
     for piece in stream:
         write_text(piece)
     assert stream.result is not None
-    if sys.stdout.isatty() and not stream.result.text.endswith("\n"):
-        write_text("\n")
+    if not stream.result.text.endswith("\n"):
+        if sys.stdout.isatty():
+            write_text("\n")
+        elif outputs_meet():
+            print(file=sys.stderr)  # the text itself stays as it is
     return stream.result
 
 

@@ -40,7 +40,9 @@ _BESIDE = (
 )
 @machine_options
 def pack(model: str, out: Path, rule: str, threads: int | None, isa: str | None) -> None:
-    """Write MODEL with packed weights to the new directory OUT, which every command takes.
+    """Pack a model's weights once.
+
+    Writes MODEL with packed weights to the new directory OUT, which every command takes.
 
     OUT opens at once, on any machine, and gives the same tokens as MODEL. It takes 13 bits a weight
     where BF16 takes 16.

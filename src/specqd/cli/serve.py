@@ -76,9 +76,10 @@ def serve(
     threads: int | None,
     isa: str | None,
 ) -> None:
-    """Serve a model to OpenAI's clients: completions and chats, streamed or whole.
+    """Serve a model to OpenAI's clients.
 
-    Binds to this machine alone unless --host says otherwise. Needs specqd[serve].
+    Completions and chats, streamed or whole; a page for people at /, metrics at /metrics. Binds to
+    this machine alone unless --host says otherwise. Needs specqd[serve].
     """
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         raise RequestError(f"serving needs {', '.join(missing)}; pip install 'specqd[serve]'")
@@ -88,7 +89,7 @@ def serve(
         raise click.UsageError("--api-key: HTTP headers carry printable ASCII only")
 
     from specqd.engine import Engine
-    from specqd.server.app import Serving, make_app
+    from specqd.server.app import Service, Serving
     from specqd.server.guard import Access
     from specqd.server.listening import listen, run
 
@@ -101,18 +102,17 @@ def serve(
         max_batch=max_batch,
         prompt_rows=PROMPT_ROWS,
     )
-    names = frozenset(name.lower() for name in (host, *allow_host))
-    serving = Serving(
-        engine,
-        served_model_name or llm.directory.name,
-        llm.defaults,
-        Access(api_keys=api_keys, host_names=names),
-    )
+    names = frozenset(each.lower() for each in (host, *allow_host))
+    name = served_model_name or llm.directory.name
+    access = Access(api_keys=api_keys, host_names=names)
+    service = Service(Serving(engine, name, llm.defaults, access))
     address = sock.getsockname()
     shown = f"[{address[0]}]" if ":" in address[0] else address[0]
-    click.echo(
-        one_line(f"specqd: serving {serving.model_name} at http://{shown}:{address[1]}"), err=True
-    )
+    _say(f"serving {name} at http://{shown}:{address[1]}")
     if not api_keys and not ip_address(address[0]).is_loopback:
-        click.echo("specqd: warning: anybody who reaches this port may use it; --api-key", err=True)
-    run(make_app(serving), sock, DRAIN_SECONDS)
+        _say("warning: anybody who reaches this port may use it; --api-key")
+    run(service, sock, DRAIN_SECONDS, _say)
+
+
+def _say(message: str) -> None:
+    click.echo(one_line(f"specqd: {message}"), err=True)

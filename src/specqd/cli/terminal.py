@@ -39,6 +39,15 @@ def write_text(text: str) -> None:
     sys.stdout.flush()
 
 
+def outputs_meet() -> bool:
+    """Whether standard output and error go to the same file or pipe, one behind the other."""
+    try:
+        out, error = (os.fstat(stream.fileno()) for stream in (sys.stdout, sys.stderr))
+    except (OSError, ValueError):  # a stand-in of a test has no descriptor
+        return False
+    return os.path.samestat(out, error)
+
+
 def has_colour(stream: TextIO) -> bool:
     """Whether to colour what goes there (https://no-color.org)."""
     is_able = stream.isatty() and os.environ.get("TERM") != "dumb"

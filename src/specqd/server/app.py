@@ -15,15 +15,16 @@ from starlette.types import ASGIApp
 
 from specqd import __version__
 from specqd.engine import Engine
-from specqd.errors import SpecqdError
+from specqd.errors import SpecqdError, shown
 from specqd.json_grammar import JsonGrammars, MakeGrammar
 from specqd.openai_answers import Answer, Usage, form_of
 from specqd.openai_requests import Prepared, chat_request, completion_request
 from specqd.openai_requests import Request as Asked
-from specqd.reports import chain_of
+from specqd.reports import Stats, chain_of
 from specqd.sampling import Defaults
+from specqd.server.bandwidth import measure_limits
 from specqd.server.bodies import detokenize_request, json_of, tokenize_request
-from specqd.server.engine_thread import EngineFailedError, EngineThread, Job
+from specqd.server.engine_thread import EngineThread, Job, StoppedError
 from specqd.server.guard import CLIENT, Access, Guard
 from specqd.server.metrics import CONTENT_TYPE, Counts, Metrics
 from specqd.server.page import Facts, add_page
@@ -32,6 +33,7 @@ from specqd.server.streams import AnswerResponse
 
 T = TypeVar("T")
 _LONG_BODY_BYTES = 1 << 18
+_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,8 @@ class Service:
         self.serving = serving
         self.engine = serving.engine
         self.tokenizer = serving.engine.tokenizer
-        self.metrics = Metrics(serving.model_name)
+        self.bandwidth = measure_limits(serving.engine)
+        self.metrics = Metrics(serving.model_name, Stats.of(serving.engine), self.bandwidth)
         self.thread = EngineThread(serving.engine, self.metrics)
         self.created = int(time.time())
         self.grammars = JsonGrammars(
@@ -82,7 +85,8 @@ class Service:
         for what cannot be run."""
         self.check_model(asked.options.model)
         prepared = await self.in_turn(body_size, lambda: Prepared.of(asked, self.tokenizer))
-        self._check_size(prepared)
+        for prompt in prepared.prompts:
+            self.engine.check_length(len(prompt), asked.options.asked_tokens)
         make_grammar = None
         if prepared.has_rules:
             make_grammar = await asyncio.to_thread(self.grammars.of_request, prepared)
@@ -119,16 +123,6 @@ class Service:
             has_progress=options.has_progress,
         )
 
-    def _check_size(self, prepared: Prepared) -> None:
-        context, new = self.engine.max_context, prepared.params.max_tokens or 1
-        for prompt in prepared.prompts:
-            if len(prompt) + new > context:
-                raise refused(
-                    f"the context has {context} tokens; the prompt has {len(prompt)} and asks for "
-                    f"{new} new ones; shorten one of them",
-                    code="context_length_exceeded",
-                )
-
     def _check_places(self, samples: int) -> None:
         """Nothing is awaited between this and the submission, which takes the places."""
         most = self.serving.most_open_samples
@@ -138,14 +132,13 @@ class Service:
             raise ProblemError(429, f"{most} samples are open already; try again later")
 
 
-def make_app(serving: Serving) -> ASGIApp:
-    service = Service(serving)
+def make_app(service: Service) -> ASGIApp:
+    serving = service.serving
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.thread.start()
-        yield
-        await service.thread.stop()
+        yield  # the server stops it, in a hurry too
 
     app = FastAPI(
         title="SpecQD",
@@ -158,8 +151,8 @@ def make_app(serving: Serving) -> ASGIApp:
     add_models(app, service)
     add_texts(app, service)
     add_generation(app, service)
-    facts = Facts.of(serving.engine, serving.model_name, serving.defaults)
-    add_page(app, serving.engine, facts, service.thread)
+    facts = Facts.of(serving.engine, serving.model_name, serving.defaults, service.bandwidth)
+    add_page(app, facts)
     return Guard(app, serving.access)
 
 
@@ -195,10 +188,10 @@ def add_models(app: FastAPI, service: Service) -> None:
         service.check_model(name)
         return described
 
-    @app.get("/health")
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
         if service.thread.failure is not None:
-            raise ProblemError(503, str(service.thread.failure))
+            raise service.thread.failure
         return Response()
 
     @app.get("/metrics")
@@ -235,16 +228,16 @@ def add_errors(app: FastAPI) -> None:
         return problem.response()
 
     @app.exception_handler(SpecqdError)
-    async def on_specqd(_: Request, error: SpecqdError) -> JSONResponse:
+    @app.exception_handler(StoppedError)
+    async def on_error(_: Request, error: SpecqdError | StoppedError) -> JSONResponse:
         return problem_of(error).response()
 
-    @app.exception_handler(EngineFailedError)
-    async def on_failure(_: Request, error: EngineFailedError) -> JSONResponse:
-        return ProblemError(503, str(error)).response()
-
     @app.exception_handler(HTTPException)
-    async def on_http(_: Request, error: HTTPException) -> JSONResponse:
-        response = ProblemError(error.status_code, str(error.detail)).response()
+    async def on_http(request: Request, error: HTTPException) -> JSONResponse:
+        problem = str(error.detail)
+        if error.status_code == 404:
+            problem = f"there is no {shown(request.url.path)}; known: {', '.join(_PATHS)}"
+        response = ProblemError(error.status_code, problem).response()
         response.headers.update(error.headers or {})  # of a 405: which methods there are
         return response
 

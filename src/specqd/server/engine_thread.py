@@ -26,8 +26,8 @@ T = TypeVar("T")
 _LOG = logging.getLogger("specqd.server")
 
 
-class EngineFailedError(Exception):
-    """The engine broke down: no request can be served any more. A fault of ours."""
+class StoppedError(Exception):
+    """No request is served any more: the server ends, or the engine broke down."""
 
 
 class Watcher(Protocol):
@@ -80,7 +80,7 @@ class Job:
     async def updates(self) -> list[Update]:
         """What is new since the last call, as soon as there is something.
 
-        Raises RequestError where a sample cannot go on, EngineFailedError where none can.
+        Raises RequestError where a sample cannot go on, StoppedError where none can.
         """
         await self._is_there.wait()
         if self._failure is not None:
@@ -168,13 +168,13 @@ class _Live:
                     i,
                     generation.text[text:],
                     generation.sequence.tokens[first:],
-                    generation.logprobs[logprobs:],
-                    reason,
-                    generation.error,
-                    generation.seed,
-                    generation.origins[tokens:],
-                    progress,
-                    [] if tokens else generation.prompt_logprobs,
+                    logprobs=generation.logprobs[logprobs:],
+                    finish_reason=reason,
+                    error=generation.error,
+                    seed=generation.seed,
+                    origins=generation.origins[tokens:],
+                    progress=progress,
+                    prompt_logprobs=[] if tokens else generation.prompt_logprobs,
                 )
             )
             self._sent[i] = (len(generation.text), generation.count, len(generation.logprobs))
@@ -193,12 +193,12 @@ class EngineThread:
         self._live: dict[Job, _Live] = {}
         self._open: dict[Job, int] = {}  # the loop's side: samples that are not over
         self._is_stopping = False
-        self._failure: EngineFailedError | None = None
+        self._failure: StoppedError | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = Thread(target=self._run, name="specqd-engine", daemon=True)
 
     @property
-    def failure(self) -> EngineFailedError | None:
+    def failure(self) -> StoppedError | None:
         return self._failure
 
     @property
@@ -210,6 +210,12 @@ class EngineThread:
         """From within the event loop that jobs will live on."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
+
+    def give_up(self) -> None:
+        """Ends all jobs, and refuses those to come."""
+        self._failure = StoppedError("the server is ending; try again later")
+        for job in self._open:
+            job.fail(self._failure)
 
     async def stop(self) -> None:
         """After the round that is being made; what is unfinished ends as cancelled."""
@@ -320,7 +326,7 @@ class EngineThread:
     def _fail(self, error: Exception) -> None:
         """Tells every job. What the engine holds may be broken, so it is not used again."""
         assert self._loop is not None
-        self._failure = EngineFailedError(f"the engine failed: {type(error).__name__}")
+        self._failure = StoppedError(f"the engine failed: {type(error).__name__}")
         jobs = list(self._live)
         self._live.clear()
         for job in jobs:

@@ -3,8 +3,8 @@
 Names are vLLM's where it has the thing, so that dashboards fit; the others begin with `specqd:`.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -12,11 +12,36 @@ from prometheus_client.registry import Collector
 
 from specqd.engine import Engine
 from specqd.reports import LevelReport, Stats
+from specqd.server.bandwidth import RecentShares, Shares
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _REQUEST_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_BY_LEVEL: tuple[tuple[str, str, Callable[[LevelReport], float]], ...] = (
+    (
+        "vllm:spec_decode_num_drafts",
+        "Proposals to a level.",
+        lambda level: sum(level.drafted_at[:1]),
+    ),
+    ("vllm:spec_decode_num_draft_tokens", "Tokens in them.", lambda level: level.drafted),
+    ("vllm:spec_decode_num_accepted_tokens", "Of those, accepted.", lambda level: level.accepted),
+    ("specqd:level_forwards", "Of a level.", lambda level: level.forwards),
+    ("specqd:level_rows", "Tokens that they read.", lambda level: level.rows),
+    ("specqd:level_forward_seconds", "That they took.", lambda level: level.seconds),
+    ("specqd:level_read_gigabytes", "Of weights.", lambda level: level.gigabytes),
+    (
+        "specqd:level_read_cache_gigabytes",
+        "Of keys and values.",
+        lambda level: level.cache_gigabytes,
+    ),
+    ("specqd:level_asks", "For a proposal, of a draft level.", lambda level: level.asked),
+    (
+        "specqd:level_gain_seconds",
+        "That a token more was worth, over all asks.",
+        lambda level: level.gain_seconds,
+    ),
+)
 _REASONS = {"cancelled": "abort"}  # vLLM's words
 
 
@@ -47,9 +72,12 @@ class Counts:
 class Metrics:
     """Watches jobs as they come out of the engine, and shows counts when asked."""
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_name: str, begun: Stats, bandwidth: Mapping[str, float]) -> None:
+        """begun: what was done before the first request; bandwidth: GB/s of memory, by level."""
         self._registry = CollectorRegistry()
-        self._counts = _CountsCollector(model_name)
+        self._begun = begun
+        self._shares = RecentShares(bandwidth, begun.levels)
+        self._counts = _CountsCollector(model_name, bandwidth)
         self._registry.register(self._counts)
         labels = ["model_name"]
         self._first_token = Histogram(
@@ -93,22 +121,25 @@ class Metrics:
         self._finished.labels(self._model_name, _REASONS.get(reason, reason)).inc()
 
     def shown(self, counts: Counts) -> bytes:
-        self._counts.counts = counts
+        shares = self._shares.look(counts.stats.levels)
+        stats = counts.stats.since(self._begun)
+        self._counts.known = (replace(counts, stats=stats), shares)
         return generate_latest(self._registry)
 
 
 class _CountsCollector(Collector):
-    def __init__(self, model_name: str) -> None:
-        self.counts: Counts | None = None
+    def __init__(self, model_name: str, bandwidth: Mapping[str, float]) -> None:
+        self.known: tuple[Counts, Shares] | None = None
         self._model_name = model_name
+        self._bandwidth = bandwidth
 
     def describe(self) -> list[Metric]:
         return []  # nothing is known before there are counts
 
     def collect(self) -> Iterator[Metric]:
-        counts = self.counts
-        if counts is None:
+        if self.known is None:
             return
+        counts, shares = self.known
         stats = counts.stats
         yield self._gauge("vllm:num_requests_running", "Samples being written.", counts.running)
         yield self._gauge("vllm:num_requests_waiting", "Samples that wait.", counts.waiting)
@@ -125,22 +156,12 @@ class _CountsCollector(Collector):
             "vllm:prefix_cache_hits", "Of them, those found.", counts.cached_prompt_tokens
         )
         yield from self._levels(stats.levels)
+        yield from self._bandwidths(shares)
 
     def _levels(self, levels: tuple[LevelReport, ...]) -> Iterator[Metric]:
         """Of each level that verifies: what was drafted for it, and what it took."""
-        by_level: dict[str, Callable[[LevelReport], float]] = {
-            "vllm:spec_decode_num_drafts": lambda level: sum(level.drafted_at[:1]),
-            "vllm:spec_decode_num_draft_tokens": lambda level: level.drafted,
-            "vllm:spec_decode_num_accepted_tokens": lambda level: level.accepted,
-            "specqd:level_forwards": lambda level: level.forwards,
-            "specqd:level_rows": lambda level: level.rows,
-            "specqd:level_forward_seconds": lambda level: level.seconds,
-            "specqd:level_read_gigabytes": lambda level: level.gigabytes,
-            "specqd:level_asks": lambda level: level.asked,
-            "specqd:level_gain_seconds": lambda level: level.gain_seconds,
-        }
-        for name, value_of in by_level.items():
-            family = CounterMetricFamily(name, "By level.", labels=["model_name", "level"])
+        for name, text, value_of in _BY_LEVEL:
+            family = CounterMetricFamily(name, text, labels=["model_name", "level"])
             for level in levels:
                 family.add_metric([self._model_name, level.name], value_of(level))
             yield family
@@ -153,6 +174,21 @@ class _CountsCollector(Collector):
             for place, accepted in enumerate(level.accepted_at):
                 places.add_metric([self._model_name, level.name, str(place)], accepted)
         yield places
+
+    def _bandwidths(self, shares: Shares) -> Iterator[Metric]:
+        limits = "specqd:level_bandwidth_gigabytes_per_second"
+        lately = "Of that, what forwards used lately, by level."
+        yield self._by_level(limits, "Of memory, measured at the start.", self._bandwidth)
+        yield self._by_level("specqd:level_bandwidth_share", lately, shares.by_level)
+        if shares.of_all is not None:
+            text = "The same of all levels together."
+            yield self._gauge("specqd:bandwidth_share", text, shares.of_all)
+
+    def _by_level(self, name: str, text: str, values: Mapping[str, float]) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=["model_name", "level"])
+        for level, value in values.items():
+            family.add_metric([self._model_name, level], value)
+        return family
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=["model_name"])

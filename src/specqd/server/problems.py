@@ -1,12 +1,16 @@
 """What a client hears when something cannot be done: OpenAI's JSON of an error, and its status."""
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi.responses import JSONResponse
 
-from specqd.errors import RequestError, SpecqdError, TokenizerError
-from specqd.openai_answers import param_of, refusal
+from specqd.errors import ChatTemplateError, RequestError, SpecqdError, TokenizerError
+from specqd.openai_refusals import code_of, param_of, refusal
+from specqd.server.engine_thread import StoppedError
+
+_LOG = logging.getLogger("specqd.server")
 
 
 @dataclass  # not frozen: a traceback is put on it as it is raised
@@ -40,7 +44,16 @@ def refused(message: str, param: str | None = None, code: str | None = None) -> 
     return ProblemError(400, message, param, code)
 
 
-def problem_of(error: SpecqdError) -> ProblemError:
-    """What is the client's fault is a 400; else it is ours."""
-    is_theirs = isinstance(error, RequestError | TokenizerError)
-    return ProblemError(400 if is_theirs else 500, str(error), param_of(error))
+def problem_of(error: SpecqdError | StoppedError) -> ProblemError:
+    """What is the client's fault is a 400; else it is ours. Names of our files go to the log."""
+    if isinstance(error, StoppedError):
+        return ProblemError(503, str(error))
+    if isinstance(error, ChatTemplateError):
+        _LOG.warning(
+            "%s: the chat template failed at a request, whose client knows how", error.origin
+        )
+        return refused(error.problem)
+    if isinstance(error, RequestError | TokenizerError):
+        return refused(str(error), param_of(error), code_of(error))
+    _LOG.error("%s", error)
+    return ProblemError(500, "the server cannot answer this request; its log says why")

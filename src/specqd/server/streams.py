@@ -10,8 +10,8 @@ from starlette.types import Receive, Scope, Send
 
 from specqd.errors import RequestError
 from specqd.openai_answers import Answer, Update
-from specqd.server.engine_thread import EngineFailedError, EngineThread, Job
-from specqd.server.problems import ProblemError, problem_of
+from specqd.server.engine_thread import EngineThread, Job, StoppedError
+from specqd.server.problems import problem_of
 
 T = TypeVar("T")
 
@@ -39,8 +39,8 @@ class AnswerResponse(Response):
         try:
             async for update in self._updates():
                 samples[update.sample].append(update)
-        except (RequestError, EngineFailedError) as error:
-            await _problem(error).response()(scope, receive, send)
+        except (RequestError, StoppedError) as error:
+            await problem_of(error).response()(scope, receive, send)
             return
         await JSONResponse(self._answer.whole(samples))(scope, receive, send)
 
@@ -63,8 +63,8 @@ class AnswerResponse(Response):
         try:
             async for update in self._updates():
                 yield event_of(answer.chunk(answer.form.chunk(update)))
-        except (RequestError, EngineFailedError) as error:
-            yield event_of(_problem(error).described())
+        except (RequestError, StoppedError) as error:
+            yield event_of(problem_of(error).described())
             return
         if answer.has_usage_chunk:
             yield event_of(answer.usage_chunk())
@@ -80,11 +80,8 @@ class AnswerResponse(Response):
 
 
 def event_of(content: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(content, ensure_ascii=False).encode() + b"\n\n"
-
-
-def _problem(error: RequestError | EngineFailedError) -> ProblemError:
-    return problem_of(error) if isinstance(error, RequestError) else ProblemError(500, str(error))
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    return b"data: " + text.encode() + b"\n\n"
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:

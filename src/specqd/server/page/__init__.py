@@ -3,6 +3,7 @@
 Knows what the page is told; what it does with that stands in its own files, beside this one.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from importlib.resources import files
@@ -10,13 +11,9 @@ from importlib.resources import files
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from specqd import _native
-from specqd._native import Level
-from specqd.bench.bandwidth import MEGABYTE, bandwidth_at
 from specqd.engine import Engine
 from specqd.reports import chain_of
 from specqd.sampling import Defaults
-from specqd.server.engine_thread import EngineThread
 
 _TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -48,7 +45,6 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-_LARGEST_WORKING_SET = 1000 * MEGABYTE  # larger ones lie in no cache either
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,47 +80,23 @@ class Facts:
     max_context: int
     temperature: float  # where none is asked for
     chain: tuple[str, ...]  # the levels' names, outermost first: a token's depth counts them
+    bandwidth: Mapping[str, float]  # GB/s of memory, by level
 
     @classmethod
-    def of(cls, engine: Engine, model: str, defaults: Defaults) -> "Facts":
+    def of(
+        cls, engine: Engine, model: str, defaults: Defaults, bandwidth: Mapping[str, float]
+    ) -> "Facts":
         return cls(
             model,
             engine.tokenizer.has_chat_template,
             engine.max_context,
             defaults.effective_temperature,
             chain_of(engine.level),
+            bandwidth,
         )
 
 
-class Limits:
-    """The bandwidth at the size of what each level reads; measured when first asked for, between
-    two rounds, so that nothing else has the cores then."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._by_level: dict[str, float] | None = None
-
-    def by_level(self) -> dict[str, float]:
-        """GB/s by the level's name, without those for which memory is short. On the engine's
-        thread."""
-        if self._by_level is None:
-            levels = [each for each in self._engine.level.levels if isinstance(each, Level)]
-            self._by_level = {
-                level.name: bandwidth_at(level.model.machine, size)
-                for level in levels
-                if _fits(size := min(level.model.bytes_per_forward, _LARGEST_WORKING_SET))
-            }
-        return self._by_level
-
-
-def _fits(size: int) -> bool:
-    available = _native.usable_memory()
-    return size > 0 and (available < 0 or available >= 2 * size)
-
-
-def add_page(app: FastAPI, engine: Engine, facts: Facts, thread: EngineThread) -> None:
-    limits = Limits(engine)
-
+def add_page(app: FastAPI, facts: Facts) -> None:
     async def asset(request: Request) -> Response:
         return ASSETS[request.url.path].response(request)
 
@@ -134,7 +106,3 @@ def add_page(app: FastAPI, engine: Engine, facts: Facts, thread: EngineThread) -
     @app.get("/page/facts")
     async def page_facts() -> JSONResponse:
         return JSONResponse(asdict(facts))
-
-    @app.get("/page/bandwidth")
-    async def page_bandwidth() -> JSONResponse:
-        return JSONResponse({"gb_per_s": await thread.ask(limits.by_level)})

@@ -14,8 +14,9 @@ export function keepKey(key) {
   sessionStorage.setItem(KEY, key);
 }
 
-export async function getJson(path) {
-  return (await call(path)).json();
+/** With a body it is a POST. */
+export async function json(path, body, signal) {
+  return (await call(path, body, signal)).json();
 }
 
 /** The events of a streamed answer, parsed, as they come. */
@@ -24,7 +25,7 @@ export async function* events(path, body, signal) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { done, value } = await reader.read();
+    const { done, value } = await reader.read().catch(() => ({ done: true }));
     if (done) throw new RefusedError(0, "The connection ended before the answer did.");
     const parts = (rest + value).split("\n\n");
     rest = parts.pop();
@@ -47,7 +48,9 @@ async function call(path, body, signal) {
     headers["Content-Type"] = "application/json";
     Object.assign(asked, { method: "POST", body: JSON.stringify(body) });
   }
-  const response = await fetch(path, asked);
+  const response = await fetch(path, asked).catch(() => {
+    throw new RefusedError(0, "The server cannot be reached. Is it still running?");
+  });
   if (!response.ok) throw new RefusedError(response.status, await problemOf(response));
   return response;
 }

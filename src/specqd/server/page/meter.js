@@ -35,11 +35,12 @@ export class Meter {
   reading(limits) {
     let [gigabytes, seconds, needed] = [0, 0, 0];
     for (const level of this.#progress?.levels ?? []) {
-      const limit = limits?.[level.name];
+      const limit = limits[level.name];
       if (!limit) continue;
-      gigabytes += level.gigabytes;
+      const moved = level.gigabytes + level.cache_gigabytes;
+      gigabytes += moved;
       seconds += level.seconds;
-      needed += level.gigabytes / limit;
+      needed += moved / limit;
     }
     return seconds > 0 ? { speed: gigabytes / seconds, share: needed / seconds } : null;
   }

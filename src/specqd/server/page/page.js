@@ -12,7 +12,6 @@ import {
 } from "./answer.js";
 import { Meter } from "./meter.js";
 
-const SETTLE_MS = 1000;
 const FIGURES_MS = 250; // between two looks at the figures
 const MOST_TOKENS = 512; // where nothing else is set
 const LARGEST_SEED = 2 ** 32;
@@ -21,24 +20,22 @@ const at = (id) => document.getElementById(id);
 const [turns, prompt, send, stop, clear] = ["turns", "prompt", "send", "stop", "clear"].map(at);
 
 let facts = null; // of the model
-let limits = null; // GB/s by level
 let history = []; // messages of the chat
-let finished = []; // shows the figures of each run that has ended
 let running = null; // the AbortController of what is being written
 
 // --- Asking ------------------------------------------------------------------------------------
 
 async function ask(text) {
   const turn = addTurn(text);
-  const body = bodyOf(text);
   const controller = new AbortController();
   setRunning(controller);
   const views = [addRun(turn, text, hasComparison() ? "With drafts" : "")];
   if (hasComparison()) views.push(addRun(turn, text, "Plain"));
   const runs = [];
   try {
+    const body = await bodyOf(text, controller.signal);
     for (const [i, view] of views.entries()) {
-      if (controller.signal.aborted) break;
+      if (i && controller.signal.aborted) break;
       const asked = i ? { ...body, draft: "none" } : body;
       runs.push(await write(view, asked, controller.signal));
       if (runs.at(-1).problem) break;
@@ -91,7 +88,7 @@ async function write(view, body, signal) {
   return run;
 }
 
-function bodyOf(text) {
+async function bodyOf(text, signal) {
   const value = (id) => (at(id).value === "" ? undefined : Number(at(id).value));
   const asked = facts.has_chat_template
     ? { messages: [...history, { role: "user", content: text }] }
@@ -103,9 +100,20 @@ function bodyOf(text) {
     return_origins: true,
     return_progress: true,
     temperature: value("temperature"),
-    max_tokens: value("max-tokens") ?? mostTokens(),
+    max_tokens: value("max-tokens") ?? Math.min(mostTokens(), await roomAfter(asked, signal)),
     seed: value("seed") ?? crypto.getRandomValues(new Uint32Array(1))[0] % LARGEST_SEED,
   };
+}
+
+/** How many tokens the context has left for an answer. Where that is none, or cannot be told, the
+ * request itself shall be refused, and say why. */
+async function roomAfter(asked, signal) {
+  try {
+    const { count, max_model_len } = await api.json("/tokenize", asked, signal);
+    return Math.max(1, max_model_len - count);
+  } catch {
+    return Infinity;
+  }
 }
 
 const mostTokens = () => Math.min(MOST_TOKENS, Math.floor(facts.max_context / 2));
@@ -142,7 +150,7 @@ function addRun(turn, text, name) {
 }
 
 function show({ section, meter }, ending, seed) {
-  showFigures(section.querySelector(".figures"), meter, limits, ending, seed);
+  showFigures(section.querySelector(".figures"), meter, facts.bandwidth, ending, seed);
   if (facts.chain.length > 1) showLevels(section.querySelector(".levels"), facts.chain, meter);
 }
 
@@ -150,9 +158,7 @@ function finish(view, run, body) {
   const { section } = view;
   section.ariaBusy = "false";
   const endings = { length: ", cut", cancelled: ", stopped" };
-  const showFinal = () => show(view, endings[run.ending], body.draft ? null : body.seed);
-  finished.push(showFinal);
-  showFinal();
+  show(view, endings[run.ending], body.draft ? null : body.seed);
   if (!run.problem) return;
   const problem = section.querySelector(".problem");
   problem.textContent = run.problem;
@@ -223,7 +229,6 @@ clear.addEventListener("click", () => {
   running?.abort();
   setRunning(null);
   history = [];
-  finished = [];
   for (const turn of turns.querySelectorAll(".turn")) turn.remove();
   at("welcome").hidden = false;
   at("told").textContent = "The conversation is cleared.";
@@ -231,20 +236,23 @@ clear.addEventListener("click", () => {
   prompt.focus();
 });
 
-at("settings-button").addEventListener("click", (event) => {
-  at("settings").hidden = !at("settings").hidden;
-  event.target.ariaExpanded = String(!at("settings").hidden);
-});
+function showSettings(shows) {
+  at("settings").hidden = !shows;
+  at("settings-button").ariaExpanded = String(shows);
+}
+
+at("settings-button").addEventListener("click", () => showSettings(at("settings").hidden));
+at("settings").addEventListener("invalid", () => showSettings(true), true); // to say what is wrong
 
 // --- The start ---------------------------------------------------------------------------------
 
 async function open() {
   try {
-    facts = await api.getJson("/page/facts");
+    facts = await api.json("/page/facts");
   } catch (error) {
-    if (error.status === 401) return askForKey();
-    at("model").textContent = error.message;
-    return undefined;
+    if (error.status === 401) askForKey();
+    else at("model").textContent = error.message;
+    return;
   }
   at("key-dialog").close();
   const kind = facts.has_chat_template ? "Message" : "Text to continue";
@@ -263,16 +271,6 @@ async function open() {
   at("welcome").hidden = false;
   prompt.dispatchEvent(new Event("input"));
   prompt.focus();
-  await learnLimits();
-}
-
-/** The bandwidth, measured once nothing else has the cores, this browser least of all. */
-async function learnLimits() {
-  do await new Promise((resolve) => setTimeout(resolve, SETTLE_MS));
-  while (running);
-  const measured = await api.getJson("/page/bandwidth").catch(() => null); // figures do without it
-  limits = measured?.gb_per_s;
-  following(() => finished.forEach((showAgain) => showAgain()));
 }
 
 function askForKey() {
