@@ -210,7 +210,7 @@ def test_prompt_longer_than_the_context(model: Path, refuse: Refuse) -> None:
 
 def test_prompt_that_fills_the_context(model: Path, refused: Refuse) -> None:
     edit(model / "config.json", max_position_embeddings=1)
-    assert "fill the context of 1; shorten the prompt" in refused("-p", "a")
+    assert "and the context has 1; shorten the prompt" in refused("-p", "a")
 
 
 def test_empty_prompt(model: Path, refuse: Refuse) -> None:
