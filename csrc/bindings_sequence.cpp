@@ -208,6 +208,15 @@ void bind_readings(nb::module_& m) {
                    "Rows of logits that one forward can leave.")
       .def_prop_ro("bytes_read", &BoundReading::bytes_read, "Of weights, by all forwards so far.")
       .def_prop_ro("cache_bytes_read", &BoundReading::cache_bytes_read, "Of keys and values.")
+      .def(
+          "set_head",
+          [](BoundReading& reading, std::optional<int64_t> ids, bool is_exact) {
+            if (ids && *ids < 1) throw std::invalid_argument("a head has one id at least");
+            reading.set_head({ids.value_or(HeadUse::kAsPays), is_exact});
+          },
+          "ids"_a.none(), "is_exact"_a = false,
+          "What forwards read of the head: the first `ids` beside those that the shortlist holds, "
+          "or as\nmany as pay (None); in the reading, or exactly.")
       .def("context", &BoundReading::context, "sequence"_a,
            "This reading's view of the cache for a sequence, made on first use.")
       .def(

@@ -56,6 +56,8 @@ Decoder::Decoder(DecoderSpec spec, DecoderWeights weights, std::shared_ptr<Pool>
   logits_stride_ = weights_.head->matrix().panels * kPanel;
   for (const Reading reading : {Reading::kExact, Reading::kDraft})
     fixed_bytes_[static_cast<size_t>(reading)] = fixed_bytes(reading);
+  shortlist_ = std::make_shared<Shortlist>(spec_.vocabulary);
+  for (HeadChoice& choice : head_choices_) choice.verify_bytes = weight_bytes(Reading::kExact);
   reserve_scratch();
 }
 
@@ -182,11 +184,13 @@ void Decoder::prepare_positions(std::span<const ForwardRows> sequences) {
 }
 
 void Decoder::forward(Reading reading, const KvCache& cache, std::span<const int32_t> tokens,
-                      std::span<const ForwardRows> sequences) {
+                      std::span<const ForwardRows> sequences, const HeadUse& head) {
   reading_ = reading;
   cache_ = &cache;
   tokens_ = tokens;
   moved_bytes_ = fixed_bytes_[static_cast<size_t>(reading)];
+  plan_head(head);
+  tell_read(tokens, sequences);
   prepare_positions(sequences);
   pool_->run([this](Team& team) { run(team); });
 }
@@ -274,28 +278,6 @@ void Decoder::feed_forward(Team& team, const LayerWeights& layer) {
                                      : spec_.is_parallel ? Landing::kWithAside
                                                          : Landing::kResidual));
   if (has_norm) land_aside(team, layer.feed_forward_post_norm);
-}
-
-void Decoder::finish(Team& team) {
-  const int64_t asked = logit_rows();
-  if (asked == 0) return;
-  const auto last = normed(weights_.final_norm);
-  const auto asked_row = [&](int64_t i, float* scratch) {
-    return last(logit_rows_[static_cast<size_t>(i)], scratch);
-  };
-  multiply(team, reading_, *weights_.head,
-           prepare(team, reading_, asked, *weights_.head, asked_row),
-           [&](int64_t first, int64_t count, float* result, int64_t stride) {
-             for (int64_t i = 0; i < asked; ++i) {
-               float* const from = result + i * stride;
-               if (spec_.logit_cap > 0.0f)
-                 kernels_.soft_cap(from, count, spec_.logit_scale, spec_.logit_cap);
-               else if (spec_.logit_scale != 1.0f)
-                 kernels_.scale(from, spec_.logit_scale, count);
-               std::memcpy(logits_.data() + i * logits_stride_ + first, from,
-                           static_cast<size_t>(count) * sizeof(float));
-             }
-           });
 }
 
 }  // namespace specqd

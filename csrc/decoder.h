@@ -13,6 +13,7 @@
 #include "pack.h"
 #include "pool.h"
 #include "rope.h"
+#include "shortlist.h"
 
 namespace specqd {
 
@@ -89,6 +90,15 @@ struct ForwardRows {
   int64_t logits;
 };
 
+// What a forward reads of the head: the first `ids` of the vocabulary and what the shortlist holds
+// besides; kAsPays: as many as the shortlist finds to pay. The logits of all others are -infinity.
+// In the forward's reading, or exactly.
+struct HeadUse {
+  static constexpr int64_t kAsPays = 0, kAll = INT64_MAX;
+  int64_t ids = kAll;
+  bool is_exact = false;
+};
+
 class Decoder {
  public:
   Decoder(DecoderSpec spec, DecoderWeights weights, std::shared_ptr<Pool> pool,
@@ -106,7 +116,7 @@ class Decoder {
   // Writes keys and values of all rows into the cache (their pages must be writable) and the asked
   // logits, in the order of the sequences. Token ids must be < vocabulary, rows <= max_rows().
   void forward(Reading reading, const KvCache& cache, std::span<const int32_t> tokens,
-               std::span<const ForwardRows> sequences);
+               std::span<const ForwardRows> sequences, const HeadUse& head = {});
 
   // Logits of the last forward: row i of those asked, [vocabulary].
   std::span<const float> logits(int64_t row) const;
@@ -120,6 +130,15 @@ class Decoder {
   // many of a sequence's rows saw it.
   size_t seen_cache_bytes() const;
 
+  // What drafts for this model read of their heads. It hears of prompts and of picks by itself,
+  // from exact forwards.
+  Shortlist& shortlist() const { return *shortlist_; }
+  // Shares the shortlist of the model that it drafts for. What drafts in that reading is verified
+  // by forwards that move so many bytes for a row; by default, the model's own exact ones.
+  void draft_for(const Decoder& target, Reading reading, size_t verify_bytes);
+  // The picks of exact logits at a proposal's places, as verify() returns them.
+  void tell_picked(std::span<const int32_t> picks, std::span<const int32_t> proposal) const;
+
  private:
   // Where a block's output goes: added to the residual stream at once, put aside, or added together
   // with what was put aside.
@@ -127,6 +146,11 @@ class Decoder {
 
   void reserve_scratch();
   size_t fixed_bytes(Reading reading) const;  // of what every forward moves
+  bool tells() const { return is_target_ && reading_ == Reading::kExact; }
+  void tell_read(std::span<const int32_t> tokens, std::span<const ForwardRows> sequences);
+  void plan_head(const HeadUse& head);
+  int64_t ids_that_pay();
+  void leave_out(Team& team);
   void prepare_positions(std::span<const ForwardRows> sequences);
   void run(Team& team);
   void embed(Team& team);
@@ -169,6 +193,10 @@ class Decoder {
   template <class Take>
   void multiply(Team& team, Reading reading, const PackedWeight& weight, const PreparedRows& x,
                 const Take& take);
+  // The same of some panels alone.
+  template <class Take>
+  void multiply_runs(Team& team, Reading reading, const PackedWeight& weight,
+                     std::span<const PanelRun> runs, const PreparedRows& x, const Take& take);
 
   DecoderSpec spec_;
   DecoderWeights weights_;
@@ -187,6 +215,16 @@ class Decoder {
   std::vector<int64_t> logit_rows_;  // batch row of each row of logits
   int64_t rows_ = 0;
   size_t fixed_bytes_[2] = {}, moved_bytes_ = 0;
+  Reading head_reading_ = Reading::kExact;
+  std::vector<PanelRun> head_runs_;  // panels of the head that are read
+  int64_t head_panels_ = 0;          // how many
+
+  std::shared_ptr<Shortlist> shortlist_;
+  bool is_target_ = true;  // whose own shortlist it is
+  struct HeadChoice {      // of drafts in one reading
+    size_t verify_bytes = 0;
+    int64_t ids = 0, picks = -1;  // that pay, and after how many picks that was found
+  } head_choices_[2];
 
   struct Rope {
     std::vector<float> inverse_frequencies;

@@ -75,14 +75,44 @@ PreparedRows Decoder::prepare(Team& team, Reading reading, int64_t rows, const P
 template <class Take>
 void Decoder::multiply(Team& team, Reading reading, const PackedWeight& weight,
                        const PreparedRows& x, const Take& take) {
+  const PanelRun all{0, weight.matrix().panels, 0};
+  multiply_runs(team, reading, weight, {&all, 1}, x, take);
+}
+
+// Fetches the beginning of a panel as far as a product that came to it from the one before would
+// have.
+inline void fetch_panel(const PackedMatrix& matrix, int64_t panel) {
+  constexpr int64_t kTilesAhead = 16, kLine = 64;
+  const int64_t tiles = std::min(kTilesAhead, matrix.tiles), first = panel * matrix.tiles;
+  for (int64_t at = 0; at < tiles * kTileCodes; at += kLine)
+    __builtin_prefetch(matrix.codes + first * kTileCodes + at);
+  for (int64_t at = 0; at < tiles * kPanel; at += kLine)
+    __builtin_prefetch(matrix.scales + first * kPanel + at);
+}
+
+template <class Take>
+void Decoder::multiply_runs(Team& team, Reading reading, const PackedWeight& weight,
+                            std::span<const PanelRun> runs, const PreparedRows& x,
+                            const Take& take) {
   const PackedMatrix& matrix = weight.matrix();
   float* const out = scratch_[static_cast<size_t>(team.thread())].product.data();
-  const auto product = reading == Reading::kDraft ? kernels_.draft_product : kernels_.exact_product;
-  const int64_t grain = panels_of_claim(matrix.panels, x.count, team.threads());
-  team.share(matrix.panels, grain, [&](int64_t first, int64_t last) {
-    const int64_t stride = (last - first) * kPanel;
-    product(matrix, first, last, x, out, stride);
-    take(first * kPanel, stride, out, stride);
+  const bool is_draft = reading == Reading::kDraft;
+  const auto product = is_draft ? kernels_.draft_product : kernels_.exact_product;
+  const int64_t panels = runs.back().before + runs.back().last - runs.back().first;
+  const int64_t grain = panels_of_claim(panels, x.count, team.threads());
+  team.share(panels, grain, [&](int64_t first, int64_t last) {
+    auto run = std::upper_bound(runs.begin(), runs.end(), first,
+                                [](int64_t at, const PanelRun& r) { return at < r.before; }) -
+               1;
+    for (; first < last; ++run) {
+      const int64_t from = run->first + first - run->before;
+      const int64_t to = std::min(run->last, from + last - first);
+      first += to - from;
+      if (is_draft && first < last) fetch_panel(matrix, run[1].first);
+      const int64_t stride = (to - from) * kPanel;
+      product(matrix, from, to, x, out, stride);
+      take(from * kPanel, stride, out, stride);
+    }
   });
 }
 

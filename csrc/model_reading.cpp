@@ -98,7 +98,7 @@ void ModelReading::forward_whole(std::span<const Rows> batch) {
     rows_.push_back({rows.context->slot(), start, count, static_cast<int64_t>(rows.logits)});
   }
   check_rows(*decoder_, *cache_, tokens_, rows_);
-  apart([this] { decoder_->forward(reading_, *cache_, tokens_, rows_); });
+  apart([this] { decoder_->forward(reading_, *cache_, tokens_, rows_, head_); });
   bytes_read_ += decoder_->moved_bytes();
   cache_bytes_read_ += decoder_->seen_cache_bytes();
   for (const Rows& rows : batch) rows.context->record(rows.start, rows.tokens);

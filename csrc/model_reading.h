@@ -68,6 +68,8 @@ class ModelReading : public LevelModel {
   int64_t max_rows() const override { return decoder_->max_rows(); }
   size_t bytes_read() const { return bytes_read_; }  // of weights, by all forwards so far
   size_t cache_bytes_read() const { return cache_bytes_read_; }  // of keys and values
+  // What forwards read of the head from now on: all of it, unless this is told.
+  void set_head(const HeadUse& head) { head_ = head; }
 
   std::shared_ptr<Context> context(const std::shared_ptr<Sequence>& sequence) override;
   // Lets a sequence go on from a context that was made for it.
@@ -91,6 +93,7 @@ class ModelReading : public LevelModel {
   std::shared_ptr<Decoder> decoder_;
   std::shared_ptr<KvCache> cache_;
   Reading reading_;
+  HeadUse head_;
   int64_t max_positions_;
   std::shared_ptr<ModelReading> exact_;
   std::unordered_map<int64_t, std::shared_ptr<Context>> contexts_;  // by key

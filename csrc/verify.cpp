@@ -18,6 +18,7 @@ Verified verify(const Decoder& decoder, Picker& picker, std::span<const int32_t>
     verified.probabilities.push_back(picked.probability);
     if (i < proposal.size() && picked.token != proposal[i]) break;
   }
+  decoder.tell_picked(verified.tokens, proposal);
   return verified;
 }
 

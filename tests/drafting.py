@@ -19,6 +19,8 @@ CHAINS = (
     "SMALL:k=5+ngram:k=2",
     "mxfp4+ngram:CORPUS",
     "mxfp4+SMALL+ngram",
+    "mxfp4:head=40:k=5",
+    "mxfp4:head=exact:k=4+ngram",
     "mxfp4:k=6+SMALL:bf16:k=4",
     "SMALL:bf16:k=6+SMALL:k=4+ngram:k=3",
     "mxfp4:k=8+SMALL:k=4+ngram:CORPUS:k=3",

@@ -144,6 +144,33 @@ class LayerWeights:
 class DecoderSpec:
     def __init__(self, *, hidden: int, heads: int, kv_heads: int, head_dim: int, vocabulary: int, ropes: _Sequence[RopeSpec], norm_epsilon: float, norm: str, norm_offset: float, norms_whole_rows: bool, activation: str, is_gated: bool, is_parallel: bool, attention_scale: float, attention_cap: float, logit_cap: float, embedding_scale: float, residual_scale: float, logit_scale: float, experts_per_token: int, shares_of_chosen: bool) -> None: ...
 
+class Shortlist:
+    """Which rows of the head a draft reads, and whether that pays."""
+
+    def __init__(self, vocabulary: int) -> None: ...
+
+    def keep(self, tokens: _Sequence[int]) -> None:
+        """Holds these ids always."""
+
+    def read(self, tokens: _Sequence[int]) -> None:
+        """The target has read these tokens."""
+
+    def picked(self, picks: _Sequence[int], proposal: _Sequence[int]) -> None:
+        """The target has picked these tokens at a proposal's places."""
+
+    def ids_that_pay(self, *, rest_bytes: float, panel_bytes: float, panels: int, verify_bytes: float) -> int: ...
+
+    @property
+    def num_picks(self) -> int: ...
+
+    def share_left_out(self, ids: int) -> float:
+        """Of the picks, by one of the sizes that it chooses from."""
+
+    def panels(self, ids: int, panels: int) -> list[int]:
+        """Those of the first `ids`, and what is held besides."""
+
+ALL_IDS: int = 9223372036854775807
+
 class Decoder:
     def __init__(self, *, pool: Pool, isa: str, spec: DecoderSpec, layers: _Sequence[LayerWeights], final_norm: Norm, head: PackedWeight, embedding: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), device='cpu', writable=False)] | None, max_rows: int) -> None: ...
 
@@ -156,6 +183,15 @@ class Decoder:
     def weight_bytes(self, is_draft: bool) -> int: ...
 
     def forward(self, is_draft: bool, cache: KvCache, tokens: _Sequence[int], sequences: _Sequence[int], starts: _Sequence[int], counts: _Sequence[int], logits: _Sequence[int]) -> None: ...
+
+    @property
+    def shortlist(self) -> Shortlist:
+        """What drafts for this model read of their heads."""
+
+    def draft_for(self, target: Decoder, is_draft: bool, verify_bytes: int) -> None:
+        """
+        Shares the shortlist of the model that it drafts for in that reading; `verify_bytes` are those of a forward that verifies it.
+        """
 
     @property
     def logit_rows(self) -> int: ...
@@ -420,6 +456,12 @@ class ModelReading(LevelModel):
     @property
     def cache_bytes_read(self) -> int:
         """Of keys and values."""
+
+    def set_head(self, ids: int | None, is_exact: bool = False) -> None:
+        """
+        What forwards read of the head: the first `ids` beside those that the shortlist holds, or as
+        many as pay (None); in the reading, or exactly.
+        """
 
     def context(self, sequence: Sequence) -> Context:
         """This reading's view of the cache for a sequence, made on first use."""

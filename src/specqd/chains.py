@@ -14,7 +14,7 @@ from specqd.config import read_config
 from specqd.errors import HubError, RequestError, TokenizerError
 from specqd.hub import resolve
 from specqd.loader import Progress
-from specqd.model import Model, Reading
+from specqd.model import HEAD_AS_PAYS, WHOLE_HEAD, Head, Model, Reading
 from specqd.roles import Drafter
 from specqd.tokenizer import Tokenizer
 from specqd.weights import Overall, bytes_to_pack, require_memory
@@ -22,6 +22,8 @@ from specqd.weights import Overall, bytes_to_pack, require_memory
 _AUTO = ("mxfp4", "ngram")
 _LONGEST = 64
 _KNOWN = "auto, none, mxfp4[:k=N], MODEL[:bf16|:mxfp4][:k=N], ngram[:FILE][:k=N]"
+_KNOWN_HEADS = "all, auto, exact, N (the first ids) or N+exact"
+_HEADS = {"all": WHOLE_HEAD, "auto": HEAD_AS_PAYS, "exact": Head(is_exact=True)}
 _READINGS = {reading.value: reading for reading in Reading}
 
 
@@ -34,14 +36,17 @@ class DraftSpec:
     source: str = ""  # a model's directory or repository; a file of texts for n-grams
     reading: Reading = Reading.DRAFT
     length: int | None = None
+    head: Head = HEAD_AS_PAYS
 
     @classmethod
     def parse(cls, word: str) -> "DraftSpec":
-        """`mxfp4`, `MODEL[:bf16|:mxfp4]` or `ngram[:FILE]`, each with an optional `:k=N`.
+        """`mxfp4`, `MODEL[:bf16|:mxfp4]` or `ngram[:FILE]`, each with an optional `:k=N`. For
+        experiments `mxfp4` takes `:head=...` before that: what it reads of its head.
 
         Names may hold colons: options are taken off the end. Raises RequestError.
         """
         name, length = _cut_length(word)
+        name, head = _cut_head(word, name)
         kind, colon, rest = name.partition(":")
         if kind == "ngram":
             return cls(word, "ngram", rest, length=length)
@@ -52,7 +57,7 @@ class DraftSpec:
                 raise RequestError(
                     f"--draft {word}: {rest!r} is not understood; write mxfp4 or mxfp4:k=N"
                 )
-            return cls(word, "mxfp4", length=length)
+            return cls(word, "mxfp4", length=length, head=head)
         source, _, reading = name.rpartition(":")
         if source and reading in _READINGS:
             return cls(word, "model", source, _READINGS[reading], length)
@@ -69,6 +74,21 @@ def _cut_length(word: str) -> tuple[str, int | None]:
             f"--draft {word}: {option!r} is not understood; write k=N, with N from 1 to {_LONGEST}"
         )
     return name, int(value)
+
+
+def _cut_head(word: str, name: str) -> tuple[str, Head]:
+    rest, _, option = name.rpartition(":")
+    if rest != "mxfp4" or not option.startswith("head="):
+        return name, HEAD_AS_PAYS
+    value = option.removeprefix("head=")
+    if value in _HEADS:
+        return rest, _HEADS[value]
+    ids, plus, reading = value.partition("+")
+    if not (ids.isascii() and ids.isdecimal() and int(ids)) or (plus and reading != "exact"):
+        raise RequestError(
+            f"--draft {word}: {option!r} is not understood; known heads: {_KNOWN_HEADS}"
+        )
+    return rest, Head(min(int(ids), _native.ALL_IDS), bool(plus))
 
 
 def parse_chain(
@@ -177,6 +197,7 @@ class Drafts:
     ) -> Level:
         """The target's level over those that draft for it, once checked; packs what is new."""
         self._models[self._target] = target
+        target.decoder.shortlist.keep(sorted(self._tokenizer.special_ids))
         return Level(target, self._below(target, target.config.vocab_size, specs, progress))
 
     def _below(
@@ -190,7 +211,7 @@ class Drafts:
             corpus = self._corpora[spec.source] if spec.source else ()
             return NgramDrafter(corpus=corpus, length=spec.length)
         directory = self._target[0] if spec.kind == "mxfp4" else self._directories[spec.source]
-        model = self._model(directory, spec.reading, above, progress)
+        model = self._model(directory, spec, above, progress)
         size = model.config.vocab_size
         level = Level(
             model,
@@ -201,10 +222,11 @@ class Drafts:
         return level if size >= most_tokens else WithinVocabulary(level, size)
 
     def _model(
-        self, directory: Path, reading: Reading, above: Model, progress: Progress | None
+        self, directory: Path, spec: DraftSpec, above: Model, progress: Progress | None
     ) -> Model:
+        reading = spec.reading
         if reading is Reading.DRAFT and self._models.get((directory, Reading.EXACT)) is above:
-            return above.as_draft()
+            return above.as_draft(spec.head)
         key = (directory, reading)
         if key not in self._models:
             target = self._models[self._target]
@@ -224,6 +246,7 @@ class Drafts:
                     progress=progress,
                 )
                 target.rely_on(self._models[key])
+        self._models[key].draft_for(self._models[self._target], above)
         return self._models[key]
 
 

@@ -31,6 +31,21 @@ class Reading(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Head:
+    """What a forward reads of the head, in its own reading or exactly.
+
+    The first `ids` of the vocabulary, beside those that the target's shortlist holds; the others'
+    logits are -inf. None: as many as pay. A target reads all of it.
+    """
+
+    ids: int | None = _native.ALL_IDS
+    is_exact: bool = False
+
+
+WHOLE_HEAD, HEAD_AS_PAYS = Head(), Head(None)
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """The threads and kernels that models run on."""
 
@@ -65,6 +80,7 @@ class Model(_native.ModelReading):
         cache: _native.KvCache,
         reading: Reading = Reading.EXACT,
         exact: "Model | None" = None,
+        head: Head = WHOLE_HEAD,
     ) -> None:
         is_draft = reading is Reading.DRAFT
         super().__init__(decoder, cache, is_draft, config.max_positions, exact)
@@ -74,6 +90,7 @@ class Model(_native.ModelReading):
         self.machine = machine
         self.cache = cache
         self.reading = reading
+        self.read_of_head(head)
         self._read_in_place = [weights]
 
     @classmethod
@@ -114,7 +131,7 @@ class Model(_native.ModelReading):
         cache = _native.KvCache(decoder, _cache_pages(decoder, config, cache_positions))
         return cls(config, weights, decoder, machine, cache, reading)
 
-    def as_draft(self) -> "Model":
+    def as_draft(self, head: Head = WHOLE_HEAD) -> "Model":
         """The MXFP4 reading of the same weights, over the same cache."""
         return Model(
             self.config,
@@ -124,6 +141,7 @@ class Model(_native.ModelReading):
             self.cache,
             Reading.DRAFT,
             exact=self,
+            head=head,
         )
 
     @property
@@ -147,6 +165,7 @@ class Model(_native.ModelReading):
         context = self.context(sequence)
         held = self.cache.attach_prefix(context.slot, sequence.tokens[:], sequence.cache_salt)
         context.record(0, sequence.tokens[:held])
+        self.decoder.shortlist.read(sequence.tokens[:held])
         return held
 
     def fork(self, sequence: Sequence, other: Sequence) -> None:
@@ -205,6 +224,17 @@ class Model(_native.ModelReading):
             return np.concatenate(parts)
         finally:
             self.cache.release(slot)
+
+    def read_of_head(self, head: Head) -> None:
+        """What forwards read of the head from now on."""
+        self.head = head
+        self.set_head(head.ids, head.is_exact)
+
+    def draft_for(self, target: "Model", above: "Model") -> None:
+        """From now on its proposals are for that target, and the model above verifies them."""
+        is_draft = self.reading is Reading.DRAFT
+        self.decoder.draft_for(target.decoder, is_draft, above.bytes_per_forward)
+        self.read_of_head(HEAD_AS_PAYS)
 
     def rely_on(self, draft: "Model") -> None:
         """Lets requests to this model be refused where the files of its draft have changed."""

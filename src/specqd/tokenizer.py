@@ -135,6 +135,10 @@ class Tokenizer:
         return self.named_tokens.get("unk_token")
 
     @property
+    def special_ids(self) -> frozenset[int]:
+        return self._special_ids
+
+    @property
     def bos_token_id(self) -> int | None:
         return self.id_of(self.bos_token)
 
