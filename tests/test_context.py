@@ -70,7 +70,9 @@ def test_a_context_that_the_model_has_not_is_refused(phi: Path, context: int) ->
 
 def test_a_prompt_that_fills_it_is_refused(phi: Path) -> None:
     llm = LLM(phi, "none", 1, context=8)
-    with pytest.raises(RequestError, match="the prompt has 8 tokens, and the context has 8; shorten the prompt"):
+    with pytest.raises(
+        RequestError, match="the prompt has 8 tokens, and the context has 8; shorten the prompt"
+    ):
         llm.generate([[65] * 8], GREEDY)
 
 
