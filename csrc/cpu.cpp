@@ -121,10 +121,12 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("bmi2");
 }
 
-// Whether this CPU has it and rounds as the exact product must.
+// Whether this CPU has it, with byte permutations, and rounds as the exact product must.
 bool has_avx512_bf16() {
   static const bool is_usable = [] {
-    if (!has_avx512() || !__builtin_cpu_supports("avx512bf16")) return false;
+    if (!has_avx512() || !__builtin_cpu_supports("avx512bf16") ||
+        !__builtin_cpu_supports("avx512vbmi"))
+      return false;
     const FlushSubnormals flush;
     return avx512bf16_rounds_as_fused();
   }();

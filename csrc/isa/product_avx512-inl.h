@@ -15,6 +15,58 @@
 namespace specqd {
 namespace {
 
+// A tile's scales as BF16 exponents, in both halves of each output's lane.
+inline __m512i exponents_of(const PackedMatrix& w, int64_t tile) {
+  const auto* const scales = reinterpret_cast<const __m128i*>(w.scales + tile * kPanel);
+  const __m512i exponents = _mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128(scales)), 7);
+  return _mm512_or_si512(exponents, _mm512_slli_epi32(exponents, 16));
+}
+
+// The patches of a tile, whose positions `Place` makes into those of the decoded one.
+template <class Place>
+class TilePatches {
+ public:
+  // The first sixteen, with one repeated where there are fewer: a loop of as many steps as there
+  // are patches would mispredict its end at every tile. They are stored at the tile's beginning,
+  // as a narrow load right after a wide store waits long.
+  [[gnu::always_inline]] void begin_tile(const PackedMatrix& w, int64_t tile) {
+    patches_ = w.patches + w.patch_starts[tile];
+    fetch(patches_ + 160);
+    count_ = w.patch_starts[tile + 1] - w.patch_starts[tile];
+    const auto mask = static_cast<__mmask16>(_bzhi_u32(0xffff, static_cast<uint32_t>(count_)));
+    const __m512i some = _mm512_maskz_loadu_epi32(mask, patches_);
+    const __m512i one = _mm512_broadcastd_epi32(_mm512_castsi512_si128(some));
+    _mm512_store_si512(first_, Place::placed(_mm512_mask_mov_epi32(one, mask, some)));
+    asm("" : "+m"(first_));  // else GCC takes them out of the register one by one
+  }
+
+  [[gnu::always_inline]] void apply(uint16_t* tile) const {
+    if (count_ == 0) return;
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) put(first_[i], tile);
+    for (int64_t i = 16; i < count_; i += 16) [[unlikely]] {
+      alignas(64) uint32_t more[16];
+      const int64_t rest = count_ - i < 16 ? count_ - i : 16;
+      const auto mask = static_cast<__mmask16>(_bzhi_u32(0xffff, static_cast<uint32_t>(rest)));
+      _mm512_store_si512(more, Place::placed(_mm512_maskz_loadu_epi32(mask, patches_ + i)));
+      for (int64_t j = 0; j < rest; ++j) put(more[j], tile);
+    }
+  }
+
+ private:
+  [[gnu::always_inline]] static void put(uint32_t patch, uint16_t* tile) {
+    tile[patch >> 16] = static_cast<uint16_t>(patch);
+  }
+
+  const uint32_t* patches_ = nullptr;
+  int64_t count_ = 0;
+  alignas(64) uint32_t first_[16];
+};
+
+struct InTileOrder {
+  static __m512i placed(__m512i patches) { return patches; }
+};
+
 // Decodes nested tiles a row of 32 weights at a time; past the last one, the last one again. Row r
 // has its codes in nibble r % 4 of the words of 64 bytes.
 class Avx512Decoder {
@@ -44,7 +96,7 @@ class Avx512Decoder {
   }
 
   [[gnu::always_inline]] void end_tile() {
-    patch();
+    patches_.apply(out_);
     if (--left_ <= 0) return;
     ++tile_;
     out_ += kTileWeights;
@@ -55,35 +107,8 @@ class Avx512Decoder {
   [[gnu::always_inline]] void begin_tile() {
     codes_ = w_.codes + tile_ * kTileCodes;
     residuals_ = w_.residuals + tile_ * kTileWeights;
-    const __m128i scales =
-        _mm_loadu_si128(reinterpret_cast<const __m128i*>(w_.scales + tile_ * kPanel));
-    const __m512i exponents = _mm512_slli_epi32(_mm512_cvtepu8_epi32(scales), 7);
-    exponents_ = _mm512_or_si512(exponents, _mm512_slli_epi32(exponents, 16));
-    const uint32_t* const p = w_.patches + w_.patch_starts[tile_];
-    fetch(p + 160);
-    patch_count_ = w_.patch_starts[tile_ + 1] - w_.patch_starts[tile_];
-    const auto mask =
-        static_cast<__mmask16>(_bzhi_u32(0xffff, static_cast<uint32_t>(patch_count_)));
-    const __m512i some = _mm512_maskz_loadu_epi32(mask, p);
-    const __m512i one = _mm512_broadcastd_epi32(_mm512_castsi512_si128(some));
-    _mm512_store_si512(patches_, _mm512_mask_mov_epi32(one, mask, some));
-    asm("" : "+m"(patches_));  // else GCC takes them out of the register one by one
-  }
-
-  // The first sixteen, with one repeated where there are fewer: a loop of as many steps as there
-  // are patches would mispredict its end at every tile. They were stored at the tile's beginning,
-  // as a narrow load right after a wide store waits long.
-  [[gnu::always_inline]] void patch() {
-    if (patch_count_ == 0) return;
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) apply(patches_[i]);
-    if (patch_count_ > 16) [[unlikely]] {
-      const uint32_t* const p = w_.patches + w_.patch_starts[tile_];
-      for (int64_t i = 16; i < patch_count_; ++i) apply(p[i]);
-    }
-  }
-  [[gnu::always_inline]] void apply(uint32_t patch) {
-    out_[patch >> 16] = static_cast<uint16_t>(patch);
+    exponents_ = exponents_of(w_, tile_);
+    patches_.begin_tile(w_, tile_);
   }
 
   const PackedMatrix& w_;
@@ -92,8 +117,7 @@ class Avx512Decoder {
   const uint8_t* codes_ = nullptr;
   const uint8_t* residuals_ = nullptr;
   __m512i exponents_ = _mm512_setzero_si512();
-  int64_t patch_count_ = 0;
-  alignas(64) uint32_t patches_[16];
+  TilePatches<InTileOrder> patches_;
 };
 
 struct Avx512Exact {

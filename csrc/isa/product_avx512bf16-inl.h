@@ -3,7 +3,9 @@
 // both inputs of a pair belong to one chain.
 #pragma once
 
-#include "isa/product_avx512-inl.h"
+#include <type_traits>
+
+#include "isa/woven_avx512-inl.h"
 
 namespace specqd {
 namespace {
@@ -25,10 +27,12 @@ void prepare_exact_pairs(const float* x, int64_t inputs, int64_t tiles, uint8_t*
       : "v"(weights), "m"(*reinterpret_cast<const int32_t*>(inputs)));
 }
 
+// Of woven tiles, or of tiles in their usual order, which it weaves at each use.
+template <bool IsWoven>
 struct Avx512Bf16Exact {
   static constexpr int kRows = 8;
   static constexpr size_t kBlockBytes = kBf16BlockBytes;
-  using Decoder = Avx512Decoder;
+  using Decoder = std::conditional_t<IsWoven, WovenDecoder, Avx512Decoder>;
 
   template <int Rows, class Ahead>
   [[gnu::noinline]] static void accumulate(const uint16_t* tile, int64_t tiles,
@@ -46,12 +50,16 @@ struct Avx512Bf16Exact {
         __m512i first = _mm512_loadu_si512(tile + k * kPanel);
         __m512i second = _mm512_loadu_si512(tile + (k + 2) * kPanel);
         asm("" : "+v"(first), "+v"(second));  // else GCC loads them twice
-        const __m512i evens = _mm512_mask_alignr_epi8(second, kUpperHalves, first, first, 14);
-        const __m512i odds = _mm512_mask_alignr_epi8(first, kLowerHalves, second, second, 2);
+        const __m512i evens =
+            IsWoven ? first : _mm512_mask_alignr_epi8(second, kUpperHalves, first, first, 14);
+        const __m512i odds =
+            IsWoven ? second : _mm512_mask_alignr_epi8(first, kLowerHalves, second, second, 2);
         ahead.row(k / 2);
         for (int m = 0; m < Rows; ++m) {
           const uint8_t* inputs = row[m] + k * 2;
-          if (m % 2 == 0) {  // else a load and two shuffles, as loads would be the bottleneck
+          // Every fourth row takes a load and two shuffles. Where two vectors are loaded in a cycle
+          // loads are scarce otherwise (Zen 5), and where it is one, shuffles are (Zen 4).
+          if (m % 4 != 3) {
             add_pairs(even[m], evens, inputs);
             add_pairs(odd[m], odds, inputs + 4);
           } else {
@@ -76,13 +84,24 @@ struct Avx512Bf16Exact {
   }
 };
 
+// Up to here memory is what a product waits for, and decoding a row at a time keeps it busier.
+constexpr int64_t kRowsOfUsualOrder = 4;
+
+void exact_product_bf16(const PackedMatrix& w, int64_t first, int64_t last, const PreparedRows& x,
+                        float* out, int64_t out_stride) {
+  const bool is_woven = w.residuals != nullptr && x.count > kRowsOfUsualOrder;
+  const auto product = is_woven ? exact_product_in_rows<Avx512Bf16Exact<true>>
+                                : exact_product_in_rows<Avx512Bf16Exact<false>>;
+  product(w, first, last, x, out, out_stride);
+}
+
 constexpr Kernels avx512bf16_table(const char* name) {
   Kernels table = avx512_table(name);
   table.exact_row_bytes = exact_row_bytes_bf16;
   table.prepare_exact = prepare_exact_pairs;
   table.exact_block_bytes = kBf16BlockBytes;
-  table.exact_product = exact_product_in_rows<Avx512Bf16Exact>;
-  table.accumulate_plain = accumulate_plain_by<InRowGroups<Avx512Bf16Exact>>;
+  table.exact_product = exact_product_bf16;
+  table.accumulate_plain = accumulate_plain_by<InRowGroups<Avx512Bf16Exact<false>>>;
   return table;
 }
 
