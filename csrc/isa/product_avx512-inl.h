@@ -23,7 +23,7 @@ inline __m512i exponents_of(const PackedMatrix& w, int64_t tile) {
 }
 
 // The patches of a tile, whose positions `Place` makes into those of the decoded one.
-template <class Place>
+template <class Place, class Fetch>
 class TilePatches {
  public:
   // The first sixteen, with one repeated where there are fewer: a loop of as many steps as there
@@ -31,7 +31,7 @@ class TilePatches {
   // as a narrow load right after a wide store waits long.
   [[gnu::always_inline]] void begin_tile(const PackedMatrix& w, int64_t tile) {
     patches_ = w.patches + w.patch_starts[tile];
-    fetch(patches_ + 160);
+    Fetch::from(patches_ + 20 * Fetch::kTilesAhead);
     count_ = w.patch_starts[tile + 1] - w.patch_starts[tile];
     const auto mask = static_cast<__mmask16>(_bzhi_u32(0xffff, static_cast<uint32_t>(count_)));
     const __m512i some = _mm512_maskz_loadu_epi32(mask, patches_);
@@ -69,9 +69,10 @@ struct InTileOrder {
 
 // Decodes nested tiles a row of 32 weights at a time; past the last one, the last one again. Row r
 // has its codes in nibble r % 4 of the words of 64 bytes.
-class Avx512Decoder {
+template <class Fetch>
+class Avx512DecoderBy {
  public:
-  Avx512Decoder(const PackedMatrix& w, int64_t tile, int64_t count, uint16_t* out)
+  Avx512DecoderBy(const PackedMatrix& w, int64_t tile, int64_t count, uint16_t* out)
       : w_(w), tile_(tile), left_(count), out_(out) {
     begin_tile();
   }
@@ -79,8 +80,9 @@ class Avx512Decoder {
   bool is_done() const { return left_ <= 0; }
 
   [[gnu::always_inline]] void row(int r) {
-    if (r < 4) fetch(codes_ + r * 64 + kExactTilesAhead * kTileCodes);
-    if (r >= 4 && r < 12) fetch(residuals_ + (r - 4) * 64 + kExactTilesAhead * kTileWeights);
+    if (r < 4) Fetch::from(codes_ + r * 64 + Fetch::kTilesAhead * kTileCodes);
+    if (r >= 4 && r < 12)
+      Fetch::from(residuals_ + (r - 4) * 64 + Fetch::kTilesAhead * kTileWeights);
     const __m512i residual = _mm512_cvtepu8_epi16(
         _mm256_loadu_si256(reinterpret_cast<const __m256i*>(residuals_ + r * 32)));
     const __m512i nibbles = _mm512_srli_epi16(_mm512_loadu_si512(codes_ + r / 4 * 64),
@@ -117,8 +119,9 @@ class Avx512Decoder {
   const uint8_t* codes_ = nullptr;
   const uint8_t* residuals_ = nullptr;
   __m512i exponents_ = _mm512_setzero_si512();
-  TilePatches<InTileOrder> patches_;
+  TilePatches<InTileOrder, Fetch> patches_;
 };
+using Avx512Decoder = Avx512DecoderBy<FetchNear>;
 
 struct Avx512Exact {
   static constexpr int kRows = 12;

@@ -27,12 +27,29 @@ void prepare_exact_pairs(const float* x, int64_t inputs, int64_t tiles, uint8_t*
       : "v"(weights), "m"(*reinterpret_cast<const int32_t*>(inputs)));
 }
 
+// What suits a core that has 512-bit registers and pipes (Zen 5). It loads two vectors a cycle, so
+// that loads are as scarce as multiplications: every second row takes one and two shuffles instead.
+struct WholeVectors {
+  using Fetch = FetchNear;
+  using Plain = PlainAhead;
+  static constexpr bool shuffles(int row) { return row % 2 == 1; }
+};
+
+// What suits a core that takes two turns for a vector (Zen 4). Shuffles compete with multiplications
+// there, and it reads plain tiles faster where nothing is fetched while one group of rows passes.
+struct HalfVectors {
+  using Fetch = FetchIntoSecondLevel;
+  using Plain = PlainUnfetched;
+  static constexpr bool shuffles(int) { return false; }
+};
+
 // Of woven tiles, or of tiles in their usual order, which it weaves at each use.
-template <bool IsWoven>
+template <class Core, bool IsWoven>
 struct Avx512Bf16Exact {
   static constexpr int kRows = 8;
   static constexpr size_t kBlockBytes = kBf16BlockBytes;
-  using Decoder = std::conditional_t<IsWoven, WovenDecoder, Avx512Decoder>;
+  using Decoder = std::conditional_t<IsWoven, WovenDecoder<typename Core::Fetch>,
+                                     Avx512DecoderBy<typename Core::Fetch>>;
 
   template <int Rows, class Ahead>
   [[gnu::noinline]] static void accumulate(const uint16_t* tile, int64_t tiles,
@@ -57,9 +74,7 @@ struct Avx512Bf16Exact {
         ahead.row(k / 2);
         for (int m = 0; m < Rows; ++m) {
           const uint8_t* inputs = row[m] + k * 2;
-          // Every fourth row takes a load and two shuffles. Where two vectors are loaded in a cycle
-          // loads are scarce otherwise (Zen 5), and where it is one, shuffles are (Zen 4).
-          if (m % 4 != 3) {
+          if (!Core::shuffles(m)) {
             add_pairs(even[m], evens, inputs);
             add_pairs(odd[m], odds, inputs + 4);
           } else {
@@ -87,21 +102,34 @@ struct Avx512Bf16Exact {
 // Up to here memory is what a product waits for, and decoding a row at a time keeps it busier.
 constexpr int64_t kRowsOfUsualOrder = 4;
 
+template <class Core>
 void exact_product_bf16(const PackedMatrix& w, int64_t first, int64_t last, const PreparedRows& x,
                         float* out, int64_t out_stride) {
   const bool is_woven = w.residuals != nullptr && x.count > kRowsOfUsualOrder;
-  const auto product = is_woven ? exact_product_in_rows<Avx512Bf16Exact<true>>
-                                : exact_product_in_rows<Avx512Bf16Exact<false>>;
+  const auto product =
+      is_woven ? exact_product_in_rows<Avx512Bf16Exact<Core, true>, typename Core::Plain>
+               : exact_product_in_rows<Avx512Bf16Exact<Core, false>, typename Core::Plain>;
   product(w, first, last, x, out, out_stride);
 }
 
+template <class Core>
+void accumulate_plain_bf16(const PlainPanels& w, const PreparedRows& x, float* out,
+                           int64_t out_stride) {
+  using Rows = InRowGroups<Avx512Bf16Exact<Core, false>>;
+  const bool is_one_group = x.count <= Avx512Bf16Exact<Core, false>::kRows;
+  const auto product = is_one_group ? accumulate_plain_by<Rows, typename Core::Plain>
+                                    : accumulate_plain_by<Rows, PlainAhead>;
+  product(w, x, out, out_stride);
+}
+
+template <class Core>
 constexpr Kernels avx512bf16_table(const char* name) {
   Kernels table = avx512_table(name);
   table.exact_row_bytes = exact_row_bytes_bf16;
   table.prepare_exact = prepare_exact_pairs;
   table.exact_block_bytes = kBf16BlockBytes;
-  table.exact_product = exact_product_bf16;
-  table.accumulate_plain = accumulate_plain_by<InRowGroups<Avx512Bf16Exact<false>>>;
+  table.exact_product = exact_product_bf16<Core>;
+  table.accumulate_plain = accumulate_plain_bf16<Core>;
   return table;
 }
 

@@ -40,7 +40,8 @@ struct InWovenOrder {
   }
 };
 
-// As Avx512Decoder, two rows of a tile at a time.
+// As Avx512DecoderBy, two rows of a tile at a time.
+template <class Fetch>
 class WovenDecoder {
  public:
   WovenDecoder(const PackedMatrix& w, int64_t tile, int64_t count, uint16_t* out)
@@ -70,8 +71,8 @@ class WovenDecoder {
 
  private:
   [[gnu::always_inline]] void two_rows(int i) {
-    if (i < 4) fetch(codes_ + i * 64 + kExactTilesAhead * kTileCodes);
-    fetch(residuals_ + i * 64 + kExactTilesAhead * kTileWeights);
+    if (i < 4) Fetch::from(codes_ + i * 64 + Fetch::kTilesAhead * kTileCodes);
+    Fetch::from(residuals_ + i * 64 + Fetch::kTilesAhead * kTileWeights);
     const __m512i residuals = _mm512_loadu_si512(residuals_ + i * 64);
     const __m512i codes = _mm512_loadu_si512(codes_ + i / 2 * 64);
 #pragma GCC unroll 2
@@ -99,7 +100,7 @@ class WovenDecoder {
   const uint8_t* codes_ = nullptr;
   const uint8_t* residuals_ = nullptr;
   __m512i exponents_ = _mm512_setzero_si512();
-  TilePatches<InWovenOrder> patches_;
+  TilePatches<InWovenOrder, Fetch> patches_;
 };
 
 }  // namespace
