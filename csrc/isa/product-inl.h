@@ -117,9 +117,8 @@ class ExactProduct {
         for (int64_t m = 0; m < x_.count; ++m) store(out_ + m * out_stride_, F16{});
       const Group next = group_after(group);
       if (w_.plain != nullptr)
-        multiply_group(
-            plain_tile(group), group,
-            Plain(plain_tile(group) + kPlainTilesAhead * kTileWeights, group.count));
+        multiply_group(plain_tile(group), group,
+                       Plain(plain_tile(group) + kPlainTilesAhead * kTileWeights, group.count));
       else if (!is_nested)
         multiply_group(decoded_mxfp4(group), group, Nothing{});
       else if (next.panel < last)

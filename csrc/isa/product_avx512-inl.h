@@ -72,6 +72,8 @@ struct InTileOrder {
 template <class Fetch>
 class Avx512DecoderBy {
  public:
+  static constexpr bool kIsWoven = false;
+
   Avx512DecoderBy(const PackedMatrix& w, int64_t tile, int64_t count, uint16_t* out)
       : w_(w), tile_(tile), left_(count), out_(out) {
     begin_tile();
@@ -193,8 +195,10 @@ bool have_usual_scales(const PreparedRows& x, int64_t tiles) {
   return most < kExponents << 23;
 }
 
-// With `AddsExponents`, returns whether the weights' scales allowed it.
-template <int Rows, bool AddsExponents>
+// With `AddsExponents`, returns whether the weights' scales allowed it. With `Shuffles`, every
+// second row of many takes a load and two shuffles, for cores where loads are as scarce as dot
+// products.
+template <int Rows, bool AddsExponents, bool Shuffles>
 [[gnu::noinline]] bool draft_rows_avx512(const PackedMatrix& w, int64_t panel,
                                          const PreparedRows& x, float* out, int64_t out_stride) {
   const __m512i nibble = _mm512_set1_epi8(15);
@@ -220,7 +224,7 @@ template <int Rows, bool AddsExponents>
           _mm512_shuffle_epi8(weights_of, _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble));
       for (int m = 0; m < Rows; ++m) {
         const uint8_t* inputs = row[m] + group * 8;
-        if (Rows <= 4 || m % 2 == 0) {  // else a load and two shuffles, as loads are scarce too
+        if (!Shuffles || Rows <= 4 || m % 2 == 0) {
           sum[m] = _mm512_dpbusd_epi32(sum[m], low, _mm512_set1_epi32(load_as<int32_t>(inputs)));
           sum[m] =
               _mm512_dpbusd_epi32(sum[m], high, _mm512_set1_epi32(load_as<int32_t>(inputs + 4)));
@@ -254,6 +258,7 @@ template <int Rows, bool AddsExponents>
   return _mm_cmplt_epu8_mask(most, _mm_set1_epi8(kExponents)) == 0xffff;
 }
 
+template <bool Shuffles>
 void draft_product_avx512(const PackedMatrix& w, int64_t first, int64_t last, const PreparedRows& x,
                           float* out, int64_t out_stride) {
   const bool is_usual = have_usual_scales(x, w.tiles);
@@ -261,8 +266,8 @@ void draft_product_avx512(const PackedMatrix& w, int64_t first, int64_t last, co
     for_row_groups<8>(x.count, [&]<int Rows>(int64_t m) {
       const auto rows = rows_from(x, m, 0);
       float* const at = out + m * out_stride + (p - first) * kPanel;
-      if (!is_usual || !draft_rows_avx512<Rows, true>(w, p, rows, at, out_stride))
-        draft_rows_avx512<Rows, false>(w, p, rows, at, out_stride);
+      if (!is_usual || !draft_rows_avx512<Rows, true, Shuffles>(w, p, rows, at, out_stride))
+        draft_rows_avx512<Rows, false, Shuffles>(w, p, rows, at, out_stride);
     });
 }
 
@@ -272,7 +277,7 @@ constexpr Kernels avx512_table(const char* name) {
   table.decode_tile = decode_tile_avx512;
   table.exact_product = exact_product_in_rows<Avx512Exact>;
   table.accumulate_plain = accumulate_plain_by<InRowGroups<Avx512Exact>>;
-  table.draft_product = draft_product_avx512;
+  table.draft_product = draft_product_avx512<true>;
   return table;
 }
 

@@ -3,8 +3,6 @@
 // both inputs of a pair belong to one chain.
 #pragma once
 
-#include <type_traits>
-
 #include "isa/woven_avx512-inl.h"
 
 namespace specqd {
@@ -32,24 +30,24 @@ void prepare_exact_pairs(const float* x, int64_t inputs, int64_t tiles, uint8_t*
 struct WholeVectors {
   using Fetch = FetchNear;
   using Plain = PlainAhead;
-  static constexpr bool shuffles(int row) { return row % 2 == 1; }
+  static constexpr bool kShuffles = true;
 };
 
-// What suits a core that takes two turns for a vector (Zen 4). Shuffles compete with multiplications
-// there, and it reads plain tiles faster where nothing is fetched while one group of rows passes.
+// What suits a core that takes two turns for a vector (Zen 4). Shuffles compete with
+// multiplications there, and it reads plain tiles faster where nothing is fetched while one group
+// of rows passes.
 struct HalfVectors {
   using Fetch = FetchIntoSecondLevel;
   using Plain = PlainUnfetched;
-  static constexpr bool shuffles(int) { return false; }
+  static constexpr bool kShuffles = false;
 };
 
 // Of woven tiles, or of tiles in their usual order, which it weaves at each use.
-template <class Core, bool IsWoven>
+template <class Core, class TileDecoder>
 struct Avx512Bf16Exact {
   static constexpr int kRows = 8;
   static constexpr size_t kBlockBytes = kBf16BlockBytes;
-  using Decoder = std::conditional_t<IsWoven, WovenDecoder<typename Core::Fetch>,
-                                     Avx512DecoderBy<typename Core::Fetch>>;
+  using Decoder = TileDecoder;
 
   template <int Rows, class Ahead>
   [[gnu::noinline]] static void accumulate(const uint16_t* tile, int64_t tiles,
@@ -67,14 +65,16 @@ struct Avx512Bf16Exact {
         __m512i first = _mm512_loadu_si512(tile + k * kPanel);
         __m512i second = _mm512_loadu_si512(tile + (k + 2) * kPanel);
         asm("" : "+v"(first), "+v"(second));  // else GCC loads them twice
-        const __m512i evens =
-            IsWoven ? first : _mm512_mask_alignr_epi8(second, kUpperHalves, first, first, 14);
-        const __m512i odds =
-            IsWoven ? second : _mm512_mask_alignr_epi8(first, kLowerHalves, second, second, 2);
+        const __m512i evens = Decoder::kIsWoven
+                                  ? first
+                                  : _mm512_mask_alignr_epi8(second, kUpperHalves, first, first, 14);
+        const __m512i odds = Decoder::kIsWoven
+                                 ? second
+                                 : _mm512_mask_alignr_epi8(first, kLowerHalves, second, second, 2);
         ahead.row(k / 2);
         for (int m = 0; m < Rows; ++m) {
           const uint8_t* inputs = row[m] + k * 2;
-          if (!Core::shuffles(m)) {
+          if (!Core::kShuffles || m % 2 == 0) {
             add_pairs(even[m], evens, inputs);
             add_pairs(odd[m], odds, inputs + 4);
           } else {
@@ -103,20 +103,24 @@ struct Avx512Bf16Exact {
 constexpr int64_t kRowsOfUsualOrder = 4;
 
 template <class Core>
+using OfUsualOrder = Avx512Bf16Exact<Core, Avx512DecoderBy<typename Core::Fetch>>;
+template <class Core>
+using OfWovenTiles = Avx512Bf16Exact<Core, WovenDecoder<typename Core::Fetch>>;
+
+template <class Core>
 void exact_product_bf16(const PackedMatrix& w, int64_t first, int64_t last, const PreparedRows& x,
                         float* out, int64_t out_stride) {
   const bool is_woven = w.residuals != nullptr && x.count > kRowsOfUsualOrder;
-  const auto product =
-      is_woven ? exact_product_in_rows<Avx512Bf16Exact<Core, true>, typename Core::Plain>
-               : exact_product_in_rows<Avx512Bf16Exact<Core, false>, typename Core::Plain>;
+  const auto product = is_woven ? exact_product_in_rows<OfWovenTiles<Core>, typename Core::Plain>
+                                : exact_product_in_rows<OfUsualOrder<Core>, typename Core::Plain>;
   product(w, first, last, x, out, out_stride);
 }
 
 template <class Core>
 void accumulate_plain_bf16(const PlainPanels& w, const PreparedRows& x, float* out,
                            int64_t out_stride) {
-  using Rows = InRowGroups<Avx512Bf16Exact<Core, false>>;
-  const bool is_one_group = x.count <= Avx512Bf16Exact<Core, false>::kRows;
+  using Rows = InRowGroups<OfUsualOrder<Core>>;
+  const bool is_one_group = x.count <= OfUsualOrder<Core>::kRows;
   const auto product = is_one_group ? accumulate_plain_by<Rows, typename Core::Plain>
                                     : accumulate_plain_by<Rows, PlainAhead>;
   product(w, x, out, out_stride);
@@ -130,6 +134,7 @@ constexpr Kernels avx512bf16_table(const char* name) {
   table.exact_block_bytes = kBf16BlockBytes;
   table.exact_product = exact_product_bf16<Core>;
   table.accumulate_plain = accumulate_plain_bf16<Core>;
+  table.draft_product = draft_product_avx512<Core::kShuffles>;
   return table;
 }
 

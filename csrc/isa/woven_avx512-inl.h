@@ -1,8 +1,8 @@
 // Nested tiles decoded into pairs of inputs of one chain, as vdpbf16ps wants them.
 //
-// A woven tile holds, for each four inputs k, a vector of the pairs (k + 2, k) of sixteen outputs and
-// one of the pairs (k + 3, k + 1). Where they come from costs nothing: residuals and codes have to
-// be spread over 16 bits anyway, and two byte permutations (VBMI) spread them in any order.
+// A woven tile holds, for each four inputs k, a vector of the pairs (k + 2, k) of sixteen outputs
+// and one of the pairs (k + 3, k + 1). Where they come from costs nothing: residuals and codes have
+// to be spread over 16 bits anyway, and two byte permutations (VBMI) spread them in any order.
 #pragma once
 
 #include "isa/product_avx512-inl.h"
@@ -44,6 +44,8 @@ struct InWovenOrder {
 template <class Fetch>
 class WovenDecoder {
  public:
+  static constexpr bool kIsWoven = true;
+
   WovenDecoder(const PackedMatrix& w, int64_t tile, int64_t count, uint16_t* out)
       : w_(w), tile_(tile), left_(count), out_(out) {
     begin_tile();
