@@ -20,7 +20,7 @@ CACHE_WEIGHTS = 256 * 1024  # per thread: packed, they fit into the second-level
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    names = [n for n in _native.kernel_names() if n not in ("portable", "amx_emulated")]
+    names = [n for n in _native.available_isas() if n != "portable"]
     parser.add_argument("--isa", nargs="+", default=names)
     parser.add_argument("--rows", nargs="+", type=int, default=ROWS)
     parser.add_argument("--reading", nargs="+", default=READINGS)

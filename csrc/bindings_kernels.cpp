@@ -212,10 +212,6 @@ std::vector<double> time_product(const Kernels& kernels, const std::string& read
 
 const Kernels* find_kernels(const std::string& name) {
   const Kernels* kernels = kernels_named(name);
-#if defined(__x86_64__)
-  if (name == amx_emulated_kernels()->name && kernels_named(avx512_kernels()->name) != nullptr)
-    kernels = amx_emulated_kernels();
-#endif
   if (kernels == nullptr) throw std::invalid_argument("instruction set not available: " + name);
   return kernels;
 }
@@ -385,13 +381,14 @@ void bind_kernels(nb::module_& m) {
   bind_products(table);
   bind_elementwise(table);
   m.def("kernels", [](const std::string& name) { return KernelTable{find_kernels(name)}; });
-  // Every table that can run here, the portable one first; emulated tiles are for tests only.
+  // Every table that can run here, the portable one first; the last two are for tests only: what
+  // suits the other kind of core, and emulated tiles.
   m.def("kernel_names", [] {
     std::vector<std::string> names = available_isas();
     std::reverse(names.begin(), names.end());
 #if defined(__x86_64__)
-    if (kernels_named(avx512_kernels()->name) != nullptr)
-      names.emplace_back(amx_emulated_kernels()->name);
+    for (const char* name : {"avx512bf16_other", amx_emulated_kernels()->name})
+      if (kernels_named(name) != nullptr) names.emplace_back(name);
 #endif
     return names;
   });

@@ -121,14 +121,24 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("bmi2");
 }
 
-// Whether this CPU has it and rounds as the exact product must.
+// Whether this CPU has it, with byte permutations, and rounds as the exact product must.
 bool has_avx512_bf16() {
   static const bool is_usable = [] {
-    if (!has_avx512() || !__builtin_cpu_supports("avx512bf16")) return false;
+    if (!has_avx512() || !__builtin_cpu_supports("avx512bf16") ||
+        !__builtin_cpu_supports("avx512vbmi"))
+      return false;
     const FlushSubnormals flush;
     return avx512bf16_rounds_as_fused();
   }();
   return is_usable;
+}
+
+// Zen 4 (family 19h) takes two turns for a 512-bit vector.
+bool has_half_vectors() {
+  if (!__builtin_cpu_is("amd")) return false;
+  unsigned eax = 1, ebx = 0, ecx = 0, edx = 0;
+  asm volatile("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
+  return (eax >> 8 & 0xf) + (eax >> 20 & 0xff) == 0x19;
 }
 
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
@@ -160,12 +170,14 @@ std::vector<std::string> available_isas() {
 const Kernels* kernels_named(const std::string& name) {
 #if defined(__x86_64__)
   if (name == "amx_emulated") return has_avx512() ? amx_emulated_kernels() : nullptr;
+  if (name == "avx512bf16_other")
+    return has_avx512_bf16() ? avx512bf16_kernels(!has_half_vectors()) : nullptr;
 #endif
   const auto names = available_isas();
   if (std::find(names.begin(), names.end(), name) == names.end()) return nullptr;
 #if defined(__x86_64__)
   if (name == "amx") return amx_kernels();
-  if (name == "avx512bf16") return avx512bf16_kernels();
+  if (name == "avx512bf16") return avx512bf16_kernels(has_half_vectors());
   if (name == "avx512") return avx512_kernels();
   if (name == "avx2vnni") return avx2vnni_kernels();
   if (name == "avx2") return avx2_kernels();

@@ -139,7 +139,8 @@ const Kernels* portable_kernels();
 const Kernels* avx2_kernels();
 const Kernels* avx2vnni_kernels();
 const Kernels* avx512_kernels();
-const Kernels* avx512bf16_kernels();
+// The same bits either way; what is faster depends on whether a core splits 512-bit vectors.
+const Kernels* avx512bf16_kernels(bool has_half_vectors);
 bool avx512bf16_rounds_as_fused();  // else these are not to be used; in the core's floating-point
                                     // mode
 const Kernels* amx_kernels();

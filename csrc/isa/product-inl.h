@@ -23,6 +23,16 @@ constexpr int kDraftTilesAhead = 16;
 // calls.
 [[gnu::always_inline]] inline void fetch(const void* at) { __builtin_prefetch(at); }
 
+// How far ahead a decoder fetches, and into which cache.
+struct FetchNear {
+  static constexpr int kTilesAhead = kExactTilesAhead;
+  [[gnu::always_inline]] static void from(const void* at) { __builtin_prefetch(at); }
+};
+struct FetchIntoSecondLevel {
+  static constexpr int kTilesAhead = 2 * kExactTilesAhead;
+  [[gnu::always_inline]] static void from(const void* at) { __builtin_prefetch(at, 0, 2); }
+};
+
 // --- Exact reading ------------------------------------------------------------------------------
 
 // Calls f<rows>(first) for a number of rows from 1 to Most.
@@ -54,6 +64,7 @@ struct Nothing {
 
 // Fetches plain tiles.
 struct PlainAhead {
+  PlainAhead(const uint16_t* first, int64_t count) : tile(first), left(count) {}
   const uint16_t* tile;
   int64_t left;
   bool is_done() const { return left <= 0; }
@@ -66,6 +77,11 @@ struct PlainAhead {
     for (int r = 0; r < kBlock / 2; ++r) row(r);
     end_tile();
   }
+};
+
+// Leaves plain tiles, which are one stream, to the processor.
+struct PlainUnfetched : Nothing {
+  PlainUnfetched(const uint16_t*, int64_t) {}
 };
 
 inline PreparedRows rows_from(const PreparedRows& x, int64_t row, size_t bytes) {
@@ -84,7 +100,7 @@ inline PreparedRows rows_from(const PreparedRows& x, int64_t row, size_t bytes) 
 // A group of tiles is decoded while the one before it is multiplied: the two use different parts of
 // the processor, memory is read evenly, and the narrow stores of patches are long done when wide
 // loads meet them.
-template <class S>
+template <class S, class Plain>
 class ExactProduct {
  public:
   ExactProduct(const PackedMatrix& w, const PreparedRows& x, float* out, int64_t out_stride)
@@ -101,9 +117,8 @@ class ExactProduct {
         for (int64_t m = 0; m < x_.count; ++m) store(out_ + m * out_stride_, F16{});
       const Group next = group_after(group);
       if (w_.plain != nullptr)
-        multiply_group(
-            plain_tile(group), group,
-            PlainAhead{plain_tile(group) + kPlainTilesAhead * kTileWeights, group.count});
+        multiply_group(plain_tile(group), group,
+                       Plain(plain_tile(group) + kPlainTilesAhead * kTileWeights, group.count));
       else if (!is_nested)
         multiply_group(decoded_mxfp4(group), group, Nothing{});
       else if (next.panel < last)
@@ -160,13 +175,13 @@ class ExactProduct {
   alignas(64) uint16_t decoded_[2][S::kTilesAtOnce * kTileWeights];
 };
 
-template <class S>
+template <class S, class Plain = PlainAhead>
 void exact_product_by(const PackedMatrix& w, int64_t first, int64_t last, const PreparedRows& x,
                       float* out, int64_t out_stride) {
-  if (x.count > 0) ExactProduct<S>(w, x, out, out_stride).multiply(first, last);
+  if (x.count > 0) ExactProduct<S, Plain>(w, x, out, out_stride).multiply(first, last);
 }
 
-template <class S>
+template <class S, class Plain = PlainAhead>
 void accumulate_plain_by(const PlainPanels& w, const PreparedRows& x, float* out,
                          int64_t out_stride) {
   if (x.count == 0) return;
@@ -177,7 +192,7 @@ void accumulate_plain_by(const PlainPanels& w, const PreparedRows& x, float* out
     if (w.next == nullptr)
       S::multiply(tiles, w.tiles, x, at, out_stride, Nothing{});
     else
-      S::multiply(tiles, w.tiles, x, at, out_stride, PlainAhead{w.next + p * w.stride, w.tiles});
+      S::multiply(tiles, w.tiles, x, at, out_stride, Plain(w.next + p * w.stride, w.tiles));
   }
 }
 

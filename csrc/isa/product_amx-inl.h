@@ -213,7 +213,8 @@ void draft_product_amx(const PackedMatrix& w, int64_t first, int64_t last, const
   for (int64_t m = 0; m < x.count; m += kTileRows) {
     const PreparedRows rest = rows_from(x, m, 0);
     float* const at = out + m * out_stride;
-    if (rest.count <= kVnniRows) return draft_product_avx512(w, first, last, rest, at, out_stride);
+    if (rest.count <= kVnniRows)
+      return draft_product_avx512<true>(w, first, last, rest, at, out_stride);
     AmxDraft<T> product(w, rest, rest.count < kTileRows ? rest.count : kTileRows);
     for (int64_t p = first; p < last; ++p)
       product.multiply(p, at + (p - first) * kPanel, out_stride);

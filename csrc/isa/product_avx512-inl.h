@@ -15,11 +15,66 @@
 namespace specqd {
 namespace {
 
+// A tile's scales as BF16 exponents, in both halves of each output's lane.
+inline __m512i exponents_of(const PackedMatrix& w, int64_t tile) {
+  const auto* const scales = reinterpret_cast<const __m128i*>(w.scales + tile * kPanel);
+  const __m512i exponents = _mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128(scales)), 7);
+  return _mm512_or_si512(exponents, _mm512_slli_epi32(exponents, 16));
+}
+
+// The patches of a tile, whose positions `Place` makes into those of the decoded one.
+template <class Place, class Fetch>
+class TilePatches {
+ public:
+  // The first sixteen, with one repeated where there are fewer: a loop of as many steps as there
+  // are patches would mispredict its end at every tile. They are stored at the tile's beginning,
+  // as a narrow load right after a wide store waits long.
+  [[gnu::always_inline]] void begin_tile(const PackedMatrix& w, int64_t tile) {
+    patches_ = w.patches + w.patch_starts[tile];
+    Fetch::from(patches_ + 20 * Fetch::kTilesAhead);
+    count_ = w.patch_starts[tile + 1] - w.patch_starts[tile];
+    const auto mask = static_cast<__mmask16>(_bzhi_u32(0xffff, static_cast<uint32_t>(count_)));
+    const __m512i some = _mm512_maskz_loadu_epi32(mask, patches_);
+    const __m512i one = _mm512_broadcastd_epi32(_mm512_castsi512_si128(some));
+    _mm512_store_si512(first_, Place::placed(_mm512_mask_mov_epi32(one, mask, some)));
+    asm("" : "+m"(first_));  // else GCC takes them out of the register one by one
+  }
+
+  [[gnu::always_inline]] void apply(uint16_t* tile) const {
+    if (count_ == 0) return;
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) put(first_[i], tile);
+    for (int64_t i = 16; i < count_; i += 16) [[unlikely]] {
+      alignas(64) uint32_t more[16];
+      const int64_t rest = count_ - i < 16 ? count_ - i : 16;
+      const auto mask = static_cast<__mmask16>(_bzhi_u32(0xffff, static_cast<uint32_t>(rest)));
+      _mm512_store_si512(more, Place::placed(_mm512_maskz_loadu_epi32(mask, patches_ + i)));
+      for (int64_t j = 0; j < rest; ++j) put(more[j], tile);
+    }
+  }
+
+ private:
+  [[gnu::always_inline]] static void put(uint32_t patch, uint16_t* tile) {
+    tile[patch >> 16] = static_cast<uint16_t>(patch);
+  }
+
+  const uint32_t* patches_ = nullptr;
+  int64_t count_ = 0;
+  alignas(64) uint32_t first_[16];
+};
+
+struct InTileOrder {
+  static __m512i placed(__m512i patches) { return patches; }
+};
+
 // Decodes nested tiles a row of 32 weights at a time; past the last one, the last one again. Row r
 // has its codes in nibble r % 4 of the words of 64 bytes.
-class Avx512Decoder {
+template <class Fetch>
+class Avx512DecoderBy {
  public:
-  Avx512Decoder(const PackedMatrix& w, int64_t tile, int64_t count, uint16_t* out)
+  static constexpr bool kIsWoven = false;
+
+  Avx512DecoderBy(const PackedMatrix& w, int64_t tile, int64_t count, uint16_t* out)
       : w_(w), tile_(tile), left_(count), out_(out) {
     begin_tile();
   }
@@ -27,8 +82,9 @@ class Avx512Decoder {
   bool is_done() const { return left_ <= 0; }
 
   [[gnu::always_inline]] void row(int r) {
-    if (r < 4) fetch(codes_ + r * 64 + kExactTilesAhead * kTileCodes);
-    if (r >= 4 && r < 12) fetch(residuals_ + (r - 4) * 64 + kExactTilesAhead * kTileWeights);
+    if (r < 4) Fetch::from(codes_ + r * 64 + Fetch::kTilesAhead * kTileCodes);
+    if (r >= 4 && r < 12)
+      Fetch::from(residuals_ + (r - 4) * 64 + Fetch::kTilesAhead * kTileWeights);
     const __m512i residual = _mm512_cvtepu8_epi16(
         _mm256_loadu_si256(reinterpret_cast<const __m256i*>(residuals_ + r * 32)));
     const __m512i nibbles = _mm512_srli_epi16(_mm512_loadu_si512(codes_ + r / 4 * 64),
@@ -44,7 +100,7 @@ class Avx512Decoder {
   }
 
   [[gnu::always_inline]] void end_tile() {
-    patch();
+    patches_.apply(out_);
     if (--left_ <= 0) return;
     ++tile_;
     out_ += kTileWeights;
@@ -55,35 +111,8 @@ class Avx512Decoder {
   [[gnu::always_inline]] void begin_tile() {
     codes_ = w_.codes + tile_ * kTileCodes;
     residuals_ = w_.residuals + tile_ * kTileWeights;
-    const __m128i scales =
-        _mm_loadu_si128(reinterpret_cast<const __m128i*>(w_.scales + tile_ * kPanel));
-    const __m512i exponents = _mm512_slli_epi32(_mm512_cvtepu8_epi32(scales), 7);
-    exponents_ = _mm512_or_si512(exponents, _mm512_slli_epi32(exponents, 16));
-    const uint32_t* const p = w_.patches + w_.patch_starts[tile_];
-    fetch(p + 160);
-    patch_count_ = w_.patch_starts[tile_ + 1] - w_.patch_starts[tile_];
-    const auto mask =
-        static_cast<__mmask16>(_bzhi_u32(0xffff, static_cast<uint32_t>(patch_count_)));
-    const __m512i some = _mm512_maskz_loadu_epi32(mask, p);
-    const __m512i one = _mm512_broadcastd_epi32(_mm512_castsi512_si128(some));
-    _mm512_store_si512(patches_, _mm512_mask_mov_epi32(one, mask, some));
-    asm("" : "+m"(patches_));  // else GCC takes them out of the register one by one
-  }
-
-  // The first sixteen, with one repeated where there are fewer: a loop of as many steps as there
-  // are patches would mispredict its end at every tile. They were stored at the tile's beginning,
-  // as a narrow load right after a wide store waits long.
-  [[gnu::always_inline]] void patch() {
-    if (patch_count_ == 0) return;
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) apply(patches_[i]);
-    if (patch_count_ > 16) [[unlikely]] {
-      const uint32_t* const p = w_.patches + w_.patch_starts[tile_];
-      for (int64_t i = 16; i < patch_count_; ++i) apply(p[i]);
-    }
-  }
-  [[gnu::always_inline]] void apply(uint32_t patch) {
-    out_[patch >> 16] = static_cast<uint16_t>(patch);
+    exponents_ = exponents_of(w_, tile_);
+    patches_.begin_tile(w_, tile_);
   }
 
   const PackedMatrix& w_;
@@ -92,9 +121,9 @@ class Avx512Decoder {
   const uint8_t* codes_ = nullptr;
   const uint8_t* residuals_ = nullptr;
   __m512i exponents_ = _mm512_setzero_si512();
-  int64_t patch_count_ = 0;
-  alignas(64) uint32_t patches_[16];
+  TilePatches<InTileOrder, Fetch> patches_;
 };
+using Avx512Decoder = Avx512DecoderBy<FetchNear>;
 
 struct Avx512Exact {
   static constexpr int kRows = 12;
@@ -166,8 +195,10 @@ bool have_usual_scales(const PreparedRows& x, int64_t tiles) {
   return most < kExponents << 23;
 }
 
-// With `AddsExponents`, returns whether the weights' scales allowed it.
-template <int Rows, bool AddsExponents>
+// With `AddsExponents`, returns whether the weights' scales allowed it. With `Shuffles`, every
+// second row of many takes a load and two shuffles, for cores where loads are as scarce as dot
+// products.
+template <int Rows, bool AddsExponents, bool Shuffles>
 [[gnu::noinline]] bool draft_rows_avx512(const PackedMatrix& w, int64_t panel,
                                          const PreparedRows& x, float* out, int64_t out_stride) {
   const __m512i nibble = _mm512_set1_epi8(15);
@@ -193,7 +224,7 @@ template <int Rows, bool AddsExponents>
           _mm512_shuffle_epi8(weights_of, _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble));
       for (int m = 0; m < Rows; ++m) {
         const uint8_t* inputs = row[m] + group * 8;
-        if (Rows <= 4 || m % 2 == 0) {  // else a load and two shuffles, as loads are scarce too
+        if (!Shuffles || Rows <= 4 || m % 2 == 0) {
           sum[m] = _mm512_dpbusd_epi32(sum[m], low, _mm512_set1_epi32(load_as<int32_t>(inputs)));
           sum[m] =
               _mm512_dpbusd_epi32(sum[m], high, _mm512_set1_epi32(load_as<int32_t>(inputs + 4)));
@@ -227,6 +258,7 @@ template <int Rows, bool AddsExponents>
   return _mm_cmplt_epu8_mask(most, _mm_set1_epi8(kExponents)) == 0xffff;
 }
 
+template <bool Shuffles>
 void draft_product_avx512(const PackedMatrix& w, int64_t first, int64_t last, const PreparedRows& x,
                           float* out, int64_t out_stride) {
   const bool is_usual = have_usual_scales(x, w.tiles);
@@ -234,8 +266,8 @@ void draft_product_avx512(const PackedMatrix& w, int64_t first, int64_t last, co
     for_row_groups<8>(x.count, [&]<int Rows>(int64_t m) {
       const auto rows = rows_from(x, m, 0);
       float* const at = out + m * out_stride + (p - first) * kPanel;
-      if (!is_usual || !draft_rows_avx512<Rows, true>(w, p, rows, at, out_stride))
-        draft_rows_avx512<Rows, false>(w, p, rows, at, out_stride);
+      if (!is_usual || !draft_rows_avx512<Rows, true, Shuffles>(w, p, rows, at, out_stride))
+        draft_rows_avx512<Rows, false, Shuffles>(w, p, rows, at, out_stride);
     });
 }
 
@@ -245,7 +277,7 @@ constexpr Kernels avx512_table(const char* name) {
   table.decode_tile = decode_tile_avx512;
   table.exact_product = exact_product_in_rows<Avx512Exact>;
   table.accumulate_plain = accumulate_plain_by<InRowGroups<Avx512Exact>>;
-  table.draft_product = draft_product_avx512;
+  table.draft_product = draft_product_avx512<true>;
   return table;
 }
 

@@ -3,7 +3,7 @@
 // both inputs of a pair belong to one chain.
 #pragma once
 
-#include "isa/product_avx512-inl.h"
+#include "isa/woven_avx512-inl.h"
 
 namespace specqd {
 namespace {
@@ -25,10 +25,29 @@ void prepare_exact_pairs(const float* x, int64_t inputs, int64_t tiles, uint8_t*
       : "v"(weights), "m"(*reinterpret_cast<const int32_t*>(inputs)));
 }
 
+// What suits a core that has 512-bit registers and pipes (Zen 5). It loads two vectors a cycle, so
+// that loads are as scarce as multiplications: every second row takes one and two shuffles instead.
+struct WholeVectors {
+  using Fetch = FetchNear;
+  using Plain = PlainAhead;
+  static constexpr bool kShuffles = true;
+};
+
+// What suits a core that takes two turns for a vector (Zen 4). Shuffles compete with
+// multiplications there, and it reads plain tiles faster where nothing is fetched while one group
+// of rows passes.
+struct HalfVectors {
+  using Fetch = FetchIntoSecondLevel;
+  using Plain = PlainUnfetched;
+  static constexpr bool kShuffles = false;
+};
+
+// Of woven tiles, or of tiles in their usual order, which it weaves at each use.
+template <class Core, class TileDecoder>
 struct Avx512Bf16Exact {
   static constexpr int kRows = 8;
   static constexpr size_t kBlockBytes = kBf16BlockBytes;
-  using Decoder = Avx512Decoder;
+  using Decoder = TileDecoder;
 
   template <int Rows, class Ahead>
   [[gnu::noinline]] static void accumulate(const uint16_t* tile, int64_t tiles,
@@ -46,12 +65,16 @@ struct Avx512Bf16Exact {
         __m512i first = _mm512_loadu_si512(tile + k * kPanel);
         __m512i second = _mm512_loadu_si512(tile + (k + 2) * kPanel);
         asm("" : "+v"(first), "+v"(second));  // else GCC loads them twice
-        const __m512i evens = _mm512_mask_alignr_epi8(second, kUpperHalves, first, first, 14);
-        const __m512i odds = _mm512_mask_alignr_epi8(first, kLowerHalves, second, second, 2);
+        const __m512i evens = Decoder::kIsWoven
+                                  ? first
+                                  : _mm512_mask_alignr_epi8(second, kUpperHalves, first, first, 14);
+        const __m512i odds = Decoder::kIsWoven
+                                 ? second
+                                 : _mm512_mask_alignr_epi8(first, kLowerHalves, second, second, 2);
         ahead.row(k / 2);
         for (int m = 0; m < Rows; ++m) {
           const uint8_t* inputs = row[m] + k * 2;
-          if (m % 2 == 0) {  // else a load and two shuffles, as loads would be the bottleneck
+          if (!Core::kShuffles || m % 2 == 0) {
             add_pairs(even[m], evens, inputs);
             add_pairs(odd[m], odds, inputs + 4);
           } else {
@@ -76,13 +99,42 @@ struct Avx512Bf16Exact {
   }
 };
 
+// Up to here memory is what a product waits for, and decoding a row at a time keeps it busier.
+constexpr int64_t kRowsOfUsualOrder = 4;
+
+template <class Core>
+using OfUsualOrder = Avx512Bf16Exact<Core, Avx512DecoderBy<typename Core::Fetch>>;
+template <class Core>
+using OfWovenTiles = Avx512Bf16Exact<Core, WovenDecoder<typename Core::Fetch>>;
+
+template <class Core>
+void exact_product_bf16(const PackedMatrix& w, int64_t first, int64_t last, const PreparedRows& x,
+                        float* out, int64_t out_stride) {
+  const bool is_woven = w.residuals != nullptr && x.count > kRowsOfUsualOrder;
+  const auto product = is_woven ? exact_product_in_rows<OfWovenTiles<Core>, typename Core::Plain>
+                                : exact_product_in_rows<OfUsualOrder<Core>, typename Core::Plain>;
+  product(w, first, last, x, out, out_stride);
+}
+
+template <class Core>
+void accumulate_plain_bf16(const PlainPanels& w, const PreparedRows& x, float* out,
+                           int64_t out_stride) {
+  using Rows = InRowGroups<OfUsualOrder<Core>>;
+  const bool is_one_group = x.count <= OfUsualOrder<Core>::kRows;
+  const auto product = is_one_group ? accumulate_plain_by<Rows, typename Core::Plain>
+                                    : accumulate_plain_by<Rows, PlainAhead>;
+  product(w, x, out, out_stride);
+}
+
+template <class Core>
 constexpr Kernels avx512bf16_table(const char* name) {
   Kernels table = avx512_table(name);
   table.exact_row_bytes = exact_row_bytes_bf16;
   table.prepare_exact = prepare_exact_pairs;
   table.exact_block_bytes = kBf16BlockBytes;
-  table.exact_product = exact_product_in_rows<Avx512Bf16Exact>;
-  table.accumulate_plain = accumulate_plain_by<InRowGroups<Avx512Bf16Exact>>;
+  table.exact_product = exact_product_bf16<Core>;
+  table.accumulate_plain = accumulate_plain_bf16<Core>;
+  table.draft_product = draft_product_avx512<Core::kShuffles>;
   return table;
 }
 

@@ -71,13 +71,13 @@ class ManyRowsProduct {
   alignas(64) uint16_t decoded_[kPanels][kTiles * kTileWeights];
 };
 
-template <class S>
+template <class S, class Plain = PlainAhead>
 void exact_product_in_rows(const PackedMatrix& w, int64_t first, int64_t last,
                            const PreparedRows& x, float* out, int64_t out_stride) {
   if (x.count >= kManyRows)
     ManyRowsProduct<S>(w, x, out, out_stride).multiply(first, last);
   else
-    exact_product_by<InRowGroups<S>>(w, first, last, x, out, out_stride);
+    exact_product_by<InRowGroups<S>, Plain>(w, first, last, x, out, out_stride);
 }
 
 }  // namespace
