@@ -12,7 +12,7 @@ from pathlib import Path
 from time import perf_counter
 
 from specqd import LLM, SamplingParams, _native
-from specqd._native import Ask, NgramDrafter, Sequence
+from specqd._native import Ask, NgramDrafter, RowCosts, Sequence
 
 
 def main() -> None:
@@ -32,6 +32,8 @@ def main() -> None:
     room = llm.model.config.max_positions - options.n
     lines = options.prompts.read_text().splitlines()[: options.limit]
     prompts = [llm.encode(json.loads(line)["prompt"])[-room:] for line in lines]
+    costs = RowCosts()
+    costs.begin({1: 1.0, 101: 1.0 + 100 * options.row})
     drafter = NgramDrafter()
     rounds = drafted = accepted = made = 0
     seconds = feeding_seconds = 0.0
@@ -42,7 +44,7 @@ def main() -> None:
         drafter.propose([Ask(sequence, 1)])
         feeding_seconds += perf_counter() - begun
         while rest:
-            ask = Ask(sequence, len(rest) - 1, gain=1.0, row_seconds=options.row)
+            ask = Ask(sequence, len(rest) - 1, gain=1.0, costs=costs)
             begun = perf_counter()
             proposal = drafter.propose([ask])[0]
             seconds += perf_counter() - begun

@@ -41,7 +41,7 @@ void bind_ngram(nb::module_& m) {
           "propose",
           [](const NgramIndex& index, const Tokens& guesses, size_t most,
              const NgramIndex* corpus) -> std::pair<Tokens, std::vector<float>> {
-            Continuation found = index.propose(guesses, most, corpus);
+            Continuation found = index.propose(guesses, {most}, corpus);
             return {std::move(found.tokens), std::move(found.confidences)};
           },
           "guesses"_a, "most"_a, "corpus"_a = nb::none(),

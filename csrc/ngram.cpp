@@ -45,40 +45,42 @@ void NgramIndex::end_text() {
 
 size_t NgramIndex::bytes() const {
   size_t count = tokens_.capacity();
-  for (const Chains& chains : chains_)
-    count += chains.latest.capacity() + chains.previous.capacity();
+  count += previous_.capacity() * kGramLengths.size();
+  for (const Table& table : tables_) count += table.latest.capacity();
   return count * sizeof(int32_t);
 }
 
 // Enters the grams that end at the position, all within the present text.
 void NgramIndex::index_place(int32_t position) {
   const Ending ending = ending_at(position, kGramLengths.back());
-  for (size_t i = 0; i < chains_.size(); ++i) {
-    Chains& chains = chains_[i];
-    chains.previous.resize(static_cast<size_t>(position) + 1, kNone);
-    if (text_length_ < static_cast<size_t>(kGramLengths[i])) continue;
-    if (4 * (chains.grams + 1) > 3 * chains.latest.size()) grow(chains, kGramLengths[i]);
-    int32_t& latest = chains.latest[slot(chains, kGramLengths[i], ending)];
-    chains.grams += latest == kNone;
-    chains.previous[static_cast<size_t>(position)] = latest;
+  std::array<int32_t, kGramLengths.size()> none;
+  none.fill(kNone);
+  previous_.resize(static_cast<size_t>(position) + 1, none);
+  for (size_t i = 0; i < tables_.size(); ++i) {
+    Table& table = tables_[i];
+    if (text_length_ < static_cast<size_t>(kGramLengths[i])) break;
+    if (4 * (table.grams + 1) > 3 * table.latest.size()) grow(table, kGramLengths[i]);
+    int32_t& latest = table.latest[slot(table, kGramLengths[i], ending)];
+    table.grams += latest == kNone;
+    previous_.back()[i] = latest;
     latest = position;
   }
 }
 
-void NgramIndex::grow(Chains& chains, int length) {
-  std::vector<int32_t> old(std::max<size_t>(16, 2 * chains.latest.size()), kNone);
-  old.swap(chains.latest);
+void NgramIndex::grow(Table& table, int length) {
+  std::vector<int32_t> old(std::max<size_t>(64, 2 * table.latest.size()), kNone);
+  old.swap(table.latest);
   for (const int32_t position : old)
     if (position != kNone)
-      chains.latest[slot(chains, length, ending_at(position, length))] = position;
+      table.latest[slot(table, length, ending_at(position, length))] = position;
 }
 
 // Where the gram's latest place is, or would be.
-size_t NgramIndex::slot(const Chains& chains, int length, const Ending& gram) const {
+size_t NgramIndex::slot(const Table& table, int length, const Ending& gram) const {
   const std::span<const int32_t> wanted(gram.tokens.data(), static_cast<size_t>(length));
-  const size_t mask = chains.latest.size() - 1;
+  const size_t mask = table.latest.size() - 1;
   for (size_t at = hash(wanted) & mask;; at = (at + 1) & mask) {
-    const int32_t position = chains.latest[at];
+    const int32_t position = table.latest[at];
     if (position == kNone) return at;
     const int32_t* last = tokens_.data() + position;
     int equal = 0;
@@ -120,14 +122,14 @@ int NgramIndex::match(int32_t position, const Ending& ending) const {
 NgramIndex::Places NgramIndex::places(const Ending& ending) const {
   Places places;
   int all_known = kLongestMatch + 1;  // every place with a match this long is among them
-  for (size_t i = chains_.size(); i-- > 0 && places.count < kMostPlaces;) {
-    const Chains& chains = chains_[i];
-    if (ending.length < kGramLengths[i] || chains.grams == 0) continue;
-    int32_t position = chains.latest[slot(chains, kGramLengths[i], ending)];
+  for (size_t i = tables_.size(); i-- > 0 && places.count < kMostPlaces;) {
+    const Table& table = tables_[i];
+    if (ending.length < kGramLengths[i] || table.grams == 0) continue;
+    int32_t position = table.latest[slot(table, kGramLengths[i], ending)];
     while (position != kNone && places.count < kMostPlaces) {
       const int length = match(position, ending);
       if (length < all_known) places.all[static_cast<size_t>(places.count++)] = {position, length};
-      position = chains.previous[static_cast<size_t>(position)];
+      position = previous_[static_cast<size_t>(position)][i];
     }
     all_known = kGramLengths[i];
   }
@@ -138,7 +140,7 @@ NgramIndex::Places NgramIndex::places(const Ending& ending) const {
 }
 
 // `after` is what stands behind the tokens of this index.
-Continuation NgramIndex::follow(Places places, std::vector<int32_t> after, size_t most) const {
+Continuation NgramIndex::follow(Places places, std::vector<int32_t> after, Limits limits) const {
   Continuation proposed;
   const std::span<Place> all(places.all.data(), static_cast<size_t>(places.count));
   const auto size = static_cast<int32_t>(tokens_.size());
@@ -149,7 +151,12 @@ Continuation NgramIndex::follow(Places places, std::vector<int32_t> after, size_
     return behind < after.size() ? after[behind] : kEnd;
   };
   size_t count = all.size();
-  while (count > 0 && proposed.tokens.size() < most) {
+  double likely = 1.0;
+  if (count > 0) {
+    proposed.tokens.reserve(limits.tokens);
+    proposed.confidences.reserve(limits.tokens);
+  }
+  while (count > 0 && proposed.tokens.size() < limits.tokens && likely >= limits.likely) {
     const int32_t token = next(all[0]);
     if (token == kEnd) break;
     float weight = kDoubt, agreeing = 0.0f;
@@ -164,24 +171,27 @@ Continuation NgramIndex::follow(Places places, std::vector<int32_t> after, size_
     count = kept;
     proposed.tokens.push_back(token);
     proposed.confidences.push_back(agreeing / weight);
+    likely *= proposed.confidences.back();
     after.push_back(token);
   }
   return proposed;
 }
 
-Continuation NgramIndex::propose(std::span<const int32_t> guesses, size_t most,
+Continuation NgramIndex::propose(std::span<const int32_t> guesses, Limits limits,
                                  const NgramIndex* corpus) const {
   const Ending ending = ending_with(guesses);
   const Places own = places(ending);
   if (corpus != nullptr && (own.count == 0 || own.all[0].match < kLongestMatch)) {
     const Places other = corpus->places(ending);
     if (other.count > 0 && (own.count == 0 || other.all[0].match > own.all[0].match))
-      return corpus->follow(other, {}, most);
+      return corpus->follow(other, {}, limits);
   }
   std::vector<int32_t> after;
-  after.reserve(guesses.size() + most);
-  after.assign(guesses.begin(), guesses.end());
-  return follow(own, std::move(after), most);
+  if (own.count > 0) {
+    after.reserve(guesses.size() + limits.tokens);
+    after.assign(guesses.begin(), guesses.end());
+  }
+  return follow(own, std::move(after), limits);
 }
 
 }  // namespace specqd

@@ -18,6 +18,12 @@ struct Continuation {
   std::vector<float> confidences;
 };
 
+// Where a proposal ends.
+struct Limits {
+  size_t tokens;        // at most
+  double likely = 0.0;  // that all is right, as stated: no token follows below it
+};
+
 // Places of grams in a growing text. A place is the position of a gram's last token, and is known
 // once the token after it is: every place has a continuation.
 //
@@ -35,7 +41,7 @@ class NgramIndex {
   size_t size() const { return tokens_.size(); }  // tokens, and one for each end
   size_t bytes() const;                           // reserved
 
-  // What may follow this text and then `guesses`, which leave no trace: at most `most` tokens.
+  // What may follow this text and then `guesses`, which leave no trace.
   //
   // The places are the latest ones of the text's last eight tokens, then of its last four, two and
   // one, until there are eight. The one with the longest match leads, the latest of equals, and
@@ -46,7 +52,7 @@ class NgramIndex {
   // at temperatures of 0 and 0.8 (benchmarks/ngram.py).
   //
   // Where the corpus has a longer match than this text, it alone is asked.
-  Continuation propose(std::span<const int32_t> guesses, size_t most,
+  Continuation propose(std::span<const int32_t> guesses, Limits limits,
                        const NgramIndex* corpus = nullptr) const;
 
  private:
@@ -64,25 +70,26 @@ class NgramIndex {
     int length = 0;
   };
 
-  // The latest place of each gram of one length, and each place's predecessor.
-  struct Chains {
-    std::vector<int32_t> latest;    // open addressing by the gram's hash; -1: empty
-    std::vector<int32_t> previous;  // [position]; -1: none
+  // The latest place of each gram of one length.
+  struct Table {
+    std::vector<int32_t> latest;  // open addressing by the gram's hash; -1: empty
     size_t grams = 0;
   };
 
   void index_place(int32_t position);
-  void grow(Chains& chains, int length);
-  size_t slot(const Chains& chains, int length, const Ending& gram) const;
+  void grow(Table& table, int length);
+  size_t slot(const Table& table, int length, const Ending& gram) const;
   Ending ending_at(int32_t position, int length) const;
   Ending ending_with(std::span<const int32_t> guesses) const;
   int match(int32_t position, const Ending& ending) const;
   Places places(const Ending& ending) const;
-  Continuation follow(Places places, std::vector<int32_t> after, size_t most) const;
+  Continuation follow(Places places, std::vector<int32_t> after, Limits limits) const;
 
   std::vector<int32_t> tokens_;  // -1: the end of a text
   size_t text_length_ = 0;       // tokens since the last end
-  std::array<Chains, kGramLengths.size()> chains_;
+  std::array<Table, kGramLengths.size()> tables_;
+  // The place before each of the same gram, by position and length; -1: none.
+  std::vector<std::array<int32_t, kGramLengths.size()>> previous_;
 };
 
 }  // namespace specqd

@@ -8,6 +8,7 @@ namespace {
 
 constexpr int64_t kLongestProposal = 32;
 constexpr double kLeastProbability = 0.05;  // that all is right: past it, no token is worth its row
+constexpr double kLeastStated = 0.01;       // the same before calibration, which may raise it
 constexpr int kPatience = 4;  // with what does not pay: tokens before one that may, and times
 constexpr int kLongestRest = 8;
 constexpr double kCaution = 1.4;  // what is chosen for looking good looks better than it is
@@ -48,8 +49,8 @@ Proposal NgramDrafter::propose(const Ask& ask) {
   }
   Text& text = this->text(ask.sequence);
   const auto guesses = std::span(sequence.tokens).subspan(text.length);
-  auto [tokens, confidences] =
-      text.index.propose(guesses, static_cast<size_t>(most), corpus_.get());
+  const Limits limits{static_cast<size_t>(most), length_ ? 0.0 : kLeastStated};
+  auto [tokens, confidences] = text.index.propose(guesses, limits, corpus_.get());
   size_t count = length_ ? tokens.size() : worthwhile(ask, confidences);
   if (count < tokens.size() && !text.withheld) {
     std::vector<int32_t> said(guesses.begin(), guesses.end());
