@@ -16,6 +16,10 @@ void bind_economics(nb::module_& m) {
       .def(nb::init<double, double>(), "floor"_a = 0.0, "memory"_a = 300.0)
       .def("probability", &Calibration::probability, "confidence"_a)
       .def("observe", &Calibration::observe, "confidence"_a, "is_right"_a);
+  nb::class_<Fulfilment>(m, "Fulfilment", "How much of what was expected came true.")
+      .def(nb::init<>())
+      .def_prop_ro("share", &Fulfilment::share)
+      .def("observe", &Fulfilment::observe, "chance"_a, "is_right"_a);
   nb::class_<Estimate>(m, "Estimate", "What something takes on a machine that others use too.")
       .def(nb::init<>())
       .def("add", &Estimate::add, "sample"_a)
@@ -31,7 +35,8 @@ void bind_economics(nb::module_& m) {
       .def_prop_ro("seconds_per_token", &Pace::seconds_per_token);
   nb::class_<ProbeBudget>(m, "ProbeBudget",
                           "Lets what does not pay be tried, at a bounded share of the time.")
-      .def(nb::init<double, int>(), "share"_a = 0.005, "free"_a = 0)
+      .def(nb::init<double>(), "share"_a = 0.005)
+      .def("lend", &ProbeBudget::lend, "seconds"_a)
       .def("earn", &ProbeBudget::earn, "seconds"_a)
       .def("has", &ProbeBudget::has, "loss"_a)
       .def("allows", &ProbeBudget::allows, "loss"_a)

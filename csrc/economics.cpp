@@ -26,7 +26,8 @@ constexpr double kNoiseBelow = 0.1, kNoiseAbove = 0.15;  // of samples, against 
 
 constexpr double kDown = 0.15, kUp = 0.1;  // shares of a difference that move an estimate
 constexpr double kMeanShare = 0.1;
-constexpr double kPaceRounds = 64.0;  // that a pace remembers
+constexpr double kKept = 1.0 - 1.0 / 1000.0;  // of what was expected and right, token by token
+constexpr double kPaceRounds = 8.0;           // that a pace remembers
 
 size_t bin_of(double confidence) {
   const auto at = std::upper_bound(kBinEdges.begin(), kBinEdges.end(), confidence);
@@ -64,6 +65,11 @@ void Calibration::observe(double confidence, bool is_right) {
   }
   weight_[i] += 1.0;
   if (is_right) right_[i] += 1.0;
+}
+
+void Fulfilment::observe(double chance, bool is_right) {
+  expected_ = kKept * expected_ + chance;
+  right_ = kKept * right_ + (is_right ? 1.0 : 0.0);
 }
 
 void Estimate::add(double sample) {
@@ -198,7 +204,7 @@ std::optional<double> Pace::seconds_per_token() const {
 
 bool ProbeBudget::allows(double loss) {
   if (!has(loss)) return false;
-  free_ = std::max(free_ - 1, 0);
+  if (lent_ >= loss) lent_ -= loss;
   saved_ = 0.0;  // nothing is kept for bad times
   spent_ = loss;
   cost_ = brought_ = 0.0;

@@ -3,6 +3,7 @@
 // Pure bookkeeping over numbers that others measure; knows no models, tokens or clocks.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -33,10 +34,24 @@ class Calibration {
   std::array<double, kBins> weight_, right_;
 };
 
+// How much of what was expected of tokens came true, where they were chosen for it: whoever takes
+// what looks best is disappointed. Starts at all of it; older tokens fade.
+class Fulfilment {
+ public:
+  double share() const { return (kPrior + right_) / (kPrior + expected_); }
+  void observe(double chance, bool is_right);
+
+ private:
+  static constexpr double kPrior = 32.0;  // tokens
+
+  double expected_ = 0.0, right_ = 0.0;
+};
+
 // How often what a level says is confirmed, by its confidence.
 struct Trust {
   Calibration own{0.5, 200.0};    // in a token -> it is confirmed
   Calibration next{0.85, 100.0};  // in a token -> the next one is
+  Fulfilment passed_on;           // of its drafter's chances, where it did not look at the tokens
 };
 
 // A running estimate of what something takes on a machine that others use too.
@@ -116,7 +131,8 @@ class BatchCosts {
   std::map<int, std::shared_ptr<RowCosts>> costs_;
 };
 
-// Tokens per second of a level, over its recent rounds.
+// Tokens per second of a level, over its recent rounds: few, since a token that is confirmed saves
+// what those near it take, and a text that repeats itself comes much faster than one that does not.
 class Pace {
  public:
   void add(double tokens, double seconds);
@@ -132,12 +148,13 @@ class Pace {
 // A probe that brought more than it cost is free, and the next may follow at once.
 class ProbeBudget {
  public:
-  // `free`: probes to begin with, before anything could be saved.
-  explicit ProbeBudget(double share = 0.005, int free = 0) : share_(share), free_(free) {}
+  explicit ProbeBudget(double share = 0.005) : share_(share) {}
 
+  // So much may be lost to begin with, before anything could be saved.
+  void lend(double seconds) { lent_ = seconds; }
   void earn(double seconds) { saved_ += share_ * seconds; }  // so much time has gone by
   // Whether so much could be lost.
-  bool has(double loss) const { return free_ > 0 || saved_ >= loss; }
+  bool has(double loss) const { return std::max(lent_, saved_) >= loss; }
   // Whether a probe that is expected to lose so much can be paid from what was saved; takes it if
   // so.
   bool allows(double loss);
@@ -146,8 +163,7 @@ class ProbeBudget {
 
  private:
   double share_;
-  int free_;
-  double saved_ = 0.0;
+  double lent_ = 0.0, saved_ = 0.0;
   // Of the last probe: what was taken for it, and what it turned out to cost and to bring.
   double spent_ = 0.0, cost_ = 0.0, brought_ = 0.0;
 };

@@ -82,6 +82,7 @@ void Level::measure() {
       if (rows <= most) take(rows);
   }
   costs_.begin(least);
+  prospects_.lend();
   model_.release(text);
   drafter_->measure();
 }
@@ -166,7 +167,9 @@ void Level::extend(std::span<Draft* const> drafts) {
     }
   if (!others.empty() && !drafter_->is_free()) said = unverified(others);
   for (size_t i = 0; i < others.size(); ++i) {
-    const std::vector<double> chances = drafter_->chances(others[i]->ask, said[i]);
+    const Ask& ask = others[i]->ask;
+    const std::vector<double> chances =
+        prospects_.chances_unseen(ask, drafter_->chances(ask, said[i]));
     others[i]->add(said[i].is_empty() ? Proposal() : said[i].passed_on(), chances);
   }
   if (own.empty()) return;
@@ -219,16 +222,20 @@ void Level::observe(const Ask& ask, const Proposal& proposal, size_t accepted) {
   const auto count = std::ssize(proposal.tokens);
   if (static_cast<int64_t>(accepted) == count && count >= reach_)
     reach_ = std::min(2 * reach_, kLongestProposal);
+  Trust& trust = prospects_.trust(*ask.sequence);
   std::vector<bool> is_passed(proposal.tokens.size());
   for (const auto& [start, part] : proposal.passed) {
     const size_t end = std::min(start + part->tokens.size(), is_passed.size());
     std::fill(is_passed.begin() + static_cast<std::ptrdiff_t>(start),
               is_passed.begin() + static_cast<std::ptrdiff_t>(end), true);
-    if (accepted >= start)
-      drafter_->observe(ask, *part, std::min(accepted - start, part->tokens.size()));
+    if (accepted < start) continue;
+    const size_t right = std::min(accepted - start, part->tokens.size());
+    const std::vector<double> chances = drafter_->chances(ask, *part);
+    for (size_t i = 0; i < std::min(chances.size(), right + 1); ++i)
+      trust.passed_on.observe(chances[i], i < right);
+    drafter_->observe(ask, *part, right);
   }
   double before = ask.confidence;
-  Trust& trust = prospects_.trust(*ask.sequence);
   for (size_t i = 0; i < std::min(proposal.confidences.size(), accepted + 1); ++i) {
     if (!is_passed[i]) {
       trust.own.observe(proposal.confidences[i], i < accepted);

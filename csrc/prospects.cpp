@@ -10,11 +10,25 @@ namespace specqd {
 namespace {
 
 constexpr std::array<double, 4> kRoundsAhead{1, 2, 4, 8};
-constexpr int kFreeProbes = 4;  // what was measured at load may be wrong: the machine was busy
+constexpr double kLentRounds = 4.0;  // of a single text: what may be lost to begin with, since what
+                                     // was measured at load may be wrong: the machine was busy
 constexpr int64_t kFirstPause = 8, kPauseEvery = 64;  // rounds of a batch
 constexpr double kLeastLoss = 0.1;  // of a round's cost: what trying one is taken to cost at least
 constexpr double kLongestRound = 1.0;   // seconds of the outer level's, for what may go into trying
 constexpr double kLeastBesides = 1e-6;  // seconds; an estimate grows by shares of itself
+
+struct Expected {
+  double right = 0.0, through = 1.0;  // tokens that are right; the chance that all are
+};
+
+Expected expected(std::span<const double> chances) {
+  Expected all;
+  for (const double chance : chances) {
+    all.through *= chance;
+    all.right += all.through;
+  }
+  return all;
+}
 
 }  // namespace
 
@@ -43,12 +57,15 @@ void Draft::add(Proposal step, std::span<const double> chances) {
   ask.sequence->guess(step.tokens);
 }
 
-Prospects::Prospects(BatchCosts& costs) : costs_(costs), probes_(0.005, kFreeProbes) {}
+Prospects::Prospects(BatchCosts& costs) : costs_(costs) {}
+
+void Prospects::lend() { probes_.lend(kLentRounds * costs_.of(1)->seconds(1.0)); }
 
 void Prospects::begin(std::span<const Ask> asks) {
   double seconds = 0.0;
   for (const Ask& ask : asks) seconds += std::min(ask.gain, kLongestRound);
-  probes_.earn(seconds);
+  // A probe teaches as much of each text: many may wait the longer for the next.
+  if (!asks.empty()) probes_.earn(seconds / static_cast<double>(asks.size()));
 }
 
 bool Prospects::is_pause(size_t count) {
@@ -114,18 +131,22 @@ double Prospects::brings(const Draft& draft, const Proposal& foreseen, double co
   const double worth = draft.product * ask.gain;
   const double follows = trust(*ask.sequence).next.probability(draft.confidence);
   if (foreseen.is_empty()) return ahead(draft, at, worth, follows, cost, is_free) + cost;
-  double through = 1.0, right = 0.0;
-  for (const double chance : drafter.chances(ask, foreseen)) {
-    through *= chance;
-    right += through;
-  }
+  const std::vector<double> chances = drafter.chances(ask, foreseen);
+  const auto [right, through] = expected(chances);
+  const auto [right_unseen, through_unseen] = expected(chances_unseen(ask, chances));
   const double made = 1.0 + right, added = ask.added_seconds(at);
   const double looked_at = worth * follows * made - (ask.added_seconds(at + made) - added);
-  const double passed_on = worth * right - (ask.added_seconds(at + count) - added);
+  const double passed_on = worth * right_unseen - (ask.added_seconds(at + count) - added);
   const double then =
       ahead(draft, at + made, worth * std::pow(follows, made), follows, cost, is_free);
-  const double else_then = ahead(draft, at + count, worth * through, follows, cost, is_free);
+  const double else_then = ahead(draft, at + count, worth * through_unseen, follows, cost, is_free);
   return looked_at + std::max(then, 0.0) - std::max(passed_on + std::max(else_then, 0.0), 0.0);
+}
+
+std::vector<double> Prospects::chances_unseen(const Ask& ask, std::vector<double> chances) {
+  const double fulfilled = trust(*ask.sequence).passed_on.share();
+  for (double& chance : chances) chance = std::min(fulfilled * chance, 1.0);
+  return chances;
 }
 
 // What the best number of rounds from place `at` on is worth, less what they cost. Some pay only

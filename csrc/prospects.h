@@ -47,6 +47,8 @@ class Prospects {
   Trust& trust(const Sequence& sequence) { return sequence.is_sampled ? sampled_ : greedy_; }
   ProbeBudget& probes() { return probes_; }
 
+  // Something may be tried at once; what that costs was measured.
+  void lend();
   // A round of the outer level has gone by: a share of it may go into trying.
   void begin(std::span<const Ask> asks);
   // Whether a batch goes without drafts, so that whoever asks knows what that costs: what a token
@@ -61,6 +63,8 @@ class Prospects {
   // where it is free to ask.
   std::vector<Draft*> worthwhile(std::span<Draft* const> drafts, std::span<const Proposal> foreseen,
                                  Drafter& drafter);
+  // How likely each token is right that is passed on without a look.
+  std::vector<double> chances_unseen(const Ask& ask, std::vector<double> chances);
 
  private:
   double brings(const Draft& draft, const Proposal& foreseen, double cost, Drafter& drafter);

@@ -6,6 +6,7 @@ Time is the models' own: a forward takes what the test says, so that results are
 import random
 from collections.abc import Sequence as SequenceOf
 
+import numpy as np
 import pytest
 
 from fake_model import FakeModel, Rule, next_by_hash, often
@@ -14,6 +15,7 @@ from specqd._native import (
     Ask,
     Calibration,
     Estimate,
+    Fulfilment,
     Level,
     NoDraft,
     Pace,
@@ -262,6 +264,29 @@ def test_a_chain_is_about_as_fast_as_the_better_of_its_parts(
     assert both <= 1.04 * min(alone, free_alone)
 
 
+class FitfulDrafter(FreeDrafter):
+    """Knows the text for a while, then has nothing to say for a while."""
+
+    span = 60  # tokens
+
+    def _propose(self, ask: Ask) -> Proposal:
+        length = len(ask.sequence.tokens)
+        if length // self.span % 2:
+            return Proposal([], [])
+        return super()._propose(ask.changed(at_most=self.span - length % self.span))
+
+
+def test_a_token_is_worth_what_those_near_it_take() -> None:
+    """Where the text was known it came fast; where it is not, drafts pay that would not have
+    there."""
+    rule, case = often(TARGET, WRONG, percent=97), {"draft_cost": 0.4, "row": 0.15}
+    known = seconds_per_token(None, below=FreeDrafter(TARGET, 0.99), **case)
+    unknown = seconds_per_token(rule, **case)
+    assert unknown > 3 * known
+    both = seconds_per_token(rule, below=FitfulDrafter(TARGET, 0.99), count=2000, **case)
+    assert both <= 1.15 * (known + unknown) / 2
+
+
 def test_costs_measured_on_a_busy_machine_are_soon_corrected() -> None:
     rule = often(TARGET, WRONG, percent=90)
     fair = seconds_per_token(rule, count=1500)
@@ -360,6 +385,21 @@ def test_pace_is_seconds_per_token_of_late() -> None:
     assert pace.seconds_per_token == pytest.approx(0.5)
 
 
+def test_what_was_chosen_for_looking_best_is_expected_to_be_less(rng: np.random.Generator) -> None:
+    """Of four tokens whose chances are known but for an error, the one that looks best is taken."""
+    fulfilment, right, expected = Fulfilment(), 0, 0.0
+    assert fulfilment.share == 1.0
+    for _ in range(4000):
+        chances = rng.uniform(0.3, 0.7, 4)
+        stated = chances + rng.uniform(-0.25, 0.25, 4)
+        best = int(np.argmax(stated))
+        is_right = bool(rng.random() < chances[best])
+        fulfilment.observe(stated[best], is_right)
+        right, expected = right + is_right, expected + stated[best]
+    assert right / expected < 0.9
+    assert fulfilment.share == pytest.approx(right / expected, abs=0.08)
+
+
 def test_probes_take_no_more_than_their_share() -> None:
     budget = ProbeBudget(share=0.01)
     probes = 0
@@ -367,6 +407,16 @@ def test_probes_take_no_more_than_their_share() -> None:
         budget.earn(1.0)
         probes += budget.allows(0.5)
     assert 190 <= probes <= 200  # half a second each: one percent of ten thousand
+
+
+def test_what_was_lent_may_be_lost_to_begin_with() -> None:
+    budget = ProbeBudget(share=0.01)
+    assert not budget.allows(0.5)
+    budget.lend(1.2)
+    assert [budget.allows(0.5) for _ in range(3)] == [True, True, False]
+    assert not budget.has(0.5)
+    budget.earn(60.0)
+    assert budget.allows(0.5)
 
 
 def test_a_probe_that_paid_may_be_followed_by_another() -> None:

@@ -263,6 +263,16 @@ class Calibration:
 
     def observe(self, confidence: float, is_right: bool) -> None: ...
 
+class Fulfilment:
+    """How much of what was expected came true."""
+
+    def __init__(self) -> None: ...
+
+    @property
+    def share(self) -> float: ...
+
+    def observe(self, chance: float, is_right: bool) -> None: ...
+
 class Estimate:
     """What something takes on a machine that others use too."""
 
@@ -299,7 +309,9 @@ class Pace:
 class ProbeBudget:
     """Lets what does not pay be tried, at a bounded share of the time."""
 
-    def __init__(self, share: float = 0.005, free: int = 0) -> None: ...
+    def __init__(self, share: float = 0.005) -> None: ...
+
+    def lend(self, seconds: float) -> None: ...
 
     def earn(self, seconds: float) -> None: ...
 
