@@ -33,8 +33,6 @@ LLAMA_SCRIPTS = {"A": "No call: {x}", "B": '{"name": "stop", "parameters": {"is_
 CITY = ("weather", {"city": "Zürich <3"})
 NOW = ("stop", {"is_now": True})
 NO_WHITE_SPACE = {str(ord(space)): -100.0 for space in "\n\t\r "}  # else there is no end to it
-
-
 NESTED: dict[str, Any] = {"type": "boolean"}
 for _ in range(32):
     NESTED = {"not": NESTED}
