@@ -40,7 +40,7 @@ void bind_ngram(nb::module_& m) {
       .def(
           "propose",
           [](const NgramIndex& index, const Tokens& guesses, size_t most,
-             const NgramIndex* corpus) -> std::pair<Tokens, std::vector<float>> {
+             const NgramIndex* corpus) -> std::pair<Tokens, std::vector<double>> {
             Continuation found = index.propose(guesses, {most}, corpus);
             return {std::move(found.tokens), std::move(found.confidences)};
           },

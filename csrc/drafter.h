@@ -64,8 +64,8 @@ class Drafter {
   virtual void release(const std::shared_ptr<Sequence>& sequence) = 0;
   // Whether proposals cost nothing to make: they can be weighed before they are used.
   virtual bool is_free() const = 0;
-  // Whether it ever proposes anything.
-  virtual bool drafts() const { return true; }
+  // Whether it has nothing to say to this text as it stands, which asking it would only confirm.
+  virtual bool is_silent(const Sequence&) const { return false; }
   // Learns what its forwards cost, if it makes any.
   virtual void measure() {}
 };
@@ -80,7 +80,7 @@ class NoDraft : public Drafter {
   std::vector<double> chances(const Ask&, const Proposal&) override { return {}; }
   void release(const std::shared_ptr<Sequence>&) override {}
   bool is_free() const override { return true; }
-  bool drafts() const override { return false; }
+  bool is_silent(const Sequence&) const override { return true; }
 };
 
 }  // namespace specqd

@@ -156,7 +156,7 @@ void Level::extend(std::span<Draft* const> drafts) {
   const double begun = clock_(), inside = stats.seconds + stats.pick_seconds;
   const int64_t rows_before = stats.rows;
   std::vector<Proposal> foreseen(drafts.size());
-  if (drafter_->is_free() && drafter_->drafts()) foreseen = unverified(drafts);
+  if (drafter_->is_free()) foreseen = unverified(drafts);
   const std::vector<Draft*> own = prospects_.worthwhile(drafts, foreseen, *drafter_);
   std::vector<Draft*> others;
   std::vector<Proposal> said;
@@ -186,7 +186,11 @@ void Level::extend(std::span<Draft* const> drafts) {
 
 // What the drafter says for the one who asked this level.
 std::vector<Proposal> Level::unverified(std::span<Draft* const> drafts) {
-  for (Draft* draft : drafts) draft->is_alone = false;
+  const bool is_silent = std::all_of(drafts.begin(), drafts.end(), [this](const Draft* draft) {
+    return drafter_->is_silent(*draft->ask.sequence);
+  });
+  for (Draft* draft : drafts) draft->is_alone = is_silent;
+  if (is_silent) return std::vector<Proposal>(drafts.size());
   std::vector<Proposal> said = drafter_->propose(asks_of(drafts));
   for (size_t i = 0; i < drafts.size(); ++i) {
     keep_known(said[i]);
@@ -251,18 +255,18 @@ std::vector<Proposal> Level::advance(std::span<const Ask> asks) {
   const double begun = clock_();
   std::vector<std::shared_ptr<Context>> contexts;
   std::vector<size_t> starts;
-  int64_t longest = 0;
+  bool is_drafted = false;
   for (const Ask& ask : asks) {
     const Sequence& sequence = *ask.sequence;
     contexts.push_back(model_.context(ask.sequence));
     // The last token is forwarded again: its logits are needed.
     starts.push_back(std::min(contexts.back()->match(sequence.tokens, sequence.num_accepted()),
                               sequence.tokens.size() - 1));
-    longest = std::max(longest, ask.at_most);
+    is_drafted = is_drafted || (ask.at_most > 1 && !drafter_->is_silent(sequence));
   }
   std::vector<Ask> wanted(asks.begin(), asks.end());
   std::vector<Proposal> proposals(asks.size());
-  if (drafter_->drafts() && longest > 1) {
+  if (is_drafted) {
     wanted = this->wanted(asks, starts);
     proposals = drafter_->propose(wanted);
   }

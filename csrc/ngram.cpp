@@ -9,6 +9,7 @@ namespace {
 
 constexpr int32_t kNone = -1;
 constexpr int32_t kEnd = -1;
+constexpr size_t kFirstSlots = 512;  // of a table: enough for most chats
 constexpr float kDoubt = 2.0f;  // the weight of two places that match by one token and disagree
 
 // Weight of a place by the length of its match.
@@ -21,11 +22,18 @@ const std::array<float, kLongestMatch + 1> kWeights = [] {
   return weights;
 }();
 
-uint64_t hash(std::span<const int32_t> gram) {
+// Hashes of the grams of these lengths, one within the other, that a text ends with.
+template <size_t N>
+std::array<uint64_t, N> hashes(std::span<const int32_t> ending, const std::array<int, N>& lengths) {
+  std::array<uint64_t, N> all{};
   uint64_t sum = 0;
-  for (const int32_t token : gram)
-    sum = (sum ^ static_cast<uint32_t>(token)) * 0x9e3779b97f4a7c15ull + (sum >> 29);
-  return sum ^ (sum >> 32);
+  size_t at = 0;
+  for (size_t i = 0; i < N && static_cast<size_t>(lengths[i]) <= ending.size(); ++i) {
+    for (; at < static_cast<size_t>(lengths[i]); ++at)
+      sum = (sum ^ static_cast<uint32_t>(ending[at])) * 0x9e3779b97f4a7c15ull + (sum >> 29);
+    all[i] = sum ^ (sum >> 32);
+  }
+  return all;
 }
 
 }  // namespace
@@ -53,6 +61,7 @@ size_t NgramIndex::bytes() const {
 // Enters the grams that end at the position, all within the present text.
 void NgramIndex::index_place(int32_t position) {
   const Ending ending = ending_at(position, kGramLengths.back());
+  const auto hashes = specqd::hashes(ending.all(), kGramLengths);
   std::array<int32_t, kGramLengths.size()> none;
   none.fill(kNone);
   previous_.resize(static_cast<size_t>(position) + 1, none);
@@ -60,7 +69,7 @@ void NgramIndex::index_place(int32_t position) {
     Table& table = tables_[i];
     if (text_length_ < static_cast<size_t>(kGramLengths[i])) break;
     if (4 * (table.grams + 1) > 3 * table.latest.size()) grow(table, kGramLengths[i]);
-    int32_t& latest = table.latest[slot(table, kGramLengths[i], ending)];
+    int32_t& latest = table.latest[slot(table, hashes[i], ending.last(kGramLengths[i]))];
     table.grams += latest == kNone;
     previous_.back()[i] = latest;
     latest = position;
@@ -68,24 +77,26 @@ void NgramIndex::index_place(int32_t position) {
 }
 
 void NgramIndex::grow(Table& table, int length) {
-  std::vector<int32_t> old(std::max<size_t>(64, 2 * table.latest.size()), kNone);
+  std::vector<int32_t> old(std::max(kFirstSlots, 2 * table.latest.size()), kNone);
   old.swap(table.latest);
-  for (const int32_t position : old)
-    if (position != kNone)
-      table.latest[slot(table, length, ending_at(position, length))] = position;
+  for (const int32_t position : old) {
+    if (position == kNone) continue;
+    const Ending gram = ending_at(position, length);
+    const uint64_t hash = hashes(gram.all(), std::array{length})[0];
+    table.latest[slot(table, hash, gram.all())] = position;
+  }
 }
 
-// Where the gram's latest place is, or would be.
-size_t NgramIndex::slot(const Table& table, int length, const Ending& gram) const {
-  const std::span<const int32_t> wanted(gram.tokens.data(), static_cast<size_t>(length));
+// Where the latest place of a gram is, or would be.
+size_t NgramIndex::slot(const Table& table, uint64_t hash, std::span<const int32_t> gram) const {
   const size_t mask = table.latest.size() - 1;
-  for (size_t at = hash(wanted) & mask;; at = (at + 1) & mask) {
+  for (size_t at = hash & mask;; at = (at + 1) & mask) {
     const int32_t position = table.latest[at];
     if (position == kNone) return at;
     const int32_t* last = tokens_.data() + position;
-    int equal = 0;
-    while (equal < length && last[-equal] == wanted[static_cast<size_t>(equal)]) ++equal;
-    if (equal == length) return at;
+    size_t equal = 0;
+    while (equal < gram.size() && *(last - equal) == gram[equal]) ++equal;
+    if (equal == gram.size()) return at;
   }
 }
 
@@ -121,11 +132,12 @@ int NgramIndex::match(int32_t position, const Ending& ending) const {
 // The longest match first, of equals the latest.
 NgramIndex::Places NgramIndex::places(const Ending& ending) const {
   Places places;
+  const auto hashes = specqd::hashes(ending.all(), kGramLengths);
   int all_known = kLongestMatch + 1;  // every place with a match this long is among them
   for (size_t i = tables_.size(); i-- > 0 && places.count < kMostPlaces;) {
     const Table& table = tables_[i];
     if (ending.length < kGramLengths[i] || table.grams == 0) continue;
-    int32_t position = table.latest[slot(table, kGramLengths[i], ending)];
+    int32_t position = table.latest[slot(table, hashes[i], ending.last(kGramLengths[i]))];
     while (position != kNone && places.count < kMostPlaces) {
       const int length = match(position, ending);
       if (length < all_known) places.all[static_cast<size_t>(places.count++)] = {position, length};

@@ -15,7 +15,7 @@ inline constexpr std::array<int, 4> kGramLengths{1, 2, 4, 8};
 
 struct Continuation {
   std::vector<int32_t> tokens;
-  std::vector<float> confidences;
+  std::vector<double> confidences;
 };
 
 // Where a proposal ends.
@@ -68,6 +68,11 @@ class NgramIndex {
   struct Ending {
     std::array<int32_t, kLongestMatch> tokens;
     int length = 0;
+
+    std::span<const int32_t> all() const { return last(length); }
+    std::span<const int32_t> last(int count) const {
+      return std::span(tokens).first(static_cast<size_t>(count));
+    }
   };
 
   // The latest place of each gram of one length.
@@ -78,7 +83,7 @@ class NgramIndex {
 
   void index_place(int32_t position);
   void grow(Table& table, int length);
-  size_t slot(const Table& table, int length, const Ending& gram) const;
+  size_t slot(const Table& table, uint64_t hash, std::span<const int32_t> gram) const;
   Ending ending_at(int32_t position, int length) const;
   Ending ending_with(std::span<const int32_t> guesses) const;
   int match(int32_t position, const Ending& ending) const;

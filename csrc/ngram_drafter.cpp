@@ -9,8 +9,10 @@ namespace {
 constexpr int64_t kLongestProposal = 32;
 constexpr double kLeastProbability = 0.05;  // that all is right: past it, no token is worth its row
 constexpr double kLeastStated = 0.01;       // the same before calibration, which may raise it
-constexpr int kPatience = 4;  // with what does not pay: tokens before one that may, and times
-constexpr int kLongestRest = 8;
+constexpr size_t kPatience = 4;             // with tokens that do not pay, before one that may
+// Looking takes time too, and where it brings nothing it may take this share of what tokens save.
+constexpr double kLookSeconds = 2e-6, kLookShare = 0.002;
+constexpr double kFirstRest = 0.125, kLongestRest = 16.0;  // tokens
 constexpr double kCaution = 1.4;  // what is chosen for looking good looks better than it is
 
 }  // namespace
@@ -25,6 +27,10 @@ std::vector<Proposal> NgramDrafter::propose(std::span<const Ask> asks) {
 void NgramDrafter::observe(const Ask& ask, const Proposal& proposal, size_t accepted) {
   for (size_t i = 0; i < std::min(proposal.confidences.size(), accepted + 1); ++i)
     calibration(*ask.sequence, i == 0).observe(proposal.confidences[i], i < accepted);
+  const auto known = texts_.find(ask.sequence->key);
+  if (accepted == 0 || known == texts_.end()) return;
+  known->second.rest = 0.0;
+  known->second.rest_end = 0;
 }
 
 std::vector<double> NgramDrafter::chances(const Ask& ask, const Proposal& proposal) {
@@ -32,6 +38,12 @@ std::vector<double> NgramDrafter::chances(const Ask& ask, const Proposal& propos
   for (const double confidence : proposal.confidences)
     chances.push_back(calibration(*ask.sequence, chances.empty()).probability(confidence));
   return chances;
+}
+
+bool NgramDrafter::is_silent(const Sequence& sequence) const {
+  if (length_) return false;
+  const auto known = texts_.find(sequence.key);
+  return known != texts_.end() && sequence.tokens.size() < known->second.rest_end;
 }
 
 void NgramDrafter::release(const std::shared_ptr<Sequence>& sequence) {
@@ -42,11 +54,7 @@ Proposal NgramDrafter::propose(const Ask& ask) {
   const int64_t most = std::min(ask.at_most, length_.value_or(kLongestProposal));
   if (most <= 0) return {};
   const Sequence& sequence = *ask.sequence;
-  if (const auto known = texts_.find(sequence.key);
-      known != texts_.end() && known->second.rest > 0 && !length_) {
-    --known->second.rest;
-    return {};
-  }
+  if (is_silent(sequence)) return {};
   Text& text = this->text(ask.sequence);
   const auto guesses = std::span(sequence.tokens).subspan(text.length);
   const Limits limits{static_cast<size_t>(most), length_ ? 0.0 : kLeastStated};
@@ -57,10 +65,10 @@ Proposal NgramDrafter::propose(const Ask& ask) {
     said.insert(said.end(), tokens.begin(), tokens.begin() + static_cast<ptrdiff_t>(count) + 1);
     text.withheld = {std::move(said), confidences[count], count == 0};
   }
-  // Asking takes time too: where nothing was worth saying, the next few times are not asked.
-  text.silence = count > 0 ? 0 : text.silence + 1;
-  text.rest = std::clamp(text.silence - kPatience, 0, kLongestRest);
-  Proposal said{std::move(tokens), {confidences.begin(), confidences.end()}};
+  const double longest = std::min(kLookSeconds / (kLookShare * ask.gain), kLongestRest);
+  text.rest = std::min(std::max(kFirstRest, 2.0 * text.rest), longest);
+  if (text.rest >= 1.0) text.rest_end = sequence.tokens.size() + 1 + static_cast<size_t>(text.rest);
+  Proposal said{std::move(tokens), std::move(confidences)};
   const auto stop = std::find_if(said.tokens.begin(), said.tokens.end(),
                                  [&](int32_t token) { return sequence.is_stop(token); });
   if (stop != said.tokens.end())
@@ -96,7 +104,7 @@ void NgramDrafter::learn(const Sequence& sequence, const Withheld& withheld,
 }
 
 // How many tokens bring most: making them costs nothing, verifying them costs rows.
-size_t NgramDrafter::worthwhile(const Ask& ask, std::span<const float> confidences) {
+size_t NgramDrafter::worthwhile(const Ask& ask, std::span<const double> confidences) {
   double likely = 1.0, brought = 0.0, most = 0.0;
   size_t best = 0;
   for (size_t count = 1; count <= confidences.size(); ++count) {

@@ -30,6 +30,7 @@ class NgramDrafter : public Drafter {
   std::vector<double> chances(const Ask& ask, const Proposal& proposal) override;
   void release(const std::shared_ptr<Sequence>& sequence) override;
   bool is_free() const override { return true; }
+  bool is_silent(const Sequence& sequence) const override;
 
  private:
   // Guesses and a proposal as far as it was made, and then the token that was held back.
@@ -44,14 +45,14 @@ class NgramDrafter : public Drafter {
     NgramIndex index;
     size_t length = 0;
     std::optional<Withheld> withheld;  // since the last accepted token
-    int silence = 0;                   // times in a row that nothing was worth saying
-    int rest = 0;                      // times to say nothing from now on
+    double rest = 0.0;    // tokens, after a look; doubles until one of what it says is confirmed
+    size_t rest_end = 0;  // no word until the text is so long
   };
 
   Proposal propose(const Ask& ask);
   Text& text(const std::shared_ptr<Sequence>& sequence);
   void learn(const Sequence& sequence, const Withheld& withheld, std::span<const int32_t> next);
-  size_t worthwhile(const Ask& ask, std::span<const float> confidences);
+  size_t worthwhile(const Ask& ask, std::span<const double> confidences);
   Calibration& calibration(const Sequence& sequence, bool is_first);
 
   std::unique_ptr<const NgramIndex> corpus_;

@@ -53,8 +53,8 @@ class PythonDrafter : public Drafter {
   }
   void release(const SequencePtr& sequence) override { drafter_.attr("release")(sequence); }
   bool is_free() const override { return nb::cast<bool>(drafter_.attr("is_free")); }
-  bool drafts() const override {
-    return nb::len(nb::handle(nb::object(drafter_.attr("levels")))) > 0;
+  bool is_silent(const Sequence&) const override {
+    return nb::len(nb::handle(nb::object(drafter_.attr("levels")))) == 0;
   }
   void measure() override {
     for (const nb::handle first : nb::iter(nb::object(drafter_.attr("levels")))) {

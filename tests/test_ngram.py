@@ -270,16 +270,35 @@ def test_a_drafter_that_stopped_begins_again_when_it_would_have_been_right() -> 
     assert accepted == drafted > 60
 
 
-def test_a_drafter_with_nothing_to_say_is_asked_less_and_found_again() -> None:
+@pytest.mark.parametrize(("gain", "longest_rest"), [(2e-3, 0), (1.8e-4, 5), (5e-5, 16)])
+def test_a_drafter_that_brings_nothing_rests_as_long_as_looking_is_dear(
+    gain: float, longest_rest: int
+) -> None:
     drafter, sequence = NgramDrafter(), sequence_of(list(range(100)))
-    for token in range(100, 140):
-        assert propose(drafter, sequence).tokens == []
+    for token in range(100, 200):
+        assert propose(drafter, sequence, gain=gain).tokens == []
         sequence.tokens.append(token)
-    sequence.tokens.extend([7] * 30)
-    said = [len(propose(drafter, sequence).tokens) for _ in range(12)]
-    first = next(i for i, length in enumerate(said) if length)
-    assert first <= 8
-    assert all(said[first:])  # and from then on every time
+    looks = []  # at a text that it could go on with, once it repeats itself
+    for place in range(60):
+        sequence.tokens.append(7)
+        looks += [place] * bool(propose(drafter, sequence, gain=gain).tokens)
+    assert looks[0] <= longest_rest + 1
+    rests = np.diff(looks) - 1
+    assert rests[:3].max() <= longest_rest
+    assert rests.max() == longest_rest
+
+
+def test_a_drafter_that_is_right_does_not_rest() -> None:
+    drafter, sequence = NgramDrafter(), sequence_of([1, 2, 3] * 5)
+    ask = Ask(sequence, 2, gain=2e-5)
+    while drafter.propose([ask])[0].tokens:  # until it rests
+        pass
+    sequence.tokens.extend([1, 2, 3] * 6)
+    for _ in range(60):
+        proposal = drafter.propose([ask])[0]
+        assert len(proposal.tokens) == 2
+        drafter.observe(ask, proposal, 2)
+        sequence.tokens.extend(proposal.tokens)
 
 
 def test_guesses_of_outer_levels_are_continued_but_not_learned() -> None:
