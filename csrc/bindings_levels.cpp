@@ -249,7 +249,9 @@ void bind_level(nb::module_& m) {
           "asks"_a,
           "At least one token of this level's own for each ask, in one forward.\n\n"
           "The tokens are the longest prefix of the drafter's proposal that this model would have\n"
-          "picked itself, and then its own next pick. None are returned where nothing is allowed.");
+          "picked itself, and then its own next pick. None are returned where nothing is allowed.")
+      .def("seconds_per_token", &BoundLevel::seconds_per_token, "count"_a,
+           "What a token takes where so many texts are advanced together.");
   bind_role<BoundLevel>(level);
 }
 

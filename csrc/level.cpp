@@ -309,15 +309,18 @@ std::vector<Proposal> Level::advance(std::span<const Ask> asks) {
   return verified;
 }
 
+double Level::seconds_per_token(size_t count) {
+  const auto texts = static_cast<double>(count);
+  const double pace = paces_[count].seconds_per_token().value_or(kWhateverItCosts);
+  const double plain = costs_.of(count)->seconds(texts) / texts;
+  return std::min(pace, plain > 0.0 ? plain : kWhateverItCosts);
+}
+
 // What the drafter is asked: nothing for a prompt that is still to be read.
 std::vector<Ask> Level::wanted(std::span<const Ask> asks, std::span<const size_t> starts) {
   const size_t count = asks.size();
-  const auto texts = static_cast<double>(count);
   const std::shared_ptr<RowCosts>& costs = costs_.of(count);
-  // Plain decoding can always be had: drafts that lose time must not make tokens look dearer.
-  const double pace = paces_[count].seconds_per_token().value_or(kWhateverItCosts);
-  const double plain = costs->seconds(texts) / texts;
-  const double gain = std::min(pace, plain > 0.0 ? plain : kWhateverItCosts);
+  const double gain = seconds_per_token(count);
   const auto sharing = static_cast<int64_t>(count);
   std::vector<Ask> wanted(asks.begin(), asks.end());
   for (size_t i = 0; i < count; ++i) {

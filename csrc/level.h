@@ -51,6 +51,9 @@ class Level : public Drafter {
   // The tokens are the longest prefix of the drafter's proposal that this model would have picked
   // itself, and then its own next pick. None are returned where nothing is allowed.
   std::vector<Proposal> advance(std::span<const Ask> asks);
+  // What a token takes where so many texts are advanced together, and so what one more is worth.
+  // Plain decoding can always be had: drafts that lose time do not make tokens look dearer.
+  double seconds_per_token(size_t count);
 
   // As a drafter: continues each sequence by what this level would say, as far as that is worth
   // while, and by what its drafter says where a look at it is not worth its time.

@@ -724,6 +724,9 @@ class Level(Drafter):
         picked itself, and then its own next pick. None are returned where nothing is allowed.
         """
 
+    def seconds_per_token(self, count: int) -> float:
+        """What a token takes where so many texts are advanced together."""
+
     def propose(self, asks: _Sequence[Ask]) -> list[Proposal]:
         """One proposal per ask, of at most `at_most` tokens."""
 

@@ -233,8 +233,10 @@ class Engine:
 
     def _advance(self, ready: list[Generation]) -> int:
         """A round of the chain for each; returns the tokens that they got."""
+        # While others are being read rounds are long, but only until all write on together.
+        gain = self.level.seconds_per_token(len(self._running))
         asks = [
-            Ask(g.sequence, 1 if g.is_plain else g.most_tokens - g.count, confidence=g.confidence)
+            Ask(g.sequence, 1 if g.is_plain else g.most_tokens - g.count, gain, g.confidence)
             for g in ready
         ]
         advanced = self.level.advance(asks)
