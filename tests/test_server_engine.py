@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,10 +13,11 @@ import pytest
 
 from random_models import Shape, make_model
 from specqd import LLM, SamplingParams
+from specqd._native import Ask, Level, Proposal, Sequence
 from specqd.engine import Engine
 from specqd.errors import RequestError
 from specqd.openai_answers import Update
-from specqd.server.engine_thread import EngineThread, Job, StoppedError
+from specqd.server.engine_thread import EngineThread, Job, StoppedError, Watcher
 
 T = TypeVar("T")
 Work = Callable[[EngineThread], Awaitable[T]]
@@ -42,9 +44,9 @@ def engine_of(llm: LLM, **limits: int) -> Engine:
     return Engine(llm.engine.level, llm.tokenizer, **limits)
 
 
-def run(engine: Engine, work: Work[T]) -> T:
+def run(engine: Engine, work: Work[T], watcher: Watcher | None = None) -> T:
     async def within() -> T:
-        thread = EngineThread(engine)
+        thread = EngineThread(engine, watcher)
         thread.start()
         try:
             return await work(thread)
@@ -92,6 +94,7 @@ class Arrival:
     params: SamplingParams
     delay_s: float
     patience_s: float | None
+    is_streamed: bool
 
 
 def arrivals_of(rng: np.random.Generator, count: int) -> list[Arrival]:
@@ -112,6 +115,7 @@ def arrivals_of(rng: np.random.Generator, count: int) -> list[Arrival]:
                 params,
                 float(rng.uniform(0, 0.3)),
                 float(rng.uniform(0, 0.05)) if leaves else None,
+                is_streamed=bool(rng.integers(2)),
             )
         )
     return arrivals
@@ -126,7 +130,7 @@ def test_ragged_requests_that_come_and_go_each_equal_themselves_alone(
 
     async def one(thread: EngineThread, arrival: Arrival) -> list[Update] | None:
         await asyncio.sleep(arrival.delay_s)
-        job = Job([arrival.prompt], arrival.params)
+        job = Job([arrival.prompt], arrival.params, is_streamed=arrival.is_streamed)
         try:
             return await asyncio.wait_for(finished(thread, job), arrival.patience_s)
         except TimeoutError:
@@ -172,6 +176,48 @@ def test_a_long_prompt_is_read_in_parts_while_others_are_written(
     assert late.tokens == plain.generate([prompt], replace(greedy, max_tokens=4))[0].tokens
 
 
+class Gains:
+    """A drafter that says nothing, and remembers what a token would have been worth."""
+
+    is_free = True
+
+    def __init__(self) -> None:
+        self.last = 0.0
+
+    @property
+    def levels(self) -> tuple["Gains", ...]:
+        return (self,)
+
+    def propose(self, asks: list[Ask]) -> list[Proposal]:
+        self.last = asks[0].gain
+        return [Proposal() for _ in asks]
+
+    def release(self, sequence: Sequence) -> None:
+        pass
+
+
+def test_while_others_are_read_a_token_is_worth_what_it_will_be_among_them(
+    plain: LLM, rng: np.random.Generator
+) -> None:
+    ticks = count()
+    gains = Gains()
+    level = Level(plain.model, gains, clock=lambda: float(next(ticks)))  # each call takes as long
+    level.measure()
+    engine = Engine(level, plain.tokenizer, prompt_rows=32)
+    params = SamplingParams(max_tokens=100, ignore_eos=True)
+    [early] = engine.submit(prompt_of(rng, 3), params)
+    for _ in range(20):
+        engine.step()
+    alone = gains.last
+    others = [engine.submit(prompt_of(rng, 60), params)[0] for _ in range(3)]
+    engine.step()
+    reading = gains.last
+    assert not any(other.count for other in others)
+    for each in (early, *others):
+        engine.cancel(each)
+    assert 0.0 < reading <= alone / 4
+
+
 def test_prompts_share_the_rows_of_a_step_in_their_order(
     plain: LLM, rng: np.random.Generator
 ) -> None:
@@ -185,6 +231,49 @@ def test_prompts_share_the_rows_of_a_step_in_their_order(
     assert [g.finish_reason for g in all_of_them] == ["length", "length", None]
     engine.step()
     assert engine.is_idle
+
+
+class Heard:
+    """A watcher that counts."""
+
+    def __init__(self) -> None:
+        self.first = self.next = 0
+        self.reasons: list[str] = []
+
+    def first_token(self, seconds: float) -> None:
+        self.first += 1
+
+    def next_tokens(self, seconds: float, count: int) -> None:
+        self.next += count
+
+    def finished(self, reason: str, seconds: float) -> None:
+        self.reasons.append(reason)
+
+
+def test_what_is_not_streamed_comes_whole_and_is_counted_as_it_is_made(
+    plain: LLM, rng: np.random.Generator
+) -> None:
+    prompts = [prompt_of(rng, 5), prompt_of(rng, 9)]
+    params = SamplingParams(max_tokens=30, n=2, seed=1, ignore_eos=True)
+    heard = Heard()
+
+    async def work(thread: EngineThread) -> list[Update]:
+        job = Job(prompts, params, is_streamed=False)
+        await thread.submit(job)
+        updates = []
+        while not job.is_over:
+            updates += await job.updates()
+        thread.close(job)
+        return updates
+
+    updates = run(engine_of(plain), work, heard)
+    alone = [each for p in prompts for each in plain.generate([p], params)[0].completions]
+    assert sorted(update.sample for update in updates) == [0, 1, 2, 3]
+    for update in updates:
+        assert update.tokens == alone[update.sample].tokens
+        assert update.text == alone[update.sample].text
+        assert update.finish_reason == "length"
+    assert (heard.first, heard.next, heard.reasons) == (4, 4 * 29, ["length"] * 4)
 
 
 def test_a_full_cache_queues_and_all_are_served(plain: LLM, rng: np.random.Generator) -> None:

@@ -120,6 +120,7 @@ class Service:
             make_grammar,
             cache_salt=f"{client}\n{options.cache_salt}",  # no key has a line's end
             is_plain=options.is_plain,
+            is_streamed=options.is_streamed,
             has_progress=options.has_progress,
         )
 

@@ -1,8 +1,9 @@
 """The thread that owns the engine, and jobs that travel between it and an event loop.
 
 Knows rounds and arrivals; knows nothing of HTTP. All that touches the engine is a command that the
-thread runs between two rounds, so requests join and leave there. What a round made is handed over
-at once and waits on the other side: whoever reads slowly holds nobody up.
+thread runs between two rounds, so requests join and leave there. What a round made of a stream is
+handed over at once and waits on the other side: whoever reads slowly holds nobody up. What is not
+streamed is handed over whole: the loop that takes it would keep the next round waiting.
 """
 
 import asyncio
@@ -47,7 +48,11 @@ class Watcher(Protocol):
 
 
 class Job:
-    """One call's prompts and what comes of them. Lives on the event loop."""
+    """One call's prompts and what comes of them. Lives on the event loop.
+
+    is_streamed: each sample comes in parts, as it is made; else whole.
+    has_progress: with each part, what the levels did so far.
+    """
 
     def __init__(
         self,
@@ -57,6 +62,7 @@ class Job:
         *,
         cache_salt: str = "",
         is_plain: bool = False,
+        is_streamed: bool = True,
         has_progress: bool = False,
     ) -> None:
         self.prompts = prompts
@@ -64,6 +70,7 @@ class Job:
         self.make_grammar = make_grammar
         self.cache_salt = cache_salt
         self.is_plain = is_plain
+        self.is_streamed = is_streamed
         self.has_progress = has_progress
         self.num_samples = len(prompts) * params.n
         self.cached_prompt_tokens = 0  # known once there is a token
@@ -116,7 +123,7 @@ class _Live:
         self.generations = [generation for samples in prompts for generation in samples]
         self.begun = perf_counter()
         self._sent = [(0, 0, 0)] * len(self.generations)  # text, tokens, logprobs
-        self._sent_at = [self.begun] * len(self.generations)
+        self._told = [(0, self.begun)] * len(self.generations)  # tokens, when
         self._open = set(range(len(self.generations)))
 
     @property
@@ -131,17 +138,20 @@ class _Live:
     def cached_prompt_tokens(self) -> int:
         return sum(samples[0].cached_prompt_tokens for samples in self.prompts)
 
-    def tell(self, watcher: Watcher, updates: list[Update]) -> None:
+    def tell(self, watcher: Watcher) -> None:
+        """What is new since the last call; to be asked before the last updates are taken."""
         now = perf_counter()
-        for update in updates:
-            i, count = update.sample, len(update.tokens)
-            if count and self._sent[i][1] == count:
-                watcher.first_token(now - self.begun)
-            elif count:
-                watcher.next_tokens(now - self._sent_at[i], count)
-            if update.finish_reason is not None:
-                watcher.finished(update.finish_reason, now - self.begun)
-            self._sent_at[i] = now
+        for i in self._open:
+            generation, (told, told_at) = self.generations[i], self._told[i]
+            count = generation.count
+            if count > told:
+                if told:
+                    watcher.next_tokens(now - told_at, count - told)
+                else:
+                    watcher.first_token(now - self.begun)
+                self._told[i] = (count, now)
+            if generation.finish_reason is not None:
+                watcher.finished(generation.finish_reason, now - self.begun)
 
     def _progress(self) -> Progress:
         """What the engine did since the first tokens were there, which is now at the first call."""
@@ -158,7 +168,8 @@ class _Live:
             generation = self.generations[i]
             text, tokens, logprobs = self._sent[i]
             reason = generation.finish_reason
-            if generation.count == tokens and reason is None:
+            is_new = self.job.is_streamed and generation.count > tokens
+            if not is_new and reason is None:
                 continue
             if self.job.has_progress:
                 progress = progress or self._progress()
@@ -314,10 +325,10 @@ class EngineThread:
         assert self._loop is not None
         news = []
         for live in list(self._live.values()):
+            if self._watcher is not None:
+                live.tell(self._watcher)
             if updates := live.updates():
                 news.append((live.job, updates, live.cached_prompt_tokens))
-                if self._watcher is not None:
-                    live.tell(self._watcher, updates)
             if live.is_over:
                 del self._live[live.job]
         if news:
