@@ -18,6 +18,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -184,7 +185,10 @@ async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: 
     writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     status, *headers = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
     named = dict(line.lower().split(": ", 1) for line in headers if line)
-    answer = await reader.readexactly(int(named["content-length"]))
+    if "content-length" in named:
+        answer = await reader.readexactly(int(named["content-length"]))
+    else:  # in chunks, of which the last one is empty
+        answer = await reader.readuntil(b"\r\n0\r\n\r\n")
     if " 200 " not in status:
         raise SystemExit(f"the server answered {status}: {answer.decode()}")
     return answer
@@ -209,29 +213,38 @@ async def answers(port: int, bodies: Sequence[bytes], at_once: int) -> tuple[lis
     return got, seconds
 
 
+def read_answer(answer: bytes) -> tuple[str, int]:
+    """The text and the number of tokens, of a whole answer or of a stream."""
+    events = re.findall(rb"^data: ({.*})$", answer, re.MULTILINE) or [answer]
+    parts = [json.loads(event) for event in events]
+    text = "".join(choice["text"] for part in parts for choice in part["choices"])
+    return text, parts[-1]["usage"]["completion_tokens"]
+
+
 def run_once(arms: Arms, arm: int, bodies: Sequence[bytes], at_once: int) -> Run:
     before, cpu = arms.stats(arm), process_time()
     got, seconds = asyncio.run(answers(arms.ports[arm], bodies, at_once))
     cpu = process_time() - cpu
-    read = [json.loads(answer) for answer in got]
-    texts = tuple(answer["choices"][0]["text"] for answer in read)
-    tokens = sum(answer["usage"]["completion_tokens"] for answer in read)
+    texts, counts = zip(*map(read_answer, got), strict=True)
+    tokens = sum(counts)
     return Run(texts, tokens, seconds, cpu, arms.stats(arm).since(before).levels[0])
 
 
 def bodies_of(
-    prompts: Sequence[str], number: int, count: int, load: Load, tokens: int
+    prompts: Sequence[str], number: int, count: int, load: Load, options: argparse.Namespace
 ) -> list[bytes]:
     """The requests of one run: the next `count` prompts, and seeds of their own."""
+    streamed = {"stream": True, "stream_options": {"include_usage": True}}
     first = number * count
     return [
         json.dumps(
             {
                 "prompt": prompts[i % len(prompts)][-PROMPT_CHARACTERS:],
-                "max_tokens": tokens,
+                "max_tokens": options.tokens,
                 "temperature": load.temperature,
                 "seed": i,
                 "ignore_eos": True,
+                **(streamed if options.stream else {}),
             }
         ).encode()
         for i in range(first, first + count)
@@ -257,8 +270,7 @@ def compared(
     for number, load in product(range(-1, options.rounds), loads):  # -1: to warm up
         count = max(options.least_requests, options.requests_per_client * load.at_once)
         there, back = (
-            bodies_of(prompts, 2 * max(number, 0) + half, count, load, options.tokens)
-            for half in (0, 1)
+            bodies_of(prompts, 2 * max(number, 0) + half, count, load, options) for half in (0, 1)
         )
         bandwidth = arms.gb_per_s()
         order = [(number + turn) % num_arms for turn in range(num_arms)]
@@ -353,6 +365,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=64, help="of each answer")
     parser.add_argument("--requests-per-client", type=int, default=1, help="of each run")
     parser.add_argument("--least-requests", type=int, default=2, help="of each run")
+    parser.add_argument("--stream", action="store_true", help="answers token by token")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--isa")
