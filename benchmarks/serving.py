@@ -6,7 +6,9 @@
 A process of its own loads the model once and serves each chain on a port of its own, as `specqd
 serve` does, but without reuse of prefixes; one of them works at a time. Clients of plain asyncio
 each send the next request over their own connection as soon as they have the last answer whole.
-They share the cores with the server, in every arm alike: `client` is their share of a core.
+They share the cores with the server, in every arm alike: `client` is their share of a core. Equally
+long texts that began together end together without drafts, and one by one with them: the fewer
+requests a client sends in a run, the more of it has less than so many at once.
 
 Each round runs all arms over the same prompts, another one first each time, there and back again,
 so that a machine that becomes slower favours none. A ratio compares what one round took, and its
@@ -363,7 +365,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--at-once", type=int, nargs="+", default=CONCURRENCY)
     parser.add_argument("--temperature", type=float, nargs="+", default=TEMPERATURES)
     parser.add_argument("--tokens", type=int, default=64, help="of each answer")
-    parser.add_argument("--requests-per-client", type=int, default=1, help="of each run")
+    parser.add_argument("--requests-per-client", type=int, default=3, help="of each run")
     parser.add_argument("--least-requests", type=int, default=2, help="of each run")
     parser.add_argument("--stream", action="store_true", help="answers token by token")
     parser.add_argument("--rounds", type=int, default=15)
