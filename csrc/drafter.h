@@ -34,9 +34,9 @@ struct Proposal {
   std::vector<int32_t> tokens;
   std::vector<double> confidences;
   int64_t row = 0;  // of the proposer's last logits, for the first token; the others follow
-  std::vector<int32_t> depths;  // by token: levels below its proposer; or none
+  std::vector<int32_t> depths{};  // by token: levels below its proposer; or none
   // What a level passed on from its own drafter without a look, each with its first token's place.
-  std::vector<std::pair<size_t, std::shared_ptr<const Proposal>>> passed;
+  std::vector<std::pair<size_t, std::shared_ptr<const Proposal>>> passed{};
   double tried = kWhateverItCosts;  // the place from which on it was made to learn if that pays
 
   bool is_empty() const { return tokens.empty(); }

@@ -355,9 +355,11 @@ std::vector<Proposal> Level::concluded(std::span<const Ask> asks,
     auto& [tokens, probabilities] = answers[i];
     const size_t drafted = proposals[i].tokens.size();
     const size_t accepted = tokens.empty() ? 0 : tokens.size() - 1;
-    Proposal result{std::move(tokens), std::move(probabilities), row};
-    result.depths = proposals[i].depths_of(result.tokens);
-    results.push_back(std::move(result));
+    Proposal& result = results.emplace_back();
+    result.row = row;
+    result.depths = proposals[i].depths_of(tokens);
+    result.tokens = std::move(tokens);
+    result.confidences = std::move(probabilities);
     row += static_cast<int64_t>(drafted) + 1;
     if (drafted == 0) continue;
     contexts[i]->record(asks[i].sequence->tokens.size() + accepted, {});

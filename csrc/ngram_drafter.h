@@ -42,9 +42,9 @@ class NgramDrafter : public Drafter {
   // What is indexed of a sequence: accepted tokens, which never change.
   struct Text {
     std::shared_ptr<Sequence> sequence;
-    NgramIndex index;
+    NgramIndex index{};
     size_t length = 0;
-    std::optional<Withheld> withheld;  // since the last accepted token
+    std::optional<Withheld> withheld{};  // since the last accepted token
     double rest = 0.0;    // tokens, after a look; doubles until one of what it says is confirmed
     size_t rest_end = 0;  // no word until the text is so long
   };
