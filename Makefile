@@ -78,13 +78,14 @@ $(PARITY)/ready: parity/requirements.txt dist/built
 parity: $(PARITY)/ready
 	$(PARITY)/bin/python parity/run.py
 
+# The peers come last: where they refuse a library's newest version, they have the one that they want.
 $(PEERS)/ready: benchmarks/peers/requirements.txt dist/built
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/pip install $(QUIET_PIP) --force-reinstall --no-deps dist/specqd-*.whl
+	$(PEERS)/bin/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[bench]"
 	grep -v '^#' $< | while read -r peer; do $(PEERS)/bin/pip install $(QUIET_PIP) -c $< "$$peer" \
 		|| echo "$$peer cannot be installed: what needs it will be absent from the results"; done
 	$(PEERS)/bin/pip uninstall $(QUIET_PIP) --yes torchvision
-	$(PEERS)/bin/pip install $(QUIET_PIP) --force-reinstall --no-deps dist/specqd-*.whl
-	$(PEERS)/bin/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[bench]"
 	touch $@
 
 # Beside llama.cpp, OpenVINO and transformers, on an otherwise idle machine with 12 GB to spare.
