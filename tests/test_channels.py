@@ -7,9 +7,13 @@ import numpy as np
 import pytest
 
 from command_line import run_program
+from random_models import Shape, make_model
 from scripted_models import make_scripted_model
+from served import serving
 from specqd.channels import ChannelReader, has_channels
 from specqd.cli.answers import ChanneledAnswer
+from specqd.openai_answers import Update, form_of
+from specqd.openai_requests import Prepared, chat_request
 from specqd.tokenizer import Tokenizer
 
 TOKENS = [
@@ -61,3 +65,42 @@ def test_a_conversation_has_the_answer_alone(tmp_path: Path, seed: int) -> None:
     ran = run_program("chat", model, "--temperature", "0", input=b"hi\nho\n")
     assert (ran.returncode, ran.stderr) == (0, b"")
     assert ran.stdout == b"Hello to you\n" * 2
+    ran = run_program("generate", model, "--chat", "-p", "hi", "--temperature", "0")
+    assert (ran.returncode, ran.stdout) == (0, b"Hello to you\n")
+
+
+def test_an_answers_message_has_thoughts_apart(
+    tmp_path: Path, rng: np.random.Generator, seed: int
+) -> None:
+    tokenizer = Tokenizer.open(make_model(tmp_path / "model", Shape(), seed))
+    request = chat_request({"messages": [{"role": "user", "content": "Say."}]})
+    prepared = Prepared(request, [[1]], request.params, has_channels=True)
+    ends = np.flatnonzero(rng.random(len(TOKENS)) < rng.random()) + 1
+    bounds = [0, *(end for end in ends if end < len(TOKENS)), len(TOKENS)]
+    texts = ["".join(TOKENS[start:end]) for start, end in pairwise(bounds)]
+    reasons = [None] * (len(texts) - 1) + ["stop"]
+    form = form_of(prepared, tokenizer, "key")
+    said = {"content": "", "reasoning_content": ""}
+    for text, reason in zip(texts, reasons, strict=True):
+        for name, part in form.chunk(Update(0, text, [], [], reason, None))["delta"].items():
+            assert part
+            said[name] += part
+    assert said == {"content": "An answer.", "reasoning_content": "a thought <b|>{}"}
+    whole = form_of(prepared, tokenizer, "key").whole(
+        Update(0, "".join(texts), [], [], "stop", None)
+    )
+    assert {name: whole["message"][name] for name in said} == said
+
+
+def test_a_server_tells_thoughts_apart(tmp_path: Path, seed: int) -> None:
+    for name in ("fastapi", "uvicorn", "llguidance"):
+        pytest.importorskip(name, reason="needs specqd[serve]")
+    script = {"a": "<|channel|>analysis<|message|>Hm.<|end|>"}
+    marks = ("<|channel|>", "<|message|>", "<|end|>")
+    model = make_scripted_model(tmp_path / "model", script, TEMPLATE, seed, marks)
+    body = {"messages": [{"role": "user", "content": "Say."}], "temperature": 0}
+    with serving(str(model)) as served:
+        message = served.ask("POST", "/v1/chat/completions", body).content["choices"][0]["message"]
+        assert (message["content"], message["reasoning_content"]) == ("", "Hm.")
+        held = served.ask("POST", "/v1/completions", {"prompt": "a", "temperature": 0})
+        assert held.content["choices"][0]["text"] == "analysisHm."

@@ -50,7 +50,7 @@ def test_what_json_cannot_say_of_a_logprob_is_openais_least(tokenizer: Tokenizer
     form = form_with(1, tokenizer)
     [token] = tokenizer.encode("a")
     logprobs = [TokenLogprob(token, float("-inf"), ((token + 1, -0.5),))]
-    written = form.whole([Update(0, "a", [token], logprobs, "length", None, 3)])
+    written = form.whole(Update(0, "a", [token], logprobs, "length", None, 3))
     assert written["seed"] == 3
     assert written["logprobs"]["token_logprobs"] == [-9999.0]
     top = {"a": -9999.0, spelled(tokenizer, token + 1): -0.5}

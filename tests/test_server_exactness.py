@@ -165,7 +165,7 @@ def alone(llm: LLM, grammars: JsonGrammars, asked: Asked) -> list[Json]:
     while not engine.is_idle:
         engine.step()
     form = form_of(prepared, llm.tokenizer, "key")
-    return [form.whole([Update.whole(i, sample)]) for i, sample in enumerate(samples)]
+    return [form.whole(Update.whole(i, sample)) for i, sample in enumerate(samples)]
 
 
 @pytest.fixture(params=["auto", "mxfp4:k=5", "none"])

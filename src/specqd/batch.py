@@ -323,4 +323,4 @@ def _answer(running: _Running, batch: Batch, llm: LLM) -> Json:
     usage.completion_tokens = sum(sample.count for sample in running.samples)
     form = form_of(running.prepared, llm.tokenizer, key, chain_of(llm.engine.level))
     answer = Answer(form, batch.model, usage, key, batch.created)
-    return answer.whole([[Update.whole(i, each)] for i, each in enumerate(running.samples)])
+    return answer.whole([Update.whole(i, each) for i, each in enumerate(running.samples)])

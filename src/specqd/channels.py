@@ -45,6 +45,12 @@ class ChannelReader:
         if self._header and not self._has_marks:
             yield ANSWER, self._header
 
+    def told_apart(self, piece: str, *, is_last: bool) -> tuple[str, str]:
+        """What is new of the answer, and of the thoughts before it."""
+        said = [*self.feed(piece), *(self.finish() if is_last else ())]
+        answer = "".join(text for channel, text in said if channel == ANSWER)
+        return answer, "".join(text for channel, text in said if channel != ANSWER)
+
     def _pass(self, mark: str) -> None:
         self._has_marks = True
         if mark == "message":  # the header is a channel, then perhaps whom it is for

@@ -11,6 +11,7 @@ from hashlib import sha256
 from math import isfinite
 from typing import Any, Protocol
 
+from specqd.channels import ChannelReader
 from specqd.errors import RequestError
 from specqd.generation import FinishReason, Generation, Origin, TokenLogprob
 from specqd.openai_requests import ChatRequest, CompletionRequest, Prepared
@@ -98,7 +99,7 @@ class Form(Protocol):
 
     def chunk(self, update: Update) -> Json: ...
 
-    def whole(self, updates: Sequence[Update]) -> Json: ...
+    def whole(self, update: Update) -> Json: ...
 
 
 @dataclass(slots=True)
@@ -122,8 +123,8 @@ class Answer:
     def usage_chunk(self) -> Json:
         return self._envelope(self.form.chunk_kind, []) | {"usage": self.usage.described()}
 
-    def whole(self, samples: Sequence[Sequence[Update]]) -> Json:
-        choices = [self.form.whole(updates) for updates in samples]
+    def whole(self, samples: Sequence[Update]) -> Json:
+        choices = [self.form.whole(update) for update in samples]
         return self._envelope(self.form.kind, choices) | {"usage": self.usage.described()}
 
     def _envelope(self, kind: str, choices: list[Json]) -> Json:
@@ -222,8 +223,7 @@ class CompletionForm:
         }
         return choice | self._extras.of(update)
 
-    def whole(self, updates: Sequence[Update]) -> Json:
-        update = joined(updates)
+    def whole(self, update: Update) -> Json:
         choice = self.chunk(update) | {"seed": update.seed}
         if self._request.has_echo and not self._request.is_prompt_scored:
             choice["text"] = self._echo(update.sample) + choice["text"]
@@ -289,6 +289,8 @@ class ChatForm:
         self._extras = extras
         self._tokenizer = tokenizer
         self._key = key
+        self._has_channels = prepared.has_channels
+        self._channels: dict[int, ChannelReader] = {}  # by sample
         self._readers: dict[int, ToolReader] = {}  # by sample
 
     def opening(self, sample: int) -> list[Json]:
@@ -296,16 +298,21 @@ class ChatForm:
         return [{"index": sample, "delta": delta, "logprobs": None, "finish_reason": None}]
 
     def chunk(self, update: Update) -> Json:
-        content, calls = self._read(update)
-        delta: Json = {"content": content} if content else {}
+        text, thought = self._told_apart(update)
+        content, calls = self._read(text, update)
+        delta: Json = {"reasoning_content": thought} if thought else {}
+        if content:
+            delta["content"] = content
         if calls:
             delta["tool_calls"] = [{"index": index} | call for index, call in calls.items()]
         return self._choice(update) | {"delta": delta}
 
-    def whole(self, updates: Sequence[Update]) -> Json:
-        update = joined(updates)
-        content, calls = self._read(update)
+    def whole(self, update: Update) -> Json:
+        text, thought = self._told_apart(update)
+        content, calls = self._read(text, update)
         message: Json = {"role": "assistant", "content": content, "refusal": None}
+        if thought:
+            message["reasoning_content"] = thought
         if calls:
             message |= {"content": content or None, "tool_calls": list(calls.values())}
         choice = self._choice(update) | {"message": message, "seed": update.seed}
@@ -313,16 +320,23 @@ class ChatForm:
             choice["prompt_token_ids"] = list(self._prompt)
         return choice
 
-    def _read(self, update: Update) -> tuple[str, dict[int, Json]]:
+    def _told_apart(self, update: Update) -> tuple[str, str]:
+        """What is new of the answer, and of the thoughts before it."""
+        if not self._has_channels:
+            return update.text, ""
+        reader = self._channels.setdefault(update.sample, ChannelReader())
+        return reader.told_apart(update.text, is_last=update.finish_reason is not None)
+
+    def _read(self, text: str, update: Update) -> tuple[str, dict[int, Json]]:
         """What is new of the content and, by number, of the calls."""
         use, form = self._request.tool_use, self._call_form
         if use is None or form is None:
-            return update.text, {}
+            return text, {}
         if update.sample not in self._readers:
             names = {tool.name for tool in use.callable}
             self._readers[update.sample] = ToolReader(names, is_tagged=form.is_tagged)
         reader = self._readers[update.sample]
-        pieces = reader.feed(update.text)
+        pieces = reader.feed(text)
         if update.finish_reason is not None:
             pieces += reader.finish()
         return self._sorted(update.sample, pieces)
@@ -366,21 +380,6 @@ class ChatForm:
             "logprob": _finite(logprob),
             "bytes": list(bytes_of(self._tokenizer, token)),
         }
-
-
-def joined(updates: Sequence[Update]) -> Update:
-    """All that became of one sample."""
-    return Update(
-        updates[0].sample,
-        "".join(update.text for update in updates),
-        [token for update in updates for token in update.tokens],
-        logprobs=[logprob for update in updates for logprob in update.logprobs],
-        finish_reason=updates[-1].finish_reason,
-        error=updates[-1].error,
-        seed=updates[-1].seed,
-        origins=[origin for update in updates for origin in update.origins],
-        prompt_logprobs=updates[0].prompt_logprobs,
-    )
 
 
 def _finite(logprob: float) -> float:

@@ -13,6 +13,7 @@ from typing import Any
 
 from specqd import openai_tools
 from specqd.body_fields import BodyFields, token_ids
+from specqd.channels import has_channels
 from specqd.errors import FieldError, shown
 from specqd.sampling import SamplingParams
 from specqd.tokenizer import Tokenizer
@@ -131,22 +132,26 @@ class Prepared:
     prompts: list[list[int]]
     params: SamplingParams
     call_form: CallForm | None = None  # where tools may be called
+    has_channels: bool = False  # its texts say which part is thought and which the answer
 
     @classmethod
     def of(cls, request: Request, tokenizer: Tokenizer) -> "Prepared":
         """Raises RequestError for what this model cannot do, TokenizerError where its template
         fails."""
         form, params = None, request.params
+        is_free_chat = isinstance(request, ChatRequest) and not request.has_rules
+        is_channeled = is_free_chat and has_channels(tokenizer)
         if isinstance(request, ChatRequest) and request.tool_use is not None:
             form = call_form(tokenizer)
-            params = replace(params, skip_special_tokens=not form.special_ids)
+        if is_channeled or (form is not None and form.special_ids):
+            params = replace(params, skip_special_tokens=False)
         prompts = request.encoded(tokenizer)
         if params.prompt_logprobs is not None:
             told = sum(map(len, prompts)) * params.n * (1 + params.prompt_logprobs)
             if told > MOST_PROMPT_LOGPROBS:
                 most = f"of prompts {told} log-probabilities; {MOST_PROMPT_LOGPROBS} are the most"
                 raise FieldError("echo", f"asks for {most}; lower logprobs, or send fewer prompts")
-        return cls(request, prompts, params, form)
+        return cls(request, prompts, params, form, is_channeled)
 
     @property
     def has_rules(self) -> bool:

@@ -3,12 +3,15 @@
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from specqd.channels import has_channels
 from specqd.cli import explain
+from specqd.cli.answers import ChanneledAnswer
 from specqd.cli.opening import open_llm
 from specqd.cli.options import (
     context_option,
@@ -89,7 +92,7 @@ def generate(
     if is_json or is_explained:
         result = llm.generate([ids], params)[0]
     else:
-        result = write_stream(llm, ids, params)
+        result = write_stream(llm, ids, params, is_chat=is_chat)
     if is_json:
         print(json.dumps(described(result, has_origins=is_explained)))
     elif is_explained:
@@ -102,8 +105,12 @@ def generate(
         print("\n".join(level_table(result.stats)), file=sys.stderr)
 
 
-def write_stream(llm: "LLM", prompt: "Prompt", params: "SamplingParams") -> "Result":
-    """Writes a completion as it comes."""
+def write_stream(
+    llm: "LLM", prompt: "Prompt", params: "SamplingParams", *, is_chat: bool
+) -> "Result":
+    """Writes a completion as it comes; of a chat in channels the answer alone."""
+    if is_chat and has_channels(llm.tokenizer):
+        return write_answer(llm, prompt, replace(params, skip_special_tokens=False))
     stream = llm.stream(prompt, params)
     for piece in stream:
         write_text(piece)
@@ -113,6 +120,16 @@ def write_stream(llm: "LLM", prompt: "Prompt", params: "SamplingParams") -> "Res
             write_text("\n")
         elif outputs_meet():
             print(file=sys.stderr)  # the text itself stays as it is
+    return stream.result
+
+
+def write_answer(llm: "LLM", prompt: "Prompt", params: "SamplingParams") -> "Result":
+    answer = ChanneledAnswer(shows_thoughts=sys.stderr.isatty())
+    stream = llm.stream(prompt, params)
+    for piece in stream:
+        answer.show(piece)
+    answer.finish()
+    assert stream.result is not None
     return stream.result
 
 

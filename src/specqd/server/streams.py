@@ -35,13 +35,12 @@ class AnswerResponse(Response):
             self._thread.close(self._job)
 
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
-        samples: list[list[Update]] = [[] for _ in range(self._job.num_samples)]
         try:
-            async for update in self._updates():
-                samples[update.sample].append(update)
+            samples = [update async for update in self._updates()]  # each of them whole
         except (RequestError, StoppedError) as error:
             await problem_of(error).response()(scope, receive, send)
             return
+        samples.sort(key=lambda update: update.sample)
         await JSONResponse(self._answer.whole(samples))(scope, receive, send)
 
     async def _send_events(self, send: Send) -> None:
