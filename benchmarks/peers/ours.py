@@ -56,8 +56,7 @@ class Ours:
 
     def _timed(self, engine: Engine, prompt: Sequence[int], new_tokens: int) -> Run:
         engine.reuses_prefixes = False
-        stats = engine.level.stats
-        drafted, accepted = stats.drafted, stats.accepted
+        before = engine.level.stats
         begun = perf_counter()
         params = SamplingParams(max_tokens=new_tokens, temperature=0.0, seed=0, ignore_eos=True)
         [generation] = engine.submit(prompt, params.resolved(self._llm.defaults))
@@ -67,13 +66,14 @@ class Ours:
         while generation.finish_reason is None:
             engine.step()
         ended = perf_counter()
+        after = engine.level.stats
         return Run(
             generation.tokens,
             first - begun,
             ended - first,
             ended - begun,
-            stats.drafted - drafted,
-            stats.accepted - accepted,
+            after.drafted - before.drafted,
+            after.accepted - before.accepted,
         )
 
 

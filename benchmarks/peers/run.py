@@ -165,10 +165,16 @@ def machine_description(machine: Machine) -> dict[str, Any]:
 
 
 def _commit() -> str:
-    here = Path(__file__).parent
-    words = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"]
-    found = subprocess.run(words, capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"
+    """What was measured; what measuring itself writes does not make it another."""
+    commit = _git("rev-parse", "--short=12", "HEAD")
+    ours = (":(top)", ":(top,exclude)benchmarks/results", ":(top,exclude)docs")
+    is_changed = _git("status", "--porcelain", "--untracked-files=no", "--", *ours)
+    return (commit or "unknown") + ("-dirty" if is_changed else "")
+
+
+def _git(*words: str) -> str:
+    command = ["git", "-C", str(Path(__file__).parent), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def make_plan(options: argparse.Namespace) -> Plan:
