@@ -22,8 +22,8 @@ inline __m512i exponents_of(const PackedMatrix& w, int64_t tile) {
   return _mm512_or_si512(exponents, _mm512_slli_epi32(exponents, 16));
 }
 
-// The patches of a tile, whose positions `Order` makes into those of the decoded one.
-template <class Order, class Fetch>
+// The patches of a tile, whose positions `Place` makes into those of the decoded one.
+template <class Place, class Fetch>
 class TilePatches {
  public:
   // The first sixteen, with one repeated where there are fewer: a loop of as many steps as there
@@ -36,7 +36,7 @@ class TilePatches {
     const auto mask = static_cast<__mmask16>(_bzhi_u32(0xffff, static_cast<uint32_t>(count_)));
     const __m512i some = _mm512_maskz_loadu_epi32(mask, patches_);
     const __m512i one = _mm512_broadcastd_epi32(_mm512_castsi512_si128(some));
-    _mm512_store_si512(first_, Order::placed(_mm512_mask_mov_epi32(one, mask, some)));
+    _mm512_store_si512(first_, Place::placed(_mm512_mask_mov_epi32(one, mask, some)));
     asm("" : "+m"(first_));  // else GCC takes them out of the register one by one
   }
 
@@ -48,7 +48,7 @@ class TilePatches {
       alignas(64) uint32_t more[16];
       const int64_t rest = count_ - i < 16 ? count_ - i : 16;
       const auto mask = static_cast<__mmask16>(_bzhi_u32(0xffff, static_cast<uint32_t>(rest)));
-      _mm512_store_si512(more, Order::placed(_mm512_maskz_loadu_epi32(mask, patches_ + i)));
+      _mm512_store_si512(more, Place::placed(_mm512_maskz_loadu_epi32(mask, patches_ + i)));
       for (int64_t j = 0; j < rest; ++j) put(more[j], tile);
     }
   }
@@ -63,51 +63,38 @@ class TilePatches {
   alignas(64) uint32_t first_[16];
 };
 
-// A tile being decoded.
-struct TileSource {
-  const uint8_t* codes;
-  const uint8_t* residuals;
-  __m512i exponents;
+struct InTileOrder {
+  static __m512i placed(__m512i patches) { return patches; }
 };
 
-// Row r has its codes in nibble r % 4 of the words of 64 bytes.
-struct InTileOrder {
+// Decodes nested tiles a row of 32 weights at a time; past the last one, the last one again. Row r
+// has its codes in nibble r % 4 of the words of 64 bytes.
+template <class Fetch>
+class Avx512DecoderBy {
+ public:
   static constexpr bool kIsWoven = false;
 
-  static __m512i placed(__m512i patches) { return patches; }
-
-  template <class Fetch>
-  [[gnu::always_inline]] static void row(int r, const TileSource& tile, uint16_t* out) {
-    if (r < 4) Fetch::from(tile.codes + r * 64 + Fetch::kTilesAhead * kTileCodes);
-    if (r >= 4 && r < 12)
-      Fetch::from(tile.residuals + (r - 4) * 64 + Fetch::kTilesAhead * kTileWeights);
-    const __m512i residual = _mm512_cvtepu8_epi16(
-        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(tile.residuals + r * 32)));
-    const __m512i nibbles = _mm512_srli_epi16(_mm512_loadu_si512(tile.codes + r / 4 * 64),
-                                              static_cast<unsigned>(r % 4 * 4));
-    const __m512i least = _mm512_permutexvar_epi16(nibbles, _mm512_load_si512(kCodeWords.word));
-    _mm512_store_si512(out + r * 32,
-                       _mm512_add_epi16(least, _mm512_add_epi16(tile.exponents, residual)));
-  }
-};
-
-// Decodes nested tiles a row of 32 weights at a time; past the last one, the last one again.
-template <class Order, class Fetch>
-class TileDecoder {
- public:
-  static constexpr bool kIsWoven = Order::kIsWoven;
-
-  TileDecoder(const PackedMatrix& w, int64_t tile, int64_t count, uint16_t* out)
+  Avx512DecoderBy(const PackedMatrix& w, int64_t tile, int64_t count, uint16_t* out)
       : w_(w), tile_(tile), left_(count), out_(out) {
     begin_tile();
   }
 
   bool is_done() const { return left_ <= 0; }
 
-  [[gnu::always_inline]] void row(int r) { Order::template row<Fetch>(r, source_, out_); }
+  [[gnu::always_inline]] void row(int r) {
+    if (r < 4) Fetch::from(codes_ + r * 64 + Fetch::kTilesAhead * kTileCodes);
+    if (r >= 4 && r < 12)
+      Fetch::from(residuals_ + (r - 4) * 64 + Fetch::kTilesAhead * kTileWeights);
+    const __m512i residual = _mm512_cvtepu8_epi16(
+        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(residuals_ + r * 32)));
+    const __m512i nibbles = _mm512_srli_epi16(_mm512_loadu_si512(codes_ + r / 4 * 64),
+                                              static_cast<unsigned>(r % 4 * 4));
+    const __m512i least = _mm512_permutexvar_epi16(nibbles, _mm512_load_si512(kCodeWords.word));
+    _mm512_store_si512(out_ + r * 32,
+                       _mm512_add_epi16(least, _mm512_add_epi16(exponents_, residual)));
+  }
 
   void whole_tile() {
-#pragma GCC unroll 16
     for (int r = 0; r < kBlock / 2; ++r) row(r);
     end_tile();
   }
@@ -122,18 +109,21 @@ class TileDecoder {
 
  private:
   [[gnu::always_inline]] void begin_tile() {
-    source_ = {w_.codes + tile_ * kTileCodes, w_.residuals + tile_ * kTileWeights,
-               exponents_of(w_, tile_)};
+    codes_ = w_.codes + tile_ * kTileCodes;
+    residuals_ = w_.residuals + tile_ * kTileWeights;
+    exponents_ = exponents_of(w_, tile_);
     patches_.begin_tile(w_, tile_);
   }
 
   const PackedMatrix& w_;
   int64_t tile_, left_;
   uint16_t* out_;
-  TileSource source_;
-  TilePatches<Order, Fetch> patches_;
+  const uint8_t* codes_ = nullptr;
+  const uint8_t* residuals_ = nullptr;
+  __m512i exponents_ = _mm512_setzero_si512();
+  TilePatches<InTileOrder, Fetch> patches_;
 };
-using Avx512Decoder = TileDecoder<InTileOrder, FetchNear>;
+using Avx512Decoder = Avx512DecoderBy<FetchNear>;
 
 struct Avx512Exact {
   static constexpr int kRows = 12;

@@ -103,9 +103,9 @@ struct Avx512Bf16Exact {
 constexpr int64_t kRowsOfUsualOrder = 4;
 
 template <class Core>
-using OfUsualOrder = Avx512Bf16Exact<Core, TileDecoder<InTileOrder, typename Core::Fetch>>;
+using OfUsualOrder = Avx512Bf16Exact<Core, Avx512DecoderBy<typename Core::Fetch>>;
 template <class Core>
-using OfWovenTiles = Avx512Bf16Exact<Core, TileDecoder<InWovenOrder, typename Core::Fetch>>;
+using OfWovenTiles = Avx512Bf16Exact<Core, WovenDecoder<typename Core::Fetch>>;
 
 template <class Core>
 void exact_product_bf16(const PackedMatrix& w, int64_t first, int64_t last, const PreparedRows& x,

@@ -28,10 +28,7 @@ struct WovenOrder {
 };
 constexpr WovenOrder kWovenOrder;
 
-// Two rows of a tile at a time.
 struct InWovenOrder {
-  static constexpr bool kIsWoven = true;
-
   // A position's bits are three of the row, r, four of the output, and the chain; woven, r and the
   // chain change places, and r is inverted.
   static __m512i placed(__m512i patches) {
@@ -41,15 +38,45 @@ struct InWovenOrder {
     const __m512i both = _mm512_or_si512(differ, _mm512_slli_epi32(differ, 5));
     return _mm512_ternarylogic_epi32(patches, both, one, 0x96);  // exclusive or of all three
   }
+};
 
-  template <class Fetch>
-  [[gnu::always_inline]] static void row(int r, const TileSource& tile, uint16_t* out) {
-    if (r % 2 != 0) return;
-    const int i = r / 2;
-    if (i < 4) Fetch::from(tile.codes + i * 64 + Fetch::kTilesAhead * kTileCodes);
-    Fetch::from(tile.residuals + i * 64 + Fetch::kTilesAhead * kTileWeights);
-    const __m512i residuals = _mm512_loadu_si512(tile.residuals + i * 64);
-    const __m512i codes = _mm512_loadu_si512(tile.codes + i / 2 * 64);
+// As Avx512DecoderBy, two rows of a tile at a time.
+template <class Fetch>
+class WovenDecoder {
+ public:
+  static constexpr bool kIsWoven = true;
+
+  WovenDecoder(const PackedMatrix& w, int64_t tile, int64_t count, uint16_t* out)
+      : w_(w), tile_(tile), left_(count), out_(out) {
+    begin_tile();
+  }
+
+  bool is_done() const { return left_ <= 0; }
+
+  [[gnu::always_inline]] void row(int r) {
+    if (r % 2 == 0) two_rows(r / 2);
+  }
+
+  void whole_tile() {
+#pragma GCC unroll 8
+    for (int i = 0; i < kBlock / 4; ++i) two_rows(i);
+    end_tile();
+  }
+
+  [[gnu::always_inline]] void end_tile() {
+    patches_.apply(out_);
+    if (--left_ <= 0) return;
+    ++tile_;
+    out_ += kTileWeights;
+    begin_tile();
+  }
+
+ private:
+  [[gnu::always_inline]] void two_rows(int i) {
+    if (i < 4) Fetch::from(codes_ + i * 64 + Fetch::kTilesAhead * kTileCodes);
+    Fetch::from(residuals_ + i * 64 + Fetch::kTilesAhead * kTileWeights);
+    const __m512i residuals = _mm512_loadu_si512(residuals_ + i * 64);
+    const __m512i codes = _mm512_loadu_si512(codes_ + i / 2 * 64);
 #pragma GCC unroll 2
     for (int chain = 0; chain < 2; ++chain) {
       const __m512i residual = _mm512_maskz_permutexvar_epi8(
@@ -57,10 +84,25 @@ struct InWovenOrder {
       const __m512i nibbles =
           _mm512_multishift_epi64_epi8(_mm512_load_si512(kWovenOrder.code[i % 2][chain]), codes);
       const __m512i least = _mm512_permutexvar_epi16(nibbles, _mm512_load_si512(kCodeWords.word));
-      _mm512_store_si512(out + i * 64 + chain * 32,
-                         _mm512_add_epi16(least, _mm512_add_epi16(tile.exponents, residual)));
+      _mm512_store_si512(out_ + i * 64 + chain * 32,
+                         _mm512_add_epi16(least, _mm512_add_epi16(exponents_, residual)));
     }
   }
+
+  [[gnu::always_inline]] void begin_tile() {
+    codes_ = w_.codes + tile_ * kTileCodes;
+    residuals_ = w_.residuals + tile_ * kTileWeights;
+    exponents_ = exponents_of(w_, tile_);
+    patches_.begin_tile(w_, tile_);
+  }
+
+  const PackedMatrix& w_;
+  int64_t tile_, left_;
+  uint16_t* out_;
+  const uint8_t* codes_ = nullptr;
+  const uint8_t* residuals_ = nullptr;
+  __m512i exponents_ = _mm512_setzero_si512();
+  TilePatches<InWovenOrder, Fetch> patches_;
 };
 
 }  // namespace
