@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fake_model import FakeDrafter
 from random_models import Shape
 from specqd import _native
 from specqd._native import Ask, Context, Level, Proposal, Rows, Sequence
 from specqd.model import Machine, Model
-from specqd.roles import Drafter
 
 PAGE = _native.PAGE_POSITIONS
 NAN = 0x7FC0
@@ -56,27 +56,12 @@ def poison_free_pages(cache: _native.KvCache) -> None:
     cache.release(slot)
 
 
-class Guessing:
+class Guessing(FakeDrafter):
     """Proposes any tokens at all."""
-
-    is_free = False
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
-    @property
-    def levels(self) -> tuple[Drafter, ...]:
-        return (self,)
-
-    def chances(self, ask: Ask, proposal: Proposal) -> list[float]:
-        return proposal.confidences
-
-    def propose(self, asks: SequenceOf[Ask]) -> list[Proposal]:
-        lengths = [self._rng.randint(0, min(ask.at_most, 12)) for ask in asks]
-        return [Proposal(random_tokens(self._rng, n), [0.5] * n) for n in lengths]
-
-    def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
-        pass
-
-    def release(self, sequence: Sequence) -> None:
-        pass
+    def answer(self, ask: Ask) -> Proposal:
+        length = self._rng.randint(0, min(ask.at_most, 12))
+        return Proposal(random_tokens(self._rng, length), [0.5] * length)

@@ -1,7 +1,8 @@
-"""A model whose next token is any function of the tokens before it. Knows no arithmetic.
+"""A model whose next token is any function of the tokens before it, and a drafter that says as
+little as one may. They know no arithmetic.
 
-Its cache remembers which reading wrote each position, so that a level which trusts a draft's
-positions, or positions of other tokens, fails here at once.
+The model's cache remembers which reading wrote each position, so that a level which trusts a
+draft's positions, or positions of other tokens, fails here at once.
 """
 
 from collections.abc import Callable
@@ -10,8 +11,9 @@ from itertools import count
 
 import numpy as np
 
-from specqd._native import Context, Rows, Sequence
+from specqd._native import Ask, Context, Proposal, Rows, Sequence
 from specqd.model import Reading
+from specqd.roles import Drafter
 
 Rule = Callable[[tuple[int, ...]], int]  # all tokens so far -> the next one
 
@@ -23,6 +25,31 @@ def next_by_hash(vocabulary: int, *, salt: int = 0) -> Rule:
 def often(agree: Rule, differ: Rule, *, percent: int) -> Rule:
     """`agree` for that share of prefixes, `differ` for the others."""
     return lambda prefix: (agree if hash((7919, prefix)) % 100 < percent else differ)(prefix)
+
+
+class FakeDrafter:
+    """A drafter by what it answers to one ask: nothing, unless a test says more."""
+
+    is_free = False
+
+    @property
+    def levels(self) -> tuple[Drafter, ...]:
+        return (self,)
+
+    def propose(self, asks: SequenceOf[Ask]) -> list[Proposal]:
+        return [self.answer(ask) for ask in asks]
+
+    def answer(self, ask: Ask) -> Proposal:
+        return Proposal()
+
+    def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
+        pass
+
+    def chances(self, ask: Ask, proposal: Proposal) -> list[float]:
+        return proposal.confidences
+
+    def release(self, sequence: Sequence) -> None:
+        pass
 
 
 class FakeModel:

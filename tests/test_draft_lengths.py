@@ -7,7 +7,7 @@ from collections.abc import Sequence as SequenceOf
 
 import pytest
 
-from fake_model import FakeModel, Rule, next_by_hash, often
+from fake_model import FakeDrafter, FakeModel, Rule, next_by_hash, often
 from specqd import _native
 from specqd._native import (
     Ask,
@@ -53,7 +53,7 @@ class TimedModel(FakeModel):
         self.clock.now += self.first + self.more * max(rows - self.free, 0)
 
 
-class FreeDrafter:
+class FreeDrafter(FakeDrafter):
     """Proposes by a rule, for nothing, as many tokens as are worth their rows; knows its chances.
 
     Counts who confirmed its tokens: the target's rows are asked for with the target's costs.
@@ -66,14 +66,7 @@ class FreeDrafter:
         self._chance = chance
         self.observed = 0
 
-    @property
-    def levels(self) -> tuple[Drafter, ...]:
-        return (self,)
-
-    def propose(self, asks: SequenceOf[Ask]) -> list[Proposal]:
-        return [self._propose(ask) for ask in asks]
-
-    def _propose(self, ask: Ask) -> Proposal:
+    def answer(self, ask: Ask) -> Proposal:
         tokens: list[int] = []
         likely, net, best, length = 1.0, 0.0, 0.0, 0
         while len(tokens) < min(ask.at_most, 16):
@@ -89,9 +82,6 @@ class FreeDrafter:
 
     def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
         self.observed += 1
-
-    def release(self, sequence: Sequence) -> None:
-        pass
 
 
 def seconds_per_token(
@@ -261,11 +251,11 @@ class FitfulDrafter(FreeDrafter):
 
     span = 60  # tokens
 
-    def _propose(self, ask: Ask) -> Proposal:
+    def answer(self, ask: Ask) -> Proposal:
         length = len(ask.sequence.tokens)
         if length // self.span % 2:
             return Proposal([], [])
-        return super()._propose(ask.changed(at_most=self.span - length % self.span))
+        return super().answer(ask.changed(at_most=self.span - length % self.span))
 
 
 def test_a_token_is_worth_what_those_near_it_take() -> None:

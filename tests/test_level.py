@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fake_model import FakeModel, Rule, next_by_hash, often
+from fake_model import FakeDrafter, FakeModel, Rule, next_by_hash, often
 from specqd import _native
 from specqd._native import Ask, Context, Level, NoDraft, Proposal, Sequence
 from specqd.roles import Drafter, Grammar
@@ -19,24 +19,15 @@ from specqd.roles import Drafter, Grammar
 VOCABULARY = 64
 
 
-class Scripted:
+class Scripted(FakeDrafter):
     """Proposes what a function of the tokens says, right or wrong, as far as it is asked."""
-
-    is_free = False
 
     def __init__(self, script: "Rule | random.Random") -> None:
         self._script = script
         self.asked: list[int] = []
         self.released: list[int] = []
 
-    @property
-    def levels(self) -> tuple[Drafter, ...]:
-        return (self,)
-
-    def propose(self, asks: SequenceOf[Ask]) -> list[Proposal]:
-        return [self._propose(ask) for ask in asks]
-
-    def _propose(self, ask: Ask) -> Proposal:
+    def answer(self, ask: Ask) -> Proposal:
         self.asked.append(ask.at_most)
         tokens: list[int] = []
         if isinstance(self._script, random.Random):
@@ -46,12 +37,6 @@ class Scripted:
             while len(tokens) < ask.at_most:
                 tokens.append(self._script((*ask.sequence.tokens, *tokens)))
         return Proposal(tokens, [0.9] * len(tokens))
-
-    def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
-        pass
-
-    def chances(self, ask: Ask, proposal: Proposal) -> list[float]:
-        return proposal.confidences
 
     def release(self, sequence: Sequence) -> None:
         self.released.append(sequence.key)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from conftest import SHARED_MODELS
+from fake_model import FakeDrafter
 from random_models import Shape, make_model
 from specqd import _native
 from specqd._native import Ask, Level, NoDraft, Proposal, Sequence
@@ -19,32 +20,14 @@ NEW_TOKENS = 48
 Chain = Callable[[Model, Model, Model], Drafter]  # target, small and its draft reading
 
 
-class Repeating:
+class Repeating(FakeDrafter):
     """Proposes what followed the last token when it stood before: a crude n-gram level."""
 
-    is_free = False
-
-    @property
-    def levels(self) -> tuple[Drafter, ...]:
-        return (self,)
-
-    def chances(self, ask: Ask, proposal: Proposal) -> list[float]:
-        return proposal.confidences
-
-    def propose(self, asks: list[Ask]) -> list[Proposal]:
-        proposals = []
-        for ask in asks:
-            tokens = ask.sequence.tokens
-            found = [i for i, token in enumerate(tokens[:-1]) if token == tokens[-1]]
-            follow = tokens[found[-1] + 1 :][: ask.at_most] if found else []
-            proposals.append(Proposal(follow, [0.5] * len(follow)))
-        return proposals
-
-    def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
-        pass
-
-    def release(self, sequence: Sequence) -> None:
-        pass
+    def answer(self, ask: Ask) -> Proposal:
+        tokens = ask.sequence.tokens
+        found = [i for i, token in enumerate(tokens[:-1]) if token == tokens[-1]]
+        follow = tokens[found[-1] + 1 :][: ask.at_most] if found else []
+        return Proposal(follow, [0.5] * len(follow))
 
 
 CHAINS: dict[str, Chain] = {

@@ -11,9 +11,10 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
+from fake_model import FakeDrafter
 from random_models import Shape, make_model
 from specqd import LLM, SamplingParams
-from specqd._native import Ask, Level, Proposal, Sequence
+from specqd._native import Ask, Level, Proposal
 from specqd.engine import Engine
 from specqd.errors import RequestError
 from specqd.openai_answers import Update
@@ -176,7 +177,7 @@ def test_a_long_prompt_is_read_in_parts_while_others_are_written(
     assert late.tokens == plain.generate([prompt], replace(greedy, max_tokens=4))[0].tokens
 
 
-class Gains:
+class Gains(FakeDrafter):
     """A drafter that says nothing, and remembers what a token would have been worth."""
 
     is_free = True
@@ -184,16 +185,9 @@ class Gains:
     def __init__(self) -> None:
         self.last = 0.0
 
-    @property
-    def levels(self) -> tuple["Gains", ...]:
-        return (self,)
-
-    def propose(self, asks: list[Ask]) -> list[Proposal]:
-        self.last = asks[0].gain
-        return [Proposal() for _ in asks]
-
-    def release(self, sequence: Sequence) -> None:
-        pass
+    def answer(self, ask: Ask) -> Proposal:
+        self.last = ask.gain
+        return Proposal()
 
 
 def test_while_others_are_read_a_token_is_worth_what_it_will_be_among_them(
