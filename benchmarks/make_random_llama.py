@@ -1,13 +1,18 @@
 """Writes a random BF16 Llama, by default of 1.10 G parameters, to measure speed on.
 
-    python benchmarks/make_random_llama.py OUT [--layers 16 ...]
+    python benchmarks/make_random_llama.py OUT [--layers 16 ...] [--peaked]
 
 Its text is noise; its weights are Gaussian, as those of real models nearly are. Weights are drawn
 and written a few rows at a time, so it needs little memory.
+
+Its own MXFP4 reading is seldom right about noise. With `--peaked` it is right about as often as
+that of a trained model: layers add little to a token's embedding, and each token has a successor
+that its embedding speaks for. Shapes, and so all costs, stay what they were.
 """
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +35,12 @@ from random_models import (
 SIGMA = 0.02
 CHUNK = 1 << 22  # weights drawn at a time
 
+# Of `--peaked`. With these the MXFP4 reading of the default shape is right .91 of the time greedily
+# and .88 at temperature 0.8; that of the shipped trained model .95 and .91 of the time.
+PULL = 6.0  # logit of a token's successor, in about the deviations of the others'
+QUIET = 0.8  # deviation of what all layers add, by that of embeddings
+GAIN = 3.0  # on logits
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -43,8 +54,11 @@ def main() -> None:
     parser.add_argument("--vocab", type=int, default=32000)
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--tied", action="store_true")
+    parser.add_argument("--peaked", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    if options.peaked and options.tied:
+        parser.error("--peaked needs a head of its own: leave out --tied")
     shape = Shape(
         "llama",
         hidden=options.hidden,
@@ -57,35 +71,64 @@ def main() -> None:
         context=options.context,
         is_tied=options.tied,
     )
-    write_model(options.out, shape, options.seed)
+    write_model(options.out, shape, options.peaked, options.seed)
 
 
-def write_model(directory: Path, shape: Shape, seed: int) -> None:
+def write_model(directory: Path, shape: Shape, is_peaked: bool, seed: int) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(make_config(shape), indent=1) + "\n")
     write_tokenizer(directory, min(shape.vocab, LARGEST_VOCABULARY))  # more ids are padding
     sizes = dict(tensor_sizes(shape))
     rng = np.random.Generator(np.random.SFC64(seed))
+    peaks = Peaks(shape, seed) if is_peaked else None
     with (directory / "model.safetensors").open("wb") as file:
         file.write(safetensors_header(sizes))
         for name, size in sizes.items():
-            for bits in draw(rng, name, size):
-                file.write(bits.tobytes())
+            for first_row, weights in draw(rng, name, size):
+                if peaks is not None:
+                    peaks.form(name, first_row, weights)
+                file.write(bf16_bits(weights).tobytes())
     parameters = sum(int(np.prod(size)) for size in sizes.values())
     print(f"{directory}: {parameters / 1e9:.3f} G parameters")
 
 
 def draw(
     rng: np.random.Generator, name: str, size: tuple[int, ...]
-) -> Iterator[NDArray[np.uint16]]:
-    """BF16 bits of one tensor, in order, in chunks."""
-    count = int(np.prod(size))
-    for start in range(0, count, CHUNK):
-        length = min(CHUNK, count - start)
+) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """Rows of one tensor, [some rows, columns], in order, each time with the first one's index."""
+    rows, columns = size if len(size) == 2 else (1, *size)
+    step = max(1, CHUNK // columns)
+    for first_row in range(0, rows, step):
+        chunk = (min(step, rows - first_row), columns)
         if name.endswith("norm.weight"):
-            yield bf16_bits(np.ones(length, np.float32))
+            yield first_row, np.ones(chunk, np.float32)
         else:
-            yield bf16_bits(rng.standard_normal(length, np.float32) * np.float32(SIGMA))
+            yield first_row, rng.standard_normal(chunk, np.float32) * np.float32(SIGMA)
+
+
+class Peaks:
+    """Makes choices clear that were noise: see `--peaked` above."""
+
+    def __init__(self, shape: Shape, seed: int) -> None:
+        self._shape = shape
+        self._embedding = np.empty((shape.vocab, shape.hidden), np.float32)
+        cycle = np.random.default_rng(seed).permutation(shape.vocab)
+        self._predecessors = np.empty_like(cycle)
+        self._predecessors[np.roll(cycle, -1)] = cycle
+
+    def form(self, name: str, first_row: int, weights: NDArray[np.float32]) -> None:
+        """In place. Tensors come in the order of the file, embeddings first."""
+        rows = slice(first_row, first_row + len(weights))
+        if name == "model.embed_tokens.weight":
+            weights /= np.float32(SIGMA)
+            self._embedding[rows] = weights
+        elif name.endswith(("o_proj.weight", "down_proj.weight")):
+            weights *= np.float32(QUIET / math.sqrt(self._shape.layers))
+        elif name == "model.norm.weight":
+            weights *= np.float32(GAIN)
+        elif name == "lm_head.weight":
+            pull = np.float32(PULL / self._shape.hidden)
+            weights += pull * self._embedding[self._predecessors[rows]]
 
 
 if __name__ == "__main__":
