@@ -8,7 +8,6 @@ to two measurements of the same. Tokens are compared.
 """
 
 import argparse
-import json
 import random
 from pathlib import Path
 from time import perf_counter
@@ -16,7 +15,7 @@ from time import perf_counter
 import numpy as np
 
 from specqd import LLM, SamplingParams
-from specqd.bench.levels import Interval, words_of
+from specqd.bench.levels import Interval, encoded_ends, read_prompts, words_of
 
 
 def written(
@@ -50,9 +49,7 @@ def main() -> None:
     arms = [plain.with_draft(words_of(chain)) for chain in options.chains]
     for arm in arms:
         arm.engine.reuses_prefixes = False
-    room = plain.model.config.max_positions - options.n
-    lines = options.prompts.read_text().splitlines()[: options.limit]
-    prompts = [plain.encode(json.loads(line)["prompt"])[-room:] for line in lines]
+    prompts = encoded_ends(plain, read_prompts(options.prompts, options.limit), options.n)
     parts = [prompts[i : i + options.at_once] for i in range(0, len(prompts), options.at_once)]
     seconds: list[list[float]] = [[] for _ in arms]
     for number in range(options.rounds * len(parts)):

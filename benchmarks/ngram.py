@@ -7,12 +7,12 @@ above it would verify. `--row` is the price of verifying a token, in tokens of t
 """
 
 import argparse
-import json
 from pathlib import Path
 from time import perf_counter
 
 from specqd import LLM, SamplingParams, _native
 from specqd._native import Ask, NgramDrafter, RowCosts, Sequence
+from specqd.bench.levels import encoded_ends, read_prompts
 
 
 def main() -> None:
@@ -29,9 +29,7 @@ def main() -> None:
     params = SamplingParams(
         max_tokens=options.n, temperature=options.temperature, seed=1, ignore_eos=True
     )
-    room = llm.model.config.max_positions - options.n
-    lines = options.prompts.read_text().splitlines()[: options.limit]
-    prompts = [llm.encode(json.loads(line)["prompt"])[-room:] for line in lines]
+    prompts = encoded_ends(llm, read_prompts(options.prompts, options.limit), options.n)
     costs = RowCosts()
     costs.begin({1: 1.0, 101: 1.0 + 100 * options.row})
     drafter = NgramDrafter()

@@ -217,20 +217,25 @@ def read_prompts(path: Path, limit: int) -> list[str]:
     return prompts
 
 
+def encoded_ends(llm: LLM, prompts: Sequence[str], new_tokens: int) -> list[list[int]]:
+    """Each prompt's tokens: the last ones, where the context has no room for all and new ones."""
+    context = llm.model.config.max_positions
+    room = context - new_tokens
+    if room < 1:
+        raise RequestError(
+            f"{new_tokens} new tokens leave no room for a prompt in the model's context "
+            f"of {context}; ask for fewer"
+        )
+    return [llm.encode(prompt)[-room:] for prompt in prompts]
+
+
 def trials(
     arms: Sequence[Arm], prompts: Sequence[str], params: SamplingParams, rounds: int = 1
 ) -> Iterator[Trial]:
     """Yields each prompt's runs, `rounds` times. The end of a prompt that is too long is taken; its
     number is the seed. Raises SpecqdError where an arm's tokens differ from the first arm's."""
-    plain = arms[0].llm
     assert params.max_tokens is not None
-    room = plain.model.config.max_positions - params.max_tokens
-    if room < 1:
-        raise RequestError(
-            f"{params.max_tokens} new tokens leave no room for a prompt in the model's context "
-            f"of {plain.model.config.max_positions}; ask for fewer"
-        )
-    encoded = [plain.encode(prompt)[-room:] for prompt in prompts]
+    encoded = encoded_ends(arms[0].llm, prompts, params.max_tokens)
     for arm in arms:
         timed(arm.llm, encoded[0], replace(params, max_tokens=_WARM_UP_TOKENS, seed=0))
     for begin, number in product(range(rounds), range(len(encoded))):
