@@ -96,6 +96,7 @@ class Result:
     chain: str
     tokens_per_s: float
     over_plain: Interval
+    ratios: tuple[float, ...]  # over plain, by round
     drafted_per_round: float  # tokens that the target verified, by its forwards
     accepted: float | None
     bandwidth_share: float  # of the target's forwards, in the same run
@@ -253,15 +254,17 @@ def results_of(chains: Sequence[str], cells: dict[Load, Cell]) -> list[Result]:
             runs = [each[arm] for each in cell.rounds]
             plain = [each[0] for each in cell.rounds]
             target = reduce(add, (run.target for run in runs))
+            ratios = tuple(
+                a.tokens_per_s / b.tokens_per_s for a, b in zip(runs, plain, strict=True)
+            )
             results.append(
                 Result(
                     load.temperature,
                     load.at_once,
                     chain,
                     median(run.tokens_per_s for run in runs),
-                    Interval.of(
-                        [a.tokens_per_s / b.tokens_per_s for a, b in zip(runs, plain, strict=True)]
-                    ),
+                    Interval.of(ratios),
+                    ratios,
                     target.drafted / target.forwards,
                     target.acceptance,
                     target.gb_per_s / median(cell.gb_per_s),
