@@ -10,7 +10,7 @@ QUIET_PIP := --quiet --disable-pip-version-check
 
 unexport PYTHONPATH  # the environments below hold all that is meant to be imported
 
-.PHONY: build demo test wheel aarch64 lint format parity bench-peers clean
+.PHONY: build demo test wheel aarch64 amx lint format parity bench-peers clean
 
 build: $(VENV)/built
 
@@ -48,6 +48,10 @@ wheel: dist/built
 # On Debian: the same tokens on emulated aarch64 as here.
 aarch64: build
 	.ci/aarch64
+
+# On Debian: the tests of kernels and of exactness on emulated AMX.
+amx: $(VENV)/test-ready
+	.ci/amx
 
 $(VENV)/lint-ready: pyproject.toml | $(VENV)/built
 	$(BIN)/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[serve,lint]"
@@ -94,4 +98,4 @@ bench-peers: $(PEERS)/ready
 	PYTHON=$(PEERS)/bin/python PROMPTS=$(PROMPTS) bash benchmarks/peers/all.sh
 
 clean:
-	rm -rf $(VENV) $(PARITY) $(PEERS) $(EMPTY) dist build build-aarch64
+	rm -rf $(VENV) $(PARITY) $(PEERS) $(EMPTY) dist build build-aarch64 build-amx
