@@ -58,10 +58,12 @@ FAMILY_DRAFTS = ("mxfp4", "mxfp4:k=6+SMALL:bf16:k=4", "SMALL:k=5+ngram:k=2")
 
 
 def family_cells() -> Iterator[Cell]:
-    """Every family on every instruction set, with each value of the other factors in turn."""
-    for i, (name, isa) in enumerate(product(FAMILY_SHAPES, FACTORS["isa"])):
+    """Every family on every instruction set, with the other factors by chance: the same each time,
+    and however many instruction sets there are."""
+    for name, isa in product(FAMILY_SHAPES, FACTORS["isa"]):
+        chance = random.Random(f"{name} {isa}")
         values = {
-            factor: choices[(i + i // len(FACTORS["isa"])) % len(choices)]
+            factor: chance.choice(choices)
             for factor, choices in (FACTORS | {"draft": FAMILY_DRAFTS}).items()
         }
         yield Cell(**values | {"model": name, "isa": isa})
