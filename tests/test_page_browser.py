@@ -143,7 +143,8 @@ def test_markup_stays_text(browser: Any, served: Served) -> None:
 def test_all_can_be_done_from_the_keyboard(browser: Any, served: Served) -> None:
     with visiting(browser, served.url) as visit:
         page = visit.page
-        page.keyboard.type("one")  # it has the focus
+        page.locator("#prompt:focus").wait_for()  # by itself
+        page.keyboard.type("one")
         page.keyboard.press("Shift+Enter")
         page.keyboard.type("two")
         assert page.locator("#prompt").input_value() == "one\ntwo"
