@@ -136,7 +136,7 @@ def test_a_text_is_the_same_with_any_head(plain: LLM, head: str, temperature: fl
     prompts = [[1, 2, 3], [700, 5], list(range(300, 340)), [9] * 70]
     params = SamplingParams(max_tokens=60, temperature=temperature, seed=7, ignore_eos=True)
     expected = [result.tokens for result in plain.generate(prompts, params)]
-    for drafts in ([f"mxfp4:head={head}:k=4"], [f"mxfp4:head={head}", "ngram"]):
+    for drafts in ([f"mxfp4:head={head}:k=4"], [f"mxfp4:head={head}:k=4", "ngram"]):
         llm = plain.with_draft(drafts)
         assert [result.tokens for result in llm.generate(prompts, params)] == expected
         assert [llm.generate([each], params)[0].tokens for each in prompts] == expected
