@@ -38,8 +38,8 @@ void bind_economics(nb::module_& m) {
       .def(nb::init<double>(), "share"_a = 0.005)
       .def("lend", &ProbeBudget::lend, "seconds"_a)
       .def("earn", &ProbeBudget::earn, "seconds"_a)
-      .def("has", &ProbeBudget::has, "loss"_a)
-      .def("allows", &ProbeBudget::allows, "loss"_a)
+      .def("has", &ProbeBudget::has, "cost"_a, "loss"_a)
+      .def("allows", &ProbeBudget::allows, "cost"_a, "loss"_a)
       .def("cost", &ProbeBudget::cost, "seconds"_a)
       .def("bring", &ProbeBudget::bring, "seconds"_a);
 }

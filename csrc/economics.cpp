@@ -24,8 +24,10 @@ constexpr double kMeasured = 0.05 * 0.05;  // variance of what was measured with
 constexpr double kDrift = 0.02 * 0.02;     // of a variance, with each sample of something else
 constexpr double kNoiseBelow = 0.1, kNoiseAbove = 0.15;  // of samples, against what was expected
 
+constexpr double kOutlier = 2.0;  // times what was expected: what anything counts for at most
 constexpr double kDown = 0.15, kUp = 0.1;  // shares of a difference that move an estimate
 constexpr double kMeanShare = 0.1;
+constexpr double kLeastLoss = 0.1;            // of its cost: what a probe is taken to lose at least
 constexpr double kKept = 1.0 - 1.0 / 1000.0;  // of what was expected and right, token by token
 constexpr double kPaceRounds = 8.0;           // that a pace remembers
 
@@ -75,7 +77,7 @@ void Fulfilment::observe(double chance, bool is_right) {
 void Estimate::add(double sample) {
   ++count_;
   const double before = value_.value_or(sample);
-  const double difference = std::min(sample, 2.0 * before) - before;
+  const double difference = std::min(sample, kOutlier * before) - before;
   const double down = std::max(kDown, 1.0 / count_);
   value_ = before + (difference < 0.0 ? down : kUp) * difference;
 }
@@ -123,7 +125,7 @@ void RowCosts::add(int64_t rows, double seconds) {
 
 void RowCosts::learn(int64_t rows, double seconds, int samples) {
   const double expected = this->seconds(static_cast<double>(rows));
-  const double error = std::min(seconds, 2.0 * expected) - expected;
+  const double error = std::min(seconds, kOutlier * expected) - expected;
   const double noise = (error > 0.0 ? kNoiseAbove : kNoiseBelow) * expected;
   count_ += samples;
   const size_t end = 1 + knots_within(static_cast<double>(rows - 1));  // of the parts of `expected`
@@ -202,11 +204,21 @@ std::optional<double> Pace::seconds_per_token() const {
   return tokens_ > 0.0 ? std::optional(seconds_ / tokens_) : std::nullopt;
 }
 
-bool ProbeBudget::allows(double loss) {
-  if (!has(loss)) return false;
-  if (lent_ >= loss) lent_ -= loss;
-  saved_ = 0.0;  // nothing is kept for bad times
-  spent_ = loss;
+// What the last probe lost beyond what was taken for it.
+double ProbeBudget::owed() const {
+  return std::max(std::min(cost_, most_) - brought_ - spent_, 0.0);
+}
+
+bool ProbeBudget::has(double cost, double loss) const {
+  return saved_ - owed() >= std::max(loss, kLeastLoss * cost);
+}
+
+bool ProbeBudget::allows(double cost, double loss) {
+  if (!has(cost, loss)) return false;
+  spent_ = std::max(loss, kLeastLoss * cost);
+  saved_ = std::min(saved_ - owed() - spent_, lent_);  // nothing is kept for bad times
+  lent_ = std::max(saved_, 0.0);
+  most_ = kOutlier * std::max(cost, loss);
   cost_ = brought_ = 0.0;
   return true;
 }

@@ -145,27 +145,33 @@ class Pace {
 
 // Lets what does not pay be tried now and then, at a bounded share of the time.
 //
-// A probe that brought more than it cost is free, and the next may follow at once.
+// A probe is paid for twice: by what it is expected to lose before it is made, and by what it lost
+// beyond that before the next one. Who tries what looks best expects too much of it: else more
+// would be lost than the share. A probe that brought more than it cost is free, and the next may
+// follow at once.
 class ProbeBudget {
  public:
   explicit ProbeBudget(double share = 0.005) : share_(share) {}
 
   // So much may be lost to begin with, before anything could be saved.
-  void lend(double seconds) { lent_ = seconds; }
+  void lend(double seconds) { lent_ = saved_ = seconds; }
   void earn(double seconds) { saved_ += share_ * seconds; }  // so much time has gone by
-  // Whether so much could be lost.
-  bool has(double loss) const { return std::max(lent_, saved_) >= loss; }
-  // Whether a probe that is expected to lose so much can be paid from what was saved; takes it if
-  // so.
-  bool allows(double loss);
+  // Whether a probe could be paid that is expected to cost so much, and to lose so much of it.
+  bool has(double cost, double loss) const;
+  // Whether it could; takes it if so.
+  bool allows(double cost, double loss);
   void cost(double seconds) { cost_ += seconds; }  // so long the last probe took
   void bring(double seconds);                      // so much the last probe's tokens saved
 
  private:
+  double owed() const;
+
   double share_;
-  double lent_ = 0.0, saved_ = 0.0;
-  // Of the last probe: what was taken for it, and what it turned out to cost and to bring.
-  double spent_ = 0.0, cost_ = 0.0, brought_ = 0.0;
+  double saved_ = 0.0;
+  double lent_ = 0.0;  // is left of what was lent, and a part of what is saved
+  // Of the last probe: what was taken for it, what it turned out to cost and to bring, and the most
+  // that it may be said to have cost.
+  double spent_ = 0.0, cost_ = 0.0, brought_ = 0.0, most_ = 0.0;
 };
 
 }  // namespace specqd

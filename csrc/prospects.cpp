@@ -13,7 +13,6 @@ constexpr std::array<double, 4> kRoundsAhead{1, 2, 4, 8};
 constexpr double kLentRounds = 4.0;  // of a single text: what may be lost to begin with, since what
                                      // was measured at load may be wrong: the machine was busy
 constexpr int64_t kFirstPause = 8, kPauseEvery = 64;  // rounds of a batch
-constexpr double kLeastLoss = 0.1;  // of a round's cost: what trying one is taken to cost at least
 constexpr double kLongestRound = 1.0;   // seconds of the outer level's, for what may go into trying
 constexpr double kLeastBesides = 1e-6;  // seconds; an estimate grows by shares of itself
 
@@ -87,7 +86,7 @@ bool Prospects::are_hopeless(std::span<const Ask> asks) {
   const auto count = static_cast<double>(asks.size());
   const double cost = round_seconds(asks.size(), rows_each() * count);
   const double loss = cost - count * (best - asks[0].added_seconds(1.0));
-  return loss > 0.0 && !probes_.has(std::max(loss, kLeastLoss * cost));
+  return loss > 0.0 && !probes_.has(cost, loss);
 }
 
 std::vector<Draft*> Prospects::worthwhile(std::span<Draft* const> drafts,
@@ -113,7 +112,7 @@ std::vector<Draft*> Prospects::worthwhile(std::span<Draft* const> drafts,
   }
   if (!going.empty() && brought > round_seconds(going.size(), rows)) return going;
   const double cost = round_seconds(drafts.size(), all_rows);
-  if (!probes_.allows(std::max(cost + lost, kLeastLoss * cost))) return {};
+  if (!probes_.allows(cost, cost + lost)) return {};
   for (Draft* draft : all)
     draft->proposal.tried = std::min(draft->proposal.tried, static_cast<double>(draft->count()));
   return all;

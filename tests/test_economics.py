@@ -126,28 +126,66 @@ def test_probes_take_no_more_than_their_share() -> None:
     probes = 0
     for _ in range(10_000):
         budget.earn(1.0)
-        probes += budget.allows(0.5)
+        if budget.allows(cost=0.5, loss=0.5):
+            budget.cost(0.5)
+            probes += 1
     assert 190 <= probes <= 200  # half a second each: one percent of ten thousand
+
+
+@pytest.mark.parametrize("right", [0.0, 0.2])
+def test_probes_that_bring_less_than_expected_take_no_more_than_their_share(
+    right: float, rng: np.random.Generator
+) -> None:
+    """Each costs 1 s, brings 2 s where it is right, and is expected to be so half of the time."""
+    budget = ProbeBudget(share=0.01)
+    lost = 0.0
+    for _ in range(20_000):
+        budget.earn(1.0)
+        if budget.allows(cost=1.0, loss=0.0):
+            budget.cost(1.0)
+            lost += 1.0
+            if rng.random() < right:
+                budget.bring(2.0)
+                lost -= 2.0
+    assert 0.5 * (1.0 - 2.0 * right) * 200 <= lost <= 200
+
+
+def test_a_probe_that_was_held_up_counts_for_twice_its_cost() -> None:
+    budget = ProbeBudget(share=0.01)
+    budget.earn(50.0)
+    assert budget.allows(cost=0.5, loss=0.5)
+    budget.cost(100.0)
+    budget.earn(99.0)
+    assert not budget.has(cost=0.5, loss=0.5)
+    budget.earn(2.0)
+    assert budget.has(cost=0.5, loss=0.5)
 
 
 def test_what_was_lent_may_be_lost_to_begin_with() -> None:
     budget = ProbeBudget(share=0.01)
-    assert not budget.allows(0.5)
+    assert not budget.allows(cost=0.5, loss=0.5)
     budget.lend(1.2)
-    assert [budget.allows(0.5) for _ in range(3)] == [True, True, False]
-    assert not budget.has(0.5)
-    budget.earn(60.0)
-    assert budget.allows(0.5)
+    assert [budget.allows(cost=0.5, loss=0.5) for _ in range(3)] == [True, True, False]
+    budget.earn(20.0)
+    assert not budget.has(cost=0.5, loss=0.5)
+    budget.earn(11.0)
+    assert budget.allows(cost=0.5, loss=0.5)
+
+
+def test_what_was_saved_in_good_times_is_not_kept_for_bad_ones() -> None:
+    budget = ProbeBudget(share=0.01)
+    budget.earn(10_000.0)
+    assert [budget.allows(cost=0.5, loss=0.5) for _ in range(2)] == [True, False]
 
 
 def test_a_probe_that_paid_may_be_followed_by_another() -> None:
     budget = ProbeBudget(share=0.1)
     budget.earn(6.0)
-    assert budget.allows(0.5)
+    assert budget.allows(cost=2.0, loss=0.5)
     budget.cost(2.0)
     budget.bring(1.9)
-    assert not budget.allows(0.5)
+    assert not budget.has(cost=2.0, loss=0.5)
     budget.bring(0.2)
-    assert budget.allows(0.5)
+    assert budget.allows(cost=2.0, loss=0.5)
     budget.cost(2.0)
-    assert not budget.allows(0.5)
+    assert not budget.has(cost=2.0, loss=0.5)
