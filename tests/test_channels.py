@@ -82,7 +82,8 @@ def test_an_answers_message_has_thoughts_apart(
     form = form_of(prepared, tokenizer, "key")
     said = {"content": "", "reasoning_content": ""}
     for text, reason in zip(texts, reasons, strict=True):
-        for name, part in form.chunk(Update(0, text, [], [], reason, None))["delta"].items():
+        [choice] = form.chunks(Update(0, text, [], [], reason, None))
+        for name, part in choice["delta"].items():
             assert part
             said[name] += part
     assert said == {"content": "An answer.", "reasoning_content": "a thought <b|>{}"}

@@ -7,9 +7,10 @@ import pytest
 from random_models import Shape, make_model
 from specqd.generation import TokenLogprob
 from specqd.openai_answers import Form, Update, form_of
-from specqd.openai_requests import Prepared, completion_request
+from specqd.openai_requests import Prepared, chat_request, completion_request
 from specqd.token_spelling import spelled
 from specqd.tokenizer import Tokenizer
+from specqd.tool_calls import CallForm
 
 TEXT = "aé€b"  # of one, two, three and one tokens
 
@@ -33,7 +34,7 @@ def test_tokens_are_spelled_and_placed_where_they_begin(tokenizer: Tokenizer, se
     found: list[tuple[str, int]] = []
     for tokens in (ids[:cut], ids[cut:]):
         logprobs = [TokenLogprob(token, -1.0) for token in tokens]
-        written = form.chunk(Update(0, "", tokens, logprobs, None, None))["logprobs"]
+        written = form.chunks(Update(0, "", tokens, logprobs, None, None))[0]["logprobs"]
         found += zip(written["tokens"], written["text_offset"], strict=True)
     assert found == [
         ("a", 0),
@@ -55,3 +56,20 @@ def test_what_json_cannot_say_of_a_logprob_is_openais_least(tokenizer: Tokenizer
     assert written["logprobs"]["token_logprobs"] == [-9999.0]
     top = {"a": -9999.0, spelled(tokenizer, token + 1): -0.5}
     assert written["logprobs"]["top_logprobs"] == [top]
+
+
+def test_the_end_comes_after_a_call_that_comes_with_it(tokenizer: Tokenizer) -> None:
+    """OpenAI's client never says of arguments that they are done where both are one chunk's."""
+    body = {
+        "messages": [{"role": "user", "content": "Stop."}],
+        "tools": [{"type": "function", "function": {"name": "stop"}}],
+    }
+    request = chat_request(body)
+    tagged = CallForm("", "", "", is_tagged=True, special_ids={})
+    prepared = Prepared(request, [[1]], request.params, call_form=tagged)
+    text = '<tool_call>{"name": "stop", "arguments": {}}</tool_call>'
+    update = Update(0, text, [], [], "stop", None)
+    called, ended = form_of(prepared, tokenizer, "key").chunks(update)
+    assert called["delta"]["tool_calls"][0]["function"] == {"name": "stop", "arguments": "{}"}
+    assert called["finish_reason"] is None
+    assert ended == {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "tool_calls"}

@@ -97,7 +97,9 @@ class Form(Protocol):
         """Choices of chunks that come before a sample's first token."""
         ...
 
-    def chunk(self, update: Update) -> Json: ...
+    def chunks(self, update: Update) -> list[Json]:
+        """Choices of the chunks that tell what is new."""
+        ...
 
     def whole(self, update: Update) -> Json: ...
 
@@ -207,7 +209,18 @@ class CompletionForm:
         text = self._echo(sample)
         return [{"index": sample, "text": text, "logprobs": None, "finish_reason": None}]
 
-    def chunk(self, update: Update) -> Json:
+    def chunks(self, update: Update) -> list[Json]:
+        return [self._choice(update)]
+
+    def whole(self, update: Update) -> Json:
+        choice = self._choice(update) | {"seed": update.seed}
+        if self._request.has_echo and not self._request.is_prompt_scored:
+            choice["text"] = self._echo(update.sample) + choice["text"]
+        if self._request.options.has_token_ids:
+            choice["prompt_token_ids"] = list(self._prompts[self._prompt_of(update.sample)])
+        return choice
+
+    def _choice(self, update: Update) -> Json:
         if self._request.is_only_echo:
             nothing = replace(update, text="", tokens=[], logprobs=[], origins=[])
             update = replace(nothing, finish_reason="length")
@@ -222,14 +235,6 @@ class CompletionForm:
             "finish_reason": update.finish_reason,
         }
         return choice | self._extras.of(update)
-
-    def whole(self, update: Update) -> Json:
-        choice = self.chunk(update) | {"seed": update.seed}
-        if self._request.has_echo and not self._request.is_prompt_scored:
-            choice["text"] = self._echo(update.sample) + choice["text"]
-        if self._request.options.has_token_ids:
-            choice["prompt_token_ids"] = list(self._prompts[self._prompt_of(update.sample)])
-        return choice
 
     def _prompt_of(self, sample: int) -> int:
         return sample // self._request.params.n
@@ -297,7 +302,7 @@ class ChatForm:
         delta = {"role": "assistant", "content": ""}
         return [{"index": sample, "delta": delta, "logprobs": None, "finish_reason": None}]
 
-    def chunk(self, update: Update) -> Json:
+    def chunks(self, update: Update) -> list[Json]:
         text, thought = self._told_apart(update)
         content, calls = self._read(text, update)
         delta: Json = {"reasoning_content": thought} if thought else {}
@@ -305,7 +310,12 @@ class ChatForm:
             delta["content"] = content
         if calls:
             delta["tool_calls"] = [{"index": index} | call for index, call in calls.items()]
-        return self._choice(update) | {"delta": delta}
+        choice = self._choice(update) | {"delta": delta}
+        if not calls or update.finish_reason is None:
+            return [choice]
+        # To OpenAI's client arguments are done when the end comes after them, as OpenAI sends it.
+        end = {"delta": {}, "logprobs": None, "finish_reason": choice["finish_reason"]}
+        return [choice | {"finish_reason": None}, {"index": update.sample} | end]
 
     def whole(self, update: Update) -> Json:
         text, thought = self._told_apart(update)

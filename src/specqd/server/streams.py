@@ -61,7 +61,8 @@ class AnswerResponse(Response):
                 yield event_of(answer.chunk(choice))
         try:
             async for update in self._updates():
-                yield event_of(answer.chunk(answer.form.chunk(update)))
+                for choice in answer.form.chunks(update):
+                    yield event_of(answer.chunk(choice))
         except (RequestError, StoppedError) as error:
             yield event_of(problem_of(error).described())
             return
