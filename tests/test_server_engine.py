@@ -18,6 +18,7 @@ from specqd._native import Ask, Level, Proposal
 from specqd.engine import Engine
 from specqd.errors import RequestError
 from specqd.openai_answers import Update
+from specqd.server import engine_thread
 from specqd.server.engine_thread import EngineThread, Job, StoppedError, Watcher
 
 T = TypeVar("T")
@@ -57,14 +58,21 @@ def run(engine: Engine, work: Work[T], watcher: Watcher | None = None) -> T:
     return asyncio.run(within())
 
 
+async def updates_of(thread: EngineThread, job: Job) -> list[Update]:
+    """All of them, as they came."""
+    await thread.submit(job)
+    updates = []
+    while not job.is_over:
+        updates += await job.updates()
+    thread.close(job)
+    return updates
+
+
 async def finished(thread: EngineThread, job: Job) -> list[Update]:
     """Each sample's updates in one."""
-    await thread.submit(job)
     samples: list[list[Update]] = [[] for _ in range(job.num_samples)]
-    while not job.is_over:
-        for update in await job.updates():
-            samples[update.sample].append(update)
-    thread.close(job)
+    for update in await updates_of(thread, job):
+        samples[update.sample].append(update)
     return [
         Update(
             i,
@@ -251,16 +259,11 @@ def test_what_is_not_streamed_comes_whole_and_is_counted_as_it_is_made(
     params = SamplingParams(max_tokens=30, n=2, seed=1, ignore_eos=True)
     heard = Heard()
 
-    async def work(thread: EngineThread) -> list[Update]:
-        job = Job(prompts, params, is_streamed=False)
-        await thread.submit(job)
-        updates = []
-        while not job.is_over:
-            updates += await job.updates()
-        thread.close(job)
-        return updates
-
-    updates = run(engine_of(plain), work, heard)
+    updates = run(
+        engine_of(plain),
+        lambda thread: updates_of(thread, Job(prompts, params, is_streamed=False)),
+        heard,
+    )
     alone = [each for p in prompts for each in plain.generate([p], params)[0].completions]
     assert sorted(update.sample for update in updates) == [0, 1, 2, 3]
     for update in updates:
@@ -268,6 +271,27 @@ def test_what_is_not_streamed_comes_whole_and_is_counted_as_it_is_made(
         assert update.text == alone[update.sample].text
         assert update.finish_reason == "length"
     assert (heard.first, heard.next, heard.reasons) == (4, 4 * 29, ["length"] * 4)
+
+
+@pytest.mark.parametrize(("seconds", "parts"), [(0.0, 40), (1e9, 2)])
+def test_streams_come_in_parts_that_take_their_time(
+    plain: LLM,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+    parts: int,
+) -> None:
+    """The first token at once, the last ones with the end."""
+    monkeypatch.setattr(engine_thread, "_STREAM_SECONDS", seconds)
+    params = SamplingParams(max_tokens=40, ignore_eos=True, seed=1, logprobs=1)
+    prompt = prompt_of(rng, 5)
+
+    updates = run(engine_of(plain), lambda thread: updates_of(thread, Job([prompt], params)))
+    assert [len(update.tokens) for update in updates[:-1]] == [1] * (parts - 1)
+    alone = plain.generate([prompt], params)[0].completions[0]
+    assert [token for update in updates for token in update.tokens] == alone.tokens
+    assert "".join(update.text for update in updates) == alone.text
+    assert [each for update in updates for each in update.logprobs] == alone.logprobs
 
 
 def test_a_full_cache_queues_and_all_are_served(plain: LLM, rng: np.random.Generator) -> None:

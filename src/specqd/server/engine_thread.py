@@ -1,9 +1,9 @@
 """The thread that owns the engine, and jobs that travel between it and an event loop.
 
 Knows rounds and arrivals; knows nothing of HTTP. All that touches the engine is a command that the
-thread runs between two rounds, so requests join and leave there. What a round made of a stream is
-handed over at once and waits on the other side: whoever reads slowly holds nobody up. What is not
-streamed is handed over whole: the loop that takes it would keep the next round waiting.
+thread runs between two rounds, so requests join and leave there. What was made waits on the other
+side: whoever reads slowly holds nobody up. The loop that takes it keeps the next round waiting, so
+streams are handed over together, some sixty times a second at most, and what is not streamed whole.
 """
 
 import asyncio
@@ -25,6 +25,7 @@ from specqd.sampling import SamplingParams
 
 T = TypeVar("T")
 _LOG = logging.getLogger("specqd.server")
+_STREAM_SECONDS = 1 / 60  # a screen shows no more of a stream's parts
 
 
 class StoppedError(Exception):
@@ -161,7 +162,8 @@ class _Live:
         self._is_shared |= self._engine.num_running > self.num_open
         return Progress(now - self._first_at, stats.since(self._first).levels, self._is_shared)
 
-    def updates(self) -> list[Update]:
+    def updates(self, *, is_due: bool) -> list[Update]:
+        """What is to be handed over: ends and beginnings, and where it is due what is between."""
         new = []
         progress = None
         for i in sorted(self._open):
@@ -169,7 +171,7 @@ class _Live:
             text, tokens, logprobs = self._sent[i]
             reason = generation.finish_reason
             is_new = self.job.is_streamed and generation.count > tokens
-            if not is_new and reason is None:
+            if reason is None and not (is_new and (is_due or not tokens)):
                 continue
             if self.job.has_progress:
                 progress = progress or self._progress()
@@ -202,6 +204,7 @@ class EngineThread:
         self._watcher = watcher
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._live: dict[Job, _Live] = {}
+        self._handed_over_at = 0.0
         self._open: dict[Job, int] = {}  # the loop's side: samples that are not over
         self._is_stopping = False
         self._failure: StoppedError | None = None
@@ -323,11 +326,14 @@ class EngineThread:
 
     def _hand_over(self) -> None:
         assert self._loop is not None
-        news = []
+        now, news = perf_counter(), []
+        is_due = now - self._handed_over_at >= _STREAM_SECONDS
+        if is_due:
+            self._handed_over_at = now
         for live in list(self._live.values()):
             if self._watcher is not None:
                 live.tell(self._watcher)
-            if updates := live.updates():
+            if updates := live.updates(is_due=is_due):
                 news.append((live.job, updates, live.cached_prompt_tokens))
             if live.is_over:
                 del self._live[live.job]
