@@ -1,6 +1,7 @@
 """The server through OpenAI's own client: what it answers is what the Python API gives."""
 
 import json
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -314,3 +315,13 @@ def test_errors_are_openais(client: Any) -> None:
     with pytest.raises(openai.BadRequestError, match="the context has 512; ask for 511") as long:
         client.completions.create(model=MODEL, prompt=[1], max_tokens=512)
     assert long.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::"])
+def test_no_part_of_an_answer_waits_until_the_one_before_is_confirmed(host: str) -> None:
+    from specqd.server.listening import listen
+
+    with listen(host, 0) as listening:
+        address = ("127.0.0.1", listening.getsockname()[1])
+        with socket.create_connection(address), listening.accept()[0] as accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

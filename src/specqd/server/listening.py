@@ -21,12 +21,16 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         takes_both = host == "::" and socket.has_dualstack_ipv6()
-        return socket.create_server(
+        sock = socket.create_server(
             (host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=takes_both
         )
     except OSError as error:
         problem = (error.strerror or str(error)).partition(" (")[0]  # it repeats the address
         raise MachineError(f"--host {host} --port {port}: {problem}; choose others") from error
+    # Connections inherit it. With asyncio's own sockets it is the default, with given ones it is
+    # not: the second part of an answer then waits for the client's word of the first, some 40 ms.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
 
 
 def run(service: Service, sock: socket.socket, drain_s: int, say: Callable[[str], None]) -> None:
