@@ -43,6 +43,7 @@ PROMPT_CHARACTERS = 400  # of each prompt's end: decoding is what is compared
 CONCURRENCY = (1, 4, 16)
 TEMPERATURES = (0.0, 0.8)
 CHAINS = ("auto", "mxfp4")
+ROUNDS_BY_BANDWIDTH = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +218,7 @@ def bodies_of(
 
 @dataclass(slots=True)
 class Cell:
-    """A load's runs by round, an arm each, and the bandwidths beside them."""
+    """A load's runs by round, an arm each, and the bandwidths between them."""
 
     rounds: list[list[Run]]
     gb_per_s: list[float]
@@ -228,12 +229,15 @@ def compared(
 ) -> dict[Load, Cell]:
     num_arms = len(arms.ports)
     cells = {load: Cell([], []) for load in loads}
-    for number, load in product(range(-1, options.rounds), loads):  # -1: to warm up
+    for number, load in product(range(options.rounds), loads):
         count = max(options.least_requests, options.requests_per_client * load.at_once)
         there, back = (
-            bodies_of(prompts, 2 * max(number, 0) + half, count, load, options) for half in (0, 1)
+            bodies_of(prompts, 2 * number + half, count, load, options) for half in (0, 1)
         )
-        bandwidth = arms.gb_per_s()
+        if number % ROUNDS_BY_BANDWIDTH == 0:
+            cells[load].gb_per_s.append(arms.gb_per_s())
+            for arm in range(num_arms):  # what comes first after such a reading takes longer
+                run_once(arms, arm, there, load.at_once)
         order = [(number + turn) % num_arms for turn in range(num_arms)]
         runs = {arm: run_once(arms, arm, there, load.at_once) for arm in order}
         for arm in reversed(order):
@@ -241,9 +245,7 @@ def compared(
         for arm, run in runs.items():
             if run.texts != runs[0].texts:
                 raise SystemExit(f"NOT EQUAL: arm {arm} differs from plain decoding, {load}")
-        if number >= 0:
-            cells[load].rounds.append([runs[arm] for arm in range(num_arms)])
-            cells[load].gb_per_s.append(bandwidth)
+        cells[load].rounds.append([runs[arm] for arm in range(num_arms)])
     return cells
 
 
