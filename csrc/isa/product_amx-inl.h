@@ -16,10 +16,13 @@ void prepare_exact_amx(const float* x, int64_t inputs, int64_t tiles, uint8_t* r
                      [&](int64_t k, H16 sixteen) { store_as(row + k * 2, sixteen); });
 }
 
-// Sums of up to 48 rows in tiles 0 1 2, their inputs in tiles 3 4 5, weights in tile 6.
+// Sums of up to 48 rows in tiles 0 1 2, their inputs in tiles 3 4 5, weights in tile 6. A single
+// row is left to 512-bit registers, which take it as fp32: the tiles' units are slower at it where
+// they are shared with another thread of the core.
 template <class T>
 struct AmxExact {
   static constexpr int kTilesAtOnce = 8;
+  static constexpr int64_t kMostTilesOfOneRow = 16;
   static constexpr size_t kBlockBytes = kBf16BlockBytes;
   static constexpr int64_t kRows = 3 * kTileRows;
   using Decoder = Avx512Decoder;
@@ -50,6 +53,8 @@ struct AmxExact {
   template <class Ahead>
   static void multiply(const uint16_t* tiles, int64_t count, const PreparedRows& x, float* out,
                        int64_t out_stride, const Ahead& ahead) {
+    if (x.count == 1 && count <= kMostTilesOfOneRow)
+      return multiply_one_row(tiles, count, x, out, out_stride, ahead);
     int64_t m = 0;
     for (; m + kRows <= x.count; m += kRows) {
       const auto rows = rows_from(x, m, 0);
@@ -66,6 +71,16 @@ struct AmxExact {
   }
 
  private:
+  template <class Ahead>
+  static void multiply_one_row(const uint16_t* tiles, int64_t count, const PreparedRows& x,
+                               float* out, int64_t out_stride, const Ahead& ahead) {
+    alignas(64) float inputs[kMostTilesOfOneRow * kBlock];
+    const auto* const rounded = reinterpret_cast<const uint16_t*>(x.data);
+    for (int64_t k = 0; k < count * kBlock; k += kLanes) store(inputs + k, load_bf16(rounded + k));
+    const PreparedRows row{reinterpret_cast<const uint8_t*>(inputs), sizeof(inputs), 1};
+    Avx512Exact::accumulate<1>(tiles, count, row, out, out_stride, ahead);
+  }
+
   template <class Ahead>
   static void accumulate_rest(const uint16_t* tiles, int64_t count, const PreparedRows& x,
                               float* out, int64_t out_stride, const Ahead& ahead) {
@@ -112,7 +127,7 @@ struct AmxExact {
 
 // --- Draft reading ------------------------------------------------------------------------------
 
-constexpr int64_t kVnniRows = 4;      // up to which VNNI takes no longer than memory
+constexpr int64_t kVnniRows = 8;      // up to which VNNI is faster
 constexpr int kDraftTilesAtOnce = 4;  // whose integer sums lie in tiles 0 1 2 3
 constexpr int kDraftTileBytes = kTileWeights;
 
