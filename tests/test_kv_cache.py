@@ -94,16 +94,18 @@ def test_rejected_draft_leaves_no_trace_in_the_cache(
         Level(model.as_draft(), NoDraft(), length=length),
         Level(model.as_draft(), Guessing(rng), length=length),
     ]
+    rejected = []
     for drafter in drafts:
         level = Level(model, drafter)
         text = sequence(prompt)
         assert advance(level, text, 150) == expected
-        assert level.stats.accepted < level.stats.drafted
+        rejected.append(level.stats.drafted - level.stats.accepted)
         held = min(model.context(text).length, model.context(plain).length)
         assert held > 180
         slots = [model.context(each).slot for each in (text, plain)]
         assert_same_bits(*(cached_bits(model, SHAPE, slot, held) for slot in slots))
         level.release(text)
+    assert rejected[0] > 0  # a reading's short drafts may all be right by chance, guesses are not
 
 
 def test_a_draft_does_leave_a_trace_until_it_is_verified(model: Model, rng: random.Random) -> None:
