@@ -1,6 +1,7 @@
 #include "ngram_drafter.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace specqd {
@@ -18,9 +19,14 @@ constexpr double kCaution = 1.4;  // what is chosen for looking good looks bette
 }  // namespace
 
 std::vector<Proposal> NgramDrafter::propose(std::span<const Ask> asks) {
+  std::vector<Said> said;
+  said.reserve(asks.size());
+  for (const Ask& ask : asks) said.push_back(look(ask));
+  const std::vector<size_t> counts = worthwhile(asks, said);
   std::vector<Proposal> proposals;
   proposals.reserve(asks.size());
-  for (const Ask& ask : asks) proposals.push_back(propose(ask));
+  for (size_t i = 0; i < asks.size(); ++i)
+    proposals.push_back(conclude(asks[i], std::move(said[i]), counts[i]));
   return proposals;
 }
 
@@ -50,31 +56,39 @@ void NgramDrafter::release(const std::shared_ptr<Sequence>& sequence) {
   texts_.erase(sequence->key);
 }
 
-Proposal NgramDrafter::propose(const Ask& ask) {
+NgramDrafter::Said NgramDrafter::look(const Ask& ask) {
   const int64_t most = std::min(ask.at_most, length_.value_or(kLongestProposal));
-  if (most <= 0) return {};
   const Sequence& sequence = *ask.sequence;
-  if (is_silent(sequence)) return {};
+  if (most <= 0 || is_silent(sequence)) return {};
   Text& text = this->text(ask.sequence);
   const auto guesses = std::span(sequence.tokens).subspan(text.length);
   const Limits limits{static_cast<size_t>(most), length_ ? 0.0 : kLeastStated};
   auto [tokens, confidences] = text.index.propose(guesses, limits, corpus_.get());
-  size_t count = length_ ? tokens.size() : worthwhile(ask, confidences);
-  if (count < tokens.size() && !text.withheld) {
-    std::vector<int32_t> said(guesses.begin(), guesses.end());
-    said.insert(said.end(), tokens.begin(), tokens.begin() + static_cast<ptrdiff_t>(count) + 1);
-    text.withheld = {std::move(said), confidences[count], count == 0};
+  Said said{{std::move(tokens), std::move(confidences)}, &text};
+  const std::vector<int32_t>& all = said.proposal.tokens;
+  const auto stop =
+      std::find_if(all.begin(), all.end(), [&](int32_t token) { return sequence.is_stop(token); });
+  if (stop != all.end()) said.proposal.cut(static_cast<size_t>(stop - all.begin()) + 1);
+  return said;
+}
+
+// The first `count` tokens of what it has to say. The next is held back, and it rests.
+Proposal NgramDrafter::conclude(const Ask& ask, Said said, size_t count) {
+  auto& [proposal, text] = said;
+  if (text == nullptr) return {};
+  const std::vector<int32_t>& tokens = proposal.tokens;
+  if (count < tokens.size() && !text->withheld) {
+    std::vector<int32_t> until(ask.sequence->tokens.begin() + static_cast<ptrdiff_t>(text->length),
+                               ask.sequence->tokens.end());
+    until.insert(until.end(), tokens.begin(), tokens.begin() + static_cast<ptrdiff_t>(count) + 1);
+    text->withheld = {std::move(until), proposal.confidences[count], count == 0};
   }
   const double longest = std::min(kLookSeconds / (kLookShare * ask.gain), kLongestRest);
-  text.rest = std::min(std::max(kFirstRest, 2.0 * text.rest), longest);
-  if (text.rest >= 1.0) text.rest_end = sequence.tokens.size() + 1 + static_cast<size_t>(text.rest);
-  Proposal said{std::move(tokens), std::move(confidences)};
-  const auto stop = std::find_if(said.tokens.begin(), said.tokens.end(),
-                                 [&](int32_t token) { return sequence.is_stop(token); });
-  if (stop != said.tokens.end())
-    count = std::min(count, static_cast<size_t>(stop - said.tokens.begin()) + 1);
-  said.cut(count);
-  return said;
+  text->rest = std::min(std::max(kFirstRest, 2.0 * text->rest), longest);
+  if (text->rest >= 1.0)
+    text->rest_end = ask.sequence->tokens.size() + 1 + static_cast<size_t>(text->rest);
+  proposal.cut(count);
+  return std::move(proposal);
 }
 
 // The sequence's index with all of its accepted tokens.
@@ -103,21 +117,63 @@ void NgramDrafter::learn(const Sequence& sequence, const Withheld& withheld,
         .observe(withheld.confidence, next[at] == withheld.tokens[at]);
 }
 
-// How many tokens bring most: making them costs nothing, verifying them costs rows.
-size_t NgramDrafter::worthwhile(const Ask& ask, std::span<const double> confidences) {
-  double likely = 1.0, brought = 0.0, most = 0.0;
+// How many tokens of each text bring most: making them costs nothing, verifying them costs rows.
+//
+// Texts of a batch have more or less to say, and what a row costs depends on all that are added: so
+// their tokens are taken together, the worthiest first. A later token of a text is worth less than
+// those before it.
+std::vector<size_t> NgramDrafter::worthwhile(std::span<const Ask> asks,
+                                             std::span<const Said> said) {
+  std::vector<size_t> counts(asks.size());
+  struct Token {
+    double worth;
+    size_t text;
+  };
+  std::vector<Token> tokens;
+  double rows = 0.0;  // that are forwarded anyway
+  for (size_t i = 0; i < asks.size(); ++i) {
+    rows += static_cast<double>(asks[i].rows) / static_cast<double>(asks.size());
+    if (length_) {
+      counts[i] = said[i].proposal.tokens.size();
+      continue;
+    }
+    const std::vector<double> worths = this->worths(asks[i], said[i].proposal);
+    if (asks[i].gain == kWhateverItCosts)
+      counts[i] = worths.size();
+    else
+      for (const double worth : worths) tokens.push_back({worth, i});
+  }
+  if (tokens.empty()) return counts;
+  std::stable_sort(tokens.begin(), tokens.end(),
+                   [](const Token& a, const Token& b) { return a.worth > b.worth; });
+  Ask all = asks.front();
+  all.rows = static_cast<int64_t>(std::lround(rows));
+  const auto sharing = static_cast<double>(all.sharing);
+  double brought = 0.0, most = 0.0;
   size_t best = 0;
-  for (size_t count = 1; count <= confidences.size(); ++count) {
-    likely *= calibration(*ask.sequence, count == 1).probability(confidences[count - 1]);
-    if (likely <= kLeastProbability || ask.gain <= 0.0 || count - best > kPatience) break;
-    brought += likely * ask.gain;
-    const double net = brought - kCaution * ask.added_seconds(static_cast<double>(count));
-    if (ask.gain == kWhateverItCosts || net > most) {
+  for (size_t count = 1; count <= tokens.size() && count - best <= kPatience; ++count) {
+    brought += tokens[count - 1].worth;
+    const double cost = sharing * all.added_seconds(static_cast<double>(count) / sharing);
+    if (const double net = brought - kCaution * cost; net > most) {
       best = count;
       most = net;
     }
   }
-  return best;
+  for (size_t i = 0; i < best; ++i) ++counts[tokens[i].text];
+  return counts;
+}
+
+// What each token is worth, in seconds, up to where it is hardly ever reached.
+std::vector<double> NgramDrafter::worths(const Ask& ask, const Proposal& proposal) {
+  std::vector<double> worths;
+  if (ask.gain <= 0.0) return worths;
+  double likely = 1.0;
+  for (const double confidence : proposal.confidences) {
+    likely *= calibration(*ask.sequence, worths.empty()).probability(confidence);
+    if (likely <= kLeastProbability) break;
+    worths.push_back(likely * ask.gain);
+  }
+  return worths;
 }
 
 Calibration& NgramDrafter::calibration(const Sequence& sequence, bool is_first) {

@@ -15,8 +15,8 @@ namespace specqd {
 
 // Drafts from a sequence's own accepted tokens, and from a corpus that all sequences share, which
 // is asked where it holds a longer match than the sequence itself. `length` fixes how many tokens
-// are proposed where that many are known; without it, as long as one is likely enough to be worth
-// its row.
+// are proposed where that many are known; without it, those that are likely enough to be worth
+// their rows.
 class NgramDrafter : public Drafter {
  public:
   explicit NgramDrafter(std::unique_ptr<const NgramIndex> corpus = nullptr,
@@ -49,10 +49,18 @@ class NgramDrafter : public Drafter {
     size_t rest_end = 0;  // no word until the text is so long
   };
 
-  Proposal propose(const Ask& ask);
+  // A proposal before it is weighed, and the text that it continues: none where it has no word.
+  struct Said {
+    Proposal proposal{};
+    Text* text = nullptr;
+  };
+
+  Said look(const Ask& ask);
+  Proposal conclude(const Ask& ask, Said said, size_t count);
   Text& text(const std::shared_ptr<Sequence>& sequence);
   void learn(const Sequence& sequence, const Withheld& withheld, std::span<const int32_t> next);
-  size_t worthwhile(const Ask& ask, std::span<const double> confidences);
+  std::vector<size_t> worthwhile(std::span<const Ask> asks, std::span<const Said> said);
+  std::vector<double> worths(const Ask& ask, const Proposal& proposal);
   Calibration& calibration(const Sequence& sequence, bool is_first);
 
   std::unique_ptr<const NgramIndex> corpus_;

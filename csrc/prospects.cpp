@@ -97,9 +97,13 @@ std::vector<Draft*> Prospects::worthwhile(std::span<Draft* const> drafts,
   std::vector<Draft*> going;
   double brought = 0.0, rows = 0.0, lost = 0.0, all_rows = 0.0;
   const auto count = static_cast<double>(drafts.size());
+  size_t foreseen_tokens = 0;
+  for (const Proposal& each : foreseen) foreseen_tokens += each.tokens.size();
   const double cost_each = round_seconds(drafts.size(), rows_each() * count) / count;
+  const double foreseen_each =
+      static_cast<double>(foreseen_tokens) / static_cast<double>(all.front()->ask.sharing);
   for (size_t i = 0; i < drafts.size(); ++i) {
-    const double brings = this->brings(*drafts[i], foreseen[i], cost_each, drafter);
+    const double brings = this->brings(*drafts[i], foreseen[i], foreseen_each, cost_each, drafter);
     const double own_rows =
         drafter.is_free() ? 1.0 + static_cast<double>(foreseen[i].tokens.size()) : rows_each();
     lost -= brings;
@@ -119,10 +123,11 @@ std::vector<Draft*> Prospects::worthwhile(std::span<Draft* const> drafts,
 }
 
 // Seconds that a round of this level is worth to whoever asked, before its own cost, and beyond
-// what the drafter's word is worth when it is passed on. `cost` is this draft's share of each round
+// what the drafter's word is worth when it is passed on. `foreseen_each`: tokens of that in all, by
+// the texts of the batch, which have more or less of it. `cost` is this draft's share of each round
 // to come.
-double Prospects::brings(const Draft& draft, const Proposal& foreseen, double cost,
-                         Drafter& drafter) {
+double Prospects::brings(const Draft& draft, const Proposal& foreseen, double foreseen_each,
+                         double cost, Drafter& drafter) {
   const Ask& ask = draft.ask;
   const bool is_free = drafter.is_free();
   const auto at = static_cast<double>(draft.count());
@@ -135,7 +140,8 @@ double Prospects::brings(const Draft& draft, const Proposal& foreseen, double co
   const auto [right_unseen, through_unseen] = expected(chances_unseen(ask, chances));
   const double made = 1.0 + right, added = ask.added_seconds(at);
   const double looked_at = worth * follows * made - (ask.added_seconds(at + made) - added);
-  const double passed_on = worth * right_unseen - (ask.added_seconds(at + count) - added);
+  const double foreseen_seconds = ask.added_seconds(at + foreseen_each) - added;
+  const double passed_on = worth * right_unseen - count * foreseen_seconds / foreseen_each;
   const double then =
       ahead(draft, at + made, worth * std::pow(follows, made), follows, cost, is_free);
   const double else_then = ahead(draft, at + count, worth * through_unseen, follows, cost, is_free);

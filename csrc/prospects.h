@@ -67,7 +67,8 @@ class Prospects {
   std::vector<double> chances_unseen(const Ask& ask, std::vector<double> chances);
 
  private:
-  double brings(const Draft& draft, const Proposal& foreseen, double cost, Drafter& drafter);
+  double brings(const Draft& draft, const Proposal& foreseen, double foreseen_each, double cost,
+                Drafter& drafter);
   double ahead(const Draft& draft, double at, double worth, double follows, double cost,
                bool is_free) const;
   double round_seconds(size_t count, double rows);

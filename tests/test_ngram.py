@@ -251,6 +251,36 @@ def test_a_token_is_proposed_while_it_is_worth_its_row() -> None:
     assert propose(NgramDrafter(), sequence, gain=0.0).tokens == []
 
 
+def batch_lengths(texts: list[Sequence], costs: RowCosts) -> list[int]:
+    """Of what is proposed for a batch where a token is worth a second."""
+    batch = len(texts)
+    asks = [Ask(text, 32, gain=1.0, costs=costs, rows=batch, sharing=batch) for text in texts]
+    return [len(proposal.tokens) for proposal in NgramDrafter().propose(asks)]
+
+
+def test_a_text_that_speaks_alone_pays_for_its_own_rows(rng: np.random.Generator) -> None:
+    repeating = [1, 2, 3] * 20
+    texts = [sequence_of(rng.permutation(np.arange(60)).tolist()) for _ in range(15)]
+    texts.insert(int(rng.integers(16)), sequence_of(repeating))
+    dear_before_cheap = RowCosts()  # no row past the 64th costs anything: fifteen more would pay
+    dear_before_cheap.begin({1: 1.0, 16: 16.0, 64: 64.0, 65: 64.0})
+    assert batch_lengths(texts, dear_before_cheap) == [0] * 16
+    cheap_before_dear = RowCosts()
+    cheap_before_dear.begin({1: 1.0, 16: 16.0, 24: 16.0, 32: 32.0})
+    alone = batch_lengths(texts, cheap_before_dear)
+    assert sum(alone) == max(alone) == 8
+
+
+def test_rows_that_cost_nothing_go_to_the_tokens_that_are_likeliest() -> None:
+    costs = RowCosts()
+    costs.begin({1: 1.0, 16: 16.0, 24: 16.0, 32: 32.0})
+    likely, less_likely = [1, 2, 3] * 20, [1, 2, 3, 1, 2, 4, 1, 2, 5, 1, 2]
+    texts = [sequence_of(likely if i < 3 else less_likely) for i in range(16)]
+    lengths = batch_lengths(texts, costs)
+    assert sum(lengths) == 8
+    assert lengths[3:] == [0] * 13
+
+
 def test_rejections_shorten_what_is_proposed() -> None:
     drafter, sequence = NgramDrafter(), sequence_of([1, 2, 3] * 5)
     ask = Ask(sequence, 16, gain=1.0, costs=costs_of(0.2))
