@@ -1,0 +1,261 @@
+"""The n-gram drafter: its manners, what it takes a row to be worth, and exact levels over it."""
+
+from math import inf
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from random_models import Shape, make_model
+from specqd import _native
+from specqd._native import Ask, Level, NgramDrafter, NoDraft, Proposal, RowCosts, Sequence
+from specqd.model import Machine, Model
+from specqd.roles import Drafter
+
+# --- The drafter ----------------------------------------------------------------------------------
+
+
+def sequence_of(text: list[int], stop_ids: frozenset[int] = frozenset()) -> Sequence:
+    return Sequence(list(text), _native.Picker(), len(text), stop_ids=stop_ids)
+
+
+def propose(
+    drafter: NgramDrafter,
+    sequence: Sequence,
+    at_most: int = 16,
+    *,
+    gain: float = inf,
+    costs: RowCosts | None = None,
+) -> Proposal:
+    return drafter.propose([Ask(sequence, at_most, gain, costs=costs)])[0]
+
+
+def costs_of(row_seconds: float) -> RowCosts:
+    """Of a verifier whose rows after the first cost so much each."""
+    costs = RowCosts()
+    costs.begin({1: 1.0, 101: 1.0 + 100 * row_seconds})
+    return costs
+
+
+def write(
+    drafter: NgramDrafter, sequence: Sequence, rest: list[int], row_seconds: float
+) -> tuple[int, int]:
+    """Continues a sequence by `rest`, verifying as a level would; tokens drafted and accepted."""
+    drafted = accepted = 0
+    while rest:
+        ask = Ask(sequence, len(rest) - 1, gain=1.0, costs=costs_of(row_seconds))
+        proposal = drafter.propose([ask])[0]
+        pairs = enumerate(zip(proposal.tokens, rest, strict=False))
+        right = next((i for i, (a, b) in pairs if a != b), len(proposal.tokens))
+        drafter.observe(ask, proposal, right)
+        drafted += len(proposal.tokens)
+        accepted += right
+        sequence.tokens.extend(rest[: right + 1])
+        rest = rest[right + 1 :]
+    return drafted, accepted
+
+
+def test_never_proposes_more_than_it_is_asked() -> None:
+    drafter, sequence = NgramDrafter(), sequence_of([1, 2, 3] * 20)
+    for at_most in (-1, 0, 1, 5, 32):
+        proposal = propose(drafter, sequence, at_most)
+        assert proposal.tokens == ([1, 2, 3] * 20)[: max(at_most, 0)]
+        assert len(proposal.confidences) == len(proposal.tokens)
+    assert len(propose(NgramDrafter(length=4), sequence).tokens) == 4
+    assert len(propose(NgramDrafter(length=40), sequence, 64).tokens) == 40
+
+
+def test_a_stop_id_ends_the_proposal() -> None:
+    sequence = sequence_of([1, 2, 9, 4] * 10, frozenset({9, 10}))
+    assert propose(NgramDrafter(), sequence).tokens == [1, 2, 9]
+    assert propose(NgramDrafter(length=2), sequence).tokens == [1, 2]
+
+
+def test_a_token_is_proposed_while_it_is_worth_its_row() -> None:
+    sequence = sequence_of([1, 2, 3, 1, 2, 3, 1, 2])
+    lengths = [
+        len(propose(NgramDrafter(), sequence, gain=1.0, costs=costs_of(seconds)).tokens)
+        for seconds in (0.0, 0.3, 0.6, 2.0)
+    ]
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] > lengths[2] > lengths[3] == 0
+    assert propose(NgramDrafter(), sequence, gain=0.0).tokens == []
+
+
+def batch_lengths(texts: list[Sequence], costs: RowCosts) -> list[int]:
+    """Of what is proposed for a batch where a token is worth a second."""
+    batch = len(texts)
+    asks = [Ask(text, 32, gain=1.0, costs=costs, rows=batch, sharing=batch) for text in texts]
+    return [len(proposal.tokens) for proposal in NgramDrafter().propose(asks)]
+
+
+def test_a_text_that_speaks_alone_pays_for_its_own_rows(rng: np.random.Generator) -> None:
+    repeating = [1, 2, 3] * 20
+    texts = [sequence_of(rng.permutation(np.arange(60)).tolist()) for _ in range(15)]
+    texts.insert(int(rng.integers(16)), sequence_of(repeating))
+    dear_before_cheap = RowCosts()  # no row past the 64th costs anything: fifteen more would pay
+    dear_before_cheap.begin({1: 1.0, 16: 16.0, 64: 64.0, 65: 64.0})
+    assert batch_lengths(texts, dear_before_cheap) == [0] * 16
+    cheap_before_dear = RowCosts()
+    cheap_before_dear.begin({1: 1.0, 16: 16.0, 24: 16.0, 32: 32.0})
+    alone = batch_lengths(texts, cheap_before_dear)
+    assert sum(alone) == max(alone) == 8
+
+
+def test_rows_that_cost_nothing_go_to_the_tokens_that_are_likeliest() -> None:
+    costs = RowCosts()
+    costs.begin({1: 1.0, 16: 16.0, 24: 16.0, 32: 32.0})
+    likely, less_likely = [1, 2, 3] * 20, [1, 2, 3, 1, 2, 4, 1, 2, 5, 1, 2]
+    texts = [sequence_of(likely if i < 3 else less_likely) for i in range(16)]
+    lengths = batch_lengths(texts, costs)
+    assert sum(lengths) == 8
+    assert lengths[3:] == [0] * 13
+
+
+def test_rejections_shorten_what_is_proposed() -> None:
+    drafter, sequence = NgramDrafter(), sequence_of([1, 2, 3] * 5)
+    ask = Ask(sequence, 16, gain=1.0, costs=costs_of(0.2))
+    before = drafter.propose([ask])[0]
+    for _ in range(200):
+        drafter.observe(ask, drafter.propose([ask])[0], 0)
+    after = drafter.propose([ask])[0]
+    assert len(after.tokens) < len(before.tokens)
+
+
+def test_a_drafter_that_stopped_begins_again_when_it_would_have_been_right() -> None:
+    drafter, sequence = NgramDrafter(), sequence_of([1, 2, 3] * 5)
+    ask = Ask(sequence, 16, gain=1.0, costs=costs_of(0.3))
+    while (proposal := drafter.propose([ask])[0]).tokens:
+        drafter.observe(ask, proposal, 0)
+    drafted, accepted = write(drafter, sequence, [1, 2, 3] * 80, row_seconds=0.3)
+    assert accepted == drafted > 60
+
+
+@pytest.mark.parametrize(("gain", "longest_rest"), [(2e-3, 0), (1.8e-4, 5), (5e-5, 16)])
+def test_a_drafter_that_brings_nothing_rests_as_long_as_looking_is_dear(
+    gain: float, longest_rest: int
+) -> None:
+    drafter, sequence = NgramDrafter(), sequence_of(list(range(100)))
+    for token in range(100, 200):
+        assert propose(drafter, sequence, gain=gain).tokens == []
+        sequence.tokens.append(token)
+    looks = []  # at a text that it could go on with, once it repeats itself
+    for place in range(60):
+        sequence.tokens.append(7)
+        looks += [place] * bool(propose(drafter, sequence, gain=gain).tokens)
+    assert looks[0] <= longest_rest + 1
+    rests = np.diff(looks) - 1
+    assert rests[:3].max() <= longest_rest
+    assert rests.max() == longest_rest
+
+
+def test_a_drafter_that_is_right_does_not_rest() -> None:
+    drafter, sequence = NgramDrafter(), sequence_of([1, 2, 3] * 5)
+    ask = Ask(sequence, 2, gain=2e-5)
+    while drafter.propose([ask])[0].tokens:  # until it rests
+        pass
+    sequence.tokens.extend([1, 2, 3] * 6)
+    for _ in range(60):
+        proposal = drafter.propose([ask])[0]
+        assert len(proposal.tokens) == 2
+        drafter.observe(ask, proposal, 2)
+        sequence.tokens.extend(proposal.tokens)
+
+
+def test_guesses_of_outer_levels_are_continued_but_not_learned() -> None:
+    drafter, sequence = NgramDrafter(), sequence_of([5, 6, 7, 8, 9, 1])
+    sequence.guess([5, 6])
+    assert propose(drafter, sequence, 2).tokens == [7, 8]
+    sequence.forget_guesses(2)
+    assert propose(drafter, sequence).tokens == []
+    sequence.tokens.extend([4, 5])
+    assert propose(drafter, sequence, 2).tokens == [6, 7]
+
+
+def test_interleaved_sequences_know_only_their_own_text(rng: np.random.Generator) -> None:
+    texts = [rng.integers(0, 3, 200).tolist() for _ in range(4)]
+    together = NgramDrafter(length=6)
+    sequences = [sequence_of(text[:1]) for text in texts]
+    while active := [i for i in range(4) if len(sequences[i].tokens) < len(texts[i])]:
+        some = [i for i in active if rng.random() < 0.7]
+        proposals = together.propose([Ask(sequences[i], 6) for i in some])
+        for i, proposal in zip(some, proposals, strict=True):
+            alone = propose(NgramDrafter(length=6), sequence_of(sequences[i].tokens), 6)
+            assert (proposal.tokens, proposal.confidences) == (alone.tokens, alone.confidences)
+            count = len(sequences[i].tokens)
+            sequences[i].tokens.extend(texts[i][count : count + int(rng.integers(1, 30))])
+
+
+def test_a_key_that_is_used_again_means_the_new_text() -> None:
+    drafter = NgramDrafter()
+    old = sequence_of([1, 2, 3, 1, 2])
+    assert propose(drafter, old, 1).tokens == [3]
+    for is_released in (True, False):
+        new = sequence_of([1, 2, 4, 5, 6, 1, 2])
+        new.key = old.key
+        if is_released:
+            drafter.release(old)
+        assert propose(drafter, new, 1).tokens == [4]
+        drafter.release(new)
+        assert propose(drafter, old, 1).tokens == [3]
+    drafter.release(sequence_of([1]))  # never seen: nothing to forget
+
+
+# --- In levels ------------------------------------------------------------------------------------
+
+NEW_TOKENS = 96
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Model:
+    path: Path = tmp_path_factory.mktemp("target")
+    shape = Shape(is_peaked=True)
+    return Model.open(make_model(path, shape, seed), machine=Machine.choose(1))
+
+
+def decode(level: Level, prompts: list[list[int]], temperature: float) -> list[list[int]]:
+    """New tokens of each prompt, in one batch."""
+    texts = [
+        Sequence(list(prompt), _native.Picker(temperature=temperature, seed=i), len(prompt))
+        for i, prompt in enumerate(prompts)
+    ]
+    while asks := [
+        Ask(text, left)
+        for text in texts
+        if (left := text.prompt_length + NEW_TOKENS - len(text.tokens))
+    ]:
+        for ask, step in zip(asks, level.advance(asks), strict=True):
+            ask.sequence.tokens.extend(step.tokens)
+    for text in texts:
+        level.release(text)
+    return [text.tokens[text.prompt_length :] for text in texts]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("length", [None, 5])
+@pytest.mark.parametrize("chain", ["ngram", "mxfp4, ngram", "corpus"])
+def test_levels_over_it_decode_plain_decoding_s_tokens(
+    chain: str, length: int | None, temperature: float, target: Model, rng: np.random.Generator
+) -> None:
+    plain = Level(target, NoDraft())
+    starts = [rng.integers(3, 30, count).tolist() for count in (1, 20, 70)]
+    said = decode(plain, starts, temperature)
+    prompts = starts
+    if chain != "corpus":  # what it said stands in the prompt, and the same question again
+        prompts = [[*a, *b, *a] for a, b in zip(starts, said, strict=True)]
+    ngram = NgramDrafter(corpus=said if chain == "corpus" else (), length=length)
+    drafter: Drafter = ngram
+    if chain == "mxfp4, ngram":
+        drafter = Level(target.as_draft(), ngram, length=4)
+    level = Level(target, drafter)
+    assert decode(level, prompts, temperature) == decode(plain, prompts, temperature)
+    over = [each for each in level.levels if isinstance(each, Level)][-1]
+    assert over.drafter is ngram
+    assert length is None or over.stats.accepted > 0  # else what pays depends on the machine
+    assert target.cache.free_pages == target.cache.total_pages
+
+
+def test_text_that_repeats_is_accepted() -> None:
+    text = [token for _ in range(8) for token in range(3, 43)]
+    drafted, accepted = write(NgramDrafter(), sequence_of(text[:50]), text[50:], row_seconds=0.1)
+    assert accepted == drafted > 200
