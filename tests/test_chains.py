@@ -312,7 +312,9 @@ def test_padding_of_a_vocabulary_changes_nothing(
     for chain in ([*names], ["mxfp4", *names], [f"{names[0]}:bf16", *names]):
         drafted = plain.with_draft([f"{chain[0]}:k=3", *chain[1:]])
         assert generate(drafted) == expected, chain
-        assert drafted.engine.level.stats.drafted > 0
+        # A draft has no word where a text left its vocabulary, be it with the first token.
+        spoke = drafted.engine.level.stats.drafted > 0
+        assert spoke or all(tokens[0] >= least for tokens in expected)
         for model in models_of(drafted):
             assert model.cache.free_pages == model.cache.total_pages
 
