@@ -93,8 +93,9 @@ def test_a_text_that_speaks_alone_pays_for_its_own_rows(rng: np.random.Generator
     repeating = [1, 2, 3] * 20
     texts = [sequence_of(rng.permutation(np.arange(60)).tolist()) for _ in range(15)]
     texts.insert(int(rng.integers(16)), sequence_of(repeating))
-    dear_before_cheap = RowCosts()  # no row past the 64th costs anything: fifteen more would pay
-    dear_before_cheap.begin({1: 1.0, 16: 16.0, 64: 64.0, 65: 64.0})
+    # No row past the 32nd costs anything: two tokens of each text would pay, not of one.
+    dear_before_cheap = RowCosts()
+    dear_before_cheap.begin({1: 1.0, 32: 32.0, 33: 32.0})
     assert batch_lengths(texts, dear_before_cheap) == [0] * 16
     cheap_before_dear = RowCosts()
     cheap_before_dear.begin({1: 1.0, 16: 16.0, 24: 16.0, 32: 32.0})
