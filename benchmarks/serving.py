@@ -6,9 +6,11 @@
 A process of its own loads the model once and serves each chain on a port of its own, as `specqd
 serve` does, but without reuse of prefixes; one of them works at a time. Clients of plain asyncio
 each send the next request over their own connection as soon as they have the last answer whole.
-They share the cores with the server, in every arm alike: `client` is their share of a core. Equally
-long texts that began together end together without drafts, and one by one with them: the fewer
-requests a client sends in a run, the more of it has less than so many at once.
+They share the cores with the server, in every arm alike: `client` is their share of a core.
+
+Answers are of different lengths, as people's are. Equally long ones (`--spread 0`) that began
+together end together without drafts, and then wait for the next ones and are read together; with
+drafts they end one by one. That measures the clients' step, and favours plain decoding.
 
 Each round runs all arms over the same prompts, another one first each time, there and back again,
 so that a machine that becomes slower favours none. A ratio compares what one round took, and its
@@ -25,10 +27,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import reduce
 from itertools import product
+from math import ceil
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from operator import add
 from pathlib import Path
+from random import Random
 from statistics import median
 from threading import Thread
 from time import process_time
@@ -55,7 +59,7 @@ class Setting:
     threads: int | None
     isa: str | None
     most_at_once: int
-    tokens: int
+    most_tokens: int  # of an answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +122,7 @@ def host(setting: Setting, pipe: Connection) -> None:
     from specqd.server.guard import Access
     from specqd.server.listening import listen, run
 
-    room = setting.most_at_once * (PROMPT_CHARACTERS + setting.tokens + 256)
+    room = setting.most_at_once * (PROMPT_CHARACTERS + setting.most_tokens + 256)
     plain = LLM(setting.model, PLAIN, setting.threads, setting.isa, cache_positions=room)
     engines, ports = [], []
     for chain in setting.chains:
@@ -202,7 +206,7 @@ def bodies_of(
         json.dumps(
             {
                 "prompt": prompts[i % len(prompts)][-PROMPT_CHARACTERS:],
-                "max_tokens": options.tokens,
+                "max_tokens": length_of(i, options),
                 "temperature": load.temperature,
                 "seed": i,
                 "ignore_eos": True,
@@ -211,6 +215,12 @@ def bodies_of(
         ).encode()
         for i in range(first, first + count)
     ]
+
+
+def length_of(request: int, options: argparse.Namespace) -> int:
+    """Tokens of its answer, the same in every arm."""
+    least, most = (options.tokens * (1 + sign * options.spread) for sign in (-1, 1))
+    return max(1, round(Random(request).uniform(least, most)))
 
 
 # --- Comparing ------------------------------------------------------------------------------------
@@ -327,7 +337,10 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--chain", dest="chains", action="append", help="default: auto, mxfp4")
     parser.add_argument("--at-once", type=int, nargs="+", default=CONCURRENCY)
     parser.add_argument("--temperature", type=float, nargs="+", default=TEMPERATURES)
-    parser.add_argument("--tokens", type=int, default=64, help="of each answer")
+    parser.add_argument("--tokens", type=int, default=64, help="of an answer, on average")
+    parser.add_argument(
+        "--spread", type=float, default=0.5, help="share by which answers are longer or shorter"
+    )
     parser.add_argument("--requests-per-client", type=int, default=3, help="of each run")
     parser.add_argument("--least-requests", type=int, default=2, help="of each run")
     parser.add_argument("--stream", action="store_true", help="answers token by token")
@@ -344,8 +357,9 @@ def main() -> None:
         require_matplotlib()
     prompts = read_prompts(options.prompts, options.limit)
     chains = (PLAIN, *(options.chains or CHAINS))
+    most_tokens = ceil(options.tokens * (1 + options.spread))
     setting = Setting(
-        options.model, chains, options.threads, options.isa, max(options.at_once), options.tokens
+        options.model, chains, options.threads, options.isa, max(options.at_once), most_tokens
     )
     loads = [Load(t, n) for t, n in product(options.temperature, options.at_once)]
     with hosted(setting) as arms:
@@ -364,6 +378,7 @@ def main() -> None:
         "isa": arms.isa,
         "prompts": options.prompts.name,
         "tokens": options.tokens,
+        "spread": options.spread,
         "rounds": options.rounds,
         "gb_per_s": [min(bandwidths), bandwidth.median, max(bandwidths)],
         "results": [asdict(each) for each in results],
