@@ -335,7 +335,7 @@ def make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
 @pass_context
 def finalized(context: Context, value: Any) -> Any:
     """What Jinja does with a value before it prints it: here, pay."""
-    budget = context.environment.budget  # type: ignore[attr-defined]
+    budget = _environment(context).budget
     budget.spend(budget.weigh(value))
     return value
 
@@ -343,9 +343,15 @@ def finalized(context: Context, value: Any) -> Any:
 @pass_context
 def added_up(context: Context, items: Any, attribute: Any = None, start: Any = 0) -> Any:
     """Jinja's `sum`, each addition bounded."""
-    environment = context.environment
+    environment = _environment(context)
     read = make_attrgetter(environment, attribute) if attribute is not None else None
     for item in items:
         value = read(item) if read else item
-        start = environment.call_binop(context, "+", start, value)  # type: ignore[attr-defined]
+        start = environment.call_binop(context, "+", start, value)
     return start
+
+
+def _environment(context: Context) -> BudgetedEnvironment:
+    environment = context.environment
+    assert isinstance(environment, BudgetedEnvironment)
+    return environment
