@@ -1,10 +1,10 @@
-"""What attention costs at long contexts, against reading its keys and values.
+"""What attention costs at long contexts, against a plain read of its keys and values.
 
     python benchmarks/attention.py [--positions 4096 32768] [--rows 1 8] [--megabytes MB]
 
 Models of almost nothing but attention forward a few rows behind so many positions of random keys
 and values, in as many layers as make them larger than any cache. A forward behind no positions is
-taken off. Each such pair stands beside plain reading of as many bytes, and the share is the median
+taken off. Each such pair stands beside a plain read of as many bytes, and the share is the median
 of the rounds: 1 where keys and values are read once, at the bandwidth of the same run.
 """
 

@@ -1,11 +1,11 @@
-"""Decoding a token in both readings, against the bandwidth measured beside it.
+"""Decoding a token in both precisions, against the bandwidth measured beside it.
 
     python benchmarks/make_random_llama.py /tmp/llama-1g
     python benchmarks/decode.py /tmp/llama-1g
 
-Each round times the bandwidth, the exact reading, the draft reading and the bandwidth again, so
+Each round times the bandwidth, the exact precision, the fp4 precision and the bandwidth again, so
 that a busy machine slows all of them; figures are medians of the rounds with their range. The
-bandwidth is that of reading as many bytes as the reading moves.
+bandwidth is that of a plain read of as many bytes as the forward moves.
 """
 
 import argparse
@@ -72,9 +72,9 @@ def main() -> None:
     results = measure(model, options.rounds, options.tokens)
     labels = {
         "bandwidth": "bandwidth, GB/s",
-        "exact": "exact reading, tokens/s",
+        "exact": "exact precision, tokens/s",
         "of_bf16": "  of bandwidth / BF16 bytes",
-        "draft": "draft reading, tokens/s",
+        "draft": "fp4 precision, tokens/s",
         "of_mxfp4": "  of bandwidth / MXFP4 bytes",
     }
     for key, label in labels.items():

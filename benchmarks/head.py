@@ -31,7 +31,7 @@ def main() -> None:
     model = Model.open(options.model, cache_positions=256)
     vocabulary = model.vocabulary
     panels = np.random.default_rng(0).permutation(vocabulary // 16)[: options.scattered]
-    model.decoder.shortlist.read([int(panel) * 16 for panel in panels])
+    model.decoder.partial_head.read([int(panel) * 16 for panel in panels])
     heads = {
         "whole": Head(),
         "half": Head(vocabulary // 2),

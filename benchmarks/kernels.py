@@ -12,7 +12,7 @@ import json
 from dataclasses import asdict
 
 from specqd import _native
-from specqd.bench.kernels import READINGS, ROWS, Case, measure, random_weights, weights_of
+from specqd.bench.kernels import PRECISIONS, ROWS, Case, measure, random_weights, weights_of
 from specqd.model import Machine
 
 CACHE_WEIGHTS = 256 * 1024  # per thread: packed, they fit into the second-level cache
@@ -23,7 +23,7 @@ def main() -> None:
     names = [n for n in _native.available_isas() if n != "portable"]
     parser.add_argument("--isa", nargs="+", default=names)
     parser.add_argument("--rows", nargs="+", type=int, default=ROWS)
-    parser.add_argument("--reading", nargs="+", default=READINGS)
+    parser.add_argument("--precision", nargs="+", default=PRECISIONS)
     parser.add_argument("--where", nargs="+", default=["memory", "cache"])
     parser.add_argument("--inputs", nargs="+", type=int, default=[2048])
     parser.add_argument("--threads", type=int)
@@ -31,7 +31,7 @@ def main() -> None:
     args = parser.parse_args()
     machine = Machine.choose(args.threads)
     print(f"{_native.cpu_model()}, {machine.pool.threads} threads")
-    cases = [Case(r, isa, m) for r in args.reading for isa in args.isa for m in args.rows]
+    cases = [Case(r, isa, m) for r in args.precision for isa in args.isa for m in args.rows]
     results = []
     for where in args.where:
         in_cache = CACHE_WEIGHTS * machine.pool.threads
@@ -42,7 +42,7 @@ def main() -> None:
             for speed in measure(machine, packed, inputs, cases):
                 case = speed.case
                 print(
-                    f"{case.reading:5} {case.isa:12} M={case.rows:<3}"
+                    f"{case.precision:5} {case.isa:12} M={case.rows:<3}"
                     f" {speed.gweights_per_s:7.2f} Gweights/s {speed.gb_per_s:6.1f} GB/s"
                     f" of {speed.bandwidth_gb_per_s:6.1f}  share {speed.share:5.2f}"
                     f" [{speed.share_range[0]:.2f} .. {speed.share_range[1]:.2f}]"

@@ -1,4 +1,4 @@
-"""How often text needs a token that a head's shortlist leaves out, and what the rule makes of it.
+"""How often text needs a token that a partial head leaves out, and what the rule makes of it.
 
     python benchmarks/left_out.py MODEL/tokenizer.json prompts.jsonl README.md ...
     python benchmarks/left_out.py /tmp/bpe.json --train FILES --vocab 128000 prompts.jsonl ...
@@ -77,19 +77,19 @@ def by_the_rule(
     texts: list[list[int]], panels: int, options: argparse.Namespace
 ) -> tuple[float, float]:
     """The share of tokens left out and the share of the head that was read."""
-    shortlist, rng = _native.Shortlist(panels * PANEL), random.Random(0)
+    partial_head, rng = _native.PartialHead(panels * PANEL), random.Random(0)
     looked_up = missed = read = 0
     for text in texts:
         at = len(text) // 2
-        shortlist.read(text[:at])
+        partial_head.read(text[:at])
         while at < len(text):
-            ids = shortlist.ids_that_pay(
+            ids = partial_head.ids_that_pay(
                 rest_bytes=options.draft * (1 - options.head),
                 panel_bytes=options.draft * options.head / panels,
                 panels=panels,
                 verify_bytes=1.0,
             )
-            kept = set(shortlist.panels(ids, panels))
+            kept = set(partial_head.panels(ids, panels))
             right = 0
             for token in text[at : at + LENGTH]:
                 if token // PANEL not in kept or rng.random() >= options.right:
@@ -99,7 +99,7 @@ def by_the_rule(
             missed += sum(token // PANEL not in kept for token in picks)
             read += len(kept) * len(picks)
             looked_up += len(picks)
-            shortlist.picked(picks, [*picks[:right], -1][:LENGTH])
+            partial_head.picked(picks, [*picks[:right], -1][:LENGTH])
             at += len(picks)
     return missed / looked_up, read / looked_up / panels
 

@@ -5,7 +5,7 @@
 Its text is noise; its weights are Gaussian, as those of real models nearly are. Weights are drawn
 and written a few rows at a time, so it needs little memory.
 
-Its own MXFP4 reading is seldom right about noise. With `--peaked` it is right about as often as
+Its own fp4 precision is seldom right about noise. With `--peaked` it is right about as often as
 that of a trained model: layers add little to a token's embedding, and each token has a successor
 that its embedding speaks for. Shapes, and so all costs, stay what they were.
 """
@@ -35,7 +35,7 @@ from random_models import (
 SIGMA = 0.02
 CHUNK = 1 << 22  # weights drawn at a time
 
-# Of `--peaked`. With these the MXFP4 reading of the default shape is right .91 of the time greedily
+# Of `--peaked`. With these the fp4 precision of the default shape is right .91 of the time greedily
 # and .88 at temperature 0.8; that of the shipped trained model .95 and .91 of the time.
 PULL = 6.0  # logit of a token's successor, in about the deviations of the others'
 QUIET = 0.8  # deviation of what all layers add, by that of embeddings

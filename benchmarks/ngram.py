@@ -11,7 +11,7 @@ from pathlib import Path
 from time import perf_counter
 
 from specqd import LLM, SamplingParams, _native
-from specqd._native import Ask, NgramDrafter, RowCosts, Sequence
+from specqd._native import DraftRequest, NgramDrafter, RowCosts, Sequence
 from specqd.bench.levels import encoded_ends, read_prompts
 
 
@@ -39,16 +39,16 @@ def main() -> None:
         sequence = Sequence([*prompt, result.tokens[0]], _native.Picker(), len(prompt))
         rest = result.tokens[1:]
         begun = perf_counter()
-        drafter.propose([Ask(sequence, 1)])
+        drafter.propose([DraftRequest(sequence, 1)])
         feeding_seconds += perf_counter() - begun
         while rest:
-            ask = Ask(sequence, len(rest) - 1, gain=1.0, costs=costs)
+            request = DraftRequest(sequence, len(rest) - 1, token_value_s=1.0, costs=costs)
             begun = perf_counter()
-            proposal = drafter.propose([ask])[0]
+            proposal = drafter.propose([request])[0]
             seconds += perf_counter() - begun
             pairs = enumerate(zip(proposal.tokens, rest, strict=False))
             right = next((i for i, (a, b) in pairs if a != b), len(proposal.tokens))
-            drafter.observe(ask, proposal, right)
+            drafter.observe(request, proposal, right)
             sequence.tokens.extend(rest[: right + 1])
             rounds, drafted, accepted = rounds + 1, drafted + len(proposal.tokens), accepted + right
             made += len(rest[: right + 1])

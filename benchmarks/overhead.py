@@ -2,7 +2,7 @@
 
     python benchmarks/overhead.py [MODEL] [--length 4] [--rounds 200]
 
-Two levels, greedy: the target asks its own MXFP4 reading for a fixed number of tokens. Everything
+Two levels, greedy: the target drafts a fixed number of tokens with its fp4 precision. Everything
 that is neither within a forward nor within a pick counts: proposing, matching, bookkeeping.
 Medians over repeats, in microseconds. The last line is one JSON object.
 """
@@ -14,7 +14,7 @@ from statistics import median, quantiles
 from time import perf_counter
 
 from specqd import LLM, _native
-from specqd._native import Ask, Level, Sequence
+from specqd._native import DraftRequest, Level, Sequence
 
 PROMPT = "def mean(values):\n    return sum(values) / len(values)\n\n\ndef variance(values):\n"
 
@@ -25,14 +25,16 @@ def round_seconds(llm: LLM, rounds: int) -> tuple[float, float]:
     levels = [each for each in level.levels if isinstance(each, Level)]
     tokens = llm.encode(PROMPT)
     text = Sequence(tokens, _native.Picker(), len(tokens))
-    text.tokens.extend(level.advance([Ask(text, 1)])[0].tokens)  # reads the prompt
+    text.tokens.extend(level.advance([DraftRequest(text, 1)])[0].tokens)  # reads the prompt
 
     def within() -> float:
         return sum(each.stats.seconds + each.stats.pick_seconds for each in levels)
 
     before, begun = within(), perf_counter()
     for _ in range(rounds):
-        text.tokens.extend(level.advance([Ask(text, llm.model.config.max_positions)])[0].tokens)
+        text.tokens.extend(
+            level.advance([DraftRequest(text, llm.model.config.max_positions)])[0].tokens
+        )
     seconds = perf_counter() - begun
     besides = seconds - (within() - before)
     level.release(text)

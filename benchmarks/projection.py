@@ -7,7 +7,7 @@ Costs are measured on weights of a real shape (random weights cost what trained 
 --shallow, a second model of the same shape but fewer layers, costs are extended to a model of
 --layers layers: layers cost alike, and what does not repeat is in both. Acceptance is swept: with
 probability alpha each drafted token is confirmed, independently. With --small, a small model in its
-MXFP4 reading drafts for the draft, and is confirmed by it as often as --below says. It is a model,
+fp4 precision drafts for the draft, and is confirmed by it as often as --below says. It is a model,
 not a measurement of any trained model of that size.
 """
 
@@ -46,7 +46,7 @@ def row_costs(model: Model, repeats: int) -> Costs:
 
 
 def both_costs(path: Path, machine: Machine, repeats: int) -> tuple[int, Costs, Costs, int]:
-    """Layers; costs of the exact and of the draft reading; bytes of BF16 that a token needs."""
+    """Layers; costs of the exact and of the fp4 precision; bytes of BF16 that a token needs."""
     model = Model.open(path, machine=machine, cache_positions=256)
     exact, draft = (row_costs(each, repeats) for each in (model, model.as_draft()))
     return model.config.num_layers, exact, draft, model.bf16_bytes_per_forward

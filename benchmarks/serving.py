@@ -246,7 +246,7 @@ def compared(
         )
         if number % ROUNDS_BY_BANDWIDTH == 0:
             cells[load].gb_per_s.append(arms.gb_per_s())
-            for arm in range(num_arms):  # what comes first after such a reading takes longer
+            for arm in range(num_arms):  # what comes first after such a measurement takes longer
                 run_once(arms, arm, there, load.at_once)
         order = [(number + turn) % num_arms for turn in range(num_arms)]
         runs = {arm: run_once(arms, arm, there, load.at_once) for arm in order}

@@ -1,5 +1,5 @@
-// How fast this machine's memory can be read and its cores can multiply: what the speed of readings
-// and of prefill is held against.
+// How fast this machine's memory can be read and its cores can multiply: what the speed of
+// precisions and of prefill is held against.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace specqd {
 
-// Seconds of each of `repeats` readings of `bytes` bytes of memory by all threads of the pool.
+// Seconds of each of `repeats` reads of `bytes` bytes of memory by all threads of the pool.
 std::vector<double> measure_read_seconds(Pool& pool, const Kernels& kernels, size_t bytes,
                                          int repeats);
 // Seconds of each of `repeats` times that all threads of the pool make kPeakProducts exact

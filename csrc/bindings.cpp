@@ -180,7 +180,7 @@ void bind_machine(nb::module_& m) {
         return measure_read_seconds(pool, kernels_or_throw(isa), bytes, repeats);
       },
       "pool"_a, "isa"_a, "bytes"_a, "repeats"_a,
-      "Seconds of each of `repeats` readings of `bytes` bytes by all threads.");
+      "Seconds of each of `repeats` reads of `bytes` bytes by all threads.");
   m.attr("PEAK_PRODUCTS") = kPeakProducts;
   m.def(
       "product_seconds",

@@ -12,7 +12,7 @@
 #include "bindings.h"
 #include "decoder.h"
 #include "kv_cache.h"
-#include "model_reading.h"
+#include "model_forward.h"
 
 using namespace nanobind::literals;
 
@@ -123,34 +123,34 @@ void bind_spec(nb::module_& m) {
 
 void bind_shortlist(nb::module_& m) {
   using Tokens = std::vector<int32_t>;
-  nb::class_<Shortlist>(m, "Shortlist",
-                        "Which rows of the head a draft reads, and whether that pays.")
+  nb::class_<PartialHead>(m, "PartialHead",
+                          "Which rows of the head a draft reads, and whether that pays.")
       .def(nb::init<int64_t>(), "vocabulary"_a)
       .def(
-          "keep", [](Shortlist& list, const Tokens& tokens) { list.keep(tokens); }, "tokens"_a,
+          "keep", [](PartialHead& list, const Tokens& tokens) { list.keep(tokens); }, "tokens"_a,
           "Holds these ids always.")
       .def(
-          "read", [](Shortlist& list, const Tokens& tokens) { list.read(tokens); }, "tokens"_a,
+          "read", [](PartialHead& list, const Tokens& tokens) { list.read(tokens); }, "tokens"_a,
           "The target has read these tokens.")
       .def(
           "picked",
-          [](Shortlist& list, const Tokens& picks, const Tokens& proposal) {
+          [](PartialHead& list, const Tokens& picks, const Tokens& proposal) {
             list.picked(picks, proposal);
           },
           "picks"_a, "proposal"_a, "The target has picked these tokens at a proposal's places.")
       .def(
           "ids_that_pay",
-          [](const Shortlist& list, double rest_bytes, double panel_bytes, int64_t panels,
+          [](const PartialHead& list, double rest_bytes, double panel_bytes, int64_t panels,
              double verify_bytes) {
             return list.ids_that_pay({rest_bytes, panel_bytes, panels, verify_bytes});
           },
           nb::kw_only(), "rest_bytes"_a, "panel_bytes"_a, "panels"_a, "verify_bytes"_a)
-      .def_prop_ro("num_picks", &Shortlist::num_picks)
-      .def("share_left_out", &Shortlist::share_left_out, "ids"_a,
+      .def_prop_ro("num_picks", &PartialHead::num_picks)
+      .def("share_left_out", &PartialHead::share_left_out, "ids"_a,
            "Of the picks, by one of the sizes that it chooses from.")
       .def(
           "panels",
-          [](Shortlist& list, int64_t ids, int64_t panels) {
+          [](PartialHead& list, int64_t ids, int64_t panels) {
             std::vector<PanelRun> runs;
             list.list(ids, panels, runs);
             std::vector<int64_t> all;
@@ -182,7 +182,7 @@ void bind_forward(nb::module_& m) {
       .def(
           "weight_bytes",
           [](const Decoder& decoder, bool is_draft) {
-            return decoder.weight_bytes(is_draft ? Reading::kDraft : Reading::kExact);
+            return decoder.weight_bytes(is_draft ? Precision::kFp4 : Precision::kExact);
           },
           "is_draft"_a)
       .def(
@@ -196,19 +196,20 @@ void bind_forward(nb::module_& m) {
               rows.push_back({sequences[i], starts.at(i), counts.at(i), logits.at(i)});
             check_rows(decoder, cache, tokens, rows);
             const nb::gil_scoped_release released;
-            decoder.forward(is_draft ? Reading::kDraft : Reading::kExact, cache, tokens, rows);
+            decoder.forward(is_draft ? Precision::kFp4 : Precision::kExact, cache, tokens, rows);
           },
           "is_draft"_a, "cache"_a, "tokens"_a, "sequences"_a, "starts"_a, "counts"_a, "logits"_a)
       .def_prop_ro(
-          "shortlist", [](const Decoder& decoder) { return &decoder.shortlist(); },
+          "partial_head", [](const Decoder& decoder) { return &decoder.partial_head(); },
           nb::rv_policy::reference_internal, "What drafts for this model read of their heads.")
       .def(
           "draft_for",
           [](Decoder& decoder, const Decoder& target, bool is_draft, size_t verify_bytes) {
-            decoder.draft_for(target, is_draft ? Reading::kDraft : Reading::kExact, verify_bytes);
+            decoder.draft_for(target, is_draft ? Precision::kFp4 : Precision::kExact, verify_bytes);
           },
           "target"_a, "is_draft"_a, "verify_bytes"_a,
-          "Shares the shortlist of the model that it drafts for in that reading; `verify_bytes` "
+          "Shares the partial_head of the model that it drafts for in that precision; "
+          "`verify_bytes` "
           "are those of a forward that verifies it.")
       .def_prop_ro("logit_rows", &Decoder::logit_rows)
       .def(

@@ -16,10 +16,10 @@ void bind_economics(nb::module_& m) {
       .def(nb::init<double, double>(), "floor"_a = 0.0, "memory"_a = 300.0)
       .def("probability", &Calibration::probability, "confidence"_a)
       .def("observe", &Calibration::observe, "confidence"_a, "is_right"_a);
-  nb::class_<Fulfilment>(m, "Fulfilment", "How much of what was expected came true.")
+  nb::class_<BypassBias>(m, "BypassBias", "How much of what was expected came true.")
       .def(nb::init<>())
-      .def_prop_ro("share", &Fulfilment::share)
-      .def("observe", &Fulfilment::observe, "chance"_a, "is_right"_a);
+      .def_prop_ro("share", &BypassBias::share)
+      .def("observe", &BypassBias::observe, "chance"_a, "is_right"_a);
   nb::class_<Estimate>(m, "Estimate", "What something takes on a machine that others use too.")
       .def(nb::init<>())
       .def("add", &Estimate::add, "sample"_a)
@@ -29,10 +29,10 @@ void bind_economics(nb::module_& m) {
       .def("begin", &RowCosts::begin, "measured"_a, "Starts from seconds by rows.")
       .def("add", &RowCosts::add, "rows"_a, "seconds"_a)
       .def("seconds", &RowCosts::seconds, "rows"_a, "Estimated; 0 where nothing was measured yet.");
-  nb::class_<Pace>(m, "Pace", "Tokens per second of a level, over its recent rounds.")
+  nb::class_<TokenRate>(m, "TokenRate", "Tokens per second of a level, over its recent rounds.")
       .def(nb::init<>())
-      .def("add", &Pace::add, "tokens"_a, "seconds"_a)
-      .def_prop_ro("seconds_per_token", &Pace::seconds_per_token);
+      .def("add", &TokenRate::add, "tokens"_a, "seconds"_a)
+      .def_prop_ro("seconds_per_token", &TokenRate::seconds_per_token);
   nb::class_<ProbeBudget>(m, "ProbeBudget",
                           "Lets what does not pay be tried, at a bounded share of the time.")
       .def(nb::init<double>(), "share"_a = 0.005)

@@ -140,12 +140,12 @@ Out<uint16_t> unpack(const Kernels& kernels, const Packed& packed) {
   return out;
 }
 
-enum class Reading { kExact, kDraft };
+enum class Precision { kExact, kFp4 };
 
-Reading reading_named(const std::string& name) {
-  if (name == "exact") return Reading::kExact;
-  if (name == "draft") return Reading::kDraft;
-  throw std::invalid_argument("a reading is exact or draft");
+Precision precision_named(const std::string& name) {
+  if (name == "exact") return Precision::kExact;
+  if (name == "fp4") return Precision::kFp4;
+  throw std::invalid_argument("a precision is exact or fp4");
 }
 
 struct Prepared {
@@ -155,8 +155,8 @@ struct Prepared {
   PreparedRows view() const { return {data.data(), stride, rows}; }
 };
 
-Prepared prepare(const Kernels& kernels, Reading reading, In<float, 2> x, int64_t tiles) {
-  const bool exact = reading == Reading::kExact;
+Prepared prepare(const Kernels& kernels, Precision precision, In<float, 2> x, int64_t tiles) {
+  const bool exact = precision == Precision::kExact;
   const int64_t inputs = static_cast<int64_t>(x.shape(1));
   if (inputs > tiles * kBlock) throw std::invalid_argument("more inputs than the tiles have");
   const size_t stride = (exact ? kernels.exact_row_bytes : kernels.draft_row_bytes)(tiles);
@@ -168,31 +168,31 @@ Prepared prepare(const Kernels& kernels, Reading reading, In<float, 2> x, int64_
   return rows;
 }
 
-Out<float> product(const Kernels& kernels, const std::string& reading, const Packed& packed,
+Out<float> product(const Kernels& kernels, const std::string& precision, const Packed& packed,
                    In<float, 2> x, int64_t first, int64_t last) {
   const FlushSubnormals flush;
   if (last < 0) last = packed.view.panels;
   if (first < 0 || first > last || last > packed.view.panels)
     throw std::invalid_argument("no such panels");
-  const Reading kind = reading_named(reading);
+  const Precision kind = precision_named(precision);
   const Prepared rows = prepare(kernels, kind, x, packed.view.tiles);
   const size_t columns = static_cast<size_t>(last - first) * kPanel;
   auto out = new_array<float>({x.shape(0), columns});
-  (kind == Reading::kExact ? kernels.exact_product : kernels.draft_product)(
+  (kind == Precision::kExact ? kernels.exact_product : kernels.draft_product)(
       packed.view, first, last, rows.view(), out.data(), static_cast<int64_t>(columns));
   return out;
 }
 
 // Seconds a product, of each of `repeats` runs of `rounds` products whose panels the threads share
 // as in a forward.
-std::vector<double> time_product(const Kernels& kernels, const std::string& reading,
+std::vector<double> time_product(const Kernels& kernels, const std::string& precision,
                                  const Packed& packed, In<float, 2> x, Pool& pool, int repeats,
                                  int rounds) {
   using Clock = std::chrono::steady_clock;
   constexpr int64_t kGrain = 16;
-  const Reading kind = reading_named(reading);
+  const Precision kind = precision_named(precision);
   const Prepared rows = prepare(kernels, kind, x, packed.view.tiles);
-  const auto function = kind == Reading::kExact ? kernels.exact_product : kernels.draft_product;
+  const auto function = kind == Precision::kExact ? kernels.exact_product : kernels.draft_product;
   std::vector<Pages<float>> outs;
   for (int i = 0; i < pool.threads(); ++i) outs.emplace_back(x.shape(0) * kGrain * kPanel);
   std::vector<double> seconds;
@@ -231,23 +231,23 @@ void bind_products(nb::class_<KernelTable>& table) {
           "tiles"_a, "rule"_a = "floor", "plain"_a = false)
       .def("unpack", [](KernelTable k, const Packed& packed) { return unpack(*k.at, packed); })
       .def("prepare",
-           [](KernelTable k, const std::string& reading, In<float, 2> x, int64_t tiles) {
+           [](KernelTable k, const std::string& precision, In<float, 2> x, int64_t tiles) {
              const FlushSubnormals flush;
-             const Prepared rows = prepare(*k.at, reading_named(reading), x, tiles);
+             const Prepared rows = prepare(*k.at, precision_named(precision), x, tiles);
              return copied(rows.data.data(), {x.shape(0), rows.stride});
            })
       .def(
           "product",
-          [](KernelTable k, const std::string& reading, const Packed& packed, In<float, 2> x,
+          [](KernelTable k, const std::string& precision, const Packed& packed, In<float, 2> x,
              int64_t first,
-             int64_t last) { return product(*k.at, reading, packed, x, first, last); },
-          "reading"_a, "packed"_a, "x"_a, "first"_a = 0, "last"_a = -1)
+             int64_t last) { return product(*k.at, precision, packed, x, first, last); },
+          "precision"_a, "packed"_a, "x"_a, "first"_a = 0, "last"_a = -1)
       .def("accumulate_plain",
            [](KernelTable k, In<uint16_t, 3> tiles, In<float, 2> x, In<float, 2> start) {
              const FlushSubnormals flush;
              const auto panels = static_cast<int64_t>(tiles.shape(0));
              const auto count = static_cast<int64_t>(tiles.shape(1));
-             const Prepared rows = prepare(*k.at, Reading::kExact, x, count);
+             const Prepared rows = prepare(*k.at, Precision::kExact, x, count);
              auto out = copied(start.data(), {start.shape(0), start.shape(1)});
              const PlainPanels w{tiles.data(), panels, count, count * kTileWeights, tiles.data()};
              k.at->accumulate_plain(w, rows.view(), out.data(),
@@ -256,10 +256,11 @@ void bind_products(nb::class_<KernelTable>& table) {
            })
       .def(
           "time_product",
-          [](KernelTable k, const std::string& reading, const Packed& packed, In<float, 2> x,
-             Pool& pool, int repeats,
-             int rounds) { return time_product(*k.at, reading, packed, x, pool, repeats, rounds); },
-          "reading"_a, "packed"_a, "x"_a, "pool"_a, "repeats"_a = 5, "rounds"_a = 1);
+          [](KernelTable k, const std::string& precision, const Packed& packed, In<float, 2> x,
+             Pool& pool, int repeats, int rounds) {
+            return time_product(*k.at, precision, packed, x, pool, repeats, rounds);
+          },
+          "precision"_a, "packed"_a, "x"_a, "pool"_a, "repeats"_a = 5, "rounds"_a = 1);
 }
 
 int64_t length(const In<float, 1>& x) { return static_cast<int64_t>(x.shape(0)); }
@@ -362,8 +363,8 @@ void bind_kernels(nb::module_& m) {
   nb::class_<Packed>(m, "Packed")
       .def_prop_ro("weights", &Packed::weights)
       .def("bytes",
-           [](const Packed& p, const std::string& reading) {
-             return p.bytes(reading_named(reading) == Reading::kExact);
+           [](const Packed& p, const std::string& precision) {
+             return p.bytes(precision_named(precision) == Precision::kExact);
            })
       .def_prop_ro(
           "planes",

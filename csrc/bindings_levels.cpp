@@ -20,7 +20,7 @@ using namespace nanobind::literals;
 namespace specqd {
 namespace {
 
-using Asks = std::vector<Ask>;
+using DraftRequests = std::vector<DraftRequest>;
 
 Level::Clock clock_of(nb::handle clock) {
   if (!clock.is_none()) return [clock] { return nb::cast<double>(clock()); };
@@ -83,31 +83,34 @@ PyType_Slot level_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&BoundLeve
 
 // --- Drafters ------------------------------------------------------------------------------------
 
-void bind_asks(nb::module_& m) {
-  nb::class_<Ask>(m, "Ask",
-                  "A wish for tokens that continue a sequence, and what they are worth to whoever "
-                  "asks.")
+void bind_requests(nb::module_& m) {
+  nb::class_<DraftRequest>(
+      m, "DraftRequest",
+      "A wish for tokens that continue a sequence, and what they are worth to whoever "
+      "requests.")
       .def(nb::init<SequencePtr, int64_t, double, double, std::shared_ptr<RowCosts>, int64_t,
                     int64_t>(),
-           "sequence"_a, "at_most"_a, "gain"_a = kWhateverItCosts, "confidence"_a = 1.0,
+           "sequence"_a, "at_most"_a, "token_value_s"_a = kAlwaysDraft, "confidence"_a = 1.0,
            "costs"_a.none() = nb::none(), "rows"_a = 1, "sharing"_a = 1)
-      .def_ro("sequence", &Ask::sequence)
-      .def_ro("at_most", &Ask::at_most)
-      .def_ro("gain", &Ask::gain, "Seconds that one more accepted token saves.")
-      .def_ro("confidence", &Ask::confidence)
-      .def_ro("costs", &Ask::costs)
-      .def_ro("rows", &Ask::rows)
-      .def_ro("sharing", &Ask::sharing)
+      .def_ro("sequence", &DraftRequest::sequence)
+      .def_ro("at_most", &DraftRequest::at_most)
+      .def_ro("token_value_s", &DraftRequest::token_value_s,
+              "Seconds that one more accepted token saves.")
+      .def_ro("confidence", &DraftRequest::confidence)
+      .def_ro("costs", &DraftRequest::costs)
+      .def_ro("rows", &DraftRequest::rows)
+      .def_ro("sharing", &DraftRequest::sharing)
       .def(
           "changed",
-          [](Ask ask, std::optional<int64_t> at_most, std::optional<double> gain) {
-            ask.at_most = at_most.value_or(ask.at_most);
-            ask.gain = gain.value_or(ask.gain);
-            return ask;
+          [](DraftRequest request, std::optional<int64_t> at_most,
+             std::optional<double> token_value_s) {
+            request.at_most = at_most.value_or(request.at_most);
+            request.token_value_s = token_value_s.value_or(request.token_value_s);
+            return request;
           },
-          nb::kw_only(), "at_most"_a = nb::none(), "gain"_a = nb::none(),
+          nb::kw_only(), "at_most"_a = nb::none(), "token_value_s"_a = nb::none(),
           "The same, but for these.")
-      .def("added_seconds", &Ask::added_seconds, "count"_a,
+      .def("added_seconds", &DraftRequest::added_seconds, "count"_a,
            "What a proposal of so many tokens adds to verification, if the others are as long.");
   nb::class_<Proposal>(m, "Proposal",
                        "Tokens that may come next, each with the probability its proposer gave it.")
@@ -139,11 +142,12 @@ template <class Bound, class Class>
 void bind_role(Class& bound) {
   bound
       .def(
-          "propose", [](Bound& drafter, const Asks& asks) { return drafter.propose(asks); },
-          "asks"_a, "One proposal per ask, of at most `at_most` tokens.")
-      .def("observe", &Bound::observe, "ask"_a, "proposal"_a, "accepted"_a,
+          "propose",
+          [](Bound& drafter, const DraftRequests& requests) { return drafter.propose(requests); },
+          "requests"_a, "One proposal per request, of at most `at_most` tokens.")
+      .def("observe", &Bound::observe, "request"_a, "proposal"_a, "accepted"_a,
            "Learns that verification confirmed the first `accepted` tokens of its proposal.")
-      .def("chances", &Bound::chances, "ask"_a, "proposal"_a,
+      .def("chances", &Bound::chances, "request"_a, "proposal"_a,
            "How likely each token of its proposal is right, given that those before it are.")
       .def("release", &Bound::release, "sequence"_a, "Forgets a sequence that has ended.")
       .def_prop_ro(
@@ -203,7 +207,7 @@ void bind_level(nb::module_& m) {
       .def_ro("accepted_at", &LevelStats::accepted_at, "By place in the proposal.")
       .def_ro("drafted_at", &LevelStats::drafted_at)
       .def_ro("asked", &LevelStats::asked, "Times that it was asked for a proposal, as a drafter.")
-      .def_ro("gain_seconds", &LevelStats::gain_seconds,
+      .def_ro("token_value_seconds", &LevelStats::token_value_seconds,
               "Of those times, the worth of an accepted token to whoever asked.")
       .def("count", &LevelStats::count, "drafted"_a, "accepted"_a);
   nb::class_<BoundLevel, Drafter> level(
@@ -217,7 +221,7 @@ void bind_level(nb::module_& m) {
           "__init__",
           [](BoundLevel* self, nb::object model, nb::object drafter, std::optional<int64_t> length,
              std::optional<std::string> name, nb::object clock) {
-            if (!name) name = nb::cast<std::string>(model.attr("reading").attr("value"));
+            if (!name) name = nb::cast<std::string>(model.attr("precision").attr("value"));
             new (self) BoundLevel(BoundLevel::ModelPart(std::move(model)),
                                   BoundLevel::DrafterPart(std::move(drafter)), length,
                                   std::move(*name), std::move(clock));
@@ -245,9 +249,10 @@ void bind_level(nb::module_& m) {
       .def("measure", &BoundLevel::measure,
            "Learns what forwards cost, here and below, so that the first request is drafted well.")
       .def(
-          "advance", [](BoundLevel& level, const Asks& asks) { return level.advance(asks); },
-          "asks"_a,
-          "At least one token of this level's own for each ask, in one forward.\n\n"
+          "advance",
+          [](BoundLevel& level, const DraftRequests& requests) { return level.advance(requests); },
+          "requests"_a,
+          "At least one token of this level's own for each request, in one forward.\n\n"
           "The tokens are the longest prefix of the drafter's proposal that this model would have\n"
           "picked itself, and then its own next pick. None are returned where nothing is allowed.")
       .def("seconds_per_token", &BoundLevel::seconds_per_token, "count"_a,
@@ -258,7 +263,7 @@ void bind_level(nb::module_& m) {
 }  // namespace
 
 void bind_levels(nb::module_& m) {
-  bind_asks(m);
+  bind_requests(m);
   bind_drafters(m);
   bind_level(m);
 }

@@ -1,4 +1,4 @@
-// One text, what caches hold of it, and readings that forward it, as Python sees them.
+// One text, what caches hold of it, and forwards over it, as Python sees them.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -22,9 +22,9 @@ namespace specqd {
 namespace {
 
 // Lets Python go on while it computes.
-class BoundReading : public ModelReading {
+class BoundForward : public ModelForward {
  public:
-  using ModelReading::ModelReading;
+  using ModelForward::ModelForward;
 
  protected:
   void apart(const std::function<void()>& work) override {
@@ -163,7 +163,7 @@ void bind_text(nb::module_& m) {
 
 // --- Models --------------------------------------------------------------------------------------
 
-void bind_readings(nb::module_& m) {
+void bind_forwards(nb::module_& m) {
   nb::class_<Context>(m, "Context", "What a model's cache holds of one sequence.")
       .def(nb::init<int, std::shared_ptr<Context>>(), "slot"_a, "exact"_a.none() = nb::none())
       .def_prop_ro("slot", &Context::slot)
@@ -191,43 +191,44 @@ void bind_readings(nb::module_& m) {
       .def_ro("tokens", &Rows::tokens)
       .def_ro("logits", &Rows::logits);
   nb::class_<LevelModel>(m, "LevelModel", "What a level needs of a model.");
-  nb::class_<BoundReading, LevelModel>(
-      m, "ModelReading", "A reading of a decoder's weights over a cache, by sequences.")
+  nb::class_<BoundForward, LevelModel>(
+      m, "ModelForward", "Forwards of a decoder in one precision, over a cache, by sequence.")
       .def(
           "__init__",
-          [](BoundReading* self, std::shared_ptr<Decoder> decoder, std::shared_ptr<KvCache> cache,
-             bool is_draft, int64_t max_positions, std::shared_ptr<BoundReading> exact) {
-            new (self) BoundReading(std::move(decoder), std::move(cache),
-                                    is_draft ? Reading::kDraft : Reading::kExact, max_positions,
+          [](BoundForward* self, std::shared_ptr<Decoder> decoder, std::shared_ptr<KvCache> cache,
+             bool is_draft, int64_t max_positions, std::shared_ptr<BoundForward> exact) {
+            new (self) BoundForward(std::move(decoder), std::move(cache),
+                                    is_draft ? Precision::kFp4 : Precision::kExact, max_positions,
                                     std::move(exact));
           },
           "decoder"_a, "cache"_a, "is_draft"_a, "max_positions"_a, "exact"_a.none() = nb::none())
-      .def_prop_ro("vocabulary", &BoundReading::vocabulary)
-      .def_prop_ro("max_positions", &BoundReading::max_positions)
-      .def_prop_ro("max_rows", &BoundReading::max_rows,
+      .def_prop_ro("vocabulary", &BoundForward::vocabulary)
+      .def_prop_ro("max_positions", &BoundForward::max_positions)
+      .def_prop_ro("max_rows", &BoundForward::max_rows,
                    "Rows of logits that one forward can leave.")
-      .def_prop_ro("bytes_read", &BoundReading::bytes_read, "Of weights, by all forwards so far.")
-      .def_prop_ro("cache_bytes_read", &BoundReading::cache_bytes_read, "Of keys and values.")
+      .def_prop_ro("bytes_read", &BoundForward::bytes_read, "Of weights, by all forwards so far.")
+      .def_prop_ro("cache_bytes_read", &BoundForward::cache_bytes_read, "Of keys and values.")
       .def(
           "set_head",
-          [](BoundReading& reading, std::optional<int64_t> ids, bool is_exact) {
+          [](BoundForward& model, std::optional<int64_t> ids, bool is_exact) {
             if (ids && *ids < 1) throw std::invalid_argument("a head has one id at least");
-            reading.set_head({ids.value_or(HeadUse::kAsPays), is_exact});
+            model.set_head({ids.value_or(HeadUse::kAsPays), is_exact});
           },
           "ids"_a.none(), "is_exact"_a = false,
-          "What forwards read of the head: the first `ids` beside those that the shortlist holds, "
-          "or as\nmany as pay (None); in the reading, or exactly.")
-      .def("context", &BoundReading::context, "sequence"_a,
-           "This reading's view of the cache for a sequence, made on first use.")
+          "What forwards read of the head: the first `ids` beside those that the partial_head "
+          "holds, "
+          "or as\nmany as pay (None); in the precision, or exactly.")
+      .def("context", &BoundForward::context, "sequence"_a,
+           "This precision's view of the cache for a sequence, made on first use.")
       .def(
           "adopt",
-          [](BoundReading& reading, const Sequence& sequence, std::shared_ptr<Context> context) {
-            reading.adopt(sequence, std::move(context));
+          [](BoundForward& model, const Sequence& sequence, std::shared_ptr<Context> context) {
+            model.adopt(sequence, std::move(context));
           },
           "sequence"_a, "context"_a, "Lets a sequence go on from a context that was made for it.")
       .def(
           "forward",
-          [](BoundReading& reading, const std::vector<Rows>& batch) { reading.forward(batch); },
+          [](BoundForward& model, const std::vector<Rows>& batch) { model.forward(batch); },
           "batch"_a,
           "Caches all rows and leaves the asked logits in the decoder, in the batch's order.\n\n"
           "More rows than one forward takes are forwarded in parts; those with logits must fit "
@@ -235,16 +236,16 @@ void bind_readings(nb::module_& m) {
           "the last.")
       .def(
           "verify",
-          [](BoundReading& reading, int64_t row, const TokenList& proposal,
+          [](BoundForward& model, int64_t row, const TokenList& proposal,
              const SequencePtr& sequence) -> std::pair<TokenList, std::vector<double>> {
-            Answer answer = reading.verify(row, proposal, sequence);
+            Answer answer = model.verify(row, proposal, sequence);
             return {std::move(answer.tokens), std::move(answer.probabilities)};
           },
           "row"_a, "proposal"_a, "sequence"_a,
           "What the last forward's logits from `row` on say to a proposal: (tokens, "
           "probabilities).")
-      .def("release", &BoundReading::release, "sequence"_a,
-           "Forgets a sequence; its exact reading too, which need not be a level of its own.");
+      .def("release", &BoundForward::release, "sequence"_a,
+           "Forgets a sequence; its exact precision too, which need not be a level of its own.");
 }
 
 void translate(const std::exception_ptr& thrown, void*) {
@@ -265,7 +266,7 @@ void translate(const std::exception_ptr& thrown, void*) {
 void bind_sequence(nb::module_& m) {
   nb::register_exception_translator(&translate);
   bind_text(m);
-  bind_readings(m);
+  bind_forwards(m);
 }
 
 }  // namespace specqd

@@ -10,7 +10,7 @@ namespace specqd {
 
 // What a model's cache holds of one sequence: keys and values of its first tokens.
 //
-// A draft reading's context begins where the exact one ends, and ends with the proposal: its
+// A fp4 precision's context begins where the exact one ends, and ends with the proposal: its
 // provisional keys and values are overwritten by verification.
 class Context {
  public:
@@ -24,7 +24,7 @@ class Context {
   // Starts a proposal after `length` tokens.
   //
   // It forwards the last of them first, so the exact context keeps only what comes before. A
-  // reading whose exact one was never forwarded goes on from its own last proposal.
+  // precision whose exact one was never forwarded goes on from its own last proposal.
   void begin(size_t length);
 
   // Forgets what is not a prefix of `tokens`; returns the positions left. The first `accepted`

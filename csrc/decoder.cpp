@@ -54,10 +54,10 @@ Decoder::Decoder(DecoderSpec spec, DecoderWeights weights, std::shared_ptr<Pool>
   }
   if (sees_all) longest_window_ = 0;
   logits_stride_ = weights_.head->matrix().panels * kPanel;
-  for (const Reading reading : {Reading::kExact, Reading::kDraft})
-    fixed_bytes_[static_cast<size_t>(reading)] = fixed_bytes(reading);
-  shortlist_ = std::make_shared<Shortlist>(spec_.vocabulary);
-  for (HeadChoice& choice : head_choices_) choice.verify_bytes = weight_bytes(Reading::kExact);
+  for (const Precision precision : {Precision::kExact, Precision::kFp4})
+    fixed_bytes_[static_cast<size_t>(precision)] = fixed_bytes(precision);
+  partial_head_ = std::make_shared<PartialHead>(spec_.vocabulary);
+  for (HeadChoice& choice : head_choices_) choice.verify_bytes = weight_bytes(Precision::kExact);
   reserve_scratch();
 }
 
@@ -105,30 +105,30 @@ std::span<const float> Decoder::logits(int64_t row) const {
   return {logits_.data() + row * logits_stride_, static_cast<size_t>(spec_.vocabulary)};
 }
 
-size_t bytes_of(const PackedWeight& weight, Reading reading) {
-  return reading == Reading::kDraft ? weight.bytes().draft() : weight.bytes().exact();
+size_t bytes_of(const PackedWeight& weight, Precision precision) {
+  return precision == Precision::kFp4 ? weight.bytes().draft() : weight.bytes().exact();
 }
 
-size_t bytes_of(const FeedForward& weights, Reading reading) {
-  return bytes_of(*weights.gate_up, reading) + bytes_of(*weights.down, reading);
+size_t bytes_of(const FeedForward& weights, Precision precision) {
+  return bytes_of(*weights.gate_up, precision) + bytes_of(*weights.down, precision);
 }
 
-size_t Decoder::fixed_bytes(Reading reading) const {
-  size_t bytes = bytes_of(*weights_.head, reading);
+size_t Decoder::fixed_bytes(Precision precision) const {
+  size_t bytes = bytes_of(*weights_.head, precision);
   for (const LayerWeights& layer : weights_.layers) {
-    bytes += bytes_of(*layer.query_key_value, reading) + bytes_of(*layer.output, reading);
-    bytes += layer.router != nullptr ? bytes_of(*layer.router, Reading::kExact)
-                                     : bytes_of(layer.feed_forwards.front(), reading);
+    bytes += bytes_of(*layer.query_key_value, precision) + bytes_of(*layer.output, precision);
+    bytes += layer.router != nullptr ? bytes_of(*layer.router, Precision::kExact)
+                                     : bytes_of(layer.feed_forwards.front(), precision);
   }
   return bytes;
 }
 
-size_t Decoder::weight_bytes(Reading reading) const {
-  size_t bytes = fixed_bytes(reading);
+size_t Decoder::weight_bytes(Precision precision) const {
+  size_t bytes = fixed_bytes(precision);
   for (const LayerWeights& layer : weights_.layers) {
     if (layer.router == nullptr) continue;
     size_t each = 0;
-    for (const FeedForward& expert : layer.feed_forwards) each += bytes_of(expert, reading);
+    for (const FeedForward& expert : layer.feed_forwards) each += bytes_of(expert, precision);
     bytes += each * static_cast<size_t>(spec_.experts_per_token) / layer.feed_forwards.size();
   }
   return bytes;
@@ -183,12 +183,12 @@ void Decoder::prepare_positions(std::span<const ForwardRows> sequences) {
   angles_ = more;
 }
 
-void Decoder::forward(Reading reading, const KvCache& cache, std::span<const int32_t> tokens,
+void Decoder::forward(Precision precision, const KvCache& cache, std::span<const int32_t> tokens,
                       std::span<const ForwardRows> sequences, const HeadUse& head) {
-  reading_ = reading;
+  precision_ = precision;
   cache_ = &cache;
   tokens_ = tokens;
-  moved_bytes_ = fixed_bytes_[static_cast<size_t>(reading)];
+  moved_bytes_ = fixed_bytes_[static_cast<size_t>(precision)];
   plan_head(head);
   tell_read(tokens, sequences);
   prepare_positions(sequences);
@@ -264,8 +264,8 @@ void Decoder::feed_forward(Team& team, const LayerWeights& layer) {
   if (layer.router != nullptr) return mix_experts(team, layer);
   const FeedForward& weights = layer.feed_forwards.front();
   const int64_t width = weights.down->columns();
-  multiply(team, reading_, *weights.gate_up,
-           prepare(team, reading_, rows_, *weights.gate_up, normed(layer.feed_forward_norm)),
+  multiply(team, precision_, *weights.gate_up,
+           prepare(team, precision_, rows_, *weights.gate_up, normed(layer.feed_forward_norm)),
            [&](int64_t first, int64_t count, float* result, int64_t stride) {
              activate(weights, first, count, result, stride, rows_, hidden_.data());
            });
@@ -273,7 +273,8 @@ void Decoder::feed_forward(Team& team, const LayerWeights& layer) {
     return hidden_.data() + row * width;
   };
   const bool has_norm = layer.feed_forward_post_norm.exists();
-  multiply(team, reading_, *weights.down, prepare(team, reading_, rows_, *weights.down, activated),
+  multiply(team, precision_, *weights.down,
+           prepare(team, precision_, rows_, *weights.down, activated),
            landed(weights.down_bias, has_norm            ? Landing::kAside
                                      : spec_.is_parallel ? Landing::kWithAside
                                                          : Landing::kResidual));

@@ -1,5 +1,5 @@
 // One parametrised decoder: embeds, attends, feeds forward, and leaves logits. A forward takes the
-// rows of any number of sequences in either reading of the same weights.
+// rows of any number of sequences in either precision of the same weights.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +11,14 @@
 #include "kernels.h"
 #include "kv_cache.h"
 #include "pack.h"
+#include "partial_head.h"
 #include "pool.h"
 #include "rope.h"
-#include "shortlist.h"
 
 namespace specqd {
 
-// Which of the weights' two readings a forward uses.
-enum class Reading : int { kExact = 0, kDraft = 1 };
+// Which of the weights' two precisions a forward uses.
+enum class Precision : int { kExact = 0, kFp4 = 1 };
 
 using Vector = std::vector<uint16_t>;  // BF16; empty where the model has none
 
@@ -35,8 +35,8 @@ struct FeedForward {
   Vector gate_bias, up_bias, down_bias;
 };
 
-size_t bytes_of(const PackedWeight& weight, Reading reading);
-size_t bytes_of(const FeedForward& weights, Reading reading);
+size_t bytes_of(const PackedWeight& weight, Precision precision);
+size_t bytes_of(const FeedForward& weights, Precision precision);
 
 struct LayerWeights {
   Norm attention_norm, attention_post_norm, feed_forward_norm, feed_forward_post_norm;
@@ -90,9 +90,9 @@ struct ForwardRows {
   int64_t logits;
 };
 
-// What a forward reads of the head: the first `ids` of the vocabulary and what the shortlist holds
-// besides; kAsPays: as many as the shortlist finds to pay. The logits of all others are -infinity.
-// In the forward's reading, or exactly.
+// What a forward reads of the head: the first `ids` of the vocabulary and what the partial_head
+// holds besides; kAsPays: as many as the partial_head finds to pay. The logits of all others are
+// -infinity. In the forward's precision, or exactly.
 struct HeadUse {
   static constexpr int64_t kAsPays = 0, kAll = INT64_MAX;
   int64_t ids = kAll;
@@ -115,15 +115,15 @@ class Decoder {
 
   // Writes keys and values of all rows into the cache (their pages must be writable) and the asked
   // logits, in the order of the sequences. Token ids must be < vocabulary, rows <= max_rows().
-  void forward(Reading reading, const KvCache& cache, std::span<const int32_t> tokens,
+  void forward(Precision precision, const KvCache& cache, std::span<const int32_t> tokens,
                std::span<const ForwardRows> sequences, const HeadUse& head = {});
 
   // Logits of the last forward: row i of those asked, [vocabulary].
   std::span<const float> logits(int64_t row) const;
   int64_t logit_rows() const { return static_cast<int64_t>(logit_rows_.size()); }
 
-  // Bytes of weights that a forward of one row moves in that reading (input embedding left out).
-  size_t weight_bytes(Reading reading) const;
+  // Bytes of weights that a forward of one row moves in that precision (input embedding left out).
+  size_t weight_bytes(Precision precision) const;
   // Bytes of weights that the last forward moved.
   size_t moved_bytes() const { return moved_bytes_; }
   // Bytes of keys and values that its rows saw, in blocks of 32 positions and each once, however
@@ -132,10 +132,10 @@ class Decoder {
 
   // What drafts for this model read of their heads. It hears of prompts and of picks by itself,
   // from exact forwards.
-  Shortlist& shortlist() const { return *shortlist_; }
-  // Shares the shortlist of the model that it drafts for. What drafts in that reading is verified
-  // by forwards that move so many bytes for a row; by default, the model's own exact ones.
-  void draft_for(const Decoder& target, Reading reading, size_t verify_bytes);
+  PartialHead& partial_head() const { return *partial_head_; }
+  // Shares the partial_head of the model that it drafts for. What drafts in that precision is
+  // verified by forwards that move so many bytes for a row; by default, the model's own exact ones.
+  void draft_for(const Decoder& target, Precision precision, size_t verify_bytes);
   // The picks of exact logits at a proposal's places, as verify() returns them.
   void tell_picked(std::span<const int32_t> picks, std::span<const int32_t> proposal) const;
 
@@ -145,8 +145,8 @@ class Decoder {
   enum class Landing { kResidual, kAside, kWithAside };
 
   void reserve_scratch();
-  size_t fixed_bytes(Reading reading) const;  // of what every forward moves
-  bool tells() const { return is_target_ && reading_ == Reading::kExact; }
+  size_t fixed_bytes(Precision precision) const;  // of what every forward moves
+  bool tells() const { return is_target_ && precision_ == Precision::kExact; }
   void tell_read(std::span<const int32_t> tokens, std::span<const ForwardRows> sequences);
   void plan_head(const HeadUse& head);
   int64_t ids_that_pay();
@@ -186,16 +186,16 @@ class Decoder {
   // Fills one prepared row per batch row; `make(row, scratch)` returns the row's fp32 inputs. For
   // few rows every thread prepares its own copy, which is cheaper than a barrier.
   template <class Make>
-  PreparedRows prepare(Team& team, Reading reading, int64_t rows, const PackedWeight& next,
+  PreparedRows prepare(Team& team, Precision precision, int64_t rows, const PackedWeight& next,
                        const Make& make);
   // Multiplies prepared rows by panels of `weight`, handing each range's result to
   // `take(first_output, outputs, result, stride)`; ends with a barrier.
   template <class Take>
-  void multiply(Team& team, Reading reading, const PackedWeight& weight, const PreparedRows& x,
+  void multiply(Team& team, Precision precision, const PackedWeight& weight, const PreparedRows& x,
                 const Take& take);
   // The same of some panels alone.
   template <class Take>
-  void multiply_runs(Team& team, Reading reading, const PackedWeight& weight,
+  void multiply_runs(Team& team, Precision precision, const PackedWeight& weight,
                      std::span<const PanelRun> runs, const PreparedRows& x, const Take& take);
 
   DecoderSpec spec_;
@@ -208,20 +208,20 @@ class Decoder {
   int64_t longest_window_ = 0;  // 0 if any layer sees everything
 
   // The forward in progress.
-  Reading reading_ = Reading::kExact;
+  Precision precision_ = Precision::kExact;
   const KvCache* cache_ = nullptr;
   std::span<const int32_t> tokens_;
   std::vector<SequenceRows> sequences_;
   std::vector<int64_t> logit_rows_;  // batch row of each row of logits
   int64_t rows_ = 0;
   size_t fixed_bytes_[2] = {}, moved_bytes_ = 0;
-  Reading head_reading_ = Reading::kExact;
+  Precision head_precision_ = Precision::kExact;
   std::vector<PanelRun> head_runs_;  // panels of the head that are read
   int64_t head_panels_ = 0;          // how many
 
-  std::shared_ptr<Shortlist> shortlist_;
-  bool is_target_ = true;  // whose own shortlist it is
-  struct HeadChoice {      // of drafts in one reading
+  std::shared_ptr<PartialHead> partial_head_;
+  bool is_target_ = true;  // whose own partial_head it is
+  struct HeadChoice {      // of drafts in one precision
     size_t verify_bytes = 0;
     int64_t ids = 0, picks = -1;  // that pay, and after how many picks that was found
   } head_choices_[2];

@@ -76,7 +76,8 @@ void Decoder::attend(Team& team, int64_t layer_index) {
   const LayerWeights& layer = weights_.layers[static_cast<size_t>(layer_index)];
   const int64_t dim = spec_.head_dim, outputs = (spec_.heads + 2 * spec_.kv_heads) * dim;
   const PackedWeight& qkv = *layer.query_key_value;
-  multiply(team, reading_, qkv, prepare(team, reading_, rows_, qkv, normed(layer.attention_norm)),
+  multiply(team, precision_, qkv,
+           prepare(team, precision_, rows_, qkv, normed(layer.attention_norm)),
            [&](int64_t first, int64_t count, const float* result, int64_t stride) {
              const int64_t kept = std::min(count, outputs - first);
              for (int64_t row = 0; row < rows_; ++row) {
@@ -93,7 +94,8 @@ void Decoder::attend(Team& team, int64_t layer_index) {
     return heads_.data() + row * outputs;
   };
   const bool is_aside = spec_.is_parallel || layer.attention_post_norm.exists();
-  multiply(team, reading_, *layer.output, prepare(team, reading_, rows_, *layer.output, attended),
+  multiply(team, precision_, *layer.output,
+           prepare(team, precision_, rows_, *layer.output, attended),
            landed(layer.output_bias, is_aside ? Landing::kAside : Landing::kResidual));
   if (layer.attention_post_norm.exists()) land_aside(team, layer.attention_post_norm);
 }

@@ -19,8 +19,8 @@ PreparedRows Decoder::route(Team& team, const LayerWeights& layer) {
   const int64_t experts = std::ssize(layer.feed_forwards), stride = padded(experts);
   const PackedWeight& router = *layer.router;
   const auto inputs = normed(layer.feed_forward_norm);
-  const PreparedRows x = prepare(team, Reading::kExact, rows_, router, inputs);
-  multiply(team, Reading::kExact, router, x,
+  const PreparedRows x = prepare(team, Precision::kExact, rows_, router, inputs);
+  multiply(team, Precision::kExact, router, x,
            [&](int64_t first, int64_t count, float* result, int64_t result_stride) {
              const int64_t kept = std::min(count, experts - first);
              for (int64_t row = 0; row < rows_; ++row) {
@@ -31,8 +31,8 @@ PreparedRows Decoder::route(Team& team, const LayerWeights& layer) {
                            static_cast<size_t>(kept) * sizeof(float));
              }
            });
-  if (reading_ == Reading::kExact) return x;
-  return prepare(team, reading_, rows_, *layer.feed_forwards.front().gate_up, inputs);
+  if (precision_ == Precision::kExact) return x;
+  return prepare(team, precision_, rows_, *layer.feed_forwards.front().gate_up, inputs);
 }
 
 // The best experts of each row, the lower number first of equals, and their shares.
@@ -97,7 +97,7 @@ void Decoder::multiply_experts(Team& team, const LayerWeights& layer,
                                std::shared_ptr<PackedWeight> FeedForward::* weight,
                                const PreparedRows& x, bool is_gathered, const Take& take) {
   const auto product =
-      reading_ == Reading::kDraft ? kernels_.draft_product : kernels_.exact_product;
+      precision_ == Precision::kFp4 ? kernels_.draft_product : kernels_.exact_product;
   float* const out = scratch_[static_cast<size_t>(team.thread())].product.data();
   const int64_t panels = (layer.feed_forwards.front().*weight)->matrix().panels;
   const int64_t chosen = std::ssize(chosen_),
@@ -125,7 +125,7 @@ void Decoder::mix_experts(Team& team, const LayerWeights& layer) {
     choose_experts(layer);
     sort_choices(std::ssize(layer.feed_forwards));
     for (const int32_t expert : chosen_)
-      moved_bytes_ += bytes_of(layer.feed_forwards[static_cast<size_t>(expert)], reading_);
+      moved_bytes_ += bytes_of(layer.feed_forwards[static_cast<size_t>(expert)], precision_);
   });
   const bool is_gathered = rows_ > 1;
   multiply_experts(
@@ -141,7 +141,7 @@ void Decoder::mix_experts(Team& team, const LayerWeights& layer) {
     return hidden_.data() + slot * down.columns();
   };
   multiply_experts(
-      team, layer, &FeedForward::down, prepare(team, reading_, rows_ * count, down, activated),
+      team, layer, &FeedForward::down, prepare(team, precision_, rows_ * count, down, activated),
       true, [&](size_t expert, int64_t first, int64_t outputs, float* result, int64_t stride) {
         const Vector& bias = layer.feed_forwards[expert].down_bias;
         const int64_t kept = std::min(outputs, hidden - first);

@@ -14,14 +14,14 @@ constexpr int64_t kLogitsOfClaim = 8192;
 
 }  // namespace
 
-void Decoder::draft_for(const Decoder& target, Reading reading, size_t verify_bytes) {
-  shortlist_ = target.shortlist_;
+void Decoder::draft_for(const Decoder& target, Precision precision, size_t verify_bytes) {
+  partial_head_ = target.partial_head_;
   is_target_ = &target == this;
-  head_choices_[static_cast<size_t>(reading)] = {verify_bytes};
+  head_choices_[static_cast<size_t>(precision)] = {verify_bytes};
 }
 
 void Decoder::tell_picked(std::span<const int32_t> picks, std::span<const int32_t> proposal) const {
-  if (tells()) shortlist_->picked(picks, proposal);
+  if (tells()) partial_head_->picked(picks, proposal);
 }
 
 // Rows without logits are a prompt's; those with them were picked, or are a proposal.
@@ -29,36 +29,36 @@ void Decoder::tell_read(std::span<const int32_t> tokens, std::span<const Forward
   if (!tells()) return;
   size_t first = 0;
   for (const ForwardRows& part : sequences) {
-    shortlist_->read(tokens.subspan(first, static_cast<size_t>(part.count - part.logits)));
+    partial_head_->read(tokens.subspan(first, static_cast<size_t>(part.count - part.logits)));
     first += static_cast<size_t>(part.count);
   }
 }
 
 int64_t Decoder::ids_that_pay() {
-  HeadChoice& choice = head_choices_[static_cast<size_t>(reading_)];
-  const int64_t picks = shortlist_->num_picks();
+  HeadChoice& choice = head_choices_[static_cast<size_t>(precision_)];
+  const int64_t picks = partial_head_->num_picks();
   if (choice.picks >= 0 && picks - choice.picks < kPicksBetweenChoices) return choice.ids;
-  const size_t head = bytes_of(*weights_.head, reading_);
+  const size_t head = bytes_of(*weights_.head, precision_);
   const int64_t panels = weights_.head->matrix().panels;
   choice.picks = picks;
-  choice.ids = shortlist_->ids_that_pay({static_cast<double>(weight_bytes(reading_) - head),
-                                         static_cast<double>(head) / static_cast<double>(panels),
-                                         panels, static_cast<double>(choice.verify_bytes)});
+  choice.ids = partial_head_->ids_that_pay({static_cast<double>(weight_bytes(precision_) - head),
+                                            static_cast<double>(head) / static_cast<double>(panels),
+                                            panels, static_cast<double>(choice.verify_bytes)});
   return choice.ids;
 }
 
 void Decoder::plan_head(const HeadUse& head) {
-  head_reading_ = head.is_exact ? Reading::kExact : reading_;
+  head_precision_ = head.is_exact ? Precision::kExact : precision_;
   const int64_t panels = weights_.head->matrix().panels;
   const int64_t ids = head.ids == HeadUse::kAsPays ? ids_that_pay() : head.ids;
-  if (ids == HeadUse::kAll) {  // a target's: the shortlist remembers what drafts read
+  if (ids == HeadUse::kAll) {  // a target's: the partial_head remembers what drafts read
     head_runs_.assign(1, {0, panels, 0});
     head_panels_ = panels;
   } else {
-    head_panels_ = shortlist_->list(ids, panels, head_runs_);
+    head_panels_ = partial_head_->list(ids, panels, head_runs_);
   }
-  moved_bytes_ -= bytes_of(*weights_.head, reading_);
-  moved_bytes_ += bytes_of(*weights_.head, head_reading_) * static_cast<size_t>(head_panels_) /
+  moved_bytes_ -= bytes_of(*weights_.head, precision_);
+  moved_bytes_ += bytes_of(*weights_.head, head_precision_) * static_cast<size_t>(head_panels_) /
                   static_cast<size_t>(panels);
 }
 
@@ -79,8 +79,8 @@ void Decoder::finish(Team& team) {
   const auto asked_row = [&](int64_t i, float* scratch) {
     return last(logit_rows_[static_cast<size_t>(i)], scratch);
   };
-  multiply_runs(team, head_reading_, *weights_.head, head_runs_,
-                prepare(team, head_reading_, asked, *weights_.head, asked_row),
+  multiply_runs(team, head_precision_, *weights_.head, head_runs_,
+                prepare(team, head_precision_, asked, *weights_.head, asked_row),
                 [&](int64_t first, int64_t count, float* result, int64_t stride) {
                   for (int64_t i = 0; i < asked; ++i) {
                     float* const from = result + i * stride;

@@ -50,10 +50,10 @@ inline auto Decoder::landed(const Vector& bias, Landing landing) {
 }
 
 template <class Make>
-PreparedRows Decoder::prepare(Team& team, Reading reading, int64_t rows, const PackedWeight& next,
-                              const Make& make) {
+PreparedRows Decoder::prepare(Team& team, Precision precision, int64_t rows,
+                              const PackedWeight& next, const Make& make) {
   Scratch& scratch = scratch_[static_cast<size_t>(team.thread())];
-  const bool is_draft = reading == Reading::kDraft;
+  const bool is_draft = precision == Precision::kFp4;
   const int64_t tiles = next.matrix().tiles;
   const size_t stride =
       is_draft ? kernels_.draft_row_bytes(tiles) : kernels_.exact_row_bytes(tiles);
@@ -73,10 +73,10 @@ PreparedRows Decoder::prepare(Team& team, Reading reading, int64_t rows, const P
 }
 
 template <class Take>
-void Decoder::multiply(Team& team, Reading reading, const PackedWeight& weight,
+void Decoder::multiply(Team& team, Precision precision, const PackedWeight& weight,
                        const PreparedRows& x, const Take& take) {
   const PanelRun all{0, weight.matrix().panels, 0};
-  multiply_runs(team, reading, weight, {&all, 1}, x, take);
+  multiply_runs(team, precision, weight, {&all, 1}, x, take);
 }
 
 // Fetches the beginning of a panel as far as a product that came to it from the one before would
@@ -91,12 +91,12 @@ inline void fetch_panel(const PackedMatrix& matrix, int64_t panel) {
 }
 
 template <class Take>
-void Decoder::multiply_runs(Team& team, Reading reading, const PackedWeight& weight,
+void Decoder::multiply_runs(Team& team, Precision precision, const PackedWeight& weight,
                             std::span<const PanelRun> runs, const PreparedRows& x,
                             const Take& take) {
   const PackedMatrix& matrix = weight.matrix();
   float* const out = scratch_[static_cast<size_t>(team.thread())].product.data();
-  const bool is_draft = reading == Reading::kDraft;
+  const bool is_draft = precision == Precision::kFp4;
   const auto product = is_draft ? kernels_.draft_product : kernels_.exact_product;
   const int64_t panels = runs.back().before + runs.back().last - runs.back().first;
   const int64_t grain = panels_of_claim(panels, x.count, team.threads());

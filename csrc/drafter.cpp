@@ -4,7 +4,7 @@
 
 namespace specqd {
 
-double Ask::added_seconds(double count) const {
+double DraftRequest::added_seconds(double count) const {
   if (costs == nullptr || count <= 0.0) return 0.0;
   const auto before = static_cast<double>(rows), texts = static_cast<double>(sharing);
   return (costs->seconds(before + texts * count) - costs->seconds(before)) / texts;
@@ -18,7 +18,7 @@ std::vector<int32_t> Proposal::depths_of(std::span<const int32_t> verified) cons
   return found;
 }
 
-Proposal Proposal::passed_on() const {
+Proposal Proposal::bypassed() const {
   Proposal same{tokens, confidences};
   for (size_t i = 0; i < tokens.size(); ++i)
     same.depths.push_back(1 + (depths.empty() ? 0 : depths[i]));

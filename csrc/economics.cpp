@@ -69,7 +69,7 @@ void Calibration::observe(double confidence, bool is_right) {
   if (is_right) right_[i] += 1.0;
 }
 
-void Fulfilment::observe(double chance, bool is_right) {
+void BypassBias::observe(double chance, bool is_right) {
   expected_ = kKept * expected_ + chance;
   right_ = kKept * right_ + (is_right ? 1.0 : 0.0);
 }
@@ -194,13 +194,13 @@ const std::shared_ptr<RowCosts>& BatchCosts::of(size_t count) {
   return costs;
 }
 
-void Pace::add(double tokens, double seconds) {
+void TokenRate::add(double tokens, double seconds) {
   const double fade = 1.0 - 1.0 / kPaceRounds;
   tokens_ = tokens_ * fade + tokens;
   seconds_ = seconds_ * fade + seconds;
 }
 
-std::optional<double> Pace::seconds_per_token() const {
+std::optional<double> TokenRate::seconds_per_token() const {
   return tokens_ > 0.0 ? std::optional(seconds_ / tokens_) : std::nullopt;
 }
 

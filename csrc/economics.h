@@ -1,4 +1,4 @@
-// What drafting costs and what it brings: tracked costs, calibrated confidences, pace.
+// What drafting costs and what it round_value: tracked costs, calibrated confidences, pace.
 //
 // Pure bookkeeping over numbers that others measure; knows no models, tokens or clocks.
 #pragma once
@@ -36,7 +36,7 @@ class Calibration {
 
 // How much of what was expected of tokens came true, where they were chosen for it: whoever takes
 // what looks best is disappointed. Starts at all of it; older tokens fade.
-class Fulfilment {
+class BypassBias {
  public:
   double share() const { return (kPrior + right_) / (kPrior + expected_); }
   void observe(double chance, bool is_right);
@@ -48,10 +48,10 @@ class Fulfilment {
 };
 
 // How often what a level says is confirmed, by its confidence.
-struct Trust {
+struct AcceptanceModel {
   Calibration own{0.5, 200.0};    // in a token -> it is confirmed
   Calibration next{0.85, 100.0};  // in a token -> the next one is
-  Fulfilment passed_on;           // of its drafter's chances, where it did not look at the tokens
+  BypassBias bypass_bias;         // of its drafter's chances, where it did not look at the tokens
 };
 
 // A running estimate of what something takes on a machine that others use too.
@@ -133,7 +133,7 @@ class BatchCosts {
 
 // Tokens per second of a level, over its recent rounds: few, since a token that is confirmed saves
 // what those near it take, and a text that repeats itself comes much faster than one that does not.
-class Pace {
+class TokenRate {
  public:
   void add(double tokens, double seconds);
   // 1 / pace; none before anything was made.
@@ -170,7 +170,7 @@ class ProbeBudget {
   double saved_ = 0.0;
   double lent_ = 0.0;  // is left of what was lent, and a part of what is saved
   // Of the last probe: what was taken for it, what it turned out to cost and to bring, and the most
-  // that it may be said to have cost.
+  // that it may be candidate to have cost.
   double spent_ = 0.0, cost_ = 0.0, brought_ = 0.0, most_ = 0.0;
 };
 

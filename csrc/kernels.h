@@ -15,8 +15,8 @@ constexpr int kTileWeights = kPanel * kBlock;
 constexpr int kTileCodes = kTileWeights / 2;
 
 // A weight matrix [N, K] as ceil(N/16) panels of ceil(K/32) tiles; docs/kernels.md draws the tile.
-// The exact reading needs `plain`, or all of codes, scales, residuals and patches, or codes and
-// scales alone where the weights are MXFP4; the draft reading needs codes and scales. Padding holds
+// The exact precision needs `plain`, or all of codes, scales, residuals and patches, or codes and
+// scales alone where the weights are MXFP4; the fp4 precision needs codes and scales. Padding holds
 // zeros or finite values; padded inputs must be zero.
 struct PackedMatrix {
   int64_t panels = 0;
@@ -29,7 +29,7 @@ struct PackedMatrix {
   const uint16_t* plain = nullptr;         // [panels][tiles][512] BF16, where nesting does not pay
 };
 
-// Rows of inputs as a reading wants them ("prepared"). A row is `stride` bytes; its layout is the
+// Rows of inputs as a precision wants them ("prepared"). A row is `stride` bytes; its layout is the
 // instruction set's own.
 struct PreparedRows {
   const uint8_t* data = nullptr;

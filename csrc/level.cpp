@@ -20,7 +20,8 @@ class Guesses {
  public:
   explicit Guesses(std::span<Draft> drafts) : drafts_(drafts) {}
   ~Guesses() {
-    for (Draft& draft : drafts_) draft.ask.sequence->forget_guesses(draft.proposal.tokens.size());
+    for (Draft& draft : drafts_)
+      draft.request.sequence->forget_guesses(draft.proposal.tokens.size());
   }
   Guesses(const Guesses&) = delete;
   Guesses& operator=(const Guesses&) = delete;
@@ -29,11 +30,11 @@ class Guesses {
   std::span<Draft> drafts_;
 };
 
-std::vector<Ask> asks_of(std::span<Draft* const> drafts) {
-  std::vector<Ask> asks;
-  asks.reserve(drafts.size());
-  for (const Draft* draft : drafts) asks.push_back(draft->to_ask());
-  return asks;
+std::vector<DraftRequest> requests_of(std::span<Draft* const> drafts) {
+  std::vector<DraftRequest> requests;
+  requests.reserve(drafts.size());
+  for (const Draft* draft : drafts) requests.push_back(draft->to_request());
+  return requests;
 }
 
 }  // namespace
@@ -54,7 +55,7 @@ Level::Level(LevelModel& model, Drafter& drafter, std::optional<int64_t> length,
       drafter_(&drafter),
       length_(length),
       clock_(std::move(clock)),
-      prospects_(costs_),
+      policy_(costs_),
       reach_(kFirstProposal) {}
 
 void Level::release(const std::shared_ptr<Sequence>& sequence) {
@@ -82,7 +83,7 @@ void Level::measure() {
       if (rows <= most) take(rows);
   }
   costs_.begin(least);
-  prospects_.lend();
+  policy_.lend();
   model_.release(text);
   drafter_->measure();
 }
@@ -98,21 +99,22 @@ double Level::forward_seconds(const std::shared_ptr<Context>& context, int64_t r
 
 // --- As a drafter --------------------------------------------------------------------------------
 
-std::vector<Proposal> Level::propose(std::span<const Ask> asks) {
-  for (const Ask& ask : asks)
-    if (ask.at_most > 0 && ask.gain < kWhateverItCosts) {
+std::vector<Proposal> Level::propose(std::span<const DraftRequest> requests) {
+  for (const DraftRequest& request : requests)
+    if (request.at_most > 0 && request.token_value_s < kAlwaysDraft) {
       ++stats.asked;
-      stats.gain_seconds += ask.gain;
+      stats.token_value_seconds += request.token_value_s;
     }
   if (!length_) {
-    prospects_.begin(asks);
-    if (prospects_.is_pause(asks.size())) return std::vector<Proposal>(asks.size());
-    if (drafter_->is_free() && prospects_.are_hopeless(asks)) return passed_on(asks);
+    policy_.begin(requests);
+    if (policy_.is_pause(requests.size())) return std::vector<Proposal>(requests.size());
+    if (drafter_->is_free() && policy_.cannot_pay(requests)) return bypass(requests);
   }
   std::vector<Draft> drafts;
-  drafts.reserve(asks.size());
-  for (const Ask& ask : asks) drafts.emplace_back(ask, longest(ask));
-  for (const Ask& ask : asks) model_.context(ask.sequence)->begin(ask.sequence->tokens.size());
+  drafts.reserve(requests.size());
+  for (const DraftRequest& request : requests) drafts.emplace_back(request, longest(request));
+  for (const DraftRequest& request : requests)
+    model_.context(request.sequence)->begin(request.sequence->tokens.size());
   {
     const Guesses guesses(drafts);
     try {
@@ -137,17 +139,17 @@ std::vector<Proposal> Level::propose(std::span<const Ask> asks) {
   return proposals;
 }
 
-int64_t Level::longest(const Ask& ask) const {
-  const int64_t room = model_.max_positions() - std::ssize(ask.sequence->tokens);
-  return std::min({ask.at_most, length_.value_or(reach_), room});
+int64_t Level::longest(const DraftRequest& request) const {
+  const int64_t room = model_.max_positions() - std::ssize(request.sequence->tokens);
+  return std::min({request.at_most, length_.value_or(reach_), room});
 }
 
 // What the drafter says, as it is.
-std::vector<Proposal> Level::passed_on(std::span<const Ask> asks) {
-  std::vector<Proposal> proposals = drafter_->propose(asks);
-  for (Proposal& said : proposals) {
-    keep_known(said);
-    if (!said.is_empty()) said = said.passed_on();
+std::vector<Proposal> Level::bypass(std::span<const DraftRequest> requests) {
+  std::vector<Proposal> proposals = drafter_->propose(requests);
+  for (Proposal& candidate : proposals) {
+    keep_known(candidate);
+    if (!candidate.is_empty()) candidate = candidate.bypassed();
   }
   return proposals;
 }
@@ -155,64 +157,64 @@ std::vector<Proposal> Level::passed_on(std::span<const Ask> asks) {
 void Level::extend(std::span<Draft* const> drafts) {
   const double begun = clock_(), inside = stats.seconds + stats.pick_seconds;
   const int64_t rows_before = stats.rows;
-  std::vector<Proposal> foreseen(drafts.size());
-  if (drafter_->is_free()) foreseen = unverified(drafts);
-  const std::vector<Draft*> own = prospects_.worthwhile(drafts, foreseen, *drafter_);
+  std::vector<Proposal> expected_proposal(drafts.size());
+  if (drafter_->is_free()) expected_proposal = bypass_proposals(drafts);
+  const std::vector<Draft*> own = policy_.should_draft(drafts, expected_proposal, *drafter_);
   std::vector<Draft*> others;
-  std::vector<Proposal> said;
+  std::vector<Proposal> candidate;
   for (size_t i = 0; i < drafts.size(); ++i)
     if (std::find(own.begin(), own.end(), drafts[i]) == own.end()) {
       others.push_back(drafts[i]);
-      said.push_back(std::move(foreseen[i]));
+      candidate.push_back(std::move(expected_proposal[i]));
     }
-  if (!others.empty() && !drafter_->is_free()) said = unverified(others);
+  if (!others.empty() && !drafter_->is_free()) candidate = bypass_proposals(others);
   for (size_t i = 0; i < others.size(); ++i) {
-    const Ask& ask = others[i]->ask;
+    const DraftRequest& request = others[i]->request;
     const std::vector<double> chances =
-        prospects_.chances_unseen(ask, drafter_->chances(ask, said[i]));
-    others[i]->add(said[i].is_empty() ? Proposal() : said[i].passed_on(), chances);
+        policy_.chances_unseen(request, drafter_->chances(request, candidate[i]));
+    others[i]->add(candidate[i].is_empty() ? Proposal() : candidate[i].bypassed(), chances);
   }
   if (own.empty()) return;
   const size_t made = go_round(own);
   const double took = clock_() - begun;  // deciding is a part of what a round costs
   for (const Draft* draft : own)
-    if (draft->proposal.tried < kWhateverItCosts)
-      prospects_.probes().cost(took / static_cast<double>(own.size()) +
-                               draft->ask.added_seconds(1.0));
+    if (draft->proposal.tried < kAlwaysDraft)
+      policy_.probes().cost(took / static_cast<double>(own.size()) +
+                            draft->request.added_seconds(1.0));
   const int64_t rows = stats.rows - rows_before;
   if (rows <= std::ssize(own) * (kLongestProposal + 1))  // else it read a prompt
-    prospects_.learn(own.size(), made, rows, took - (stats.seconds + stats.pick_seconds - inside));
+    policy_.learn(own.size(), made, rows, took - (stats.seconds + stats.pick_seconds - inside));
 }
 
 // What the drafter says for the one who asked this level.
-std::vector<Proposal> Level::unverified(std::span<Draft* const> drafts) {
+std::vector<Proposal> Level::bypass_proposals(std::span<Draft* const> drafts) {
   const bool is_silent = std::all_of(drafts.begin(), drafts.end(), [this](const Draft* draft) {
-    return drafter_->is_silent(*draft->ask.sequence);
+    return drafter_->is_silent(*draft->request.sequence);
   });
   for (Draft* draft : drafts) draft->is_alone = is_silent;
   if (is_silent) return std::vector<Proposal>(drafts.size());
-  std::vector<Proposal> said = drafter_->propose(asks_of(drafts));
+  std::vector<Proposal> candidate = drafter_->propose(requests_of(drafts));
   for (size_t i = 0; i < drafts.size(); ++i) {
-    keep_known(said[i]);
-    drafts[i]->is_alone = drafter_->is_free() && said[i].is_empty();
+    keep_known(candidate[i]);
+    drafts[i]->is_alone = drafter_->is_free() && candidate[i].is_empty();
   }
-  return said;
+  return candidate;
 }
 
 // Extends each by what this level makes in one forward; returns the tokens of all.
 size_t Level::go_round(std::span<Draft* const> drafts) {
   size_t made = 0;
-  std::vector<Proposal> steps = advance(asks_of(drafts));
+  std::vector<Proposal> steps = advance(requests_of(drafts));
   for (size_t i = 0; i < drafts.size(); ++i) {
     made += steps[i].tokens.size();
-    const std::vector<double> chances = this->chances(drafts[i]->ask, steps[i]);
+    const std::vector<double> chances = this->chances(drafts[i]->request, steps[i]);
     drafts[i]->add(std::move(steps[i]), chances);
   }
   return made;
 }
 
-std::vector<double> Level::chances(const Ask& ask, const Proposal& proposal) {
-  const Calibration& own = prospects_.trust(*ask.sequence).own;
+std::vector<double> Level::chances(const DraftRequest& request, const Proposal& proposal) {
+  const Calibration& own = policy_.acceptance(*request.sequence).own;
   std::vector<double> chances;
   chances.reserve(proposal.confidences.size());
   for (const double confidence : proposal.confidences)
@@ -220,13 +222,13 @@ std::vector<double> Level::chances(const Ask& ask, const Proposal& proposal) {
   return chances;
 }
 
-void Level::observe(const Ask& ask, const Proposal& proposal, size_t accepted) {
+void Level::observe(const DraftRequest& request, const Proposal& proposal, size_t accepted) {
   if (const auto sure = static_cast<double>(accepted) - proposal.tried; sure > 0.0)
-    prospects_.probes().bring(sure * ask.gain);
+    policy_.probes().bring(sure * request.token_value_s);
   const auto count = std::ssize(proposal.tokens);
   if (static_cast<int64_t>(accepted) == count && count >= reach_)
     reach_ = std::min(2 * reach_, kLongestProposal);
-  Trust& trust = prospects_.trust(*ask.sequence);
+  AcceptanceModel& trust = policy_.acceptance(*request.sequence);
   std::vector<bool> is_passed(proposal.tokens.size());
   for (const auto& [start, part] : proposal.passed) {
     const size_t end = std::min(start + part->tokens.size(), is_passed.size());
@@ -234,12 +236,12 @@ void Level::observe(const Ask& ask, const Proposal& proposal, size_t accepted) {
               is_passed.begin() + static_cast<std::ptrdiff_t>(end), true);
     if (accepted < start) continue;
     const size_t right = std::min(accepted - start, part->tokens.size());
-    const std::vector<double> chances = drafter_->chances(ask, *part);
+    const std::vector<double> chances = drafter_->chances(request, *part);
     for (size_t i = 0; i < std::min(chances.size(), right + 1); ++i)
-      trust.passed_on.observe(chances[i], i < right);
-    drafter_->observe(ask, *part, right);
+      trust.bypass_bias.observe(chances[i], i < right);
+    drafter_->observe(request, *part, right);
   }
-  double before = ask.confidence;
+  double before = request.confidence;
   for (size_t i = 0; i < std::min(proposal.confidences.size(), accepted + 1); ++i) {
     if (!is_passed[i]) {
       trust.own.observe(proposal.confidences[i], i < accepted);
@@ -251,37 +253,37 @@ void Level::observe(const Ask& ask, const Proposal& proposal, size_t accepted) {
 
 // --- As a verifier -------------------------------------------------------------------------------
 
-std::vector<Proposal> Level::advance(std::span<const Ask> asks) {
+std::vector<Proposal> Level::advance(std::span<const DraftRequest> requests) {
   const double begun = clock_();
   std::vector<std::shared_ptr<Context>> contexts;
   std::vector<size_t> starts;
   bool is_drafted = false;
-  for (const Ask& ask : asks) {
-    const Sequence& sequence = *ask.sequence;
-    contexts.push_back(model_.context(ask.sequence));
+  for (const DraftRequest& request : requests) {
+    const Sequence& sequence = *request.sequence;
+    contexts.push_back(model_.context(request.sequence));
     // The last token is forwarded again: its logits are needed.
     starts.push_back(std::min(contexts.back()->match(sequence.tokens, sequence.num_accepted()),
                               sequence.tokens.size() - 1));
-    is_drafted = is_drafted || (ask.at_most > 1 && !drafter_->is_silent(sequence));
+    is_drafted = is_drafted || (request.at_most > 1 && !drafter_->is_silent(sequence));
   }
-  std::vector<Ask> wanted(asks.begin(), asks.end());
-  std::vector<Proposal> proposals(asks.size());
+  std::vector<DraftRequest> draft_requests(requests.begin(), requests.end());
+  std::vector<Proposal> proposals(requests.size());
   if (is_drafted) {
-    wanted = this->wanted(asks, starts);
-    proposals = drafter_->propose(wanted);
+    draft_requests = this->draft_requests(requests, starts);
+    proposals = drafter_->propose(draft_requests);
   }
   std::vector<Rows> batch;
   int64_t num_rows = 0;
   bool is_prompt = false;
-  for (size_t i = 0; i < asks.size(); ++i) {
+  for (size_t i = 0; i < requests.size(); ++i) {
     keep_known(proposals[i]);
-    const Sequence& sequence = *asks[i].sequence;
-    const std::vector<int32_t>& said = proposals[i].tokens;
-    Rows rows{contexts[i], starts[i], {}, said.size() + 1};
-    rows.tokens.reserve(sequence.tokens.size() - starts[i] + said.size());
+    const Sequence& sequence = *requests[i].sequence;
+    const std::vector<int32_t>& candidate = proposals[i].tokens;
+    Rows rows{contexts[i], starts[i], {}, candidate.size() + 1};
+    rows.tokens.reserve(sequence.tokens.size() - starts[i] + candidate.size());
     rows.tokens.assign(sequence.tokens.begin() + static_cast<std::ptrdiff_t>(starts[i]),
                        sequence.tokens.end());
-    rows.tokens.insert(rows.tokens.end(), said.begin(), said.end());
+    rows.tokens.insert(rows.tokens.end(), candidate.begin(), candidate.end());
     is_prompt = is_prompt || static_cast<int64_t>(starts[i]) < sequence.prompt_length - 1;
     num_rows += std::ssize(rows.tokens);
     batch.push_back(std::move(rows));
@@ -291,48 +293,50 @@ std::vector<Proposal> Level::advance(std::span<const Ask> asks) {
   const double forwarded = clock_();
   std::vector<Answer> answers;
   int64_t row = 0;
-  for (size_t i = 0; i < asks.size(); ++i) {
-    answers.push_back(model_.verify(row, proposals[i].tokens, asks[i].sequence));
+  for (size_t i = 0; i < requests.size(); ++i) {
+    answers.push_back(model_.verify(row, proposals[i].tokens, requests[i].sequence));
     row += std::ssize(proposals[i].tokens) + 1;
   }
   const double picked = clock_();
   size_t made = 0;
   for (const Answer& answer : answers) made += answer.tokens.size();
-  std::vector<Proposal> verified = concluded(wanted, contexts, proposals, std::move(answers));
+  std::vector<Proposal> verified =
+      conclude(draft_requests, contexts, proposals, std::move(answers));
   ++stats.forwards;
   stats.rows += num_rows;
   stats.seconds += forwarded - drafted;
   stats.pick_seconds += picked - forwarded;
   if (!is_prompt || num_rows <= kLongestProposal)
-    costs_.of(asks.size())->add(num_rows, clock_() - drafted);
-  if (!is_prompt) paces_[asks.size()].add(static_cast<double>(made), clock_() - begun);
+    costs_.of(requests.size())->add(num_rows, clock_() - drafted);
+  if (!is_prompt) rates_[requests.size()].add(static_cast<double>(made), clock_() - begun);
   return verified;
 }
 
 double Level::seconds_per_token(size_t count) {
   const auto texts = static_cast<double>(count);
-  const double pace = paces_[count].seconds_per_token().value_or(kWhateverItCosts);
+  const double pace = rates_[count].seconds_per_token().value_or(kAlwaysDraft);
   const double plain = costs_.of(count)->seconds(texts) / texts;
-  return std::min(pace, plain > 0.0 ? plain : kWhateverItCosts);
+  return std::min(pace, plain > 0.0 ? plain : kAlwaysDraft);
 }
 
 // What the drafter is asked: nothing for a prompt that is still to be read.
-std::vector<Ask> Level::wanted(std::span<const Ask> asks, std::span<const size_t> starts) {
-  const size_t count = asks.size();
+std::vector<DraftRequest> Level::draft_requests(std::span<const DraftRequest> requests,
+                                                std::span<const size_t> starts) {
+  const size_t count = requests.size();
   const std::shared_ptr<RowCosts>& costs = costs_.of(count);
-  const double gain = seconds_per_token(count);
+  const double token_value_s = seconds_per_token(count);
   const auto sharing = static_cast<int64_t>(count);
-  std::vector<Ask> wanted(asks.begin(), asks.end());
+  std::vector<DraftRequest> draft_requests(requests.begin(), requests.end());
   for (size_t i = 0; i < count; ++i) {
-    Ask& ask = wanted[i];
+    DraftRequest& request = draft_requests[i];
     const auto start = static_cast<int64_t>(starts[i]);
-    const bool has_prompt = start > 0 && start >= ask.sequence->prompt_length - 1;
-    ask.at_most = has_prompt ? std::min(ask.at_most, model_.max_rows() / sharing) - 1 : 0;
-    ask.gain = std::min(gain, ask.gain);
-    ask.costs = costs;
-    ask.rows = ask.sharing = sharing;
+    const bool has_prompt = start > 0 && start >= request.sequence->prompt_length - 1;
+    request.at_most = has_prompt ? std::min(request.at_most, model_.max_rows() / sharing) - 1 : 0;
+    request.token_value_s = std::min(token_value_s, request.token_value_s);
+    request.costs = costs;
+    request.rows = request.sharing = sharing;
   }
-  return wanted;
+  return draft_requests;
 }
 
 // Cuts a proposal before the first token that this model does not have: vocabularies of one
@@ -344,14 +348,14 @@ void Level::keep_known(Proposal& proposal) const {
 }
 
 // What was verified, as proposals of this level; its own drafter hears of it.
-std::vector<Proposal> Level::concluded(std::span<const Ask> asks,
-                                       std::span<const std::shared_ptr<Context>> contexts,
-                                       std::span<const Proposal> proposals,
-                                       std::vector<Answer> answers) {
+std::vector<Proposal> Level::conclude(std::span<const DraftRequest> requests,
+                                      std::span<const std::shared_ptr<Context>> contexts,
+                                      std::span<const Proposal> proposals,
+                                      std::vector<Answer> answers) {
   std::vector<Proposal> results;
-  results.reserve(asks.size());
+  results.reserve(requests.size());
   int64_t row = 0;
-  for (size_t i = 0; i < asks.size(); ++i) {
+  for (size_t i = 0; i < requests.size(); ++i) {
     auto& [tokens, probabilities] = answers[i];
     const size_t drafted = proposals[i].tokens.size();
     const size_t accepted = tokens.empty() ? 0 : tokens.size() - 1;
@@ -362,9 +366,9 @@ std::vector<Proposal> Level::concluded(std::span<const Ask> asks,
     result.confidences = std::move(probabilities);
     row += static_cast<int64_t>(drafted) + 1;
     if (drafted == 0) continue;
-    contexts[i]->record(asks[i].sequence->tokens.size() + accepted, {});
+    contexts[i]->record(requests[i].sequence->tokens.size() + accepted, {});
     stats.count(drafted, accepted);
-    drafter_->observe(asks[i], proposals[i], accepted);
+    drafter_->observe(requests[i], proposals[i], accepted);
   }
   return results;
 }

@@ -25,9 +25,9 @@ class NgramDrafter : public Drafter {
 
   std::optional<int64_t> length() const { return length_; }
 
-  std::vector<Proposal> propose(std::span<const Ask> asks) override;
-  void observe(const Ask& ask, const Proposal& proposal, size_t accepted) override;
-  std::vector<double> chances(const Ask& ask, const Proposal& proposal) override;
+  std::vector<Proposal> propose(std::span<const DraftRequest> requests) override;
+  void observe(const DraftRequest& request, const Proposal& proposal, size_t accepted) override;
+  std::vector<double> chances(const DraftRequest& request, const Proposal& proposal) override;
   void release(const std::shared_ptr<Sequence>& sequence) override;
   bool is_free() const override { return true; }
   bool is_silent(const Sequence& sequence) const override;
@@ -50,17 +50,18 @@ class NgramDrafter : public Drafter {
   };
 
   // A proposal before it is weighed, and the text that it continues: none where it has no word.
-  struct Said {
+  struct Candidate {
     Proposal proposal{};
     Text* text = nullptr;
   };
 
-  Said look(const Ask& ask);
-  Proposal conclude(const Ask& ask, Said said, size_t count);
+  Candidate look_up(const DraftRequest& request);
+  Proposal conclude(const DraftRequest& request, Candidate candidate, size_t count);
   Text& text(const std::shared_ptr<Sequence>& sequence);
   void learn(const Sequence& sequence, const Withheld& withheld, std::span<const int32_t> next);
-  std::vector<size_t> worthwhile(std::span<const Ask> asks, std::span<const Said> said);
-  std::vector<double> worths(const Ask& ask, const Proposal& proposal);
+  std::vector<size_t> should_draft(std::span<const DraftRequest> requests,
+                                   std::span<const Candidate> candidate);
+  std::vector<double> token_values(const DraftRequest& request, const Proposal& proposal);
   Calibration& calibration(const Sequence& sequence, bool is_first);
 
   std::unique_ptr<const NgramIndex> corpus_;

@@ -1,4 +1,4 @@
-// Packing a BF16 matrix once into planes that hold both readings (docs/kernels.md draws them).
+// Packing a BF16 matrix once into planes that hold both precisions (docs/kernels.md draws them).
 #pragma once
 
 #include <cstddef>
@@ -79,13 +79,13 @@ class PackedWeight {
   int64_t columns() const { return columns_; }
   int64_t rows() const { return static_cast<int64_t>(packed_row_.size()); }
   bool is_nested() const { return matrix_.residuals != nullptr; }
-  // Whether it is MXFP4 from the start, so that both readings read the same weights.
+  // Whether it is MXFP4 from the start, so that both precisions read the same weights.
   bool is_mxfp4() const { return matrix_.plain == nullptr && matrix_.residuals == nullptr; }
 
   // BF16 bits of a row of the stacked sources, [columns].
   void read_row(const Kernels& kernels, int64_t row, uint16_t* out) const;
 
-  // Bytes by plane. A reading moves codes and scales (draft), or all planes that exist (exact).
+  // Bytes by plane. A precision moves codes and scales (draft), or all planes that exist (exact).
   struct Bytes {
     size_t codes, scales, residuals, patches, plain;
     size_t draft() const { return codes + scales; }

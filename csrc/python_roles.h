@@ -36,20 +36,20 @@ class PythonDrafter : public Drafter {
  public:
   explicit PythonDrafter(nb::handle drafter) : drafter_(drafter) {}
 
-  std::vector<Proposal> propose(std::span<const Ask> asks) override {
+  std::vector<Proposal> propose(std::span<const DraftRequest> requests) override {
     nb::list list;
-    for (const Ask& ask : asks) list.append(nb::cast(ask));
+    for (const DraftRequest& request : requests) list.append(nb::cast(request));
     auto proposals = nb::cast<std::vector<Proposal>>(drafter_.attr("propose")(list));
-    if (proposals.size() != asks.size())
-      throw std::invalid_argument("a drafter must answer each ask with a proposal");
+    if (proposals.size() != requests.size())
+      throw std::invalid_argument("a drafter must answer each request with a proposal");
     for (const Proposal& proposal : proposals) check_proposal(proposal);
     return proposals;
   }
-  void observe(const Ask& ask, const Proposal& proposal, size_t accepted) override {
-    drafter_.attr("observe")(ask, proposal, accepted);
+  void observe(const DraftRequest& request, const Proposal& proposal, size_t accepted) override {
+    drafter_.attr("observe")(request, proposal, accepted);
   }
-  std::vector<double> chances(const Ask& ask, const Proposal& proposal) override {
-    return nb::cast<std::vector<double>>(drafter_.attr("chances")(ask, proposal));
+  std::vector<double> chances(const DraftRequest& request, const Proposal& proposal) override {
+    return nb::cast<std::vector<double>>(drafter_.attr("chances")(request, proposal));
   }
   void release(const SequencePtr& sequence) override { drafter_.attr("release")(sequence); }
   bool is_free() const override { return nb::cast<bool>(drafter_.attr("is_free")); }

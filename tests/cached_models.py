@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fake_model import FakeDrafter
 from random_models import Shape
 from specqd import _native
-from specqd._native import Ask, Context, Level, Proposal, Rows, Sequence
+from specqd._native import Context, DraftRequest, Level, Proposal, Rows, Sequence
 from specqd.model import Machine, Model
 
 PAGE = _native.PAGE_POSITIONS
@@ -35,7 +35,7 @@ def advance(level: Level, text: Sequence, count: int) -> list[int]:
     """`count` new tokens, and those that came with the last of them."""
     begun = len(text.tokens)
     while (made := len(text.tokens) - begun) < count:
-        [step] = level.advance([Ask(text, count - made)])
+        [step] = level.advance([DraftRequest(text, count - made)])
         assert step.tokens
         text.tokens.extend(step.tokens)
     return text.tokens[begun:]
@@ -62,6 +62,6 @@ class Guessing(FakeDrafter):
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
-    def answer(self, ask: Ask) -> Proposal:
-        length = self._rng.randint(0, min(ask.at_most, 12))
+    def answer(self, request: DraftRequest) -> Proposal:
+        length = self._rng.randint(0, min(request.at_most, 12))
         return Proposal(random_tokens(self._rng, length), [0.5] * length)

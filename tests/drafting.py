@@ -5,10 +5,10 @@ import re
 from collections.abc import Sequence
 
 from exactness import CORPUS, Subject
-from specqd._native import Ask, Level, Proposal
+from specqd._native import DraftRequest, Level, Proposal
 from specqd._native import Sequence as Text
 from specqd.chains import Drafts, parse_chain
-from specqd.model import Model, Reading
+from specqd.model import Model, Precision
 from specqd.roles import Drafter
 from specqd.tokenizer import Tokenizer
 
@@ -46,13 +46,15 @@ class Whimsical:
     def is_free(self) -> bool:
         return self._drafter.is_free
 
-    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         asked = [
-            ask.changed(
-                at_most=self._rng.choice((ask.at_most, self._rng.randint(0, min(ask.at_most, 9)))),
-                gain=self._rng.choice((0.0, ask.gain, 1e9)),
+            request.changed(
+                at_most=self._rng.choice(
+                    (request.at_most, self._rng.randint(0, min(request.at_most, 9)))
+                ),
+                token_value_s=self._rng.choice((0.0, request.token_value_s, 1e9)),
             )
-            for ask in asks
+            for request in requests
         ]
         proposals = []
         for proposal in self._drafter.propose(asked):
@@ -60,18 +62,18 @@ class Whimsical:
             proposals.append(Proposal(proposal.tokens[:kept], proposal.confidences[:kept]))
         return proposals
 
-    def chances(self, ask: Ask, proposal: Proposal) -> list[float]:
-        return self._drafter.chances(ask, proposal)
+    def chances(self, request: DraftRequest, proposal: Proposal) -> list[float]:
+        return self._drafter.chances(request, proposal)
 
-    def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
-        self._drafter.observe(ask, proposal, accepted)
+    def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:
+        self._drafter.observe(request, proposal, accepted)
 
     def release(self, sequence: Text) -> None:
         self._drafter.release(sequence)
 
 
 def drafts_of(subject: Subject) -> Drafts:
-    return Drafts(subject.directory, Reading.EXACT, Tokenizer.open(subject.directory))
+    return Drafts(subject.directory, Precision.EXACT, Tokenizer.open(subject.directory))
 
 
 def level_of(

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from family_shapes import FAMILY_SHAPES
 from random_models import ROPE_SCALINGS, Shape, make_model, shorten_model
 from specqd import _native
-from specqd._native import Ask, Level, Proposal, Rows
+from specqd._native import DraftRequest, Level, Proposal, Rows
 from specqd._native import Sequence as Text
 from specqd.config import read_config
 from specqd.errors import HubError
@@ -277,7 +277,7 @@ class Decoding:
         running = list(self._texts)
         left = {i: self.requests[i].new_tokens - len(self.traces[i].emissions) for i in running}
         steps = self.level.advance(
-            [Ask(self._texts[i], min(left[i], next(self._patience[i]))) for i in running]
+            [DraftRequest(self._texts[i], min(left[i], next(self._patience[i]))) for i in running]
         )
         logits = read_logits(self.level.model)
         self._count(steps, len(logits))

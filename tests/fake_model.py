@@ -1,7 +1,7 @@
 """A model whose next token is any function of the tokens before it, and a drafter that says as
 little as one may. They know no arithmetic.
 
-The model's cache remembers which reading wrote each position, so that a level which trusts a
+The model's cache remembers which precision wrote each position, so that a level which trusts a
 draft's positions, or positions of other tokens, fails here at once.
 """
 
@@ -11,8 +11,8 @@ from itertools import count
 
 import numpy as np
 
-from specqd._native import Ask, Context, Proposal, Rows, Sequence
-from specqd.model import Reading
+from specqd._native import Context, DraftRequest, Proposal, Rows, Sequence
+from specqd.model import Precision
 from specqd.roles import Drafter
 
 Rule = Callable[[tuple[int, ...]], int]  # all tokens so far -> the next one
@@ -28,7 +28,7 @@ def often(agree: Rule, differ: Rule, *, percent: int) -> Rule:
 
 
 class FakeDrafter:
-    """A drafter by what it answers to one ask: nothing, unless a test says more."""
+    """A drafter by what it answers to one request: nothing, unless a test says more."""
 
     is_free = False
 
@@ -36,16 +36,16 @@ class FakeDrafter:
     def levels(self) -> tuple[Drafter, ...]:
         return (self,)
 
-    def propose(self, asks: SequenceOf[Ask]) -> list[Proposal]:
-        return [self.answer(ask) for ask in asks]
+    def propose(self, requests: SequenceOf[DraftRequest]) -> list[Proposal]:
+        return [self.answer(request) for request in requests]
 
-    def answer(self, ask: Ask) -> Proposal:
+    def answer(self, request: DraftRequest) -> Proposal:
         return Proposal()
 
-    def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
+    def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:
         pass
 
-    def chances(self, ask: Ask, proposal: Proposal) -> list[float]:
+    def chances(self, request: DraftRequest, proposal: Proposal) -> list[float]:
         return proposal.confidences
 
     def release(self, sequence: Sequence) -> None:
@@ -63,7 +63,7 @@ class FakeModel:
     ) -> None:
         self.rule = rule
         self.vocabulary = vocabulary
-        self.reading = Reading.DRAFT if exact else Reading.EXACT
+        self.precision = Precision.FP4 if exact else Precision.EXACT
         self.forwards: list[list[int]] = []  # rows of each sequence
         self._exact = exact
         self._slots = exact._slots if exact else count()

@@ -14,13 +14,13 @@ Bits = NDArray[np.uint16]
 PANEL, BLOCK, TILE = 16, 32, 512
 ROUNDING = 2.0**-24  # the relative error of one fp32 operation
 ROWS = [*range(1, 18), 33, 50, 64, 101]  # around every group of rows that some kernel takes at once
-READINGS = ["exact", "draft"]
+PRECISIONS = ["exact", "fp4"]
 
 PORTABLE = _native.kernels("portable")
 OTHERS = [name for name in _native.kernel_names() if name != "portable"]
 each_isa = pytest.mark.parametrize("isa", _native.kernel_names())
 each_other_isa = pytest.mark.parametrize("isa", OTHERS)
-each_reading = pytest.mark.parametrize("reading", READINGS)
+each_precision = pytest.mark.parametrize("precision", PRECISIONS)
 
 
 def bf16_bits(values: NDArray[Any]) -> Bits:

@@ -54,7 +54,7 @@ ROPE_SCALINGS: Mapping[str, Mapping[str, Any]] = {
 class Shape:
     """What a random model looks like.
 
-    `peaked` models choose their tokens by wide margins: greedy choices of an MXFP4 reading agree
+    `peaked` models choose their tokens by wide margins: greedy choices of an fp4 precision agree
     with those of the BF16 one at some 40 to 95 % of positions, at temperature 0.8 too.
     """
 

@@ -14,7 +14,7 @@ from specqd._native import Level, NoDraft
 from specqd.chains import DraftSpec, parse_chain
 from specqd.cli import main
 from specqd.errors import HubError, RequestError, SpecqdError, TokenizerError
-from specqd.model import Model, Reading
+from specqd.model import Model, Precision
 
 TARGET = Shape(is_peaked=True, layers=3, context=256)
 SMALL = Shape("qwen3", hidden=48, ffn=90, layers=1, context=256, is_peaked=True)
@@ -43,29 +43,29 @@ def models_of(llm: LLM) -> list[Model]:
 
 
 @pytest.mark.parametrize(
-    ("word", "kind", "source", "reading", "length"),
+    ("word", "kind", "source", "precision", "length"),
     [
-        ("mxfp4", "mxfp4", "", Reading.DRAFT, None),
-        ("mxfp4:k=8", "mxfp4", "", Reading.DRAFT, 8),
-        ("./small", "model", "./small", Reading.DRAFT, None),
-        ("./small:mxfp4", "model", "./small", Reading.DRAFT, None),
-        ("./small:bf16", "model", "./small", Reading.EXACT, None),
-        ("./small:bf16:k=64", "model", "./small", Reading.EXACT, 64),
-        ("./small:k=3", "model", "./small", Reading.DRAFT, 3),
-        ("./a:b:c:bf16:k=1", "model", "./a:b:c", Reading.EXACT, 1),
-        ("./a:b", "model", "./a:b", Reading.DRAFT, None),
-        ("./mxfp4", "model", "./mxfp4", Reading.DRAFT, None),
-        ("C:\\models\\small", "model", "C:\\models\\small", Reading.DRAFT, None),
-        ("owner/name@main:bf16", "model", "owner/name@main", Reading.EXACT, None),
-        ("ngram", "ngram", "", Reading.DRAFT, None),
-        ("ngram:k=5", "ngram", "", Reading.DRAFT, 5),
-        ("ngram:a:b.txt:k=5", "ngram", "a:b.txt", Reading.DRAFT, 5),
+        ("mxfp4", "mxfp4", "", Precision.FP4, None),
+        ("mxfp4:k=8", "mxfp4", "", Precision.FP4, 8),
+        ("./small", "model", "./small", Precision.FP4, None),
+        ("./small:mxfp4", "model", "./small", Precision.FP4, None),
+        ("./small:bf16", "model", "./small", Precision.EXACT, None),
+        ("./small:bf16:k=64", "model", "./small", Precision.EXACT, 64),
+        ("./small:k=3", "model", "./small", Precision.FP4, 3),
+        ("./a:b:c:bf16:k=1", "model", "./a:b:c", Precision.EXACT, 1),
+        ("./a:b", "model", "./a:b", Precision.FP4, None),
+        ("./mxfp4", "model", "./mxfp4", Precision.FP4, None),
+        ("C:\\models\\small", "model", "C:\\models\\small", Precision.FP4, None),
+        ("owner/name@main:bf16", "model", "owner/name@main", Precision.EXACT, None),
+        ("ngram", "ngram", "", Precision.FP4, None),
+        ("ngram:k=5", "ngram", "", Precision.FP4, 5),
+        ("ngram:a:b.txt:k=5", "ngram", "a:b.txt", Precision.FP4, 5),
     ],
 )
 def test_a_word_is_a_level(
-    word: str, kind: str, source: str, reading: Reading, length: int | None
+    word: str, kind: str, source: str, precision: Precision, length: int | None
 ) -> None:
-    assert DraftSpec.parse(word) == DraftSpec(word, kind, source, reading, length)  # type: ignore[arg-type]
+    assert DraftSpec.parse(word) == DraftSpec(word, kind, source, precision, length)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,9 @@ def test_a_chain_is_read_from_the_outermost_in(
     assert [spec.word for spec in parse_chain(words)] == found
 
 
-def test_the_default_chain_leaves_out_the_reading_that_speaks() -> None:
+def test_the_default_chain_leaves_out_the_precision_of_the_target() -> None:
     assert parse_chain("auto")[0].word == "mxfp4"
-    assert "mxfp4" not in [spec.word for spec in parse_chain("auto", Reading.DRAFT)]
+    assert "mxfp4" not in [spec.word for spec in parse_chain("auto", Precision.FP4)]
 
 
 @pytest.mark.parametrize(
@@ -116,9 +116,9 @@ def test_a_chain_without_sense_is_refused(words: list[str], why: str) -> None:
     assert str(refusal.value).startswith("--draft")
 
 
-def test_a_reading_that_speaks_does_not_draft() -> None:
-    with pytest.raises(RequestError, match="speaks itself"):
-        parse_chain("mxfp4", Reading.DRAFT)
+def test_the_fp4_precision_as_target_has_no_fp4_draft() -> None:
+    with pytest.raises(RequestError, match="MXFP4 weights are the target"):
+        parse_chain("mxfp4", Precision.FP4)
 
 
 # --- Refusals -------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ def test_a_model_named_twice_is_packed_once(llm: LLM, directory: Path) -> None:
     assert inner is exact
     assert outer.weights is exact.weights
     assert outer.cache is not exact.cache
-    assert outer.reading is Reading.DRAFT
+    assert outer.precision is Precision.FP4
 
 
 def test_the_target_s_weights_may_draft_further_down(llm: LLM, directory: Path) -> None:
@@ -254,7 +254,7 @@ def test_the_target_s_weights_may_draft_further_down(llm: LLM, directory: Path) 
     assert below.cache is not target.cache
 
 
-def test_the_target_s_own_directory_is_its_own_reading(llm: LLM, directory: Path) -> None:
+def test_the_target_s_own_directory_is_its_own_precision(llm: LLM, directory: Path) -> None:
     target, draft = models_of(llm.with_draft(str(directory / "target")))
     assert draft.cache is target.cache
 

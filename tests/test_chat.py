@@ -99,7 +99,7 @@ def test_piped_commands_are_obeyed(model: Path) -> None:
     assert ran.returncode == 0
     assert "system message: be brief" in told
     assert "5 tokens, " in told
-    assert "readings" in told
+    assert "forwards" in told
     assert "bf16 itself: " in told
     assert "no answer yet" in told
     assert "/nonsense is not a command" in told

@@ -144,8 +144,9 @@ def test_stop_strings_end_the_text(small_model: Path, run: Run) -> None:
     assert stopped[1] == whole[: whole.index(stop)]
 
 
-def test_the_draft_reading_speaks(small_model: Path, run: Run) -> None:
-    status, _, err = run("generate", small_model, "-p", "ab", "-n", "8", "--reading", "draft")
+@pytest.mark.parametrize("words", [("--precision", "fp4"), ("--reading", "draft")])
+def test_the_fp4_precision_generates(words: tuple[str, str], small_model: Path, run: Run) -> None:
+    status, _, err = run("generate", small_model, "-p", "ab", "-n", "8", *words)
     assert status == 0
     assert "mxfp4:" in err
     assert "bf16" not in err

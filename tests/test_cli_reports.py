@@ -119,14 +119,14 @@ def test_bench_kernels_prints_and_writes(tmp_path: Path, run: Run) -> None:
     assert status == 0
     assert len(out.splitlines()) == 2 + 2 * 2
     written = json.loads(file.read_text())
-    cases = [(each["case"]["reading"], each["case"]["rows"]) for each in written["speeds"]]
-    assert cases == [(reading, rows) for reading in ("draft", "exact") for rows in (1, 3)]
+    cases = [(each["case"]["precision"], each["case"]["rows"]) for each in written["speeds"]]
+    assert cases == [(precision, rows) for precision in ("fp4", "exact") for rows in (1, 3)]
     assert 1.8e6 < written["weights"] < 1.9e6
     for each in written["speeds"]:
         least, most = each["share_range"]
         assert 0 < least <= each["share"] <= most
         bits = 8 * each["gb_per_s"] / each["gweights_per_s"]
-        assert bits == pytest.approx(4.25) if each["case"]["reading"] == "draft" else 12 < bits < 14
+        assert bits == pytest.approx(4.25) if each["case"]["precision"] == "fp4" else 12 < bits < 14
         limit = each["share"] * 16 / bits
         assert each["over_bf16_limit"] == pytest.approx(limit)
 

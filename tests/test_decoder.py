@@ -78,13 +78,13 @@ def forward_in_parts(
     model: Model, tokens: list[int], parts: list[int], *, is_draft: bool = False
 ) -> NDArray[np.float32]:
     """Logits of all tokens, forwarded `parts` at a time, repeated as needed."""
-    reading = model.as_draft() if is_draft else model
+    chosen = model.as_draft() if is_draft else model
     context = Context(model.cache.create())
     logits, start = [], 0
     while start < len(tokens):
         count = parts[len(logits) % len(parts)]
         part = tokens[start : start + count]
-        reading.forward([Rows(context, start, part, len(part))])
+        chosen.forward([Rows(context, start, part, len(part))])
         logits.append(model.decoder.logits())
         start += len(part)
     model.cache.release(context.slot)
@@ -152,7 +152,7 @@ def test_long_texts_are_right_over_several_chunks_of_attention(
         assert rms_error(found[first:last], expected[first:last]) < rounding_error(shape)
 
 
-def test_the_draft_reading_is_the_model_with_mxfp4_weights(tmp_path: Path, seed: int) -> None:
+def test_the_fp4_precision_is_the_model_with_mxfp4_weights(tmp_path: Path, seed: int) -> None:
     """Up to its int8 inputs: 127 steps to the largest of 32, about 2.5 times their RMS, so that a
     product errs by 2.5 / 127 / sqrt(12) of its inputs; four a layer and the head add as roots."""
     shape = Shape(hidden=96, ffn=200)
@@ -229,13 +229,13 @@ def test_rows_have_the_same_bits_alone_and_in_a_ragged_batch(
 ) -> None:
     shape = SHAPES[name]
     model = open_random(tmp_path, shape, seed)
-    reading = model.as_draft() if is_draft else model
+    chosen = model.as_draft() if is_draft else model
     lengths = [1, 70, 33, 2, 64, 5]
     texts = [random_tokens(seed + i, n, shape.vocab) for i, n in enumerate(lengths)]
     alone = [forward_in_parts(model, text, [len(text)], is_draft=is_draft) for text in texts]
     contexts = [Context(model.cache.create()) for _ in texts]
     firsts = [len(text) * 2 // 3 for text in texts]  # cached first, all in one forward
-    reading.forward(
+    chosen.forward(
         [
             Rows(context, 0, text[:first], 0)
             for context, text, first in zip(contexts, texts, firsts, strict=True)
@@ -243,7 +243,7 @@ def test_rows_have_the_same_bits_alone_and_in_a_ragged_batch(
         ]
     )
     assert model.decoder.logit_rows == 0
-    reading.forward(
+    chosen.forward(
         [
             Rows(context, first, text[first:], len(text) - first)
             for context, text, first in zip(contexts, texts, firsts, strict=True)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fake_model import FakeModel
 from specqd import _native
-from specqd._native import Ask, Level, NgramDrafter, NoDraft, Proposal, Sequence
+from specqd._native import DraftRequest, Level, NgramDrafter, NoDraft, Proposal, Sequence
 from specqd.roles import Drafter
 
 Floats = NDArray[np.float64]
@@ -65,7 +65,7 @@ class ToyModel(FakeModel):
         self.table = table
 
     def drafting(self, table: Table) -> "ToyModel":
-        """Another reading of the same model, in the same cache."""
+        """Another precision of the same model, in the same cache."""
         return ToyModel(table, exact=self)
 
     def verify(
@@ -116,7 +116,7 @@ class Lenient(ToyModel):
 
 
 class RandomlyAsked:
-    """Asks a drafter for no more than random numbers of tokens, and may cut what it proposes."""
+    """Asks a drafter for no more than random numbers of tokens, and may cut its proposals."""
 
     def __init__(self, drafter: Drafter, rng: random.Random) -> None:
         self._drafter = drafter
@@ -126,16 +126,18 @@ class RandomlyAsked:
     def levels(self) -> tuple[Drafter, ...]:
         return self._drafter.levels
 
-    def propose(self, asks: SequenceOf[Ask]) -> list[Proposal]:
-        asks = [ask.changed(at_most=self._rng.randint(0, ask.at_most)) for ask in asks]
-        return [self._cut(proposal) for proposal in self._drafter.propose(asks)]
+    def propose(self, requests: SequenceOf[DraftRequest]) -> list[Proposal]:
+        requests = [
+            request.changed(at_most=self._rng.randint(0, request.at_most)) for request in requests
+        ]
+        return [self._cut(proposal) for proposal in self._drafter.propose(requests)]
 
     def _cut(self, proposal: Proposal) -> Proposal:
         kept = self._rng.randint(len(proposal.tokens) // 2, len(proposal.tokens))
         return Proposal(proposal.tokens[:kept], proposal.confidences[:kept])
 
-    def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
-        self._drafter.observe(ask, proposal, accepted)
+    def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:
+        self._drafter.observe(request, proposal, accepted)
 
     def release(self, sequence: Sequence) -> None:
         self._drafter.release(sequence)
@@ -178,9 +180,9 @@ def texts(
         sequences = [Sequence(list(PROMPT), picker, len(PROMPT)) for picker in pickers]
         end = len(PROMPT) + most
         while active := [s for s in sequences if len(s.tokens) < len(PROMPT) + least]:
-            asks = [Ask(s, end - len(s.tokens)) for s in active]
-            for ask, step in zip(asks, level.advance(asks), strict=True):
-                ask.sequence.tokens.extend(step.tokens)
+            requests = [DraftRequest(s, end - len(s.tokens)) for s in active]
+            for request, step in zip(requests, level.advance(requests), strict=True):
+                request.sequence.tokens.extend(step.tokens)
         for sequence in sequences:
             yield sequence.tokens[len(PROMPT) :]
             level.release(sequence)
@@ -350,12 +352,12 @@ class Witness:
         self.contexts: list[tuple[int, int]] = []
         self.accepted = 0
 
-    def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
-        tokens = [*ask.sequence.tokens[-2:], *proposal.tokens]
+    def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:
+        tokens = [*request.sequence.tokens[-2:], *proposal.tokens]
         for i in range(min(accepted + 1, len(proposal.tokens))):
             self.contexts.append((tokens[i], tokens[i + 1]))
         self.accepted += accepted
-        self._drafter.observe(ask, proposal, accepted)
+        self._drafter.observe(request, proposal, accepted)
 
 
 @pytest.mark.parametrize("sampling", [WARM, CUT], ids=["warm", "cut"])

@@ -10,7 +10,7 @@ import pytest
 from fake_model import FakeDrafter, FakeModel, Rule, next_by_hash, often
 from specqd import _native
 from specqd._native import (
-    Ask,
+    DraftRequest,
     Level,
     NoDraft,
     Proposal,
@@ -66,21 +66,21 @@ class FreeDrafter(FakeDrafter):
         self._chance = chance
         self.observed = 0
 
-    def answer(self, ask: Ask) -> Proposal:
+    def answer(self, request: DraftRequest) -> Proposal:
         tokens: list[int] = []
         likely, net, best, length = 1.0, 0.0, 0.0, 0
-        while len(tokens) < min(ask.at_most, 16):
-            tokens.append(self._rule((*ask.sequence.tokens, *tokens)))
+        while len(tokens) < min(request.at_most, 16):
+            tokens.append(self._rule((*request.sequence.tokens, *tokens)))
             likely *= self._chance
-            net += likely * ask.gain
-            if net - ask.added_seconds(len(tokens)) > best:
-                best, length = net - ask.added_seconds(len(tokens)), len(tokens)
+            net += likely * request.token_value_s
+            if net - request.added_seconds(len(tokens)) > best:
+                best, length = net - request.added_seconds(len(tokens)), len(tokens)
         return Proposal(tokens[:length], [self._chance] * length)
 
-    def chances(self, ask: Ask, proposal: Proposal) -> list[float]:
+    def chances(self, request: DraftRequest, proposal: Proposal) -> list[float]:
         return [self._chance] * len(proposal.tokens)
 
-    def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
+    def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:
         self.observed += 1
 
 
@@ -109,7 +109,7 @@ def seconds_per_token(
     texts = [Sequence([i + 1, 2, 3], _native.Picker(), 3) for i in range(batch)]
     made = 0
     while made < count * batch:
-        results = level.advance([Ask(text, 1000) for text in texts])
+        results = level.advance([DraftRequest(text, 1000) for text in texts])
         for text, result in zip(texts, results, strict=True):
             text.tokens.extend(result.tokens)
             made += len(result.tokens)
@@ -166,7 +166,7 @@ def test_a_small_model_drafts_as_much_after_it_read_a_long_prompt() -> None:
         for first in range(20):  # after the first of these texts nothing may be tried for nothing
             text = Sequence([*range(first, first + prompt)], _native.Picker(), prompt)
             while len(text.tokens) < prompt + 40:
-                [made] = level.advance([Ask(text, 40)])
+                [made] = level.advance([DraftRequest(text, 40)])
                 text.tokens.extend(made.tokens)
         return level.stats.drafted
 
@@ -188,7 +188,7 @@ def test_a_text_alone_is_drafted_for_as_well_after_a_batch() -> None:
             begun = clock.now
             while any(len(text.tokens) < count + 3 for text in texts):
                 for text, made in zip(
-                    texts, level.advance([Ask(t, 99) for t in texts]), strict=True
+                    texts, level.advance([DraftRequest(t, 99) for t in texts]), strict=True
                 ):
                     text.tokens.extend(made.tokens)
             return clock.now - begun
@@ -210,7 +210,7 @@ def test_a_batch_goes_without_drafts_now_and_then(batch: int, least: int, most: 
     texts = [Sequence([i + 1, 2, 3], _native.Picker(), 3) for i in range(batch)]
     plain = 0
     for i in range(200):
-        made = level.advance([Ask(text, 99) for text in texts])
+        made = level.advance([DraftRequest(text, 99) for text in texts])
         plain += i > 0 and all(len(each.tokens) == 1 for each in made)
         for text, each in zip(texts, made, strict=True):
             text.tokens.extend(each.tokens)
@@ -251,11 +251,11 @@ class FitfulDrafter(FreeDrafter):
 
     span = 60  # tokens
 
-    def answer(self, ask: Ask) -> Proposal:
-        length = len(ask.sequence.tokens)
+    def answer(self, request: DraftRequest) -> Proposal:
+        length = len(request.sequence.tokens)
         if length // self.span % 2:
             return Proposal([], [])
-        return super().answer(ask.changed(at_most=self.span - length % self.span))
+        return super().answer(request.changed(at_most=self.span - length % self.span))
 
 
 def test_a_token_is_worth_what_those_near_it_take() -> None:

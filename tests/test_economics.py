@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from specqd._native import (
+    BypassBias,
     Calibration,
     Estimate,
-    Fulfilment,
-    Pace,
     ProbeBudget,
     RowCosts,
+    TokenRate,
 )
 
 
@@ -99,7 +99,7 @@ def test_a_machine_that_slows_down_slows_every_number_of_rows() -> None:
 
 
 def test_pace_is_seconds_per_token_of_late() -> None:
-    pace = Pace()
+    pace = TokenRate()
     assert pace.seconds_per_token is None
     for _ in range(10):
         pace.add(4, 2.0)
@@ -108,7 +108,7 @@ def test_pace_is_seconds_per_token_of_late() -> None:
 
 def test_what_was_chosen_for_looking_best_is_expected_to_be_less(rng: np.random.Generator) -> None:
     """Of four tokens whose chances are known but for an error, the one that looks best is taken."""
-    fulfilment, right, expected = Fulfilment(), 0, 0.0
+    fulfilment, right, expected = BypassBias(), 0, 0.0
     assert fulfilment.share == 1.0
     for _ in range(4000):
         chances = rng.uniform(0.3, 0.7, 4)

@@ -182,18 +182,18 @@ def test_bits_do_not_depend_on_the_most_rows_of_a_forward(bench: Bench, name: st
 
 
 @pytest.mark.parametrize("name", [*exactness.RANDOM_SHAPES, *FAMILY_SHAPES])
-def test_both_readings_give_the_same_logits_on_every_instruction_set(
+def test_both_precisions_give_the_same_logits_on_every_instruction_set(
     bench: Bench, name: str, rng: np.random.Generator
 ) -> None:
     """The draft's too, so that what is accepted, and its statistics, are the same everywhere."""
     vocab = (exactness.RANDOM_SHAPES | FAMILY_SHAPES)[name].vocab
     tokens = rng.integers(0, vocab, 600).tolist()
-    found: dict[str, set[bytes]] = {"exact": set(), "draft": set()}
+    found: dict[str, set[bytes]] = {"exact": set(), "fp4": set()}
     for isa, threads in product(exactness.isas(), (1, 2)):
         model = bench.model(name, isa, threads)
         found["exact"].add(exactness.digest(model.logits(tokens)))
-        found["draft"].add(exactness.digest(model.as_draft().logits(tokens)))
-    assert {reading: len(bits) for reading, bits in found.items()} == {"exact": 1, "draft": 1}
+        found["fp4"].add(exactness.digest(model.as_draft().logits(tokens)))
+    assert {precision: len(bits) for precision, bits in found.items()} == {"exact": 1, "fp4": 1}
 
 
 def test_drafts_were_accepted_and_rejected_and_taken_whole(bench: Bench) -> None:

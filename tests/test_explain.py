@@ -11,7 +11,7 @@ import pytest
 
 from fake_model import FakeModel, next_by_hash, often
 from specqd import LLM, SamplingParams, _native
-from specqd._native import Ask, Level, NoDraft, Proposal, Sequence
+from specqd._native import DraftRequest, Level, NoDraft, Proposal, Sequence
 from specqd.cli import main
 from specqd.cli.explain import Span, as_html, explained, for_terminal, legend
 from specqd.cli.terminal import harmless
@@ -53,8 +53,8 @@ class Recorder:
         self.is_free, self.chances = level.is_free, level.chances
         self.observe, self.release = getattr(level, "observe", None), level.release
 
-    def propose(self, asks: SequenceOf[Ask]) -> list[Proposal]:
-        proposals = self.level.propose(asks)
+    def propose(self, requests: SequenceOf[DraftRequest]) -> list[Proposal]:
+        proposals = self.level.propose(requests)
         self.proposals += proposals
         return proposals
 
@@ -69,7 +69,7 @@ def test_depths_name_the_innermost_proposer_whose_token_survived() -> None:
     text = Sequence([1, 2, 3], _native.Picker(), 3)
     seen = set()
     while len(text.tokens) < 150:
-        [step] = level.advance([Ask(text, 9)])
+        [step] = level.advance([DraftRequest(text, 9)])
         assert step.depths[-1] == 0
         assert len(step.depths) == len(step.tokens)
         proposal = middle.proposals[-1]
@@ -211,7 +211,7 @@ def test_the_command_explains(llm: LLM, tmp_path: Path, capsys: pytest.CaptureFi
     legend_line, summary, header, *rows = err.splitlines()
     assert legend_line.startswith("<0> bf16 itself: ")
     assert summary.startswith("specqd: 20 tokens")
-    assert header.split()[:3] == ["level", "readings", "rows"]
+    assert header.split()[:3] == ["level", "forwards", "rows"]
     assert [row.split()[0] for row in rows] == ["bf16", "mxfp4", "bf16:"]
     assert Page(page.read_text(encoding="utf-8")).text.startswith("ab")
     assert main([*command, "--explain", "--json"]) == 0

@@ -63,10 +63,10 @@ def test_bits_do_not_depend_on_the_callers_mode(directory: Path, threads: int, m
     def everything() -> list[bytes]:
         """The draft and the exact logits of a model made, packed and run here."""
         model = Model.open(directory, machine=Machine.choose(threads), cache_positions=256)
-        readings = (model.logits(tokens), model.as_draft().logits(tokens))
-        logprobs = [_native.log_softmax(rows[-1]) for rows in readings]
-        picked = _native.Picker(temperature=0.8, seed=3).pick(readings[0][-1], 40)
-        return [rows.tobytes() for rows in (*readings, *logprobs)] + [repr(picked).encode()]
+        precisions = (model.logits(tokens), model.as_draft().logits(tokens))
+        logprobs = [_native.log_softmax(rows[-1]) for rows in precisions]
+        picked = _native.Picker(temperature=0.8, seed=3).pick(precisions[0][-1], 40)
+        return [rows.tobytes() for rows in (*precisions, *logprobs)] + [repr(picked).encode()]
 
     expected = everything()
     with floating_point(mode):

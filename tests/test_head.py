@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from family_shapes import FAMILY_SHAPES
 from random_models import Shape, make_model
 from specqd import LLM, SamplingParams, _native
-from specqd._native import Ask, Context, Level, NoDraft, Rows, Sequence
+from specqd._native import Context, DraftRequest, Level, NoDraft, Rows, Sequence
 from specqd.chains import DraftSpec
 from specqd.errors import RequestError
 from specqd.model import HEAD_AS_PAYS, WHOLE_HEAD, Head, Machine, Model
@@ -30,9 +30,9 @@ HEADS = (Head(1), Head(130), Head(200, True), Head(is_exact=True))
 def logits_of(
     model: Model, head: Head, texts: SequenceOf[SequenceOf[int]], *, is_exact: bool = False
 ) -> NDArray[np.float32]:
-    """Of all tokens of the texts, in one forward of the draft reading, after one of the exact
-    reading that leaves finite logits wherever it can."""
-    reading = model if is_exact else model.as_draft(head)
+    """Of all tokens of the texts, in one forward of the fp4 precision, after one of the exact
+    precision that leaves finite logits wherever it can."""
+    chosen = model if is_exact else model.as_draft(head)
     contexts = [Context(model.cache.create()) for _ in texts]
     batch = [
         Rows(context, 0, list(text), len(text))
@@ -40,7 +40,7 @@ def logits_of(
     ]
     model.forward(batch)
     assert np.isfinite(model.decoder.logits()).all()
-    reading.forward(batch)
+    chosen.forward(batch)
     for context in contexts:
         model.cache.release(context.slot)
     return model.decoder.logits()
@@ -50,7 +50,7 @@ def listed(model: Model, head: Head) -> NDArray[np.bool_]:
     """[vocabulary]: whether the id is among those that have logits."""
     panels = -(-model.vocabulary // PANEL)
     found = np.zeros(panels, bool)
-    found[model.decoder.shortlist.panels(head.ids or 1, panels)] = True
+    found[model.decoder.partial_head.panels(head.ids or 1, panels)] = True
     return np.repeat(found, PANEL)[: model.vocabulary]
 
 
@@ -64,8 +64,8 @@ def test_kept_logits_have_the_bits_of_the_whole_and_the_others_are_minus_infinit
     model = Model.open(make_model(tmp_path, SHAPES[name], seed), machine=machine)
     unread = 2 * PANEL  # the last ids: of one panel, whatever the draws, nothing is listed
     some = [int(i) for i in rng.integers(0, model.vocabulary - unread, 5)]
-    model.decoder.shortlist.read(some)
-    model.decoder.shortlist.keep([model.vocabulary - 1])
+    model.decoder.partial_head.read(some)
+    model.decoder.partial_head.keep([model.vocabulary - 1])
     for lengths, head in product(([1], [3], [9, 1, 24]), HEADS):
         texts = [[int(i) for i in rng.integers(0, model.vocabulary, n)] for n in lengths]
         whole = logits_of(model, Head(is_exact=head.is_exact), texts)
@@ -90,7 +90,7 @@ def test_a_head_read_exactly_differs_from_the_draft_s_and_is_alike_everywhere(
         assert not np.array_equal(found[0], logits_of(model, WHOLE_HEAD, texts))
 
 
-def test_an_exact_reading_after_a_short_one_has_all_its_logits(
+def test_an_exact_precision_after_a_short_one_has_all_its_logits(
     tmp_path: Path, seed: int, rng: np.random.Generator
 ) -> None:
     model = Model.open(make_model(tmp_path, SHAPES["llama"], seed), machine=Machine.choose(1))
@@ -165,7 +165,7 @@ def test_a_draft_ends_where_its_grammar_allows_nothing_that_it_has_read(
         text = Sequence([1, 2, 3], _native.Picker(), 3, grammar=OnlyHigh())
         level = Level(model, drafter)
         while len(text.tokens) < 30:
-            [step] = level.advance([Ask(text, 30 - len(text.tokens))])
+            [step] = level.advance([DraftRequest(text, 30 - len(text.tokens))])
             text.tokens.extend(step.tokens)
         level.release(text)
         found.append(list(text.tokens))
@@ -185,28 +185,28 @@ def large_head(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Model:
 
 
 def test_as_much_as_pays_is_read(large_head: Model, rng: np.random.Generator) -> None:
-    shortlist, left_out = large_head.decoder.shortlist, []
+    partial_head, left_out = large_head.decoder.partial_head, []
     for low, high in ((0, 200), (0, 8192), (0, 200)):
         for _ in range(150):
             picks = [int(i) for i in rng.integers(low, high, 4)]
-            shortlist.picked(picks, picks[:3])
+            partial_head.picked(picks, picks[:3])
             if high == 8192:
-                shortlist.read([5] * 16384)  # so that nothing of late helps
+                partial_head.read([5] * 16384)  # so that nothing of late helps
         left_out.append(np.isneginf(logits_of(large_head, HEAD_AS_PAYS, [[1, 2]])).any())
     assert left_out == [True, False, True]
 
 
 def test_a_target_counts_its_own_picks_alone(large_head: Model) -> None:
     """Drafts and their verification by another draft say nothing about what the text needs."""
-    shortlist = large_head.decoder.shortlist
+    partial_head = large_head.decoder.partial_head
     text = Sequence([1, 2, 3], _native.Picker(), 3)
     draft = large_head.as_draft()
-    before = shortlist.num_picks
-    Level(draft, NoDraft(), length=4).propose([Ask(text, 4)])
-    assert shortlist.num_picks == before
-    [step] = Level(large_head, NoDraft()).advance([Ask(text, 1)])
-    assert shortlist.num_picks == before + 1
-    assert step.tokens[0] // PANEL in shortlist.panels(1, 512)
+    before = partial_head.num_picks
+    Level(draft, NoDraft(), length=4).propose([DraftRequest(text, 4)])
+    assert partial_head.num_picks == before
+    [step] = Level(large_head, NoDraft()).advance([DraftRequest(text, 1)])
+    assert partial_head.num_picks == before + 1
+    assert step.tokens[0] // PANEL in partial_head.panels(1, 512)
     large_head.release(text)
 
 
@@ -214,15 +214,15 @@ def test_a_small_model_drafts_by_the_shortlist_of_its_target(plain: LLM) -> None
     llm = plain.with_draft([str(plain.directory.parent / "small")])
     target, small = (each.model for each in llm.engine.level.levels if isinstance(each, Level))
     assert small.head == HEAD_AS_PAYS
-    before = plain.model.decoder.shortlist.num_picks
+    before = plain.model.decoder.partial_head.num_picks
     expected = plain.generate([[1, 2, 3]], SamplingParams(max_tokens=20))[0].tokens
     assert llm.generate([[1, 2, 3]], SamplingParams(max_tokens=20))[0].tokens == expected
-    assert target.decoder.shortlist is small.decoder.shortlist
-    assert plain.model.decoder.shortlist.num_picks > before
+    assert target.decoder.partial_head is small.decoder.partial_head
+    assert plain.model.decoder.partial_head.num_picks > before
 
 
 def test_special_ids_are_always_in_the_list(plain: LLM) -> None:
-    panels = plain.model.decoder.shortlist.panels(1, 64)
+    panels = plain.model.decoder.partial_head.panels(1, 64)
     assert plain.tokenizer.special_ids
     assert {token // PANEL for token in plain.tokenizer.special_ids} <= set(panels)
 

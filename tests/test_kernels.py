@@ -21,7 +21,7 @@ from kernel_values import (
     bf16_values,
     each_isa,
     each_other_isa,
-    each_reading,
+    each_precision,
     random_inputs,
     tiled,
     weights_of,
@@ -32,10 +32,10 @@ from specqd import _native, mxfp4
 
 
 @each_other_isa
-@each_reading
+@each_precision
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_have_the_portable_bits_for_every_number_of_rows(
-    isa: str, reading: str, kind: str, rng: np.random.Generator
+    isa: str, precision: str, kind: str, rng: np.random.Generator
 ) -> None:
     panels, tiles = int(rng.integers(1, 4)), int(rng.integers(1, 20))
     matrix = tiled(weights_of(kind, rng, panels * PANEL, tiles * BLOCK))
@@ -44,8 +44,8 @@ def test_products_have_the_portable_bits_for_every_number_of_rows(
         packed = PORTABLE.pack(matrix, "mse", plain)
         for rows in ROWS:
             x = random_inputs(rng, rows, tiles * BLOCK - int(rng.integers(0, BLOCK)))
-            expected = PORTABLE.product(reading, packed, x)
-            assert_same_bits(table.product(reading, packed, x), expected)
+            expected = PORTABLE.product(precision, packed, x)
+            assert_same_bits(table.product(precision, packed, x), expected)
 
 
 @each_other_isa
@@ -61,8 +61,8 @@ def test_draft_products_have_the_portable_bits_where_only_some_scales_are_usual(
         x = rng.standard_normal((rows, tiles * BLOCK)).astype(np.float32)
         for scale in (1.0, 1e-30, 1e30):
             x[-1] *= np.float32(scale)
-            expected = PORTABLE.product("draft", packed, x)
-            assert_same_bits(table.product("draft", packed, x), expected)
+            expected = PORTABLE.product("fp4", packed, x)
+            assert_same_bits(table.product("fp4", packed, x), expected)
 
 
 @each_other_isa
@@ -100,9 +100,7 @@ def test_inputs_are_prepared_to_the_same_values(
     x = random_inputs(rng, 5, inputs)
     x[3, rng.integers(0, inputs)] = np.inf
     x[4, rng.integers(0, inputs)] = np.nan
-    np.testing.assert_array_equal(
-        table.prepare("draft", x, tiles), PORTABLE.prepare("draft", x, tiles)
-    )
+    np.testing.assert_array_equal(table.prepare("fp4", x, tiles), PORTABLE.prepare("fp4", x, tiles))
     expected = np.zeros((3, tiles * BLOCK), np.float32)
     expected[:, :inputs] = bf16_values(bf16_bits(x[:3]))
     rows = table.prepare("exact", x[:3], tiles)
@@ -119,30 +117,30 @@ def test_inputs_are_prepared_to_the_same_values(
 
 
 @each_isa
-@each_reading
+@each_precision
 def test_a_row_has_the_same_bits_alone_and_among_others(
-    isa: str, reading: str, rng: np.random.Generator
+    isa: str, precision: str, rng: np.random.Generator
 ) -> None:
     table = _native.kernels(isa)
     packed = table.pack(tiled(weights_of("gaussian", rng, 2 * PANEL, 7 * BLOCK)))
     x = random_inputs(rng, max(ROWS), 7 * BLOCK)
-    alone = np.concatenate([table.product(reading, packed, x[i : i + 1]) for i in range(len(x))])
+    alone = np.concatenate([table.product(precision, packed, x[i : i + 1]) for i in range(len(x))])
     for rows in ROWS:
-        assert_same_bits(table.product(reading, packed, x[:rows]), alone[:rows])
+        assert_same_bits(table.product(precision, packed, x[:rows]), alone[:rows])
 
 
 @each_isa
-@each_reading
+@each_precision
 def test_a_panel_has_the_same_bits_alone_and_among_others(
-    isa: str, reading: str, rng: np.random.Generator
+    isa: str, precision: str, rng: np.random.Generator
 ) -> None:
     table = _native.kernels(isa)
     packed = table.pack(tiled(weights_of("gaussian", rng, 5 * PANEL, 6 * BLOCK)))
     x = random_inputs(rng, 3, 6 * BLOCK)
-    whole = table.product(reading, packed, x)
+    whole = table.product(precision, packed, x)
     for first in range(6):
         for last in range(first, 6):
-            part = table.product(reading, packed, x, first, last)
+            part = table.product(precision, packed, x, first, last)
             assert_same_bits(part, np.ascontiguousarray(whole[:, first * PANEL : last * PANEL]))
 
 
@@ -200,7 +198,7 @@ def test_the_draft_product_is_within_its_error_bound_of_float64(
     matrix = weights_of(kind, rng, 2 * PANEL, tiles * BLOCK)
     x = rng.standard_normal((9, tiles * BLOCK)).astype(np.float32)
     table = _native.kernels(isa)
-    actual = table.product("draft", table.pack(tiled(matrix), "mse"), x)
+    actual = table.product("fp4", table.pack(tiled(matrix), "mse"), x)
     w = mxfp4.decode(mxfp4.cast(matrix, mxfp4.ScaleRule.MSE)).reshape(matrix.shape)
     largest = np.abs(x).reshape(len(x), tiles, BLOCK).max(axis=2).astype(np.float64)
     # int8 inputs are off by half a step, largest / 254, and by the three roundings of

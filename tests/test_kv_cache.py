@@ -1,4 +1,4 @@
-"""One cache for two readings: each hazard of docs/design.md, section 6."""
+"""One cache for two precisions: each hazard of docs/design.md, section 6."""
 
 import random
 from dataclasses import replace
@@ -23,7 +23,7 @@ from cached_models import (
 )
 from random_models import Shape, make_model
 from specqd import _native
-from specqd._native import Ask, Context, Level, NoDraft, Rows
+from specqd._native import Context, DraftRequest, Level, NoDraft, Rows
 from specqd.decoder_spec import decoder_spec
 from specqd.errors import MachineError
 from specqd.model import Model
@@ -105,7 +105,7 @@ def test_rejected_draft_leaves_no_trace_in_the_cache(
         slots = [model.context(each).slot for each in (text, plain)]
         assert_same_bits(*(cached_bits(model, SHAPE, slot, held) for slot in slots))
         level.release(text)
-    assert rejected[0] > 0  # a reading's short drafts may all be right by chance, guesses are not
+    assert rejected[0] > 0  # short drafts may all be right by chance, guesses are not
 
 
 def test_a_draft_does_leave_a_trace_until_it_is_verified(model: Model, rng: random.Random) -> None:
@@ -115,7 +115,7 @@ def test_a_draft_does_leave_a_trace_until_it_is_verified(model: Model, rng: rand
     advance(level, text, 10)
     context = model.context(text)
     before = cached_bits(model, SHAPE, context.slot, context.length + 8)
-    level.drafter.propose([Ask(text, 8)])
+    level.drafter.propose([DraftRequest(text, 8)])
     after = cached_bits(model, SHAPE, context.slot, context.length + 8)
     assert not all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
     held = context.length

@@ -19,7 +19,7 @@ from cached_models import (
     sequence,
 )
 from random_models import make_model
-from specqd._native import Ask, Level, NoDraft, Rows
+from specqd._native import DraftRequest, Level, NoDraft, Rows
 from specqd.model import Model
 from specqd.roles import Drafter
 
@@ -54,7 +54,7 @@ def test_pages_behind_every_window_are_freed_and_nothing_changes(
     text = sequence(prompt)
     slot = windowed.context(text).slot
     while len(text.tokens) < 400:
-        [step] = level.advance([Ask(text, 400 - len(text.tokens))])
+        [step] = level.advance([DraftRequest(text, 400 - len(text.tokens))])
         assert step.tokens
         text.tokens.extend(step.tokens)
         windowed.forget_unseen(text)

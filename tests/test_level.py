@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fake_model import FakeDrafter, FakeModel, Rule, next_by_hash, often
 from specqd import _native
-from specqd._native import Ask, Context, Level, NoDraft, Proposal, Sequence
+from specqd._native import Context, DraftRequest, Level, NoDraft, Proposal, Sequence
 from specqd.roles import Drafter, Grammar
 
 VOCABULARY = 64
@@ -27,15 +27,15 @@ class Scripted(FakeDrafter):
         self.asked: list[int] = []
         self.released: list[int] = []
 
-    def answer(self, ask: Ask) -> Proposal:
-        self.asked.append(ask.at_most)
+    def answer(self, request: DraftRequest) -> Proposal:
+        self.asked.append(request.at_most)
         tokens: list[int] = []
         if isinstance(self._script, random.Random):
-            length = self._script.randint(0, ask.at_most)
+            length = self._script.randint(0, request.at_most)
             tokens = [self._script.randrange(VOCABULARY) for _ in range(length)]
         else:
-            while len(tokens) < ask.at_most:
-                tokens.append(self._script((*ask.sequence.tokens, *tokens)))
+            while len(tokens) < request.at_most:
+                tokens.append(self._script((*request.sequence.tokens, *tokens)))
         return Proposal(tokens, [0.9] * len(tokens))
 
     def release(self, sequence: Sequence) -> None:
@@ -57,11 +57,11 @@ def sequence(
 def new_tokens(level: Level, sequences: SequenceOf[Sequence], count: int) -> list[list[int]]:
     """Advances until each sequence has `count` new tokens."""
     while active := [s for s in sequences if len(s.tokens) - s.prompt_length < count]:
-        asks = [Ask(s, count - (len(s.tokens) - s.prompt_length)) for s in active]
-        for ask, step in zip(asks, level.advance(asks), strict=True):
-            assert 1 <= len(step.tokens) <= ask.at_most
+        requests = [DraftRequest(s, count - (len(s.tokens) - s.prompt_length)) for s in active]
+        for request, step in zip(requests, level.advance(requests), strict=True):
+            assert 1 <= len(step.tokens) <= request.at_most
             assert len(step.confidences) == len(step.tokens)
-            ask.sequence.tokens.extend(step.tokens)
+            request.sequence.tokens.extend(step.tokens)
     return [s.tokens[s.prompt_length :] for s in sequences]
 
 
@@ -83,7 +83,7 @@ def test_a_prompt_is_read_before_anything_is_drafted() -> None:
     drafter = Scripted(TARGET)
     model = FakeModel(TARGET)
     text = sequence((5, 6, 7, 8))
-    [step] = Level(model, drafter).advance([Ask(text, 9)])
+    [step] = Level(model, drafter).advance([DraftRequest(text, 9)])
     assert drafter.asked == [0]
     assert step.tokens == plain(TARGET, (5, 6, 7, 8), 1)
     assert model.forwards == [[4]]
@@ -99,7 +99,7 @@ def test_a_step_is_the_right_prefix_and_then_its_own_token(right: int) -> None:
     model = FakeModel(TARGET)
     level = Level(model, drafter)
     new_tokens(level, [text], 1)
-    [step] = level.advance([Ask(text, 6)])
+    [step] = level.advance([DraftRequest(text, 6)])
     assert step.tokens == plain(TARGET, text.tokens, right + 1)
     assert model.forwards[-1] == [6]  # the last token and five guesses
     assert (level.stats.drafted, level.stats.accepted) == (5, right)
@@ -111,7 +111,7 @@ def test_no_more_is_drafted_than_may_be_used(at_most: int) -> None:
     level = Level(FakeModel(TARGET), drafter)
     text = sequence()
     new_tokens(level, [text], 1)
-    [step] = level.advance([Ask(text, at_most)])
+    [step] = level.advance([DraftRequest(text, at_most)])
     assert max(drafter.asked, default=0) == at_most - 1
     assert len(step.tokens) == at_most
 
@@ -168,7 +168,7 @@ def test_three_levels_count_what_they_do() -> None:
         assert each.drafted_at == sorted(each.drafted_at, reverse=True)
         assert each.accepted_at == sorted(each.accepted_at, reverse=True)
         assert all(a <= d for a, d in zip(each.accepted_at, each.drafted_at, strict=True))
-    # Two sequences of 60 tokens: one of each from reading its prompt.
+    # Two sequences of 60 tokens: one of each from the prefill.
     assert stats[0].accepted + sum(map(len, target.forwards)) == 2 * 60
     assert stats[0].drafted > stats[0].accepted > 0
     assert stats[1].drafted > stats[1].accepted > 0
@@ -235,7 +235,7 @@ def test_a_proposal_leaves_the_sequence_as_it_was() -> None:
     level = Level(target, drafter)
     new_tokens(level, [text], 5)
     before = list(text.tokens)
-    [proposal] = drafter.propose([Ask(text, 7)])
+    [proposal] = drafter.propose([DraftRequest(text, 7)])
     assert proposal.tokens == plain(TARGET, before, 7)
     assert text.tokens == before
 
@@ -243,10 +243,10 @@ def test_a_proposal_leaves_the_sequence_as_it_was() -> None:
 class Failing(Scripted):
     """Runs out of something at its third proposal."""
 
-    def propose(self, asks: SequenceOf[Ask]) -> list[Proposal]:
+    def propose(self, requests: SequenceOf[DraftRequest]) -> list[Proposal]:
         if len(self.asked) >= 3:
             raise RuntimeError("no pages left")
-        return super().propose(asks)
+        return super().propose(requests)
 
 
 def test_a_proposal_that_fails_leaves_the_sequence_as_it_was() -> None:
@@ -256,7 +256,7 @@ def test_a_proposal_that_fails_leaves_the_sequence_as_it_was() -> None:
     new_tokens(Level(target, NoDraft()), [text], 5)
     before = list(text.tokens)
     with pytest.raises(RuntimeError, match="no pages left"):
-        drafter.propose([Ask(text, 9)])
+        drafter.propose([DraftRequest(text, 9)])
     assert text.tokens == before
     assert new_tokens(Level(target, NoDraft()), [text], 20) == [plain(TARGET, (1, 2, 3), 20)]
 
@@ -273,7 +273,7 @@ def test_a_proposal_ends_with_the_first_stop_id(inner_length: int) -> None:
     inner: Drafter = Scripted(TARGET) if inner_length else NoDraft()
     if inner_length:
         inner = Level(FakeModel(TARGET), inner, length=inner_length)
-    [proposal] = Level(target.as_draft(TARGET), inner, length=12).propose([Ask(text, 12)])
+    [proposal] = Level(target.as_draft(TARGET), inner, length=12).propose([DraftRequest(text, 12)])
     assert proposal.tokens == coming[: first + 1]
     assert len(proposal.confidences) == len(proposal.tokens)
 
@@ -347,7 +347,7 @@ def test_a_grammar_binds_every_token_of_every_level(length: int) -> None:
     accepted = [1, 2, 3]
     text = sequence(accepted, grammar=Alternating(accepted))
     while len(text.tokens) < 60:
-        [step] = level.advance([Ask(text, 60)])
+        [step] = level.advance([DraftRequest(text, 60)])
         assert step.tokens
         text.tokens.extend(step.tokens)
         accepted.extend(step.tokens)
@@ -372,6 +372,6 @@ def test_nothing_is_returned_where_nothing_is_allowed() -> None:
     text = sequence()
     new_tokens(level, [text], 3)
     text.grammar = Forbidding()
-    assert level.advance([Ask(text, 9)])[0].tokens == []
+    assert level.advance([DraftRequest(text, 9)])[0].tokens == []
     text.grammar = None
     assert new_tokens(level, [text], 20) == [plain(TARGET, (1, 2, 3), 20)]

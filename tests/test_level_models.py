@@ -1,4 +1,4 @@
-"""Levels over real models: a smaller model drafts, in either reading, and nothing changes."""
+"""Levels over real models: a smaller model drafts, in either precision, and nothing changes."""
 
 import random
 from collections.abc import Callable
@@ -10,23 +10,23 @@ from conftest import SHARED_MODELS
 from fake_model import FakeDrafter
 from random_models import Shape, make_model
 from specqd import _native
-from specqd._native import Ask, Level, NoDraft, Proposal, Sequence
-from specqd.model import Machine, Model, Reading
+from specqd._native import DraftRequest, Level, NoDraft, Proposal, Sequence
+from specqd.model import Machine, Model, Precision
 from specqd.roles import Drafter
 
 MACHINE = Machine.choose(1)
 NEW_TOKENS = 48
 
-Chain = Callable[[Model, Model, Model], Drafter]  # target, small and its draft reading
+Chain = Callable[[Model, Model, Model], Drafter]  # target, small and its fp4 precision
 
 
 class Repeating(FakeDrafter):
     """Proposes what followed the last token when it stood before: a crude n-gram level."""
 
-    def answer(self, ask: Ask) -> Proposal:
-        tokens = ask.sequence.tokens
+    def answer(self, request: DraftRequest) -> Proposal:
+        tokens = request.sequence.tokens
         found = [i for i, token in enumerate(tokens[:-1]) if token == tokens[-1]]
-        follow = tokens[found[-1] + 1 :][: ask.at_most] if found else []
+        follow = tokens[found[-1] + 1 :][: request.at_most] if found else []
         return Proposal(follow, [0.5] * len(follow))
 
 
@@ -51,7 +51,7 @@ CHAINS: dict[str, Chain] = {
 
 @pytest.fixture(scope="module", params=["random", "tiny1m and stories260k"])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Model]:
-    """A model, a smaller one of the same vocabulary, and that one's MXFP4 reading."""
+    """A model, a smaller one of the same vocabulary, and that one's fp4 precision."""
     if request.param == "random":
         shapes = [Shape(is_peaked=True, layers=3), Shape("qwen3", hidden=48, ffn=90, layers=1)]
         directory = tmp_path_factory.mktemp("pair")
@@ -63,7 +63,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return [
         Model.open(paths[0], machine=MACHINE),
         Model.open(paths[1], machine=MACHINE),
-        Model.open(paths[1], machine=MACHINE, reading=Reading.DRAFT),
+        Model.open(paths[1], machine=MACHINE, precision=Precision.FP4),
     ]
 
 
@@ -79,11 +79,11 @@ def decode(
     while active := [
         i for i, t in enumerate(texts) if len(t.tokens) < len(prompts[i]) + NEW_TOKENS
     ]:
-        asks = [
-            Ask(t, t.prompt_length + NEW_TOKENS - len(t.tokens))
+        requests = [
+            DraftRequest(t, t.prompt_length + NEW_TOKENS - len(t.tokens))
             for t in map(texts.__getitem__, active)
         ]
-        for i, step in zip(active, level.advance(asks), strict=True):
+        for i, step in zip(active, level.advance(requests), strict=True):
             assert step.tokens
             rows = level.model.decoder.logits()
             logits[i] += list(rows[step.row : step.row + len(step.tokens)])

@@ -301,10 +301,10 @@ def test_an_unknown_token_id_is_refused(small: LLM) -> None:
         small.generate([[65, 320]], GREEDY)
 
 
-def test_the_draft_reading_can_speak_alone(small_directory: Path) -> None:
-    from specqd.model import Reading
+def test_the_fp4_precision_can_generate_alone(small_directory: Path) -> None:
+    from specqd.model import Precision
 
-    llm = LLM(small_directory, threads=1, reading=Reading.DRAFT)
+    llm = LLM(small_directory, threads=1, precision=Precision.FP4)
     result = llm.generate([[65, 66]], SamplingParams(max_tokens=10, temperature=0))[0]
     assert [level.name for level in result.stats.levels] == ["mxfp4"]
     assert len(result.tokens) == 10

@@ -8,7 +8,7 @@ import pytest
 
 from random_models import Shape, make_model
 from specqd import _native
-from specqd._native import Ask, Level, NgramDrafter, NoDraft, Proposal, RowCosts, Sequence
+from specqd._native import DraftRequest, Level, NgramDrafter, NoDraft, Proposal, RowCosts, Sequence
 from specqd.model import Machine, Model
 from specqd.roles import Drafter
 
@@ -24,10 +24,10 @@ def propose(
     sequence: Sequence,
     at_most: int = 16,
     *,
-    gain: float = inf,
+    token_value_s: float = inf,
     costs: RowCosts | None = None,
 ) -> Proposal:
-    return drafter.propose([Ask(sequence, at_most, gain, costs=costs)])[0]
+    return drafter.propose([DraftRequest(sequence, at_most, token_value_s, costs=costs)])[0]
 
 
 def costs_of(row_seconds: float) -> RowCosts:
@@ -43,11 +43,13 @@ def write(
     """Continues a sequence by `rest`, verifying as a level would; tokens drafted and accepted."""
     drafted = accepted = 0
     while rest:
-        ask = Ask(sequence, len(rest) - 1, gain=1.0, costs=costs_of(row_seconds))
-        proposal = drafter.propose([ask])[0]
+        request = DraftRequest(
+            sequence, len(rest) - 1, token_value_s=1.0, costs=costs_of(row_seconds)
+        )
+        proposal = drafter.propose([request])[0]
         pairs = enumerate(zip(proposal.tokens, rest, strict=False))
         right = next((i for i, (a, b) in pairs if a != b), len(proposal.tokens))
-        drafter.observe(ask, proposal, right)
+        drafter.observe(request, proposal, right)
         drafted += len(proposal.tokens)
         accepted += right
         sequence.tokens.extend(rest[: right + 1])
@@ -74,19 +76,22 @@ def test_a_stop_id_ends_the_proposal() -> None:
 def test_a_token_is_proposed_while_it_is_worth_its_row() -> None:
     sequence = sequence_of([1, 2, 3, 1, 2, 3, 1, 2])
     lengths = [
-        len(propose(NgramDrafter(), sequence, gain=1.0, costs=costs_of(seconds)).tokens)
+        len(propose(NgramDrafter(), sequence, token_value_s=1.0, costs=costs_of(seconds)).tokens)
         for seconds in (0.0, 0.3, 0.6, 2.0)
     ]
     assert lengths == sorted(lengths, reverse=True)
     assert lengths[0] > lengths[2] > lengths[3] == 0
-    assert propose(NgramDrafter(), sequence, gain=0.0).tokens == []
+    assert propose(NgramDrafter(), sequence, token_value_s=0.0).tokens == []
 
 
 def batch_lengths(texts: list[Sequence], costs: RowCosts) -> list[int]:
     """Of what is proposed for a batch where a token is worth a second."""
     batch = len(texts)
-    asks = [Ask(text, 32, gain=1.0, costs=costs, rows=batch, sharing=batch) for text in texts]
-    return [len(proposal.tokens) for proposal in NgramDrafter().propose(asks)]
+    requests = [
+        DraftRequest(text, 32, token_value_s=1.0, costs=costs, rows=batch, sharing=batch)
+        for text in texts
+    ]
+    return [len(proposal.tokens) for proposal in NgramDrafter().propose(requests)]
 
 
 def test_a_text_that_speaks_alone_pays_for_its_own_rows(rng: np.random.Generator) -> None:
@@ -115,35 +120,35 @@ def test_rows_that_cost_nothing_go_to_the_tokens_that_are_likeliest() -> None:
 
 def test_rejections_shorten_what_is_proposed() -> None:
     drafter, sequence = NgramDrafter(), sequence_of([1, 2, 3] * 5)
-    ask = Ask(sequence, 16, gain=1.0, costs=costs_of(0.2))
-    before = drafter.propose([ask])[0]
+    request = DraftRequest(sequence, 16, token_value_s=1.0, costs=costs_of(0.2))
+    before = drafter.propose([request])[0]
     for _ in range(200):
-        drafter.observe(ask, drafter.propose([ask])[0], 0)
-    after = drafter.propose([ask])[0]
+        drafter.observe(request, drafter.propose([request])[0], 0)
+    after = drafter.propose([request])[0]
     assert len(after.tokens) < len(before.tokens)
 
 
 def test_a_drafter_that_stopped_begins_again_when_it_would_have_been_right() -> None:
     drafter, sequence = NgramDrafter(), sequence_of([1, 2, 3] * 5)
-    ask = Ask(sequence, 16, gain=1.0, costs=costs_of(0.3))
-    while (proposal := drafter.propose([ask])[0]).tokens:
-        drafter.observe(ask, proposal, 0)
+    request = DraftRequest(sequence, 16, token_value_s=1.0, costs=costs_of(0.3))
+    while (proposal := drafter.propose([request])[0]).tokens:
+        drafter.observe(request, proposal, 0)
     drafted, accepted = write(drafter, sequence, [1, 2, 3] * 80, row_seconds=0.3)
     assert accepted == drafted > 60
 
 
-@pytest.mark.parametrize(("gain", "longest_rest"), [(2e-3, 0), (1.8e-4, 5), (5e-5, 16)])
+@pytest.mark.parametrize(("value", "longest_rest"), [(2e-3, 0), (1.8e-4, 5), (5e-5, 16)])
 def test_a_drafter_that_brings_nothing_rests_as_long_as_looking_is_dear(
-    gain: float, longest_rest: int
+    value: float, longest_rest: int
 ) -> None:
     drafter, sequence = NgramDrafter(), sequence_of(list(range(100)))
     for token in range(100, 200):
-        assert propose(drafter, sequence, gain=gain).tokens == []
+        assert propose(drafter, sequence, token_value_s=value).tokens == []
         sequence.tokens.append(token)
     looks = []  # at a text that it could go on with, once it repeats itself
     for place in range(60):
         sequence.tokens.append(7)
-        looks += [place] * bool(propose(drafter, sequence, gain=gain).tokens)
+        looks += [place] * bool(propose(drafter, sequence, token_value_s=value).tokens)
     assert looks[0] <= longest_rest + 1
     rests = np.diff(looks) - 1
     assert rests[:3].max() <= longest_rest
@@ -152,14 +157,14 @@ def test_a_drafter_that_brings_nothing_rests_as_long_as_looking_is_dear(
 
 def test_a_drafter_that_is_right_does_not_rest() -> None:
     drafter, sequence = NgramDrafter(), sequence_of([1, 2, 3] * 5)
-    ask = Ask(sequence, 2, gain=2e-5)
-    while drafter.propose([ask])[0].tokens:  # until it rests
+    request = DraftRequest(sequence, 2, token_value_s=2e-5)
+    while drafter.propose([request])[0].tokens:  # until it rests
         pass
     sequence.tokens.extend([1, 2, 3] * 6)
     for _ in range(60):
-        proposal = drafter.propose([ask])[0]
+        proposal = drafter.propose([request])[0]
         assert len(proposal.tokens) == 2
-        drafter.observe(ask, proposal, 2)
+        drafter.observe(request, proposal, 2)
         sequence.tokens.extend(proposal.tokens)
 
 
@@ -179,7 +184,7 @@ def test_interleaved_sequences_know_only_their_own_text(rng: np.random.Generator
     sequences = [sequence_of(text[:1]) for text in texts]
     while active := [i for i in range(4) if len(sequences[i].tokens) < len(texts[i])]:
         some = [i for i in active if rng.random() < 0.7]
-        proposals = together.propose([Ask(sequences[i], 6) for i in some])
+        proposals = together.propose([DraftRequest(sequences[i], 6) for i in some])
         for i, proposal in zip(some, proposals, strict=True):
             alone = propose(NgramDrafter(length=6), sequence_of(sequences[i].tokens), 6)
             assert (proposal.tokens, proposal.confidences) == (alone.tokens, alone.confidences)
@@ -220,13 +225,13 @@ def decode(level: Level, prompts: list[list[int]], temperature: float) -> list[l
         Sequence(list(prompt), _native.Picker(temperature=temperature, seed=i), len(prompt))
         for i, prompt in enumerate(prompts)
     ]
-    while asks := [
-        Ask(text, left)
+    while requests := [
+        DraftRequest(text, left)
         for text in texts
         if (left := text.prompt_length + NEW_TOKENS - len(text.tokens))
     ]:
-        for ask, step in zip(asks, level.advance(asks), strict=True):
-            ask.sequence.tokens.extend(step.tokens)
+        for request, step in zip(requests, level.advance(requests), strict=True):
+            request.sequence.tokens.extend(step.tokens)
     for text in texts:
         level.release(text)
     return [text.tokens[text.prompt_length :] for text in texts]

@@ -1,4 +1,4 @@
-"""Packing: both readings lie in the planes, and the exact one is the file's bits."""
+"""Packing: both precisions lie in the planes, and the exact one is the file's bits."""
 
 import contextlib
 from pathlib import Path
@@ -54,7 +54,7 @@ def pack(
     return packed
 
 
-# --- The exact reading is the file ------------------------------------------------------------
+# --- The exact precision is the file ------------------------------------------------------------
 
 RANDOM_SHAPES = {
     "llama": Shape("llama", hidden=70, heads=7, kv_heads=1, head_dim=10, ffn=33, vocab=301),

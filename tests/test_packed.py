@@ -82,7 +82,7 @@ def test_packed_matrices_unpack_to_the_bits_of_their_model(pair: tuple[Path, Pat
 
 
 @pytest.mark.parametrize("isa", _native.kernel_names())
-def test_both_readings_of_a_packed_model_give_the_logits_of_its_model(
+def test_both_precisions_of_a_packed_model_give_the_logits_of_its_model(
     isa: str, pair: tuple[Path, Path], rng: np.random.Generator
 ) -> None:
     model, packed = (opened(directory, isa) for directory in pair)
@@ -312,8 +312,8 @@ def decode_or_refuse(directory: Path, isa: str) -> None:
     assert "\n" not in problem
     if model is None:
         return
-    for reading in (model, model.as_draft()):
-        reading.logits([BOS, 1, 2, 3])
+    for each in (model, model.as_draft()):
+        each.logits([BOS, 1, 2, 3])
 
 
 fuzz = settings(

@@ -14,7 +14,7 @@ import pytest
 from fake_model import FakeDrafter
 from random_models import Shape, make_model
 from specqd import LLM, SamplingParams
-from specqd._native import Ask, Level, Proposal
+from specqd._native import DraftRequest, Level, Proposal
 from specqd.engine import Engine
 from specqd.errors import RequestError
 from specqd.openai_answers import Update
@@ -193,8 +193,8 @@ class Gains(FakeDrafter):
     def __init__(self) -> None:
         self.last = 0.0
 
-    def answer(self, ask: Ask) -> Proposal:
-        self.last = ask.gain
+    def answer(self, request: DraftRequest) -> Proposal:
+        self.last = request.token_value_s
         return Proposal()
 
 
@@ -213,11 +213,11 @@ def test_while_others_are_read_a_token_is_worth_what_it_will_be_among_them(
     alone = gains.last
     others = [engine.submit(prompt_of(rng, 60), params)[0] for _ in range(3)]
     engine.step()
-    reading = gains.last
+    value = gains.last
     assert not any(other.count for other in others)
     for each in (early, *others):
         engine.cancel(each)
-    assert 0.0 < reading <= alone / 4
+    assert 0.0 < value <= alone / 4
 
 
 def test_prompts_share_the_rows_of_a_step_in_their_order(

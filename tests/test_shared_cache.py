@@ -1,4 +1,4 @@
-"""The two readings of a model share one cache."""
+"""The two precisions of a model share one cache."""
 
 from pathlib import Path
 
@@ -15,5 +15,5 @@ def test_draft_reads_the_exact_cache_of_a_sequence_whose_prompt_is_still_unread(
     model = Model.open(make_model(tmp_path, Shape(), 1), machine=machine, cache_positions=64)
     draft = model.as_draft()
     sequence = Sequence([1, 2, 3], _native.Picker(), 3)
-    slot = draft.context(sequence).slot  # asked for before the exact reading has seen anything
+    slot = draft.context(sequence).slot  # asked for before the exact precision has seen anything
     assert slot == model.context(sequence).slot

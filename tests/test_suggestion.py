@@ -63,7 +63,7 @@ def quick_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- What is tried ----------------------------------------------------------------------------
 
 
-def test_each_model_is_tried_alone_in_both_readings_and_in_a_chain() -> None:
+def test_each_model_is_tried_alone_in_both_precisions_and_in_a_chain() -> None:
     chains = candidates(["./s", "./my models/t", "./s"])
     assert [words_of(chain) for chain in chains] == [
         ["mxfp4"], ["ngram"], ["auto"],

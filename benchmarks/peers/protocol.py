@@ -23,7 +23,7 @@ class Run:
 
     @property
     def wall_speed(self) -> float:
-        """Tokens a second, the reading of the prompt included."""
+        """Tokens a second, prefill included."""
         return len(self.tokens) / self.wall_s
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from random import Random
 
-from specqd._native import Ask, Proposal
+from specqd._native import DraftRequest, Proposal
 from specqd._native import Sequence as Text
 from specqd.roles import Drafter
 
@@ -23,12 +23,12 @@ class SyntheticDrafter:
     def levels(self) -> tuple[Drafter, ...]:
         return self._drafter.levels
 
-    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
-        proposals = self._drafter.propose(asks)
-        return [self._told(a, p) for a, p in zip(asks, proposals, strict=True)]
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        proposals = self._drafter.propose(requests)
+        return [self._told(a, p) for a, p in zip(requests, proposals, strict=True)]
 
-    def _told(self, ask: Ask, proposal: Proposal) -> Proposal:
-        at = len(ask.sequence.tokens) - ask.sequence.prompt_length
+    def _told(self, request: DraftRequest, proposal: Proposal) -> Proposal:
+        at = len(request.sequence.tokens) - request.sequence.prompt_length
         tokens = []
         for right in self.future[at : at + len(proposal.tokens)]:
             is_right = self._random.random() < self._acceptance
@@ -38,8 +38,8 @@ class SyntheticDrafter:
         tokens += proposal.tokens[len(tokens) :]  # what follows a failure is never looked at
         return Proposal(tokens, proposal.confidences, depths=proposal.depths)
 
-    def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
-        self._drafter.observe(ask, proposal, accepted)
+    def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:
+        self._drafter.observe(request, proposal, accepted)
 
     def release(self, sequence: Text) -> None:
         self._drafter.release(sequence)

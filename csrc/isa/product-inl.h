@@ -1,4 +1,4 @@
-// Matrix products in the exact and the draft reading, written for any instruction set.
+// Matrix products in the exact and the fp4 precision, written for any instruction set.
 //
 // Exact: for each block of 32 inputs, one chain of fused multiply-adds over even k, one over odd k;
 // their sum is added to the accumulator. That is the order of AMX's tdpbf16ps.
@@ -33,7 +33,8 @@ struct FetchIntoSecondLevel {
   [[gnu::always_inline]] static void from(const void* at) { __builtin_prefetch(at, 0, 2); }
 };
 
-// --- Exact reading ------------------------------------------------------------------------------
+// --- Exact precision
+// ------------------------------------------------------------------------------
 
 // Calls f<rows>(first) for a number of rows from 1 to Most.
 template <int Most, class F>
@@ -275,7 +276,7 @@ struct GenericExact {
   }
 };
 
-// --- Draft reading ------------------------------------------------------------------------------
+// --- fp4 precision ------------------------------------------------------------------------------
 
 constexpr int8_t kDoubledE2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 

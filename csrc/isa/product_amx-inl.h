@@ -9,7 +9,8 @@
 namespace specqd {
 namespace {
 
-// --- Exact reading ------------------------------------------------------------------------------
+// --- Exact precision
+// ------------------------------------------------------------------------------
 
 void prepare_exact_amx(const float* x, int64_t inputs, int64_t tiles, uint8_t* row) {
   for_rounded_inputs(x, inputs, tiles,
@@ -125,7 +126,7 @@ struct AmxExact {
   }
 };
 
-// --- Draft reading ------------------------------------------------------------------------------
+// --- fp4 precision ------------------------------------------------------------------------------
 
 constexpr int64_t kVnniRows = 8;      // up to which VNNI is faster
 constexpr int kDraftTilesAtOnce = 4;  // whose integer sums lie in tiles 0 1 2 3

@@ -30,7 +30,8 @@ struct CodeBytes {
 };
 constexpr CodeBytes kCodeBytes;
 
-// --- Exact reading ------------------------------------------------------------------------------
+// --- Exact precision
+// ------------------------------------------------------------------------------
 
 class Avx2Decoder {
  public:
@@ -144,7 +145,7 @@ void decode_tile_avx2(const PackedMatrix& w, int64_t tile, uint16_t* out) {
   Avx2Decoder(w, tile, 1, out).whole_tile();
 }
 
-// --- Draft reading ------------------------------------------------------------------------------
+// --- fp4 precision ------------------------------------------------------------------------------
 
 // Integer sums of eight outputs, four inputs at a time. Each gives -12 times the inputs' sum back
 // by its start.
@@ -174,7 +175,7 @@ struct IntegerSum {
 };
 #endif
 
-// From one or both halves of a panel, eight outputs each; the second reading of a panel's other
+// From one or both halves of a panel, eight outputs each; the second read of a panel's other
 // halves finds them in the cache.
 template <int Rows, int Halves>
 [[gnu::noinline]] void draft_rows_avx2(const PackedMatrix& w, int64_t panel, int first_half,

@@ -176,7 +176,7 @@ void decode_tile_avx512(const PackedMatrix& w, int64_t tile, uint16_t* out) {
   std::memcpy(out, decoded, sizeof(decoded));
 }
 
-// --- Draft reading ------------------------------------------------------------------------------
+// --- fp4 precision ------------------------------------------------------------------------------
 
 // The product of both scales, of which one is a power of two, is an addition of exponents while
 // they stay within these: from 2^-63 to 2^63. It may use any of the four pipes, a multiplication

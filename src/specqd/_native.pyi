@@ -33,7 +33,7 @@ class Pool:
     def threads(self) -> int: ...
 
 def read_seconds(pool: Pool, isa: str, bytes: int, repeats: int) -> list[float]:
-    """Seconds of each of `repeats` readings of `bytes` bytes by all threads."""
+    """Seconds of each of `repeats` reads of `bytes` bytes by all threads."""
 
 PEAK_PRODUCTS: int = 33554432
 
@@ -144,7 +144,7 @@ class LayerWeights:
 class DecoderSpec:
     def __init__(self, *, hidden: int, heads: int, kv_heads: int, head_dim: int, vocabulary: int, ropes: _Sequence[RopeSpec], norm_epsilon: float, norm: str, norm_offset: float, norms_whole_rows: bool, activation: str, is_gated: bool, is_parallel: bool, attention_scale: float, attention_cap: float, logit_cap: float, embedding_scale: float, residual_scale: float, logit_scale: float, experts_per_token: int, shares_of_chosen: bool) -> None: ...
 
-class Shortlist:
+class PartialHead:
     """Which rows of the head a draft reads, and whether that pays."""
 
     def __init__(self, vocabulary: int) -> None: ...
@@ -185,12 +185,12 @@ class Decoder:
     def forward(self, is_draft: bool, cache: KvCache, tokens: _Sequence[int], sequences: _Sequence[int], starts: _Sequence[int], counts: _Sequence[int], logits: _Sequence[int]) -> None: ...
 
     @property
-    def shortlist(self) -> Shortlist:
+    def partial_head(self) -> PartialHead:
         """What drafts for this model read of their heads."""
 
     def draft_for(self, target: Decoder, is_draft: bool, verify_bytes: int) -> None:
         """
-        Shares the shortlist of the model that it drafts for in that reading; `verify_bytes` are those of a forward that verifies it.
+        Shares the partial_head of the model that it drafts for in that precision; `verify_bytes` are those of a forward that verifies it.
         """
 
     @property
@@ -263,7 +263,7 @@ class Calibration:
 
     def observe(self, confidence: float, is_right: bool) -> None: ...
 
-class Fulfilment:
+class BypassBias:
     """How much of what was expected came true."""
 
     def __init__(self) -> None: ...
@@ -296,7 +296,7 @@ class RowCosts:
     def seconds(self, rows: float) -> float:
         """Estimated; 0 where nothing was measured yet."""
 
-class Pace:
+class TokenRate:
     """Tokens per second of a level, over its recent rounds."""
 
     def __init__(self) -> None: ...
@@ -446,10 +446,10 @@ class Rows:
 class LevelModel:
     """What a level needs of a model."""
 
-class ModelReading(LevelModel):
-    """A reading of a decoder's weights over a cache, by sequences."""
+class ModelForward(LevelModel):
+    """Forwards of a decoder in one precision, over a cache, by sequence."""
 
-    def __init__(self, decoder: Decoder, cache: KvCache, is_draft: bool, max_positions: int, exact: ModelReading | None = None) -> None: ...
+    def __init__(self, decoder: Decoder, cache: KvCache, is_draft: bool, max_positions: int, exact: ModelForward | None = None) -> None: ...
 
     @property
     def vocabulary(self) -> int: ...
@@ -471,12 +471,12 @@ class ModelReading(LevelModel):
 
     def set_head(self, ids: int | None, is_exact: bool = False) -> None:
         """
-        What forwards read of the head: the first `ids` beside those that the shortlist holds, or as
-        many as pay (None); in the reading, or exactly.
+        What forwards read of the head: the first `ids` beside those that the partial_head holds, or as
+        many as pay (None); in the precision, or exactly.
         """
 
     def context(self, sequence: Sequence) -> Context:
-        """This reading's view of the cache for a sequence, made on first use."""
+        """This precision's view of the cache for a sequence, made on first use."""
 
     def adopt(self, sequence: Sequence, context: Context) -> None:
         """Lets a sequence go on from a context that was made for it."""
@@ -496,15 +496,15 @@ class ModelReading(LevelModel):
 
     def release(self, sequence: Sequence) -> None:
         """
-        Forgets a sequence; its exact reading too, which need not be a level of its own.
+        Forgets a sequence; its exact precision too, which need not be a level of its own.
         """
 
-class Ask:
+class DraftRequest:
     """
-    A wish for tokens that continue a sequence, and what they are worth to whoever asks.
+    A wish for tokens that continue a sequence, and what they are worth to whoever requests.
     """
 
-    def __init__(self, sequence: Sequence, at_most: int, gain: float = float('inf'), confidence: float = 1.0, costs: RowCosts | None = None, rows: int = 1, sharing: int = 1) -> None: ...
+    def __init__(self, sequence: Sequence, at_most: int, token_value_s: float = float('inf'), confidence: float = 1.0, costs: RowCosts | None = None, rows: int = 1, sharing: int = 1) -> None: ...
 
     @property
     def sequence(self) -> Sequence: ...
@@ -513,7 +513,7 @@ class Ask:
     def at_most(self) -> int: ...
 
     @property
-    def gain(self) -> float:
+    def token_value_s(self) -> float:
         """Seconds that one more accepted token saves."""
 
     @property
@@ -528,7 +528,7 @@ class Ask:
     @property
     def sharing(self) -> int: ...
 
-    def changed(self, *, at_most: int | None = None, gain: float | None = None) -> Ask:
+    def changed(self, *, at_most: int | None = None, token_value_s: float | None = None) -> DraftRequest:
         """The same, but for these."""
 
     def added_seconds(self, count: float) -> float:
@@ -573,15 +573,15 @@ class NoDraft(Drafter):
     @property
     def levels(self) -> tuple[specqd.roles.Drafter, ...]: ...
 
-    def propose(self, asks: _Sequence[Ask]) -> list[Proposal]:
-        """One proposal per ask, of at most `at_most` tokens."""
+    def propose(self, requests: _Sequence[DraftRequest]) -> list[Proposal]:
+        """One proposal per request, of at most `at_most` tokens."""
 
-    def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
+    def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:
         """
         Learns that verification confirmed the first `accepted` tokens of its proposal.
         """
 
-    def chances(self, ask: Ask, proposal: Proposal) -> list[float]:
+    def chances(self, request: DraftRequest, proposal: Proposal) -> list[float]:
         """
         How likely each token of its proposal is right, given that those before it are.
         """
@@ -615,15 +615,15 @@ class NgramDrafter(Drafter):
     @property
     def levels(self) -> tuple[specqd.roles.Drafter, ...]: ...
 
-    def propose(self, asks: _Sequence[Ask]) -> list[Proposal]:
-        """One proposal per ask, of at most `at_most` tokens."""
+    def propose(self, requests: _Sequence[DraftRequest]) -> list[Proposal]:
+        """One proposal per request, of at most `at_most` tokens."""
 
-    def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
+    def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:
         """
         Learns that verification confirmed the first `accepted` tokens of its proposal.
         """
 
-    def chances(self, ask: Ask, proposal: Proposal) -> list[float]:
+    def chances(self, request: DraftRequest, proposal: Proposal) -> list[float]:
         """
         How likely each token of its proposal is right, given that those before it are.
         """
@@ -674,7 +674,7 @@ class LevelStats:
         """Times that it was asked for a proposal, as a drafter."""
 
     @property
-    def gain_seconds(self) -> float:
+    def token_value_seconds(self) -> float:
         """Of those times, the worth of an accepted token to whoever asked."""
 
     def count(self, drafted: int, accepted: int) -> None: ...
@@ -716,9 +716,9 @@ class Level(Drafter):
         Learns what forwards cost, here and below, so that the first request is drafted well.
         """
 
-    def advance(self, asks: _Sequence[Ask]) -> list[Proposal]:
+    def advance(self, requests: _Sequence[DraftRequest]) -> list[Proposal]:
         """
-        At least one token of this level's own for each ask, in one forward.
+        At least one token of this level's own for each request, in one forward.
 
         The tokens are the longest prefix of the drafter's proposal that this model would have
         picked itself, and then its own next pick. None are returned where nothing is allowed.
@@ -727,15 +727,15 @@ class Level(Drafter):
     def seconds_per_token(self, count: int) -> float:
         """What a token takes where so many texts are advanced together."""
 
-    def propose(self, asks: _Sequence[Ask]) -> list[Proposal]:
-        """One proposal per ask, of at most `at_most` tokens."""
+    def propose(self, requests: _Sequence[DraftRequest]) -> list[Proposal]:
+        """One proposal per request, of at most `at_most` tokens."""
 
-    def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
+    def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:
         """
         Learns that verification confirmed the first `accepted` tokens of its proposal.
         """
 
-    def chances(self, ask: Ask, proposal: Proposal) -> list[float]:
+    def chances(self, request: DraftRequest, proposal: Proposal) -> list[float]:
         """
         How likely each token of its proposal is right, given that those before it are.
         """
@@ -768,11 +768,11 @@ class KernelTable:
 
     def prepare(self, arg0: str, arg1: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], arg2: int, /) -> NDArray[numpy.uint8]: ...
 
-    def product(self, reading: str, packed: Packed, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], first: int = 0, last: int = -1) -> NDArray[numpy.float32]: ...
+    def product(self, precision: str, packed: Packed, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], first: int = 0, last: int = -1) -> NDArray[numpy.float32]: ...
 
     def accumulate_plain(self, arg0: Annotated[NDArray[numpy.uint16], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], arg1: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], arg2: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], /) -> NDArray[numpy.float32]: ...
 
-    def time_product(self, reading: str, packed: Packed, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], pool: Pool, repeats: int = 5, rounds: int = 1) -> list[float]: ...
+    def time_product(self, precision: str, packed: Packed, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], pool: Pool, repeats: int = 5, rounds: int = 1) -> list[float]: ...
 
     def rms_norm(self, arg0: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], arg1: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', device='cpu', writable=False)], arg2: float, arg3: float, /) -> NDArray[numpy.float32]: ...
 

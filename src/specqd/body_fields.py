@@ -20,7 +20,7 @@ class BodyFields:
     @classmethod
     def of(cls, body: object, known: Iterable[str], name: str = "") -> "BodyFields":
         """Refuses all but an object of known fields: nothing shall be believed to have had an
-        effect. Raises FieldError, as all reading does."""
+        effect. Raises FieldError, as all readers of fields do."""
         if not isinstance(body, Mapping):
             raise FieldError(name or "body", f"{shown(body)} is not an object of fields")
         within = f"{name}." if name else ""

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Literal
 
 from specqd import _native
-from specqd._native import Ask, Level, NgramDrafter, NoDraft, Proposal
+from specqd._native import DraftRequest, Level, NgramDrafter, NoDraft, Proposal
 from specqd._native import Sequence as Text
 from specqd.config import read_config
 from specqd.errors import HubError, RequestError, TokenizerError
 from specqd.hub import resolve
 from specqd.loader import Progress
-from specqd.model import HEAD_AS_PAYS, WHOLE_HEAD, Head, Model, Reading
+from specqd.model import HEAD_AS_PAYS, WHOLE_HEAD, Head, Model, Precision
 from specqd.roles import Drafter
 from specqd.tokenizer import Tokenizer
 from specqd.weights import Overall, bytes_to_pack, require_memory
@@ -24,7 +24,7 @@ _LONGEST = 64
 _KNOWN = "auto, none, mxfp4[:k=N], MODEL[:bf16|:mxfp4][:k=N], ngram[:FILE][:k=N]"
 _KNOWN_HEADS = "all, auto, exact, N (the first ids) or N+exact"
 _HEADS = {"all": WHOLE_HEAD, "auto": HEAD_AS_PAYS, "exact": Head(is_exact=True)}
-_READINGS = {reading.value: reading for reading in Reading}
+_PRECISIONS = {precision.value: precision for precision in Precision}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class DraftSpec:
     """One level of a chain: what drafts, and how many tokens (None: as many as pay)."""
 
     word: str  # as it was written
-    kind: Literal["mxfp4", "model", "ngram"]  # mxfp4: the target's own reading
+    kind: Literal["mxfp4", "model", "ngram"]  # mxfp4: the target's own precision
     source: str = ""  # a model's directory or repository; a file of texts for n-grams
-    reading: Reading = Reading.DRAFT
+    precision: Precision = Precision.FP4
     length: int | None = None
     head: Head = HEAD_AS_PAYS
 
@@ -58,9 +58,9 @@ class DraftSpec:
                     f"--draft {word}: {rest!r} is not understood; write mxfp4 or mxfp4:k=N"
                 )
             return cls(word, "mxfp4", length=length, head=head)
-        source, _, reading = name.rpartition(":")
-        if source and reading in _READINGS:
-            return cls(word, "model", source, _READINGS[reading], length)
+        source, _, precision = name.rpartition(":")
+        if source and precision in _PRECISIONS:
+            return cls(word, "model", source, _PRECISIONS[precision], length)
         return cls(word, "model", name, length=length)
 
 
@@ -83,8 +83,8 @@ def _cut_head(word: str, name: str) -> tuple[str, Head]:
     value = option.removeprefix("head=")
     if value in _HEADS:
         return rest, _HEADS[value]
-    ids, plus, reading = value.partition("+")
-    if not (ids.isascii() and ids.isdecimal() and int(ids)) or (plus and reading != "exact"):
+    ids, plus, precision = value.partition("+")
+    if not (ids.isascii() and ids.isdecimal() and int(ids)) or (plus and precision != "exact"):
         raise RequestError(
             f"--draft {word}: {option!r} is not understood; known heads: {_KNOWN_HEADS}"
         )
@@ -93,11 +93,11 @@ def _cut_head(word: str, name: str) -> tuple[str, Head]:
 
 def parse_chain(
     drafts: str | Sequence[str] | None,
-    reading: Reading = Reading.EXACT,
+    precision: Precision = Precision.EXACT,
     *,
     is_mxfp4: bool = False,
 ) -> tuple[DraftSpec, ...]:
-    """`auto`, `none` (or None), or levels from the outermost in, for a target of that reading,
+    """`auto`, `none` (or None), or levels from the outermost in, for a target of that precision,
     whose weights may be MXFP4 already.
 
     Raises RequestError for what is not understood or cannot draft there.
@@ -106,23 +106,23 @@ def parse_chain(
     if "none" in words or "auto" in words:
         if len(words) > 1:
             raise RequestError("--draft none and --draft auto stand alone; leave the others out")
-        has_draft = reading is Reading.EXACT and not is_mxfp4
+        has_draft = precision is Precision.EXACT and not is_mxfp4
         words = [w for w in _AUTO if has_draft or w != "mxfp4"] if words == ["auto"] else []
     specs = tuple(DraftSpec.parse(word) for word in words)
     for i, spec in enumerate(specs):
-        if spec.kind == "mxfp4" and reading is Reading.DRAFT:
+        if spec.kind == "mxfp4" and precision is Precision.FP4:
             raise RequestError(
-                f"--draft {spec.word}: with --reading draft the MXFP4 reading speaks itself; "
+                f"--draft {spec.word}: with --precision fp4 the MXFP4 weights are the target; "
                 "leave this draft out"
             )
         if spec.kind == "mxfp4" and is_mxfp4:
             raise RequestError(
-                f"--draft {spec.word}: the weights are MXFP4 already, so their draft reading "
+                f"--draft {spec.word}: the weights are MXFP4 already, so their fp4 precision "
                 "would be the model itself; draft with ngram or another model"
             )
         if spec.kind == "mxfp4" and i > 0:
             raise RequestError(
-                f"--draft {spec.word}: the model's own MXFP4 reading drafts for the model alone; "
+                f"--draft {spec.word}: the model's own fp4 precision drafts for the model alone; "
                 "name it first and once (another model's is MODEL:mxfp4)"
             )
         if spec.kind == "ngram" and i + 1 < len(specs):
@@ -136,17 +136,17 @@ def parse_chain(
 class Drafts:
     """What drafts for one target: the small models and n-gram texts of its chains, loaded once.
 
-    A model in its two readings is packed once too. Each level has a KV cache of its own, but for
-    an MXFP4 reading directly below the exact one of the same model, which shares it.
+    A model in its two precisions is packed once too. Each level has a KV cache of its own, but for
+    an fp4 precision directly below the exact one of the same model, which shares it.
     """
 
-    def __init__(self, directory: Path, reading: Reading, tokenizer: Tokenizer) -> None:
+    def __init__(self, directory: Path, precision: Precision, tokenizer: Tokenizer) -> None:
         """Of the target, which need not be loaded yet."""
-        self._target = (directory.resolve(), reading)
+        self._target = (directory.resolve(), precision)
         self._tokenizer = tokenizer
         self._directories: dict[str, Path] = {}  # by source, those that may draft
         self._corpora: dict[str, list[list[int]]] = {}
-        self._models: dict[tuple[Path, Reading], Model] = {}
+        self._models: dict[tuple[Path, Precision], Model] = {}
 
     def check(self, specs: Sequence[DraftSpec]) -> None:
         """Finds what the levels are made of and refuses what cannot draft, or what would not fit
@@ -161,12 +161,12 @@ class Drafts:
                     self._corpora[spec.source] = _read_corpus(spec, self._tokenizer)
                 continue
             directory = self._target[0] if spec.kind == "mxfp4" else self._find(spec)
-            if (directory, spec.reading) in taken:
+            if (directory, spec.precision) in taken:
                 raise RequestError(
-                    f"--draft {spec.word}: this model speaks in this reading already; "
+                    f"--draft {spec.word}: this model speaks in this precision already; "
                     "a model cannot draft for itself, name it once"
                 )
-            taken.add((directory, spec.reading))
+            taken.add((directory, spec.precision))
         require_memory(self._to_load(specs))
 
     def overall(self, specs: Sequence[DraftSpec], progress: Progress | None) -> Progress | None:
@@ -197,7 +197,7 @@ class Drafts:
     ) -> Level:
         """The target's level over those that draft for it, once checked; packs what is new."""
         self._models[self._target] = target
-        target.decoder.shortlist.keep(sorted(self._tokenizer.special_ids))
+        target.decoder.partial_head.keep(sorted(self._tokenizer.special_ids))
         return Level(target, self._below(target, target.config.vocab_size, specs, progress))
 
     def _below(
@@ -217,17 +217,17 @@ class Drafts:
             model,
             self._below(model, max(most_tokens, size), inner, progress),
             length=spec.length,
-            name="mxfp4" if spec.kind == "mxfp4" else f"{directory.name}:{spec.reading.value}",
+            name="mxfp4" if spec.kind == "mxfp4" else f"{directory.name}:{spec.precision.value}",
         )
         return level if size >= most_tokens else WithinVocabulary(level, size)
 
     def _model(
         self, directory: Path, spec: DraftSpec, above: Model, progress: Progress | None
     ) -> Model:
-        reading = spec.reading
-        if reading is Reading.DRAFT and self._models.get((directory, Reading.EXACT)) is above:
+        precision = spec.precision
+        if precision is Precision.FP4 and self._models.get((directory, Precision.EXACT)) is above:
             return above.as_draft(spec.head)
-        key = (directory, reading)
+        key = (directory, precision)
         if key not in self._models:
             target = self._models[self._target]
             pages = target.cache.total_pages
@@ -235,12 +235,12 @@ class Drafts:
             if twin is not None:
                 cache = _native.KvCache(twin.decoder, pages)
                 parts = twin.config, twin.weights, twin.decoder, twin.machine
-                self._models[key] = Model(*parts, cache, reading)
+                self._models[key] = Model(*parts, cache, precision)
             else:
                 self._models[key] = Model.open(
                     directory,
                     machine=target.machine,
-                    reading=reading,
+                    precision=precision,
                     cache_positions=pages * _native.PAGE_POSITIONS,
                     context=target.max_positions,  # no text is longer
                     progress=progress,
@@ -267,16 +267,19 @@ class WithinVocabulary:
     def levels(self) -> tuple[Drafter, ...]:
         return self._drafter.levels
 
-    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         return self._drafter.propose(
-            [ask if self._knows(ask.sequence) else ask.changed(at_most=0) for ask in asks]
+            [
+                request if self._knows(request.sequence) else request.changed(at_most=0)
+                for request in requests
+            ]
         )
 
-    def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
-        self._drafter.observe(ask, proposal, accepted)
+    def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:
+        self._drafter.observe(request, proposal, accepted)
 
-    def chances(self, ask: Ask, proposal: Proposal) -> list[float]:
-        return self._drafter.chances(ask, proposal)
+    def chances(self, request: DraftRequest, proposal: Proposal) -> list[float]:
+        return self._drafter.chances(request, proposal)
 
     def release(self, sequence: Text) -> None:
         self._known.pop(sequence.key, None)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specqd import _native
-from specqd._native import Ask, Level, Proposal, Rows, Sequence
+from specqd._native import DraftRequest, Level, Proposal, Rows, Sequence
 from specqd.errors import MachineError, RequestError, TooLongError
 from specqd.generation import FinishReason, Generation, TokenLogprob
 from specqd.roles import Grammar
@@ -234,12 +234,14 @@ class Engine:
     def _advance(self, ready: list[Generation]) -> int:
         """A round of the chain for each; returns the tokens that they got."""
         # While others are being read rounds are long, but only until all write on together.
-        gain = self.level.seconds_per_token(len(self._running))
-        asks = [
-            Ask(g.sequence, 1 if g.is_plain else g.most_tokens - g.count, gain, g.confidence)
+        value = self.level.seconds_per_token(len(self._running))
+        requests = [
+            DraftRequest(
+                g.sequence, 1 if g.is_plain else g.most_tokens - g.count, value, g.confidence
+            )
             for g in ready
         ]
-        advanced = self.level.advance(asks)
+        advanced = self.level.advance(requests)
         logits = None
         if any(g.params.logprobs is not None for g in ready):
             logits = self.level.model.decoder.logits()

@@ -19,7 +19,7 @@ from specqd.errors import RequestError, SpecqdWarning, TokenizerError
 from specqd.generation import FinishReason, Generation, Origin, TokenLogprob
 from specqd.hub import resolve, shipped_model
 from specqd.loader import Progress
-from specqd.model import Machine, Model, Reading
+from specqd.model import Machine, Model, Precision
 from specqd.reports import Stats
 from specqd.sampling import SamplingParams
 from specqd.tokenizer import Tokenizer
@@ -27,7 +27,7 @@ from specqd.tokenizer import Tokenizer
 Prompt = str | SequenceOf[int]
 
 _ONE_READING = (
-    "the weights are MXFP4 already: one reading, for which only n-grams or other models draft"
+    "the weights are MXFP4 already: one precision, for which only n-grams or other models draft"
 )
 
 
@@ -111,7 +111,8 @@ class LLM:
         `mxfp4`, `MODEL[:bf16|:mxfp4]` or `ngram[:FILE]`, each with an optional `:k=N`.
     threads: of the native core; None takes all usable cores.
     isa: forces an instruction set; None takes the fastest.
-    reading: `draft` lets the MXFP4 reading speak as the model itself.
+    precision: `fp4` generates from the MXFP4 weights only (not lossless).
+    reading: the old spelling of `precision`.
     cache_positions: of the KV cache, for all texts together; None: four contexts, if they fit.
     context: the longest text, prompt included, in tokens; None is the model's own. It sets the KV
         cache's size, and which factors of LongRoPE the model speaks with.
@@ -124,28 +125,32 @@ class LLM:
         threads: int | None = None,
         isa: str | None = None,
         *,
-        reading: Reading = Reading.EXACT,
+        precision: Precision | str = Precision.EXACT,
         cache_positions: int | None = None,
         context: int | None = None,
         progress: Progress | None = None,
+        reading: Precision | str | None = None,
     ) -> None:
-        specs = parse_chain(draft, reading)
+        if reading is not None:
+            warnings.warn("LLM(reading=...) is now precision=", SpecqdWarning, stacklevel=2)
+        precision = Precision.named(reading or precision)
+        specs = parse_chain(draft, precision)
         self.directory = shipped_model() if path_or_repo is None else resolve(path_or_repo)
         own = read_config(self.directory)
         _check_context(self.directory, context, own.max_positions)
         if own.is_mxfp4:
-            specs = parse_chain(draft, reading, is_mxfp4=True)
+            specs = parse_chain(draft, precision, is_mxfp4=True)
             if draft == "auto":
                 warnings.warn(f"{self.directory}: {_ONE_READING}", SpecqdWarning, stacklevel=2)
         self.tokenizer = Tokenizer.open(self.directory)
         self.defaults = read_generation_defaults(self.directory)
-        self._drafts = Drafts(self.directory, reading, self.tokenizer)
+        self._drafts = Drafts(self.directory, precision, self.tokenizer)
         self._drafts.check(specs)
         progress = self._drafts.overall(specs, progress)
         self.model = Model.open(
             self.directory,
             machine=Machine.choose(threads, isa),
-            reading=reading,
+            precision=precision,
             cache_positions=cache_positions,
             context=context,
             progress=progress,
@@ -159,7 +164,7 @@ class LLM:
         """The same model with other drafts; nothing is loaded twice. Use one of them at a time:
         each believes that it has the KV cache to itself."""
         is_mxfp4 = self.model.config.is_mxfp4
-        specs = parse_chain(draft, self.model.reading, is_mxfp4=is_mxfp4)
+        specs = parse_chain(draft, self.model.precision, is_mxfp4=is_mxfp4)
         self._drafts.check(specs)
         other = copy(self)
         other.engine = other._engine(specs, self._drafts.overall(specs, progress))

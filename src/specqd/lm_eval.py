@@ -4,7 +4,7 @@ The harness finds models by import, so its command line is started through this 
 
     python -m specqd.lm_eval --model specqd --model_args pretrained=./my-model --tasks ...
 
-Log-likelihoods come from one reading of each text, generated texts from the drafting engine; both
+Log-likelihoods come from one forward over each text, generated texts from the drafting engine; both
 have the same bits whatever the drafts. Texts are truncated as the harness truncates them for
 transformers.
 """

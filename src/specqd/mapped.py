@@ -11,7 +11,7 @@ def check_unchanged(path: Path, mapped: mmap.mmap, status: os.stat_result) -> No
     """Refuses to go on with a file that was cut or written to since it was mapped, when it had this
     status. Another file that took its name changes nothing here.
 
-    What is cut off between this and the reading of it still ends the process (SIGBUS).
+    What is cut off between this check and its use still ends the process (SIGBUS).
     """
     try:
         now = path.stat()

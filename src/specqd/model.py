@@ -1,4 +1,4 @@
-"""A model: packed weights, the native decoder, and the cache that its two readings share.
+"""A model: packed weights, the native decoder, and the cache that its two precisions share.
 
 Knows tokens and positions; knows nothing of text, of drafts or of who asks.
 """
@@ -23,18 +23,28 @@ from specqd.weights import DecoderWeights, load_weights
 MAX_ROWS = 512  # of one forward, by default; longer prompts are forwarded in parts
 
 
-class Reading(Enum):
+class Precision(Enum):
     """What a forward reads of the weights: all bits, or the MXFP4 that lies inside them."""
 
     EXACT = "bf16"
-    DRAFT = "mxfp4"
+    FP4 = "mxfp4"
+
+    @classmethod
+    def named(cls, name: "str | Precision") -> "Precision":
+        """`exact` or `fp4`; `draft` is the old spelling of the latter. Raises RequestError."""
+        if isinstance(name, cls):
+            return name
+        known = {"exact": cls.EXACT, "fp4": cls.FP4, "draft": cls.FP4}
+        if name not in known:
+            raise RequestError(f"precision {name!r}: not known; choose exact or fp4")
+        return known[name]
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a forward reads of the head, in its own reading or exactly.
+    """What a forward reads of the head, in its own precision or exactly.
 
-    The first `ids` of the vocabulary, beside those that the target's shortlist holds; the others'
+    The first `ids` of the vocabulary, and those that the target's partial head holds; the others'
     logits are -inf. None: as many as pay. A target reads all of it.
     """
 
@@ -68,8 +78,8 @@ class Machine:
         return cls(_native.Pool(threads or _native.usable_threads()), isa or available[0])
 
 
-class Model(_native.ModelReading):
-    """One reading of a model's weights, as levels use it, and what it was loaded from."""
+class Model(_native.ModelForward):
+    """One precision of a model's weights, as levels use it, and what it was loaded from."""
 
     def __init__(
         self,
@@ -78,18 +88,18 @@ class Model(_native.ModelReading):
         decoder: _native.Decoder,
         machine: Machine,
         cache: _native.KvCache,
-        reading: Reading = Reading.EXACT,
+        precision: Precision = Precision.EXACT,
         exact: "Model | None" = None,
         head: Head = WHOLE_HEAD,
     ) -> None:
-        is_draft = reading is Reading.DRAFT
+        is_draft = precision is Precision.FP4
         super().__init__(decoder, cache, is_draft, config.max_positions, exact)
         self.config = config
         self.weights = weights
         self.decoder = decoder
         self.machine = machine
         self.cache = cache
-        self.reading = reading
+        self.precision = precision
         self.read_of_head(head)
         self._read_in_place = [weights]
 
@@ -99,7 +109,7 @@ class Model(_native.ModelReading):
         directory: Path,
         *,
         machine: Machine | None = None,
-        reading: Reading = Reading.EXACT,
+        precision: Precision = Precision.EXACT,
         rule: ScaleRule | None = None,
         cache_positions: int | None = None,
         max_rows: int = MAX_ROWS,
@@ -129,17 +139,17 @@ class Model(_native.ModelReading):
             max_rows=max_rows,
         )
         cache = _native.KvCache(decoder, _cache_pages(decoder, config, cache_positions))
-        return cls(config, weights, decoder, machine, cache, reading)
+        return cls(config, weights, decoder, machine, cache, precision)
 
     def as_draft(self, head: Head = WHOLE_HEAD) -> "Model":
-        """The MXFP4 reading of the same weights, over the same cache."""
+        """The fp4 precision of the same weights, over the same cache."""
         return Model(
             self.config,
             self.weights,
             self.decoder,
             self.machine,
             self.cache,
-            Reading.DRAFT,
+            Precision.FP4,
             exact=self,
             head=head,
         )
@@ -147,7 +157,7 @@ class Model(_native.ModelReading):
     @property
     def bytes_per_forward(self) -> int:
         """Bytes of weights that a forward of one row reads; of more, where they choose experts."""
-        return self.decoder.weight_bytes(self.reading is Reading.DRAFT)
+        return self.decoder.weight_bytes(self.precision is Precision.FP4)
 
     @property
     def bf16_bytes_per_forward(self) -> int:
@@ -165,7 +175,7 @@ class Model(_native.ModelReading):
         context = self.context(sequence)
         held = self.cache.attach_prefix(context.slot, sequence.tokens[:], sequence.cache_salt)
         context.record(0, sequence.tokens[:held])
-        self.decoder.shortlist.read(sequence.tokens[:held])
+        self.decoder.partial_head.read(sequence.tokens[:held])
         return held
 
     def fork(self, sequence: Sequence, other: Sequence) -> None:
@@ -232,7 +242,7 @@ class Model(_native.ModelReading):
 
     def draft_for(self, target: "Model", above: "Model") -> None:
         """From now on its proposals are for that target, and the model above verifies them."""
-        is_draft = self.reading is Reading.DRAFT
+        is_draft = self.precision is Precision.FP4
         self.decoder.draft_for(target.decoder, is_draft, above.bytes_per_forward)
         self.read_of_head(HEAD_AS_PAYS)
 

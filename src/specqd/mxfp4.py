@@ -52,7 +52,7 @@ class Nested:
 
     Where `is_patch` is false, bits(|w|) = LOW[index] + ((X - 127) << 7) + residual. Elsewhere the
     residual is 0 and the weight's bits stand in `patches`, in row-major order. The padding of a
-    last partial block is no patch: only its draft reading is zero.
+    last partial block is no patch: only its fp4 precision is zero.
     """
 
     blocks: Blocks

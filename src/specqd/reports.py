@@ -27,7 +27,7 @@ class LevelReport:
     gigabytes: float  # of weights that its forwards read
     cache_gigabytes: float  # of keys and values, each once a forward
     asked: int  # times that it was asked for a proposal
-    gain_seconds: float  # what an accepted token was worth to whoever asked, over all times
+    token_value_seconds: float  # what an accepted token was worth to whoever asked, over all times
 
     @classmethod
     def of(cls, level: Level) -> "LevelReport":
@@ -46,7 +46,7 @@ class LevelReport:
             level.model.bytes_read / 1e9,
             level.model.cache_bytes_read / 1e9,
             counted.asked,
-            counted.gain_seconds,
+            counted.token_value_seconds,
         )
 
     def since(self, before: "LevelReport") -> "LevelReport":
@@ -73,7 +73,7 @@ class LevelReport:
             self.gigabytes + sign * other.gigabytes,
             self.cache_gigabytes + sign * other.cache_gigabytes,
             self.asked + sign * other.asked,
-            self.gain_seconds + sign * other.gain_seconds,
+            self.token_value_seconds + sign * other.token_value_seconds,
         )
 
     @property
@@ -98,7 +98,7 @@ class LevelReport:
     def gain_s(self) -> float | None:
         """Seconds that one more accepted token of this draft saved, as the economics had it, on
         average; None where nobody asked."""
-        return self.gain_seconds / self.asked if self.asked else None
+        return self.token_value_seconds / self.asked if self.asked else None
 
     @property
     def gb_per_s(self) -> float:

@@ -1,4 +1,4 @@
-"""What the core asks of a Python object: the roles of a drafter and of a grammar."""
+"""What the core requests of a Python object: the roles of a drafter and of a grammar."""
 
 from collections.abc import Sequence as SequenceOf
 from typing import Protocol
@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from specqd._native import Ask, Proposal, Sequence
+from specqd._native import DraftRequest, Proposal, Sequence
 
 
 class Drafter(Protocol):
@@ -22,15 +22,15 @@ class Drafter(Protocol):
         """This drafter and those below it, outermost first."""
         ...
 
-    def propose(self, asks: SequenceOf[Ask]) -> list[Proposal]:
-        """One proposal per ask, of at most `at_most` tokens; none is a fine answer."""
+    def propose(self, requests: SequenceOf[DraftRequest]) -> list[Proposal]:
+        """One proposal per request, of at most `at_most` tokens; none is a fine answer."""
         ...
 
-    def observe(self, ask: Ask, proposal: Proposal, accepted: int) -> None:
+    def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:
         """Learns that verification confirmed the first `accepted` tokens of its proposal."""
         ...
 
-    def chances(self, ask: Ask, proposal: Proposal) -> list[float]:
+    def chances(self, request: DraftRequest, proposal: Proposal) -> list[float]:
         """How likely each token of its proposal is right, given that those before it are."""
         ...
 

@@ -43,7 +43,7 @@ def measure(machine: Machine, sizes: Sequence[int]) -> Iterator[Bandwidth]:
 
 
 def bandwidth_at(machine: Machine, working_set_bytes: int, repeats: int = _FEWEST) -> float:
-    """GB/s of reading so many bytes over and over: the median."""
+    """GB/s of a plain read of so many bytes over and over: the median."""
     return median(_read_speeds(machine, working_set_bytes, repeats))
 
 

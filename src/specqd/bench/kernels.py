@@ -1,6 +1,6 @@
-"""How fast the two readings of the weights run, by number of rows, on weights made up at random.
+"""How fast the two precisions of the weights run, by number of rows, on weights made up at random.
 
-Each timing of a product stands between two of plain reading as many bytes, so that a busy machine
+Each timing of a product stands between two of a plain read of as many bytes, so that a busy machine
 slows both; shares are of that bandwidth. Knows kernels, not models.
 """
 
@@ -17,7 +17,7 @@ from specqd.bench.bandwidth import MEGABYTE, bandwidth_at
 from specqd.errors import MachineError
 from specqd.model import Machine
 
-READINGS = ("draft", "exact")
+PRECISIONS = ("fp4", "exact")
 ROWS = (1, 2, 4, 8, 16)
 INPUTS = 2048
 
@@ -32,9 +32,9 @@ _LEAST_SECONDS = 0.01  # of one timing of a product
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A product of `rows` rows of inputs with the weights in a reading."""
+    """A product of `rows` rows of inputs with the weights in a precision."""
 
-    reading: str
+    precision: str
     isa: str
     rows: int
 
@@ -43,7 +43,7 @@ class Case:
 class KernelSpeed:
     """Medians, in weights and gigabytes (10**9 bytes) a second of all threads together.
 
-    `share` is the bytes moved over those that plain reading moves meanwhile, with the least and
+    `share` is the bytes moved over those that a plain read moves meanwhile, with the least and
     the greatest of the pairs; `over_bf16_limit` the speed over that of a perfect reader of BF16.
     """
 
@@ -57,7 +57,7 @@ class KernelSpeed:
 
 
 def weights_of(megabytes: float) -> int:
-    """So many weights that the draft reading moves `megabytes`; the exact one thrice that."""
+    """So many weights that the fp4 precision moves `megabytes`; the exact one thrice that."""
     return int(megabytes * MEGABYTE / _DRAFT_BYTES)
 
 
@@ -95,12 +95,14 @@ def measure(
 def _measured(
     machine: Machine, packed: _native.Packed, case: Case, x: NDArray[np.float32]
 ) -> KernelSpeed:
-    table, size = _native.kernels(case.isa), packed.bytes(case.reading)
-    first = table.time_product(case.reading, packed, x, machine.pool, 1)[0]
+    table, size = _native.kernels(case.isa), packed.bytes(case.precision)
+    first = table.time_product(case.precision, packed, x, machine.pool, 1)[0]
     rounds = max(1, int(_LEAST_SECONDS / first))
     seconds, bandwidths = [], [bandwidth_at(machine, size)]
     for _ in range(_PAIRS):
-        seconds.append(median(table.time_product(case.reading, packed, x, machine.pool, 3, rounds)))
+        seconds.append(
+            median(table.time_product(case.precision, packed, x, machine.pool, 3, rounds))
+        )
         bandwidths.append(bandwidth_at(machine, size))
     beside = [(a + b) / 2 for a, b in pairwise(bandwidths)]
     shares = [size / s / 1e9 / b for s, b in zip(seconds, beside, strict=True)]

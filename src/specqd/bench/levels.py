@@ -1,7 +1,7 @@
 """Chains of levels against plain decoding on a set of prompts, after the paper's protocol.
 
 Batch 1, interleaved: each prompt is completed by every arm in turn over one loaded model, and
-ratios are taken within a prompt. A draft's reading of the prompt counts as decoding, where it takes
+ratios are taken within a prompt. A draft's own prefill counts as decoding, where it takes
 place; no arm finds the prompt in the cache. Every arm's tokens must equal plain decoding's.
 """
 
@@ -183,7 +183,7 @@ def default_chains(small: str | None) -> list[str]:
     """The paper's arms but plain decoding: self-draft, small draft alone, both; and `auto`."""
     with_small = []
     if small:
-        exact, draft = (shlex.quote(f"{small}:{reading}") for reading in ("bf16", "mxfp4"))
+        exact, draft = (shlex.quote(f"{small}:{precision}") for precision in ("bf16", "mxfp4"))
         with_small = [exact, f"mxfp4 {draft} ngram"]
     return ["mxfp4", *with_small, "auto"]
 

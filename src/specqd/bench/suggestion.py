@@ -48,13 +48,13 @@ class LeftOut:
 
 
 def candidates(directories: Sequence[str], *, is_mxfp4: bool = False) -> list[str]:
-    """Chains worth trying: the model's own drafts; each other model alone, in both readings, and
-    between the model's MXFP4 reading, if it has one, and n-grams."""
+    """Chains worth trying: the model's own drafts; each other model alone, in both precisions, and
+    between the model's fp4 precision, if it has one, and n-grams."""
     own = ["ngram"] if is_mxfp4 else ["mxfp4", "ngram", "auto"]
     outer = "" if is_mxfp4 else "mxfp4 "
     chains = []
     for directory in dict.fromkeys(directories):
-        exact, draft = (shlex.quote(f"{directory}:{reading}") for reading in ("bf16", "mxfp4"))
+        exact, draft = (shlex.quote(f"{directory}:{precision}") for precision in ("bf16", "mxfp4"))
         chains += [exact, draft, f"{outer}{draft} ngram"]
     return [*own, *chains]
 

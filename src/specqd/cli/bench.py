@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -80,7 +80,7 @@ def bandwidth(threads: int | None, isa: str | None, json_file: Path | None) -> N
     default=128.0,
     show_default=True,
     type=click.FloatRange(1, 65536),
-    help="Weights to read in the draft reading; the exact one reads three times that.",
+    help="Weights to read in the fp4 precision; the exact one reads three times that.",
 )
 @machine_options
 @_json_option
@@ -91,7 +91,7 @@ def kernels(
     isa: str | None,
     json_file: Path | None,
 ) -> None:
-    """Multiply random weights in both readings: how near to the bandwidth the kernels run.
+    """Multiply random weights in both precisions: how near to the bandwidth the kernels run.
 
     A product's rows are the tokens of one forward. The share is of the bandwidth measured beside
     each; "x BF16 limit" is the speed over that of a perfect reader of BF16 weights.
@@ -107,10 +107,10 @@ def kernels(
     machine = Machine.choose(threads, isa)
     packed = speeds.random_weights(speeds.weights_of(megabytes))
     click.echo(f"{_native.cpu_model()}, {machine.pool.threads} threads, {machine.isa}")
-    click.echo("reading  rows  Gweights/s    GB/s   share of bandwidth   x BF16 limit")
+    click.echo("precision  rows  Gweights/s    GB/s   share of bandwidth   x BF16 limit")
     cases = [
-        speeds.Case(reading, machine.isa, m)
-        for reading in speeds.READINGS
+        speeds.Case(precision, machine.isa, m)
+        for precision in speeds.PRECISIONS
         for m in rows or speeds.ROWS
     ]
     measured = []
@@ -122,15 +122,23 @@ def kernels(
             "cpu": _native.cpu_model(),
             "threads": machine.pool.threads,
             "weights": packed.weights,
-            "speeds": [asdict(each) for each in measured],
+            "speeds": [_kernel_json(speed) for speed in measured],
         }
         json_file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _kernel_json(speed: "KernelSpeed") -> dict[str, Any]:
+    """With the case's precision also by the name that the field had before, `reading`."""
+    facts = asdict(speed)
+    old_name = {"fp4": "draft", "exact": "exact"}[speed.case.precision]
+    facts["case"]["reading"] = old_name
+    return facts
 
 
 def _kernel_line(speed: "KernelSpeed") -> str:
     least, most = speed.share_range
     return (
-        f"{speed.case.reading:7} {speed.case.rows:5} {speed.gweights_per_s:11.1f} "
+        f"{speed.case.precision:7} {speed.case.rows:5} {speed.gweights_per_s:11.1f} "
         f"{speed.gb_per_s:7.1f}   {speed.share:5.0%} [{least:.0%}, {most:.0%}]".ljust(53)
         + f"{speed.over_bf16_limit:13.2f}"
     )

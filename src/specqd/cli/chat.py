@@ -23,7 +23,7 @@ from specqd.cli.options import (
     draft_option,
     machine_options,
     model_argument,
-    reading_option,
+    precision_option,
     sampling_options,
 )
 from specqd.cli.terminal import harmless, has_colour, one_line
@@ -58,14 +58,14 @@ _COMMANDS = ("/system", "/clear", "/stats", "/explain", "/help", "/quit", "/exit
 @click.option("--system", metavar="TEXT", help="The system message.")
 @partial(sampling_options, max_tokens=None)
 @draft_option
-@reading_option
+@precision_option
 @context_option
 @machine_options
 def chat(
     model: str | None,
     system: str | None,
     draft: tuple[str, ...],
-    reading: str,
+    precision: str,
     context: int | None,
     threads: int | None,
     isa: str | None,
@@ -82,7 +82,7 @@ def chat(
     from specqd.sampling import SamplingParams
 
     params = SamplingParams(**sampling)
-    llm = open_llm(model, draft, threads, isa, reading=reading, context=context)
+    llm = open_llm(model, draft, threads, isa, precision=precision, context=context)
     if not llm.tokenizer.has_chat_template and params.max_tokens is None:
         params = replace(params, max_tokens=128)
     if llm.tokenizer.has_chat_template and has_channels(llm.tokenizer):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ChatInput(Protocol):
-    """Asks for what the user says next."""
+    """DraftRequests for what the user says next."""
 
     def read(self) -> str | None:
         """What was said, None at the end. KeyboardInterrupt: the user gave a line up."""

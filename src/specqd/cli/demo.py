@@ -31,7 +31,7 @@ class Settings:
 '''
 _REPEATS = 5  # of each way of decoding, in turn, so that a noisy moment does not decide
 
-_READINGS = {"bf16": "exact", "mxfp4": "draft"}  # by the name of a level
+_PRECISIONS = {"bf16": "exact", "mxfp4": "fp4"}  # by the name of a level
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +177,13 @@ def measure_limits(ways: Sequence[Way]) -> Limits:
     from specqd.bench.bandwidth import bandwidth_at
 
     model = ways[0].llm.model
-    readings = {each.reading.value: each for each in (model, model.as_draft())}
+    models = {each.precision.value: each for each in (model, model.as_draft())}
     return Limits(
         model.bf16_bytes_per_forward,
         bandwidth_at(model.machine, model.bf16_bytes_per_forward),
         {
             name: bandwidth_at(model.machine, each.bytes_per_forward)
-            for name, each in readings.items()
+            for name, each in models.items()
         },
     )
 
@@ -205,12 +205,12 @@ def report(ways: Sequence[Way], limits: Limits) -> list[str]:
     rows.append(["MB moved per token", *(f"{way.bytes_per_token / 1e6:.1f}" for way in ways)])
     for name in limits.by_level:
         rows.append(
-            [f"GB/s of the {_READINGS[name]} reading", *(_speed(way, name) for way in ways)]
+            [f"GB/s of the {_PRECISIONS[name]} precision", *(_speed(way, name) for way in ways)]
         )
         share = f"share of {limits.by_level[name]:.1f} GB/s, measured"
         rows.append([f"  {share}", *(_share(way, name, limits) for way in ways)])
     rows.append(["drafted tokens accepted", *(_acceptance(way) for way in ways)])
-    rows.append(["tokens per exact reading", *(f"{_yield(way):.2f}" for way in ways)])
+    rows.append(["tokens per exact forward", *(f"{_yield(way):.2f}" for way in ways)])
     rows.append(["x plain decoding", *(f"{way.tokens_per_s / plain:.2f}" for way in ways)])
     limit = limits.bf16_tokens_per_s
     rows.append(["x the BF16 limit", *(f"{way.tokens_per_s / limit:.2f}" for way in ways)])

@@ -18,8 +18,8 @@ from specqd.cli.options import (
     draft_option,
     machine_options,
     model_argument,
+    precision_option,
     prompt_options,
-    reading_option,
     sampling_options,
 )
 from specqd.cli.terminal import aligned, has_colour, one_line, outputs_meet, write_text
@@ -46,7 +46,7 @@ Examples:
 @sampling_options
 @draft_option
 @click.option("--chat", "is_chat", is_flag=True, help="The prompt is a user's message.")
-@reading_option
+@precision_option
 @context_option
 @machine_options
 @click.option("--json", "is_json", is_flag=True, help="Print one JSON object with statistics.")
@@ -65,7 +65,7 @@ def generate(
     file: str | None,
     draft: tuple[str, ...],
     is_chat: bool,
-    reading: str,
+    precision: str,
     context: int | None,
     threads: int | None,
     isa: str | None,
@@ -87,7 +87,7 @@ def generate(
     from specqd.sampling import SamplingParams
 
     params = SamplingParams(**sampling)
-    llm = open_llm(model, draft, threads, isa, reading=reading, context=context)
+    llm = open_llm(model, draft, threads, isa, precision=precision, context=context)
     ids = prompt_ids(llm, text, is_chat)
     if is_json or is_explained:
         result = llm.generate([ids], params)[0]
@@ -214,7 +214,7 @@ def summary(result: "Result", temperature: float | None) -> str:
 
 
 def _level_summary(level: "LevelReport") -> str:
-    text = f"{level.name}: {level.forwards} readings at {level.gb_per_s:.1f} GB/s"
+    text = f"{level.name}: {level.forwards} forwards at {level.gb_per_s:.1f} GB/s"
     if level.acceptance is not None:
         text += f", {level.acceptance:.0%} of {level.drafted} drafted tokens accepted"
     return text
@@ -224,7 +224,7 @@ def level_table(stats: "Stats") -> list[str]:
     """A row per level, outermost first; then how often a draft was accepted by its place."""
     rows = [
         [
-            *("level", "readings", "rows", "ms each", "GB/s", "ms picking"),
+            *("level", "forwards", "rows", "ms each", "GB/s", "ms picking"),
             *("ms a token is worth", "drafted", "accepted", "", "mean length"),
         ]
     ]

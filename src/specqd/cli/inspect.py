@@ -51,12 +51,12 @@ class MatrixReport:
 
     @property
     def draft_bytes(self) -> int:
-        """What the draft reading moves."""
+        """What the fp4 precision moves."""
         return self.planes["codes"] + self.planes["scales"]
 
     @property
     def exact_bytes(self) -> int:
-        """What the exact reading moves: plain tiles are read alone, nested ones need all."""
+        """What the exact precision moves: plain tiles are read alone, nested ones need all."""
         return self.planes["plain"] or sum(self.planes.values())
 
 
@@ -215,7 +215,7 @@ def packed_lines(model: "Model", packed: PackedReport) -> list[str]:
     bf16 = model.bf16_bytes_per_forward
     exact, draft = model.bytes_per_forward, model.as_draft().bytes_per_forward
     stored = sum(packed.planes.values())
-    rows = [["  reading", "bits a weight", "MB a token", "of BF16"]]
+    rows = [["  precision", "bits a weight", "MB a token", "of BF16"]]
     for name, moved in (("exact", exact), ("draft", draft), ("plain BF16", bf16)):
         share = f"{moved / bf16:.0%}"
         rows.append([f"  {name}", f"{16 * moved / bf16:.2f}", f"{moved / 1e6:.2f}", share])

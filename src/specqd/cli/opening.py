@@ -15,13 +15,12 @@ def open_llm(
     threads: int | None,
     isa: str | None,
     *,
-    reading: str = "exact",
+    precision: str = "exact",
     cache_positions: int | None = None,
     context: int | None = None,
 ) -> "LLM":
     """The LLM of these options, with a progress bar while it loads; no draft is `auto`."""
     from specqd.llm import LLM
-    from specqd.model import Reading
 
     with ProgressBar("Packing weights") as bar:
         return LLM(
@@ -29,7 +28,7 @@ def open_llm(
             draft or "auto",
             threads,
             isa,
-            reading=Reading[reading.upper()],
+            precision=precision,
             cache_positions=cache_positions,
             context=context,
             progress=bar,

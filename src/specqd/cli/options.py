@@ -30,7 +30,7 @@ def draft_option(command: Command) -> Command:
         multiple=True,
         metavar="DRAFT",
         help="auto (default), none, or a chain from the outermost in, one --draft a level: mxfp4 "
-        "(the model's own reading), MODEL[:bf16|:mxfp4], ngram[:FILE]; each may end in :k=N, its "
+        "(the model's own precision), MODEL[:bf16|:mxfp4], ngram[:FILE]; each may end in :k=N, its "
         "tokens at a time. Changes the speed, never the text.",
     )(command)
 
@@ -55,13 +55,24 @@ def _context_option(*names: str) -> Callable[[Command], Command]:
     )
 
 
-def reading_option(command: Command) -> Command:
+def precision_option(command: Command) -> Command:
     return click.option(
+        "--precision",
         "--reading",
-        type=click.Choice(["exact", "draft"]),
+        type=click.Choice(["exact", "fp4", "draft"]),
+        metavar="[exact|fp4]",
         default="exact",
-        help="draft: the MXFP4 reading speaks as the model itself.",
+        callback=_precision,
+        help="fp4: generate from the MXFP4 weights only (not lossless).",
     )(command)
+
+
+def _precision(context: click.Context, parameter: click.Parameter, word: str) -> str:
+    """`--reading` and `draft` are the old spellings."""
+    if word == "draft":
+        click.echo("note: --reading draft is now --precision fp4", err=True)
+        return "fp4"
+    return word
 
 
 def prompt_options(command: Command) -> Command:

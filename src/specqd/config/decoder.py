@@ -91,7 +91,7 @@ class DecoderConfig:
 
     @property
     def is_mxfp4(self) -> bool:
-        """Whether most weights are MXFP4 already, so that a draft reading would be the model."""
+        """Whether most weights are MXFP4 already, so that a fp4 precision would be the model."""
         return self.experts is not None and self.experts.is_mxfp4
 
     @property

@@ -1,4 +1,4 @@
-"""How near the levels' reading comes to what memory gives, which is measured once, at the start."""
+"""How near the levels' forwards come to what memory gives, which is measured once, at the start."""
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence

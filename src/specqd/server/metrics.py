@@ -39,7 +39,7 @@ _BY_LEVEL: tuple[tuple[str, str, Callable[[LevelReport], float]], ...] = (
     (
         "specqd:level_gain_seconds",
         "That a token more was worth, over all asks.",
-        lambda level: level.gain_seconds,
+        lambda level: level.token_value_seconds,
     ),
 )
 _REASONS = {"cancelled": "abort"}  # vLLM's words

@@ -1,5 +1,5 @@
-// A reading of a model's weights over a cache, as levels use it: rows of sequences forwarded and
-// verified. Knows tokens and positions; knows nothing of drafts or of who asks.
+// A precision of a model's weights over a cache, as levels use it: rows of sequences forwarded and
+// verified. Knows tokens and positions; knows nothing of drafts or of who requests.
 #pragma once
 
 #include <cstdint>
@@ -56,12 +56,13 @@ class LevelModel {
 void check_rows(const Decoder& decoder, const KvCache& cache, std::span<const int32_t> tokens,
                 std::span<const ForwardRows> rows);
 
-// One reading of a decoder. Where `exact` is given, the draft reading of the same weights, whose
+// One precision of a decoder. Where `exact` is given, the fp4 precision of the same weights, whose
 // provisional keys and values lie behind the exact ones in the same cache.
-class ModelReading : public LevelModel {
+class ModelForward : public LevelModel {
  public:
-  ModelReading(std::shared_ptr<Decoder> decoder, std::shared_ptr<KvCache> cache, Reading reading,
-               int64_t max_positions, std::shared_ptr<ModelReading> exact = nullptr);
+  ModelForward(std::shared_ptr<Decoder> decoder, std::shared_ptr<KvCache> cache,
+               Precision precision, int64_t max_positions,
+               std::shared_ptr<ModelForward> exact = nullptr);
 
   int64_t vocabulary() const override { return decoder_->spec().vocabulary; }
   int64_t max_positions() const override { return max_positions_; }
@@ -79,7 +80,7 @@ class ModelReading : public LevelModel {
   void forward(std::span<const Rows> batch) override;
   Answer verify(int64_t row, std::span<const int32_t> proposal,
                 const std::shared_ptr<Sequence>& sequence) override;
-  // Its exact reading forgets it too, which need not be a level of its own.
+  // Its exact precision forgets it too, which need not be a level of its own.
   void release(const std::shared_ptr<Sequence>& sequence) override;
 
  protected:
@@ -92,10 +93,10 @@ class ModelReading : public LevelModel {
 
   std::shared_ptr<Decoder> decoder_;
   std::shared_ptr<KvCache> cache_;
-  Reading reading_;
+  Precision precision_;
   HeadUse head_;
   int64_t max_positions_;
-  std::shared_ptr<ModelReading> exact_;
+  std::shared_ptr<ModelForward> exact_;
   std::unordered_map<int64_t, std::shared_ptr<Context>> contexts_;  // by key
   size_t bytes_read_ = 0, cache_bytes_read_ = 0;
   std::vector<int32_t> tokens_;  // of the forward in progress

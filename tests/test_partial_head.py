@@ -23,7 +23,7 @@ def costs(head_share: float, draft_of_target: float = 0.33) -> dict[str, float]:
 
 
 def write(
-    shortlist: _native.Shortlist,
+    partial_head: _native.PartialHead,
     picks: list[int],
     *,
     right: float = 0.9,
@@ -35,7 +35,7 @@ def write(
         agreed = min(int(rng.geometric(1.0 - right)) - 1, 7)
         part = picks[at : at + agreed + 1]
         proposal = part[:agreed] + [VOCABULARY - 1] * (7 - agreed)
-        shortlist.picked(part, proposal)
+        partial_head.picked(part, proposal)
         at += len(part)
 
 
@@ -50,47 +50,47 @@ def rare(rng: np.random.Generator, count: int) -> list[int]:
 
 
 def test_the_whole_head_is_read_until_the_text_has_said_what_it_needs() -> None:
-    assert _native.Shortlist(VOCABULARY).ids_that_pay(**costs(0.24)) == VOCABULARY
+    assert _native.PartialHead(VOCABULARY).ids_that_pay(**costs(0.24)) == VOCABULARY
 
 
 def test_common_ids_let_most_of_a_large_head_out(rng: np.random.Generator) -> None:
-    shortlist = _native.Shortlist(VOCABULARY)
-    write(shortlist, common(rng, 400), rng=rng)
-    assert shortlist.ids_that_pay(**costs(0.24)) <= VOCABULARY // 4
+    partial_head = _native.PartialHead(VOCABULARY)
+    write(partial_head, common(rng, 400), rng=rng)
+    assert partial_head.ids_that_pay(**costs(0.24)) <= VOCABULARY // 4
 
 
 def test_rare_ids_bring_the_whole_head_back(rng: np.random.Generator) -> None:
-    shortlist = _native.Shortlist(VOCABULARY)
-    write(shortlist, rare(rng, 400), rng=rng)
-    assert shortlist.ids_that_pay(**costs(0.24)) == VOCABULARY
-    write(shortlist, common(rng, 2000), rng=rng)
-    assert shortlist.ids_that_pay(**costs(0.24)) < VOCABULARY
-    write(shortlist, rare(rng, 60), rng=rng)
-    assert shortlist.ids_that_pay(**costs(0.24)) == VOCABULARY
+    partial_head = _native.PartialHead(VOCABULARY)
+    write(partial_head, rare(rng, 400), rng=rng)
+    assert partial_head.ids_that_pay(**costs(0.24)) == VOCABULARY
+    write(partial_head, common(rng, 2000), rng=rng)
+    assert partial_head.ids_that_pay(**costs(0.24)) < VOCABULARY
+    write(partial_head, rare(rng, 60), rng=rng)
+    assert partial_head.ids_that_pay(**costs(0.24)) == VOCABULARY
 
 
 def test_a_small_head_is_read_whole_whatever_is_written(rng: np.random.Generator) -> None:
-    shortlist = _native.Shortlist(VOCABULARY)
-    write(shortlist, common(rng, 2000), rng=rng)
-    assert shortlist.ids_that_pay(**costs(0.02)) == VOCABULARY
+    partial_head = _native.PartialHead(VOCABULARY)
+    write(partial_head, common(rng, 2000), rng=rng)
+    assert partial_head.ids_that_pay(**costs(0.02)) == VOCABULARY
 
 
 def test_a_size_between_is_chosen_where_the_text_needs_it(rng: np.random.Generator) -> None:
-    shortlist = _native.Shortlist(VOCABULARY)
+    partial_head = _native.PartialHead(VOCABULARY)
     ids = rng.integers(VOCABULARY // 8, VOCABULARY // 4, 1000)
-    write(shortlist, [int(i) for i in ids], rng=rng)
-    assert shortlist.ids_that_pay(**costs(0.24)) == VOCABULARY // 4
+    write(partial_head, [int(i) for i in ids], rng=rng)
+    assert partial_head.ids_that_pay(**costs(0.24)) == VOCABULARY // 4
 
 
 def test_what_each_size_leaves_out_is_counted_whichever_is_in_force(
     rng: np.random.Generator,
 ) -> None:
     """Against counting one by one: picks outside a size and not among the last 16,384 tokens."""
-    shortlist = _native.Shortlist(VOCABULARY)
-    at_first = [shortlist.share_left_out(VOCABULARY // part) for part in PARTS]
+    partial_head = _native.PartialHead(VOCABULARY)
+    at_first = [partial_head.share_left_out(VOCABULARY // part) for part in PARTS]
     prompt = rare(rng, 4000) + common(rng, 14_000) + rare(rng, 1000)
-    shortlist.read(prompt)
-    shortlist.panels(VOCABULARY // int(rng.choice(PARTS)), PANELS)
+    partial_head.read(prompt)
+    partial_head.panels(VOCABULARY // int(rng.choice(PARTS)), PANELS)
     recent = deque((token // PANEL for token in prompt), maxlen=WINDOW)
     picks = common(rng, 100) + rare(rng, 300)
     rng.shuffle(picks)
@@ -99,29 +99,29 @@ def test_what_each_size_leaves_out_is_counted_whichever_is_in_force(
         for part in PARTS:
             missed[part] += pick // PANEL not in recent and pick // PANEL >= PANELS // part
         recent.append(pick // PANEL)
-    write(shortlist, picks, rng=rng)
+    write(partial_head, picks, rng=rng)
     prior = 32  # picks that the first guess counts for
     for part, guess in zip(PARTS, at_first, strict=True):
         expected = (missed[part] + guess * prior) / (len(picks) + prior)
-        assert shortlist.share_left_out(VOCABULARY // part) == pytest.approx(expected)
-    assert shortlist.share_left_out(VOCABULARY) == 0.0
+        assert partial_head.share_left_out(VOCABULARY // part) == pytest.approx(expected)
+    assert partial_head.share_left_out(VOCABULARY) == 0.0
 
 
 def test_the_list_is_the_first_ids_the_kept_and_those_of_late(rng: np.random.Generator) -> None:
-    shortlist = _native.Shortlist(VOCABULARY)
+    partial_head = _native.PartialHead(VOCABULARY)
     kept = [VOCABULARY - 1, VOCABULARY - 2, 90_000, -1, 2 * VOCABULARY]
-    shortlist.keep(kept)
+    partial_head.keep(kept)
     old, new = rare(rng, 500), rare(rng, WINDOW)
-    shortlist.read(old)
-    shortlist.read(new[: WINDOW // 2])
-    write(shortlist, new[WINDOW // 2 :], rng=rng)
+    partial_head.read(old)
+    partial_head.read(new[: WINDOW // 2])
+    write(partial_head, new[WINDOW // 2 :], rng=rng)
     expected = {*range(-(-5000 // PANEL)), *(token // PANEL for token in [*kept[:3], *new])}
-    assert shortlist.panels(5000, PANELS) == sorted(expected)
+    assert partial_head.panels(5000, PANELS) == sorted(expected)
     fewer = PANELS // 2  # a smaller model's vocabulary may be padded less
-    assert shortlist.panels(5000, fewer) == sorted(panel for panel in expected if panel < fewer)
+    assert partial_head.panels(5000, fewer) == sorted(panel for panel in expected if panel < fewer)
 
 
 def test_all_ids_are_all_panels() -> None:
-    shortlist = _native.Shortlist(301)
-    assert shortlist.panels(301, 19) == list(range(19))
-    assert shortlist.panels(_native.ALL_IDS, 25) == list(range(25))  # of a draft's larger head
+    partial_head = _native.PartialHead(301)
+    assert partial_head.panels(301, 19) == list(range(19))
+    assert partial_head.panels(_native.ALL_IDS, 25) == list(range(25))  # of a draft's larger head

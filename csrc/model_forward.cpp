@@ -1,4 +1,4 @@
-#include "model_reading.h"
+#include "model_forward.h"
 
 #include <algorithm>
 #include <string>
@@ -22,16 +22,16 @@ void check_rows(const Decoder& decoder, const KvCache& cache, std::span<const in
       throw std::invalid_argument("token id outside the vocabulary");
 }
 
-ModelReading::ModelReading(std::shared_ptr<Decoder> decoder, std::shared_ptr<KvCache> cache,
-                           Reading reading, int64_t max_positions,
-                           std::shared_ptr<ModelReading> exact)
+ModelForward::ModelForward(std::shared_ptr<Decoder> decoder, std::shared_ptr<KvCache> cache,
+                           Precision precision, int64_t max_positions,
+                           std::shared_ptr<ModelForward> exact)
     : decoder_(std::move(decoder)),
       cache_(std::move(cache)),
-      reading_(reading),
+      precision_(precision),
       max_positions_(max_positions),
       exact_(std::move(exact)) {}
 
-std::shared_ptr<Context> ModelReading::context(const std::shared_ptr<Sequence>& sequence) {
+std::shared_ptr<Context> ModelForward::context(const std::shared_ptr<Sequence>& sequence) {
   std::shared_ptr<Context>& context = contexts_[sequence->key];
   if (context == nullptr) {
     const auto exact = exact_ == nullptr ? nullptr : exact_->context(sequence);
@@ -41,11 +41,11 @@ std::shared_ptr<Context> ModelReading::context(const std::shared_ptr<Sequence>& 
   return context;
 }
 
-void ModelReading::adopt(const Sequence& sequence, std::shared_ptr<Context> context) {
+void ModelForward::adopt(const Sequence& sequence, std::shared_ptr<Context> context) {
   contexts_[sequence.key] = std::move(context);
 }
 
-void ModelReading::release(const std::shared_ptr<Sequence>& sequence) {
+void ModelForward::release(const std::shared_ptr<Sequence>& sequence) {
   const auto held = contexts_.extract(sequence->key);
   if (exact_ != nullptr)
     exact_->release(sequence);
@@ -53,7 +53,7 @@ void ModelReading::release(const std::shared_ptr<Sequence>& sequence) {
     cache_->release(held.mapped()->slot());
 }
 
-void ModelReading::forward(std::span<const Rows> batch) {
+void ModelForward::forward(std::span<const Rows> batch) {
   size_t count = 0;
   for (const Rows& rows : batch) count += rows.tokens.size();
   const auto most = static_cast<size_t>(decoder_->max_rows());
@@ -64,7 +64,7 @@ void ModelReading::forward(std::span<const Rows> batch) {
 }
 
 // Forwards what is too much for one forward; returns the rest.
-std::vector<Rows> ModelReading::forward_surplus(std::span<const Rows> batch, size_t surplus) {
+std::vector<Rows> ModelForward::forward_surplus(std::span<const Rows> batch, size_t surplus) {
   const auto most = static_cast<size_t>(decoder_->max_rows());
   std::vector<Rows> rest;
   for (const Rows& rows : batch) {
@@ -86,7 +86,7 @@ std::vector<Rows> ModelReading::forward_surplus(std::span<const Rows> batch, siz
   return rest;
 }
 
-void ModelReading::forward_whole(std::span<const Rows> batch) {
+void ModelForward::forward_whole(std::span<const Rows> batch) {
   tokens_.clear();
   rows_.clear();
   for (const Rows& rows : batch) {
@@ -98,13 +98,13 @@ void ModelReading::forward_whole(std::span<const Rows> batch) {
     rows_.push_back({rows.context->slot(), start, count, static_cast<int64_t>(rows.logits)});
   }
   check_rows(*decoder_, *cache_, tokens_, rows_);
-  apart([this] { decoder_->forward(reading_, *cache_, tokens_, rows_, head_); });
+  apart([this] { decoder_->forward(precision_, *cache_, tokens_, rows_, head_); });
   bytes_read_ += decoder_->moved_bytes();
   cache_bytes_read_ += decoder_->seen_cache_bytes();
   for (const Rows& rows : batch) rows.context->record(rows.start, rows.tokens);
 }
 
-Answer ModelReading::verify(int64_t row, std::span<const int32_t> proposal,
+Answer ModelForward::verify(int64_t row, std::span<const int32_t> proposal,
                             const std::shared_ptr<Sequence>& sequence) {
   const auto rows = std::ssize(proposal) + 1;
   if (row < 0 || row + rows > decoder_->logit_rows())

@@ -1,4 +1,4 @@
-#include "shortlist.h"
+#include "partial_head.h"
 
 #include <algorithm>
 
@@ -32,7 +32,7 @@ double tokens_per_byte(double acceptance, double draft_bytes) {
 
 }  // namespace
 
-Shortlist::Shortlist(int64_t vocabulary)
+PartialHead::PartialHead(int64_t vocabulary)
     : panels_((vocabulary + kPanel - 1) / kPanel),
       uses_(static_cast<size_t>(panels_)),
       in_force_(panels_),
@@ -48,7 +48,7 @@ Shortlist::Shortlist(int64_t vocabulary)
   needed_[kSizes] = more * kPicksAtFirst;
 }
 
-void Shortlist::keep(std::span<const int32_t> tokens) {
+void PartialHead::keep(std::span<const int32_t> tokens) {
   for (const int32_t token : tokens)
     if (token >= 0 && token / kPanel < panels_) {
       uint16_t& uses = uses_[static_cast<size_t>(token / kPanel)];
@@ -56,7 +56,7 @@ void Shortlist::keep(std::span<const int32_t> tokens) {
     }
 }
 
-void Shortlist::see(int64_t panel) {
+void PartialHead::see(int64_t panel) {
   ++uses_[static_cast<size_t>(panel)];
   if (window_.size() < kWindow) return window_.push_back(static_cast<int32_t>(panel));
   --uses_[static_cast<size_t>(window_[oldest_])];
@@ -64,18 +64,18 @@ void Shortlist::see(int64_t panel) {
   oldest_ = (oldest_ + 1) % kWindow;
 }
 
-void Shortlist::read(std::span<const int32_t> tokens) {
+void PartialHead::read(std::span<const int32_t> tokens) {
   for (const int32_t token : tokens) see(token / kPanel);
 }
 
-size_t Shortlist::size_that_holds(int64_t panel) const {
+size_t PartialHead::size_that_holds(int64_t panel) const {
   if (is_held(panel)) return 0;
   size_t size = 0;
   while (size < kSizes && panel >= panels_of(size)) ++size;
   return size;
 }
 
-void Shortlist::picked(std::span<const int32_t> picks, std::span<const int32_t> proposal) {
+void PartialHead::picked(std::span<const int32_t> picks, std::span<const int32_t> proposal) {
   for (size_t i = 0; i < picks.size(); ++i) {
     const int64_t panel = picks[i] / kPanel;
     const bool is_in_list = is_held(panel) || panel < in_force_;
@@ -85,7 +85,7 @@ void Shortlist::picked(std::span<const int32_t> picks, std::span<const int32_t> 
   }
 }
 
-void Shortlist::count(size_t size, bool is_place, bool is_confirmed) {
+void PartialHead::count(size_t size, bool is_place, bool is_confirmed) {
   ++num_picks_;
   if (counted_ >= kMemory) {
     for (double& each : needed_) each *= 1.0 - 1.0 / kMemory;
@@ -102,19 +102,19 @@ void Shortlist::count(size_t size, bool is_place, bool is_confirmed) {
   confirmed_ += is_confirmed ? 1.0 : 0.0;
 }
 
-double Shortlist::left_out(size_t size) const {
+double PartialHead::left_out(size_t size) const {
   double more = 0.0;
   for (size_t larger = size + 1; larger <= kSizes; ++larger) more += needed_[larger];
   return more / counted_;
 }
 
-double Shortlist::share_left_out(int64_t ids) const {
+double PartialHead::share_left_out(int64_t ids) const {
   size_t size = 0;
   while (size < kSizes && panels_of(size) * kPanel < ids) ++size;
   return left_out(size);
 }
 
-int64_t Shortlist::ids_that_pay(const HeadCosts& costs) const {
+int64_t PartialHead::ids_that_pay(const HeadCosts& costs) const {
   const auto draft_bytes = [&](int64_t panels) {
     return (costs.rest_bytes + costs.panel_bytes * static_cast<double>(panels)) /
            costs.verify_bytes;
@@ -134,7 +134,7 @@ int64_t Shortlist::ids_that_pay(const HeadCosts& costs) const {
   return best * kPanel;
 }
 
-int64_t Shortlist::list(int64_t ids, int64_t panels, std::vector<PanelRun>& runs) {
+int64_t PartialHead::list(int64_t ids, int64_t panels, std::vector<PanelRun>& runs) {
   runs.clear();
   in_force_ = (std::min(ids, panels_ * kPanel) + kPanel - 1) / kPanel;
   const int64_t first = in_force_ < panels_ ? std::min(in_force_, panels) : panels;

@@ -29,10 +29,10 @@ struct HeadCosts {
 //
 // What a size loses is counted, not tried: at each of the target's picks it is known which of the
 // sizes hold it, whichever is in force. What it saves is known in bytes.
-class Shortlist {
+class PartialHead {
  public:
   // Of a target's vocabulary, as it picks from it.
-  explicit Shortlist(int64_t vocabulary);
+  explicit PartialHead(int64_t vocabulary);
 
   void keep(std::span<const int32_t> tokens);  // always: special ones, which end texts
   void read(std::span<const int32_t> tokens);  // of a prompt
