@@ -61,14 +61,14 @@ lint: $(VENV)/lint-ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror csrc/*.h csrc/*.cpp csrc/isa/*
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.h' 'csrc/*.cpp')
 	$(BIN)/python -m nanobind.stubgen -q -m specqd._native -O dist
 	diff dist/_native.pyi src/specqd/_native.pyi
 
 format: $(VENV)/lint-ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i csrc/*.h csrc/*.cpp csrc/isa/*
+	$(BIN)/clang-format -i $$(git ls-files 'csrc/*.h' 'csrc/*.cpp')
 	$(BIN)/python -m nanobind.stubgen -q -m specqd._native -O src/specqd
 
 $(PARITY)/ready: parity/requirements.txt dist/built

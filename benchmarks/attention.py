@@ -21,11 +21,11 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
-from random_models import Shape, make_model
 from specqd import _native
 from specqd._native import Context, Rows
-from specqd.bench.bandwidth import bandwidth_at
-from specqd.model import Machine, Model
+from specqd.model.bandwidth import bandwidth_at
+from specqd.model.model import Machine, Model
+from support.random_models import Shape, make_model
 
 WINDOW = 1024
 

@@ -16,8 +16,8 @@ from time import perf_counter
 
 from specqd import _native
 from specqd._native import Rows, Sequence
-from specqd.bench.bandwidth import bandwidth_at
-from specqd.model import Machine, Model
+from specqd.model.bandwidth import bandwidth_at
+from specqd.model.model import Machine, Model
 
 PROMPT = [1, 2, 3, 4]
 

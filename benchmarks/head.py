@@ -16,8 +16,8 @@ import numpy as np
 
 from specqd import _native
 from specqd._native import Rows, Sequence
-from specqd.bench.bandwidth import bandwidth_at
-from specqd.model import Head, Model
+from specqd.model.bandwidth import bandwidth_at
+from specqd.model.model import Head, Model
 
 ROWS = (1, 2, 4, 8)
 

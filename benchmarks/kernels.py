@@ -13,7 +13,7 @@ from dataclasses import asdict
 
 from specqd import _native
 from specqd.bench.kernels import PRECISIONS, ROWS, Case, measure, random_weights, weights_of
-from specqd.model import Machine
+from specqd.model.model import Machine
 
 CACHE_WEIGHTS = 256 * 1024  # per thread: packed, they fit into the second-level cache
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter, sleep
 
-from specqd.model import Machine, Model
+from specqd.model.model import Machine, Model
 
 MEGABYTE = 1e6
 

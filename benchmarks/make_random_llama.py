@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
-from random_models import (
+from support.random_models import (
     LARGEST_VOCABULARY,
     Shape,
     bf16_bits,

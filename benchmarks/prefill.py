@@ -18,7 +18,7 @@ import numpy as np
 
 from specqd import _native
 from specqd._native import Context, Rows
-from specqd.model import Machine, Model
+from specqd.model.model import Machine, Model
 
 
 def peak(machine: Machine) -> float:

@@ -19,8 +19,8 @@ from time import perf_counter
 
 from specqd import _native
 from specqd._native import Rows, Sequence
-from specqd.bench.bandwidth import bandwidth_at
-from specqd.model import Machine, Model
+from specqd.model.bandwidth import bandwidth_at
+from specqd.model.model import Machine, Model
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 ALPHAS = (0.6, 0.7, 0.8, 0.85, 0.9, 0.94, 0.96, 0.98)

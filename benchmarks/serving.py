@@ -41,7 +41,7 @@ from light_clients import answers, read_answer
 
 from specqd.bench.level_plot import require_matplotlib
 from specqd.bench.levels import PLAIN, Interval, read_prompts, words_of
-from specqd.reports import LevelReport, Stats
+from specqd.engine.reports import LevelReport, Stats
 
 PROMPT_CHARACTERS = 400  # of each prompt's end: decoding is what is compared
 CONCURRENCY = (1, 4, 16)
@@ -114,10 +114,10 @@ class Result:
 def host(setting: Setting, pipe: Connection) -> None:
     """Serves each chain on its own port, and answers on the pipe: numbers of arms with their
     statistics, None with the bandwidth."""
-    from specqd.bench.bandwidth import bandwidth_at
     from specqd.cli.serve import PROMPT_ROWS
-    from specqd.engine import Engine
+    from specqd.engine.engine import Engine
     from specqd.llm import LLM
+    from specqd.model.bandwidth import bandwidth_at
     from specqd.server.app import Service, Serving
     from specqd.server.guard import Access
     from specqd.server.listening import listen, run

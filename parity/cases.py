@@ -1,7 +1,7 @@
 """The shapes that parity covers: every model type, awkward sizes, every rope scaling and trait."""
 
-from family_shapes import GRANITE, long_rope
-from random_models import ROPE_SCALINGS, Shape
+from support.family_shapes import GRANITE, long_rope
+from support.random_models import ROPE_SCALINGS, Shape
 
 PROMPT_LENGTH = 100  # past every window, past the original context of every rope scaling
 SEEDS = range(5)

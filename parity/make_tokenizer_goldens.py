@@ -20,7 +20,7 @@ from transformers.integrations.gguf import gguf_tokenizer_mapping
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
-from gguf_files import write_gguf
+from support.gguf_files import write_gguf
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDENS = ROOT / "tests" / "goldens" / "tokenizers"

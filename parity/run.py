@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
-import reference
 import theirs
 from cases import CASES, PROMPT_LENGTH, SEEDS
-from random_models import Shape, make_model, read_model
+from support import reference
+from support.random_models import Shape, make_model, read_model
 
 REFERENCE_TOLERANCE = 1e-5  # RMS error over RMS: a few hundred roundings of 6e-8 each
 
@@ -60,7 +60,7 @@ def compare(shape: Shape, seed: int, with_ours: bool) -> tuple[float, float, flo
 
 
 def our_logits(directory: Path, tokens: Sequence[int]) -> NDArray[np.float32]:
-    from specqd.model import Model
+    from specqd.model.model import Model
 
     return Model.open(directory).logits(list(tokens))
 

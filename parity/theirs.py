@@ -12,8 +12,8 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-import reference
-from random_models import bf16_bits, read_model, write_safetensors
+from support import reference
+from support.random_models import bf16_bits, read_model, write_safetensors
 
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()

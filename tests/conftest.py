@@ -7,11 +7,11 @@ from secrets import randbelow
 import numpy as np
 import pytest
 
-from command_line import Run
-from random_models import PACKED_SHAPE, Shape, make_model
-from served import add_template
 from specqd import LLM
 from specqd.cli import main
+from support.command_line import Run
+from support.random_models import PACKED_SHAPE, Shape, make_model
+from support.served import add_template
 
 SHARED_MODELS = Path(__file__).parents[1].parent / "shared" / "models"
 

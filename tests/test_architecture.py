@@ -1,4 +1,4 @@
-"""The map of docs/design.md, section 3, as the import graph has it."""
+"""The floors that docs/design.md lists, as imports and includes have them."""
 
 import ast
 import re
@@ -9,39 +9,21 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "specqd"
+CORE = ROOT / "csrc"
 
-# A module imports from lower rows only.
-RANKS = (
-    {"errors", "bf16", "backends"},
-    {"mapped"},
-    {"json_fields", "gguf", "sentencepiece_model", "mxfp4"},
-    {"rope", "gguf_config", "gguf_tokenizer"},
-    {"tensors", "config"},
-    {"gguf_tensors"},
-    {"_native"},
-    {"packed", "mxfp4_experts", "decoder_spec", "tensor_names"},
-    {"loader"},
-    {"layers"},
-    {"roles", "sampling", "weights", "hub", "body_fields", "openai_refusals"},
-    {"model"},
-    {"scoring"},
-    {"template_budget", "text_stream", "token_texts"},
-    {"template_sandbox"},
-    {"chat_template"},
-    {"tokenizer"},
-    {"chains", "tool_calls", "token_spelling", "generation", "channels"},
-    {"engine", "openai_tools", "tool_reader"},
-    {"reports", "openai_requests"},
-    {"openai_answers", "json_grammar"},
-    {"llm"},
-    {"batch", "lm_eval"},
-    {""},  # the package itself, which names what its users import
-    {"bench"},
-    {"server"},
-    {"cli"},
-    {"__main__"},
-)
-RANK = {name: rank for rank, names in enumerate(RANKS) for name in names}
+
+def floors(place: str) -> dict[str, set[str]]:
+    """The floors of docs/design.md for `place`, lowest first, each with what it may import."""
+    page = (ROOT / "docs" / "design.md").read_text()
+    found = re.search(rf"<!-- floors: {place} -->\n(.*?)<!-- end -->", page, re.DOTALL)
+    assert found, f"docs/design.md lists no floors of {place}"
+    lines = re.findall(r"^- \*\*(\w+)\*\*: imports ([\w, ]+)\.", found[1], re.MULTILINE)
+    return {name: set(re.findall(r"\w+", below)) - {"nothing"} for name, below in lines}
+
+
+PACKAGE_FLOORS = floors("src/specqd")
+CORE_FLOORS = floors("csrc")
+
 EDGES = ("cli", "server")
 TERMINAL_LIBRARIES = {"click", "typer", "rich", "argparse"}
 VAGUE_NAMES = {"utils", "util", "common", "helpers", "helper", "base", "manager", "misc"}
@@ -52,23 +34,19 @@ LONGEST_FUNCTION = 60  # lines; 40 is the aim
 # What a file built for one instruction set may include: an inline function of anything else could
 # be compiled for it, and then be the copy that every machine runs.
 ISA_SYSTEM_HEADERS = {"cstdint", "cstring", "cstddef", "immintrin.h", "arm_neon.h"}
-PLAIN_HEADERS = {"kernels.h", "pick_kernels.h", "bf16.h"}
+PLAIN_HEADERS = {"kernels/kernels.h", "kernels/pick_kernels.h", "kernels/bf16.h"}
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 each_module = pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
 
 
-def name_of(path: Path) -> str:
+def floor_of(path: Path) -> str:
     """The module's name within the package; that of a subpackage for all that lies in it."""
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py").replace("__init__", "")
+    return path.relative_to(PACKAGE).parts[0].removesuffix(path.suffix)
 
 
-def is_module(name: str) -> bool:
-    return name in RANK or (PACKAGE / f"{name}.py").is_file() or (PACKAGE / name).is_dir()
-
-
-def imported_modules(path: Path) -> Iterator[str]:
-    """Modules of the package that `path` imports anywhere, by name; types only count too."""
+def imported_floors(path: Path) -> Iterator[str]:
+    """Floors of the package that `path` imports anywhere; imports for types count too."""
     for node in ast.walk(ast.parse(path.read_text())):
         names = []
         if isinstance(node, ast.Import):
@@ -79,22 +57,57 @@ def imported_modules(path: Path) -> Iterator[str]:
         for name in names:
             package, _, rest = name.partition(".")
             if package == "specqd":
-                module = rest.split(".")[0]
-                yield module if is_module(module) else ""
+                floor = rest.split(".")[0]
+                yield floor if floor in PACKAGE_FLOORS else "__init__"
 
 
-@each_module
-def test_imports_point_downwards(path: Path) -> None:
-    own = name_of(path)
-    assert own in RANK, f"{own}: give it a rank in tests/test_architecture.py"
-    for module in imported_modules(path):
-        if module != own:
-            assert RANK[module] < RANK[own], f"{own} imports {module}, which is not below it"
+def included_floors(path: Path) -> Iterator[str]:
+    for header in re.findall(r'^#include "([^"]+)"', path.read_text(), re.MULTILINE):
+        assert (CORE / header).is_file(), f"{path}: {header}: write the path from csrc on"
+        yield header.split("/")[0]
+
+
+def package_arrows() -> dict[str, set[str]]:
+    arrows: dict[str, set[str]] = {}
+    for path in (*MODULES, *PACKAGE.rglob("*.pyi")):
+        own = floor_of(path)
+        arrows.setdefault(own, set()).update(set(imported_floors(path)) - {own})
+    return arrows
+
+
+def core_arrows() -> dict[str, set[str]]:
+    arrows: dict[str, set[str]] = {}
+    for path in CORE.rglob("*"):
+        if path.suffix in {".h", ".cpp"}:
+            own = path.relative_to(CORE).parts[0]
+            arrows.setdefault(own, set()).update(set(included_floors(path)) - {own})
+    return arrows
+
+
+@pytest.mark.parametrize(
+    ("listed", "found"),
+    [(PACKAGE_FLOORS, package_arrows()), (CORE_FLOORS, core_arrows())],
+    ids=["src/specqd", "csrc"],
+)
+def test_the_arrows_are_those_that_the_page_lists(
+    listed: dict[str, set[str]], found: dict[str, set[str]]
+) -> None:
+    assert {name: sorted(below) for name, below in found.items()} == {
+        name: sorted(below) for name, below in listed.items()
+    }
+
+
+@pytest.mark.parametrize("listed", [PACKAGE_FLOORS, CORE_FLOORS], ids=["src/specqd", "csrc"])
+def test_arrows_point_downwards(listed: dict[str, set[str]]) -> None:
+    order = list(listed)
+    for floor, below in listed.items():
+        for other in below:
+            assert order.index(other) < order.index(floor), f"{floor} imports {other}"
 
 
 @each_module
 def test_only_the_edge_prints_and_reads_the_environment(path: Path) -> None:
-    if name_of(path) in EDGES:
+    if floor_of(path) in EDGES:
         return
     for node in ast.walk(ast.parse(path.read_text())):
         where = f"{path.name}:{getattr(node, 'lineno', '')}"
@@ -145,10 +158,12 @@ def included(path: Path) -> list[str]:
     return re.findall(r'^#include [<"]([^>"]+)[>"]', path.read_text(), re.MULTILINE)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "csrc/isa").iterdir()), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted((CORE / "kernels/isa").iterdir()), ids=lambda path: path.name
+)
 def test_files_of_an_instruction_set_include_only_intrinsics_and_our_own(path: Path) -> None:
     for header in included(path):
-        is_own = header in PLAIN_HEADERS or re.fullmatch(r"isa/[\w]+-inl\.h", header)
+        is_own = header in PLAIN_HEADERS or re.fullmatch(r"kernels/isa/[\w]+-inl\.h", header)
         assert is_own or header in ISA_SYSTEM_HEADERS, header
     code = path.read_text()
     if path.suffix == ".h":
@@ -160,4 +175,4 @@ def test_files_of_an_instruction_set_include_only_intrinsics_and_our_own(path: P
 @pytest.mark.parametrize("name", sorted(PLAIN_HEADERS))
 def test_headers_that_instruction_sets_share_include_no_library(name: str) -> None:
     allowed = ISA_SYSTEM_HEADERS | PLAIN_HEADERS
-    assert set(included(ROOT / "csrc" / name)) <= allowed
+    assert set(included(CORE / name)) <= allowed

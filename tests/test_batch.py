@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from command_line import PROGRAM
-from random_models import Shape, make_model
 from specqd import LLM, SamplingParams
-from specqd.batch import answer_batch, open_answers, read_batch
 from specqd.cli import main
 from specqd.errors import RequestError
+from specqd.openai.batch import answer_batch, open_answers, read_batch
+from support.command_line import PROGRAM
+from support.random_models import Shape, make_model
 
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
 
@@ -164,11 +164,11 @@ def test_it_needs_nothing_of_the_server(
 ) -> None:
     program = (
         "import sys; sys.modules |= dict.fromkeys(('fastapi', 'starlette', 'pydantic', "
-        "'uvicorn', 'llguidance')); import specqd.batch"
+        "'uvicorn', 'llguidance')); import specqd.openai.batch"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    monkeypatch.delitem(sys.modules, "specqd.json_grammar", raising=False)
+    monkeypatch.delitem(sys.modules, "specqd.openai.grammar", raising=False)
     form = line("a", response_format={"type": "json_object"})
     with pytest.raises(RequestError, match=re.escape("pip install 'specqd[serve]'")):
         run(write(tmp_path / "in.jsonl", [form]), tmp_path / "out.jsonl")

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from random_models import Shape, make_model
 from specqd import LLM, SamplingParams
 from specqd._native import Level, NoDraft
-from specqd.chains import DraftSpec, parse_chain
 from specqd.cli import main
+from specqd.engine.chains import DraftSpec, parse_chain
 from specqd.errors import HubError, RequestError, SpecqdError, TokenizerError
-from specqd.model import Model, Precision
+from specqd.model.model import Model, Precision
+from support.random_models import Shape, make_model
 
 TARGET = Shape(is_peaked=True, layers=3, context=256)
 SMALL = Shape("qwen3", hidden=48, ffn=90, layers=1, context=256, is_peaked=True)

@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from command_line import run_program
-from random_models import Shape, make_model
-from scripted_models import make_scripted_model
-from served import serving
-from specqd.channels import ChannelReader, has_channels
 from specqd.cli.answers import ChanneledAnswer
-from specqd.openai_answers import Update, form_of
-from specqd.openai_requests import Prepared, chat_request
-from specqd.tokenizer import Tokenizer
+from specqd.openai.answers import Update, form_of
+from specqd.openai.requests import Prepared, chat_request
+from specqd.text.channels import ChannelReader, has_channels
+from specqd.text.tokenizer import Tokenizer
+from support.command_line import run_program
+from support.random_models import Shape, make_model
+from support.scripted_models import make_scripted_model
+from support.served import serving
 
 TOKENS = [
     *("<|channel|>", "analysis", "<|message|>", "a ", "thought <b", "|>", "<|end|>"),

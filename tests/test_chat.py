@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from command_line import PROGRAM, run_program
-from random_models import Shape, make_escaping_model, make_model
 from specqd import LLM, SamplingParams
 from specqd.cli import main
 from specqd.cli.conversation import Dialogue, RunningText
 from specqd.errors import RequestError
-from specqd.tokenizer import Tokenizer
-from terminal_session import CTRL_C, CTRL_D, CTRL_J, CTRL_Z, ENTER, UP, TerminalSession
+from specqd.text.tokenizer import Tokenizer
+from support.command_line import PROGRAM, run_program
+from support.random_models import Shape, make_escaping_model, make_model
+from support.terminal_session import CTRL_C, CTRL_D, CTRL_J, CTRL_Z, ENTER, UP, TerminalSession
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specqd.chat_template import ChatTemplate
 from specqd.errors import RequestError, TokenizerError
+from specqd.text.chat_template import ChatTemplate
 
 MESSAGES = [
     {"role": "system", "content": "Be brief."},

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from command_line import PROGRAM, Run, run_program
-from random_models import Shape, make_escaping_model, make_model
 from specqd import LLM, SamplingParams
 from specqd.cli.terminal import aligned, harmless, has_colour
+from support.command_line import PROGRAM, Run, run_program
+from support.random_models import Shape, make_escaping_model, make_model
 
 HEAVY = ("numpy", "tokenizers", "huggingface_hub", "jinja2", "rich", "specqd._native")
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from command_line import Run
-from family_shapes import FAMILY_SHAPES
-from random_models import Shape, make_model, tensor_sizes
 from specqd import LLM, SamplingParams, _native
-from specqd.bench.bandwidth import bandwidth_at, measure
-from specqd.model import Machine
+from specqd.model.bandwidth import bandwidth_at, measure
+from specqd.model.model import Machine
+from support.command_line import Run
+from support.family_shapes import FAMILY_SHAPES
+from support.random_models import Shape, make_model, tensor_sizes
 
 BIASED = Shape(model_type="llama", has_biases=True, is_tied=True)
 
@@ -100,7 +100,7 @@ def test_bandwidth_of_more_than_half_the_memory_is_not_measured(
 def test_bench_bandwidth_prints_and_writes(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specqd.bench.bandwidth.SIZES", (10**6, 4 * 10**6))
+    monkeypatch.setattr("specqd.model.bandwidth.SIZES", (10**6, 4 * 10**6))
     file = tmp_path / "bandwidth.json"
     status, out, _ = run("bench", "bandwidth", "--threads", "1", "--json", file)
     assert status == 0

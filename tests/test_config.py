@@ -7,8 +7,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from config_files import FULL, SHAPE, SLIDING, read, refusal
-from random_families import ModelType
 from specqd.config import (
     DecoderConfig,
     GenerationDefaults,
@@ -17,6 +15,8 @@ from specqd.config import (
     read_generation_defaults,
 )
 from specqd.errors import ConfigError
+from support.config_files import FULL, SHAPE, SLIDING, read, refusal
+from support.random_families import ModelType
 
 LLAMA = {"model_type": "llama", **SHAPE}
 QWEN2 = {"model_type": "qwen2", **SHAPE}

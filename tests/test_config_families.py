@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from config_files import FULL, SHAPE, SLIDING, read, refusal
 from specqd.config import ExpertsConfig, RopeConfig, read_config
+from support.config_files import FULL, SHAPE, SLIDING, read, refusal
 
 GPT_OSS = {"quantization_config": {"quant_method": "mxfp4"}, "intermediate_size": 96}
 FAMILY_TRAITS: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {

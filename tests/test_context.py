@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from family_shapes import FAMILY_SHAPES
-from random_models import Shape, make_model
 from specqd import LLM, SamplingParams, _native
 from specqd.cli import main
 from specqd.errors import RequestError
+from support.family_shapes import FAMILY_SHAPES
+from support.random_models import Shape, make_model
 
 GREEDY = SamplingParams(max_tokens=None, temperature=0, ignore_eos=True)
 

@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import reference
-from family_shapes import FAMILY_SHAPES
-from random_models import ROPE_SCALINGS, Shape, make_model, read_model, write_safetensors
-from specqd import _native, mxfp4
+from specqd import _native
 from specqd._native import Context, Rows
-from specqd.decoder_spec import decoder_spec
-from specqd.model import MAX_ROWS, Machine, Model
-from specqd.mxfp4 import ScaleRule
-from specqd.weights import load_weights
+from specqd.formats import mxfp4
+from specqd.formats.mxfp4 import ScaleRule
+from specqd.model.decoder_spec import decoder_spec
+from specqd.model.model import MAX_ROWS, Machine, Model
+from specqd.model.weights import load_weights
+from support import reference
+from support.family_shapes import FAMILY_SHAPES
+from support.random_models import ROPE_SCALINGS, Shape, make_model, read_model, write_safetensors
 
 CHUNK = _native.CHUNK_POSITIONS
 

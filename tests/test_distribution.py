@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fake_model import FakeModel
 from specqd import _native
 from specqd._native import DraftRequest, Level, NgramDrafter, NoDraft, Proposal, Sequence
-from specqd.roles import Drafter
+from specqd.engine.roles import Drafter
+from support.fake_model import FakeModel
 
 Floats = NDArray[np.float64]
 Table = NDArray[np.float32]  # logits by the last two tokens, [vocabulary] * 3

@@ -7,7 +7,6 @@ from collections.abc import Sequence as SequenceOf
 
 import pytest
 
-from fake_model import FakeDrafter, FakeModel, Rule, next_by_hash, often
 from specqd import _native
 from specqd._native import (
     DraftRequest,
@@ -17,7 +16,8 @@ from specqd._native import (
     Rows,
     Sequence,
 )
-from specqd.roles import Drafter
+from specqd.engine.roles import Drafter
+from support.fake_model import FakeDrafter, FakeModel, Rule, next_by_hash, often
 
 TARGET = next_by_hash(64)
 WRONG = next_by_hash(64, salt=1)

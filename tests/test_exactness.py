@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import drafting
-import exactness
 from conftest import SHARED_MODELS
-from covering import Pair, covering_array
-from exactness import (
+from specqd._native import Level, NoDraft, available_isas
+from specqd.engine.chains import Drafts
+from specqd.model.model import Model
+from support import drafting, exactness
+from support.covering import Pair, covering_array
+from support.exactness import (
     Cell,
     Decoding,
     Drafted,
@@ -27,10 +29,7 @@ from exactness import (
     Trace,
     open_model,
 )
-from family_shapes import FAMILY_SHAPES
-from specqd._native import Level, NoDraft, available_isas
-from specqd.chains import Drafts
-from specqd.model import Model
+from support.family_shapes import FAMILY_SHAPES
 
 LEAST_TOKENS = 50_000
 TRAINED = {subject.name: subject for subject in exactness.trained_subjects(SHARED_MODELS)}

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import reference
-from family_shapes import FAMILY_SHAPES
-from random_models import make_model, read_model, write_safetensors
-from specqd.chains import parse_chain
+from specqd.engine.chains import parse_chain
 from specqd.errors import ConfigError, RequestError, SpecqdWarning, TensorError
+from specqd.formats.mxfp4 import bf16_values
 from specqd.llm import LLM
-from specqd.model import Machine, Model
-from specqd.mxfp4 import bf16_values
+from specqd.model.model import Machine, Model
+from support import reference
+from support.family_shapes import FAMILY_SHAPES
+from support.random_models import make_model, read_model, write_safetensors
 
 MACHINE = Machine.choose(1)
 GPT_OSS = FAMILY_SHAPES["gpt_oss"]

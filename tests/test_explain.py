@@ -9,12 +9,12 @@ from pathlib import Path
 import click
 import pytest
 
-from fake_model import FakeModel, next_by_hash, often
 from specqd import LLM, SamplingParams, _native
 from specqd._native import DraftRequest, Level, NoDraft, Proposal, Sequence
 from specqd.cli import main
 from specqd.cli.explain import Span, as_html, explained, for_terminal, legend
 from specqd.cli.terminal import harmless
+from support.fake_model import FakeModel, next_by_hash, often
 
 VOCABULARY = 64
 TARGET = next_by_hash(VOCABULARY)

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from random_models import Shape, make_model
 from specqd import _native
-from specqd.model import Machine, Model
+from specqd.model.model import Machine, Model
+from support.random_models import Shape, make_model
 
 pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64" or sys.platform != "linux",

@@ -13,14 +13,14 @@ import pytest
 from numpy.typing import NDArray
 
 from conftest import SHARED_MODELS
-from family_shapes import GRANITE
-from gguf_files import convert
-from random_models import ROPE_SCALINGS, Shape, make_model, read_model
 from specqd import LLM, SamplingParams
 from specqd.cli import main
 from specqd.config import read_config
 from specqd.errors import SpecqdWarning, TensorError
-from writers import bf16_bits, write_safetensors, write_shards
+from support.family_shapes import GRANITE
+from support.gguf_files import convert
+from support.random_models import ROPE_SCALINGS, Shape, make_model, read_model
+from support.writers import bf16_bits, write_safetensors, write_shards
 
 GREEDY = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
 SAMPLED = SamplingParams(max_tokens=40, temperature=0.9, seed=7, ignore_eos=True)

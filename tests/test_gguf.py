@@ -10,14 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gguf_files import convert, model_metadata, string, typed, write_gguf
-from random_models import ROPE_SCALINGS, Shape, make_config, make_model
 from specqd import LLM
 from specqd.config import read_config
 from specqd.errors import ConfigError, SpecqdError, TensorError, TokenizerError
-from specqd.gguf import GgufFile
-from specqd.gguf_tensors import GgufTensors, in_half_order, without_one
-from specqd.tokenizer import Tokenizer
+from specqd.formats.gguf import GgufFile
+from specqd.formats.gguf_tensors import GgufTensors, in_half_order, without_one
+from specqd.text.tokenizer import Tokenizer
+from support.gguf_files import convert, model_metadata, string, typed, write_gguf
+from support.random_models import ROPE_SCALINGS, Shape, make_config, make_model
 
 VALUES: dict[str, Any] = {
     "a.flag": True,

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import reference
-from random_families import ModelType
-from random_models import read_model
+from support import reference
+from support.random_families import ModelType
+from support.random_models import read_model
 
 GOLDENS = sorted(path.parent for path in Path(__file__).parent.glob("goldens/*/golden.npz"))
 each_golden = pytest.mark.parametrize("directory", GOLDENS, ids=lambda path: path.name)
@@ -35,7 +35,7 @@ def test_reference_equals_the_golden_to_float32_rounding(directory: Path) -> Non
 
 @each_golden
 def test_our_logits_err_no_more_than_transformers_in_bf16(directory: Path) -> None:
-    model = pytest.importorskip("specqd.model").Model
+    model = pytest.importorskip("specqd.model.model").Model
     golden = np.load(directory / "golden.npz")
     logits = model.open(directory).logits(golden["tokens"].tolist())
     assert logits.dtype == np.float32

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from family_shapes import FAMILY_SHAPES
-from random_models import Shape, make_model
 from specqd import LLM, SamplingParams, _native
 from specqd._native import Context, DraftRequest, Level, NoDraft, Rows, Sequence
-from specqd.chains import DraftSpec
+from specqd.engine.chains import DraftSpec
 from specqd.errors import RequestError
-from specqd.model import HEAD_AS_PAYS, WHOLE_HEAD, Head, Machine, Model
+from specqd.model.model import HEAD_AS_PAYS, WHOLE_HEAD, Head, Machine, Model
+from support.family_shapes import FAMILY_SHAPES
+from support.random_models import Shape, make_model
 
 PANEL = 16
 SHAPES = {

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from command_line import PROGRAM
-from fake_hub import FakeHub, commit_of
-from random_models import Shape, make_model, read_model
 from specqd import LLM, SamplingParams
 from specqd.cli import main
-from terminal_session import TerminalSession
-from writers import write_safetensors, write_shards
+from support.command_line import PROGRAM
+from support.fake_hub import FakeHub, commit_of
+from support.random_models import Shape, make_model, read_model
+from support.terminal_session import TerminalSession
+from support.writers import write_safetensors, write_shards
 
 NEEDED = {"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"}
 NOWHERE = "http://127.0.0.1:9"  # the port that discards; nothing listens

@@ -7,7 +7,9 @@ ones. The core hands out arrays full of NaN, so that what a kernel does not writ
 import numpy as np
 import pytest
 
-from kernel_values import (
+from specqd import _native
+from specqd.formats import mxfp4
+from support.kernel_values import (
     BLOCK,
     KINDS,
     PANEL,
@@ -26,7 +28,6 @@ from kernel_values import (
     tiled,
     weights_of,
 )
-from specqd import _native, mxfp4
 
 # --- The same bits on every instruction set -----------------------------------------------------
 

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cached_models import (
+from specqd import _native
+from specqd._native import Context, DraftRequest, Level, NoDraft, Rows
+from specqd.engine.roles import Drafter
+from specqd.errors import MachineError
+from specqd.model.decoder_spec import decoder_spec
+from specqd.model.model import Model
+from specqd.model.weights import load_weights
+from support.cached_models import (
     NAN,
     PAGE,
     VOCABULARY,
@@ -21,14 +28,7 @@ from cached_models import (
     random_tokens,
     sequence,
 )
-from random_models import Shape, make_model
-from specqd import _native
-from specqd._native import Context, DraftRequest, Level, NoDraft, Rows
-from specqd.decoder_spec import decoder_spec
-from specqd.errors import MachineError
-from specqd.model import Model
-from specqd.roles import Drafter
-from specqd.weights import load_weights
+from support.random_models import Shape, make_model
 
 # Heads of 32 and 64 fill their tiles: padding, which nothing ever writes, must stay as it is.
 SHAPE = Shape(heads=4, kv_heads=2, head_dim=32, hidden=64, vocab=VOCABULARY, is_peaked=True)
@@ -55,7 +55,7 @@ def windowed(tmp_path: Path) -> Model:
 
 
 def word_positions(shape: Shape) -> NDArray[np.intp]:
-    """The position within its page that each word of a page belongs to (see csrc/kv_cache.h)."""
+    """The position within its page that each word of a page belongs to (docs/kernels.md)."""
     within = np.arange(512)  # of a tile: (k / 2) * 32 + n * 2 + k % 2
     n, k = within % 32 // 2, within // 32 * 2 + within % 2
     key_tiles, value_panels = -(-shape.head_dim // 32), -(-shape.head_dim // 16)

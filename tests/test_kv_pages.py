@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from random_models import Shape, make_model
 from specqd import _native
-from specqd.model import Machine, Model
+from specqd.model.model import Machine, Model
+from support.random_models import Shape, make_model
 
 PAGE = _native.PAGE_POSITIONS
 VOCABULARY = 301

@@ -6,7 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cached_models import (
+from specqd._native import DraftRequest, Level, NoDraft, Rows
+from specqd.engine.roles import Drafter
+from specqd.model.model import Model
+from support.cached_models import (
     NAN,
     PAGE,
     WINDOWED,
@@ -18,10 +21,7 @@ from cached_models import (
     random_tokens,
     sequence,
 )
-from random_models import make_model
-from specqd._native import DraftRequest, Level, NoDraft, Rows
-from specqd.model import Model
-from specqd.roles import Drafter
+from support.random_models import make_model
 
 
 @pytest.fixture

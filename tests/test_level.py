@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fake_model import FakeDrafter, FakeModel, Rule, next_by_hash, often
 from specqd import _native
 from specqd._native import Context, DraftRequest, Level, NoDraft, Proposal, Sequence
-from specqd.roles import Drafter, Grammar
+from specqd.engine.roles import Drafter, Grammar
+from support.fake_model import FakeDrafter, FakeModel, Rule, next_by_hash, often
 
 VOCABULARY = 64
 

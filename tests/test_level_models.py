@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from conftest import SHARED_MODELS
-from fake_model import FakeDrafter
-from random_models import Shape, make_model
 from specqd import _native
 from specqd._native import DraftRequest, Level, NoDraft, Proposal, Sequence
-from specqd.model import Machine, Model, Precision
-from specqd.roles import Drafter
+from specqd.engine.roles import Drafter
+from specqd.model.model import Machine, Model, Precision
+from support.fake_model import FakeDrafter
+from support.random_models import Shape, make_model
 
 MACHINE = Machine.choose(1)
 NEW_TOKENS = 48

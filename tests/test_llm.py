@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from random_models import Shape, make_model
 from specqd import LLM, SamplingParams
 from specqd.errors import RequestError, TokenizerError
+from support.random_models import Shape, make_model
 
 PROMPT = "import os\n\n\ndef read_lines(path):\n"
 GREEDY = SamplingParams(max_tokens=40, temperature=0)
@@ -302,7 +302,7 @@ def test_an_unknown_token_id_is_refused(small: LLM) -> None:
 
 
 def test_the_fp4_precision_can_generate_alone(small_directory: Path) -> None:
-    from specqd.model import Precision
+    from specqd.model.model import Precision
 
     llm = LLM(small_directory, threads=1, precision=Precision.FP4)
     result = llm.generate([[65, 66]], SamplingParams(max_tokens=10, temperature=0))[0]
@@ -311,7 +311,7 @@ def test_the_fp4_precision_can_generate_alone(small_directory: Path) -> None:
 
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path, seed: int) -> None:
-    from random_models import write_tokenizer
+    from support.random_models import write_tokenizer
 
     make_model(tmp_path, Shape(), seed)
     write_tokenizer(tmp_path, 400)

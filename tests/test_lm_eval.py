@@ -14,7 +14,7 @@ pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install spe
 from specqd import LLM, SamplingParams
 from specqd.errors import ConfigError, RequestError
 from specqd.lm_eval import SpecqdLM
-from specqd.scoring import score
+from specqd.model.scoring import score
 
 TASK = """\
 task: next_letter

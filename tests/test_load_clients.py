@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from random_models import Shape, make_model
-from served import Served, add_template, serving
+from support.random_models import Shape, make_model
+from support.served import Served, add_template, serving
 
 pytest.importorskip("fastapi", reason="needs specqd[serve]")
 pytest.importorskip("uvicorn", reason="needs specqd[serve]")

@@ -6,8 +6,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from specqd import mxfp4
-from specqd.mxfp4 import Blocks, ScaleRule
+from specqd.formats import mxfp4
+from specqd.formats.mxfp4 import Blocks, ScaleRule
 
 RULES = list(ScaleRule)
 

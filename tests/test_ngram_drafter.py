@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from random_models import Shape, make_model
 from specqd import _native
 from specqd._native import DraftRequest, Level, NgramDrafter, NoDraft, Proposal, RowCosts, Sequence
-from specqd.model import Machine, Model
-from specqd.roles import Drafter
+from specqd.engine.roles import Drafter
+from specqd.model.model import Machine, Model
+from support.random_models import Shape, make_model
 
 # --- The drafter ----------------------------------------------------------------------------------
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pick_reference import Params, gumbel, noise_bits, philox
 from specqd import _native
+from support.pick_reference import Params, gumbel, noise_bits, philox
 
 
 def test_the_reference_generator_gives_the_published_vectors() -> None:

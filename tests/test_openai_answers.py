@@ -4,13 +4,13 @@ import random
 
 import pytest
 
-from random_models import Shape, make_model
-from specqd.generation import TokenLogprob
-from specqd.openai_answers import Form, Update, form_of
-from specqd.openai_requests import Prepared, chat_request, completion_request
-from specqd.token_spelling import spelled
-from specqd.tokenizer import Tokenizer
-from specqd.tool_calls import CallForm
+from specqd.engine.generation import TokenLogprob
+from specqd.openai.answers import Form, Update, form_of
+from specqd.openai.requests import Prepared, chat_request, completion_request
+from specqd.openai.tool_calls import CallForm
+from specqd.text.token_spelling import spelled
+from specqd.text.tokenizer import Tokenizer
+from support.random_models import Shape, make_model
 
 TEXT = "aé€b"  # of one, two, three and one tokens
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from random_models import write_tokenizer
 from specqd.errors import FieldError, RequestError
-from specqd.openai_requests import Options, Prepared, chat_request, completion_request
+from specqd.openai.requests import Options, Prepared, chat_request, completion_request
 from specqd.sampling import SamplingParams
-from specqd.tokenizer import Tokenizer
+from specqd.text.tokenizer import Tokenizer
+from support.random_models import write_tokenizer
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 

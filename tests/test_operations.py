@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kernel_values import (
+from specqd import _native
+from support.kernel_values import (
     BLOCK,
     PORTABLE,
     ROUNDING,
@@ -24,7 +25,6 @@ from kernel_values import (
     each_other_isa,
     random_inputs,
 )
-from specqd import _native
 
 LENGTHS = [1, 2, 15, 16, 17, 31, 32, 33, 40, 100, 257, 2048]
 Operation = Callable[[Any, np.random.Generator, int], Any]

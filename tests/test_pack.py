@@ -7,17 +7,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import random_models
 from conftest import SHARED_MODELS
-from random_models import Shape, make_config, make_model, make_tensors
-from specqd import _native, mxfp4
+from specqd import _native
 from specqd.config import read_config
 from specqd.errors import HubError, TensorError
+from specqd.formats import mxfp4
+from specqd.formats.mxfp4 import ScaleRule
+from specqd.formats.safetensors import TensorDirectory
 from specqd.hub import shipped_model
-from specqd.mxfp4 import ScaleRule
-from specqd.tensor_names import names_of
-from specqd.tensors import TensorDirectory
-from specqd.weights import load_weights
+from specqd.model.tensor_names import names_of
+from specqd.model.weights import load_weights
+from support import random_models
+from support.random_models import Shape, make_config, make_model, make_tensors
 
 Bits = NDArray[np.uint16]
 
@@ -211,7 +212,7 @@ def test_packing_does_not_depend_on_threads(rng: np.random.Generator) -> None:
 
 
 def tiled(bits: Bits) -> Bits:
-    """[16 * panels, 32 * tiles] in tile order, [panels, tiles, 512] (see csrc/kernels.h)."""
+    """[16 * panels, 32 * tiles] in tile order, [panels, tiles, 512] (docs/kernels.md)."""
     panels, tiles = bits.shape[0] // 16, bits.shape[1] // 32
     split = bits.reshape(panels, 16, tiles, 16, 2)  # panel, n, tile, k / 2, k % 2
     return np.ascontiguousarray(split.transpose(0, 2, 3, 1, 4)).reshape(panels, tiles, 512)

@@ -9,7 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from random_models import (
+from specqd import _native
+from specqd.cli import main
+from specqd.errors import MachineError
+from specqd.formats.safetensors import TensorDirectory
+from specqd.llm import LLM
+from specqd.model.model import Model
+from specqd.model.weights import bytes_to_pack, require_memory
+from support.random_models import (
     Shape,
     bf16_bits,
     make_config,
@@ -17,13 +24,6 @@ from random_models import (
     safetensors_header,
     tensor_sizes,
 )
-from specqd import _native
-from specqd.cli import main
-from specqd.errors import MachineError
-from specqd.llm import LLM
-from specqd.model import Model
-from specqd.tensors import TensorDirectory
-from specqd.weights import bytes_to_pack, require_memory
 
 MEGABYTE = 1 << 20
 HEADROOM = 256 * MEGABYTE
@@ -55,7 +55,7 @@ def test_only_models_that_are_still_to_be_loaded_need_memory(
     assert main(["pack", str(models[1]), str(tmp_path / "packed")]) == 0
     llm = LLM(models[0], [str(models[2])], 1)
     monkeypatch.setattr(_native, "usable_memory", lambda: 1000)
-    monkeypatch.setattr("specqd.model._cache_pages", lambda *_: 64)
+    monkeypatch.setattr("specqd.model.model._cache_pages", lambda *_: 64)
     llm.with_draft(["mxfp4", str(models[2])])
     llm.with_draft([str(tmp_path / "packed")])
     with pytest.raises(MachineError, match=str(models[1])):
@@ -88,7 +88,7 @@ import json, sys, threading, time
 from pathlib import Path
 from specqd import _native
 from specqd.config import read_config
-from specqd.weights import load_weights
+from specqd.model.weights import load_weights
 
 def anonymous():
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -14,8 +14,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from family_shapes import FAMILY_SHAPES
-from random_models import (
+from specqd import _native
+from specqd.cli import main
+from specqd.config import read_config
+from specqd.errors import TensorError
+from specqd.formats.mxfp4 import ScaleRule
+from specqd.formats.safetensors import TensorDirectory
+from specqd.llm import LLM
+from specqd.model.model import Machine, Model
+from specqd.model.packed import WEIGHTS, PackedFile
+from specqd.model.weights import load_weights
+from specqd.sampling import SamplingParams
+from support.family_shapes import FAMILY_SHAPES
+from support.random_models import (
     BOS,
     PACKED_SHAPE,
     Shape,
@@ -23,17 +34,6 @@ from random_models import (
     make_tensors,
     write_safetensors,
 )
-from specqd import _native
-from specqd.cli import main
-from specqd.config import read_config
-from specqd.errors import TensorError
-from specqd.llm import LLM
-from specqd.model import Machine, Model
-from specqd.mxfp4 import ScaleRule
-from specqd.packed import WEIGHTS, PackedFile
-from specqd.sampling import SamplingParams
-from specqd.tensors import TensorDirectory
-from specqd.weights import load_weights
 
 POOL = _native.Pool(2)
 ISA = _native.available_isas()[0]

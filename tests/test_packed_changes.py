@@ -8,7 +8,7 @@ import pytest
 
 from specqd.errors import TensorError
 from specqd.llm import LLM
-from specqd.packed import WEIGHTS
+from specqd.model.packed import WEIGHTS
 from specqd.sampling import SamplingParams
 
 

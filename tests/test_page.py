@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from served import Served, serving
 from specqd import LLM, SamplingParams
-from specqd.token_texts import TokenTexts
+from specqd.text.token_texts import TokenTexts
+from support.served import Served, serving
 
 pytest.importorskip("fastapi", reason="needs specqd[serve]")
 pytest.importorskip("uvicorn", reason="needs specqd[serve]")

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pick_reference import ISAS, LARGEST, Floats, Params, check
 from specqd import _native
+from support.pick_reference import ISAS, LARGEST, Floats, Params, check
 
 SIZES = [1, 2, 15, 16, 17, 63, 64, 65, 257, 1000, 1024, 1025, 5000, 32003]
 

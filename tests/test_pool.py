@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from random_models import Shape, bf16_bits, make_model
 from specqd import _native
 from specqd.errors import MachineError
-from specqd.model import Machine, Model
+from specqd.model.model import Machine, Model
+from support.random_models import Shape, bf16_bits, make_model
 
 ISA = _native.available_isas()[0]
 WEIGHTS = bf16_bits(np.random.default_rng(1).standard_normal((200, 96), np.float32))

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from random_models import Shape, make_model
 from specqd import LLM, SamplingParams, _native
-from specqd.engine import Engine
+from specqd.engine.engine import Engine
+from specqd.engine.generation import Generation
 from specqd.errors import MachineError, RequestError
-from specqd.generation import Generation
+from support.random_models import Shape, make_model
 
 PAGE = _native.PAGE_POSITIONS
 PAGES = 12

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from random_models import BOS, EOS, Shape, make_model
-from served import Served, serving
 from specqd import LLM, SamplingParams
-from specqd.batch import answer_batch, open_answers, read_batch
-from specqd.engine import Engine
-from specqd.generation import Generation, TokenLogprob
+from specqd.engine.engine import Engine
+from specqd.engine.generation import Generation, TokenLogprob
+from specqd.openai.batch import answer_batch, open_answers, read_batch
+from support.random_models import BOS, EOS, Shape, make_model
+from support.served import Served, serving
 
 SHAPE = Shape(is_peaked=True, context=512)
 LENGTHS = (1, 2, 64, 65, 200, 400)

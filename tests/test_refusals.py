@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from random_models import (
+from specqd import _native
+from specqd.cli import main
+from support.random_models import (
     Shape,
     make_config,
     make_model,
@@ -21,9 +23,7 @@ from random_models import (
     write_safetensors,
     write_tokenizer,
 )
-from specqd import _native
-from specqd.cli import main
-from writers import entry, write_raw, write_shards
+from support.writers import entry, write_raw, write_shards
 
 SHAPE = Shape(context=64)
 WEIGHTS = "model.safetensors"
@@ -337,7 +337,7 @@ def test_number_of_threads_out_of_range(refused: Refuse, threads: str) -> None:
 def test_result_file_that_cannot_be_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specqd.bench.bandwidth.SIZES", (10**6,))
+    monkeypatch.setattr("specqd.model.bandwidth.SIZES", (10**6,))
     file = tmp_path / "no" / "such" / "place.json"
     assert main(["bench", "bandwidth", "--json", str(file)]) == 1
     assert f"specqd: error: {file}: No such file or directory\n" == capsys.readouterr().err

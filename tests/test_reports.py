@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from level_reports import report
 from specqd import LLM, SamplingParams
 from specqd._native import LevelStats
-from specqd.reports import Stats
+from specqd.engine.reports import Stats
+from support.level_reports import report
 
 GREEDY = SamplingParams(max_tokens=40, temperature=0, seed=1, ignore_eos=True)
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import reference_positions
 from specqd import _native
-from specqd.decoder_spec import rope_spec
-from specqd.rope import RopeConfig
+from specqd.config.rope import RopeConfig
+from specqd.model.decoder_spec import rope_spec
+from support import reference_positions
 
 HEAD_DIM = 128
 POSITIONS = 4096

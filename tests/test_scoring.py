@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from random_models import Shape, make_model
 from specqd import LLM, SamplingParams
 from specqd.errors import RequestError
-from specqd.scoring import score
+from specqd.model.scoring import score
+from support.random_models import Shape, make_model
 
 
 @pytest.fixture(scope="module")

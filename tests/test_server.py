@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from random_models import Shape, make_model
-from served import Served, add_template, serving
 from specqd import LLM, SamplingParams
-from specqd.batch import answer_batch, open_answers, read_batch
-from specqd.generation import TokenLogprob
+from specqd.engine.generation import TokenLogprob
 from specqd.llm import Completion
+from specqd.openai.batch import answer_batch, open_answers, read_batch
+from support.random_models import Shape, make_model
+from support.served import Served, add_template, serving
 
 pytest.importorskip("fastapi", reason="needs specqd[serve]")
 pytest.importorskip("uvicorn", reason="needs specqd[serve]")

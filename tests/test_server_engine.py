@@ -11,15 +11,15 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from fake_model import FakeDrafter
-from random_models import Shape, make_model
 from specqd import LLM, SamplingParams
 from specqd._native import DraftRequest, Level, Proposal
-from specqd.engine import Engine
+from specqd.engine.engine import Engine
 from specqd.errors import RequestError
-from specqd.openai_answers import Update
+from specqd.openai.answers import Update
 from specqd.server import engine_thread
 from specqd.server.engine_thread import EngineThread, Job, StoppedError, Watcher
+from support.fake_model import FakeDrafter
+from support.random_models import Shape, make_model
 
 T = TypeVar("T")
 Work = Callable[[EngineThread], Awaitable[T]]

@@ -11,20 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from command_line import Run
-from random_models import EOS, Shape, make_model
-from scripted_models import HERMES
-from served import Served, add_template, serving
 from specqd import LLM
-from specqd.engine import Engine
-from specqd.openai_answers import Update, form_of
-from specqd.openai_requests import Prepared, chat_request, completion_request
+from specqd.engine.engine import Engine
+from specqd.openai.answers import Update, form_of
+from specqd.openai.requests import Prepared, chat_request, completion_request
+from support.command_line import Run
+from support.random_models import EOS, Shape, make_model
+from support.scripted_models import HERMES
+from support.served import Served, add_template, serving
 
 pytest.importorskip("fastapi", reason="needs specqd[serve]")
 pytest.importorskip("uvicorn", reason="needs specqd[serve]")
 pytest.importorskip("llguidance", reason="needs specqd[serve]")
 
-from specqd.json_grammar import JsonGrammars
+from specqd.openai.grammar import JsonGrammars
 
 Json = dict[str, Any]
 

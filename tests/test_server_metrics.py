@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from level_reports import report
-from random_models import Shape, make_model
-from served import Served, serving
 from specqd.server.bandwidth import RecentShares, shares_of
+from support.level_reports import report
+from support.random_models import Shape, make_model
+from support.served import Served, serving
 
 pytest.importorskip("fastapi", reason="needs specqd[serve]")
 pytest.importorskip("uvicorn", reason="needs specqd[serve]")

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from random_models import Shape, make_model
-from served import Served, add_template, serving
 from specqd.cli import main
+from support.random_models import Shape, make_model
+from support.served import Served, add_template, serving
 
 pytest.importorskip("fastapi", reason="needs specqd[serve]")
 pytest.importorskip("uvicorn", reason="needs specqd[serve]")

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from random_models import EOS
-from served import Served, serving
 from specqd import LLM, SamplingParams
-from specqd.engine import Engine
+from specqd.engine.engine import Engine
+from support.random_models import EOS
+from support.served import Served, serving
 
 pytest.importorskip("fastapi", reason="needs specqd[serve]")
 pytest.importorskip("uvicorn", reason="needs specqd[serve]")
@@ -21,7 +21,7 @@ openai = pytest.importorskip("openai", reason="needs OpenAI's client")
 pydantic = pytest.importorskip("pydantic", reason="needs specqd[serve]")
 
 from specqd.errors import FieldError  # noqa: E402
-from specqd.json_grammar import (  # noqa: E402
+from specqd.openai.grammar import (  # noqa: E402
     MOST_SCHEMA_CHARACTERS,
     JsonGrammar,
     JsonGrammars,

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from random_models import Shape, make_model
-from scripted_models import HERMES, LLAMA, make_scripted_model
-from served import Served, add_template, serving
 from specqd import LLM
-from specqd.batch import answer_batch, open_answers, read_batch
+from specqd.openai.batch import answer_batch, open_answers, read_batch
+from support.random_models import Shape, make_model
+from support.scripted_models import HERMES, LLAMA, make_scripted_model
+from support.served import Served, add_template, serving
 
 pytest.importorskip("fastapi", reason="needs specqd[serve]")
 pytest.importorskip("uvicorn", reason="needs specqd[serve]")

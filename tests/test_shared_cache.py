@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from random_models import Shape, make_model
 from specqd import _native
 from specqd._native import Sequence
-from specqd.model import Machine, Model
+from specqd.model.model import Machine, Model
+from support.random_models import Shape, make_model
 
 
 def test_draft_reads_the_exact_cache_of_a_sequence_whose_prompt_is_still_unread(

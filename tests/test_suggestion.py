@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from random_models import Shape, make_model
 from specqd import LLM, SamplingParams
 from specqd.bench import levels
 from specqd.bench.levels import Arm, Run, Summary, make_arms, summarised, trials, words_of
@@ -22,6 +21,7 @@ from specqd.bench.suggestion import (
 )
 from specqd.cli import main
 from specqd.errors import HubError, RequestError
+from support.random_models import Shape, make_model
 
 PARAMS = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 CHAINS = [f"mxfp4:k={k}" for k in range(1, 7)]

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from specqd.bf16 import rounded_to_bf16
 from specqd.errors import TensorError
-from specqd.tensors import TensorDirectory
-from writers import bf16_bits, entry, write_raw, write_safetensors, write_shards
+from specqd.formats.bf16 import rounded_to_bf16
+from specqd.formats.safetensors import TensorDirectory
+from support.writers import bf16_bits, entry, write_raw, write_safetensors, write_shards
 
 
 @pytest.fixture

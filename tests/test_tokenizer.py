@@ -15,8 +15,8 @@ from tokenizers import Tokenizer as Backend
 
 from conftest import SHARED_MODELS
 from specqd.errors import RequestError, TokenizerError
-from specqd.text_stream import BYTE_OF
-from specqd.tokenizer import TokenDifference, Tokenizer
+from specqd.text.stream import BYTE_OF
+from specqd.text.tokenizer import TokenDifference, Tokenizer
 
 REAL_NAMES = ("pycode-28m", "pycode-3m", "tiny1m", "stories260k")
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 from conftest import SHARED_MODELS
 from specqd.errors import SpecqdError, TokenizerError
 from specqd.hub import shipped_model
-from specqd.tokenizer import Tokenizer
+from specqd.text.tokenizer import Tokenizer
 
 GOLDENS = Path(__file__).parent / "goldens" / "tokenizers"
 TEXTS: list[str] = json.loads((GOLDENS / "texts.json").read_text())

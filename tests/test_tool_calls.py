@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from random_models import EOS, write_tokenizer
-from scripted_models import HERMES, LLAMA
 from specqd.errors import FieldError, RequestError
-from specqd.tokenizer import Tokenizer
-from specqd.tool_calls import Tool, ToolUse, call_form
+from specqd.openai.tool_calls import Tool, ToolUse, call_form
+from specqd.text.tokenizer import Tokenizer
+from support.random_models import EOS, write_tokenizer
+from support.scripted_models import HERMES, LLAMA
 
 REVERSED = HERMES.replace(
     '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}',

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from specqd.tool_reader import ToolReader
+from specqd.openai.tool_reader import ToolReader
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "}<\\"é"}}\n</tool_call>'
 ARGUMENTS = '{"a": "}<\\"é"}'

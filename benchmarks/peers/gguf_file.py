@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from specqd.tensors import TensorDirectory
+from specqd.formats.safetensors import TensorDirectory
 
 _LAYER = {
     "input_layernorm": "attn_norm",

@@ -10,7 +10,7 @@ from protocol import Run
 from synthetic import SyntheticDrafter
 
 from specqd._native import Level, NoDraft
-from specqd.engine import Engine
+from specqd.engine.engine import Engine
 from specqd.llm import LLM
 from specqd.sampling import SamplingParams
 

@@ -29,11 +29,11 @@ from arms import BITS, CONTEXT, DECODE, TEXT, Arm, synthetic
 from workers import Worker
 
 from specqd import _native
-from specqd.bench.bandwidth import bandwidth_at
 from specqd.config import read_config
-from specqd.model import Machine
-from specqd.tensors import TensorDirectory
-from specqd.tokenizer import Tokenizer
+from specqd.formats.safetensors import TensorDirectory
+from specqd.model.bandwidth import bandwidth_at
+from specqd.model.model import Machine
+from specqd.text.tokenizer import Tokenizer
 
 RANDOM_PROMPT_TOKENS = 16
 TEXT_PROMPT_CHARACTERS = 1200

@@ -5,7 +5,7 @@ from random import Random
 
 from specqd._native import DraftRequest, Proposal
 from specqd._native import Sequence as Text
-from specqd.roles import Drafter
+from specqd.engine.roles import Drafter
 
 
 class SyntheticDrafter:

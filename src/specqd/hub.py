@@ -13,8 +13,8 @@ from typing import Any
 
 from specqd.config import read_config
 from specqd.errors import HubError
-from specqd.packed import WEIGHTS as PACKED_WEIGHTS
-from specqd.tensors import INDEX, WEIGHTS, read_index
+from specqd.formats.safetensors import INDEX, WEIGHTS, read_index
+from specqd.model.packed import WEIGHTS as PACKED_WEIGHTS
 
 # owner/name, optionally @revision (a branch, tag or commit; branches may hold slashes).
 _REPO = re.compile(

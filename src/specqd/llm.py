@@ -12,17 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specqd import _native
-from specqd.chains import Drafts, DraftSpec, parse_chain
 from specqd.config import read_config, read_generation_defaults
-from specqd.engine import Engine
+from specqd.engine.chains import Drafts, DraftSpec, parse_chain
+from specqd.engine.engine import Engine
+from specqd.engine.generation import FinishReason, Generation, Origin, TokenLogprob
+from specqd.engine.reports import Stats
 from specqd.errors import RequestError, SpecqdWarning, TokenizerError
-from specqd.generation import FinishReason, Generation, Origin, TokenLogprob
 from specqd.hub import resolve, shipped_model
-from specqd.loader import Progress
-from specqd.model import Machine, Model, Precision
-from specqd.reports import Stats
+from specqd.model.loader import Progress
+from specqd.model.model import Machine, Model, Precision
 from specqd.sampling import SamplingParams
-from specqd.tokenizer import Tokenizer
+from specqd.text.tokenizer import Tokenizer
 
 Prompt = str | SequenceOf[int]
 

@@ -18,11 +18,11 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
+from specqd.engine.generation import Generation
 from specqd.errors import ConfigError, RequestError
-from specqd.generation import Generation
 from specqd.llm import LLM
+from specqd.model.scoring import score
 from specqd.sampling import SamplingParams
-from specqd.scoring import score
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _READ = (*_SAMPLING, "until", "max_gen_toks", "do_sample")

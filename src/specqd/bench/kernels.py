@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specqd import _native
-from specqd.bench.bandwidth import MEGABYTE, bandwidth_at
 from specqd.errors import MachineError
-from specqd.model import Machine
+from specqd.model.bandwidth import MEGABYTE, bandwidth_at
+from specqd.model.model import Machine
 
 PRECISIONS = ("fp4", "exact")
 ROWS = (1, 2, 4, 8, 16)

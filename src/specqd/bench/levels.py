@@ -21,10 +21,10 @@ import numpy as np
 
 from specqd import _native
 from specqd._native import Level
-from specqd.bench.bandwidth import bandwidth_at
+from specqd.engine.reports import LevelReport, Stats
 from specqd.errors import RequestError, SpecqdError
 from specqd.llm import LLM
-from specqd.reports import LevelReport, Stats
+from specqd.model.bandwidth import bandwidth_at
 from specqd.sampling import SamplingParams
 
 PLAIN = "none"

@@ -2,8 +2,8 @@
 
 import sys
 
-from specqd.channels import ANSWER, ChannelReader
 from specqd.cli.terminal import harmless, has_colour, write_text
+from specqd.text.channels import ANSWER, ChannelReader
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 

@@ -42,9 +42,9 @@ def batch(
       specqd batch requests.jsonl -o answers.jsonl
       specqd batch requests.jsonl -o answers.jsonl Qwen/Qwen3-0.6B --draft mxfp4
     """
-    from specqd.batch import answer_batch, open_answers, read_batch
+    from specqd.engine.reports import Stats
     from specqd.hub import shipped_model
-    from specqd.reports import Stats
+    from specqd.openai.batch import answer_batch, open_answers, read_batch
 
     asked = read_batch(requests, _name(model or str(shipped_model())))
     with open_answers(out, asked) as answers:

@@ -42,8 +42,8 @@ def bandwidth(threads: int | None, isa: str | None, json_file: Path | None) -> N
       specqd bench bandwidth --threads 4 --json bandwidth.json
     """
     from specqd import _native
-    from specqd.bench.bandwidth import MEGABYTE, SIZES, measure
-    from specqd.model import Machine
+    from specqd.model.bandwidth import MEGABYTE, SIZES, measure
+    from specqd.model.model import Machine
 
     machine = Machine.choose(threads, isa)
     click.echo(f"{_native.cpu_model()}, {machine.pool.threads} threads, {machine.isa}")
@@ -102,7 +102,7 @@ def kernels(
     """
     from specqd import _native
     from specqd.bench import kernels as speeds
-    from specqd.model import Machine
+    from specqd.model.model import Machine
 
     machine = Machine.choose(threads, isa)
     packed = speeds.random_weights(speeds.weights_of(megabytes))

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specqd.channels import has_channels
 from specqd.cli import explain
 from specqd.cli.answers import ChanneledAnswer, PlainAnswer
 from specqd.cli.chat_input import ChatInput, PipedInput, TerminalInput, history_file
@@ -28,6 +27,7 @@ from specqd.cli.options import (
 )
 from specqd.cli.terminal import harmless, has_colour, one_line
 from specqd.errors import RequestError, SpecqdError
+from specqd.text.channels import has_channels
 
 if TYPE_CHECKING:
     from specqd.llm import LLM, Result, Stream

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 from specqd.errors import RequestError
 
 if TYPE_CHECKING:
-    from specqd.tokenizer import Tokenizer
+    from specqd.text.tokenizer import Tokenizer
 
 
 class Conversation(Protocol):

@@ -14,10 +14,10 @@ from specqd.cli.terminal import ProgressBar, aligned, harmless, write_text
 from specqd.errors import SpecqdError
 
 if TYPE_CHECKING:
+    from specqd.engine.reports import LevelReport, Stats
     from specqd.llm import LLM, Result
-    from specqd.reports import LevelReport, Stats
     from specqd.sampling import SamplingParams
-    from specqd.tokenizer import Tokenizer
+    from specqd.text.tokenizer import Tokenizer
 
 _PROMPT = '''import json
 from pathlib import Path
@@ -174,7 +174,7 @@ def check_identical(ways: Sequence[Way], tokenizer: "Tokenizer") -> int:
 
 
 def measure_limits(ways: Sequence[Way]) -> Limits:
-    from specqd.bench.bandwidth import bandwidth_at
+    from specqd.model.bandwidth import bandwidth_at
 
     model = ways[0].llm.model
     models = {each.precision.value: each for each in (model, model.as_draft())}

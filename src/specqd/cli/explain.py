@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import click
 
 from specqd.cli.terminal import harmless, one_line
-from specqd.token_texts import TokenTexts
+from specqd.text.token_texts import TokenTexts
 
 if TYPE_CHECKING:
     from specqd.llm import Completion
-    from specqd.tokenizer import Tokenizer
+    from specqd.text.tokenizer import Tokenizer
 
 _COLOURS = ("green", "cyan", "magenta", "yellow")  # of depths 1, 2, 3, 4; then again
 _LINES = ("solid", "double", "dotted", "wavy")  # the same without colour

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specqd.channels import has_channels
 from specqd.cli import explain
 from specqd.cli.answers import ChanneledAnswer
 from specqd.cli.opening import open_llm
@@ -24,10 +23,11 @@ from specqd.cli.options import (
 )
 from specqd.cli.terminal import aligned, has_colour, one_line, outputs_meet, write_text
 from specqd.errors import RequestError
+from specqd.text.channels import has_channels
 
 if TYPE_CHECKING:
+    from specqd.engine.reports import LevelReport, Stats
     from specqd.llm import LLM, Prompt, Result
-    from specqd.reports import LevelReport, Stats
     from specqd.sampling import SamplingParams
 
 _EPILOG = """\b

@@ -14,10 +14,10 @@ from specqd.cli.terminal import aligned, harmless
 
 if TYPE_CHECKING:
     from specqd.config import DecoderConfig
+    from specqd.config.rope import RopeConfig
     from specqd.llm import LLM
-    from specqd.loader import PackedMatrix
-    from specqd.model import Machine, Model
-    from specqd.rope import RopeConfig
+    from specqd.model.loader import PackedMatrix
+    from specqd.model.model import Machine, Model
 
 _PLANES = ("codes", "scales", "residuals", "patches", "plain")
 

@@ -14,7 +14,7 @@ from specqd.cli.terminal import ProgressBar, one_line
 from specqd.errors import RequestError
 
 if TYPE_CHECKING:
-    from specqd.weights import DecoderWeights
+    from specqd.model.weights import DecoderWeights
 
 # What the engine reads of a model's directory beside its weights.
 _BESIDE = (
@@ -53,13 +53,13 @@ def pack(model: str, out: Path, rule: str, threads: int | None, isa: str | None)
       specqd generate ./qwen3-packed -p "Once upon a time"
     """
     from specqd.config import read_config
-    from specqd.gguf import is_gguf
+    from specqd.formats.gguf import is_gguf
+    from specqd.formats.mxfp4 import ScaleRule
     from specqd.hub import resolve
-    from specqd.model import Machine
-    from specqd.mxfp4 import ScaleRule
-    from specqd.packed import is_packed
-    from specqd.tokenizer import Tokenizer
-    from specqd.weights import load_weights
+    from specqd.model.model import Machine
+    from specqd.model.packed import is_packed
+    from specqd.model.weights import load_weights
+    from specqd.text.tokenizer import Tokenizer
 
     directory = resolve(model)
     if is_packed(directory):
@@ -96,7 +96,7 @@ def _new_directory(path: Path) -> Iterator[Path]:
 
 
 def _write(out: Path, directory: Path, weights: "DecoderWeights") -> None:
-    from specqd.packed import WEIGHTS, matrix_name, write_packed
+    from specqd.model.packed import WEIGHTS, matrix_name, write_packed
 
     for file in sorted(path for pattern in _BESIDE for path in directory.glob(pattern)):
         if file.is_file():

@@ -88,7 +88,7 @@ def serve(
     if not all(key.isascii() and key.isprintable() for key in api_keys):
         raise click.UsageError("--api-key: HTTP headers carry printable ASCII only")
 
-    from specqd.engine import Engine
+    from specqd.engine.engine import Engine
     from specqd.server.app import Service, Serving
     from specqd.server.guard import Access
     from specqd.server.listening import listen, run

@@ -9,8 +9,10 @@ from pathlib import Path
 
 from specqd.config.decoder import DecoderConfig, ExpertsConfig
 from specqd.config.experts import read_gpt_oss, read_mixtral, read_qwen3_moe
+from specqd.config.fields import Fields
 from specqd.config.gemma import read_gemma2, read_gemma3
 from specqd.config.generation import GenerationDefaults, read_generation_defaults
+from specqd.config.gguf import config_fields
 from specqd.config.llama import (
     read_granite,
     read_llama,
@@ -22,11 +24,9 @@ from specqd.config.llama import (
     read_smollm3,
 )
 from specqd.config.neox import read_gpt_neox, read_stablelm, read_starcoder2
+from specqd.config.rope import RopeConfig
 from specqd.errors import shown
-from specqd.gguf import GgufFile, is_gguf
-from specqd.gguf_config import config_fields
-from specqd.json_fields import Fields
-from specqd.rope import RopeConfig
+from specqd.formats.gguf import GgufFile, is_gguf
 
 __all__ = [
     "DecoderConfig",

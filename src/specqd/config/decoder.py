@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from specqd.config.fields import Fields
+from specqd.config.rope import RopeConfig, RopeDefaults, read_rope, rope_fields
 from specqd.errors import shown
-from specqd.json_fields import Fields
-from specqd.rope import RopeConfig, RopeDefaults, read_rope, rope_fields
 
 NormKind = Literal["rms", "layer"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "clamped_swiglu"]

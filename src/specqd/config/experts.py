@@ -11,9 +11,9 @@ from specqd.config.decoder import (
     read_window,
     windows_of,
 )
-from specqd.json_fields import Fields
-from specqd.mxfp4 import BLOCK
-from specqd.rope import RopeDefaults
+from specqd.config.fields import Fields
+from specqd.config.rope import RopeDefaults
+from specqd.formats.mxfp4 import BLOCK
 
 
 def read_mixtral(fields: Fields, context: int | None) -> DecoderConfig:

@@ -12,8 +12,8 @@ from specqd.config.decoder import (
     read_window,
     windows_of,
 )
-from specqd.json_fields import Fields
-from specqd.rope import RopeDefaults, read_rope
+from specqd.config.fields import Fields
+from specqd.config.rope import RopeDefaults, read_rope
 
 
 def read_gemma2(fields: Fields, context: int | None) -> DecoderConfig:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from specqd.json_fields import POSITIVE, Fields
+from specqd.config.fields import POSITIVE, Fields
 
 
 @dataclass(frozen=True, slots=True)

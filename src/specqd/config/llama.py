@@ -10,8 +10,8 @@ from specqd.config.decoder import (
     read_window,
     windows_of,
 )
-from specqd.json_fields import Fields
-from specqd.rope import RopeDefaults
+from specqd.config.fields import Fields
+from specqd.config.rope import RopeDefaults
 
 
 def read_llama(fields: Fields, context: int | None) -> DecoderConfig:

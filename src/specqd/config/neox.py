@@ -9,8 +9,8 @@ from specqd.config.decoder import (
     read_decoder,
     read_window,
 )
-from specqd.json_fields import Fields
-from specqd.rope import RopeDefaults
+from specqd.config.fields import Fields
+from specqd.config.rope import RopeDefaults
 
 
 def read_gpt_neox(fields: Fields, context: int | None) -> DecoderConfig:

@@ -14,13 +14,13 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from specqd import __version__
-from specqd.engine import Engine
+from specqd.engine.engine import Engine
+from specqd.engine.reports import Stats, chain_of
 from specqd.errors import SpecqdError, shown
-from specqd.json_grammar import JsonGrammars, MakeGrammar
-from specqd.openai_answers import Answer, Usage, form_of
-from specqd.openai_requests import Prepared, chat_request, completion_request
-from specqd.openai_requests import Request as Asked
-from specqd.reports import Stats, chain_of
+from specqd.openai.answers import Answer, Usage, form_of
+from specqd.openai.grammar import JsonGrammars, MakeGrammar
+from specqd.openai.requests import Prepared, chat_request, completion_request
+from specqd.openai.requests import Request as Asked
 from specqd.sampling import Defaults
 from specqd.server.bandwidth import measure_limits
 from specqd.server.bodies import detokenize_request, json_of, tokenize_request

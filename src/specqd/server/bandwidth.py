@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from specqd._native import Level
-from specqd.bench.bandwidth import MEGABYTE, measure
-from specqd.engine import Engine
-from specqd.reports import LevelReport
+from specqd.engine.engine import Engine
+from specqd.engine.reports import LevelReport
+from specqd.model.bandwidth import MEGABYTE, measure
 
 _LARGEST_WORKING_SET = 512 * MEGABYTE  # larger ones hardly lie in a cache either
 _LATELY_SECONDS = 10.0

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specqd.body_fields import BodyFields
 from specqd.errors import FieldError
-from specqd.openai_requests import messages_of
+from specqd.openai.body_fields import BodyFields
+from specqd.openai.requests import messages_of
 from specqd.server.problems import refused
-from specqd.tokenizer import Tokenizer
+from specqd.text.tokenizer import Tokenizer
 
 
 def json_of(body: bytes) -> object:

@@ -16,11 +16,11 @@ from threading import Thread
 from time import perf_counter
 from typing import Protocol, TypeVar
 
-from specqd.engine import Engine
-from specqd.generation import Generation
-from specqd.openai_answers import Update
-from specqd.reports import Progress, Stats
-from specqd.roles import Grammar
+from specqd.engine.engine import Engine
+from specqd.engine.generation import Generation
+from specqd.engine.reports import Progress, Stats
+from specqd.engine.roles import Grammar
+from specqd.openai.answers import Update
 from specqd.sampling import SamplingParams
 
 T = TypeVar("T")

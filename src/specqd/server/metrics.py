@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from specqd.engine import Engine
-from specqd.reports import LevelReport, Stats
+from specqd.engine.engine import Engine
+from specqd.engine.reports import LevelReport, Stats
 from specqd.server.bandwidth import RecentShares, Shares
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

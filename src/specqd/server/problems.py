@@ -7,7 +7,7 @@ from typing import Any
 from fastapi.responses import JSONResponse
 
 from specqd.errors import ChatTemplateError, RequestError, SpecqdError, TokenizerError
-from specqd.openai_refusals import code_of, param_of, refusal
+from specqd.openai.errors import code_of, param_of, refusal
 from specqd.server.engine_thread import StoppedError
 
 _LOG = logging.getLogger("specqd.server")

@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from specqd.errors import RequestError
-from specqd.openai_answers import Answer, Update
+from specqd.openai.answers import Answer, Update
 from specqd.server.engine_thread import EngineThread, Job, StoppedError
 from specqd.server.problems import problem_of
 

@@ -11,8 +11,8 @@ from importlib.resources import files
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from specqd.engine import Engine
-from specqd.reports import chain_of
+from specqd.engine.engine import Engine
+from specqd.engine.reports import chain_of
 from specqd.sampling import Defaults
 
 _TYPES = {

@@ -1,0 +1,52 @@
+// What the files of bindings share.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/cpu.h"
+#include "weights/pack.h"
+
+namespace specqd {
+
+namespace nb = nanobind;
+
+using Bits = nb::ndarray<const uint16_t, nb::numpy, nb::device::cpu>;
+using BitMatrix = nb::ndarray<const uint16_t, nb::numpy, nb::ndim<2>, nb::device::cpu>;
+using BitVector = nb::ndarray<const uint16_t, nb::numpy, nb::ndim<1>, nb::c_contig>;
+
+template <class T>
+nb::ndarray<nb::numpy, T> owned_array(std::vector<T> values, std::vector<size_t> shape) {
+  auto* held = new std::vector<T>(std::move(values));
+  nb::capsule owner(held, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return nb::ndarray<nb::numpy, T>(held->data(), shape.size(), shape.data(), owner);
+}
+
+inline const Kernels& kernels_or_throw(const std::string& name) {
+  const Kernels* kernels = kernels_named(name);
+  if (kernels == nullptr) throw std::invalid_argument("instruction set not available: " + name);
+  return *kernels;
+}
+
+// Rows of a matrix whose rows are contiguous one after the other.
+inline RowSource row_source(const BitMatrix& matrix) {
+  if (matrix.stride(1) != 1 || matrix.stride(0) != static_cast<int64_t>(matrix.shape(1)))
+    throw std::invalid_argument("weights must be C-contiguous");
+  return {reinterpret_cast<const uint8_t*>(matrix.data()), static_cast<int64_t>(matrix.shape(0))};
+}
+
+// The enumerator of a name, in the order of `names`.
+template <class Kind>
+Kind kind_of(const std::string& name, const std::vector<std::string>& names) {
+  const auto found = std::find(names.begin(), names.end(), name);
+  if (found == names.end()) throw std::invalid_argument("unknown kind: " + name);
+  return static_cast<Kind>(found - names.begin());
+}
+
+}  // namespace specqd

@@ -1,0 +1,240 @@
+// The decoder, and what it is built from.
+#include "model/decoder.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <optional>
+
+#include "bindings/bindings.h"
+#include "decode/forward.h"
+#include "model/kv_cache.h"
+
+using namespace nanobind::literals;
+
+namespace specqd {
+namespace {
+
+const std::vector<std::string> kNormKinds{"rms", "layer"};
+const std::vector<std::string> kActivations{"silu", "gelu", "gelu_tanh", "clamped_swiglu"};
+
+Vector vector_of(const std::optional<BitVector>& bits) {
+  if (!bits) return {};
+  return Vector(bits->data(), bits->data() + bits->size());
+}
+
+void bind_layers(nb::module_& m) {
+  using Weight = std::shared_ptr<PackedWeight>;
+  using Optional = std::optional<BitVector>;
+  nb::class_<Norm>(m, "Norm").def(
+      "__init__",
+      [](Norm* self, const BitVector& weight, const Optional& bias) {
+        new (self) Norm{vector_of(weight), vector_of(bias)};
+      },
+      "weight"_a, "bias"_a = nb::none());
+  nb::class_<FeedForward>(m, "FeedForward")
+      .def(
+          "__init__",
+          [](FeedForward* self, Weight gate_up, Weight down, const Optional& gate_bias,
+             const Optional& up_bias, const Optional& down_bias) {
+            new (self) FeedForward{gate_up, down, vector_of(gate_bias), vector_of(up_bias),
+                                   vector_of(down_bias)};
+          },
+          nb::kw_only(), "gate_up"_a, "down"_a, "gate_bias"_a = nb::none(),
+          "up_bias"_a = nb::none(), "down_bias"_a = nb::none());
+  using OptionalNorm = std::optional<Norm>;
+  const auto norm_of = [](const OptionalNorm& norm) { return norm ? *norm : Norm{}; };
+  nb::class_<LayerWeights>(m, "LayerWeights")
+      .def(
+          "__init__",
+          [norm_of](LayerWeights* self, const OptionalNorm& attention_norm,
+                    const OptionalNorm& attention_post_norm, const OptionalNorm& feed_forward_norm,
+                    const OptionalNorm& feed_forward_post_norm, const OptionalNorm& query_norm,
+                    const OptionalNorm& key_norm, Weight query_key_value, Weight output,
+                    const Optional& query_key_value_bias, const Optional& output_bias,
+                    const Optional& sinks, std::vector<FeedForward> feed_forwards, Weight router,
+                    const Optional& router_bias, int64_t window, int rope) {
+            new (self) LayerWeights{norm_of(attention_norm),
+                                    norm_of(attention_post_norm),
+                                    norm_of(feed_forward_norm),
+                                    norm_of(feed_forward_post_norm),
+                                    norm_of(query_norm),
+                                    norm_of(key_norm),
+                                    query_key_value,
+                                    output,
+                                    vector_of(query_key_value_bias),
+                                    vector_of(output_bias),
+                                    vector_of(sinks),
+                                    std::move(feed_forwards),
+                                    router,
+                                    vector_of(router_bias),
+                                    window,
+                                    rope};
+          },
+          nb::kw_only(), "attention_norm"_a.none(), "attention_post_norm"_a.none(),
+          "feed_forward_norm"_a.none(), "feed_forward_post_norm"_a.none(), "query_norm"_a.none(),
+          "key_norm"_a.none(), "query_key_value"_a, "output"_a, "query_key_value_bias"_a.none(),
+          "output_bias"_a.none(), "sinks"_a.none(), "feed_forwards"_a, "router"_a.none(),
+          "router_bias"_a.none(), "window"_a, "rope"_a);
+}
+
+void bind_spec(nb::module_& m) {
+  nb::class_<DecoderSpec>(m, "DecoderSpec")
+      .def(
+          "__init__",
+          [](DecoderSpec* self, int64_t hidden, int64_t heads, int64_t kv_heads, int64_t head_dim,
+             int64_t vocabulary, std::vector<RopeSpec> ropes, float norm_epsilon,
+             const std::string& norm, float norm_offset, bool norms_whole_rows,
+             const std::string& activation, bool is_gated, bool is_parallel, float attention_scale,
+             float attention_cap, float logit_cap, float embedding_scale, float residual_scale,
+             float logit_scale, int64_t experts_per_token, bool shares_of_chosen) {
+            new (self) DecoderSpec{hidden,
+                                   heads,
+                                   kv_heads,
+                                   head_dim,
+                                   vocabulary,
+                                   std::move(ropes),
+                                   norm_epsilon,
+                                   kind_of<NormKind>(norm, kNormKinds),
+                                   norm_offset,
+                                   norms_whole_rows,
+                                   kind_of<Activation>(activation, kActivations),
+                                   is_gated,
+                                   is_parallel,
+                                   attention_scale,
+                                   attention_cap,
+                                   logit_cap,
+                                   embedding_scale,
+                                   residual_scale,
+                                   logit_scale,
+                                   experts_per_token,
+                                   shares_of_chosen};
+          },
+          nb::kw_only(), "hidden"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "vocabulary"_a,
+          "ropes"_a, "norm_epsilon"_a, "norm"_a, "norm_offset"_a, "norms_whole_rows"_a,
+          "activation"_a, "is_gated"_a, "is_parallel"_a, "attention_scale"_a, "attention_cap"_a,
+          "logit_cap"_a, "embedding_scale"_a, "residual_scale"_a, "logit_scale"_a,
+          "experts_per_token"_a, "shares_of_chosen"_a);
+}
+
+void bind_shortlist(nb::module_& m) {
+  using Tokens = std::vector<int32_t>;
+  nb::class_<PartialHead>(m, "PartialHead",
+                          "Which rows of the head a draft reads, and whether that pays.")
+      .def(nb::init<int64_t>(), "vocabulary"_a)
+      .def(
+          "keep", [](PartialHead& list, const Tokens& tokens) { list.keep(tokens); }, "tokens"_a,
+          "Holds these ids always.")
+      .def(
+          "read", [](PartialHead& list, const Tokens& tokens) { list.read(tokens); }, "tokens"_a,
+          "The target has read these tokens.")
+      .def(
+          "picked",
+          [](PartialHead& list, const Tokens& picks, const Tokens& proposal) {
+            list.picked(picks, proposal);
+          },
+          "picks"_a, "proposal"_a, "The target has picked these tokens at a proposal's places.")
+      .def(
+          "ids_that_pay",
+          [](const PartialHead& list, double rest_bytes, double panel_bytes, int64_t panels,
+             double verify_bytes) {
+            return list.ids_that_pay({rest_bytes, panel_bytes, panels, verify_bytes});
+          },
+          nb::kw_only(), "rest_bytes"_a, "panel_bytes"_a, "panels"_a, "verify_bytes"_a)
+      .def_prop_ro("num_picks", &PartialHead::num_picks)
+      .def("share_left_out", &PartialHead::share_left_out, "ids"_a,
+           "Of the picks, by one of the sizes that it chooses from.")
+      .def(
+          "panels",
+          [](PartialHead& list, int64_t ids, int64_t panels) {
+            std::vector<PanelRun> runs;
+            list.list(ids, panels, runs);
+            std::vector<int64_t> all;
+            for (const PanelRun& run : runs)
+              for (int64_t panel = run.first; panel < run.last; ++panel) all.push_back(panel);
+            return all;
+          },
+          "ids"_a, "panels"_a, "Those of the first `ids`, and what is held besides.");
+}
+
+void bind_forward(nb::module_& m) {
+  m.attr("ALL_IDS") = HeadUse::kAll;
+  nb::class_<Decoder>(m, "Decoder")
+      .def(
+          "__init__",
+          [](Decoder* self, std::shared_ptr<Pool> pool, const std::string& isa,
+             const DecoderSpec& spec, const std::vector<LayerWeights>& layers,
+             const Norm& final_norm, std::shared_ptr<PackedWeight> head,
+             const std::optional<BitMatrix>& embedding, int64_t max_rows) {
+            DecoderWeights weights{layers, final_norm, std::move(head),
+                                   embedding ? row_source(*embedding).data : nullptr};
+            new (self)
+                Decoder(spec, std::move(weights), std::move(pool), kernels_or_throw(isa), max_rows);
+          },
+          nb::kw_only(), "pool"_a, "isa"_a, "spec"_a, "layers"_a, "final_norm"_a, "head"_a,
+          "embedding"_a.none(), "max_rows"_a, nb::keep_alive<1, 8>())
+      .def_prop_ro("max_rows", &Decoder::max_rows)
+      .def_prop_ro("moved_bytes", &Decoder::moved_bytes)
+      .def(
+          "weight_bytes",
+          [](const Decoder& decoder, bool is_draft) {
+            return decoder.weight_bytes(is_draft ? Precision::kFp4 : Precision::kExact);
+          },
+          "is_draft"_a)
+      .def(
+          "forward",
+          [](Decoder& decoder, bool is_draft, const KvCache& cache,
+             const std::vector<int32_t>& tokens, const std::vector<int>& sequences,
+             const std::vector<int64_t>& starts, const std::vector<int64_t>& counts,
+             const std::vector<int64_t>& logits) {
+            std::vector<ForwardRows> rows;
+            for (size_t i = 0; i < sequences.size(); ++i)
+              rows.push_back({sequences[i], starts.at(i), counts.at(i), logits.at(i)});
+            check_rows(decoder, cache, tokens, rows);
+            const nb::gil_scoped_release released;
+            decoder.forward(is_draft ? Precision::kFp4 : Precision::kExact, cache, tokens, rows);
+          },
+          "is_draft"_a, "cache"_a, "tokens"_a, "sequences"_a, "starts"_a, "counts"_a, "logits"_a)
+      .def_prop_ro(
+          "partial_head", [](const Decoder& decoder) { return &decoder.partial_head(); },
+          nb::rv_policy::reference_internal, "What drafts for this model read of their heads.")
+      .def(
+          "draft_for",
+          [](Decoder& decoder, const Decoder& target, bool is_draft, size_t verify_bytes) {
+            decoder.draft_for(target, is_draft ? Precision::kFp4 : Precision::kExact, verify_bytes);
+          },
+          "target"_a, "is_draft"_a, "verify_bytes"_a,
+          "Shares the partial_head of the model that it drafts for in that precision; "
+          "`verify_bytes` "
+          "are those of a forward that verifies it.")
+      .def_prop_ro("logit_rows", &Decoder::logit_rows)
+      .def(
+          "logits",
+          [](const Decoder& decoder) {
+            const auto rows = static_cast<size_t>(decoder.logit_rows());
+            const auto width = static_cast<size_t>(decoder.spec().vocabulary);
+            std::vector<float> copy(rows * width);
+            for (size_t i = 0; i < rows; ++i) {
+              const auto row = decoder.logits(static_cast<int64_t>(i));
+              std::copy(row.begin(), row.end(), copy.begin() + static_cast<int64_t>(i * width));
+            }
+            return owned_array(std::move(copy), {rows, width});
+          },
+          "A copy of the last forward's logits, [rows, vocabulary] float32.");
+}
+
+}  // namespace
+
+void bind_decoder(nb::module_& m) {
+  bind_layers(m);
+  bind_spec(m);
+  bind_shortlist(m);
+  bind_forward(m);
+}
+
+}  // namespace specqd

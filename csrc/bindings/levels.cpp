@@ -1,0 +1,270 @@
+// Levels, drafters and what they pass to each other, as Python sees them.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings/python_roles.h"
+#include "draft/ngram_drafter.h"
+
+using namespace nanobind::literals;
+
+namespace specqd {
+namespace {
+
+using DraftRequests = std::vector<DraftRequest>;
+
+Level::Clock clock_of(nb::handle clock) {
+  if (!clock.is_none()) return [clock] { return nb::cast<double>(clock()); };
+  return [] {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration<double>(now).count();
+  };
+}
+
+class BoundLevel : public Level {
+ public:
+  using ModelPart = Part<LevelModel, PythonModel>;
+  using DrafterPart = Part<Drafter, PythonDrafter>;
+
+  BoundLevel(ModelPart model, DrafterPart drafter, std::optional<int64_t> length, std::string name,
+             nb::object clock)
+      : Level(*model.role, *drafter.role, length, clock_of(clock)),
+        model_(std::move(model)),
+        drafter_(std::move(drafter)),
+        name_(std::move(name)),
+        clock_(std::move(clock)) {}
+
+  nb::object model() const { return model_.object; }
+  nb::object drafter() const { return drafter_.object; }
+  const std::string& name() const { return name_; }
+  void replace_drafter(nb::object drafter) {
+    drafter_ = DrafterPart(std::move(drafter));
+    set_drafter(*drafter_.role);
+  }
+
+  // For Python's collector: a drafter may know whoever holds this level.
+  static int traverse(PyObject* self, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(self));
+    if (!nb::inst_ready(self)) return 0;
+    const auto* const level = nb::inst_ptr<BoundLevel>(self);
+    Py_VISIT(level->model_.object.ptr());
+    Py_VISIT(level->drafter_.object.ptr());
+    Py_VISIT(level->clock_.ptr());
+    return 0;
+  }
+  static int clear(PyObject* self) {
+    if (!nb::inst_ready(self)) return 0;
+    auto* const level = nb::inst_ptr<BoundLevel>(self);
+    level->model_.object.reset();
+    level->drafter_.object.reset();
+    level->clock_.reset();
+    return 0;
+  }
+
+ private:
+  ModelPart model_;
+  DrafterPart drafter_;
+  std::string name_;
+  nb::object clock_;
+};
+
+PyType_Slot level_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&BoundLevel::traverse)},
+                             {Py_tp_clear, reinterpret_cast<void*>(&BoundLevel::clear)},
+                             {0, nullptr}};
+
+// --- Drafters ------------------------------------------------------------------------------------
+
+void bind_requests(nb::module_& m) {
+  nb::class_<DraftRequest>(
+      m, "DraftRequest",
+      "A wish for tokens that continue a sequence, and what they are worth to whoever "
+      "requests.")
+      .def(nb::init<SequencePtr, int64_t, double, double, std::shared_ptr<RowCosts>, int64_t,
+                    int64_t>(),
+           "sequence"_a, "at_most"_a, "token_value_s"_a = kAlwaysDraft, "confidence"_a = 1.0,
+           "costs"_a.none() = nb::none(), "rows"_a = 1, "sharing"_a = 1)
+      .def_ro("sequence", &DraftRequest::sequence)
+      .def_ro("at_most", &DraftRequest::at_most)
+      .def_ro("token_value_s", &DraftRequest::token_value_s,
+              "Seconds that one more accepted token saves.")
+      .def_ro("confidence", &DraftRequest::confidence)
+      .def_ro("costs", &DraftRequest::costs)
+      .def_ro("rows", &DraftRequest::rows)
+      .def_ro("sharing", &DraftRequest::sharing)
+      .def(
+          "changed",
+          [](DraftRequest request, std::optional<int64_t> at_most,
+             std::optional<double> token_value_s) {
+            request.at_most = at_most.value_or(request.at_most);
+            request.token_value_s = token_value_s.value_or(request.token_value_s);
+            return request;
+          },
+          nb::kw_only(), "at_most"_a = nb::none(), "token_value_s"_a = nb::none(),
+          "The same, but for these.")
+      .def("added_seconds", &DraftRequest::added_seconds, "count"_a,
+           "What a proposal of so many tokens adds to verification, if the others are as long.");
+  nb::class_<Proposal>(m, "Proposal",
+                       "Tokens that may come next, each with the probability its proposer gave it.")
+      .def(
+          "__init__",
+          [](Proposal* self, TokenList tokens, std::vector<double> confidences, int64_t row,
+             TokenList depths) {
+            new (self) Proposal{std::move(tokens), std::move(confidences), row, std::move(depths)};
+            check_proposal(*self);
+          },
+          "tokens"_a = TokenList(), "confidences"_a = std::vector<double>(), "row"_a = 0,
+          "depths"_a = TokenList())
+      .def_ro("tokens", &Proposal::tokens)
+      .def_ro("confidences", &Proposal::confidences)
+      .def_ro("row", &Proposal::row, "Of the proposer's last logits, for the first token.")
+      .def_ro("depths", &Proposal::depths, "By token: levels below its proposer; or none.")
+      .def(
+          "depths_of",
+          [](const Proposal& proposal, const TokenList& verified) {
+            return proposal.depths_of(verified);
+          },
+          "verified"_a,
+          "Of the tokens that a verifier makes of this proposal, as seen from there.");
+}
+
+nb::tuple alone(nb::handle self) { return nb::make_tuple(self); }
+
+template <class Bound, class Class>
+void bind_role(Class& bound) {
+  bound
+      .def(
+          "propose",
+          [](Bound& drafter, const DraftRequests& requests) { return drafter.propose(requests); },
+          "requests"_a, "One proposal per request, of at most `at_most` tokens.")
+      .def("observe", &Bound::observe, "request"_a, "proposal"_a, "accepted"_a,
+           "Learns that verification confirmed the first `accepted` tokens of its proposal.")
+      .def("chances", &Bound::chances, "request"_a, "proposal"_a,
+           "How likely each token of its proposal is right, given that those before it are.")
+      .def("release", &Bound::release, "sequence"_a, "Forgets a sequence that has ended.")
+      .def_prop_ro(
+          "is_free", &Bound::is_free,
+          "Whether proposals cost nothing to make: they can be weighed before they are used.");
+}
+
+std::unique_ptr<const NgramIndex> index_of(const std::vector<TokenList>& corpus) {
+  if (corpus.empty()) return nullptr;
+  auto index = std::make_unique<NgramIndex>();
+  for (const TokenList& text : corpus) {
+    index->append(text);
+    index->end_text();
+  }
+  return index;
+}
+
+const char* const kLevels = "def levels(self) -> tuple[typing.Any, ...]";
+
+void bind_drafters(nb::module_& m) {
+  nb::class_<Drafter>(m, "Drafter", "Who proposes tokens, where that is a part of the core.");
+  nb::class_<NoDraft, Drafter> none(m, "NoDraft", "Plain decoding: nothing is ever proposed.");
+  none.def(nb::init<>())
+      .def_prop_ro("levels", [](const NoDraft&) { return nb::tuple(); }, nb::sig(kLevels));
+  bind_role<NoDraft>(none);
+  nb::class_<NgramDrafter, Drafter> ngram(
+      m, "NgramDrafter",
+      "Drafts from a sequence's own accepted tokens, and from a corpus that all sequences "
+      "share.\n\n"
+      "The corpus's texts are token ids; they are asked where they hold a longer match than the\n"
+      "sequence itself. `length` fixes how many tokens are proposed where that many are known; "
+      "None\n"
+      "proposes as long as a token is likely enough to be worth its row.");
+  ngram
+      .def(
+          "__init__",
+          [](NgramDrafter* self, const std::vector<TokenList>& corpus,
+             std::optional<int64_t> length) { new (self) NgramDrafter(index_of(corpus), length); },
+          nb::kw_only(), "corpus"_a = std::vector<TokenList>(), "length"_a = nb::none())
+      .def_prop_ro("name", [](const NgramDrafter&) { return "ngram"; })
+      .def_prop_ro("length", &NgramDrafter::length)
+      .def_prop_ro("levels", &alone, nb::sig(kLevels));
+  bind_role<NgramDrafter>(ngram);
+}
+
+// --- Levels --------------------------------------------------------------------------------------
+
+void bind_level(nb::module_& m) {
+  nb::class_<LevelStats>(m, "LevelStats", "What a level did since it was made.")
+      .def(nb::init<>())
+      .def_ro("forwards", &LevelStats::forwards)
+      .def_ro("rows", &LevelStats::rows)
+      .def_ro("seconds", &LevelStats::seconds, "Within forwards.")
+      .def_ro("pick_seconds", &LevelStats::pick_seconds)
+      .def_ro("drafted", &LevelStats::drafted, "Tokens that its drafter proposed.")
+      .def_ro("accepted", &LevelStats::accepted)
+      .def_ro("accepted_at", &LevelStats::accepted_at, "By place in the proposal.")
+      .def_ro("drafted_at", &LevelStats::drafted_at)
+      .def_ro("asked", &LevelStats::asked, "Times that it was asked for a proposal, as a drafter.")
+      .def_ro("token_value_seconds", &LevelStats::token_value_seconds,
+              "Of those times, the worth of an accepted token to whoever asked.")
+      .def("count", &LevelStats::count, "drafted"_a, "accepted"_a);
+  nb::class_<BoundLevel, Drafter> level(
+      m, "Level", nb::type_slots(level_slots),
+      "A verifier over a drafter, and itself a drafter. With NoDraft it decodes plainly.\n\n"
+      "`length` fixes how many tokens it proposes when it is asked as a drafter; None lets what "
+      "they\n"
+      "cost and bring decide (docs/design.md, \"When another draft token pays\").");
+  level
+      .def(
+          "__init__",
+          [](BoundLevel* self, nb::object model, nb::object drafter, std::optional<int64_t> length,
+             std::optional<std::string> name, nb::object clock) {
+            if (!name) name = nb::cast<std::string>(model.attr("precision").attr("value"));
+            new (self) BoundLevel(BoundLevel::ModelPart(std::move(model)),
+                                  BoundLevel::DrafterPart(std::move(drafter)), length,
+                                  std::move(*name), std::move(clock));
+          },
+          "model"_a, "drafter"_a, nb::kw_only(), "length"_a = nb::none(), "name"_a = nb::none(),
+          "clock"_a = nb::none(),
+          nb::sig("def __init__(self, model: typing.Any, drafter: typing.Any, *, "
+                  "length: int | None = None, name: str | None = None, "
+                  "clock: collections.abc.Callable[[], float] | None = None) -> None"))
+      .def_prop_ro("model", &BoundLevel::model, nb::sig("def model(self) -> typing.Any"))
+      .def_prop_rw("drafter", &BoundLevel::drafter, &BoundLevel::replace_drafter,
+                   nb::for_getter(nb::sig("def drafter(self) -> typing.Any")),
+                   nb::for_setter(nb::sig("def drafter(self, arg: typing.Any, /) -> None")))
+      .def_prop_ro("length", &BoundLevel::length)
+      .def_prop_ro("name", &BoundLevel::name)
+      .def_prop_ro("stats", [](const BoundLevel& level) { return level.stats; })
+      .def_prop_ro(
+          "levels",
+          [](nb::handle self) {
+            const nb::object below = nb::cast<const BoundLevel&>(self).drafter().attr("levels");
+            return alone(self) + nb::borrow<nb::tuple>(below);
+          },
+          nb::sig(kLevels), "This drafter and those below it, outermost first.")
+      .def("measure", &BoundLevel::measure,
+           "Learns what forwards cost, here and below, so that the first request is drafted well.")
+      .def(
+          "advance",
+          [](BoundLevel& level, const DraftRequests& requests) { return level.advance(requests); },
+          "requests"_a,
+          "At least one token of this level's own for each request, in one forward.\n\n"
+          "The tokens are the longest prefix of the drafter's proposal that this model would have\n"
+          "picked itself, and then its own next pick. None are returned where nothing is allowed.")
+      .def("seconds_per_token", &BoundLevel::seconds_per_token, "count"_a,
+           "What a token takes where so many texts are advanced together.");
+  bind_role<BoundLevel>(level);
+}
+
+}  // namespace
+
+void bind_levels(nb::module_& m) {
+  bind_requests(m);
+  bind_drafters(m);
+  bind_level(m);
+}
+
+}  // namespace specqd

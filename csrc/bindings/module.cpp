@@ -1,0 +1,344 @@
+// The module: what Python sees of the core. No arithmetic here.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <stdexcept>
+#include <variant>
+
+#include "bindings/bindings.h"
+#include "kernels/float_mode.h"
+#include "model/decoder.h"
+#include "model/kv_cache.h"
+#include "model/rope.h"
+#include "runtime/bandwidth.h"
+#include "runtime/cpu.h"
+#include "runtime/memory.h"
+#include "runtime/pool.h"
+#include "weights/pack.h"
+
+using namespace nanobind::literals;
+
+namespace specqd {
+
+void bind_decoder(nb::module_& m);
+void bind_economics(nb::module_& m);
+void bind_kernels(nb::module_& m);
+void bind_levels(nb::module_& m);
+void bind_ngram(nb::module_& m);
+void bind_pick(nb::module_& m);
+void bind_sequence(nb::module_& m);
+
+namespace {
+
+const std::vector<std::string> kRopeKinds{"default", "linear", "llama3", "yarn", "longrope"};
+
+// A packed weight, or (source, row, column) of the first weight that is not finite.
+std::variant<std::shared_ptr<PackedWeight>, std::tuple<int64_t, int64_t, int64_t>> pack(
+    Pool& pool, const std::string& isa, const std::vector<BitMatrix>& sources, bool interleaved,
+    int rule) {
+  std::vector<RowSource> rows;
+  for (const BitMatrix& source : sources) rows.push_back(row_source(source));
+  const auto columns = static_cast<int64_t>(sources.at(0).shape(1));
+  for (const BitMatrix& source : sources)
+    if (static_cast<int64_t>(source.shape(1)) != columns)
+      throw std::invalid_argument("matrices packed together need equal columns");
+  PackError error;
+  std::shared_ptr<PackedWeight> weight;
+  {
+    nb::gil_scoped_release released;
+    weight = PackedWeight::pack(pool, kernels_or_throw(isa), rows, columns,
+                                {interleaved, static_cast<ScaleRule>(rule)}, &error);
+  }
+  if (weight == nullptr) return std::tuple(error.source, error.row, error.column);
+  return weight;
+}
+
+using Bytes2 = nb::ndarray<const uint8_t, nb::numpy, nb::ndim<2>, nb::c_contig>;
+
+// As pack, of codes [rows, blocks * 16] and scales [rows, blocks]; an error's column is a block.
+std::variant<std::shared_ptr<PackedWeight>, std::tuple<int64_t, int64_t, int64_t>> take_mxfp4(
+    const std::vector<std::pair<Bytes2, Bytes2>>& sources) {
+  std::vector<Mxfp4Source> rows;
+  for (const auto& [codes, scales] : sources)
+    rows.push_back({codes.data(), scales.data(), static_cast<int64_t>(codes.shape(0))});
+  const auto& [first_codes, first_scales] = sources.at(0);
+  for (const auto& [codes, scales] : sources)
+    if (codes.shape(0) != first_codes.shape(0) || scales.shape(0) != codes.shape(0) ||
+        scales.shape(1) != first_scales.shape(1) || codes.shape(1) != scales.shape(1) * 16)
+      throw std::invalid_argument("codes and scales do not belong together");
+  PackError error;
+  std::shared_ptr<PackedWeight> weight;
+  {
+    const nb::gil_scoped_release released;
+    weight = PackedWeight::take_mxfp4(rows, static_cast<int64_t>(first_scales.shape(1)), &error);
+  }
+  if (weight == nullptr) return std::tuple(error.source, error.row, error.column);
+  return weight;
+}
+
+nb::ndarray<nb::numpy, uint16_t> unpack(const PackedWeight& weight, const std::string& isa) {
+  const Kernels& kernels = kernels_or_throw(isa);
+  const auto rows = static_cast<size_t>(weight.rows());
+  const auto columns = static_cast<size_t>(weight.columns());
+  std::vector<uint16_t> bits(rows * columns);
+  {
+    nb::gil_scoped_release released;
+    for (size_t row = 0; row < rows; ++row)
+      weight.read_row(kernels, static_cast<int64_t>(row), bits.data() + row * columns);
+  }
+  return owned_array(std::move(bits), {rows, columns});
+}
+
+// The planes as read-only arrays over the weight's own memory; `self` keeps them alive.
+nb::dict planes(nb::handle self) {
+  const PackedWeight::Planes planes = nb::cast<const PackedWeight&>(self).planes();
+  nb::dict out;
+  const auto put = [&](const char* name, const auto& plane) {
+    using T = typename std::decay_t<decltype(plane)>::element_type;
+    if (plane.data() != nullptr)
+      out[name] = nb::ndarray<nb::numpy, T, nb::ndim<1>>(plane.data(), {plane.size()}, self);
+  };
+  put("codes", planes.codes);
+  put("scales", planes.scales);
+  put("residuals", planes.residuals);
+  put("patch_starts", planes.patch_starts);
+  put("patches", planes.patches);
+  put("plain", planes.plain);
+  return out;
+}
+
+template <class T>
+using Plane = nb::ndarray<const T, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// A weight over those arrays, which it keeps alive, or what is wrong with them.
+std::variant<std::shared_ptr<PackedWeight>, std::string> map_planes(
+    Pool& pool, const Plane<uint8_t>& codes, const Plane<uint8_t>& scales,
+    const std::optional<Plane<uint8_t>>& residuals,
+    const std::optional<Plane<uint32_t>>& patch_starts,
+    const std::optional<Plane<uint32_t>>& patches, const std::optional<Plane<uint16_t>>& plain,
+    const std::vector<int64_t>& source_rows, int64_t columns, bool interleaved) {
+  auto* const kept = new std::tuple(codes, scales, residuals, patch_starts, patches, plain);
+  std::shared_ptr<const void> owner(kept, [](const auto* arrays) {
+    const nb::gil_scoped_acquire held;
+    delete arrays;
+  });
+  PackedWeight::Planes planes{{codes.data(), codes.size()}, {scales.data(), scales.size()}};
+  if (residuals) planes.residuals = {residuals->data(), residuals->size()};
+  if (patch_starts) planes.patch_starts = {patch_starts->data(), patch_starts->size()};
+  if (patches) planes.patches = {patches->data(), patches->size()};
+  if (plain) planes.plain = {plain->data(), plain->size()};
+  std::string problem;
+  const nb::gil_scoped_release released;
+  auto weight = PackedWeight::map(pool, planes, source_rows, columns, interleaved, std::move(owner),
+                                  &problem);
+  if (weight == nullptr) return problem;
+  return weight;
+}
+
+std::map<std::string, size_t> plane_bytes(const PackedWeight& weight) {
+  const PackedWeight::Bytes bytes = weight.bytes();
+  std::map<std::string, size_t> planes;
+  planes["codes"] = bytes.codes;
+  planes["scales"] = bytes.scales;
+  planes["residuals"] = bytes.residuals;
+  planes["patches"] = bytes.patches;
+  planes["plain"] = bytes.plain;
+  return planes;
+}
+
+void bind_machine(nb::module_& m) {
+  m.def("available_isas", &available_isas);
+  m.def("amx_refusal", &amx_refusal);
+  m.def("usable_threads", &usable_threads);
+  m.def("usable_memory", &usable_memory);
+  m.def("cpu_model", &cpu_model);
+  nb::class_<Pool>(m, "Pool")
+      .def(
+          "__init__",
+          [](Pool* self, int threads) {
+            if (threads < 1) throw std::invalid_argument("a pool needs a thread");
+            new (self) Pool(threads);
+          },
+          "threads"_a)
+      .def_prop_ro("threads", &Pool::threads);
+  m.def(
+      "read_seconds",
+      [](Pool& pool, const std::string& isa, size_t bytes, int repeats) {
+        const nb::gil_scoped_release released;
+        return measure_read_seconds(pool, kernels_or_throw(isa), bytes, repeats);
+      },
+      "pool"_a, "isa"_a, "bytes"_a, "repeats"_a,
+      "Seconds of each of `repeats` reads of `bytes` bytes by all threads.");
+  m.attr("PEAK_PRODUCTS") = kPeakProducts;
+  m.def(
+      "product_seconds",
+      [](Pool& pool, const std::string& isa, int repeats) {
+        const nb::gil_scoped_release released;
+        return measure_product_seconds(pool, kernels_or_throw(isa), repeats);
+      },
+      "pool"_a, "isa"_a, "repeats"_a,
+      "Seconds of each of `repeats` times that each thread makes PEAK_PRODUCTS exact products, in\n"
+      "registers alone.");
+}
+
+void bind_weights(nb::module_& m) {
+  nb::class_<PackedWeight>(m, "PackedWeight")
+      .def_prop_ro("rows", &PackedWeight::rows)
+      .def_prop_ro("columns", &PackedWeight::columns)
+      .def_prop_ro("is_nested", &PackedWeight::is_nested)
+      .def_prop_ro("is_mxfp4", &PackedWeight::is_mxfp4)
+      .def_prop_ro("patch_count", &PackedWeight::patch_count)
+      .def("plane_bytes", &plane_bytes)
+      .def("planes", &planes, nb::sig("def planes(self) -> dict[str, NDArray[numpy.generic]]"),
+           "The planes as they lie in memory, by name: flat, read-only, not copied.")
+      .def("unpack", &unpack, "isa"_a);
+  m.def("pack", &pack, "pool"_a, "isa"_a, "sources"_a, "interleaved"_a, "rule"_a);
+  m.def("take_mxfp4", &take_mxfp4, "sources"_a);
+  m.def("map_planes", &map_planes, "pool"_a, "codes"_a, "scales"_a, "residuals"_a.none(),
+        "patch_starts"_a.none(), "patches"_a.none(), "plain"_a.none(), nb::kw_only(),
+        "source_rows"_a, "columns"_a, "interleaved"_a,
+        "A weight over planes that were packed before, or what is wrong with them.");
+  m.def("release_free_memory", &release_free_memory,
+        "Gives the pages that the heap holds free back to the system.");
+  m.def(
+      "find_not_finite",
+      [](Pool& pool, const BitMatrix& bits) -> std::optional<std::pair<int64_t, int64_t>> {
+        const RowSource source = row_source(bits);
+        const auto columns = static_cast<int64_t>(bits.shape(1));
+        const nb::gil_scoped_release released;
+        const PackError found = find_not_finite(pool, source, columns);
+        if (found.source < 0) return std::nullopt;
+        return std::pair(found.row, found.column);
+      },
+      "pool"_a, "bits"_a, "(row, column) of the first BF16 that is not finite, or None.");
+}
+
+void bind_rope(nb::module_& m) {
+  nb::class_<RopeSpec>(m, "RopeSpec")
+      .def(
+          "__init__",
+          [](RopeSpec* self, const std::string& kind, int dims, double theta, double factor,
+             double original_max_positions, double low_freq_factor, double high_freq_factor,
+             double beta_fast, double beta_slow, double attention_factor, double mscale,
+             double mscale_all_dim, bool truncate, std::vector<float> factors) {
+            if (kind == "longrope" && std::ssize(factors) != dims / 2)
+              throw std::invalid_argument("longrope needs a factor for each pair");
+            new (self) RopeSpec{kind_of<RopeKind>(kind, kRopeKinds),
+                                dims,
+                                theta,
+                                factor,
+                                original_max_positions,
+                                low_freq_factor,
+                                high_freq_factor,
+                                beta_fast,
+                                beta_slow,
+                                attention_factor,
+                                mscale,
+                                mscale_all_dim,
+                                truncate,
+                                std::move(factors)};
+          },
+          "kind"_a, "dims"_a, "theta"_a, "factor"_a, "original_max_positions"_a,
+          "low_freq_factor"_a, "high_freq_factor"_a, "beta_fast"_a, "beta_slow"_a,
+          "attention_factor"_a, "mscale"_a, "mscale_all_dim"_a, "truncate"_a, "factors"_a);
+  m.def(
+      "rope_tables",
+      [](const RopeSpec& spec, int64_t first, int64_t count) {
+        const auto half = static_cast<size_t>(spec.dims / 2), n = static_cast<size_t>(count);
+        std::vector<float> frequencies(half), cosines(n * half), sines(n * half);
+        const float factor = rope_inverse_frequencies(spec, frequencies);
+        rope_tables(frequencies, factor, first, count, cosines.data(), sines.data());
+        return std::tuple(owned_array(std::move(frequencies), {half}), factor,
+                          owned_array(std::move(cosines), {n, half}),
+                          owned_array(std::move(sines), {n, half}));
+      },
+      "spec"_a, "first"_a, "count"_a,
+      "(inverse frequencies [d/2], attention factor, cosines [count, d/2], sines [count, d/2]).");
+}
+
+void bind_cache(nb::module_& m) {
+  using Tokens = std::vector<int32_t>;
+  m.attr("PAGE_POSITIONS") = kPagePositions;
+  m.attr("CHUNK_POSITIONS") = kChunkPositions;
+  nb::class_<KvCache>(m, "KvCache")
+      .def(
+          "__init__",
+          [](KvCache* self, const Decoder& decoder, int64_t pages) {
+            new (self) KvCache(decoder.kv_shape(), pages);
+          },
+          "decoder"_a, "pages"_a)
+      .def_prop_ro("total_pages", &KvCache::total_pages)
+      .def_prop_ro("free_pages", &KvCache::free_pages)
+      .def_prop_ro("page_bytes",
+                   [](const KvCache& cache) { return cache.shape().page_words() * 2; })
+      .def("create", &KvCache::create)
+      .def("release", &KvCache::release, "sequence"_a)
+      .def("fork", &KvCache::fork, "sequence"_a, "length"_a)
+      .def("make_writable", &KvCache::make_writable, "sequence"_a, "first"_a, "last"_a)
+      .def(
+          "attach_prefix",
+          [](KvCache& cache, int sequence, const Tokens& tokens, uint64_t salt) {
+            return cache.attach_prefix(sequence, tokens, salt);
+          },
+          "sequence"_a, "tokens"_a, "salt"_a = 0)
+      .def(
+          "publish",
+          [](KvCache& cache, int sequence, const Tokens& tokens, uint64_t salt) {
+            cache.publish(sequence, tokens, salt);
+          },
+          "sequence"_a, "tokens"_a, "salt"_a = 0)
+      .def("release_behind", &KvCache::release_behind, "sequence"_a, "position"_a)
+      .def("has_page", &KvCache::has_page, "sequence"_a, "page"_a)
+      .def(
+          "page_bits",
+          [](const KvCache& cache, int sequence, int64_t page) {
+            std::vector<uint16_t> bits = cache.page_bits(sequence, page);
+            const size_t words = bits.size();
+            return owned_array(std::move(bits), {words});
+          },
+          "sequence"_a, "page"_a, "A copy of a page's words, for tests.")
+      .def(
+          "write_page_bits",
+          [](KvCache& cache, int sequence, int64_t page, const BitVector& bits) {
+            if (static_cast<int64_t>(bits.size()) != cache.shape().page_words())
+              throw std::invalid_argument("a page has another number of words");
+            cache.write_page_bits(sequence, page, {bits.data(), bits.size()});
+          },
+          "sequence"_a, "page"_a, "bits"_a, "Replaces a page's words, for tests.")
+      .def(
+          "poison",
+          [](KvCache& cache, int sequence, int64_t page, uint16_t bits) {
+            const auto words = static_cast<size_t>(cache.shape().page_words());
+            cache.write_page_bits(sequence, page, std::vector<uint16_t>(words, bits));
+          },
+          "sequence"_a, "page"_a, "bits"_a, "Fills a page, for tests.");
+}
+
+}  // namespace
+}  // namespace specqd
+
+NB_MODULE(_native, m) {
+  m.doc() = "SpecQD's native core.";
+  specqd::bind_machine(m);
+  specqd::bind_rope(m);
+  specqd::bind_weights(m);
+  specqd::bind_cache(m);
+  specqd::bind_decoder(m);
+  specqd::bind_ngram(m);
+  specqd::bind_pick(m);
+  specqd::bind_economics(m);
+  specqd::bind_sequence(m);
+  specqd::bind_levels(m);
+  specqd::bind_kernels(m);
+}

@@ -1,0 +1,51 @@
+// The n-gram index, as Python sees it.
+#include "draft/ngram.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace specqd {
+namespace {
+
+using Tokens = std::vector<int32_t>;
+
+void append(NgramIndex& index, const Tokens& tokens) {
+  if (tokens.size() > INT32_MAX - index.size() - 1)
+    throw std::invalid_argument("an index holds at most 2^31 tokens");
+  for (const int32_t token : tokens)
+    if (token < 0) throw std::invalid_argument("tokens are not negative");
+  index.append(tokens);
+}
+
+}  // namespace
+
+void bind_ngram(nb::module_& m) {
+  m.attr("LONGEST_MATCH") = kLongestMatch;
+  m.attr("MOST_PLACES") = kMostPlaces;
+  nb::class_<NgramIndex>(m, "NgramIndex", "What followed where a text read like its end does now.")
+      .def(nb::init<>())
+      .def("__len__", &NgramIndex::size)
+      .def_prop_ro("bytes", &NgramIndex::bytes, "Memory reserved.")
+      .def("append", &append, "tokens"_a)
+      .def("end_text", &NgramIndex::end_text, "What comes next belongs to another text.")
+      .def(
+          "propose",
+          [](const NgramIndex& index, const Tokens& guesses, size_t most,
+             const NgramIndex* corpus) -> std::pair<Tokens, std::vector<double>> {
+            Continuation found = index.propose(guesses, {most}, corpus);
+            return {std::move(found.tokens), std::move(found.confidences)};
+          },
+          "guesses"_a, "most"_a, "corpus"_a = nb::none(),
+          "At most `most` tokens that may follow the text and `guesses`, and their confidences.");
+}
+
+}  // namespace specqd

@@ -1,0 +1,133 @@
+// Python objects in the core's roles: anything with the methods that a level calls may draft, be a
+// model or be a grammar.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "draft/level.h"
+
+namespace specqd {
+
+using TokenList = std::vector<int32_t>;
+using SequencePtr = std::shared_ptr<Sequence>;
+
+inline void check_proposal(const Proposal& proposal) {
+  const size_t count = proposal.tokens.size();
+  if (proposal.confidences.size() != count ||
+      (!proposal.depths.empty() && proposal.depths.size() != count))
+    throw std::invalid_argument(
+        "a proposal needs a confidence for each token, and all depths or none");
+}
+
+// These two are kept by whoever keeps the object alive.
+class PythonDrafter : public Drafter {
+ public:
+  explicit PythonDrafter(nb::handle drafter) : drafter_(drafter) {}
+
+  std::vector<Proposal> propose(std::span<const DraftRequest> requests) override {
+    nb::list list;
+    for (const DraftRequest& request : requests) list.append(nb::cast(request));
+    auto proposals = nb::cast<std::vector<Proposal>>(drafter_.attr("propose")(list));
+    if (proposals.size() != requests.size())
+      throw std::invalid_argument("a drafter must answer each request with a proposal");
+    for (const Proposal& proposal : proposals) check_proposal(proposal);
+    return proposals;
+  }
+  void observe(const DraftRequest& request, const Proposal& proposal, size_t accepted) override {
+    drafter_.attr("observe")(request, proposal, accepted);
+  }
+  std::vector<double> chances(const DraftRequest& request, const Proposal& proposal) override {
+    return nb::cast<std::vector<double>>(drafter_.attr("chances")(request, proposal));
+  }
+  void release(const SequencePtr& sequence) override { drafter_.attr("release")(sequence); }
+  bool is_free() const override { return nb::cast<bool>(drafter_.attr("is_free")); }
+  bool is_silent(const Sequence&) const override {
+    return nb::len(nb::handle(nb::object(drafter_.attr("levels")))) == 0;
+  }
+  void measure() override {
+    for (const nb::handle first : nb::iter(nb::object(drafter_.attr("levels")))) {
+      if (nb::isinstance<Level>(first)) nb::cast<Level*>(first)->measure();
+      break;
+    }
+  }
+
+ private:
+  nb::handle drafter_;
+};
+
+class PythonModel : public LevelModel {
+ public:
+  explicit PythonModel(nb::handle model) : model_(model) {}
+
+  int64_t vocabulary() const override { return number("vocabulary"); }
+  int64_t max_positions() const override { return number("max_positions"); }
+  int64_t max_rows() const override { return number("max_rows"); }
+  std::shared_ptr<Context> context(const SequencePtr& sequence) override {
+    return nb::cast<std::shared_ptr<Context>>(model_.attr("context")(sequence));
+  }
+  void forward(std::span<const Rows> batch) override {
+    nb::list list;
+    for (const Rows& rows : batch) list.append(nb::cast(rows));
+    model_.attr("forward")(list);
+  }
+  Answer verify(int64_t row, std::span<const int32_t> proposal,
+                const SequencePtr& sequence) override {
+    const TokenList said(proposal.begin(), proposal.end());
+    auto [tokens, probabilities] = nb::cast<std::pair<TokenList, std::vector<double>>>(
+        model_.attr("verify")(row, said, sequence));
+    return {std::move(tokens), std::move(probabilities)};
+  }
+  void release(const SequencePtr& sequence) override { model_.attr("release")(sequence); }
+
+ private:
+  int64_t number(const char* name) const { return nb::cast<int64_t>(model_.attr(name)); }
+
+  nb::handle model_;
+};
+
+using MaskRows = nb::ndarray<const uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+struct PythonGrammar : Grammar {
+  explicit PythonGrammar(nb::object grammar) : grammar(std::move(grammar)) {}
+
+  Masks masks(std::span<const int32_t> proposal) override {
+    const auto rows =
+        nb::cast<MaskRows>(grammar.attr("masks")(TokenList(proposal.begin(), proposal.end())));
+    if (rows.shape(0) != proposal.size() + 1)
+      throw std::invalid_argument("masks must be [proposal + 1, vocabulary / 32]");
+    return {{rows.data(), rows.data() + rows.size()}, static_cast<int64_t>(rows.shape(1))};
+  }
+
+  nb::object grammar;
+};
+
+// What a level uses of an object, which it keeps alive: itself, or what makes its methods callable.
+template <class Role, class Python>
+struct Part {
+  explicit Part(nb::object given) : object(std::move(given)) {
+    if (nb::isinstance<Role>(object)) {
+      role = nb::cast<Role*>(object);
+    } else {
+      made = std::make_unique<Python>(object);
+      role = made.get();
+    }
+  }
+
+  nb::object object;
+  std::unique_ptr<Python> made;
+  Role* role;
+};
+
+}  // namespace specqd

@@ -1,0 +1,271 @@
+// One text, what caches hold of it, and forwards over it, as Python sees them.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/set.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <optional>
+#include <set>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "bindings/python_roles.h"
+
+using namespace nanobind::literals;
+
+namespace specqd {
+namespace {
+
+// Lets Python go on while it computes.
+class BoundForward : public ModelForward {
+ public:
+  using ModelForward::ModelForward;
+
+ protected:
+  void apart(const std::function<void()>& work) override {
+    const nb::gil_scoped_release released;
+    work();
+  }
+};
+
+// --- One text ------------------------------------------------------------------------------------
+
+size_t place_in(const Tokens& tokens, int64_t at) {
+  const auto place = at < 0 ? at + std::ssize(tokens) : at;
+  if (place < 0 || place >= std::ssize(tokens)) throw nb::index_error();
+  return static_cast<size_t>(place);
+}
+
+PythonGrammar* grammar_of(const Sequence& sequence) {
+  return static_cast<PythonGrammar*>(sequence.grammar.get());
+}
+
+// For Python's collector.
+int traverse_sequence(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (!nb::inst_ready(self)) return 0;
+  if (const auto* const held = grammar_of(*nb::inst_ptr<Sequence>(self)))
+    Py_VISIT(held->grammar.ptr());
+  return 0;
+}
+
+int clear_sequence(PyObject* self) {
+  if (!nb::inst_ready(self)) return 0;
+  nb::inst_ptr<Sequence>(self)->grammar.reset();
+  return 0;
+}
+
+PyType_Slot sequence_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&traverse_sequence)},
+                                {Py_tp_clear, reinterpret_cast<void*>(&clear_sequence)},
+                                {0, nullptr}};
+
+void bind_text(nb::module_& m) {
+  nb::class_<Tokens>(m, "Tokens", "A sequence's tokens: a list that grows at its end.")
+      .def("__len__", [](const Tokens& tokens) { return tokens.size(); })
+      .def("__getitem__",
+           [](const Tokens& tokens, int64_t at) { return tokens[place_in(tokens, at)]; })
+      .def("__getitem__",
+           [](const Tokens& tokens, const nb::slice& slice) {
+             auto [at, stop, step, count] = slice.compute(tokens.size());
+             TokenList part;
+             for (; count > 0; --count, at += step) part.push_back(tokens[static_cast<size_t>(at)]);
+             return part;
+           })
+      .def(
+          "__iter__", [](const Tokens& tokens) { return nb::iter(nb::cast(TokenList(tokens))); },
+          nb::sig("def __iter__(self) -> collections.abc.Iterator[int]"))
+      .def("__eq__",
+           [](const Tokens& tokens, nb::handle other) {
+             TokenList list;
+             return nb::try_cast(other, list) && list == tokens;
+           })
+      .def(
+          "append", [](Tokens& tokens, int32_t token) { tokens.push_back(token); }, "token"_a)
+      .def(
+          "extend",
+          [](Tokens& tokens, const TokenList& more) {
+            tokens.insert(tokens.end(), more.begin(), more.end());
+          },
+          "tokens"_a);
+  nb::class_<Sequence>(
+      m, "Sequence", nb::type_slots(sequence_slots),
+      "The tokens of one request's sample. While a level drafts, its guesses stand at the end.")
+      .def(
+          "__init__",
+          [](Sequence* self, const TokenList& tokens, std::shared_ptr<Picker> picker,
+             int64_t prompt_length, bool is_sampled, bool needs_history, nb::object grammar,
+             std::set<int32_t> stop_ids) {
+            new (self) Sequence(tokens, std::move(picker), prompt_length);
+            self->is_sampled = is_sampled;
+            self->needs_history = needs_history;
+            if (!grammar.is_none()) self->grammar = std::make_shared<PythonGrammar>(grammar);
+            self->stop_ids = std::move(stop_ids);
+          },
+          "tokens"_a, "picker"_a, "prompt_length"_a, nb::kw_only(), "is_sampled"_a = false,
+          "needs_history"_a = false, "grammar"_a = nb::none(), "stop_ids"_a = std::set<int32_t>(),
+          nb::sig("def __init__(self, tokens: collections.abc.Sequence[int], picker: Picker, "
+                  "prompt_length: int, *, is_sampled: bool = False, needs_history: bool = False, "
+                  "grammar: typing.Any = None, "
+                  "stop_ids: collections.abc.Set[int] = frozenset()) -> None"))
+      .def_prop_ro(
+          "tokens", [](Sequence& sequence) -> Tokens& { return sequence.tokens; },
+          nb::rv_policy::reference_internal)
+      .def_ro("picker", &Sequence::picker)
+      .def_ro("prompt_length", &Sequence::prompt_length)
+      .def_ro("is_sampled", &Sequence::is_sampled)
+      .def_ro("num_guesses", &Sequence::num_guesses)
+      .def_rw("stop_ids", &Sequence::stop_ids)
+      .def_rw("cache_salt", &Sequence::cache_salt)
+      .def_rw("key", &Sequence::key)
+      .def_prop_ro("num_accepted", &Sequence::num_accepted)
+      .def_prop_rw(
+          "grammar",
+          [](const Sequence& sequence) -> nb::object {
+            const auto* const held = grammar_of(sequence);
+            return held == nullptr ? nb::none() : held->grammar;
+          },
+          [](Sequence& sequence, nb::object grammar) {
+            sequence.grammar =
+                grammar.is_none() ? nullptr : std::make_shared<PythonGrammar>(grammar);
+          },
+          nb::arg().none(), nb::for_getter(nb::sig("def grammar(self) -> typing.Any")),
+          nb::for_setter(nb::sig("def grammar(self, arg: typing.Any, /) -> None")))
+      .def("is_stop", &Sequence::is_stop, "token"_a)
+      .def(
+          "guess", [](Sequence& sequence, const TokenList& tokens) { sequence.guess(tokens); },
+          "tokens"_a)
+      .def(
+          "forget_guesses",
+          [](Sequence& sequence, size_t count) {
+            if (count > sequence.num_guesses)
+              throw std::invalid_argument("so much was not guessed");
+            sequence.forget_guesses(count);
+          },
+          "count"_a, "Takes the last `count` guesses back.")
+      .def(
+          "masks",
+          [](const Sequence& sequence,
+             const TokenList& proposal) -> std::optional<nb::ndarray<nb::numpy, uint32_t>> {
+            Masks masks = sequence.masks(proposal);
+            if (masks.width == 0) return std::nullopt;
+            const auto width = static_cast<size_t>(masks.width);
+            return owned_array(std::move(masks.words), {proposal.size() + 1, width});
+          },
+          "proposal"_a,
+          "What the grammar allows after each of the proposal's tokens, and before the first.");
+}
+
+// --- Models --------------------------------------------------------------------------------------
+
+void bind_forwards(nb::module_& m) {
+  nb::class_<Context>(m, "Context", "What a model's cache holds of one sequence.")
+      .def(nb::init<int, std::shared_ptr<Context>>(), "slot"_a, "exact"_a.none() = nb::none())
+      .def_prop_ro("slot", &Context::slot)
+      .def_prop_ro("length", &Context::length, "Positions held.")
+      .def("begin", &Context::begin, "length"_a, "Starts a proposal after `length` tokens.")
+      .def(
+          "match",
+          [](Context& context, const TokenList& tokens, size_t accepted) {
+            return context.match(tokens, accepted);
+          },
+          "tokens"_a, "accepted"_a,
+          "Forgets what is not a prefix of `tokens`; returns the positions left.")
+      .def(
+          "record",
+          [](Context& context, size_t start, const TokenList& tokens) {
+            context.record(start, tokens);
+          },
+          "start"_a, "tokens"_a,
+          "The cache now holds `tokens` from position `start` on, and nothing after them.");
+  nb::class_<Rows>(m, "Rows", "Tokens to forward from a position on; logits of the last `logits`.")
+      .def(nb::init<std::shared_ptr<Context>, size_t, TokenList, size_t>(), "context"_a, "start"_a,
+           "tokens"_a, "logits"_a)
+      .def_ro("context", &Rows::context)
+      .def_ro("start", &Rows::start)
+      .def_ro("tokens", &Rows::tokens)
+      .def_ro("logits", &Rows::logits);
+  nb::class_<LevelModel>(m, "LevelModel", "What a level needs of a model.");
+  nb::class_<BoundForward, LevelModel>(
+      m, "ModelForward", "Forwards of a decoder in one precision, over a cache, by sequence.")
+      .def(
+          "__init__",
+          [](BoundForward* self, std::shared_ptr<Decoder> decoder, std::shared_ptr<KvCache> cache,
+             bool is_draft, int64_t max_positions, std::shared_ptr<BoundForward> exact) {
+            new (self) BoundForward(std::move(decoder), std::move(cache),
+                                    is_draft ? Precision::kFp4 : Precision::kExact, max_positions,
+                                    std::move(exact));
+          },
+          "decoder"_a, "cache"_a, "is_draft"_a, "max_positions"_a, "exact"_a.none() = nb::none())
+      .def_prop_ro("vocabulary", &BoundForward::vocabulary)
+      .def_prop_ro("max_positions", &BoundForward::max_positions)
+      .def_prop_ro("max_rows", &BoundForward::max_rows,
+                   "Rows of logits that one forward can leave.")
+      .def_prop_ro("bytes_read", &BoundForward::bytes_read, "Of weights, by all forwards so far.")
+      .def_prop_ro("cache_bytes_read", &BoundForward::cache_bytes_read, "Of keys and values.")
+      .def(
+          "set_head",
+          [](BoundForward& model, std::optional<int64_t> ids, bool is_exact) {
+            if (ids && *ids < 1) throw std::invalid_argument("a head has one id at least");
+            model.set_head({ids.value_or(HeadUse::kAsPays), is_exact});
+          },
+          "ids"_a.none(), "is_exact"_a = false,
+          "What forwards read of the head: the first `ids` beside those that the partial_head "
+          "holds, "
+          "or as\nmany as pay (None); in the precision, or exactly.")
+      .def("context", &BoundForward::context, "sequence"_a,
+           "This precision's view of the cache for a sequence, made on first use.")
+      .def(
+          "adopt",
+          [](BoundForward& model, const Sequence& sequence, std::shared_ptr<Context> context) {
+            model.adopt(sequence, std::move(context));
+          },
+          "sequence"_a, "context"_a, "Lets a sequence go on from a context that was made for it.")
+      .def(
+          "forward",
+          [](BoundForward& model, const std::vector<Rows>& batch) { model.forward(batch); },
+          "batch"_a,
+          "Caches all rows and leaves the asked logits in the decoder, in the batch's order.\n\n"
+          "More rows than one forward takes are forwarded in parts; those with logits must fit "
+          "into\n"
+          "the last.")
+      .def(
+          "verify",
+          [](BoundForward& model, int64_t row, const TokenList& proposal,
+             const SequencePtr& sequence) -> std::pair<TokenList, std::vector<double>> {
+            Answer answer = model.verify(row, proposal, sequence);
+            return {std::move(answer.tokens), std::move(answer.probabilities)};
+          },
+          "row"_a, "proposal"_a, "sequence"_a,
+          "What the last forward's logits from `row` on say to a proposal: (tokens, "
+          "probabilities).")
+      .def("release", &BoundForward::release, "sequence"_a,
+           "Forgets a sequence; its exact precision too, which need not be a level of its own.");
+}
+
+void translate(const std::exception_ptr& thrown, void*) {
+  const auto raise = [](const char* name, const std::exception& error) {
+    PyErr_SetString(nb::module_::import_("specqd.errors").attr(name).ptr(), error.what());
+  };
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const CacheFull& error) {
+    raise("CacheFullError", error);
+  } catch (const TooManyRows& error) {
+    raise("RequestError", error);
+  }
+}
+
+}  // namespace
+
+void bind_sequence(nb::module_& m) {
+  nb::register_exception_translator(&translate);
+  bind_text(m);
+  bind_forwards(m);
+}
+
+}  // namespace specqd

@@ -1,0 +1,32 @@
+#include "decode/context.h"
+
+#include <algorithm>
+
+namespace specqd {
+
+void Context::begin(size_t length) {
+  if (exact_ == nullptr || exact_->length() == 0) return;
+  offset_ = std::min(exact_->length(), length - 1);
+  exact_->record(offset_, {});
+  tokens_.clear();
+  settled_ = 0;
+}
+
+size_t Context::match(std::span<const int32_t> tokens, size_t accepted) {
+  const size_t beyond = tokens.size() > offset_ ? tokens.size() - offset_ : 0;
+  const size_t limit = std::min(tokens_.size(), beyond);
+  size_t at = std::min(settled_, limit);
+  while (at < limit && tokens_[at] == tokens[offset_ + at]) ++at;
+  tokens_.resize(at);
+  settled_ = std::min(at, accepted > offset_ ? accepted - offset_ : 0);
+  return offset_ + at;
+}
+
+void Context::record(size_t start, std::span<const int32_t> tokens) {
+  const size_t kept = start > offset_ ? start - offset_ : 0;
+  if (kept < tokens_.size()) tokens_.resize(kept);
+  tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
+  settled_ = std::min(settled_, kept);
+}
+
+}  // namespace specqd

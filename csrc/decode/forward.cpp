@@ -1,0 +1,132 @@
+#include "decode/forward.h"
+
+#include <algorithm>
+#include <string>
+
+#include "kernels/float_mode.h"
+
+namespace specqd {
+
+void check_rows(const Decoder& decoder, const KvCache& cache, std::span<const int32_t> tokens,
+                std::span<const ForwardRows> rows) {
+  int64_t total = 0;
+  for (const ForwardRows& part : rows) {
+    total += part.count;
+    if (!decoder.has_pages(cache, part))
+      throw std::invalid_argument("the cache lacks pages that the rows need");
+  }
+  if (total != std::ssize(tokens) || total > decoder.max_rows())
+    throw std::invalid_argument("rows do not match the tokens, or are too many");
+  for (const int32_t token : tokens)
+    if (token < 0 || token >= decoder.spec().vocabulary)
+      throw std::invalid_argument("token id outside the vocabulary");
+}
+
+ModelForward::ModelForward(std::shared_ptr<Decoder> decoder, std::shared_ptr<KvCache> cache,
+                           Precision precision, int64_t max_positions,
+                           std::shared_ptr<ModelForward> exact)
+    : decoder_(std::move(decoder)),
+      cache_(std::move(cache)),
+      precision_(precision),
+      max_positions_(max_positions),
+      exact_(std::move(exact)) {}
+
+std::shared_ptr<Context> ModelForward::context(const std::shared_ptr<Sequence>& sequence) {
+  std::shared_ptr<Context>& context = contexts_[sequence->key];
+  if (context == nullptr) {
+    const auto exact = exact_ == nullptr ? nullptr : exact_->context(sequence);
+    const int slot = exact == nullptr ? cache_->create() : exact->slot();
+    context = std::make_shared<Context>(slot, exact);
+  }
+  return context;
+}
+
+void ModelForward::adopt(const Sequence& sequence, std::shared_ptr<Context> context) {
+  contexts_[sequence.key] = std::move(context);
+}
+
+void ModelForward::release(const std::shared_ptr<Sequence>& sequence) {
+  const auto held = contexts_.extract(sequence->key);
+  if (exact_ != nullptr)
+    exact_->release(sequence);
+  else if (!held.empty())
+    cache_->release(held.mapped()->slot());
+}
+
+void ModelForward::forward(std::span<const Rows> batch) {
+  size_t count = 0;
+  for (const Rows& rows : batch) count += rows.tokens.size();
+  const auto most = static_cast<size_t>(decoder_->max_rows());
+  if (count <= most)
+    forward_whole(batch);
+  else
+    forward_whole(forward_surplus(batch, count - most));
+}
+
+// Forwards what is too much for one forward; returns the rest.
+std::vector<Rows> ModelForward::forward_surplus(std::span<const Rows> batch, size_t surplus) {
+  const auto most = static_cast<size_t>(decoder_->max_rows());
+  std::vector<Rows> rest;
+  for (const Rows& rows : batch) {
+    Rows left = rows;
+    while (surplus > 0 && left.tokens.size() > left.logits) {
+      const size_t part = std::min({most, surplus, left.tokens.size() - left.logits});
+      const auto end = left.tokens.begin() + static_cast<std::ptrdiff_t>(part);
+      const Rows first{left.context, left.start, {left.tokens.begin(), end}, 0};
+      forward_whole({&first, 1});
+      left.tokens.erase(left.tokens.begin(), end);
+      left.start += part;
+      surplus -= part;
+    }
+    rest.push_back(std::move(left));
+  }
+  if (surplus > 0)
+    throw TooManyRows("more than " + std::to_string(most) +
+                      " rows of logits at once; use a smaller batch");
+  return rest;
+}
+
+void ModelForward::forward_whole(std::span<const Rows> batch) {
+  tokens_.clear();
+  rows_.clear();
+  for (const Rows& rows : batch) {
+    const auto start = static_cast<int64_t>(rows.start), count = std::ssize(rows.tokens);
+    if (!cache_->make_writable(rows.context->slot(), start, start + count))
+      throw CacheFull("the KV cache of " + std::to_string(cache_->total_pages() * kPagePositions) +
+                      " positions is full; use shorter texts or fewer at once");
+    tokens_.insert(tokens_.end(), rows.tokens.begin(), rows.tokens.end());
+    rows_.push_back({rows.context->slot(), start, count, static_cast<int64_t>(rows.logits)});
+  }
+  check_rows(*decoder_, *cache_, tokens_, rows_);
+  apart([this] { decoder_->forward(precision_, *cache_, tokens_, rows_, head_); });
+  bytes_read_ += decoder_->moved_bytes();
+  cache_bytes_read_ += decoder_->seen_cache_bytes();
+  for (const Rows& rows : batch) rows.context->record(rows.start, rows.tokens);
+}
+
+Answer ModelForward::verify(int64_t row, std::span<const int32_t> proposal,
+                            const std::shared_ptr<Sequence>& sequence) {
+  const auto rows = std::ssize(proposal) + 1;
+  if (row < 0 || row + rows > decoder_->logit_rows())
+    throw std::invalid_argument("the last forward has no such rows of logits");
+  const std::vector<int32_t> history = sequence->history(proposal);
+  const Masks masks = sequence->masks(proposal);
+  if (masks.width > 0 && (std::ssize(masks.words) != rows * masks.width ||
+                          masks.width * 32 < decoder_->spec().vocabulary))
+    throw std::invalid_argument("masks must be [proposal + 1, vocabulary / 32]");
+  const VerifyAt at{row,
+                    std::ssize(sequence->tokens),
+                    sequence->prompt_length,
+                    history,
+                    masks.width > 0 ? masks.words.data() : nullptr,
+                    masks.width};
+  Verified verified;
+  apart([&] {
+    const FlushSubnormals flush;
+    verified = specqd::verify(*decoder_, *sequence->picker, proposal, at);
+  });
+  return {std::move(verified.tokens),
+          {verified.probabilities.begin(), verified.probabilities.end()}};
+}
+
+}  // namespace specqd

@@ -1,0 +1,38 @@
+// Verification: what the target picks at each row of a proposal, as far as the proposal agrees.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "decode/pick.h"
+#include "model/decoder.h"
+
+namespace specqd {
+
+// One sample's parameters with the buffers that picking reuses. One thread at a time.
+struct Picker {
+  PickParams params;
+  PickScratch scratch;
+};
+
+// What is known at the first row of a proposal.
+struct VerifyAt {
+  int64_t row;       // of the last forward's logits; the proposal's rows follow it
+  int64_t position;  // of the token that the row picks
+  int64_t prompt_length;
+  std::span<const int32_t> history;  // tokens before `position`, then the proposal; or empty
+  const uint32_t* masks;             // [proposal + 1][mask_words], or null
+  int64_t mask_words;
+};
+
+struct Verified {
+  std::vector<int32_t> tokens;  // the agreeing prefix, then the target's own next token
+  std::vector<float> probabilities;
+};
+
+// Empty from where no token is allowed on.
+Verified verify(const Decoder& decoder, Picker& picker, std::span<const int32_t> proposal,
+                const VerifyAt& at);
+
+}  // namespace specqd

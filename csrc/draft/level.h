@@ -1,0 +1,94 @@
+// A level: a model that verifies what its drafter proposes, and is itself a drafter.
+//
+// Knows tokens, rows and proposals; knows nothing of text, requests or scheduling.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "decode/forward.h"
+#include "draft/drafter.h"
+#include "draft/economics.h"
+#include "draft/policy.h"
+
+namespace specqd {
+
+// What a level did since it was made.
+struct LevelStats {
+  int64_t forwards = 0, rows = 0;
+  double seconds = 0.0;  // within forwards
+  double pick_seconds = 0.0;
+  int64_t drafted = 0;  // tokens that its drafter proposed
+  int64_t accepted = 0;
+  std::vector<int64_t> accepted_at, drafted_at;  // by place in the proposal
+  int64_t asked = 0;                             // times that it was asked, as a drafter
+  double token_value_seconds = 0.0;  // of those, the worth of an accepted token to whoever asked
+
+  void count(size_t drafted, size_t accepted);
+};
+
+// A verifier over a drafter. With NoDraft it decodes plainly.
+//
+// `length` fixes how many tokens it proposes when it is asked as a drafter; without it, what they
+// cost and bring decides (docs/design.md, "When another draft token pays").
+class Level : public Drafter {
+ public:
+  using Clock = std::function<double()>;  // seconds
+
+  Level(LevelModel& model, Drafter& drafter, std::optional<int64_t> length, Clock clock);
+
+  LevelStats stats;
+
+  std::optional<int64_t> length() const { return length_; }
+  void set_drafter(Drafter& drafter) { drafter_ = &drafter; }
+
+  // As a verifier: at least one token of this level's own for each request, in one forward.
+  //
+  // The tokens are the longest prefix of the drafter's proposal that this model would have picked
+  // itself, and then its own next pick. None are returned where nothing is allowed.
+  std::vector<Proposal> advance(std::span<const DraftRequest> requests);
+  // What a token takes where so many texts are advanced together, and so what one more is worth.
+  // Plain decoding can always be had: drafts that lose time do not make tokens look dearer.
+  double seconds_per_token(size_t count);
+
+  // As a drafter: continues each sequence by what this level would say, as far as that is worth
+  // while, and by what its drafter says where a look at it is not worth its time.
+  std::vector<Proposal> propose(std::span<const DraftRequest> requests) override;
+  void observe(const DraftRequest& request, const Proposal& proposal, size_t accepted) override;
+  std::vector<double> chances(const DraftRequest& request, const Proposal& proposal) override;
+  void release(const std::shared_ptr<Sequence>& sequence) override;
+  bool is_free() const override { return false; }
+  // Learns what forwards cost, here and below, so that the first request is drafted well.
+  void measure() override;
+
+ private:
+  double forward_seconds(const std::shared_ptr<Context>& context, int64_t rows);
+
+  int64_t longest(const DraftRequest& request) const;
+  std::vector<Proposal> bypass(std::span<const DraftRequest> requests);
+  void extend(std::span<Draft* const> drafts);
+  std::vector<Proposal> bypass_proposals(std::span<Draft* const> drafts);
+  size_t go_round(std::span<Draft* const> drafts);
+
+  std::vector<DraftRequest> draft_requests(std::span<const DraftRequest> requests,
+                                           std::span<const size_t> starts);
+  void keep_known(Proposal& proposal) const;
+  std::vector<Proposal> conclude(std::span<const DraftRequest> requests,
+                                 std::span<const std::shared_ptr<Context>> contexts,
+                                 std::span<const Proposal> proposals, std::vector<Answer> answers);
+
+  LevelModel& model_;
+  Drafter* drafter_;
+  std::optional<int64_t> length_;
+  Clock clock_;
+  BatchCosts costs_;  // of this level's forwards, and of picking from what they leave
+  std::map<size_t, TokenRate> rates_;  // by the size of the batch
+  DraftPolicy policy_;                 // of rounds as a drafter
+  int64_t reach_;                      // doubles with success: a stranger is not trusted for long
+};
+
+}  // namespace specqd

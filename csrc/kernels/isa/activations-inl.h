@@ -1,0 +1,88 @@
+// What stands between a layer's two products, and the cap on scores and logits.
+#pragma once
+
+#include "kernels/isa/ops-inl.h"
+
+namespace specqd {
+namespace {
+
+inline F16 magnitude_of(F16 x) { return bits_as<F16>(bits_as<U16>(x) & 0x7fffffffu); }
+
+// To about 2 ulp: the odd Taylor series to degree 9 below 1/4 (truncation below 2^-26), where
+// (1 - e^-2x) / (1 + e^-2x) would cancel.
+inline F16 tanh(F16 x) {
+  const F16 size = magnitude_of(x), e = exp(size * splat(-2.0f)), square = x * x;
+  const F16 large = (splat(1.0f) - e) / (splat(1.0f) + e);
+  F16 p = splat(62.0f / 2835.0f);
+  p = fma(p, square, splat(-17.0f / 315.0f));
+  p = fma(p, square, splat(2.0f / 15.0f));
+  p = fma(p, square, splat(-1.0f / 3.0f));
+  const F16 small = fma(x * square, p, x);
+  const U16 sign = bits_as<U16>(x) & 0x80000000u;
+  return select(size < splat(0.25f), small, bits_as<F16>(bits_as<U16>(large) | sign));
+}
+
+inline F16 sigmoid_times(F16 x, F16 scaled) { return x / (splat(1.0f) + exp(-scaled)); }
+
+// x Phi(x), by Abramowitz and Stegun 7.1.26: Phi errs by less than 2^-23.
+inline F16 gelu(F16 x) {
+  const F16 z = magnitude_of(x) * splat(0.70710678f);
+  const F16 t = splat(1.0f) / fma(z, splat(0.3275911f), splat(1.0f));
+  F16 p = splat(1.061405429f);
+  p = fma(p, t, splat(-1.453152027f));
+  p = fma(p, t, splat(1.421413741f));
+  p = fma(p, t, splat(-0.284496736f));
+  p = fma(p, t, splat(0.254829592f));
+  const F16 tail = (p * t) * (exp(-(z * z)) * splat(0.5f));  // Phi(-|x|)
+  return x * select(x > F16{}, splat(1.0f) - tail, tail);
+}
+
+// x / 2 (1 + tanh u) = x / (1 + e^-2u) with u = sqrt(2 / pi) (x + 0.044715 x^3).
+inline F16 gelu_tanh(F16 x) {
+  const F16 cubic = fma((x * x) * x, splat(0.044715f), x);
+  return sigmoid_times(x, cubic * splat(1.5957691f));
+}
+
+// gpt_oss: both inputs bounded by 7, the gate's sigmoid steeper than silu's.
+inline F16 clamped_swiglu(F16 gate, F16 up) {
+  const F16 limit = splat(7.0f), g = min(gate, limit), u = max(min(up, limit), -limit);
+  return sigmoid_times(g, g * splat(1.702f)) * (u + splat(1.0f));
+}
+
+// out = f(gate, up) in whole vectors; `up` may be null, and its lanes are then zero.
+template <class Combine>
+inline void combine(const float* gate, const float* up, int64_t n, float* out, const Combine& f) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    store(out + i, f(load(gate + i), up != nullptr ? load(up + i) : F16{}));
+  if (i == n) return;
+  const F16 g = load_part(gate + i, n - i, 0.0f);
+  const F16 u = up != nullptr ? load_part(up + i, n - i, 0.0f) : F16{};
+  store_part(out + i, f(g, u), n - i);
+}
+
+void gelu_times(const float* gate, const float* up, int64_t n, float* out) {
+  if (up == nullptr)
+    combine(gate, up, n, out, [](F16 g, F16) { return gelu(g); });
+  else
+    combine(gate, up, n, out, [](F16 g, F16 u) { return gelu(g) * u; });
+}
+
+void gelu_tanh_times(const float* gate, const float* up, int64_t n, float* out) {
+  if (up == nullptr)
+    combine(gate, up, n, out, [](F16 g, F16) { return gelu_tanh(g); });
+  else
+    combine(gate, up, n, out, [](F16 g, F16 u) { return gelu_tanh(g) * u; });
+}
+
+void clamped_swiglu(const float* gate, const float* up, int64_t n, float* out) {
+  combine(gate, up, n, out, [](F16 g, F16 u) { return clamped_swiglu(g, u); });
+}
+
+void soft_cap(float* x, int64_t n, float factor, float cap) {
+  const F16 scaled = splat(factor / cap), most = splat(cap);
+  combine(x, nullptr, n, x, [&](F16 v, F16) { return tanh(v * scaled) * most; });
+}
+
+}  // namespace
+}  // namespace specqd

@@ -1,0 +1,10 @@
+#include "kernels/isa/product_avx2-inl.h"
+
+namespace specqd {
+
+const Kernels* avx2vnni_kernels() {
+  static constexpr Kernels table = avx2_table("avx2vnni");
+  return &table;
+}
+
+}  // namespace specqd

@@ -1,0 +1,174 @@
+// Sixteen virtual lanes. Every elementwise operation of the core is written once on these types, so
+// that its order, and with it every bit, is the same on all instruction sets.
+//
+// Included by the files under isa/ only; everything here has internal linkage.
+#pragma once
+
+#include "kernels/isa/vector-inl.h"
+
+namespace specqd {
+namespace {
+
+constexpr int kLanes = 16;
+
+using F16 = Lanes<float, kLanes>;
+using I16 = Lanes<int32_t, kLanes>;
+using U16 = Lanes<uint32_t, kLanes>;
+using H16 = Lanes<uint16_t, kLanes>;
+
+inline F16 load(const float* from) { return load_as<F16>(from); }
+inline void store(float* to, F16 v) { store_as(to, v); }
+inline F16 splat(float value) { return all<F16>(value); }
+inline I16 splat_int(int32_t value) { return all<I16>(value); }
+
+// a where a > b, else b: b also where either is NaN. The machine's own maximum may serve, so that a
+// subnormal comes out as zero or as it is.
+template <class V>
+inline V max(V a, V b) {
+  return select(a > b, a, b);
+}
+template <class V>
+inline V min(V a, V b) {
+  return select(a < b, a, b);
+}
+
+#if defined(__FMA__) || defined(__FP_FAST_FMAF)
+constexpr bool kHasFma = true;
+#else
+constexpr bool kHasFma = false;
+#endif
+
+// fl32(a*b + c) without a fused instruction. The product of two fp32 is exact in fp64. The sum is
+// rounded to odd there (Boldo and Melquiond 2008), after which rounding to fp32 is the only
+// rounding: where it is inexact, it is truncated and its last bit set.
+template <class V>
+inline V fma_by_odd_rounding(V a, V b, V c) {
+  using D = LanesLike<double, V>;
+  using L = LanesLike<int64_t, V>;
+  const D product = convert<D>(a) * convert<D>(b);
+  const D addend = convert<D>(c);
+  const D sum = product + addend;
+  const D from_addend = sum - product;
+  // Exact; NaN where the sum is not finite.
+  const D error = (product - (sum - from_addend)) + (addend - from_addend);
+  const L sum_bits = bits_as<L>(sum);
+  const L sign = all<L>(INT64_MIN);
+  const D outwards = bits_as<D>(bits_as<L>(error) ^ (sum_bits & sign));  // the error, away from 0
+  const L is_larger = outwards < 0, is_smaller = outwards > 0;           // the sum, in magnitude
+  const L odd = (sum_bits + is_larger) | ((is_larger | is_smaller) & 1);
+  return convert<V>(bits_as<D>(odd));
+}
+
+// a * b + c, rounded once.
+template <class V>
+inline V fma(V a, V b, V c) {
+  if constexpr (kIsHalved<V>) {
+    return {fma(a.low, b.low, c.low), fma(a.high, b.high, c.high)};
+  } else {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(V) == 64) return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#endif
+#if defined(__FMA__)
+    if constexpr (sizeof(V) == 32) return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+    if constexpr (sizeof(V) == 16) return (V)_mm_fmadd_ps((__m128)a, (__m128)b, (__m128)c);
+#elif defined(__FP_FAST_FMAF)
+    V out;
+    for (int i = 0; i < kCountOf<V>; ++i) out[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return out;
+#else
+    return fma_by_odd_rounding(a, b, c);
+#endif
+  }
+}
+
+// fl32(a*b + c) where a and b hold BF16 values: their product is exact in fp32, and it needs only a
+// plain double addition to be rounded once in the end (53 >= 2 * 24 + 2 bits, Figueroa 1995).
+template <class V>
+inline V fma_bf16(V a, V b, V c) {
+  using D = LanesLike<double, V>;
+  if constexpr (kHasFma)
+    return fma(a, b, c);
+  else
+    return convert<V>(convert<D>(a) * convert<D>(b) + convert<D>(c));
+}
+
+// Sums and maxima over the lanes, always folded in halves: 8, 4, 2, 1.
+inline float sum_lanes(F16 v) {
+  return fold(v, [](auto a, auto b) { return a + b; });
+}
+
+inline float max_lanes(F16 v) {
+  return fold(v, [](auto a, auto b) { return select(a > b, a, b); });
+}
+
+inline F16 load_bf16(const uint16_t* from) {
+  return bits_as<F16>(convert<U16>(load_as<H16>(from)) << 16);
+}
+
+// Rounds to BF16, nearest even; the result keeps the fp32 form. NaN stays NaN.
+inline F16 round_to_bf16(F16 v) {
+  const U16 bits = bits_as<U16>(v);
+  const U16 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000u;
+  return select(v == v, bits_as<F16>(rounded), bits_as<F16>(bits | 0x00400000u));
+}
+
+// The upper halves of values that round_to_bf16 made.
+inline void store_bf16(uint16_t* to, F16 rounded) {
+  store_as(to, convert<H16>(bits_as<U16>(rounded) >> 16));
+}
+
+// The nearest integer, ties to even, for |v| < 2^22: as integers, and as the fp32 it rounds to.
+template <class V>
+inline V round_even(V v) {
+  const V magic = all<V>(12582912.0f);  // 1.5 * 2^23
+  return (v + magic) - magic;
+}
+inline I16 to_int(F16 integral) { return convert<I16>(integral); }
+inline F16 to_float(I16 v) { return convert<F16>(v); }
+
+// e^(x - n * ln(2)), close to 1, by Cody and Waite's reduction; the polynomial is the Taylor series
+// to degree 7 on |r| <= ln(2)/2 (truncation below 2^-26).
+template <class V>
+inline V exp_reduced(V x, V n) {
+  V r = fma(n, all<V>(-0.693359375f), x);
+  r = fma(n, all<V>(2.12194440e-4f), r);
+  V p = all<V>(1.9841270e-4f);
+  p = fma(p, r, all<V>(1.3888889e-3f));
+  p = fma(p, r, all<V>(8.3333333e-3f));
+  p = fma(p, r, all<V>(4.1666667e-2f));
+  p = fma(p, r, all<V>(1.6666667e-1f));
+  p = fma(p, r, all<V>(0.5f));
+  p = fma(p, r, all<V>(1.0f));
+  return fma(p, r, all<V>(1.0f));
+}
+
+// e^x to about 1 ulp; 0 below -87.3, +inf above 88.7.
+template <class V>
+inline V exp(V x) {
+  using I = LanesLike<int32_t, V>;
+  const V clamped = max(min(x, all<V>(89.0f)), all<V>(-88.0f));
+  const V n = round_even(clamped * all<V>(1.44269504f));
+  const V p = exp_reduced(clamped, n);
+  // Two factors, since n reaches 128. 2^i for -126 <= i <= 127:
+  const auto power_of_two = [](I i) { return bits_as<V>((i + 127) << 23); };
+  const I whole = convert<I>(n);
+  const I half = whole >> 1;
+  V value = (p * power_of_two(half)) * power_of_two(whole - half);
+  value = select(x < all<V>(-87.3f), V{}, value);
+  return select(x == x, value, x);
+}
+
+// The same for x <= 0 and NaN, in fewer steps: the factor of n = -127 is zero, and subnormals are.
+template <class V>
+inline V exp_not_above_zero(V x) {
+  using I = LanesLike<int32_t, V>;
+  const V clamped = max(x, all<V>(-88.0f));
+  const V magic = all<V>(12582912.0f);  // 1.5 * 2^23: whole numbers in the lowest bits
+  const V shifted = clamped * all<V>(1.44269504f) + magic;
+  const V power = bits_as<V>((bits_as<I>(shifted) + 127) << 23);
+  const V value = exp_reduced(clamped, shifted - magic) * power;
+  return select(x == x, value, x);
+}
+
+}  // namespace
+}  // namespace specqd

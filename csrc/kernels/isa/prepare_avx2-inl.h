@@ -1,0 +1,88 @@
+// Prepared rows on 256-bit registers, the same bits as those of product-inl.h.
+#pragma once
+
+#include "kernels/isa/product-inl.h"
+
+namespace specqd {
+namespace {
+
+// Calls f(first k, 32 inputs) for each block of a row, padded with zeros.
+template <class F>
+inline void for_blocks(const float* x, int64_t inputs, int64_t tiles, const F& f) {
+  for (int64_t k = 0; k < tiles * kBlock; k += kBlock) {
+    if (k + kBlock <= inputs) {
+      f(k, x + k);
+    } else {
+      float padded[kBlock] = {};
+      if (k < inputs) std::memcpy(padded, x + k, static_cast<size_t>(inputs - k) * sizeof(float));
+      f(k, padded);
+    }
+  }
+}
+
+[[maybe_unused]] void prepare_exact_avx2(const float* x, int64_t inputs, int64_t tiles,
+                                         uint8_t* row) {
+  for_blocks(x, inputs, tiles, [&](int64_t k, const float* block) {
+    for (int i = 0; i < kBlock; i += 8) {
+      const __m256 v = _mm256_loadu_ps(block + i);
+      const __m256i bits = _mm256_castps_si256(v);
+      const __m256i last = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+      const __m256i up = _mm256_add_epi32(last, _mm256_set1_epi32(0x7fff));
+      const __m256i rounded =
+          _mm256_and_si256(_mm256_add_epi32(bits, up), _mm256_set1_epi32(-65536));
+      const __m256i nan = _mm256_or_si256(bits, _mm256_set1_epi32(0x00400000));
+      const __m256 is_nan = _mm256_cmp_ps(v, v, _CMP_UNORD_Q);
+      _mm256_storeu_ps(
+          reinterpret_cast<float*>(row) + k + i,
+          _mm256_blendv_ps(_mm256_castsi256_ps(rounded), _mm256_castsi256_ps(nan), is_nan));
+    }
+  });
+}
+
+template <class F>
+inline int32_t fold_eight(__m256i v, const F& f) {
+  __m128i four = f(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+  four = f(four, _mm_shuffle_epi32(four, 0x4e));
+  return _mm_cvtsi128_si32(f(four, _mm_shuffle_epi32(four, 0xb1)));
+}
+
+// As quantized() of product-inl.h.
+inline DraftBlock quantized_avx2(const float* x) {
+  DraftBlock block{};
+  __m256 part[4];
+  __m256i whole[4], largest_lanes = _mm256_setzero_si256(), sum = _mm256_setzero_si256();
+  for (int i = 0; i < 4; ++i) {
+    part[i] = _mm256_loadu_ps(x + 8 * i);
+    const __m256i magnitude =
+        _mm256_and_si256(_mm256_castps_si256(part[i]), _mm256_set1_epi32(0x7fffffff));
+    largest_lanes = _mm256_max_epi32(largest_lanes, magnitude);
+  }
+  const int32_t largest_bits =
+      fold_eight(largest_lanes, [](__m128i a, __m128i b) { return _mm_max_epi32(a, b); });
+  if (largest_bits < kLeastDraftInput || largest_bits > kLargestDraftInput) return block;
+  const float largest = bits_as<float>(largest_bits);
+  const __m256 inverse = _mm256_set1_ps(127.0f / largest);
+  for (int i = 0; i < 4; ++i) {
+    whole[i] = _mm256_cvtps_epi32(_mm256_mul_ps(part[i], inverse));
+    sum = _mm256_add_epi32(sum, whole[i]);
+  }
+  // Packing leaves the first four of each eight inputs in the left half, the others in the right.
+  const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(whole[0], whole[1]),
+                                           _mm256_packs_epi32(whole[2], whole[3]));
+  const __m128i left = _mm256_castsi256_si128(bytes), right = _mm256_extracti128_si256(bytes, 1);
+  store_as(block.inputs, _mm_unpacklo_epi8(left, right));
+  store_as(block.inputs + 16, _mm_unpackhi_epi8(left, right));
+  block.scale = largest / 127.0f * 0.5f;
+  block.correction =
+      -kUnsignedOffset * fold_eight(sum, [](__m128i a, __m128i b) { return _mm_add_epi32(a, b); });
+  return block;
+}
+
+void prepare_draft_avx2(const float* x, int64_t inputs, int64_t tiles, uint8_t* row) {
+  for_blocks(x, inputs, tiles, [&](int64_t k, const float* block) {
+    store_as(row + k / kBlock * static_cast<int64_t>(sizeof(DraftBlock)), quantized_avx2(block));
+  });
+}
+
+}  // namespace
+}  // namespace specqd

@@ -1,0 +1,322 @@
+// Matrix products in the exact and the fp4 precision, written for any instruction set.
+//
+// Exact: for each block of 32 inputs, one chain of fused multiply-adds over even k, one over odd k;
+// their sum is added to the accumulator. That is the order of AMX's tdpbf16ps.
+// Draft: for each block, an exact integer sum of int8 inputs times doubled E2M1 values, then one
+// fused multiply-add with the two scales. Blocks follow one another in the order of K.
+#pragma once
+
+#include "kernels/isa/lanes-inl.h"
+#include "kernels/isa/nested-inl.h"
+#include "kernels/isa/rows-inl.h"
+#include "kernels/kernels.h"
+
+namespace specqd {
+namespace {
+
+// How many tiles ahead of their use the planes are fetched.
+constexpr int kExactTilesAhead = 8;
+constexpr int kPlainTilesAhead = 8;
+constexpr int kDraftTilesAhead = 16;
+
+// Forced inline: GCC 12 takes a function that only fetches for one without effects, and drops
+// calls.
+[[gnu::always_inline]] inline void fetch(const void* at) { __builtin_prefetch(at); }
+
+// How far ahead a decoder fetches, and into which cache.
+struct FetchNear {
+  static constexpr int kTilesAhead = kExactTilesAhead;
+  [[gnu::always_inline]] static void from(const void* at) { __builtin_prefetch(at); }
+};
+struct FetchIntoSecondLevel {
+  static constexpr int kTilesAhead = 2 * kExactTilesAhead;
+  [[gnu::always_inline]] static void from(const void* at) { __builtin_prefetch(at, 0, 2); }
+};
+
+// --- Exact precision
+// ------------------------------------------------------------------------------
+
+// Calls f<rows>(first) for a number of rows from 1 to Most.
+template <int Most, class F>
+[[gnu::always_inline]] inline void call_for_rows(int64_t rows, int64_t first, const F& f) {
+  if constexpr (Most > 1)
+    if (rows < Most) return call_for_rows<Most - 1>(rows, first, f);
+  f.template operator()<Most>(first);
+}
+
+// Calls f<Rows>(first row) for as few groups of at most `Most` rows as will do, as equal as can be.
+template <int Most, class F>
+inline void for_row_groups(int64_t rows, const F& f) {
+  int64_t first = 0;
+  for (int64_t groups = (rows + Most - 1) / Most; groups > 0; --groups) {
+    const int64_t size = (rows - first + groups - 1) / groups;
+    call_for_rows<Most>(size, first, f);
+    first += size;
+  }
+}
+
+// What a product does ahead where there is nothing to decode.
+struct Nothing {
+  bool is_done() const { return true; }
+  void row(int) {}
+  void end_tile() {}
+  void whole_tile() {}
+};
+
+// Fetches plain tiles.
+struct PlainAhead {
+  PlainAhead(const uint16_t* first, int64_t count) : tile(first), left(count) {}
+  const uint16_t* tile;
+  int64_t left;
+  bool is_done() const { return left <= 0; }
+  [[gnu::always_inline]] void row(int r) { fetch(tile + r * 2 * kPanel); }
+  void end_tile() {
+    tile += kTileWeights;
+    --left;
+  }
+  void whole_tile() {
+    for (int r = 0; r < kBlock / 2; ++r) row(r);
+    end_tile();
+  }
+};
+
+// Leaves plain tiles, which are one stream, to the processor.
+struct PlainUnfetched : Nothing {
+  PlainUnfetched(const uint16_t*, int64_t) {}
+};
+
+inline PreparedRows rows_from(const PreparedRows& x, int64_t row, size_t bytes) {
+  return {x.data + static_cast<size_t>(row) * x.stride + bytes, x.stride, x.count - row};
+}
+
+// The exact product of an instruction set S, which provides
+//   kTilesAtOnce                   tiles decoded before they are multiplied
+//   kBlockBytes                    of a prepared row, per block of 32 inputs
+//   Scope(rows)                    lives while products of so many rows are made
+//   Decoder(w, tile, count, out)   decodes `count` nested tiles: row(0..15) and end_tile() for
+//   each,
+//                                  or whole_tile(); once it is_done(), repeats the last one
+//   multiply(tiles, count, x, out, out_stride, ahead)
+//                                  out[m][n] += `count` tiles; meanwhile works off `ahead`
+// A group of tiles is decoded while the one before it is multiplied: the two use different parts of
+// the processor, memory is read evenly, and the narrow stores of patches are long done when wide
+// loads meet them.
+template <class S, class Plain>
+class ExactProduct {
+ public:
+  ExactProduct(const PackedMatrix& w, const PreparedRows& x, float* out, int64_t out_stride)
+      : w_(w), x_(x), out_(out), out_stride_(out_stride) {}
+
+  void multiply(int64_t first, int64_t last) {
+    const typename S::Scope scope(x_.count);
+    Group group = group_at(first, 0);
+    int buffer = 0;
+    const bool is_nested = w_.residuals != nullptr;
+    if (is_nested && first < last) finish(decoder(group, buffer));
+    while (group.panel < last) {
+      if (group.tile == 0)
+        for (int64_t m = 0; m < x_.count; ++m) store(out_ + m * out_stride_, F16{});
+      const Group next = group_after(group);
+      if (w_.plain != nullptr)
+        multiply_group(plain_tile(group), group,
+                       Plain(plain_tile(group) + kPlainTilesAhead * kTileWeights, group.count));
+      else if (!is_nested)
+        multiply_group(decoded_mxfp4(group), group, Nothing{});
+      else if (next.panel < last)
+        multiply_group(decoded_[buffer], group, decoder(next, 1 - buffer));
+      else
+        multiply_group(decoded_[buffer], group, Nothing{});
+      if (next.tile == 0) out_ += kPanel;
+      group = next;
+      buffer = 1 - buffer;
+    }
+  }
+
+ private:
+  using Decoder = typename S::Decoder;
+  struct Group {  // of tiles of one panel
+    int64_t panel, tile, count;
+  };
+
+  Group group_at(int64_t panel, int64_t tile) const {
+    const int64_t rest = w_.tiles - tile;
+    return {panel, tile, rest < S::kTilesAtOnce ? rest : S::kTilesAtOnce};
+  }
+  Group group_after(const Group& group) const {
+    const int64_t tile = group.tile + group.count;
+    return tile < w_.tiles ? group_at(group.panel, tile) : group_at(group.panel + 1, 0);
+  }
+  int64_t index(const Group& group) const { return group.panel * w_.tiles + group.tile; }
+  const uint16_t* plain_tile(const Group& group) const {
+    return w_.plain + index(group) * kTileWeights;
+  }
+
+  Decoder decoder(const Group& group, int buffer) {
+    return {w_, index(group), group.count, decoded_[buffer]};
+  }
+  const uint16_t* decoded_mxfp4(const Group& group) {
+    for (int64_t t = 0; t < group.count; ++t)
+      decode_mxfp4_tile(w_, index(group) + t, decoded_[0] + t * kTileWeights);
+    return decoded_[0];
+  }
+  static void finish(Decoder decoder) {
+    while (!decoder.is_done()) decoder.whole_tile();
+  }
+
+  template <class Ahead>
+  void multiply_group(const uint16_t* tiles, const Group& group, const Ahead& ahead) {
+    const auto x = rows_from(x_, 0, static_cast<size_t>(group.tile) * S::kBlockBytes);
+    S::multiply(tiles, group.count, x, out_, out_stride_, ahead);
+  }
+
+  const PackedMatrix& w_;
+  const PreparedRows& x_;
+  float* out_;
+  int64_t out_stride_;
+  alignas(64) uint16_t decoded_[2][S::kTilesAtOnce * kTileWeights];
+};
+
+template <class S, class Plain = PlainAhead>
+void exact_product_by(const PackedMatrix& w, int64_t first, int64_t last, const PreparedRows& x,
+                      float* out, int64_t out_stride) {
+  if (x.count > 0) ExactProduct<S, Plain>(w, x, out, out_stride).multiply(first, last);
+}
+
+template <class S, class Plain = PlainAhead>
+void accumulate_plain_by(const PlainPanels& w, const PreparedRows& x, float* out,
+                         int64_t out_stride) {
+  if (x.count == 0) return;
+  const typename S::Scope scope(x.count);
+  for (int64_t p = 0; p < w.panels; ++p) {
+    const uint16_t* const tiles = w.data + p * w.stride;
+    float* const at = out + p * kPanel;
+    if (w.next == nullptr)
+      S::multiply(tiles, w.tiles, x, at, out_stride, Nothing{});
+    else
+      S::multiply(tiles, w.tiles, x, at, out_stride, Plain(w.next + p * w.stride, w.tiles));
+  }
+}
+
+// Multiplies any number of rows by an instruction set's
+//   kRows                          rows that it multiplies at once, at most
+//   kBlockBytes                    of a prepared row, per block of 32 inputs
+//   accumulate<Rows>(tiles, count, x, out, out_stride, ahead)
+//                                  out[m][n] += `count` tiles; lets `ahead` do a row of its tile
+//                                  with each row of ours, and finishes it
+template <class S>
+struct InRowGroups {
+  static constexpr int kTilesAtOnce = 4;
+  static constexpr size_t kBlockBytes = S::kBlockBytes;
+  using Decoder = typename S::Decoder;
+  struct Scope {
+    explicit Scope(int64_t) {}
+  };
+
+  template <class Ahead>
+  static void multiply(const uint16_t* tiles, int64_t count, const PreparedRows& x, float* out,
+                       int64_t out_stride, const Ahead& ahead) {
+    for_row_groups<S::kRows>(x.count, [&]<int Rows>(int64_t m) {
+      const auto rows = rows_from(x, m, 0);
+      float* const at = out + m * out_stride;
+      if (m == 0)
+        S::template accumulate<Rows>(tiles, count, rows, at, out_stride, ahead);
+      else
+        S::template accumulate<Rows>(tiles, count, rows, at, out_stride, Nothing{});
+    });
+  }
+};
+
+// The exact sum on sixteen virtual lanes.
+struct GenericExact {
+  static constexpr int kRows = 4;
+  static constexpr size_t kBlockBytes = kFloatBlockBytes;
+
+  class Decoder {
+   public:
+    Decoder(const PackedMatrix& w, int64_t tile, int64_t count, uint16_t* out)
+        : w_(w), tile_(tile), end_(tile + count), out_(out) {}
+    bool is_done() const { return tile_ >= end_; }
+    void row(int) {}
+    void end_tile() {
+      if (!is_done()) whole_tile();
+    }
+    void whole_tile() {
+      decode_tile(w_, tile_++, out_);
+      out_ += kTileWeights;
+    }
+
+   private:
+    const PackedMatrix& w_;
+    int64_t tile_, end_;
+    uint16_t* out_;
+  };
+
+  template <int Rows, class Ahead>
+  static void accumulate(const uint16_t* tile, int64_t tiles, const PreparedRows& x, float* out,
+                         int64_t out_stride, Ahead ahead) {
+    F16 total[Rows];
+    for (int m = 0; m < Rows; ++m) total[m] = load(out + m * out_stride);
+    for (int64_t t = 0; t < tiles; ++t) {
+      F16 even[Rows] = {}, odd[Rows] = {};
+      for (int k = 0; k < kBlock; k += 2) {
+        const U16 pairs = load_as<U16>(tile + t * kTileWeights + k * kPanel);
+        const F16 w_even = bits_as<F16>(pairs << 16), w_odd = bits_as<F16>(pairs & 0xffff0000u);
+        for (int m = 0; m < Rows; ++m) {
+          const auto* inputs =
+              reinterpret_cast<const float*>(x.data + m * x.stride) + t * kBlock + k;
+          even[m] = fma_bf16(w_even, splat(inputs[0]), even[m]);
+          odd[m] = fma_bf16(w_odd, splat(inputs[1]), odd[m]);
+        }
+      }
+      for (int m = 0; m < Rows; ++m) total[m] = total[m] + (even[m] + odd[m]);
+      ahead.end_tile();
+    }
+    for (int m = 0; m < Rows; ++m) store(out + m * out_stride, total[m]);
+    while (!ahead.is_done()) ahead.whole_tile();
+  }
+};
+
+// --- fp4 precision ------------------------------------------------------------------------------
+
+constexpr int8_t kDoubledE2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+// Unsigned weights: doubled E2M1 plus 12.
+struct UnsignedWeights {
+  alignas(16) uint8_t of_code[16];
+  constexpr UnsignedWeights() : of_code() {
+    for (int i = 0; i < 16; ++i)
+      of_code[i] = static_cast<uint8_t>(kDoubledE2m1[i] + kUnsignedOffset);
+  }
+};
+constexpr UnsignedWeights kUnsignedWeights;
+
+inline F16 scale_values(const uint8_t* scales) {
+  return bits_as<F16>(convert<U16>(load_as<Lanes<uint8_t, 16>>(scales)) << 23);
+}
+
+void draft_product(const PackedMatrix& w, int64_t first, int64_t last, const PreparedRows& x,
+                   float* out, int64_t out_stride) {
+  for (int64_t p = first; p < last; ++p) {
+    for (int64_t m = 0; m < x.count; ++m) {
+      const uint8_t* row = x.data + m * x.stride;
+      F16 total{};
+      for (int64_t t = 0; t < w.tiles; ++t) {
+        const int64_t tile = p * w.tiles + t;
+        const uint8_t* codes = w.codes + tile * kTileCodes;
+        const DraftBlock block = load_draft_block(row, t);
+        int32_t sum[kLanes] = {};
+        for (int byte = 0; byte < kTileCodes; ++byte) {
+          const int n = byte % 64 / 4, at = byte / 64 * 8 + byte % 4;
+          sum[n] += kDoubledE2m1[codes[byte] & 15] * block.inputs[at] +
+                    kDoubledE2m1[codes[byte] >> 4] * block.inputs[at + 4];
+        }
+        const F16 scale = scale_values(w.scales + tile * kPanel) * splat(block.scale);
+        total = fma(to_float(load_as<I16>(sum)), scale, total);
+      }
+      store(out + m * out_stride + (p - first) * kPanel, total);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace specqd

@@ -1,0 +1,175 @@
+// The exact product with vdpbf16ps: two multiply-adds a lane, one after the other, each as a fused
+// one rounds. That is twice the work of an FMA at the same rate (Zen 4 and 5), and the same bits if
+// both inputs of a pair belong to one chain.
+#pragma once
+
+#include "kernels/isa/woven_avx512-inl.h"
+
+namespace specqd {
+namespace {
+
+// Prepared rows are BF16. Of each four inputs those of the even chain come first, and in a pair the
+// later one, as the instruction begins with the upper half: 2 0 3 1.
+void prepare_exact_pairs(const float* x, int64_t inputs, int64_t tiles, uint8_t* row) {
+  for_rounded_inputs(x, inputs, tiles, [&](int64_t k, H16 v) {
+    store_as(row + k * 2,
+             __builtin_shufflevector(v, v, 2, 0, 3, 1, 6, 4, 7, 5, 10, 8, 11, 9, 14, 12, 15, 13));
+  });
+}
+
+// sum += a pair of inputs, for all lanes, times each lane's pair of weights. GCC 12 does not find
+// the instruction's own broadcast.
+[[gnu::always_inline]] inline void add_pairs(__m512& sum, __m512i weights, const uint8_t* inputs) {
+  asm("vdpbf16ps %2%{1to16%}, %1, %0"
+      : "+v"(sum)
+      : "v"(weights), "m"(*reinterpret_cast<const int32_t*>(inputs)));
+}
+
+// What suits a core that has 512-bit registers and pipes (Zen 5). It loads two vectors a cycle, so
+// that loads are as scarce as multiplications: every second row takes one and two shuffles instead.
+struct WholeVectors {
+  using Fetch = FetchNear;
+  using Plain = PlainAhead;
+  static constexpr bool kShuffles = true;
+};
+
+// What suits a core that takes two turns for a vector (Zen 4). Shuffles compete with
+// multiplications there, and it reads plain tiles faster where nothing is fetched while one group
+// of rows passes.
+struct HalfVectors {
+  using Fetch = FetchIntoSecondLevel;
+  using Plain = PlainUnfetched;
+  static constexpr bool kShuffles = false;
+};
+
+// Of woven tiles, or of tiles in their usual order, which it weaves at each use.
+template <class Core, class TileDecoder>
+struct Avx512Bf16Exact {
+  static constexpr int kRows = 8;
+  static constexpr size_t kBlockBytes = kBf16BlockBytes;
+  using Decoder = TileDecoder;
+
+  template <int Rows, class Ahead>
+  [[gnu::noinline]] static void accumulate(const uint16_t* tile, int64_t tiles,
+                                           const PreparedRows& x, float* out, int64_t out_stride,
+                                           Ahead ahead) {
+    constexpr __mmask64 kUpperHalves = 0xcccccccccccccccc, kLowerHalves = ~kUpperHalves;
+    const uint8_t* row[Rows];
+    for (int m = 0; m < Rows; ++m) row[m] = x.data + m * x.stride;
+    for (int64_t t = 0; t < tiles; ++t) {
+      __m512 even[Rows], odd[Rows];
+      for (int m = 0; m < Rows; ++m) even[m] = odd[m] = _mm512_setzero_ps();
+#pragma GCC unroll 8
+      for (int k = 0; k < kBlock; k += 4) {
+        // Two rows of the tile: k and k + 1, then k + 2 and k + 3, of sixteen outputs.
+        __m512i first = _mm512_loadu_si512(tile + k * kPanel);
+        __m512i second = _mm512_loadu_si512(tile + (k + 2) * kPanel);
+        asm("" : "+v"(first), "+v"(second));  // else GCC loads them twice
+        const __m512i evens = Decoder::kIsWoven
+                                  ? first
+                                  : _mm512_mask_alignr_epi8(second, kUpperHalves, first, first, 14);
+        const __m512i odds = Decoder::kIsWoven
+                                 ? second
+                                 : _mm512_mask_alignr_epi8(first, kLowerHalves, second, second, 2);
+        ahead.row(k / 2);
+        for (int m = 0; m < Rows; ++m) {
+          const uint8_t* inputs = row[m] + k * 2;
+          if (!Core::kShuffles || m % 2 == 0) {
+            add_pairs(even[m], evens, inputs);
+            add_pairs(odd[m], odds, inputs + 4);
+          } else {
+            const __m512 both = _mm512_castpd_ps(_mm512_set1_pd(load_as<double>(inputs)));
+            even[m] =
+                _mm512_dpbf16_ps(even[m], (__m512bh)evens, (__m512bh)_mm512_moveldup_ps(both));
+            odd[m] = _mm512_dpbf16_ps(odd[m], (__m512bh)odds, (__m512bh)_mm512_movehdup_ps(both));
+          }
+          if (m == (Rows - 1) / 2) ahead.row(k / 2 + 1);
+        }
+      }
+      for (int m = 0; m < Rows; ++m) {
+        float* const total = out + m * out_stride;
+        _mm512_storeu_ps(total,
+                         _mm512_add_ps(_mm512_loadu_ps(total), _mm512_add_ps(even[m], odd[m])));
+        row[m] += kBf16BlockBytes;
+      }
+      tile += kTileWeights;
+      ahead.end_tile();
+    }
+    while (!ahead.is_done()) ahead.whole_tile();
+  }
+};
+
+// Up to here memory is what a product waits for, and decoding a row at a time keeps it busier.
+constexpr int64_t kRowsOfUsualOrder = 4;
+
+template <class Core>
+using OfUsualOrder = Avx512Bf16Exact<Core, Avx512DecoderBy<typename Core::Fetch>>;
+template <class Core>
+using OfWovenTiles = Avx512Bf16Exact<Core, WovenDecoder<typename Core::Fetch>>;
+
+template <class Core>
+void exact_product_bf16(const PackedMatrix& w, int64_t first, int64_t last, const PreparedRows& x,
+                        float* out, int64_t out_stride) {
+  const bool is_woven = w.residuals != nullptr && x.count > kRowsOfUsualOrder;
+  const auto product = is_woven ? exact_product_in_rows<OfWovenTiles<Core>, typename Core::Plain>
+                                : exact_product_in_rows<OfUsualOrder<Core>, typename Core::Plain>;
+  product(w, first, last, x, out, out_stride);
+}
+
+template <class Core>
+void accumulate_plain_bf16(const PlainPanels& w, const PreparedRows& x, float* out,
+                           int64_t out_stride) {
+  using Rows = InRowGroups<OfUsualOrder<Core>>;
+  const bool is_one_group = x.count <= OfUsualOrder<Core>::kRows;
+  const auto product = is_one_group ? accumulate_plain_by<Rows, typename Core::Plain>
+                                    : accumulate_plain_by<Rows, PlainAhead>;
+  product(w, x, out, out_stride);
+}
+
+template <class Core>
+constexpr Kernels avx512bf16_table(const char* name) {
+  Kernels table = avx512_table(name);
+  table.exact_row_bytes = exact_row_bytes_bf16;
+  table.prepare_exact = prepare_exact_pairs;
+  table.exact_block_bytes = kBf16BlockBytes;
+  table.exact_product = exact_product_bf16<Core>;
+  table.accumulate_plain = accumulate_plain_bf16<Core>;
+  table.draft_product = draft_product_avx512<Core::kShuffles>;
+  return table;
+}
+
+// Whether this machine's vdpbf16ps rounds as two fused multiply-adds, over all kinds of values:
+// normal, subnormal, infinite, and products and sums that leave the range.
+bool rounds_as_fused() {
+  uint64_t state = 1;
+  const auto random = [&] {  // a linear congruential generator (Knuth), its upper half
+    state = state * 6364136223846793005 + 1442695040888963407;
+    return static_cast<uint32_t>(state >> 32);
+  };
+  // Exponents of weights and inputs; those of sums are twice as far from the middle.
+  constexpr int kLeast[] = {0, 117, 50, 64, 180, 0}, kSpan[] = {256, 20, 20, 6, 20, 2};
+  for (int round = 0; round < 600; ++round) {
+    alignas(64) uint32_t weights[kLanes], inputs[kLanes], sums[kLanes];
+    const int kind = round % 6;
+    const auto exponent = [&] { return kLeast[kind] + random() % kSpan[kind]; };
+    for (int i = 0; i < kLanes; ++i) {
+      weights[i] = (random() & 0x807f807fu) | exponent() << 23 | exponent() << 7;
+      inputs[i] = (random() & 0x807f807fu) | exponent() << 23 | exponent() << 7;
+      const auto sum = static_cast<int>(2 * exponent()) - 127 + static_cast<int>(random() % 8) - 4;
+      const int bounded = sum < 0 ? 0 : sum > 255 ? 255 : sum;
+      sums[i] = (random() & 0x807fffffu) | static_cast<uint32_t>(bounded) << 23;
+    }
+    const U16 w = load_as<U16>(weights), x = load_as<U16>(inputs);
+    const auto upper = [](U16 v) { return bits_as<F16>(v & 0xffff0000u); };
+    const auto lower = [](U16 v) { return bits_as<F16>(v << 16); };
+    const F16 sum = load_as<F16>(sums);
+    const F16 expected = fma(lower(w), lower(x), fma(upper(w), upper(x), sum));
+    const F16 actual = (F16)_mm512_dpbf16_ps((__m512)sum, (__m512bh)w, (__m512bh)x);
+    const I16 is_nan = (expected != expected) & (actual != actual);
+    if (any((bits_as<I16>(expected) != bits_as<I16>(actual)) & ~is_nan)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+}  // namespace specqd

@@ -1,0 +1,48 @@
+// Gathers one instruction set's functions into its table.
+#pragma once
+
+#include "kernels/isa/activations-inl.h"
+#include "kernels/isa/attention-inl.h"
+#include "kernels/isa/nested-inl.h"
+#include "kernels/isa/ops-inl.h"
+#include "kernels/isa/pick-inl.h"
+#include "kernels/isa/product-inl.h"
+#include "kernels/kernels.h"
+
+namespace specqd {
+namespace {
+
+constexpr Kernels generic_table(const char* name) {
+  return {.name = name,
+          .exact_row_bytes = exact_row_bytes,
+          .draft_row_bytes = draft_row_bytes,
+          .prepare_exact = prepare_exact,
+          .prepare_draft = prepare_draft,
+          .exact_product = exact_product_by<InRowGroups<GenericExact>>,
+          .draft_product = draft_product,
+          .accumulate_plain = accumulate_plain_by<InRowGroups<GenericExact>>,
+          .exact_block_bytes = kFloatBlockBytes,
+          .encode_tile = encode_tile,
+          .decode_tile = decode_tile,
+          .rms_norm = rms_norm,
+          .layer_norm = layer_norm,
+          .add = add,
+          .add_bf16 = add_bf16,
+          .silu_times = silu_times,
+          .gelu_times = gelu_times,
+          .gelu_tanh_times = gelu_tanh_times,
+          .clamped_swiglu = clamped_swiglu,
+          .soft_cap = soft_cap,
+          .rotate = rotate,
+          .round_bf16 = round_bf16,
+          .round_bf16_finite = round_bf16_finite,
+          .softmax_part = softmax_part,
+          .merge_part = merge_part,
+          .scale = scale,
+          .pick = &picking::kKernels,
+          .read_bytes = read_bytes,
+          .multiply_registers = multiply_registers};
+}
+
+}  // namespace
+}  // namespace specqd

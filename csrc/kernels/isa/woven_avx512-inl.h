@@ -1,0 +1,109 @@
+// Nested tiles decoded into pairs of inputs of one chain, as vdpbf16ps wants them.
+//
+// A woven tile holds, for each four inputs k, a vector of the pairs (k + 2, k) of sixteen outputs
+// and one of the pairs (k + 3, k + 1). Where they come from costs nothing: residuals and codes have
+// to be spread over 16 bits anyway, and two byte permutations (VBMI) spread them in any order.
+#pragma once
+
+#include "kernels/isa/product_avx512-inl.h"
+
+namespace specqd {
+namespace {
+
+// Where each half of a lane comes from, for the even and for the odd chain.
+struct WovenOrder {
+  alignas(64) uint8_t residual[2][64];  // of two rows' 64 bytes; every second one is zeroed
+  alignas(64) uint8_t code[2][2][64];   // [rows 0 1 or 2 3] the first bit, of 64 bits of codes
+  constexpr WovenOrder() : residual(), code() {
+    for (int chain = 0; chain < 2; ++chain)
+      for (int n = 0; n < kPanel; ++n)
+        for (int row = 0; row < 2; ++row) {
+          const int at = n * 4 + (1 - row) * 2;  // the later input comes first
+          residual[chain][at] = static_cast<uint8_t>(row * 32 + n * 2 + chain);
+          for (int rows = 0; rows < 2; ++rows)
+            code[rows][chain][at] =
+                static_cast<uint8_t>(n % 2 * 32 + chain * 16 + (rows * 2 + row) * 4);
+        }
+  }
+};
+constexpr WovenOrder kWovenOrder;
+
+struct InWovenOrder {
+  // A position's bits are three of the row, r, four of the output, and the chain; woven, r and the
+  // chain change places, and r is inverted.
+  static __m512i placed(__m512i patches) {
+    const __m512i one = _mm512_set1_epi32(1 << 16);
+    const __m512i differ =
+        _mm512_and_si512(_mm512_xor_si512(patches, _mm512_srli_epi32(patches, 5)), one);
+    const __m512i both = _mm512_or_si512(differ, _mm512_slli_epi32(differ, 5));
+    return _mm512_ternarylogic_epi32(patches, both, one, 0x96);  // exclusive or of all three
+  }
+};
+
+// As Avx512DecoderBy, two rows of a tile at a time.
+template <class Fetch>
+class WovenDecoder {
+ public:
+  static constexpr bool kIsWoven = true;
+
+  WovenDecoder(const PackedMatrix& w, int64_t tile, int64_t count, uint16_t* out)
+      : w_(w), tile_(tile), left_(count), out_(out) {
+    begin_tile();
+  }
+
+  bool is_done() const { return left_ <= 0; }
+
+  [[gnu::always_inline]] void row(int r) {
+    if (r % 2 == 0) two_rows(r / 2);
+  }
+
+  void whole_tile() {
+#pragma GCC unroll 8
+    for (int i = 0; i < kBlock / 4; ++i) two_rows(i);
+    end_tile();
+  }
+
+  [[gnu::always_inline]] void end_tile() {
+    patches_.apply(out_);
+    if (--left_ <= 0) return;
+    ++tile_;
+    out_ += kTileWeights;
+    begin_tile();
+  }
+
+ private:
+  [[gnu::always_inline]] void two_rows(int i) {
+    if (i < 4) Fetch::from(codes_ + i * 64 + Fetch::kTilesAhead * kTileCodes);
+    Fetch::from(residuals_ + i * 64 + Fetch::kTilesAhead * kTileWeights);
+    const __m512i residuals = _mm512_loadu_si512(residuals_ + i * 64);
+    const __m512i codes = _mm512_loadu_si512(codes_ + i / 2 * 64);
+#pragma GCC unroll 2
+    for (int chain = 0; chain < 2; ++chain) {
+      const __m512i residual = _mm512_maskz_permutexvar_epi8(
+          0x5555555555555555, _mm512_load_si512(kWovenOrder.residual[chain]), residuals);
+      const __m512i nibbles =
+          _mm512_multishift_epi64_epi8(_mm512_load_si512(kWovenOrder.code[i % 2][chain]), codes);
+      const __m512i least = _mm512_permutexvar_epi16(nibbles, _mm512_load_si512(kCodeWords.word));
+      _mm512_store_si512(out_ + i * 64 + chain * 32,
+                         _mm512_add_epi16(least, _mm512_add_epi16(exponents_, residual)));
+    }
+  }
+
+  [[gnu::always_inline]] void begin_tile() {
+    codes_ = w_.codes + tile_ * kTileCodes;
+    residuals_ = w_.residuals + tile_ * kTileWeights;
+    exponents_ = exponents_of(w_, tile_);
+    patches_.begin_tile(w_, tile_);
+  }
+
+  const PackedMatrix& w_;
+  int64_t tile_, left_;
+  uint16_t* out_;
+  const uint8_t* codes_ = nullptr;
+  const uint8_t* residuals_ = nullptr;
+  __m512i exponents_ = _mm512_setzero_si512();
+  TilePatches<InWovenOrder, Fetch> patches_;
+};
+
+}  // namespace
+}  // namespace specqd

@@ -1,0 +1,262 @@
+#include "model/attention.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "kernels/bf16.h"
+
+namespace specqd {
+namespace {
+
+constexpr int64_t kRowsAtOnce = 64;  // queries of one product: rows times heads of the group
+constexpr int64_t kPartsAhead = 4;
+constexpr int64_t kPageTiles = kPagePositions / kBlock;
+// Rows of scores, which would share few sets of the first-level cache a power of two apart.
+constexpr int64_t kScoreStride = kChunkPositions + kPanel;
+
+int64_t first_visible(int64_t position, int64_t window) {
+  return window > 0 ? std::max<int64_t>(position + 1 - window, 0) : 0;
+}
+
+}  // namespace
+
+Attention::Attention(AttentionShape shape, const Kernels& kernels, int threads, int64_t max_rows)
+    : shape_(shape),
+      kernels_(kernels),
+      rows_at_once_(std::max<int64_t>(1, kRowsAtOnce / shape.group())),
+      query_bytes_(kernels.exact_row_bytes(shape.key_tiles())),
+      weight_bytes_(kernels.exact_row_bytes(kChunkPositions / kBlock)),
+      queries_(static_cast<size_t>(max_rows * shape.heads) * query_bytes_) {
+  const auto products = static_cast<size_t>(rows_at_once_ * shape.group());
+  for (int i = 0; i < threads; ++i) {
+    scores_.emplace_back(products * kScoreStride * sizeof(float));
+    weights_.emplace_back(products * weight_bytes_);
+  }
+}
+
+void Attention::plan(std::span<const SequenceRows> sequences, int64_t longest_window) {
+  sequences_.assign(sequences.begin(), sequences.end());
+  page_rows_.clear();
+  passes_.clear();
+  row_parts_.clear();
+  rows_ = part_count_ = 0;
+  for (const SequenceRows& rows : sequences_) {
+    plan_passes(rows, longest_window);
+    rows_ += rows.count;
+  }
+  const auto needed = static_cast<size_t>(part_count_ * shape_.heads);
+  const size_t bytes = needed * static_cast<size_t>(shape_.value_width()) * sizeof(float);
+  if (bytes > parts_.size()) parts_ = Memory(bytes + bytes / 2);
+  if (needed > part_sums_.size()) part_sums_.resize(needed);
+}
+
+void Attention::plan_passes(const SequenceRows& rows, int64_t longest_window) {
+  const int64_t sequence = &rows - sequences_.data();
+  for (int64_t first = 0, last; first < rows.count; first = last) {
+    const int64_t position = rows.start + first;
+    last = std::min(rows.count, first + kPagePositions - position % kPagePositions);
+    page_rows_.push_back({sequence, rows.first_row + first, rows.first_row + last});
+  }
+  const int64_t parts = part_count_;
+  const auto chunks_of = [&](int64_t first) {  // of the rows from `first` that make a pass
+    const int64_t last = std::min(first + rows_at_once_, rows.count) - 1;
+    return std::pair(first_visible(rows.start + first, longest_window) / kChunkPositions,
+                     (rows.start + last) / kChunkPositions + 1);
+  };
+  for (int64_t first = 0; first < rows.count; first += rows_at_once_) {
+    const int64_t count = std::min(rows_at_once_, rows.count - first);
+    const auto [begin, end] = chunks_of(first);
+    for (int64_t i = 0; i < count; ++i) row_parts_.push_back({part_count_ + i, count, end - begin});
+    part_count_ += count * (end - begin);
+  }
+  const int64_t last_chunk = (rows.start + rows.count - 1) / kChunkPositions;
+  for (int64_t chunk = chunks_of(0).first; chunk <= last_chunk; ++chunk) {
+    int64_t part = parts;
+    for (int64_t first = 0; first < rows.count; first += rows_at_once_) {
+      const int64_t count = std::min(rows_at_once_, rows.count - first);
+      const auto [begin, end] = chunks_of(first);
+      if (begin <= chunk && chunk < end)
+        passes_.push_back({sequence, first, count, chunk, part + count * (chunk - begin)});
+      part += count * (end - begin);
+    }
+  }
+}
+
+int64_t Attention::query_index(int64_t row, int64_t head) const {
+  const int64_t group = shape_.group();
+  return (head / group * rows_ + row) * group + head % group;
+}
+
+uint8_t* Attention::query(int64_t row, int64_t head) {
+  return queries_.data() + static_cast<size_t>(query_index(row, head)) * query_bytes_;
+}
+
+// As for queries: the products of a pass and a key-value head are consecutive.
+size_t Attention::part_index(int64_t part, int64_t head) const {
+  const int64_t group = shape_.group();
+  return static_cast<size_t>((head / group * part_count_ + part) * group + head % group);
+}
+
+float* Attention::part_values(int64_t part, int64_t head) {
+  return reinterpret_cast<float*>(parts_.data()) +
+         part_index(part, head) * static_cast<size_t>(shape_.value_width());
+}
+
+void Attention::write(const KvView& view, int64_t position, const float* key,
+                      const float* value) const {
+  uint16_t bits[kLargestHeadDim];
+  const int64_t page = position / kPagePositions, at = position % kPagePositions;
+  kernels_.round_bf16_finite(key, shape_.head_dim, bits);
+  uint16_t* keys =
+      view.keys(page) + at / kPanel * shape_.key_tiles() * kTileWeights + at % kPanel * 2;
+  for (int64_t d = 0; d < shape_.head_dim; d += 2)
+    std::memcpy(keys + d / kBlock * kTileWeights + d % kBlock / 2 * 32, bits + d, 4);
+  kernels_.round_bf16_finite(value, shape_.head_dim, bits);
+  uint16_t* values = view.values(page) + at / kBlock * kTileWeights + at % kBlock / 2 * 32 + at % 2;
+  for (int64_t d = 0; d < shape_.head_dim; ++d)
+    values[d / kPanel * kPageTiles * kTileWeights + d % kPanel * 2] = bits[d];
+}
+
+void Attention::clear_after(const KvView& view, int64_t last) const {
+  uint16_t* values =
+      view.values(last / kPagePositions) + last % kPagePositions / kBlock * kTileWeights;
+  for (int64_t panel = 0; panel < shape_.value_width() / kPanel; ++panel) {
+    uint16_t* tile = values + panel * kPageTiles * kTileWeights;
+    int64_t k = last % kBlock + 1;
+    if (k % 2 == 1 && k < kBlock)
+      for (int64_t n = 0; n < kPanel; ++n) tile[k / 2 * 32 + n * 2 + 1] = 0;
+    k = (k + 1) / 2;
+    if (k < kBlock / 2) std::memset(tile + k * 32, 0, static_cast<size_t>(kBlock / 2 - k) * 64);
+  }
+}
+
+Attention::Stretch Attention::stretch(const KvCache& cache, int64_t layer, int64_t window,
+                                      int64_t item) const {
+  const int64_t kv_head = item / passes();
+  const Pass& pass = passes_[static_cast<size_t>(item % passes())];
+  const SequenceRows& rows = sequences_[static_cast<size_t>(pass.sequence)];
+  const int64_t chunk = pass.chunk * kChunkPositions, first_position = rows.start + pass.first;
+  const int64_t seen = std::max(first_visible(first_position, window), chunk);
+  const int64_t end = std::min(first_position + pass.count, chunk + kChunkPositions);
+  return {pass,
+          kv_head,
+          cache.view(rows.sequence, layer, kv_head),
+          first_position,
+          seen / kBlock * kBlock,
+          (end + kBlock - 1) / kBlock * kBlock};
+}
+
+const uint16_t* Attention::keys_at(const Stretch& stretch, int64_t position) const {
+  return stretch.view.keys(position / kPagePositions) +
+         position % kPagePositions / kPanel * shape_.key_tiles() * kTileWeights;
+}
+
+const uint16_t* Attention::values_at(const Stretch& stretch, int64_t position) const {
+  return stretch.view.values(position / kPagePositions) +
+         position % kPagePositions / kBlock * kTileWeights;
+}
+
+void Attention::run(const KvCache& cache, int64_t layer, int64_t window, int64_t first,
+                    int64_t last, int thread) {
+  const int64_t threads = std::ssize(scores_);
+  auto* const scores = reinterpret_cast<float*>(scores_[static_cast<size_t>(thread)].data());
+  uint8_t* const weights = weights_[static_cast<size_t>(thread)].data();
+  for (int64_t item = first; item < last; ++item) {
+    const Stretch now = stretch(cache, layer, window, item);
+    if (!now.is_empty()) score(now, scores);
+    weigh(now, window, scores, weights);
+    if (now.is_empty()) continue;
+    const uint16_t* next = nullptr;
+    const int64_t following = item + 1 < last ? item + 1 : item + threads;  // a guess
+    if (following < passes() * shape_.kv_heads) {
+      const Stretch after = stretch(cache, layer, window, following);
+      if (!after.is_empty()) next = keys_at(after, after.begin);
+    }
+    sum_values(now, weights, next);
+  }
+}
+
+// Scores of all queries of the pass, from the stretch's first position on.
+void Attention::score(const Stretch& stretch, float* scores) {
+  const int64_t group = shape_.group(), products = stretch.pass.count * group;
+  const int64_t first_row = sequences_[static_cast<size_t>(stretch.pass.sequence)].first_row;
+  const PreparedRows queries{query(first_row + stretch.pass.first, stretch.kv_head * group),
+                             query_bytes_, products};
+  for (int64_t i = 0; i < products; ++i)
+    std::memset(scores + i * kScoreStride, 0,
+                static_cast<size_t>(stretch.end - stretch.begin) * sizeof(float));
+  const int64_t stride = shape_.key_tiles() * kTileWeights;
+  for (int64_t at = stretch.begin, to; at < stretch.end; at = to) {
+    to = std::min(stretch.end, (at / kPagePositions + 1) * kPagePositions);
+    const uint16_t* const next =
+        to < stretch.end ? keys_at(stretch, to) : values_at(stretch, stretch.begin);
+    kernels_.accumulate_plain(
+        {keys_at(stretch, at), (to - at) / kPanel, shape_.key_tiles(), stride, next}, queries,
+        scores + (at - stretch.begin), kScoreStride);
+  }
+}
+
+// Makes scores into prepared weights, and clears the sums of values to come.
+void Attention::weigh(const Stretch& stretch, int64_t window, float* scores, uint8_t* weights) {
+  const Pass& pass = stretch.pass;
+  const int64_t group = shape_.group(), count = std::max<int64_t>(stretch.end - stretch.begin, 0);
+  const float scale = shape_.cap > 0.0f ? 1.0f : shape_.scale;  // of what is not capped yet
+  for (int64_t i = 0; i < pass.count * group; ++i) {
+    const int64_t position = stretch.first_position + i / group;
+    const int64_t head = stretch.kv_head * group + i % group, part = pass.part + i / group;
+    auto& sums = part_sums_[part_index(part, head)];
+    sums = {-std::numeric_limits<float>::infinity(), 0.0f};
+    std::memset(part_values(part, head), 0,
+                static_cast<size_t>(shape_.value_width()) * sizeof(float));
+    if (count == 0) continue;
+    const int64_t from = std::max(first_visible(position, window), stretch.begin) - stretch.begin;
+    const int64_t to = std::min(position + 1, stretch.end) - stretch.begin;
+    float* const row_scores = scores + i * kScoreStride;
+    if (shape_.cap > 0.0f) kernels_.soft_cap(row_scores, count, shape_.scale, shape_.cap);
+    sums = kernels_.softmax_part(row_scores, count, from, to, scale);
+    kernels_.prepare_exact(row_scores, count, count / kBlock,
+                           weights + static_cast<size_t>(i) * weight_bytes_);
+  }
+}
+
+// Sums the stretch's values by their weights, while `next` is fetched.
+void Attention::sum_values(const Stretch& stretch, const uint8_t* weights, const uint16_t* next) {
+  const int64_t group = shape_.group(), width = shape_.value_width();
+  float* const out = part_values(stretch.pass.part, stretch.kv_head * group);
+  for (int64_t at = stretch.begin, to; at < stretch.end; at = to) {
+    to = std::min(stretch.end, (at / kPagePositions + 1) * kPagePositions);
+    const PreparedRows x{
+        weights + static_cast<size_t>((at - stretch.begin) / kBlock) * kernels_.exact_block_bytes,
+        weight_bytes_, stretch.pass.count * group};
+    kernels_.accumulate_plain(
+        {values_at(stretch, at), width / kPanel, (to - at) / kBlock, kPageTiles * kTileWeights,
+         to < stretch.end ? values_at(stretch, to) : next},
+        x, out, width);
+  }
+}
+
+void Attention::merge(int64_t row, int64_t head, std::span<const uint16_t> sinks, float* out) {
+  const RowParts& parts = row_parts_[static_cast<size_t>(row)];
+  Kernels::SoftmaxPart running = part_sums_[part_index(parts.first, head)];
+  std::memcpy(out, part_values(parts.first, head),
+              static_cast<size_t>(shape_.head_dim) * sizeof(float));
+  for (int64_t i = 1; i < parts.count; ++i) {
+    const int64_t part = parts.first + i * parts.stride;
+    if (i + kPartsAhead < parts.count) {  // they may lie in another core's cache
+      const float* const ahead = part_values(part + kPartsAhead * parts.stride, head);
+      for (int64_t d = 0; d < shape_.head_dim; d += 16) __builtin_prefetch(ahead + d);
+    }
+    kernels_.merge_part(out, &running, part_values(part, head), part_sums_[part_index(part, head)],
+                        shape_.head_dim);
+  }
+  if (!sinks.empty()) {
+    static constexpr float kZeros[kLargestHeadDim] = {};
+    const float sink = bf16_to_float(sinks[static_cast<size_t>(head)]);
+    kernels_.merge_part(out, &running, kZeros, {sink, 1.0f}, shape_.head_dim);
+  }
+  kernels_.scale(out, 1.0f / running.sum, shape_.head_dim);
+}
+
+}  // namespace specqd

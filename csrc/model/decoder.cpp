@@ -1,0 +1,284 @@
+#include "model/decoder.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "kernels/bf16.h"
+#include "model/decoder_stages.h"
+
+namespace specqd {
+namespace {
+
+AttentionShape attention_shape(const DecoderSpec& spec) {
+  const float scale = spec.attention_scale > 0.0f
+                          ? spec.attention_scale
+                          : 1.0f / __builtin_sqrtf(static_cast<float>(spec.head_dim));
+  return {spec.heads, spec.kv_heads, spec.head_dim, scale, spec.attention_cap};
+}
+
+auto activation_of(const Kernels& kernels, Activation activation) {
+  switch (activation) {
+    case Activation::kGelu:
+      return kernels.gelu_times;
+    case Activation::kGeluTanh:
+      return kernels.gelu_tanh_times;
+    case Activation::kClampedSwiglu:
+      return kernels.clamped_swiglu;
+    case Activation::kSilu:
+      break;
+  }
+  return kernels.silu_times;
+}
+
+}  // namespace
+
+Decoder::Decoder(DecoderSpec spec, DecoderWeights weights, std::shared_ptr<Pool> pool,
+                 const Kernels& kernels, int64_t max_rows)
+    : spec_(spec),
+      weights_(std::move(weights)),
+      pool_(std::move(pool)),
+      kernels_(kernels),
+      max_rows_(max_rows),
+      attention_(attention_shape(spec_), kernels, pool_->threads(), max_rows),
+      activate_(activation_of(kernels, spec_.activation)) {
+  for (const RopeSpec& rope : spec_.ropes) {
+    std::vector<float> frequencies(static_cast<size_t>(rope.dims / 2));
+    const float factor = rope_inverse_frequencies(rope, frequencies);
+    ropes_.push_back({std::move(frequencies), factor, {}, {}});
+  }
+  bool sees_all = weights_.layers.empty();
+  for (const LayerWeights& layer : weights_.layers) {
+    sees_all |= layer.window == 0;
+    longest_window_ = std::max(longest_window_, layer.window);
+  }
+  if (sees_all) longest_window_ = 0;
+  logits_stride_ = weights_.head->matrix().panels * kPanel;
+  for (const Precision precision : {Precision::kExact, Precision::kFp4})
+    fixed_bytes_[static_cast<size_t>(precision)] = fixed_bytes(precision);
+  partial_head_ = std::make_shared<PartialHead>(spec_.vocabulary);
+  for (HeadChoice& choice : head_choices_) choice.verify_bytes = weight_bytes(Precision::kExact);
+  reserve_scratch();
+}
+
+void Decoder::reserve_scratch() {
+  int64_t tiles = weights_.head->matrix().tiles, experts = 0, hidden_width = 0;
+  for (const LayerWeights& layer : weights_.layers) {
+    tiles = std::max({tiles, layer.query_key_value->matrix().tiles, layer.output->matrix().tiles});
+    for (const FeedForward& each : layer.feed_forwards) {
+      tiles = std::max({tiles, each.gate_up->matrix().tiles, each.down->matrix().tiles});
+      const int64_t copies = layer.router != nullptr ? spec_.experts_per_token : 1;
+      hidden_width = std::max(hidden_width, each.down->columns() * copies);
+    }
+    if (layer.router != nullptr) experts = std::max(experts, std::ssize(layer.feed_forwards));
+  }
+  const auto rows = static_cast<size_t>(max_rows_);
+  const auto slots = rows * static_cast<size_t>(experts > 0 ? spec_.experts_per_token : 1);
+  const size_t row_bytes =
+      std::max(kernels_.exact_row_bytes(tiles), kernels_.draft_row_bytes(tiles));
+  const int64_t head_outputs = (spec_.heads + 2 * spec_.kv_heads) * spec_.head_dim;
+  residual_.resize(rows * static_cast<size_t>(spec_.hidden));
+  heads_.resize(rows * static_cast<size_t>(head_outputs));
+  hidden_.resize(rows * static_cast<size_t>(hidden_width));
+  aside_.resize(slots * static_cast<size_t>(spec_.hidden));
+  prepared_ = Memory(slots * row_bytes);
+  scratch_.resize(static_cast<size_t>(pool_->threads()));
+  for (Scratch& scratch : scratch_) {
+    scratch.row.resize(static_cast<size_t>(tiles * kBlock));
+    scratch.product.resize(rows * kProductPanels * kPanel);
+    scratch.prepared = Memory(kRowsPreparedByEach * row_bytes);
+  }
+  if (experts == 0) return;
+  const int64_t blocks = (experts + kBlock - 1) / kBlock;
+  router_scores_.resize(rows * static_cast<size_t>(blocks * kBlock));
+  choices_.resize(slots);
+  slot_row_.resize(slots);
+  expert_starts_.resize(static_cast<size_t>(experts + 1));
+  gathered_ = Memory(slots * row_bytes);
+}
+
+KvShape Decoder::kv_shape() const {
+  return {static_cast<int64_t>(weights_.layers.size()), spec_.kv_heads, spec_.head_dim};
+}
+
+std::span<const float> Decoder::logits(int64_t row) const {
+  return {logits_.data() + row * logits_stride_, static_cast<size_t>(spec_.vocabulary)};
+}
+
+size_t bytes_of(const PackedWeight& weight, Precision precision) {
+  return precision == Precision::kFp4 ? weight.bytes().draft() : weight.bytes().exact();
+}
+
+size_t bytes_of(const FeedForward& weights, Precision precision) {
+  return bytes_of(*weights.gate_up, precision) + bytes_of(*weights.down, precision);
+}
+
+size_t Decoder::fixed_bytes(Precision precision) const {
+  size_t bytes = bytes_of(*weights_.head, precision);
+  for (const LayerWeights& layer : weights_.layers) {
+    bytes += bytes_of(*layer.query_key_value, precision) + bytes_of(*layer.output, precision);
+    bytes += layer.router != nullptr ? bytes_of(*layer.router, Precision::kExact)
+                                     : bytes_of(layer.feed_forwards.front(), precision);
+  }
+  return bytes;
+}
+
+size_t Decoder::weight_bytes(Precision precision) const {
+  size_t bytes = fixed_bytes(precision);
+  for (const LayerWeights& layer : weights_.layers) {
+    if (layer.router == nullptr) continue;
+    size_t each = 0;
+    for (const FeedForward& expert : layer.feed_forwards) each += bytes_of(expert, precision);
+    bytes += each * static_cast<size_t>(spec_.experts_per_token) / layer.feed_forwards.size();
+  }
+  return bytes;
+}
+
+size_t Decoder::seen_cache_bytes() const {
+  const KvShape shape = kv_shape();
+  int64_t positions = 0;  // over all layers
+  for (const LayerWeights& layer : weights_.layers)
+    for (const SequenceRows& rows : sequences_) {
+      const int64_t first =
+          std::max<int64_t>(layer.window > 0 ? rows.start + 1 - layer.window : 0, 0);
+      const int64_t last = rows.start + rows.count;
+      positions += (last + kBlock - 1) / kBlock * kBlock - first / kBlock * kBlock;
+    }
+  const int64_t words = shape.kv_heads * (shape.key_words() + shape.value_words());
+  return static_cast<size_t>(positions * words / kPagePositions) * sizeof(uint16_t);
+}
+
+bool Decoder::has_pages(const KvCache& cache, const ForwardRows& rows) const {
+  const int64_t seen =
+      longest_window_ > 0 ? std::max<int64_t>(rows.start + 1 - longest_window_, 0) : 0;
+  for (int64_t page = seen / kPagePositions; page * kPagePositions < rows.start + rows.count;
+       ++page)
+    if (!cache.has_page(rows.sequence, page)) return false;
+  return true;
+}
+
+void Decoder::prepare_positions(std::span<const ForwardRows> sequences) {
+  sequences_.clear();
+  logit_rows_.clear();
+  rows_ = 0;
+  int64_t last = 0;
+  for (const ForwardRows& part : sequences) {
+    sequences_.push_back({part.sequence, part.start, part.count, rows_});
+    rows_ += part.count;
+    for (int64_t i = part.logits; i > 0; --i) logit_rows_.push_back(rows_ - i);
+    last = std::max(last, part.start + part.count);
+  }
+  attention_.plan(sequences_, longest_window_);
+  const size_t needed = logit_rows_.size() * static_cast<size_t>(logits_stride_);
+  if (logits_.size() < needed) logits_.resize(needed);
+  if (last <= angles_) return;
+  const int64_t more = std::max(last, angles_ * 2 + 64);
+  for (Rope& rope : ropes_) {
+    const int64_t half = rope.half();
+    rope.cosines.resize(static_cast<size_t>(more * half));
+    rope.sines.resize(static_cast<size_t>(more * half));
+    rope_tables(rope.inverse_frequencies, rope.factor, angles_, more - angles_,
+                rope.cosines.data() + angles_ * half, rope.sines.data() + angles_ * half);
+  }
+  angles_ = more;
+}
+
+void Decoder::forward(Precision precision, const KvCache& cache, std::span<const int32_t> tokens,
+                      std::span<const ForwardRows> sequences, const HeadUse& head) {
+  precision_ = precision;
+  cache_ = &cache;
+  tokens_ = tokens;
+  moved_bytes_ = fixed_bytes_[static_cast<size_t>(precision)];
+  plan_head(head);
+  tell_read(tokens, sequences);
+  prepare_positions(sequences);
+  pool_->run([this](Team& team) { run(team); });
+}
+
+void Decoder::run(Team& team) {
+  embed(team);
+  for (int64_t layer = 0; layer < std::ssize(weights_.layers); ++layer) {
+    attend(team, layer);
+    feed_forward(team, weights_.layers[static_cast<size_t>(layer)]);
+  }
+  finish(team);
+}
+
+void Decoder::norm(const uint16_t* weight, const uint16_t* bias, const float* x, int64_t n,
+                   float* out) const {
+  if (spec_.norm == NormKind::kRms)
+    kernels_.rms_norm(x, weight, n, spec_.norm_epsilon, spec_.norm_offset, out);
+  else
+    kernels_.layer_norm(x, weight, bias, n, spec_.norm_epsilon, out);
+}
+
+void Decoder::norm(const Norm& norm, const float* x, int64_t n, float* out) const {
+  this->norm(norm.weight.data(), norm.bias.empty() ? nullptr : norm.bias.data(), x, n, out);
+}
+
+// Adds what was put aside to the residual stream, under a norm.
+void Decoder::land_aside(Team& team, const Norm& norm) {
+  team.share(rows_, 1, [&](int64_t row, int64_t) {
+    float* const aside = aside_.data() + row * spec_.hidden;
+    this->norm(norm, aside, spec_.hidden, aside);
+    kernels_.add(residual_.data() + row * spec_.hidden, aside, spec_.hidden);
+  });
+}
+
+void Decoder::embed(Team& team) {
+  const int64_t hidden = spec_.hidden;
+  team.share(rows_, 1, [&](int64_t first, int64_t last) {
+    std::vector<uint16_t> bits(static_cast<size_t>(hidden));
+    for (int64_t row = first; row < last; ++row) {
+      const int64_t token = tokens_[static_cast<size_t>(row)];
+      if (weights_.embedding != nullptr)
+        std::memcpy(bits.data(), weights_.embedding + token * hidden * 2,
+                    static_cast<size_t>(hidden) * 2);
+      else
+        weights_.head->read_row(kernels_, token, bits.data());
+      float* const out = residual_.data() + row * hidden;
+      for (int64_t i = 0; i < hidden; ++i) out[i] = bf16_to_float(bits[static_cast<size_t>(i)]);
+      if (spec_.embedding_scale != 1.0f) kernels_.scale(out, spec_.embedding_scale, hidden);
+    }
+  });
+}
+
+// The activation of a range of outputs: panels of gates and of what they gate alternate, or there
+// are no gates.
+void Decoder::activate(const FeedForward& weights, int64_t first, int64_t count, float* result,
+                       int64_t stride, int64_t rows, float* out) const {
+  const int64_t width = weights.down->columns(), step = spec_.is_gated ? 2 * kPanel : count;
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t i = 0; i < count; i += step) {
+      const int64_t at = spec_.is_gated ? (first + i) / 2 : first;
+      const int64_t kept = std::min<int64_t>(spec_.is_gated ? kPanel : count, width - at);
+      float* const gate = result + row * stride + i;
+      float* const up = spec_.is_gated ? gate + kPanel : nullptr;
+      if (!weights.gate_bias.empty()) kernels_.add_bf16(gate, weights.gate_bias.data() + at, kept);
+      if (!weights.up_bias.empty()) kernels_.add_bf16(up, weights.up_bias.data() + at, kept);
+      activate_(gate, up, kept, out + row * width + at);
+    }
+}
+
+void Decoder::feed_forward(Team& team, const LayerWeights& layer) {
+  if (layer.router != nullptr) return mix_experts(team, layer);
+  const FeedForward& weights = layer.feed_forwards.front();
+  const int64_t width = weights.down->columns();
+  multiply(team, precision_, *weights.gate_up,
+           prepare(team, precision_, rows_, *weights.gate_up, normed(layer.feed_forward_norm)),
+           [&](int64_t first, int64_t count, float* result, int64_t stride) {
+             activate(weights, first, count, result, stride, rows_, hidden_.data());
+           });
+  const auto activated = [&](int64_t row, float*) -> const float* {
+    return hidden_.data() + row * width;
+  };
+  const bool has_norm = layer.feed_forward_post_norm.exists();
+  multiply(team, precision_, *weights.down,
+           prepare(team, precision_, rows_, *weights.down, activated),
+           landed(weights.down_bias, has_norm            ? Landing::kAside
+                                     : spec_.is_parallel ? Landing::kWithAside
+                                                         : Landing::kResidual));
+  if (has_norm) land_aside(team, layer.feed_forward_post_norm);
+}
+
+}  // namespace specqd

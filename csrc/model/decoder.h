@@ -1,0 +1,262 @@
+// One parametrised decoder: embeds, attends, feeds forward, and leaves logits. A forward takes the
+// rows of any number of sequences in either precision of the same weights.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "model/attention.h"
+#include "model/kv_cache.h"
+#include "model/partial_head.h"
+#include "model/rope.h"
+#include "runtime/pool.h"
+#include "weights/pack.h"
+
+namespace specqd {
+
+// Which of the weights' two precisions a forward uses.
+enum class Precision : int { kExact = 0, kFp4 = 1 };
+
+using Vector = std::vector<uint16_t>;  // BF16; empty where the model has none
+
+// The weight (and bias) of a norm; no weight: there is no norm.
+struct Norm {
+  Vector weight, bias;
+  bool exists() const { return !weight.empty(); }
+};
+
+// Two products with an activation between them. `gate_up` interleaves a gate with what it gates, or
+// is a single projection.
+struct FeedForward {
+  std::shared_ptr<PackedWeight> gate_up, down;
+  Vector gate_bias, up_bias, down_bias;
+};
+
+size_t bytes_of(const PackedWeight& weight, Precision precision);
+size_t bytes_of(const FeedForward& weights, Precision precision);
+
+struct LayerWeights {
+  Norm attention_norm, attention_post_norm, feed_forward_norm, feed_forward_post_norm;
+  Norm query_norm, key_norm;  // of each head, with one weight for all or one each; or of the row
+  std::shared_ptr<PackedWeight> query_key_value, output;
+  Vector query_key_value_bias, output_bias;
+  Vector sinks;  // a score of each head that attends to nothing
+  // One, or as many as a router chooses from.
+  std::vector<FeedForward> feed_forwards;
+  std::shared_ptr<PackedWeight> router;
+  Vector router_bias;
+  int64_t window = 0;  // positions a row sees, itself included; 0: all
+  int rope = 0;        // index into DecoderSpec::ropes; -1: positions are not told
+};
+
+enum class NormKind : int { kRms = 0, kLayer = 1 };
+enum class Activation : int { kSilu = 0, kGelu = 1, kGeluTanh = 2, kClampedSwiglu = 3 };
+
+struct DecoderSpec {
+  int64_t hidden, heads, kv_heads, head_dim, vocabulary;
+  std::vector<RopeSpec> ropes;
+  float norm_epsilon;
+  NormKind norm = NormKind::kRms;
+  float norm_offset = 0.0f;       // added to the weights of RMS norms
+  bool norms_whole_rows = false;  // of queries and of keys
+  Activation activation = Activation::kSilu;
+  bool is_gated = true;
+  bool is_parallel = false;      // attention and feed forward read the same residual stream
+  float attention_scale = 0.0f;  // of scores; 0: 1 / sqrt(head_dim)
+  float attention_cap = 0.0f;    // soft caps; 0: none
+  float logit_cap = 0.0f;
+  float embedding_scale = 1.0f, residual_scale = 1.0f, logit_scale = 1.0f;
+  int64_t experts_per_token = 0;
+  bool shares_of_chosen = true;  // the softmax of router scores is over the chosen experts alone
+};
+
+struct DecoderWeights {
+  std::vector<LayerWeights> layers;
+  Norm final_norm;
+  std::shared_ptr<PackedWeight> head;
+  // Rows of the input embedding: BF16 [vocabulary, hidden], or null where the head is read for
+  // them.
+  const uint8_t* embedding = nullptr;
+};
+
+// `count` tokens of a sequence at positions from `start`; logits of the last `logits` of them.
+struct ForwardRows {
+  int sequence;
+  int64_t start;
+  int64_t count;
+  int64_t logits;
+};
+
+// What a forward reads of the head: the first `ids` of the vocabulary and what the partial_head
+// holds besides; kAsPays: as many as the partial_head finds to pay. The logits of all others are
+// -infinity. In the forward's precision, or exactly.
+struct HeadUse {
+  static constexpr int64_t kAsPays = 0, kAll = INT64_MAX;
+  int64_t ids = kAll;
+  bool is_exact = false;
+};
+
+class Decoder {
+ public:
+  Decoder(DecoderSpec spec, DecoderWeights weights, std::shared_ptr<Pool> pool,
+          const Kernels& kernels, int64_t max_rows);
+
+  const DecoderSpec& spec() const { return spec_; }
+  const Kernels& kernels() const { return kernels_; }
+  Pool& pool() { return *pool_; }
+  KvShape kv_shape() const;
+  int64_t max_rows() const { return max_rows_; }
+
+  // Whether the cache holds every page that these rows write or see.
+  bool has_pages(const KvCache& cache, const ForwardRows& rows) const;
+
+  // Writes keys and values of all rows into the cache (their pages must be writable) and the asked
+  // logits, in the order of the sequences. Token ids must be < vocabulary, rows <= max_rows().
+  void forward(Precision precision, const KvCache& cache, std::span<const int32_t> tokens,
+               std::span<const ForwardRows> sequences, const HeadUse& head = {});
+
+  // Logits of the last forward: row i of those asked, [vocabulary].
+  std::span<const float> logits(int64_t row) const;
+  int64_t logit_rows() const { return static_cast<int64_t>(logit_rows_.size()); }
+
+  // Bytes of weights that a forward of one row moves in that precision (input embedding left out).
+  size_t weight_bytes(Precision precision) const;
+  // Bytes of weights that the last forward moved.
+  size_t moved_bytes() const { return moved_bytes_; }
+  // Bytes of keys and values that its rows saw, in blocks of 32 positions and each once, however
+  // many of a sequence's rows saw it.
+  size_t seen_cache_bytes() const;
+
+  // What drafts for this model read of their heads. It hears of prompts and of picks by itself,
+  // from exact forwards.
+  PartialHead& partial_head() const { return *partial_head_; }
+  // Shares the partial_head of the model that it drafts for. What drafts in that precision is
+  // verified by forwards that move so many bytes for a row; by default, the model's own exact ones.
+  void draft_for(const Decoder& target, Precision precision, size_t verify_bytes);
+  // The picks of exact logits at a proposal's places, as verify() returns them.
+  void tell_picked(std::span<const int32_t> picks, std::span<const int32_t> proposal) const;
+
+ private:
+  // Where a block's output goes: added to the residual stream at once, put aside, or added together
+  // with what was put aside.
+  enum class Landing { kResidual, kAside, kWithAside };
+
+  void reserve_scratch();
+  size_t fixed_bytes(Precision precision) const;  // of what every forward moves
+  bool tells() const { return is_target_ && precision_ == Precision::kExact; }
+  void tell_read(std::span<const int32_t> tokens, std::span<const ForwardRows> sequences);
+  void plan_head(const HeadUse& head);
+  int64_t ids_that_pay();
+  void leave_out(Team& team);
+  void prepare_positions(std::span<const ForwardRows> sequences);
+  void run(Team& team);
+  void embed(Team& team);
+  void attend(Team& team, int64_t layer);
+  void feed_forward(Team& team, const LayerWeights& layer);
+  void finish(Team& team);
+  void share_attention(Team& team, int64_t layer);
+  void write_heads(int64_t layer, int64_t kv_head, const Attention::PageRows& part);
+  void merge_head(const LayerWeights& layer, int64_t head, const Attention::PageRows& part);
+  void norm_heads(const Norm& norm, float* values, int64_t first_head, int64_t count) const;
+  void norm_whole_rows(Team& team, const LayerWeights& layer);
+  void norm(const uint16_t* weight, const uint16_t* bias, const float* x, int64_t n,
+            float* out) const;
+  void norm(const Norm& norm, const float* x, int64_t n, float* out) const;
+  void activate(const FeedForward& weights, int64_t first, int64_t count, float* result,
+                int64_t stride, int64_t rows, float* out) const;
+
+  auto normed(const Norm& norm) const;
+  auto landed(const Vector& bias, Landing landing);
+  void land_aside(Team& team, const Norm& norm);
+
+  // Mixture of experts (decoder_experts.cpp).
+  void mix_experts(Team& team, const LayerWeights& layer);
+  PreparedRows route(Team& team, const LayerWeights& layer);
+  void choose_experts(const LayerWeights& layer);
+  void sort_choices(int64_t experts);
+  PreparedRows gather(Team& team, const PreparedRows& x);
+  template <class Take>
+  void multiply_experts(Team& team, const LayerWeights& layer,
+                        std::shared_ptr<PackedWeight> FeedForward::* weight, const PreparedRows& x,
+                        bool is_gathered, const Take& take);
+
+  // Fills one prepared row per batch row; `make(row, scratch)` returns the row's fp32 inputs. For
+  // few rows every thread prepares its own copy, which is cheaper than a barrier.
+  template <class Make>
+  PreparedRows prepare(Team& team, Precision precision, int64_t rows, const PackedWeight& next,
+                       const Make& make);
+  // Multiplies prepared rows by panels of `weight`, handing each range's result to
+  // `take(first_output, outputs, result, stride)`; ends with a barrier.
+  template <class Take>
+  void multiply(Team& team, Precision precision, const PackedWeight& weight, const PreparedRows& x,
+                const Take& take);
+  // The same of some panels alone.
+  template <class Take>
+  void multiply_runs(Team& team, Precision precision, const PackedWeight& weight,
+                     std::span<const PanelRun> runs, const PreparedRows& x, const Take& take);
+
+  DecoderSpec spec_;
+  DecoderWeights weights_;
+  std::shared_ptr<Pool> pool_;
+  const Kernels& kernels_;
+  int64_t max_rows_;
+  Attention attention_;
+  void (*activate_)(const float* gate, const float* up, int64_t n, float* out);
+  int64_t longest_window_ = 0;  // 0 if any layer sees everything
+
+  // The forward in progress.
+  Precision precision_ = Precision::kExact;
+  const KvCache* cache_ = nullptr;
+  std::span<const int32_t> tokens_;
+  std::vector<SequenceRows> sequences_;
+  std::vector<int64_t> logit_rows_;  // batch row of each row of logits
+  int64_t rows_ = 0;
+  size_t fixed_bytes_[2] = {}, moved_bytes_ = 0;
+  Precision head_precision_ = Precision::kExact;
+  std::vector<PanelRun> head_runs_;  // panels of the head that are read
+  int64_t head_panels_ = 0;          // how many
+
+  std::shared_ptr<PartialHead> partial_head_;
+  bool is_target_ = true;  // whose own partial_head it is
+  struct HeadChoice {      // of drafts in one precision
+    size_t verify_bytes = 0;
+    int64_t ids = 0, picks = -1;  // that pay, and after how many picks that was found
+  } head_choices_[2];
+
+  struct Rope {
+    std::vector<float> inverse_frequencies;
+    float factor;
+    std::vector<float> cosines, sines;  // of positions [0, angles_), [position][rotated / 2]
+    int64_t half() const { return std::ssize(inverse_frequencies); }
+  };
+  std::vector<Rope> ropes_;
+  int64_t angles_ = 0;
+
+  struct Scratch {  // of one thread
+    std::vector<float> row, product;
+    Memory prepared;
+  };
+  std::vector<Scratch> scratch_;
+  std::vector<float> residual_, heads_, hidden_, aside_;
+  Memory prepared_;
+  std::vector<float> logits_;
+  int64_t logits_stride_ = 0;
+
+  // Experts that the rows of the layer in progress chose. A slot is a row's place with one expert:
+  // slots lie by expert, then by row.
+  struct Choice {
+    int32_t expert, slot;
+    float share;
+  };
+  std::vector<float> router_scores_;    // [rows][experts, in whole blocks]
+  std::vector<Choice> choices_;         // [rows][experts_per_token], best first
+  std::vector<int32_t> slot_row_;       // by slot
+  std::vector<int32_t> expert_starts_;  // first slot of each expert, [experts + 1]
+  std::vector<int32_t> chosen_;         // experts with slots
+  Memory gathered_;                     // a prepared row for each slot
+};
+
+}  // namespace specqd

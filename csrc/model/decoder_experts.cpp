@@ -1,0 +1,165 @@
+// Mixture of experts: a router chooses a few feed forwards for each row, and only those are read.
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/bf16.h"
+#include "model/decoder.h"
+#include "model/decoder_stages.h"
+
+namespace specqd {
+namespace {
+
+int64_t padded(int64_t experts) { return (experts + kBlock - 1) / kBlock * kBlock; }
+
+}  // namespace
+
+// Scores of every expert for each row; returns the rows as the experts want them. The router is
+// small and decides much: drafts read it exactly too.
+PreparedRows Decoder::route(Team& team, const LayerWeights& layer) {
+  const int64_t experts = std::ssize(layer.feed_forwards), stride = padded(experts);
+  const PackedWeight& router = *layer.router;
+  const auto inputs = normed(layer.feed_forward_norm);
+  const PreparedRows x = prepare(team, Precision::kExact, rows_, router, inputs);
+  multiply(team, Precision::kExact, router, x,
+           [&](int64_t first, int64_t count, float* result, int64_t result_stride) {
+             const int64_t kept = std::min(count, experts - first);
+             for (int64_t row = 0; row < rows_; ++row) {
+               float* const from = result + row * result_stride;
+               if (!layer.router_bias.empty())
+                 kernels_.add_bf16(from, layer.router_bias.data() + first, kept);
+               std::memcpy(router_scores_.data() + row * stride + first, from,
+                           static_cast<size_t>(kept) * sizeof(float));
+             }
+           });
+  if (precision_ == Precision::kExact) return x;
+  return prepare(team, precision_, rows_, *layer.feed_forwards.front().gate_up, inputs);
+}
+
+// The best experts of each row, the lower number first of equals, and their shares.
+void Decoder::choose_experts(const LayerWeights& layer) {
+  const int64_t experts = std::ssize(layer.feed_forwards), stride = padded(experts);
+  const int64_t count = spec_.experts_per_token;
+  std::vector<float> shares(static_cast<size_t>(stride));
+  for (int64_t row = 0; row < rows_; ++row) {
+    float* const scores = router_scores_.data() + row * stride;
+    Choice* const chosen = choices_.data() + row * count;
+    for (int64_t place = 0; place < count; ++place) {
+      int64_t best = -1;
+      for (int64_t expert = 0; expert < experts; ++expert) {
+        const bool is_taken = std::any_of(chosen, chosen + place,
+                                          [&](const Choice& c) { return c.expert == expert; });
+        if (!is_taken && (best < 0 || scores[expert] > scores[best])) best = expert;
+      }
+      chosen[place] = {static_cast<int32_t>(best), 0, scores[best]};
+    }
+    if (spec_.shares_of_chosen)
+      for (int64_t place = 0; place < count; ++place) scores[place] = chosen[place].share;
+    const int64_t among = spec_.shares_of_chosen ? count : experts;
+    const float sum = kernels_.softmax_part(scores, padded(among), 0, among, 1.0f).sum;
+    for (int64_t place = 0; place < count; ++place)
+      chosen[place].share = scores[spec_.shares_of_chosen ? place : chosen[place].expert] / sum;
+  }
+}
+
+void Decoder::sort_choices(int64_t experts) {
+  const int64_t count = spec_.experts_per_token;
+  std::fill_n(expert_starts_.begin(), experts + 1, 0);
+  chosen_.clear();
+  for (int64_t i = 0; i < rows_ * count; ++i)
+    ++expert_starts_[static_cast<size_t>(choices_[static_cast<size_t>(i)].expert + 1)];
+  for (int64_t expert = 0; expert < experts; ++expert) {
+    int32_t& end = expert_starts_[static_cast<size_t>(expert + 1)];
+    if (end > 0) chosen_.push_back(static_cast<int32_t>(expert));
+    end += expert_starts_[static_cast<size_t>(expert)];
+  }
+  std::vector<int32_t> next(expert_starts_.begin(), expert_starts_.begin() + experts);
+  for (int64_t i = 0; i < rows_ * count; ++i) {
+    Choice& choice = choices_[static_cast<size_t>(i)];
+    choice.slot = next[static_cast<size_t>(choice.expert)]++;
+    slot_row_[static_cast<size_t>(choice.slot)] = static_cast<int32_t>(i / count);
+  }
+}
+
+// Prepared rows by slot, so that those of an expert are consecutive.
+PreparedRows Decoder::gather(Team& team, const PreparedRows& x) {
+  team.share(rows_ * spec_.experts_per_token, 1, [&](int64_t slot, int64_t) {
+    const auto row = static_cast<size_t>(slot_row_[static_cast<size_t>(slot)]);
+    std::memcpy(gathered_.data() + static_cast<size_t>(slot) * x.stride, x.data + row * x.stride,
+                x.stride);
+  });
+  return {gathered_.data(), x.stride, rows_ * spec_.experts_per_token};
+}
+
+// Multiplies each chosen expert's rows, which `x` holds by slot if it is gathered, by its weight:
+// take(expert, first_output, outputs, result, stride). Ends with a barrier.
+template <class Take>
+void Decoder::multiply_experts(Team& team, const LayerWeights& layer,
+                               std::shared_ptr<PackedWeight> FeedForward::* weight,
+                               const PreparedRows& x, bool is_gathered, const Take& take) {
+  const auto product =
+      precision_ == Precision::kFp4 ? kernels_.draft_product : kernels_.exact_product;
+  float* const out = scratch_[static_cast<size_t>(team.thread())].product.data();
+  const int64_t panels = (layer.feed_forwards.front().*weight)->matrix().panels;
+  const int64_t chosen = std::ssize(chosen_),
+                grain = panels_of_claim(panels * chosen, rows_, team.threads());
+  const int64_t claims = (panels + grain - 1) / grain;
+  team.share(chosen * claims, 1, [&](int64_t claim, int64_t) {
+    const auto expert = static_cast<size_t>(chosen_[static_cast<size_t>(claim / claims)]);
+    const int64_t first = claim % claims * grain, last = std::min(first + grain, panels);
+    const int64_t start = expert_starts_[expert], rows = expert_starts_[expert + 1] - start;
+    const size_t skipped = is_gathered ? static_cast<size_t>(start) * x.stride : 0;
+    const int64_t stride = (last - first) * kPanel;
+    product((layer.feed_forwards[expert].*weight)->matrix(), first, last,
+            {x.data + skipped, x.stride, rows}, out, stride);
+    take(expert, first * kPanel, stride, out, stride);
+  });
+}
+
+void Decoder::mix_experts(Team& team, const LayerWeights& layer) {
+  const int64_t hidden = spec_.hidden, count = spec_.experts_per_token;
+  const auto start_of = [&](size_t expert) { return expert_starts_[expert]; };
+  const auto rows_of = [&](size_t expert) { return start_of(expert + 1) - start_of(expert); };
+
+  const PreparedRows x = route(team, layer);
+  team.share(1, 1, [&](int64_t, int64_t) {
+    choose_experts(layer);
+    sort_choices(std::ssize(layer.feed_forwards));
+    for (const int32_t expert : chosen_)
+      moved_bytes_ += bytes_of(layer.feed_forwards[static_cast<size_t>(expert)], precision_);
+  });
+  const bool is_gathered = rows_ > 1;
+  multiply_experts(
+      team, layer, &FeedForward::gate_up, is_gathered ? gather(team, x) : x, is_gathered,
+      [&](size_t expert, int64_t first, int64_t outputs, float* result, int64_t stride) {
+        const FeedForward& weights = layer.feed_forwards[expert];
+        activate(weights, first, outputs, result, stride, rows_of(expert),
+                 hidden_.data() + start_of(expert) * weights.down->columns());
+      });
+
+  const PackedWeight& down = *layer.feed_forwards.front().down;
+  const auto activated = [&](int64_t slot, float*) -> const float* {
+    return hidden_.data() + slot * down.columns();
+  };
+  multiply_experts(
+      team, layer, &FeedForward::down, prepare(team, precision_, rows_ * count, down, activated),
+      true, [&](size_t expert, int64_t first, int64_t outputs, float* result, int64_t stride) {
+        const Vector& bias = layer.feed_forwards[expert].down_bias;
+        const int64_t kept = std::min(outputs, hidden - first);
+        for (int64_t row = 0; row < rows_of(expert); ++row) {
+          float* const from = result + row * stride;
+          if (!bias.empty()) kernels_.add_bf16(from, bias.data() + first, kept);
+          std::memcpy(aside_.data() + (start_of(expert) + row) * hidden + first, from,
+                      static_cast<size_t>(kept) * sizeof(float));
+        }
+      });
+  team.share(rows_, 1, [&](int64_t row, int64_t) {
+    for (int64_t place = 0; place < count; ++place) {
+      const Choice& choice = choices_[static_cast<size_t>(row * count + place)];
+      float* const from = aside_.data() + choice.slot * hidden;
+      kernels_.scale(from, choice.share * spec_.residual_scale, hidden);
+      kernels_.add(residual_.data() + row * hidden, from, hidden);
+    }
+  });
+}
+
+}  // namespace specqd

@@ -1,0 +1,119 @@
+// The stages that every product of the decoder is made of, for its source files alone.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "model/decoder.h"
+
+namespace specqd {
+
+constexpr int64_t kRowsPreparedByEach = 2;  // up to here a barrier costs more than doing it twice
+constexpr int64_t kProductPanels = 16;      // at most, of one claim
+constexpr int64_t kManyRows = 64;  // whose products would not stay in the cache with so many
+constexpr int64_t kProductPanelsOfManyRows = 4;
+constexpr int64_t kClaimsPerThread = 4;
+
+// Panels of one claim by so many rows, where `panels` are shared; even, for panels may be pairs.
+inline int64_t panels_of_claim(int64_t panels, int64_t rows, int64_t threads) {
+  const int64_t fair = panels / (threads * kClaimsPerThread) / 2 * 2;
+  return std::clamp<int64_t>(fair, 2, rows < kManyRows ? kProductPanels : kProductPanelsOfManyRows);
+}
+
+// Makes a row's inputs: the residual stream, under a norm if there is one.
+inline auto Decoder::normed(const Norm& norm) const {
+  return [this, &norm](int64_t row, float* scratch) -> const float* {
+    const float* const x = residual_.data() + row * spec_.hidden;
+    if (!norm.exists()) return x;
+    this->norm(norm, x, spec_.hidden, scratch);
+    return scratch;
+  };
+}
+
+// Takes a block's last product, with its bias and scale.
+inline auto Decoder::landed(const Vector& bias, Landing landing) {
+  return [this, &bias, landing](int64_t first, int64_t count, float* result, int64_t stride) {
+    const int64_t kept = std::min(count, spec_.hidden - first);
+    for (int64_t row = 0; row < rows_; ++row) {
+      float* const from = result + row * stride;
+      float* const out = residual_.data() + row * spec_.hidden + first;
+      float* const aside = aside_.data() + row * spec_.hidden + first;
+      if (!bias.empty()) kernels_.add_bf16(from, bias.data() + first, kept);
+      if (spec_.residual_scale != 1.0f) kernels_.scale(from, spec_.residual_scale, kept);
+      if (landing == Landing::kAside)
+        std::memcpy(aside, from, static_cast<size_t>(kept) * sizeof(float));
+      else
+        kernels_.add(out, from, kept);
+      if (landing == Landing::kWithAside) kernels_.add(out, aside, kept);
+    }
+  };
+}
+
+template <class Make>
+PreparedRows Decoder::prepare(Team& team, Precision precision, int64_t rows,
+                              const PackedWeight& next, const Make& make) {
+  Scratch& scratch = scratch_[static_cast<size_t>(team.thread())];
+  const bool is_draft = precision == Precision::kFp4;
+  const int64_t tiles = next.matrix().tiles;
+  const size_t stride =
+      is_draft ? kernels_.draft_row_bytes(tiles) : kernels_.exact_row_bytes(tiles);
+  const auto fill = [&](uint8_t* data, int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      const float* inputs = make(row, scratch.row.data());
+      (is_draft ? kernels_.prepare_draft : kernels_.prepare_exact)(
+          inputs, next.columns(), tiles, data + static_cast<size_t>(row) * stride);
+    }
+  };
+  if (rows <= kRowsPreparedByEach) {
+    fill(scratch.prepared.data(), 0, rows);
+    return {scratch.prepared.data(), stride, rows};
+  }
+  team.share(rows, 1, [&](int64_t first, int64_t last) { fill(prepared_.data(), first, last); });
+  return {prepared_.data(), stride, rows};
+}
+
+template <class Take>
+void Decoder::multiply(Team& team, Precision precision, const PackedWeight& weight,
+                       const PreparedRows& x, const Take& take) {
+  const PanelRun all{0, weight.matrix().panels, 0};
+  multiply_runs(team, precision, weight, {&all, 1}, x, take);
+}
+
+// Fetches the beginning of a panel as far as a product that came to it from the one before would
+// have.
+inline void fetch_panel(const PackedMatrix& matrix, int64_t panel) {
+  constexpr int64_t kTilesAhead = 16, kLine = 64;
+  const int64_t tiles = std::min(kTilesAhead, matrix.tiles), first = panel * matrix.tiles;
+  for (int64_t at = 0; at < tiles * kTileCodes; at += kLine)
+    __builtin_prefetch(matrix.codes + first * kTileCodes + at);
+  for (int64_t at = 0; at < tiles * kPanel; at += kLine)
+    __builtin_prefetch(matrix.scales + first * kPanel + at);
+}
+
+template <class Take>
+void Decoder::multiply_runs(Team& team, Precision precision, const PackedWeight& weight,
+                            std::span<const PanelRun> runs, const PreparedRows& x,
+                            const Take& take) {
+  const PackedMatrix& matrix = weight.matrix();
+  float* const out = scratch_[static_cast<size_t>(team.thread())].product.data();
+  const bool is_draft = precision == Precision::kFp4;
+  const auto product = is_draft ? kernels_.draft_product : kernels_.exact_product;
+  const int64_t panels = runs.back().before + runs.back().last - runs.back().first;
+  const int64_t grain = panels_of_claim(panels, x.count, team.threads());
+  team.share(panels, grain, [&](int64_t first, int64_t last) {
+    auto run = std::upper_bound(runs.begin(), runs.end(), first,
+                                [](int64_t at, const PanelRun& r) { return at < r.before; }) -
+               1;
+    for (; first < last; ++run) {
+      const int64_t from = run->first + first - run->before;
+      const int64_t to = std::min(run->last, from + last - first);
+      first += to - from;
+      if (is_draft && first < last) fetch_panel(matrix, run[1].first);
+      const int64_t stride = (to - from) * kPanel;
+      product(matrix, from, to, x, out, stride);
+      take(from * kPanel, stride, out, stride);
+    }
+  });
+}
+
+}  // namespace specqd

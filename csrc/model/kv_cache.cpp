@@ -1,0 +1,246 @@
+#include "model/kv_cache.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cstring>
+
+namespace specqd {
+namespace {
+
+uint64_t mixed(uint64_t x) {  // the finaliser of SplitMix64
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+  return x ^ x >> 31;
+}
+
+std::span<const int32_t> page_tokens(std::span<const int32_t> tokens, int64_t page) {
+  return tokens.subspan(static_cast<size_t>(page * kPagePositions), kPagePositions);
+}
+
+}  // namespace
+
+KvCache::KvCache(KvShape shape, int64_t pages)
+    : shape_(shape),
+      references_(static_cast<size_t>(pages), 0),
+      free_in_frame_(static_cast<size_t>((pages + kFramePages - 1) / kFramePages)),
+      published_(static_cast<size_t>(pages)) {
+  memory_ =
+      Memory(free_in_frame_.size() * static_cast<size_t>(shape.frame_words()) * sizeof(uint16_t));
+  for (int64_t page = 0; page < pages; ++page) set_free(static_cast<int32_t>(page));
+}
+
+int64_t KvCache::unused_published() const { return static_cast<int64_t>(idle_.size()); }
+
+int KvCache::create() {
+  sequences_[next_sequence_];
+  return next_sequence_++;
+}
+
+void KvCache::release(int sequence) {
+  const std::vector<int32_t>& table = sequences_.at(sequence);
+  // Last page first: it makes room first, and a page is of no use without those before it.
+  for (auto page = table.rbegin(); page != table.rend(); ++page) drop_page(*page);
+  sequences_.erase(sequence);
+}
+
+int KvCache::fork(int sequence, int64_t length) {
+  const std::vector<int32_t> table = sequences_.at(sequence);
+  const int copy = create();
+  const auto pages = static_cast<size_t>((length + kPagePositions - 1) / kPagePositions);
+  assert(pages <= table.size());
+  auto& shared = sequences_[copy];
+  shared.assign(table.begin(), table.begin() + static_cast<std::ptrdiff_t>(pages));
+  for (const int32_t page : shared)
+    if (page != kNoPage) ++references_[static_cast<size_t>(page)];
+  return copy;
+}
+
+bool KvCache::make_writable(int sequence, int64_t first, int64_t last) {
+  auto& table = sequences_.at(sequence);
+  const auto begin = static_cast<size_t>(first / kPagePositions);
+  const auto end = static_cast<size_t>((last + kPagePositions - 1) / kPagePositions);
+  const auto is_own = [&](size_t i) {
+    return i < table.size() && table[i] != kNoPage &&
+           references_[static_cast<size_t>(table[i])] == 1 &&
+           published_[static_cast<size_t>(table[i])].id == 0;
+  };
+  int64_t needed = 0;
+  for (size_t i = begin; i < end; ++i) needed += is_own(i) ? 0 : 1;
+  if (needed == 0) return true;
+  if (needed > free_pages()) return false;
+  if (table.size() < end) table.resize(end, kNoPage);
+  for (size_t i = begin; i < end; ++i) {
+    if (is_own(i)) continue;
+    const int32_t old = table[i], fresh = take_page(i > 0 ? table[i - 1] : kNoPage);
+    const bool keeps_positions = first > static_cast<int64_t>(i) * kPagePositions;
+    if (old != kNoPage && keeps_positions) copy_page(old, fresh);
+    if (old != kNoPage) drop_page(old);
+    table[i] = fresh;
+  }
+  return true;
+}
+
+int64_t KvCache::attach_prefix(int sequence, std::span<const int32_t> tokens, uint64_t salt) {
+  auto& table = sequences_.at(sequence);
+  assert(table.empty());
+  const int64_t most = (static_cast<int64_t>(tokens.size()) - 1) / kPagePositions;
+  int64_t parent = 0;
+  for (int64_t i = 0; i < most; ++i) {
+    const int32_t page = find({salt, parent, page_tokens(tokens, i)});
+    if (page == kNoPage) break;
+    if (references_[static_cast<size_t>(page)]++ == 0) std::erase(idle_, page);
+    table.push_back(page);
+    parent = published_[static_cast<size_t>(page)].id;
+  }
+  return static_cast<int64_t>(table.size()) * kPagePositions;
+}
+
+void KvCache::publish(int sequence, std::span<const int32_t> tokens, uint64_t salt) {
+  const auto& table = sequences_.at(sequence);
+  const int64_t full = std::min(static_cast<int64_t>(tokens.size()) / kPagePositions,
+                                static_cast<int64_t>(table.size()));
+  int64_t parent = 0;
+  for (int64_t i = 0; i < full; ++i) {
+    const int32_t page = table[static_cast<size_t>(i)];
+    if (page == kNoPage) return;  // freed behind a window: what follows has no known prefix
+    const Prefix prefix{salt, parent, page_tokens(tokens, i)};
+    int32_t known = find(prefix);
+    if (known == kNoPage) {
+      if (by_hash_.contains(prefix.hash())) return;  // taken by other tokens
+      unpublish(page);  // if it follows a page that has since made room
+      publish_page(page, prefix);
+      known = page;
+    }
+    parent = published_[static_cast<size_t>(known)].id;
+  }
+}
+
+uint64_t KvCache::Prefix::hash() const {
+  uint64_t hash = mixed(salt + 0x9e3779b97f4a7c15u);
+  hash = mixed(hash ^ static_cast<uint64_t>(parent));
+  for (const int32_t token : tokens) hash = mixed(hash ^ static_cast<uint32_t>(token));
+  return hash;
+}
+
+int32_t KvCache::find(const Prefix& prefix) const {
+  const auto found = by_hash_.find(prefix.hash());
+  if (found == by_hash_.end()) return kNoPage;
+  const Published& page = published_[static_cast<size_t>(found->second)];
+  const bool is_same = page.salt == prefix.salt && page.parent == prefix.parent &&
+                       std::ranges::equal(page.tokens, prefix.tokens);
+  return is_same ? found->second : kNoPage;
+}
+
+void KvCache::publish_page(int32_t page, const Prefix& prefix) {
+  published_[static_cast<size_t>(page)] = {
+      ++last_id_, prefix.salt, prefix.parent, {prefix.tokens.begin(), prefix.tokens.end()}};
+  by_hash_[prefix.hash()] = page;
+}
+
+void KvCache::release_behind(int sequence, int64_t position) {
+  auto& table = sequences_.at(sequence);
+  const auto passed = static_cast<size_t>(std::max<int64_t>(position, 0) / kPagePositions);
+  for (size_t i = 0; i < std::min(passed, table.size()); ++i) {
+    if (table[i] != kNoPage) drop_page(table[i]);
+    table[i] = kNoPage;
+  }
+}
+
+bool KvCache::has_page(int sequence, int64_t page) const {
+  const auto& table = sequences_.at(sequence);
+  return page < static_cast<int64_t>(table.size()) && table[static_cast<size_t>(page)] != kNoPage;
+}
+
+uint16_t* KvCache::strip(int64_t layer, int64_t kv_head) const {
+  return reinterpret_cast<uint16_t*>(memory_.data()) +
+         (layer * shape_.kv_heads + kv_head) * shape_.strip_words();
+}
+
+KvView KvCache::view(int sequence, int64_t layer, int64_t kv_head) const {
+  return {strip(layer, kv_head), sequences_.at(sequence).data(), shape_};
+}
+
+template <class F>
+void KvCache::for_page_runs(int32_t page, const F& f) const {
+  int64_t at = 0;
+  for (int64_t layer = 0; layer < shape_.layers; ++layer)
+    for (int64_t kv_head = 0; kv_head < shape_.kv_heads; ++kv_head) {
+      const KvView view(strip(layer, kv_head), &page, shape_);
+      f(view.keys(0), at, shape_.key_words());
+      at += shape_.key_words();
+      f(view.values(0), at, shape_.value_words());
+      at += shape_.value_words();
+    }
+}
+
+std::vector<uint16_t> KvCache::page_bits(int sequence, int64_t page) const {
+  std::vector<uint16_t> bits(static_cast<size_t>(shape_.page_words()));
+  for_page_runs(sequences_.at(sequence)[static_cast<size_t>(page)],
+                [&](const uint16_t* words, int64_t at, int64_t count) {
+                  std::copy_n(words, count, bits.begin() + at);
+                });
+  return bits;
+}
+
+void KvCache::write_page_bits(int sequence, int64_t page, std::span<const uint16_t> bits) {
+  for_page_runs(sequences_.at(sequence)[static_cast<size_t>(page)],
+                [&](uint16_t* words, int64_t at, int64_t count) {
+                  std::copy_n(bits.begin() + at, count, words);
+                });
+}
+
+void KvCache::copy_page(int32_t from, int32_t to) {
+  for (int64_t layer = 0; layer < shape_.layers; ++layer)
+    for (int64_t kv_head = 0; kv_head < shape_.kv_heads; ++kv_head) {
+      const KvView source(strip(layer, kv_head), &from, shape_);
+      const KvView target(strip(layer, kv_head), &to, shape_);
+      std::copy_n(source.keys(0), shape_.key_words(), target.keys(0));
+      std::copy_n(source.values(0), shape_.value_words(), target.values(0));
+    }
+}
+
+// The page after the one before it, so that both are read at one stretch; else the first of a frame
+// that nobody uses, where others may follow it.
+int32_t KvCache::best_free_page(int32_t before) const {
+  const int32_t after = before + 1;
+  if (before != kNoPage && after % kFramePages != 0 && free_.contains(after)) return after;
+  for (size_t frame = 0; frame < free_in_frame_.size(); ++frame)
+    if (free_in_frame_[frame] == kFramePages) return static_cast<int32_t>(frame * kFramePages);
+  return *free_.begin();
+}
+
+int32_t KvCache::take_page(int32_t before) {
+  if (free_.empty()) {  // the oldest published page that nobody holds makes room
+    const int32_t oldest = idle_.front();
+    idle_.erase(idle_.begin());
+    unpublish(oldest);
+    set_free(oldest);
+  }
+  const int32_t page = best_free_page(before);
+  free_.erase(page);
+  --free_in_frame_[static_cast<size_t>(page / kFramePages)];
+  references_[static_cast<size_t>(page)] = 1;
+  return page;
+}
+
+void KvCache::set_free(int32_t page) {
+  free_.insert(page);
+  ++free_in_frame_[static_cast<size_t>(page / kFramePages)];
+}
+
+void KvCache::drop_page(int32_t page) {
+  if (page == kNoPage || --references_[static_cast<size_t>(page)] > 0) return;
+  if (published_[static_cast<size_t>(page)].id != 0)
+    idle_.push_back(page);
+  else
+    set_free(page);
+}
+
+void KvCache::unpublish(int32_t page) {
+  Published& entry = published_[static_cast<size_t>(page)];
+  if (entry.id == 0) return;
+  by_hash_.erase(Prefix{entry.salt, entry.parent, entry.tokens}.hash());
+  entry = {};
+}
+
+}  // namespace specqd

@@ -1,0 +1,143 @@
+// Keys and values of many sequences in pages of 64 positions, which sequences may share.
+//
+// A page holds all layers. Keys lie as the panels of a matrix [positions, head_dim], values as
+// those of its transpose [head_dim, positions], so that attention is two of the core's exact
+// products. Eight pages make a frame, [layer][key-value head][keys of 8 pages, values of 8 pages]:
+// where consecutive pages of a sequence share one, as they mostly do, a chunk of a head's keys is
+// read at one stretch.
+//
+// A sequence is a table of pages; its length is the caller's business, and rolling back is using a
+// smaller one. Nothing here knows which positions are accepted: the caller says so in publish() and
+// release_behind().
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "weights/pack.h"
+
+namespace specqd {
+
+constexpr int64_t kPagePositions = 64;    // a divisor of kChunkPositions, a multiple of kBlock
+constexpr int64_t kChunkPositions = 512;  // attention merges partial results of such chunks
+constexpr int64_t kFramePages = kChunkPositions / kPagePositions;
+
+struct KvShape {
+  int64_t layers, kv_heads, head_dim;
+  int64_t key_tiles() const { return (head_dim + kBlock - 1) / kBlock; }     // of one panel
+  int64_t value_panels() const { return (head_dim + kPanel - 1) / kPanel; }  // each of 2 tiles
+  int64_t key_words() const { return kPagePositions / kPanel * key_tiles() * kTileWeights; }
+  int64_t value_words() const { return value_panels() * (kPagePositions / kBlock) * kTileWeights; }
+  int64_t page_words() const { return layers * kv_heads * (key_words() + value_words()); }
+  // Of one layer's head in a frame.
+  int64_t strip_words() const { return kFramePages * (key_words() + value_words()); }
+  int64_t frame_words() const { return kFramePages * page_words(); }
+};
+
+// Keys and values of one sequence in one layer for one key-value head, by page. Valid until the
+// sequence's pages change.
+class KvView {
+ public:
+  KvView(uint16_t* strip, const int32_t* pages, const KvShape& shape)
+      : strip_(strip),
+        pages_(pages),
+        frame_words_(shape.frame_words()),
+        key_words_(shape.key_words()),
+        value_words_(shape.value_words()) {}
+  uint16_t* keys(int64_t page) const {
+    return strip_ + pages_[page] / kFramePages * frame_words_ +
+           pages_[page] % kFramePages * key_words_;
+  }
+  uint16_t* values(int64_t page) const {
+    return strip_ + pages_[page] / kFramePages * frame_words_ + kFramePages * key_words_ +
+           pages_[page] % kFramePages * value_words_;
+  }
+
+ private:
+  uint16_t* strip_;  // in the cache's first frame
+  const int32_t* pages_;
+  int64_t frame_words_, key_words_, value_words_;
+};
+
+class KvCache {
+ public:
+  // Address space for `pages` pages; memory is taken as frames are first written.
+  KvCache(KvShape shape, int64_t pages);
+
+  const KvShape& shape() const { return shape_; }
+  int64_t total_pages() const { return static_cast<int64_t>(references_.size()); }
+  int64_t free_pages() const { return static_cast<int64_t>(free_.size()) + unused_published(); }
+
+  int create();
+  void release(int sequence);
+  // A new sequence that shares all pages up to `length`; whoever writes a shared page copies it.
+  int fork(int sequence, int64_t length);
+
+  // Makes positions [first, last) writable: allocates missing pages and copies shared or published
+  // ones. False, with nothing changed, if there are too few free pages.
+  bool make_writable(int sequence, int64_t first, int64_t last);
+
+  // Shares published pages that hold exactly these tokens' prefix with an empty sequence, at most
+  // (n - 1) / 64 pages, so that a token remains to forward. Returns the number of positions.
+  int64_t attach_prefix(int sequence, std::span<const int32_t> tokens, uint64_t salt);
+  // Offers the sequence's full pages, which must hold the exact keys and values of `tokens`.
+  void publish(int sequence, std::span<const int32_t> tokens, uint64_t salt);
+  // Gives back pages that end at or before `position`: no row to come will see them.
+  void release_behind(int sequence, int64_t position);
+
+  bool has_page(int sequence, int64_t page) const;
+
+  KvView view(int sequence, int64_t layer, int64_t kv_head) const;
+
+  // Words of a page as [layers][kv_heads][keys, values]: a copy, and what replaces them.
+  std::vector<uint16_t> page_bits(int sequence, int64_t page) const;
+  void write_page_bits(int sequence, int64_t page, std::span<const uint16_t> bits);
+
+ private:
+  // A published page. Its parent is the page before it, by an id that is never used twice, so that
+  // equal tokens behind equal parents are an equal text, whatever the hashes.
+  struct Published {
+    int64_t id = 0;  // 0: not published
+    uint64_t salt = 0;
+    int64_t parent = 0;  // 0: this is a first page
+    std::vector<int32_t> tokens;
+  };
+  struct Prefix {
+    uint64_t salt;
+    int64_t parent;
+    std::span<const int32_t> tokens;  // of the page
+    uint64_t hash() const;
+  };
+  static constexpr int32_t kNoPage = -1;
+
+  int64_t unused_published() const;
+  int32_t take_page(int32_t before);
+  int32_t best_free_page(int32_t before) const;
+  void set_free(int32_t page);
+  void copy_page(int32_t from, int32_t to);
+  void drop_page(int32_t page);
+  int32_t find(const Prefix& prefix) const;
+  void publish_page(int32_t page, const Prefix& prefix);
+  void unpublish(int32_t page);
+  // Calls f(words, offset within the page's bits, count) for every run of a page's words.
+  template <class F>
+  void for_page_runs(int32_t page, const F& f) const;
+  uint16_t* strip(int64_t layer, int64_t kv_head) const;
+
+  KvShape shape_;
+  Memory memory_;
+  std::vector<int32_t> references_;  // sequences that hold each page
+  std::set<int32_t> free_;
+  std::vector<int8_t> free_in_frame_;
+  std::vector<Published> published_;               // by page
+  std::unordered_map<uint64_t, int32_t> by_hash_;  // published pages
+  std::vector<int32_t> idle_;                      // published, held by nobody, oldest first
+  std::unordered_map<int, std::vector<int32_t>> sequences_;
+  int next_sequence_ = 0;
+  int64_t last_id_ = 0;
+};
+
+}  // namespace specqd

@@ -1,0 +1,232 @@
+#include "runtime/cpu.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <set>
+#include <sstream>
+#include <thread>
+
+#include "kernels/float_mode.h"
+
+#if defined(__linux__)
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace specqd {
+namespace {
+
+std::string first_line(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+// The cgroup v2 directories of this process, innermost first, with the v1 controllers' beside them.
+std::vector<std::string> cgroup_directories(const std::string& controller) {
+  std::vector<std::string> directories;
+  std::ifstream file("/proc/self/cgroup");
+  for (std::string line; std::getline(file, line);) {
+    const size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    std::string root;
+    if (controllers.empty())
+      root = "/sys/fs/cgroup";
+    else if (controllers.find(controller) != std::string::npos)
+      root = "/sys/fs/cgroup/" + controller;
+    else
+      continue;
+    for (std::string path = line.substr(second + 1);;) {
+      directories.push_back(root + (path == "/" ? "" : path));
+      const size_t slash = path.rfind('/');
+      if (path.empty() || path == "/" || slash == std::string::npos) break;
+      path.resize(slash);
+    }
+    directories.push_back(root);
+  }
+  return directories;
+}
+
+double cgroup_cpu_quota() {
+  double quota = std::numeric_limits<double>::infinity();
+  for (const std::string& directory : cgroup_directories("cpu")) {
+    double limit = 0, period = 0;
+    std::istringstream v2(first_line(directory + "/cpu.max"));
+    if (v2 >> limit >> period && period > 0) quota = std::min(quota, limit / period);
+    std::istringstream v1(first_line(directory + "/cpu.cfs_quota_us") + " " +
+                          first_line(directory + "/cpu.cfs_period_us"));
+    if (v1 >> limit >> period && limit > 0 && period > 0) quota = std::min(quota, limit / period);
+  }
+  return quota;
+}
+
+bool parse_bytes(const std::string& text, int64_t* bytes) {
+  std::istringstream in(text);
+  return static_cast<bool>(in >> *bytes);
+}
+
+int64_t cgroup_memory_left() {
+  int64_t left = std::numeric_limits<int64_t>::max();
+  for (const std::string& directory : cgroup_directories("memory")) {
+    int64_t limit, used;
+    if (parse_bytes(first_line(directory + "/memory.max"), &limit) &&
+        parse_bytes(first_line(directory + "/memory.current"), &used))
+      left = std::min(left, std::max<int64_t>(limit - used, 0));
+    if (parse_bytes(first_line(directory + "/memory.limit_in_bytes"), &limit) &&
+        parse_bytes(first_line(directory + "/memory.usage_in_bytes"), &used))
+      left = std::min(left, std::max<int64_t>(limit - used, 0));
+  }
+  return left;
+}
+
+#if defined(__x86_64__)
+struct Amx {
+  bool usable = false;
+  std::string refusal;
+  bool in_cpu = false;
+};
+
+// Linux gives the tile registers to a process only on request.
+Amx request_amx() {
+  unsigned eax = 7, ebx = 0, ecx = 0, edx = 0;
+  asm volatile("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
+  constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;
+  constexpr unsigned kAll = kBf16 | kTile | kInt8;
+  if ((edx & kAll) != kAll) return {};
+#if defined(__linux__)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0) return {true, "", true};
+  return {false,
+          "the CPU has AMX but the system refused its tile registers (old kernel, or a thread with "
+          "a small alternate signal stack)",
+          true};
+#else
+  return {false, "the CPU has AMX but this system offers no way to request it", true};
+#endif
+}
+
+const Amx& amx() {
+  static const Amx state = request_amx();
+  return state;
+}
+
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("bmi2");
+}
+
+// Whether this CPU has it, with byte permutations, and rounds as the exact product must.
+bool has_avx512_bf16() {
+  static const bool is_usable = [] {
+    if (!has_avx512() || !__builtin_cpu_supports("avx512bf16") ||
+        !__builtin_cpu_supports("avx512vbmi"))
+      return false;
+    const FlushSubnormals flush;
+    return avx512bf16_rounds_as_fused();
+  }();
+  return is_usable;
+}
+
+// Zen 4 (family 19h) takes two turns for a 512-bit vector.
+bool has_half_vectors() {
+  if (!__builtin_cpu_is("amd")) return false;
+  unsigned eax = 1, ebx = 0, ecx = 0, edx = 0;
+  asm volatile("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
+  return (eax >> 8 & 0xf) + (eax >> 20 & 0xff) == 0x19;
+}
+
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+
+bool has_avx_vnni() {
+  unsigned eax = 7, ebx = 0, ecx = 1, edx = 0;
+  asm volatile("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
+  return has_avx2() && (eax & 1u << 4) != 0;
+}
+#endif
+
+}  // namespace
+
+std::vector<std::string> available_isas() {
+  std::vector<std::string> names;
+#if defined(__x86_64__)
+  if (has_avx512() && amx().usable) names.emplace_back("amx");
+  // CPUs with AMX have a slow vdpbf16ps beside it.
+  if (has_avx512_bf16() && !amx().in_cpu) names.emplace_back("avx512bf16");
+  if (has_avx512()) names.emplace_back("avx512");
+  if (has_avx512_bf16() && amx().in_cpu) names.emplace_back("avx512bf16");
+  if (has_avx_vnni()) names.emplace_back("avx2vnni");
+  if (has_avx2()) names.emplace_back("avx2");
+#endif
+  names.emplace_back("portable");
+  return names;
+}
+
+const Kernels* kernels_named(const std::string& name) {
+#if defined(__x86_64__)
+  if (name == "amx_emulated") return has_avx512() ? amx_emulated_kernels() : nullptr;
+  if (name == "avx512bf16_other")
+    return has_avx512_bf16() ? avx512bf16_kernels(!has_half_vectors()) : nullptr;
+#endif
+  const auto names = available_isas();
+  if (std::find(names.begin(), names.end(), name) == names.end()) return nullptr;
+#if defined(__x86_64__)
+  if (name == "amx") return amx_kernels();
+  if (name == "avx512bf16") return avx512bf16_kernels(has_half_vectors());
+  if (name == "avx512") return avx512_kernels();
+  if (name == "avx2vnni") return avx2vnni_kernels();
+  if (name == "avx2") return avx2_kernels();
+#endif
+  return portable_kernels();
+}
+
+std::string amx_refusal() {
+#if defined(__x86_64__)
+  return amx().refusal;
+#else
+  return "";
+#endif
+}
+
+int usable_threads() {
+  int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+#if defined(__linux__)
+  cpu_set_t mask;
+  if (sched_getaffinity(0, sizeof(mask), &mask) == 0) {
+    std::set<std::string> siblings;  // hyperthreads of one core share its memory pipes
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+      if (!CPU_ISSET(cpu, &mask)) continue;
+      const std::string topology = "/sys/devices/system/cpu/cpu" + std::to_string(cpu);
+      const std::string list = first_line(topology + "/topology/thread_siblings_list");
+      siblings.insert(list.empty() ? std::to_string(cpu) : list);
+    }
+    cores = static_cast<int>(siblings.size());
+  }
+#endif
+  const double quota = cgroup_cpu_quota();
+  if (quota < cores) cores = static_cast<int>(std::ceil(quota));
+  return std::max(cores, 1);
+}
+
+int64_t usable_memory() {
+  std::ifstream file("/proc/meminfo");
+  int64_t available = -1;
+  for (std::string line; std::getline(file, line);)
+    if (line.rfind("MemAvailable:", 0) == 0) available = std::stoll(line.substr(13)) * 1024;
+  const int64_t left = cgroup_memory_left();
+  return available < 0 ? -1 : std::min(available, left);
+}
+
+std::string cpu_model() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);)
+    if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
+  return "unknown CPU";
+}
+
+}  // namespace specqd

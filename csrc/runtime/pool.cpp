@@ -1,0 +1,114 @@
+#include "runtime/pool.h"
+
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
+#include "kernels/float_mode.h"
+
+namespace specqd {
+namespace {
+
+inline void pause_briefly() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+int current_cpu() {
+#if defined(__linux__)
+  return sched_getcpu();
+#else
+  return -1;
+#endif
+}
+
+// Spins for some 100 microseconds, longer than the work between two meetings, then parks.
+constexpr int kSpins = 2000;
+constexpr int kSpinsBetweenLooks = 32;
+
+// notify_all() first reads whether anyone waits. What they wait for must be stored before that
+// read, which release does not promise: a thread that fell asleep in between was never woken.
+constexpr auto kBeforeWaking = std::memory_order_seq_cst;
+
+}  // namespace
+
+// On a busy machine the system may put two of our threads on one core, where one's spinning is what
+// the other waits for.
+bool Pool::shares_core(int thread) {
+  const int cpu = current_cpu();
+  places_[static_cast<size_t>(thread)].cpu.store(cpu, std::memory_order_relaxed);
+  for (int other = 0; other < threads_; ++other)
+    if (other != thread && cpu >= 0 &&
+        places_[static_cast<size_t>(other)].cpu.load(std::memory_order_relaxed) == cpu)
+      return true;
+  return false;
+}
+
+void Pool::await_change(const std::atomic<uint32_t>& value, uint32_t old, int thread) {
+  for (int i = 0; i < kSpins; ++i) {
+    if (value.load(std::memory_order_acquire) != old) return;
+    pause_briefly();
+    if (i % kSpinsBetweenLooks == 0 && shares_core(thread)) std::this_thread::yield();
+  }
+  while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
+}
+
+int Team::threads() const { return pool_.threads_; }
+
+int64_t Team::claim(int64_t grain) {
+  return pool_.claimed_.fetch_add(grain, std::memory_order_relaxed);
+}
+
+void Team::barrier() {
+  const uint32_t phase = pool_.phase_.load(std::memory_order_relaxed);
+  const auto all = static_cast<uint32_t>(pool_.threads_);
+  if (all > 1)
+    pool_.places_[static_cast<size_t>(thread_)].cpu.store(current_cpu(), std::memory_order_relaxed);
+  if (pool_.arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == all) {
+    pool_.arrived_.store(0, std::memory_order_relaxed);
+    pool_.claimed_.store(0, std::memory_order_relaxed);
+    pool_.phase_.store(phase + 1, kBeforeWaking);
+    if (all > 1) pool_.phase_.notify_all();
+  } else {
+    pool_.await_change(pool_.phase_, phase, thread_);
+  }
+}
+
+Pool::Pool(int threads) : threads_(threads), places_(static_cast<size_t>(threads)) {
+  for (int i = 1; i < threads_; ++i) workers_.emplace_back([this, i] { work(i); });
+}
+
+Pool::~Pool() {
+  stopping_ = true;
+  round_.fetch_add(1, kBeforeWaking);
+  round_.notify_all();
+  for (std::thread& worker : workers_) worker.join();
+}
+
+void Pool::work(int thread) {
+  const FlushSubnormals flush;
+  Team team(*this, thread);
+  for (uint32_t round = 0;; ++round) {
+    await_change(round_, round, thread);
+    if (stopping_) return;
+    task_(context_, team);
+    team.barrier();
+  }
+}
+
+void Pool::run_erased(Task task, const void* context) {
+  const std::lock_guard<std::mutex> lock(running_);
+  const FlushSubnormals flush;
+  task_ = task;
+  context_ = context;
+  round_.fetch_add(1, kBeforeWaking);
+  if (threads_ > 1) round_.notify_all();
+  Team team(*this, 0);
+  task(context, team);
+  team.barrier();
+}
+
+}  // namespace specqd

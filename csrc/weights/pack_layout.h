@@ -1,0 +1,65 @@
+// Where rows and planes stand in a packed matrix, for the files that make or take one.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "weights/pack.h"
+
+namespace specqd {
+
+inline size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// Where the rows of the sources, stacked, stand among the packed ones; interleaved panels
+// alternate.
+struct RowMap {
+  std::vector<int64_t> packed_row;  // of each stacked row
+  int64_t panels = 0;
+
+  RowMap(std::span<const int64_t> source_rows, bool interleaved) {
+    const auto sources = static_cast<int64_t>(source_rows.size());
+    int64_t stacked = 0, longest = 0;
+    for (int64_t s = 0; s < sources; ++s) {
+      const int64_t rows = source_rows[static_cast<size_t>(s)];
+      longest = std::max(longest, rows);
+      for (int64_t row = 0; row < rows; ++row, ++stacked)
+        packed_row.push_back(interleaved ? (row / kPanel * sources + s) * kPanel + row % kPanel
+                                         : stacked);
+    }
+    panels =
+        interleaved ? (longest + kPanel - 1) / kPanel * sources : (stacked + kPanel - 1) / kPanel;
+  }
+
+  // The source row of each packed one; null where it pads.
+  std::vector<const uint8_t*> packed(std::span<const RowSource> sources, int64_t columns) const {
+    std::vector<const uint8_t*> packed(static_cast<size_t>(panels * kPanel), nullptr);
+    size_t stacked = 0;
+    for (const RowSource& source : sources)
+      for (int64_t row = 0; row < source.rows; ++row, ++stacked)
+        packed[static_cast<size_t>(packed_row[stacked])] = source.data + row * columns * 2;
+    return packed;
+  }
+};
+
+// Bytes of each plane of so many tiles, and where they stand one after the other.
+struct Places {
+  explicit Places(size_t tiles)
+      : codes(tiles * kTileCodes),
+        scales(tiles * kPanel),
+        residuals(tiles * kTileWeights),
+        starts((tiles + 1) * sizeof(uint32_t)),
+        plain(tiles * kTileWeights * sizeof(uint16_t)) {}
+  size_t scales_at() const { return aligned(codes); }
+  size_t residuals_at() const { return scales_at() + aligned(scales); }
+  size_t starts_at() const { return residuals_at() + aligned(residuals); }
+  size_t end() const { return starts_at() + aligned(starts); }
+  // Past this many patches plain BF16 is smaller.
+  int64_t most_patches() const {
+    return (static_cast<int64_t>(plain) - static_cast<int64_t>(starts_at() + starts)) / 4;
+  }
+  size_t codes, scales, residuals, starts, plain;
+};
+
+}  // namespace specqd

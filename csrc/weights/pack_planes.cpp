@@ -1,0 +1,157 @@
+// A packed weight once it is there: its planes, planes that others hold, and what they decode to.
+// Knows nothing of how they are made.
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "weights/pack.h"
+#include "weights/pack_layout.h"
+
+namespace specqd {
+
+PackedWeight::Planes PackedWeight::planes() const {
+  const PackedMatrix& m = matrix_;
+  const auto count = static_cast<size_t>(m.panels * m.tiles);
+  Planes planes{{m.codes, count * kTileCodes}, {m.scales, count * kPanel}, {}, {}, {}, {}};
+  if (m.plain != nullptr) {
+    planes.plain = {m.plain, count * kTileWeights};
+  } else if (m.residuals != nullptr) {
+    planes.residuals = {m.residuals, count * kTileWeights};
+    planes.patch_starts = {m.patch_starts, count + 1};
+    planes.patches = {m.patches, static_cast<size_t>(patch_count_)};
+  }
+  return planes;
+}
+
+namespace {
+
+bool is_aligned(const void* data, size_t bytes) {
+  return reinterpret_cast<uintptr_t>(data) % bytes == 0;
+}
+
+// Whether there are codes and scales alone: MXFP4 from the start.
+bool is_bare(const PackedWeight::Planes& planes) {
+  return planes.plain.empty() && planes.residuals.empty() && planes.patch_starts.empty() &&
+         planes.patches.empty();
+}
+
+// What is wrong with the sizes or the places of planes; empty where they fit.
+std::string misfit(const PackedWeight::Planes& planes, const Places& places) {
+  const bool is_plain = !planes.plain.empty(), is_mxfp4 = is_bare(planes);
+  const bool fits =
+      planes.codes.size_bytes() == places.codes && planes.scales.size_bytes() == places.scales &&
+      (is_mxfp4 ||
+       (is_plain ? planes.plain.size_bytes() == places.plain && planes.residuals.empty() &&
+                       planes.patch_starts.empty() && planes.patches.empty()
+                 : planes.residuals.size_bytes() == places.residuals &&
+                       planes.patch_starts.size_bytes() == places.starts &&
+                       planes.patches.size() <= places.codes * 2));
+  if (!fits) return "its planes have other sizes than its rows and columns";
+  const bool lies_well =
+      is_aligned(planes.codes.data(), 64) && is_aligned(planes.scales.data(), 16) &&
+      is_aligned(planes.residuals.data(), 64) && is_aligned(planes.patch_starts.data(), 4) &&
+      is_aligned(planes.patches.data(), 4) && is_aligned(planes.plain.data(), 64);
+  return lies_well ? "" : "its planes are not aligned";
+}
+
+// Whether `has(first, last)` for any part of [0, count).
+template <class Has>
+bool any_part(Pool& pool, size_t count, const Has& has) {
+  std::atomic<bool> found{false};
+  pool.run([&](Team& team) {
+    team.share(static_cast<int64_t>(count), 1 << 16, [&](int64_t first, int64_t last) {
+      if (has(static_cast<size_t>(first), static_cast<size_t>(last))) found = true;
+    });
+  });
+  return found;
+}
+
+bool has_wild_scale(Pool& pool, std::span<const uint8_t> scales, uint8_t least, uint8_t largest) {
+  return any_part(pool, scales.size(), [&](size_t first, size_t last) {
+    bool any = false;
+    for (size_t i = first; i < last; ++i) any |= scales[i] < least || scales[i] > largest;
+    return any;
+  });
+}
+
+bool has_wild_patch(Pool& pool, const PackedWeight::Planes& planes) {
+  const auto& starts = planes.patch_starts;
+  const auto& patches = planes.patches;
+  if (starts.front() != 0 || starts.back() != patches.size()) return true;
+  const bool runs_backwards = any_part(pool, starts.size() - 1, [&](size_t first, size_t last) {
+    bool any = false;
+    for (size_t i = first; i < last; ++i) any |= starts[i] > starts[i + 1];
+    return any;
+  });
+  return runs_backwards || any_part(pool, patches.size(), [&](size_t first, size_t last) {
+           bool any = false;
+           for (size_t i = first; i < last; ++i) any |= patches[i] >= kTileWeights << 16;
+           return any;
+         });
+}
+
+}  // namespace
+
+std::shared_ptr<PackedWeight> PackedWeight::map(Pool& pool, const Planes& planes,
+                                                std::span<const int64_t> source_rows,
+                                                int64_t columns, bool interleaved,
+                                                std::shared_ptr<const void> owner,
+                                                std::string* problem) {
+  RowMap map(source_rows, interleaved);
+  const int64_t tiles = (columns + kBlock - 1) / kBlock;
+  const Places places(static_cast<size_t>(map.panels * tiles));
+  const bool is_plain = !planes.plain.empty();
+  *problem = misfit(planes, places);
+  const bool is_mxfp4 = is_bare(planes);
+  if (problem->empty() && has_wild_scale(pool, planes.scales, 0, 254)) *problem = "a scale is NaN";
+  if (problem->empty() && is_mxfp4 &&
+      has_wild_scale(pool, planes.scales, kLeastMxfp4Scale, kLargestMxfp4Scale))
+    *problem = "a scale is out of BF16's range";
+  if (problem->empty() && !is_plain && !is_mxfp4 && has_wild_patch(pool, planes))
+    *problem = "a patch lies outside its tile";
+  if (!problem->empty()) return nullptr;
+
+  auto weight = std::make_shared<PackedWeight>();
+  weight->columns_ = columns;
+  weight->packed_row_ = std::move(map.packed_row);
+  weight->patch_count_ = static_cast<int64_t>(planes.patches.size());
+  weight->owner_ = std::move(owner);
+  PackedMatrix& m = weight->matrix_;
+  m.panels = map.panels;
+  m.tiles = tiles;
+  m.codes = planes.codes.data();
+  m.scales = planes.scales.data();
+  if (is_plain) {
+    m.plain = planes.plain.data();
+  } else if (!is_mxfp4) {
+    m.residuals = planes.residuals.data();
+    m.patch_starts = planes.patch_starts.data();
+    m.patches = planes.patches.data();
+  }
+  return weight;
+}
+
+void PackedWeight::read_row(const Kernels& kernels, int64_t row, uint16_t* out) const {
+  const int64_t packed = packed_row_[static_cast<size_t>(row)];
+  const int64_t panel = packed / kPanel, n = packed % kPanel;
+  alignas(64) uint16_t tile[kTileWeights];
+  for (int64_t t = 0; t < matrix_.tiles; ++t) {
+    kernels.decode_tile(matrix_, panel * matrix_.tiles + t, tile);
+    const int64_t count = std::min<int64_t>(kBlock, columns_ - t * kBlock);
+    for (int64_t k = 0; k < count; ++k) out[t * kBlock + k] = tile[k / 2 * 32 + n * 2 + k % 2];
+  }
+}
+
+PackedWeight::Bytes PackedWeight::bytes() const {
+  const auto count = static_cast<size_t>(matrix_.panels * matrix_.tiles);
+  Bytes bytes{count * kTileCodes, count * kPanel, 0, 0, 0};
+  if (matrix_.plain != nullptr) {
+    bytes.plain = count * kTileWeights * 2;
+  } else if (matrix_.residuals != nullptr) {
+    bytes.residuals = count * kTileWeights;
+    bytes.patches = (count + 1 + static_cast<size_t>(patch_count_)) * 4;
+  }
+  return bytes;
+}
+
+}  // namespace specqd

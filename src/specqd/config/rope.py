@@ -1,0 +1,163 @@
+"""Rotary positions as a model's configuration states them, in old and new spellings."""
+
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from specqd.config.fields import POSITIVE, Fields
+from specqd.errors import shown
+
+RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope"]
+
+# Within the trained length `dynamic` is the default rope; beyond it the angles of cached keys would
+# depend on how a text was cut, and the context ends there.
+_SPELLINGS = {"dynamic": "default", "su": "longrope"}
+_KNOWN = (*get_args(RopeKind)[1:], "dynamic")
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary positions. A field that its kind does not use holds a neutral value.
+
+    `share` of each head rotates, its first dimensions. `attention_factor` is None where it is
+    derived: from `factor`, `mscale` and `mscale_all_dim`, which are 0 where absent. `factors`
+    divide the frequency of each pair.
+    """
+
+    kind: RopeKind
+    theta: float
+    factor: float = 1.0
+    original_max_positions: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    truncate: bool = True
+    share: float = 1.0
+    factors: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RopeDefaults:
+    """What a family takes where its configuration is silent, and what it calls things.
+
+    `share` is None where whole heads rotate whatever is configured.
+    """
+
+    theta: float = 10_000.0
+    theta_name: str = "rope_theta"
+    share: float | None = None
+    share_name: str = "partial_rotary_factor"
+    kind: str = "default"
+
+
+def rope_fields(fields: Fields) -> Fields:
+    """`rope_parameters` (transformers 5) or `rope_scaling` (before)."""
+    return fields.nested("rope_scaling" if fields.get("rope_scaling") else "rope_parameters")
+
+
+def read_rope(
+    fields: Fields,
+    rope: Fields,
+    max_positions: int,
+    head_dim: int,
+    defaults: RopeDefaults,
+    context: int | None = None,
+) -> RopeConfig:
+    """From the fields of a rope, and those beside it. `context` is the longest text to come."""
+    stated = rope.get("rope_type") or rope.get("type") or defaults.kind
+    kind = _SPELLINGS.get(stated, stated) if isinstance(stated, str) else None
+    if kind not in get_args(RopeKind) or any(isinstance(v, dict) for v in rope.values.values()):
+        what = f"rope type {shown(stated)}" if stated != "default" else "rope of several kinds"
+        raise rope.error(f"{what} is not supported; known: default, {', '.join(_KNOWN)}")
+    share = _read_share(fields, rope, head_dim, defaults)
+    theta = rope.positive("rope_theta", fields.positive(defaults.theta_name, defaults.theta))
+    if kind == "linear":
+        config = RopeConfig(kind="linear", theta=theta, factor=rope.positive("factor"))
+    elif kind == "default":
+        config = RopeConfig(kind="default", theta=theta)
+    else:
+        # A top-level value wins over the one inside, as in transformers.
+        original = fields.integer(
+            "original_max_position_embeddings",
+            rope.integer("original_max_position_embeddings", max_positions),
+        )
+        if kind == "llama3":
+            config = _read_llama3_rope(rope, theta, original)
+        elif kind == "yarn":
+            config = _read_yarn_rope(rope, theta, original, max_positions)
+        else:
+            pairs = int(head_dim * share) // 2
+            is_long = min(context or max_positions, max_positions) > original
+            config = _read_long_rope(rope, theta, original, max_positions, pairs, is_long)
+    return replace(config, share=share)
+
+
+def _read_share(fields: Fields, rope: Fields, head_dim: int, defaults: RopeDefaults) -> float:
+    """Of a head that rotates."""
+    for holder, name in ((rope, "partial_rotary_factor"), (fields, defaults.share_name)):
+        share = holder.optional_number(name, 0.0, 1.0)
+        if share is None:
+            continue
+        if defaults.share is None and share != 1.0:
+            raise holder.wrong(name, "1 (rotating the whole head)")
+        if int(head_dim * share) % 2 or int(head_dim * share) == 0:
+            raise holder.wrong(name, f"a share of head_dim {head_dim} that is even")
+        return share
+    return 1.0 if defaults.share is None else defaults.share
+
+
+def _read_llama3_rope(rope: Fields, theta: float, original: int) -> RopeConfig:
+    low, high = rope.positive("low_freq_factor"), rope.positive("high_freq_factor")
+    if high <= low:
+        raise rope.wrong("high_freq_factor", f"more than low_freq_factor ({low:g})")
+    return RopeConfig(
+        kind="llama3",
+        theta=theta,
+        factor=rope.positive("factor"),
+        original_max_positions=original,
+        low_freq_factor=low,
+        high_freq_factor=high,
+    )
+
+
+def _read_yarn_rope(rope: Fields, theta: float, original: int, max_positions: int) -> RopeConfig:
+    """Where `factor` is absent, it is by how much the context outgrows the original one."""
+    if theta <= 1.0:
+        raise rope.wrong("rope_theta", "more than 1")
+    return RopeConfig(
+        kind="yarn",
+        theta=theta,
+        factor=rope.positive("factor", max_positions / original),
+        original_max_positions=original,
+        beta_fast=rope.optional_number("beta_fast", 0.0, 1e30) or 32.0,
+        beta_slow=rope.optional_number("beta_slow", 0.0, 1e30) or 1.0,
+        attention_factor=rope.optional_number("attention_factor", *POSITIVE),
+        mscale=rope.optional_number("mscale", 0.0, 1e30) or 0.0,
+        mscale_all_dim=rope.optional_number("mscale_all_dim", 0.0, 1e30) or 0.0,
+        truncate=rope.flag("truncate", True),
+    )
+
+
+def _read_long_rope(
+    rope: Fields, theta: float, original: int, max_positions: int, pairs: int, is_long: bool
+) -> RopeConfig:
+    """Only the factors for the texts to come: cached keys must not change when one grows."""
+    name = "long_factor" if is_long else "short_factor"
+    factors = rope.get(name)
+    if not (
+        isinstance(factors, list)
+        and len(factors) == pairs
+        and all(type(x) in (int, float) and 1e-6 <= x <= 1e6 for x in factors)
+    ):
+        raise rope.wrong(name, f"a list of {pairs} numbers above 0")
+    return RopeConfig(
+        kind="longrope",
+        theta=theta,
+        factor=rope.positive("factor", max_positions / original),
+        original_max_positions=original,
+        attention_factor=rope.optional_number("attention_factor", *POSITIVE),
+        factors=tuple(map(float, factors)),
+    )

@@ -1,0 +1,1 @@
+"""Requests over a chain of levels: scheduling, stops, statistics."""

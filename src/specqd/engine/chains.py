@@ -1,0 +1,336 @@
+"""Words on a command line -> a chain of levels. Knows models, tokenizers and levels; knows no
+requests."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from specqd import _native
+from specqd._native import DraftRequest, Level, NgramDrafter, NoDraft, Proposal
+from specqd._native import Sequence as Text
+from specqd.config import read_config
+from specqd.engine.roles import Drafter
+from specqd.errors import HubError, RequestError, TokenizerError
+from specqd.hub import resolve
+from specqd.model.loader import Progress
+from specqd.model.model import HEAD_AS_PAYS, WHOLE_HEAD, Head, Model, Precision
+from specqd.model.weights import Overall, bytes_to_pack, require_memory
+from specqd.text.tokenizer import Tokenizer
+
+_AUTO = ("mxfp4", "ngram")
+_LONGEST = 64
+_KNOWN = "auto, none, mxfp4[:k=N], MODEL[:bf16|:mxfp4][:k=N], ngram[:FILE][:k=N]"
+_KNOWN_HEADS = "all, auto, exact, N (the first ids) or N+exact"
+_HEADS = {"all": WHOLE_HEAD, "auto": HEAD_AS_PAYS, "exact": Head(is_exact=True)}
+_PRECISIONS = {precision.value: precision for precision in Precision}
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSpec:
+    """One level of a chain: what drafts, and how many tokens (None: as many as pay)."""
+
+    word: str  # as it was written
+    kind: Literal["mxfp4", "model", "ngram"]  # mxfp4: the target's own precision
+    source: str = ""  # a model's directory or repository; a file of texts for n-grams
+    precision: Precision = Precision.FP4
+    length: int | None = None
+    head: Head = HEAD_AS_PAYS
+
+    @classmethod
+    def parse(cls, word: str) -> "DraftSpec":
+        """`mxfp4`, `MODEL[:bf16|:mxfp4]` or `ngram[:FILE]`, each with an optional `:k=N`. For
+        experiments `mxfp4` takes `:head=...` before that: what it reads of its head.
+
+        Names may hold colons: options are taken off the end. Raises RequestError.
+        """
+        name, length = _cut_length(word)
+        name, head = _cut_head(word, name)
+        kind, colon, rest = name.partition(":")
+        if kind == "ngram":
+            return cls(word, "ngram", rest, length=length)
+        if kind in ("mxfp4", "none", "auto", ""):
+            if kind != "mxfp4":
+                raise RequestError(f"--draft {word}: not a draft; known: {_KNOWN}")
+            if colon:
+                raise RequestError(
+                    f"--draft {word}: {rest!r} is not understood; write mxfp4 or mxfp4:k=N"
+                )
+            return cls(word, "mxfp4", length=length, head=head)
+        source, _, precision = name.rpartition(":")
+        if source and precision in _PRECISIONS:
+            return cls(word, "model", source, _PRECISIONS[precision], length)
+        return cls(word, "model", name, length=length)
+
+
+def _cut_length(word: str) -> tuple[str, int | None]:
+    name, _, option = word.rpartition(":")
+    if not name or not option.startswith("k="):
+        return word, None
+    value = option.removeprefix("k=")
+    if not (value.isascii() and value.isdecimal() and 1 <= int(value) <= _LONGEST):
+        raise RequestError(
+            f"--draft {word}: {option!r} is not understood; write k=N, with N from 1 to {_LONGEST}"
+        )
+    return name, int(value)
+
+
+def _cut_head(word: str, name: str) -> tuple[str, Head]:
+    rest, _, option = name.rpartition(":")
+    if rest != "mxfp4" or not option.startswith("head="):
+        return name, HEAD_AS_PAYS
+    value = option.removeprefix("head=")
+    if value in _HEADS:
+        return rest, _HEADS[value]
+    ids, plus, precision = value.partition("+")
+    if not (ids.isascii() and ids.isdecimal() and int(ids)) or (plus and precision != "exact"):
+        raise RequestError(
+            f"--draft {word}: {option!r} is not understood; known heads: {_KNOWN_HEADS}"
+        )
+    return rest, Head(min(int(ids), _native.ALL_IDS), bool(plus))
+
+
+def parse_chain(
+    drafts: str | Sequence[str] | None,
+    precision: Precision = Precision.EXACT,
+    *,
+    is_mxfp4: bool = False,
+) -> tuple[DraftSpec, ...]:
+    """`auto`, `none` (or None), or levels from the outermost in, for a target of that precision,
+    whose weights may be MXFP4 already.
+
+    Raises RequestError for what is not understood or cannot draft there.
+    """
+    words = [drafts or "none"] if drafts is None or isinstance(drafts, str) else list(drafts)
+    if "none" in words or "auto" in words:
+        if len(words) > 1:
+            raise RequestError("--draft none and --draft auto stand alone; leave the others out")
+        has_draft = precision is Precision.EXACT and not is_mxfp4
+        words = [w for w in _AUTO if has_draft or w != "mxfp4"] if words == ["auto"] else []
+    specs = tuple(DraftSpec.parse(word) for word in words)
+    for i, spec in enumerate(specs):
+        if spec.kind == "mxfp4" and precision is Precision.FP4:
+            raise RequestError(
+                f"--draft {spec.word}: with --precision fp4 the MXFP4 weights are the target; "
+                "leave this draft out"
+            )
+        if spec.kind == "mxfp4" and is_mxfp4:
+            raise RequestError(
+                f"--draft {spec.word}: the weights are MXFP4 already, so their fp4 precision "
+                "would be the model itself; draft with ngram or another model"
+            )
+        if spec.kind == "mxfp4" and i > 0:
+            raise RequestError(
+                f"--draft {spec.word}: the model's own fp4 precision drafts for the model alone; "
+                "name it first and once (another model's is MODEL:mxfp4)"
+            )
+        if spec.kind == "ngram" and i + 1 < len(specs):
+            raise RequestError(
+                f"--draft {spec.word}: n-grams read no weights, so nothing can draft for them; "
+                "name them last and once"
+            )
+    return specs
+
+
+class Drafts:
+    """What drafts for one target: the small models and n-gram texts of its chains, loaded once.
+
+    A model in its two precisions is packed once too. Each level has a KV cache of its own, but for
+    an fp4 precision directly below the exact one of the same model, which shares it.
+    """
+
+    def __init__(self, directory: Path, precision: Precision, tokenizer: Tokenizer) -> None:
+        """Of the target, which need not be loaded yet."""
+        self._target = (directory.resolve(), precision)
+        self._tokenizer = tokenizer
+        self._directories: dict[str, Path] = {}  # by source, those that may draft
+        self._corpora: dict[str, list[list[int]]] = {}
+        self._models: dict[tuple[Path, Precision], Model] = {}
+
+    def check(self, specs: Sequence[DraftSpec]) -> None:
+        """Finds what the levels are made of and refuses what cannot draft, or what would not fit
+        into memory together; packs nothing.
+
+        Raises a SpecqdError of one line.
+        """
+        taken = {self._target}
+        for spec in specs:
+            if spec.kind == "ngram":
+                if spec.source and spec.source not in self._corpora:
+                    self._corpora[spec.source] = _read_corpus(spec, self._tokenizer)
+                continue
+            directory = self._target[0] if spec.kind == "mxfp4" else self._find(spec)
+            if (directory, spec.precision) in taken:
+                raise RequestError(
+                    f"--draft {spec.word}: this model speaks in this precision already; "
+                    "a model cannot draft for itself, name it once"
+                )
+            taken.add((directory, spec.precision))
+        require_memory(self._to_load(specs))
+
+    def overall(self, specs: Sequence[DraftSpec], progress: Progress | None) -> Progress | None:
+        """One progress over the models of a checked chain that are still to be loaded."""
+        total = sum(map(bytes_to_pack, self._to_load(specs)))
+        return Overall(progress, total) if progress is not None and total else None
+
+    def _to_load(self, specs: Sequence[DraftSpec]) -> list[Path]:
+        """The directories of the target and of the small models that are not loaded yet."""
+        wanted = [self._target[0]]
+        wanted += [self._directories[spec.source] for spec in specs if spec.kind == "model"]
+        loaded = {directory for directory, _ in self._models}
+        return [each for each in dict.fromkeys(wanted) if each not in loaded]
+
+    def _find(self, spec: DraftSpec) -> Path:
+        if spec.source not in self._directories:
+            try:
+                directory = resolve(spec.source).resolve()
+            except HubError as error:
+                raise HubError(f"--draft {spec.word}: {error}; known drafts: {_KNOWN}") from error
+            read_config(directory)
+            _check_vocabulary(spec, self._tokenizer, Tokenizer.open(directory))
+            self._directories[spec.source] = directory
+        return self._directories[spec.source]
+
+    def chain(
+        self, target: Model, specs: Sequence[DraftSpec], progress: Progress | None = None
+    ) -> Level:
+        """The target's level over those that draft for it, once checked; packs what is new."""
+        self._models[self._target] = target
+        target.decoder.partial_head.keep(sorted(self._tokenizer.special_ids))
+        return Level(target, self._below(target, target.config.vocab_size, specs, progress))
+
+    def _below(
+        self, above: Model, most_tokens: int, specs: Sequence[DraftSpec], progress: Progress | None
+    ) -> Drafter:
+        """What drafts for `above`, in texts of at most so many different tokens."""
+        if not specs:
+            return NoDraft()
+        spec, inner = specs[0], specs[1:]
+        if spec.kind == "ngram":
+            corpus = self._corpora[spec.source] if spec.source else ()
+            return NgramDrafter(corpus=corpus, length=spec.length)
+        directory = self._target[0] if spec.kind == "mxfp4" else self._directories[spec.source]
+        model = self._model(directory, spec, above, progress)
+        size = model.config.vocab_size
+        level = Level(
+            model,
+            self._below(model, max(most_tokens, size), inner, progress),
+            length=spec.length,
+            name="mxfp4" if spec.kind == "mxfp4" else f"{directory.name}:{spec.precision.value}",
+        )
+        return level if size >= most_tokens else WithinVocabulary(level, size)
+
+    def _model(
+        self, directory: Path, spec: DraftSpec, above: Model, progress: Progress | None
+    ) -> Model:
+        precision = spec.precision
+        if precision is Precision.FP4 and self._models.get((directory, Precision.EXACT)) is above:
+            return above.as_draft(spec.head)
+        key = (directory, precision)
+        if key not in self._models:
+            target = self._models[self._target]
+            pages = target.cache.total_pages
+            twin = next((m for (d, _), m in self._models.items() if d == directory), None)
+            if twin is not None:
+                cache = _native.KvCache(twin.decoder, pages)
+                parts = twin.config, twin.weights, twin.decoder, twin.machine
+                self._models[key] = Model(*parts, cache, precision)
+            else:
+                self._models[key] = Model.open(
+                    directory,
+                    machine=target.machine,
+                    precision=precision,
+                    cache_positions=pages * _native.PAGE_POSITIONS,
+                    context=target.max_positions,  # no text is longer
+                    progress=progress,
+                )
+                target.rely_on(self._models[key])
+        self._models[key].draft_for(self._models[self._target], above)
+        return self._models[key]
+
+
+class WithinVocabulary:
+    """A drafter that is asked only about texts of its own tokens.
+
+    Vocabularies of one tokenizer may be padded to different sizes, and a model may use the padding.
+    """
+
+    def __init__(self, drafter: Drafter, vocabulary: int) -> None:
+        self.is_free = drafter.is_free
+        self.length: int | None = getattr(drafter, "length", 0)
+        self._drafter = drafter
+        self._vocabulary = vocabulary
+        self._known: dict[int, int] = {}  # by sequence, how many of its first tokens are known
+
+    @property
+    def levels(self) -> tuple[Drafter, ...]:
+        return self._drafter.levels
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        return self._drafter.propose(
+            [
+                request if self._knows(request.sequence) else request.changed(at_most=0)
+                for request in requests
+            ]
+        )
+
+    def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:
+        self._drafter.observe(request, proposal, accepted)
+
+    def chances(self, request: DraftRequest, proposal: Proposal) -> list[float]:
+        return self._drafter.chances(request, proposal)
+
+    def release(self, sequence: Text) -> None:
+        self._known.pop(sequence.key, None)
+        self._drafter.release(sequence)
+
+    def _knows(self, sequence: Text) -> bool:
+        tokens = sequence.tokens
+        start = self._known.get(sequence.key, 0)
+        unknown = (i for i in range(start, len(tokens)) if tokens[i] >= self._vocabulary)
+        at = next(unknown, len(tokens))
+        self._known[sequence.key] = min(at, sequence.num_accepted)  # guesses may yet change
+        return at == len(tokens)
+
+
+def _check_vocabulary(spec: DraftSpec, ours: Tokenizer, theirs: Tokenizer) -> None:
+    difference = ours.first_difference(theirs)
+    if difference is not None:
+        raise TokenizerError(
+            f"--draft {spec.word}: its token {difference.token_id} is {difference.theirs!r} where "
+            f"the model has {difference.ours!r}; a draft must have the model's tokenizer"
+        )
+
+
+def _read_corpus(spec: DraftSpec, tokenizer: Tokenizer) -> list[list[int]]:
+    """The texts of a file as token ids: one of a text file, one of each line of a .jsonl file."""
+    where = f"--draft {spec.word}"
+    try:
+        content = Path(spec.source).read_text(encoding="utf-8")
+    except UnicodeError as error:
+        raise RequestError(f"{where}: {spec.source} is not UTF-8; convert it first") from error
+    except OSError as error:
+        raise RequestError(
+            f"{where}: {spec.source}: {error.strerror}; name a text or .jsonl file"
+        ) from error
+    texts = [content]
+    if Path(spec.source).suffix == ".jsonl":
+        lines = enumerate(content.splitlines(), 1)
+        texts = [_text_of_line(line, f"{where}: line {i}") for i, line in lines if line.strip()]
+    return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+
+
+def _text_of_line(line: str, where: str) -> str:
+    """A JSON string; or an object's `text`, or else its `prompt` and `completion`."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{where} is not JSON; write one object a line") from error
+    if isinstance(entry, dict):
+        entry = entry.get("text") or "".join(
+            part for key in ("prompt", "completion") if isinstance(part := entry.get(key), str)
+        )
+    if not isinstance(entry, str) or not entry:
+        raise RequestError(f"{where} has no text; write an object with `text` or `prompt`")
+    return entry

@@ -1,0 +1,112 @@
+"""One sample of one request, as far as it has come: what is known of its tokens, and its text.
+
+Owns where stop strings end a text. Knows nothing of models, or of when it is written on.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from specqd._native import Sequence
+from specqd.errors import RequestError
+from specqd.sampling import SamplingParams
+from specqd.text.stream import TextStream, overlap
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token's log-probability in the raw logits, and the likeliest tokens at its place."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Origin(NamedTuple):
+    """Where a token came from: the level that said it first, counted from the outermost (0: no
+    draft proposed it), and the probability that the outermost gave it."""
+
+    depth: int
+    probability: float
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """One sample of one request."""
+
+    sequence: Sequence
+    params: SamplingParams
+    seed: int
+    sample: int
+    most_tokens: int
+    stream: TextStream
+    text: str = ""
+    confidence: float = 1.0  # in the last token
+    cached_prompt_tokens: int = 0  # that another request had read before
+    preemptions: int = 0  # times that it made room, to be read again later
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of all but the first token
+    origins: list[Origin] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    error: RequestError | None = None  # why it ended with the reason "error"
+    is_plain: bool = False  # nothing is drafted for it
+    leader: "Generation | None" = None  # whose prompt this sample shares
+    _held_back: str = ""  # certain text that may turn out to begin a stop string
+
+    @property
+    def tokens(self) -> list[int]:
+        """The new tokens, without the prompt's."""
+        return self.sequence.tokens[self.sequence.prompt_length :]
+
+    @property
+    def count(self) -> int:
+        return len(self.sequence.tokens) - self.sequence.prompt_length
+
+    @property
+    def is_prompt_scored(self) -> bool:
+        """Whether all log-probabilities that are asked for of the prompt are there."""
+        is_asked = self.params.prompt_logprobs is not None
+        return not is_asked or len(self.prompt_logprobs) == self.sequence.prompt_length - 1
+
+    def take(
+        self, tokens: list[int], probabilities: list[float], depths: list[int]
+    ) -> FinishReason | None:
+        """Adds tokens with their texts, up to the one that ends all; returns why that does."""
+        sequence, room = self.sequence, self.most_tokens - self.count
+        stops = (i for i, token in enumerate(tokens, 1) if sequence.is_stop(token))
+        reason: FinishReason | None = "length" if len(tokens) >= room else None
+        kept = min(len(tokens), room)
+        spoken = kept
+        if (stop := next(stops, kept + 1)) <= kept:
+            kept, spoken, reason = stop, stop - 1, "stop"
+        if self.params.stop:
+            for count, token in enumerate(tokens[:spoken], 1):
+                if self._release(self._held_back + self.stream.feed([token]), is_last=False):
+                    kept, reason = count, "stop"
+                    break
+        else:
+            self.text += self.stream.feed(tokens[:spoken])
+        sequence.tokens.extend(tokens[:kept])
+        self.confidence = probabilities[kept - 1]
+        self.origins += map(Origin, depths[:kept], probabilities[:kept])
+        return reason
+
+    def finish(self, reason: FinishReason) -> None:
+        """Adds the text that was held back, unless a stop string cut it."""
+        is_cut = reason == "stop" and not self.sequence.is_stop(self.sequence.tokens[-1])
+        if not is_cut:
+            self._release(self._held_back + self.stream.finish(), is_last=True)
+        self.finish_reason = reason
+
+    def _release(self, pending: str, *, is_last: bool) -> bool:
+        found = [at for stop in self.params.stop if (at := pending.find(stop)) >= 0]
+        kept = 0
+        if found:
+            pending = pending[: min(found)]
+        elif not is_last:
+            kept = max((overlap(pending, stop) for stop in self.params.stop), default=0)
+        certain = len(pending) - kept
+        self.text += pending[:certain]
+        self._held_back = pending[certain:]
+        return bool(found)

@@ -1,0 +1,1 @@
+"""Files of weights and their number formats: bytes in, arrays out."""

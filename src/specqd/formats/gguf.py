@@ -1,0 +1,276 @@
+"""A GGUF file as metadata and named raw views, mapped and checked.
+
+Owns the file format, versions 2 and 3, and its hostile cases. Knows nothing of models: what the
+keys and tensors mean is the caller's business.
+"""
+
+import mmap
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specqd.errors import TensorError, shown
+from specqd.formats.mapped import check_unchanged
+
+Value = bool | int | float | str | list[Any]
+
+_MAGIC = b"GGUF"
+_STRING, _ARRAY = 8, 9
+_SCALARS = {  # type of a value -> how it lies in the file
+    0: "<B",
+    1: "<b",
+    2: "<H",
+    3: "<h",
+    4: "<I",
+    5: "<i",
+    6: "<f",
+    7: "<?",
+    10: "<Q",
+    11: "<q",
+    12: "<d",
+}
+_STORAGE: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+}
+_TYPES = {0: "F32", 1: "F16", 30: "BF16"}  # of tensors, as ggml numbers them; those we read
+_QUANTISED = {
+    2: "Q4_0",
+    3: "Q4_1",
+    6: "Q5_0",
+    7: "Q5_1",
+    8: "Q8_0",
+    9: "Q8_1",
+    10: "Q2_K",
+    11: "Q3_K",
+    12: "Q4_K",
+    13: "Q5_K",
+    14: "Q6_K",
+    15: "Q8_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    20: "IQ4_NL",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    23: "IQ4_XS",
+    29: "IQ1_M",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    39: "MXFP4",
+    40: "NVFP4",
+}
+_MOST_DIMENSIONS = 4  # of ggml
+_MOST_ITEMS = 1 << 24  # of all arrays together, far past any vocabulary
+_DEEPEST_ARRAY = 4
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """Where a tensor lies: rows first, as NumPy has it. Only `F32`, `F16`, `BF16` can be read."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GgufFile:
+    """One mapped file whose header was checked. Long arrays are decoded when asked for."""
+
+    path: Path
+    tensors: Mapping[str, GgufTensor]
+    _mapped: mmap.mmap
+    _status: os.stat_result
+    _values: Mapping[str, "Value | _Later"]
+
+    @classmethod
+    def open(cls, path: Path) -> "GgufFile":
+        """Raises TensorError, in one line that names the file."""
+        try:
+            with path.open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                status = os.fstat(file.fileno())
+        except (OSError, ValueError) as error:  # mmap refuses an empty file with ValueError
+            raise TensorError(f"{path}: cannot be read: {error}") from error
+        try:
+            values, tensors = _parse(mapped)
+        except ValueError as error:
+            raise TensorError(f"{path}: {error}; fetch the file again") from error
+        return cls(path, tensors, mapped, status, values)
+
+    def check_unchanged(self) -> None:
+        """Refuses to go on with a file that changed since it was mapped: TensorError."""
+        check_unchanged(self.path.absolute(), self._mapped, self._status)
+
+    def get(self, key: str) -> Value | None:
+        """A value of the metadata, None where it has no such key."""
+        value = self._values.get(key)
+        if not isinstance(value, _Later):
+            return value
+        try:
+            return _Reader(self._mapped, value.begin).array()
+        except ValueError as error:
+            raise TensorError(f"{self.path}: {key}: {error}; fetch the file again") from error
+
+    def data(self, name: str) -> NDArray[Any]:
+        """A tensor's bits as they lie there (BF16 as uint16), read-only and mapped."""
+        tensor = self.tensors[name]
+        storage = _STORAGE[tensor.dtype]
+        count = prod(tensor.shape)
+        data: NDArray[Any] = np.frombuffer(self._mapped, storage, count, tensor.begin)
+        return data.reshape(tensor.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Later:
+    """An array that was checked and passed over."""
+
+    begin: int
+
+
+class _Reader:
+    """Takes values off bytes; ValueError past their end."""
+
+    def __init__(self, data: mmap.mmap, at: int = 0) -> None:
+        self.at = at
+        self._data = data
+        self._end = len(data)
+        self._items = 0
+
+    def scalar(self, layout: str) -> Any:
+        begin = self._advance(struct.calcsize(layout))
+        return struct.unpack_from(layout, self._data, begin)[0]
+
+    def string(self) -> str:
+        begin = self._advance(self.scalar("<Q"))
+        return self._data[begin : self.at].decode("utf-8")  # UnicodeDecodeError is a ValueError
+
+    def value(self) -> "Value | _Later":
+        kind = self.scalar("<I")
+        if kind == _STRING:
+            return self.string()
+        if kind == _ARRAY:
+            begin = self.at
+            self.skip_array()
+            return _Later(begin)
+        return self._of_kind(kind)
+
+    def array(self) -> list[Any]:
+        kind, count = self._array_head(0)
+        if kind == _STRING:
+            return [self.string() for _ in range(count)]
+        if kind == _ARRAY:
+            return [self.array() for _ in range(count)]
+        storage = np.dtype(_SCALARS[kind])
+        begin = self._advance(count * storage.itemsize)
+        values: list[Any] = np.frombuffer(self._data, storage, count, begin).tolist()
+        return values
+
+    def skip_array(self, depth: int = 0) -> None:
+        kind, count = self._array_head(depth)
+        if kind == _STRING:
+            for _ in range(count):
+                self._advance(self.scalar("<Q"))
+        elif kind == _ARRAY:
+            for _ in range(count):
+                self.skip_array(depth + 1)
+        else:
+            self._advance(count * struct.calcsize(_SCALARS[kind]))
+
+    def _array_head(self, depth: int) -> tuple[int, int]:
+        kind, count = self.scalar("<I"), self.scalar("<Q")
+        self._items += count
+        if self._items > _MOST_ITEMS or depth >= _DEEPEST_ARRAY:
+            raise ValueError("an array is impossibly large")
+        if kind not in _SCALARS and kind not in (_STRING, _ARRAY):
+            raise ValueError(f"a value has unknown type {kind}")
+        return kind, count
+
+    def _of_kind(self, kind: int) -> Value:
+        if kind not in _SCALARS:
+            raise ValueError(f"a value has unknown type {kind}")
+        value: Value = self.scalar(_SCALARS[kind])
+        return value
+
+    def _advance(self, count: int) -> int:
+        begin = self.at
+        if count > self._end - begin:
+            raise ValueError("truncated or damaged")
+        self.at = begin + count
+        return begin
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a path names such a file, by its name."""
+    return path.suffix.lower() == ".gguf"
+
+
+def _parse(mapped: mmap.mmap) -> tuple[dict[str, Value | _Later], dict[str, GgufTensor]]:
+    """Metadata and tensors. Raises ValueError, in one line, for what is not a GGUF file."""
+    if mapped[:4] != _MAGIC:
+        raise ValueError("does not begin as a GGUF file")
+    reader = _Reader(mapped, 4)
+    version = reader.scalar("<I")
+    if version not in (2, 3):
+        raise ValueError(f"GGUF version {version} is not 2 or 3, in little-endian order")
+    num_tensors, num_values = reader.scalar("<Q"), reader.scalar("<Q")
+    values: dict[str, Value | _Later] = {}
+    for _ in range(num_values):
+        key = reader.string()
+        if key in values:
+            raise ValueError(f"the key {shown(key)} is there twice")
+        values[key] = reader.value()
+    described = list(_read_tensors(reader, num_tensors))
+    alignment = values.get("general.alignment", 32)
+    if type(alignment) is not int or not 0 < alignment <= 1 << 20 or alignment % 8:
+        raise ValueError(f"general.alignment is {shown(alignment)}")
+    data_begin = -(-reader.at // alignment) * alignment
+    tensors: dict[str, GgufTensor] = {}
+    for name, tensor in described:
+        if name in tensors:
+            raise ValueError(f"the tensor {shown(name)} is there twice")
+        tensors[name] = _placed(name, tensor, data_begin, alignment, len(mapped))
+    return values, tensors
+
+
+def _read_tensors(reader: _Reader, count: int) -> Iterator[tuple[str, GgufTensor]]:
+    """Names, types and shapes; `begin` is yet counted from where the data begins."""
+    for _ in range(count):
+        name = reader.string()
+        num_dimensions = reader.scalar("<I")
+        if num_dimensions > _MOST_DIMENSIONS:
+            raise ValueError(f"tensor {shown(name)} has {num_dimensions} dimensions")
+        shape = tuple(reader.scalar("<Q") for _ in range(num_dimensions))[::-1]
+        kind = reader.scalar("<I")
+        yield (
+            name,
+            GgufTensor(
+                (_TYPES | _QUANTISED).get(kind, f"of ggml's type {kind}"),
+                shape,
+                reader.scalar("<Q"),
+            ),
+        )
+
+
+def _placed(
+    name: str, tensor: GgufTensor, data_begin: int, alignment: int, file_bytes: int
+) -> GgufTensor:
+    """The tensor with its place in the file, which it must fit."""
+    storage = _STORAGE.get(tensor.dtype)
+    item_bytes = 0 if storage is None else storage.itemsize
+    begin = data_begin + tensor.begin
+    if tensor.begin % alignment or any(size >= 2**48 for size in tensor.shape):
+        raise ValueError(f"tensor {shown(name)} has an impossible place or shape")
+    if begin + prod(tensor.shape) * item_bytes > file_bytes:
+        raise ValueError(f"truncated: tensor {shown(name)} ends behind the file")
+    return GgufTensor(tensor.dtype, tensor.shape, begin)

@@ -1,0 +1,178 @@
+"""The tensors of a GGUF file under their Hugging Face names, in Hugging Face's order of rows.
+
+Owns llama.cpp's names, its reordering of q and k and its shift of Gemma's norms. Knows nothing of
+which tensors there should be.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specqd.errors import TensorError, shown
+from specqd.formats.bf16 import rounded_to_bf16
+from specqd.formats.gguf import GgufFile
+
+_MODEL = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_AFTER = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_AROUND = _LAYER | _AFTER | {"ffn_norm": "pre_feedforward_layernorm"}
+_LAYERS = {  # by architecture, where they are not called as in Llama
+    "olmo2": _LAYER | _AFTER,
+    "gemma2": _AROUND,
+    "gemma3": _AROUND,
+    "phi3": _LAYER | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+}
+_SHIFTED_NORMS = ("gemma2", "gemma3")  # weights that multiply as 1 + w are there 1 + w
+_REORDERED = ("llama", "granite")
+_DERIVED = ("rope_freqs.weight",)  # not weights: what the configuration says already
+_READABLE = ("BF16", "F16", "F32")
+
+
+class GgufTensors:
+    """What `TensorDirectory` is for safetensors."""
+
+    def __init__(self, gguf: GgufFile, names: dict[str, str], heads: dict[str, int]) -> None:
+        self.path = gguf.path
+        self._has_shifted_norms = gguf.get("general.architecture") in _SHIFTED_NORMS
+        self._gguf = gguf
+        self._names = names  # Hugging Face's -> the file's
+        self._heads = heads  # of the projections whose rows llama.cpp reordered, by module
+
+    @classmethod
+    def open(cls, path: Path) -> "GgufTensors":
+        """Raises TensorError, in one line that names the file."""
+        gguf = GgufFile.open(path)
+        architecture = gguf.get("general.architecture")
+        modules = _LAYERS.get(architecture, _LAYER) if isinstance(architecture, str) else _LAYER
+        names = {}
+        for name, tensor in gguf.tensors.items():
+            if tensor.dtype not in _READABLE:
+                raise TensorError(
+                    f"{path}: tensor {shown(name)} is {tensor.dtype}: quantised GGUF files are not "
+                    "supported; use one in BF16, F16 or F32"
+                )
+            known = _hugging_face_name(name, modules)
+            if known is not None:
+                names[known] = name
+            elif name not in _DERIVED:
+                raise TensorError(
+                    f"{path}: tensor {shown(name)} has no place in the models that are supported; "
+                    "use the model's Hugging Face directory"
+                )
+        return cls(gguf, names, _reordered(gguf))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def matrices(self) -> Iterable[tuple[str, tuple[int, ...]]]:
+        """The dtype and shape of every tensor with rows and columns."""
+        tensors = (self._gguf.tensors[name] for name in self._names.values())
+        return ((tensor.dtype, tensor.shape) for tensor in tensors if len(tensor.shape) == 2)
+
+    def check_unchanged(self) -> None:
+        """Refuses to go on with a file that changed since it was mapped: TensorError."""
+        self._gguf.check_unchanged()
+
+    def bf16(self, name: str, shape: tuple[int, ...]) -> NDArray[np.uint16]:
+        """The BF16 bits of tensor `name`, which must have `shape`; TensorError otherwise.
+
+        Mapped, but where they are rounded from wider floats or their rows are put back in order.
+        """
+        if name not in self._names:
+            raise TensorError(
+                f"{self.path}: tensor {shown(name)} is missing ({list(shape)} was expected); "
+                "the file does not hold what its metadata says"
+            )
+        tensor = self._gguf.tensors[self._names[name]]
+        if tensor.shape != shape:
+            raise TensorError(
+                f"{self.path}: tensor {shown(name)} has shape {list(tensor.shape)}, "
+                f"{list(shape)} was expected; the file does not hold what its metadata says"
+            )
+        data = self._gguf.data(self._names[name])
+        if self._has_shifted_norms and name.endswith("norm.weight"):
+            return self._unshifted(name, data)
+        bits = data if tensor.dtype == "BF16" else rounded_to_bf16(data)
+        heads = self._heads.get(name.split(".")[-2])
+        return bits if heads is None else in_half_order(bits, heads)
+
+    def _unshifted(self, name: str, data: NDArray[Any]) -> NDArray[np.uint16]:
+        wide = widened(data) if data.dtype == np.uint16 else data
+        bits = without_one(wide)
+        if bits is None:
+            raise TensorError(
+                f"{self.path}: tensor {shown(name)} less 1 is not BF16, as the model's norms are; "
+                "use the model's Hugging Face directory"
+            )
+        return bits
+
+
+def without_one(values: NDArray[Any]) -> NDArray[np.uint16] | None:
+    """The BF16 bits of `values - 1`, None where they would have to be rounded."""
+    difference = values.astype(np.float64) - 1.0
+    narrow = difference.astype(np.float32)
+    bits = narrow.view(np.uint32)
+    if np.any(narrow != difference) or np.any(bits & 0xFFFF):
+        return None
+    return (bits >> 16).astype(np.uint16)
+
+
+def widened(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def in_half_order(rows: NDArray[np.uint16], heads: int) -> NDArray[np.uint16]:
+    """Rows of q or k, or their biases, as Hugging Face orders them.
+
+    Of the two dimensions that rotate together it puts one in each half of a head; llama.cpp puts
+    them side by side: there x0 y0 x1 y1 ..., here x0 x1 ... y0 y1 ...
+    """
+    if rows.shape[0] % (2 * heads):
+        return rows  # the configuration will refuse such heads
+    pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def _reordered(gguf: GgufFile) -> dict[str, int]:
+    architecture = gguf.get("general.architecture")
+    if architecture not in _REORDERED:
+        return {}
+    heads = gguf.get(f"{architecture}.attention.head_count")
+    kv_heads = gguf.get(f"{architecture}.attention.head_count_kv") or heads
+    if not (isinstance(heads, int) and isinstance(kv_heads, int) and heads > 0 and kv_heads > 0):
+        raise TensorError(f"{gguf.path}: {architecture}.attention.head_count is not a number")
+    return {"q_proj": heads, "k_proj": kv_heads}
+
+
+def _hugging_face_name(name: str, modules: Mapping[str, str]) -> str | None:
+    """The name in safetensors checkpoints, None where there is none."""
+    parts = name.split(".")
+    if parts[-1] not in ("weight", "bias"):
+        return None
+    if parts[0] == "blk" and len(parts) == 4 and parts[2] in modules:
+        return f"model.layers.{parts[1]}.{modules[parts[2]]}.{parts[3]}"
+    if len(parts) == 2 and parts[0] in _MODEL:
+        return f"{_MODEL[parts[0]]}.{parts[1]}"
+    return None

@@ -1,0 +1,351 @@
+"""A safetensors directory as named raw views, mapped and checked.
+
+Owns the file format and its hostile cases. Knows nothing of models: which tensors there should be,
+and what they mean, is the caller's business.
+"""
+
+import json
+import mmap
+import os
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specqd.errors import SpecqdWarning, TensorError, shown
+from specqd.formats.bf16 import rounded_to_bf16
+from specqd.formats.mapped import check_unchanged
+
+# safetensors names -> how NumPy holds the raw bits (it has no bfloat16 and no 8-bit floats).
+_STORAGE: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype("?"),
+    "U8": np.dtype("u1"),
+    "I8": np.dtype("i1"),
+    "F8_E5M2": np.dtype("u1"),
+    "F8_E4M3": np.dtype("u1"),
+    "F8_E8M0": np.dtype("u1"),
+    "U16": np.dtype("<u2"),
+    "I16": np.dtype("<i2"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+    "U32": np.dtype("<u4"),
+    "I32": np.dtype("<i4"),
+    "F32": np.dtype("<f4"),
+    "U64": np.dtype("<u8"),
+    "I64": np.dtype("<i8"),
+    "F64": np.dtype("<f8"),
+    "C64": np.dtype("<c8"),
+}
+# The dtypes that are read as weights; all but the first are rounded to it.
+_FLOATS = ("BF16", "F16", "F32")
+_MOST_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
+_MOST_DIMENSIONS = 32  # what every NumPy can hold
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorView:
+    """One tensor as it lies in its file: `data` has `shape`, is read-only and holds raw bits
+    (BF16 as uint16). It is mapped, and copied only where the file misaligns it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """Where a tensor lies: bytes [begin, end) of the file's data, which follows the header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Shard:
+    """One mapped safetensors file whose header was checked."""
+
+    path: Path
+    mapped: mmap.mmap
+    status: os.stat_result  # when it was mapped
+    data_start: int
+    extents: Mapping[str, _Extent]
+    metadata: Mapping[str, str]
+
+    def view(self, name: str) -> TensorView:
+        extent = self.extents[name]
+        storage = _STORAGE[extent.dtype]
+        raw = np.frombuffer(self.mapped, np.uint8)
+        data = raw[self.data_start + extent.begin : self.data_start + extent.end].view(storage)
+        if not data.flags.aligned:
+            data = data.copy()
+            data.flags.writeable = False
+        return TensorView(name, extent.dtype, extent.shape, data.reshape(extent.shape))
+
+
+class WeightSource(Protocol):
+    """A model's weights by their Hugging Face names, whatever files they come from."""
+
+    @property
+    def path(self) -> Path: ...
+    def bf16(self, name: str, shape: tuple[int, ...]) -> NDArray[np.uint16]:
+        """The BF16 bits of a tensor, which must have `shape`; TensorError otherwise."""
+
+    def matrices(self) -> Iterable[tuple[str, tuple[int, ...]]]:
+        """The dtype and shape of every tensor with rows and columns."""
+
+    def check_unchanged(self) -> None:
+        """Refuses to go on with files that changed since they were mapped: TensorError."""
+
+
+class TensorDirectory(Mapping[str, TensorView]):
+    """The tensors of a model directory: `model.safetensors`, or the shards that its index names."""
+
+    def __init__(self, path: Path, shards: Mapping[str, _Shard]) -> None:
+        self.path = path
+        self._shards = shards  # tensor name -> the shard that holds it
+
+    @classmethod
+    def open(cls, directory: Path) -> "TensorDirectory":
+        """Map and check every weights file; raises TensorError, in one line that names the file."""
+        single, index = directory / WEIGHTS, directory / INDEX
+        if single.exists() or not index.exists():
+            shard = _open_shard(single)
+            return cls(directory, dict.fromkeys(shard.extents, shard))
+        placement = read_index(index)
+        shards = {file: _open_shard(directory / file) for file in sorted(set(placement.values()))}
+        for name, file in placement.items():
+            if name not in shards[file].extents:
+                raise TensorError(
+                    f"{index}: places tensor {shown(name)} in {file}, which does not hold it; "
+                    "fetch the model again"
+                )
+        return cls(directory, {name: shards[file] for name, file in placement.items()})
+
+    @classmethod
+    def of_file(cls, path: Path) -> "TensorDirectory":
+        """As `open`, of one safetensors file by its own name."""
+        shard = _open_shard(path)
+        return cls(path, dict.fromkeys(shard.extents, shard))
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """What the files say of themselves."""
+        files = {shard.path: shard for shard in self._shards.values()}
+        return {key: text for file in files.values() for key, text in file.metadata.items()}
+
+    def check_unchanged(self) -> None:
+        """Refuses to go on with files that changed since they were mapped: TensorError."""
+        for shard in {shard.path: shard for shard in self._shards.values()}.values():
+            check_unchanged(shard.path, shard.mapped, shard.status)
+
+    def matrices(self) -> Iterable[tuple[str, tuple[int, ...]]]:
+        """The dtype and shape of every tensor with rows and columns."""
+        extents = (shard.extents[name] for name, shard in self._shards.items())
+        return ((extent.dtype, extent.shape) for extent in extents if len(extent.shape) == 2)
+
+    def __getitem__(self, name: str) -> TensorView:
+        return self._shards[name].view(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._shards
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shards)
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    def bf16(self, name: str, shape: tuple[int, ...]) -> NDArray[np.uint16]:
+        """The BF16 bits of tensor `name`, mapped, or else rounded once from FP16 or FP32.
+
+        It must have `shape`; TensorError otherwise.
+        """
+        shard = self._shards.get(name)
+        if shard is None:
+            raise TensorError(
+                f"{self.path}: tensor {shown(name)} is missing ({list(shape)} was expected); "
+                f"{self._why_missing(name)}"
+            )
+        extent = shard.extents[name]
+        if extent.dtype not in _FLOATS:
+            raise TensorError(
+                f"{shard.path}: tensor {shown(name)} is {extent.dtype}, which is no weight in "
+                "BF16, FP16 or FP32; quantised checkpoints are not supported, use the BF16 one"
+            )
+        if extent.shape != shape:
+            raise TensorError(
+                f"{shard.path}: tensor {shown(name)} has shape {list(extent.shape)}, "
+                f"{list(shape)} was expected; the weights do not belong to this config.json"
+            )
+        data = shard.view(name).data
+        return data if extent.dtype == "BF16" else rounded_to_bf16(data)
+
+    def _why_missing(self, name: str) -> str:
+        if f"{name.removesuffix('.weight')}.qweight" in self._shards:
+            return "there is a .qweight, as in GPTQ and AWQ checkpoints: use the BF16 checkpoint"
+        return "the weights do not belong to this config.json or are incomplete"
+
+
+def tell_rounding(path: Path, matrix_dtypes: Iterable[str]) -> None:
+    """Warns where a model's matrices are wider than BF16."""
+    dtypes = set(matrix_dtypes)
+    wider = [dtype.replace("F", "FP") for dtype in _FLOATS[1:] if dtype in dtypes]
+    if wider:
+        warnings.warn(
+            f"{path}: the weights are {' and '.join(wider)}; they are rounded to BF16 once",
+            SpecqdWarning,
+            stacklevel=2,
+        )
+
+
+def _open_shard(path: Path) -> _Shard:
+    if not path.is_file():  # follows links, and never opens a pipe or a device
+        what = "is not a file" if path.exists() else "is missing"
+        raise TensorError(f"{path}: {what}; a model needs {WEIGHTS} or its shards and their index")
+    try:
+        with path.open("rb") as file:
+            file_bytes = file.seek(0, 2)
+            file.seek(0)
+            if file_bytes < 8:
+                raise TensorError(f"{path}: {file_bytes} bytes are too short for safetensors")
+            header_bytes = int.from_bytes(file.read(8), "little")
+            if header_bytes > min(_MOST_HEADER_BYTES, file_bytes - 8):
+                raise TensorError(
+                    f"{path}: header of {header_bytes} bytes is longer than the file "
+                    f"({file_bytes} bytes) or than {_MOST_HEADER_BYTES}; fetch the file again"
+                )
+            header = file.read(header_bytes)
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            status = os.fstat(file.fileno())
+    except (OSError, ValueError) as error:  # mmap refuses an empty file with ValueError
+        raise TensorError(f"{path}: cannot be read: {error}") from error
+    data_start = 8 + header_bytes
+    try:
+        extents, metadata = _parse_header(header, len(mapped) - data_start)
+    except ValueError as error:
+        raise TensorError(f"{path}: {error}") from error
+    return _Shard(path.absolute(), mapped, status, data_start, extents, metadata)
+
+
+def _parse_header(
+    header: bytes, data_bytes: int
+) -> tuple[Mapping[str, _Extent], Mapping[str, str]]:
+    """Every tensor's place in `data_bytes` of data, which they cover without gap or overlap, and
+    the metadata.
+
+    Raises ValueError, in one line, for everything else.
+    """
+    if not header.startswith(b"{"):
+        raise ValueError("header is not a JSON object; this is not a safetensors file")
+    entries = _parse_object(header, "header")
+    metadata = entries.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise ValueError("__metadata__ is not an object of strings")
+    extents = {name: _parse_extent(name, entry) for name, entry in entries.items()}
+    covered = 0
+    for name, extent in sorted(extents.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if extent.begin < covered:
+            raise ValueError(f"tensor {shown(name)} overlaps another tensor's data")
+        if extent.begin > covered:
+            raise ValueError(f"data before tensor {shown(name)} belongs to no tensor")
+        covered = extent.end
+        if covered > data_bytes:
+            raise ValueError(
+                f"truncated: tensor {shown(name)} ends at byte {covered} of {data_bytes} of data; "
+                "fetch the file again"
+            )
+    if covered < data_bytes:
+        raise ValueError(f"{data_bytes - covered} bytes at the end belong to no tensor")
+    return extents, metadata
+
+
+def _parse_extent(name: str, entry: object) -> _Extent:
+    quoted = shown(name)
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise ValueError(f"tensor {quoted} is not described by dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in _STORAGE:
+        raise ValueError(f"tensor {quoted} has unknown dtype {shown(dtype)}")
+    if not _is_sizes(shape) or len(shape) > _MOST_DIMENSIONS:
+        raise ValueError(f"tensor {quoted} has impossible shape {shown(shape)}")
+    if not _is_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise ValueError(f"tensor {quoted} has impossible data_offsets {shown(offsets)}")
+    item_bytes = _STORAGE[dtype].itemsize
+    if prod(size for size in shape if size) * item_bytes >= 2**63:
+        raise ValueError(f"tensor {quoted} has a shape that overflows: {shown(shape)}")
+    begin, end = offsets
+    if end - begin != prod(shape) * item_bytes:
+        raise ValueError(
+            f"tensor {quoted} holds {end - begin} bytes, but {dtype} of shape {shown(shape)} "
+            f"needs {prod(shape) * item_bytes}: the dtype or shape does not match the data"
+        )
+    return _Extent(dtype, tuple(shape), begin, end)
+
+
+def _is_sizes(value: object) -> bool:
+    return isinstance(value, list) and all(type(n) is int and 0 <= n < 2**63 for n in value)
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """Tensor name -> the name of a file beside the index."""
+    if not path.is_file():
+        raise TensorError(f"{path}: is not a file; fetch the model again")
+    try:
+        if path.stat().st_size > _MOST_HEADER_BYTES:
+            raise TensorError(f"{path}: is longer than {_MOST_HEADER_BYTES} bytes")
+        placement = _parse_object(path.read_bytes(), "index").get("weight_map")
+    except OSError as error:
+        raise TensorError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise TensorError(f"{path}: {error}") from error
+    if not isinstance(placement, dict):
+        raise TensorError(f"{path}: weight_map is missing or not an object")
+    for name, file in placement.items():
+        if not isinstance(file, str) or not _is_file_name(file):
+            raise TensorError(
+                f"{path}: tensor {shown(name)} is placed in {shown(file)}; "
+                "an index may only name .safetensors files beside it"
+            )
+    return placement
+
+
+def _is_file_name(file: str) -> bool:
+    """Whether `file` can only be an entry of the directory that it is joined to, on any system."""
+    return (
+        file.endswith(".safetensors") and file.isprintable() and not any(c in file for c in "/\\:")
+    )
+
+
+def _parse_object(text: bytes, what: str) -> dict[str, Any]:
+    """A JSON object in UTF-8 whose names are unique at every depth; ValueError otherwise."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        parsed = dict(pairs)
+        if len(parsed) != len(pairs):
+            [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
+            raise _DuplicateNameError(f"{what} names {shown(twice)} twice")
+        return parsed
+
+    try:
+        parsed = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
+    except _DuplicateNameError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{what} is not valid JSON; fetch the file again") from error
+    if not isinstance(parsed, dict):
+        raise ValueError(f"{what} is not a JSON object")
+    return parsed
+
+
+class _DuplicateNameError(ValueError):
+    """An object names a member twice, which JSON readers resolve differently."""

@@ -1,0 +1,1 @@
+"""A model: its weights, the native decoder and what runs it."""

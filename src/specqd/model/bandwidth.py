@@ -1,0 +1,57 @@
+"""How fast this machine's memory is read, at a working-set size: what every speed is held against.
+
+A small working set lies in a cache, so that one number would not do.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median, quantiles
+
+from specqd import _native
+from specqd.model.model import Machine
+
+MEGABYTE = 10**6
+SIZES = tuple(size * MEGABYTE for size in (1, 4, 16, 64, 256, 1024))
+
+_READ_IN_ALL = 2 * 10**9  # bytes: a small working set is read often, a large one a few times
+_FEWEST, _MOST = 9, 400  # repeats
+_WARM_UP = 2  # repeats that are not counted
+
+
+@dataclass(frozen=True, slots=True)
+class Bandwidth:
+    """Gigabytes (10**9) a second of all threads together: the median and the quartiles."""
+
+    working_set_bytes: int
+    gb_per_s: float
+    lower_quartile: float
+    upper_quartile: float
+    repeats: int
+
+
+def measure(machine: Machine, sizes: Sequence[int]) -> Iterator[Bandwidth]:
+    """Reads memory of each of `sizes` bytes over and over; yields what it took, as it is known.
+
+    Sizes that would take more than half of the memory that is left are skipped.
+    """
+    available = _native.usable_memory()
+    for size in sizes:
+        if 0 <= available < 2 * size:
+            continue
+        repeats = max(_FEWEST, min(_MOST, _READ_IN_ALL // size))
+        yield _summarised(size, _read_speeds(machine, size, repeats))
+
+
+def bandwidth_at(machine: Machine, working_set_bytes: int, repeats: int = _FEWEST) -> float:
+    """GB/s of a plain read of so many bytes over and over: the median."""
+    return median(_read_speeds(machine, working_set_bytes, repeats))
+
+
+def _read_speeds(machine: Machine, size: int, repeats: int) -> list[float]:
+    seconds = _native.read_seconds(machine.pool, machine.isa, size, repeats + _WARM_UP)
+    return [size / each / 1e9 for each in seconds[_WARM_UP:]]
+
+
+def _summarised(size: int, speeds: Sequence[float]) -> Bandwidth:
+    lower, middle, upper = quantiles(speeds, n=4, method="inclusive")
+    return Bandwidth(size, middle, lower, upper, len(speeds))

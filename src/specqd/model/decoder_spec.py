@@ -1,0 +1,51 @@
+"""A decoder's configuration as the native core wants it."""
+
+from specqd import _native
+from specqd.config import DecoderConfig
+from specqd.config.rope import RopeConfig
+
+
+def decoder_spec(config: DecoderConfig) -> _native.DecoderSpec:
+    experts = config.experts
+    return _native.DecoderSpec(
+        hidden=config.hidden_size,
+        heads=config.num_heads,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        vocabulary=config.vocab_size,
+        ropes=[rope_spec(rope, config.head_dim) for rope in config.distinct_ropes],
+        norm_epsilon=config.norm_eps,
+        norm=config.norm,
+        norm_offset=config.norm_offset,
+        norms_whole_rows=config.qk_norm == "row",
+        activation=config.activation,
+        is_gated=config.is_gated,
+        is_parallel=config.is_parallel,
+        attention_scale=config.attention_scale or 0.0,
+        attention_cap=config.attention_softcap or 0.0,
+        logit_cap=config.logit_softcap or 0.0,
+        embedding_scale=config.embedding_scale,
+        residual_scale=config.residual_scale,
+        logit_scale=config.logit_scale,
+        experts_per_token=experts.per_token if experts else 0,
+        shares_of_chosen=experts.shares_of_chosen if experts else True,
+    )
+
+
+def rope_spec(rope: RopeConfig, head_dim: int) -> _native.RopeSpec:
+    return _native.RopeSpec(
+        kind=rope.kind,
+        dims=int(head_dim * rope.share),
+        theta=rope.theta,
+        factor=rope.factor,
+        original_max_positions=rope.original_max_positions,
+        low_freq_factor=rope.low_freq_factor,
+        high_freq_factor=rope.high_freq_factor,
+        beta_fast=rope.beta_fast,
+        beta_slow=rope.beta_slow,
+        attention_factor=rope.attention_factor or 0.0,
+        mscale=rope.mscale,
+        mscale_all_dim=rope.mscale_all_dim,
+        truncate=rope.truncate,
+        factors=list(rope.factors),
+    )

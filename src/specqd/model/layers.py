@@ -1,0 +1,200 @@
+"""What a layer is made of: a family's tensors, by name, in the decoder's slots. Knows no files."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specqd import _native
+from specqd.config import DecoderConfig, ExpertsConfig
+from specqd.model.loader import Bits, Loader, Source
+from specqd.model.mxfp4_experts import Mxfp4Experts
+from specqd.model.tensor_names import TensorNames
+
+
+class LayerReader:
+    """Takes layers and norms out of a loader."""
+
+    def __init__(self, loader: Loader, config: DecoderConfig, names: TensorNames) -> None:
+        self._loader = loader
+        self._config = config
+        self._names = names
+
+    def norm(self, name: str | None, length: int) -> _native.Norm | None:
+        """A norm of the residual stream; layer norms have biases."""
+        if name is None:
+            return None
+        bias = self._loader.vector(f"{name}.bias", length) if self._config.norm == "layer" else None
+        return _native.Norm(self._loader.vector(f"{name}.weight", length), bias)
+
+    def layer(self, index: int) -> _native.LayerWeights:
+        c, names = self._config, self._names
+        at = f"{names.layers}.{index}."
+
+        def norm(name: str | None) -> _native.Norm | None:
+            return self.norm(name and at + name, c.hidden_size)
+
+        rope = c.ropes[index]
+        return _native.LayerWeights(
+            attention_norm=norm(names.attention_norm),
+            attention_post_norm=norm(names.attention_post_norm),
+            feed_forward_norm=norm(names.feed_forward_norm),
+            feed_forward_post_norm=norm(names.feed_forward_post_norm),
+            query_norm=self._head_norm(at + names.query_norm, c.num_heads),
+            key_norm=self._head_norm(at + names.key_norm, c.num_kv_heads),
+            query_key_value=self._query_key_value(at),
+            output=self._loader.pack(
+                [Source(f"{at}{names.output}.weight", c.hidden_size)], c.num_heads * c.head_dim
+            ),
+            query_key_value_bias=self._query_key_value_bias(at) if c.qkv_bias else None,
+            output_bias=self._bias(at + names.output, c.hidden_size, c.output_bias),
+            sinks=self._loader.vector(at + names.sinks, c.num_heads) if c.has_sinks else None,
+            feed_forwards=self._feed_forwards(index, at),
+            router=self._router(index, at),
+            router_bias=self._router_bias(index, at),
+            window=c.windows[index],
+            rope=-1 if rope is None else c.distinct_ropes.index(rope),
+        )
+
+    def _bias(self, module: str, length: int, is_present: bool) -> Bits | None:
+        return self._loader.vector(f"{module}.bias", length) if is_present else None
+
+    def _head_norm(self, module: str, heads: int) -> _native.Norm | None:
+        dim = self._config.head_dim
+        match self._config.qk_norm:
+            case None:
+                return None
+            case "one":
+                return _native.Norm(self._loader.vector(f"{module}.weight", dim))
+            case "row":
+                return _native.Norm(self._loader.vector(f"{module}.weight", heads * dim))
+            case "each":
+                each = [
+                    self._loader.vector(f"{module}.norms.{head}.weight", dim)
+                    for head in range(heads)
+                ]
+                return _native.Norm(np.concatenate(each))
+
+    def _head_rows(self) -> list[int]:
+        """Of queries, of keys and of values."""
+        c = self._config
+        return [c.num_heads * c.head_dim, *[c.num_kv_heads * c.head_dim] * 2]
+
+    def _fused_order(self) -> NDArray[np.int64] | None:
+        """Rows of a fused tensor as queries, keys, values, where it has all three of each head."""
+        if not self._names.fused_by_head:
+            return None
+        c = self._config
+        rows = np.arange(3 * c.num_heads * c.head_dim).reshape(c.num_heads, 3, c.head_dim)
+        return rows.transpose(1, 0, 2).reshape(-1)
+
+    def _query_key_value(self, at: str) -> _native.PackedWeight:
+        names, rows = self._names.query_key_value, self._head_rows()
+        if len(names) == 1:
+            sources = [Source(f"{at}{names[0]}.weight", sum(rows), self._fused_order())]
+        else:
+            sources = [Source(f"{at}{n}.weight", r) for n, r in zip(names, rows, strict=True)]
+        return self._loader.pack(sources, self._config.hidden_size)
+
+    def _query_key_value_bias(self, at: str) -> Bits:
+        names, rows = self._names.query_key_value, self._head_rows()
+        if len(names) > 1:
+            biases = [
+                self._loader.vector(f"{at}{n}.bias", r) for n, r in zip(names, rows, strict=True)
+            ]
+            return np.concatenate(biases)
+        order = self._fused_order()
+        bias = self._loader.vector(f"{at}{names[0]}.bias", sum(rows))
+        return bias if order is None else bias[order]
+
+    def _has_experts(self, layer: int) -> bool:
+        return self._config.experts is not None and self._config.experts.layers[layer]
+
+    def _router(self, index: int, at: str) -> _native.PackedWeight | None:
+        experts = self._config.experts
+        if experts is None or not self._has_experts(index):
+            return None
+        source = Source(f"{at}{self._names.router}.weight", experts.count)
+        return self._loader.pack([source], self._config.hidden_size)
+
+    def _router_bias(self, index: int, at: str) -> Bits | None:
+        experts = self._config.experts
+        if experts is None or not self._has_experts(index):
+            return None
+        return self._bias(at + self._names.router, experts.count, experts.has_router_bias)
+
+    def _feed_forwards(self, index: int, at: str) -> list[_native.FeedForward]:
+        names, experts = self._names, self._config.experts
+        if experts is None or not self._has_experts(index):
+            modules = [at + name for name in names.gate_up]
+            return [self._feed_forward(modules, at + names.down, self._config.intermediate_size)]
+        if experts.is_mxfp4:
+            return self._mxfp4_feed_forwards(experts, f"{at}{names.experts}.")
+        each = [f"{at}{names.experts}.{expert}." for expert in range(experts.count)]
+        share = experts.per_token / experts.count
+        return [
+            self._feed_forward(
+                [at_expert + name for name in names.expert_gate_up],
+                at_expert + names.expert_down,
+                experts.size,
+                share,
+            )
+            for at_expert in each
+        ]
+
+    def _mxfp4_feed_forwards(self, experts: ExpertsConfig, at: str) -> list[_native.FeedForward]:
+        """Weights as the file has them, in tile order."""
+        names, hidden, size = self._names, self._config.hidden_size, experts.size
+        stacks = {
+            2: (at + names.expert_gate_up[0], 2 * size, hidden),  # gates and ups alternate
+            1: (at + names.expert_down, hidden, size),
+        }
+        tensors = {
+            parts: Mxfp4Experts(self._loader.tensors, name, experts.count, rows, columns)
+            for parts, (name, rows, columns) in stacks.items()
+        }
+        biases = {
+            parts: self._loader.small(f"{stack.name}_bias", (stack.experts, stack.rows))
+            for parts, stack in tensors.items()
+        }
+        share, feed_forwards = experts.per_token / experts.count, []
+        for expert in range(experts.count):
+            gate_up, down = (
+                self._loader.take_mxfp4(stack, expert, parts, share)
+                for parts, stack in tensors.items()
+            )
+            feed_forwards.append(
+                _native.FeedForward(
+                    gate_up=gate_up,
+                    down=down,
+                    gate_bias=np.ascontiguousarray(biases[2][expert, ::2]),
+                    up_bias=np.ascontiguousarray(biases[2][expert, 1::2]),
+                    down_bias=biases[1][expert],
+                )
+            )
+        return feed_forwards
+
+    def _feed_forward(
+        self, modules: Sequence[str], down: str, width: int, read_share: float = 1.0
+    ) -> _native.FeedForward:
+        """Of a gate and what it gates, in one tensor or two, or of one projection."""
+        c = self._config
+        if not c.is_gated or len(modules) == 2:
+            sources = [Source(f"{module}.weight", width) for module in modules]
+        else:
+            rows = np.arange(2 * width)
+            halves = (rows[:width], rows[width:])
+            sources = [Source(f"{modules[0]}.weight", 2 * width, half) for half in halves]
+        gate_up = self._loader.pack(
+            sources, c.hidden_size, interleaved=c.is_gated, read_share=read_share
+        )
+        output = [Source(f"{down}.weight", c.hidden_size)]
+        packed_down = self._loader.pack(output, width, read_share=read_share)
+        biases = [self._bias(module, width, c.mlp_bias) for module in modules]
+        return _native.FeedForward(
+            gate_up=gate_up,
+            down=packed_down,
+            gate_bias=biases[0],
+            up_bias=biases[1] if len(biases) == 2 else None,
+            down_bias=self._bias(down, c.hidden_size, c.mlp_bias),
+        )

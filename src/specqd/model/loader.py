@@ -1,0 +1,199 @@
+"""Takes tensors out of a model's files: packs each matrix once, or maps it where it lies packed.
+
+Knows names as it is told them; knows nothing of layers or families.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specqd import _native
+from specqd.errors import TensorError
+from specqd.formats.mxfp4 import ScaleRule
+from specqd.formats.safetensors import TensorDirectory, WeightSource
+from specqd.model.mxfp4_experts import Mxfp4Experts
+from specqd.model.packed import PackedFile
+
+Bits = NDArray[np.uint16]
+Progress = Callable[[int, int], None]  # bytes of weights packed so far, and in all
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Rows of a tensor that has `rows` of them: all, or those of `taken`, in its order."""
+
+    name: str
+    rows: int
+    taken: NDArray[np.int64] | None = None
+
+    @property
+    def count(self) -> int:
+        return self.rows if self.taken is None else len(self.taken)
+
+    def of(self, bits: Bits) -> Bits:
+        """These rows of the tensor's bits [rows, columns]."""
+        return bits if self.taken is None else bits[self.taken]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMatrix:
+    """One packed matrix and what it was made of, stacked or interleaved by panels.
+
+    `read_share` is the share of rows that read it: of an expert, as if all were as popular.
+    """
+
+    sources: tuple[Source, ...]
+    weight: _native.PackedWeight
+    read_share: float = 1.0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(source.name for source in self.sources))
+
+
+class Loader:
+    """Takes tensors out of a directory by name, and packs them or maps what was packed before."""
+
+    def __init__(
+        self,
+        tensors: WeightSource,
+        planes: PackedFile | None,
+        pool: _native.Pool,
+        isa: str,
+        rule: ScaleRule,
+        progress: Progress | None,
+    ) -> None:
+        self.tensors = tensors
+        self.is_mapped = planes is not None
+        self.rule = rule
+        self.matrices: list[PackedMatrix] = []
+        self.unpacked: dict[str, Bits] = {}
+        self.sizes: dict[str, int] = {}  # of the tensors taken, in weights
+        self._planes = planes
+        self._pool = pool
+        self._isa = isa
+        self._progress = progress
+        self._packed_bytes = 0
+        self._all_bytes = matrix_bytes(tensors)
+
+    def vector(self, name: str, length: int) -> Bits:
+        """A norm's weight or a bias: finite BF16 bits [length]."""
+        return self.small(name, (length,))
+
+    def small(self, name: str, shape: tuple[int, ...]) -> Bits:
+        """A tensor that is read as it is, and must be finite: BF16 bits."""
+        bits = np.ascontiguousarray(self.tensors.bf16(name, shape))
+        bad = np.argwhere((bits & 0x7F80) == 0x7F80)
+        if bad.size:
+            raise self._not_finite(name, str(bad[0].tolist()))
+        self.unpacked[name] = bits
+        self.sizes[name] = bits.size
+        return bits
+
+    def pack(
+        self,
+        sources: Sequence[Source],
+        columns: int,
+        *,
+        interleaved: bool = False,
+        read_share: float = 1.0,
+    ) -> _native.PackedWeight:
+        """Packs the rows of tensors [rows, columns]; maps what was packed before."""
+        if self._planes is None:
+            packed = self._pack_tensors(sources, columns, interleaved)
+        else:
+            packed = self._map(sources, columns, interleaved)
+        self.matrices.append(PackedMatrix(tuple(sources), packed, read_share))
+        self.sizes |= {source.name: source.rows * columns for source in sources}
+        return packed
+
+    def _map(
+        self, sources: Sequence[Source], columns: int, interleaved: bool
+    ) -> _native.PackedWeight:
+        assert self._planes is not None
+        names = list(dict.fromkeys(source.name for source in sources))
+        rows = [source.count for source in sources]
+        return self._planes.matrix(self._pool, names, rows, columns, interleaved=interleaved)
+
+    def _pack_tensors(
+        self, sources: Sequence[Source], columns: int, interleaved: bool
+    ) -> _native.PackedWeight:
+        views = [
+            np.ascontiguousarray(each.of(self.tensors.bf16(each.name, (each.rows, columns))))
+            for each in sources
+        ]
+        rule = 0 if self.rule is ScaleRule.FLOOR else 1
+        packed = _native.pack(self._pool, self._isa, views, interleaved, rule)
+        if isinstance(packed, tuple):
+            at, row, column = packed
+            taken = sources[at].taken
+            row = row if taken is None else int(taken[row])
+            raise self._not_finite(sources[at].name, f"[{row}, {column}]")
+        self._count(sum(view.nbytes for view in views))
+        return packed
+
+    def take_mxfp4(
+        self, stack: Mxfp4Experts, expert: int, parts: int, read_share: float
+    ) -> _native.PackedWeight:
+        """An expert's weights as the file has them; every `parts`-th row is a source."""
+        name = f"{stack.name}[{expert}]"
+        sources = [Source(name, stack.rows // parts)] * parts
+        if self._planes is None:
+            arrays = stack.parts(expert, parts)
+            taken = _native.take_mxfp4(arrays)
+            if isinstance(taken, tuple):
+                part, row, block = taken
+                raise stack.wrong(
+                    f"the scale of [{expert}, {row * parts + part}, {block}] is out of BF16's range"
+                )
+            self._count(sum(codes.nbytes + scales.nbytes for codes, scales in arrays))
+            packed = taken
+        else:
+            packed = self._map(sources, stack.columns, interleaved=parts > 1)
+        self.matrices.append(PackedMatrix(tuple(sources), packed, read_share))
+        self.sizes[name] = stack.rows * stack.columns
+        return packed
+
+    def _count(self, packed_bytes: int) -> None:
+        self._packed_bytes += packed_bytes
+        if self._progress and self._packed_bytes < self._all_bytes:
+            self._progress(self._packed_bytes, self._all_bytes)
+
+    def embedding(self, name: str, shape: tuple[int, int]) -> Bits:
+        """The mapped input embedding, of which rows are read where they lie."""
+        bits = np.ascontiguousarray(self.tensors.bf16(name, shape))
+        if self._planes is None:
+            bad = _native.find_not_finite(self._pool, bits)
+            if bad is not None:
+                raise self._not_finite(name, str(list(bad)))
+        self.unpacked[name] = bits
+        self.sizes[name] = bits.size
+        return bits
+
+    def finish(self) -> None:
+        """Says that all is packed, and gives back what packing left in the heap."""
+        if self._planes is not None:
+            return
+        _native.release_free_memory()
+        if self._progress:
+            self._progress(self._all_bytes, self._all_bytes)
+
+    def _not_finite(self, name: str, where: str) -> TensorError:
+        return TensorError(
+            f"{self.tensors.path}: {name}{where} is NaN or infinite; "
+            "the file is damaged or its training diverged, use another copy"
+        )
+
+
+def matrix_bytes(tensors: WeightSource) -> int:
+    """Of what is packed, as BF16, or of what is MXFP4 already."""
+    return sum(2 * prod(shape) for _, shape in tensors.matrices()) + mxfp4_bytes(tensors)
+
+
+def mxfp4_bytes(tensors: WeightSource) -> int:
+    if not isinstance(tensors, TensorDirectory):
+        return 0
+    return sum(view.data.nbytes for view in tensors.values() if view.dtype == "U8")

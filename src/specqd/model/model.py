@@ -1,0 +1,283 @@
+"""A model: packed weights, the native decoder, and the cache that its two precisions share.
+
+Knows tokens and positions; knows nothing of text, of drafts or of who asks.
+"""
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specqd import _native
+from specqd._native import Context, Rows, Sequence
+from specqd.config import DecoderConfig, read_config
+from specqd.errors import MachineError, RequestError
+from specqd.formats.mxfp4 import ScaleRule
+from specqd.model.decoder_spec import decoder_spec
+from specqd.model.loader import Progress
+from specqd.model.weights import DecoderWeights, load_weights
+
+MAX_ROWS = 512  # of one forward, by default; longer prompts are forwarded in parts
+
+
+class Precision(Enum):
+    """What a forward reads of the weights: all bits, or the MXFP4 that lies inside them."""
+
+    EXACT = "bf16"
+    FP4 = "mxfp4"
+
+    @classmethod
+    def named(cls, name: "str | Precision") -> "Precision":
+        """`exact` or `fp4`; `draft` is the old spelling of the latter. Raises RequestError."""
+        if isinstance(name, cls):
+            return name
+        known = {"exact": cls.EXACT, "fp4": cls.FP4, "draft": cls.FP4}
+        if name not in known:
+            raise RequestError(f"precision {name!r}: not known; choose exact or fp4")
+        return known[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a forward reads of the head, in its own precision or exactly.
+
+    The first `ids` of the vocabulary, and those that the target's partial head holds; the others'
+    logits are -inf. None: as many as pay. A target reads all of it.
+    """
+
+    ids: int | None = _native.ALL_IDS
+    is_exact: bool = False
+
+
+WHOLE_HEAD, HEAD_AS_PAYS = Head(), Head(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The threads and kernels that models run on."""
+
+    pool: _native.Pool
+    isa: str
+
+    @classmethod
+    def choose(cls, threads: int | None = None, isa: str | None = None) -> "Machine":
+        """All usable cores and the fastest instruction set, or those named.
+
+        Raises MachineError for what this machine does not have.
+        """
+        available = _native.available_isas()
+        if isa is not None and isa not in available:
+            raise MachineError(
+                f"--isa {isa}: not available here; choose one of {', '.join(available)}"
+            )
+        if threads is not None and not 1 <= threads <= 1024:
+            raise MachineError(f"--threads {threads}: choose a number from 1 to 1024")
+        return cls(_native.Pool(threads or _native.usable_threads()), isa or available[0])
+
+
+class Model(_native.ModelForward):
+    """One precision of a model's weights, as levels use it, and what it was loaded from."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: DecoderWeights,
+        decoder: _native.Decoder,
+        machine: Machine,
+        cache: _native.KvCache,
+        precision: Precision = Precision.EXACT,
+        exact: "Model | None" = None,
+        head: Head = WHOLE_HEAD,
+    ) -> None:
+        is_draft = precision is Precision.FP4
+        super().__init__(decoder, cache, is_draft, config.max_positions, exact)
+        self.config = config
+        self.weights = weights
+        self.decoder = decoder
+        self.machine = machine
+        self.cache = cache
+        self.precision = precision
+        self.read_of_head(head)
+        self._read_in_place = [weights]
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        *,
+        machine: Machine | None = None,
+        precision: Precision = Precision.EXACT,
+        rule: ScaleRule | None = None,
+        cache_positions: int | None = None,
+        max_rows: int = MAX_ROWS,
+        context: int | None = None,
+        progress: Progress | None = None,
+    ) -> "Model":
+        """Loads and packs a Hugging Face directory, or maps a packed one.
+
+        `cache_positions` bounds the positions that the cache can hold over all sequences; by
+        default four full contexts, as far as half of the memory that is left allows. `max_rows`
+        bounds the rows of one forward, and so the sequences and drafts that are verified at once.
+        `context` bounds the length of texts below what the model allows.
+        """
+        config = read_config(directory, context)
+        machine = machine or Machine.choose()
+        weights = load_weights(
+            directory, config, machine.pool, machine.isa, rule=rule, progress=progress
+        )
+        decoder = _native.Decoder(
+            pool=machine.pool,
+            isa=machine.isa,
+            spec=decoder_spec(config),
+            layers=weights.layers,
+            final_norm=weights.final_norm,
+            head=weights.head,
+            embedding=weights.embedding,
+            max_rows=max_rows,
+        )
+        cache = _native.KvCache(decoder, _cache_pages(decoder, config, cache_positions))
+        return cls(config, weights, decoder, machine, cache, precision)
+
+    def as_draft(self, head: Head = WHOLE_HEAD) -> "Model":
+        """The fp4 precision of the same weights, over the same cache."""
+        return Model(
+            self.config,
+            self.weights,
+            self.decoder,
+            self.machine,
+            self.cache,
+            Precision.FP4,
+            exact=self,
+            head=head,
+        )
+
+    @property
+    def bytes_per_forward(self) -> int:
+        """Bytes of weights that a forward of one row reads; of more, where they choose experts."""
+        return self.decoder.weight_bytes(self.precision is Precision.FP4)
+
+    @property
+    def bf16_bytes_per_forward(self) -> int:
+        """Bytes that a plain BF16 reader of the same model would read for one row."""
+        return round(
+            2
+            * sum(
+                packed.weight.rows * packed.weight.columns * packed.read_share
+                for packed in self.weights.matrices
+            )
+        )
+
+    def adopt_prefix(self, sequence: Sequence) -> int:
+        """Shares what the cache already holds of a new sequence's prompt; returns the positions."""
+        context = self.context(sequence)
+        held = self.cache.attach_prefix(context.slot, sequence.tokens[:], sequence.cache_salt)
+        context.record(0, sequence.tokens[:held])
+        self.decoder.partial_head.read(sequence.tokens[:held])
+        return held
+
+    def fork(self, sequence: Sequence, other: Sequence) -> None:
+        """Gives `other`, which begins with the same tokens, what is cached of `sequence`.
+
+        Nothing, where that was freed behind a window; it then reads its tokens itself.
+        """
+        context = self.context(sequence)
+        held = min(context.length, len(other.tokens))
+        first = self._first_seen(len(other.tokens) - 1) // _native.PAGE_POSITIONS
+        last = -(-held // _native.PAGE_POSITIONS)
+        if all(self.cache.has_page(context.slot, page) for page in range(first, last)):
+            copy = Context(self.cache.fork(context.slot, held))
+            copy.record(0, sequence.tokens[:held])
+            copy.match(other.tokens[:], other.num_accepted)
+            self.adopt(other, copy)
+
+    def missing_pages(self, sequence: Sequence, end: int) -> int:
+        """Pages that the cache has to find for the sequence's positions up to `end`; one more where
+        it still shares the one that it writes next with a fork."""
+        context, page = self.context(sequence), _native.PAGE_POSITIONS
+        first = min(context.length, len(sequence.tokens) - 1) // page
+        pages = range(first, -(-end // page))
+        return sum(not self.cache.has_page(context.slot, each) for each in pages)
+
+    def publish(self, sequence: Sequence) -> None:
+        """Offers the cached pages of accepted tokens to sequences to come, of the same salt."""
+        context = self.context(sequence)
+        tokens = sequence.tokens[: context.length]
+        self.cache.publish(context.slot, tokens, sequence.cache_salt)
+
+    def forget_unseen(self, sequence: Sequence) -> None:
+        """Frees what no row to come will attend to; only where every layer has a window."""
+        slot = self.context(sequence).slot
+        self.cache.release_behind(slot, self._first_seen(len(sequence.tokens) - 1))
+
+    def _first_seen(self, position: int) -> int:
+        """The first position that any layer's row at `position` attends to."""
+        windows = self.config.windows
+        return max(0, position + 1 - max(windows)) if windows and min(windows) > 0 else 0
+
+    def logits(self, token_ids: SequenceOf[int]) -> NDArray[np.float32]:
+        """Logits after each token: [n, vocab] float32.
+
+        Raises RequestError for an empty text, one longer than the context, or unknown ids.
+        """
+        self.check_tokens(token_ids)
+        slot = self.cache.create()
+        try:
+            context = Context(slot)
+            parts = []
+            for start in range(0, len(token_ids), self.decoder.max_rows):
+                tokens = list(token_ids[start : start + self.decoder.max_rows])
+                self.forward([Rows(context, start, tokens, len(tokens))])
+                parts.append(self.decoder.logits())
+            return np.concatenate(parts)
+        finally:
+            self.cache.release(slot)
+
+    def read_of_head(self, head: Head) -> None:
+        """What forwards read of the head from now on."""
+        self.head = head
+        self.set_head(head.ids, head.is_exact)
+
+    def draft_for(self, target: "Model", above: "Model") -> None:
+        """From now on its proposals are for that target, and the model above verifies them."""
+        is_draft = self.precision is Precision.FP4
+        self.decoder.draft_for(target.decoder, is_draft, above.bytes_per_forward)
+        self.read_of_head(HEAD_AS_PAYS)
+
+    def rely_on(self, draft: "Model") -> None:
+        """Lets requests to this model be refused where the files of its draft have changed."""
+        self._read_in_place.append(draft.weights)
+
+    def check_tokens(self, token_ids: SequenceOf[int]) -> None:
+        """Refuses what this model cannot read, and to read on from files that have changed."""
+        for weights in self._read_in_place:
+            weights.check_unchanged()
+        if not token_ids:
+            raise RequestError("the prompt is empty; give at least one token")
+        if len(token_ids) > self.config.max_positions:
+            raise RequestError(
+                f"the prompt has {len(token_ids)} tokens and the model's context ends at "
+                f"{self.config.max_positions}; shorten the prompt"
+            )
+        for token in token_ids:
+            if not 0 <= token < self.config.vocab_size:
+                raise RequestError(
+                    f"token id {token} is outside the model's vocabulary of "
+                    f"{self.config.vocab_size}; the tokenizer does not match the model"
+                )
+
+
+def _cache_pages(
+    decoder: _native.Decoder, config: DecoderConfig, cache_positions: int | None
+) -> int:
+    page = _native.PAGE_POSITIONS
+    if cache_positions is not None:
+        return -(-cache_positions // page)
+    wanted = 4 * (-(-config.max_positions // page) + 1)
+    page_bytes = _native.KvCache(decoder, 1).page_bytes
+    available = _native.usable_memory()
+    if available < 0:
+        return wanted
+    return max(1, min(wanted, available // 2 // page_bytes))

@@ -1,0 +1,185 @@
+"""Packed weights as a file: a safetensors file whose tensors are the planes, mapped as they lie.
+
+Owns the file's name, version and layout (docs/kernels.md); what a mapped file holds is not trusted.
+Knows nothing of architectures: a matrix is named by the tensors that it was made of.
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specqd import _native
+from specqd.errors import TensorError, shown
+from specqd.formats.mxfp4 import ScaleRule
+from specqd.formats.safetensors import TensorDirectory
+
+WEIGHTS = "model-packed.safetensors"
+FORMAT, VERSION = "specqd-packed", "1"
+
+# The planes in file order, the strictest alignment first: then every tensor lies well without gaps,
+# which safetensors does not allow. What is not packed follows, in BF16.
+_PLANES = {
+    "codes": "U8",  # [tiles, 256], aligned to 64 bytes like the next two
+    "residuals": "U8",  # [tiles, 512]
+    "plain": "BF16",  # [tiles, 512]
+    "scales": "F8_E8M0",  # [tiles, 16], aligned to 16
+    "patch_starts": "U32",  # [tiles + 1], aligned to 4
+    "patches": "U32",  # [patches]
+}
+_PER_TILE = {"codes": 256, "residuals": 512, "plain": 512, "scales": 16}
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PackedFile:
+    """A mapped file of packed weights."""
+
+    tensors: TensorDirectory
+    rule: ScaleRule
+
+    @classmethod
+    def open(cls, directory: Path) -> "PackedFile":
+        """Maps the file in a directory and checks its header; raises TensorError."""
+        path = directory / WEIGHTS
+        tensors = TensorDirectory.of_file(path)
+        metadata = tensors.metadata
+        if metadata.get("format") != FORMAT:
+            raise TensorError(
+                f"{path}: is not a packed model (format {shown(metadata.get('format'))}); "
+                "make one with specqd pack"
+            )
+        if metadata.get("version") != VERSION:
+            raise TensorError(
+                f"{path}: has version {shown(metadata.get('version'))} of the packed format and "
+                f"this specqd reads {VERSION}; pack the model again"
+            )
+        rules = {rule.value: rule for rule in ScaleRule}
+        rule = rules.get(metadata.get("scale_rule", ""))
+        if rule is None:
+            raise TensorError(
+                f"{path}: scale_rule {shown(metadata.get('scale_rule'))} is not known; "
+                "pack the model again"
+            )
+        return cls(tensors, rule)
+
+    def matrix(
+        self,
+        pool: _native.Pool,
+        sources: Sequence[str],
+        rows: Sequence[int],
+        columns: int,
+        *,
+        interleaved: bool,
+    ) -> _native.PackedWeight:
+        """The matrix that was made of those tensors, of so many rows each; nothing is copied."""
+        name = matrix_name(sources)
+        planes = {plane: self._plane(name, plane) for plane in _PLANES}
+        if planes["codes"] is None or planes["scales"] is None:
+            raise self._misfit(name, "is missing")
+        weight = _native.map_planes(
+            pool,
+            planes["codes"],
+            planes["scales"],
+            planes["residuals"],
+            planes["patch_starts"],
+            planes["patches"],
+            planes["plain"],
+            source_rows=rows,
+            columns=columns,
+            interleaved=interleaved,
+        )
+        if isinstance(weight, str):
+            raise self._misfit(name, weight)
+        return weight
+
+    def _plane(self, name: str, plane: str) -> NDArray[Any] | None:
+        """A plane, flat, or None where the file has none of that name."""
+        view = self.tensors.get(f"{name}.{plane}")
+        if view is None:
+            return None
+        tile = _PER_TILE.get(plane)
+        is_shaped = len(view.shape) == 1 if tile is None else view.shape[1:] == (tile,)
+        if view.dtype != _PLANES[plane] or not is_shaped:
+            raise self._misfit(
+                name,
+                f"its {plane} are {view.dtype} {list(view.shape)}, not {_PLANES[plane]} "
+                f"[{'n' if tile is None else f'n, {tile}'}]",
+            )
+        return view.data.reshape(-1)
+
+    def _misfit(self, name: str, problem: str) -> TensorError:
+        return TensorError(
+            f"{self.tensors.path}: packed matrix {shown(name)}: {problem}; "
+            "the file does not belong to this config.json or is damaged, pack the model again"
+        )
+
+
+def matrix_name(sources: Sequence[str]) -> str:
+    return "+".join(sources)
+
+
+def is_packed(directory: Path) -> bool:
+    """Whether a model directory holds packed weights; raises TensorError where it holds both."""
+    if not (directory / WEIGHTS).exists():
+        return False
+    for other in ("model.safetensors", "model.safetensors.index.json"):
+        if (directory / other).exists():
+            raise TensorError(
+                f"{directory}: holds {WEIGHTS} and {other}, which may differ; move one away"
+            )
+    return True
+
+
+def write_packed(
+    path: Path,
+    matrices: Mapping[str, _native.PackedWeight],
+    unpacked: Mapping[str, NDArray[np.uint16]],
+    rule: ScaleRule,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Writes packed matrices, and BF16 tensors that are read as they are, by their names."""
+    planes = {name: weight.planes() for name, weight in matrices.items()}
+    tensors: dict[str, tuple[str, NDArray[Any]]] = {}
+    for plane, dtype in _PLANES.items():
+        for name, arrays in planes.items():
+            if plane in arrays:
+                tile = _PER_TILE.get(plane)
+                array = arrays[plane] if tile is None else arrays[plane].reshape(-1, tile)
+                tensors[f"{name}.{plane}"] = dtype, array
+    tensors |= {name: ("BF16", bits) for name, bits in unpacked.items()}
+    everything, written = sum(array.nbytes for _, array in tensors.values()), 0
+    with path.open("xb") as file:
+        file.write(_header(tensors, rule))
+        for _, array in tensors.values():
+            for part in _parts(array):
+                written += file.write(part)
+                if progress:
+                    progress(written, everything)
+        file.flush()
+        os.fsync(file.fileno())  # before the directory takes its name: there is no checksum
+
+
+def _parts(array: NDArray[Any]) -> list[memoryview]:
+    """Its bytes, some at a time."""
+    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    step = 1 << 26
+    return [content[first : first + step] for first in range(0, len(content), step)]
+
+
+def _header(tensors: Mapping[str, tuple[str, NDArray[Any]]], rule: ScaleRule) -> bytes:
+    metadata = {"format": FORMAT, "version": VERSION, "scale_rule": rule.value}
+    header: dict[str, Any] = {"__metadata__": metadata}
+    begin = 0
+    for name, (dtype, array) in tensors.items():
+        end = begin + array.nbytes
+        header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(header).encode()
+    text += b" " * (-(8 + len(text)) % _ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text

@@ -1,0 +1,158 @@
+"""A model's files -> all that its decoder is built from. Knows no tokens."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from specqd import _native
+from specqd.config import DecoderConfig
+from specqd.errors import MachineError, TensorError
+from specqd.formats.gguf import is_gguf
+from specqd.formats.gguf_tensors import GgufTensors
+from specqd.formats.mxfp4 import ScaleRule
+from specqd.formats.safetensors import TensorDirectory, WeightSource, tell_rounding
+from specqd.model.layers import LayerReader
+from specqd.model.loader import (
+    Bits,
+    Loader,
+    PackedMatrix,
+    Progress,
+    Source,
+    matrix_bytes,
+    mxfp4_bytes,
+)
+from specqd.model.packed import PackedFile, is_packed
+from specqd.model.tensor_names import names_of
+
+# A packed weight takes at most 16 bits exactly plus 4.25 as a draft; most take 13 (design, 4).
+_TYPICAL_BITS = 13.2
+_PACKING_HEADROOM = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    """All that a decoder is built from. `embedding` is None where the head is read for it."""
+
+    layers: list[_native.LayerWeights]
+    matrices: list[PackedMatrix]
+    unpacked: dict[str, Bits]  # norms, biases and an embedding of its own, by tensor
+    final_norm: _native.Norm
+    head: _native.PackedWeight
+    embedding: Bits | None
+    rule: ScaleRule
+    is_mapped: bool  # whether the matrices lie in a packed file
+    tensors: WeightSource
+    parameters: int  # in the file: weights, norms and biases
+
+    def check_unchanged(self) -> None:
+        """Refuses to read on from files that changed; raises TensorError."""
+        if self.is_mapped or self.embedding is not None:
+            self.tensors.check_unchanged()
+
+
+class Overall:
+    """One progress over models that are packed one after the other, of so many bytes in all."""
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self._progress = progress
+        self._total = total
+        self._before = 0
+
+    def __call__(self, done: int, total: int) -> None:
+        self._progress(self._before + done, self._total)
+        if done == total:
+            self._before += total
+
+
+def load_weights(
+    directory: Path,
+    config: DecoderConfig,
+    pool: _native.Pool,
+    isa: str,
+    *,
+    rule: ScaleRule | None = None,
+    progress: Progress | None = None,
+) -> DecoderWeights:
+    """Maps a directory's or GGUF file's weights and packs its matrices, unless they lie packed.
+
+    `rule` is MSE by default; a packed file has its own. Raises TensorError for what is wrong with
+    the files, and MachineError where the packed weights would not fit into memory, before anything
+    is packed.
+    """
+    require_memory([directory])
+    loader, names = _loader(directory, pool, isa, rule, progress), names_of(config)
+    read = LayerReader(loader, config, names)
+    tied, size = config.tied_embeddings, (config.vocab_size, config.hidden_size)
+    input_name, output_name = f"{names.embedding}.weight", f"{names.head}.weight"
+    if not loader.is_mapped:  # shapes are told before anything is packed
+        loader.tensors.bf16(input_name, size)
+    layers = [read.layer(i) for i in range(config.num_layers)]
+    final_norm = read.norm(names.final_norm, config.hidden_size)
+    assert final_norm is not None
+    head = Source(input_name if tied else output_name, config.vocab_size)
+    weights = DecoderWeights(
+        layers=layers,
+        matrices=loader.matrices,
+        unpacked=loader.unpacked,
+        final_norm=final_norm,
+        head=loader.pack([head], config.hidden_size),
+        embedding=None if tied else loader.embedding(input_name, size),
+        rule=loader.rule,
+        is_mapped=loader.is_mapped,
+        tensors=loader.tensors,
+        parameters=sum(loader.sizes.values()),
+    )
+    loader.finish()
+    return weights
+
+
+def _loader(
+    directory: Path,
+    pool: _native.Pool,
+    isa: str,
+    rule: ScaleRule | None,
+    progress: Progress | None,
+) -> Loader:
+    """Over the files as they lie: packed, by their own rule, or to be packed."""
+    if not is_packed(directory):
+        tensors = _open(directory)
+        tell_rounding(tensors.path, (dtype for dtype, _ in tensors.matrices()))
+        return Loader(tensors, None, pool, isa, rule or ScaleRule.MSE, progress)
+    planes = PackedFile.open(directory)
+    if rule not in (None, planes.rule):
+        raise TensorError(
+            f"{planes.tensors.path}: is packed by the rule {planes.rule.value}; pack the model "
+            "again"
+        )
+    return Loader(planes.tensors, planes, pool, isa, planes.rule, progress)
+
+
+def bytes_to_pack(directory: Path) -> int:
+    """Bytes of the matrices that loading will pack; none of a packed model's."""
+    return 0 if is_packed(directory) else matrix_bytes(_open(directory))
+
+
+def require_memory(directories: Iterable[Path]) -> None:
+    """Refuses models whose packed weights would not fit into memory together: MachineError."""
+    needed = {}
+    for directory in directories:
+        if not is_packed(directory):
+            needed[directory] = _typical_bytes(_open(directory))
+    available = _native.usable_memory()
+    total = sum(needed.values()) + _PACKING_HEADROOM
+    if needed and 0 <= available < total:
+        raise MachineError(
+            f"{' and '.join(map(str, needed))}: the packed weights need about {total / 1e9:.1f} GB "
+            f"of memory and {available / 1e9:.1f} GB are available; close other programs or use "
+            f"{'a smaller model' if len(needed) == 1 else 'smaller models'}"
+        )
+
+
+def _open(path: Path) -> WeightSource:
+    return GgufTensors.open(path) if is_gguf(path) else TensorDirectory.open(path)
+
+
+def _typical_bytes(tensors: WeightSource) -> int:
+    """Of the matrices once they are packed."""
+    taken = mxfp4_bytes(tensors)
+    return taken + int((matrix_bytes(tensors) - taken) / 2 * _TYPICAL_BITS / 8)

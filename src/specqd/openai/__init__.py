@@ -1,0 +1,1 @@
+"""OpenAI's protocol as data: requests in, answers out, tools and schemas."""

@@ -1,0 +1,396 @@
+"""What clients read: OpenAI's JSON of completions and chats, whole or in chunks.
+
+Knows updates and tokens' texts; knows neither the engine nor how an answer travels. Beside OpenAI's
+members each choice of a whole answer holds the `seed` that repeats it.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from math import isfinite
+from typing import Any, Protocol
+
+from specqd.engine.generation import FinishReason, Generation, Origin, TokenLogprob
+from specqd.engine.reports import Progress
+from specqd.errors import RequestError
+from specqd.openai.requests import ChatRequest, CompletionRequest, Prepared
+from specqd.openai.tool_reader import Piece, ToolReader
+from specqd.text.channels import ChannelReader
+from specqd.text.token_spelling import Places, bytes_of, spelled
+from specqd.text.token_texts import TokenTexts
+from specqd.text.tokenizer import Tokenizer
+
+_LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's word for it
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What is new of one sample."""
+
+    sample: int  # counted over all prompts of the request
+    text: str
+    tokens: list[int]
+    logprobs: list[TokenLogprob]
+    finish_reason: FinishReason | None
+    error: RequestError | None
+    seed: int | None = None
+    origins: list[Origin] = field(default_factory=list)  # of the tokens
+    progress: Progress | None = None  # where it is asked for
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # in the first update
+
+    @classmethod
+    def whole(cls, sample: int, generation: Generation) -> "Update":
+        """All of a finished generation."""
+        return cls(
+            sample,
+            generation.text,
+            generation.tokens,
+            logprobs=generation.logprobs,
+            finish_reason=generation.finish_reason,
+            error=generation.error,
+            seed=generation.seed,
+            origins=generation.origins,
+            prompt_logprobs=generation.prompt_logprobs,
+        )
+
+
+@dataclass(slots=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int = 0
+    cached_prompt_tokens: int | None = None  # None: not told
+    is_only_echo: bool = False  # what is written is not given out
+
+    @classmethod
+    def of(cls, prepared: Prepared, *, cached_prompt_tokens: int | None = None) -> "Usage":
+        """Of a request for which nothing is written yet."""
+        request = prepared.request
+        return cls(
+            sum(map(len, prepared.prompts)),
+            cached_prompt_tokens=cached_prompt_tokens,
+            is_only_echo=isinstance(request, CompletionRequest) and request.is_only_echo,
+        )
+
+    def described(self) -> Json:
+        completion_tokens = 0 if self.is_only_echo else self.completion_tokens
+        usage: Json = {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": self.prompt_tokens + completion_tokens,
+        }
+        if self.cached_prompt_tokens is not None:
+            usage["prompt_tokens_details"] = {"cached_tokens": self.cached_prompt_tokens}
+        return usage
+
+
+class Form(Protocol):
+    """How one kind of answer is written."""
+
+    prefix: str  # of its id
+    kind: str  # `object`, when whole
+    chunk_kind: str  # and of a chunk
+
+    def opening(self, sample: int) -> list[Json]:
+        """Choices of chunks that come before a sample's first token."""
+        ...
+
+    def chunks(self, update: Update) -> list[Json]:
+        """Choices of the chunks that tell what is new."""
+        ...
+
+    def whole(self, update: Update) -> Json: ...
+
+
+@dataclass(slots=True)
+class Answer:
+    """One answer being given, in one form."""
+
+    form: Form
+    model: str
+    usage: Usage
+    key: str  # of the id
+    created: int  # seconds since 1970
+    has_usage_chunk: bool = False
+    has_running_usage: bool = False
+
+    def chunk(self, choice: Json) -> Json:
+        chunk = self._envelope(self.form.chunk_kind, [choice])
+        if not self.has_usage_chunk:
+            return chunk
+        return chunk | {"usage": self.usage.described() if self.has_running_usage else None}
+
+    def usage_chunk(self) -> Json:
+        return self._envelope(self.form.chunk_kind, []) | {"usage": self.usage.described()}
+
+    def whole(self, samples: Sequence[Update]) -> Json:
+        choices = [self.form.whole(update) for update in samples]
+        return self._envelope(self.form.kind, choices) | {"usage": self.usage.described()}
+
+    def _envelope(self, kind: str, choices: list[Json]) -> Json:
+        return {
+            "id": self.form.prefix + self.key,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
+
+
+def form_of(prepared: Prepared, tokenizer: Tokenizer, key: str, chain: Sequence[str] = ()) -> Form:
+    """How an answer to the request is written. key: of its id, and so of its calls'; chain: the
+    levels' names."""
+    request, extras = prepared.request, Extras(prepared, tokenizer, chain)
+    if isinstance(request, CompletionRequest):
+        return CompletionForm(request, prepared.prompts, tokenizer, extras)
+    return ChatForm(request, prepared, tokenizer, key, extras)
+
+
+class Extras:
+    """What a choice has beside OpenAI's members, where it is asked for."""
+
+    def __init__(self, prepared: Prepared, tokenizer: Tokenizer, chain: Sequence[str]) -> None:
+        self._options = prepared.request.options
+        self._skips_special_tokens = prepared.params.skip_special_tokens
+        self._tokenizer = tokenizer
+        self._chain = chain
+        self._texts: dict[int, tuple[TokenTexts, deque[Origin]]] = {}  # by sample
+
+    def of(self, update: Update) -> Json:
+        extras: Json = {"token_ids": update.tokens} if self._options.has_token_ids else {}
+        if self._options.has_origins:
+            extras["origins"] = self._origins(update)
+        if update.progress is not None:
+            extras["progress"] = update.progress.described()
+        return extras
+
+    def _origins(self, update: Update) -> list[Json]:
+        """Of the tokens whose text is known by now: one that is held back comes later."""
+        if update.sample not in self._texts:
+            stream = self._tokenizer.stream(skip_special_tokens=self._skips_special_tokens)
+            self._texts[update.sample] = (TokenTexts(stream), deque())
+        texts, waiting = self._texts[update.sample]
+        waiting.extend(update.origins)
+        is_last = update.finish_reason is not None
+        known = texts.feed(update.tokens, update.text, is_last=is_last)
+        return [self._origin(text, waiting.popleft()) for text in known]
+
+    def _origin(self, text: str, origin: Origin) -> Json:
+        return {
+            "text": text,
+            "depth": origin.depth,
+            "level": self._chain[origin.depth],
+            "probability": origin.probability if isfinite(origin.probability) else None,
+        }
+
+
+class CompletionForm:
+    prefix = "cmpl-"
+    kind = chunk_kind = "text_completion"
+
+    def __init__(
+        self,
+        request: CompletionRequest,
+        prompts: Sequence[Sequence[int]],
+        tokenizer: Tokenizer,
+        extras: Extras,
+    ) -> None:
+        self._request = request
+        self._prompts = prompts
+        self._extras = extras
+        self._tokenizer = tokenizer
+        self._places: dict[int, Places] = {}  # by sample
+
+    def opening(self, sample: int) -> list[Json]:
+        if not self._request.has_echo or self._request.is_prompt_scored:
+            return []
+        text = self._echo(sample)
+        return [{"index": sample, "text": text, "logprobs": None, "finish_reason": None}]
+
+    def chunks(self, update: Update) -> list[Json]:
+        return [self._choice(update)]
+
+    def whole(self, update: Update) -> Json:
+        choice = self._choice(update) | {"seed": update.seed}
+        if self._request.has_echo and not self._request.is_prompt_scored:
+            choice["text"] = self._echo(update.sample) + choice["text"]
+        if self._request.options.has_token_ids:
+            choice["prompt_token_ids"] = list(self._prompts[self._prompt_of(update.sample)])
+        return choice
+
+    def _choice(self, update: Update) -> Json:
+        if self._request.is_only_echo:
+            nothing = replace(update, text="", tokens=[], logprobs=[], origins=[])
+            update = replace(nothing, finish_reason="length")
+        text = update.text
+        if self._request.is_prompt_scored and update.sample not in self._places:
+            text = self._echo(update.sample) + text
+        has_logprobs = self._request.params.logprobs is not None
+        choice = {
+            "index": update.sample,
+            "text": text,
+            "logprobs": self._logprobs(update) if has_logprobs else None,
+            "finish_reason": update.finish_reason,
+        }
+        return choice | self._extras.of(update)
+
+    def _prompt_of(self, sample: int) -> int:
+        return sample // self._request.params.n
+
+    def _echo(self, sample: int) -> str:
+        prompt = self._request.prompts[self._prompt_of(sample)]
+        return prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)
+
+    def _logprobs(self, update: Update) -> Json:
+        """Of the new tokens; in a sample's first chunk also of the prompt's, if they are asked for.
+        Nothing stands before its first token, which has none."""
+        told: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        if update.sample not in self._places:
+            length = 0
+            if self._request.is_prompt_scored:
+                first = self._prompts[self._prompt_of(update.sample)][0]
+                places = Places(self._tokenizer.stream())
+                told["tokens"].append(spelled(self._tokenizer, first))
+                told["token_logprobs"].append(None)
+                told["top_logprobs"].append(None)
+                told["text_offset"].append(places.next(first))
+                self._tell(told, update.prompt_logprobs, places)
+                length = len(self._echo(update.sample))
+            self._places[update.sample] = Places(self._tokenizer.stream(), length)
+        self._tell(told, update.logprobs, self._places[update.sample])
+        return told
+
+    def _tell(self, told: Json, logprobs: Sequence[TokenLogprob], places: Places) -> None:
+        for each in logprobs:
+            told["tokens"].append(spelled(self._tokenizer, each.token))
+            told["token_logprobs"].append(_finite(each.logprob))
+            told["top_logprobs"].append(self._top(each))
+            told["text_offset"].append(places.next(each.token))
+
+    def _top(self, each: TokenLogprob) -> dict[str, float]:
+        """The likeliest, and the token itself, as OpenAI has it."""
+        of_all = [*each.top, (each.token, each.logprob)]
+        return {spelled(self._tokenizer, token): _finite(logprob) for token, logprob in of_all}
+
+
+class ChatForm:
+    prefix = "chatcmpl-"
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+
+    def __init__(
+        self,
+        request: ChatRequest,
+        prepared: Prepared,
+        tokenizer: Tokenizer,
+        key: str,
+        extras: Extras,
+    ) -> None:
+        self._request = request
+        self._prompt = prepared.prompts[0]
+        self._call_form = prepared.call_form
+        self._extras = extras
+        self._tokenizer = tokenizer
+        self._key = key
+        self._has_channels = prepared.has_channels
+        self._channels: dict[int, ChannelReader] = {}  # by sample
+        self._readers: dict[int, ToolReader] = {}  # by sample
+
+    def opening(self, sample: int) -> list[Json]:
+        delta = {"role": "assistant", "content": ""}
+        return [{"index": sample, "delta": delta, "logprobs": None, "finish_reason": None}]
+
+    def chunks(self, update: Update) -> list[Json]:
+        text, thought = self._told_apart(update)
+        content, calls = self._read(text, update)
+        delta: Json = {"reasoning_content": thought} if thought else {}
+        if content:
+            delta["content"] = content
+        if calls:
+            delta["tool_calls"] = [{"index": index} | call for index, call in calls.items()]
+        choice = self._choice(update) | {"delta": delta}
+        if not calls or update.finish_reason is None:
+            return [choice]
+        # To OpenAI's client arguments are done when the end comes after them, as OpenAI sends it.
+        end = {"delta": {}, "logprobs": None, "finish_reason": choice["finish_reason"]}
+        return [choice | {"finish_reason": None}, {"index": update.sample} | end]
+
+    def whole(self, update: Update) -> Json:
+        text, thought = self._told_apart(update)
+        content, calls = self._read(text, update)
+        message: Json = {"role": "assistant", "content": content, "refusal": None}
+        if thought:
+            message["reasoning_content"] = thought
+        if calls:
+            message |= {"content": content or None, "tool_calls": list(calls.values())}
+        choice = self._choice(update) | {"message": message, "seed": update.seed}
+        if self._request.options.has_token_ids:
+            choice["prompt_token_ids"] = list(self._prompt)
+        return choice
+
+    def _told_apart(self, update: Update) -> tuple[str, str]:
+        """What is new of the answer, and of the thoughts before it."""
+        if not self._has_channels:
+            return update.text, ""
+        reader = self._channels.setdefault(update.sample, ChannelReader())
+        return reader.told_apart(update.text, is_last=update.finish_reason is not None)
+
+    def _read(self, text: str, update: Update) -> tuple[str, dict[int, Json]]:
+        """What is new of the content and, by number, of the calls."""
+        use, form = self._request.tool_use, self._call_form
+        if use is None or form is None:
+            return text, {}
+        if update.sample not in self._readers:
+            names = {tool.name for tool in use.callable}
+            self._readers[update.sample] = ToolReader(names, is_tagged=form.is_tagged)
+        reader = self._readers[update.sample]
+        pieces = reader.feed(text)
+        if update.finish_reason is not None:
+            pieces += reader.finish()
+        return self._sorted(update.sample, pieces)
+
+    def _sorted(self, sample: int, pieces: Sequence[Piece]) -> tuple[str, dict[int, Json]]:
+        content, calls = "", dict[int, Json]()
+        for piece in pieces:
+            if isinstance(piece, str):
+                content += piece
+                continue
+            call = calls.setdefault(piece.index, {"function": {"arguments": ""}})
+            if piece.name is not None:
+                digest = sha256(f"{self._key}.{sample}.{piece.index}".encode()).hexdigest()
+                call |= {"id": f"call_{digest[:24]}", "type": "function"}
+                call["function"] = {"name": piece.name, "arguments": ""}
+            call["function"]["arguments"] += piece.arguments
+        return content, calls
+
+    def _choice(self, update: Update) -> Json:
+        """Of what was read."""
+        has_logprobs = self._request.params.logprobs is not None
+        reader = self._readers.get(update.sample)
+        has_called = update.finish_reason == "stop" and reader is not None and reader.num_calls > 0
+        choice = {
+            "index": update.sample,
+            "logprobs": self._logprobs(update) if has_logprobs else None,
+            "finish_reason": "tool_calls" if has_called else update.finish_reason,
+        }
+        return choice | self._extras.of(update)
+
+    def _logprobs(self, update: Update) -> Json:
+        content = []
+        for each in update.logprobs:
+            top = [self._entry(token, logprob) for token, logprob in each.top]
+            content.append(self._entry(each.token, each.logprob) | {"top_logprobs": top})
+        return {"content": content, "refusal": None}
+
+    def _entry(self, token: int, logprob: float) -> Json:
+        return {
+            "token": spelled(self._tokenizer, token),
+            "logprob": _finite(logprob),
+            "bytes": list(bytes_of(self._tokenizer, token)),
+        }
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, _LEAST_LOGPROB)

@@ -1,0 +1,326 @@
+"""OpenAI's batch files answered offline: a file of requests in, a file of answers out.
+
+Owns the two formats and that no answer is lost or repeated by a process that dies. An answer is a
+function of its request, the model and the input file's time, so that an interrupted batch ends with
+the lines of an undisturbed one. Lines stand in the order in which they were done.
+"""
+
+import fcntl
+import json
+import os
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import BinaryIO
+
+from specqd.engine.generation import Generation
+from specqd.engine.reports import chain_of
+from specqd.engine.roles import Grammar
+from specqd.errors import RequestError, SpecqdError, TokenizerError, shown
+from specqd.llm import LLM
+from specqd.openai.answers import Answer, Json, Update, Usage, form_of
+from specqd.openai.errors import code_of, param_of, refusal
+from specqd.openai.requests import (
+    ChatRequest,
+    Prepared,
+    Request,
+    chat_request,
+    completion_request,
+)
+
+_MEMBERS = ("custom_id", "method", "url", "body")
+_PARSERS: Mapping[str, Callable[[object], Request]] = {
+    "/v1/completions": completion_request,
+    "/v1/chat/completions": chat_request,
+}
+_HEAD = b'{"id": "batch_req_'  # how each line of ours begins
+_MOST_SUBMITTED = 64  # samples: enough to fill every place of the engine's batch as it empties
+
+Progress = Callable[[int, int], None]
+GrammarOf = Callable[[Prepared], Callable[[], Grammar] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """A line of the input."""
+
+    custom_id: str
+    key: str  # of what the line says and of the model that is asked
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """All requests of an input file."""
+
+    path: Path
+    model: str  # the name that answers give
+    created: int  # when the input was last written, in seconds since 1970
+    requests: tuple[BatchRequest, ...]
+
+
+def read_batch(path: Path, model: str) -> Batch:
+    """The requests of an input file, all checked; raises RequestError with the first bad line."""
+    with path.open("rb") as file:
+        created = int(os.fstat(file.fileno()).st_mtime)
+        requests: dict[str, BatchRequest] = {}
+        first: dict[str, int] = {}
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                request = _request(line, model)
+                if request.custom_id in first:
+                    where = f"line {first[request.custom_id]}"
+                    raise RequestError(f"custom_id: {shown(request.custom_id)} is that of {where}")
+            except RequestError as error:
+                raise RequestError(f"{path}:{number}: {error}") from error
+            first[request.custom_id] = number
+            requests[request.custom_id] = request
+    if not requests:
+        raise RequestError(
+            f"{path}: has no request; a line is an object with {', '.join(_MEMBERS)}"
+        )
+    return Batch(path, model, created, tuple(requests.values()))
+
+
+def _request(line: bytes, model: str) -> BatchRequest:
+    try:
+        entry = json.loads(line.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise RequestError("is not JSON in UTF-8, one request a line") from error
+    if not isinstance(entry, dict):
+        raise RequestError(f"is not an object with {', '.join(_MEMBERS)}")
+    for name in entry:
+        if name not in _MEMBERS:
+            raise RequestError(f"{shown(name)}: is not known; a line has {', '.join(_MEMBERS)}")
+    custom_id, url = entry.get("custom_id"), entry.get("url")
+    if not isinstance(custom_id, str) or not custom_id:
+        raise RequestError(f"custom_id: {shown(custom_id)} is not a text that names the request")
+    if entry.get("method") != "POST":
+        raise RequestError(f'method: {shown(entry.get("method"))} is not "POST"')
+    if not isinstance(url, str) or url not in _PARSERS:
+        raise RequestError(f"url: {shown(url)} is not supported; known: {', '.join(_PARSERS)}")
+    try:
+        request = _PARSERS[url](entry.get("body"))
+    except RequestError as error:
+        raise RequestError(f"body.{error}".replace("body.body:", "body:")) from error
+    if request.options.is_streamed:
+        raise RequestError("body.stream: true; the answers of a batch are not streamed")
+    said = json.dumps([model, entry], sort_keys=True)
+    return BatchRequest(custom_id, sha256(said.encode()).hexdigest()[:32], request)
+
+
+class Answers:
+    """The output file while it is written: whole lines, on the disk before they count as done."""
+
+    def __init__(self, file: BinaryIO, done: Collection[str]) -> None:
+        self.done = set(done)  # custom_ids
+        self._file = file
+
+    def append(self, answers: Mapping[str, Json]) -> None:
+        """Adds lines by custom_id. They are on the disk when this returns."""
+        lines = [json.dumps(answer) + "\n" for answer in answers.values()]
+        self._file.write("".join(lines).encode())
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.done.update(answers)
+
+
+@contextmanager
+def open_answers(path: Path, batch: Batch) -> Iterator[Answers]:
+    """The output file, new or as an earlier run left it; what was cut off is dropped.
+
+    Raises RequestError for a file that does not answer this batch, or that a process writes to.
+    """
+    is_new = not path.exists()
+    if not is_new and not path.is_file():
+        raise RequestError(f"{path}: is not a file; name one to write answers to")
+    with path.open("a+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RequestError(
+                f"{path}: another process is writing it; wait for its end"
+            ) from error
+        if is_new:
+            _sync_directory(path.absolute().parent)
+        done = _read_answers(file, path, batch)
+        yield Answers(file, done)
+
+
+def _read_answers(file: BinaryIO, path: Path, batch: Batch) -> list[str]:
+    """The custom_ids of whole lines; a line that was cut off is removed from the file."""
+    keys = {request.custom_id: request.key for request in batch.requests}
+    done: list[str] = []
+    whole = 0
+    file.seek(0)
+    for number, line in enumerate(file, 1):
+        where = f"{path}:{number}"
+        if not line.endswith(b"\n"):
+            if not line.startswith(_HEAD[: len(line)]):
+                raise RequestError(f"{where}: is not an answer to a batch; name another file")
+            file.truncate(whole)
+            os.fsync(file.fileno())
+            break
+        whole += len(line)
+        custom_id, request_id = _named(line, where)
+        if request_id != f"batch_req_{keys.get(custom_id)}":
+            raise RequestError(
+                f"{where}: answers {shown(custom_id)} as {batch.path} does not ask it, or not of "
+                f"{batch.model}; name another file"
+            )
+        done.append(custom_id)
+    return done
+
+
+def _named(line: bytes, where: str) -> tuple[str, str]:
+    try:
+        answer = json.loads(line)
+        return str(answer["custom_id"]), str(answer["id"])
+    except (ValueError, RecursionError, LookupError, TypeError) as error:
+        raise RequestError(f"{where}: is not an answer to a batch; name another file") from error
+
+
+def _sync_directory(path: Path) -> None:
+    directory = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+@dataclass(slots=True)
+class _Running:
+    """A request that the engine has, by prompt and sample."""
+
+    asked: BatchRequest
+    prepared: Prepared | None = None
+    prompts: list[list[Generation]] = field(default_factory=list)
+
+    @property
+    def samples(self) -> list[Generation]:
+        return [sample for samples in self.prompts for sample in samples]
+
+    @property
+    def is_done(self) -> bool:
+        return all(sample.finish_reason is not None for sample in self.samples)
+
+    @property
+    def error(self) -> RequestError | None:
+        return next((s.error for s in self.samples if s.error is not None), None)
+
+
+def answer_batch(llm: LLM, batch: Batch, answers: Answers, progress: Progress) -> int:
+    """Answers what is not yet answered; returns how many requests were refused.
+
+    Each request's answer equals that of the request alone. A request that only the model can
+    refuse, such as one with too long a prompt, has an answer that says so.
+    """
+    asks_chats = any(isinstance(each.request, ChatRequest) for each in batch.requests)
+    if asks_chats and not llm.tokenizer.has_chat_template:
+        raise RequestError(
+            f"{batch.path}: asks for chats, and {batch.model} has no chat template; ask for "
+            "/v1/completions, or another model"
+        )
+    grammar_of = _grammar_of(llm, batch)
+    waiting = deque(each for each in batch.requests if each.custom_id not in answers.done)
+    running: list[_Running] = []
+    refused = 0
+    try:
+        while waiting or running:
+            progress(len(answers.done), len(batch.requests))
+            while waiting and sum(len(each.samples) for each in running) < _MOST_SUBMITTED:
+                each = _Running(waiting.popleft())
+                running.append(each)  # first, so that it is cancelled if it is submitted in part
+                problem = _submit(llm, each, grammar_of)
+                if problem is not None:
+                    running.remove(each)
+                    answers.append(_lines([(each, problem)], batch, llm))
+                    refused += 1
+            llm.engine.step()
+            finished = [each for each in running if each.is_done]
+            if finished:
+                running = [each for each in running if not each.is_done]
+                answers.append(_lines([(each, each.error) for each in finished], batch, llm))
+                refused += sum(each.error is not None for each in finished)
+    except BaseException:
+        _cancel(llm, running)
+        raise
+    progress(len(answers.done), len(batch.requests))
+    return refused
+
+
+def _grammar_of(llm: LLM, batch: Batch) -> GrammarOf | None:
+    """None where no text must follow rules: only those need llguidance."""
+    if not any(each.request.has_rules for each in batch.requests):
+        return None
+    try:
+        from specqd.openai.grammar import JsonGrammars
+    except ImportError as error:
+        raise RequestError(
+            f"{batch.path}: response_format and tools need llguidance: pip install 'specqd[serve]'"
+        ) from error
+    eos = sorted(llm.engine.eos_token_ids)
+    return JsonGrammars(llm.tokenizer, llm.model.vocabulary, eos).of_request
+
+
+def _submit(llm: LLM, running: _Running, grammar_of: GrammarOf | None) -> SpecqdError | None:
+    """Queues a request's prompts; what refuses it, if anything does."""
+    try:
+        running.prepared = prepared = Prepared.of(running.asked.request, llm.tokenizer)
+        options, params = prepared.request.options, prepared.params.resolved(llm.defaults)
+        make_grammar = grammar_of(prepared) if grammar_of is not None else None
+        for prompt in prepared.prompts:
+            llm.engine.check_length(len(prompt), options.asked_tokens)
+            samples = llm.engine.submit(
+                prompt,
+                params,
+                make_grammar,
+                cache_salt=options.cache_salt,
+                is_plain=options.is_plain,
+            )
+            running.prompts.append(samples)
+    except (RequestError, TokenizerError) as error:  # the latter where a template fails
+        _cancel(llm, [running])
+        return error
+    return None
+
+
+def _cancel(llm: LLM, running: Sequence[_Running]) -> None:
+    for sample in (sample for each in running for sample in each.samples):
+        llm.engine.cancel(sample)
+
+
+def _lines(
+    finished: Sequence[tuple[_Running, SpecqdError | None]], batch: Batch, llm: LLM
+) -> dict[str, Json]:
+    return {each.asked.custom_id: _line(each, error, batch, llm) for each, error in finished}
+
+
+def _line(running: _Running, error: SpecqdError | None, batch: Batch, llm: LLM) -> Json:
+    key = running.asked.key
+    if error is not None:
+        kind, param, code = "invalid_request_error", param_of(error), code_of(error)
+        status, body = 400, refusal(str(error), kind, param, code)
+    else:
+        status, body = 200, _answer(running, batch, llm)
+    return {
+        "id": f"batch_req_{key}",
+        "custom_id": running.asked.custom_id,
+        "response": {"status_code": status, "request_id": f"req_{key}", "body": body},
+        "error": None,
+    }
+
+
+def _answer(running: _Running, batch: Batch, llm: LLM) -> Json:
+    assert running.prepared is not None
+    key = running.asked.key
+    usage = Usage.of(running.prepared)
+    usage.completion_tokens = sum(sample.count for sample in running.samples)
+    form = form_of(running.prepared, llm.tokenizer, key, chain_of(llm.engine.level))
+    answer = Answer(form, batch.model, usage, key, batch.created)
+    return answer.whole([Update.whole(i, each) for i, each in enumerate(running.samples)])

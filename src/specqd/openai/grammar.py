@@ -1,0 +1,184 @@
+"""JSON that must follow schemas: a grammar's masks by llguidance, bounded before it is built.
+
+Knows schemas and tokens; knows nothing of levels, which ask for masks along their proposals.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as SequenceOf
+from typing import Any
+
+import llguidance
+import numpy as np
+from numpy.typing import NDArray
+
+from specqd.engine.roles import Grammar
+from specqd.errors import FieldError
+from specqd.openai.requests import Prepared
+from specqd.text.tokenizer import Tokenizer
+
+MOST_SCHEMA_CHARACTERS = 1 << 16
+DEEPEST_SCHEMA = 32
+_FORMAT, _TOOLS = "response_format", "tools"  # fields of requests
+
+MakeGrammar = Callable[[], Grammar]
+
+
+class JsonGrammars:
+    """Grammars over one tokenizer, whose tables are made when the first is asked for."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, vocabulary: int, eos_token_ids: SequenceOf[int]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+        self._eos = list(eos_token_ids)
+        self._tables: llguidance.LLTokenizer | None = None
+
+    def of_request(self, prepared: Prepared) -> MakeGrammar | None:
+        """Makes a fresh grammar for each text; None where texts are free. Raises FieldError for
+        what cannot be followed.
+
+        May take a second: not to be called where others wait.
+        """
+        schema, use = prepared.request.options.schema, prepared.tool_use
+        if not prepared.has_rules:
+            return None
+        if use is None or prepared.call_form is None:
+            assert schema is not None
+            return self.of_schema(schema)
+        if schema is not None:
+            self.of_schema(schema)  # so that what is wrong with it is told as its own
+        check_bounds([tool.parameters for tool in use.callable], _TOOLS)
+        rules = prepared.call_form.rules(use, schema)
+        return self._of_rules(lambda: llguidance.LLMatcher.grammar_from_lark(rules), _TOOLS)
+
+    def of_schema(self, schema: dict[str, Any]) -> MakeGrammar:
+        """See of_request."""
+        check_bounds([schema], _FORMAT)
+        written = llguidance.LLMatcher.grammar_from_json_schema
+        return self._of_rules(lambda: written(schema), _FORMAT)
+
+    def _of_rules(self, write: Callable[[], str], field: str) -> MakeGrammar:
+        try:
+            matcher = llguidance.LLMatcher(self._tokens(field), write(), log_level=0)
+        except ValueError as error:
+            raise _unfollowable(error, field) from error
+        if matcher.is_error():
+            raise _unfollowable(matcher.get_error(), field)
+        words = -(-self._vocabulary // 32)
+        return lambda: JsonGrammar(matcher, words)
+
+    def _tokens(self, field: str) -> llguidance.LLTokenizer:
+        if not self._eos:
+            raise FieldError(field, "this model has no token that ends a text, so none can follow")
+        if self._tables is None:
+            self._tables = llguidance.LLTokenizer(
+                self._tokenizer.to_json(), n_vocab=self._vocabulary, eos_token=self._eos
+            )
+        return self._tables
+
+
+class JsonGrammar:
+    """What may come next in one text. Looking ahead leaves no trace on what was accepted."""
+
+    def __init__(self, fresh: llguidance.LLMatcher, words: int) -> None:
+        self._fresh = fresh  # is copied only
+        self._matcher = fresh.deep_copy()
+        self._words = words
+        self._accepted: list[int] = []
+        self._ahead: list[int] = []  # what the matcher has read beyond the accepted tokens
+        self._rows: dict[tuple[int, ...], NDArray[np.uint32] | None] = {}  # by tokens ahead
+
+    def accept(self, token: int) -> None:
+        self._rows.clear()
+        self._accepted.append(token)
+        if self._ahead and self._ahead[0] == token:
+            del self._ahead[0]
+            return
+        self._go_back(0)
+        self._matcher.consume_token(token)
+
+    def masks(self, proposal: SequenceOf[int]) -> NDArray[np.uint32]:
+        """See Grammar. Nothing is allowed once llguidance has given up on the text."""
+        masks = np.full((len(proposal) + 1, self._words), 0xFFFFFFFF, np.uint32)
+        for length in range(len(proposal) + 1):
+            ahead = tuple(proposal[:length])
+            if ahead not in self._rows:
+                self._rows[ahead] = self._row(ahead)
+            row = self._rows[ahead]
+            if row is None:
+                break
+            masks[length] = row
+        return masks
+
+    def _row(self, ahead: tuple[int, ...]) -> NDArray[np.uint32] | None:
+        """None where the tokens ahead break the rules."""
+        pairs = zip(self._ahead, ahead, strict=False)
+        self._go_back(next((i for i, (a, b) in enumerate(pairs) if a != b), len(ahead)))
+        for token in ahead[len(self._ahead) :]:
+            if self._matcher.try_consume_tokens([token]) == 0:
+                if self._matcher.is_error():
+                    self._start_again()
+                return None
+            self._ahead.append(token)
+        allowed = self._allowed()
+        if allowed is None:
+            if ahead:
+                self._start_again()  # the tokens ahead may be wrong, and must not end the text
+            return np.zeros(self._words, np.uint32)
+        return allowed
+
+    def _allowed(self) -> NDArray[np.uint32] | None:
+        """None where llguidance has given up, for good: a text may take too much work."""
+        if self._matcher.is_error():
+            return None
+        try:
+            bits = self._matcher.compute_bitmask()
+        except ValueError:
+            return None
+        if self._matcher.is_error():
+            return None
+        return np.frombuffer(bits, np.uint32)[: self._words]
+
+    def _start_again(self) -> None:
+        self._matcher = self._fresh.deep_copy()
+        self._matcher.consume_tokens(self._accepted)
+        self._ahead.clear()
+
+    def _go_back(self, length: int) -> None:
+        """Forgets all but the first `length` tokens ahead."""
+        surplus = len(self._ahead) - length
+        if surplus > 0:
+            self._matcher.rollback(surplus)
+            del self._ahead[length:]
+
+
+def check_bounds(schemas: SequenceOf[Mapping[str, Any]], field: str) -> None:
+    """Raises FieldError where schemas refer elsewhere, are nested too deeply, or long in all."""
+    level: list[Any] = list(schemas)
+    for _ in range(DEEPEST_SCHEMA):
+        for each in level:
+            if isinstance(each, dict) and not _is_local(each.get("$ref")):
+                raise FieldError(field, "the schema refers elsewhere; $ref must begin with #")
+        level = [
+            inner
+            for each in level
+            if isinstance(each, dict | list)
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+    if level:
+        raise FieldError(
+            field, f"the schema is nested deeper than {DEEPEST_SCHEMA}; make it flatter"
+        )
+    if sum(len(json.dumps(schema)) for schema in schemas) > MOST_SCHEMA_CHARACTERS:
+        raise FieldError(field, f"the schema is longer than {MOST_SCHEMA_CHARACTERS} characters")
+
+
+def _is_local(reference: object) -> bool:
+    return not isinstance(reference, str) or reference.startswith("#")
+
+
+def _unfollowable(error: object, field: str) -> FieldError:
+    first = next(iter(str(error).splitlines()), "it is not understood")
+    return FieldError(field, f"the schema cannot be followed: {first[:300]}")

@@ -1,0 +1,140 @@
+"""The tools of a chat request's body, and the calls in its messages, checked."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specqd.errors import FieldError, shown
+from specqd.openai.body_fields import BodyFields
+from specqd.openai.tool_calls import NO_PARAMETERS, Tool, ToolUse
+
+FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
+MOST_TOOLS = 128  # as OpenAI has it
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_MODES = ("auto", "required")
+_FORMS = (
+    '{"type": "function", "function": {"name": ...}} or '
+    '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}'
+)
+
+
+def tool_use(fields: BodyFields) -> ToolUse | None:
+    """What the text may or must call; None: nothing. The model is told of no tools then, so that it
+    has no reason to call one."""
+    given = fields.get("tools")
+    if given is None:
+        for name in ("tool_choice", "parallel_tool_calls"):
+            if fields.get(name) not in (None, "none"):
+                raise FieldError(name, "goes with tools")
+        return None
+    if not isinstance(given, list) or not 0 < len(given) <= MOST_TOOLS:
+        raise fields.wrong("tools", f"a list of 1 to {MOST_TOOLS} functions")
+    tools = tuple(_tool(f"tools[{i}]", each) for i, each in enumerate(given))
+    names = [tool.name for tool in tools]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise FieldError("tools", f"two functions are named {twice}")
+    is_parallel = fields.flag("parallel_tool_calls", True)
+    choice = fields.values.get("tool_choice", "auto")
+    if choice == "none":
+        return None
+    if isinstance(choice, dict):
+        return _chosen(fields, tools, is_parallel)
+    if choice not in _MODES:
+        raise fields.wrong("tool_choice", f"none, {', '.join(_MODES)}, or {_FORMS}")
+    return ToolUse(tools, must_call=choice == "required", is_parallel=is_parallel)
+
+
+def _function(name: str, tool: object) -> BodyFields:
+    fields = BodyFields.of(tool, ("type", "function"), name)
+    function = fields.nested("function", ("name", "description", "parameters", "strict"))
+    if fields.get("type") != "function" or function is None:
+        raise FieldError(name, 'a tool {"type": "function", "function": {...}} is needed')
+    return function
+
+
+def _tool(name: str, tool: object) -> Tool:
+    function = _function(name, tool)
+    called = function.text("name")
+    if called is None or not _NAME.fullmatch(called):
+        raise function.wrong("name", "a name of 1 to 64 letters, digits, _ and -")
+    parameters = function.object("parameters") or NO_PARAMETERS
+    if parameters.get("type", "object") != "object":
+        raise function.error("parameters", "a schema of type object is needed")
+    return Tool(
+        called,
+        {"type": "object", **parameters},
+        function.flag("strict"),
+        function.text("description"),
+    )
+
+
+def _chosen(fields: BodyFields, tools: tuple[Tool, ...], is_parallel: bool) -> ToolUse:
+    """One function that must be called, or several of which some may or must."""
+    choice = fields.nested("tool_choice", ("type", "function", "allowed_tools"))
+    assert choice is not None
+    kind, names = choice.get("type"), [tool.name for tool in tools]
+    function = choice.nested("function", ("name",))
+    allowed = choice.nested("allowed_tools", ("mode", "tools"))
+    if kind == "function" and function is not None and allowed is None:
+        named = _name_in(function, names)
+        return ToolUse(tools, frozenset({named}), must_call=True, is_parallel=False)
+    if kind != "allowed_tools" or allowed is None or function is not None:
+        raise fields.wrong("tool_choice", _FORMS)
+    if allowed.get("mode") not in _MODES:
+        raise allowed.wrong("mode", " or ".join(_MODES))
+    must_call = allowed.get("mode") == "required"
+    return ToolUse(tools, _allowed(allowed, names), must_call=must_call, is_parallel=is_parallel)
+
+
+def _allowed(fields: BodyFields, names: Sequence[str]) -> frozenset[str]:
+    """The names in a list of tools, whose descriptions clients may repeat."""
+    given = fields.get("tools")
+    if not isinstance(given, list) or not 0 < len(given) <= MOST_TOOLS:
+        raise fields.wrong("tools", f"a list of 1 to {MOST_TOOLS} functions")
+    return frozenset(
+        _name_in(_function(f"{fields.within}tools[{i}]", each), names)
+        for i, each in enumerate(given)
+    )
+
+
+def _name_in(function: BodyFields, names: Sequence[str]) -> str:
+    named = function.text("name")
+    if named is None or named not in names:
+        raise function.wrong("name", "the name of one of the tools")
+    return named
+
+
+def with_names(messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    """Results of calls with their functions' names: some templates ask for them, and clients send
+    the calls' ids alone."""
+    calls = [call for message in messages for call in message.get("tool_calls") or ()]
+    names = {str(call.get("id")): call["function"]["name"] for call in calls}
+
+    def named(message: Mapping[str, Any]) -> Mapping[str, Any]:
+        name = names.get(str(message.get("tool_call_id")))
+        return message if message["role"] != "tool" or name is None else {"name": name, **message}
+
+    return tuple(map(named, messages))
+
+
+def calls_of(name: str, calls: object) -> list[dict[str, Any]]:
+    """The calls of an assistant's message, as templates expect them: with objects for arguments,
+    where clients have them as text. What is no JSON object stays text: a model may have said so."""
+    if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+        raise FieldError(name, f"{shown(calls)} is not a list of calls")
+    return [_call(f"{name}[{i}]", call) for i, call in enumerate(calls)]
+
+
+def _call(name: str, call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise FieldError(name, "a call with a function's name and arguments is needed")
+    arguments = function.get("arguments")
+    try:
+        value = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError):
+        value = arguments
+    kept = value if isinstance(value, dict) else arguments
+    return {**call, "function": {**function, "arguments": kept}}

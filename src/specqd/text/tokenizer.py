@@ -1,0 +1,382 @@
+"""Text to token ids and back, and chats to prompts, from a Hugging Face model directory.
+
+Owns the tokenizer's files and what they mean; gives what transformers' AutoTokenizer gives. Knows
+nothing of models. Built on the `tokenizers` library: `tokenizer.json` is read where there is one,
+or else sentencepiece's `tokenizer.model`, or the vocabulary of a GGUF file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from specqd.errors import RequestError, SpecqdError, TokenizerError
+from specqd.formats.gguf import is_gguf
+from specqd.text.backends import add_ends, sentencepiece_backend
+from specqd.text.chat_template import ChatTemplate
+from specqd.text.gguf_tokenizer import read_gguf_tokenizer
+from specqd.text.sentencepiece import SentencepieceModel, read_sentencepiece
+from specqd.text.stream import PieceMaker, TextStream, tidied
+
+NAMED_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+# Characters. Shorter ones take a few milliseconds, with the interpreter held; longer ones are given
+# to the library's own threads, for which it lets go of it.
+_LONG_TEXT = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDifference:
+    """An id that means one token in one tokenizer and another in the other."""
+
+    token_id: int
+    ours: str
+    theirs: str
+
+
+class Tokenizer:
+    """A model's tokenizer. `open` reads one; the constructor takes its parts.
+
+    `settings` are those of tokenizer_config.json; `templates` the chat templates by name.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        settings: Mapping[str, Any],
+        templates: Mapping[str, ChatTemplate],
+    ) -> None:
+        self._backend = backend
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = bool(settings.get("split_special_tokens"))
+        self.named_tokens = {
+            name: text for name in NAMED_TOKENS if (text := token_text(settings.get(name)))
+        }
+        self._declare_special_tokens(settings)
+        self._clean_up = bool(settings.get("clean_up_tokenization_spaces")) and not isinstance(
+            backend.model, tokenizers.models.BPE
+        )
+        self._special_ids = frozenset(
+            token_id for token_id, t in backend.get_added_tokens_decoder().items() if t.special
+        )
+        self._pieces = PieceMaker(backend, self._special_ids)
+        self._templates = dict(templates)
+        self._texts_within: dict[int, str] = {}  # of tokens that were asked for
+        self.vocab_size: int = max(backend.get_vocab().values(), default=-1) + 1
+
+    @classmethod
+    def open(cls, directory: Path) -> Tokenizer:
+        """The tokenizer of a model directory or GGUF file.
+
+        TokenizerError if it is missing or unreadable.
+        """
+        directory = Path(directory)
+        if is_gguf(directory):
+            return cls._of_gguf(directory)
+        settings = read_object(directory / "tokenizer_config.json")
+        if "added_tokens_decoder" not in settings:
+            settings |= read_object(directory / "special_tokens_map.json")
+        path, model = directory / "tokenizer.json", directory / "tokenizer.model"
+        text = read_text(path)
+        if text is None and not model.exists():
+            raise TokenizerError(
+                f"{path}: not found, and no tokenizer.model; a model directory needs one of them"
+            )
+        if text is not None:
+            with told_as_unusable(path):
+                backend = tokenizers.Tokenizer.from_str(text)
+        else:
+            with told_as_unusable(model):
+                backend, ends = sentencepiece_tokenizer(read_sentencepiece(model), settings)
+            settings = ends | settings
+        try:
+            return cls(backend, settings, read_templates(directory, settings))
+        except (TypeError, ValueError, AttributeError, KeyError) as error:
+            where = directory / "tokenizer_config.json"
+            raise TokenizerError(f"{where}: malformed: {first_line(error)}") from error
+
+    @classmethod
+    def _of_gguf(cls, path: Path) -> Tokenizer:
+        with told_as_unusable(path):
+            read = read_gguf_tokenizer(path)
+            templates = {
+                name: ChatTemplate(text, str(path)) for name, text in read.templates.items()
+            }
+            return cls(read.backend, read.named_tokens, templates)
+
+    @property
+    def bos_token(self) -> str | None:
+        return self.named_tokens.get("bos_token")
+
+    @property
+    def eos_token(self) -> str | None:
+        return self.named_tokens.get("eos_token")
+
+    @property
+    def pad_token(self) -> str | None:
+        return self.named_tokens.get("pad_token")
+
+    @property
+    def unk_token(self) -> str | None:
+        return self.named_tokens.get("unk_token")
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        return self._special_ids
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self.id_of(self.bos_token)
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self.id_of(self.eos_token)
+
+    @property
+    def pad_token_id(self) -> int | None:
+        return self.id_of(self.pad_token)
+
+    @property
+    def unk_token_id(self) -> int | None:
+        return self.id_of(self.unk_token)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._templates)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of `text`. Special tokens that it spells out are special tokens, as ever.
+
+        The file's post-processor says which ones are added; the settings `add_bos_token` and
+        `add_eos_token` do not count where there is a tokenizer.json, as in transformers 5.
+        """
+        try:
+            if len(text) < _LONG_TEXT:
+                return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+            [encoding] = self._backend.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
+            return list(encoding.ids)
+        except (UnicodeError, TypeError) as error:  # the binding reports a lone surrogate as either
+            raise RequestError("the text is not valid Unicode (a lone surrogate)") from error
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of `ids`. An id without a token has no text."""
+        text = str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        return tidied(text) if self._clean_up else text
+
+    def stream(self, *, skip_special_tokens: bool = True) -> TextStream:
+        """A fresh stream, for one sequence of tokens."""
+        skipped = self._special_ids if skip_special_tokens else frozenset[int]()
+        return TextStream(
+            self._pieces(), self._backend.id_to_token, skipped, clean_up=self._clean_up
+        )
+
+    def to_json(self) -> str:
+        """As tokenizer.json has it, with what the settings made special."""
+        return str(self._backend.to_str())
+
+    def text_within(self, token_id: int) -> str:
+        """What the token adds to a text: after itself, for some decoders strip the first space."""
+        text = self._texts_within.get(token_id)
+        if text is None:
+            once = self.decode([token_id], skip_special_tokens=False)
+            twice = self.decode([token_id, token_id], skip_special_tokens=False)
+            is_longer = twice.startswith(once) and len(twice) > len(once)
+            text = self._texts_within[token_id] = twice[len(once) :] if is_longer else once
+        return text
+
+    def token_text(self, token_id: int) -> str:
+        """The token as the vocabulary spells it ("Ġthe", "▁the"), "" for an id without one."""
+        return self._backend.id_to_token(token_id) or ""
+
+    def is_special(self, token: str) -> bool:
+        """Whether texts are decoded without it, unless they are asked for with it."""
+        return self.id_of(token) in self._special_ids
+
+    def id_of(self, token: str | None) -> int | None:
+        return None if token is None else self._backend.token_to_id(token)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **template_variables: Any,
+    ) -> list[int]:
+        """The prompt's ids for a chat; the template writes bos and the like itself."""
+        text = self.render_chat(
+            messages, tools=tools, add_generation_prompt=add_generation_prompt, **template_variables
+        )
+        return self.encode(text, add_special_tokens=False)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **template_variables: Any,
+    ) -> str:
+        """The prompt's text for a chat. `documents` may be among the template's variables."""
+        documents = template_variables.pop("documents", None)
+        return self._template(tools is not None).render(
+            messages,
+            tools=tools,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            variables={**self.named_tokens, **template_variables},
+        )
+
+    def first_difference(self, other: Tokenizer) -> TokenDifference | None:
+        """The lowest id that means different tokens in the two.
+
+        Ids that only one of them has are padding or additions and no difference.
+        """
+        theirs = {token_id: token for token, token_id in other._backend.get_vocab().items()}
+        differing = [
+            (token_id, token, theirs[token_id])
+            for token, token_id in self._backend.get_vocab().items()
+            if theirs.get(token_id, token) != token
+        ]
+        return TokenDifference(*min(differing)) if differing else None
+
+    def _template(self, has_tools: bool) -> ChatTemplate:
+        if has_tools and "tool_use" in self._templates:
+            return self._templates["tool_use"]
+        if "default" in self._templates:
+            return self._templates["default"]
+        if self._templates:
+            names = ", ".join(sorted(self._templates))
+            raise TokenizerError(f"no chat template is the default; there are {names}")
+        raise RequestError("this model has no chat template; use a plain prompt")
+
+    def _declare_special_tokens(self, settings: Mapping[str, Any]) -> None:
+        """Make special what the settings name so, where the vocabulary has it.
+
+        A token outside of the vocabulary would get an id for which the model has no row.
+        """
+        extra = settings.get("additional_special_tokens") or settings.get("extra_special_tokens")
+        extra = extra.values() if isinstance(extra, Mapping) else extra or ()
+        added = (settings.get("added_tokens_decoder") or {}).values()
+        named = [*self.named_tokens.values(), *(token_text(token) for token in extra)]
+        for token in added:
+            if token.get("special"):
+                named.append(token_text(token))
+        known = {t.content for t in self._backend.get_added_tokens_decoder().values() if t.special}
+        self._backend.add_special_tokens(
+            [
+                tokenizers.AddedToken(token, special=True, normalized=False)
+                for token in dict.fromkeys(named)
+                if token and token not in known and self.id_of(token) is not None
+            ]
+        )
+
+
+@contextmanager
+def told_as_unusable(path: Path) -> Iterator[None]:
+    """Tells whatever the library makes of a file, its panics included, as TokenizerError."""
+    try:
+        yield
+    except (SpecqdError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library's panics derive from BaseException
+        raise TokenizerError(f"{path}: not a tokenizer: {first_line(error)}") from error
+
+
+def sentencepiece_tokenizer(
+    model: SentencepieceModel, settings: Mapping[str, Any]
+) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+    """The backend with the tokens that the settings add, and what they leave to the model."""
+    texts = model.pieces.texts
+    backend = sentencepiece_backend(model.pieces)
+    ids = {
+        "bos_token": model.bos_id,
+        "eos_token": model.eos_id,
+        "unk_token": model.pieces.unknown_id,
+    }
+    named = {name: texts[i] for name, i in ids.items() if i is not None}
+    added = settings.get("added_tokens_decoder") or {}
+    for token_id, token in sorted(added.items(), key=lambda item: int(item[0])):
+        text, is_special = token_text(token) or "", bool(token.get("special"))
+        backend.add_tokens([tokenizers.AddedToken(text, normalized=False, special=is_special)])
+        if backend.token_to_id(text) != int(token_id):
+            raise ValueError(f"{text!r} is not token {token_id}, as tokenizer_config.json has it")
+    bos = token_text(settings.get("bos_token")) or named.get("bos_token")
+    eos = token_text(settings.get("eos_token")) or named.get("eos_token")
+    add_ends(
+        backend,
+        bos if settings.get("add_bos_token", True) else None,
+        eos if settings.get("add_eos_token", False) else None,
+    )
+    return backend, named
+
+
+def token_text(token: Any) -> str | None:
+    """A token of a settings file: a text, or an object with its `content`."""
+    if isinstance(token, Mapping):
+        token = token.get("content")
+    if token is not None and not isinstance(token, str):
+        raise ValueError(f"a token is a {type(token).__name__}, not a text")
+    return token
+
+
+def read_templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, ChatTemplate]:
+    """The chat templates by name: those of `.jinja` files, or else those of the JSON files."""
+    paths = [directory / "chat_template.jinja"]
+    paths += sorted((directory / "additional_chat_templates").glob("*.jinja"))
+    sources = {path: text for path in paths if (text := read_text(path)) is not None}
+    if sources:
+        return {
+            "default" if path is paths[0] else path.stem: ChatTemplate(text, str(path))
+            for path, text in sources.items()
+        }
+    origin = directory / "tokenizer_config.json"
+    described = settings.get("chat_template")
+    if described is None:
+        origin = directory / "chat_template.json"
+        described = read_object(origin).get("chat_template")
+    if isinstance(described, str):
+        described = [{"name": "default", "template": described}]
+    return {each["name"]: ChatTemplate(each["template"], str(origin)) for each in described or ()}
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, empty if there is no such file."""
+    text = read_text(path)
+    try:
+        content = {} if text is None else json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TokenizerError(f"{path}: not JSON: {first_line(error)}") from error
+    if not isinstance(content, dict):
+        raise TokenizerError(f"{path}: not a JSON object")
+    return content
+
+
+def read_text(path: Path) -> str | None:
+    """The text of a file, None if there is none."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeError) as error:
+        raise TokenizerError(f"{path}: cannot be read: {first_line(error)}") from error
+
+
+def first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

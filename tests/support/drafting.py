@@ -1,0 +1,91 @@
+"""The chains that the exactness harness decodes with, and drafts that end by chance."""
+
+import random
+import re
+from collections.abc import Sequence
+
+from specqd._native import DraftRequest, Level, Proposal
+from specqd._native import Sequence as Text
+from specqd.engine.chains import Drafts, parse_chain
+from specqd.engine.roles import Drafter
+from specqd.model.model import Model, Precision
+from specqd.text.tokenizer import Tokenizer
+from support.exactness import CORPUS, Subject
+
+# A chain's words, the outermost first; SMALL and CORPUS stand for a directory and a file.
+CHAINS = (
+    "ngram",
+    "SMALL:bf16:k=3",
+    "SMALL:k=5+ngram:k=2",
+    "mxfp4+ngram:CORPUS",
+    "mxfp4+SMALL+ngram",
+    "mxfp4:head=40:k=5",
+    "mxfp4:head=exact:k=4+ngram",
+    "mxfp4:k=6+SMALL:bf16:k=4",
+    "SMALL:bf16:k=6+SMALL:k=4+ngram:k=3",
+    "mxfp4:k=8+SMALL:k=4+ngram:CORPUS:k=3",
+    "mxfp4:k=12+SMALL:bf16:k=8+SMALL:k=4+ngram:CORPUS:k=2",
+)
+DRAFTS = ("none", *(f"mxfp4:k={k}" for k in range(1, 9)), "mxfp4", *CHAINS)
+STOPS = ("own", "random")  # who decides how long a draft is
+
+
+class Whimsical:
+    """A drafter whose every decision to go on or to stop is made by chance: what is asked of it,
+    what a token is said to be worth, and how much of the proposal is handed on."""
+
+    def __init__(self, drafter: Drafter, rng: random.Random) -> None:
+        self._drafter = drafter
+        self._rng = rng
+
+    @property
+    def levels(self) -> tuple[Drafter, ...]:
+        return self._drafter.levels
+
+    @property
+    def is_free(self) -> bool:
+        return self._drafter.is_free
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        asked = [
+            request.changed(
+                at_most=self._rng.choice(
+                    (request.at_most, self._rng.randint(0, min(request.at_most, 9)))
+                ),
+                token_value_s=self._rng.choice((0.0, request.token_value_s, 1e9)),
+            )
+            for request in requests
+        ]
+        proposals = []
+        for proposal in self._drafter.propose(asked):
+            kept = max(0, len(proposal.tokens) - self._rng.choice((0, 0, 0, 1, 2, 5)))
+            proposals.append(Proposal(proposal.tokens[:kept], proposal.confidences[:kept]))
+        return proposals
+
+    def chances(self, request: DraftRequest, proposal: Proposal) -> list[float]:
+        return self._drafter.chances(request, proposal)
+
+    def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:
+        self._drafter.observe(request, proposal, accepted)
+
+    def release(self, sequence: Text) -> None:
+        self._drafter.release(sequence)
+
+
+def drafts_of(subject: Subject) -> Drafts:
+    return Drafts(subject.directory, Precision.EXACT, Tokenizer.open(subject.directory))
+
+
+def level_of(
+    subject: Subject, model: Model, draft: str, drafts: Drafts, whims: random.Random | None = None
+) -> Level:
+    """The chain of levels that a cell's `draft` names; with whims, stopped at random."""
+    files = {"SMALL": str(subject.small), "CORPUS": str(CORPUS)}
+    words = [re.sub("SMALL|CORPUS", lambda m: files[m[0]], word) for word in draft.split("+")]
+    specs = parse_chain(words)
+    drafts.check(specs)
+    level = drafts.chain(model, specs)
+    for each in level.levels:
+        if whims is not None and isinstance(each, Level):
+            each.drafter = Whimsical(each.drafter, whims)
+    return level

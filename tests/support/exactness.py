@@ -1,0 +1,400 @@
+"""The exactness harness: the same requests decoded in many ways, and what each token came from.
+
+A cell of the covering array names one way. Whatever the way, a request's emissions must have the
+bits of its reference: plain decoding, alone, by one thread, its prompt in one forward.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specqd import _native
+from specqd._native import DraftRequest, Level, Proposal, Rows
+from specqd._native import Sequence as Text
+from specqd.config import read_config
+from specqd.errors import HubError
+from specqd.hub import shipped_model
+from specqd.model.model import MAX_ROWS, Machine, Model
+from specqd.text.tokenizer import Tokenizer
+from support.family_shapes import FAMILY_SHAPES
+from support.random_models import ROPE_SCALINGS, Shape, make_model, shorten_model
+
+SAMPLINGS: Mapping[str, Mapping[str, float]] = {
+    "greedy": {},
+    "noisy": {"temperature": 0.8},
+    "shaped": {
+        "temperature": 0.8,
+        "top_p": 0.95,
+        "top_k": 100,
+        "min_p": 0.001,
+        "repetition_penalty": 1.1,
+        "frequency_penalty": 0.1,
+        "presence_penalty": 0.1,
+    },
+}
+FEEDINGS = ("whole", "parts", "adopted")  # how a prompt gets into the cache
+CORPUS = Path(__file__)  # what prompts are cut from
+SLOW_ISAS = ("portable", "amx_emulated")  # for small models only
+PART_SIZES = (1, 7, 33, 2, 64, 20)  # rows of one sequence in one forward, when fed in parts
+
+
+# --- The cells ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One way to decode. Its fields are the factors that the array covers in pairs."""
+
+    isa: str
+    draft: str
+    model: str
+    company: str  # "alone", or in a "batch" of ragged others
+    threads: int
+    sampling: str
+    feeding: str
+    stop: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.isa}-{self.threads}-{self.model}-{self.draft.replace(':', '_')}"
+            f"-{self.company}-{self.sampling}-{self.feeding}-{self.stop}"
+        )
+
+
+def isas() -> list[str]:
+    """What this machine runs, the slowest first, and AMX by emulation where that works."""
+    return list(_native.kernel_names())
+
+
+# --- The requests ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A prompt, what is asked of it, and how it behaves in a batch."""
+
+    prompt: tuple[int, ...]
+    new_tokens: int
+    sampling: str
+    seed: int
+    enters: int = 0  # the round of the batch that it joins in
+    patience: tuple[int, ...] = ()  # at most so many tokens a round, in turn; empty: no limit
+
+    def text(self) -> Text:
+        """A new sequence for this request."""
+        settings = SAMPLINGS[self.sampling]
+        return Text(
+            list(self.prompt),
+            _native.Picker(seed=self.seed, **settings),
+            len(self.prompt),
+            needs_history="repetition_penalty" in settings,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model to decode with, and the lengths that suit its speed and its context."""
+
+    name: str
+    directory: Path
+    new_tokens: int
+    context: int
+    is_small: bool  # enough for portable code
+    small: Path | None = None  # a smaller model of the same tokens
+
+    def requests(self, rng: np.random.Generator) -> tuple[dict[str, Request], list[Request]]:
+        """The request of each sampling that is compared in every cell, and its batch mates.
+
+        The mates come and go at different times; one crosses the attention chunk of 512, where
+        the model is small and its context long enough.
+        """
+        text = CORPUS.read_text(encoding="utf-8")
+        ids = Tokenizer.open(self.directory).encode(text, add_special_tokens=False)
+        most = min(500 if self.is_small else 70, self.context - self.new_tokens - 16)
+
+        def prompt(length: int) -> tuple[int, ...]:
+            length = min(length, most)
+            start = int(rng.integers(0, len(ids) - length))
+            return tuple(ids[start : start + length])
+
+        def seed() -> int:
+            return int(rng.integers(1 << 62))
+
+        words = prompt(int(rng.integers(66, 132)))
+        mains = {name: Request(words, self.new_tokens, name, seed()) for name in SAMPLINGS}
+        half = max(64, self.new_tokens // 2)
+        mates = [
+            Request(
+                prompt(int(rng.integers(1, 6))), self.new_tokens, "noisy", seed(), 0, (3, 9, 1)
+            ),
+            Request(prompt(int(rng.integers(470, 500))), half, "greedy", seed(), 2),
+            Request(prompt(int(rng.integers(7, 40))), half, "shaped", seed(), 5, (1, 1, 12)),
+            Request(prompt(64), half, "greedy", seed(), 20, (2, 8, 4, 6)),
+        ]
+        return mains, mates if self.is_small else mates[:2]
+
+
+RANDOM_SHAPES: Mapping[str, Shape] = {
+    "llama": Shape(
+        "llama",
+        context=1024,
+        rope_scaling=ROPE_SCALINGS["llama3"],
+        has_biases=True,
+        is_peaked=True,
+    ),
+    "mistral": Shape(
+        "mistral",
+        hidden=112,
+        heads=7,
+        kv_heads=1,
+        head_dim=40,
+        ffn=172,
+        vocab=333,
+        context=1024,
+        window=50,
+        is_peaked=True,
+    ),
+    "qwen3": Shape(
+        "qwen3",
+        layers=3,
+        context=1024,
+        window=70,
+        rope_scaling=ROPE_SCALINGS["yarn"],
+        is_tied=True,
+        is_peaked=True,
+    ),
+}
+
+
+def random_subject(name: str, directory: Path, seed: int) -> Subject:
+    """A peaked random model of RANDOM_SHAPES or FAMILY_SHAPES, written to `directory`."""
+    shape, new_tokens = (
+        (RANDOM_SHAPES[name], 416) if name in RANDOM_SHAPES else (FAMILY_SHAPES[name], 96)
+    )
+    make_model(directory, shape, seed)
+    return Subject(name, directory, new_tokens, shape.context, is_small=True)
+
+
+def trained_subjects(shared_models: Path) -> list[Subject]:
+    """The trained models that are here: small ones for tests, and the one that ships."""
+    stories, python = shared_models / "stories260k", shared_models / "pycode-3m"
+    subjects = [
+        Subject("stories260k", stories, 200, 512, is_small=True),
+        Subject("tiny1m", shared_models / "tiny1m", 120, 256, is_small=True, small=stories),
+    ]
+    subjects = [subject for subject in subjects if subject.directory.is_dir()]
+    with suppress(HubError):  # without it, a test says so
+        subjects.append(Subject("shipped", shipped_model(), 64, 512, is_small=False, small=python))
+    return subjects
+
+
+def with_small(subject: Subject, directory: Path) -> Subject:
+    """The subject with a small model that is here: if need be, half of its own layers."""
+    if subject.small is not None and subject.small.is_dir():
+        return subject
+    layers = read_config(subject.directory).num_layers // 2
+    return replace(subject, small=shorten_model(directory, subject.directory, layers))
+
+
+# --- Decoding -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """A token with digests of the bits it came from: its row of logits and of their log-softmax."""
+
+    token: int
+    logits: bytes
+    logprobs: bytes
+
+
+@dataclass(slots=True)
+class Trace:
+    """All that must not depend on the way: emissions, and the cache's full pages at the end."""
+
+    emissions: list[Emission] = field(default_factory=list)
+    pages: list[bytes | None] = field(default_factory=list)  # None: freed behind a window
+
+
+@dataclass(slots=True)
+class Drafted:
+    """What verification said of proposals: how many it cut, and how many it took whole."""
+
+    rejected: int = 0
+    accepted_tokens: int = 0
+    taken_whole: int = 0
+
+    def count(self, proposed: int, accepted: int) -> None:
+        self.accepted_tokens += accepted
+        self.rejected += accepted < proposed
+        self.taken_whole += accepted == proposed > 0
+
+
+def open_model(subject: Subject, isa: str, threads: int, max_rows: int = MAX_ROWS) -> Model:
+    """The subject on named kernels, those included that a user cannot choose."""
+    machine = Machine(_native.Pool(threads), isa)
+    positions = 8 * 1024
+    return Model.open(
+        subject.directory, machine=machine, cache_positions=positions, max_rows=max_rows
+    )
+
+
+class Decoding:
+    """A batch of requests on their way through one level."""
+
+    def __init__(self, level: Level, requests: Sequence[Request], feeding: str = "whole") -> None:
+        self.level = level
+        self.requests = requests
+        self.feeding = feeding
+        self.traces = [Trace() for _ in requests]
+        self.drafted = Drafted()
+        self._texts: dict[int, Text] = {}
+        self._patience = [cycle(request.patience or (1 << 20,)) for request in requests]
+
+    def run(self) -> list[Trace]:
+        """Decodes all requests to their ends; their traces, in the order of the requests."""
+        waiting = sorted(range(len(self.requests)), key=lambda i: self.requests[i].enters)
+        turn = 0
+        while waiting or self._texts:
+            while waiting and self.requests[waiting[0]].enters <= turn:
+                request = waiting.pop(0)
+                self._texts[request] = self.requests[request].text()
+                feed(self.level.model, self._texts[request], self.feeding)
+            if self._texts:
+                self._advance()
+            turn += 1
+        return self.traces
+
+    def _advance(self) -> None:
+        """One round of every running request."""
+        running = list(self._texts)
+        left = {i: self.requests[i].new_tokens - len(self.traces[i].emissions) for i in running}
+        steps = self.level.advance(
+            [DraftRequest(self._texts[i], min(left[i], next(self._patience[i]))) for i in running]
+        )
+        logits = read_logits(self.level.model)
+        self._count(steps, len(logits))
+        for i, step in zip(running, steps, strict=True):
+            assert step.tokens, "nothing was picked"
+            for row, token in enumerate(step.tokens, step.row):
+                self.traces[i].emissions.append(self._emission(token, logits[row]))
+            self._texts[i].tokens.extend(step.tokens)
+            if len(step.tokens) == left[i]:
+                self.traces[i].pages = page_digests(self.level.model, self._texts[i])
+                self.level.release(self._texts.pop(i))
+            else:
+                self.level.model.forget_unseen(self._texts[i])
+
+    def _emission(self, token: int, logits: NDArray[np.float32]) -> Emission:
+        logprobs = _native.log_softmax(logits, self.level.model.machine.isa)
+        return Emission(token, digest(logits), digest(logprobs))
+
+    def _count(self, steps: Sequence[Proposal], rows: int) -> None:
+        ends = [*(step.row for step in steps[1:]), rows]
+        for step, end in zip(steps, ends, strict=True):
+            self.drafted.count(end - step.row - 1, len(step.tokens) - 1)
+
+
+def feed(model: Model, text: Text, feeding: str) -> None:
+    """Puts some of a new text's prompt into the cache, before its level reads the rest."""
+    if feeding == "parts":
+        context, start = model.context(text), 0
+        sizes = cycle(PART_SIZES)
+        while start < text.prompt_length - 1:
+            part = text.tokens[start : min(start + next(sizes), text.prompt_length - 1)]
+            model.forward([Rows(context, start, part, 0)])
+            start += len(part)
+    elif feeding == "adopted":
+        twin = Text(list(text.tokens), _native.Picker(), text.prompt_length)
+        model.forward([Rows(model.context(twin), 0, twin.tokens, 0)])
+        model.publish(twin)
+        model.release(twin)
+        page = _native.PAGE_POSITIONS
+        assert model.adopt_prefix(text) == (text.prompt_length - 1) // page * page
+
+
+def read_logits(model: Model) -> NDArray[np.float32]:
+    """All rows of logits of the last forward: [rows, vocab]."""
+    return model.decoder.logits()
+
+
+def page_digests(model: Model, text: Text) -> list[bytes | None]:
+    """Digests of the keys and values in the pages that the text's cached tokens fill."""
+    context, cache = model.context(text), model.cache
+    return [
+        digest(cache.page_bits(context.slot, page)) if cache.has_page(context.slot, page) else None
+        for page in range(context.length // _native.PAGE_POSITIONS)
+    ]
+
+
+def digest(bits: NDArray[Any]) -> bytes:
+    return hashlib.blake2b(np.ascontiguousarray(bits).data, digest_size=12).digest()
+
+
+def position_of_words(model: Model) -> NDArray[np.int64]:
+    """For each word of a cache page, the position within the page that it belongs to."""
+    heads = model.config.num_layers * model.config.num_kv_heads
+    dim = model.config.head_dim
+    key_tiles, value_panels = -(-dim // 32), -(-dim // 16)
+    at = np.arange(_native.PAGE_POSITIONS)
+    # Keys: [panel of 16 positions, tile of 32 dimensions, pair, position, 2]; values: [panel of 16
+    # dimensions, tile of 32 positions, pair, dimension, 2] (see docs/kernels.md).
+    keys = np.broadcast_to(at.reshape(4, 1, 1, 16, 1), (4, key_tiles, 16, 16, 2))
+    values = np.broadcast_to(at.reshape(1, 2, 16, 1, 2), (value_panels, 2, 16, 16, 2))
+    return np.tile(np.concatenate([keys.ravel(), values.ravel()]), heads)
+
+
+class KeepsDraftedCache:
+    """A model that is broken on purpose: verification leaves the draft's keys and values in the
+    cache.
+
+    Verification forwards its rows as ever and its logits are right; only then are the words of the
+    positions that the draft had written put back.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._positions = position_of_words(model)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def forward(self, batch: Sequence[Rows]) -> None:
+        cache, size = self._model.cache, _native.PAGE_POSITIONS
+        drafted = {}
+        for rows in batch:
+            slot, end = rows.context.slot, rows.start + rows.logits - 1
+            if rows.logits > 1:
+                for page in range(rows.start // size, (end - 1) // size + 1):
+                    drafted[slot, page] = (rows.start, end, cache.page_bits(slot, page))
+        self._model.forward(batch)
+        for (slot, page), (start, end, before) in drafted.items():
+            at = self._positions + page * size
+            kept = np.where((start <= at) & (at < end), before, cache.page_bits(slot, page))
+            cache.write_page_bits(slot, page, kept)
+
+
+# --- Comparing ------------------------------------------------------------------------------------
+
+
+def difference(expected: Trace, found: Trace) -> str | None:
+    """Where two traces first differ, in words; None where all bits are equal."""
+    for at, (want, got) in enumerate(zip(expected.emissions, found.emissions, strict=False)):
+        if want != got:
+            parts = [
+                name for name in Emission.__slots__ if getattr(want, name) != getattr(got, name)
+            ]
+            return f"new token {at}: {', '.join(parts)} differ (tokens {want.token}, {got.token})"
+    if len(expected.emissions) != len(found.emissions):
+        return f"{len(found.emissions)} tokens instead of {len(expected.emissions)}"
+    for page, (one, other) in enumerate(zip(expected.pages, found.pages, strict=False)):
+        if one is not None and other is not None and one != other:
+            return f"page {page} of the cache differs"
+    return None

@@ -1,0 +1,132 @@
+"""A model whose next token is any function of the tokens before it, and a drafter that says as
+little as one may. They know no arithmetic.
+
+The model's cache remembers which precision wrote each position, so that a level which trusts a
+draft's positions, or positions of other tokens, fails here at once.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from itertools import count
+
+import numpy as np
+
+from specqd._native import Context, DraftRequest, Proposal, Rows, Sequence
+from specqd.engine.roles import Drafter
+from specqd.model.model import Precision
+
+Rule = Callable[[tuple[int, ...]], int]  # all tokens so far -> the next one
+
+
+def next_by_hash(vocabulary: int, *, salt: int = 0) -> Rule:
+    return lambda prefix: hash((salt, prefix)) % vocabulary
+
+
+def often(agree: Rule, differ: Rule, *, percent: int) -> Rule:
+    """`agree` for that share of prefixes, `differ` for the others."""
+    return lambda prefix: (agree if hash((7919, prefix)) % 100 < percent else differ)(prefix)
+
+
+class FakeDrafter:
+    """A drafter by what it answers to one request: nothing, unless a test says more."""
+
+    is_free = False
+
+    @property
+    def levels(self) -> tuple[Drafter, ...]:
+        return (self,)
+
+    def propose(self, requests: SequenceOf[DraftRequest]) -> list[Proposal]:
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request: DraftRequest) -> Proposal:
+        return Proposal()
+
+    def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:
+        pass
+
+    def chances(self, request: DraftRequest, proposal: Proposal) -> list[float]:
+        return proposal.confidences
+
+    def release(self, sequence: Sequence) -> None:
+        pass
+
+
+class FakeModel:
+    """What a Level needs of a Model."""
+
+    max_positions = 1 << 20
+    max_rows = 512
+
+    def __init__(
+        self, rule: Rule, vocabulary: int = 64, *, exact: "FakeModel | None" = None
+    ) -> None:
+        self.rule = rule
+        self.vocabulary = vocabulary
+        self.precision = Precision.FP4 if exact else Precision.EXACT
+        self.forwards: list[list[int]] = []  # rows of each sequence
+        self._exact = exact
+        self._slots = exact._slots if exact else count()
+        # By slot: token and writer of each position.
+        self._cells: dict[int, list[tuple[int, FakeModel]]] = exact._cells if exact else {}
+        self._contexts: dict[int, Context] = {}
+        self._rows: list[list[int]] = []
+
+    def as_draft(self, rule: Rule) -> "FakeModel":
+        return FakeModel(rule, self.vocabulary, exact=self)
+
+    @property
+    def cached_sequences(self) -> int:
+        return len(self._contexts) + len(self._cells)
+
+    def context(self, sequence: Sequence) -> Context:
+        if sequence.key not in self._contexts:
+            exact = None if self._exact is None else self._exact.context(sequence)
+            slot = next(self._slots) if exact is None else exact.slot
+            self._contexts[sequence.key] = Context(slot, exact)
+            self._cells.setdefault(slot, [])
+        return self._contexts[sequence.key]
+
+    def release(self, sequence: Sequence) -> None:
+        context = self._contexts.pop(sequence.key, None)
+        if self._exact is not None:
+            self._exact.release(sequence)
+        elif context is not None:
+            del self._cells[context.slot]
+
+    def forward(self, batch: SequenceOf[Rows]) -> None:
+        self._rows = []
+        self.forwards.append([len(rows.tokens) for rows in batch])
+        for rows in batch:
+            cells, end = self._cells[rows.context.slot], rows.start + len(rows.tokens)
+            assert rows.start <= len(cells), "a gap in the cache"
+            writers = [writer for _, writer in cells[: rows.start]]
+            assert self._exact is not None or all(w is self for w in writers), "a draft's leftovers"
+            cells[rows.start : end] = [(token, self) for token in rows.tokens]
+            seen = [token for token, _ in cells[:end]]
+            self._rows += [seen[: end - i] for i in range(rows.logits - 1, -1, -1)]
+            rows.context.record(rows.start, rows.tokens)
+
+    def verify(
+        self, row: int, proposal: SequenceOf[int], sequence: Sequence
+    ) -> tuple[list[int], list[float]]:
+        masks = sequence.masks(proposal)
+        tokens: list[int] = []
+        for i in range(len(proposal) + 1):
+            expected = [*sequence.tokens, *proposal[:i]]
+            assert self._rows[row + i] == expected, "the cache holds other tokens"
+            token = self._next(tuple(expected), None if masks is None else masks[i])
+            if token is None:
+                break
+            tokens.append(token)
+            if i < len(proposal) and token != proposal[i]:
+                break
+        return tokens, [0.9] * len(tokens)
+
+    def _next(self, prefix: tuple[int, ...], mask: np.ndarray | None) -> int | None:
+        """The rule's token, or else the next one that the mask allows."""
+        wanted = self.rule(prefix)
+        for token in (*range(wanted, self.vocabulary), *range(wanted)):
+            if mask is None or mask[token // 32] >> (token % 32) & 1:
+                return token
+        return None

@@ -1,0 +1,87 @@
+"""A small peaked model of every family that is more than Llama's equal, each with its traits."""
+
+from collections.abc import Mapping
+
+from support.random_models import ROPE_SCALINGS, Shape
+
+GRANITE = {
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.02,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 0.25,
+}
+
+
+def long_rope(pairs: int) -> Mapping[str, object]:
+    """Factors that rise with the wavelength, the long ones faster."""
+    rising = [1.0 + pair / pairs for pair in range(pairs)]
+    return {
+        "type": "longrope",
+        "short_factor": rising,
+        "long_factor": [factor**3 for factor in rising],
+    }
+
+
+FAMILY_SHAPES: Mapping[str, Shape] = {
+    "qwen2": Shape(
+        "qwen2", hidden=56, heads=7, kv_heads=1, head_dim=40, ffn=84, vocab=271, context=1024,
+        window=60, is_tied=True, rope_theta=1e6, is_peaked=True,
+    ),
+    "olmo2": Shape(
+        "olmo2", hidden=72, heads=3, kv_heads=1, head_dim=24, ffn=84, vocab=271, context=1024,
+        is_peaked=True,
+    ),
+    "granite": Shape(
+        "granite", hidden=56, heads=7, kv_heads=1, head_dim=40, ffn=84, vocab=263, context=1024,
+        has_biases=True, extra=GRANITE | {"logits_scaling": 1.5}, is_peaked=True,
+    ),
+    "smollm3": Shape(
+        "smollm3", hidden=40, heads=2, kv_heads=1, head_dim=24, ffn=60, layers=4, vocab=261,
+        context=1024, rope_theta=2e6, is_peaked=True,
+    ),
+    "gemma2": Shape(
+        "gemma2", hidden=48, heads=4, kv_heads=2, head_dim=256, ffn=84, vocab=263, context=1024,
+        window=70, extra={"query_pre_attn_scalar": 20, "attn_logit_softcapping": 3.0},
+        is_tied=True, is_peaked=True,
+    ),
+    "gemma3_text": Shape(
+        "gemma3_text", hidden=48, heads=4, kv_heads=1, head_dim=24, ffn=84, layers=3, vocab=263,
+        context=1024, is_tied=True, window=50, rope_theta=1e6, is_peaked=True,
+        rope_scaling=ROPE_SCALINGS["linear"], spells_rope_parameters=True,
+        extra={"sliding_window_pattern": 2},
+    ),
+    "phi3": Shape(
+        "phi3", hidden=80, heads=2, kv_heads=1, head_dim=40, ffn=84, vocab=269, context=1024,
+        rope_scaling=long_rope(15), is_peaked=True,
+        extra={"original_max_position_embeddings": 64, "partial_rotary_factor": 0.75},
+    ),
+    "starcoder2": Shape(
+        "starcoder2", hidden=72, heads=3, kv_heads=1, head_dim=24, ffn=84, vocab=271,
+        context=1024, window=60, is_tied=True, has_biases=True, is_peaked=True,
+    ),
+    "gpt_neox": Shape(
+        "gpt_neox", hidden=72, heads=3, kv_heads=3, head_dim=24, ffn=84, vocab=271, context=1024,
+        has_biases=True, extra={"rotary_pct": 0.25}, is_peaked=True,
+    ),
+    "stablelm": Shape(
+        "stablelm", hidden=72, heads=3, kv_heads=3, head_dim=24, ffn=84, vocab=271, context=1024,
+        is_peaked=True, extra={
+            "use_parallel_residual": True, "qk_layernorm": True, "partial_rotary_factor": 0.25,
+        },
+    ),
+    "mixtral": Shape(
+        "mixtral", hidden=48, heads=2, kv_heads=1, head_dim=24, ffn=36, vocab=263, context=1024,
+        window=60, is_peaked=True, extra={"num_local_experts": 5, "num_experts_per_tok": 2},
+    ),
+    "qwen3_moe": Shape(
+        "qwen3_moe", hidden=56, heads=7, kv_heads=1, head_dim=40, ffn=36, layers=3, vocab=261,
+        context=1024, is_peaked=True, extra={
+            "num_experts": 9, "num_experts_per_tok": 4, "mlp_only_layers": [1],
+        },
+    ),
+    "gpt_oss": Shape(
+        "gpt_oss", hidden=64, heads=7, kv_heads=1, head_dim=40, ffn=96, vocab=263, context=1024,
+        window=60, has_biases=True, rope_scaling=ROPE_SCALINGS["yarn"], is_peaked=True,
+        extra={"num_local_experts": 5, "num_experts_per_tok": 2},
+    ),
+}  # fmt: skip

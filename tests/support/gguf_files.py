@@ -1,0 +1,210 @@
+"""Writes GGUF files for tests, as llama.cpp's converter makes them of Hugging Face directories, or
+hostile. Knows nothing of the reader."""
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from support.random_models import read_model
+from support.writers import bf16_bits
+
+Metadata = Mapping[str, Any]
+
+_TENSOR_TYPES = {np.dtype("<f4"): 0, np.dtype("<f2"): 1, np.dtype("<u2"): 30}
+_NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6
+_LAYER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_AROUND = {  # of Gemma; Olmo 2 has those behind alone
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_FAMILY_LAYERS = {
+    "olmo2": _AROUND,
+    "gemma2": _AROUND,
+    "gemma3_text": _AROUND,
+    "phi3": {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
+}
+_ARCHITECTURES = {"gemma3_text": "gemma3"}
+_FAMILY_KEYS = {  # fields of config.json that some families have
+    "sliding_window": "attention.sliding_window",
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "rope_local_base_freq": "rope.freq_base_swa",
+}
+_MODEL = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+}
+
+
+def write_gguf(
+    path: Path, metadata: Metadata, tensors: Mapping[str, NDArray[Any]], *, alignment: int = 32
+) -> Path:
+    """Python's values become strings, bools, uint32, float32 and arrays of them."""
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
+    head += b"".join(string(key) + typed(value) for key, value in metadata.items())
+    offset, body = 0, b""
+    for name, array in tensors.items():
+        shape = array.shape[::-1]
+        head += string(name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
+        head += struct.pack("<IQ", _TENSOR_TYPES[array.dtype], offset)
+        data = array.tobytes()
+        body += data + bytes(-len(data) % alignment)
+        offset = len(body)
+    path.write_bytes(head + bytes(-len(head) % alignment) + body)
+    return path
+
+
+def string(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def typed(value: Any) -> bytes:
+    """A value with its type before it."""
+    kind, data = _value(value)
+    return struct.pack("<I", kind) + data
+
+
+def _value(value: Any) -> tuple[int, bytes]:
+    match value:
+        case bool():
+            return 7, struct.pack("<?", value)
+        case int():
+            return 4, struct.pack("<I", value)
+        case float():
+            return 6, struct.pack("<f", value)
+        case str():
+            return 8, string(value)
+    items = [_value(item) for item in value]
+    kind = items[0][0] if items else 4
+    return 9, struct.pack("<IQ", kind, len(items)) + b"".join(data for _, data in items)
+
+
+def convert(directory: Path, path: Path, kind: str, **more: Any) -> Path:
+    """A Hugging Face directory as a GGUF file of kind BF16, F16 or F32; vectors stay F32, as
+    llama.cpp keeps them, and those of Gemma's norms are 1 + w. `more` metadata may replace what is
+    derived (dots spelled __)."""
+    config, tensors = read_model(directory)
+    metadata = model_metadata(config) | tokenizer_metadata(directory)
+    metadata |= {key.replace("__", "."): value for key, value in more.items()}
+    converted = {}
+    for name, bits in tensors.items():
+        values = (bits.astype(np.uint32) << 16).view(np.float32)
+        if config["model_type"] in ("llama", "granite"):
+            values = in_pair_order(name, values, config)
+        if config["model_type"].startswith("gemma") and name.endswith("norm.weight"):
+            values = values + np.float32(1)
+        converted[_llama_cpp_name(name, config["model_type"])] = _as_kind(
+            values, kind if values.ndim > 1 else "F32"
+        )
+    return write_gguf(path, metadata, converted)
+
+
+def in_pair_order(
+    name: str, values: NDArray[np.float32], config: Mapping[str, Any]
+) -> NDArray[np.float32]:
+    """Rows of q and k in llama.cpp's order: the two that rotate together side by side."""
+    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(
+        name.split(".")[-2]
+    )
+    if heads is None:
+        return values
+    halves = values.reshape(config[heads], 2, -1, *values.shape[1:])
+    return np.ascontiguousarray(np.moveaxis(halves, 1, 2)).reshape(values.shape)
+
+
+def model_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
+    kind = _ARCHITECTURES.get(config["model_type"], config["model_type"])
+    keys = {
+        "embedding_length": "hidden_size",
+        "feed_forward_length": "intermediate_size",
+        "block_count": "num_hidden_layers",
+        "context_length": "max_position_embeddings",
+        "attention.head_count": "num_attention_heads",
+        "attention.head_count_kv": "num_key_value_heads",
+        "attention.key_length": "head_dim",
+        "attention.value_length": "head_dim",
+        "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+        "rope.freq_base": "rope_theta",
+        "rope.dimension_count": "head_dim",
+    }
+    values = {f"{kind}.{key}": config[name] for key, name in keys.items()}
+    values[f"{kind}.attention.layer_norm_rms_epsilon"] = float(config["rms_norm_eps"])
+    values[f"{kind}.rope.freq_base"] = float(config["rope_theta"])
+    for name, key in _FAMILY_KEYS.items():
+        if config.get(name) is not None and not kind.startswith("qwen"):
+            values[f"{kind}.{key}"] = config[name]
+    if kind == "phi3":
+        values.setdefault("phi3.attention.sliding_window", 0)
+    return {"general.architecture": kind, "general.name": "converted"} | values
+
+
+def tokenizer_metadata(directory: Path) -> dict[str, Any]:
+    """Of a tokenizer.json: byte-level BPE, or sentencepiece's BPE whose ids follow its merges."""
+    file = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
+    settings = json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8"))
+    vocabulary = sorted(file["model"]["vocab"].items(), key=lambda item: item[1])
+    tokens = [token for token, _ in vocabulary]
+    added = {token["content"] for token in file["added_tokens"]}
+    is_pieces = bool(file["model"].get("byte_fallback"))
+    ids = {name: tokens.index(settings[f"{name}_token"]) for name in ("bos", "eos")}
+    metadata = {f"tokenizer.ggml.{name}_token_id": i for name, i in ids.items()}
+    metadata |= {
+        "tokenizer.ggml.model": "llama" if is_pieces else "gpt2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [_kind(token, added) for token in tokens],
+        "tokenizer.ggml.add_bos_token": file["post_processor"] is not None,
+    }
+    if is_pieces:
+        return metadata | {
+            "tokenizer.ggml.scores": [float(-i) for i in range(len(tokens))],
+            "tokenizer.ggml.unknown_token_id": tokens.index("<unk>"),
+        }
+    merges = [" ".join(merge) for merge in file["model"]["merges"]]
+    return metadata | {"tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.merges": merges}
+
+
+def _kind(token: str, added: set[str]) -> int:
+    if token == "<unk>":
+        return _UNKNOWN
+    if token in added:
+        return _CONTROL
+    return _BYTE if token.startswith("<0x") else _NORMAL
+
+
+def _llama_cpp_name(name: str, model_type: str) -> str:
+    module, _, kind = name.rpartition(".")
+    if module in _MODEL:
+        return f"{_MODEL[module]}.{kind}"
+    _, _, layer, rest = module.split(".", 3)
+    names = _LAYER | _FAMILY_LAYERS.get(model_type, {})
+    return f"blk.{layer}.{names[rest]}.{kind}"
+
+
+def _as_kind(values: NDArray[np.float32], kind: str) -> NDArray[Any]:
+    if kind == "BF16":
+        return bf16_bits(values)
+    return values.astype({"F16": np.float16, "F32": np.float32}[kind])

@@ -1,0 +1,234 @@
+"""What sets the families apart: config.json's entries, and tensors by name. Knows no readers.
+
+Written from the models' definitions, for random models of any shape.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from support.random_models import Shape
+
+ModelType = Literal[
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "olmo2",
+    "granite",
+    "smollm3",
+    "gemma2",
+    "gemma3_text",
+    "phi3",
+    "starcoder2",
+    "gpt_neox",
+    "stablelm",
+    "mixtral",
+    "qwen3_moe",
+    "gpt_oss",
+]
+Sizes = Iterator[tuple[str, tuple[int, ...]]]
+
+ARCHITECTURES = {
+    "olmo2": "Olmo2",
+    "smollm3": "SmolLM3",
+    "gemma3_text": "Gemma3",
+    "gpt_neox": "GPTNeoX",
+    "stablelm": "StableLm",
+    "qwen3_moe": "Qwen3Moe",
+    "gpt_oss": "GptOss",
+}
+PER_LAYER = ("layer_types", "no_rope_layers")  # entries that list layers
+ROUTERS = ("mlp.gate.weight", "block_sparse_moe.gate.weight", "mlp.router.weight")
+BYTES = ("_blocks", "_scales")  # tensors of MXFP4
+LAYER_NORMED = ("starcoder2", "gpt_neox", "stablelm")
+ZERO_CENTRED = ("gemma2", "gemma3_text")  # norms multiply by 1 + weight
+
+# Modules by what they are, where a family calls them otherwise than Llama does.
+_NEOX = {
+    "model.embed_tokens": "gpt_neox.embed_in",
+    "model.norm": "gpt_neox.final_layer_norm",
+    "model.layers": "gpt_neox.layers",
+    "lm_head": "embed_out",
+    "self_attn.o_proj": "attention.dense",
+    "self_attn.qkv_proj": "attention.query_key_value",
+    "mlp.up_proj": "mlp.dense_h_to_4h",
+    "mlp.down_proj": "mlp.dense_4h_to_h",
+}
+_STARCODER = {"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"}
+
+
+def module_name(shape: "Shape", name: str) -> str:
+    """The family's name of a module or tensor that Llama calls `name`."""
+    renamed = {"gpt_neox": _NEOX, "starcoder2": _STARCODER}.get(shape.model_type, {})
+    for ours, theirs in renamed.items():
+        name = name.replace(ours, theirs)
+    return name
+
+
+def family_config(shape: "Shape") -> Mapping[str, Any]:
+    """The entries of config.json that are the family's own, `shape.extra` among them."""
+    biases = {"attention_bias": shape.has_biases}
+    match shape.model_type:
+        case "llama" | "granite" | "smollm3":
+            entries: dict[str, Any] = {**biases, "mlp_bias": shape.has_biases}
+        case "olmo2":
+            entries = biases
+        case "mistral" | "phi3" | "mixtral":
+            entries = {"sliding_window": shape.window}
+        case "qwen2" | "qwen3":
+            entries = {
+                "use_sliding_window": shape.window is not None,
+                "sliding_window": shape.window,
+                "max_window_layers": 1,
+            }
+        case "qwen3_moe":
+            entries = {**biases, "moe_intermediate_size": shape.ffn}
+            entries |= {
+                "use_sliding_window": shape.window is not None,
+                "sliding_window": shape.window,
+            }
+        case "gpt_oss":
+            entries = {**biases, "sliding_window": shape.window}
+            entries["quantization_config"] = {"quant_method": "mxfp4"}
+        case "gemma2" | "gemma3_text":
+            entries = {"sliding_window": shape.window, "hidden_activation": "gelu_pytorch_tanh"}
+        case "starcoder2":
+            entries = {
+                "norm_epsilon": 1e-5,
+                "hidden_act": "gelu_pytorch_tanh",
+                "use_bias": shape.has_biases,
+                "sliding_window": shape.window,
+            }
+        case "gpt_neox":
+            entries = {**biases, "layer_norm_eps": 1e-5, "hidden_act": "gelu"}
+            entries["rotary_emb_base"] = shape.rope_theta
+        case "stablelm":
+            entries = {"layer_norm_eps": 1e-5, "use_qkv_bias": shape.has_biases}
+    return entries | dict(shape.extra)
+
+
+def rope_parameters(shape: "Shape", rope: Mapping[str, Any]) -> Mapping[str, Any]:
+    """As transformers 5 spells what `rope` holds."""
+    if shape.model_type == "gemma3_text":
+        local = {"rope_type": "default", "rope_theta": 500.0}
+        return {"full_attention": rope, "sliding_attention": local}
+    return rope
+
+
+def tensor_sizes(shape: "Shape") -> Sizes:
+    """Name and size of each tensor, in file order."""
+    for name, size in _llama_like_sizes(shape):
+        yield module_name(shape, name), size
+
+
+def _llama_like_sizes(shape: "Shape") -> Sizes:
+    yield "model.embed_tokens.weight", (shape.vocab, shape.hidden)
+    for index in range(shape.layers):
+        for name, size in _layer_sizes(shape, index):
+            yield f"model.layers.{index}.{name}", size
+    yield from _norm(shape, "model.norm")
+    if not shape.is_tied:
+        yield "lm_head.weight", (shape.vocab, shape.hidden)
+
+
+def _norm(shape: "Shape", name: str) -> Sizes:
+    yield f"{name}.weight", (shape.hidden,)
+    if shape.model_type in LAYER_NORMED:
+        yield f"{name}.bias", (shape.hidden,)
+
+
+def _layer_sizes(shape: "Shape", index: int) -> Sizes:
+    kind = shape.model_type
+    norms = ["input_layernorm", "post_attention_layernorm"]
+    if kind == "olmo2":
+        norms = ["post_attention_layernorm", "post_feedforward_layernorm"]
+    if kind in ZERO_CENTRED:
+        norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    if kind == "stablelm" and shape.extra.get("use_parallel_residual"):
+        norms.remove("post_attention_layernorm")
+    for norm in norms:
+        yield from _norm(shape, norm)
+    feed_forward = _experts if _has_experts(shape, index) else _mlp
+    linears = _attention_linears(shape) | feed_forward(shape)
+    for name, (rows, columns, is_biased) in linears.items():
+        yield f"{name}.weight", (rows, columns)
+        if is_biased:
+            yield f"{name}.bias", (rows,)
+    yield from _head_norms(shape)
+    if kind == "gpt_oss":
+        yield from _mxfp4_experts(shape)
+        yield "self_attn.sinks", (shape.heads,)
+
+
+def _head_norms(shape: "Shape") -> Sizes:
+    dim, kind = shape.head_dim, shape.model_type
+    for letter, heads in (("q", shape.heads), ("k", shape.kv_heads)):
+        if kind in ("qwen3", "qwen3_moe", "gemma3_text"):
+            yield f"self_attn.{letter}_norm.weight", (dim,)
+        if kind == "olmo2":
+            yield f"self_attn.{letter}_norm.weight", (heads * dim,)
+        if kind == "stablelm" and shape.extra.get("qk_layernorm"):
+            for head in range(heads):
+                yield f"self_attn.{letter}_layernorm.norms.{head}.weight", (dim,)
+
+
+Linears = dict[str, tuple[int, int, bool]]  # rows, columns and whether there is a bias
+
+
+def _attention_linears(shape: "Shape") -> Linears:
+    kind, hidden, biased = shape.model_type, shape.hidden, shape.has_biases
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    qkv_biased = kind == "qwen2" or biased
+    if kind in ("phi3", "gpt_neox"):
+        linears = {"self_attn.qkv_proj": (q + 2 * kv, hidden, qkv_biased)}
+    else:
+        rows = {"q": q, "k": kv, "v": kv}
+        linears = {f"self_attn.{n}_proj": (rows[n], hidden, qkv_biased) for n in rows}
+    return linears | {"self_attn.o_proj": (hidden, q, biased and kind != "stablelm")}
+
+
+def _mlp(shape: "Shape") -> Linears:
+    kind, hidden, ffn = shape.model_type, shape.hidden, shape.ffn
+    unbiased = ("olmo2", "stablelm", "qwen3_moe")
+    biased = kind == "gpt_neox" or (shape.has_biases and kind not in unbiased)
+    if kind == "phi3":
+        linears = {"mlp.gate_up_proj": (2 * ffn, hidden, False)}
+    elif kind in ("gpt_neox", "starcoder2"):
+        linears = {"mlp.up_proj": (ffn, hidden, biased)}
+    else:
+        linears = {f"mlp.{name}_proj": (ffn, hidden, biased) for name in ("gate", "up")}
+    return linears | {"mlp.down_proj": (hidden, ffn, biased)}
+
+
+def _has_experts(shape: "Shape", index: int) -> bool:
+    if shape.model_type in ("mixtral", "gpt_oss"):
+        return True
+    step = shape.extra.get("decoder_sparse_step", 1)
+    is_plain = index in shape.extra.get("mlp_only_layers", [])
+    return shape.model_type == "qwen3_moe" and (index + 1) % step == 0 and not is_plain
+
+
+def _experts(shape: "Shape") -> Linears:
+    hidden, ffn = shape.hidden, shape.ffn
+    if shape.model_type == "gpt_oss":
+        return {"mlp.router": (shape.extra["num_local_experts"], hidden, True)}
+    if shape.model_type == "mixtral":
+        block, count = "block_sparse_moe", shape.extra["num_local_experts"]
+        names = {"w1": (ffn, hidden), "w3": (ffn, hidden), "w2": (hidden, ffn)}
+    else:
+        block, count = "mlp", shape.extra["num_experts"]
+        names = {"gate_proj": (ffn, hidden), "up_proj": (ffn, hidden), "down_proj": (hidden, ffn)}
+    linears = {f"{block}.gate": (count, hidden, False)}
+    for expert in range(count):
+        for name, size in names.items():
+            linears[f"{block}.experts.{expert}.{name}"] = (*size, False)
+    return linears
+
+
+def _mxfp4_experts(shape: "Shape") -> Sizes:
+    hidden, ffn, count = shape.hidden, shape.ffn, shape.extra["num_local_experts"]
+    for name, rows, columns in (("gate_up_proj", 2 * ffn, hidden), ("down_proj", hidden, ffn)):
+        yield f"mlp.experts.{name}_blocks", (count, rows, columns // 32, 16)
+        yield f"mlp.experts.{name}_scales", (count, rows, columns // 32)
+        yield f"mlp.experts.{name}_bias", (count, rows)

@@ -1,0 +1,305 @@
+"""Small random models as complete Hugging Face directories. Knows nothing of our readers."""
+
+import json
+import math
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from support.random_families import (
+    ARCHITECTURES,
+    BYTES,
+    PER_LAYER,
+    ROUTERS,
+    ZERO_CENTRED,
+    ModelType,
+    family_config,
+    module_name,
+    rope_parameters,
+    tensor_sizes,
+)
+
+Tensors = dict[str, NDArray[np.uint16] | NDArray[np.uint8]]
+
+BOS, EOS = 256, 257
+FIRST_PAIR = 258  # tokens: the 256 bytes, BOS, EOS, then pairs of bytes
+LARGEST_VOCABULARY = FIRST_PAIR + 256 * 256
+
+# Found by measurement, for the agreement that `Shape.is_peaked` promises.
+PEAKED_GAIN = 6.0  # on the logits
+PEAKED_QUIET = 0.8  # on each layer's output, over sqrt(layers)
+PEAKED_PULL = 4.5  # logit of a token's successor, in deviations of the others'
+ROUTER_GAIN = 4.0  # on scores of experts
+
+ROPE_SCALINGS: Mapping[str, Mapping[str, Any]] = {
+    "linear": {"rope_type": "linear", "factor": 2.5},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a random model looks like.
+
+    `peaked` models choose their tokens by wide margins: greedy choices of an fp4 precision agree
+    with those of the BF16 one at some 40 to 95 % of positions, at temperature 0.8 too.
+    """
+
+    model_type: ModelType = "llama"
+    hidden: int = 64
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 16
+    ffn: int = 160
+    layers: int = 2
+    vocab: int = 320
+    context: int = 512
+    window: int | None = None  # on every layer of mistral, on all but the first of qwen2 and qwen3
+    rope_theta: float = 10000.0
+    rope_scaling: Mapping[str, Any] | None = None
+    is_tied: bool = False
+    has_biases: bool = False  # where the family may have them; qwen2 always has those of q, k and v
+    is_peaked: bool = False
+    spells_rope_parameters: bool = False  # the spelling of transformers 5
+    extra: Mapping[str, Any] = field(default_factory=dict)  # further entries of config.json
+
+
+PACKED_SHAPE = Shape("llama", ffn=95, vocab=301, has_biases=True)
+
+
+def make_model(directory: Path, shape: Shape, seed: int) -> Path:
+    """Write config.json, model.safetensors, tokenizer.json and their like; return `directory`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    _write_json(directory / "config.json", make_config(shape))
+    write_safetensors(directory / "model.safetensors", make_tensors(shape, seed))
+    write_tokenizer(directory, shape.vocab)
+    return directory
+
+
+def make_escaping_model(directory: Path, seed: int) -> Path:
+    """A model that says nothing but ESC: its head is zero, so that token 0 wins every tie."""
+    shape = Shape(layers=1, context=1 << 17)
+    make_model(directory, shape, seed)
+    tensors = make_tensors(shape, seed)
+    tensors["lm_head.weight"] = np.zeros_like(tensors["lm_head.weight"])
+    write_safetensors(directory / "model.safetensors", tensors)
+    tokenizer = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    escape, nul = chr(256 + 0x1B), chr(256)  # as the byte-level alphabet spells them
+    vocabulary[escape], vocabulary[nul] = vocabulary[nul], vocabulary[escape]
+    _write_json(directory / "tokenizer.json", tokenizer)
+    return directory
+
+
+def shorten_model(directory: Path, model: Path, layers: int) -> Path:
+    """Write the first `layers` layers of a model between its embedding and its head: a smaller one
+    that often agrees with it."""
+    shutil.copytree(model, directory, ignore=shutil.ignore_patterns("*.safetensors"))
+    config, tensors = read_model(model)
+    per_layer = {name: config[name][:layers] for name in PER_LAYER if name in config}
+    _write_json(directory / "config.json", config | per_layer | {"num_hidden_layers": layers})
+    kept = {
+        name: bits
+        for name, bits in tensors.items()
+        if (part := re.search(r"\.layers\.(\d+)\.", name)) is None or int(part[1]) < layers
+    }
+    write_safetensors(directory / "model.safetensors", kept)
+    return directory
+
+
+def make_config(shape: Shape) -> dict[str, Any]:
+    architecture = ARCHITECTURES.get(shape.model_type, shape.model_type.capitalize())
+    config: dict[str, Any] = {
+        "architectures": [f"{architecture}ForCausalLM"],
+        "model_type": shape.model_type,
+        "hidden_size": shape.hidden,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "intermediate_size": shape.ffn,
+        "num_hidden_layers": shape.layers,
+        "vocab_size": shape.vocab,
+        "max_position_embeddings": shape.context,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "tie_word_embeddings": shape.is_tied,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "pad_token_id": None,
+        "torch_dtype": "bfloat16",
+    }
+    if shape.spells_rope_parameters:
+        scaling = shape.rope_scaling or {"rope_type": "default"}
+        config["rope_parameters"] = rope_parameters(
+            shape, {"rope_theta": shape.rope_theta, **scaling}
+        )
+    else:
+        config["rope_theta"] = shape.rope_theta
+        config["rope_scaling"] = dict(shape.rope_scaling) if shape.rope_scaling else None
+    return config | family_config(shape)
+
+
+def make_tensors(shape: Shape, seed: int) -> Tensors:
+    """BF16 weights by their Hugging Face names: Gaussian, of a size that keeps activations at 1."""
+    rng = np.random.default_rng(seed)
+    weights = {name: _draw(rng, shape, name, size) for name, size in tensor_sizes(shape)}
+    if shape.is_peaked:
+        _peak(rng, shape, weights)
+    head = "model.embed_tokens.weight" if shape.is_tied else "lm_head.weight"
+    weights[module_name(shape, head)][[BOS, EOS]] = 0  # no text ends by chance
+    return {
+        name: weight.astype(np.uint8) if name.endswith(BYTES) else bf16_bits(weight)
+        for name, weight in weights.items()
+    }
+
+
+def _draw(
+    rng: np.random.Generator, shape: Shape, name: str, size: tuple[int, ...]
+) -> NDArray[np.float32]:
+    if name.endswith("_blocks"):
+        return rng.integers(0, 256, size).astype(np.float32)
+    if name.endswith("_scales"):  # codes are of size 3, blocks of 32 weights
+        least = 125 - round(math.log2(3 * math.sqrt(32 * size[-1])))
+        return rng.integers(least, least + 3, size).astype(np.float32)
+    noise = rng.standard_normal(size, np.float32)
+    if name.endswith(("bias", "sinks")):
+        return np.float32(0.3) * noise
+    if len(size) == 1:  # a norm
+        return (shape.model_type not in ZERO_CENTRED) + np.float32(0.2) * noise
+    # Routers are loud, so that an expert chosen by a hair has a small share.
+    gain = ROUTER_GAIN if name.endswith(ROUTERS) else 1.0
+    return noise / np.float32(np.sqrt(size[-1]) / gain)
+
+
+def _peak(rng: np.random.Generator, shape: Shape, weights: dict[str, NDArray[np.float32]]) -> None:
+    """Widen the margins in place: quieter later layers, louder logits and, where the head is not
+    tied, a successor for each token, along one cycle through the vocabulary."""
+    centre = np.float32(shape.model_type in ZERO_CENTRED)
+
+    def scale(name: str, factor: float) -> None:
+        is_norm = weights[name].ndim == 1 and not name.endswith("bias")
+        offset = centre if is_norm else np.float32(0)
+        weights[name][...] = np.float32(factor) * (offset + weights[name]) - offset
+
+    final_norm = module_name(shape, "model.norm")
+    modules = ("self_attn.o_proj", "mlp.down_proj", ".down_proj", ".w2")
+    outputs = [module_name(shape, f"{name}.weight") for name in modules]
+    if shape.model_type in (*ZERO_CENTRED, "olmo2"):
+        outputs = ["post_attention_layernorm.weight", "post_feedforward_layernorm.weight"]
+    first_layer = module_name(shape, "model.layers.0.")
+    for name in weights:
+        if name.startswith(final_norm):
+            scale(name, PEAKED_GAIN)
+        is_kept = shape.is_tied and name.startswith(first_layer)
+        if name.endswith(tuple(outputs)) and not is_kept:
+            scale(name, PEAKED_QUIET / np.sqrt(shape.layers))
+    if not shape.is_tied:
+        embedding = weights[module_name(shape, "model.embed_tokens.weight")]
+        embedding *= np.float32(np.sqrt(shape.hidden))
+        cycle = rng.permutation(shape.vocab)
+        pull = np.float32(PEAKED_PULL / shape.hidden)
+        head = weights[module_name(shape, "lm_head.weight")]
+        head[np.roll(cycle, -1)] += pull * embedding[cycle]
+
+
+def bf16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Finite float32 rounded to the nearest BF16, ties to even."""
+    wide = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def safetensors_header(sizes: Mapping[str, tuple[int, ...]]) -> bytes:
+    """What stands before the data in a safetensors file of BF16 tensors and bytes, in order."""
+    header: dict[str, Any] = {}
+    start = 0
+    for name, size in sizes.items():
+        is_bytes = name.endswith(BYTES)
+        end = start + (1 if is_bytes else 2) * math.prod(size)
+        header[name] = {
+            "dtype": "U8" if is_bytes else "BF16",
+            "shape": list(size),
+            "data_offsets": [start, end],
+        }
+        start = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, NDArray[Any]]) -> None:
+    with path.open("wb") as file:
+        file.write(safetensors_header({name: bits.shape for name, bits in tensors.items()}))
+        for bits in tensors.values():
+            file.write(bits.astype(bits.dtype.newbyteorder("<")).tobytes())
+
+
+def read_model(directory: Path) -> tuple[dict[str, Any], Tensors]:
+    """Config and BF16 tensors of a directory with one weights file, for the reference."""
+    data = (directory / "model.safetensors").read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    tensors = {}
+    for name, entry in json.loads(data[8:start]).items():
+        if name != "__metadata__":
+            first, last = (start + offset for offset in entry["data_offsets"])
+            kind = "u1" if entry["dtype"] == "U8" else "<u2"
+            tensors[name] = np.frombuffer(data[first:last], kind).reshape(entry["shape"])
+    return json.loads((directory / "config.json").read_text()), tensors
+
+
+def write_tokenizer(directory: Path, vocab: int) -> None:
+    """A byte-level BPE of exactly `vocab` tokens: 256 bytes, <s>, </s>, then pairs of bytes."""
+    if not FIRST_PAIR <= vocab <= LARGEST_VOCABULARY:
+        raise ValueError(f"a vocabulary of {vocab} is not {FIRST_PAIR} to {LARGEST_VOCABULARY}")
+    alphabet = _byte_alphabet()
+    printable_first = sorted(alphabet, key=ord)
+    pairs = [(a, b) for a in printable_first for b in printable_first][: vocab - FIRST_PAIR]
+    tokens = [*alphabet, "<s>", "</s>", *(a + b for a, b in pairs)]
+    byte_level: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False}
+    byte_level |= {"trim_offsets": False, "use_regex": False}
+    added = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    _write_json(
+        directory / "tokenizer.json",
+        {
+            "version": "1.0",
+            "added_tokens": [
+                {"id": i, "content": tokens[i], **added, "special": True} for i in (BOS, EOS)
+            ],
+            "normalizer": None,
+            "pre_tokenizer": byte_level,
+            "post_processor": None,
+            "decoder": byte_level,
+            "model": {
+                "type": "BPE",
+                "vocab": {token: i for i, token in enumerate(tokens)},
+                "merges": [list(pair) for pair in pairs],
+            },
+        },
+    )
+    _write_json(
+        directory / "tokenizer_config.json",
+        {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"},
+    )
+
+
+def _byte_alphabet() -> list[str]:
+    """The character that stands for each byte: itself where visible, else one from U+0100 on."""
+    visible = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return [chr(b) if b in visible else chr(256 + hidden.index(b)) for b in range(256)]
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,312 @@
+"""The decoder in NumPy float64: what the logits are, without any rounding but the weights' own.
+
+Written to be read, from the models' definitions. Knows nothing of caches, batches or speed.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specqd.formats.mxfp4 import bf16_values
+from support.reference_positions import Array, Config, head_dim, rope, tells_positions, window
+
+Weights = Mapping[str, Array]
+
+
+def logits(config: Config, tensors: Mapping[str, NDArray[Any]], tokens: Sequence[int]) -> Array:
+    """Logits after each token, [n, vocab], of BF16 `tensors` by their Hugging Face names."""
+    return forward(config, values(tensors), tokens)
+
+
+def values(tensors: Mapping[str, NDArray[Any]]) -> Weights:
+    """BF16 tensors, and MXFP4 ones by the name that their blocks and scales share."""
+    weights = {n: bf16_values(bits) for n, bits in tensors.items() if bits.dtype == np.uint16}
+    for name, scales in tensors.items():
+        if name.endswith("_scales"):
+            stem = name.removesuffix("_scales")
+            pairs = tensors[f"{stem}_blocks"]
+            codes = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(*scales.shape, 32)
+            grid = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])[codes & 7] * np.where(codes & 8, -1, 1)
+            blocks = np.ldexp(grid, scales[..., None].astype(int) - 127)
+            weights[stem] = blocks.reshape(*scales.shape[:-1], -1)
+    return weights
+
+
+def router_margins(
+    config: Config, tensors: Mapping[str, NDArray[Any]], tokens: Sequence[int]
+) -> Array:
+    """By how much the last expert that is chosen leads the first that is not, over the RMS of the
+    scores: of each token, [n], the least of all layers."""
+    routers: list[Array] = []
+    forward(config, values(tensors), tokens, routers)
+    least = np.full(len(tokens), np.inf)
+    for scores in routers:
+        falling = -np.sort(-scores, axis=-1)
+        last = config["num_experts_per_tok"] - 1
+        gaps = falling[:, last] - falling[:, last + 1]
+        least = np.minimum(least, gaps / np.sqrt((scores**2).mean()))
+    return least
+
+
+def forward(
+    config: Config, weights: Weights, tokens: Sequence[int], routers: list[Array] | None = None
+) -> Array:
+    """Logits after each token, [n, vocab]; `routers` takes each router's scores, [n, experts]."""
+    routers = [] if routers is None else routers
+    weights = canonical(config, weights)
+    embedding = weights["model.embed_tokens.weight"]
+    x = embedding[np.asarray(tokens)] * embedding_scale(config)
+    branch_scale = config.get("residual_multiplier", 1.0)
+    for index in range(config["num_hidden_layers"]):
+        layer = _layer(weights, index)
+        before = x
+        inputs = _norm(config, layer, "before_attention", x)
+        mixed = _norm(config, layer, "after_attention", _attention(config, layer, index, inputs))
+        x = x + mixed * branch_scale
+        source = before if _is_parallel(config) else x
+        inputs = _norm(config, layer, "before_mlp", source)
+        x = (
+            x
+            + _norm(config, layer, "after_mlp", _mlp(config, layer, inputs, routers)) * branch_scale
+        )
+    x = _norm(config, weights, "model.norm", x)
+    head = embedding if is_tied(config) else weights["lm_head.weight"]
+    logits = x @ head.T / config.get("logits_scaling", 1.0)
+    return soft_cap(logits, cap_of(config, "final_logit_softcapping", 30.0))
+
+
+def canonical(config: Config, weights: Weights) -> Weights:
+    """The weights by Llama's names; norms by where they stand; fused tensors cut apart."""
+    kind = config["model_type"]
+    renamed = {}
+    for name, weight in weights.items():
+        for theirs, ours in (*_NAMES.get(kind, ()), *_NORM_NAMES.get(kind, _NORM_NAMES["llama"])):
+            name = name.replace(theirs, ours)
+        renamed[name] = weight
+    if kind == "stablelm" and _is_parallel(config):  # one norm for both
+        for name in [n for n in renamed if ".before_attention." in n]:
+            renamed[name.replace("attention", "mlp")] = renamed[name]
+    return dict(part for item in renamed.items() for part in _cut(config, *item))
+
+
+_NAMES = {
+    "gpt_neox": (
+        ("gpt_neox.embed_in", "model.embed_tokens"),
+        ("gpt_neox.final_layer_norm", "model.norm"),
+        ("gpt_neox.layers", "model.layers"),
+        ("embed_out", "lm_head"),
+        ("attention.dense", "self_attn.o_proj"),
+        ("attention.query_key_value", "self_attn.qkv_by_head"),
+        ("mlp.dense_h_to_4h", "mlp.up_proj"),
+        ("mlp.dense_4h_to_h", "mlp.down_proj"),
+    ),
+    "gpt_oss": (("mlp.router", "mlp.gate"),),
+    "mixtral": (
+        ("block_sparse_moe", "mlp"),
+        (".w1.", ".gate_proj."),
+        (".w2.", ".down_proj."),
+        (".w3.", ".up_proj."),
+    ),
+    "starcoder2": (("mlp.c_fc", "mlp.up_proj"), ("mlp.c_proj", "mlp.down_proj")),
+}
+_AROUND = (
+    ("input_layernorm", "before_attention"),
+    ("post_attention_layernorm", "after_attention"),
+    ("pre_feedforward_layernorm", "before_mlp"),
+    ("post_feedforward_layernorm", "after_mlp"),
+)
+_NORM_NAMES = {
+    "llama": (
+        ("input_layernorm", "before_attention"),
+        ("post_attention_layernorm", "before_mlp"),
+    ),
+    "olmo2": _AROUND,
+    "gemma2": _AROUND,
+    "gemma3_text": _AROUND,
+}
+
+
+def _cut(config: Config, name: str, weight: Array) -> Iterator[tuple[str, Array]]:
+    heads, dim = config["num_attention_heads"], head_dim(config)
+    if "qkv_by_head" in name:
+        parts = weight.reshape(heads, 3, dim, -1)
+        for i, letter in enumerate("qkv"):
+            part = parts[:, i].reshape(heads * dim, *weight.shape[1:])
+            yield name.replace("qkv_by_head", f"{letter}_proj"), part
+    elif "qkv_proj" in name:
+        ends = heads * dim, (heads + config["num_key_value_heads"]) * dim
+        for letter, part in zip("qkv", np.split(weight, ends), strict=True):
+            yield name.replace("qkv_proj", f"{letter}_proj"), part
+    elif config["model_type"] == "gpt_oss" and "mlp.experts." in name:
+        ending = "bias" if name.endswith("_bias") else "weight"
+        for expert, each in enumerate(weight):
+            at = name[: name.index("experts.")] + f"experts.{expert}."
+            parts = {"gate": each[::2], "up": each[1::2]} if "gate_up" in name else {"down": each}
+            for part, rows in parts.items():
+                yield f"{at}{part}_proj.{ending}", rows
+    elif "gate_up_proj" in name:
+        for half, part in zip(("gate", "up"), np.split(weight, 2), strict=True):
+            yield name.replace("gate_up_proj", f"{half}_proj"), part
+    else:
+        yield name, weight
+
+
+def is_tied(config: Config) -> bool:
+    return bool(config.get("tie_word_embeddings", False))
+
+
+def embedding_scale(config: Config) -> float:
+    if config["model_type"].startswith("gemma"):
+        return math.sqrt(config["hidden_size"])
+    return float(config.get("embedding_multiplier", 1.0))
+
+
+def soft_cap(x: Array, cap: float | None) -> Array:
+    return x if cap is None else cap * np.tanh(x / cap)
+
+
+def cap_of(config: Config, name: str, default: float) -> float | None:
+    return config.get(name, default if config["model_type"] == "gemma2" else None)
+
+
+def _is_parallel(config: Config) -> bool:
+    return bool(config.get("use_parallel_residual", config["model_type"] == "gpt_neox"))
+
+
+def _norm(config: Config, weights: Weights, name: str, x: Array) -> Array:
+    """As it was, where there is no such norm."""
+    if f"{name}.weight" not in weights:
+        return x
+    return norm(config, x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
+
+
+def norm(config: Config, x: Array, weight: Array, bias: Array | None = None) -> Array:
+    for name in ("layer_norm_eps", "norm_epsilon"):
+        if name in config:
+            centred = x - x.mean(axis=-1, keepdims=True)
+            return rms_norm(centred, weight, config[name]) + (0 if bias is None else bias)
+    offset = config["model_type"].startswith("gemma")
+    return rms_norm(x, offset + weight, config.get("rms_norm_eps", 1e-6))
+
+
+def rms_norm(x: Array, weight: Array, eps: float) -> Array:
+    return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps) * weight
+
+
+def _layer(weights: Weights, index: int) -> Weights:
+    prefix = f"model.layers.{index}."
+    return {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
+
+
+def _linear(layer: Weights, name: str, x: Array) -> Array:
+    return x @ layer[f"{name}.weight"].T + layer.get(f"{name}.bias", np.zeros(1))
+
+
+def _attention(config: Config, layer: Weights, index: int, x: Array) -> Array:
+    n, dim = len(x), head_dim(config)
+    heads = config["num_attention_heads"]
+    kv_heads = config.get("num_key_value_heads") or heads
+    q = _normed_heads(config, layer, "q", _linear(layer, "self_attn.q_proj", x), heads)
+    k = _normed_heads(config, layer, "k", _linear(layer, "self_attn.k_proj", x), kv_heads)
+    v = _linear(layer, "self_attn.v_proj", x).reshape(n, kv_heads, dim)
+    if tells_positions(config, index):
+        q, k = _rotate(config, index, q), _rotate(config, index, k)
+    k, v = (np.repeat(t, heads // kv_heads, axis=1) for t in (k, v))
+    scores = np.einsum("thd,shd->hts", q, k) * score_scale(config)
+    scores = soft_cap(scores, cap_of(config, "attn_logit_softcapping", 50.0))
+    scores = np.where(_is_visible(n, window(config, index)), scores, -np.inf)
+    sinks = layer.get("self_attn.sinks")
+    if sinks is not None:  # one more score of each head, whose value is zero
+        scores = np.concatenate([scores, np.broadcast_to(sinks[:, None, None], (heads, n, 1))], -1)
+    shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    shares = (shares / shares.sum(axis=-1, keepdims=True))[..., :n]
+    mixed = np.einsum("hts,shd->thd", shares, v).reshape(n, heads * dim)
+    return _linear(layer, "self_attn.o_proj", mixed)
+
+
+def score_scale(config: Config) -> float:
+    if config["model_type"].startswith("gemma"):
+        return float(1.0 / math.sqrt(config.get("query_pre_attn_scalar", 256)))
+    if config["model_type"] == "granite":
+        return float(config.get("attention_multiplier", 1.0))
+    return 1.0 / math.sqrt(head_dim(config))
+
+
+def _normed_heads(config: Config, layer: Weights, letter: str, x: Array, heads: int) -> Array:
+    """[n, heads, head_dim], under the norm of queries or keys where there is one."""
+    weight = layer.get(f"self_attn.{letter}_norm.weight")
+    if config["model_type"] == "olmo2" and weight is not None:  # of all heads at once
+        return norm(config, x, weight).reshape(len(x), heads, -1)
+    x = x.reshape(len(x), heads, -1)
+    if config.get("qk_layernorm"):  # a weight for each head
+        names = [f"self_attn.{letter}_layernorm.norms.{head}.weight" for head in range(heads)]
+        weight = np.stack([layer[name] for name in names])
+    return x if weight is None else norm(config, x, weight)
+
+
+def _is_visible(n: int, window: int | None) -> NDArray[np.bool_]:
+    distance = np.arange(n)[:, None] - np.arange(n)
+    return (distance >= 0) & (distance < (window or n))
+
+
+def _rotate(config: Config, index: int, x: Array) -> Array:
+    """Rotate dimensions i and i + half of what rotates of x [n, heads, head_dim] by position *
+    angle i."""
+    frequencies, scale = rope(config, index, len(x))
+    angles = np.arange(len(x))[:, None, None] * frequencies
+    cos, sin = np.cos(angles) * scale, np.sin(angles) * scale
+    half = len(frequencies)
+    first, second, rest = np.split(x, (half, 2 * half), axis=-1)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
+
+
+def _mlp(config: Config, layer: Weights, x: Array, routers: list[Array]) -> Array:
+    if "mlp.gate.weight" not in layer:
+        return _feed_forward(config, layer, "mlp", x)
+    routers.append(_linear(layer, "mlp.gate", x))
+    chosen, shares = _choose_experts(config, routers[-1])
+    out = np.zeros_like(x)
+    for expert in np.unique(chosen):
+        rows, places = np.nonzero(chosen == expert)
+        result = _feed_forward(config, layer, f"mlp.experts.{expert}", x[rows])
+        out[rows] += shares[rows, places, None] * result
+    return out
+
+
+def _choose_experts(config: Config, scores: Array) -> tuple[NDArray[np.int64], Array]:
+    """Of each row, the best experts and their shares, [n, per token]."""
+    chosen = np.argsort(-scores, axis=-1, kind="stable")[:, : config["num_experts_per_tok"]]
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    shares = np.take_along_axis(powers, chosen, axis=-1)
+    among_chosen = config.get("norm_topk_prob", config["model_type"] != "qwen3_moe")
+    return chosen, shares / (shares if among_chosen else powers).sum(axis=-1, keepdims=True)
+
+
+def _feed_forward(config: Config, layer: Weights, at: str, x: Array) -> Array:
+    if config["model_type"] == "gpt_oss":
+        gate = np.minimum(_linear(layer, f"{at}.gate_proj", x), 7)
+        up = np.clip(_linear(layer, f"{at}.up_proj", x), -7, 7)
+        return _linear(layer, f"{at}.down_proj", gate / (1 + np.exp(-1.702 * gate)) * (up + 1))
+    act = _ACTIVATIONS[config.get("hidden_activation") or config.get("hidden_act", "silu")]
+    up = _linear(layer, f"{at}.up_proj", x)
+    has_gate = f"{at}.gate_proj.weight" in layer
+    hidden = act(_linear(layer, f"{at}.gate_proj", x)) * up if has_gate else act(up)
+    return _linear(layer, f"{at}.down_proj", hidden)
+
+
+def _gelu(x: Array) -> Array:
+    return x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2
+
+
+def _gelu_tanh(x: Array) -> Array:
+    return x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
+
+
+_ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu": _gelu,
+    "gelu_pytorch_tanh": _gelu_tanh,
+}
