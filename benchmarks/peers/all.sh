@@ -30,4 +30,6 @@ measure peers-synthetic-0.9 2 3 synthetic "$random_model" --new-tokens 48 --acce
 # shellcheck disable=SC2086
 measure peers-text 2 12 text "$text_model" --new-tokens 128 $prompts
 "$python" "$here/plot.py" "$results"/peers-*.json --png "$here/../../docs/performance.png"
-"$python" "$here/page.py" "$results" "$here/../../docs/performance.md"
+mkdir -p "$results/tables"
+"$python" "$here/page.py" "$results" "$results/tables" ${CPU:+--cpu "$CPU"}
+"$python" "$here/../../docs/scripts/tables.py" "$here/../../docs/performance.md"

@@ -1,77 +1,170 @@
-"""Puts the tables of the results into docs/performance.md, between its marks.
+"""Results of the peers -> the tables of docs/performance.md, as JSON.
 
-python benchmarks/peers/page.py benchmarks/results docs/performance.md
+python benchmarks/peers/page.py benchmarks/results benchmarks/results/tables --cpu "EPYC (Zen 4)"
+
+The script that fills the pages puts them into docs/performance.md.
 """
 
 import argparse
 import json
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from summary import ratios, table
-
-# Asked of a machine of this class before anything was measured on it: ours, theirs, ratio.
-WANTED = (
-    ("specqd bf16", "openvino bf16", 1.15),
-    ("specqd bf16", "llama.cpp bf16", 1.55),
-    ("specqd mxfp4", "openvino mxfp4", 2.6),
-    ("specqd mxfp4", "llama.cpp mxfp4", 3.6),
-    ("specqd mxfp4", "llama.cpp q4_0", 1.35),
-)
-MARKED = re.compile(r"(<!-- (table|ratios|wanted) ([\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+Cells = list[Any]
 
 
-def wanted(summary: dict[str, Any]) -> str:
-    """Markdown: what was asked, what is, and what our bytes at all of the bandwidth would give."""
-    shares = {
-        arm["name"]: arm["share_of_bandwidth"]["median"]
-        for arm in summary["arms"]
-        if "share_of_bandwidth" in arm
-    }
-    lines = [
-        "| decoding | wanted | measured | quartiles | our share of bandwidth | theirs | at most |",
-        "|---|---|---|---|---|---|---|",
+def decode_table(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain decoding by arm; the ratio of ours over each peer's arm of the same width."""
+    shares = {arm["name"]: arm["share_of_bandwidth"]["median"] for arm in summary["arms"]}
+    rows = []
+    for arm in summary["arms"]:
+        row = [arm["name"], _spread(arm["decode_tokens_per_s"], 1)]
+        row += [round(arm["wall_tokens_per_s"]["median"], 1), round(shares[arm["name"]], 2)]
+        ours = "specqd bf16" if arm["name"].endswith("bf16") else "specqd mxfp4"
+        ratio = summary["specqd_over"][ours].get(arm["name"], {}).get("decode")
+        at_most = ratio and round(ratio["median"] / shares[ours], 2)
+        rows.append([*row, ratio and _spread(ratio, 2), at_most])
+    columns = [
+        "arm",
+        _column("decoding", ".1f"),
+        _column("with the prompt", ".1f"),
+        _column("of bandwidth", ".2f"),
+        _column("ours over it", ".2f"),
+        _column("at most", ".2f"),
     ]
-    for ours, theirs, ratio in WANTED:
-        found = summary["specqd_over"].get(ours, {}).get(theirs)
-        if found is None:
-            lines.append(f"| {ours} / {theirs} | {ratio} | absent | | | | |")
+    title = f"Plain decoding of `{summary['model']}`, tokens/s: {_counts(summary)}"
+    return {"title": title, "columns": columns, "rows": rows}
+
+
+def synthetic_table(by_acceptance: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Decoding by arm at each acceptance."""
+    rows: dict[str, Cells] = {}
+    for acceptance, summary in by_acceptance.items():
+        for arm in summary["arms"]:
+            name = arm["name"].removesuffix(f" p={acceptance}")
+            rows.setdefault(name, [name]).append(_spread(arm["decode_tokens_per_s"], 1))
+    columns = ["arm", *(_column(f"p = {acceptance}", ".1f") for acceptance in by_acceptance)]
+    first = next(iter(by_acceptance.values()))
+    title = f"Decoding of `{first['model']}` at a set acceptance p, tokens/s: {_counts(first)}"
+    return {"title": title, "columns": columns, "rows": list(rows.values())}
+
+
+def text_table(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Decoding by arm, of each way of drafting the fastest length; the ratio of `auto` over it."""
+    over = summary["specqd_over"]["specqd bf16 + auto"]
+    fastest: dict[str, float] = {}
+    for arm in summary["arms"]:
+        way, speed = _way(arm["name"]), arm["wall_tokens_per_s"]["median"]
+        fastest[way] = max(speed, fastest.get(way, 0.0))
+    rows = []
+    for arm in summary["arms"]:
+        if arm["wall_tokens_per_s"]["median"] < fastest[_way(arm["name"])]:
             continue
-        low, high = found["decode"]["quartiles"]
-        measured = found["decode"]["median"]
-        cells = [f"{ours} / {theirs}", f"{ratio}", f"{measured:.2f}", f"{low:.2f} .. {high:.2f}"]
-        cells += [f"{shares[ours]:.2f}", f"{shares[theirs]:.2f}", f"{measured / shares[ours]:.2f}"]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        row = [arm["name"], _spread(arm["decode_tokens_per_s"], None)]
+        row.append(round(arm["wall_tokens_per_s"]["median"]))
+        row.append(round(arm["accepted"] / arm["drafted"], 2) if arm.get("drafted") else None)
+        same, ratio = arm.get("equal_to_own_plain"), over.get(arm["name"])
+        row.append(same and f"{same['equal']} of {same['outputs']}")
+        row += [ratio and round(ratio[of]["median"], 2) for of in ("decode", "wall")]
+        rows.append(row)
+    columns = [
+        "arm",
+        _column("decoding", "d"),
+        _column("with the prompt", "d"),
+        _column("accepted", ".2f"),
+        "equal",
+        _column("`auto` over it", ".2f"),
+        _column("... with the prompt", ".2f"),
+    ]
+    what = f"`{summary['model']}`, greedy, {summary['rounds']} prompts, tokens/s"
+    return {"title": f"{what}: {_counts(summary)}", "columns": columns, "rows": rows}
 
 
-def with_tables(page: str, results: Path) -> str:
-    makers = {"table": described, "ratios": ratios, "wanted": wanted}
-
-    def filled(match: re.Match[str]) -> str:
-        opening, maker, name, closing = match.groups()
-        summary = json.loads((results / f"{name}.json").read_text())
-        return f"{opening}{makers[maker](summary)}\n{closing}"
-
-    return MARKED.sub(filled, page)
+def _way(arm: str) -> str:
+    """The arm's name without the length, all n-grams of an engine alike."""
+    return re.sub(r" ngram-\S+", " ngram", re.sub(r" k=\d+", "", arm))
 
 
-def described(summary: dict[str, Any]) -> str:
-    machine = summary["machine"]
-    where = f"{machine['cpu']}, {machine['isa']}, {machine['threads']} threads"
-    begun = summary["begun"].partition("T")[0]
+def _column(name: str, form: str) -> dict[str, str]:
+    return {"name": name, "format": form}
+
+
+def _spread(values: Mapping[str, Any], digits: int | None) -> list[float]:
+    return [round(value, digits) for value in (values["median"], *values["quartiles"])]
+
+
+def _counts(summary: Mapping[str, Any]) -> str:
     counts = f"{summary['rounds']} rounds in {summary['sittings']} sittings"
-    commits = ", ".join(f"`{commit}`" for commit in summary["commits"])
-    return f"{table(summary)}\n\n{where}; {counts}, {begun}, commit {commits}."
+    return f"medians and quartiles of {counts}"
+
+
+def _bandwidth(summary: Mapping[str, Any]) -> str:
+    """Medians before and after the rounds; by size where the sizes differ by a cache."""
+    found = {
+        int(size): [round(around[when]["median"]) for when in ("before", "after")]
+        for size, around in summary["bandwidth_gb_per_s"].items()
+    }
+    if summary["experiment"] != "text":
+        return f"{_span([speed for speeds in found.values() for speed in speeds])} GB/s"
+    return ", ".join(
+        f"{_span(speeds)} GB/s at {size / 1e6:.0f} MB" for size, speeds in found.items()
+    )
+
+
+def _span(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
+def measured(summary: Mapping[str, Any], cpu: str | None, bandwidth: str) -> dict[str, str]:
+    """Where and when a table was measured."""
+    machine, prompts = summary["machine"], f" PROMPTS={summary['prompts']}"
+    return {
+        "machine": f"{cpu or machine['cpu']}, {machine['threads']} threads, {machine['isa']}; "
+        f"{bandwidth}",
+        "date": summary["begun"].partition("T")[0],
+        "commit": ", ".join(summary["commits"]),
+        "command": "make bench-peers" + (prompts if ".jsonl" in prompts else ""),
+    }
+
+
+def write(table: Mapping[str, Any], path: Path) -> None:
+    """A column and a row a line, so that changes can be read."""
+    fields = []
+    for name, value in table.items():
+        if isinstance(value, str):
+            fields.append(f" {json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}")
+            continue
+        items = ",\n".join(f"  {json.dumps(item, ensure_ascii=False)}" for item in value)
+        fields.append(f" {json.dumps(name)}: [\n{items}\n ]")
+    path.write_text("{\n" + ",\n".join(fields) + "\n}\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("results", type=Path)
-    parser.add_argument("page", type=Path)
+    parser.add_argument("tables", type=Path)
+    parser.add_argument("--cpu", help="its name, where the system does not tell generations apart")
     options = parser.parse_args()
-    options.page.write_text(with_tables(options.page.read_text(), options.results))
+
+    def results(name: str) -> dict[str, Any]:
+        summary: dict[str, Any] = json.loads((options.results / f"peers-{name}.json").read_text())
+        return summary
+
+    by_acceptance = {p: results(f"synthetic-{p}") for p in ("0.8", "0.9")}
+    bandwidths = ", ".join(f"{_bandwidth(s)} (p = {p})" for p, s in by_acceptance.items())
+    decode, text = results("decode"), results("text")
+    made = {
+        "decode": (decode_table(decode), decode, _bandwidth(decode)),
+        "synthetic": (synthetic_table(by_acceptance), by_acceptance["0.8"], bandwidths),
+        "text": (text_table(text), text, _bandwidth(text)),
+    }
+    for name, (table, summary, bandwidth) in made.items():
+        title = {"title": table.pop("title")}
+        full = title | measured(summary, options.cpu, bandwidth) | table
+        write(full, options.tables / f"peers-{name}.json")
 
 
 if __name__ == "__main__":
