@@ -32,7 +32,7 @@ using namespace nanobind::literals;
 namespace specqd {
 
 void bind_decoder(nb::module_& m);
-void bind_economics(nb::module_& m);
+void bind_policy(nb::module_& m);
 void bind_kernels(nb::module_& m);
 void bind_levels(nb::module_& m);
 void bind_ngram(nb::module_& m);
@@ -337,7 +337,7 @@ NB_MODULE(_native, m) {
   specqd::bind_decoder(m);
   specqd::bind_ngram(m);
   specqd::bind_pick(m);
-  specqd::bind_economics(m);
+  specqd::bind_policy(m);
   specqd::bind_sequence(m);
   specqd::bind_levels(m);
   specqd::bind_kernels(m);

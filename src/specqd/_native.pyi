@@ -252,33 +252,13 @@ def top_logprobs(logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), o
     """
 
 class Calibration:
-    """Stated confidence -> how often such tokens were right."""
+    """Stated confidence -> observed acceptance."""
 
     def __init__(self, floor: float = 0.0, memory: float = 300.0) -> None: ...
 
     def probability(self, confidence: float) -> float: ...
 
-    def observe(self, confidence: float, is_right: bool) -> None: ...
-
-class BypassBias:
-    """How much of what was expected came true."""
-
-    def __init__(self) -> None: ...
-
-    @property
-    def share(self) -> float: ...
-
-    def observe(self, chance: float, is_right: bool) -> None: ...
-
-class Estimate:
-    """What something takes on a machine that others use too."""
-
-    def __init__(self) -> None: ...
-
-    def add(self, sample: float) -> None: ...
-
-    @property
-    def value(self) -> float | None: ...
+    def observe(self, confidence: float, is_accepted: bool) -> None: ...
 
 class RowCosts:
     """Seconds of a forward by its number of rows."""
@@ -293,8 +273,11 @@ class RowCosts:
     def seconds(self, rows: float) -> float:
         """Estimated; 0 where nothing was measured yet."""
 
+    def price(self, rows: float) -> float:
+        """The same along the lower convex hull."""
+
 class TokenRate:
-    """Tokens per second of a level, over its recent rounds."""
+    """Tokens a second of a level, over its recent rounds."""
 
     def __init__(self) -> None: ...
 
@@ -304,21 +287,20 @@ class TokenRate:
     def seconds_per_token(self) -> float | None: ...
 
 class ProbeBudget:
-    """Lets what does not pay be tried, at a bounded share of the time."""
+    """
+    Allows rounds that do not seem to pay, for a bounded share of the time.
+    """
 
-    def __init__(self, share: float = 0.005) -> None: ...
+    def __init__(self, share: float = 0.01) -> None: ...
 
-    def lend(self, seconds: float) -> None: ...
+    def begin(self, seconds: float) -> None: ...
 
-    def earn(self, seconds: float) -> None: ...
+    def refund(self, seconds: float) -> None: ...
 
-    def has(self, cost: float, loss: float) -> bool: ...
+    @property
+    def is_open(self) -> bool: ...
 
-    def allows(self, cost: float, loss: float) -> bool: ...
-
-    def cost(self, seconds: float) -> None: ...
-
-    def bring(self, seconds: float) -> None: ...
+    def charge(self, seconds: float) -> None: ...
 
 class Tokens:
     """A sequence's tokens: a list that grows at its end."""
@@ -571,26 +553,20 @@ class NoDraft(Drafter):
     def levels(self) -> tuple[Any, ...]: ...
 
     def propose(self, requests: _Sequence[DraftRequest]) -> list[Proposal]:
-        """One proposal per request, of at most `at_most` tokens."""
+        """One proposal for each request, of at most `at_most` tokens."""
+
+    def values(self, requests: _Sequence[DraftRequest]) -> list[float]:
+        """
+        Seconds that `propose` is expected to save each request, net of all costs.
+        """
 
     def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:
         """
-        Learns that verification confirmed the first `accepted` tokens of its proposal.
-        """
-
-    def chances(self, request: DraftRequest, proposal: Proposal) -> list[float]:
-        """
-        How likely each token of its proposal is right, given that those before it are.
+        Learns that verification accepted the first `accepted` tokens of its proposal.
         """
 
     def release(self, sequence: Sequence) -> None:
         """Forgets a sequence that has ended."""
-
-    @property
-    def is_free(self) -> bool:
-        """
-        Whether proposals cost nothing to make: they can be weighed before they are used.
-        """
 
 class NgramDrafter(Drafter):
     """
@@ -613,26 +589,49 @@ class NgramDrafter(Drafter):
     def levels(self) -> tuple[Any, ...]: ...
 
     def propose(self, requests: _Sequence[DraftRequest]) -> list[Proposal]:
-        """One proposal per request, of at most `at_most` tokens."""
+        """One proposal for each request, of at most `at_most` tokens."""
+
+    def values(self, requests: _Sequence[DraftRequest]) -> list[float]:
+        """
+        Seconds that `propose` is expected to save each request, net of all costs.
+        """
 
     def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:
         """
-        Learns that verification confirmed the first `accepted` tokens of its proposal.
-        """
-
-    def chances(self, request: DraftRequest, proposal: Proposal) -> list[float]:
-        """
-        How likely each token of its proposal is right, given that those before it are.
+        Learns that verification accepted the first `accepted` tokens of its proposal.
         """
 
     def release(self, sequence: Sequence) -> None:
         """Forgets a sequence that has ended."""
 
+class DraftChoice(Drafter):
+    """
+    Drafters side by side: each sequence gets the proposal that is worth most.
+    """
+
+    def __init__(self, drafters: _Sequence[object]) -> None: ...
+
     @property
-    def is_free(self) -> bool:
+    def drafters(self) -> tuple[Any, ...]: ...
+
+    @property
+    def levels(self) -> tuple[Any, ...]: ...
+
+    def propose(self, requests: _Sequence[DraftRequest]) -> list[Proposal]:
+        """One proposal for each request, of at most `at_most` tokens."""
+
+    def values(self, requests: _Sequence[DraftRequest]) -> list[float]:
         """
-        Whether proposals cost nothing to make: they can be weighed before they are used.
+        Seconds that `propose` is expected to save each request, net of all costs.
         """
+
+    def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:
+        """
+        Learns that verification accepted the first `accepted` tokens of its proposal.
+        """
+
+    def release(self, sequence: Sequence) -> None:
+        """Forgets a sequence that has ended."""
 
 class LevelStats:
     """What a level did since it was made."""
@@ -725,26 +724,20 @@ class Level(Drafter):
         """What a token takes where so many texts are advanced together."""
 
     def propose(self, requests: _Sequence[DraftRequest]) -> list[Proposal]:
-        """One proposal per request, of at most `at_most` tokens."""
+        """One proposal for each request, of at most `at_most` tokens."""
+
+    def values(self, requests: _Sequence[DraftRequest]) -> list[float]:
+        """
+        Seconds that `propose` is expected to save each request, net of all costs.
+        """
 
     def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:
         """
-        Learns that verification confirmed the first `accepted` tokens of its proposal.
-        """
-
-    def chances(self, request: DraftRequest, proposal: Proposal) -> list[float]:
-        """
-        How likely each token of its proposal is right, given that those before it are.
+        Learns that verification accepted the first `accepted` tokens of its proposal.
         """
 
     def release(self, sequence: Sequence) -> None:
         """Forgets a sequence that has ended."""
-
-    @property
-    def is_free(self) -> bool:
-        """
-        Whether proposals cost nothing to make: they can be weighed before they are used.
-        """
 
 class Packed:
     @property
