@@ -119,7 +119,7 @@ def _line(cells: Iterator[str]) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    return value is None or isinstance(value, (int, float, list)) and not isinstance(value, bool)
+    return value is None or isinstance(value, (int, float, list))
 
 
 def _cell(value: Any, form: str | None) -> str:
