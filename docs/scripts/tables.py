@@ -119,7 +119,7 @@ def _line(cells: Iterator[str]) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    return value is None or isinstance(value, (int, float, list))
+    return value is None or type(value) in (int, float, list)  # a bool is an int, but no number
 
 
 def _cell(value: Any, form: str | None) -> str:
