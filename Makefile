@@ -79,7 +79,7 @@ $(VENV)/docs-ready: pyproject.toml | $(VENV)/lint-ready
 docs: $(VENV)/docs-ready
 	$(BIN)/python docs/scripts/tables.py --check
 	$(BIN)/python docs/scripts/cli.py --check
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	$(BIN)/python docs/scripts/hosts.py build-docs
 
 # The notebook; the scripts beside it are run by the tests.
