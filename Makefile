@@ -10,7 +10,7 @@ QUIET_PIP := --quiet --disable-pip-version-check
 
 unexport PYTHONPATH  # the environments below hold all that is meant to be imported
 
-.PHONY: build demo test wheel aarch64 amx lint format parity bench-peers clean
+.PHONY: build demo test wheel aarch64 amx lint format docs examples parity bench-peers clean
 
 build: $(VENV)/built
 
@@ -71,6 +71,21 @@ format: $(VENV)/lint-ready
 	$(BIN)/clang-format -i $$(git ls-files 'csrc/*.h' 'csrc/*.cpp')
 	$(BIN)/python -m nanobind.stubgen -q -m specqd._native -O src/specqd
 
+$(VENV)/docs-ready: pyproject.toml | $(VENV)/lint-ready
+	$(BIN)/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[serve,lint,docs]"
+	touch $@
+
+# The pages that scripts write, checked, and all pages as a site in build-docs, without a network.
+docs: $(VENV)/docs-ready
+	$(BIN)/python docs/scripts/tables.py --check
+	$(BIN)/python docs/scripts/cli.py --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python docs/scripts/hosts.py build-docs
+
+# The notebook; the scripts beside it are run by the tests.
+examples: $(VENV)/docs-ready
+	$(BIN)/jupyter execute examples/levels.ipynb
+
 $(PARITY)/ready: parity/requirements.txt dist/built
 	test -x $(PARITY)/bin/python || $(PYTHON) -m venv $(PARITY)
 	$(PARITY)/bin/pip install $(QUIET_PIP) -r parity/requirements.txt
@@ -98,4 +113,4 @@ bench-peers: $(PEERS)/ready
 	PYTHON=$(PEERS)/bin/python PROMPTS=$(PROMPTS) bash benchmarks/peers/all.sh
 
 clean:
-	rm -rf $(VENV) $(PARITY) $(PEERS) $(EMPTY) dist build build-aarch64 build-amx
+	rm -rf $(VENV) $(PARITY) $(PEERS) $(EMPTY) dist build build-aarch64 build-amx build-docs
