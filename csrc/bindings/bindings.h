@@ -1,4 +1,4 @@
-// What the files of bindings share.
+// Types and conversions that several files of bindings use.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -34,14 +34,14 @@ inline const Kernels& kernels_or_throw(const std::string& name) {
   return *kernels;
 }
 
-// Rows of a matrix whose rows are contiguous one after the other.
+// The rows of a matrix; throws unless it is C-contiguous.
 inline RowSource row_source(const BitMatrix& matrix) {
   if (matrix.stride(1) != 1 || matrix.stride(0) != static_cast<int64_t>(matrix.shape(1)))
     throw std::invalid_argument("weights must be C-contiguous");
   return {reinterpret_cast<const uint8_t*>(matrix.data()), static_cast<int64_t>(matrix.shape(0))};
 }
 
-// The enumerator of a name, in the order of `names`.
+// The enumerator whose value is the index of `name` in `names`.
 template <class Kind>
 Kind kind_of(const std::string& name, const std::vector<std::string>& names) {
   const auto found = std::find(names.begin(), names.end(), name);

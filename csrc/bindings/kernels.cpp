@@ -1,4 +1,4 @@
-// The kernels of each instruction set, for tests and benchmarks.
+// Binds the kernels of each instruction set, for tests and benchmarks.
 #include "kernels/kernels.h"
 
 #include <nanobind/nanobind.h>
@@ -36,7 +36,7 @@ using In = nb::ndarray<const T, nb::ndim<Dimensions>, nb::c_contig, nb::device::
 template <class T>
 using Out = nb::ndarray<nb::numpy, T>;
 
-// Memory on the boundary of a large page, so that benchmarks do not measure the page tables.
+// Memory aligned to a large page, so that benchmarks do not measure the page tables.
 template <class T>
 class Pages {
  public:
@@ -67,7 +67,7 @@ Out<T> new_array(std::initializer_list<size_t> shape) {
   size_t count = 1;
   for (const size_t n : shape) count *= n;
   T* data = new T[count];
-  std::memset(static_cast<void*>(data), 0xff, count * sizeof(T));  // NaN where it is a float
+  std::memset(static_cast<void*>(data), 0xff, count * sizeof(T));  // NaN if T is float
   nb::capsule owner(data, [](void* memory) noexcept { delete[] static_cast<T*>(memory); });
   return Out<T>(data, shape, owner);
 }
@@ -184,7 +184,7 @@ Out<float> product(const Kernels& kernels, const std::string& precision, const P
   return out;
 }
 
-// Seconds a product, of each of `repeats` runs of `rounds` products whose panels the threads share
+// Seconds per product in each of `repeats` runs of `rounds` products. The threads share the panels
 // as in a forward.
 std::vector<double> time_product(const Kernels& kernels, const std::string& precision,
                                  const Packed& packed, In<float, 2> x, Pool& pool, int repeats,
@@ -217,7 +217,7 @@ const Kernels* find_kernels(const std::string& name) {
   return kernels;
 }
 
-// A table of kernels as Python sees it.
+// The Python class of a table of kernels.
 struct KernelTable {
   const Kernels* at;
 };
@@ -383,8 +383,8 @@ void bind_kernels(nb::module_& m) {
   bind_products(table);
   bind_elementwise(table);
   m.def("kernels", [](const std::string& name) { return KernelTable{find_kernels(name)}; });
-  // Every table that can run here, the portable one first; the last two are for tests only: what
-  // suits the other kind of core, and emulated tiles.
+  // Every table that can run on this machine, the portable one first. The last two are for tests
+  // only: AVX-512 BF16 for the other kind of core, and AMX on emulated tiles.
   m.def("kernel_names", [] {
     std::vector<std::string> names = available_isas();
     std::reverse(names.begin(), names.end());

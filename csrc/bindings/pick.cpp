@@ -1,4 +1,4 @@
-// Picking a token, as Python sees it.
+// Binds picking and verification.
 #include "decode/pick.h"
 
 #include <nanobind/nanobind.h>
@@ -36,7 +36,7 @@ const Kernels& kernels_for(const std::optional<std::string>& isa) {
   return *kernels;
 }
 
-// For what needs no Picker; grown once a thread.
+// For functions without a Picker; grows once per thread.
 PickScratch& shared_scratch() {
   static thread_local PickScratch scratch;
   return scratch;
@@ -87,7 +87,7 @@ nb::ndarray<nb::numpy, float, nb::ndim<1>> log_softmax_of(const Row<float>& logi
   return {out, {logits.shape(0)}, owner};
 }
 
-float one_logprob(const Row<float>& logits, int32_t token, const std::optional<std::string>& isa) {
+float find_logprob(const Row<float>& logits, int32_t token, const std::optional<std::string>& isa) {
   if (token < 0 || static_cast<size_t>(token) >= logits.shape(0))
     throw std::invalid_argument("token " + std::to_string(token) + " is not in the vocabulary");
   const Kernels& kernels = kernels_for(isa);
@@ -95,8 +95,8 @@ float one_logprob(const Row<float>& logits, int32_t token, const std::optional<s
   return logprob_of(kernels, span_of(logits), token, shared_scratch());
 }
 
-std::vector<std::pair<int32_t, float>> likeliest(const Row<float>& logits, size_t count,
-                                                 const std::optional<std::string>& isa) {
+std::vector<std::pair<int32_t, float>> find_top_logprobs(const Row<float>& logits, size_t count,
+                                                         const std::optional<std::string>& isa) {
   const Kernels& kernels = kernels_for(isa);
   const FlushSubnormals flush;
   std::vector<TokenLogprob> top(count);
@@ -109,7 +109,7 @@ std::vector<std::pair<int32_t, float>> likeliest(const Row<float>& logits, size_
 }  // namespace
 
 void bind_pick(nb::module_& m) {
-  nb::class_<Picker>(m, "Picker", "What the token at a position is, under given parameters.")
+  nb::class_<Picker>(m, "Picker", "Picks the token at a position, with fixed parameters.")
       .def(
           "__init__",
           [](Picker* self, float temperature, float top_p, float min_p, float repetition_penalty,
@@ -128,8 +128,8 @@ void bind_pick(nb::module_& m) {
           "bias"_a = std::vector<float>{})
       .def("pick", &pick_with, "logits"_a, "position"_a, "history"_a = nb::none(),
            "prompt_length"_a = 0, "mask"_a = nb::none(), "isa"_a = nb::none(),
-           "The token at `position` and its probability; (-1, 0) if nothing is allowed. `mask` "
-           "holds a bit a token, set where it is allowed.")
+           "Returns the token at `position` and its probability; (-1, 0) if no token is allowed.\n"
+           "`mask` holds one bit per token, set if the token is allowed.")
       .def(
           "noise_bits",
           [](const Picker& picker, int64_t position, int32_t token) {
@@ -138,12 +138,12 @@ void bind_pick(nb::module_& m) {
           "position"_a, "token"_a, "The 64 random bits behind a token's Gumbel noise.");
   m.def("verify", &verify_with, "decoder"_a, "row"_a, "proposal"_a, "picker"_a, "position"_a,
         "prompt_length"_a, "history"_a = nb::none(), "masks"_a = nb::none(),
-        "(tokens, probabilities): the proposal's prefix that the logits from `row` on confirm, and "
-        "the next pick.");
+        "Returns (tokens, probabilities): the proposal's prefix that equals the picks from the\n"
+        "logits from `row`, then the next pick.");
   m.def("gumbel", &gumbel, "bits"_a, "-log(-log(1 - v)), v = (bits + 1/2) / 2**64.");
   m.def("log_softmax", &log_softmax_of, "logits"_a, "isa"_a = nb::none());
-  m.def("logprob_of", &one_logprob, "logits"_a, "token"_a, "isa"_a = nb::none());
-  m.def("top_logprobs", &likeliest, "logits"_a, "count"_a, "isa"_a = nb::none(),
+  m.def("logprob_of", &find_logprob, "logits"_a, "token"_a, "isa"_a = nb::none());
+  m.def("top_logprobs", &find_top_logprobs, "logits"_a, "count"_a, "isa"_a = nb::none(),
         "The `count` likeliest tokens and their log-probabilities, ties by lowest id.");
 }
 
