@@ -62,14 +62,14 @@ lint: $(VENV)/lint-ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.h' 'csrc/*.cpp')
-	$(BIN)/python -m nanobind.stubgen -q -m specqd._native -O dist
-	diff dist/_native.pyi src/specqd/_native.pyi
+	$(BIN)/python -m nanobind.stubgen -q -m specqd._native -r -O dist
+	diff -r dist/_native src/specqd/_native
 
 format: $(VENV)/lint-ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $$(git ls-files 'csrc/*.h' 'csrc/*.cpp')
-	$(BIN)/python -m nanobind.stubgen -q -m specqd._native -O src/specqd
+	$(BIN)/python -m nanobind.stubgen -q -m specqd._native -r -O src/specqd
 
 $(PARITY)/ready: parity/requirements.txt dist/built
 	test -x $(PARITY)/bin/python || $(PYTHON) -m venv $(PARITY)

@@ -5,6 +5,8 @@
 #include <nanobind/ndarray.h>
 
 #include <algorithm>
+#include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -22,6 +24,14 @@ using BitMatrix = nb::ndarray<const uint16_t, nb::numpy, nb::ndim<2>, nb::device
 using BitVector = nb::ndarray<const uint16_t, nb::numpy, nb::ndim<1>, nb::c_contig>;
 
 template <class T>
+using Row = nb::ndarray<const T, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+template <class T>
+std::span<const T> span_of(const Row<T>& row) {
+  return {row.data(), row.shape(0)};
+}
+
+template <class T>
 nb::ndarray<nb::numpy, T> owned_array(std::vector<T> values, std::vector<size_t> shape) {
   auto* held = new std::vector<T>(std::move(values));
   nb::capsule owner(held, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
@@ -32,6 +42,10 @@ inline const Kernels& kernels_or_throw(const std::string& name) {
   const Kernels* kernels = kernels_named(name);
   if (kernels == nullptr) throw std::invalid_argument("instruction set not available: " + name);
   return *kernels;
+}
+
+inline const Kernels& kernels_or_default(const std::optional<std::string>& name) {
+  return kernels_or_throw(name ? *name : available_isas().front());
 }
 
 // The rows of a matrix; throws unless it is C-contiguous.

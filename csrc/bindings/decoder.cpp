@@ -214,7 +214,6 @@ void bind_forward(nb::module_& m) {
           "target"_a, "is_draft"_a, "verify_bytes"_a,
           "Uses the target's partial head for drafts in this precision. A forward that verifies\n"
           "them reads `verify_bytes` bytes per row.")
-      .def_prop_ro("logit_rows", &Decoder::logit_rows)
       .def(
           "logits",
           [](const Decoder& decoder) {

@@ -17,7 +17,6 @@
 #include <variant>
 
 #include "bindings/bindings.h"
-#include "kernels/float_mode.h"
 #include "model/decoder.h"
 #include "model/kv_cache.h"
 #include "model/rope.h"
@@ -38,6 +37,7 @@ void bind_levels(nb::module_& m);
 void bind_ngram(nb::module_& m);
 void bind_pick(nb::module_& m);
 void bind_sequence(nb::module_& m);
+void bind_testing(nb::module_& m);
 
 namespace {
 
@@ -86,19 +86,6 @@ std::variant<std::shared_ptr<PackedWeight>, std::tuple<int64_t, int64_t, int64_t
   }
   if (weight == nullptr) return std::tuple(error.source, error.row, error.column);
   return weight;
-}
-
-nb::ndarray<nb::numpy, uint16_t> unpack(const PackedWeight& weight, const std::string& isa) {
-  const Kernels& kernels = kernels_or_throw(isa);
-  const auto rows = static_cast<size_t>(weight.rows());
-  const auto columns = static_cast<size_t>(weight.columns());
-  std::vector<uint16_t> bits(rows * columns);
-  {
-    nb::gil_scoped_release released;
-    for (size_t row = 0; row < rows; ++row)
-      weight.read_row(kernels, static_cast<int64_t>(row), bits.data() + row * columns);
-  }
-  return owned_array(std::move(bits), {rows, columns});
 }
 
 // The planes as read-only arrays over the weight's own memory; `self` keeps the memory alive.
@@ -181,16 +168,6 @@ void bind_machine(nb::module_& m) {
       },
       "pool"_a, "isa"_a, "bytes"_a, "repeats"_a,
       "Returns the seconds of each of `repeats` reads of `bytes` bytes by all threads.");
-  m.attr("PEAK_PRODUCTS") = kPeakProducts;
-  m.def(
-      "product_seconds",
-      [](Pool& pool, const std::string& isa, int repeats) {
-        const nb::gil_scoped_release released;
-        return measure_product_seconds(pool, kernels_or_throw(isa), repeats);
-      },
-      "pool"_a, "isa"_a, "repeats"_a,
-      "Returns the seconds of each of `repeats` runs in which every thread computes PEAK_PRODUCTS\n"
-      "exact products in registers, without memory.");
 }
 
 void bind_weights(nb::module_& m) {
@@ -202,8 +179,7 @@ void bind_weights(nb::module_& m) {
       .def_prop_ro("patch_count", &PackedWeight::patch_count)
       .def("plane_bytes", &plane_bytes)
       .def("planes", &planes, nb::sig("def planes(self) -> dict[str, NDArray[numpy.generic]]"),
-           "Returns the planes by name: flat, read-only views without a copy.")
-      .def("unpack", &unpack, "isa"_a);
+           "Returns the planes by name: flat, read-only views without a copy.");
   m.def("pack", &pack, "pool"_a, "isa"_a, "sources"_a, "interleaved"_a, "rule"_a);
   m.def("take_mxfp4", &take_mxfp4, "sources"_a);
   m.def("map_planes", &map_planes, "pool"_a, "codes"_a, "scales"_a, "residuals"_a.none(),
@@ -253,26 +229,11 @@ void bind_rope(nb::module_& m) {
           "kind"_a, "dims"_a, "theta"_a, "factor"_a, "original_max_positions"_a,
           "low_freq_factor"_a, "high_freq_factor"_a, "beta_fast"_a, "beta_slow"_a,
           "attention_factor"_a, "mscale"_a, "mscale_all_dim"_a, "truncate"_a, "factors"_a);
-  m.def(
-      "rope_tables",
-      [](const RopeSpec& spec, int64_t first, int64_t count) {
-        const auto half = static_cast<size_t>(spec.dims / 2), n = static_cast<size_t>(count);
-        std::vector<float> frequencies(half), cosines(n * half), sines(n * half);
-        const float factor = rope_inverse_frequencies(spec, frequencies);
-        rope_tables(frequencies, factor, first, count, cosines.data(), sines.data());
-        return std::tuple(owned_array(std::move(frequencies), {half}), factor,
-                          owned_array(std::move(cosines), {n, half}),
-                          owned_array(std::move(sines), {n, half}));
-      },
-      "spec"_a, "first"_a, "count"_a,
-      "Returns (inverse frequencies [d/2], attention factor, cosines [count, d/2], sines\n"
-      "[count, d/2]) of the positions from `first`; d is spec.dims.");
 }
 
 void bind_cache(nb::module_& m) {
   using Tokens = std::vector<int32_t>;
   m.attr("PAGE_POSITIONS") = kPagePositions;
-  m.attr("CHUNK_POSITIONS") = kChunkPositions;
   nb::class_<KvCache>(m, "KvCache")
       .def(
           "__init__",
@@ -287,7 +248,6 @@ void bind_cache(nb::module_& m) {
       .def("create", &KvCache::create)
       .def("release", &KvCache::release, "sequence"_a)
       .def("fork", &KvCache::fork, "sequence"_a, "length"_a)
-      .def("make_writable", &KvCache::make_writable, "sequence"_a, "first"_a, "last"_a)
       .def(
           "attach_prefix",
           [](KvCache& cache, int sequence, const Tokens& tokens, uint64_t salt) {
@@ -301,30 +261,7 @@ void bind_cache(nb::module_& m) {
           },
           "sequence"_a, "tokens"_a, "salt"_a = 0)
       .def("release_behind", &KvCache::release_behind, "sequence"_a, "position"_a)
-      .def("has_page", &KvCache::has_page, "sequence"_a, "page"_a)
-      .def(
-          "page_bits",
-          [](const KvCache& cache, int sequence, int64_t page) {
-            std::vector<uint16_t> bits = cache.page_bits(sequence, page);
-            const size_t words = bits.size();
-            return owned_array(std::move(bits), {words});
-          },
-          "sequence"_a, "page"_a, "Returns a copy of a page's words, for tests.")
-      .def(
-          "write_page_bits",
-          [](KvCache& cache, int sequence, int64_t page, const BitVector& bits) {
-            if (static_cast<int64_t>(bits.size()) != cache.shape().page_words())
-              throw std::invalid_argument("bits must hold exactly one page's words");
-            cache.write_page_bits(sequence, page, {bits.data(), bits.size()});
-          },
-          "sequence"_a, "page"_a, "bits"_a, "Replaces a page's words, for tests.")
-      .def(
-          "poison",
-          [](KvCache& cache, int sequence, int64_t page, uint16_t bits) {
-            const auto words = static_cast<size_t>(cache.shape().page_words());
-            cache.write_page_bits(sequence, page, std::vector<uint16_t>(words, bits));
-          },
-          "sequence"_a, "page"_a, "bits"_a, "Fills a page with one word, for tests.");
+      .def("has_page", &KvCache::has_page, "sequence"_a, "page"_a);
 }
 
 }  // namespace
@@ -343,4 +280,5 @@ NB_MODULE(_native, m) {
   specqd::bind_sequence(m);
   specqd::bind_levels(m);
   specqd::bind_kernels(m);
+  specqd::bind_testing(m);
 }
