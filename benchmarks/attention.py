@@ -22,7 +22,7 @@ import numpy as np
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
 from specqd import _native
-from specqd._native import Context, Rows
+from specqd._native import Context, Rows, testing
 from specqd.model.bandwidth import bandwidth_at
 from specqd.model.model import Machine, Model
 from support.random_models import Shape, make_model
@@ -73,12 +73,12 @@ def open_model(heads: Heads, layers: int, positions: int, machine: Machine) -> M
 def filled(model: Model, positions: int) -> Context:
     """A context of so many positions of random keys and values."""
     cache, context = model.cache, Context(model.cache.create())
-    if not cache.make_writable(context.slot, 0, positions + 64):
+    if not testing.make_writable(cache, context.slot, 0, positions + 64):
         raise MemoryError("the cache is too small")
     words = np.random.default_rng(2).normal(0, 0.5, cache.page_bytes // 2).astype(np.float32)
     bits = (words.view(np.uint32) >> 16).astype(np.uint16)
     for page in range(positions // _native.PAGE_POSITIONS):
-        cache.write_page_bits(context.slot, page, bits)
+        testing.write_page_bits(cache, context.slot, page, bits)
     context.record(0, [0] * positions)
     return context
 
@@ -101,7 +101,7 @@ def measure(heads: Heads, positions: int, options: argparse.Namespace) -> list[d
     size = layers * seen * heads.position_bytes()
     results = []
     for rows in options.rows:
-        model.cache.make_writable(empty.slot, 0, rows)
+        testing.make_writable(model.cache, empty.slot, 0, rows)
         shares, costs = [], []
         for _ in range(options.rounds):
             bandwidth = bandwidth_at(machine, size, 3) * 1e9

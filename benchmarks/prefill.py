@@ -17,14 +17,14 @@ from time import perf_counter
 import numpy as np
 
 from specqd import _native
-from specqd._native import Context, Rows
+from specqd._native import Context, Rows, testing
 from specqd.model.model import Machine, Model
 
 
 def peak(machine: Machine) -> float:
     """Products a second of all threads."""
-    seconds = _native.product_seconds(machine.pool, machine.isa, 15)
-    return machine.pool.threads * _native.PEAK_PRODUCTS / median(seconds)
+    seconds = testing.product_seconds(machine.pool, machine.isa, 15)
+    return machine.pool.threads * testing.PEAK_PRODUCTS / median(seconds)
 
 
 def products_of(model: Model, tokens: int) -> int:

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from specqd import _native
-from specqd._native import Context, Rows
+from specqd._native import Context, Rows, testing
 from specqd.formats import mxfp4
 from specqd.formats.mxfp4 import ScaleRule
 from specqd.model.decoder_spec import decoder_spec
@@ -20,7 +20,7 @@ from support import reference
 from support.family_shapes import FAMILY_SHAPES
 from support.random_models import ROPE_SCALINGS, Shape, make_model, read_model, write_safetensors
 
-CHUNK = _native.CHUNK_POSITIONS
+CHUNK = testing.CHUNK_POSITIONS
 
 SHAPES = {
     "llama, 7:1 heads of 40": Shape(
@@ -186,7 +186,7 @@ def test_padding_of_tiny_weights_is_multiplied_by_zero(tmp_path: Path, seed: int
     model = Model.open(tmp_path, machine=MACHINE)
     [packed] = [m.weight for m in model.weights.matrices if m.names == (name,)]
     assert packed.is_nested
-    np.testing.assert_array_equal(packed.unpack(MACHINE.isa), tensors[name])
+    np.testing.assert_array_equal(testing.unpack(packed, MACHINE.isa), tensors[name])
     tokens = random_tokens(seed, 40, shape.vocab)
     for is_draft in (False, True):
         assert np.isfinite(forward_in_parts(model, tokens, [40], is_draft=is_draft)).all()
@@ -243,7 +243,7 @@ def test_rows_have_the_same_bits_alone_and_in_a_ragged_batch(
             if first
         ]
     )
-    assert model.decoder.logit_rows == 0
+    assert testing.logit_rows(model.decoder) == 0
     chosen.forward(
         [
             Rows(context, first, text[first:], len(text) - first)
@@ -272,7 +272,7 @@ def test_only_the_asked_logits_are_made(tmp_path: Path, seed: int) -> None:
     expected = model.logits(tokens)
     context = Context(model.cache.create())
     model.forward([Rows(context, 0, tokens, 3)])
-    assert model.decoder.logit_rows == 3
+    assert testing.logit_rows(model.decoder) == 3
     np.testing.assert_array_equal(model.decoder.logits(), expected[-3:])
 
 

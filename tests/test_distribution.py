@@ -17,7 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 from specqd import _native
-from specqd._native import DraftRequest, Level, NgramDrafter, NoDraft, Proposal, Sequence
+from specqd._native import DraftRequest, Level, NgramDrafter, NoDraft, Proposal, Sequence, testing
 from specqd.engine.roles import Drafter
 from support.fake_model import FakeModel
 
@@ -87,7 +87,7 @@ class ToyModel(FakeModel):
     def pick(
         self, seen: SequenceOf[int], guess: int | None, picker: _native.Picker
     ) -> tuple[int, float]:
-        return picker.pick(self.table[seen[-2], seen[-1]], len(seen))
+        return testing.pick(picker, self.table[seen[-2], seen[-1]], len(seen))
 
 
 class DrawsAnew(ToyModel):
@@ -99,7 +99,7 @@ class DrawsAnew(ToyModel):
         picked = super().pick(seen, guess, picker)
         if guess in (None, picked[0]):
             return picked
-        return picker.pick(self.table[seen[-2], seen[-1]], len(seen) + 1_000_000)
+        return testing.pick(picker, self.table[seen[-2], seen[-1]], len(seen) + 1_000_000)
 
 
 class Lenient(ToyModel):
@@ -326,7 +326,8 @@ def test_picks_of_common_noise_agree_as_often_as_they_must(sampling: Sampling) -
         draft = near(target, rng, DISTANCES[i])
         picker = sampling.picker(int(rng.integers(2**63)))
         equal[i, j] = sum(
-            picker.pick(target, t)[0] == picker.pick(draft, t)[0] for t in range(PICKS)
+            testing.pick(picker, target, t)[0] == testing.pick(picker, draft, t)[0]
+            for t in range(PICKS)
         )
         p, q = sampling.distribution(target), sampling.distribution(draft)
         expected[i, j], best[i, j] = agreement(p, q), best_agreement(p, q)

@@ -7,7 +7,7 @@ ones. The core hands out arrays full of NaN, so that what a kernel does not writ
 import numpy as np
 import pytest
 
-from specqd import _native
+from specqd._native import testing
 from specqd.formats import mxfp4
 from support.kernel_values import (
     BLOCK,
@@ -40,7 +40,7 @@ def test_products_have_the_portable_bits_for_every_number_of_rows(
 ) -> None:
     panels, tiles = int(rng.integers(1, 4)), int(rng.integers(1, 20))
     matrix = tiled(weights_of(kind, rng, panels * PANEL, tiles * BLOCK))
-    table = _native.kernels(isa)
+    table = testing.kernels(isa)
     for plain in (False, True):
         packed = PORTABLE.pack(matrix, "mse", plain)
         for rows in ROWS:
@@ -57,7 +57,7 @@ def test_draft_products_have_the_portable_bits_where_only_some_scales_are_usual(
     tiles = int(rng.integers(1, 20))
     kinds = [weights_of(kind, rng, PANEL, tiles * BLOCK) for kind in ("gaussian", "tiny", "huge")]
     packed = PORTABLE.pack(tiled(np.concatenate([*kinds, kinds[0]])), "mse", False)
-    table = _native.kernels(isa)
+    table = testing.kernels(isa)
     for rows in ROWS:
         x = rng.standard_normal((rows, tiles * BLOCK)).astype(np.float32)
         for scale in (1.0, 1e-30, 1e30):
@@ -68,7 +68,7 @@ def test_draft_products_have_the_portable_bits_where_only_some_scales_are_usual(
 
 @each_other_isa
 def test_attention_products_have_the_portable_bits(isa: str, rng: np.random.Generator) -> None:
-    table = _native.kernels(isa)
+    table = testing.kernels(isa)
     for rows in ROWS:
         panels, tiles = int(rng.integers(1, 4)), int(rng.integers(1, 9))
         plain = tiled(any_finite(rng, panels * PANEL, tiles * BLOCK))
@@ -85,9 +85,11 @@ def test_tiles_are_cast_to_the_portable_planes_and_back(
     isa: str, kind: str, rule: str, rng: np.random.Generator
 ) -> None:
     matrix = tiled(weights_of(kind, rng, 3 * PANEL, 5 * BLOCK))
-    table = _native.kernels(isa)
+    table = testing.kernels(isa)
     packed = table.pack(matrix, rule)
-    for plane, expected in zip(packed.planes, PORTABLE.pack(matrix, rule).planes, strict=True):
+    for plane, expected in zip(
+        testing.planes(packed), testing.planes(PORTABLE.pack(matrix, rule)), strict=True
+    ):
         np.testing.assert_array_equal(plane, expected)
     np.testing.assert_array_equal(table.unpack(packed), matrix)
 
@@ -97,7 +99,7 @@ def test_tiles_are_cast_to_the_portable_planes_and_back(
 def test_inputs_are_prepared_to_the_same_values(
     isa: str, inputs: int, rng: np.random.Generator
 ) -> None:
-    table, tiles = _native.kernels(isa), -(-inputs // BLOCK)
+    table, tiles = testing.kernels(isa), -(-inputs // BLOCK)
     x = random_inputs(rng, 5, inputs)
     x[3, rng.integers(0, inputs)] = np.inf
     x[4, rng.integers(0, inputs)] = np.nan
@@ -122,7 +124,7 @@ def test_inputs_are_prepared_to_the_same_values(
 def test_a_row_has_the_same_bits_alone_and_among_others(
     isa: str, precision: str, rng: np.random.Generator
 ) -> None:
-    table = _native.kernels(isa)
+    table = testing.kernels(isa)
     packed = table.pack(tiled(weights_of("gaussian", rng, 2 * PANEL, 7 * BLOCK)))
     x = random_inputs(rng, max(ROWS), 7 * BLOCK)
     alone = np.concatenate([table.product(precision, packed, x[i : i + 1]) for i in range(len(x))])
@@ -135,7 +137,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others(
 def test_a_panel_has_the_same_bits_alone_and_among_others(
     isa: str, precision: str, rng: np.random.Generator
 ) -> None:
-    table = _native.kernels(isa)
+    table = testing.kernels(isa)
     packed = table.pack(tiled(weights_of("gaussian", rng, 5 * PANEL, 6 * BLOCK)))
     x = random_inputs(rng, 3, 6 * BLOCK)
     whole = table.product(precision, packed, x)
@@ -168,7 +170,7 @@ def chained_sum(matrix: Floats, x: Floats) -> Floats:
 def test_the_exact_product_is_the_documented_sum(isa: str, rng: np.random.Generator) -> None:
     matrix = bf16_bits(rng.normal(0, 0.02, (2 * PANEL, 9 * BLOCK)))
     x = rng.standard_normal((3, 9 * BLOCK)).astype(np.float32)
-    table = _native.kernels(isa)
+    table = testing.kernels(isa)
     actual = table.product("exact", table.pack(tiled(matrix)), x)
     assert_same_bits(actual, chained_sum(bf16_values(matrix), bf16_values(bf16_bits(x))))
 
@@ -181,7 +183,7 @@ def test_the_exact_product_is_within_its_error_bound_of_float64(
     tiles = 40
     matrix = weights_of(kind, rng, 2 * PANEL, tiles * BLOCK)
     x = rng.standard_normal((9, tiles * BLOCK)).astype(np.float32)
-    table = _native.kernels(isa)
+    table = testing.kernels(isa)
     actual = table.product("exact", table.pack(tiled(matrix)), x)
     w, rounded = bf16_values(matrix).astype(np.float64), bf16_values(bf16_bits(x))
     # A product passes at most 16 roundings of its chain, one where the chains meet, one a block.
@@ -198,7 +200,7 @@ def test_the_draft_product_is_within_its_error_bound_of_float64(
     tiles = 40
     matrix = weights_of(kind, rng, 2 * PANEL, tiles * BLOCK)
     x = rng.standard_normal((9, tiles * BLOCK)).astype(np.float32)
-    table = _native.kernels(isa)
+    table = testing.kernels(isa)
     actual = table.product("fp4", table.pack(tiled(matrix), "mse"), x)
     w = mxfp4.decode(mxfp4.cast(matrix, mxfp4.ScaleRule.MSE)).reshape(matrix.shape)
     largest = np.abs(x).reshape(len(x), tiles, BLOCK).max(axis=2).astype(np.float64)

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from specqd import _native
-from specqd._native import Context, DraftRequest, Level, NoDraft, Rows
+from specqd._native import Context, DraftRequest, Level, NoDraft, Rows, testing
 from specqd.engine.roles import Drafter
 from specqd.errors import MachineError
 from specqd.model.decoder_spec import decoder_spec
@@ -68,7 +68,7 @@ def cached_bits(model: Model, shape: Shape, slot: int, length: int) -> list[NDAr
     """The words of positions [0, length), by page."""
     bits = []
     for page in range(-(-length // PAGE)):
-        words = model.cache.page_bits(slot, page)
+        words = testing.page_bits(model.cache, slot, page)
         bits.append(words[word_positions(shape) < length - page * PAGE])
     return bits
 
@@ -226,7 +226,9 @@ def test_a_published_page_is_never_written(model: Model, rng: random.Random) -> 
         assert cache.attach_prefix(last, tokens) == 128
         assert_same_bits(cached_bits(model, SHAPE, last, 128), before)
         cache.release(last)
-    np.testing.assert_array_equal(cache.page_bits(owner, 0), cache.page_bits(taker, 0))
+    np.testing.assert_array_equal(
+        testing.page_bits(cache, owner, 0), testing.page_bits(cache, taker, 0)
+    )
 
 
 @pytest.mark.parametrize("length", [1, 50, 64, 100, 128, 130])
@@ -270,17 +272,17 @@ def test_when_pages_run_out_nothing_changes(directory: Path, rng: random.Random)
     slot, other = cache.create(), cache.create()
     tokens = random_tokens(rng, 130)
     logits(model, slot, tokens)
-    assert cache.make_writable(other, 0, PAGE)
+    assert testing.make_writable(cache, other, 0, PAGE)
     before = cached_bits(model, SHAPE, slot, 130)
     assert cache.free_pages == 0
     for first, last in ((130, 200), (64, 1000), (190, 193)):
-        assert not cache.make_writable(slot, first, last)
+        assert not testing.make_writable(cache, slot, first, last)
         assert cache.free_pages == 0
         assert [cache.has_page(slot, page) for page in range(4)] == [True, True, True, False]
         assert_same_bits(cached_bits(model, SHAPE, slot, 130), before)
     forked = cache.fork(slot, 130)
-    assert not cache.make_writable(forked, 129, 130)
+    assert not testing.make_writable(cache, forked, 129, 130)
     with pytest.raises(MachineError, match="KV cache"):
         model.forward([Rows(Context(slot), 130, random_tokens(rng, 100), 1)])
     cache.release(other)
-    assert cache.make_writable(forked, 129, 130)
+    assert testing.make_writable(cache, forked, 129, 130)

@@ -8,6 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from specqd import _native
+from specqd._native import testing
 from specqd.model.model import Machine, Model
 from support.random_models import Shape, make_model
 
@@ -44,7 +45,7 @@ def test_only_full_pages_are_offered(
 ) -> None:
     tokens = random_tokens(rng, 400)
     slot = cache.create()
-    assert cache.make_writable(slot, 0, 256)
+    assert testing.make_writable(cache, slot, 0, 256)
     cache.publish(slot, tokens[:length])
     taker = cache.create()
     assert cache.attach_prefix(taker, tokens) == length // PAGE * PAGE
@@ -56,7 +57,7 @@ def test_a_prefix_hit_leaves_a_token_to_forward(
 ) -> None:
     tokens = random_tokens(rng, 256)
     slot = cache.create()
-    assert cache.make_writable(slot, 0, 256)
+    assert testing.make_writable(cache, slot, 0, 256)
     cache.publish(slot, tokens)
     taker = cache.create()
     assert cache.attach_prefix(taker, tokens[:length]) == (length - 1) // PAGE * PAGE
@@ -67,7 +68,7 @@ def test_a_hit_ends_at_the_first_page_that_differs(
 ) -> None:
     tokens = random_tokens(rng, 256)
     slot = cache.create()
-    assert cache.make_writable(slot, 0, 256)
+    assert testing.make_writable(cache, slot, 0, 256)
     cache.publish(slot, tokens)
     for at in (0, 63, 64, 150, 191):
         changed = [*tokens[:at], (tokens[at] + 1) % VOCABULARY, *tokens[at + 1 :]]
@@ -79,7 +80,7 @@ def test_a_hit_ends_at_the_first_page_that_differs(
 def test_a_salt_keeps_prefixes_apart(cache: _native.KvCache, rng: random.Random) -> None:
     tokens = random_tokens(rng, 200)
     slot = cache.create()
-    assert cache.make_writable(slot, 0, 200)
+    assert testing.make_writable(cache, slot, 0, 200)
     cache.publish(slot, tokens, salt=1)
     for salt, positions in ((0, 0), (2, 0), (1, 192), (1 << 63, 0)):
         taker = cache.create()
@@ -120,7 +121,7 @@ def test_pages_of_one_hash_and_other_tokens_are_not_mistaken(cache: _native.KvCa
     rest = list(range(2 * PAGE))
     slots = [cache.create() for _ in range(2)]
     for slot, page in zip(slots, (first, second), strict=True):
-        assert cache.make_writable(slot, 0, 3 * PAGE)
+        assert testing.make_writable(cache, slot, 0, 3 * PAGE)
         cache.publish(slot, [*page, *(t + slot for t in rest)])
     for i, (slot, page) in enumerate(zip(slots, (first, second), strict=True)):
         taker = cache.create()
@@ -137,12 +138,12 @@ def test_prefixes_make_room_from_their_ends(directory: Path, rng: random.Random)
     cache = open_cache(directory, 6)
     tokens = random_tokens(rng, 5 * PAGE)
     slot = cache.create()
-    assert cache.make_writable(slot, 0, 4 * PAGE)
+    assert testing.make_writable(cache, slot, 0, 4 * PAGE)
     cache.publish(slot, tokens[: 4 * PAGE])
     cache.release(slot)
     assert cache.free_pages == 6
     slot = cache.create()
-    assert cache.make_writable(slot, 0, 3 * PAGE)  # takes the two free ones and one more
+    assert testing.make_writable(cache, slot, 0, 3 * PAGE)  # takes the two free ones and one more
     taker = cache.create()
     assert cache.attach_prefix(taker, tokens) == 3 * PAGE
 
@@ -166,7 +167,7 @@ class MirroredCache:
         hit = self.cache.attach_prefix(slot, text[:length])
         assert hit % PAGE == 0
         assert hit <= (length - 1) // PAGE * PAGE
-        table = [int(self.cache.page_bits(slot, page)[0]) for page in range(hit // PAGE)]
+        table = [int(testing.page_bits(self.cache, slot, page)[0]) for page in range(hit // PAGE)]
         for page, word in enumerate(table):
             assert self.offered[word] == tuple(text[: (page + 1) * PAGE])
         self.tables[slot], self.texts[slot] = list(table), text
@@ -184,7 +185,7 @@ class MirroredCache:
         table = self.tables[slot]
         pages = range(first // PAGE, -(-last // PAGE))
         free = self.cache.free_pages
-        done = self.cache.make_writable(slot, first, last)
+        done = testing.make_writable(self.cache, slot, first, last)
         needed = sum(page >= len(table) or self._is_shared(table[page]) for page in pages)
         if not done:
             assert len(pages) > free
@@ -194,7 +195,7 @@ class MirroredCache:
         table += [None] * (pages.stop - len(table))
         for page in pages:
             table[page] = next(self._words)
-            self.cache.poison(slot, page, table[page])
+            testing.poison(self.cache, slot, page, table[page])
 
     def _is_shared(self, word: int | None) -> bool:
         """Whether writing takes a new page: also where there is none."""
@@ -220,7 +221,7 @@ class MirroredCache:
             for page, word in enumerate(table):
                 assert self.cache.has_page(slot, page) == (word is not None)
                 if word is not None:
-                    words = self.cache.page_bits(slot, page)
+                    words = testing.page_bits(self.cache, slot, page)
                     assert words[0] == words[-1] == word
 
 
@@ -251,4 +252,4 @@ def test_any_operations_lose_no_page(directory: Path, rng: random.Random) -> Non
         mirrored.release(slot)
     mirrored.check()
     last = mirrored.cache.create()
-    assert mirrored.cache.make_writable(last, 0, 12 * PAGE)
+    assert testing.make_writable(mirrored.cache, last, 0, 12 * PAGE)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specqd._native import DraftRequest, Level, NoDraft, Rows
+from specqd._native import DraftRequest, Level, NoDraft, Rows, testing
 from specqd.engine.roles import Drafter
 from specqd.model.model import Model
 from support.cached_models import (
@@ -75,7 +75,7 @@ def test_blocks_that_no_row_sees_are_skipped(windowed: Model, rng: random.Random
     for slot in (clean, poisoned):
         logits(windowed, slot, tokens[:200])
     for page in (0, 1):  # positions up to 127; row 200 sees 131 and on
-        windowed.cache.poison(poisoned, page, NAN)
+        testing.poison(windowed.cache, poisoned, page, NAN)
     expected = logits(windowed, clean, tokens, 200)
     np.testing.assert_array_equal(logits(windowed, poisoned, tokens, 200), expected)
 

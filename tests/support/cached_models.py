@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specqd import _native
-from specqd._native import Context, DraftRequest, Level, Proposal, Rows, Sequence
+from specqd._native import Context, DraftRequest, Level, Proposal, Rows, Sequence, testing
 from specqd.model.model import Machine, Model
 from support.fake_model import FakeDrafter
 from support.random_models import Shape
@@ -50,9 +50,9 @@ def poison_free_pages(cache: _native.KvCache) -> None:
     """Fills every page that nobody holds with NaN, as a tenant before might have."""
     slot = cache.create()
     pages = cache.free_pages
-    assert cache.make_writable(slot, 0, pages * PAGE)
+    assert testing.make_writable(cache, slot, 0, pages * PAGE)
     for page in range(pages):
-        cache.poison(slot, page, NAN)
+        testing.poison(cache, slot, page, NAN)
     cache.release(slot)
 
 

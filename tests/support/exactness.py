@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specqd import _native
-from specqd._native import DraftRequest, Level, Proposal, Rows
+from specqd._native import DraftRequest, Level, Proposal, Rows, testing
 from specqd._native import Sequence as Text
 from specqd.config import read_config
 from specqd.errors import HubError
@@ -70,7 +70,7 @@ class Cell:
 
 def isas() -> list[str]:
     """What this machine runs, the slowest first, and AMX by emulation where that works."""
-    return list(_native.kernel_names())
+    return list(testing.kernel_names())
 
 
 # --- The requests ---------------------------------------------------------------------------------
@@ -329,7 +329,9 @@ def page_digests(model: Model, text: Text) -> list[bytes | None]:
     """Digests of the keys and values in the pages that the text's cached tokens fill."""
     context, cache = model.context(text), model.cache
     return [
-        digest(cache.page_bits(context.slot, page)) if cache.has_page(context.slot, page) else None
+        digest(testing.page_bits(cache, context.slot, page))
+        if cache.has_page(context.slot, page)
+        else None
         for page in range(context.length // _native.PAGE_POSITIONS)
     ]
 
@@ -373,12 +375,14 @@ class KeepsDraftedCache:
             slot, end = rows.context.slot, rows.start + rows.logits - 1
             if rows.logits > 1:
                 for page in range(rows.start // size, (end - 1) // size + 1):
-                    drafted[slot, page] = (rows.start, end, cache.page_bits(slot, page))
+                    drafted[slot, page] = (rows.start, end, testing.page_bits(cache, slot, page))
         self._model.forward(batch)
         for (slot, page), (start, end, before) in drafted.items():
             at = self._positions + page * size
-            kept = np.where((start <= at) & (at < end), before, cache.page_bits(slot, page))
-            cache.write_page_bits(slot, page, kept)
+            kept = np.where(
+                (start <= at) & (at < end), before, testing.page_bits(cache, slot, page)
+            )
+            testing.write_page_bits(cache, slot, page, kept)
 
 
 # --- Comparing ------------------------------------------------------------------------------------

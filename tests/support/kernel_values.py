@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from specqd import _native
+from specqd._native import testing
 
 Floats = NDArray[np.float32]
 Bits = NDArray[np.uint16]
@@ -16,9 +16,9 @@ ROUNDING = 2.0**-24  # the relative error of one fp32 operation
 ROWS = [*range(1, 18), 33, 50, 64, 101]  # around every group of rows that some kernel takes at once
 PRECISIONS = ["exact", "fp4"]
 
-PORTABLE = _native.kernels("portable")
-OTHERS = [name for name in _native.kernel_names() if name != "portable"]
-each_isa = pytest.mark.parametrize("isa", _native.kernel_names())
+PORTABLE = testing.kernels("portable")
+OTHERS = [name for name in testing.kernel_names() if name != "portable"]
+each_isa = pytest.mark.parametrize("isa", testing.kernel_names())
 each_other_isa = pytest.mark.parametrize("isa", OTHERS)
 each_precision = pytest.mark.parametrize("precision", PRECISIONS)
 
