@@ -78,8 +78,8 @@ def test_prompts_are_read_up_to_the_limit(tmp_path: Path) -> None:
         (b'{"prompt": "a"}\n{"text": "b"}\n', ":2: no text"),
         (b'{"prompt": 5}\n', ":1: no text"),
         (b'["a"]\n', ":1: no text"),
-        (b'{"prompt": "a"}\nnonsense\n', ":2: not a JSON object"),
-        (b"\xff\xfe\n", ":1: not a JSON object"),
+        (b'{"prompt": "a"}\nnonsense\n', ":2: not one JSON object"),
+        (b"\xff\xfe\n", ":1: not one JSON object"),
     ],
 )
 def test_a_bad_file_of_prompts_is_refused_by_line(
@@ -236,7 +236,7 @@ def test_the_command_ends_with_one_line_of_json(
         assert all(drafted[key] > 0 for key in ("tokens_per_s", "prefill_s", "decode_s", "wall_s"))
         assert [level["name"] for level in drafted["levels"]] == ["bf16", "mxfp4"]
         assert all(level["bandwidth_share"] > 0 for level in drafted["levels"])
-    assert sum("equal tokens in all arms" in line for line in lines) == 2
+    assert sum("equal tokens in all chains" in line for line in lines) == 2
 
 
 def test_on_a_terminal_the_table_is_the_end(

@@ -201,12 +201,12 @@ def test_ctrl_z_is_the_shells(model: Path, chat_on_terminal: Open) -> None:
 def test_a_full_context_is_told_and_a_new_conversation_begins(
     endless: Path, chat_on_terminal: Open
 ) -> None:
-    full = "all 40 positions are full; /clear begins anew"
+    full = "all 40 positions are full; /clear starts again"
     with chat_on_terminal(endless, "--context", "40", *GREEDY) as session:
         session.say("ab")
         session.expect(full)
         session.say("abcd" * 30)
-        session.expect("tokens with this, and 40 positions; shorten it, or begin anew with /clear")
+        session.expect("tokens with this, and 40 positions; shorten the message, or start again")
         session.say("/clear")
         session.say("ab")
         session.expect(full)

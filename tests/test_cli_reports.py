@@ -52,7 +52,7 @@ def test_inspect_shows_shape_bits_memory_and_machine(small_model: Path, run: Run
         "256 positions, full attention",
         "320 tokens",
         "no chat template",
-        "bits a weight",
+        "bits/weight",
         "residuals",
         "are patches",
         "chosen portable",

@@ -1,4 +1,4 @@
-"""An answer while it comes: what of it is shown where, and what is kept of it."""
+"""Streams an answer to the terminal, and keeps its text."""
 
 import sys
 
@@ -9,7 +9,7 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 class PlainAnswer:
-    """All that the model says, on standard output."""
+    """Everything that the model generates, on standard output."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -25,8 +25,8 @@ class PlainAnswer:
 
 
 class ChanneledAnswer(PlainAnswer):
-    """What the model answers; what it thinks before is shown on a terminal alone, dimmed and on
-    standard error, and not kept."""
+    """The answer channel alone. Thoughts are shown dimmed on standard error, if that is a terminal,
+    and are not kept."""
 
     def __init__(self, *, shows_thoughts: bool) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
-"""`specqd demo`: the main job. A model writes a text plainly, then with its own MXFP4 draft; the
-tokens are the same, and both speeds stand beside the bytes and the bandwidth behind them."""
+"""`specqd demo`: decodes a prompt plainly, then with the model's own MXFP4 draft. Checks that the
+tokens are equal, and prints both speeds with the bytes moved and the bandwidth."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ _PRECISIONS = {"bf16": "exact", "mxfp4": "fp4"}  # by the name of a level
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way of decoding and what its runs took; the first run is the one that was shown."""
+    """One way of decoding, and its runs; the first run is the one that was shown."""
 
     title: str
     llm: "LLM"
@@ -48,7 +48,7 @@ class Way:
 
     @property
     def stats(self) -> "Stats":
-        """Of the run in the middle."""
+        """Those of the median run."""
         ordered = sorted(self.results, key=lambda result: result.stats.tokens_per_s)
         return ordered[len(ordered) // 2].stats
 
@@ -60,7 +60,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """GB/s measured at the size of what each level reads, and of plain BF16 weights."""
+    """GB/s measured at the bytes that each level reads, and at those of plain BF16 weights."""
 
     bf16_bytes: int
     bf16_gb_per_s: float
@@ -68,16 +68,16 @@ class Limits:
 
     @property
     def bf16_tokens_per_s(self) -> float:
-        """What no reader of plain BF16 weights could exceed, a token at a time."""
+        """The upper limit of any reader of plain BF16 weights, one token per forward."""
         return self.bf16_gb_per_s * 1e9 / self.bf16_bytes
 
 
 @click.command()
 @model_argument
-@click.option("-p", "--prompt", default=_PROMPT, metavar="TEXT", help="The text to continue.")
-@click.option("-n", "--max-tokens", default=128, show_default=True, help="New tokens at most.")
-@click.option("--temperature", default=0.7, show_default=True, help="0: the likeliest tokens.")
-@click.option("--seed", default=4, show_default=True, help="Of the sampling.")
+@click.option("-p", "--prompt", default=_PROMPT, metavar="TEXT", help="Text to continue.")
+@click.option("-n", "--max-tokens", default=128, show_default=True, help="Maximum of new tokens.")
+@click.option("--temperature", default=0.7, show_default=True, help="0: greedy.")
+@click.option("--seed", default=4, show_default=True, help="Seed of sampling.")
 @machine_options
 def demo(
     model: str | None,
@@ -88,9 +88,9 @@ def demo(
     threads: int | None,
     isa: str | None,
 ) -> None:
-    """Write a text with and without drafts.
+    """Compare plain decoding with drafts.
 
-    Plainly, then with the MXFP4 self-draft: the same tokens, sooner.
+    Decodes a prompt plainly, then with the MXFP4 self-draft, and checks that all tokens are equal.
 
     \b
     Examples:
