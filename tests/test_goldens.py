@@ -1,4 +1,4 @@
-"""Logits against those of transformers in float32, recorded by parity/make_goldens.py."""
+"""Logits against transformers' in float32, recorded by parity/make_goldens.py."""
 
 from pathlib import Path
 from typing import get_args
@@ -16,7 +16,7 @@ each_golden = pytest.mark.parametrize("directory", GOLDENS, ids=lambda path: pat
 
 
 def rms_error(found: NDArray[np.floating], truth: NDArray[np.floating]) -> float:
-    """RMS of the difference over RMS of the truth."""
+    """RMS of the difference over RMS of `truth`."""
     difference = found.astype(np.float64) - truth
     return float(np.sqrt((difference**2).mean() / (truth.astype(np.float64) ** 2).mean()))
 
