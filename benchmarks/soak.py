@@ -1,12 +1,12 @@
-"""Whether a server stays as it was: memory, pages and places over many requests of every kind.
+"""Tests that a server keeps its memory, pages and request slots over many requests of every kind.
 
     python benchmarks/soak.py [MODEL] [--requests 2000] [--at-once 16] [--seed 0]
 
-Runs `specqd serve` with its default drafts and a chat template that calls tools. Of the requests
-10 % leave before their end, 5 % are malformed, 5 % too large; the others are completions and
-chats, whole and streamed, free and held to schemas, with tools, log-probabilities of prompts and
-what the page asks for. Prints the server's memory and counts at every quarter. Ends with status 1
-where a reply had another status than it should, or pages, places or memory did not come back.
+Runs `specqd serve` with its default drafts and a chat template that calls tools. 10 % of requests
+disconnect before their end, 5 % are malformed, 5 % too large. The others are completions and chats,
+whole and streamed, free and held to schemas, with tools, log-probabilities of prompts and the
+fields that the page uses. Prints the server's memory and counts after each quarter. Ends with
+status 1 where a reply has an unexpected status, or pages, slots or memory are not given back.
 """
 
 import argparse
@@ -45,9 +45,9 @@ SCHEMA: Json = {
 }
 FORM: Json = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA}}
 TOOLS: list[Json] = [{"type": "function", "function": {"name": "take", "parameters": SCHEMA}}]
-PLACES = 1024  # samples that a server lets be open at once
+PLACES = 1024  # samples that a server accepts at once
 OVER_CONTEXT = b'{"prompt": "%b"}' % (b"import os; " * 2_000)
-MOST_GROWTH_KB = 8192  # of memory, over the second half: what allocators may keep
+MOST_GROWTH_KB = 8192  # of memory over the second half, for allocators
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 MALFORMED: list[tuple[int, str, bytes]] = [
@@ -100,7 +100,7 @@ class Server:
 
 
 def started(model: Path, folder: Path) -> Server:
-    """Serves the model's files with our chat template."""
+    """Serves the model with our chat template."""
     for file in model.iterdir():
         (folder / file.name).symlink_to(file.resolve())
     settings = folder / "tokenizer_config.json"
@@ -150,7 +150,7 @@ def good_request(rng: random.Random) -> tuple[str, Json]:
 
 
 def request(server: Server, seed: int) -> str:
-    """What came of one request, in words."""
+    """Sends one request; returns its outcome in words."""
     rng = random.Random(seed)
     kind = rng.random()
     if kind < 0.05:
@@ -174,7 +174,7 @@ def judged(kind: str, expected: int, status: int) -> str:
 
 
 def state(server: Server) -> Json:
-    """Once nobody is served."""
+    """The server's state, once no request is running."""
     deadline = time.monotonic() + 60
     running = "vllm:num_requests_running"
     while server.metric(running) and time.monotonic() < deadline:

@@ -1,7 +1,6 @@
-"""A Llama directory -> one GGUF file of the same BF16 bits, for llama.cpp.
+"""Writes a Llama directory as one GGUF file with the same BF16 bits, for llama.cpp.
 
-Owns the names, the order of Q and K rows and the metadata that llama.cpp wants; the `gguf` package
-owns the format.
+Owns the names, the order of Q and K rows and the metadata; the `gguf` package owns the format.
 """
 
 import json
@@ -29,7 +28,7 @@ _OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_h
 
 
 def write(model: Path, path: Path) -> None:
-    """Of a `LlamaForCausalLM` with BF16 weights, unscaled RoPE and a byte-level BPE tokenizer."""
+    """Needs a Llama with BF16 weights, unscaled RoPE and a byte-level BPE tokenizer."""
     config = json.loads((model / "config.json").read_text())
     if config["model_type"] != "llama" or config.get("rope_scaling"):
         raise ValueError(f"{model}: only a Llama with unscaled RoPE is written as GGUF here")
@@ -64,7 +63,7 @@ def _write_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 def _write_tokenizer(
     writer: gguf.GGUFWriter, tokenizer: dict[str, Any], config: dict[str, Any]
 ) -> None:
-    """Prompts and outputs are compared as token ids, so only the vocabulary's size matters."""
+    """Prompts and outputs are token ids, so only the vocabulary's size matters."""
     pieces = {at: piece for piece, at in tokenizer["model"]["vocab"].items()}
     special = {token["id"]: token["content"] for token in tokenizer["added_tokens"]}
     pieces.update(special)
@@ -109,7 +108,7 @@ def _write_tensor(
 
 
 def _interleaved(bits: NDArray[np.uint16], heads: int) -> NDArray[np.uint16]:
-    """Rows of each head as llama.cpp rotates them: (0, half), (1, half + 1), ..."""
+    """Rows of each head in llama.cpp's order: (0, half), (1, half + 1), ..."""
     rows, columns = bits.shape
     halves = bits.reshape(heads, 2, rows // heads // 2, columns)
     return halves.swapaxes(1, 2).reshape(rows, columns)

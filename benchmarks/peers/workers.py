@@ -1,4 +1,4 @@
-"""Worker processes that are stopped between their turns, so that none of them disturbs another."""
+"""Worker processes, stopped between their turns so that they do not disturb each other."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ WORKER = Path(__file__).with_name("worker.py")
 
 
 class Worker:
-    """An engine in a process group of its own. Raises RuntimeError where it does not answer."""
+    """An engine in its own process group. Raises RuntimeError where it does not answer."""
 
     def __init__(self, arms: Sequence[Arm], model: Path, work: Path, threads: int) -> None:
         self.arms = tuple(arms)
@@ -56,7 +56,7 @@ class Worker:
         try:
             answer = self._exchange(request, MOST_TURN_SECONDS)
         except RuntimeError:
-            self.end()  # a late answer would be taken for that of the next turn
+            self.end()  # a late answer would be read in the next turn
             raise
         self._signal(signal.SIGSTOP)
         return Run(**answer)
