@@ -1,4 +1,4 @@
-"""Writes tests/goldens: small random models, and their logits by transformers in float32."""
+"""Writes tests/goldens: small random models, and logits of transformers in float32."""
 
 import sys
 from pathlib import Path
