@@ -162,5 +162,5 @@ def test_demo_fails_where_tokens_differ(
     status, out, err = run("demo", small_model, "-p", "ab", "-n", "24")
     assert status == 1
     assert "Identical" not in out
-    assert err.startswith("specqd: error: NOT IDENTICAL: new token ")
+    assert err.startswith("specqd: error: NOT EQUAL: ")
     assert err.count("\n") == 1

@@ -8,7 +8,7 @@ as decoding. Every arm's tokens must equal plain decoding's.
 import json
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from itertools import product
 from operator import add
@@ -89,9 +89,6 @@ class Interval:
         low, high = np.percentile(medians, [2.5, 97.5])
         return cls(median(values), float(low), float(high))
 
-    def described(self) -> dict[str, float]:
-        return {"median": self.median, "low": self.low, "high": self.high}
-
 
 @dataclass(frozen=True, slots=True)
 class Summary:
@@ -114,20 +111,20 @@ class Summary:
         words = [word.rsplit("/", 1)[-1] for word in words_of(self.chain)]
         return "plain" if words == [PLAIN] else " ".join(words)
 
+    @property
+    def gigabytes(self) -> float:
+        """Weights that all levels read, over all prompts and rounds."""
+        return sum(level.gigabytes for level in self.levels)
+
     def described(self) -> dict[str, Any]:
         """As JSON shows it."""
-        levels = zip(self.levels, self.shares, strict=True)
-        return {
-            "chain": self.chain,
-            "tokens_per_s": self.tokens_per_s,
-            "prefill_s": self.prefill_s,
-            "decode_s": self.decode_s,
-            "wall_s": self.wall_s,
-            "over_plain": self.over_plain.described(),
-            "over_bf16_limit": self.over_bf16_limit.described(),
-            "wall_over_plain": self.wall_over_plain.described(),
-            "levels": [level.described() | {"bandwidth_share": share} for level, share in levels],
-        }
+        levels = [
+            level.described() | {"bandwidth_share": share}
+            for level, share in zip(self.levels, self.shares, strict=True)
+        ]
+        facts = asdict(replace(self, levels=(), shares=()))
+        del facts["shares"]
+        return facts | {"levels": levels}
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +141,10 @@ class Comparison:
     max_tokens: int
     bf16_bytes_per_token: int
     by_temperature: dict[float, list[Summary]] = field(default_factory=dict)
+
+    @property
+    def setting(self) -> str:
+        return f"{self.model} on {self.cpu}, {self.threads} threads, {self.isa}"
 
     @classmethod
     def on(
@@ -232,7 +233,7 @@ def encoded_ends(llm: LLM, prompts: Sequence[str], new_tokens: int) -> list[list
 def trials(
     arms: Sequence[Arm], prompts: Sequence[str], params: SamplingParams, rounds: int = 1
 ) -> Iterator[Trial]:
-    """Yields each prompt's runs, `rounds` times; the prompt's number is the seed.
+    """Yields each prompt's runs, `rounds` times; its seed is that of params (or 0) plus its number.
 
     Prompts that are too long lose their start. Raises SpecqdError where an arm's tokens differ from
     the first arm's.
@@ -243,10 +244,11 @@ def trials(
         timed(arm.llm, encoded[0], replace(params, max_tokens=_WARM_UP_TOKENS, seed=0))
     for begin, number in product(range(rounds), range(len(encoded))):
         bandwidth = measured_bandwidth(arms)
+        seeded = replace(params, seed=(params.seed or 0) + number)
         runs: dict[int, Run] = {}
         for turn in range(len(arms)):  # another arm begins each time
             at = (begin + number + turn) % len(arms)
-            runs[at] = timed(arms[at].llm, encoded[number], replace(params, seed=number))
+            runs[at] = timed(arms[at].llm, encoded[number], seeded)
         trial = Trial(number, tuple(runs[at] for at in range(len(arms))), bandwidth)
         check_equal(arms, trial)
         yield trial

@@ -1,9 +1,13 @@
 """Streams an answer to the terminal, and keeps its text."""
 
 import sys
+from typing import TYPE_CHECKING
 
-from specqd.cli.terminal import harmless, has_colour, write_text
+from specqd.cli.terminal import harmless, has_colour, outputs_meet, write_text
 from specqd.text.channels import ANSWER, ChannelReader
+
+if TYPE_CHECKING:
+    from specqd.llm import Result, Stream
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
@@ -22,6 +26,18 @@ class PlainAnswer:
         """Ends the last line."""
         if not self.text.endswith("\n"):
             write_text("\n")
+
+
+class RawAnswer(PlainAnswer):
+    """The exact text: its last line is ended on a terminal, and where standard error follows."""
+
+    def finish(self) -> None:
+        if self.text.endswith("\n"):
+            return
+        if sys.stdout.isatty():
+            write_text("\n")
+        elif outputs_meet():
+            print(file=sys.stderr)  # not to stdout: the text stays as it is
 
 
 class ChanneledAnswer(PlainAnswer):
@@ -54,3 +70,12 @@ class ChanneledAnswer(PlainAnswer):
         if self._is_thinking:
             print(file=sys.stderr)
         self._is_thinking = False
+
+
+def write_answer(stream: "Stream", answer: PlainAnswer) -> "Result":
+    """Shows all pieces of a stream; returns its result."""
+    for piece in stream:
+        answer.show(piece)
+    answer.finish()
+    assert stream.result is not None
+    return stream.result

@@ -245,8 +245,7 @@ def _compared(
 
 def _setting(comparison: "Comparison") -> str:
     return one_line(
-        f"{comparison.model} on {comparison.cpu}, {comparison.threads} threads, {comparison.isa}; "
-        f"{comparison.num_prompts} prompts of {comparison.prompts}, "
+        f"{comparison.setting}; {comparison.num_prompts} prompts of {comparison.prompts}, "
         f"{comparison.rounds} x {comparison.max_tokens} new tokens each"
     )
 

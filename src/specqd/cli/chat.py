@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specqd.cli import explain
-from specqd.cli.answers import ChanneledAnswer, PlainAnswer
+from specqd.cli.answers import ChanneledAnswer, PlainAnswer, write_answer
 from specqd.cli.chat_input import ChatInput, PipedInput, TerminalInput, history_file
 from specqd.cli.conversation import converse
 from specqd.cli.generate import level_table
@@ -203,13 +203,10 @@ class Talk:
         with self._interruptible() as interrupt:
             stream = self._llm.stream(prompt, self._params)
             interrupt.stops(stream)
-            for piece in stream:
-                shown.show(piece)
-            shown.finish()
-        assert stream.result is not None
-        self._last = Answer(stream.result, counted.cached_prompt_tokens - cached)
+            result = write_answer(stream, shown)
+        self._last = Answer(result, counted.cached_prompt_tokens - cached)
         self._conversation.record(message, shown.text)
-        self._tell_end(stream.result)
+        self._tell_end(result)
 
     def _new_answer(self) -> PlainAnswer:
         if self._params.skip_special_tokens:

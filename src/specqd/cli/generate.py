@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specqd.cli import explain
-from specqd.cli.answers import ChanneledAnswer
+from specqd.cli.answers import ChanneledAnswer, RawAnswer, write_answer
 from specqd.cli.opening import open_llm
 from specqd.cli.options import (
     OUT_FILE,
@@ -22,7 +22,7 @@ from specqd.cli.options import (
     prompt_options,
     sampling_options,
 )
-from specqd.cli.terminal import aligned, has_colour, one_line, outputs_meet, write_text
+from specqd.cli.terminal import aligned, has_colour, one_line
 from specqd.errors import RequestError
 from specqd.text.channels import has_channels
 
@@ -106,27 +106,10 @@ def write_stream(
 ) -> "Result":
     """Streams a completion; of a chat with channels, the answer alone."""
     if is_chat and has_channels(llm.tokenizer):
-        return write_answer(llm, prompt, replace(params, skip_special_tokens=False))
-    stream = llm.stream(prompt, params)
-    for piece in stream:
-        write_text(piece)
-    assert stream.result is not None
-    if not stream.result.text.endswith("\n"):
-        if sys.stdout.isatty():
-            write_text("\n")
-        elif outputs_meet():
-            print(file=sys.stderr)  # not to stdout: the text stays as it is
-    return stream.result
-
-
-def write_answer(llm: "LLM", prompt: "Prompt", params: "SamplingParams") -> "Result":
-    answer = ChanneledAnswer(shows_thoughts=sys.stderr.isatty())
-    stream = llm.stream(prompt, params)
-    for piece in stream:
-        answer.show(piece)
-    answer.finish()
-    assert stream.result is not None
-    return stream.result
+        params = replace(params, skip_special_tokens=False)
+        answer = ChanneledAnswer(shows_thoughts=sys.stderr.isatty())
+        return write_answer(llm.stream(prompt, params), answer)
+    return write_answer(llm.stream(prompt, params), RawAnswer())
 
 
 def write_explained(llm: "LLM", result: "Result") -> None:

@@ -120,8 +120,5 @@ def table(comparison: "Comparison", temperature: float) -> list[str]:
                 "-" if accepted is None else f"{accepted:.0%}",
             ]
         )
-    setting = (
-        f"{comparison.model} on {comparison.cpu}, {comparison.threads} threads, {comparison.isa}; "
-        f"{comparison.max_tokens} tokens each at temperature {temperature:g}, equal in all chains"
-    )
-    return [setting, *aligned(rows)]
+    each = f"{comparison.max_tokens} tokens each at temperature {temperature:g}"
+    return [f"{comparison.setting}; {each}, equal in all chains", *aligned(rows)]
