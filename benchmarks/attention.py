@@ -105,10 +105,10 @@ def measure(heads: Heads, positions: int, options: argparse.Namespace) -> list[d
         shares, costs = [], []
         for _ in range(options.rounds):
             bandwidth = bandwidth_at(machine, size, 3) * 1e9
-            behind = seconds(model, context, positions, rows, 3)
-            taken = behind - seconds(model, empty, 0, rows, 3)
+            whole = seconds(model, context, positions, rows, 3)
+            taken = whole - seconds(model, empty, 0, rows, 3)
             shares.append(size / taken / bandwidth)
-            costs.append((bandwidth / 1e9, behind * 1e3, taken * 1e3))
+            costs.append((bandwidth / 1e9, whole * 1e3, taken * 1e3))
         shares.sort()
         middle = [median(c[i] for c in costs) for i in range(3)]
         print(

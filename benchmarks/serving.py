@@ -59,7 +59,7 @@ class Setting:
     threads: int | None
     isa: str | None
     most_at_once: int
-    most_tokens: int  # of an answer
+    most_tokens: int  # per answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Result:
     ratios: tuple[float, ...]  # over plain, by round
     drafted_per_round: float  # drafted tokens per forward of the target
     accepted: float | None
-    bandwidth_share: float  # of the target's forwards, in the same run
+    bandwidth_share: float  # the target's forwards over the run's bandwidth
     client: float
 
 

@@ -131,15 +131,15 @@ def test_lines_have_openais_fields(tmp_path: Path, run: Run) -> None:
         body = answer["response"]["body"]
         assert set(body) == {"id", "object", "created", "model", "choices", "usage"}
         assert (body["model"], body["created"]) == ("small", int(source.stat().st_mtime))
-    text, said = (answers[name]["response"]["body"] for name in "ab")
-    assert (text["object"], said["object"]) == ("text_completion", "chat.completion")
+    text, chat_body = (answers[name]["response"]["body"] for name in "ab")
+    assert (text["object"], chat_body["object"]) == ("text_completion", "chat.completion")
     logprobs = text["choices"][0]["logprobs"]
     assert {len(values) for values in logprobs.values()} == {4}
     assert text["choices"][0]["seed"] == 5
-    content = said["choices"][0]["logprobs"]["content"]
+    content = chat_body["choices"][0]["logprobs"]["content"]
     assert len(content) == 3
     assert all(len(each["top_logprobs"]) == 2 for each in content)
-    assert said["choices"][0]["message"]["role"] == "assistant"
+    assert chat_body["choices"][0]["message"]["role"] == "assistant"
 
 
 def test_texts_follow_a_schema(tmp_path: Path, run: Run) -> None:

@@ -177,7 +177,7 @@ def test_intervals_cover_the_true_median_in_about_95_percent(
     for _ in range(200):
         interval = Interval.of(rng.normal(1.0, 0.2, 25).tolist())
         covered += interval.low <= 1.0 <= interval.high
-    assert covered >= 170  # of 200; expected 187, standard deviation 3.5
+    assert covered >= 170  # 187 of 200 are expected, standard deviation 3.5
 
 
 def test_ratios_are_taken_within_prompts_and_rounds(arms: list[Arm], llm: LLM) -> None:

@@ -95,14 +95,14 @@ def test_piped_commands_are_run(model: Path) -> None:
         "/system be brief\n/system\nab\n/stats\n/explain\n/clear\n/stats\n/nonsense\n/quit\nab\n"
     )
     ran = chat_through_pipe(script, model, "-n", "5", *GREEDY)
-    told = ran.stderr.decode()
+    notes = ran.stderr.decode()
     assert ran.returncode == 0
-    assert "system message: be brief" in told
-    assert "5 tokens, " in told
-    assert "forwards" in told
-    assert "bf16 itself: " in told
-    assert "no answer yet" in told
-    assert "/nonsense is not a command" in told
+    assert "system message: be brief" in notes
+    assert "5 tokens, " in notes
+    assert "forwards" in notes
+    assert "bf16 itself: " in notes
+    assert "no answer yet" in notes
+    assert "/nonsense is not a command" in notes
     llm, params = LLM(model), SamplingParams(max_tokens=5, temperature=0)
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "ab"}]
     assert ran.stdout.decode().rstrip("\n") == llm.chat(messages, params).text.rstrip("\n")

@@ -180,7 +180,7 @@ def test_padding_of_tiny_weights_is_multiplied_by_zero(tmp_path: Path, seed: int
     _, tensors = read_model(tmp_path)
     rng = np.random.default_rng(seed)
     name = "model.layers.0.mlp.down_proj.weight"
-    exponents = rng.integers(1, 7, (9, 1))  # of some rows
+    exponents = rng.integers(1, 7, (9, 1))  # one per row
     tensors[name] = tensors[name].copy()
     tensors[name][::8] = exponents << 7 | rng.integers(64, 128, (9, 63))
     write_safetensors(tmp_path / "model.safetensors", tensors)

@@ -188,7 +188,7 @@ def sequences(
             level.release(sequence)
 
 
-# --- What is sampled ---------------------------------------------------------------------------
+# --- Sampled tokens ----------------------------------------------------------------------------
 
 FALSE_ALARMS = 1e-4  # probability in each case, if seeds were not fixed
 SKIPPED, COUNTED, ASKED = 2, 3, 8  # tokens: the first are not drafted at all lengths
@@ -218,10 +218,10 @@ def excess(level: Level, sampling: Sampling, seeds: range) -> float:
         return np.inf
     is_rare = expected < LEAST_EXPECTED
     observed = np.append(counts[~is_rare], counts[is_rare].sum())
-    wanted = np.append(expected[~is_rare], expected[is_rare].sum())
-    assert observed.sum() == pytest.approx(wanted.sum())
-    chi_square = ((observed - wanted) ** 2 / wanted).sum()
-    freedom = len(wanted) - 1
+    pooled = np.append(expected[~is_rare], expected[is_rare].sum())
+    assert observed.sum() == pytest.approx(pooled.sum())
+    chi_square = ((observed - pooled) ** 2 / pooled).sum()
+    freedom = len(pooled) - 1
     spread = 2.0 / (9.0 * freedom)
     normal = NormalDist().inv_cdf(1.0 - FALSE_ALARMS)
     bound = freedom * (1.0 - spread + normal * sqrt(spread)) ** 3
@@ -288,7 +288,7 @@ def test_a_verifier_that_favours_drafts_is_detected(
     assert excess(Level(target, self_draft(target)), sampling, range(SEQUENCES)) > 1.2
 
 
-# --- What is accepted --------------------------------------------------------------------------
+# --- Accepted tokens ---------------------------------------------------------------------------
 
 
 def agreement(p: Floats, q: Floats) -> float:
@@ -312,7 +312,7 @@ def deviation(successes: int, probabilities: Floats) -> float:
 
 
 WITHIN_99, WITHIN_999 = (NormalDist().inv_cdf(1.0 - (1.0 - s) / 2.0) for s in (0.99, 0.999))
-DISTANCES = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)  # of logits, whose own spread is 3
+DISTANCES = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)  # between logits, whose standard deviation is 3
 PAIRS, PICKS = 20, 1_000  # per distance, per pair
 
 

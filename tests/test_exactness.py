@@ -73,7 +73,7 @@ FAMILY_CELLS = list(family_cells())
 
 @dataclass
 class Bench:
-    """Models, requests and references, each made once, and counts of what was compared."""
+    """Models, requests and references, each made once, and counts of comparisons."""
 
     directory: Path
     seed: int

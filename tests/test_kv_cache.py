@@ -197,7 +197,7 @@ def test_a_prefix_hit_changes_no_bit(model: Model, rng: random.Random) -> None:
     assert model.adopt_prefix(second) == 128
     assert advance(level, second, 100) == expected
     longer = new_sequence([*prompt, *expected])
-    assert model.adopt_prefix(longer) == 192  # of 249 positions that were forwarded
+    assert model.adopt_prefix(longer) == 192  # 249 positions were forwarded
     slots = [model.context(each).slot for each in (second, longer)]
     assert_same_bits(*(cached_bits(model, slot, 192) for slot in slots))
 

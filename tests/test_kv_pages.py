@@ -113,7 +113,7 @@ def test_pages_with_equal_hashes_and_other_tokens_are_not_confused(cache: _nativ
         cache.publish(slot, [*page, *(t + slot for t in rest)])
     for i, (slot, page) in enumerate(zip(slots, (first, second), strict=True)):
         taker = cache.create()
-        # Where the second page is found too, the hash has changed: find new collisions.
+        # If the second page is found too, the hash has changed: find new collisions.
         assert cache.attach_prefix(taker, [*page, *(t + slot for t in rest), 0]) == (192, 0)[i]
         cache.release(taker)
     # Later pages of the second sequence must not be found after the first page of the first.

@@ -15,7 +15,7 @@ for model in "$random_model" "$text_model"; do
     "$python" "$here/prepare.py" "$model" --work "$work"
 done
 
-# The layout of memory makes a process faster or slower, so each sitting loads everything anew.
+# The layout of memory makes a process faster or slower, so each sitting loads everything again.
 measure() { # name sittings rounds experiment model options...
     local name=$1 sittings=$2 rounds=$3
     shift 3

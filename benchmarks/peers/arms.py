@@ -73,7 +73,7 @@ def with_drafts(
 
 
 def synthetic(acceptance: float) -> tuple[Arm, ...]:
-    """Random weights and a set acceptance: cost and gain of drafting."""
+    """Random weights and a set acceptance: cost and benefit of drafting."""
     ours = [("mxfp4", None), ("mxfp4", 3), ("mxfp4", 5)]
     theirs = [("mxfp4", 1), ("mxfp4", 3), ("q4_0", 2), ("q4_0", 4)]
     return (

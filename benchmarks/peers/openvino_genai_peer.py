@@ -72,7 +72,7 @@ def _precision(source: Path, options: dict[str, Any]) -> str:
         if info.get("layerType") == "FullyConnected":
             products[f"{info['primitiveType']} of {info['runtimePrecision']}"] += 1
     kv = compiled.get_property("KV_CACHE_PRECISION").to_string()
-    found = ", ".join(f"{count} {what}" for what, count in products.items())
+    found = ", ".join(f"{count} {kind}" for kind, count in products.items())
     return f"hint {hint}; products: {found}; KV cache {kv}"
 
 

@@ -31,7 +31,7 @@ class Peer(Protocol):
     """An engine with its model loaded."""
 
     version: str
-    notes: str  # how it computes, as reported by the engine
+    notes: str  # its settings, reported by the engine
     bytes_read: dict[str, int]  # by arm, per token; where it differs from the format's size
 
     def generate(self, arm: str, prompt: Sequence[int], new_tokens: int) -> Run:

@@ -46,7 +46,7 @@ Gate = Callable[[], AbstractContextManager[object]]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The first line of a raw file: what it measures."""
+    """The settings of a raw file, in its first line."""
 
     experiment: str
     model: str

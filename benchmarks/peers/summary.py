@@ -55,7 +55,7 @@ class Experiment:
 def read(path: Path) -> Experiment:
     plan, *records = [json.loads(line) for line in path.read_text().splitlines()]
     arms = [Arm(**fields) for fields in plan.pop("arms")]
-    said = [record for record in records if "machine" in record]
+    reports = [record for record in records if "machine" in record]
     rounds, failed = [], dict.fromkeys((arm.name for arm in arms), 0)
     for record in (record for record in records if "prompt" in record):
         runs = {n: Run(**run) for n, run in record["runs"].items() if "failed" not in run}
@@ -63,8 +63,8 @@ def read(path: Path) -> Experiment:
             failed[name] += 1
         bandwidths = ({int(s): v for s, v in record[at].items()} for at in ("before", "after"))
         rounds.append(Round(runs, *bandwidths))
-    workers = said[-1] | {"commits": sorted({each["machine"]["commit"] for each in said})}
-    return Experiment(plan, arms, workers, rounds, len(said), failed)
+    workers = reports[-1] | {"commits": sorted({each["machine"]["commit"] for each in reports})}
+    return Experiment(plan, arms, workers, rounds, len(reports), failed)
 
 
 def summarised(experiment: Experiment) -> dict[str, Any]:

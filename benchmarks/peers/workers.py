@@ -41,13 +41,13 @@ class Worker:
                 preexec_fn=end_with_parent,
             )
         try:
-            said = self._exchange([asdict(arm) for arm in arms], MOST_LOAD_SECONDS)
+            report = self._exchange([asdict(arm) for arm in arms], MOST_LOAD_SECONDS)
         except RuntimeError:
             self.end()
             raise
-        self.version: str = said["version"]
-        self.notes: str = said["notes"]
-        self.bytes_read: dict[str, int] = said["bytes_read"]
+        self.version: str = report["version"]
+        self.notes: str = report["notes"]
+        self.bytes_read: dict[str, int] = report["bytes_read"]
         self._signal(signal.SIGSTOP)
 
     def run(self, arm: Arm, prompt: Sequence[int], new_tokens: int) -> Run:

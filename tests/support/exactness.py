@@ -127,8 +127,8 @@ class Subject:
         def seed() -> int:
             return int(rng.integers(1 << 62))
 
-        words = prompt(int(rng.integers(66, 132)))
-        mains = {name: Request(words, self.new_tokens, name, seed()) for name in SAMPLINGS}
+        main = prompt(int(rng.integers(66, 132)))
+        mains = {name: Request(main, self.new_tokens, name, seed()) for name in SAMPLINGS}
         half = max(64, self.new_tokens // 2)
         mates = [
             Request(

@@ -83,8 +83,8 @@ class _Handler(BaseHTTPRequestHandler):
         owner, name, verb, revision = [*parts[:4], "", "", "", ""][:4]
         repository = f"{owner}/{name}"
         directory = self.served.repositories.get(repository)
-        wanted = self.served.private.get(repository)
-        if directory is None or (wanted is not None and token != f"Bearer {wanted}"):
+        required = self.served.private.get(repository)
+        if directory is None or (required is not None and token != f"Bearer {required}"):
             self._refuse(401 if token is None else 404, "RepoNotFound")
         elif repository in self.served.gated:
             self._refuse(403, "GatedRepo")

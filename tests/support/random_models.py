@@ -99,7 +99,7 @@ def make_escaping_model(directory: Path, seed: int) -> Path:
     write_safetensors(directory / "model.safetensors", tensors)
     tokenizer = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
     vocabulary = tokenizer["model"]["vocab"]
-    escape, nul = chr(256 + 0x1B), chr(256)  # as the byte-level alphabet spells them
+    escape, nul = chr(256 + 0x1B), chr(256)  # in the byte-level alphabet
     vocabulary[escape], vocabulary[nul] = vocabulary[nul], vocabulary[escape]
     _write_json(directory / "tokenizer.json", tokenizer)
     return directory

@@ -238,7 +238,7 @@ def score_scale(config: Config) -> float:
 def _normed_heads(config: Config, layer: Weights, letter: str, x: Array, heads: int) -> Array:
     """x as [n, heads, head_dim], after the norm of queries or keys, if there is one."""
     weight = layer.get(f"self_attn.{letter}_norm.weight")
-    if config["model_type"] == "olmo2" and weight is not None:  # of all heads at once
+    if config["model_type"] == "olmo2" and weight is not None:  # one norm over all heads
         return norm(config, x, weight).reshape(len(x), heads, -1)
     x = x.reshape(len(x), heads, -1)
     if config.get("qk_layernorm"):  # a weight for each head

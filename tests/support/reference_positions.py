@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-Config = Mapping[str, Any]  # as in config.json
+Config = Mapping[str, Any]  # the content of config.json
 
 
 def head_dim(config: Config) -> int:

@@ -47,13 +47,14 @@ class Served:
     process: "subprocess.Popen[str]"
     port: int
     key: str | None = None
+    timeout_s: float = 60
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
     def connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=self.timeout_s)
 
     def ask(
         self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None

@@ -52,7 +52,7 @@ class TerminalSession:
         deadline = time.monotonic() + _PATIENCE
         self._lines += 1
         while self.raw.count(_EDITOR_BEGINS) < self._lines:
-            assert self._read(deadline), f"nothing asked for {line!r}"
+            assert self._read(deadline), f"the editor was not ready for {line!r}"
         self.send(line + end)
 
     def send(self, keys: str) -> None:

@@ -26,8 +26,8 @@ _FP4_BYTES = 17 / 32  # per weight: 4 bits and a scale byte for 32
 _BF16_BYTES = 2  # per weight
 _DISTINCT_PANELS = 64  # repeated at distinct addresses, to save time
 _NEEDED = 4 * _BF16_BYTES  # bytes per weight while they are made and packed
-_PAIRS = 5  # of timings
-_LEAST_SECONDS = 0.01  # of one timing of a product
+_PAIRS = 5  # timings, each with its bandwidth
+_LEAST_SECONDS = 0.01  # per timing of a product
 
 
 @dataclass(frozen=True, slots=True)

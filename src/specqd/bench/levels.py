@@ -30,7 +30,7 @@ from specqd.sampling import SamplingParams
 PLAIN = "none"
 _WARM_UP_TOKENS = 16
 _LARGEST_READ = 10**9  # bytes: no cache holds a working set of this size
-_RESAMPLES = 4000  # of the bootstrap
+_RESAMPLES = 4000  # bootstrap samples
 
 Clock = Callable[[], float]
 
@@ -103,7 +103,7 @@ class Summary:
     over_bf16_limit: Interval  # tokens/s of decoding, over bandwidth / BF16 bytes per token
     wall_over_plain: Interval
     levels: tuple[LevelReport, ...]
-    shares: tuple[float, ...]  # of the bandwidth at each level's working set
+    shares: tuple[float, ...]  # by level: share of the bandwidth at its working set
 
     @property
     def title(self) -> str:
@@ -117,7 +117,7 @@ class Summary:
         return sum(level.gigabytes for level in self.levels)
 
     def described(self) -> dict[str, Any]:
-        """As JSON shows it."""
+        """The summary as a JSON object."""
         levels = [
             level.described() | {"bandwidth_share": share}
             for level, share in zip(self.levels, self.shares, strict=True)
@@ -163,7 +163,7 @@ class Comparison:
         )
 
     def described(self) -> dict[str, Any]:
-        """As JSON shows it. `tokens_equal` is constant: `trials` raises where tokens differ."""
+        """The comparison as a JSON object. Tokens are equal: `trials` raises where they differ."""
         entry = {name: getattr(self, name) for name in self.__slots__ if name != "by_temperature"}
         temperatures = [
             {"temperature": temperature, "arms": [summary.described() for summary in summaries]}

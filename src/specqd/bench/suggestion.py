@@ -25,7 +25,7 @@ from specqd.llm import LLM
 from specqd.sampling import SamplingParams
 
 HEATS = (2, 4, 8)  # prompts; clear losers leave after each heat but the last
-_NOISE = 0.98  # of the best speed: a shorter chain that reaches it is as good
+_NOISE = 0.98  # share of the best speed at which a shorter chain is as good
 
 DEFAULT_PROMPTS = (
     "def read_lines(path):\n    ",

@@ -26,7 +26,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     from specqd.cli.terminal import one_line
     from specqd.errors import SpecqdError, SpecqdWarning
 
-    if isinstance(sys.stdout, TextIOWrapper):  # escapes what the encoding lacks
+    if isinstance(sys.stdout, TextIOWrapper):  # escapes characters outside the encoding
         sys.stdout.reconfigure(errors="backslashreplace")
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

@@ -29,7 +29,7 @@ class PlainAnswer:
 
 
 class RawAnswer(PlainAnswer):
-    """The exact text: its last line is ended on a terminal, and where standard error follows."""
+    """The text unchanged. A newline follows it on a terminal, or on standard error of one file."""
 
     def finish(self) -> None:
         if self.text.endswith("\n"):

@@ -49,7 +49,7 @@ _HELP = """\
 /help         show this
 /quit, /exit  leave; also Ctrl-D
 Enter sends; Alt-Enter, Ctrl-J or \\ before Enter start a new line; // sends a leading slash.
-Ctrl-C stops an answer; what was written so far stays in the conversation."""
+Ctrl-C stops an answer; its text so far stays in the conversation."""
 _COMMANDS = ("/system", "/clear", "/stats", "/explain", "/help", "/quit", "/exit")
 
 

@@ -20,7 +20,7 @@ class Conversation(Protocol):
         """Token ids of the conversation with this message. Changes nothing."""
 
     def record(self, message: str, answer: str) -> None:
-        """Appends both."""
+        """Appends the message and its answer."""
 
     def clear(self) -> None:
         """Drops all messages but the system message."""

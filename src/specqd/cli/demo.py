@@ -28,7 +28,7 @@ class Settings:
     def __init__(self, path):
         self.path = Path(path)
 '''
-_REPEATS = 5  # of each way of decoding, in turn, so that a noisy moment does not decide
+_REPEATS = 5  # runs of each way of decoding, in turn, so that noise affects both
 _TITLES = ("plain", "with its MXFP4 draft")
 
 

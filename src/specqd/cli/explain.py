@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from specqd.llm import Completion
     from specqd.text.tokenizer import Tokenizer
 
-_COLOURS = ("green", "cyan", "magenta", "yellow")  # of depths 1 to 4, then again from the first
+_COLOURS = ("green", "cyan", "magenta", "yellow")  # depths 1 to 4, then again from the first
 _LINES = ("solid", "double", "dotted", "wavy")  # tell levels apart without colour
 
 

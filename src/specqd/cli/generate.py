@@ -152,7 +152,7 @@ def prompt_ids(llm: "LLM", text: str, is_chat: bool) -> "Prompt":
 
 
 def described(result: "Result", *, has_origins: bool = False) -> dict[str, Any]:
-    """What --json prints."""
+    """The object that --json prints."""
     completion = result.completions[0]
     entry: dict[str, Any] = {"text": completion.text, "tokens": completion.tokens}
     if completion.logprobs is not None:

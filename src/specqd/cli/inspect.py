@@ -137,7 +137,7 @@ def inspect(
 
 
 def described(llm: "LLM", packed: PackedReport) -> dict[str, Any]:
-    """What --json prints."""
+    """The object that --json prints."""
     from specqd import _native
 
     model, machine = llm.model, llm.model.machine

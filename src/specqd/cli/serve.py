@@ -16,7 +16,7 @@ from specqd.cli.terminal import one_line
 from specqd.errors import RequestError
 
 NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
-PROMPT_ROWS = 128  # of prompts in one round, while other sequences decode
+PROMPT_ROWS = 128  # prompts' rows in one round, while other sequences decode
 DRAIN_SECONDS = 60  # for open requests to end after SIGTERM
 
 _EPILOG = """\b

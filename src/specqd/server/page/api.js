@@ -1,4 +1,4 @@
-/** The server's paths: requests out, answers and events in. Knows nothing of what is shown. */
+/** The server's paths: requests out, answers and events in. Knows nothing of the display. */
 
 const KEY = "specqd-api-key";
 
