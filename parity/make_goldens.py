@@ -8,9 +8,9 @@ import numpy as np
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
 import theirs
-from run import rms_error
 from support.family_shapes import GRANITE, long_rope
 from support.random_models import ROPE_SCALINGS, Shape, make_model
+from support.reference import rms_error
 
 ROOT = Path(__file__).resolve().parent.parent
 SEED = 20260

@@ -21,6 +21,7 @@ import theirs
 from cases import CASES, PROMPT_LENGTH, SEEDS
 from support import reference
 from support.random_models import Shape, make_model, read_model
+from support.reference import rms_error
 
 REFERENCE_TOLERANCE = 1e-5  # RMS error over RMS: a few hundred roundings of 6e-8 each
 
@@ -63,11 +64,6 @@ def our_logits(directory: Path, tokens: Sequence[int]) -> NDArray[np.float32]:
     from specqd.model.model import Model
 
     return Model.open(directory).logits(list(tokens))
-
-
-def rms_error(found: NDArray[np.floating], truth: NDArray[np.float32]) -> float:
-    difference = found.astype(np.float64) - truth
-    return float(np.sqrt((difference**2).mean() / (truth.astype(np.float64) ** 2).mean()))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from specqd.model.weights import load_weights
 from support import reference
 from support.family_shapes import FAMILY_SHAPES
 from support.random_models import ROPE_SCALINGS, Shape, make_model, read_model, write_safetensors
+from support.reference import rms_error
 
 CHUNK = _native.CHUNK_POSITIONS
 
@@ -106,10 +107,6 @@ def rounding_error(shape: Shape) -> float:
     reached 1.4 times the estimate, medians 0.4 to 0.9.
     """
     return 2 * 2**-8 / math.sqrt(3) * math.sqrt(8 * shape.layers + 1)
-
-
-def rms_error(found: NDArray[np.float32], expected: NDArray[np.float64]) -> float:
-    return float(np.sqrt(((found - expected) ** 2).mean() / (expected**2).mean()))
 
 
 def decided_tokens(directory: Path, shape: Shape, seed: int, count: int) -> list[int]:

@@ -119,15 +119,13 @@ def convert(directory: Path, path: Path, kind: str, **more: Any) -> Path:
             values = in_pair_order(name, values, config)
         if config["model_type"].startswith("gemma") and name.endswith("norm.weight"):
             values = values + np.float32(1)
-        converted[_llama_cpp_name(name, config["model_type"])] = _as_kind(
+        converted[llama_cpp_name(name, config["model_type"])] = _as_kind(
             values, kind if values.ndim > 1 else "F32"
         )
     return write_gguf(path, metadata, converted)
 
 
-def in_pair_order(
-    name: str, values: NDArray[np.float32], config: Mapping[str, Any]
-) -> NDArray[np.float32]:
+def in_pair_order(name: str, values: NDArray[Any], config: Mapping[str, Any]) -> NDArray[Any]:
     """Rows of q and k in llama.cpp's order: rows that rotate together are neighbours."""
     heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(
         name.split(".")[-2]
@@ -197,7 +195,7 @@ def _kind(token: str, added: set[str]) -> int:
     return _BYTE if token.startswith("<0x") else _NORMAL
 
 
-def _llama_cpp_name(name: str, model_type: str) -> str:
+def llama_cpp_name(name: str, model_type: str) -> str:
     module, _, kind = name.rpartition(".")
     if module in _MODEL:
         return f"{_MODEL[module]}.{kind}"

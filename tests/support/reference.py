@@ -51,6 +51,12 @@ def router_margins(
     return least
 
 
+def rms_error(found: NDArray[Any], truth: NDArray[Any]) -> float:
+    """RMS of the difference over RMS of `truth`, in float64."""
+    truth = truth.astype(np.float64)
+    return float(np.sqrt(((found - truth) ** 2).mean() / (truth**2).mean()))
+
+
 def forward(
     config: Config, weights: Weights, tokens: Sequence[int], routers: list[Array] | None = None
 ) -> Array:

@@ -51,10 +51,12 @@ Examples:
 @context_option
 @machine_options
 @click.option("--json", "is_json", is_flag=True, help="Print text and statistics as JSON.")
-@click.option("--logprobs", type=int, metavar="K", help="With --json: logprobs, and the K best.")
+@click.option(
+    "--logprobs", type=int, metavar="K", help="With --json: log-probabilities, and the K likeliest."
+)
 @click.option("--stats", "has_stats", is_flag=True, help="Print a table of each level's work.")
 @click.option("--explain", "is_explained", is_flag=True, help="Colour tokens by who drafted them.")
-@click.option("--explain-html", "page", type=OUT_FILE, help="Write that as an HTML page.")
+@click.option("--explain-html", "page", type=OUT_FILE, help="Write it as an HTML page.")
 def generate(
     model: str | None,
     prompt: str | None,

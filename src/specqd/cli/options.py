@@ -105,7 +105,7 @@ def sampling_options(command: Command, *, max_tokens: int | None = 128) -> Comma
         click.option("--top-k", type=int, help="Keep the K likeliest tokens; 0: all."),
         click.option("--min-p", type=float, help="Least probability, relative to the likeliest."),
         click.option("--seed", type=int, help="Makes sampling repeatable. Default: random."),
-        click.option("--stop", multiple=True, metavar="TEXT", help="Stop before it. May repeat."),
+        click.option("--stop", multiple=True, metavar="TEXT", help="Stop before TEXT. May repeat."),
     ]
     for option in reversed(options):
         command = option(command)
