@@ -1,4 +1,4 @@
-"""Writes the tables of the results into docs/performance.md, between its marks.
+"""Puts the tables of the results into docs/performance.md, between its marks.
 
 python benchmarks/peers/page.py benchmarks/results docs/performance.md
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 from summary import ratios, table
 
-# Goals set for this class of machine before any measurement: ours, theirs, ratio.
+# Asked of a machine of this class before anything was measured on it: ours, theirs, ratio.
 WANTED = (
     ("specqd bf16", "openvino bf16", 1.15),
     ("specqd bf16", "llama.cpp bf16", 1.55),
@@ -23,7 +23,7 @@ MARKED = re.compile(r"(<!-- (table|ratios|wanted) ([\w.-]+) -->\n).*?(<!-- end -
 
 
 def wanted(summary: dict[str, Any]) -> str:
-    """Markdown: goals, measured ratios, and ratios if we ran at the whole bandwidth."""
+    """Markdown: what was asked, what is, and what our bytes at all of the bandwidth would give."""
     shares = {
         arm["name"]: arm["share_of_bandwidth"]["median"]
         for arm in summary["arms"]
