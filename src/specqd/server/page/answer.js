@@ -2,7 +2,7 @@
  * requests. Inserts all text as text, never as markup. */
 
 const DRAW_MS = 80;
-const STYLES = 4; // of drafting levels, then again from the first
+const STYLES = 4; // drafting levels with different styles; then they repeat
 
 const origins = new WeakMap(); // by a token's element
 
