@@ -1,4 +1,4 @@
-"""The core computes in its own floating-point mode, and leaves the caller's as it was."""
+"""The core computes in its own floating-point mode and restores the caller's."""
 
 import ctypes
 import platform
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 FLUSH = 0x8040  # subnormal results and inputs are zero
 ROUND_UP = 0x4000
 MODES = {"as it is": 0, "flushing": FLUSH, "rounding up": ROUND_UP}
-_MXCSR_OFFSET = 28  # behind the x87 environment
+_MXCSR_OFFSET = 28  # after the x87 environment
 
 
 def read_mode() -> int:
@@ -42,7 +42,7 @@ def write_mode(mode: int) -> None:
 
 @contextmanager
 def floating_point(mode: int) -> Iterator[None]:
-    """The thread's own mode with the bits of `mode` set."""
+    """Sets the bits of `mode` in the thread's mode."""
     before = read_mode()
     write_mode(before | mode)
     try:
@@ -62,7 +62,7 @@ def test_bits_do_not_depend_on_the_callers_mode(directory: Path, threads: int, m
     tokens = list(range(40))
 
     def everything() -> list[bytes]:
-        """The draft and the exact logits of a model made, packed and run here."""
+        """Bits of both precisions' logits, log-probabilities and a pick of a model opened here."""
         model = Model.open(directory, machine=Machine.choose(threads), cache_positions=256)
         precisions = (model.logits(tokens), model.as_draft().logits(tokens))
         logprobs = [_native.log_softmax(rows[-1]) for rows in precisions]
@@ -97,6 +97,6 @@ def test_native_calls_leave_the_callers_mode_alone(directory: Path, mode: int) -
 def test_subnormals_are_numbers_to_the_caller_and_zeros_to_the_core() -> None:
     tiny = np.array([1e-40], np.float32)
     row = np.array([1e-40, 0.0], np.float32)
-    assert testing.pick(_native.Picker(), row, 0)[0] == 0  # a tie of zeros goes to the lowest id
+    assert testing.pick(_native.Picker(), row, 0)[0] == 0  # both are zero: the lowest id wins
     assert testing.pick(_native.Picker(), row[::-1].copy(), 0)[0] == 0
     assert (tiny * np.float32(1.0))[0] > 0

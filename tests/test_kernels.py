@@ -1,7 +1,7 @@
-"""Every instruction set multiplies and casts to the same bits, and the right ones.
+"""Every instruction set multiplies and casts to the same, right bits, for any number of rows.
 
-Whatever the number of rows. The portable kernels are held to NumPy, all others to the portable
-ones. The core hands out arrays full of NaN, so that what a kernel does not write is seen.
+Portable kernels are compared with NumPy, all others with the portable ones. The core fills output
+arrays with NaN, so that an element that a kernel does not write fails the test.
 """
 
 import numpy as np
@@ -50,10 +50,10 @@ def test_products_have_the_portable_bits_for_every_number_of_rows(
 
 
 @each_other_isa
-def test_draft_products_have_the_portable_bits_where_only_some_scales_are_usual(
+def test_fp4_products_have_the_portable_bits_where_only_some_scales_are_usual(
     isa: str, rng: np.random.Generator
 ) -> None:
-    """Kernels may treat scales of usual sizes otherwise, by panel and by all rows."""
+    """Kernels may have a path for scales of usual sizes, chosen by panel and for all rows."""
     tiles = int(rng.integers(1, 20))
     kinds = [weights_of(kind, rng, PANEL, tiles * BLOCK) for kind in ("gaussian", "tiny", "huge")]
     packed = PORTABLE.pack(tiled(np.concatenate([*kinds, kinds[0]])), "mse", False)
@@ -109,7 +109,7 @@ def test_inputs_are_prepared_to_the_same_values(
     rows = table.prepare("exact", x[:3], tiles)
     if "amx" in isa or "bf16" in isa:
         actual = bf16_values(np.ascontiguousarray(rows[:, : tiles * BLOCK * 2]).view(np.uint16))
-        if "bf16" in isa:  # pairs of one chain, the later one first: 2 0 3 1
+        if "bf16" in isa:  # pairs of one chain, later one first: 2 0 3 1
             actual = actual.reshape(3, -1, 4)[:, :, [1, 3, 0, 2]].reshape(3, -1)
     else:
         actual = np.ascontiguousarray(rows[:, : tiles * BLOCK * 4]).view(np.float32)
@@ -153,8 +153,8 @@ def test_a_panel_has_the_same_bits_alone_and_among_others(
 def chained_sum(matrix: Floats, x: Floats) -> Floats:
     """x @ matrix.T in the order of docs/exactness.md, for normal BF16 values.
 
-    The product of two BF16 values and its sum with an fp32 value are at most one rounding away
-    from fp32 in fp64, where that rounding is innocent.
+    In fp64, the product of two BF16 values plus an fp32 value has at most one rounding before the
+    rounding to fp32, which double rounding does not change.
     """
     total = np.zeros((len(x), len(matrix)), np.float32)
     for block in range(0, matrix.shape[1], BLOCK):
@@ -186,7 +186,7 @@ def test_the_exact_product_is_within_its_error_bound_of_float64(
     table = testing.kernels(isa)
     actual = table.product("exact", table.pack(tiled(matrix)), x)
     w, rounded = bf16_values(matrix).astype(np.float64), bf16_values(bf16_bits(x))
-    # A product passes at most 16 roundings of its chain, one where the chains meet, one a block.
+    # Roundings of a product: at most 16 in its chain, one for the sum of chains, one per block.
     roundings = (16 + 1 + tiles) * ROUNDING
     bound = roundings / (1 - roundings) * (np.abs(rounded).astype(np.float64) @ np.abs(w).T)
     assert np.all(np.abs(actual - rounded @ w.T) <= bound)
@@ -194,7 +194,7 @@ def test_the_exact_product_is_within_its_error_bound_of_float64(
 
 @each_isa
 @pytest.mark.parametrize("kind", ["gaussian", "heavy tails"])
-def test_the_draft_product_is_within_its_error_bound_of_float64(
+def test_the_fp4_product_is_within_its_error_bound_of_float64(
     isa: str, kind: str, rng: np.random.Generator
 ) -> None:
     tiles = 40
@@ -204,8 +204,8 @@ def test_the_draft_product_is_within_its_error_bound_of_float64(
     actual = table.product("fp4", table.pack(tiled(matrix), "mse"), x)
     w = mxfp4.decode(mxfp4.cast(matrix, mxfp4.ScaleRule.MSE)).reshape(matrix.shape)
     largest = np.abs(x).reshape(len(x), tiles, BLOCK).max(axis=2).astype(np.float64)
-    # int8 inputs are off by half a step, largest / 254, and by the three roundings of
-    # x * (127 / largest) * (largest / 127); sums by that of the input scale, and by one a block.
+    # int8 inputs err by half a step, largest / 254, and by the three roundings of
+    # x * (127 / largest) * (largest / 127); sums by the input scale's rounding and one per block.
     quantised = np.repeat(largest / 254 * (1 + 2**-20) + largest * 3 * ROUNDING, BLOCK, axis=1)
     roundings = (2 + tiles) * ROUNDING
     bound = (quantised + roundings * 1.01 * (np.abs(x) + quantised)) @ np.abs(w).T

@@ -19,7 +19,7 @@ class Ours:
     def __init__(self, arms: Sequence[Arm], model: Path, threads: int) -> None:
         self._llm = LLM(model, draft="none", threads=threads)
         self._engines = {arm.name: self._engine(arm) for arm in arms}
-        self._futures: dict[tuple[int, ...], list[int]] = {}  # what a prompt is continued by
+        self._futures: dict[tuple[int, ...], list[int]] = {}  # by prompt: its continuation
         self.version = _version()
         self.notes = f"isa {self._llm.model.machine.isa}"
         self.bytes_read = {
@@ -47,7 +47,7 @@ class Ours:
         return self._timed(engine, prompt, new_tokens)
 
     def _future(self, prompt: Sequence[int], new_tokens: int) -> list[int]:
-        """What plain decoding says, with some more for drafts that reach past the end."""
+        """The continuation by plain decoding, for the synthetic drafter."""
         key = tuple(prompt)
         if key not in self._futures:
             plain = self._llm.engine

@@ -19,9 +19,12 @@ std::vector<int32_t> Proposal::depths_of(std::span<const int32_t> verified) cons
 }
 
 void Proposal::append(const Proposal& other) {
+  depths.resize(other.depths.empty() ? depths.size() : tokens.size());
   tokens.insert(tokens.end(), other.tokens.begin(), other.tokens.end());
   confidences.insert(confidences.end(), other.confidences.begin(), other.confidences.end());
   depths.insert(depths.end(), other.depths.begin(), other.depths.end());
+  if (!depths.empty()) depths.resize(tokens.size());
+  reached *= other.reached;
 }
 
 void Proposal::cut(size_t length) {

@@ -38,7 +38,7 @@ struct Proposal {
   int64_t row = 0;  // of the drafter's last logits, for the first token; the others follow
   std::vector<int32_t> depths{};  // by token: members of the chain above its author; or none
   int64_t probe_from = kNever;    // tokens from here on did not seem to pay, and were tried
-  size_t candidate = 0;           // of a DraftChoice: the index of the drafter that proposed
+  double reached = 1.0;           // the chance that all tokens are accepted, as the drafter has it
 
   bool is_empty() const { return tokens.empty(); }
 

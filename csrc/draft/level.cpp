@@ -14,21 +14,6 @@ constexpr int64_t kMostMeasuredRows = 48;  // measured once: batches draft at ma
 constexpr int kLeastMeasurements = 2, kMostMeasurements = 5;
 constexpr double kMeasuringSeconds = 0.3;  // after which no further one is begun
 
-// Takes the guesses of proposals in the making back, however that ends.
-class Guesses {
- public:
-  explicit Guesses(std::span<Draft> drafts) : drafts_(drafts) {}
-  ~Guesses() {
-    for (Draft& draft : drafts_)
-      draft.request.sequence->forget_guesses(draft.proposal.tokens.size());
-  }
-  Guesses(const Guesses&) = delete;
-  Guesses& operator=(const Guesses&) = delete;
-
- private:
-  std::span<Draft> drafts_;
-};
-
 std::vector<DraftRequest> requests_of(std::span<Draft* const> drafts) {
   std::vector<DraftRequest> requests;
   requests.reserve(drafts.size());
@@ -164,8 +149,10 @@ void Level::extend(std::span<Draft* const> drafts) {
   std::vector<Proposal> steps = advance(requests_of(drafts));
   for (size_t i = 0; i < drafts.size(); ++i) {
     made += steps[i].tokens.size();
-    const Sequence& sequence = *drafts[i]->request.sequence;
-    drafts[i]->add(std::move(steps[i]), policy_.acceptance(sequence).own);
+    const Calibration& own = policy_.acceptance(*drafts[i]->request.sequence).own;
+    steps[i].reached = 1.0;
+    for (const double stated : steps[i].confidences) steps[i].reached *= own.probability(stated);
+    drafts[i]->add(std::move(steps[i]));
   }
   const int64_t rows = stats.rows - rows_before;
   if (rows > std::ssize(drafts) * (kLongestProposal + 1)) return;  // it prefilled a prompt

@@ -20,8 +20,11 @@ std::vector<Proposal> NgramDrafter::propose(std::span<const DraftRequest> reques
   proposals.reserve(requests.size());
   for (size_t i = 0; i < requests.size(); ++i) {
     withhold(*requests[i].sequence, candidates[i], candidates[i].count);
-    candidates[i].proposal.cut(candidates[i].count);
-    proposals.push_back(std::move(candidates[i].proposal));
+    Proposal& proposal = proposals.emplace_back(std::move(candidates[i].proposal));
+    proposal.cut(candidates[i].count);
+    for (size_t place = 0; place < proposal.tokens.size(); ++place)
+      proposal.reached *=
+          calibration(*requests[i].sequence, place == 0).probability(proposal.confidences[place]);
   }
   return proposals;
 }

@@ -15,13 +15,13 @@ constexpr double kLongestRound = 1.0;  // seconds of the verifier's that count f
 DraftRequest Draft::rest() const {
   DraftRequest left = request;
   left.at_most = longest - count();
-  left.token_value_s = reached * request.token_value_s;
+  left.token_value_s = proposal.reached * request.token_value_s;
   left.confidence = confidence;
   left.rows = request.rows + request.sharing * count();
   return left;
 }
 
-void Draft::add(Proposal step, const Calibration& calibration) {
+void Draft::add(Proposal step) {
   is_done = step.is_empty();
   if (is_done) return;
   const auto stop = std::find_if(step.tokens.begin(), step.tokens.end(), [this](int32_t token) {
@@ -31,7 +31,6 @@ void Draft::add(Proposal step, const Calibration& calibration) {
     step.cut(static_cast<size_t>(stop - step.tokens.begin()) + 1);
     is_done = true;
   }
-  for (const double stated : step.confidences) reached *= calibration.probability(stated);
   confidence = step.confidences.back();
   proposal.append(step);
   request.sequence->guess(step.tokens);
@@ -74,7 +73,7 @@ std::vector<Draft*> DraftPolicy::select(std::span<Draft* const> drafts) {
     if (request.token_value_s == kAlwaysDraft) return all;
     const auto at = static_cast<double>(draft->count());
     const double follows = acceptance(*request.sequence).next.probability(draft->confidence);
-    const double round = round_value(request, at, draft->reached, follows);
+    const double round = round_value(request, at, draft->proposal.reached, follows);
     if (round <= 0.0) continue;
     going.push_back(draft);
     value += round;

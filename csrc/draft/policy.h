@@ -23,17 +23,31 @@ struct Draft {
   DraftRequest request;
   int64_t longest;
   Proposal proposal;
-  double reached = 1.0;  // the chance that all tokens so far are accepted
-  double confidence;     // in the last token
+  double confidence;  // in the last token
   bool is_done = false;
 
   int64_t count() const { return std::ssize(proposal.tokens); }
   bool may_go_on() const { return !is_done && count() < longest; }
   // The request for what is left, at the chance that it is reached at all.
   DraftRequest rest() const;
-  // Adds the tokens of a round up to the first that ends the text. The proposal ends there, or
-  // where a round made nothing.
-  void add(Proposal step, const Calibration& calibration);
+  // Adds the tokens of a step up to the first that ends the text. The proposal ends there, or
+  // where a step has none. The sequence gets the tokens as guesses.
+  void add(Proposal step);
+};
+
+// Takes the guesses of drafts back from their sequences, however that ends.
+class Guesses {
+ public:
+  explicit Guesses(std::span<Draft> drafts) : drafts_(drafts) {}
+  ~Guesses() {
+    for (Draft& draft : drafts_)
+      draft.request.sequence->forget_guesses(draft.proposal.tokens.size());
+  }
+  Guesses(const Guesses&) = delete;
+  Guesses& operator=(const Guesses&) = delete;
+
+ private:
+  std::span<Draft> drafts_;
 };
 
 // Decides round by round which drafts go on.

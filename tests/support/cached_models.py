@@ -1,4 +1,4 @@
-"""Models, texts and drafts for tests of the cache, and a tenant that leaves NaN behind."""
+"""Models, sequences and drafts for tests of the cache, and pages full of NaN."""
 
 import random
 from collections.abc import Sequence as SequenceOf
@@ -27,18 +27,18 @@ def random_tokens(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(VOCABULARY) for _ in range(count)]
 
 
-def sequence(tokens: SequenceOf[int]) -> Sequence:
+def new_sequence(tokens: SequenceOf[int]) -> Sequence:
     return Sequence(list(tokens), _native.Picker(temperature=0.8, seed=5), len(tokens))
 
 
-def advance(level: Level, text: Sequence, count: int) -> list[int]:
-    """`count` new tokens, and those that came with the last of them."""
-    begun = len(text.tokens)
-    while (made := len(text.tokens) - begun) < count:
-        [step] = level.advance([DraftRequest(text, count - made)])
+def advance(level: Level, sequence: Sequence, count: int) -> list[int]:
+    """`count` new tokens, and those of the same round as the last one."""
+    begun = len(sequence.tokens)
+    while (made := len(sequence.tokens) - begun) < count:
+        [step] = level.advance([DraftRequest(sequence, count - made)])
         assert step.tokens
-        text.tokens.extend(step.tokens)
-    return text.tokens[begun:]
+        sequence.tokens.extend(step.tokens)
+    return sequence.tokens[begun:]
 
 
 def logits(model: Model, slot: int, tokens: list[int], start: int = 0) -> NDArray[np.float32]:
@@ -47,7 +47,7 @@ def logits(model: Model, slot: int, tokens: list[int], start: int = 0) -> NDArra
 
 
 def poison_free_pages(cache: _native.KvCache) -> None:
-    """Fills every page that nobody holds with NaN, as a tenant before might have."""
+    """Fills every free page with NaN, as an earlier owner could have."""
     slot = cache.create()
     pages = cache.free_pages
     assert testing.make_writable(cache, slot, 0, pages * PAGE)
@@ -57,7 +57,7 @@ def poison_free_pages(cache: _native.KvCache) -> None:
 
 
 class Guessing(FakeDrafter):
-    """Proposes any tokens at all."""
+    """Proposes random tokens."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng

@@ -1,4 +1,4 @@
-"""The program as tests run it: in a process of its own, or in this one by the fixture `run`."""
+"""Runs the program in its own process; the fixture `run` runs it in this one."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ from typing import Any
 
 PROGRAM = [sys.executable, "-m", "specqd"]
 
-Run = Callable[..., tuple[int, str, str]]  # the words of a command -> status, stdout, stderr
+Run = Callable[..., tuple[int, str, str]]  # arguments -> status, stdout, stderr
 
 
 def run_program(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[bytes]:

@@ -1,4 +1,4 @@
-"""A Hugging Face Hub on this machine, as far as downloads need one. Knows nothing of the client."""
+"""A Hugging Face Hub for downloads, on this machine. Knows nothing of the client."""
 
 import hashlib
 import json
@@ -7,13 +7,12 @@ import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client asked for."""
+    """A request of a client."""
 
     method: str
     path: str
@@ -26,9 +25,9 @@ class FakeHub:
     """Serves directories as repositories; `main` and every commit are revisions."""
 
     repositories: dict[str, Path] = field(default_factory=dict)
-    private: dict[str, str] = field(default_factory=dict)  # repositories that ask for a token
+    private: dict[str, str] = field(default_factory=dict)  # by repository: its token
     gated: set[str] = field(default_factory=set)
-    cuts: dict[str, list[int]] = field(default_factory=dict)  # by file: bytes before each hang-up
+    cuts: dict[str, list[int]] = field(default_factory=dict)  # by file: bytes before each break
     requests: list[Request] = field(default_factory=list)
     _server: ThreadingHTTPServer | None = None
 
@@ -42,12 +41,7 @@ class FakeHub:
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         assert self._server is not None
         self._server.shutdown()
         self._server.server_close()
@@ -58,7 +52,7 @@ class FakeHub:
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def fetched(self) -> set[str]:
-        """Names of the files whose content was asked for."""
+        """Names of the files whose content was requested."""
         paths = (r.path for r in self.requests if r.method == "GET" and "/resolve/" in r.path)
         return {path.split("/resolve/")[1].split("/", 1)[1] for path in paths}
 
@@ -89,8 +83,8 @@ class _Handler(BaseHTTPRequestHandler):
         owner, name, verb, revision = [*parts[:4], "", "", "", ""][:4]
         repository = f"{owner}/{name}"
         directory = self.served.repositories.get(repository)
-        wanted = self.served.private.get(repository)
-        if directory is None or (wanted is not None and token != f"Bearer {wanted}"):
+        required = self.served.private.get(repository)
+        if directory is None or (required is not None and token != f"Bearer {required}"):
             self._refuse(401 if token is None else 404, "RepoNotFound")
         elif repository in self.served.gated:
             self._refuse(403, "GatedRepo")

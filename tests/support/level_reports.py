@@ -1,4 +1,4 @@
-"""Reports of levels that did only what is said."""
+"""Reports of levels with given numbers and zeros elsewhere."""
 
 from specqd.engine.reports import LevelReport
 

@@ -1,7 +1,12 @@
-"""The pictures of docs/serving.md: `python tests/page_pictures.py docs`, with the shipped model."""
+"""Makes the pictures of docs/serving.md.
+
+python tests/support/page_pictures.py docs
+"""
 
 import sys
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from support.browser import DESKTOP, PHONE, chromium, visiting
 from support.served import serving

@@ -1,7 +1,7 @@
-"""What the token at a position is, defined in NumPy: every token's noise and score, all sorted.
+"""Defines the token at a position in NumPy: every token's noise and score, fully sorted.
 
-Only where it must sum (top-p) may the native code differ, and then by no more than the rounding of
-its exponentials: a case whose boundary is that close is not compared.
+Only sums (top-p) may differ in the native code, by the rounding of its exponentials. Cases whose
+boundary is that close are not compared.
 """
 
 import math
@@ -40,7 +40,7 @@ class Params:
 
 
 def philox(counter: NDArray[np.uint64], rest: tuple[int, int, int], key: int) -> list[NDArray]:
-    """Philox4x32-10 of Salmon et al. 2011: four arrays of 32-bit words for (counter, *rest)."""
+    """Philox4x32-10 (Salmon et al. 2011): four arrays of 32-bit words for (counter, *rest)."""
     low = np.uint64(0xFFFFFFFF)
     words = [counter.astype(np.uint64), *(np.full_like(counter, r, np.uint64) for r in rest)]
     keys = [key & 0xFFFFFFFF, key >> 32]
@@ -136,7 +136,7 @@ def expected_pick(
         before = np.concatenate([[0.0], np.cumsum(weights[order])[:-1]])
         limit = float(np.float32(params.top_p)) * weights.sum()
         kept[order[before >= limit]] = False
-        # Weights are good to 4 ulp and lose up to 2^-40 to truncation.
+        # Weights err by up to 4 ulp and lose up to 2^-40 to truncation.
         slack = weights.sum() * 2.0**-21 + len(x) * 2.0**-39
         is_sure = not np.any((np.abs(before - limit) <= slack) & (weights[order] > 2.0**-40))
         weights = np.where(kept, weights, 0.0)
@@ -161,7 +161,7 @@ def check(
     prompt_length: int = 0,
     allowed: NDArray[np.bool_] | None = None,
 ) -> int:
-    """Compare one pick with its definition, on every instruction set; returns the token."""
+    """Compares one pick with its definition on every instruction set; returns the token."""
     picker = params.native()
     picks = {
         testing.pick(picker, logits, position, history, prompt_length, mask_of(allowed), isa)
