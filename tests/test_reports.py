@@ -127,7 +127,7 @@ def test_a_prompt_that_is_not_to_be_shared_is_read_again(llm: LLM) -> None:
     params = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
     rows = []
     for reuses in (True, True, False):
-        other.engine.reuses_prefixes = reuses
+        other.engine.scheduler.reuses_prefixes = reuses
         rows.append(other.generate(prompt, params)[0].stats.levels[0].rows)
     assert rows == [151, 151 - 128, 151]
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from copy import copy
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,13 @@ from specqd import _native
 from specqd.config import read_config, read_generation_defaults
 from specqd.engine.chains import Drafts, DraftSpec, parse_chain
 from specqd.engine.engine import Engine
-from specqd.engine.generation import FinishReason, Generation, Origin, TokenLogprob
+from specqd.engine.generation import (
+    FinishReason,
+    Generation,
+    GenerationRequest,
+    Origin,
+    TokenLogprob,
+)
 from specqd.engine.reports import Stats
 from specqd.errors import RequestError, SpecqdWarning, TokenizerError
 from specqd.hub import resolve, shipped_model
@@ -83,7 +90,7 @@ class Stream:
     def __iter__(self) -> Iterator[str]:
         engine = self._llm.engine
         before = Stats.of(engine)
-        generation = engine.submit(self._prompt, self._params)[0]
+        [generation] = engine.submit(GenerationRequest([self._prompt], self._params))
         sent = 0
         try:
             while sent < len(generation.text) or generation.finish_reason is None:
@@ -181,27 +188,21 @@ class LLM:
         self, prompts: Prompt | SequenceOf[Prompt], params: SamplingParams | None = None
     ) -> list[Result]:
         """Completes one prompt or many, each a text or token ids; results in their order."""
-        before = Stats.of(self.engine)
+        engine, before = self.engine, Stats.of(self.engine)
+        encoded = [self.encode(prompt) for prompt in _as_many(prompts)]
         resolved = self._resolved(params)
-        requests = [self.encode(prompt) for prompt in _as_many(prompts)]
-        submitted: list[list[Generation]] = []
+        generations = engine.submit(GenerationRequest(encoded, resolved))
         try:
-            for request in requests:
-                submitted.append(self.engine.submit(request, resolved))
-            generations = [g for samples in submitted for g in samples]
-            while any(g.finish_reason is None for g in generations):
-                self.engine.step()
-            for error in (g.error for g in generations if g.error is not None):
-                raise error
-        except BaseException:
-            for generation in (g for samples in submitted for g in samples):
-                self.engine.cancel(generation)
-            raise
-        stats = Stats.of(self.engine).since(before)
-        return [
-            _result(request, samples, stats)
-            for request, samples in zip(requests, submitted, strict=True)
-        ]
+            while any(generation.finish_reason is None for generation in generations):
+                engine.step()
+        finally:
+            for generation in generations:
+                engine.cancel(generation)
+        for error in (g.error for g in generations if g.error is not None):
+            raise error
+        stats = Stats.of(engine).since(before)
+        samples = iter(generations)
+        return [_result(prompt, list(islice(samples, resolved.n)), stats) for prompt in encoded]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
         """Completes one prompt piece by piece."""

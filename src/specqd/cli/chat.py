@@ -198,8 +198,8 @@ class Talk:
         prompt = self._conversation.prompt(said)
         self._check_room(prompt)
         shown = self._new_answer()
-        counted = self._llm.engine.stats
-        cached = counted.cached_prompt_tokens
+        scheduler = self._llm.engine.scheduler
+        cached = scheduler.cached_prompt_tokens
         with self._interruptible() as interrupt:
             stream = self._llm.stream(prompt, self._params)
             interrupt.stops(stream)
@@ -207,7 +207,7 @@ class Talk:
                 shown.show(piece)
             shown.finish()
         assert stream.result is not None
-        self._last = Answer(stream.result, counted.cached_prompt_tokens - cached)
+        self._last = Answer(stream.result, scheduler.cached_prompt_tokens - cached)
         self._conversation.record(said, shown.text)
         self._tell_end(stream.result)
 

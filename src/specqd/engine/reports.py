@@ -143,8 +143,8 @@ class Stats:
             counted.prompt_tokens,
             counted.new_tokens,
             counted.decoded_tokens,
-            counted.prefill_seconds,
-            counted.decode_seconds,
+            counted.prefill_s,
+            counted.decode_s,
             tuple(LevelReport.of(member) for member in members if isinstance(member, Level)),
             chain_of(engine.level),
         )

@@ -6,14 +6,13 @@ members each choice of a whole answer holds the `seed` that repeats it.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from math import isfinite
 from typing import Any, Protocol
 
-from specqd.engine.generation import FinishReason, Generation, Origin, TokenLogprob
-from specqd.engine.reports import Progress
-from specqd.errors import RequestError
+from specqd.engine.generation import Origin, TokenLogprob
+from specqd.engine.updates import Update
 from specqd.openai.requests import ChatRequest, CompletionRequest, Prepared
 from specqd.openai.tool_reader import Piece, ToolReader
 from specqd.text.channels import ChannelReader
@@ -24,37 +23,6 @@ from specqd.text.tokenizer import Tokenizer
 _LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's word for it
 
 Json = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """What is new of one sample."""
-
-    sample: int  # counted over all prompts of the request
-    text: str
-    tokens: list[int]
-    logprobs: list[TokenLogprob]
-    finish_reason: FinishReason | None
-    error: RequestError | None
-    seed: int | None = None
-    origins: list[Origin] = field(default_factory=list)  # of the tokens
-    progress: Progress | None = None  # where it is asked for
-    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # in the first update
-
-    @classmethod
-    def whole(cls, sample: int, generation: Generation) -> "Update":
-        """All of a finished generation."""
-        return cls(
-            sample,
-            generation.text,
-            generation.tokens,
-            logprobs=generation.logprobs,
-            finish_reason=generation.finish_reason,
-            error=generation.error,
-            seed=generation.seed,
-            origins=generation.origins,
-            prompt_logprobs=generation.prompt_logprobs,
-        )
 
 
 @dataclass(slots=True)

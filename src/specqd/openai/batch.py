@@ -9,19 +9,19 @@ import fcntl
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
 
-from specqd.engine.generation import Generation
+from specqd.engine.generation import Generation, MakeGrammar
 from specqd.engine.reports import chain_of
-from specqd.engine.roles import Grammar
+from specqd.engine.updates import Update
 from specqd.errors import RequestError, SpecqdError, TokenizerError, shown
 from specqd.llm import LLM
-from specqd.openai.answers import Answer, Json, Update, Usage, form_of
+from specqd.openai.answers import Answer, Json, Usage, form_of
 from specqd.openai.errors import code_of, param_of, refusal
 from specqd.openai.requests import (
     ChatRequest,
@@ -40,7 +40,7 @@ _HEAD = b'{"id": "batch_req_'  # how each line of ours begins
 _MOST_SUBMITTED = 64  # samples: enough to fill every place of the engine's batch as it empties
 
 Progress = Callable[[int, int], None]
-GrammarOf = Callable[[Prepared], Callable[[], Grammar] | None]
+GrammarOf = Callable[[Prepared], MakeGrammar | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,17 +193,13 @@ def _sync_directory(path: Path) -> None:
         os.close(directory)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Running:
-    """A request that the engine has, by prompt and sample."""
+    """A request that the engine has."""
 
     asked: BatchRequest
-    prepared: Prepared | None = None
-    prompts: list[list[Generation]] = field(default_factory=list)
-
-    @property
-    def samples(self) -> list[Generation]:
-        return [sample for samples in self.prompts for sample in samples]
+    prepared: Prepared
+    samples: list[Generation]
 
     @property
     def is_done(self) -> bool:
@@ -234,22 +230,20 @@ def answer_batch(llm: LLM, batch: Batch, answers: Answers, progress: Progress) -
         while waiting or running:
             progress(len(answers.done), len(batch.requests))
             while waiting and sum(len(each.samples) for each in running) < _MOST_SUBMITTED:
-                each = _Running(waiting.popleft())
-                running.append(each)  # first, so that it is cancelled if it is submitted in part
-                problem = _submit(llm, each, grammar_of)
-                if problem is not None:
-                    running.remove(each)
-                    answers.append(_lines([(each, problem)], batch, llm))
+                asked = waiting.popleft()
+                try:
+                    running.append(_submit(llm, asked, grammar_of))
+                except (RequestError, TokenizerError) as error:  # the latter: a template failed
+                    answers.append({asked.custom_id: _refusal(asked, error)})
                     refused += 1
             llm.engine.step()
-            finished = [each for each in running if each.is_done]
-            if finished:
+            if finished := [each for each in running if each.is_done]:
                 running = [each for each in running if not each.is_done]
-                answers.append(_lines([(each, each.error) for each in finished], batch, llm))
+                answers.append({each.asked.custom_id: _line(each, batch, llm) for each in finished})
                 refused += sum(each.error is not None for each in finished)
-    except BaseException:
-        _cancel(llm, running)
-        raise
+    finally:
+        for sample in (sample for each in running for sample in each.samples):
+            llm.engine.cancel(sample)
     progress(len(answers.done), len(batch.requests))
     return refused
 
@@ -268,59 +262,35 @@ def _grammar_of(llm: LLM, batch: Batch) -> GrammarOf | None:
     return JsonGrammars(llm.tokenizer, llm.model.vocabulary, eos).of_request
 
 
-def _submit(llm: LLM, running: _Running, grammar_of: GrammarOf | None) -> SpecqdError | None:
-    """Queues a request's prompts; what refuses it, if anything does."""
-    try:
-        running.prepared = prepared = Prepared.of(running.asked.request, llm.tokenizer)
-        options, params = prepared.request.options, prepared.params.resolved(llm.defaults)
-        make_grammar = grammar_of(prepared) if grammar_of is not None else None
-        for prompt in prepared.prompts:
-            llm.engine.check_length(len(prompt), options.asked_tokens)
-            samples = llm.engine.submit(
-                prompt,
-                params,
-                make_grammar,
-                cache_salt=options.cache_salt,
-                is_plain=options.is_plain,
-            )
-            running.prompts.append(samples)
-    except (RequestError, TokenizerError) as error:  # the latter where a template fails
-        _cancel(llm, [running])
-        return error
-    return None
+def _submit(llm: LLM, asked: BatchRequest, grammar_of: GrammarOf | None) -> _Running:
+    prepared = Prepared.of(asked.request, llm.tokenizer)
+    make_grammar = grammar_of(prepared) if grammar_of is not None else None
+    salt = asked.request.options.cache_salt
+    request = prepared.for_engine(llm.defaults, make_grammar, salt)
+    return _Running(asked, prepared, llm.engine.submit(request))
 
 
-def _cancel(llm: LLM, running: Sequence[_Running]) -> None:
-    for sample in (sample for each in running for sample in each.samples):
-        llm.engine.cancel(sample)
+def _line(running: _Running, batch: Batch, llm: LLM) -> Json:
+    asked, prepared, samples = running.asked, running.prepared, running.samples
+    if running.error is not None:
+        return _refusal(asked, running.error)
+    usage = Usage.of(prepared)
+    usage.completion_tokens = sum(sample.count for sample in samples)
+    form = form_of(prepared, llm.tokenizer, asked.key, chain_of(llm.engine.level))
+    answer = Answer(form, batch.model, usage, asked.key, batch.created)
+    whole = answer.whole([Update.of(i, sample) for i, sample in enumerate(samples)])
+    return _response(asked, 200, whole)
 
 
-def _lines(
-    finished: Sequence[tuple[_Running, SpecqdError | None]], batch: Batch, llm: LLM
-) -> dict[str, Json]:
-    return {each.asked.custom_id: _line(each, error, batch, llm) for each, error in finished}
+def _refusal(asked: BatchRequest, error: SpecqdError) -> Json:
+    kind, param, code = "invalid_request_error", param_of(error), code_of(error)
+    return _response(asked, 400, refusal(str(error), kind, param, code))
 
 
-def _line(running: _Running, error: SpecqdError | None, batch: Batch, llm: LLM) -> Json:
-    key = running.asked.key
-    if error is not None:
-        kind, param, code = "invalid_request_error", param_of(error), code_of(error)
-        status, body = 400, refusal(str(error), kind, param, code)
-    else:
-        status, body = 200, _answer(running, batch, llm)
+def _response(asked: BatchRequest, status: int, body: Json) -> Json:
     return {
-        "id": f"batch_req_{key}",
-        "custom_id": running.asked.custom_id,
-        "response": {"status_code": status, "request_id": f"req_{key}", "body": body},
+        "id": f"batch_req_{asked.key}",
+        "custom_id": asked.custom_id,
+        "response": {"status_code": status, "request_id": f"req_{asked.key}", "body": body},
         "error": None,
     }
-
-
-def _answer(running: _Running, batch: Batch, llm: LLM) -> Json:
-    assert running.prepared is not None
-    key = running.asked.key
-    usage = Usage.of(running.prepared)
-    usage.completion_tokens = sum(sample.count for sample in running.samples)
-    form = form_of(running.prepared, llm.tokenizer, key, chain_of(llm.engine.level))
-    answer = Answer(form, batch.model, usage, key, batch.created)
-    return answer.whole([Update.whole(i, each) for i, each in enumerate(running.samples)])

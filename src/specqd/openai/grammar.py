@@ -12,7 +12,7 @@ import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
-from specqd.engine.roles import Grammar
+from specqd.engine.generation import MakeGrammar
 from specqd.errors import FieldError
 from specqd.openai.requests import Prepared
 from specqd.text.tokenizer import Tokenizer
@@ -20,8 +20,6 @@ from specqd.text.tokenizer import Tokenizer
 MOST_SCHEMA_CHARACTERS = 1 << 16
 DEEPEST_SCHEMA = 32
 _FORMAT, _TOOLS = "response_format", "tools"  # fields of requests
-
-MakeGrammar = Callable[[], Grammar]
 
 
 class JsonGrammars:

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from specqd.engine.generation import GenerationRequest, MakeGrammar
 from specqd.errors import FieldError, shown
 from specqd.openai import tools as openai_tools
 from specqd.openai.body_fields import BodyFields, token_ids
 from specqd.openai.tool_calls import CallForm, ToolUse, call_form
-from specqd.sampling import SamplingParams
+from specqd.sampling import Defaults, SamplingParams
 from specqd.text.channels import has_channels
 from specqd.text.tokenizer import Tokenizer
 
@@ -68,7 +69,7 @@ class Options:
     has_origins: bool = False  # each token's text, and who said it first
     has_progress: bool = False  # with each chunk, what the levels did so far
     is_plain: bool = False  # without drafts; the text is the same
-    asked_tokens: int = 1  # new ones for which there must be room; without max_tokens, one
+    new_tokens: int = 1  # for which there must be room; without max_tokens, one
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +153,20 @@ class Prepared:
                 most = f"of prompts {told} log-probabilities; {MOST_PROMPT_LOGPROBS} are the most"
                 raise FieldError("echo", f"asks for {most}; lower logprobs, or send fewer prompts")
         return cls(request, prompts, params, form, is_channeled)
+
+    def for_engine(
+        self, defaults: Defaults, make_grammar: MakeGrammar | None, cache_salt: str
+    ) -> GenerationRequest:
+        """defaults: the model's own recommendation, for what the request leaves open."""
+        options = self.request.options
+        return GenerationRequest(
+            self.prompts,
+            self.params.resolved(defaults),
+            make_grammar,
+            cache_salt,
+            options.is_plain,
+            options.new_tokens,
+        )
 
     @property
     def has_rules(self) -> bool:
@@ -263,7 +278,7 @@ def _options(fields: BodyFields, most: int | None) -> Options:
         has_origins=fields.flag("return_origins"),
         has_progress=has_progress,
         is_plain=fields.text("draft") == "none",
-        asked_tokens=most or 1,
+        new_tokens=most or 1,
     )
 
 

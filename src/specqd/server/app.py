@@ -15,10 +15,11 @@ from starlette.types import ASGIApp
 
 from specqd import __version__
 from specqd.engine.engine import Engine
+from specqd.engine.generation import MakeGrammar
 from specqd.engine.reports import Stats, chain_of
 from specqd.errors import SpecqdError, shown
 from specqd.openai.answers import Answer, Usage, form_of
-from specqd.openai.grammar import JsonGrammars, MakeGrammar
+from specqd.openai.grammar import JsonGrammars
 from specqd.openai.requests import Prepared, chat_request, completion_request
 from specqd.openai.requests import Request as Asked
 from specqd.sampling import Defaults
@@ -85,14 +86,14 @@ class Service:
         for what cannot be run."""
         self.check_model(asked.options.model)
         prepared = await self.in_turn(body_size, lambda: Prepared.of(asked, self.tokenizer))
-        for prompt in prepared.prompts:
-            self.engine.check_length(len(prompt), asked.options.asked_tokens)
+        for prompt in prepared.prompts:  # before the grammar, which may take a second
+            self.engine.check_length(len(prompt), asked.options.new_tokens)
         make_grammar = None
         if prepared.has_rules:
             make_grammar = await asyncio.to_thread(self.grammars.of_request, prepared)
         answer = self._answer(prepared)
         job = self._job(prepared, make_grammar, client)
-        self._check_places(job.num_samples)
+        self._check_places(job.request.num_samples)
         try:
             await self.thread.submit(job)
         except BaseException:
@@ -114,15 +115,9 @@ class Service:
 
     def _job(self, prepared: Prepared, make_grammar: MakeGrammar | None, client: str) -> Job:
         options = prepared.request.options
-        return Job(
-            prepared.prompts,
-            prepared.params.resolved(self.serving.defaults),
-            make_grammar,
-            cache_salt=f"{client}\n{options.cache_salt}",  # no key has a line's end
-            is_plain=options.is_plain,
-            is_streamed=options.is_streamed,
-            has_progress=options.has_progress,
-        )
+        salt = f"{client}\n{options.cache_salt}"  # no key has a line's end
+        request = prepared.for_engine(self.serving.defaults, make_grammar, salt)
+        return Job(request, is_streamed=options.is_streamed, has_progress=options.has_progress)
 
     def _check_places(self, samples: int) -> None:
         """Nothing is awaited between this and the submission, which takes the places."""

@@ -9,7 +9,6 @@ streams are handed over together, some sixty times a second at most, and what is
 import asyncio
 import logging
 from collections.abc import Callable
-from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -17,11 +16,9 @@ from time import perf_counter
 from typing import Protocol, TypeVar
 
 from specqd.engine.engine import Engine
-from specqd.engine.generation import Generation
+from specqd.engine.generation import Generation, GenerationRequest
 from specqd.engine.reports import Progress, Stats
-from specqd.engine.roles import Grammar
-from specqd.openai.answers import Update
-from specqd.sampling import SamplingParams
+from specqd.engine.updates import Update
 
 T = TypeVar("T")
 _LOG = logging.getLogger("specqd.server")
@@ -49,33 +46,20 @@ class Watcher(Protocol):
 
 
 class Job:
-    """One call's prompts and what comes of them. Lives on the event loop.
+    """A request to the engine and its updates. Lives on the event loop.
 
-    is_streamed: each sample comes in parts, as it is made; else whole.
-    has_progress: with each part, what the levels did so far.
+    is_streamed: samples come in parts as they are made; else whole.
+    has_progress: updates tell the levels' work so far.
     """
 
     def __init__(
-        self,
-        prompts: SequenceOf[SequenceOf[int]],
-        params: SamplingParams,
-        make_grammar: Callable[[], Grammar] | None = None,
-        *,
-        cache_salt: str = "",
-        is_plain: bool = False,
-        is_streamed: bool = True,
-        has_progress: bool = False,
+        self, request: GenerationRequest, *, is_streamed: bool = True, has_progress: bool = False
     ) -> None:
-        self.prompts = prompts
-        self.params = params
-        self.make_grammar = make_grammar
-        self.cache_salt = cache_salt
-        self.is_plain = is_plain
+        self.request = request
         self.is_streamed = is_streamed
         self.has_progress = has_progress
-        self.num_samples = len(prompts) * params.n
-        self.cached_prompt_tokens = 0  # known once there is a token
-        self._num_open = self.num_samples
+        self.cached_prompt_tokens = 0  # known with the first token
+        self._num_open = request.num_samples
         self._new: list[Update] = []
         self._is_there = asyncio.Event()
         self._failure: Exception | None = None
@@ -112,24 +96,19 @@ class Job:
 
 
 class _Live:
-    """A job on the engine's side: its generations, and how much of each has been handed over."""
+    """A job on the engine's thread: its generations, and how much of each has been handed over."""
 
-    def __init__(self, engine: Engine, job: Job, prompts: list[list[Generation]]) -> None:
+    def __init__(self, engine: Engine, job: Job, generations: list[Generation]) -> None:
         self.job = job
+        self.generations = generations
+        self.begun = perf_counter()
         self._engine = engine
         self._first: Stats | None = None  # up to its first tokens
         self._first_at = 0.0
         self._is_shared = False
-        self.prompts = prompts
-        self.generations = [generation for samples in prompts for generation in samples]
-        self.begun = perf_counter()
-        self._sent = [(0, 0, 0)] * len(self.generations)  # text, tokens, logprobs
-        self._told = [(0, self.begun)] * len(self.generations)  # tokens, when
+        self._sent = [(0, 0)] * len(self.generations)  # tokens, characters
+        self._watched = [(0, self.begun)] * len(self.generations)  # tokens, when
         self._open = set(range(len(self.generations)))
-
-    @property
-    def is_over(self) -> bool:
-        return not self._open
 
     @property
     def num_open(self) -> int:
@@ -137,63 +116,52 @@ class _Live:
 
     @property
     def cached_prompt_tokens(self) -> int:
-        return sum(samples[0].cached_prompt_tokens for samples in self.prompts)
+        firsts = self.generations[:: self.job.request.params.n]  # a prompt's samples share it
+        return sum(generation.cached_prompt_tokens for generation in firsts)
 
     def tell(self, watcher: Watcher) -> None:
-        """What is new since the last call; to be asked before the last updates are taken."""
+        """Tells what is new since the last call. Call it before the last updates are taken."""
         now = perf_counter()
         for i in self._open:
-            generation, (told, told_at) = self.generations[i], self._told[i]
-            count = generation.count
-            if count > told:
-                if told:
-                    watcher.next_tokens(now - told_at, count - told)
+            generation, (count, since) = self.generations[i], self._watched[i]
+            if (new := generation.count - count) > 0:
+                if count:
+                    watcher.next_tokens(now - since, new)
                 else:
                     watcher.first_token(now - self.begun)
-                self._told[i] = (count, now)
+                self._watched[i] = (generation.count, now)
             if generation.finish_reason is not None:
                 watcher.finished(generation.finish_reason, now - self.begun)
 
-    def _progress(self) -> Progress:
-        """What the engine did since the first tokens were there, which is now at the first call."""
-        now, stats = perf_counter(), Stats.of(self._engine)
-        if self._first is None:
-            self._first, self._first_at = stats, now
-        self._is_shared |= self._engine.num_running > self.num_open
-        return Progress(now - self._first_at, stats.since(self._first).levels, self._is_shared)
-
     def updates(self, *, is_due: bool) -> list[Update]:
-        """What is to be handed over: ends and beginnings, and where it is due what is between."""
+        """Updates to hand over: always first tokens and ends, tokens between them where it is
+        due."""
         new = []
         progress = None
         for i in sorted(self._open):
-            generation = self.generations[i]
-            text, tokens, logprobs = self._sent[i]
-            reason = generation.finish_reason
+            generation, (tokens, characters) = self.generations[i], self._sent[i]
+            is_over = generation.finish_reason is not None
             is_new = self.job.is_streamed and generation.count > tokens
-            if reason is None and not (is_new and (is_due or not tokens)):
+            if not is_over and not (is_new and (is_due or not tokens)):
                 continue
             if self.job.has_progress:
                 progress = progress or self._progress()
-            first = generation.sequence.prompt_length + tokens
-            new.append(
-                Update(
-                    i,
-                    generation.text[text:],
-                    generation.sequence.tokens[first:],
-                    logprobs=generation.logprobs[logprobs:],
-                    finish_reason=reason,
-                    error=generation.error,
-                    seed=generation.seed,
-                    origins=generation.origins[tokens:],
-                    progress=progress,
-                    prompt_logprobs=[] if tokens else generation.prompt_logprobs,
-                )
+            update = Update.of(
+                i, generation, tokens=tokens, characters=characters, progress=progress
             )
-            self._sent[i] = (len(generation.text), generation.count, len(generation.logprobs))
-            if reason is not None:
+            new.append(update)
+            self._sent[i] = (generation.count, len(generation.text))
+            if is_over:
                 self._open.discard(i)
         return new
+
+    def _progress(self) -> Progress:
+        """The engine's work since the first tokens; the first call comes with those."""
+        now, stats = perf_counter(), Stats.of(self._engine)
+        if self._first is None:
+            self._first, self._first_at = stats, now
+        self._is_shared |= len(self._engine.scheduler.running) > self.num_open
+        return Progress(now - self._first_at, stats.since(self._first).levels, self._is_shared)
 
 
 class EngineThread:
@@ -241,7 +209,7 @@ class EngineThread:
 
         Whoever submits must `close` the job, also after an error.
         """
-        self._open[job] = job.num_samples
+        self._open[job] = job.request.num_samples
         await self.ask(lambda: self._submit(job))
 
     def close(self, job: Job) -> None:
@@ -297,22 +265,8 @@ class EngineThread:
     def _submit(self, job: Job) -> None:
         if self._failure is not None:
             raise self._failure
-        submitted: list[list[Generation]] = []
-        try:
-            for prompt in job.prompts:
-                samples = self._engine.submit(
-                    prompt,
-                    job.params,
-                    job.make_grammar,
-                    cache_salt=job.cache_salt,
-                    is_plain=job.is_plain,
-                )
-                submitted.append(samples)
-        except BaseException:
-            for generation in (g for samples in submitted for g in samples):
-                self._engine.cancel(generation)
-            raise
-        self._live[job] = _Live(self._engine, job, submitted)
+        generations = self._engine.submit(job.request)
+        self._live[job] = _Live(self._engine, job, generations)
 
     def _cancel(self, job: Job) -> None:
         live = self._live.pop(job, None)
@@ -335,7 +289,7 @@ class EngineThread:
                 live.tell(self._watcher)
             if updates := live.updates(is_due=is_due):
                 news.append((live.job, updates, live.cached_prompt_tokens))
-            if live.is_over:
+            if not live.num_open:
                 del self._live[live.job]
         if news:
             self._loop.call_soon_threadsafe(_deliver, news)

@@ -58,13 +58,13 @@ class Counts:
 
     @classmethod
     def of(cls, engine: Engine) -> "Counts":
-        cache = engine.level.model.cache
+        cache, scheduler = engine.level.model.cache, engine.scheduler
         return cls(
-            engine.num_running,
-            engine.num_waiting,
+            len(scheduler.running),
+            len(scheduler.waiting),
             1.0 - cache.free_pages / cache.total_pages,
-            engine.stats.cached_prompt_tokens,
-            engine.stats.preemptions,
+            scheduler.cached_prompt_tokens,
+            scheduler.preemptions,
             Stats.of(engine),
         )
 

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from specqd.engine.updates import Update
 from specqd.errors import RequestError
-from specqd.openai.answers import Answer, Update
+from specqd.openai.answers import Answer
 from specqd.server.engine_thread import EngineThread, Job, StoppedError
 from specqd.server.problems import problem_of
 
@@ -56,7 +57,7 @@ class AnswerResponse(Response):
 
     async def _events(self) -> AsyncIterator[bytes]:
         answer = self._answer
-        for sample in range(self._job.num_samples):
+        for sample in range(self._job.request.num_samples):
             for choice in answer.form.opening(sample):
                 yield event_of(answer.chunk(choice))
         try:
