@@ -1,8 +1,8 @@
-"""OpenAI's batch files answered offline: a file of requests in, a file of answers out.
+"""OpenAI's batch files: a file of requests in, a file of answers out.
 
-Owns the two formats and that no answer is lost or repeated by a process that dies. An answer is a
-function of its request, the model and the input file's time, so that an interrupted batch ends with
-the lines of an undisturbed one. Lines stand in the order in which they were done.
+Owns both formats. A killed process neither loses nor repeats an answer. An answer is a function of
+its request, the model and the input file's time, so an interrupted batch ends with the lines of an
+undisturbed one. Lines stand in the order of completion.
 """
 
 import fcntl
@@ -36,8 +36,8 @@ _PARSERS: Mapping[str, Callable[[object], Request]] = {
     "/v1/completions": completion_request,
     "/v1/chat/completions": chat_request,
 }
-_HEAD = b'{"id": "batch_req_'  # how each line of ours begins
-_MOST_SUBMITTED = 64  # samples: enough to fill every place of the engine's batch as it empties
+_HEAD = b'{"id": "batch_req_'  # of every line that we write
+_MOST_SUBMITTED = 64  # samples: more than the engine's batch, so that no place stays empty
 
 Progress = Callable[[int, int], None]
 GrammarOf = Callable[[Prepared], MakeGrammar | None]
@@ -48,7 +48,7 @@ class BatchRequest:
     """A line of the input."""
 
     custom_id: str
-    key: str  # of what the line says and of the model that is asked
+    key: str  # a digest of the line and the model's name
     request: Request
 
 
@@ -57,13 +57,13 @@ class Batch:
     """All requests of an input file."""
 
     path: Path
-    model: str  # the name that answers give
-    created: int  # when the input was last written, in seconds since 1970
+    model: str  # its name in the answers
+    created: int  # seconds since 1970, when the input was last written
     requests: tuple[BatchRequest, ...]
 
 
 def read_batch(path: Path, model: str) -> Batch:
-    """The requests of an input file, all checked; raises RequestError with the first bad line."""
+    """The requests of an input file, checked; raises RequestError with the first bad line."""
     with path.open("rb") as file:
         created = int(os.fstat(file.fileno()).st_mtime)
         requests: dict[str, BatchRequest] = {}
@@ -110,12 +110,12 @@ def _request(line: bytes, model: str) -> BatchRequest:
         raise RequestError(f"body.{error}".replace("body.body:", "body:")) from error
     if request.options.is_streamed:
         raise RequestError("body.stream: true; the answers of a batch are not streamed")
-    said = json.dumps([model, entry], sort_keys=True)
-    return BatchRequest(custom_id, sha256(said.encode()).hexdigest()[:32], request)
+    content = json.dumps([model, entry], sort_keys=True)
+    return BatchRequest(custom_id, sha256(content.encode()).hexdigest()[:32], request)
 
 
 class Answers:
-    """The output file while it is written: whole lines, on the disk before they count as done."""
+    """The output file in progress: whole lines, on the disk before they count as done."""
 
     def __init__(self, file: BinaryIO, done: Collection[str]) -> None:
         self.done = set(done)  # custom_ids
@@ -132,9 +132,9 @@ class Answers:
 
 @contextmanager
 def open_answers(path: Path, batch: Batch) -> Iterator[Answers]:
-    """The output file, new or as an earlier run left it; what was cut off is dropped.
+    """The output file, new or as an earlier run left it, without a line that was cut off.
 
-    Raises RequestError for a file that does not answer this batch, or that a process writes to.
+    Raises RequestError where it answers another batch, or where another process writes to it.
     """
     is_new = not path.exists()
     if not is_new and not path.is_file():
@@ -153,7 +153,7 @@ def open_answers(path: Path, batch: Batch) -> Iterator[Answers]:
 
 
 def _read_answers(file: BinaryIO, path: Path, batch: Batch) -> list[str]:
-    """The custom_ids of whole lines; a line that was cut off is removed from the file."""
+    """The custom_ids of whole lines; removes a last line that was cut off."""
     keys = {request.custom_id: request.key for request in batch.requests}
     done: list[str] = []
     whole = 0
@@ -170,8 +170,8 @@ def _read_answers(file: BinaryIO, path: Path, batch: Batch) -> list[str]:
         custom_id, request_id = _named(line, where)
         if request_id != f"batch_req_{keys.get(custom_id)}":
             raise RequestError(
-                f"{where}: answers {shown(custom_id)} as {batch.path} does not ask it, or not of "
-                f"{batch.model}; name another file"
+                f"{where}: answers another request or model than {shown(custom_id)} of "
+                f"{batch.path} to {batch.model}; name another file"
             )
         done.append(custom_id)
     return done
@@ -195,7 +195,7 @@ def _sync_directory(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A request that the engine has."""
+    """A request in the engine."""
 
     asked: BatchRequest
     prepared: Prepared
@@ -211,10 +211,10 @@ class _Running:
 
 
 def answer_batch(llm: LLM, batch: Batch, answers: Answers, progress: Progress) -> int:
-    """Answers what is not yet answered; returns how many requests were refused.
+    """Answers the requests that have no answer yet; returns the number that was refused.
 
-    Each request's answer equals that of the request alone. A request that only the model can
-    refuse, such as one with too long a prompt, has an answer that says so.
+    Each answer equals that of the request alone. Where only the model can refuse a request, such as
+    one with too long a prompt, the answer is an error.
     """
     asks_chats = any(isinstance(each.request, ChatRequest) for each in batch.requests)
     if asks_chats and not llm.tokenizer.has_chat_template:
@@ -249,7 +249,7 @@ def answer_batch(llm: LLM, batch: Batch, answers: Answers, progress: Progress) -
 
 
 def _grammar_of(llm: LLM, batch: Batch) -> GrammarOf | None:
-    """None where no text must follow rules: only those need llguidance."""
+    """None where no request has a grammar; only grammars need llguidance."""
     if not any(each.request.has_rules for each in batch.requests):
         return None
     try:

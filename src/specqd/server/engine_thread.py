@@ -1,9 +1,9 @@
-"""The thread that owns the engine, and jobs that travel between it and an event loop.
+"""The thread that owns the engine, and the jobs between it and an event loop.
 
-Knows rounds and arrivals; knows nothing of HTTP. All that touches the engine is a command that the
-thread runs between two rounds, so requests join and leave there. What was made waits on the other
-side: whoever reads slowly holds nobody up. The loop that takes it keeps the next round waiting, so
-streams are handed over together, some sixty times a second at most, and what is not streamed whole.
+Knows rounds and arrivals; knows nothing of HTTP. Every access to the engine is a command that the
+thread runs between two rounds. Updates wait on the loop's side, so a slow reader delays nobody. The
+loop's work delays the next round, so updates of streams are handed over together, at most 60 times
+a second, and other samples whole.
 """
 
 import asyncio
@@ -22,26 +22,26 @@ from specqd.engine.updates import Update
 
 T = TypeVar("T")
 _LOG = logging.getLogger("specqd.server")
-_STREAM_SECONDS = 1 / 60  # a screen shows no more of a stream's parts
+_STREAM_SECONDS = 1 / 60  # screens show no more
 
 
 class StoppedError(Exception):
-    """No request is served any more: the server ends, or the engine broke down."""
+    """No request is served any more: the server is ending, or the engine failed."""
 
 
 class Watcher(Protocol):
-    """Hears of samples as they come out of the engine, on its thread. Times in seconds."""
+    """Observes samples as they leave the engine, on its thread."""
 
     def first_token(self, seconds: float) -> None:
-        """Since the job was submitted."""
+        """seconds: since the job was submitted."""
         ...
 
     def next_tokens(self, seconds: float, count: int) -> None:
-        """So many at once, since those before them."""
+        """`count` tokens at once; seconds: since those before them."""
         ...
 
     def finished(self, reason: str, seconds: float) -> None:
-        """Since the job was submitted."""
+        """seconds: since the job was submitted."""
         ...
 
 
@@ -49,7 +49,7 @@ class Job:
     """A request to the engine and its updates. Lives on the event loop.
 
     is_streamed: samples come in parts as they are made; else whole.
-    has_progress: updates tell the levels' work so far.
+    has_progress: updates hold the levels' work so far.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Job:
         return self._num_open == 0 and not self._new
 
     async def updates(self) -> list[Update]:
-        """What is new since the last call, as soon as there is something.
+        """Waits for updates and takes them.
 
         Raises RequestError where a sample cannot go on, StoppedError where none can.
         """
@@ -120,7 +120,7 @@ class _Live:
         return sum(generation.cached_prompt_tokens for generation in firsts)
 
     def tell(self, watcher: Watcher) -> None:
-        """Tells what is new since the last call. Call it before the last updates are taken."""
+        """Tells of new tokens and ends. Comes before `updates`, which closes ended samples."""
         now = perf_counter()
         for i in self._open:
             generation, (count, since) = self.generations[i], self._watched[i]
@@ -134,8 +134,7 @@ class _Live:
                 watcher.finished(generation.finish_reason, now - self.begun)
 
     def updates(self, *, is_due: bool) -> list[Update]:
-        """Updates to hand over: always first tokens and ends, tokens between them where it is
-        due."""
+        """Updates to hand over: first tokens and ends at once, tokens between them if due."""
         new = []
         progress = None
         for i in sorted(self._open):
@@ -189,43 +188,43 @@ class EngineThread:
         return sum(self._open.values())
 
     def start(self) -> None:
-        """From within the event loop that jobs will live on."""
+        """Call it within the event loop that jobs live on."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     def give_up(self) -> None:
-        """Ends all jobs, and refuses those to come."""
+        """Fails all jobs and refuses new ones."""
         self._failure = StoppedError("the server is ending; try again later")
         for job in self._open:
             job.fail(self._failure)
 
     async def stop(self) -> None:
-        """After the round that is being made; what is unfinished ends as cancelled."""
+        """Stops after the current round; unfinished samples end as cancelled."""
         self._commands.put(self._stop)
         await asyncio.to_thread(self._thread.join)
 
     async def submit(self, job: Job) -> None:
         """Queues all of a job's prompts, or none. Raises RequestError for what cannot be run.
 
-        Whoever submits must `close` the job, also after an error.
+        The caller must `close` the job, also after an error.
         """
         self._open[job] = job.request.num_samples
         await self.ask(lambda: self._submit(job))
 
     def close(self, job: Job) -> None:
-        """Ends what is unfinished of a job, before the next round."""
+        """Cancels a job's unfinished samples before the next round."""
         self._open.pop(job, None)
         self._commands.put(lambda: self._cancel(job))
 
     async def ask(self, question: Callable[[], T]) -> T:
-        """The answer of a question that the thread is asked between two rounds."""
+        """Runs `question` on the thread, between two rounds, and returns its result."""
         if self._failure is not None:
             raise self._failure
         answer: Future[T] = Future()
 
         def command() -> None:
             if not answer.set_running_or_notify_cancel():
-                return  # nobody waits for it any more
+                return  # the caller has left
             try:
                 answer.set_result(question())
             except BaseException as error:
@@ -239,7 +238,7 @@ class EngineThread:
     def _run(self) -> None:
         while not self._is_stopping:
             try:
-                self._obey()
+                self._run_commands()
                 if not self._engine.is_idle and not self._is_stopping:
                     self._engine.step()
                 self._hand_over()
@@ -249,8 +248,8 @@ class EngineThread:
         for job in list(self._live):
             self._cancel(job)
 
-    def _obey(self) -> None:
-        """Runs the commands that are there; where there is nothing else to do, waits for one."""
+    def _run_commands(self) -> None:
+        """Runs all queued commands; waits for one where the engine is idle."""
         if self._engine.is_idle:
             self._commands.get()()
         try:
@@ -295,7 +294,7 @@ class EngineThread:
             self._loop.call_soon_threadsafe(_deliver, news)
 
     def _fail(self, error: Exception) -> None:
-        """Tells every job. What the engine holds may be broken, so it is not used again."""
+        """Fails every job. The engine's state may be broken, so it is not used again."""
         assert self._loop is not None
         self._failure = StoppedError(f"the engine failed: {type(error).__name__}")
         jobs = list(self._live)

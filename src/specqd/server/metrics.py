@@ -46,11 +46,11 @@ _REASONS = {"cancelled": "abort"}  # vLLM's words
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The engine between two rounds."""
+    """The engine's counts between two rounds."""
 
     running: int
     waiting: int
-    cache_share: float  # of the pages, those in use
+    cache_share: float  # of the pages that are in use
     cached_prompt_tokens: int
     preemptions: int
     stats: Stats
@@ -69,7 +69,7 @@ class Counts:
 
 
 class Metrics:
-    """Watches jobs as they come out of the engine, and shows counts when asked."""
+    """A Watcher of jobs that writes its and the engine's counts as Prometheus reads them."""
 
     def __init__(self, model_name: str, begun: Stats, bandwidth: Mapping[str, float]) -> None:
         """begun: counts before the first request; bandwidth: GB/s of memory, by level."""
@@ -118,7 +118,7 @@ class Metrics:
         self._finished.labels(self._model_name, _REASONS.get(reason, reason)).inc()
 
     def shown(self, counts: Counts) -> bytes:
-        shares = self._shares.look(counts.stats.levels)
+        shares = self._shares.shares(counts.stats.levels)
         stats = counts.stats.since(self._begun)
         self._counts.known = (replace(counts, stats=stats), shares)
         return generate_latest(self._registry)
