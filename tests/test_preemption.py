@@ -1,4 +1,4 @@
-"""Texts that make room for others and are read again later: no bit depends on it, and all end."""
+"""Sequences that are preempted and prefilled again: no bit depends on it, and all end."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -108,7 +108,7 @@ def facts(generation: Generation) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("has_grammar", [False, True])
 @pytest.mark.parametrize("draft", ["none", "mxfp4:k=8", "auto", "ngram:k=64"])
-def test_texts_that_made_room_equal_themselves_alone(
+def test_preempted_sequences_equal_themselves_alone(
     plain: LLM, tight: LLM, draft: str, has_grammar: bool, rng: np.random.Generator
 ) -> None:
     engine = engine_of(tight, draft, rng)
@@ -128,7 +128,7 @@ def test_texts_that_made_room_equal_themselves_alone(
 
 @pytest.mark.parametrize("draft", ["none", "mxfp4:k=8", "auto"])
 @pytest.mark.parametrize("model", ["plain", "windowed"])
-def test_room_may_be_made_at_any_time(
+def test_a_sequence_may_be_preempted_at_any_time(
     request: pytest.FixtureRequest,
     model: str,
     draft: str,
@@ -172,35 +172,35 @@ def test_what_may_be_asked_for_is_not_waited_for(tight: LLM, rng: np.random.Gene
     assert engine.scheduler.preemptions == 0
 
 
-def test_the_newest_makes_room_and_goes_on_first(tight: LLM, rng: np.random.Generator) -> None:
+def test_the_newest_is_preempted_and_goes_on_first(tight: LLM, rng: np.random.Generator) -> None:
     engine = Engine(tight.engine.level, tight.tokenizer)
     params = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True)
     texts = engine.submit(GenerationRequest([prompt_of(rng, 100) for _ in range(3)], params))
     [late] = engine.submit(GenerationRequest([prompt_of(rng, 10)], params))
     while engine.scheduler.preemptions == 0:
         engine.step()
-    made_room = engine.scheduler.waiting[0]
-    assert made_room.preemptions == 1
-    assert made_room.count > 0
+    preempted = engine.scheduler.waiting[0]
+    assert preempted.preemptions == 1
+    assert preempted.count > 0
     assert engine.scheduler.running == texts[: len(engine.scheduler.running)]
     assert list(engine.scheduler.waiting) == [*texts[len(engine.scheduler.running) :], late]
     run(engine)
     assert texts[0].preemptions == 0
 
 
-def test_who_made_room_may_be_cancelled(tight: LLM, rng: np.random.Generator) -> None:
+def test_a_preempted_sequence_may_be_cancelled(tight: LLM, rng: np.random.Generator) -> None:
     engine = Engine(tight.engine.level, tight.tokenizer)
     params = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True, stop=["\x00" * 20])
     engine.submit(GenerationRequest([prompt_of(rng, 100) for _ in range(3)], params))
     while engine.scheduler.preemptions == 0:
         engine.step()
-    made_room = engine.scheduler.waiting[0]
-    engine.cancel(made_room)
-    assert made_room.finish_reason == "cancelled"
-    assert made_room.text == tight.tokenizer.decode(made_room.tokens)
-    assert made_room not in engine.scheduler.waiting
+    preempted = engine.scheduler.waiting[0]
+    engine.cancel(preempted)
+    assert preempted.finish_reason == "cancelled"
+    assert preempted.text == tight.tokenizer.decode(preempted.tokens)
+    assert preempted not in engine.scheduler.waiting
     run(engine)
-    assert made_room.finish_reason == "cancelled"
+    assert preempted.finish_reason == "cancelled"
 
 
 def test_a_text_ends_where_the_cache_would_not_hold_more_of_it(tight: LLM) -> None:

@@ -94,7 +94,7 @@ def test_a_prompt_that_is_left_half_read_leaves_its_samples_right(
     check_logprobs(llm, prompt, second.prompt_logprobs, 2)
 
 
-def test_they_are_exact_where_texts_make_room_at_any_time(
+def test_they_are_exact_where_sequences_are_preempted_at_any_time(
     llm: LLM, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(llm.engine.level, llm.tokenizer, eos_token_ids=[EOS], prompt_rows=30)

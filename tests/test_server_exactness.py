@@ -1,4 +1,4 @@
-"""Requests of every kind that come, leave and make room for each other: each answers as alone."""
+"""Requests of every kind that come, leave and preempt each other: each answers as alone."""
 
 import json
 import time

@@ -18,9 +18,7 @@ pytest.importorskip("uvicorn", reason="needs specqd[serve]")
 pytest.importorskip("prometheus_client", reason="needs specqd[serve]")
 
 
-def test_texts_that_made_room_are_counted(
-    tmp_path: Path, seed: int, rng: np.random.Generator
-) -> None:
+def test_preemptions_are_counted(tmp_path: Path, seed: int, rng: np.random.Generator) -> None:
     directory = make_model(tmp_path / "small", Shape(), seed)
     prompts = [rng.integers(0, 256, 10).tolist() for _ in range(6)]
     body = {"prompt": prompts, "max_tokens": 400, "ignore_eos": True}

@@ -224,8 +224,8 @@ def level_table(stats: "Stats") -> list[str]:
     """A row per level, outermost first; then how often a draft was accepted by its place."""
     rows = [
         [
-            *("level", "forwards", "rows", "ms each", "GB/s", "ms picking"),
-            *("ms a token is worth", "drafted", "accepted", "", "mean length"),
+            *("level", "forwards", "rows", "ms/forward", "GB/s", "pick ms"),
+            *("token value ms", "drafted", "accepted", "", "mean length"),
         ]
     ]
     for level in stats.levels:

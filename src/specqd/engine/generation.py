@@ -1,4 +1,4 @@
-"""What is asked of the engine, and one sample of it: its tokens, their origins, its text.
+"""A request to the engine, and one sample of it: its tokens, their origins, its text.
 
 Owns where stop strings end a text. Knows nothing of models or of scheduling.
 """
@@ -23,8 +23,8 @@ class GenerationRequest:
     """Prompts as token ids, and how each is to be continued.
 
     make_grammar: called once a sample.
-    cache_salt: prompts are cached for requests of the same salt only, so that response times do not
-    tell what others asked. Changes no bit.
+    cache_salt: prompts are cached for requests of the same salt only, so that response times reveal
+    nothing of other prompts. Changes no bit.
     is_plain: nothing is drafted, which is slower. Changes no bit.
     new_tokens: the request is refused where a prompt leaves no room for so many.
     """
@@ -51,8 +51,8 @@ class TokenLogprob:
 
 
 class Origin(NamedTuple):
-    """Where a token came from: the level that proposed it first, counted from the outermost (0: no
-    draft proposed it), and the probability that the outermost gave it."""
+    """The level that proposed a token first, counted from the outermost (0: no draft proposed it),
+    and the probability that the outermost gave it."""
 
     depth: int
     probability: float

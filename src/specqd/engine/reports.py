@@ -42,7 +42,7 @@ class LevelReport:
 
     @classmethod
     def of(cls, level: Level) -> "LevelReport":
-        """Since the level was made."""
+        """Counts since the level was made."""
         counted, model = level.stats, level.model
         names = [each.name for each in fields(cls)[3:]]
         counts: dict[str, Any] = {name: getattr(counted, name) for name in names}
@@ -96,7 +96,7 @@ class LevelReport:
         return self.gigabytes / self.seconds if self.seconds else 0.0
 
     def described(self) -> dict[str, Any]:
-        """As JSON."""
+        """The members of its JSON object."""
         rest = {"gain_s": self.token_value_s, "gb_per_s": self.gb_per_s}
         return _named(self, _LEVEL) | rest
 
@@ -115,7 +115,7 @@ class Stats:
 
     @classmethod
     def of(cls, engine: Engine) -> "Stats":
-        """Since the engine was made."""
+        """Counts since the engine was made."""
         counts: dict[str, Any] = asdict(engine.stats)
         levels = (level for level in engine.level.levels if isinstance(level, Level))
         reports = tuple(LevelReport.of(level) for level in levels)
@@ -129,7 +129,7 @@ class Stats:
         return self.decoded_tokens / self.decode_s if self.decode_s else 0.0
 
     def described(self) -> dict[str, Any]:
-        """As JSON."""
+        """The members of its JSON object."""
         return _named(self, _STATS) | {"levels": [level.described() for level in self.levels]}
 
 
@@ -142,7 +142,7 @@ class Progress:
     is_shared: bool  # other requests took part in the levels' work
 
     def described(self) -> dict[str, Any]:
-        """As JSON."""
+        """The members of its JSON object."""
         levels = [_named(level, _PROGRESS) for level in self.levels]
         return {"seconds": self.seconds, "is_shared": self.is_shared, "levels": levels}
 

@@ -1,4 +1,4 @@
-"""Which sequences run and which wait: admission, preemption, and the cache pages that they need.
+"""Decides which sequences run: admission, preemption, and the cache pages that they need.
 
 Knows how long sequences are; knows nothing of levels' proposals, of logits or of text.
 """

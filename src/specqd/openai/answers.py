@@ -1,7 +1,7 @@
 """OpenAI's JSON of completions and chats, whole or in chunks.
 
-Knows updates and tokens' texts; knows neither the engine nor transport. Beside OpenAI's members
-each choice of a whole answer holds the `seed` that repeats it.
+Knows updates and tokens' texts; knows neither the engine nor transport. Each choice of a whole
+answer also holds the `seed` that repeats it.
 """
 
 from collections import deque
@@ -117,7 +117,7 @@ def form_of(prepared: Prepared, tokenizer: Tokenizer, key: str, chain: Sequence[
 
 
 class Extras:
-    """Members of a choice beside OpenAI's."""
+    """Members of a choice that OpenAI's lacks."""
 
     def __init__(self, prepared: Prepared, tokenizer: Tokenizer, chain: Sequence[str]) -> None:
         self._options = prepared.request.options

@@ -1,8 +1,8 @@
 """Bodies of OpenAI's completion and chat requests, checked. Knows no models and no transport.
 
-Beside OpenAI's fields some of vLLM's are known: those of SamplingParams, min_tokens (only with
-ignore_eos), continuous_usage_stats, return_token_ids, cache_salt and chat_template_kwargs; and three
-of ours: return_origins, return_progress and draft. Where sampling fields are absent, the model's
+Some of vLLM's fields are known too: those of SamplingParams, min_tokens (only with ignore_eos),
+continuous_usage_stats, return_token_ids, cache_salt and chat_template_kwargs; and three of ours:
+return_origins, return_progress and draft. Where sampling fields are absent, the model's
 recommendation applies, not OpenAI's temperature of 1. Errors name the field.
 """
 
@@ -42,9 +42,9 @@ _SAMPLING = (
 )
 _WITHOUT_EFFECT = ("user", "service_tier", "safety_identifier", "prompt_cache_key")  # strings
 _ENDS = ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos")
-_TOLD = ("stream", "stream_options", "logprobs", "return_token_ids", "return_origins")
+_SHOWN = ("stream", "stream_options", "logprobs", "return_token_ids", "return_origins")
 _OTHERS = ("model", "n", "top_k", "logit_bias", "response_format", "cache_salt", "draft")
-_SHARED = {*_SAMPLING, *_WITHOUT_EFFECT, *_ENDS, *_TOLD, *_OTHERS}
+_SHARED = {*_SAMPLING, *_WITHOUT_EFFECT, *_ENDS, *_SHOWN, *_OTHERS}
 _SHARED |= {"return_progress", "metadata", "store"}
 _COMPLETION = _SHARED | {"prompt", "echo", "best_of", "suffix"}
 _CHAT = _SHARED | set(openai_tools.FIELDS)
@@ -56,7 +56,7 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of both kinds of request beside prompts and sampling."""
+    """Options of both kinds of request, without prompts and sampling."""
 
     model: str | None = None
     is_streamed: bool = False

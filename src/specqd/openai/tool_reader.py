@@ -134,7 +134,7 @@ class ToolReader:
         return True
 
     def _end_of_body(self) -> tuple[int | None, int]:
-        """Where the call's object ends in the held text, and where the text goes on after it."""
+        """The end of the call's object in the held text, and the place where the text goes on."""
         if self._is_tagged:
             at = self._held.find(CLOSER, max(self._body, self._seen - len(CLOSER)))
             self._seen = len(self._held)

@@ -118,6 +118,16 @@ class Service:
         request = prepared.for_engine(self.serving.defaults, make_grammar, salt)
         return Job(request, is_streamed=options.is_streamed, has_progress=options.has_progress)
 
+    def facts(self) -> Facts:
+        return Facts(
+            self.serving.model_name,
+            self.tokenizer.has_chat_template,
+            self.engine.max_context,
+            self.serving.defaults.effective_temperature,
+            chain_of(self.engine.level),
+            self.bandwidth,
+        )
+
     def _check_places(self, samples: int) -> None:
         """Await nothing between this and the submission, which takes the places."""
         most = self.serving.most_open_samples
@@ -146,8 +156,7 @@ def make_app(service: Service) -> ASGIApp:
     add_models(app, service)
     add_texts(app, service)
     add_generation(app, service)
-    facts = Facts.of(serving.engine, serving.model_name, serving.defaults, service.bandwidth)
-    add_page(app, facts)
+    add_page(app, service.facts())
     return Guard(app, serving.access)
 
 

@@ -119,8 +119,8 @@ class _Live:
         firsts = self.generations[:: self.job.request.params.n]  # a prompt's samples share it
         return sum(generation.cached_prompt_tokens for generation in firsts)
 
-    def tell(self, watcher: Watcher) -> None:
-        """Tells of new tokens and ends. Comes before `updates`, which closes ended samples."""
+    def notify(self, watcher: Watcher) -> None:
+        """Reports new tokens and ends. Call it before `updates`, which closes ended samples."""
         now = perf_counter()
         for i in self._open:
             generation, (count, since) = self.generations[i], self._watched[i]
@@ -174,17 +174,13 @@ class EngineThread:
         self._handed_over_at = 0.0
         self._open: dict[Job, int] = {}  # the loop's side: samples that are not over
         self._is_stopping = False
-        self._failure: StoppedError | None = None
+        self.failure: StoppedError | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = Thread(target=self._run, name="specqd-engine", daemon=True)
 
     @property
-    def failure(self) -> StoppedError | None:
-        return self._failure
-
-    @property
     def num_open_samples(self) -> int:
-        """Of all jobs that are not closed."""
+        """Samples of all jobs that are not closed."""
         return sum(self._open.values())
 
     def start(self) -> None:
@@ -194,9 +190,9 @@ class EngineThread:
 
     def give_up(self) -> None:
         """Fails all jobs and refuses new ones."""
-        self._failure = StoppedError("the server is ending; try again later")
+        self.failure = StoppedError("the server is ending; try again later")
         for job in self._open:
-            job.fail(self._failure)
+            job.fail(self.failure)
 
     async def stop(self) -> None:
         """Stops after the current round; unfinished samples end as cancelled."""
@@ -218,8 +214,8 @@ class EngineThread:
 
     async def ask(self, question: Callable[[], T]) -> T:
         """Runs `question` on the thread, between two rounds, and returns its result."""
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
         answer: Future[T] = Future()
 
         def command() -> None:
@@ -262,8 +258,8 @@ class EngineThread:
         self._is_stopping = True
 
     def _submit(self, job: Job) -> None:
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
         generations = self._engine.submit(job.request)
         self._live[job] = _Live(self._engine, job, generations)
 
@@ -285,7 +281,7 @@ class EngineThread:
             self._handed_over_at = now
         for live in list(self._live.values()):
             if self._watcher is not None:
-                live.tell(self._watcher)
+                live.notify(self._watcher)
             if updates := live.updates(is_due=is_due):
                 news.append((live.job, updates, live.cached_prompt_tokens))
             if not live.num_open:
@@ -296,11 +292,11 @@ class EngineThread:
     def _fail(self, error: Exception) -> None:
         """Fails every job. The engine's state may be broken, so it is not used again."""
         assert self._loop is not None
-        self._failure = StoppedError(f"the engine failed: {type(error).__name__}")
+        self.failure = StoppedError(f"the engine failed: {type(error).__name__}")
         jobs = list(self._live)
         self._live.clear()
         for job in jobs:
-            self._loop.call_soon_threadsafe(job.fail, self._failure)
+            self._loop.call_soon_threadsafe(job.fail, self.failure)
         while not self._is_stopping:
             self._commands.get()()
 

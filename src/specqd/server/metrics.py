@@ -204,7 +204,7 @@ class _CountsCollector(Collector):
         values: Iterable[tuple[Sequence[str], float]],
         labels: Sequence[str] = (),
     ) -> Metric:
-        """values: each with its labels' values, beside the model's name."""
+        """values: each with its labels' values. The label model_name is added to all."""
         family = kind(name, text, labels=["model_name", *labels])
         for label_values, value in values:
             family.add_metric([self._model_name, *label_values], value)

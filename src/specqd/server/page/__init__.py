@@ -8,10 +8,6 @@ from importlib.resources import files
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from specqd.engine.engine import Engine
-from specqd.engine.reports import chain_of
-from specqd.sampling import Defaults
-
 _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -78,19 +74,6 @@ class Facts:
     temperature: float  # where a request sets none
     chain: tuple[str, ...]  # the levels' names, outermost first: a token's depth counts them
     bandwidth: Mapping[str, float]  # GB/s of memory, by level
-
-    @classmethod
-    def of(
-        cls, engine: Engine, model: str, defaults: Defaults, bandwidth: Mapping[str, float]
-    ) -> "Facts":
-        return cls(
-            model,
-            engine.tokenizer.has_chat_template,
-            engine.max_context,
-            defaults.effective_temperature,
-            chain_of(engine.level),
-            bandwidth,
-        )
 
 
 def add_page(app: FastAPI, facts: Facts) -> None:
