@@ -6,7 +6,7 @@ answer also holds the `seed` that repeats it.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from math import isfinite
 from typing import Any, Protocol
@@ -113,28 +113,28 @@ def form_of(prepared: Prepared, tokenizer: Tokenizer, key: str, chain: Sequence[
     request, extras = prepared.request, Extras(prepared, tokenizer, chain)
     if isinstance(request, CompletionRequest):
         return CompletionForm(request, prepared.prompts, tokenizer, extras)
-    return ChatForm(request, prepared, tokenizer, key, extras)
+    return ChatForm(request, prepared, tokenizer, extras, key)
 
 
+@dataclass(slots=True)
 class Extras:
     """Members of a choice that OpenAI's lacks."""
 
-    def __init__(self, prepared: Prepared, tokenizer: Tokenizer, chain: Sequence[str]) -> None:
-        self._options = prepared.request.options
-        self._skips_special_tokens = prepared.params.skip_special_tokens
-        self._tokenizer = tokenizer
-        self._chain = chain
-        self._texts: dict[int, tuple[TokenTexts, deque[Origin]]] = {}  # by sample
+    _prepared: Prepared
+    _tokenizer: Tokenizer
+    _chain: Sequence[str]
+    _texts: dict[int, tuple[TokenTexts, deque[Origin]]] = field(default_factory=dict)  # by sample
 
     def of_whole(self, update: Update, prompt: Sequence[int]) -> Json:
         """Further members of a whole choice."""
-        ids = {"prompt_token_ids": list(prompt)} if self._options.has_token_ids else {}
-        return {"seed": update.seed} | ids
+        has_ids = self._prepared.request.options.has_token_ids
+        return {"seed": update.seed} | ({"prompt_token_ids": list(prompt)} if has_ids else {})
 
     def of(self, update: Update) -> Json:
         """Members of any choice, where the request asks for them."""
-        extras: Json = {"token_ids": update.tokens} if self._options.has_token_ids else {}
-        if self._options.has_origins:
+        options = self._prepared.request.options
+        extras: Json = {"token_ids": update.tokens} if options.has_token_ids else {}
+        if options.has_origins:
             extras["origins"] = self._origins(update)
         if update.progress is not None:
             extras["progress"] = update.progress.described()
@@ -143,7 +143,8 @@ class Extras:
     def _origins(self, update: Update) -> list[Json]:
         """Origins of the tokens whose text is certain by now; the others come later."""
         if update.sample not in self._texts:
-            stream = self._tokenizer.stream(skip_special_tokens=self._skips_special_tokens)
+            skips_special_tokens = self._prepared.params.skip_special_tokens
+            stream = self._tokenizer.stream(skip_special_tokens=skips_special_tokens)
             self._texts[update.sample] = (TokenTexts(stream), deque())
         texts, waiting = self._texts[update.sample]
         waiting.extend(update.origins)
@@ -160,22 +161,16 @@ class Extras:
         }
 
 
+@dataclass
 class CompletionForm:
     prefix = "cmpl-"
     kind = chunk_kind = "text_completion"
 
-    def __init__(
-        self,
-        request: CompletionRequest,
-        prompts: Sequence[Sequence[int]],
-        tokenizer: Tokenizer,
-        extras: Extras,
-    ) -> None:
-        self._request = request
-        self._prompts = prompts
-        self._extras = extras
-        self._tokenizer = tokenizer
-        self._places: dict[int, Places] = {}  # by sample
+    _request: CompletionRequest
+    _prompts: Sequence[Sequence[int]]
+    _tokenizer: Tokenizer
+    _extras: Extras
+    _places: dict[int, Places] = field(default_factory=dict)  # by sample
 
     def opening(self, sample: int) -> list[Json]:
         if not self._request.has_echo or self._request.is_prompt_scored:
@@ -248,28 +243,19 @@ class CompletionForm:
         return {spelled(self._tokenizer, token): _finite(logprob) for token, logprob in of_all}
 
 
+@dataclass
 class ChatForm:
     prefix = "chatcmpl-"
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
-    def __init__(
-        self,
-        request: ChatRequest,
-        prepared: Prepared,
-        tokenizer: Tokenizer,
-        key: str,
-        extras: Extras,
-    ) -> None:
-        self._request = request
-        self._prompt = prepared.prompts[0]
-        self._call_form = prepared.call_form
-        self._extras = extras
-        self._tokenizer = tokenizer
-        self._key = key
-        self._has_channels = prepared.has_channels
-        self._channels: dict[int, ChannelReader] = {}  # by sample
-        self._readers: dict[int, ToolReader] = {}  # by sample
+    _request: ChatRequest
+    _prepared: Prepared
+    _tokenizer: Tokenizer
+    _extras: Extras
+    _key: str
+    _channels: dict[int, ChannelReader] = field(default_factory=dict)  # by sample
+    _readers: dict[int, ToolReader] = field(default_factory=dict)  # by sample
 
     def opening(self, sample: int) -> list[Json]:
         delta = {"role": "assistant", "content": ""}
@@ -297,18 +283,18 @@ class ChatForm:
         if calls:
             message |= {"content": content or None, "tool_calls": list(calls.values())}
         choice = self._choice(update) | {"message": message}
-        return choice | self._extras.of_whole(update, self._prompt)
+        return choice | self._extras.of_whole(update, self._prepared.prompts[0])
 
     def _parts(self, update: Update) -> tuple[str, str, dict[int, Json]]:
         """New text of the thoughts and of the content and, by number, new parts of the calls."""
         text, thought = update.text, ""
-        if self._has_channels:
+        if self._prepared.has_channels:
             reader = self._channels.setdefault(update.sample, ChannelReader())
             text, thought = reader.told_apart(text, is_last=update.finish_reason is not None)
         return thought, *self._content_and_calls(text, update)
 
     def _content_and_calls(self, text: str, update: Update) -> tuple[str, dict[int, Json]]:
-        use, form = self._request.tool_use, self._call_form
+        use, form = self._request.tool_use, self._prepared.call_form
         if use is None or form is None:
             return text, {}
         if update.sample not in self._readers:

@@ -197,7 +197,7 @@ def _sync_directory(path: Path) -> None:
 class _Running:
     """A request in the engine."""
 
-    asked: BatchRequest
+    line: BatchRequest
     prepared: Prepared
     samples: list[Generation]
 
@@ -230,16 +230,16 @@ def answer_batch(llm: LLM, batch: Batch, answers: Answers, progress: Progress) -
         while waiting or running:
             progress(len(answers.done), len(batch.requests))
             while waiting and sum(len(each.samples) for each in running) < _MOST_SUBMITTED:
-                asked = waiting.popleft()
+                line = waiting.popleft()
                 try:
-                    running.append(_submit(llm, asked, grammar_of))
+                    running.append(_submit(llm, line, grammar_of))
                 except (RequestError, TokenizerError) as error:  # the latter: a template failed
-                    answers.append({asked.custom_id: _refusal(asked, error)})
+                    answers.append({line.custom_id: _refusal(line, error)})
                     refused += 1
             llm.engine.step()
             if finished := [each for each in running if each.is_done]:
                 running = [each for each in running if not each.is_done]
-                answers.append({each.asked.custom_id: _line(each, batch, llm) for each in finished})
+                answers.append({each.line.custom_id: _line(each, batch, llm) for each in finished})
                 refused += sum(each.error is not None for each in finished)
     finally:
         for sample in (sample for each in running for sample in each.samples):
@@ -262,35 +262,35 @@ def _grammar_of(llm: LLM, batch: Batch) -> GrammarOf | None:
     return JsonGrammars(llm.tokenizer, llm.model.vocabulary, eos).of_request
 
 
-def _submit(llm: LLM, asked: BatchRequest, grammar_of: GrammarOf | None) -> _Running:
-    prepared = Prepared.of(asked.request, llm.tokenizer)
+def _submit(llm: LLM, line: BatchRequest, grammar_of: GrammarOf | None) -> _Running:
+    prepared = Prepared.of(line.request, llm.tokenizer)
     make_grammar = grammar_of(prepared) if grammar_of is not None else None
-    salt = asked.request.options.cache_salt
+    salt = line.request.options.cache_salt
     request = prepared.for_engine(llm.defaults, make_grammar, salt)
-    return _Running(asked, prepared, llm.engine.submit(request))
+    return _Running(line, prepared, llm.engine.submit(request))
 
 
 def _line(running: _Running, batch: Batch, llm: LLM) -> Json:
-    asked, prepared, samples = running.asked, running.prepared, running.samples
+    line, prepared, samples = running.line, running.prepared, running.samples
     if running.error is not None:
-        return _refusal(asked, running.error)
+        return _refusal(line, running.error)
     usage = Usage.of(prepared)
     usage.completion_tokens = sum(sample.count for sample in samples)
-    form = form_of(prepared, llm.tokenizer, asked.key, chain_of(llm.engine.level))
-    answer = Answer(form, batch.model, usage, asked.key, batch.created)
+    form = form_of(prepared, llm.tokenizer, line.key, chain_of(llm.engine.level))
+    answer = Answer(form, batch.model, usage, line.key, batch.created)
     whole = answer.whole([Update.of(i, sample) for i, sample in enumerate(samples)])
-    return _response(asked, 200, whole)
+    return _response(line, 200, whole)
 
 
-def _refusal(asked: BatchRequest, error: SpecqdError) -> Json:
+def _refusal(line: BatchRequest, error: SpecqdError) -> Json:
     kind, param, code = "invalid_request_error", param_of(error), code_of(error)
-    return _response(asked, 400, refusal(str(error), kind, param, code))
+    return _response(line, 400, refusal(str(error), kind, param, code))
 
 
-def _response(asked: BatchRequest, status: int, body: Json) -> Json:
+def _response(line: BatchRequest, status: int, body: Json) -> Json:
     return {
-        "id": f"batch_req_{asked.key}",
-        "custom_id": asked.custom_id,
-        "response": {"status_code": status, "request_id": f"req_{asked.key}", "body": body},
+        "id": f"batch_req_{line.key}",
+        "custom_id": line.custom_id,
+        "response": {"status_code": status, "request_id": f"req_{line.key}", "body": body},
         "error": None,
     }

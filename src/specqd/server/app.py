@@ -21,7 +21,7 @@ from specqd.errors import SpecqdError, shown
 from specqd.openai.answers import Answer, Usage, form_of
 from specqd.openai.grammar import JsonGrammars
 from specqd.openai.requests import Prepared, chat_request, completion_request
-from specqd.openai.requests import Request as Asked
+from specqd.openai.requests import Request as ApiRequest
 from specqd.sampling import Defaults
 from specqd.server.bandwidth import measure_limits
 from specqd.server.bodies import detokenize_request, json_of, tokenize_request
@@ -81,12 +81,12 @@ class Service:
         async with self._long_bodies if body_size > _LONG_BODY_BYTES else nullcontext():
             return await asyncio.to_thread(work)
 
-    async def answer(self, asked: Asked, body_size: int, client: str) -> Response:
+    async def answer(self, api_request: ApiRequest, body_size: int, client: str) -> Response:
         """Submits a request. Raises ProblemError or SpecqdError where it cannot be run."""
-        self.check_model(asked.options.model)
-        prepared = await self.in_turn(body_size, lambda: Prepared.of(asked, self.tokenizer))
+        self.check_model(api_request.options.model)
+        prepared = await self.in_turn(body_size, lambda: Prepared.of(api_request, self.tokenizer))
         for prompt in prepared.prompts:  # before the grammar, which may take 1 s
-            self.engine.check_length(len(prompt), asked.options.new_tokens)
+            self.engine.check_length(len(prompt), api_request.options.new_tokens)
         make_grammar = None
         if prepared.has_rules:
             make_grammar = await asyncio.to_thread(self.grammars.of_request, prepared)
@@ -98,7 +98,7 @@ class Service:
         except BaseException:
             self.thread.close(job)
             raise
-        return AnswerResponse(self.thread, job, answer, is_stream=asked.options.is_streamed)
+        return AnswerResponse(self.thread, job, answer, is_stream=api_request.options.is_streamed)
 
     def _answer(self, prepared: Prepared) -> Answer:
         options, key = prepared.request.options, token_hex(12)

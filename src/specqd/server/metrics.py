@@ -68,7 +68,7 @@ class Counts:
         )
 
 
-class Metrics:
+class Metrics(Collector):
     """A Watcher of jobs that writes its and the engine's counts as Prometheus reads them."""
 
     def __init__(self, model_name: str, begun: Stats, bandwidth: Mapping[str, float]) -> None:
@@ -76,9 +76,10 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._begun = begun
         self._shares = RecentShares(bandwidth, begun.levels)
-        self._counts = _CountsCollector(model_name, bandwidth)
-        self._registry.register(self._counts)
+        self._bandwidth = bandwidth
+        self._latest: tuple[Counts, Shares] | None = None
         self._model_name = model_name
+        self._registry.register(self)
         self._first_token = self._histogram(
             "vllm:time_to_first_token_seconds",
             "Seconds from a request's arrival to its first token.",
@@ -120,23 +121,13 @@ class Metrics:
     def shown(self, counts: Counts) -> bytes:
         shares = self._shares.shares(counts.stats.levels)
         stats = counts.stats.since(self._begun)
-        self._counts.known = (replace(counts, stats=stats), shares)
+        self._latest = (replace(counts, stats=stats), shares)
         return generate_latest(self._registry)
 
-
-class _CountsCollector(Collector):
-    def __init__(self, model_name: str, bandwidth: Mapping[str, float]) -> None:
-        self.known: tuple[Counts, Shares] | None = None
-        self._model_name = model_name
-        self._bandwidth = bandwidth
-
-    def describe(self) -> list[Metric]:
-        return []  # before the first counts
-
     def collect(self) -> Iterator[Metric]:
-        if self.known is None:
+        if self._latest is None:
             return
-        counts, shares = self.known
+        counts, shares = self._latest
         yield from self._engine_counts(counts)
         yield from self._level_counts(counts.stats.levels)
         yield from self._bandwidths(shares)
