@@ -314,6 +314,15 @@ def test_a_full_cache_queues_and_all_are_served(plain: LLM, rng: np.random.Gener
         assert len(samples[0].tokens) == 502
 
 
+@pytest.mark.parametrize("bad", [[], [320], [1] * 512])
+def test_a_request_is_queued_whole_or_not_at_all(plain: LLM, bad: list[int]) -> None:
+    engine = engine_of(plain)
+    with pytest.raises(RequestError):
+        engine.submit(GenerationRequest([[1], bad], SamplingParams()))
+    assert engine.is_idle
+    assert engine.stats.prompt_tokens == 0
+
+
 def test_one_bad_prompt_of_a_job_leaves_nothing_behind(plain: LLM) -> None:
     engine = engine_of(plain, max_context=100)
 
