@@ -133,7 +133,7 @@ def host(setting: Setting, pipe: Connection) -> None:
             max_batch=setting.most_at_once,
             prompt_rows=PROMPT_ROWS,
         )
-        engine.reuses_prefixes = False  # the arms share one cache
+        engine.scheduler.reuses_prefixes = False  # the arms share one cache
         sock = listen("127.0.0.1", 0)
         service = Service(Serving(engine, llm.directory.name, llm.defaults, Access()))
         Thread(target=run, args=(service, sock, 0, print), daemon=True).start()

@@ -269,7 +269,10 @@ def test_answers_to_other_requests_or_of_other_models_are_refused(tmp_path: Path
     others.append(read_batch(write(source, [line("a", max_tokens=5)]), "small"))
     others.append(read_batch(write(source, [line("b")]), "small"))
     for batch in others:
-        with pytest.raises(RequestError, match="does not ask it"), open_answers(out, batch):
+        with (
+            pytest.raises(RequestError, match="answers another request or model"),
+            open_answers(out, batch),
+        ):
             pass
 
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from specqd.cli.answers import ChanneledAnswer
-from specqd.openai.answers import Update, form_of
+from specqd.engine.updates import Update
+from specqd.openai.answers import form_of
 from specqd.openai.requests import Prepared, chat_request
 from specqd.text.channels import ChannelReader, has_channels
 from specqd.text.tokenizer import Tokenizer

@@ -5,7 +5,8 @@ import random
 import pytest
 
 from specqd.engine.generation import TokenLogprob
-from specqd.openai.answers import Form, Update, form_of
+from specqd.engine.updates import Update
+from specqd.openai.answers import Form, form_of
 from specqd.openai.requests import Prepared, chat_request, completion_request
 from specqd.openai.tool_calls import CallForm
 from specqd.text.token_spelling import spelled

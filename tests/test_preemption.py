@@ -1,4 +1,4 @@
-"""Texts that make room for others and are read again later: no bit depends on it, and all end."""
+"""Sequences that are preempted and prefilled again: no bit depends on it, and all end."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from specqd import LLM, SamplingParams, _native
 from specqd.engine.engine import Engine
-from specqd.engine.generation import Generation
+from specqd.engine.generation import Generation, GenerationRequest
 from specqd.errors import MachineError, RequestError
 from support.random_models import Shape, make_model
 
@@ -87,11 +87,11 @@ def engine_of(llm: LLM, draft: str, rng: np.random.Generator) -> Engine:
 def run(engine: Engine) -> None:
     """To the end; at every step the oldest goes on."""
     while not engine.is_idle:
-        waiting = engine._running or list(engine._waiting)
+        waiting = engine.scheduler.running or list(engine.scheduler.waiting)
         oldest = waiting[0]
-        count, read = oldest.count, engine._num_unread(oldest)
+        count, read = oldest.count, engine.num_unread(oldest)
         engine.step()
-        assert oldest.count > count or engine._num_unread(oldest) < read
+        assert oldest.count > count or engine.num_unread(oldest) < read
     cache = engine.level.model.cache
     assert cache.free_pages == cache.total_pages
 
@@ -108,22 +108,27 @@ def facts(generation: Generation) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("has_grammar", [False, True])
 @pytest.mark.parametrize("draft", ["none", "mxfp4:k=8", "auto", "ngram:k=64"])
-def test_texts_that_made_room_equal_themselves_alone(
+def test_preempted_sequences_equal_themselves_alone(
     plain: LLM, tight: LLM, draft: str, has_grammar: bool, rng: np.random.Generator
 ) -> None:
     engine = engine_of(tight, draft, rng)
     make_grammar = Turns if has_grammar else None
     requests = requests_of(rng, 7)
-    submitted = [engine.submit(prompt, params, make_grammar) for prompt, params in requests]
+    submitted = [
+        engine.submit(GenerationRequest([prompt], params, make_grammar))
+        for prompt, params in requests
+    ]
     run(engine)
-    assert engine.stats.preemptions > 0
-    assert engine.stats.preemptions == sum(g.preemptions for samples in submitted for g in samples)
+    assert engine.scheduler.preemptions > 0
+    assert engine.scheduler.preemptions == sum(
+        g.preemptions for samples in submitted for g in samples
+    )
     assert_equal_alone(plain, requests, submitted, make_grammar)
 
 
 @pytest.mark.parametrize("draft", ["none", "mxfp4:k=8", "auto"])
 @pytest.mark.parametrize("model", ["plain", "windowed"])
-def test_room_may_be_made_at_any_time(
+def test_a_sequence_may_be_preempted_at_any_time(
     request: pytest.FixtureRequest,
     model: str,
     draft: str,
@@ -132,14 +137,16 @@ def test_room_may_be_made_at_any_time(
 ) -> None:
     plain = request.getfixturevalue(model)
     engine = engine_of(plain, draft, rng)
-    has_pages = engine._has_pages
+    scheduler, has_pages = engine.scheduler, engine.scheduler.has_pages
     monkeypatch.setattr(
-        engine, "_has_pages", lambda *asked: rng.random() < 0.7 and has_pages(*asked)
+        scheduler, "has_pages", lambda ahead: rng.random() < 0.7 and has_pages(ahead)
     )
     requests = requests_of(rng, 5)
-    submitted = [engine.submit(prompt, params, Turns) for prompt, params in requests]
+    submitted = [
+        engine.submit(GenerationRequest([prompt], params, Turns)) for prompt, params in requests
+    ]
     run(engine)
-    assert engine.stats.preemptions > 0
+    assert engine.scheduler.preemptions > 0
     assert_equal_alone(plain, requests, submitted, Turns)
 
 
@@ -151,7 +158,7 @@ def assert_equal_alone(
 ) -> None:
     alone = Engine(plain.engine.level, plain.tokenizer, max_batch=1)
     for (prompt, params), samples in zip(requests, submitted, strict=True):
-        expected = alone.submit(prompt, params, make_grammar)
+        expected = alone.submit(GenerationRequest([prompt], params, make_grammar))
         run(alone)
         assert [facts(g) for g in samples] == [facts(g) for g in expected]
 
@@ -159,42 +166,41 @@ def assert_equal_alone(
 def test_what_may_be_asked_for_is_not_waited_for(tight: LLM, rng: np.random.Generator) -> None:
     engine = Engine(tight.engine.level, tight.tokenizer, eos_token_ids=range(VOCABULARY))
     most = SamplingParams(max_tokens=300)  # of which each writes one
-    texts = [engine.submit(prompt_of(rng, 20), most)[0] for _ in range(3)]
+    texts = engine.submit(GenerationRequest([prompt_of(rng, 20) for _ in range(3)], most))
     engine.step()
     assert [text.finish_reason for text in texts] == ["stop"] * 3
-    assert engine.stats.preemptions == 0
+    assert engine.scheduler.preemptions == 0
 
 
-def test_the_newest_makes_room_and_goes_on_first(tight: LLM, rng: np.random.Generator) -> None:
+def test_the_newest_is_preempted_and_goes_on_first(tight: LLM, rng: np.random.Generator) -> None:
     engine = Engine(tight.engine.level, tight.tokenizer)
     params = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True)
-    texts = [engine.submit(prompt_of(rng, 100), params)[0] for _ in range(3)]
-    late = engine.submit(prompt_of(rng, 10), params)[0]
-    while engine.stats.preemptions == 0:
+    texts = engine.submit(GenerationRequest([prompt_of(rng, 100) for _ in range(3)], params))
+    [late] = engine.submit(GenerationRequest([prompt_of(rng, 10)], params))
+    while engine.scheduler.preemptions == 0:
         engine.step()
-    made_room = engine._waiting[0]
-    assert made_room.preemptions == 1
-    assert made_room.count > 0
-    assert engine._running == texts[: len(engine._running)]
-    assert list(engine._waiting) == [*texts[len(engine._running) :], late]
+    preempted = engine.scheduler.waiting[0]
+    assert preempted.preemptions == 1
+    assert preempted.count > 0
+    assert engine.scheduler.running == texts[: len(engine.scheduler.running)]
+    assert list(engine.scheduler.waiting) == [*texts[len(engine.scheduler.running) :], late]
     run(engine)
     assert texts[0].preemptions == 0
 
 
-def test_who_made_room_may_be_cancelled(tight: LLM, rng: np.random.Generator) -> None:
+def test_a_preempted_sequence_may_be_cancelled(tight: LLM, rng: np.random.Generator) -> None:
     engine = Engine(tight.engine.level, tight.tokenizer)
     params = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True, stop=["\x00" * 20])
-    for _ in range(3):
-        engine.submit(prompt_of(rng, 100), params)
-    while engine.stats.preemptions == 0:
+    engine.submit(GenerationRequest([prompt_of(rng, 100) for _ in range(3)], params))
+    while engine.scheduler.preemptions == 0:
         engine.step()
-    made_room = engine._waiting[0]
-    engine.cancel(made_room)
-    assert made_room.finish_reason == "cancelled"
-    assert made_room.text == tight.tokenizer.decode(made_room.tokens)
-    assert made_room not in engine._waiting
+    preempted = engine.scheduler.waiting[0]
+    engine.cancel(preempted)
+    assert preempted.finish_reason == "cancelled"
+    assert preempted.text == tight.tokenizer.decode(preempted.tokens)
+    assert preempted not in engine.scheduler.waiting
     run(engine)
-    assert made_room.finish_reason == "cancelled"
+    assert preempted.finish_reason == "cancelled"
 
 
 def test_a_text_ends_where_the_cache_would_not_hold_more_of_it(tight: LLM) -> None:
@@ -214,6 +220,6 @@ def test_offline_batches_take_turns_too(plain: LLM, tight: LLM, rng: np.random.G
     prompts = [prompt_of(rng, 60) for _ in range(6)]
     params = SamplingParams(max_tokens=400, temperature=0.8, seed=3, ignore_eos=True)
     results = tight.generate(prompts, params)
-    assert tight.engine.stats.preemptions > 0
+    assert tight.engine.scheduler.preemptions > 0
     for prompt, result in zip(prompts, results, strict=True):
         assert result.tokens == plain.generate([prompt], params)[0].tokens

@@ -10,7 +10,7 @@ import pytest
 
 from specqd import LLM, SamplingParams
 from specqd.engine.engine import Engine
-from specqd.engine.generation import Generation, TokenLogprob
+from specqd.engine.generation import Generation, GenerationRequest, TokenLogprob
 from specqd.openai.batch import answer_batch, open_answers, read_batch
 from support.random_models import BOS, EOS, Shape, make_model
 from support.served import Served, serving
@@ -64,8 +64,8 @@ def test_they_are_exact_however_a_prompt_is_cut(
     for prompt, top in zip(prompts, asks, strict=True):
         params = SamplingParams(max_tokens=5, seed=1, n=int(rng.integers(1, 3)))
         asked = SamplingParams(**fields_of(params), prompt_logprobs=top)
-        plain.append(engine.submit(prompt, params.resolved(llm.defaults)))
-        scored.append(engine.submit(prompt, asked.resolved(llm.defaults)))
+        plain.append(engine.submit(GenerationRequest([prompt], params.resolved(llm.defaults))))
+        scored.append(engine.submit(GenerationRequest([prompt], asked.resolved(llm.defaults))))
         running += plain[-1] + scored[-1]
     run(engine, running)
     for prompt, top, samples, others in zip(prompts, asks, scored, plain, strict=True):
@@ -87,26 +87,26 @@ def test_a_prompt_that_is_left_half_read_leaves_its_samples_right(
     engine = Engine(llm.engine.level, llm.tokenizer, eos_token_ids=[EOS], prompt_rows=50)
     prompt = rng.integers(0, 256, 200).tolist()
     params = SamplingParams(max_tokens=3, n=2, prompt_logprobs=2).resolved(llm.defaults)
-    first, second = engine.submit(prompt, params)
+    first, second = engine.submit(GenerationRequest([prompt], params))
     engine.step()
     engine.cancel(first)
     run(engine, [second])
     check_logprobs(llm, prompt, second.prompt_logprobs, 2)
 
 
-def test_they_are_exact_where_texts_make_room_at_any_time(
+def test_they_are_exact_where_sequences_are_preempted_at_any_time(
     llm: LLM, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(llm.engine.level, llm.tokenizer, eos_token_ids=[EOS], prompt_rows=30)
-    has_pages = engine._has_pages
+    scheduler, has_pages = engine.scheduler, engine.scheduler.has_pages
     monkeypatch.setattr(
-        engine, "_has_pages", lambda *asked: rng.random() < 0.7 and has_pages(*asked)
+        scheduler, "has_pages", lambda ahead: rng.random() < 0.7 and has_pages(ahead)
     )
     prompts = [rng.integers(0, 256, length).tolist() for length in (150, 100, 1, 200)]
     params = SamplingParams(max_tokens=20, prompt_logprobs=1, n=2).resolved(llm.defaults)
-    submitted = [engine.submit(prompt, params) for prompt in prompts]
+    submitted = [engine.submit(GenerationRequest([prompt], params)) for prompt in prompts]
     run(engine, [generation for samples in submitted for generation in samples])
-    assert engine.stats.preemptions > 0
+    assert engine.scheduler.preemptions > 0
     for prompt, samples in zip(prompts, submitted, strict=True):
         for sample in samples:
             check_logprobs(llm, prompt, sample.prompt_logprobs, 1)

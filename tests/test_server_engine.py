@@ -14,8 +14,9 @@ import pytest
 from specqd import LLM, SamplingParams
 from specqd._native import DraftRequest, Level, Proposal
 from specqd.engine.engine import Engine
+from specqd.engine.generation import GenerationRequest
+from specqd.engine.updates import Update
 from specqd.errors import RequestError
-from specqd.openai.answers import Update
 from specqd.server import engine_thread
 from specqd.server.engine_thread import EngineThread, Job, StoppedError, Watcher
 from support.fake_model import FakeDrafter
@@ -46,6 +47,10 @@ def engine_of(llm: LLM, **limits: int) -> Engine:
     return Engine(llm.engine.level, llm.tokenizer, **limits)
 
 
+def job_of(prompts: list[list[int]], params: SamplingParams) -> Job:
+    return Job(GenerationRequest(prompts, params))
+
+
 def run(engine: Engine, work: Work[T], watcher: Watcher | None = None) -> T:
     async def within() -> T:
         thread = EngineThread(engine, watcher)
@@ -70,7 +75,7 @@ async def updates_of(thread: EngineThread, job: Job) -> list[Update]:
 
 async def finished(thread: EngineThread, job: Job) -> list[Update]:
     """Each sample's updates in one."""
-    samples: list[list[Update]] = [[] for _ in range(job.num_samples)]
+    samples: list[list[Update]] = [[] for _ in range(job.request.num_samples)]
     for update in await updates_of(thread, job):
         samples[update.sample].append(update)
     return [
@@ -139,7 +144,9 @@ def test_ragged_requests_that_come_and_go_each_equal_themselves_alone(
 
     async def one(thread: EngineThread, arrival: Arrival) -> list[Update] | None:
         await asyncio.sleep(arrival.delay_s)
-        job = Job([arrival.prompt], arrival.params, is_streamed=arrival.is_streamed)
+        job = Job(
+            GenerationRequest([arrival.prompt], arrival.params), is_streamed=arrival.is_streamed
+        )
         try:
             return await asyncio.wait_for(finished(thread, job), arrival.patience_s)
         except TimeoutError:
@@ -168,10 +175,10 @@ def test_a_long_prompt_is_read_in_parts_while_others_are_written(
 ) -> None:
     engine = engine_of(plain, prompt_rows=32)
     greedy = SamplingParams(max_tokens=100, temperature=0)
-    [early] = engine.submit(prompt_of(rng, 3), greedy)
+    [early] = engine.submit(GenerationRequest([prompt_of(rng, 3)], greedy))
     engine.step()
     prompt = prompt_of(rng, 300)
-    [late] = engine.submit(prompt, replace(greedy, max_tokens=4))
+    [late] = engine.submit(GenerationRequest([prompt], replace(greedy, max_tokens=4)))
     before = early.count
     rounds = 0
     while late.count == 0:
@@ -207,11 +214,11 @@ def test_while_others_are_read_a_token_is_worth_what_it_will_be_among_them(
     level.measure()
     engine = Engine(level, plain.tokenizer, prompt_rows=32)
     params = SamplingParams(max_tokens=100, ignore_eos=True)
-    [early] = engine.submit(prompt_of(rng, 3), params)
+    [early] = engine.submit(GenerationRequest([prompt_of(rng, 3)], params))
     for _ in range(20):
         engine.step()
     alone = gains.last
-    others = [engine.submit(prompt_of(rng, 60), params)[0] for _ in range(3)]
+    others = engine.submit(GenerationRequest([prompt_of(rng, 60) for _ in range(3)], params))
     engine.step()
     value = gains.last
     assert not any(other.count for other in others)
@@ -225,8 +232,8 @@ def test_prompts_share_the_rows_of_a_step_in_their_order(
 ) -> None:
     engine = engine_of(plain, prompt_rows=64)
     params = SamplingParams(max_tokens=1)
-    lengths = [60, 60, 60]
-    all_of_them = [engine.submit(prompt_of(rng, length), params)[0] for length in lengths]
+    prompts = [prompt_of(rng, 60) for _ in range(3)]
+    all_of_them = engine.submit(GenerationRequest(prompts, params))
     engine.step()
     assert [g.finish_reason for g in all_of_them] == ["length", None, None]
     engine.step()
@@ -261,7 +268,9 @@ def test_what_is_not_streamed_comes_whole_and_is_counted_as_it_is_made(
 
     updates = run(
         engine_of(plain),
-        lambda thread: updates_of(thread, Job(prompts, params, is_streamed=False)),
+        lambda thread: updates_of(
+            thread, Job(GenerationRequest(prompts, params), is_streamed=False)
+        ),
         heard,
     )
     alone = [each for p in prompts for each in plain.generate([p], params)[0].completions]
@@ -286,7 +295,7 @@ def test_streams_come_in_parts_that_take_their_time(
     params = SamplingParams(max_tokens=40, ignore_eos=True, seed=1, logprobs=1)
     prompt = prompt_of(rng, 5)
 
-    updates = run(engine_of(plain), lambda thread: updates_of(thread, Job([prompt], params)))
+    updates = run(engine_of(plain), lambda thread: updates_of(thread, job_of([prompt], params)))
     assert [len(update.tokens) for update in updates[:-1]] == [1] * (parts - 1)
     alone = plain.generate([prompt], params)[0].completions[0]
     assert [token for update in updates for token in update.tokens] == alone.tokens
@@ -296,7 +305,7 @@ def test_streams_come_in_parts_that_take_their_time(
 
 def test_a_full_cache_queues_and_all_are_served(plain: LLM, rng: np.random.Generator) -> None:
     params = SamplingParams(max_tokens=None, temperature=0, ignore_eos=True)
-    jobs = [Job([prompt_of(rng, 10)], params) for _ in range(7)]  # four contexts fit
+    jobs = [job_of([prompt_of(rng, 10)], params) for _ in range(7)]  # four contexts fit
 
     async def work(thread: EngineThread) -> list[list[Update]]:
         return await asyncio.gather(*(finished(thread, job) for job in jobs))
@@ -305,12 +314,21 @@ def test_a_full_cache_queues_and_all_are_served(plain: LLM, rng: np.random.Gener
         assert len(samples[0].tokens) == 502
 
 
+@pytest.mark.parametrize("bad", [[], [320], [1] * 512])
+def test_a_request_is_queued_whole_or_not_at_all(plain: LLM, bad: list[int]) -> None:
+    engine = engine_of(plain)
+    with pytest.raises(RequestError):
+        engine.submit(GenerationRequest([[1], bad], SamplingParams()))
+    assert engine.is_idle
+    assert engine.stats.prompt_tokens == 0
+
+
 def test_one_bad_prompt_of_a_job_leaves_nothing_behind(plain: LLM) -> None:
     engine = engine_of(plain, max_context=100)
 
     async def work(thread: EngineThread) -> None:
         with pytest.raises(RequestError, match="the context has 100"):
-            await thread.submit(Job([[1], [1] * 100], SamplingParams()))
+            await thread.submit(job_of([[1], [1] * 100], SamplingParams()))
         assert await thread.ask(lambda: engine.is_idle)
 
     run(engine, work)
@@ -320,7 +338,7 @@ def test_a_closed_job_is_gone_before_the_next_round(plain: LLM, rng: np.random.G
     engine = engine_of(plain)
 
     async def work(thread: EngineThread) -> None:
-        job = Job([prompt_of(rng, 5)], SamplingParams(max_tokens=500, ignore_eos=True))
+        job = job_of([prompt_of(rng, 5)], SamplingParams(max_tokens=500, ignore_eos=True))
         await thread.submit(job)
         await job.updates()
         thread.close(job)
@@ -334,9 +352,9 @@ def test_who_does_not_read_holds_nobody_up(plain: LLM, rng: np.random.Generator)
     params = SamplingParams(max_tokens=200, temperature=0, ignore_eos=True)
 
     async def work(thread: EngineThread) -> None:
-        slow = Job([prompt_of(rng, 5)], params)
+        slow = job_of([prompt_of(rng, 5)], params)
         await thread.submit(slow)
-        await finished(thread, Job([prompt_of(rng, 5)], params))
+        await finished(thread, job_of([prompt_of(rng, 5)], params))
         deadline = time.monotonic() + 60
         while not await thread.ask(lambda: engine.is_idle):
             assert time.monotonic() < deadline
@@ -357,7 +375,7 @@ def test_a_broken_engine_fails_every_job_and_says_so(
         raise MemoryError
 
     async def work(thread: EngineThread) -> None:
-        job = Job([prompt_of(rng, 5)], SamplingParams(max_tokens=500, ignore_eos=True))
+        job = job_of([prompt_of(rng, 5)], SamplingParams(max_tokens=500, ignore_eos=True))
         await thread.submit(job)
         await job.updates()
         monkeypatch.setattr(engine, "step", broken)
@@ -365,8 +383,8 @@ def test_a_broken_engine_fails_every_job_and_says_so(
             await until_it_fails(job)
         assert thread.failure is not None
         with pytest.raises(StoppedError):
-            await thread.submit(Job([[1]], SamplingParams()))
+            await thread.submit(job_of([[1]], SamplingParams()))
 
     run(engine, work)
-    for generation in list(engine._running):
+    for generation in list(engine.scheduler.running):
         engine.cancel(generation)

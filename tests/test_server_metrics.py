@@ -18,9 +18,7 @@ pytest.importorskip("uvicorn", reason="needs specqd[serve]")
 pytest.importorskip("prometheus_client", reason="needs specqd[serve]")
 
 
-def test_texts_that_made_room_are_counted(
-    tmp_path: Path, seed: int, rng: np.random.Generator
-) -> None:
+def test_preemptions_are_counted(tmp_path: Path, seed: int, rng: np.random.Generator) -> None:
     directory = make_model(tmp_path / "small", Shape(), seed)
     prompts = [rng.integers(0, 256, 10).tolist() for _ in range(6)]
     body = {"prompt": prompts, "max_tokens": 400, "ignore_eos": True}
@@ -130,18 +128,18 @@ def test_shares_are_those_of_the_last_seconds(seed: int) -> None:
     limits = {"a": 10.0}
     now = 100.0
     shares = RecentShares(limits, [report()], clock=lambda: now)
-    assert shares.look([report()]).by_level == {}
-    assert shares.look([report()]).of_all is None
+    assert shares.shares([report()]).by_level == {}
+    assert shares.shares([report()]).of_all is None
     slow = report(gigabytes=1.0, cache_gigabytes=1.0, seconds=2.0)
     now = 105.0
-    assert shares.look([slow]).by_level == {"a": 0.1}
+    assert shares.shares([slow]).by_level == {"a": 0.1}
     fast = report(gigabytes=11.0, cache_gigabytes=1.0, seconds=3.0)
     now = 108.0  # since the start
-    assert shares.look([fast]).of_all == 12 / 10 / 3
+    assert shares.shares([fast]).of_all == 12 / 10 / 3
     now = 115.0  # since 105
-    assert shares.look([fast]).of_all == 1.0
+    assert shares.shares([fast]).of_all == 1.0
     now = 130.0  # since 115
-    assert shares.look([fast]).of_all is None
+    assert shares.shares([fast]).of_all is None
 
 
 def test_levels_without_a_measured_bandwidth_have_no_share() -> None:

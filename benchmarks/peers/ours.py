@@ -11,6 +11,7 @@ from synthetic import SyntheticDrafter
 
 from specqd._native import Level, NoDraft
 from specqd.engine.engine import Engine
+from specqd.engine.generation import GenerationRequest
 from specqd.llm import LLM
 from specqd.sampling import SamplingParams
 
@@ -55,11 +56,13 @@ class Ours:
         return self._futures[key]
 
     def _timed(self, engine: Engine, prompt: Sequence[int], new_tokens: int) -> Run:
-        engine.reuses_prefixes = False
+        engine.scheduler.reuses_prefixes = False
         before = engine.level.stats
         begun = perf_counter()
         params = SamplingParams(max_tokens=new_tokens, temperature=0.0, seed=0, ignore_eos=True)
-        [generation] = engine.submit(prompt, params.resolved(self._llm.defaults))
+        [generation] = engine.submit(
+            GenerationRequest([prompt], params.resolved(self._llm.defaults))
+        )
         while generation.count == 0:
             engine.step()
         first = perf_counter()

@@ -18,7 +18,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from specqd.engine.generation import Generation
+from specqd.engine.generation import Generation, GenerationRequest
 from specqd.errors import ConfigError, RequestError
 from specqd.llm import LLM
 from specqd.model.scoring import score
@@ -157,7 +157,9 @@ class SpecqdLM(TemplateLM):
         stops = tuple(stop for stop in given["until"] if stop)
         params = SamplingParams(max_tokens=most, stop=stops, seed=seed, **sampling)
         prompt = self.tok_encode(context)[-(self.max_length - most) :]
-        return self._llm.engine.submit(prompt, params.resolved(self._llm.defaults))[0]
+        request = GenerationRequest([prompt], params.resolved(self._llm.defaults))
+        [generation] = self._llm.engine.submit(request)
+        return generation
 
     def apply_chat_template(
         self, chat_history: Sequence[Mapping[str, str]], add_generation_prompt: bool = True

@@ -21,6 +21,7 @@ import numpy as np
 
 from specqd import _native
 from specqd._native import Level
+from specqd.engine.generation import GenerationRequest
 from specqd.engine.reports import LevelReport, Stats
 from specqd.errors import RequestError, SpecqdError
 from specqd.llm import LLM
@@ -195,7 +196,7 @@ def make_arms(plain: LLM, chains: Sequence[str]) -> list[Arm]:
     arms = [Arm(PLAIN, plain)]
     arms += [Arm(chain, plain.with_draft(words_of(chain))) for chain in others]
     for arm in arms:
-        arm.llm.engine.reuses_prefixes = False
+        arm.llm.engine.scheduler.reuses_prefixes = False
     return arms
 
 
@@ -259,7 +260,7 @@ def timed(
 ) -> Run:
     """Completes one prompt, alone."""
     engine = llm.engine
-    [generation] = engine.submit(prompt, params.resolved(llm.defaults))
+    [generation] = engine.submit(GenerationRequest([prompt], params.resolved(llm.defaults)))
     begun = clock()
     while generation.count == 0 and generation.finish_reason is None:
         engine.step()

@@ -198,13 +198,13 @@ class Talk:
         prompt = self._conversation.prompt(message)
         self._check_room(prompt)
         shown = self._new_answer()
-        counted = self._llm.engine.stats
-        cached = counted.cached_prompt_tokens
+        scheduler = self._llm.engine.scheduler
+        cached = scheduler.cached_prompt_tokens
         with self._interruptible() as interrupt:
             stream = self._llm.stream(prompt, self._params)
             interrupt.stops(stream)
             result = write_answer(stream, shown)
-        self._last = Answer(result, counted.cached_prompt_tokens - cached)
+        self._last = Answer(result, scheduler.cached_prompt_tokens - cached)
         self._conversation.record(message, shown.text)
         self._tell_end(result)
 

@@ -218,7 +218,7 @@ def level_table(stats: "Stats") -> list[str]:
                 f"{1e3 * level.seconds / max(level.forwards, 1):.2f}",
                 f"{level.gb_per_s:.1f}",
                 f"{1e3 * level.pick_seconds:.1f}",
-                "-" if level.gain_s is None else f"{1e3 * level.gain_s:.2f}",
+                "-" if level.token_value_s is None else f"{1e3 * level.token_value_s:.2f}",
                 *_acceptance_cells(level),
             ]
         )

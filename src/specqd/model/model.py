@@ -3,6 +3,7 @@
 Knows tokens and positions; knows nothing of text, of drafts or of who asks.
 """
 
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from enum import Enum
@@ -225,15 +226,27 @@ class Model(_native.ModelForward):
         self.check_tokens(token_ids)
         slot = self.cache.create()
         try:
-            context = Context(slot)
-            parts = []
-            for start in range(0, len(token_ids), self.decoder.max_rows):
-                tokens = list(token_ids[start : start + self.decoder.max_rows])
-                self.forward([Rows(context, start, tokens, len(tokens))])
-                parts.append(self.decoder.logits())
-            return np.concatenate(parts)
+            return np.stack(list(self.prefill(Context(slot), token_ids, len(token_ids))))
         finally:
             self.cache.release(slot)
+
+    def prefill(
+        self, context: Context, tokens: SequenceOf[int], num_scored: int
+    ) -> Iterator[NDArray[np.float32]]:
+        """Forwards `tokens` behind those of the context; yields the logits [vocab] after each of
+        the last `num_scored`.
+
+        No forward has more than `max_rows` rows: those with logits are cut here, those before
+        them in the core. Runs only as far as it is iterated.
+        """
+        done, first = 0, len(tokens) - num_scored
+        while done < len(tokens):
+            scored = max(done, first)
+            end = min(len(tokens), scored + self.max_rows)
+            self.forward([Rows(context, context.length, list(tokens[done:end]), end - scored)])
+            if end > scored:
+                yield from self.decoder.logits()
+            done = end
 
     def read_of_head(self, head: Head) -> None:
         """What forwards read of the head from now on."""

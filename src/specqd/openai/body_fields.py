@@ -11,16 +11,16 @@ _LONGEST_NAME = 64  # of a field that is repeated in a message as it is
 
 @dataclass(frozen=True, slots=True)
 class BodyFields:
-    """The members of one JSON object. A null counts as absent; values are taken as they are
-    written, so that a string is no number."""
+    """The members of one JSON object. A null counts as absent. Types are not converted: a string
+    is no number."""
 
     values: Mapping[str, object]
     within: str = ""  # the names of the objects around it, each with a dot
 
     @classmethod
     def of(cls, body: object, known: Iterable[str], name: str = "") -> "BodyFields":
-        """Refuses all but an object of known fields: nothing shall be believed to have had an
-        effect. Raises FieldError, as all readers of fields do."""
+        """Refuses unknown fields, since they would have no effect. Raises FieldError, as all
+        methods that read fields do."""
         if not isinstance(body, Mapping):
             raise FieldError(name or "body", f"{shown(body)} is not an object of fields")
         within = f"{name}." if name else ""
@@ -70,7 +70,7 @@ class BodyFields:
         return None if value is None else BodyFields.of(value, known, self.within + name)
 
     def token_ids(self, name: str, most: int | None = None) -> tuple[int, ...]:
-        """None at all where the field is absent."""
+        """An empty tuple where the field is absent."""
         ids = token_ids(self.within + name, self.values.get(name, []))
         if most is not None and len(ids) > most:
             raise self.error(name, f"{len(ids)} token ids; {most} are the most")

@@ -1,4 +1,4 @@
-"""Bodies of requests as they come in, and those of paths that only servers have (vLLM's)."""
+"""JSON bodies, and the requests to vLLM's paths /tokenize and /detokenize, checked."""
 
 import json
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ def json_of(body: bytes) -> object:
 
 @dataclass(frozen=True, slots=True)
 class TokenizeRequest:
-    """What /tokenize asks for: the ids of a prompt or of a chat's messages."""
+    """A request to /tokenize: for the ids of a prompt or of a chat's messages."""
 
     model: str | None
     content: str | tuple[Mapping[str, Any], ...]
