@@ -17,8 +17,7 @@ from specqd.errors import RequestError
 from specqd.openai.requests import ChatRequest, CompletionRequest, Prepared
 from specqd.openai.tool_reader import Piece, ToolReader
 from specqd.text.channels import ChannelReader
-from specqd.text.token_spelling import Places, bytes_of, spelled
-from specqd.text.token_texts import TokenTexts
+from specqd.text.token_texts import Places, TokenTexts, bytes_of, spelled
 from specqd.text.tokenizer import Tokenizer
 
 _LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's word for it
