@@ -1,4 +1,4 @@
-"""BF16 bits of wider floats. Knows nothing of files."""
+"""BF16 bits from and to wider floats. Knows nothing of files."""
 
 from typing import Any
 
@@ -7,6 +7,11 @@ from numpy.typing import NDArray
 
 _SLICE = 1 << 17  # values at a time, so that what lies between stays in the cache
 _NAN = 0x7FC0
+
+
+def widened(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
+    """The values of BF16 bits, exactly."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def rounded_to_bf16(values: NDArray[np.floating[Any]]) -> NDArray[np.uint16]:

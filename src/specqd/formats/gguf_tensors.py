@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specqd.errors import TensorError, shown
-from specqd.formats.bf16 import rounded_to_bf16
+from specqd.formats.bf16 import rounded_to_bf16, widened
 from specqd.formats.gguf import GgufFile
 
 _MODEL = {
@@ -137,10 +137,6 @@ def without_one(values: NDArray[Any]) -> NDArray[np.uint16] | None:
     if np.any(narrow != difference) or np.any(bits & 0xFFFF):
         return None
     return (bits >> 16).astype(np.uint16)
-
-
-def widened(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
-    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def in_half_order(rows: NDArray[np.uint16], heads: int) -> NDArray[np.uint16]:
