@@ -5,7 +5,6 @@ keys and tensors mean is the caller's business.
 """
 
 import mmap
-import os
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specqd.errors import TensorError, shown
-from specqd.formats.mapped import check_unchanged
+from specqd.formats.mapped import MappedFile
 
 Value = bool | int | float | str | list[Any]
 
@@ -89,28 +88,22 @@ class GgufFile:
 
     path: Path
     tensors: Mapping[str, GgufTensor]
-    _mapped: mmap.mmap
-    _status: os.stat_result
+    _file: MappedFile
     _values: Mapping[str, "Value | _Later"]
 
     @classmethod
     def open(cls, path: Path) -> "GgufFile":
         """Raises TensorError, in one line that names the file."""
+        file = MappedFile.open(path)
         try:
-            with path.open("rb") as file:
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-                status = os.fstat(file.fileno())
-        except (OSError, ValueError) as error:  # mmap refuses an empty file with ValueError
-            raise TensorError(f"{path}: cannot be read: {error}") from error
-        try:
-            values, tensors = _parse(mapped)
+            values, tensors = _parse(file.data)
         except ValueError as error:
             raise TensorError(f"{path}: {error}; fetch the file again") from error
-        return cls(path, tensors, mapped, status, values)
+        return cls(path, tensors, file, values)
 
     def check_unchanged(self) -> None:
         """Refuses to go on with a file that changed since it was mapped: TensorError."""
-        check_unchanged(self.path.absolute(), self._mapped, self._status)
+        self._file.check_unchanged()
 
     def get(self, key: str) -> Value | None:
         """A value of the metadata, None where it has no such key."""
@@ -118,7 +111,7 @@ class GgufFile:
         if not isinstance(value, _Later):
             return value
         try:
-            return _Reader(self._mapped, value.begin).array()
+            return _Reader(self._file.data, value.begin).array()
         except ValueError as error:
             raise TensorError(f"{self.path}: {key}: {error}; fetch the file again") from error
 
@@ -127,7 +120,7 @@ class GgufFile:
         tensor = self.tensors[name]
         storage = _STORAGE[tensor.dtype]
         count = prod(tensor.shape)
-        data: NDArray[Any] = np.frombuffer(self._mapped, storage, count, tensor.begin)
+        data: NDArray[Any] = np.frombuffer(self._file.data, storage, count, tensor.begin)
         return data.reshape(tensor.shape)
 
 

@@ -5,8 +5,6 @@ and what they mean, is the caller's business.
 """
 
 import json
-import mmap
-import os
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +18,7 @@ from numpy.typing import NDArray
 
 from specqd.errors import SpecqdWarning, TensorError, shown
 from specqd.formats.bf16 import rounded_to_bf16
-from specqd.formats.mapped import check_unchanged
+from specqd.formats.mapped import MappedFile
 
 # safetensors names -> how NumPy holds the raw bits (it has no bfloat16 and no 8-bit floats).
 _STORAGE: dict[str, np.dtype[Any]] = {
@@ -74,9 +72,7 @@ class _Extent:
 class _Shard:
     """One mapped safetensors file whose header was checked."""
 
-    path: Path
-    mapped: mmap.mmap
-    status: os.stat_result  # when it was mapped
+    file: MappedFile
     data_start: int
     extents: Mapping[str, _Extent]
     metadata: Mapping[str, str]
@@ -84,7 +80,7 @@ class _Shard:
     def view(self, name: str) -> TensorView:
         extent = self.extents[name]
         storage = _STORAGE[extent.dtype]
-        raw = np.frombuffer(self.mapped, np.uint8)
+        raw = np.frombuffer(self.file.data, np.uint8)
         data = raw[self.data_start + extent.begin : self.data_start + extent.end].view(storage)
         if not data.flags.aligned:
             data = data.copy()
@@ -140,13 +136,15 @@ class TensorDirectory(Mapping[str, TensorView]):
     @property
     def metadata(self) -> Mapping[str, str]:
         """What the files say of themselves."""
-        files = {shard.path: shard for shard in self._shards.values()}
-        return {key: text for file in files.values() for key, text in file.metadata.items()}
+        return {key: text for shard in self._files() for key, text in shard.metadata.items()}
 
     def check_unchanged(self) -> None:
         """Refuses to go on with files that changed since they were mapped: TensorError."""
-        for shard in {shard.path: shard for shard in self._shards.values()}.values():
-            check_unchanged(shard.path, shard.mapped, shard.status)
+        for shard in self._files():
+            shard.file.check_unchanged()
+
+    def _files(self) -> Iterable[_Shard]:
+        return {shard.file.path: shard for shard in self._shards.values()}.values()
 
     def matrices(self) -> Iterable[tuple[str, tuple[int, ...]]]:
         """The dtype and shape of every tensor with rows and columns."""
@@ -179,12 +177,12 @@ class TensorDirectory(Mapping[str, TensorView]):
         extent = shard.extents[name]
         if extent.dtype not in _FLOATS:
             raise TensorError(
-                f"{shard.path}: tensor {shown(name)} is {extent.dtype}, which is no weight in "
+                f"{shard.file.path}: tensor {shown(name)} is {extent.dtype}, which is no weight in "
                 "BF16, FP16 or FP32; quantised checkpoints are not supported, use the BF16 one"
             )
         if extent.shape != shape:
             raise TensorError(
-                f"{shard.path}: tensor {shown(name)} has shape {list(extent.shape)}, "
+                f"{shard.file.path}: tensor {shown(name)} has shape {list(extent.shape)}, "
                 f"{list(shape)} was expected; the weights do not belong to this config.json"
             )
         data = shard.view(name).data
@@ -212,29 +210,22 @@ def _open_shard(path: Path) -> _Shard:
     if not path.is_file():  # follows links, and never opens a pipe or a device
         what = "is not a file" if path.exists() else "is missing"
         raise TensorError(f"{path}: {what}; a model needs {WEIGHTS} or its shards and their index")
-    try:
-        with path.open("rb") as file:
-            file_bytes = file.seek(0, 2)
-            file.seek(0)
-            if file_bytes < 8:
-                raise TensorError(f"{path}: {file_bytes} bytes are too short for safetensors")
-            header_bytes = int.from_bytes(file.read(8), "little")
-            if header_bytes > min(_MOST_HEADER_BYTES, file_bytes - 8):
-                raise TensorError(
-                    f"{path}: header of {header_bytes} bytes is longer than the file "
-                    f"({file_bytes} bytes) or than {_MOST_HEADER_BYTES}; fetch the file again"
-                )
-            header = file.read(header_bytes)
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            status = os.fstat(file.fileno())
-    except (OSError, ValueError) as error:  # mmap refuses an empty file with ValueError
-        raise TensorError(f"{path}: cannot be read: {error}") from error
+    file_bytes = path.stat().st_size
+    if file_bytes < 8:
+        raise TensorError(f"{path}: {file_bytes} bytes are too short for safetensors")
+    file = MappedFile.open(path)
+    file_bytes, header_bytes = len(file.data), int.from_bytes(file.data[:8], "little")
+    if header_bytes > min(_MOST_HEADER_BYTES, file_bytes - 8):
+        raise TensorError(
+            f"{path}: header of {header_bytes} bytes is longer than the file "
+            f"({file_bytes} bytes) or than {_MOST_HEADER_BYTES}; fetch the file again"
+        )
     data_start = 8 + header_bytes
     try:
-        extents, metadata = _parse_header(header, len(mapped) - data_start)
+        extents, metadata = _parse_header(file.data[8:data_start], file_bytes - data_start)
     except ValueError as error:
         raise TensorError(f"{path}: {error}") from error
-    return _Shard(path.absolute(), mapped, status, data_start, extents, metadata)
+    return _Shard(file, data_start, extents, metadata)
 
 
 def _parse_header(
