@@ -13,6 +13,7 @@ from typing import Any
 
 from specqd.config import read_config
 from specqd.errors import HubError
+from specqd.formats.gguf import is_gguf
 from specqd.formats.safetensors import INDEX, WEIGHTS, read_index
 from specqd.model.packed import WEIGHTS as PACKED_WEIGHTS
 
@@ -49,7 +50,7 @@ def resolve(path_or_repo: str | Path) -> Path:
         if not (path / "config.json").is_file():
             raise HubError(f"{path}: has no config.json; name a Hugging Face model directory")
         return path
-    if exists and path.suffix.lower() == ".gguf":
+    if exists and is_gguf(path):
         return path
     if exists:
         raise HubError(f"{path}: is a file; name the model's directory or a .gguf file instead")

@@ -70,10 +70,10 @@ class Tokenizer:
         self._clean_up = bool(settings.get("clean_up_tokenization_spaces")) and not isinstance(
             backend.model, tokenizers.models.BPE
         )
-        self._special_ids = frozenset(
+        self.special_ids = frozenset(
             token_id for token_id, t in backend.get_added_tokens_decoder().items() if t.special
         )
-        self._pieces = PieceMaker(backend, self._special_ids)
+        self._pieces = PieceMaker(backend, self.special_ids)
         self._templates = dict(templates)
         self._texts_within: dict[int, str] = {}  # of tokens that were asked for
         self.vocab_size: int = max(backend.get_vocab().values(), default=-1) + 1
@@ -127,32 +127,12 @@ class Tokenizer:
         return self.named_tokens.get("eos_token")
 
     @property
-    def pad_token(self) -> str | None:
-        return self.named_tokens.get("pad_token")
-
-    @property
-    def unk_token(self) -> str | None:
-        return self.named_tokens.get("unk_token")
-
-    @property
-    def special_ids(self) -> frozenset[int]:
-        return self._special_ids
-
-    @property
     def bos_token_id(self) -> int | None:
         return self.id_of(self.bos_token)
 
     @property
     def eos_token_id(self) -> int | None:
         return self.id_of(self.eos_token)
-
-    @property
-    def pad_token_id(self) -> int | None:
-        return self.id_of(self.pad_token)
-
-    @property
-    def unk_token_id(self) -> int | None:
-        return self.id_of(self.unk_token)
 
     @property
     def has_chat_template(self) -> bool:
@@ -181,7 +161,7 @@ class Tokenizer:
 
     def stream(self, *, skip_special_tokens: bool = True) -> TextStream:
         """A fresh stream, for one sequence of tokens."""
-        skipped = self._special_ids if skip_special_tokens else frozenset[int]()
+        skipped = self.special_ids if skip_special_tokens else frozenset[int]()
         return TextStream(
             self._pieces(), self._backend.id_to_token, skipped, clean_up=self._clean_up
         )
@@ -206,7 +186,7 @@ class Tokenizer:
 
     def is_special(self, token: str) -> bool:
         """Whether texts are decoded without it, unless they are asked for with it."""
-        return self.id_of(token) in self._special_ids
+        return self.id_of(token) in self.special_ids
 
     def id_of(self, token: str | None) -> int | None:
         return None if token is None else self._backend.token_to_id(token)
