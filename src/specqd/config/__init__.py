@@ -25,7 +25,7 @@ from specqd.config.llama import (
 )
 from specqd.config.neox import read_gpt_neox, read_stablelm, read_starcoder2
 from specqd.config.rope import RopeConfig
-from specqd.errors import shown
+from specqd.errors import ConfigError, shown
 from specqd.formats.gguf import GgufFile, is_gguf
 
 __all__ = [
@@ -79,7 +79,7 @@ def read_config(directory: Path, context: int | None = None) -> DecoderConfig:
     model_type = fields.get("model_type")
     if not isinstance(model_type, str) or model_type not in _READERS:
         raise fields.error(
-            f"model_type {shown(model_type)} is not supported; known: {', '.join(_READERS)}"
+            "model_type", f"{shown(model_type)} is not supported; known: {', '.join(_READERS)}"
         )
     if model_type != "gpt_oss":  # which is MXFP4
         _refuse_quantised(fields)
@@ -89,9 +89,9 @@ def read_config(directory: Path, context: int | None = None) -> DecoderConfig:
 def _refuse_quantised(fields: Fields) -> None:
     for name in ("quantization_config", "compression_config"):
         if fields.get(name) is not None:
-            method = fields.nested(name).get("quant_method")
+            method = fields.part(name).get("quant_method")
             kind = _QUANTISED.get(method, shown(method)) if isinstance(method, str) else name
-            raise fields.error(
-                f"this is a quantised checkpoint ({kind}), which is not supported; "
+            raise ConfigError(
+                f"{fields.path}: this is a quantised checkpoint ({kind}), which is not supported; "
                 "use the BF16 checkpoint of this model"
             )

@@ -124,7 +124,7 @@ def read_decoder(
     """
     num_layers = layer_count(fields)
     max_positions = fields.integer("max_position_embeddings", max_positions)
-    bos_ids = fields.token_ids("bos_token_id", bos)
+    bos_ids = fields.id_or_ids("bos_token_id", bos)
     heads, kv_heads, head_dim = _read_heads(fields, num_kv_heads, head_dim)
     ropes = read_rope(fields, rope_fields(fields), max_positions, head_dim, rope, context)
     return DecoderConfig(
@@ -145,7 +145,7 @@ def read_decoder(
         windows=(0,) * num_layers if windows is None else windows,
         tied_embeddings=fields.flag("tie_word_embeddings", tied),
         bos_token_id=bos_ids[0] if bos_ids else None,
-        eos_token_ids=fields.token_ids("eos_token_id", eos),
+        eos_token_ids=fields.id_or_ids("eos_token_id", eos),
         activation=activation or read_activation(fields, "hidden_act", "silu"),
     )
 
@@ -173,16 +173,17 @@ def _read_heads(
         num_kv_heads = heads
     kv_heads = fields.integer("num_key_value_heads", num_kv_heads)
     if heads % kv_heads:
-        raise fields.error(f"num_attention_heads {heads} is not a multiple of {kv_heads} kv heads")
+        problem = f"{heads} is not a multiple of {kv_heads} kv heads"
+        raise fields.error("num_attention_heads", problem)
     if head_dim is None:
         if fields.get("head_dim") is None and hidden_size % heads:
-            raise fields.error(f"hidden_size {hidden_size} is not a multiple of {heads} heads")
+            raise fields.error("hidden_size", f"{hidden_size} is not a multiple of {heads} heads")
         head_dim = hidden_size // heads
     head_dim = fields.integer("head_dim", head_dim)
     if head_dim % 2:
-        raise fields.error(f"head_dim {head_dim} is odd; rotary positions need an even one")
+        raise fields.error("head_dim", f"{head_dim} is odd; rotary positions need an even one")
     if head_dim > 1024:
-        raise fields.error(f"head_dim {head_dim} is above 1024, the largest supported")
+        raise fields.error("head_dim", f"{head_dim} is above 1024, the largest supported")
     return heads, kv_heads, head_dim
 
 
@@ -201,7 +202,8 @@ def read_layer_types(fields: Fields) -> list[str] | None:
     for layer_type in layer_types:
         if layer_type not in _LAYER_TYPES:
             raise fields.error(
-                f"layer_types has {shown(layer_type)}; known: full_attention, sliding_attention"
+                "layer_types",
+                f"has {shown(layer_type)}; known: full_attention, sliding_attention",
             )
     return layer_types
 
@@ -210,8 +212,9 @@ def windows_of(fields: Fields, layer_types: Sequence[str], window: int) -> tuple
     """The window on each sliding layer."""
     if "sliding_attention" in layer_types and window == 0:
         raise fields.error(
-            "layer_types has sliding_attention, but sliding_window is off; "
-            "set use_sliding_window and sliding_window"
+            "layer_types",
+            "has sliding_attention, but sliding_window is off; "
+            "set use_sliding_window and sliding_window",
         )
     return tuple(window if kind == "sliding_attention" else 0 for kind in layer_types)
 

@@ -13,6 +13,7 @@ from specqd.config.decoder import (
 )
 from specqd.config.fields import Fields
 from specqd.config.rope import RopeDefaults
+from specqd.errors import ConfigError
 from specqd.formats.mxfp4 import BLOCK
 
 
@@ -69,8 +70,9 @@ _GPT_OSS_ROPE = {
 
 def read_gpt_oss(fields: Fields, context: int | None) -> DecoderConfig:
     """Experts that are MXFP4 in the file, attention sinks, a window on every other layer."""
-    if fields.nested("quantization_config").get("quant_method") != "mxfp4":
-        raise fields.error("gpt_oss is read from its MXFP4 checkpoint only; use that one")
+    if fields.part("quantization_config").get("quant_method") != "mxfp4":
+        problem = "gpt_oss is read from its MXFP4 checkpoint only; use that one"
+        raise ConfigError(f"{fields.path}: {problem}")
     for name, value in (("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)):
         if fields.positive(name, value) != value:
             raise fields.wrong(name, f"{value}")
@@ -94,7 +96,7 @@ def read_gpt_oss(fields: Fields, context: int | None) -> DecoderConfig:
         windows=windows_of(fields, types, read_window(fields, 128)),
     )
     if config.hidden_size % BLOCK or config.intermediate_size % BLOCK:
-        raise fields.error(f"hidden_size and intermediate_size must be multiples of {BLOCK}")
+        raise fields.error("hidden_size and intermediate_size", f"must be multiples of {BLOCK}")
     experts = read_experts(fields, size=config.intermediate_size, count=128, per_token=4)
     experts = replace(experts, has_router_bias=True, is_mxfp4=True)
     return replace(config, has_sinks=True, experts=experts)

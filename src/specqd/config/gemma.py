@@ -31,10 +31,10 @@ def read_gemma3(fields: Fields, context: int | None) -> DecoderConfig:
     if fields.flag("use_bidirectional_attention", False):
         raise fields.wrong("use_bidirectional_attention", "false")
     types = _layer_types(fields, fields.integer("sliding_window_pattern", 6))
-    ropes = fields.nested("rope_parameters")
+    ropes = fields.part("rope_parameters")
     is_old = fields.get("rope_scaling") is not None or not ropes.values
-    full = fields.nested("rope_scaling") if is_old else ropes.nested("full_attention")
-    local = ropes.nested("sliding_attention")
+    full = fields.part("rope_scaling") if is_old else ropes.part("full_attention")
+    local = ropes.part("sliding_attention")
     plain = Fields(fields.path, {k: v for k, v in fields.values.items() if "rope" not in k})
     config = _read_gemma(plain, context, types, 131_072)
     full_rope, local_rope = (

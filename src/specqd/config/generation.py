@@ -44,5 +44,5 @@ def read_generation_defaults(directory: Path) -> GenerationDefaults:
         top_k=fields.integer("top_k", 0, least=0) if "top_k" in stated else None,
         min_p=fields.optional_number("min_p", 0.0, 1.0),
         repetition_penalty=fields.optional_number("repetition_penalty", *POSITIVE),
-        eos_token_ids=fields.token_ids("eos_token_id", ()) if "eos_token_id" in stated else None,
+        eos_token_ids=fields.id_or_ids("eos_token_id", ()) if "eos_token_id" in stated else None,
     )

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from specqd.config.fields import POSITIVE, Fields
-from specqd.errors import shown
+from specqd.errors import ConfigError, shown
 
 RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope"]
 
@@ -55,7 +55,7 @@ class RopeDefaults:
 
 def rope_fields(fields: Fields) -> Fields:
     """`rope_parameters` (transformers 5) or `rope_scaling` (before)."""
-    return fields.nested("rope_scaling" if fields.get("rope_scaling") else "rope_parameters")
+    return fields.part("rope_scaling" if fields.get("rope_scaling") else "rope_parameters")
 
 
 def read_rope(
@@ -71,7 +71,9 @@ def read_rope(
     kind = _SPELLINGS.get(stated, stated) if isinstance(stated, str) else None
     if kind not in get_args(RopeKind) or any(isinstance(v, dict) for v in rope.values.values()):
         what = f"rope type {shown(stated)}" if stated != "default" else "rope of several kinds"
-        raise rope.error(f"{what} is not supported; known: default, {', '.join(_KNOWN)}")
+        raise ConfigError(
+            f"{rope.path}: {what} is not supported; known: default, {', '.join(_KNOWN)}"
+        )
     share = _read_share(fields, rope, head_dim, defaults)
     theta = rope.positive("rope_theta", fields.positive(defaults.theta_name, defaults.theta))
     if kind == "linear":
