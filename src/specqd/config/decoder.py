@@ -113,14 +113,16 @@ def read_decoder(
     rope: RopeDefaults = _ROPE,
     activation: Activation | None = None,
     tied: bool = False,
+    attention_bias: bool = False,
     qkv_bias: bool = False,
-    output_bias: bool = False,
     mlp_bias: bool = False,
-    windows: tuple[int, ...] | None = None,
+    window: int = 0,
+    windows: tuple[int, ...] = (),
 ) -> DecoderConfig:
-    """What all model types share; the arguments are the defaults and traits of one of them.
+    """Reads what all model types share; the arguments are the defaults and traits of one of them.
 
-    `context` is the longest text that will be asked for, if that is known.
+    `context` is the longest sequence that will be asked for, if known. `attention_bias` includes
+    `qkv_bias`. `window` is that of every layer, unless `windows` has one for each.
     """
     num_layers = layer_count(fields)
     max_positions = fields.integer("max_position_embeddings", max_positions)
@@ -139,10 +141,10 @@ def read_decoder(
         max_positions=min(max_positions, context or max_positions),
         norm_eps=fields.positive(*eps),
         ropes=(ropes,) * num_layers,
-        qkv_bias=qkv_bias,
-        output_bias=output_bias,
+        qkv_bias=attention_bias or qkv_bias,
+        output_bias=attention_bias,
         mlp_bias=mlp_bias,
-        windows=(0,) * num_layers if windows is None else windows,
+        windows=windows or (window,) * num_layers,
         tied_embeddings=fields.flag("tie_word_embeddings", tied),
         bos_token_id=bos_ids[0] if bos_ids else None,
         eos_token_ids=fields.id_or_ids("eos_token_id", eos),

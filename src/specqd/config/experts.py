@@ -27,7 +27,7 @@ def read_mixtral(fields: Fields, context: int | None) -> DecoderConfig:
         num_kv_heads=8,
         eps=("rms_norm_eps", 1e-5),
         rope=RopeDefaults(theta=1_000_000.0),
-        windows=(read_window(fields, 0),) * layer_count(fields),
+        window=read_window(fields, 0),
     )
     experts = read_experts(fields, size=config.intermediate_size, count=8, per_token=2)
     return replace(config, experts=experts)
@@ -35,16 +35,15 @@ def read_mixtral(fields: Fields, context: int | None) -> DecoderConfig:
 
 def read_qwen3_moe(fields: Fields, context: int | None) -> DecoderConfig:
     """Experts in every so many layers, the plain feed forward in the others."""
-    bias, layers = fields.flag("attention_bias", False), layer_count(fields)
-    window = read_window(fields, 4096) if fields.flag("use_sliding_window", False) else 0
+    layers = layer_count(fields)
+    window = read_window(fields, 4096) if fields.flag("use_sliding_window") else 0
     config = read_decoder(
         fields,
         context=context,
         max_positions=32768,
         num_kv_heads=4,
-        qkv_bias=bias,
-        output_bias=bias,
-        windows=(window,) * layers,
+        attention_bias=fields.flag("attention_bias"),
+        window=window,
     )
     step, plain = fields.integer("decoder_sparse_step", 1), fields.get("mlp_only_layers") or []
     if not isinstance(plain, list):
@@ -55,7 +54,7 @@ def read_qwen3_moe(fields: Fields, context: int | None) -> DecoderConfig:
         count=128,
         per_token=8,
         layers=tuple(layer not in plain and (layer + 1) % step == 0 for layer in range(layers)),
-        shares_of_chosen=fields.flag("norm_topk_prob", False),
+        shares_of_chosen=fields.flag("norm_topk_prob"),
     )
     return replace(config, qk_norm="one", experts=experts)
 
@@ -78,7 +77,7 @@ def read_gpt_oss(fields: Fields, context: int | None) -> DecoderConfig:
             raise fields.wrong(name, f"{value}")
     if fields.get("rope_scaling") is None and fields.get("rope_parameters") is None:
         fields = Fields(fields.path, {**fields.values, "rope_parameters": _GPT_OSS_ROPE})
-    layers, bias = layer_count(fields), fields.flag("attention_bias", True)
+    layers = layer_count(fields)
     types = read_layer_types(fields) or [
         "full_attention" if layer % 2 else "sliding_attention" for layer in range(layers)
     ]
@@ -91,8 +90,7 @@ def read_gpt_oss(fields: Fields, context: int | None) -> DecoderConfig:
         eps=("rms_norm_eps", 1e-5),
         rope=RopeDefaults(theta=150_000.0),
         activation="clamped_swiglu",
-        qkv_bias=bias,
-        output_bias=bias,
+        attention_bias=fields.flag("attention_bias", True),
         windows=windows_of(fields, types, read_window(fields, 128)),
     )
     if config.hidden_size % BLOCK or config.intermediate_size % BLOCK:

@@ -28,7 +28,7 @@ def read_gemma2(fields: Fields, context: int | None) -> DecoderConfig:
 
 def read_gemma3(fields: Fields, context: int | None) -> DecoderConfig:
     """One rope for layers with a window, one for those without."""
-    if fields.flag("use_bidirectional_attention", False):
+    if fields.flag("use_bidirectional_attention"):
         raise fields.wrong("use_bidirectional_attention", "false")
     types = _layer_types(fields, fields.integer("sliding_window_pattern", 6))
     ropes = fields.part("rope_parameters")
@@ -71,7 +71,6 @@ def _cap(fields: Fields, name: str, default: float | None) -> float | None:
 def _read_gemma(
     fields: Fields, context: int | None, layer_types: list[str], max_positions: int
 ) -> DecoderConfig:
-    bias = fields.flag("attention_bias", False)
     config = read_decoder(
         fields,
         context=context,
@@ -82,8 +81,7 @@ def _read_gemma(
         head_dim=256,
         activation=read_activation(fields, "hidden_activation", "gelu_pytorch_tanh"),
         tied=True,
-        qkv_bias=bias,
-        output_bias=bias,
+        attention_bias=fields.flag("attention_bias"),
         windows=windows_of(fields, layer_types, read_window(fields, 4096)),
     )
     return replace(
