@@ -6,7 +6,7 @@ BLOCK = 32  # weights along K that share a scale
 
 
 class ScaleRule(enum.Enum):
-    """How a block's scale is chosen."""
+    """The rule that chooses a block's scale."""
 
     FLOOR = "floor"  # OCP MX v1.0, section 6.3: floor(log2(amax)) - 2
-    MSE = "mse"  # of FLOOR's and its two neighbours, the one with the least squared error
+    MSE = "mse"  # FLOOR's or one of its two neighbours: the least squared error

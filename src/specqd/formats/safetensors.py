@@ -1,7 +1,6 @@
 """A safetensors directory as named raw views, mapped and checked.
 
-Owns the file format and its hostile cases. Knows nothing of models: which tensors there should be,
-and what they mean, is the caller's business.
+Owns the file format and its hostile cases. Does not know which tensors a model needs.
 """
 
 import json
@@ -20,7 +19,7 @@ from specqd.errors import SpecqdWarning, TensorError, shown
 from specqd.formats.bf16 import rounded_to_bf16
 from specqd.formats.mapped import MappedFile
 
-# safetensors names -> how NumPy holds the raw bits (it has no bfloat16 and no 8-bit floats).
+# safetensors dtype -> NumPy dtype of the raw bits (NumPy has no bfloat16 and no 8-bit floats).
 _STORAGE: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype("?"),
     "U8": np.dtype("u1"),
@@ -40,17 +39,17 @@ _STORAGE: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
     "C64": np.dtype("<c8"),
 }
-# The dtypes that are read as weights; all but the first are rounded to it.
+# The dtypes that are read as weights, rounded to BF16.
 _FLOATS = ("BF16", "F16", "F32")
 _MOST_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
-_MOST_DIMENSIONS = 32  # what every NumPy can hold
+_MOST_DIMENSIONS = 32  # every version of NumPy holds as many
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorView:
-    """One tensor as it lies in its file: `data` has `shape`, is read-only and holds raw bits
-    (BF16 as uint16). It is mapped, and copied only where the file misaligns it."""
+    """One tensor of a file: `data` has `shape`, is read-only and holds raw bits (BF16 as uint16).
+    It is mapped, or a copy where the file does not align it."""
 
     name: str
     dtype: str
@@ -60,7 +59,7 @@ class TensorView:
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
-    """Where a tensor lies: bytes [begin, end) of the file's data, which follows the header."""
+    """A tensor's bytes [begin, end) in the file's data, which follows the header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -89,18 +88,18 @@ class _Shard:
 
 
 class WeightSource(Protocol):
-    """A model's weights by their Hugging Face names, whatever files they come from."""
+    """A model's weights by their Hugging Face names, from any kind of file."""
 
     @property
     def path(self) -> Path: ...
     def bf16(self, name: str, shape: tuple[int, ...]) -> NDArray[np.uint16]:
-        """The BF16 bits of a tensor, which must have `shape`; TensorError otherwise."""
+        """The BF16 bits of a tensor; raises TensorError if it does not have `shape`."""
 
     def matrices(self) -> Iterable[tuple[str, tuple[int, ...]]]:
         """The dtype and shape of every tensor with rows and columns."""
 
     def check_unchanged(self) -> None:
-        """Refuses to go on with files that changed since they were mapped: TensorError."""
+        """Raises TensorError if a file changed since it was mapped."""
 
 
 class TensorDirectory(Mapping[str, TensorView]):
@@ -112,7 +111,7 @@ class TensorDirectory(Mapping[str, TensorView]):
 
     @classmethod
     def open(cls, directory: Path) -> "TensorDirectory":
-        """Map and check every weights file; raises TensorError, in one line that names the file."""
+        """Maps and checks every weights file; raises TensorError, which names the file."""
         single, index = directory / WEIGHTS, directory / INDEX
         if single.exists() or not index.exists():
             shard = _open_shard(single)
@@ -129,17 +128,17 @@ class TensorDirectory(Mapping[str, TensorView]):
 
     @classmethod
     def of_file(cls, path: Path) -> "TensorDirectory":
-        """As `open`, of one safetensors file by its own name."""
+        """One safetensors file by its path."""
         shard = _open_shard(path)
         return cls(path, dict.fromkeys(shard.extents, shard))
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """What the files say of themselves."""
+        """The metadata of all files."""
         return {key: text for shard in self._files() for key, text in shard.metadata.items()}
 
     def check_unchanged(self) -> None:
-        """Refuses to go on with files that changed since they were mapped: TensorError."""
+        """Raises TensorError if a file changed since it was mapped."""
         for shard in self._files():
             shard.file.check_unchanged()
 
@@ -154,9 +153,6 @@ class TensorDirectory(Mapping[str, TensorView]):
     def __getitem__(self, name: str) -> TensorView:
         return self._shards[name].view(name)
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._shards
-
     def __iter__(self) -> Iterator[str]:
         return iter(self._shards)
 
@@ -164,9 +160,9 @@ class TensorDirectory(Mapping[str, TensorView]):
         return len(self._shards)
 
     def bf16(self, name: str, shape: tuple[int, ...]) -> NDArray[np.uint16]:
-        """The BF16 bits of tensor `name`, mapped, or else rounded once from FP16 or FP32.
+        """The BF16 bits of tensor `name`: mapped, or rounded from FP16 or FP32.
 
-        It must have `shape`; TensorError otherwise.
+        Raises TensorError if it does not have `shape`.
         """
         shard = self._shards.get(name)
         if shard is None:
@@ -177,8 +173,8 @@ class TensorDirectory(Mapping[str, TensorView]):
         extent = shard.extents[name]
         if extent.dtype not in _FLOATS:
             raise TensorError(
-                f"{shard.file.path}: tensor {shown(name)} is {extent.dtype}, which is no weight in "
-                "BF16, FP16 or FP32; quantised checkpoints are not supported, use the BF16 one"
+                f"{shard.file.path}: tensor {shown(name)} is {extent.dtype}, not BF16, FP16 or "
+                "FP32; quantised checkpoints are not supported, use the BF16 one"
             )
         if extent.shape != shape:
             raise TensorError(
@@ -195,7 +191,7 @@ class TensorDirectory(Mapping[str, TensorView]):
 
 
 def tell_rounding(path: Path, matrix_dtypes: Iterable[str]) -> None:
-    """Warns where a model's matrices are wider than BF16."""
+    """Warns if a model's matrices are wider than BF16."""
     dtypes = set(matrix_dtypes)
     wider = [dtype.replace("F", "FP") for dtype in _FLOATS[1:] if dtype in dtypes]
     if wider:
@@ -207,7 +203,7 @@ def tell_rounding(path: Path, matrix_dtypes: Iterable[str]) -> None:
 
 
 def _open_shard(path: Path) -> _Shard:
-    if not path.is_file():  # follows links, and never opens a pipe or a device
+    if not path.is_file():  # follows links; a pipe or a device is never opened
         what = "is not a file" if path.exists() else "is missing"
         raise TensorError(f"{path}: {what}; a model needs {WEIGHTS} or its shards and their index")
     file_bytes = path.stat().st_size
@@ -231,10 +227,9 @@ def _open_shard(path: Path) -> _Shard:
 def _parse_header(
     header: bytes, data_bytes: int
 ) -> tuple[Mapping[str, _Extent], Mapping[str, str]]:
-    """Every tensor's place in `data_bytes` of data, which they cover without gap or overlap, and
-    the metadata.
+    """Every tensor's place, and the metadata.
 
-    Raises ValueError, in one line, for everything else.
+    Raises ValueError, in one line, unless the tensors cover `data_bytes` without gap or overlap.
     """
     if not header.startswith(b"{"):
         raise ValueError("header is not a JSON object; this is not a safetensors file")
@@ -288,7 +283,7 @@ def _is_sizes(value: object) -> bool:
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """Tensor name -> the name of a file beside the index."""
+    """Tensor name -> name of a file beside the index."""
     if not path.is_file():
         raise TensorError(f"{path}: is not a file; fetch the model again")
     try:
@@ -311,14 +306,14 @@ def read_index(path: Path) -> dict[str, str]:
 
 
 def _is_file_name(file: str) -> bool:
-    """Whether `file` can only be an entry of the directory that it is joined to, on any system."""
+    """Whether `file` stays within the directory that it is joined to, on any system."""
     return (
         file.endswith(".safetensors") and file.isprintable() and not any(c in file for c in "/\\:")
     )
 
 
 def _parse_object(text: bytes, what: str) -> dict[str, Any]:
-    """A JSON object in UTF-8 whose names are unique at every depth; ValueError otherwise."""
+    """A JSON object in UTF-8; raises ValueError if names repeat at any depth."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         parsed = dict(pairs)
@@ -339,4 +334,4 @@ def _parse_object(text: bytes, what: str) -> dict[str, Any]:
 
 
 class _DuplicateNameError(ValueError):
-    """An object names a member twice, which JSON readers resolve differently."""
+    """An object has two members of one name; JSON readers differ in which they take."""
