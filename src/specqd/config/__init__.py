@@ -1,7 +1,7 @@
-"""What a model is, from `config.json`: one small reader for every supported `model_type`.
+"""The configuration of a model from `config.json`: one small reader for each `model_type`.
 
-Follows transformers 5 in every default and in old and new spellings. Knows nothing of weights;
-what it does not support, it refuses by name.
+Takes every default, and old and new spellings, as transformers 5 does. Refuses by name what is not
+supported. Knows nothing of weights.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ __all__ = [
     "read_generation_defaults",
 ]
 
-_QUANTISED = {  # quant_method -> what people call it
+_QUANTISED = {  # quant_method -> its usual name
     "gptq": "GPTQ",
     "awq": "AWQ",
     "bitsandbytes": "bitsandbytes",
@@ -67,10 +67,10 @@ _READERS: dict[str, Callable[[Fields, int | None], DecoderConfig]] = {
 
 
 def read_config(directory: Path, context: int | None = None) -> DecoderConfig:
-    """Read `config.json` of a model directory, or the like of a GGUF file.
+    """Reads `config.json` of a model directory, or the metadata of a GGUF file.
 
-    `context` bounds the texts to come: some ropes depend on whether they may grow past the length
-    that the model was trained on. Raises ConfigError, in one line that names the file.
+    `context` bounds the length of sequences, in tokens: some ropes depend on whether that is more
+    than the trained length. Raises ConfigError, in one line that names the file.
     """
     if is_gguf(directory):
         fields = config_fields(GgufFile.open(directory))
@@ -81,7 +81,7 @@ def read_config(directory: Path, context: int | None = None) -> DecoderConfig:
         raise fields.error(
             "model_type", f"{shown(model_type)} is not supported; known: {', '.join(_READERS)}"
         )
-    if model_type != "gpt_oss":  # which is MXFP4
+    if model_type != "gpt_oss":  # its checkpoints are MXFP4
         _refuse_quantised(fields)
     return _READERS[model_type](fields, context)
 

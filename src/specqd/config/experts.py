@@ -34,7 +34,7 @@ def read_mixtral(fields: Fields, context: int | None) -> DecoderConfig:
 
 
 def read_qwen3_moe(fields: Fields, context: int | None) -> DecoderConfig:
-    """Experts in every so many layers, the plain feed forward in the others."""
+    """Experts in every `decoder_sparse_step`-th layer, a plain feed forward in the others."""
     layers = layer_count(fields)
     window = read_window(fields, 4096) if fields.flag("use_sliding_window") else 0
     config = read_decoder(
@@ -68,7 +68,7 @@ _GPT_OSS_ROPE = {
 
 
 def read_gpt_oss(fields: Fields, context: int | None) -> DecoderConfig:
-    """Experts that are MXFP4 in the file, attention sinks, a window on every other layer."""
+    """MXFP4 experts in the file, attention sinks, a window on every other layer."""
     if fields.part("quantization_config").get("quant_method") != "mxfp4":
         problem = "gpt_oss is read from its MXFP4 checkpoint only; use that one"
         raise ConfigError(f"{fields.path}: {problem}")

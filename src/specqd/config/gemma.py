@@ -27,7 +27,7 @@ def read_gemma2(fields: Fields, context: int | None) -> DecoderConfig:
 
 
 def read_gemma3(fields: Fields, context: int | None) -> DecoderConfig:
-    """One rope for layers with a window, one for those without."""
+    """One rope for layers with a window, another for layers without."""
     if fields.flag("use_bidirectional_attention"):
         raise fields.wrong("use_bidirectional_attention", "false")
     types = _layer_types(fields, fields.integer("sliding_window_pattern", 6))
@@ -54,7 +54,7 @@ def read_gemma3(fields: Fields, context: int | None) -> DecoderConfig:
 
 
 def _layer_types(fields: Fields, every: int) -> list[str]:
-    """As stated, or full attention in every so many layers."""
+    """The stated types, or full attention on every `every`-th layer."""
     layers = range(1, layer_count(fields) + 1)
     return read_layer_types(fields) or [
         "sliding_attention" if layer % every else "full_attention" for layer in layers
@@ -62,7 +62,7 @@ def _layer_types(fields: Fields, every: int) -> list[str]:
 
 
 def _cap(fields: Fields, name: str, default: float | None) -> float | None:
-    """Null is none; absent is the default."""
+    """None for a null, the default if absent."""
     if name not in fields.values:
         return default
     return fields.positive(name) if fields.get(name) is not None else None

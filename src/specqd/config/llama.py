@@ -73,7 +73,7 @@ def _qwen_windows(fields: Fields) -> tuple[int, ...]:
 
 
 def read_olmo2(fields: Fields, context: int | None) -> DecoderConfig:
-    """Norms after attention and feed forward, and of whole rows of queries and keys."""
+    """Norms after attention and feed forward, and over whole rows of queries and keys."""
     if fields.get("clip_qkv") is not None:
         raise fields.wrong("clip_qkv", "null (no clipping)")
     config = read_decoder(
@@ -99,7 +99,7 @@ def read_granite(fields: Fields, context: int | None) -> DecoderConfig:
 
 
 def read_smollm3(fields: Fields, context: int | None) -> DecoderConfig:
-    """Every fourth layer is not told positions."""
+    """Every fourth layer has no positions."""
     layers = layer_count(fields)
     interval = fields.integer("no_rope_layer_interval", 4)
     has_rope = fields.get("no_rope_layers")
@@ -124,8 +124,8 @@ def read_smollm3(fields: Fields, context: int | None) -> DecoderConfig:
         mlp_bias=fields.flag("mlp_bias"),
         windows=windows_of(fields, types, window) if window else (),
     )
-    told = (rope if is_told else None for rope, is_told in zip(config.ropes, has_rope, strict=True))
-    return replace(config, ropes=tuple(told))
+    ropes = (rope if has else None for rope, has in zip(config.ropes, has_rope, strict=True))
+    return replace(config, ropes=tuple(ropes))
 
 
 def read_phi3(fields: Fields, context: int | None) -> DecoderConfig:
