@@ -1,4 +1,4 @@
-"""What a layer is made of: a family's tensors, by name, in the decoder's slots. Knows no files."""
+"""Reads the weights of a layer: a family's tensors, by name. Knows no files."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from specqd.model.tensor_names import TensorNames
 
 
 class LayerReader:
-    """Takes layers and norms out of a loader."""
+    """Reads layers and norms from a loader."""
 
     def __init__(self, loader: Loader, config: DecoderConfig, names: TensorNames) -> None:
         self._loader = loader
@@ -21,7 +21,7 @@ class LayerReader:
         self._names = names
 
     def norm(self, name: str | None, length: int) -> _native.Norm | None:
-        """A norm of the residual stream; layer norms have biases."""
+        """A norm of the residual stream, with a bias for layer norms; None without a name."""
         if name is None:
             return None
         bias = self._loader.vector(f"{name}.bias", length) if self._config.norm == "layer" else None
@@ -129,7 +129,7 @@ class LayerReader:
         ]
 
     def _mxfp4_feed_forwards(self, experts: ExpertsConfig, at: str) -> list[_native.FeedForward]:
-        """Weights as the file has them, in tile order."""
+        """The file's own MXFP4 weights, in tile order."""
         names, hidden, size = self._names, self._config.hidden_size, experts.size
         stacks = {
             2: (at + names.expert_gate_up[0], 2 * size, hidden),  # gates and ups alternate
@@ -163,7 +163,7 @@ class LayerReader:
     def _feed_forward(
         self, modules: Sequence[str], down: str, width: int, read_share: float = 1.0
     ) -> _native.FeedForward:
-        """Of a gate and what it gates, in one tensor or two, or of one projection."""
+        """Reads a feed forward; `modules` are gate and up, their fused tensor, or an ungated up."""
         c = self._config
         if not c.is_gated or len(modules) == 2:
             sources = [Source(f"{module}.weight", width) for module in modules]
