@@ -156,7 +156,10 @@ class _Reader:
             begin = self.at
             self.skip_array()
             return _Later(begin)
-        return self._of_kind(kind)
+        if kind not in _SCALARS:
+            raise ValueError(f"a value has unknown type {kind}")
+        value: Value = self.scalar(_SCALARS[kind])
+        return value
 
     def array(self) -> list[Any]:
         kind, count = self._array_head(0)
@@ -188,12 +191,6 @@ class _Reader:
         if kind not in _SCALARS and kind not in (_STRING, _ARRAY):
             raise ValueError(f"a value has unknown type {kind}")
         return kind, count
-
-    def _of_kind(self, kind: int) -> Value:
-        if kind not in _SCALARS:
-            raise ValueError(f"a value has unknown type {kind}")
-        value: Value = self.scalar(_SCALARS[kind])
-        return value
 
     def _advance(self, count: int) -> int:
         begin = self.at
@@ -245,14 +242,8 @@ def _read_tensors(reader: _Reader, count: int) -> Iterator[tuple[str, GgufTensor
             raise ValueError(f"tensor {shown(name)} has {num_dimensions} dimensions")
         shape = tuple(reader.scalar("<Q") for _ in range(num_dimensions))[::-1]
         kind = reader.scalar("<I")
-        yield (
-            name,
-            GgufTensor(
-                (_TYPES | _QUANTISED).get(kind, f"of ggml's type {kind}"),
-                shape,
-                reader.scalar("<Q"),
-            ),
-        )
+        dtype = (_TYPES | _QUANTISED).get(kind, f"of ggml's type {kind}")
+        yield name, GgufTensor(dtype, shape, reader.scalar("<Q"))
 
 
 def _placed(

@@ -84,12 +84,10 @@ class GgufTensors:
         return cls(gguf, names, _reordered(gguf))
 
     def matrices(self) -> Iterable[tuple[str, tuple[int, ...]]]:
-        """The dtype and shape of every tensor with rows and columns."""
         tensors = (self._gguf.tensors[name] for name in self._names.values())
         return ((tensor.dtype, tensor.shape) for tensor in tensors if len(tensor.shape) == 2)
 
     def check_unchanged(self) -> None:
-        """Raises TensorError if the file changed since it was mapped."""
         self._gguf.check_unchanged()
 
     def bf16(self, name: str, shape: tuple[int, ...]) -> NDArray[np.uint16]:

@@ -51,7 +51,6 @@ class TensorView:
     """One tensor of a file: `data` has `shape`, is read-only and holds raw bits (BF16 as uint16).
     It is mapped, or a copy where the file does not align it."""
 
-    name: str
     dtype: str
     shape: tuple[int, ...]
     data: NDArray[Any]
@@ -84,7 +83,7 @@ class _Shard:
         if not data.flags.aligned:
             data = data.copy()
             data.flags.writeable = False
-        return TensorView(name, extent.dtype, extent.shape, data.reshape(extent.shape))
+        return TensorView(extent.dtype, extent.shape, data.reshape(extent.shape))
 
 
 class WeightSource(Protocol):
@@ -103,7 +102,7 @@ class WeightSource(Protocol):
 
 
 class TensorDirectory(Mapping[str, TensorView]):
-    """The tensors of a model directory: `model.safetensors`, or the shards that its index names."""
+    """The tensors of `model.safetensors`, or of the shards that a directory's index names."""
 
     def __init__(self, path: Path, shards: Mapping[str, _Shard]) -> None:
         self.path = path
@@ -138,7 +137,6 @@ class TensorDirectory(Mapping[str, TensorView]):
         return {key: text for shard in self._files() for key, text in shard.metadata.items()}
 
     def check_unchanged(self) -> None:
-        """Raises TensorError if a file changed since it was mapped."""
         for shard in self._files():
             shard.file.check_unchanged()
 
@@ -146,7 +144,6 @@ class TensorDirectory(Mapping[str, TensorView]):
         return {shard.file.path: shard for shard in self._shards.values()}.values()
 
     def matrices(self) -> Iterable[tuple[str, tuple[int, ...]]]:
-        """The dtype and shape of every tensor with rows and columns."""
         extents = (shard.extents[name] for name, shard in self._shards.items())
         return ((extent.dtype, extent.shape) for extent in extents if len(extent.shape) == 2)
 

@@ -39,7 +39,9 @@ def measure(machine: Machine, sizes: Sequence[int]) -> Iterator[Bandwidth]:
         if 0 <= available < 2 * size:
             continue
         repeats = max(_FEWEST, min(_MOST, _READ_IN_ALL // size))
-        yield _summarised(size, _read_speeds(machine, size, repeats))
+        speeds = _read_speeds(machine, size, repeats)
+        lower, middle, upper = quantiles(speeds, n=4, method="inclusive")
+        yield Bandwidth(size, middle, lower, upper, repeats)
 
 
 def bandwidth_at(machine: Machine, working_set_bytes: int, repeats: int = _FEWEST) -> float:
@@ -50,8 +52,3 @@ def bandwidth_at(machine: Machine, working_set_bytes: int, repeats: int = _FEWES
 def _read_speeds(machine: Machine, size: int, repeats: int) -> list[float]:
     seconds = _native.read_seconds(machine.pool, machine.isa, size, repeats + _WARM_UP)
     return [size / each / 1e9 for each in seconds[_WARM_UP:]]
-
-
-def _summarised(size: int, speeds: Sequence[float]) -> Bandwidth:
-    lower, middle, upper = quantiles(speeds, n=4, method="inclusive")
-    return Bandwidth(size, middle, lower, upper, len(speeds))
