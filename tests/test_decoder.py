@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 
 from specqd import _native
 from specqd._native import Context, Rows, testing
-from specqd.formats import mxfp4
 from specqd.formats.mxfp4 import ScaleRule
 from specqd.model.decoder_spec import decoder_spec
 from specqd.model.model import MAX_ROWS, Machine, Model
 from specqd.model.weights import load_weights
-from support import reference
+from support import mxfp4, reference
 from support.family_shapes import FAMILY_SHAPES
 from support.random_models import ROPE_SCALINGS, Shape, make_model, read_model, write_safetensors
 from support.reference import rms_error

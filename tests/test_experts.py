@@ -11,11 +11,11 @@ import pytest
 from specqd._native import testing
 from specqd.engine.chains import parse_chain
 from specqd.errors import ConfigError, RequestError, SpecqdWarning, TensorError
-from specqd.formats.mxfp4 import bf16_values
 from specqd.llm import LLM
 from specqd.model.model import Machine, Model
 from support import reference
 from support.family_shapes import FAMILY_SHAPES
+from support.mxfp4 import bf16_values
 from support.random_models import make_model, read_model, write_safetensors
 
 MACHINE = Machine.choose(1)

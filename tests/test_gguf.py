@@ -135,7 +135,7 @@ HOSTILE = {
     "tensor twice": (
         HEAD + struct.pack("<QQ", 2, 0) + 2 * TENSOR + bytes(96), "'t' is there twice"
     ),
-    "data cut off": (HEAD + struct.pack("<QQ", 1, 0) + TENSOR + bytes(20), "ends behind the file"),
+    "data cut off": (HEAD + struct.pack("<QQ", 1, 0) + TENSOR + bytes(20), "ends past the end"),
     "misaligned": (
         HEAD + struct.pack("<QQ", 1, 0) + string("t") + struct.pack("<IQIQ", 1, 4, 0, 4)
         + bytes(99),
@@ -287,13 +287,13 @@ def test_norms_of_gemma_that_are_not_1_plus_bf16_are_refused(tmp_path: Path, see
     content = bytearray(path.read_bytes())
     content[at : at + 4] = struct.pack("<f", 1.3)
     path.write_bytes(content)
-    assert "'model.norm.weight' less 1 is not BF16" in refusal(path)
+    assert "'model.norm.weight' minus 1 is not BF16" in refusal(path)
 
 
 def test_an_unknown_tensor_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     write_gguf(path, {}, {"blk.0.attn_sub_norm.weight": np.zeros(4, np.float32)})
-    with pytest.raises(TensorError, match=r"'blk.0.attn_sub_norm.weight' has no place"):
+    with pytest.raises(TensorError, match=r"attn_sub_norm.weight' belongs to no supported model"):
         GgufTensors.open(path)
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from specqd._native import testing
-from specqd.formats import mxfp4
+from specqd.formats.mxfp4 import ScaleRule
+from support import mxfp4
 from support.kernel_values import (
     BLOCK,
     KINDS,
@@ -202,7 +203,7 @@ def test_the_fp4_product_is_within_its_error_bound_of_float64(
     x = rng.standard_normal((9, tiles * BLOCK)).astype(np.float32)
     table = testing.kernels(isa)
     actual = table.product("fp4", table.pack(tiled(matrix), "mse"), x)
-    w = mxfp4.decode(mxfp4.cast(matrix, mxfp4.ScaleRule.MSE)).reshape(matrix.shape)
+    w = mxfp4.decode(mxfp4.cast(matrix, ScaleRule.MSE)).reshape(matrix.shape)
     largest = np.abs(x).reshape(len(x), tiles, BLOCK).max(axis=2).astype(np.float64)
     # int8 inputs err by half a step, largest / 254, and by the three roundings of
     # x * (127 / largest) * (largest / 127); sums by the input scale's rounding and one per block.

@@ -9,7 +9,7 @@ from specqd.engine.updates import Update
 from specqd.openai.answers import Form, form_of
 from specqd.openai.requests import Prepared, chat_request, completion_request
 from specqd.openai.tool_calls import CallForm
-from specqd.text.token_spelling import spelled
+from specqd.text.token_texts import spelled
 from specqd.text.tokenizer import Tokenizer
 from support.random_models import Shape, make_model
 

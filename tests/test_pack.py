@@ -12,13 +12,12 @@ from specqd import _native
 from specqd._native import testing
 from specqd.config import read_config
 from specqd.errors import HubError, TensorError
-from specqd.formats import mxfp4
 from specqd.formats.mxfp4 import ScaleRule
 from specqd.formats.safetensors import TensorDirectory
 from specqd.hub import shipped_model
 from specqd.model.tensor_names import names_of
 from specqd.model.weights import load_weights
-from support import random_models
+from support import mxfp4, random_models
 from support.random_models import Shape, make_config, make_model, make_tensors
 
 Bits = NDArray[np.uint16]
@@ -211,7 +210,7 @@ def test_packing_does_not_depend_on_threads(rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(testing.unpack(alone, ISA), testing.unpack(shared, ISA))
 
 
-# --- The cast is the one that mxfp4.py defines ------------------------------------------------
+# --- The cast is that of tests/support/mxfp4.py ------------------------------------------------
 
 
 def tiled(bits: Bits) -> Bits:

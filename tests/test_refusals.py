@@ -129,7 +129,7 @@ def test_dtype_that_is_no_float(model: Path, refused: Refuse, seed: int) -> None
     (model / WEIGHTS).write_bytes(edited.encode("latin1") + body)
     problem = refused()
     assert name in problem
-    assert "is I16, which is no weight in BF16, FP16 or FP32" in problem
+    assert "is I16, not BF16, FP16 or FP32" in problem
 
 
 def test_missing_tensor(model: Path, refused: Refuse, seed: int) -> None:

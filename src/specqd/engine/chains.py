@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from specqd import _native
-from specqd._native import DraftChoice, Level, NgramDrafter, NoDraft
+from specqd._native import Level, NgramDrafter, NoDraft
 from specqd.config import read_config
 from specqd.engine.roles import Drafter
 from specqd.errors import HubError, RequestError, TokenizerError

@@ -16,8 +16,7 @@ from specqd.engine.updates import Update
 from specqd.openai.requests import ChatRequest, CompletionRequest, Prepared
 from specqd.openai.tool_reader import Piece, ToolReader
 from specqd.text.channels import ChannelReader
-from specqd.text.token_spelling import Places, bytes_of, spelled
-from specqd.text.token_texts import TokenTexts
+from specqd.text.token_texts import Places, TokenTexts, bytes_of, spelled
 from specqd.text.tokenizer import Tokenizer
 
 _LEAST_LOGPROB = -9999.0  # OpenAI's value for minus infinity, which JSON lacks

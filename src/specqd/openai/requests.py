@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from specqd.config.fields import Fields, token_ids
 from specqd.engine.generation import GenerationRequest, MakeGrammar
 from specqd.errors import FieldError, shown
 from specqd.openai import tools as openai_tools
-from specqd.openai.body_fields import BodyFields, token_ids
 from specqd.openai.tool_calls import CallForm, ToolUse, call_form
 from specqd.sampling import Defaults, SamplingParams
 from specqd.text.channels import has_channels
@@ -178,7 +178,7 @@ class Prepared:
 
 def completion_request(body: object) -> CompletionRequest:
     """The request in a body of /v1/completions; raises FieldError."""
-    fields = BodyFields.of(body, _COMPLETION)
+    fields = Fields.of(body, _COMPLETION)
     logprobs = fields.whole("logprobs", 0, MOST_LOGPROBS)
     has_echo = fields.flag("echo")
     most = _most_tokens(fields, 0 if has_echo else 1)
@@ -196,7 +196,7 @@ def completion_request(body: object) -> CompletionRequest:
 
 def chat_request(body: object) -> ChatRequest:
     """The request in a body of /v1/chat/completions; raises FieldError."""
-    fields = BodyFields.of(body, _CHAT)
+    fields = Fields.of(body, _CHAT)
     completion, most = fields.whole("max_completion_tokens", 1, _MOST_INT32), _most_tokens(fields)
     if completion is not None and most is not None:
         raise FieldError("max_tokens", "max_completion_tokens means the same; give one of them")
@@ -224,11 +224,11 @@ def chat_request(body: object) -> ChatRequest:
     )
 
 
-def _most_tokens(fields: BodyFields, least: int = 1) -> int | None:
+def _most_tokens(fields: Fields, least: int = 1) -> int | None:
     return fields.whole("max_tokens", least, _MOST_INT32)
 
 
-def _params(fields: BodyFields, most: int | None, logprobs: int | None) -> SamplingParams:
+def _params(fields: Fields, most: int | None, logprobs: int | None) -> SamplingParams:
     sampling: dict[str, Any] = {
         name: fields.values[name] for name in _SAMPLING if name in fields.values
     }
@@ -251,7 +251,7 @@ def _params(fields: BodyFields, most: int | None, logprobs: int | None) -> Sampl
     return params
 
 
-def _options(fields: BodyFields, most: int | None) -> Options:
+def _options(fields: Fields, most: int | None) -> Options:
     for name in _WITHOUT_EFFECT:
         fields.text(name)
     fields.object("metadata")
@@ -283,7 +283,7 @@ def _options(fields: BodyFields, most: int | None) -> Options:
     )
 
 
-def _usage_options(fields: BodyFields) -> tuple[bool, bool]:
+def _usage_options(fields: Fields) -> tuple[bool, bool]:
     """Whether a stream ends with its usage, and whether each chunk has that so far."""
     options = fields.nested(
         "stream_options", ("include_usage", "continuous_usage_stats", "include_obfuscation")
@@ -299,7 +299,7 @@ def _usage_options(fields: BodyFields) -> tuple[bool, bool]:
     return at_end, is_running
 
 
-def _schema(fields: BodyFields) -> dict[str, Any] | None:
+def _schema(fields: Fields) -> dict[str, Any] | None:
     """The schema of response_format; every schema is enforced, with `strict` or without."""
     form = fields.nested("response_format", ("type", "json_schema"))
     if form is None:
@@ -322,7 +322,7 @@ def _schema(fields: BodyFields) -> dict[str, Any] | None:
     return schema
 
 
-def _prompts(fields: BodyFields) -> tuple[str | tuple[int, ...], ...]:
+def _prompts(fields: Fields) -> tuple[str | tuple[int, ...], ...]:
     """A text, a list of texts, a list of token ids or a list of such lists."""
     prompt = fields.get("prompt")
     if isinstance(prompt, str):
@@ -339,7 +339,7 @@ def _prompts(fields: BodyFields) -> tuple[str | tuple[int, ...], ...]:
     )
 
 
-def messages_of(fields: BodyFields) -> tuple[Message, ...]:
+def messages_of(fields: Fields) -> tuple[Message, ...]:
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise fields.wrong("messages", "a list of at least one message")
@@ -369,14 +369,14 @@ def _part(name: str, part: object) -> str:
     if not isinstance(part, Mapping) or part.get("type") != "text":
         kind = part.get("type") if isinstance(part, Mapping) else part
         raise FieldError(name, f'is {shown(kind)}; only {{"type": "text", "text": ...}} is read')
-    fields = BodyFields.of(part, ("type", "text"), name)
+    fields = Fields.of(part, ("type", "text"), name)
     text = fields.text("text")
     if text is None:
         raise fields.wrong("text", "a text")
     return text
 
 
-def _biases(fields: BodyFields) -> dict[int, Any]:
+def _biases(fields: Fields) -> dict[int, Any]:
     """The ids are JSON's keys, so they are strings of decimal digits."""
     given = fields.object("logit_bias") or {}
     if len(given) > MOST_BIASES:
@@ -387,7 +387,7 @@ def _biases(fields: BodyFields) -> dict[int, Any]:
     return {int(token): bias for token, bias in given.items() if bias is not None}
 
 
-def _stops(fields: BodyFields) -> tuple[str, ...]:
+def _stops(fields: Fields) -> tuple[str, ...]:
     given = fields.values.get("stop", [])
     stops = [given] if isinstance(given, str) else given
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):

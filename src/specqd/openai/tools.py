@@ -5,8 +5,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specqd.config.fields import Fields
 from specqd.errors import FieldError, shown
-from specqd.openai.body_fields import BodyFields
 from specqd.openai.tool_calls import NO_PARAMETERS, Tool, ToolUse
 
 FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
@@ -20,7 +20,7 @@ _FORMS = (
 )
 
 
-def tool_use(fields: BodyFields) -> ToolUse | None:
+def tool_use(fields: Fields) -> ToolUse | None:
     """The tools that the text may or must call; None: no tools. The prompt then lists none, so
     that the model has no reason to call one."""
     given = fields.get("tools")
@@ -46,8 +46,8 @@ def tool_use(fields: BodyFields) -> ToolUse | None:
     return ToolUse(tools, must_call=choice == "required", is_parallel=is_parallel)
 
 
-def _function(name: str, tool: object) -> BodyFields:
-    fields = BodyFields.of(tool, ("type", "function"), name)
+def _function(name: str, tool: object) -> Fields:
+    fields = Fields.of(tool, ("type", "function"), name)
     function = fields.nested("function", ("name", "description", "parameters", "strict"))
     if fields.get("type") != "function" or function is None:
         raise FieldError(name, 'a tool {"type": "function", "function": {...}} is needed')
@@ -70,7 +70,7 @@ def _tool(name: str, tool: object) -> Tool:
     )
 
 
-def _chosen(fields: BodyFields, tools: tuple[Tool, ...], is_parallel: bool) -> ToolUse:
+def _chosen(fields: Fields, tools: tuple[Tool, ...], is_parallel: bool) -> ToolUse:
     """A tool_choice that names one function, or that allows several."""
     choice = fields.nested("tool_choice", ("type", "function", "allowed_tools"))
     assert choice is not None
@@ -88,7 +88,7 @@ def _chosen(fields: BodyFields, tools: tuple[Tool, ...], is_parallel: bool) -> T
     return ToolUse(tools, _allowed(allowed, names), must_call=must_call, is_parallel=is_parallel)
 
 
-def _allowed(fields: BodyFields, names: Sequence[str]) -> frozenset[str]:
+def _allowed(fields: Fields, names: Sequence[str]) -> frozenset[str]:
     """The names in a list of tools; clients may repeat the descriptions."""
     given = fields.get("tools")
     if not isinstance(given, list) or not 0 < len(given) <= MOST_TOOLS:
@@ -99,7 +99,7 @@ def _allowed(fields: BodyFields, names: Sequence[str]) -> frozenset[str]:
     )
 
 
-def _name_in(function: BodyFields, names: Sequence[str]) -> str:
+def _name_in(function: Fields, names: Sequence[str]) -> str:
     named = function.text("name")
     if named is None or named not in names:
         raise function.wrong("name", "the name of one of the tools")

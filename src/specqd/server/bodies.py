@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from specqd.config.fields import Fields
 from specqd.errors import FieldError
-from specqd.openai.body_fields import BodyFields
 from specqd.openai.requests import messages_of
 from specqd.server.problems import refused
 from specqd.text.tokenizer import Tokenizer
@@ -43,7 +43,7 @@ class DetokenizeRequest:
 
 def tokenize_request(body: object) -> TokenizeRequest:
     known = ("model", "prompt", "messages", "add_special_tokens", "add_generation_prompt")
-    fields = BodyFields.of(body, known)
+    fields = Fields.of(body, known)
     prompt, has_messages = fields.text("prompt"), fields.get("messages") is not None
     if (prompt is None) != has_messages:
         raise FieldError("prompt", "give a prompt or messages, and not both")
@@ -56,7 +56,7 @@ def tokenize_request(body: object) -> TokenizeRequest:
 
 
 def detokenize_request(body: object, vocabulary: int) -> DetokenizeRequest:
-    fields = BodyFields.of(body, ("model", "tokens"))
+    fields = Fields.of(body, ("model", "tokens"))
     if fields.get("tokens") is None:
         raise fields.wrong("tokens", "a list of token ids")
     tokens = fields.token_ids("tokens")
