@@ -20,8 +20,7 @@ void bind_policy(nb::module_& m) {
       .def(nb::init<>())
       .def("begin", &RowCosts::begin, "measured"_a, "Starts from seconds by rows.")
       .def("add", &RowCosts::add, "rows"_a, "seconds"_a)
-      .def("seconds", &RowCosts::seconds, "rows"_a, "Estimated; 0 where nothing was measured yet.")
-      .def("price", &RowCosts::price, "rows"_a, "The same along the lower convex hull.");
+      .def("seconds", &RowCosts::seconds, "rows"_a, "Estimated; 0 where nothing was measured yet.");
   nb::class_<TokenRate>(m, "TokenRate", "Tokens a second of a level, over its recent rounds.")
       .def(nb::init<>())
       .def("add", &TokenRate::add, "tokens"_a, "seconds"_a)

@@ -123,32 +123,10 @@ double RowCosts::seconds(double rows) const {
   return at_knots_[at] + parts_[at + 1] * (rows - kKnotRows[at]);
 }
 
-double RowCosts::price(double rows) const {
-  if (rows <= 1.0) return prices_[0];
-  const size_t at = knots_within(rows) - 1;
-  const double beyond = rows - kKnotRows[at];
-  if (at + 1 == kKnots) return prices_[at] + parts_[kKnots] * beyond;
-  return prices_[at] +
-         (prices_[at + 1] - prices_[at]) * beyond / (kKnotRows[at + 1] - kKnotRows[at]);
-}
-
-// Fills the tables by knot: seconds, and their lower convex hull.
 void RowCosts::sum() {
   at_knots_[0] = parts_[0];
   for (size_t i = 1; i < kKnots; ++i)
     at_knots_[i] = at_knots_[i - 1] + parts_[i] * (kKnotRows[i] - kKnotRows[i - 1]);
-  prices_ = at_knots_;
-  const auto slope = [this](size_t from, size_t to) {
-    return (at_knots_[to] - at_knots_[from]) / (kKnotRows[to] - kKnotRows[from]);
-  };
-  for (size_t from = 0; from + 1 < kKnots;) {
-    size_t to = from + 1;  // of the hull's next edge: the flattest way on
-    for (size_t i = to + 1; i < kKnots; ++i)
-      if (slope(from, i) <= slope(from, to)) to = i;
-    for (size_t i = from + 1; i < to; ++i)
-      prices_[i] = at_knots_[from] + slope(from, to) * (kKnotRows[i] - kKnotRows[from]);
-    from = to;
-  }
 }
 
 void BatchCosts::begin(const MeasuredCosts& measured) {

@@ -43,9 +43,6 @@ class RowCosts {
   void add(int64_t rows, double seconds);
   // Estimated; 0 where nothing was measured yet.
   double seconds(double rows) const;
-  // The same along the lower convex hull from one row on: what a further row is charged. Prices
-  // never fall, so where one more token does not pay, no longer proposal does.
-  double price(double rows) const;
 
  private:
   static constexpr size_t kKnots = 12, kParts = 1 + kKnots;
@@ -57,9 +54,9 @@ class RowCosts {
   void sum();
 
   // The first part is seconds of one row; then seconds a row from each knot to the next.
-  std::array<double, kParts> parts_{}, variances_;    // a variance is of a share of its part
-  std::array<int64_t, kParts> seen_{};                // the count at which it was as it says
-  std::array<double, kKnots> at_knots_{}, prices_{};  // seconds at each knot
+  std::array<double, kParts> parts_{}, variances_;  // a variance is of a share of its part
+  std::array<int64_t, kParts> seen_{};              // the count at which it was as it says
+  std::array<double, kKnots> at_knots_{};           // seconds at each knot
   int64_t count_ = 0;
   // Samples of the same number of rows, one after the other.
   int64_t run_rows_ = 0;

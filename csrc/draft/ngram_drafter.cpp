@@ -114,8 +114,8 @@ void NgramDrafter::learn(const Sequence& sequence, const Withheld& withheld,
         .observe(withheld.confidence, next[at] == withheld.tokens[at]);
 }
 
-// Takes the tokens of all sequences together, the most valuable first, while each is worth its
-// row: proposing costs nothing, and the price of a row depends on all rows that are added.
+// Takes the tokens of all sequences together, the most valuable first, up to the number that saves
+// most: proposing costs nothing, and what a row costs depends on all rows that are added.
 void NgramDrafter::choose_counts(std::span<const DraftRequest> requests,
                                  std::span<Candidate> candidates) {
   struct Token {
@@ -139,14 +139,22 @@ void NgramDrafter::choose_counts(std::span<const DraftRequest> requests,
   DraftRequest all = requests.front();
   all.rows = std::lround(rows);
   const auto sharing = static_cast<double>(all.sharing);
-  double paid = 0.0, added = 0.0;
-  for (const auto& [value, sequence] : tokens) {
-    const double total = sharing * all.added_seconds((added + 1.0) / sharing);
-    if (value <= kCaution * (total - paid)) break;  // prices rise: no later token pays either
-    candidates[sequence].value += value - (total - paid);
-    ++candidates[sequence].count;
-    paid = total;
-    ++added;
+  const auto cost = [&](size_t count) {
+    return sharing * all.added_seconds(static_cast<double>(count) / sharing);
+  };
+  double saved = 0.0, most = 0.0;
+  size_t best = 0;
+  for (size_t count = 1; count <= tokens.size(); ++count) {
+    saved += tokens[count - 1].value;
+    if (const double net = saved - kCaution * cost(count); net > most) {
+      best = count;
+      most = net;
+    }
+  }
+  for (size_t i = 0; i < best; ++i) {
+    Candidate& candidate = candidates[tokens[i].sequence];
+    candidate.value += tokens[i].value - cost(best) / static_cast<double>(best);
+    ++candidate.count;
   }
 }
 

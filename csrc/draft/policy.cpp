@@ -8,6 +8,7 @@ namespace specqd {
 namespace {
 
 constexpr double kFirstBudget = 4.0;   // forwards of one sequence that probes may cost at first
+constexpr int kMostRoundsAhead = 16;   // that are weighed together
 constexpr double kLongestRound = 1.0;  // seconds of the verifier's that count for probes
 
 }  // namespace
@@ -67,16 +68,14 @@ void DraftPolicy::charge(std::span<Draft* const> drafts, double seconds) {
 
 std::vector<Draft*> DraftPolicy::select(std::span<Draft* const> drafts) {
   std::vector<Draft*> all(drafts.begin(), drafts.end()), going;
-  double value = 0.0;
+  const double share = round_seconds(all.size()) / static_cast<double>(all.size());
+  double value = 0.0;  // without the cost of the next round, which is that of fewer drafts
   for (Draft* draft : all) {
-    const DraftRequest& request = draft->request;
-    if (request.token_value_s == kAlwaysDraft) return all;
-    const auto at = static_cast<double>(draft->count());
-    const double follows = acceptance(*request.sequence).next.probability(draft->confidence);
-    const double round = round_value(request, at, draft->proposal.reached, follows);
-    if (round <= 0.0) continue;
+    if (draft->request.token_value_s == kAlwaysDraft) return all;
+    const double saved = value_of_rest(*draft, share);
+    if (saved <= 0.0) continue;
     going.push_back(draft);
-    value += round;
+    value += saved + share;
   }
   if (!going.empty() && value > round_seconds(going.size())) return going;
   if (!probes_.is_open()) return {};
@@ -86,30 +85,31 @@ std::vector<Draft*> DraftPolicy::select(std::span<Draft* const> drafts) {
 }
 
 double DraftPolicy::proposal_value(const DraftRequest& request, int64_t longest, size_t count) {
-  if (request.token_value_s == kAlwaysDraft) return 0.0;
-  const Calibration& next = acceptance(*request.sequence).next;
-  const double cost = round_seconds(count) / static_cast<double>(count);
-  double follows = next.probability(request.confidence);
-  double value = 0.0, reached = 1.0;
-  for (double at = 0.0; at + made() <= static_cast<double>(longest); at += made()) {
-    const double round = round_value(request, at, reached, follows) - cost;
-    if (round <= 0.0) break;  // and no later one pays: prices rise and chances fall
-    value += round;
-    reached *= std::pow(follows, made());
-    follows = next.mean();  // confidences of later tokens are not known yet
-  }
-  return value;
+  if (request.token_value_s == kAlwaysDraft || longest <= 0) return 0.0;
+  return value_of_rest(Draft(request, longest), round_seconds(count) / static_cast<double>(count));
 }
 
-// Seconds that the tokens of a round from place `at` on save, less what their rows add to
-// verification. `reached` is the chance that the tokens before it are accepted, `follows` the
-// chance that each further one is.
-double DraftPolicy::round_value(const DraftRequest& request, double at, double reached,
-                                double follows) const {
-  const double accepted =
-      follows >= 1.0 ? made() : follows * (1.0 - std::pow(follows, made())) / (1.0 - follows);
-  return reached * request.token_value_s * accepted -
-         (request.added_seconds(at + made()) - request.added_seconds(at));
+// Seconds that the best number of further rounds saves, net of their rows' cost in verification
+// and of `round_share` for each round; at most 0 where none pays. The first row of a verification
+// may cost more than the next, so a round may pay only with those after it.
+double DraftPolicy::value_of_rest(const Draft& draft, double round_share) {
+  const DraftRequest& request = draft.request;
+  const Calibration& next = acceptance(*request.sequence).next;
+  double follows = next.probability(draft.confidence);
+  double reached = draft.proposal.reached, best = -kAlwaysDraft, saved = 0.0;
+  auto at = static_cast<double>(draft.count());
+  const auto longest = static_cast<double>(draft.longest);
+  for (int round = 0; round < kMostRoundsAhead && at < longest; ++round) {
+    const double tokens = std::min(made(), longest - at), all = std::pow(follows, tokens);
+    const double accepted = follows < 1.0 ? follows * (1.0 - all) / (1.0 - follows) : tokens;
+    saved += reached * request.token_value_s * accepted - round_share -
+             (request.added_seconds(at + tokens) - request.added_seconds(at));
+    best = std::max(best, saved);
+    reached *= all;
+    at += tokens;
+    follows = next.mean();  // the confidence in later tokens is not known yet
+  }
+  return best;
 }
 
 double DraftPolicy::round_seconds(size_t count) {

@@ -77,11 +77,11 @@ class DraftPolicy {
   // The drafts for which another round pays: those that gain by it, if together they gain more than
   // it costs. Otherwise none, or all of them as a probe.
   std::vector<Draft*> select(std::span<Draft* const> drafts);
-  // Seconds that a whole proposal is expected to save, in a batch of `count`.
+  // Seconds that a proposal is expected to save, in a batch of `count`.
   double proposal_value(const DraftRequest& request, int64_t longest, size_t count);
 
  private:
-  double round_value(const DraftRequest& request, double at, double reached, double follows) const;
+  double value_of_rest(const Draft& draft, double round_share);
   double round_seconds(size_t count);
   double made() const { return made_.value().value_or(1.0); }
 

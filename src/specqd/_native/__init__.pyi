@@ -236,9 +236,6 @@ class RowCosts:
     def seconds(self, rows: float) -> float:
         """Estimated; 0 where nothing was measured yet."""
 
-    def price(self, rows: float) -> float:
-        """The same along the lower convex hull."""
-
 class TokenRate:
     """Tokens a second of a level, over its recent rounds."""
 
