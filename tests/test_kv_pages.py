@@ -9,10 +9,8 @@ from numpy.typing import NDArray
 
 from specqd import _native
 from specqd.model.model import Machine, Model
+from support.cached_models import PAGE, VOCABULARY, random_tokens
 from support.random_models import Shape, make_model
-
-PAGE = _native.PAGE_POSITIONS
-VOCABULARY = 301
 
 
 @pytest.fixture
@@ -34,8 +32,10 @@ def cache(directory: Path) -> _native.KvCache:
     return open_cache(directory, 24)
 
 
-def random_tokens(rng: random.Random, count: int) -> list[int]:
-    return [rng.randrange(VOCABULARY) for _ in range(count)]
+def publish(cache: _native.KvCache, tokens: list[int]) -> None:
+    slot = cache.create()
+    assert cache.make_writable(slot, 0, 256)
+    cache.publish(slot, tokens)
 
 
 @pytest.mark.parametrize("length", [0, 1, 63, 64, 65, 127, 128, 129, 200])
@@ -43,9 +43,7 @@ def test_only_full_pages_are_offered(
     cache: _native.KvCache, length: int, rng: random.Random
 ) -> None:
     tokens = random_tokens(rng, 400)
-    slot = cache.create()
-    assert cache.make_writable(slot, 0, 256)
-    cache.publish(slot, tokens[:length])
+    publish(cache, tokens[:length])
     taker = cache.create()
     assert cache.attach_prefix(taker, tokens) == length // PAGE * PAGE
 
@@ -55,9 +53,7 @@ def test_a_prefix_hit_leaves_a_token_to_forward(
     cache: _native.KvCache, length: int, rng: random.Random
 ) -> None:
     tokens = random_tokens(rng, 256)
-    slot = cache.create()
-    assert cache.make_writable(slot, 0, 256)
-    cache.publish(slot, tokens)
+    publish(cache, tokens)
     taker = cache.create()
     assert cache.attach_prefix(taker, tokens[:length]) == (length - 1) // PAGE * PAGE
 
@@ -66,9 +62,7 @@ def test_a_hit_ends_at_the_first_page_that_differs(
     cache: _native.KvCache, rng: random.Random
 ) -> None:
     tokens = random_tokens(rng, 256)
-    slot = cache.create()
-    assert cache.make_writable(slot, 0, 256)
-    cache.publish(slot, tokens)
+    publish(cache, tokens)
     for at in (0, 63, 64, 150, 191):
         changed = [*tokens[:at], (tokens[at] + 1) % VOCABULARY, *tokens[at + 1 :]]
         taker = cache.create()

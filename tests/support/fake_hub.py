@@ -7,7 +7,6 @@ import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 
@@ -42,12 +41,7 @@ class FakeHub:
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         assert self._server is not None
         self._server.shutdown()
         self._server.server_close()

@@ -7,6 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from specqd import _native
+from support.writers import bf16_bits
 
 Floats = NDArray[np.float32]
 Bits = NDArray[np.uint16]
@@ -21,12 +22,6 @@ OTHERS = [name for name in _native.kernel_names() if name != "portable"]
 each_isa = pytest.mark.parametrize("isa", _native.kernel_names())
 each_other_isa = pytest.mark.parametrize("isa", OTHERS)
 each_precision = pytest.mark.parametrize("precision", PRECISIONS)
-
-
-def bf16_bits(values: NDArray[Any]) -> Bits:
-    """fp32 values rounded to BF16, nearest even."""
-    bits = values.astype(np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 
 def bf16_values(bits: Bits) -> Floats:

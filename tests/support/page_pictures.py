@@ -1,4 +1,7 @@
-"""The pictures of docs/serving.md: `python tests/page_pictures.py docs`, with the shipped model."""
+"""Makes the pictures of docs/serving.md with the shipped model.
+
+Run `PYTHONPATH=tests python -m support.page_pictures docs`.
+"""
 
 import sys
 from pathlib import Path

@@ -24,6 +24,7 @@ from support.random_families import (
     rope_parameters,
     tensor_sizes,
 )
+from support.writers import bf16_bits, entry, write_safetensors
 
 Tensors = dict[str, NDArray[np.uint16] | NDArray[np.uint8]]
 
@@ -215,12 +216,6 @@ def _peak(rng: np.random.Generator, shape: Shape, weights: dict[str, NDArray[np.
         head[np.roll(cycle, -1)] += pull * embedding[cycle]
 
 
-def bf16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Finite float32 rounded to the nearest BF16, ties to even."""
-    wide = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    return ((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16).astype(np.uint16)
-
-
 def safetensors_header(sizes: Mapping[str, tuple[int, ...]]) -> bytes:
     """What stands before the data in a safetensors file of BF16 tensors and bytes, in order."""
     header: dict[str, Any] = {}
@@ -228,22 +223,11 @@ def safetensors_header(sizes: Mapping[str, tuple[int, ...]]) -> bytes:
     for name, size in sizes.items():
         is_bytes = name.endswith(BYTES)
         end = start + (1 if is_bytes else 2) * math.prod(size)
-        header[name] = {
-            "dtype": "U8" if is_bytes else "BF16",
-            "shape": list(size),
-            "data_offsets": [start, end],
-        }
+        header[name] = entry("U8" if is_bytes else "BF16", size, start, end)
         start = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
-
-
-def write_safetensors(path: Path, tensors: Mapping[str, NDArray[Any]]) -> None:
-    with path.open("wb") as file:
-        file.write(safetensors_header({name: bits.shape for name, bits in tensors.items()}))
-        for bits in tensors.values():
-            file.write(bits.astype(bits.dtype.newbyteorder("<")).tobytes())
 
 
 def read_model(directory: Path) -> tuple[dict[str, Any], Tensors]:
@@ -251,11 +235,11 @@ def read_model(directory: Path) -> tuple[dict[str, Any], Tensors]:
     data = (directory / "model.safetensors").read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     tensors = {}
-    for name, entry in json.loads(data[8:start]).items():
+    for name, described in json.loads(data[8:start]).items():
         if name != "__metadata__":
-            first, last = (start + offset for offset in entry["data_offsets"])
-            kind = "u1" if entry["dtype"] == "U8" else "<u2"
-            tensors[name] = np.frombuffer(data[first:last], kind).reshape(entry["shape"])
+            first, last = (start + offset for offset in described["data_offsets"])
+            kind = "u1" if described["dtype"] == "U8" else "<u2"
+            tensors[name] = np.frombuffer(data[first:last], kind).reshape(described["shape"])
     return json.loads((directory / "config.json").read_text()), tensors
 
 

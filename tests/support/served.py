@@ -1,4 +1,4 @@
-"""A server as users run it, a process of its own on a free port of this machine."""
+"""A server as users run it: a process of its own on a free port of this machine."""
 
 import http.client
 import json
@@ -38,6 +38,14 @@ class Reply:
     @property
     def error(self) -> Any:
         return self.content["error"]
+
+    @property
+    def chunks(self) -> list[Any]:
+        """The JSON of each event of a stream, which must be whole."""
+        *events, done, rest = self.body.decode().split("\n\n")
+        assert (done, rest) == ("data: [DONE]", "")
+        assert all(event.startswith("data: ") for event in events)
+        return [json.loads(event.removeprefix("data: ")) for event in events]
 
 
 @dataclass
@@ -88,7 +96,8 @@ class Served:
 @contextmanager
 def serving(*arguments: str, key: str | None = None) -> Iterator[Served]:
     """Runs `specqd serve`; ends it by SIGTERM. Skips the test where the server is not installed."""
-    pytest.importorskip("uvicorn", reason="needs specqd[serve]")
+    for name in ("fastapi", "uvicorn", "prometheus_client"):
+        pytest.importorskip(name, reason="needs specqd[serve]")
     environment = {name: value for name, value in os.environ.items() if name != "SPECQD_API_KEY"}
     if key is not None:
         environment["SPECQD_API_KEY"] = key

@@ -10,7 +10,6 @@ import subprocess
 import termios
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Self
 
 ENTER, CTRL_C, CTRL_D, CTRL_J, CTRL_Z, UP = "\r", "\x03", "\x04", "\n", "\x1a", "\x1b[A"
@@ -42,12 +41,7 @@ class TerminalSession:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()

@@ -22,7 +22,7 @@ _DTYPES = {
 
 
 def bf16_bits(values: NDArray[np.floating[Any]]) -> NDArray[np.uint16]:
-    """`values` rounded to nearest even as BF16 bits (finite values only)."""
+    """Values rounded to the nearest BF16, ties to even; NaN is not handled."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     rounded = bits + 0x7FFF + ((bits >> 16) & 1)
     return (rounded >> 16).astype(np.uint16)
@@ -42,11 +42,7 @@ def write_safetensors(
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
     offset = 0
     for name, array in tensors.items():
-        header[name] = {
-            "dtype": _DTYPES[array.dtype],
-            "shape": list(array.shape),
-            "data_offsets": [offset, offset + array.nbytes],
-        }
+        header[name] = entry(_DTYPES[array.dtype], array.shape, offset, offset + array.nbytes)
         offset += array.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8 if padding is None else padding)
