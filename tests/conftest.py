@@ -1,4 +1,4 @@
-"""Shared fixtures: the seed of this run, and the models that tests decode with."""
+"""Shared fixtures: the seed of this run, commands in this process, and models."""
 
 import shutil
 from pathlib import Path

@@ -51,11 +51,6 @@ def test_a_missing_directory_is_named(tmp_path: Path, refuse: Refuse) -> None:
     assert "no such directory" in refuse("inspect", missing)
 
 
-def test_missing_weights_are_named(model: Path, refused: Refuse) -> None:
-    (model / WEIGHTS).unlink()
-    assert f"{model / WEIGHTS}: is missing" in refused()
-
-
 def test_a_truncated_file_is_to_be_fetched_again(model: Path, refused: Refuse) -> None:
     path = model / WEIGHTS
     os.truncate(path, path.stat().st_size - 100)
@@ -85,28 +80,12 @@ def test_an_unknown_model_type_is_refused_with_those_known(model: Path, refused:
     assert "known: llama" in problem
 
 
-def test_a_config_that_is_not_json_is_refused(model: Path, refused: Refuse) -> None:
-    (model / "config.json").write_text("{")
-    assert f"{model / 'config.json'}: is not valid JSON" in refused()
-
-
-def test_a_file_in_place_of_a_directory_is_refused(model: Path, refuse: Refuse) -> None:
-    problem = refuse("generate", model / WEIGHTS, "-p", "x")
-    assert str(model / WEIGHTS) in problem
-    assert "is a file" in problem
-
-
 def test_a_prompt_longer_than_the_context_is_refused(model: Path, refuse: Refuse) -> None:
     problem = refuse("generate", model, "-p", "xy" * 300)
     assert "tokens" in problem
     assert "context" in problem
     assert "64" in problem
     assert "shorten the prompt" in problem
-
-
-def test_a_prompt_that_fills_the_context_is_refused(model: Path, refused: Refuse) -> None:
-    edit(model / "config.json", max_position_embeddings=1)
-    assert "and the context has 1; shorten the prompt" in refused("-p", "a")
 
 
 def test_an_empty_prompt_is_refused(model: Path, refuse: Refuse) -> None:

@@ -1,4 +1,4 @@
-"""Models, texts and drafts for tests of the cache, and a tenant that leaves NaN behind."""
+"""Models, sequences and drafts for tests of the cache, and free pages full of NaN."""
 
 import random
 from collections.abc import Sequence as SequenceOf
@@ -32,7 +32,7 @@ def sequence(tokens: SequenceOf[int]) -> Sequence:
 
 
 def advance(level: Level, text: Sequence, count: int) -> list[int]:
-    """`count` new tokens, and those that came with the last of them."""
+    """At least `count` new tokens, up to the end of a round."""
     begun = len(text.tokens)
     while (made := len(text.tokens) - begun) < count:
         [step] = level.advance([DraftRequest(text, count - made)])
@@ -47,7 +47,7 @@ def logits(model: Model, slot: int, tokens: list[int], start: int = 0) -> NDArra
 
 
 def poison_free_pages(cache: _native.KvCache) -> None:
-    """Fills every page that nobody holds with NaN, as a tenant before might have."""
+    """Fills every free page with NaN, as an earlier sequence might have."""
     slot = cache.create()
     pages = cache.free_pages
     assert cache.make_writable(slot, 0, pages * PAGE)
@@ -57,7 +57,7 @@ def poison_free_pages(cache: _native.KvCache) -> None:
 
 
 class Guessing(FakeDrafter):
-    """Proposes any tokens at all."""
+    """Proposes random tokens."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng

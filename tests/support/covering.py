@@ -1,4 +1,4 @@
-"""Covering arrays: few combinations of many factors' values that hold every pair of them."""
+"""Covering arrays: few combinations of factors' values that hold every pair of values."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations, product
@@ -10,7 +10,7 @@ Pair = tuple[tuple[str, Any], tuple[str, Any]]  # (factor, value) twice, in the 
 def covering_array(
     factors: Mapping[str, Sequence[Any]], is_allowed: Callable[[Pair], bool]
 ) -> list[dict[str, Any]]:
-    """Rows that together hold each allowed pair of values of two factors; the same every time.
+    """Rows that together hold each allowed pair of values of two factors; deterministic.
 
     A row starts from the first pair still missing; each other factor then takes the value that
     adds most missing pairs (the rarest so far, where several do).
@@ -49,7 +49,7 @@ def _pairs_of(factors: Mapping[str, Sequence[Any]]) -> Iterator[Pair]:
 def _new_pairs(
     factors: Mapping[str, Sequence[Any]], row: Mapping[str, Any], name: str, value: Any
 ) -> list[Pair]:
-    """The pairs that `name=value` makes with what the row holds, in the factors' order."""
+    """The pairs of `name=value` with the row's values, in the factors' order."""
     order = list(factors)
     added = (name, value)
     return [

@@ -1,7 +1,7 @@
-"""The exactness harness: the same requests decoded in many ways, and what each token came from.
+"""The exactness harness: the same requests decoded in many ways, with digests of all bits.
 
-A cell of the covering array names one way. Whatever the way, a request's emissions must have the
-bits of its reference: plain decoding, alone, by one thread, its prompt in one forward.
+A cell of the covering array names one way. In every way a request's emissions must have the bits
+of its reference: plain decoding, alone, by one thread, its prompt in one forward.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ SAMPLINGS: Mapping[str, Mapping[str, float]] = {
     },
 }
 FEEDINGS = ("whole", "parts", "adopted")  # how a prompt gets into the cache
-CORPUS = Path(__file__)  # what prompts are cut from
+CORPUS = Path(__file__)  # the source of prompts
 SLOW_ISAS = ("portable", "amx_emulated")  # for small models only
 PART_SIZES = (1, 7, 33, 2, 64, 20)  # rows of one sequence in one forward, when fed in parts
 
@@ -69,7 +69,7 @@ class Cell:
 
 
 def isas() -> list[str]:
-    """What this machine runs, the slowest first, and AMX by emulation where that works."""
+    """The machine's instruction sets, slowest first, and emulated AMX where available."""
     return list(_native.kernel_names())
 
 
@@ -78,7 +78,7 @@ def isas() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt, what is asked of it, and how it behaves in a batch."""
+    """A prompt with its parameters, and its behaviour in a batch."""
 
     prompt: tuple[int, ...]
     new_tokens: int
@@ -106,7 +106,7 @@ class Subject:
     directory: Path
     new_tokens: int
     context: int
-    is_small: bool  # enough for portable code
+    is_small: bool  # small enough for portable code
     small: Path | None = None  # a smaller model of the same tokens
 
     def requests(self, rng: np.random.Generator) -> tuple[dict[str, Request], list[Request]]:
@@ -183,20 +183,20 @@ def random_subject(name: str, directory: Path, seed: int) -> Subject:
 
 
 def trained_subjects(shared_models: Path) -> list[Subject]:
-    """The trained models that are here: small ones for tests, and the one that ships."""
+    """The trained models that are present: small ones for tests, and the one that ships."""
     stories, python = shared_models / "stories260k", shared_models / "pycode-3m"
     subjects = [
         Subject("stories260k", stories, 200, 512, is_small=True),
         Subject("tiny1m", shared_models / "tiny1m", 120, 256, is_small=True, small=stories),
     ]
     subjects = [subject for subject in subjects if subject.directory.is_dir()]
-    with suppress(HubError):  # without it, a test says so
+    with suppress(HubError):  # another test reports its absence
         subjects.append(Subject("shipped", shipped_model(), 64, 512, is_small=False, small=python))
     return subjects
 
 
 def with_small(subject: Subject, directory: Path) -> Subject:
-    """The subject with a small model that is here: if need be, half of its own layers."""
+    """The subject with a small model: one that is present, or else half of its own layers."""
     if subject.small is not None and subject.small.is_dir():
         return subject
     layers = read_config(subject.directory).num_layers // 2
@@ -217,7 +217,7 @@ class Emission:
 
 @dataclass(slots=True)
 class Trace:
-    """All that must not depend on the way: emissions, and the cache's full pages at the end."""
+    """The bits that must be equal: emissions, and the cache's full pages at the end."""
 
     emissions: list[Emission] = field(default_factory=list)
     pages: list[bytes | None] = field(default_factory=list)  # None: freed behind a window
@@ -225,7 +225,7 @@ class Trace:
 
 @dataclass(slots=True)
 class Drafted:
-    """What verification said of proposals: how many it cut, and how many it took whole."""
+    """Counts of verified proposals: those cut, tokens accepted, and those accepted whole."""
 
     rejected: int = 0
     accepted_tokens: int = 0
@@ -238,7 +238,7 @@ class Drafted:
 
 
 def open_model(subject: Subject, isa: str, threads: int, max_rows: int = MAX_ROWS) -> Model:
-    """The subject on named kernels, those included that a user cannot choose."""
+    """The subject on named kernels, also on those that a user cannot choose."""
     machine = Machine(_native.Pool(threads), isa)
     positions = 8 * 1024
     return Model.open(
@@ -247,7 +247,7 @@ def open_model(subject: Subject, isa: str, threads: int, max_rows: int = MAX_ROW
 
 
 class Decoding:
-    """A batch of requests on their way through one level."""
+    """A batch of requests decoded by one level."""
 
     def __init__(self, level: Level, requests: Sequence[Request], feeding: str = "whole") -> None:
         self.level = level
@@ -303,7 +303,7 @@ class Decoding:
 
 
 def feed(model: Model, text: Text, feeding: str) -> None:
-    """Puts some of a new text's prompt into the cache, before its level reads the rest."""
+    """Prefills part of a new sequence's prompt; its level prefills the rest."""
     if feeding == "parts":
         context, start = model.context(text), 0
         sizes = cycle(PART_SIZES)
@@ -326,7 +326,7 @@ def read_logits(model: Model) -> NDArray[np.float32]:
 
 
 def page_digests(model: Model, text: Text) -> list[bytes | None]:
-    """Digests of the keys and values in the pages that the text's cached tokens fill."""
+    """Digests of keys and values in the pages that the sequence fills."""
     context, cache = model.context(text), model.cache
     return [
         digest(cache.page_bits(context.slot, page)) if cache.has_page(context.slot, page) else None
@@ -352,11 +352,9 @@ def position_of_words(model: Model) -> NDArray[np.int64]:
 
 
 class KeepsDraftedCache:
-    """A model that is broken on purpose: verification leaves the draft's keys and values in the
-    cache.
+    """A model that is wrong on purpose: verification keeps the draft's keys and values.
 
-    Verification forwards its rows as ever and its logits are right; only then are the words of the
-    positions that the draft had written put back.
+    Its logits are right. After each forward it restores the words that the draft had written.
     """
 
     def __init__(self, model: Model) -> None:
@@ -385,7 +383,7 @@ class KeepsDraftedCache:
 
 
 def difference(expected: Trace, found: Trace) -> str | None:
-    """Where two traces first differ, in words; None where all bits are equal."""
+    """A description of the first difference of two traces; None if all bits are equal."""
     for at, (want, got) in enumerate(zip(expected.emissions, found.emissions, strict=False)):
         if want != got:
             parts = [

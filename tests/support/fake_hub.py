@@ -1,4 +1,4 @@
-"""A Hugging Face Hub on this machine, as far as downloads need one. Knows nothing of the client."""
+"""A Hugging Face Hub on this machine that serves downloads. Knows nothing of the client."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client asked for."""
+    """A client's request."""
 
     method: str
     path: str
@@ -25,7 +25,7 @@ class FakeHub:
     """Serves directories as repositories; `main` and every commit are revisions."""
 
     repositories: dict[str, Path] = field(default_factory=dict)
-    private: dict[str, str] = field(default_factory=dict)  # repositories that ask for a token
+    private: dict[str, str] = field(default_factory=dict)  # repository -> the token that it needs
     gated: set[str] = field(default_factory=set)
     cuts: dict[str, list[int]] = field(default_factory=dict)  # by file: bytes before each hang-up
     requests: list[Request] = field(default_factory=list)
@@ -52,7 +52,7 @@ class FakeHub:
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def fetched(self) -> set[str]:
-        """Names of the files whose content was asked for."""
+        """Names of the files whose content was requested."""
         paths = (r.path for r in self.requests if r.method == "GET" and "/resolve/" in r.path)
         return {path.split("/resolve/")[1].split("/", 1)[1] for path in paths}
 

@@ -1,4 +1,4 @@
-"""A small peaked model of every family that is more than Llama's equal, each with its traits."""
+"""A small peaked model of every family that differs from Llama, with the family's traits."""
 
 from collections.abc import Mapping
 

@@ -1,5 +1,7 @@
-"""Writes GGUF files for tests, as llama.cpp's converter makes them of Hugging Face directories, or
-hostile. Knows nothing of the reader."""
+"""Writes GGUF files for tests: hostile ones, and those of llama.cpp's converter for a directory.
+
+Knows nothing of the reader.
+"""
 
 import json
 import struct
@@ -30,7 +32,7 @@ _LAYER = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-_AROUND = {  # of Gemma; Olmo 2 has those behind alone
+_AROUND = {  # Gemma's norms; Olmo 2 has only the two post norms
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
@@ -62,7 +64,7 @@ _MODEL = {
 def write_gguf(
     path: Path, metadata: Metadata, tensors: Mapping[str, NDArray[Any]], *, alignment: int = 32
 ) -> Path:
-    """Python's values become strings, bools, uint32, float32 and arrays of them."""
+    """Python values become strings, bools, uint32, float32 and arrays of them."""
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
     head += b"".join(string(key) + typed(value) for key, value in metadata.items())
     offset, body = 0, b""
@@ -104,9 +106,11 @@ def _value(value: Any) -> tuple[int, bytes]:
 
 
 def convert(directory: Path, path: Path, kind: str, **more: Any) -> Path:
-    """A Hugging Face directory as a GGUF file of kind BF16, F16 or F32; vectors stay F32, as
-    llama.cpp keeps them, and those of Gemma's norms are 1 + w. `more` metadata may replace what is
-    derived (dots spelled __)."""
+    """A Hugging Face directory as a GGUF file of kind BF16, F16 or F32.
+
+    As in llama.cpp, vectors are F32 and Gemma's norms are 1 + w. `more` metadata replaces derived
+    metadata (dots spelled __).
+    """
     config, tensors = read_model(directory)
     metadata = model_metadata(config) | tokenizer_metadata(directory)
     metadata |= {key.replace("__", "."): value for key, value in more.items()}
@@ -163,7 +167,7 @@ def model_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tokenizer_metadata(directory: Path) -> dict[str, Any]:
-    """Of a tokenizer.json: byte-level BPE, or sentencepiece's BPE whose ids follow its merges."""
+    """Metadata of a tokenizer.json: byte-level BPE, or BPE pieces with ids in merge order."""
     file = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
     settings = json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8"))
     vocabulary = sorted(file["model"]["vocab"].items(), key=lambda item: item[1])

@@ -1,4 +1,4 @@
-"""Weights and inputs of all kinds for tests of the kernels, and what equal bits are."""
+"""Weights and inputs of all kinds for tests of kernels, and comparison of bits."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def tiled(matrix: NDArray[Any]) -> NDArray[Any]:
 
 
 def assert_same_bits(actual: NDArray[Any], expected: NDArray[Any]) -> None:
-    """Equal bits; a NaN equals a NaN, as its payload is not arithmetic."""
+    """Equal bits; any NaN equals any NaN, because payloads are not defined."""
     assert actual.shape == expected.shape
     if actual.dtype == np.float32:
         both_nan = np.isnan(actual) & np.isnan(expected)

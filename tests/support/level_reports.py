@@ -1,4 +1,4 @@
-"""Reports of levels that did only what is said."""
+"""Level reports with given numbers; all others are zero."""
 
 from specqd.engine.reports import LevelReport
 

@@ -1,7 +1,7 @@
-"""What the token at a position is, defined in NumPy: every token's noise and score, all sorted.
+"""The token at a position, defined in NumPy: the noise and score of every token, all sorted.
 
-Only where it must sum (top-p) may the native code differ, and then by no more than the rounding of
-its exponentials: a case whose boundary is that close is not compared.
+Native code may differ only at the boundary of top-p, by the rounding of its exponentials. A case
+with a boundary that close is not compared.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""What sets the families apart: config.json's entries, and tensors by name. Knows no readers.
+"""The differences between families: entries of config.json, and tensors by name. Knows no readers.
 
 Written from the models' definitions, for random models of any shape.
 """
@@ -44,7 +44,7 @@ BYTES = ("_blocks", "_scales")  # tensors of MXFP4
 LAYER_NORMED = ("starcoder2", "gpt_neox", "stablelm")
 ZERO_CENTRED = ("gemma2", "gemma3_text")  # norms multiply by 1 + weight
 
-# Modules by what they are, where a family calls them otherwise than Llama does.
+# Llama's names of modules -> the family's, where they differ.
 _NEOX = {
     "model.embed_tokens": "gpt_neox.embed_in",
     "model.norm": "gpt_neox.final_layer_norm",
@@ -67,7 +67,7 @@ def module_name(shape: "Shape", name: str) -> str:
 
 
 def family_config(shape: "Shape") -> Mapping[str, Any]:
-    """The entries of config.json that are the family's own, `shape.extra` among them."""
+    """The family's own entries of config.json, including `shape.extra`."""
     biases = {"attention_bias": shape.has_biases}
     match shape.model_type:
         case "llama" | "granite" | "smollm3":
@@ -109,7 +109,7 @@ def family_config(shape: "Shape") -> Mapping[str, Any]:
 
 
 def rope_parameters(shape: "Shape", rope: Mapping[str, Any]) -> Mapping[str, Any]:
-    """As transformers 5 spells what `rope` holds."""
+    """The entries of `rope` in the spelling of transformers 5."""
     if shape.model_type == "gemma3_text":
         local = {"rope_type": "default", "rope_theta": 500.0}
         return {"full_attention": rope, "sliding_attention": local}

@@ -53,10 +53,10 @@ ROPE_SCALINGS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a random model looks like.
+    """The shape of a random model.
 
-    `peaked` models choose their tokens by wide margins: greedy choices of an fp4 precision agree
-    with those of the BF16 one at some 40 to 95 % of positions, at temperature 0.8 too.
+    `peaked` models choose their tokens by wide margins: the choices of fp4 agree with those of BF16
+    at about 40 to 95 % of positions, greedily and at temperature 0.8.
     """
 
     model_type: ModelType = "llama"
@@ -91,7 +91,7 @@ def make_model(directory: Path, shape: Shape, seed: int) -> Path:
 
 
 def make_escaping_model(directory: Path, seed: int) -> Path:
-    """A model that says nothing but ESC: its head is zero, so that token 0 wins every tie."""
+    """A model that generates only ESC: its head is zero, so token 0 wins every tie."""
     shape = Shape(layers=1, context=1 << 17)
     make_model(directory, shape, seed)
     tensors = make_tensors(shape, seed)
@@ -106,8 +106,7 @@ def make_escaping_model(directory: Path, seed: int) -> Path:
 
 
 def shorten_model(directory: Path, model: Path, layers: int) -> Path:
-    """Write the first `layers` layers of a model between its embedding and its head: a smaller one
-    that often agrees with it."""
+    """Write a model of the first `layers` layers with embedding and head, which often agrees."""
     shutil.copytree(model, directory, ignore=shutil.ignore_patterns("*.safetensors"))
     config, tensors = read_model(model)
     per_layer = {name: config[name][:layers] for name in PER_LAYER if name in config}
@@ -217,7 +216,7 @@ def _peak(rng: np.random.Generator, shape: Shape, weights: dict[str, NDArray[np.
 
 
 def safetensors_header(sizes: Mapping[str, tuple[int, ...]]) -> bytes:
-    """What stands before the data in a safetensors file of BF16 tensors and bytes, in order."""
+    """The start of a safetensors file of BF16 tensors and bytes, up to the data."""
     header: dict[str, Any] = {}
     start = 0
     for name, size in sizes.items():
@@ -279,7 +278,7 @@ def write_tokenizer(directory: Path, vocab: int) -> None:
 
 
 def _byte_alphabet() -> list[str]:
-    """The character that stands for each byte: itself where visible, else one from U+0100 on."""
+    """The character for each byte: itself if visible, else one from U+0100 on."""
     visible = {*range(33, 127), *range(161, 173), *range(174, 256)}
     hidden = [byte for byte in range(256) if byte not in visible]
     return [chr(b) if b in visible else chr(256 + hidden.index(b)) for b in range(256)]

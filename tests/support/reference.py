@@ -1,4 +1,4 @@
-"""The decoder in NumPy float64: what the logits are, without any rounding but the weights' own.
+"""The decoder in NumPy float64: logits without any rounding but that of the weights.
 
 Written to be read, from the models' definitions. Knows nothing of caches, batches or speed.
 """
@@ -38,8 +38,10 @@ def values(tensors: Mapping[str, NDArray[Any]]) -> Weights:
 def router_margins(
     config: Config, tensors: Mapping[str, NDArray[Any]], tokens: Sequence[int]
 ) -> Array:
-    """By how much the last expert that is chosen leads the first that is not, over the RMS of the
-    scores: of each token, [n], the least of all layers."""
+    """The score of the last chosen expert minus that of the first not chosen, over the scores' RMS.
+
+    The least of all layers for each token, [n].
+    """
     routers: list[Array] = []
     forward(config, values(tensors), tokens, routers)
     least = np.full(len(tokens), np.inf)
@@ -79,7 +81,7 @@ def forward(
 
 
 def canonical(config: Config, weights: Weights) -> Weights:
-    """The weights by Llama's names; norms by where they stand; fused tensors cut apart."""
+    """The weights by Llama's names; norms by their place; fused tensors split."""
     kind = config["model_type"]
     renamed = {}
     for name, weight in weights.items():
@@ -177,7 +179,7 @@ def _is_parallel(config: Config) -> bool:
 
 
 def _norm(config: Config, weights: Weights, name: str, x: Array) -> Array:
-    """As it was, where there is no such norm."""
+    """Unchanged if there is no such norm."""
     if f"{name}.weight" not in weights:
         return x
     return norm(config, x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
@@ -253,8 +255,10 @@ def _is_visible(n: int, window: int | None) -> NDArray[np.bool_]:
 
 
 def _rotate(config: Config, index: int, x: Array) -> Array:
-    """Rotate dimensions i and i + half of what rotates of x [n, heads, head_dim] by position *
-    angle i."""
+    """Rotate dimensions i and i + half of x [n, heads, head_dim] by position * angle i.
+
+    `half` is half of the rotated dimensions.
+    """
     frequencies, scale = rope(config, index, len(x))
     angles = np.arange(len(x))[:, None, None] * frequencies
     cos, sin = np.cos(angles) * scale, np.sin(angles) * scale
@@ -277,7 +281,7 @@ def _mlp(config: Config, layer: Weights, x: Array, routers: list[Array]) -> Arra
 
 
 def _choose_experts(config: Config, scores: Array) -> tuple[NDArray[np.int64], Array]:
-    """Of each row, the best experts and their shares, [n, per token]."""
+    """The best experts of each row and their shares, [n, per token]."""
     chosen = np.argsort(-scores, axis=-1, kind="stable")[:, : config["num_experts_per_tok"]]
     powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
     shares = np.take_along_axis(powers, chosen, axis=-1)

@@ -1,4 +1,4 @@
-"""Where positions enter the reference: which keys a query sees, and the angles of heads."""
+"""Positions in the reference: the keys that a query sees, and the angles of heads."""
 
 import math
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ def head_dim(config: Config) -> int:
 
 
 def window(config: Config, index: int) -> int | None:
-    """How many keys, its own included, a query of layer `index` sees; None for all."""
+    """The number of keys that a query of layer `index` sees, its own included; None for all."""
     kind, types = config["model_type"], config.get("layer_types")
     if kind == "qwen3_moe" and not config.get("use_sliding_window", False):
         return None
@@ -51,7 +51,7 @@ def tells_positions(config: Config, index: int) -> bool:
 
 
 def rotated_dims(config: Config) -> int:
-    """Of a head, its first ones."""
+    """The number of a head's first dimensions that rotate."""
     default = 0.25 if config["model_type"] in ("gpt_neox", "stablelm") else 1.0
     share = config.get("rotary_pct", config.get("partial_rotary_factor", default))
     share = (config.get("rope_parameters") or {}).get("partial_rotary_factor", share)

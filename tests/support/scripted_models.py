@@ -1,8 +1,8 @@
-"""Models that write given texts: each token has one successor, so that the prompt's last token says
-which text follows. Knows nothing of our readers.
+"""Models that generate given texts: each token has one successor, so the prompt's last token
+selects the text. Knows nothing of our readers.
 
-What a grammar forces is written in the tokenizer's own tokens, here bytes. A script is left then,
-and all tokens that are allowed are equally likely.
+A grammar forces text in the tokenizer's own tokens, here bytes. From there on the script does not
+apply, and all allowed tokens are equally likely.
 """
 
 import json
@@ -98,8 +98,8 @@ def _pieces(
     spelled: Mapping[int, str],
     special: Sequence[str],
 ) -> list[str] | None:
-    """The script in random pieces of its bytes, all different and none of them taken; None where
-    what is left at the end is."""
+    """The script in random pieces of its bytes, all different and none of them taken; None if the
+    last piece is taken."""
     rest, pieces = script.encode(), list[str]()
     while rest:
         mark = next((mark for mark in special if rest.startswith(mark.encode())), None)

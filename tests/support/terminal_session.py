@@ -1,4 +1,4 @@
-"""A program on a terminal of its own, driven as a user would. Knows nothing of what it runs."""
+"""A program on a terminal of its own, driven as by a user. Knows nothing of the program."""
 
 import fcntl
 import os
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Self
 
 ENTER, CTRL_C, CTRL_D, CTRL_J, CTRL_Z, UP = "\r", "\x03", "\x04", "\n", "\x1a", "\x1b[A"
-_PATIENCE = 60.0  # seconds, until something is surely not coming
+_PATIENCE = 60.0  # seconds until a wait fails
 _EDITOR_BEGINS, _EDITOR_ENDS = b"\x1b[?2004h", b"\x1b[?2004l"  # bracketed paste on, off
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[()][A-Z0-9]|[=>])")
 
@@ -48,7 +48,7 @@ class TerminalSession:
         os.close(self._leader)
 
     def say(self, line: str, end: str = ENTER) -> None:
-        """Types a line, once the program's editor asks for one."""
+        """Types a line when the program's editor asks for one."""
         deadline = time.monotonic() + _PATIENCE
         self._lines += 1
         while self.raw.count(_EDITOR_BEGINS) < self._lines:
@@ -69,7 +69,7 @@ class TerminalSession:
         return before
 
     def expect_answer(self) -> None:
-        """Waits until the editor has let the terminal go and the program writes at length."""
+        """Waits until the editor has released the terminal and 100 bytes of answer came."""
         deadline = time.monotonic() + _PATIENCE
         while (
             self.raw.count(_EDITOR_ENDS) < self._lines
@@ -92,7 +92,7 @@ class TerminalSession:
         ready, _, _ = select.select([self._leader], [], [], max(0, deadline - time.monotonic()))
         try:
             data = os.read(self._leader, 65536) if ready else b""
-        except OSError:  # how Linux reports that nobody holds the terminal any more
+        except OSError:  # Linux reports the end of the last process on the terminal so
             data = b""
         self.raw += data
         return bool(data)
