@@ -1,6 +1,7 @@
 """Answers in OpenAI's form: spelling and offsets of tokens, whole or in pieces."""
 
 import random
+from pathlib import Path
 
 import pytest
 
@@ -10,14 +11,13 @@ from specqd.openai.requests import Prepared, chat_request, completion_request
 from specqd.openai.tool_calls import CallForm
 from specqd.text.token_spelling import spelled
 from specqd.text.tokenizer import Tokenizer
-from support.random_models import Shape, make_model
 
 TEXT = "aé€b"  # characters of one, two, three and one tokens
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Tokenizer:
-    return Tokenizer.open(make_model(tmp_path_factory.mktemp("models") / "small", Shape(), seed))
+def tokenizer(small_model: Path) -> Tokenizer:
+    return Tokenizer.open(small_model)
 
 
 def form_with(logprobs: int, tokenizer: Tokenizer) -> Form:

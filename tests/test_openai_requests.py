@@ -10,7 +10,6 @@ from specqd.openai.requests import Options, Prepared, chat_request, completion_r
 from specqd.sampling import SamplingParams
 from specqd.text.tokenizer import Tokenizer
 from support.openai_client import allowed, chosen, function
-from support.random_models import write_tokenizer
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
@@ -191,9 +190,8 @@ def test_an_echo_with_logprobs_scores_the_prompt_and_may_have_no_new_tokens() ->
     assert request.params.max_tokens == 16
 
 
-def test_prompt_logprobs_of_one_answer_are_bounded(tmp_path: Path) -> None:
-    write_tokenizer(tmp_path, 320)
-    tokenizer = Tokenizer.open(tmp_path)
+def test_prompt_logprobs_of_one_answer_are_bounded(small_model: Path) -> None:
+    tokenizer = Tokenizer.open(small_model)
     body = {"prompt": [[1] * 1000] * 13, "echo": True, "logprobs": 19}
     assert Prepared.of(completion_request(body), tokenizer).prompts == body["prompt"]
     with pytest.raises(FieldError, match="echo: asks for"):
