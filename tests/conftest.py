@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 from secrets import randbelow
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +28,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(f"random inputs: --seed {terminalreporter.config.option.seed}")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Runs each file on one worker: test_exactness.py adds up what all of its cells compared."""
+    from xdist.scheduler import LoadFileScheduling
+
+    return LoadFileScheduling(config, log)
 
 
 @pytest.fixture(scope="session")

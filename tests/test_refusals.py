@@ -203,11 +203,12 @@ def test_a_number_of_threads_out_of_range_is_named(refused: Refuse, threads: str
 
 
 def test_a_result_file_that_cannot_be_written_is_named(
-    tmp_path: Path, refuse: Refuse, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specqd.model.bandwidth.SIZES", (10**6,))
     file = tmp_path / "no" / "such" / "place.json"
-    assert refuse("bench", "bandwidth", "--json", file) == f"{file}: No such file or directory"
+    status, _, err = run("bench", "bandwidth", "--json", file)
+    assert (status, err) == (1, f"specqd: error: {file}: No such file or directory\n")
 
 
 def test_names_from_files_are_printed_without_control_characters(
