@@ -1,4 +1,4 @@
-# `make demo` and `make test` are all that a user needs; the rest is for those who change the code.
+# Users need only `make demo` and `make test`; the other targets are for developers.
 PYTHON ?= python3
 VENV := .venv
 PARITY := .venv-parity
@@ -8,13 +8,13 @@ BIN := $(VENV)/bin
 SOURCES := $(shell git ls-files -co --exclude-standard src csrc 2>/dev/null || find src csrc -type f)
 QUIET_PIP := --quiet --disable-pip-version-check
 
-unexport PYTHONPATH  # the environments below hold all that is meant to be imported
+unexport PYTHONPATH  # import only from the environments below
 
-.PHONY: build demo test wheel aarch64 amx lint format parity bench-peers clean
+.PHONY: build demo test wheel aarch64 amx lint format docs examples parity bench-peers clean
 
 build: $(VENV)/built
 
-# The wheel is built once and serves both environments.
+# One wheel for all environments.
 dist/built: pyproject.toml CMakeLists.txt README.md $(SOURCES) | $(BIN)/python
 	rm -rf dist
 	$(BIN)/pip wheel $(QUIET_PIP) --no-deps --wheel-dir dist .
@@ -38,18 +38,18 @@ $(VENV)/test-ready: $(VENV)/built
 test: $(VENV)/test-ready
 	$(BIN)/python -m pytest
 
-# The wheel alone, as a user gets it: in a new environment, away from the source tree.
+# Tests the wheel as a user gets it: in a new environment, outside the source tree.
 wheel: dist/built
 	rm -rf $(EMPTY)
 	$(PYTHON) -m venv $(EMPTY)
 	$(EMPTY)/bin/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[test]"
 	cd / && $(CURDIR)/$(EMPTY)/bin/python -m pytest $(CURDIR)/tests
 
-# On Debian: the same tokens on emulated aarch64 as here.
+# On Debian: compares tokens on emulated aarch64 with those of this machine.
 aarch64: build
 	.ci/aarch64
 
-# On Debian: the tests of kernels and of exactness on emulated AMX.
+# On Debian: runs the tests of kernels and of exactness on emulated AMX.
 amx: $(VENV)/test-ready
 	.ci/amx
 
@@ -62,14 +62,29 @@ lint: $(VENV)/lint-ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.h' 'csrc/*.cpp')
-	$(BIN)/python -m nanobind.stubgen -q -m specqd._native -O dist
-	diff dist/_native.pyi src/specqd/_native.pyi
+	$(BIN)/python -m nanobind.stubgen -q -m specqd._native -r -O dist
+	diff -r dist/_native src/specqd/_native
 
 format: $(VENV)/lint-ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $$(git ls-files 'csrc/*.h' 'csrc/*.cpp')
-	$(BIN)/python -m nanobind.stubgen -q -m specqd._native -O src/specqd
+	$(BIN)/python -m nanobind.stubgen -q -m specqd._native -r -O src/specqd
+
+$(VENV)/docs-ready: pyproject.toml | $(VENV)/lint-ready
+	$(BIN)/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[serve,lint,docs]"
+	touch $@
+
+# The pages that scripts write, checked, and all pages as a site in build-docs, without a network.
+docs: $(VENV)/docs-ready
+	$(BIN)/python docs/scripts/tables.py --check
+	$(BIN)/python docs/scripts/cli.py --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python docs/scripts/hosts.py build-docs
+
+# The notebook; the scripts beside it are run by the tests.
+examples: $(VENV)/docs-ready
+	$(BIN)/jupyter execute examples/levels.ipynb
 
 $(PARITY)/ready: parity/requirements.txt dist/built
 	test -x $(PARITY)/bin/python || $(PYTHON) -m venv $(PARITY)
@@ -78,24 +93,25 @@ $(PARITY)/ready: parity/requirements.txt dist/built
 	$(PARITY)/bin/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)"
 	touch $@
 
-# Against transformers, in an environment of its own: the only place that needs torch.
+# Compares with transformers, in a separate environment; nothing else needs torch.
 parity: $(PARITY)/ready
 	$(PARITY)/bin/python parity/run.py
 
-# The peers come last: where they refuse a library's newest version, they have the one that they want.
+# The peers are installed last: if they need an older version of a library, they replace it.
 $(PEERS)/ready: benchmarks/peers/requirements.txt dist/built
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/pip install $(QUIET_PIP) --force-reinstall --no-deps dist/specqd-*.whl
 	$(PEERS)/bin/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[bench]"
 	grep -v '^#' $< | while read -r peer; do $(PEERS)/bin/pip install $(QUIET_PIP) -c $< "$$peer" \
-		|| echo "$$peer cannot be installed: what needs it will be absent from the results"; done
+		|| echo "$$peer cannot be installed: the results will lack everything that needs it"; done
 	$(PEERS)/bin/pip uninstall $(QUIET_PIP) --yes torchvision
 	touch $@
 
-# Beside llama.cpp, OpenVINO and transformers, on an otherwise idle machine with 12 GB to spare.
-# PROMPTS names a .jsonl file with `prompt` on each line; without it, Python's standard library.
+# Compares speeds with llama.cpp, OpenVINO and transformers. Needs an otherwise idle machine with
+# 12 GB of free memory. PROMPTS names a .jsonl file with a `prompt` on each line; the default
+# prompts come from Python's standard library.
 bench-peers: $(PEERS)/ready
 	PYTHON=$(PEERS)/bin/python PROMPTS=$(PROMPTS) bash benchmarks/peers/all.sh
 
 clean:
-	rm -rf $(VENV) $(PARITY) $(PEERS) $(EMPTY) dist build build-aarch64 build-amx
+	rm -rf $(VENV) $(PARITY) $(PEERS) $(EMPTY) dist build build-aarch64 build-amx build-docs

@@ -1,4 +1,4 @@
-"""Prints digests of what small models say, to be compared between machines: see aarch64."""
+"""Prints digests of small models' tokens, to compare machines: see aarch64."""
 
 import json
 from hashlib import sha256
@@ -19,14 +19,14 @@ for model in MODELS:
             params = SamplingParams(
                 TOKENS, temperature=temperature, seed=7, ignore_eos=True, logprobs=3
             )
-            [said] = llm.generate("Once upon a time", params)[0].completions
-            assert said.logprobs is not None
+            [completion] = llm.generate("Once upon a time", params)[0].completions
+            assert completion.logprobs is not None
             exact = [
                 [each.logprob.hex(), *((token, x.hex()) for token, x in each.top)]
-                for each in said.logprobs
+                for each in completion.logprobs
             ]
-            digest = sha256(json.dumps([said.tokens, exact]).encode()).hexdigest()[:32]
-            count = len(said.tokens)
+            digest = sha256(json.dumps([completion.tokens, exact]).encode()).hexdigest()[:32]
+            count = len(completion.tokens)
             print(
                 f"{model.name:20} {draft:5} T={temperature:<4} {count} tokens {digest}", flush=True
             )

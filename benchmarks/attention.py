@@ -1,11 +1,11 @@
-"""What attention costs at long contexts, against a plain read of its keys and values.
+"""Times attention at long contexts against a plain read of its keys and values.
 
     python benchmarks/attention.py [--positions 4096 32768] [--rows 1 8] [--megabytes MB]
 
-Models of almost nothing but attention forward a few rows behind so many positions of random keys
-and values, in as many layers as make them larger than any cache. A forward behind no positions is
-taken off. Each such pair stands beside a plain read of as many bytes, and the share is the median
-of the rounds: 1 where keys and values are read once, at the bandwidth of the same run.
+Models of almost only attention forward a few rows after that many positions of random keys and
+values, in enough layers to exceed any cache. The time of a forward after no positions is
+subtracted. Each pair is measured beside a plain read of as many bytes. The share is the median over
+rounds: 1 where keys and values are read once, at the bandwidth of the same run.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import numpy as np
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
 from specqd import _native
-from specqd._native import Context, Rows
+from specqd._native import Context, Rows, testing
 from specqd.model.bandwidth import bandwidth_at
 from specqd.model.model import Machine, Model
 from support.random_models import Shape, make_model
@@ -32,7 +32,7 @@ WINDOW = 1024
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Key-value heads, queries of each, and their size; a row may see only the last `window`."""
+    """Key-value heads, queries per head, and their size; a row may see only the last `window`."""
 
     kv_heads: int
     group: int
@@ -40,7 +40,7 @@ class Heads:
     window: int = 0
 
     def position_bytes(self) -> int:
-        """Of keys and values of one position in one layer."""
+        """Bytes of keys and values of one position in one layer."""
         return 2 * 2 * self.kv_heads * self.head_dim
 
 
@@ -71,14 +71,14 @@ def open_model(heads: Heads, layers: int, positions: int, machine: Machine) -> M
 
 
 def filled(model: Model, positions: int) -> Context:
-    """A context of so many positions of random keys and values."""
+    """A context of `positions` random keys and values."""
     cache, context = model.cache, Context(model.cache.create())
-    if not cache.make_writable(context.slot, 0, positions + 64):
+    if not testing.make_writable(cache, context.slot, 0, positions + 64):
         raise MemoryError("the cache is too small")
     words = np.random.default_rng(2).normal(0, 0.5, cache.page_bytes // 2).astype(np.float32)
     bits = (words.view(np.uint32) >> 16).astype(np.uint16)
     for page in range(positions // _native.PAGE_POSITIONS):
-        cache.write_page_bits(context.slot, page, bits)
+        testing.write_page_bits(cache, context.slot, page, bits)
     context.record(0, [0] * positions)
     return context
 
@@ -101,14 +101,14 @@ def measure(heads: Heads, positions: int, options: argparse.Namespace) -> list[d
     size = layers * seen * heads.position_bytes()
     results = []
     for rows in options.rows:
-        model.cache.make_writable(empty.slot, 0, rows)
+        testing.make_writable(model.cache, empty.slot, 0, rows)
         shares, costs = [], []
         for _ in range(options.rounds):
             bandwidth = bandwidth_at(machine, size, 3) * 1e9
-            behind = seconds(model, context, positions, rows, 3)
-            taken = behind - seconds(model, empty, 0, rows, 3)
+            whole = seconds(model, context, positions, rows, 3)
+            taken = whole - seconds(model, empty, 0, rows, 3)
             shares.append(size / taken / bandwidth)
-            costs.append((bandwidth / 1e9, behind * 1e3, taken * 1e3))
+            costs.append((bandwidth / 1e9, whole * 1e3, taken * 1e3))
         shares.sort()
         middle = [median(c[i] for c in costs) for i in range(3)]
         print(

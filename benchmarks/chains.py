@@ -16,6 +16,7 @@ import numpy as np
 
 from specqd import LLM, SamplingParams
 from specqd.bench.levels import Interval, encoded_ends, read_prompts, words_of
+from specqd.engine.generation import GenerationRequest
 
 
 def written(
@@ -23,7 +24,7 @@ def written(
 ) -> tuple[list[list[int]], float]:
     """The tokens of these prompts' texts, decoded together, and seconds for each."""
     engine = llm.engine
-    texts = [text for p in prompts for text in engine.submit(p, params.resolved(llm.defaults))]
+    texts = engine.submit(GenerationRequest(prompts, params.resolved(llm.defaults)))
     while not all(text.count for text in texts):
         engine.step()
     begun, before = perf_counter(), sum(text.count for text in texts)
@@ -48,7 +49,7 @@ def main() -> None:
     plain = LLM(options.model, "none", threads=options.threads)
     arms = [plain.with_draft(words_of(chain)) for chain in options.chains]
     for arm in arms:
-        arm.engine.reuses_prefixes = False
+        arm.engine.scheduler.reuses_prefixes = False
     prompts = encoded_ends(plain, read_prompts(options.prompts, options.limit), options.n)
     parts = [prompts[i : i + options.at_once] for i in range(0, len(prompts), options.at_once)]
     seconds: list[list[float]] = [[] for _ in arms]

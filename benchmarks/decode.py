@@ -1,11 +1,11 @@
-"""Decoding a token in both precisions, against the bandwidth measured beside it.
+"""Times decoding in both precisions against the bandwidth measured in the same rounds.
 
     python benchmarks/make_random_llama.py /tmp/llama-1g
     python benchmarks/decode.py /tmp/llama-1g
 
 Each round times the bandwidth, the exact precision, the fp4 precision and the bandwidth again, so
-that a busy machine slows all of them; figures are medians of the rounds with their range. The
-bandwidth is that of a plain read of as many bytes as the forward moves.
+that a busy machine slows all of them. Figures are medians over rounds with their range. The
+bandwidth is that of a plain read of as many bytes as the forward reads.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--isa")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--tokens", type=int, default=8, help="of each timing")
+    parser.add_argument("--tokens", type=int, default=8, help="per timing")
     options = parser.parse_args()
     machine = Machine.choose(options.threads, options.isa)
     begun = perf_counter()

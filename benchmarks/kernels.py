@@ -1,10 +1,10 @@
-"""How fast the kernels of each instruction set read, from memory and from the cache.
+"""Times the kernels of each instruction set, from memory and from the cache.
 
     python benchmarks/kernels.py [--isa NAME ...] [--rows 1 8 ...] [--inputs K ...] [--threads N]
 
-`specqd bench kernels` measures the instruction set that is used here, on weights in memory; this
-measures all of them, also on weights that fit into the second-level cache, where arithmetic is the
-limit, and for inputs of other lengths (Qwen2.5-0.5B: 896 and 4864, 7B: 3584 and 18944).
+`specqd bench kernels` measures one instruction set on weights in memory. This script measures all
+of them, on weights in memory and in the second-level cache, where arithmetic is the limit, and for
+inputs of other lengths (Qwen2.5-0.5B: 896 and 4864, 7B: 3584 and 18944).
 """
 
 import argparse
@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--where", nargs="+", default=["memory", "cache"])
     parser.add_argument("--inputs", nargs="+", type=int, default=[2048])
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--megabytes", type=float, default=150, help="of draft planes in memory")
+    parser.add_argument("--megabytes", type=float, default=150, help="of fp4 weights in memory")
     args = parser.parse_args()
     machine = Machine.choose(args.threads)
     print(f"{_native.cpu_model()}, {machine.pool.threads} threads")

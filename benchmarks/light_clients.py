@@ -1,6 +1,6 @@
-"""Clients of /v1/completions that take little time of the cores they share with the server.
+"""Clients of /v1/completions that need little time of the cores that they share with the server.
 
-Requests go over connections of plain asyncio that stay open; answers are read whole or as streams.
+They use plain asyncio with open connections, and read whole or streamed answers.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from time import perf_counter
 
 
 async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes) -> bytes:
-    """One request over a connection that stays open."""
+    """Sends one request over an open connection; returns the body of the answer."""
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     status, *headers = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
@@ -27,7 +27,7 @@ async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: 
 
 
 async def answers(port: int, bodies: Sequence[bytes], at_once: int) -> tuple[list[bytes], float]:
-    """What so many clients get, in the order of the bodies, and the seconds it took."""
+    """Answers to `bodies`, in their order, from `at_once` clients; and the seconds."""
     waiting = deque(enumerate(bodies))
     got: list[bytes] = [b""] * len(bodies)
     connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(at_once)]
@@ -46,7 +46,7 @@ async def answers(port: int, bodies: Sequence[bytes], at_once: int) -> tuple[lis
 
 
 def read_answer(answer: bytes) -> tuple[str, int]:
-    """The text and the number of tokens, of a whole answer or of a stream."""
+    """The text and the number of tokens of a whole or streamed answer."""
     events = re.findall(rb"^data: ({.*})$", answer, re.MULTILINE) or [answer]
     parts = [json.loads(event) for event in events]
     text = "".join(choice["text"] for part in parts for choice in part["choices"])

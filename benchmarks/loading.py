@@ -1,10 +1,10 @@
-"""What opening a model takes: seconds, processor time and memory, each time in a new process.
+"""Measures seconds, processor time and memory of opening a model, each time in a new process.
 
     python benchmarks/make_random_llama.py /tmp/llama-1g
     specqd pack /tmp/llama-1g /tmp/llama-1g-packed
     python benchmarks/loading.py /tmp/llama-1g /tmp/llama-1g-packed
 
-Files are read once before, so that the disk is not measured. Linux only.
+Files are read once before, so that disk time is not measured. Linux only.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def anonymous_bytes() -> int:
 
 
 def open_once(directory: Path, threads: int | None, isa: str | None) -> dict[str, float]:
-    """Opens a model in this process, and watches its anonymous memory meanwhile."""
+    """Opens a model in this process and samples its anonymous memory every 5 ms."""
     machine, is_done, seen = Machine.choose(threads, isa), threading.Event(), [anonymous_bytes()]
 
     def watch() -> None:

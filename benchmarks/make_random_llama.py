@@ -1,13 +1,13 @@
-"""Writes a random BF16 Llama, by default of 1.10 G parameters, to measure speed on.
+"""Writes a random BF16 Llama for measurements, by default of 1.10 G parameters.
 
     python benchmarks/make_random_llama.py OUT [--layers 16 ...] [--peaked]
 
-Its text is noise; its weights are Gaussian, as those of real models nearly are. Weights are drawn
-and written a few rows at a time, so it needs little memory.
+Its text is noise. Its weights are Gaussian, nearly like those of real models; they are drawn and
+written a few rows at a time to save memory.
 
-Its own fp4 precision is seldom right about noise. With `--peaked` it is right about as often as
-that of a trained model: layers add little to a token's embedding, and each token has a successor
-that its embedding speaks for. Shapes, and so all costs, stay what they were.
+Drafts of its own fp4 precision are seldom accepted. With `--peaked` they are accepted about as
+often as those of a trained model: layers add little to a token's embedding, and each token has a
+likely successor. Shapes and costs do not change.
 """
 
 import argparse
@@ -35,10 +35,10 @@ from support.random_models import (
 SIGMA = 0.02
 CHUNK = 1 << 22  # weights drawn at a time
 
-# Of `--peaked`. With these the fp4 precision of the default shape is right .91 of the time greedily
-# and .88 at temperature 0.8; that of the shipped trained model .95 and .91 of the time.
-PULL = 6.0  # logit of a token's successor, in about the deviations of the others'
-QUIET = 0.8  # deviation of what all layers add, by that of embeddings
+# For `--peaked`. With these values, fp4 drafts of the default shape are right 91 % of the time
+# greedily and 88 % at temperature 0.8; those of the shipped trained model 95 % and 91 %.
+PULL = 6.0  # logit of a token's successor, in about the others' standard deviation
+QUIET = 0.8  # standard deviation of all layers' output, over that of embeddings
 GAIN = 3.0  # on logits
 
 
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     if options.peaked and options.tied:
-        parser.error("--peaked needs a head of its own: leave out --tied")
+        parser.error("--peaked needs a separate head: leave out --tied")
     shape = Shape(
         "llama",
         hidden=options.hidden,
@@ -77,7 +77,7 @@ def main() -> None:
 def write_model(directory: Path, shape: Shape, is_peaked: bool, seed: int) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(make_config(shape), indent=1) + "\n")
-    write_tokenizer(directory, min(shape.vocab, LARGEST_VOCABULARY))  # more ids are padding
+    write_tokenizer(directory, min(shape.vocab, LARGEST_VOCABULARY))  # further ids are padding
     sizes = dict(tensor_sizes(shape))
     rng = np.random.Generator(np.random.SFC64(seed))
     peaks = Peaks(shape, seed) if is_peaked else None
@@ -95,7 +95,7 @@ def write_model(directory: Path, shape: Shape, is_peaked: bool, seed: int) -> No
 def draw(
     rng: np.random.Generator, name: str, size: tuple[int, ...]
 ) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """Rows of one tensor, [some rows, columns], in order, each time with the first one's index."""
+    """Yields a tensor in parts: the index of the first row, and [rows, columns]."""
     rows, columns = size if len(size) == 2 else (1, *size)
     step = max(1, CHUNK // columns)
     for first_row in range(0, rows, step):
@@ -107,7 +107,7 @@ def draw(
 
 
 class Peaks:
-    """Makes choices clear that were noise: see `--peaked` above."""
+    """Gives each token a likely successor: see `--peaked` above."""
 
     def __init__(self, shape: Shape, seed: int) -> None:
         self._shape = shape
@@ -117,7 +117,7 @@ class Peaks:
         self._predecessors[np.roll(cycle, -1)] = cycle
 
     def form(self, name: str, first_row: int, weights: NDArray[np.float32]) -> None:
-        """In place. Tensors come in the order of the file, embeddings first."""
+        """Changes rows in place. Tensors must come in file order, embeddings first."""
         rows = slice(first_row, first_row + len(weights))
         if name == "model.embed_tokens.weight":
             weights /= np.float32(SIGMA)

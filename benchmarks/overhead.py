@@ -1,10 +1,10 @@
-"""What a draft-verify round costs besides forwards and picking.
+"""Times the overhead of a draft-verify round outside forwards and picks.
 
     python benchmarks/overhead.py [MODEL] [--length 4] [--rounds 200]
 
-Two levels, greedy: the target drafts a fixed number of tokens with its fp4 precision. Everything
-that is neither within a forward nor within a pick counts: proposing, matching, bookkeeping.
-Medians over repeats, in microseconds. The last line is one JSON object.
+Two levels, greedy: the target drafts a fixed number of tokens with its fp4 precision. The overhead
+is the time of proposing, matching and bookkeeping. Medians over repeats, in microseconds. The last
+line is one JSON object.
 """
 
 import argparse
@@ -20,25 +20,24 @@ PROMPT = "def mean(values):\n    return sum(values) / len(values)\n\n\ndef varia
 
 
 def round_seconds(llm: LLM, rounds: int) -> tuple[float, float]:
-    """Seconds of a round: in all, and besides forwards and picks."""
+    """Seconds of a round: in total, and outside forwards and picks."""
     level = llm.engine.level
     levels = [each for each in level.levels if isinstance(each, Level)]
     tokens = llm.encode(PROMPT)
-    text = Sequence(tokens, _native.Picker(), len(tokens))
-    text.tokens.extend(level.advance([DraftRequest(text, 1)])[0].tokens)  # reads the prompt
+    sequence = Sequence(tokens, _native.Picker(), len(tokens))
+    most = llm.model.config.max_positions
+    sequence.tokens.extend(level.advance([DraftRequest(sequence, 1)])[0].tokens)  # prefill
 
     def within() -> float:
         return sum(each.stats.seconds + each.stats.pick_seconds for each in levels)
 
     before, begun = within(), perf_counter()
     for _ in range(rounds):
-        text.tokens.extend(
-            level.advance([DraftRequest(text, llm.model.config.max_positions)])[0].tokens
-        )
+        sequence.tokens.extend(level.advance([DraftRequest(sequence, most)])[0].tokens)
     seconds = perf_counter() - begun
-    besides = seconds - (within() - before)
-    level.release(text)
-    return seconds / rounds, besides / rounds
+    overhead = seconds - (within() - before)
+    level.release(sequence)
+    return seconds / rounds, overhead / rounds
 
 
 def main() -> None:
@@ -53,11 +52,11 @@ def main() -> None:
     round_seconds(llm, options.rounds)
     measured = [round_seconds(llm, options.rounds) for _ in range(options.repeats)]
     whole = 1e6 * median(each for each, _ in measured)
-    besides = [1e6 * each for _, each in measured]
-    low, _, high = quantiles(besides, n=4)
+    outside = [1e6 * each for _, each in measured]
+    low, _, high = quantiles(outside, n=4)
     print(f"{llm.directory.name}, vocabulary {llm.model.config.vocab_size}, k = {options.length}")
-    print(f"a round: {whole:.0f} us; besides forwards and picks {median(besides):.0f} us")
-    print(json.dumps({"round_us": whole, "besides_us": median(besides), "quartiles": [low, high]}))
+    print(f"a round: {whole:.0f} us; outside forwards and picks {median(outside):.0f} us")
+    print(json.dumps({"round_us": whole, "besides_us": median(outside), "quartiles": [low, high]}))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""How fast a prompt is read, against the peak of exact products of the same run.
+"""Times prefill against the peak of exact products in the same run.
 
     python benchmarks/make_random_llama.py /tmp/llama-1g
     python benchmarks/prefill.py /tmp/llama-1g [--tokens 512]
 
-The peak is that of exact products in registers alone, by all threads at once: of fused
-multiply-adds, or of AMX tiles. Each prefill stands between two measurements of it. What is counted
-are the products of the weights; attention, norms and the sums of blocks are not.
+The peak is that of exact products in registers by all threads: fused multiply-adds or AMX tiles.
+It is measured before and after each prefill. Only products with weights are counted; attention,
+norms and sums of blocks are not.
 """
 
 import argparse
@@ -17,18 +17,18 @@ from time import perf_counter
 import numpy as np
 
 from specqd import _native
-from specqd._native import Context, Rows
+from specqd._native import Context, Rows, testing
 from specqd.model.model import Machine, Model
 
 
 def peak(machine: Machine) -> float:
-    """Products a second of all threads."""
-    seconds = _native.product_seconds(machine.pool, machine.isa, 15)
-    return machine.pool.threads * _native.PEAK_PRODUCTS / median(seconds)
+    """Products per second of all threads."""
+    seconds = testing.product_seconds(machine.pool, machine.isa, 15)
+    return machine.pool.threads * testing.PEAK_PRODUCTS / median(seconds)
 
 
 def products_of(model: Model, tokens: int) -> int:
-    """Of a prefill that asks for the last token's logits."""
+    """Products with weights of a prefill that needs only the last token's logits."""
     head = model.config.vocab_size * model.config.hidden_size
     every = sum(matrix.weight.rows * matrix.weight.columns for matrix in model.weights.matrices)
     return tokens * (every - head) + head

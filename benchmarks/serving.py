@@ -1,21 +1,21 @@
-"""Tokens a second of the HTTP server at 1, 4 and 16 requests at once, with and without drafts.
+"""Tokens/s of the HTTP server at 1, 4 and 16 concurrent requests, with and without drafts.
 
     python benchmarks/serving.py --prompts prompts.jsonl
     python benchmarks/serving.py /tmp/llama-1g --prompts prompts.jsonl --tokens 32 --plot out.png
 
-A process of its own loads the model once and serves each chain on a port of its own, as `specqd
-serve` does, but without reuse of prefixes; one of them works at a time. Clients of plain asyncio
-each send the next request over their own connection as soon as they have the last answer whole.
-They share the cores with the server, in every arm alike: `client` is their share of a core.
+A separate process loads the model once and serves each chain on its own port like `specqd serve`,
+but without prefix reuse; one chain works at a time. Each client, plain asyncio on one connection,
+sends its next request when it has the whole last answer. Clients share the cores with the server in
+every arm: `client` is their share of a core.
 
-Answers are of different lengths, as people's are. Equally long ones (`--spread 0`) that began
-together end together without drafts, and then wait for the next ones and are read together; with
-drafts they end one by one. That measures the clients' step, and favours plain decoding.
+Answers have different lengths. Answers of equal length (`--spread 0`) that start together also end
+together without drafts, and their successors are prefilled together; with drafts they end one by
+one. That would favour plain decoding.
 
-Each round runs all arms over the same prompts, another one first each time, there and back again,
-so that a machine that becomes slower favours none. A ratio compares what one round took, and its
-interval is bootstrapped over rounds. Texts must be equal in all arms. The last line is one JSON
-object. `--chain none` compares plain decoding with itself: what noise alone makes.
+Each round runs all arms over the same prompts, forwards and backwards and with another arm first
+each time, so that a machine that becomes slower favours none. A ratio compares the times of one
+round; its interval is bootstrapped over rounds. Texts must be equal in all arms. The last line is
+one JSON object. `--chain none` compares plain decoding with itself and shows the noise.
 """
 
 import argparse
@@ -43,7 +43,7 @@ from specqd.bench.level_plot import require_matplotlib
 from specqd.bench.levels import PLAIN, Interval, read_prompts, words_of
 from specqd.engine.reports import LevelReport, Stats
 
-PROMPT_CHARACTERS = 400  # of each prompt's end: decoding is what is compared
+PROMPT_CHARACTERS = 400  # kept from each prompt's end, because decoding is compared
 CONCURRENCY = (1, 4, 16)
 TEMPERATURES = (0.0, 0.8)
 CHAINS = ("auto", "mxfp4")
@@ -52,19 +52,19 @@ ROUNDS_BY_BANDWIDTH = 8
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What the server's process is told."""
+    """Settings of the server's process."""
 
     model: Path | None
     chains: tuple[str, ...]  # plain decoding first
     threads: int | None
     isa: str | None
     most_at_once: int
-    most_tokens: int  # of an answer
+    most_tokens: int  # per answer
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One arm's answers, and what they took."""
+    """One arm's answers, and their time."""
 
     texts: tuple[str, ...]
     tokens: int
@@ -94,7 +94,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What an arm reached under a load, over all rounds."""
+    """One arm's results under a load, over all rounds."""
 
     temperature: float
     at_once: int
@@ -102,9 +102,9 @@ class Result:
     tokens_per_s: float
     over_plain: Interval
     ratios: tuple[float, ...]  # over plain, by round
-    drafted_per_round: float  # tokens that the target verified, by its forwards
+    drafted_per_round: float  # drafted tokens per forward of the target
     accepted: float | None
-    bandwidth_share: float  # of the target's forwards, in the same run
+    bandwidth_share: float  # the target's forwards over the run's bandwidth
     client: float
 
 
@@ -112,8 +112,8 @@ class Result:
 
 
 def host(setting: Setting, pipe: Connection) -> None:
-    """Serves each chain on its own port, and answers on the pipe: numbers of arms with their
-    statistics, None with the bandwidth."""
+    """Serves each chain on its own port. On the pipe, answers an arm's number with its statistics
+    and None with the bandwidth."""
     from specqd.cli.serve import PROMPT_ROWS
     from specqd.engine.engine import Engine
     from specqd.llm import LLM
@@ -133,7 +133,7 @@ def host(setting: Setting, pipe: Connection) -> None:
             max_batch=setting.most_at_once,
             prompt_rows=PROMPT_ROWS,
         )
-        engine.reuses_prefixes = False  # the arms share one cache
+        engine.scheduler.reuses_prefixes = False  # the arms share one cache
         sock = listen("127.0.0.1", 0)
         service = Service(Serving(engine, llm.directory.name, llm.defaults, Access()))
         Thread(target=run, args=(service, sock, 0, print), daemon=True).start()
@@ -143,7 +143,7 @@ def host(setting: Setting, pipe: Connection) -> None:
     pipe.send((ports, plain.directory.name, machine.pool.threads, machine.isa))
     while (asked := pipe.recv()) != "end":
         pipe.send(bandwidth_at(machine, read) if asked is None else Stats.of(engines[asked]))
-    os._exit(0)  # the servers' threads have nothing to put away
+    os._exit(0)  # the servers' threads need no cleanup
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ def run_once(arms: Arms, arm: int, bodies: Sequence[bytes], at_once: int) -> Run
 def bodies_of(
     prompts: Sequence[str], number: int, count: int, load: Load, options: argparse.Namespace
 ) -> list[bytes]:
-    """The requests of one run: the next `count` prompts, and seeds of their own."""
+    """The requests of one run: the next `count` prompts, each with its own seed."""
     streamed = {"stream": True, "stream_options": {"include_usage": True}}
     first = number * count
     return [
@@ -218,7 +218,7 @@ def bodies_of(
 
 
 def length_of(request: int, options: argparse.Namespace) -> int:
-    """Tokens of its answer, the same in every arm."""
+    """Tokens of a request's answer, the same in every arm."""
     least, most = (options.tokens * (1 + sign * options.spread) for sign in (-1, 1))
     return max(1, round(Random(request).uniform(least, most)))
 
@@ -228,7 +228,7 @@ def length_of(request: int, options: argparse.Namespace) -> int:
 
 @dataclass(slots=True)
 class Cell:
-    """A load's runs by round, an arm each, and the bandwidths between them."""
+    """A load's runs by round and arm, and the bandwidths between rounds."""
 
     rounds: list[list[Run]]
     gb_per_s: list[float]
@@ -246,7 +246,7 @@ def compared(
         )
         if number % ROUNDS_BY_BANDWIDTH == 0:
             cells[load].gb_per_s.append(arms.gb_per_s())
-            for arm in range(num_arms):  # what comes first after such a measurement takes longer
+            for arm in range(num_arms):  # the first run after measuring bandwidth takes longer
                 run_once(arms, arm, there, load.at_once)
         order = [(number + turn) % num_arms for turn in range(num_arms)]
         runs = {arm: run_once(arms, arm, there, load.at_once) for arm in order}
@@ -305,7 +305,7 @@ def table_of(results: Sequence[Result]) -> str:
 
 
 def draw(path: Path, model: str, results: Sequence[Result]) -> None:
-    """Ratios with their intervals, a panel per temperature."""
+    """Plots ratios with intervals, one panel per temperature."""
     from matplotlib.figure import Figure
 
     temperatures = list(dict.fromkeys(each.temperature for each in results))
@@ -332,18 +332,18 @@ def draw(path: Path, model: str, results: Sequence[Result]) -> None:
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?", type=Path)
-    parser.add_argument("--prompts", type=Path, required=True, help='{"prompt": ...} a line')
+    parser.add_argument("--prompts", type=Path, required=True, help='one {"prompt": ...} per line')
     parser.add_argument("--limit", type=int, default=44, help="prompts")
     parser.add_argument("--chain", dest="chains", action="append", help="default: auto, mxfp4")
     parser.add_argument("--at-once", type=int, nargs="+", default=CONCURRENCY)
     parser.add_argument("--temperature", type=float, nargs="+", default=TEMPERATURES)
-    parser.add_argument("--tokens", type=int, default=64, help="of an answer, on average")
+    parser.add_argument("--tokens", type=int, default=64, help="average per answer")
     parser.add_argument(
-        "--spread", type=float, default=0.5, help="share by which answers are longer or shorter"
+        "--spread", type=float, default=0.5, help="relative variation of answers' lengths"
     )
-    parser.add_argument("--requests-per-client", type=int, default=3, help="of each run")
-    parser.add_argument("--least-requests", type=int, default=2, help="of each run")
-    parser.add_argument("--stream", action="store_true", help="answers token by token")
+    parser.add_argument("--requests-per-client", type=int, default=3, help="per run")
+    parser.add_argument("--least-requests", type=int, default=2, help="per run")
+    parser.add_argument("--stream", action="store_true", help="stream answers")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--isa")

@@ -1,32 +1,33 @@
-"""Whether a server stays as it was: memory, pages and places over many requests of every kind.
+"""Tests that a server keeps its memory, pages and request slots over many requests of every kind.
 
     python benchmarks/soak.py [MODEL] [--requests 2000] [--at-once 16] [--seed 0]
 
-Runs `specqd serve` with its default drafts and a chat template that calls tools. Of the requests
-10 % leave before their end, 5 % are malformed, 5 % too large; the others are completions and
-chats, whole and streamed, free and held to schemas, with tools, log-probabilities of prompts and
-what the page asks for. Prints the server's memory and counts at every quarter. Ends with status 1
-where a reply had another status than it should, or pages, places or memory did not come back.
+Runs `specqd serve` with 2 threads, its default drafts and a chat template that calls tools. 10 % of
+requests disconnect before their end, 5 % are malformed, 5 % too large. The others are completions
+and chats, whole and streamed, free and held to schemas, with tools, log-probabilities of prompts
+and the fields that the page uses. Prints the server's memory and counts after each quarter. Ends
+with status 1 where a reply has an unexpected status, or pages, slots or memory are not given back.
 """
 
 import argparse
-import http.client
 import json
 import random
 import re
+import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from specqd.llm import shipped_model
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+
+from specqd.hub import shipped_model
+from support.served import Served, add_template, serving
 
 Json = dict[str, Any]
 
@@ -45,9 +46,9 @@ SCHEMA: Json = {
 }
 FORM: Json = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA}}
 TOOLS: list[Json] = [{"type": "function", "function": {"name": "take", "parameters": SCHEMA}}]
-PLACES = 1024  # samples that a server lets be open at once
+PLACES = 1024  # samples that a server accepts at once
 OVER_CONTEXT = b'{"prompt": "%b"}' % (b"import os; " * 2_000)
-MOST_GROWTH_KB = 8192  # of memory, over the second half: what allocators may keep
+MOST_GROWTH_KB = 8192  # memory over the second half, for allocators
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 MALFORMED: list[tuple[int, str, bytes]] = [
@@ -63,61 +64,29 @@ MALFORMED: list[tuple[int, str, bytes]] = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
-    process: "subprocess.Popen[str]"
-    port: int
-
-    def connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
-
-    def post(self, path: str, body: bytes) -> int:
-        connection = self.connect()
-        try:
-            connection.request("POST", path, body, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            response.read()
-            return response.status
-        finally:
-            connection.close()
-
-    def leave(self, path: str, body: bytes, patience_s: float) -> None:
-        connection = self.connect()
-        connection.request("POST", path, body, {"Content-Type": "application/json"})
-        time.sleep(patience_s)
-        connection.close()
-
-    def metric(self, name: str) -> float:
-        connection = self.connect()
-        connection.request("GET", "/metrics")
-        text = connection.getresponse().read().decode()
-        connection.close()
-        return sum(map(float, re.findall(rf"^{name}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE)))
-
-    def rss_kb(self) -> int:
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(re.findall(r"^VmRSS:\s+(\d+)", status, re.MULTILINE)[0])
+def post(server: Served, path: str, body: object) -> int:
+    return server.ask("POST", path, body).status
 
 
-def started(model: Path, folder: Path) -> Server:
-    """Serves the model's files with our chat template."""
+def leave(server: Served, path: str, body: bytes, patience_s: float) -> None:
+    connection = server.connect()
+    connection.request("POST", path, body, {"Content-Type": "application/json"})
+    time.sleep(patience_s)
+    connection.close()
+
+
+def rss_kb(server: Served) -> int:
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(re.findall(r"^VmRSS:\s+(\d+)", status, re.MULTILINE)[0])
+
+
+def copied(model: Path, folder: Path) -> Path:
+    """Links to the model's files, with our chat template."""
     for file in model.iterdir():
-        (folder / file.name).symlink_to(file.resolve())
-    settings = folder / "tokenizer_config.json"
-    known = json.loads(settings.read_text())
-    settings.unlink()
-    settings.write_text(json.dumps(known | {"chat_template": TEMPLATE}))
-    program = "from specqd.cli import main; raise SystemExit(main())"
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, "serve", str(folder), "--port", "0"],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    for line in process.stderr:
-        if found := re.search(r"at http://[^ ]*:(\d+)$", line):
-            return Server(process, int(found[1]))
-    raise SystemExit(f"the server ended with status {process.wait()}")
+        if file.name != "tokenizer_config.json":
+            (folder / file.name).symlink_to(file.resolve())
+    shutil.copy(model / "tokenizer_config.json", folder)
+    return add_template(folder, TEMPLATE)
 
 
 def good_request(rng: random.Random) -> tuple[str, Json]:
@@ -149,38 +118,38 @@ def good_request(rng: random.Random) -> tuple[str, Json]:
     return path, body | more
 
 
-def request(server: Server, seed: int) -> str:
-    """What came of one request, in words."""
+def request(server: Served, seed: int) -> str:
+    """Sends one request; returns a description of its outcome."""
     rng = random.Random(seed)
     kind = rng.random()
     if kind < 0.05:
         expected, path, body = rng.choice(MALFORMED)
-        return judged("malformed", expected, server.post(path, body))
+        return judged("malformed", expected, post(server, path, body))
     if kind < 0.075:
-        return judged("over the context", 400, server.post(COMPLETIONS, OVER_CONTEXT))
+        return judged("over the context", 400, post(server, COMPLETIONS, OVER_CONTEXT))
     if kind < 0.1:
-        return judged("a body of 5 MB", 413, server.post(COMPLETIONS, b" " * (5 << 20)))
+        return judged("a body of 5 MB", 413, post(server, COMPLETIONS, b" " * (5 << 20)))
     path, asked = good_request(rng)
     if kind < 0.2:
         asked |= {"max_tokens": 400} | ({"ignore_eos": True} if "prompt" in asked else {})
         asked.pop("response_format", None)
-        server.leave(path, json.dumps(asked).encode(), rng.random() * 0.2)
+        leave(server, path, json.dumps(asked).encode(), rng.random() * 0.2)
         return "left"
-    return judged("answered", 200, server.post(path, json.dumps(asked).encode()))
+    return judged("answered", 200, post(server, path, asked))
 
 
 def judged(kind: str, expected: int, status: int) -> str:
     return f"{kind}: {status}" if status == expected else f"WRONG, {kind}: {status}"
 
 
-def state(server: Server) -> Json:
-    """Once nobody is served."""
+def state(server: Served) -> Json:
+    """The server's state, once no request is running."""
     deadline = time.monotonic() + 60
     running = "vllm:num_requests_running"
     while server.metric(running) and time.monotonic() < deadline:
         time.sleep(0.05)
     return {
-        "rss_kb": server.rss_kb(),
+        "rss_kb": rss_kb(server),
         "running": server.metric(running),
         "waiting": server.metric("vllm:num_requests_waiting"),
         "cache_share": server.metric("vllm:kv_cache_usage_perc"),
@@ -189,9 +158,9 @@ def state(server: Server) -> Json:
     }
 
 
-def all_places_are_free(server: Server) -> bool:
+def all_places_are_free(server: Served) -> bool:
     body = {"prompt": ["x"] * 8, "n": PLACES // 8, "max_tokens": 1}
-    return server.post(COMPLETIONS, json.dumps(body).encode()) == 200
+    return post(server, COMPLETIONS, body) == 200
 
 
 def main() -> int:
@@ -202,22 +171,22 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     outcomes: Counter[str] = Counter()
-    with TemporaryDirectory() as folder:
-        server = started(options.model, Path(folder))
-        try:
-            states = [state(server)]
-            print(json.dumps(states[0]), flush=True)
-            ends = [options.requests * quarter // 4 for quarter in range(5)]
-            with ThreadPoolExecutor(options.at_once) as clients:
-                for first, end in pairwise(ends):
-                    seeds = range(options.seed + first, options.seed + end)
-                    outcomes.update(clients.map(lambda seed: request(server, seed), seeds))
-                    states.append(state(server))
-                    print(json.dumps({"requests": end, **states[-1]}), flush=True)
-            has_places = all_places_are_free(server)
-        finally:
-            server.process.send_signal(signal.SIGTERM)
-            ended = server.process.wait(90)
+    with (
+        TemporaryDirectory() as folder,
+        serving(str(copied(options.model, Path(folder)))) as server,
+    ):
+        server.timeout_s = 300
+        states = [state(server)]
+        print(json.dumps(states[0]), flush=True)
+        ends = [options.requests * quarter // 4 for quarter in range(5)]
+        with ThreadPoolExecutor(options.at_once) as clients:
+            for first, end in pairwise(ends):
+                seeds = range(options.seed + first, options.seed + end)
+                outcomes.update(clients.map(lambda seed: request(server, seed), seeds))
+                states.append(state(server))
+                print(json.dumps({"requests": end, **states[-1]}), flush=True)
+        has_places = all_places_are_free(server)
+    ended = server.process.returncode
     last = states[-1]
     growth = last["rss_kb"] - states[2]["rss_kb"]
     problems = [outcome for outcome in outcomes if outcome.startswith("WRONG")]

@@ -1,9 +1,9 @@
-"""The shapes that parity covers: every model type, awkward sizes, every rope scaling and trait."""
+"""Shapes for parity: every model type, awkward sizes, every rope scaling and trait."""
 
 from support.family_shapes import GRANITE, long_rope
 from support.random_models import ROPE_SCALINGS, Shape
 
-PROMPT_LENGTH = 100  # past every window, past the original context of every rope scaling
+PROMPT_LENGTH = 100  # beyond every window and every original context of rope scalings
 SEEDS = range(5)
 
 CASES: dict[str, Shape] = {

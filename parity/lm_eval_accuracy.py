@@ -1,14 +1,14 @@
-"""Does lm-eval find transformers' accuracy? Runs one model through `hf` and `specqd`.
+"""Compares the accuracies of one model in lm-eval through `hf` and `specqd`.
 
 Needs an environment with specqd[eval], and with torch, transformers and accelerate:
 
     pip install ".[eval]" -r parity/requirements.txt accelerate
     python parity/lm_eval_accuracy.py [MODEL] [--limit N]
 
-The tasks are made of the source of Python's own library, so that nothing is downloaded: which of
-four lines comes next (log-likelihoods), how likely is a module (rolling), and the rest of a line
-(generated). The yardstick is transformers in float32 on the same BF16 weights. Of our answers no
-more may differ from its than of transformers' own BF16 run, or 1 % of them.
+The tasks are made from the source of Python's library, so that nothing is downloaded: which of four
+lines comes next (log-likelihoods), how likely is a module (rolling), and the rest of a line
+(generated). The reference is transformers in float32 on the same BF16 weights. Our answers may
+differ from it as often as those of transformers' own BF16 run, or in 1 % of all.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def main() -> int:
             sum(a != b for a, b in zip(answers(each, name), expected, strict=True))
             for each in (theirs, ours)
         )
-        if name == "module":  # a number, not answers
+        if name == "module":  # a perplexity, no answers
             is_right = abs(values[2] / values[0] - 1) <= max(abs(values[1] / values[0] - 1), 1e-3)
             differ = ""
         else:
@@ -119,7 +119,7 @@ def metric(results: dict[str, Any], task: str) -> float:
 
 
 def answers(results: dict[str, Any], task: str) -> list[Any]:
-    """What was chosen or written, by question."""
+    """The chosen or generated answer to each question."""
     samples = sorted(results["samples"][task], key=lambda sample: sample["doc_id"])
     if task == "next_line":
         scores = [[float(score) for score, _ in each["filtered_resps"]] for each in samples]

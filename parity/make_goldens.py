@@ -1,4 +1,4 @@
-"""Writes tests/goldens: small random models, and their logits by transformers in float32."""
+"""Writes tests/goldens: small random models, and logits of transformers in float32."""
 
 import sys
 from pathlib import Path
@@ -8,9 +8,9 @@ import numpy as np
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
 import theirs
-from run import rms_error
 from support.family_shapes import GRANITE, long_rope
 from support.random_models import ROPE_SCALINGS, Shape, make_model
+from support.reference import rms_error
 
 ROOT = Path(__file__).resolve().parent.parent
 SEED = 20260

@@ -1,8 +1,6 @@
-"""Writes tests/goldens/tokenizers: small vocabularies of each kind, and what the libraries that
-brought them make of the texts there.
-
-Sentencepiece speaks for its models and for the llama kind of GGUF files; transformers for the gpt2
-kind.
+"""Writes tests/goldens/tokenizers: small vocabularies of each kind, and token ids and decoded texts
+by their own libraries: sentencepiece for its models and GGUF's llama kind, transformers for GGUF's
+gpt2 kind.
 """
 
 import io
@@ -59,9 +57,9 @@ def main() -> None:
 
 
 def corpus(strings: Sequence[str]) -> list[str]:
-    """Our own documents and code, and the texts."""
+    """Our documents and code, and the texts."""
     files = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    files += sorted((ROOT / "src" / "specqd").glob("*.py"))
+    files += sorted((ROOT / "src" / "specqd").rglob("*.py"))
     return [*(path.read_text() for path in files), *strings]
 
 
@@ -149,11 +147,11 @@ def byte_level_metadata(
 def their_byte_level(
     path: Path, vocabulary: dict[str, int], merges: Sequence[str], split: str
 ) -> transformers.PreTrainedTokenizerBase:
-    """The model's own class where it does more than the reader of GGUF files."""
+    """transformers' tokenizer: the model's own class where its GGUF reader lacks a step."""
     pairs = [tuple(merge.split(" ")) for merge in merges]
     if split == "qwen2":
         return transformers.Qwen2Tokenizer(vocabulary, pairs, eos_token=SPECIAL)
-    if split == "smollm":  # as its tokenizer.json has it; the reader does not know the name
+    if split == "smollm":  # like its tokenizer.json; the reader does not know the name
         theirs = transformers.GPT2Tokenizer(vocabulary, pairs, eos_token=SPECIAL)
         steps = [
             pre_tokenizers.Digits(individual_digits=True),
@@ -165,7 +163,7 @@ def their_byte_level(
 
 
 def record(path: Path, strings: Sequence[str], encode: Encode, decode: Decode) -> None:
-    """The ids of each text, one after the other, and where each ends; and what they decode to."""
+    """Writes the ids of all texts, the end of each, and the decoded texts."""
     encoded = [encode(text) for text in strings]
     ids = np.concatenate([np.array(each, np.uint16) for each in encoded])
     decoded = json.dumps([decode(each) for each in encoded])

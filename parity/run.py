@@ -1,8 +1,8 @@
-"""Are our logits right? Compares them with transformers' on random models of awkward shapes.
+"""Compares our logits with transformers' on random models of awkward shapes.
 
-The yardstick is transformers in float32 on the same BF16 weights. Our RMS error against it, median
-of five seeds, must be at most that of transformers' own BF16 run; the float64 reference that the
-tests use must agree with it to float32's rounding, at its worst seed.
+The reference is transformers in float32 on the same BF16 weights. Our RMS error, the median of five
+seeds, must be at most that of transformers' own BF16 run. The float64 reference of the tests must
+agree to float32's rounding at its worst seed.
 """
 
 import argparse
@@ -21,13 +21,14 @@ import theirs
 from cases import CASES, PROMPT_LENGTH, SEEDS
 from support import reference
 from support.random_models import Shape, make_model, read_model
+from support.reference import rms_error
 
 REFERENCE_TOLERANCE = 1e-5  # RMS error over RMS: a few hundred roundings of 6e-8 each
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--reference-only", action="store_true", help="leave out specqd itself")
+    parser.add_argument("--reference-only", action="store_true", help="leave out specqd")
     with_ours = not parser.parse_args().reference_only
     print(f"{'RMS error over RMS of the logits':48} reference  their BF16       ours")
     ok = True
@@ -63,11 +64,6 @@ def our_logits(directory: Path, tokens: Sequence[int]) -> NDArray[np.float32]:
     from specqd.model.model import Model
 
     return Model.open(directory).logits(list(tokens))
-
-
-def rms_error(found: NDArray[np.floating], truth: NDArray[np.float32]) -> float:
-    difference = found.astype(np.float64) - truth
-    return float(np.sqrt((difference**2).mean() / (truth.astype(np.float64) ** 2).mean()))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Logits of transformers. The one place that imports torch."""
+"""Logits of transformers. The only module that imports torch."""
 
 import json
 import shutil
@@ -22,9 +22,9 @@ transformers.utils.logging.disable_progress_bar()
 def logits(
     directory: Path, tokens: Sequence[int], dtype: Literal["float32", "bfloat16"]
 ) -> NDArray[np.float32]:
-    """Logits after each token, [n, vocab]; float32 reads the same BF16 weights.
+    """Logits after each token, [n, vocab]; float32 uses the same BF16 weights.
 
-    By the plain code of each family: others refuse some sizes.
+    Uses each family's eager code: other implementations refuse some sizes.
     """
     with tempfile.TemporaryDirectory() as folder:
         model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -40,13 +40,13 @@ def logits(
 
 
 def _as_bf16(directory: Path, folder: Path) -> Path:
-    """The model itself, or one whose MXFP4 experts are written out as BF16, which holds them."""
+    """The model, or a copy with its MXFP4 experts as BF16, which represents them exactly."""
     config, tensors = read_model(directory)
     if config.pop("quantization_config", None) is None:
         return directory
     bf16 = {}
     for name, values in reference.values(tensors).items():
-        is_expert = f"{name}_blocks" in tensors  # which theirs holds transposed
+        is_expert = f"{name}_blocks" in tensors  # transposed in transformers
         bf16[name] = bf16_bits((values.swapaxes(1, 2) if is_expert else values).astype(np.float32))
     shutil.copytree(directory, folder)
     (folder / "config.json").write_text(json.dumps(config))

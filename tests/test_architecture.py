@@ -1,4 +1,4 @@
-"""The floors that docs/design.md lists, as imports and includes have them."""
+"""Imports and includes follow the floors that docs/design.md lists."""
 
 import ast
 import re
@@ -13,7 +13,7 @@ CORE = ROOT / "csrc"
 
 
 def floors(place: str) -> dict[str, set[str]]:
-    """The floors of docs/design.md for `place`, lowest first, each with what it may import."""
+    """Each floor of `place` in docs/design.md, lowest first, with the floors it may import."""
     page = (ROOT / "docs" / "design.md").read_text()
     found = re.search(rf"<!-- floors: {place} -->\n(.*?)<!-- end -->", page, re.DOTALL)
     assert found, f"docs/design.md lists no floors of {place}"
@@ -31,8 +31,8 @@ VAGUE_NAMES = {"utils", "util", "common", "helpers", "helper", "base", "manager"
 LONGEST_FILE = 450  # lines; 400 is the aim
 LONGEST_FUNCTION = 60  # lines; 40 is the aim
 
-# What a file built for one instruction set may include: an inline function of anything else could
-# be compiled for it, and then be the copy that every machine runs.
+# Headers that a file built for one instruction set may include. An inline function of any other
+# header could be compiled for that set, and the linker could keep this copy for all machines.
 ISA_SYSTEM_HEADERS = {"cstdint", "cstring", "cstddef", "immintrin.h", "arm_neon.h"}
 PLAIN_HEADERS = {"kernels/kernels.h", "kernels/pick_kernels.h", "kernels/bf16.h"}
 
@@ -41,12 +41,12 @@ each_module = pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relat
 
 
 def floor_of(path: Path) -> str:
-    """The module's name within the package; that of a subpackage for all that lies in it."""
+    """The subpackage of a module, or the module itself at the top level."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(path.suffix)
 
 
 def imported_floors(path: Path) -> Iterator[str]:
-    """Floors of the package that `path` imports anywhere; imports for types count too."""
+    """Floors that `path` imports anywhere; imports under TYPE_CHECKING count too."""
     for node in ast.walk(ast.parse(path.read_text())):
         names = []
         if isinstance(node, ast.Import):
@@ -89,7 +89,7 @@ def core_arrows() -> dict[str, set[str]]:
     [(PACKAGE_FLOORS, package_arrows()), (CORE_FLOORS, core_arrows())],
     ids=["src/specqd", "csrc"],
 )
-def test_the_arrows_are_those_that_the_page_lists(
+def test_imports_are_those_that_the_page_lists(
     listed: dict[str, set[str]], found: dict[str, set[str]]
 ) -> None:
     assert {name: sorted(below) for name, below in found.items()} == {
@@ -98,7 +98,7 @@ def test_the_arrows_are_those_that_the_page_lists(
 
 
 @pytest.mark.parametrize("listed", [PACKAGE_FLOORS, CORE_FLOORS], ids=["src/specqd", "csrc"])
-def test_arrows_point_downwards(listed: dict[str, set[str]]) -> None:
+def test_imports_point_downwards(listed: dict[str, set[str]]) -> None:
     order = list(listed)
     for floor, below in listed.items():
         for other in below:
@@ -127,12 +127,12 @@ def test_only_the_edge_prints_and_reads_the_environment(path: Path) -> None:
 
 
 @each_module
-def test_modules_have_names_that_say_something(path: Path) -> None:
+def test_modules_have_specific_names_and_docstrings(path: Path) -> None:
     assert not VAGUE_NAMES & set(path.stem.split("_"))
     assert ast.get_docstring(ast.parse(path.read_text())) or not path.read_text()
 
 
-def test_no_file_is_longer_than_it_may_be() -> None:
+def test_no_file_exceeds_the_line_limit() -> None:
     files = [
         *PACKAGE.rglob("*.py"),
         *(ROOT / "tests").rglob("*.py"),
@@ -143,7 +143,7 @@ def test_no_file_is_longer_than_it_may_be() -> None:
     assert {p: n for p, n in lengths.items() if n > LONGEST_FILE} == {}
 
 
-def test_no_function_is_longer_than_it_may_be() -> None:
+def test_no_function_exceeds_the_line_limit() -> None:
     long = {
         f"{path.relative_to(ROOT)}:{node.name}": length
         for path in MODULES

@@ -1,4 +1,4 @@
-"""Batch files: answers equal those of each request alone, and kills leave no trace in them."""
+"""Batch files: answers equal those of single requests, and kills do not change them."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def llm(model: Path) -> LLM:
 
 @pytest.fixture
 def run(llm: LLM) -> Run:
-    """Answers a file in this process."""
+    """Answers a batch file in this process."""
 
     return lambda source, out: answer_file(llm, source, out)
 
@@ -57,7 +57,7 @@ def line(custom_id: str, /, url: str = "/v1/completions", **body: Any) -> dict[s
 
 
 def read(path: Path) -> Lines:
-    """Lines by custom_id; each is there once and whole."""
+    """Lines by custom_id; each occurs once and is complete."""
     lines = [json.loads(each) for each in path.read_bytes().splitlines(keepends=True)]
     assert path.read_bytes().endswith(b"\n")
     by_id = {each["custom_id"]: each for each in lines}
@@ -66,7 +66,7 @@ def read(path: Path) -> Lines:
 
 
 def many(rng: random.Random, count: int) -> list[dict[str, Any]]:
-    """Seeded requests of all kinds, sampled and greedy."""
+    """Seeded random requests: completions and chats, sampled and greedy."""
     lines = []
     for i in range(count):
         sampling = {"seed": rng.randrange(1 << 40), "temperature": rng.choice([0, 0.9])}
@@ -109,7 +109,7 @@ def test_answers_are_those_of_each_request_alone(
         }
 
 
-def test_lines_have_openais_members(tmp_path: Path, run: Run) -> None:
+def test_lines_have_openais_fields(tmp_path: Path, run: Run) -> None:
     chat = line("b", "/v1/chat/completions", messages=[{"role": "user", "content": "x"}])
     chat["body"] |= {"max_tokens": 3, "logprobs": True, "top_logprobs": 2, "seed": 6}
     out = tmp_path / "out.jsonl"
@@ -124,15 +124,15 @@ def test_lines_have_openais_members(tmp_path: Path, run: Run) -> None:
         body = answer["response"]["body"]
         assert set(body) == {"id", "object", "created", "model", "choices", "usage"}
         assert (body["model"], body["created"]) == ("small", int(source.stat().st_mtime))
-    text, said = (answers[name]["response"]["body"] for name in "ab")
-    assert (text["object"], said["object"]) == ("text_completion", "chat.completion")
+    text, chat_body = (answers[name]["response"]["body"] for name in "ab")
+    assert (text["object"], chat_body["object"]) == ("text_completion", "chat.completion")
     logprobs = text["choices"][0]["logprobs"]
     assert {len(values) for values in logprobs.values()} == {4}
     assert text["choices"][0]["seed"] == 5
-    content = said["choices"][0]["logprobs"]["content"]
+    content = chat_body["choices"][0]["logprobs"]["content"]
     assert len(content) == 3
     assert all(len(each["top_logprobs"]) == 2 for each in content)
-    assert said["choices"][0]["message"]["role"] == "assistant"
+    assert chat_body["choices"][0]["message"]["role"] == "assistant"
 
 
 def test_texts_follow_a_schema(tmp_path: Path, run: Run) -> None:
@@ -151,7 +151,7 @@ def test_texts_follow_a_schema(tmp_path: Path, run: Run) -> None:
     assert (answers["c"]["response"]["status_code"], error["param"]) == (400, "response_format")
 
 
-def test_it_needs_nothing_of_the_server(
+def test_batches_need_no_package_of_the_server(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = (
@@ -166,7 +166,7 @@ def test_it_needs_nothing_of_the_server(
         run(write(tmp_path / "in.jsonl", [form]), tmp_path / "out.jsonl")
 
 
-def test_what_only_the_model_can_refuse_is_an_answer(tmp_path: Path, run: Run) -> None:
+def test_a_request_that_the_model_refuses_gets_an_answer(tmp_path: Path, run: Run) -> None:
     out = tmp_path / "out.jsonl"
     lines = [line("long", prompt="a" * 300), line("id", prompt=[1, 999999]), line("good")]
     lines.append(line("half", prompt=["a", "a" * 300]))
@@ -261,7 +261,10 @@ def test_answers_to_other_requests_or_of_other_models_are_refused(tmp_path: Path
     others.append(read_batch(write(source, [line("a", max_tokens=5)]), "small"))
     others.append(read_batch(write(source, [line("b")]), "small"))
     for batch in others:
-        with pytest.raises(RequestError, match="does not ask it"), open_answers(out, batch):
+        with (
+            pytest.raises(RequestError, match="answers another request or model"),
+            open_answers(out, batch),
+        ):
             pass
 
 
@@ -287,7 +290,7 @@ def test_twenty_kills_leave_an_undisturbed_file(
     while len(sizes) < 20:
         before = out.stat().st_size if out.exists() else 0
         most = (whole.stat().st_size - before) // (21 - len(sizes))
-        goal = before + rng.randrange(max(most, 1))  # bytes at which to kill: some work is left
+        goal = before + rng.randrange(max(most, 1))  # bytes at which to kill: some work remains
         with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
             while (out.stat().st_size if out.exists() else -1) < goal or rng.random() < 0.5:
                 assert process.poll() is None, process.stderr and process.stderr.read()
@@ -300,10 +303,10 @@ def test_twenty_kills_leave_an_undisturbed_file(
     assert read(out) == read(whole)
     again = subprocess.run(command, capture_output=True, check=True)
     assert b"answered already" in again.stderr
-    assert len(set(sizes)) > 5  # the kills came at different places
+    assert len(set(sizes)) > 5  # kills at different places
 
 
-def test_the_command_answers_and_says_so(
+def test_the_command_answers_and_prints_a_summary(
     tmp_path: Path, model: Path, run: Run, seed: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = write(tmp_path / "in.jsonl", [line("a", seed=seed), line("b", prompt="a" * 300)])

@@ -1,4 +1,4 @@
-"""`specqd bench levels`: equal tokens or no result, ratios within prompts, numbers that add up."""
+"""`specqd bench levels`: a result only with equal tokens, and ratios within prompts."""
 
 import json
 import sys
@@ -62,7 +62,7 @@ def test_plain_decoding_comes_first_and_each_chain_once(arms: list[Arm]) -> None
     assert [[level.name for level in arm.levels] for arm in arms] == [["bf16"], ["bf16", "mxfp4"]]
 
 
-def test_the_usual_arms_are_the_papers() -> None:
+def test_the_default_chains_are_the_papers() -> None:
     assert default_chains(None) == ["mxfp4", "auto"]
     assert default_chains("./s") == ["mxfp4", "./s:bf16", "mxfp4 ./s:mxfp4 ngram", "auto"]
 
@@ -80,8 +80,8 @@ def test_prompts_are_read_up_to_the_limit(tmp_path: Path) -> None:
         (b'{"prompt": "a"}\n{"text": "b"}\n', ":2: no text"),
         (b'{"prompt": 5}\n', ":1: no text"),
         (b'["a"]\n', ":1: no text"),
-        (b'{"prompt": "a"}\nnonsense\n', ":2: not a JSON object"),
-        (b"\xff\xfe\n", ":1: not a JSON object"),
+        (b'{"prompt": "a"}\nnonsense\n', ":2: not one JSON object"),
+        (b"\xff\xfe\n", ":1: not one JSON object"),
     ],
 )
 def test_a_bad_file_of_prompts_is_refused_by_line(
@@ -121,7 +121,7 @@ def test_every_arm_is_compared_while_it_is_timed(
     assert next(running).prompt == 0
     with pytest.raises(SpecqdError, match=r"NOT EQUAL: prompt 1, new token 7: mxfp4:k=3 differs"):
         next(running)
-    assert calls == 2 + 2 * 2  # the warm-up, and two prompts
+    assert calls == 2 + 2 * 2  # warm-up and two prompts
 
 
 def test_missing_tokens_are_a_difference(arms: list[Arm]) -> None:
@@ -147,9 +147,9 @@ def test_real_arms_are_equal(arms: list[Arm], llm: LLM, temperature: float) -> N
 # --- Times and ratios -------------------------------------------------------------------------
 
 
-def test_prefill_and_decoding_are_apart(llm: LLM, arms: list[Arm]) -> None:
+def test_prefill_and_decoding_are_timed_separately(llm: LLM, arms: list[Arm]) -> None:
     for arm in arms:
-        for _ in range(2):  # the second time, the prompt is not found in the cache
+        for _ in range(2):  # a prefix hit would change the second run's rows
             ticks = iter([10.0, 13.0, 18.0])
             run = timed(arm.llm, [65] * 150, PARAMS, clock=lambda ticks=ticks: next(ticks))
             assert (run.prefill_s, run.decode_s, run.wall_s) == (3.0, 5.0, 8.0)
@@ -172,14 +172,14 @@ def test_an_interval_holds_its_median_and_narrows_with_more_prompts(
     assert Interval.of([1.5]) == Interval(1.5, 1.5, 1.5)
 
 
-def test_intervals_cover_the_true_median_about_as_often_as_they_say(
+def test_intervals_cover_the_true_median_in_about_95_percent(
     rng: np.random.Generator,
 ) -> None:
     covered = 0
     for _ in range(200):
         interval = Interval.of(rng.normal(1.0, 0.2, 25).tolist())
         covered += interval.low <= 1.0 <= interval.high
-    assert covered >= 170  # of 200, where some 187 are expected, give or take 3.5
+    assert covered >= 170  # 187 of 200 are expected, standard deviation 3.5
 
 
 def test_ratios_are_taken_within_prompts_and_rounds(arms: list[Arm], llm: LLM) -> None:
@@ -238,10 +238,10 @@ def test_the_command_ends_with_one_line_of_json(
         assert all(drafted[key] > 0 for key in ("tokens_per_s", "prefill_s", "decode_s", "wall_s"))
         assert [level["name"] for level in drafted["levels"]] == ["bf16", "mxfp4"]
         assert all(level["bandwidth_share"] > 0 for level in drafted["levels"])
-    assert sum("equal tokens in all arms" in line for line in lines) == 2
+    assert sum("equal tokens in all chains" in line for line in lines) == 2
 
 
-def test_on_a_terminal_the_table_is_the_end(
+def test_on_a_terminal_the_table_comes_last(
     llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts = write_prompts(tmp_path / "p.jsonl", "ab")
@@ -280,7 +280,7 @@ def test_too_many_new_tokens_are_refused(llm: LLM, tmp_path: Path, run: RunMain)
     assert "leave no room" in err
 
 
-def test_a_small_model_and_own_chains_are_wrong_usage(tmp_path: Path) -> None:
+def test_small_with_chain_is_wrong_usage(tmp_path: Path) -> None:
     prompts = write_prompts(tmp_path / "p.jsonl", "ab")
     command = ["bench", "levels", "--prompts", str(prompts), "--chain", "mxfp4", "--small", "x"]
     assert main(command) == 2

@@ -1,4 +1,4 @@
-"""What texts in channels say where, and what of it a conversation shows."""
+"""Texts in channels: how they are read, and which channels a conversation shows."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from specqd.cli.answers import ChanneledAnswer
-from specqd.openai.answers import Update, form_of
+from specqd.engine.updates import Update
+from specqd.openai.answers import form_of
 from specqd.openai.requests import Prepared, chat_request
 from specqd.text.channels import ChannelReader, has_channels
 from specqd.text.tokenizer import Tokenizer
@@ -25,26 +26,26 @@ TOKENS = [
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{{ 'a' }}"
 
 
-def test_each_channel_is_told_apart_however_the_text_is_cut(rng: np.random.Generator) -> None:
+def test_channels_are_separated_wherever_the_text_is_cut(rng: np.random.Generator) -> None:
     for _ in range(20):
         ends = np.flatnonzero(rng.random(len(TOKENS)) < rng.random()) + 1
         bounds = [0, *ends, len(TOKENS)]
-        reader, said = ChannelReader(), dict[str, str]()
+        reader, read = ChannelReader(), dict[str, str]()
         for start, end in pairwise(bounds):
             for channel, text in reader.feed("".join(TOKENS[start:end])):
-                said[channel] = said.get(channel, "") + text
+                read[channel] = read.get(channel, "") + text
         assert list(reader.finish()) == []
-        assert said == {"analysis": "a thought <b|>", "commentary": "{}", "final": "An answer."}
+        assert read == {"analysis": "a thought <b|>", "commentary": "{}", "final": "An answer."}
 
 
-def test_a_text_without_marks_is_an_answer() -> None:
+def test_a_text_without_marks_is_the_answer() -> None:
     reader = ChannelReader()
     assert [*reader.feed("an "), *reader.feed("answer")] == []
     assert list(reader.finish()) == [("final", "an answer")]
 
 
 @pytest.mark.parametrize("shows_thoughts", [False, True])
-def test_thoughts_are_shown_apart_and_not_kept(
+def test_thoughts_go_to_standard_error_and_are_not_kept(
     capsys: pytest.CaptureFixture[str], shows_thoughts: bool
 ) -> None:
     answer = ChanneledAnswer(shows_thoughts=shows_thoughts)
@@ -57,7 +58,7 @@ def test_thoughts_are_shown_apart_and_not_kept(
     assert err == ("a thought <b|>[1m{}\n" if shows_thoughts else "")
 
 
-def test_a_conversation_has_the_answer_alone(tmp_path: Path, seed: int) -> None:
+def test_a_conversation_shows_the_answer_alone(tmp_path: Path, seed: int) -> None:
     marks = ("<|channel|>", "<|message|>")
     script = {"a": "<|channel|>final<|message|>Hello to you"}
     model = make_scripted_model(tmp_path / "model", script, TEMPLATE, seed, marks)
@@ -69,7 +70,7 @@ def test_a_conversation_has_the_answer_alone(tmp_path: Path, seed: int) -> None:
     assert (ran.returncode, ran.stdout) == (0, b"Hello to you\n")
 
 
-def test_an_answers_message_has_thoughts_apart(
+def test_a_message_has_thoughts_in_a_separate_field(
     tmp_path: Path, rng: np.random.Generator, seed: int
 ) -> None:
     tokenizer = Tokenizer.open(make_model(tmp_path / "model", Shape(), seed))
@@ -80,20 +81,20 @@ def test_an_answers_message_has_thoughts_apart(
     texts = ["".join(TOKENS[start:end]) for start, end in pairwise(bounds)]
     reasons = [None] * (len(texts) - 1) + ["stop"]
     form = form_of(prepared, tokenizer, "key")
-    said = {"content": "", "reasoning_content": ""}
+    streamed = {"content": "", "reasoning_content": ""}
     for text, reason in zip(texts, reasons, strict=True):
         [choice] = form.chunks(Update(0, text, [], [], reason, None))
         for name, part in choice["delta"].items():
             assert part
-            said[name] += part
-    assert said == {"content": "An answer.", "reasoning_content": "a thought <b|>{}"}
+            streamed[name] += part
+    assert streamed == {"content": "An answer.", "reasoning_content": "a thought <b|>{}"}
     whole = form_of(prepared, tokenizer, "key").whole(
         Update(0, "".join(texts), [], [], "stop", None)
     )
-    assert {name: whole["message"][name] for name in said} == said
+    assert {name: whole["message"][name] for name in streamed} == streamed
 
 
-def test_a_server_tells_thoughts_apart(tmp_path: Path, seed: int) -> None:
+def test_a_server_returns_thoughts_separately(tmp_path: Path, seed: int) -> None:
     for name in ("fastapi", "uvicorn", "llguidance"):
         pytest.importorskip(name, reason="needs specqd[serve]")
     script = {"a": "<|channel|>analysis<|message|>Hm.<|end|>"}

@@ -43,7 +43,7 @@ def plain_model(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
 
 @pytest.fixture(scope="module")
 def endless(tmp_path_factory: pytest.TempPathFactory, plain_model: Path) -> Path:
-    """The plain model, which does not know how to end a text."""
+    """The plain model without an end-of-text token."""
     directory = tmp_path_factory.mktemp("models") / "endless"
     shutil.copytree(plain_model, directory)
     config = json.loads((directory / "config.json").read_text())
@@ -70,57 +70,56 @@ def chat_through_pipe(text: str, *arguments: str | Path) -> subprocess.Completed
     return run_program("chat", *arguments, input=text.encode())
 
 
-def answers(model: Path, said: Sequence[str], tokens: int) -> list[str]:
-    """What the model says in turn, by way of the Python API."""
+def answers(model: Path, texts: Sequence[str], tokens: int) -> list[str]:
+    """The model's answers in turn, from the Python API."""
     llm, messages, params = LLM(model), [], SamplingParams(max_tokens=tokens, temperature=0)
-    for text in said:
+    for text in texts:
         messages.append({"role": "user", "content": text})
         messages.append({"role": "assistant", "content": llm.chat(messages, params).text})
     return [message["content"] for message in messages[1::2]]
 
 
-def test_each_piped_line_is_a_turn_and_stdout_holds_the_answers_alone(model: Path) -> None:
-    said = ["ab", "héllo\nthere", "/slash"]
+def test_each_piped_line_is_a_turn_and_stdout_holds_only_answers(model: Path) -> None:
+    sent = ["ab", "héllo\nthere", "/slash"]
     ran = chat_through_pipe("ab\n\nhéllo\\\nthere\n//slash", model, "-n", "12", *GREEDY)
     expected = "".join(
-        text if text.endswith("\n") else f"{text}\n" for text in answers(model, said, 12)
+        text if text.endswith("\n") else f"{text}\n" for text in answers(model, sent, 12)
     )
     assert ran.returncode == 0
     assert ran.stdout.decode() == expected
     assert ran.stderr == b""
 
 
-def test_piped_commands_are_obeyed(model: Path) -> None:
+def test_piped_commands_are_run(model: Path) -> None:
     script = (
         "/system be brief\n/system\nab\n/stats\n/explain\n/clear\n/stats\n/nonsense\n/quit\nab\n"
     )
     ran = chat_through_pipe(script, model, "-n", "5", *GREEDY)
-    told = ran.stderr.decode()
+    notes = ran.stderr.decode()
     assert ran.returncode == 0
-    assert "system message: be brief" in told
-    assert "5 tokens, " in told
-    assert "forwards" in told
-    assert "bf16 itself: " in told
-    assert "no answer yet" in told
-    assert "/nonsense is not a command" in told
+    assert "system message: be brief" in notes
+    assert "5 tokens, " in notes
+    assert "forwards" in notes
+    assert "bf16 itself: " in notes
+    assert "no answer yet" in notes
+    assert "/nonsense is not a command" in notes
     llm, params = LLM(model), SamplingParams(max_tokens=5, temperature=0)
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "ab"}]
     assert ran.stdout.decode().rstrip("\n") == llm.chat(messages, params).text.rstrip("\n")
 
 
 @pytest.mark.parametrize("command", ["/quit", "/exit"])
-def test_nothing_behind_the_last_command_is_answered(model: Path, command: str) -> None:
+def test_nothing_after_quit_is_answered(model: Path, command: str) -> None:
     ran = chat_through_pipe(f"{command}\nab\n", model, "-n", "2")
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, b"", b"")
 
 
-def test_without_a_template_the_text_is_continued_and_it_says_so(plain_model: Path) -> None:
+def test_without_a_template_the_text_is_continued_with_a_note(plain_model: Path) -> None:
     ran = chat_through_pipe("ab\n\ncd\n", plain_model, "-n", "6", *GREEDY)
     llm, params, text = LLM(plain_model), SamplingParams(max_tokens=6, temperature=0), ""
     pieces = []
-    for said in ("ab", "", "\ncd"):
-        said = said.removeprefix("\n") if text.endswith("\n") else said
-        text += said
+    for line in ("ab", "", "\ncd"):
+        text += line.removeprefix("\n") if text.endswith("\n") else line
         pieces.append(llm.generate(text, params)[0].text)
         text += pieces[-1]
     expected = "".join(piece if piece.endswith("\n") else f"{piece}\n" for piece in pieces)
@@ -170,12 +169,12 @@ def test_a_terminal_streams_and_keeps_the_conversation(model: Path, chat_on_term
     assert b"Traceback" not in session.raw
 
 
-def test_ctrl_c_stops_one_answer_whose_prompt_stays_cached(
+def test_ctrl_c_stops_one_answer_and_its_prompt_stays_cached(
     model: Path, chat_on_terminal: Open
 ) -> None:
     with chat_on_terminal(model, *GREEDY) as session:
-        for said in ("x" * 150, "again"):
-            session.say(said)
+        for message in ("x" * 150, "again"):
+            session.say(message)
             session.expect_answer()
             session.send(CTRL_C)
             session.expect("stopped after ")
@@ -188,8 +187,8 @@ def test_ctrl_c_stops_one_answer_whose_prompt_stays_cached(
     assert b"Traceback" not in session.raw
 
 
-def test_ctrl_z_is_the_shells(model: Path, chat_on_terminal: Open) -> None:
-    """Which stops nothing here: no shell is there to go on."""
+def test_ctrl_z_is_left_to_the_shell(model: Path, chat_on_terminal: Open) -> None:
+    """It suspends nothing here, where no shell runs; the line that was begun stays."""
     with chat_on_terminal(model, "-n", "3", *GREEDY) as session:
         session.say("a", CTRL_Z)
         session.say("b")
@@ -198,21 +197,21 @@ def test_ctrl_z_is_the_shells(model: Path, chat_on_terminal: Open) -> None:
         session.expect(f"prompt     {expected} tokens, ")
 
 
-def test_a_full_context_is_told_and_a_new_conversation_begins(
+def test_a_full_context_is_reported_and_clear_starts_again(
     endless: Path, chat_on_terminal: Open
 ) -> None:
-    full = "all 40 positions are full; /clear begins anew"
+    full = "all 40 positions are full; /clear starts again"
     with chat_on_terminal(endless, "--context", "40", *GREEDY) as session:
         session.say("ab")
         session.expect(full)
         session.say("abcd" * 30)
-        session.expect("tokens with this, and 40 positions; shorten it, or begin anew with /clear")
+        session.expect("tokens with this, and 40 positions; shorten the message, or start again")
         session.say("/clear")
         session.say("ab")
         session.expect(full)
 
 
-def test_lines_of_former_conversations_come_back(
+def test_lines_of_earlier_conversations_are_in_the_history(
     model: Path, chat_on_terminal: Open, tmp_path: Path
 ) -> None:
     with chat_on_terminal(model, "-n", "2", *GREEDY) as session:
@@ -227,9 +226,7 @@ def test_lines_of_former_conversations_come_back(
         session.expect("a memorable line")
 
 
-def test_what_a_model_says_cannot_steer_the_terminal(
-    escaping: Path, chat_on_terminal: Open
-) -> None:
+def test_a_models_text_cannot_control_the_terminal(escaping: Path, chat_on_terminal: Open) -> None:
     with chat_on_terminal(escaping, "-n", "7") as session:
         session.say("ab")
         session.say("/explain")
@@ -239,7 +236,7 @@ def test_what_a_model_says_cannot_steer_the_terminal(
     assert b"\x1b\x1b" not in session.raw
 
 
-def test_a_wrong_turn_on_a_terminal_is_told_and_forgotten(
+def test_a_refused_message_on_a_terminal_is_reported_and_dropped(
     plain_model: Path, chat_on_terminal: Open
 ) -> None:
     with chat_on_terminal(plain_model, "-n", "3", *GREEDY) as session:
@@ -273,7 +270,7 @@ def test_a_dialogue_grows_only_by_what_is_recorded(model: Path) -> None:
     assert dialogue.prompt("hi") == prompt
 
 
-def test_a_running_text_takes_lines_at_its_end(plain_model: Path) -> None:
+def test_a_running_text_appends_lines(plain_model: Path) -> None:
     tokenizer = Tokenizer.open(plain_model)
     text = RunningText(tokenizer)
     with pytest.raises(RequestError, match="no text to continue"):

@@ -1,4 +1,4 @@
-"""Chat templates: the dialect, and that a hostile one is stopped."""
+"""Chat templates: the dialect; hostile templates are stopped."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def render(source: str, messages: Any = MESSAGES, **keywords: Any) -> str:
     return ChatTemplate(source, "m/tokenizer_config.json").render(messages, **keywords)
 
 
-def test_blocks_leave_no_line_of_their_own() -> None:
+def test_blocks_leave_no_empty_lines() -> None:
     source = "  {% for m in messages %}\n[{{ m.role }}]\n  {% endfor %}\nend"
     assert render(source) == "[system]\n[user]\n[assistant]\nend"
 
@@ -90,7 +90,7 @@ def test_a_key_without_a_value_is_missing() -> None:
     )
 
 
-def test_reasoning_has_its_usual_name_whatever_it_was_given_as() -> None:
+def test_reasoning_is_available_under_its_usual_names() -> None:
     messages = [{"role": "assistant", "content": "", "reasoning": "hm"}]
     assert render("{{ messages[0].reasoning_content }}{{ messages[0].thinking }}", messages) == (
         "hmhm"
@@ -111,14 +111,14 @@ def test_rendering_leaves_no_trace_in_the_messages_or_the_template() -> None:
     assert json.dumps(MESSAGES) == before
 
 
-def test_what_the_template_raises_is_the_requests_fault() -> None:
+def test_an_error_that_a_template_raises_is_a_request_error() -> None:
     source = "{{ raise_exception('roles must\n alternate, not ' ~ messages[0].role) }}"
     with pytest.raises(RequestError, match="roles must alternate, not system"):
         render(source)
 
 
 @pytest.mark.parametrize("messages", [[], ["hi"], [{"role": "user", "content": object()}], [None]])
-def test_messages_that_are_none_are_refused(messages: Any) -> None:
+def test_malformed_messages_are_refused(messages: Any) -> None:
     with pytest.raises(RequestError, match="messages"):
         render("{{ messages }}", messages)
 
@@ -131,7 +131,7 @@ def test_a_message_nested_within_itself_is_refused() -> None:
 
 
 def stopped(source: str, messages: Any = MESSAGES) -> str:
-    """The one line that a bad template ends with, soon and in little memory."""
+    """The error, one line, of a bad template; asserts short time and little memory."""
     started, before = time.thread_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(TokenizerError) as caught:
         render(source, messages)
@@ -173,7 +173,7 @@ def test_a_broken_template_is_named(source: str) -> None:
         "{{ 'x' | urlize }}", "{{ joiner.__init__.__globals__ }}", "{{ ''['__class__'].x }}",
     ],
 )  # fmt: skip
-def test_a_template_reaches_nothing_but_its_data(source: str) -> None:
+def test_a_template_reaches_only_its_data(source: str) -> None:
     stopped(source)
 
 
@@ -201,7 +201,7 @@ ALWAYS = "{% for i in range(100000) %}"
         "{% block a %}{{ self.a() }}{% endblock %}",
     ],
 )
-def test_a_template_that_goes_on_is_stopped(source: str) -> None:
+def test_an_endless_template_is_stopped(source: str) -> None:
     stopped(source)
 
 

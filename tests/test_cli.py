@@ -1,4 +1,4 @@
-"""The commands as a user runs them: what goes where, and how they end."""
+"""The commands as users run them: output streams and exit statuses."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def test_help_loads_nothing_heavy(arguments: Sequence[str]) -> None:
     assert ran.stdout
 
 
-def test_help_answers_at_once() -> None:
+def test_help_takes_at_most_0_3_seconds() -> None:
     seconds = []
     for _ in range(5):
         begun = time.perf_counter()
@@ -85,7 +85,7 @@ def test_drafts_change_no_text(small_model: Path, run: Run, draft: list[str]) ->
     assert run("generate", small_model, "-p", "ab", *sampling, "--draft", *draft)[1] == plain[1]
 
 
-def test_without_a_model_the_shipped_one_writes(run: Run) -> None:
+def test_without_a_model_the_shipped_one_is_used(run: Run) -> None:
     status, out, _ = run("generate", "-p", "def fibonacci(n):", "-n", "24")
     assert status == 0
     assert out == LLM().generate("def fibonacci(n):", SamplingParams(24, temperature=0))[0].text
@@ -152,7 +152,7 @@ def test_the_fp4_precision_generates(words: tuple[str, str], small_model: Path, 
     assert "bf16" not in err
 
 
-def test_prompts_come_from_options_files_and_standard_input(
+def test_prompts_are_read_from_options_files_and_standard_input(
     small_model: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "prompt.txt"
@@ -176,7 +176,7 @@ def test_chat_goes_through_the_template(tmp_path: Path, seed: int, run: Run) -> 
     assert chatted[1] == run("generate", directory, "-p", "<user>Hi", "-n", "9")[1]
 
 
-def test_piped_text_is_raw_and_a_terminal_gets_it_harmless(escaping: Path) -> None:
+def test_piped_text_is_raw_and_terminal_text_is_harmless(escaping: Path) -> None:
     arguments = ["generate", str(escaping), "-p", "ab", "-n", "4"]
     assert run_program(*arguments).stdout == b"\x1b" * 4
     leader, terminal = pty.openpty()
@@ -195,7 +195,7 @@ def test_piped_text_is_raw_and_a_terminal_gets_it_harmless(escaping: Path) -> No
     assert ran.stderr.startswith(b"specqd: 4 tokens")
 
 
-def test_what_an_encoding_lacks_is_spelled_out(small_model: Path, tmp_path: Path) -> None:
+def test_characters_outside_the_encoding_are_escaped(small_model: Path, tmp_path: Path) -> None:
     (tmp_path / "模型").symlink_to(small_model)
     latin = {**os.environ, "PYTHONIOENCODING": "latin-1"}
     ran = run_program("inspect", tmp_path / "模型", env=latin)
@@ -217,7 +217,7 @@ def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatc
     assert not has_colour(stream)
 
 
-def test_what_steers_a_terminal_is_taken_out() -> None:
+def test_terminal_controls_are_removed() -> None:
     hostile = "a\x1b[31m\x07\r\x00\x7f\x9b\u202e\u2066\u200f\u061cb\n\tü🙂"
     assert harmless(hostile) == "a[31mb\n\tü🙂"
 
@@ -255,8 +255,7 @@ def test_no_prompt_on_a_terminal_is_wrong_usage() -> None:
 
 @pytest.fixture
 def writing(escaping: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The program, which has begun to write a text that does not fit into the pipe: it cannot end
-    before it is read."""
+    """The program while it writes a text larger than the pipe, so that it cannot end unread."""
     arguments = ["generate", str(escaping), "-p", "ab", "-n", "100000"]
     with subprocess.Popen(
         [*PROGRAM, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE

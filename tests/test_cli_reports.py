@@ -1,4 +1,4 @@
-"""The commands that tell of a model or this machine: inspect, bench, demo."""
+"""The commands that report on a model or this machine: inspect, bench, demo."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ BIASED = Shape(model_type="llama", has_biases=True, is_tied=True)
 
 
 def weights_an_item(name: str) -> int:
-    """Of MXFP4 a byte holds two weights, or is the scale of some."""
+    """A byte of MXFP4 holds two weights, or the scale of a block."""
     return 2 if name.endswith("_blocks") else 0 if name.endswith("_scales") else 1
 
 
@@ -52,7 +52,7 @@ def test_inspect_shows_shape_bits_memory_and_machine(small_model: Path, run: Run
         "256 positions, full attention",
         "320 tokens",
         "no chat template",
-        "bits a weight",
+        "bits/weight",
         "residuals",
         "are patches",
         "chosen portable",
@@ -154,7 +154,7 @@ def test_demo_shows_identical_texts_and_both_speedups(small_model: Path, run: Ru
         assert f"\n{row} " in out
 
 
-def test_demo_says_loudly_where_tokens_differ(
+def test_demo_fails_where_tokens_differ(
     small_model: Path, tmp_path: Path, seed: int, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = LLM(make_model(tmp_path, Shape(context=256), seed + 1))
@@ -162,5 +162,5 @@ def test_demo_says_loudly_where_tokens_differ(
     status, out, err = run("demo", small_model, "-p", "ab", "-n", "24")
     assert status == 1
     assert "Identical" not in out
-    assert err.startswith("specqd: error: NOT IDENTICAL: new token ")
+    assert err.startswith("specqd: error: NOT EQUAL: ")
     assert err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""config.json of each model type reads as transformers reads it; what is unsupported is named."""
+"""config.json of each model type is read as transformers does; unsupported fields are named."""
 
 import json
 from typing import Any, get_args
@@ -24,7 +24,7 @@ QWEN3 = {"model_type": "qwen3", **SHAPE}
 MISTRAL = {"model_type": "mistral", **SHAPE}
 
 
-def test_llama_reads_whole(tmp_path):
+def test_all_fields_of_a_llama_are_read(tmp_path):
     config = read(
         tmp_path,
         LLAMA,
@@ -82,12 +82,12 @@ def test_absent_fields_take_the_defaults_of_transformers(tmp_path, model_type):
     assert not config.tied_embeddings
 
 
-def test_null_kv_heads_are_as_many_as_query_heads(tmp_path):
+def test_null_kv_heads_means_as_many_as_query_heads(tmp_path):
     for config in (LLAMA, MISTRAL, QWEN2, QWEN3):
         assert read(tmp_path, config, num_key_value_heads=None).num_kv_heads == 8
 
 
-def test_null_end_of_text_is_none(tmp_path):
+def test_null_end_of_text_means_no_token(tmp_path):
     config = read(tmp_path, LLAMA, eos_token_id=None, bos_token_id=None)
     assert config.eos_token_ids == ()
     assert config.bos_token_id is None
@@ -170,12 +170,12 @@ def test_rope_parameters_win_over_a_theta_beside_them(tmp_path):
     assert read(tmp_path, LLAMA, **changes).ropes[0] == RopeConfig("default", 1e6)
 
 
-def test_linear_rope_reads(tmp_path):
+def test_linear_rope_is_read(tmp_path):
     rope = read(tmp_path, LLAMA, rope_scaling={"type": "linear", "factor": 2}).ropes[0]
     assert rope == RopeConfig("linear", 10_000.0, factor=2.0)
 
 
-def test_yarn_reads_whole_and_with_its_defaults(tmp_path):
+def test_yarn_is_read_with_all_fields_and_with_defaults(tmp_path):
     scaling = {"rope_type": "yarn", "factor": 4.0}
     rope = read(tmp_path, QWEN2, rope_scaling=scaling).ropes[0]
     assert rope == RopeConfig("yarn", 10_000.0, factor=4.0, original_max_positions=512)
@@ -292,7 +292,7 @@ def test_missing_config_is_refused(tmp_path):
         read_config(tmp_path)
 
 
-def test_generation_defaults_state_what_the_file_states(tmp_path):
+def test_generation_defaults_are_those_of_the_file(tmp_path):
     assert read_generation_defaults(tmp_path) == GenerationDefaults()
     stated = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": None}
     stated |= {"repetition_penalty": 1.05, "eos_token_id": [3, 4], "pad_token_id": 0}

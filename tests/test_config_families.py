@@ -175,7 +175,7 @@ def test_families_have_their_traits(
     assert {name: getattr(config, name) for name in traits} == traits
 
 
-def test_longrope_takes_the_factors_of_the_texts_to_come(tmp_path: Path) -> None:
+def test_longrope_takes_the_factors_of_the_context(tmp_path: Path) -> None:
     scaling = {"type": "su", "short_factor": [1, 1, 1, 1], "long_factor": [1.0, 2, 3, 4]}
     changes = {"rope_scaling": scaling, "original_max_position_embeddings": 128}
     config = read(tmp_path, {"model_type": "phi3", **SHAPE}, **changes)
@@ -191,7 +191,7 @@ def test_longrope_takes_the_factors_of_the_texts_to_come(tmp_path: Path) -> None
 DYNAMIC = {"type": "dynamic", "factor": 2.0}
 
 
-def test_dynamic_rope_is_the_plain_one_within_the_context(tmp_path: Path) -> None:
+def test_dynamic_rope_is_plain_rope_within_the_context(tmp_path: Path) -> None:
     config = read(
         tmp_path, {"model_type": "llama", **SHAPE}, rope_scaling={"type": "dynamic", "factor": 2.0}
     )

@@ -1,4 +1,4 @@
-"""A context of one's own: texts end there, and so do the cache and what ropes prepare for."""
+"""A chosen context limits sequences, the cache and the choice of rope factors."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ GREEDY = SamplingParams(max_tokens=None, temperature=0, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def phi(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
-    """Trained on 64 positions, stretched to 1024 by other factors."""
+    """Trained on 64 positions; long factors stretch it to 1024."""
     return make_model(tmp_path_factory.mktemp("models") / "phi", FAMILY_SHAPES["phi3"], seed)
 
 
@@ -31,7 +31,7 @@ def with_rope(model: Path, to: Path, change: Callable[[dict[str, object]], objec
 
 
 @pytest.mark.parametrize(("context", "factors"), [(64, "short_factor"), (65, "long_factor")])
-def test_longrope_speaks_with_the_factors_of_the_context(
+def test_longrope_uses_the_factors_of_the_context(
     phi: Path, tmp_path: Path, context: int, factors: str
 ) -> None:
     def only(rope: dict[str, object]) -> None:
@@ -45,14 +45,14 @@ def test_longrope_speaks_with_the_factors_of_the_context(
     assert len(expected.tokens) == context - 2
 
 
-def test_the_cache_holds_four_texts_of_that_length(phi: Path) -> None:
+def test_the_cache_holds_four_sequences_of_that_length(phi: Path) -> None:
     page = _native.PAGE_POSITIONS
     for context in (1, page, 5 * page + 1):
         pages = -(-context // page)
         assert LLM(phi, "none", 1, context=context).model.cache.total_pages == 4 * (pages + 1)
 
 
-def test_drafts_read_no_further_and_change_nothing(phi: Path, tmp_path: Path, seed: int) -> None:
+def test_drafts_keep_to_the_context(phi: Path, tmp_path: Path, seed: int) -> None:
     small = make_model(tmp_path / "small", Shape(vocab=269, context=2048, layers=1), seed)
     prompt = [list(range(65, 90))]
     plain = LLM(phi, "none", 1, context=100).generate(prompt, GREEDY)[0]
@@ -63,12 +63,12 @@ def test_drafts_read_no_further_and_change_nothing(phi: Path, tmp_path: Path, se
 
 
 @pytest.mark.parametrize("context", [0, -1, 1025])
-def test_a_context_that_the_model_has_not_is_refused(phi: Path, context: int) -> None:
+def test_a_context_that_the_model_does_not_have_is_refused(phi: Path, context: int) -> None:
     with pytest.raises(RequestError, match=rf"context of {context} tokens .* model's is 1024"):
         LLM(phi, threads=1, context=context)
 
 
-def test_a_prompt_that_fills_it_is_refused(phi: Path) -> None:
+def test_a_prompt_that_fills_the_context_is_refused(phi: Path) -> None:
     llm = LLM(phi, "none", 1, context=8)
     with pytest.raises(
         RequestError, match="the prompt has 8 tokens, and the context has 8; shorten the prompt"
@@ -76,7 +76,7 @@ def test_a_prompt_that_fills_it_is_refused(phi: Path) -> None:
         llm.generate([[65] * 8], GREEDY)
 
 
-def test_the_command_line_takes_it(phi: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_has_the_option(phi: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["generate", str(phi), "-p", "abc", "-n", "50", "--threads", "1", "--context"]
     assert main([*command, "16"]) == 0
     assert f"specqd: {16 - 3} tokens" in capsys.readouterr().err

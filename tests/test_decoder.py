@@ -1,4 +1,4 @@
-"""The decoder against float64, and against itself: however rows are grouped, the same bits."""
+"""The decoder against float64, and the same bits however rows are grouped."""
 
 import gc
 import math
@@ -10,17 +10,17 @@ import pytest
 from numpy.typing import NDArray
 
 from specqd import _native
-from specqd._native import Context, Rows
-from specqd.formats import mxfp4
+from specqd._native import Context, Rows, testing
 from specqd.formats.mxfp4 import ScaleRule
 from specqd.model.decoder_spec import decoder_spec
 from specqd.model.model import MAX_ROWS, Machine, Model
 from specqd.model.weights import load_weights
-from support import reference
+from support import mxfp4, reference
 from support.family_shapes import FAMILY_SHAPES
 from support.random_models import ROPE_SCALINGS, Shape, make_model, read_model, write_safetensors
+from support.reference import rms_error
 
-CHUNK = _native.CHUNK_POSITIONS
+CHUNK = testing.CHUNK_POSITIONS
 
 SHAPES = {
     "llama, 7:1 heads of 40": Shape(
@@ -100,24 +100,20 @@ def rounding_error(shape: Shape) -> float:
 
     A rounding to 8 significant bits errs by up to 2^-8 of a value, and by 2^-8 / sqrt(3) of it in
     RMS. A layer rounds the inputs of its four products, its keys and values, its queries and its
-    attention weights; the head rounds its inputs: 8 * layers + 1 independent errors, which add up
-    as variances. Each counts in full, as if a layer's output were all of the residual stream.
-    Twice that is allowed, for small models average little; of 150 measured, the worst came to 1.4
-    of it, and each median to 0.4 to 0.9.
+    attention weights; the head rounds its inputs: 8 * layers + 1 independent errors, whose
+    variances add. Each counts in full, as if a layer's output were the whole residual stream.
+    Twice that is allowed because small models average little. Of 150 models measured, the worst
+    reached 1.4 times the estimate, medians 0.4 to 0.9.
     """
     return 2 * 2**-8 / math.sqrt(3) * math.sqrt(8 * shape.layers + 1)
 
 
-def rms_error(found: NDArray[np.float32], expected: NDArray[np.float64]) -> float:
-    return float(np.sqrt(((found - expected) ** 2).mean() / (expected**2).mean()))
-
-
 def decided_tokens(directory: Path, shape: Shape, seed: int, count: int) -> list[int]:
-    """Random tokens of which no router is in doubt: roundings would tip one that is, and another
-    expert is no rounding error.
+    """Random tokens whose experts are chosen by clear margins: rounding could flip a close choice,
+    and another expert's output differs by more than rounding.
 
-    A score errs like a logit, by half the bound in RMS at most, and a difference of two by a root
-    of 2 more: three times that decides.
+    A score errs like a logit, by at most half the bound in RMS; a difference of two scores by
+    sqrt(2) times that. The margin is three times the latter.
     """
     margin = 3 * math.sqrt(2) * rounding_error(shape) / 2
     rng, tokens = np.random.default_rng(seed), random_tokens(seed, count, shape.vocab)
@@ -125,7 +121,7 @@ def decided_tokens(directory: Path, shape: Shape, seed: int, count: int) -> list
         margins = reference.router_margins(*read_model(directory), tokens)
         if margins.min() > margin:
             return tokens
-        first = int(np.argmax(margins <= margin))  # those before it do not depend on it
+        first = int(np.argmax(margins <= margin))  # earlier tokens do not depend on it
         tokens[first] = int(rng.integers(shape.vocab))
     raise AssertionError(f"no router of {shape.model_type} is decided")
 
@@ -142,7 +138,7 @@ def test_logits_err_by_no_more_than_their_roundings(name: str, tmp_path: Path, s
 
 
 @pytest.mark.parametrize("name", LONG)
-def test_long_texts_are_right_over_several_chunks_of_attention(
+def test_long_sequences_are_right_over_several_chunks_of_attention(
     name: str, tmp_path: Path, seed: int
 ) -> None:
     shape = LONG[name]
@@ -154,8 +150,9 @@ def test_long_texts_are_right_over_several_chunks_of_attention(
 
 
 def test_the_fp4_precision_is_the_model_with_mxfp4_weights(tmp_path: Path, seed: int) -> None:
-    """Up to its int8 inputs: 127 steps to the largest of 32, about 2.5 times their RMS, so that a
-    product errs by 2.5 / 127 / sqrt(12) of its inputs; four a layer and the head add as roots."""
+    """Equal but for int8 inputs: 127 steps up to the largest of 32, about 2.5 times their RMS, so
+    that a product errs by 2.5 / 127 / sqrt(12) of its inputs. The variances of four products per
+    layer and of the head add."""
     shape = Shape(hidden=96, ffn=200)
     model = open_random(tmp_path, shape, seed)
     config, tensors = read_model(tmp_path)
@@ -173,20 +170,20 @@ def test_the_fp4_precision_is_the_model_with_mxfp4_weights(tmp_path: Path, seed:
 
 
 def test_padding_of_tiny_weights_is_multiplied_by_zero(tmp_path: Path, seed: int) -> None:
-    """Scales at the low end would make NaN of padding, but for its patches."""
+    """Without patches, the smallest scales would turn padding into NaN."""
     shape = Shape(hidden=67, ffn=63, vocab=259, layers=1)
     make_model(tmp_path, shape, seed)
     _, tensors = read_model(tmp_path)
     rng = np.random.default_rng(seed)
     name = "model.layers.0.mlp.down_proj.weight"
-    exponents = rng.integers(1, 7, (9, 1))  # of some rows
+    exponents = rng.integers(1, 7, (9, 1))  # one per row
     tensors[name] = tensors[name].copy()
     tensors[name][::8] = exponents << 7 | rng.integers(64, 128, (9, 63))
     write_safetensors(tmp_path / "model.safetensors", tensors)
     model = Model.open(tmp_path, machine=MACHINE)
     [packed] = [m.weight for m in model.weights.matrices if m.names == (name,)]
     assert packed.is_nested
-    np.testing.assert_array_equal(packed.unpack(MACHINE.isa), tensors[name])
+    np.testing.assert_array_equal(testing.unpack(packed, MACHINE.isa), tensors[name])
     tokens = random_tokens(seed, 40, shape.vocab)
     for is_draft in (False, True):
         assert np.isfinite(forward_in_parts(model, tokens, [40], is_draft=is_draft)).all()
@@ -212,7 +209,7 @@ def test_rows_have_the_same_bits_in_parts_of_any_size(
 
 
 @pytest.mark.parametrize("name", LONG)
-def test_long_texts_have_the_same_bits_in_parts_of_any_size(
+def test_long_sequences_have_the_same_bits_in_parts_of_any_size(
     name: str, tmp_path: Path, seed: int
 ) -> None:
     shape = LONG[name]
@@ -235,7 +232,7 @@ def test_rows_have_the_same_bits_alone_and_in_a_ragged_batch(
     texts = [random_tokens(seed + i, n, shape.vocab) for i, n in enumerate(lengths)]
     alone = [forward_in_parts(model, text, [len(text)], is_draft=is_draft) for text in texts]
     contexts = [Context(model.cache.create()) for _ in texts]
-    firsts = [len(text) * 2 // 3 for text in texts]  # cached first, all in one forward
+    firsts = [len(text) * 2 // 3 for text in texts]  # rows cached first, in one forward
     chosen.forward(
         [
             Rows(context, 0, text[:first], 0)
@@ -243,7 +240,7 @@ def test_rows_have_the_same_bits_alone_and_in_a_ragged_batch(
             if first
         ]
     )
-    assert model.decoder.logit_rows == 0
+    assert testing.logit_rows(model.decoder) == 0
     chosen.forward(
         [
             Rows(context, first, text[first:], len(text) - first)
@@ -266,13 +263,13 @@ def test_threads_change_no_bit(threads: int, tmp_path: Path, seed: int) -> None:
 # --- Forwards ---------------------------------------------------------------------------------
 
 
-def test_only_the_asked_logits_are_made(tmp_path: Path, seed: int) -> None:
+def test_only_requested_logits_are_computed(tmp_path: Path, seed: int) -> None:
     model = open_random(tmp_path, Shape(), seed)
     tokens = random_tokens(seed, 20, 320)
     expected = model.logits(tokens)
     context = Context(model.cache.create())
     model.forward([Rows(context, 0, tokens, 3)])
-    assert model.decoder.logit_rows == 3
+    assert testing.logit_rows(model.decoder) == 3
     np.testing.assert_array_equal(model.decoder.logits(), expected[-3:])
 
 
@@ -287,7 +284,7 @@ def test_a_long_prompt_is_forwarded_in_parts(tmp_path: Path, seed: int) -> None:
     assert [context.length for context in contexts] == [1200, 30, 700]
 
 
-def test_the_decoder_keeps_the_embedding_that_it_reads(tmp_path: Path, seed: int) -> None:
+def test_the_decoder_keeps_its_embedding_alive(tmp_path: Path, seed: int) -> None:
     model = open_random(tmp_path, Shape(), seed)
     config = model.config
     weights = load_weights(tmp_path, config, MACHINE.pool, MACHINE.isa)
@@ -307,7 +304,7 @@ def test_the_decoder_keeps_the_embedding_that_it_reads(tmp_path: Path, seed: int
     assert alive() is None
 
 
-def test_bytes_of_a_forward_are_those_of_the_planes_it_reads(tmp_path: Path, seed: int) -> None:
+def test_bytes_per_forward_are_those_of_the_planes_it_reads(tmp_path: Path, seed: int) -> None:
     model = open_random(tmp_path, Shape(), seed)
     planes = [packed.weight.plane_bytes() for packed in model.weights.matrices]
     assert model.bytes_per_forward == sum(sum(each.values()) for each in planes)

@@ -1,7 +1,7 @@
 """Sampling through chains of levels follows the target's distribution, and drafts are accepted as
-often as common noise must make them. Toy models, whose distributions are known.
+often as common noise predicts. Uses toy models with known distributions.
 
-Random but the same in each run, so that bounds which chance passes once in so often never flake.
+Seeds are fixed, so that the statistical bounds cannot fail by chance.
 """
 
 import random
@@ -17,7 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 from specqd import _native
-from specqd._native import DraftRequest, Level, NgramDrafter, NoDraft, Proposal, Sequence
+from specqd._native import DraftRequest, Level, NgramDrafter, NoDraft, Proposal, Sequence, testing
 from specqd.engine.roles import Drafter
 from support.fake_model import FakeModel
 
@@ -40,7 +40,7 @@ class Sampling:
         )
 
     def distribution(self, logits: Table) -> Floats:
-        """The probabilities that the last axis's logits stand for, by definition."""
+        """Probabilities of the logits on the last axis, by definition."""
         z = logits.astype(np.float64) / self.temperature
         p = np.exp(z - z.max(axis=-1, keepdims=True))
         order = np.argsort(-p, axis=-1, kind="stable")
@@ -58,14 +58,14 @@ CUT = Sampling(0.8, top_k=5, top_p=0.9)
 
 
 class ToyModel(FakeModel):
-    """Its logits are a table's row of the last two tokens; it picks as any model does."""
+    """Looks its logits up by the last two tokens; picks like any model."""
 
     def __init__(self, table: Table, *, exact: "ToyModel | None" = None) -> None:
         super().__init__(lambda prefix: 0, len(table), exact=exact)
         self.table = table
 
     def drafting(self, table: Table) -> "ToyModel":
-        """Another precision of the same model, in the same cache."""
+        """The same model in another precision, with the same cache."""
         return ToyModel(table, exact=self)
 
     def verify(
@@ -87,11 +87,11 @@ class ToyModel(FakeModel):
     def pick(
         self, seen: SequenceOf[int], guess: int | None, picker: _native.Picker
     ) -> tuple[int, float]:
-        return picker.pick(self.table[seen[-2], seen[-1]], len(seen))
+        return testing.pick(picker, self.table[seen[-2], seen[-1]], len(seen))
 
 
 class DrawsAnew(ToyModel):
-    """Wrong: replaces a rejected guess by a token of noise that the guess knew nothing of."""
+    """Wrong: replaces a rejected guess by a token picked with other noise."""
 
     def pick(
         self, seen: SequenceOf[int], guess: int | None, picker: _native.Picker
@@ -99,11 +99,11 @@ class DrawsAnew(ToyModel):
         picked = super().pick(seen, guess, picker)
         if guess in (None, picked[0]):
             return picked
-        return picker.pick(self.table[seen[-2], seen[-1]], len(seen) + 1_000_000)
+        return testing.pick(picker, self.table[seen[-2], seen[-1]], len(seen) + 1_000_000)
 
 
 class Lenient(ToyModel):
-    """Wrong: accepts what is likely enough, though it is not what it picks."""
+    """Wrong: accepts a guess that is likely enough but is not its own pick."""
 
     def pick(
         self, seen: SequenceOf[int], guess: int | None, picker: _native.Picker
@@ -116,7 +116,7 @@ class Lenient(ToyModel):
 
 
 class RandomlyAsked:
-    """Asks a drafter for no more than random numbers of tokens, and may cut its proposals."""
+    """Asks a drafter for random numbers of tokens, and cuts its proposals at random."""
 
     def __init__(self, drafter: Drafter, rng: random.Random) -> None:
         self._drafter = drafter
@@ -153,7 +153,7 @@ def near(table: Table, rng: np.random.Generator, distance: float) -> Table:
 
 @dataclass
 class Toy:
-    """A target and two that draft for it, of growing distance, and a corpus of any text."""
+    """A target, two models that draft for it with growing distance, and a random corpus."""
 
     target: Table = field(default_factory=lambda: table_of(np.random.default_rng(1)))
 
@@ -170,30 +170,30 @@ class Toy:
 TOY = Toy()
 
 
-def texts(
+def sequences(
     level: Level, sampling: Sampling, seeds: range, least: int, most: int, batch: int = 25
 ) -> Iterator[list[int]]:
-    """Of each seed at least so many new tokens, while asking for `most`."""
+    """At least `least` new tokens per seed, while asking for `most`."""
     for first in range(seeds.start, seeds.stop, batch):
         group = range(first, min(first + batch, seeds.stop))
         pickers = [sampling.picker(seed) for seed in group]
-        sequences = [Sequence(list(PROMPT), picker, len(PROMPT)) for picker in pickers]
+        started = [Sequence(list(PROMPT), picker, len(PROMPT)) for picker in pickers]
         end = len(PROMPT) + most
-        while active := [s for s in sequences if len(s.tokens) < len(PROMPT) + least]:
+        while active := [s for s in started if len(s.tokens) < len(PROMPT) + least]:
             requests = [DraftRequest(s, end - len(s.tokens)) for s in active]
             for request, step in zip(requests, level.advance(requests), strict=True):
                 request.sequence.tokens.extend(step.tokens)
-        for sequence in sequences:
+        for sequence in started:
             yield sequence.tokens[len(PROMPT) :]
             level.release(sequence)
 
 
-# --- What is sampled ---------------------------------------------------------------------------
+# --- Sampled tokens ----------------------------------------------------------------------------
 
-FALSE_ALARMS = 1e-4  # of each case, had its seeds not been fixed
-SKIPPED, COUNTED, ASKED = 2, 3, 8  # tokens of a text: the first are not drafted with all lengths
-TEXTS = 3_000
-LEAST_EXPECTED = 8.0  # in a cell; rarer ones are counted together
+FALSE_ALARMS = 1e-4  # probability in each case, if seeds were not fixed
+SKIPPED, COUNTED, ASKED = 2, 3, 8  # tokens: the first are not drafted at all lengths
+SEQUENCES = 3_000
+LEAST_EXPECTED = 8.0  # in a cell; rarer cells are pooled
 
 
 @cache
@@ -208,20 +208,20 @@ def expected_window(sampling: Sampling) -> Floats:
 
 
 def excess(level: Level, sampling: Sampling, seeds: range) -> float:
-    """Pearson's chi-square of the counted tokens, over the value that chance passes with the
-    probability FALSE_ALARMS (Wilson and Hilferty 1931)."""
+    """Pearson's chi-square of the counted tokens over its critical value at FALSE_ALARMS (Wilson
+    and Hilferty 1931)."""
     counts = np.zeros([VOCABULARY] * COUNTED)
-    for text in texts(level, sampling, seeds, SKIPPED + COUNTED, ASKED):
-        counts[tuple(text[SKIPPED : SKIPPED + COUNTED])] += 1
+    for tokens in sequences(level, sampling, seeds, SKIPPED + COUNTED, ASKED):
+        counts[tuple(tokens[SKIPPED : SKIPPED + COUNTED])] += 1
     expected = expected_window(sampling) * len(seeds)
     if counts[expected == 0.0].any():
         return np.inf
     is_rare = expected < LEAST_EXPECTED
     observed = np.append(counts[~is_rare], counts[is_rare].sum())
-    wanted = np.append(expected[~is_rare], expected[is_rare].sum())
-    assert observed.sum() == pytest.approx(wanted.sum())
-    chi_square = ((observed - wanted) ** 2 / wanted).sum()
-    freedom = len(wanted) - 1
+    pooled = np.append(expected[~is_rare], expected[is_rare].sum())
+    assert observed.sum() == pytest.approx(pooled.sum())
+    chi_square = ((observed - pooled) ** 2 / pooled).sum()
+    freedom = len(pooled) - 1
     spread = 2.0 / (9.0 * freedom)
     normal = NormalDist().inv_cdf(1.0 - FALSE_ALARMS)
     bound = freedom * (1.0 - spread + normal * sqrt(spread)) ** 3
@@ -269,30 +269,30 @@ CHAINS = (
 
 @pytest.mark.parametrize("sampling", [WARM, CUT], ids=["warm", "cut"])
 @pytest.mark.parametrize("below", CHAINS, ids=lambda f: f.__name__)
-def test_texts_of_a_chain_are_distributed_as_the_target_says(
+def test_sequences_of_a_chain_follow_the_targets_distribution(
     below: Callable[[ToyModel], Drafter], sampling: Sampling
 ) -> None:
     target = ToyModel(TOY.target)
     level = Level(target, below(target))
     place = CHAINS.index(below) + len(CHAINS) * (sampling is CUT)
-    assert excess(level, sampling, range(place * 10_000, place * 10_000 + TEXTS)) < 1.0
-    assert TEXTS // 2 < level.stats.accepted < level.stats.drafted - TEXTS // 2
+    assert excess(level, sampling, range(place * 10_000, place * 10_000 + SEQUENCES)) < 1.0
+    assert SEQUENCES // 2 < level.stats.accepted < level.stats.drafted - SEQUENCES // 2
 
 
 @pytest.mark.parametrize("sampling", [WARM, CUT], ids=["warm", "cut"])
 @pytest.mark.parametrize("wrong", [DrawsAnew, Lenient])
-def test_a_verifier_that_favours_drafts_would_be_noticed(
+def test_a_verifier_that_favours_drafts_is_detected(
     wrong: type[ToyModel], sampling: Sampling
 ) -> None:
     target = wrong(TOY.target)
-    assert excess(Level(target, self_draft(target)), sampling, range(TEXTS)) > 1.2
+    assert excess(Level(target, self_draft(target)), sampling, range(SEQUENCES)) > 1.2
 
 
-# --- What is accepted --------------------------------------------------------------------------
+# --- Accepted tokens ---------------------------------------------------------------------------
 
 
 def agreement(p: Floats, q: Floats) -> float:
-    """How likely picks from p and from q are the same token, if their noise is the same."""
+    """Probability that picks from p and from q with the same noise are equal."""
     return sum(
         1.0 / float(np.maximum(p / p[i], q / q[i]).sum())
         for i in range(len(p))
@@ -301,23 +301,23 @@ def agreement(p: Floats, q: Floats) -> float:
 
 
 def best_agreement(p: Floats, q: Floats) -> float:
-    """1 - TV(p, q): of any coupling, and so of rejection sampling."""
+    """1 - TV(p, q), the upper limit of any coupling, rejection sampling included."""
     return float(np.minimum(p, q).sum())
 
 
 def deviation(successes: int, probabilities: Floats) -> float:
-    """Of so many successes of independent trials from their mean, in standard deviations."""
+    """Distance of the successes of independent trials from their mean, in standard deviations."""
     variance = (probabilities * (1.0 - probabilities)).sum()
     return float((successes - probabilities.sum()) / sqrt(variance))
 
 
 WITHIN_99, WITHIN_999 = (NormalDist().inv_cdf(1.0 - (1.0 - s) / 2.0) for s in (0.99, 0.999))
-DISTANCES = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)  # of logits, whose own spread is 3
-PAIRS, PICKS = 20, 1_000  # of each distance, of each pair
+DISTANCES = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)  # between logits, whose standard deviation is 3
+PAIRS, PICKS = 20, 1_000  # per distance, per pair
 
 
 @pytest.mark.parametrize("sampling", [WARM, CUT], ids=["warm", "cut"])
-def test_picks_of_common_noise_agree_as_often_as_they_must(sampling: Sampling) -> None:
+def test_picks_with_common_noise_agree_as_often_as_predicted(sampling: Sampling) -> None:
     rng = np.random.default_rng(4)
     equal = np.zeros((len(DISTANCES), PAIRS), int)
     expected, best = np.zeros(equal.shape), np.zeros(equal.shape)
@@ -326,7 +326,8 @@ def test_picks_of_common_noise_agree_as_often_as_they_must(sampling: Sampling) -
         draft = near(target, rng, DISTANCES[i])
         picker = sampling.picker(int(rng.integers(2**63)))
         equal[i, j] = sum(
-            picker.pick(target, t)[0] == picker.pick(draft, t)[0] for t in range(PICKS)
+            testing.pick(picker, target, t)[0] == testing.pick(picker, draft, t)[0]
+            for t in range(PICKS)
         )
         p, q = sampling.distribution(target), sampling.distribution(draft)
         expected[i, j], best[i, j] = agreement(p, q), best_agreement(p, q)
@@ -335,14 +336,14 @@ def test_picks_of_common_noise_agree_as_often_as_they_must(sampling: Sampling) -
     trials = expected.repeat(PICKS, axis=1)
     for i, distance in enumerate(DISTANCES):
         found = equal[i].mean() / PICKS
-        means = f"must {expected[i].mean():.3f}, optimum {best[i].mean():.3f}"
+        means = f"predicted {expected[i].mean():.3f}, optimum {best[i].mean():.3f}"
         print(f"distance {distance}: {found:.3f}, {means}")
         assert abs(deviation(equal[i].sum(), trials[i])) < WITHIN_999
     assert abs(deviation(equal.sum(), trials)) < WITHIN_99
 
 
 class Witness:
-    """Notes each guess that followed accepted ones only: what came before, and if it was right."""
+    """Records the context of each guess after accepted ones, and counts accepted guesses."""
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
@@ -362,18 +363,18 @@ class Witness:
 
 @pytest.mark.parametrize("sampling", [WARM, CUT], ids=["warm", "cut"])
 @pytest.mark.parametrize("below", [self_draft, three_deep], ids=lambda f: f.__name__)
-def test_a_draft_is_accepted_as_often_as_common_noise_makes_it(
+def test_a_draft_is_accepted_as_often_as_common_noise_predicts(
     below: Callable[[ToyModel], Drafter], sampling: Sampling
 ) -> None:
-    """Whatever drafts for the draft: its proposals are its own picks."""
+    """Also with drafters below the draft: its proposals are its own picks."""
     target = ToyModel(TOY.target)
     witness = Witness(below(target))
-    for _ in texts(Level(target, witness), sampling, range(300), 40, 44):
+    for _ in sequences(Level(target, witness), sampling, range(300), 40, 44):
         pass
     p, q = sampling.distribution(TOY.target), sampling.distribution(TOY.draft)
     expected = np.array([agreement(p[context], q[context]) for context in witness.contexts])
     best = np.mean([best_agreement(p[context], q[context]) for context in witness.contexts])
     found = witness.accepted / len(expected)
-    print(f"{found:.3f} of {len(expected)}, must {expected.mean():.3f}, optimum {best:.3f}")
+    print(f"{found:.3f} of {len(expected)}, predicted {expected.mean():.3f}, optimum {best:.3f}")
     assert len(expected) > 5_000
     assert abs(deviation(witness.accepted, expected)) < WITHIN_99

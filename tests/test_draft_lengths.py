@@ -9,6 +9,7 @@ import pytest
 
 from specqd import _native
 from specqd._native import (
+    DraftChoice,
     DraftRequest,
     Level,
     NoDraft,
@@ -59,14 +60,18 @@ class FreeDrafter(FakeDrafter):
     Counts who confirmed its tokens: the target's rows are asked for with the target's costs.
     """
 
-    is_free = True
-
     def __init__(self, rule: Rule, chance: float) -> None:
         self._rule = rule
         self._chance = chance
         self.observed = 0
 
     def answer(self, request: DraftRequest) -> Proposal:
+        return self._weighed(request)[0]
+
+    def values(self, requests: SequenceOf[DraftRequest]) -> list[float]:
+        return [self._weighed(request)[1] for request in requests]
+
+    def _weighed(self, request: DraftRequest) -> tuple[Proposal, float]:
         tokens: list[int] = []
         likely, net, best, length = 1.0, 0.0, 0.0, 0
         while len(tokens) < min(request.at_most, 16):
@@ -75,10 +80,7 @@ class FreeDrafter(FakeDrafter):
             net += likely * request.token_value_s
             if net - request.added_seconds(len(tokens)) > best:
                 best, length = net - request.added_seconds(len(tokens)), len(tokens)
-        return Proposal(tokens[:length], [self._chance] * length)
-
-    def chances(self, request: DraftRequest, proposal: Proposal) -> list[float]:
-        return [self._chance] * len(proposal.tokens)
+        return Proposal(tokens[:length], [self._chance] * length), best
 
     def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:
         self.observed += 1
@@ -103,7 +105,9 @@ def seconds_per_token(
     level = Level(target, below or NoDraft(), clock=clock)
     if draft_rule is not None:
         draft = target.as_draft(draft_rule).takes(clock, draft_cost * busy, row / 4 * busy)
-        level.drafter = Level(draft, below or NoDraft(), length=length, clock=clock)
+        level.drafter = Level(draft, NoDraft(), length=length, clock=clock)
+        if below is not None:
+            level.drafter = DraftChoice([level.drafter, below])
         level.measure()
         clock.now, target.more, draft.first, draft.more = 0.0, row, draft_cost, row / 4
     texts = [Sequence([i + 1, 2, 3], _native.Picker(), 3) for i in range(batch)]
@@ -251,11 +255,11 @@ class FitfulDrafter(FreeDrafter):
 
     span = 60  # tokens
 
-    def answer(self, request: DraftRequest) -> Proposal:
+    def _weighed(self, request: DraftRequest) -> tuple[Proposal, float]:
         length = len(request.sequence.tokens)
         if length // self.span % 2:
-            return Proposal([], [])
-        return super().answer(request.changed(at_most=self.span - length % self.span))
+            return Proposal([], []), 0.0
+        return super()._weighed(request.changed(at_most=self.span - length % self.span))
 
 
 def test_a_token_is_worth_what_those_near_it_take() -> None:

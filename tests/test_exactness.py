@@ -1,5 +1,5 @@
-"""The same bits whatever the draft, its length, the threads, the instruction set, the batch and the
-way of the prompt into the cache."""
+"""The same bits for any draft, draft length, number of threads, instruction set, batch and way of
+the prompt into the cache."""
 
 import dataclasses
 import random
@@ -57,8 +57,8 @@ FAMILY_DRAFTS = ("mxfp4", "mxfp4:k=6+SMALL:bf16:k=4", "SMALL:k=5+ngram:k=2")
 
 
 def family_cells() -> Iterator[Cell]:
-    """Every family on every instruction set, with the other factors by chance: the same each time,
-    and however many instruction sets there are."""
+    """Every family on every instruction set, with the other factors at random but the same in each
+    run, whatever instruction sets there are."""
     for name, isa in product(FAMILY_SHAPES, FACTORS["isa"]):
         chance = random.Random(f"{name} {isa}")
         values = {
@@ -73,7 +73,7 @@ FAMILY_CELLS = list(family_cells())
 
 @dataclass
 class Bench:
-    """Models, requests and references, each made once; and what was compared so far."""
+    """Models, requests and references, each made once, and counts of comparisons."""
 
     directory: Path
     seed: int
@@ -101,7 +101,7 @@ class Bench:
         return self._models[key]
 
     def level(self, cell: Cell, model: Model | None = None) -> Level:
-        """What a cell decodes with, over its own model or another opening of it."""
+        """The chain of a cell, over its own model or another instance of it."""
         subject = self.subject(cell.model)
         model = model or self.model(cell.model, cell.isa, cell.threads)
         if model not in self._drafts:
@@ -110,14 +110,14 @@ class Bench:
         return drafting.level_of(subject, model, cell.draft, self._drafts[model], whims)
 
     def requests(self, cell: Cell) -> list[Request]:
-        """What a cell decodes: the same requests in every cell of its model."""
+        """The requests of a cell, the same in every cell of a model."""
         rng = np.random.default_rng([self.seed, MODELS.index(cell.model)])
         mains, mates = self.subject(cell.model).requests(rng)
         main = mains[cell.sampling]
         return [main] if cell.company == "alone" else [*mates, main]
 
     def reference(self, name: str, request: Request) -> Trace:
-        """Plain decoding of one request, alone: on portable kernels, where that is quick enough."""
+        """Plain decoding of one request alone, on portable kernels if the model is small."""
         key = (name, request)
         if key not in self._references:
             isa = "portable" if self.subject(name).is_small else available_isas()[0]
@@ -137,12 +137,12 @@ class Bench:
         return traces, decoding.drafted
 
     def differences(self, cell: Cell, found: list[Trace]) -> list[str]:
-        """Each request of the cell whose trace is not its reference's."""
-        texts = []
+        """A line for each request of the cell whose trace differs from its reference."""
+        lines = []
         for index, (request, trace) in enumerate(zip(self.requests(cell), found, strict=True)):
             what = exactness.difference(self.reference(cell.model, request), trace)
-            texts += [f"request {index}: {what}"] if what else []
-        return texts
+            lines += [f"request {index}: {what}"] if what else []
+        return lines
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,7 @@ def test_bits_are_those_of_plain_decoding(bench: Bench, cell: Cell) -> None:
 
 
 @pytest.mark.parametrize("name", exactness.RANDOM_SHAPES)
-def test_bits_do_not_depend_on_the_most_rows_of_a_forward(bench: Bench, name: str) -> None:
+def test_bits_do_not_depend_on_max_rows(bench: Bench, name: str) -> None:
     cell = Cell(available_isas()[0], "mxfp4:k=4", name, "batch", 2, "noisy", "whole", "own")
     model = open_model(bench.subject(name), cell.isa, cell.threads, max_rows=29)
     traces = Decoding(bench.level(cell, model), bench.requests(cell)).run()
@@ -184,7 +184,7 @@ def test_bits_do_not_depend_on_the_most_rows_of_a_forward(bench: Bench, name: st
 def test_both_precisions_give_the_same_logits_on_every_instruction_set(
     bench: Bench, name: str, rng: np.random.Generator
 ) -> None:
-    """The draft's too, so that what is accepted, and its statistics, are the same everywhere."""
+    """Equal fp4 logits make acceptance and its statistics the same everywhere."""
     vocab = (exactness.RANDOM_SHAPES | FAMILY_SHAPES)[name].vocab
     tokens = rng.integers(0, vocab, 600).tolist()
     found: dict[str, set[bytes]] = {"exact": set(), "fp4": set()}
@@ -195,7 +195,7 @@ def test_both_precisions_give_the_same_logits_on_every_instruction_set(
     assert {precision: len(bits) for precision, bits in found.items()} == {"exact": 1, "fp4": 1}
 
 
-def test_drafts_were_accepted_and_rejected_and_taken_whole(bench: Bench) -> None:
+def test_drafts_were_rejected_and_accepted_in_part_and_whole(bench: Bench) -> None:
     assert bench.drafted.rejected > 100
     assert bench.drafted.accepted_tokens > 100
     assert bench.drafted.taken_whole > 100
@@ -215,7 +215,7 @@ def test_trained_model_took_part(name: str) -> None:
         pytest.skip(f"{name} is not here; the other models were compared without it")
 
 
-# --- The harness sees what it should -------------------------------------------------------------
+# --- The harness detects errors ------------------------------------------------------------------
 
 
 def broken_cell(name: str, draft: str) -> Cell:
@@ -223,15 +223,15 @@ def broken_cell(name: str, draft: str) -> Cell:
 
 
 @pytest.mark.parametrize("name", exactness.RANDOM_SHAPES)
-def test_a_cache_that_keeps_the_drafts_keys_and_values_is_seen(bench: Bench, name: str) -> None:
+def test_a_cache_that_keeps_drafted_rows_is_detected(bench: Bench, name: str) -> None:
     cell = broken_cell(name, "mxfp4:k=4")
     model = KeepsDraftedCache(open_model(bench.subject(name), cell.isa, cell.threads))
     traces = Decoding(bench.level(cell, model), bench.requests(cell)).run()
-    (text,) = bench.differences(cell, traces)
-    assert text.startswith("request 0: new token")
+    (line,) = bench.differences(cell, traces)
+    assert line.startswith("request 0: new token")
 
 
-def test_one_ulp_of_one_logit_is_seen(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_ulp_of_one_logit_is_detected(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     cell = broken_cell("llama", "none")
     rounds = iter(range(1 << 20))
 
@@ -244,5 +244,5 @@ def test_one_ulp_of_one_logit_is_seen(bench: Bench, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(exactness, "read_logits", nudged)
     found = Decoding(bench.level(cell), bench.requests(cell)).run()
     monkeypatch.undo()
-    (text,) = bench.differences(cell, found)
-    assert text.startswith("request 0: new token 40: logits")
+    (line,) = bench.differences(cell, found)
+    assert line.startswith("request 0: new token 40: logits")

@@ -1,4 +1,4 @@
-"""Mixtures of experts: what a forward reads of them, and experts that are MXFP4 in the file."""
+"""Mixtures of experts: the bytes that a forward reads, and experts in MXFP4."""
 
 import json
 from collections.abc import Callable
@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specqd._native import testing
 from specqd.engine.chains import parse_chain
 from specqd.errors import ConfigError, RequestError, SpecqdWarning, TensorError
-from specqd.formats.mxfp4 import bf16_values
 from specqd.llm import LLM
 from specqd.model.model import Machine, Model
 from support import reference
 from support.family_shapes import FAMILY_SHAPES
+from support.mxfp4 import bf16_values
 from support.random_models import make_model, read_model, write_safetensors
 
 MACHINE = Machine.choose(1)
@@ -39,7 +40,7 @@ def test_a_row_reads_the_experts_it_chooses(name: str, tmp_path: Path, seed: int
 
 @each_mixture
 def test_unchosen_experts_do_not_matter(name: str, tmp_path: Path, seed: int) -> None:
-    """All rows choose the same experts where all tokens are one; the others may be anything."""
+    """With a single token, each layer chooses one set of experts; all others may change."""
     shape = FAMILY_SHAPES[name]
     directory = make_model(tmp_path, shape, seed)
     tokens = [7]
@@ -52,7 +53,7 @@ def test_unchosen_experts_do_not_matter(name: str, tmp_path: Path, seed: int) ->
         write_safetensors(directory / "model.safetensors", changed)
         found = Model.open(directory, machine=MACHINE).logits(tokens)
         unmoved += bool((found == expected).all())
-    # A layer's unchosen experts may be chosen in another.
+    # An expert's number may be chosen in one layer and not in another.
     assert unmoved >= count - shape.layers * config["num_experts_per_tok"]
     assert unmoved < count
 
@@ -67,7 +68,7 @@ def change(name: str, expert: int, bits: Any) -> Any:
     return changed
 
 
-def test_mxfp4_experts_are_taken_as_they_are(tmp_path: Path, seed: int) -> None:
+def test_mxfp4_experts_are_used_unchanged(tmp_path: Path, seed: int) -> None:
     model = Model.open(make_model(tmp_path, GPT_OSS, seed), machine=MACHINE)
     expected = reference.values(read_model(tmp_path)[1])
     taken = [matrix for matrix in model.weights.matrices if matrix.weight.is_mxfp4]
@@ -75,9 +76,9 @@ def test_mxfp4_experts_are_taken_as_they_are(tmp_path: Path, seed: int) -> None:
     for matrix in taken:
         [name] = matrix.names
         tensor, _, expert = name.removesuffix("]").partition("[")
-        found = bf16_values(matrix.weight.unpack(MACHINE.isa))
+        found = bf16_values(testing.unpack(matrix.weight, MACHINE.isa))
         rows = expected[tensor][int(expert)]
-        if "gate_up" in name:  # gates and ups alternate in the file
+        if "gate_up" in name:  # rows of gate and up alternate in the file
             rows = np.concatenate([rows[::2], rows[1::2]])
         np.testing.assert_array_equal(found, rows)
         planes = matrix.weight.plane_bytes()

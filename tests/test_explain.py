@@ -1,4 +1,4 @@
-"""Who first said a token, and how that is shown: harmless on a terminal and in HTML."""
+"""The level that first proposed a token, and how a terminal and HTML show it safely."""
 
 import json
 import re
@@ -31,7 +31,7 @@ def llm(small_model: Path) -> LLM:
 # --- Depths -----------------------------------------------------------------------------------
 
 
-def test_a_proposal_is_its_proposers_own_unless_it_says_otherwise() -> None:
+def test_depths_default_to_the_proposer() -> None:
     assert Proposal([5, 6], [0.5, 0.5]).depths_of([5, 7]) == [1, 0]
     assert Proposal([5, 6], [0.5, 0.5], depths=[1, 0]).depths_of([5, 7]) == [2, 0]
 
@@ -39,12 +39,12 @@ def test_a_proposal_is_its_proposers_own_unless_it_says_otherwise() -> None:
 @pytest.mark.parametrize(
     ("verified", "depths"), [([9], [0]), ([5, 9], [2, 0]), ([5, 6, 7, 9], [2, 1, 1, 0])]
 )
-def test_what_is_confirmed_came_from_below(verified: list[int], depths: list[int]) -> None:
+def test_accepted_tokens_keep_their_proposers_depth(verified: list[int], depths: list[int]) -> None:
     assert Proposal([5, 6, 7], [0.9] * 3, depths=[1, 0, 0]).depths_of(verified) == depths
 
 
 class Recorder:
-    """Passes proposals on and remembers them."""
+    """Passes proposals on and records them."""
 
     def __init__(self, level: Level) -> None:
         self.level = level
@@ -59,22 +59,22 @@ class Recorder:
         return proposals
 
 
-def test_depths_name_the_innermost_proposer_whose_token_survived() -> None:
+def test_depths_name_the_innermost_proposer_of_an_accepted_token() -> None:
     exact = FakeModel(TARGET)
     middle_rule = often(TARGET, next_by_hash(VOCABULARY, salt=1), percent=80)
     inner_rule = often(middle_rule, next_by_hash(VOCABULARY, salt=2), percent=60)
     inner = Recorder(Level(FakeModel(inner_rule), NoDraft(), length=2))
     middle = Recorder(Level(exact.as_draft(middle_rule), inner, length=6))
     level = Level(exact, middle)
-    text = Sequence([1, 2, 3], _native.Picker(), 3)
+    sequence = Sequence([1, 2, 3], _native.Picker(), 3)
     seen = set()
-    while len(text.tokens) < 150:
-        [step] = level.advance([DraftRequest(text, 9)])
+    while len(sequence.tokens) < 150:
+        [step] = level.advance([DraftRequest(sequence, 9)])
         assert step.depths[-1] == 0
         assert len(step.depths) == len(step.tokens)
         proposal = middle.proposals[-1]
         assert step.depths[:-1] == [d + 1 for d in proposal.depths[: len(step.tokens) - 1]]
-        prefix = list(text.tokens)
+        prefix = list(sequence.tokens)
         for token, depth in zip(step.tokens, step.depths, strict=True):
             if depth > 0:
                 assert token == middle_rule(tuple(prefix))
@@ -82,7 +82,7 @@ def test_depths_name_the_innermost_proposer_whose_token_survived() -> None:
                 assert token == inner_rule(tuple(prefix))
             prefix.append(token)
         seen |= set(step.depths)
-        text.tokens.extend(step.tokens)
+        sequence.tokens.extend(step.tokens)
     assert seen == {0, 1, 2}
 
 
@@ -110,7 +110,7 @@ def test_spans_end_where_a_stop_string_cut(llm: LLM) -> None:
 # --- The terminal -----------------------------------------------------------------------------
 
 
-def test_colours_are_the_only_escapes() -> None:
+def test_colours_are_the_only_escape_sequences() -> None:
     shown = for_terminal(SPANS, has_colour=True)
     assert re.findall(r"\x1b\[(\d+)m", shown) == ["32", "0", "36", "0"]
     assert click.unstyle(shown) == "def<script>alert('1')</script>&\"[31m\nx"
@@ -171,7 +171,7 @@ def test_model_text_stays_text_in_html() -> None:
     assert page.text == f"prompt {clean}def{clean}\nx"
 
 
-def test_the_page_asks_the_network_for_nothing() -> None:
+def test_the_page_makes_no_network_requests() -> None:
     html = as_html("", SPANS, CHAIN, "heading")
     page = Page(html)
     names = {name for name, _ in page.attributes}
@@ -182,7 +182,7 @@ def test_the_page_asks_the_network_for_nothing() -> None:
     assert "default-src 'none'" in html
 
 
-def test_hovering_tells_level_and_probability() -> None:
+def test_hovering_shows_level_and_probability() -> None:
     assert Page(as_html("", SPANS, CHAIN, "heading")).spans[1:] == [
         ("d0", "bf16 itself, probability 0.500"),
         ("d1", "<b>mxfp4</b>, probability 0.250"),

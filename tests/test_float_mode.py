@@ -1,4 +1,4 @@
-"""The core computes in its own floating-point mode, and leaves the caller's as it was."""
+"""The core computes in its own floating-point mode and restores the caller's."""
 
 import ctypes
 import platform
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from specqd import _native
+from specqd._native import testing
 from specqd.model.model import Machine, Model
 from support.random_models import Shape, make_model
 
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 FLUSH = 0x8040  # subnormal results and inputs are zero
 ROUND_UP = 0x4000
 MODES = {"as it is": 0, "flushing": FLUSH, "rounding up": ROUND_UP}
-_MXCSR_OFFSET = 28  # behind the x87 environment
+_MXCSR_OFFSET = 28  # after the x87 environment
 
 
 def read_mode() -> int:
@@ -41,7 +42,7 @@ def write_mode(mode: int) -> None:
 
 @contextmanager
 def floating_point(mode: int) -> Iterator[None]:
-    """The thread's own mode with the bits of `mode` set."""
+    """Sets the bits of `mode` in the thread's mode."""
     before = read_mode()
     write_mode(before | mode)
     try:
@@ -61,11 +62,11 @@ def test_bits_do_not_depend_on_the_callers_mode(directory: Path, threads: int, m
     tokens = list(range(40))
 
     def everything() -> list[bytes]:
-        """The draft and the exact logits of a model made, packed and run here."""
+        """Bits of both precisions' logits, log-probabilities and a pick of a model opened here."""
         model = Model.open(directory, machine=Machine.choose(threads), cache_positions=256)
         precisions = (model.logits(tokens), model.as_draft().logits(tokens))
         logprobs = [_native.log_softmax(rows[-1]) for rows in precisions]
-        picked = _native.Picker(temperature=0.8, seed=3).pick(precisions[0][-1], 40)
+        picked = testing.pick(_native.Picker(temperature=0.8, seed=3), precisions[0][-1], 40)
         return [rows.tobytes() for rows in (*precisions, *logprobs)] + [repr(picked).encode()]
 
     expected = everything()
@@ -84,7 +85,7 @@ def test_native_calls_leave_the_callers_mode_alone(directory: Path, mode: int) -
         "log_softmax": lambda: _native.log_softmax(row),
         "logprob_of": lambda: _native.logprob_of(row, 1),
         "top_logprobs": lambda: _native.top_logprobs(row, 2),
-        "pick": lambda: _native.Picker(temperature=0.8).pick(row, 3),
+        "pick": lambda: testing.pick(_native.Picker(temperature=0.8), row, 3),
     }
     for name, call in calls.items():
         with floating_point(mode):
@@ -96,6 +97,6 @@ def test_native_calls_leave_the_callers_mode_alone(directory: Path, mode: int) -
 def test_subnormals_are_numbers_to_the_caller_and_zeros_to_the_core() -> None:
     tiny = np.array([1e-40], np.float32)
     row = np.array([1e-40, 0.0], np.float32)
-    assert _native.Picker().pick(row, 0)[0] == 0  # a tie of zeros goes to the lowest id
-    assert _native.Picker().pick(row[::-1].copy(), 0)[0] == 0
+    assert testing.pick(_native.Picker(), row, 0)[0] == 0  # both are zero: the lowest id wins
+    assert testing.pick(_native.Picker(), row[::-1].copy(), 0)[0] == 0
     assert (tiny * np.float32(1.0))[0] > 0

@@ -1,4 +1,4 @@
-"""One model in every format: the tokens it should have."""
+"""A model generates the same tokens from every format."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def model(request: pytest.FixtureRequest, tmp_path: Path, seed: int) -> Path:
 
 
 def tokens(path: Path) -> list[list[int]]:
-    """What a model says: greedy and sampled, with drafts."""
+    """The model's tokens, greedy and sampled, with drafts."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SpecqdWarning)
         llm = LLM(path, "mxfp4", 1)
@@ -70,7 +70,7 @@ def tokens(path: Path) -> list[list[int]]:
 def rewritten(
     model: Path, directory: Path, change: Callable[[NDArray[np.float32]], NDArray[Any]]
 ) -> Path:
-    """The model with each of its tensors changed, in one file."""
+    """A copy of the model with `change` applied to each tensor, in one file."""
     shutil.copytree(model, directory, ignore=shutil.ignore_patterns("*.safetensors"))
     _, tensors = read_model(model)
     written = {
@@ -143,7 +143,7 @@ def test_every_family_gives_the_same_tokens_from_gguf(
 def test_gemmas_pattern_of_windows_and_scaled_rope_are_read_from_gguf(
     tmp_path: Path, seed: int, pattern: int | None
 ) -> None:
-    """As a number, or layer by layer; the local rope is not scaled."""
+    """The pattern is a number or a list of layers; the local rope is not scaled."""
     shape = Shape(
         *("gemma3_text", 48, 2, 1, 16, 84), layers=18, vocab=263, window=9, is_tied=True,
         rope_scaling=ROPE_SCALINGS["linear"], extra=GEMMA3 | {"sliding_window_pattern": 3},
@@ -192,7 +192,7 @@ def test_a_gguf_file_may_draft_for_a_directory(tmp_path: Path, seed: int) -> Non
     )
 
 
-def test_rounding_is_told_in_one_line(
+def test_rounding_is_noted_in_one_line(
     tmp_path: Path, seed: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = convert(make_model(tmp_path / "model", Shape(), seed), tmp_path / "m.gguf", "F16")

@@ -1,4 +1,4 @@
-"""The GGUF reader: good files read bit for bit, hostile and unsupported ones refused by name."""
+"""The GGUF reader: good files are read bit for bit, hostile and unsupported ones are refused."""
 
 import math
 import struct
@@ -64,7 +64,7 @@ def test_everything_reads_back(tmp_path: Path, rng: np.random.Generator, alignme
         assert not read.data(name).flags.writeable
 
 
-def test_reordered_rows_are_put_back(rng: np.random.Generator) -> None:
+def test_reordered_rows_are_restored(rng: np.random.Generator) -> None:
     heads, half, columns = 3, 4, 5
     rows = rng.integers(0, 1 << 16, (heads * 2 * half, columns), dtype=np.uint16)
     paired = np.stack(
@@ -79,7 +79,7 @@ def test_reordered_rows_are_put_back(rng: np.random.Generator) -> None:
     assert np.array_equal(in_half_order(paired[:, 0].copy(), heads), rows[:, 0])
 
 
-def test_gemmas_norms_lose_their_one_exactly_or_are_refused(rng: np.random.Generator) -> None:
+def test_gemmas_norms_minus_one_are_exact_or_refused(rng: np.random.Generator) -> None:
     every = np.arange(1 << 16, dtype=np.uint16)
     values = (every.astype(np.uint32) << 16).view(np.float32)
     kept = (np.abs(values) >= 2.0**-16) & (np.abs(values) < 2.0**15)
@@ -135,7 +135,7 @@ HOSTILE = {
     "tensor twice": (
         HEAD + struct.pack("<QQ", 2, 0) + 2 * TENSOR + bytes(96), "'t' is there twice"
     ),
-    "data cut off": (HEAD + struct.pack("<QQ", 1, 0) + TENSOR + bytes(20), "ends behind the file"),
+    "data cut off": (HEAD + struct.pack("<QQ", 1, 0) + TENSOR + bytes(20), "ends past the end"),
     "misaligned": (
         HEAD + struct.pack("<QQ", 1, 0) + string("t") + struct.pack("<IQIQ", 1, 4, 0, 4)
         + bytes(99),
@@ -161,7 +161,7 @@ def test_hostile_file_is_refused_by_name(tmp_path: Path, case: str) -> None:
 
 
 def attempt(path: Path) -> None:
-    """A file is a model or a one-line refusal, never another exception."""
+    """Reads the file: a SpecqdError of one line is fine, any other exception is not."""
     problem = ""
     try:
         read_config(path)
@@ -230,7 +230,7 @@ def test_quantised_files_are_refused_by_name(good: Path, number: int, name: str)
         ({"tokenizer__ggml__model": "llama"}, TokenizerError, "scores is missing"),
     ],
 )  # fmt: skip
-def test_what_is_not_supported_is_named(
+def test_unsupported_metadata_is_named(
     tmp_path: Path, seed: int, metadata: dict[str, Any], error: type[SpecqdError], mention: str
 ) -> None:
     path = changed(tmp_path / "m.gguf", tmp_path / "model", seed, **metadata)
@@ -262,7 +262,7 @@ def test_what_is_not_supported_is_named(
         (Shape(), {"general__architecture": ["llama"]}, "architecture ['llama'] is not supported"),
     ],
 )  # fmt: skip
-def test_what_a_file_does_not_say_is_named(
+def test_missing_facts_are_named(
     tmp_path: Path, seed: int, shape: Shape, metadata: dict[str, Any], mention: str
 ) -> None:
     model = make_model(tmp_path / "model", shape, seed)
@@ -287,18 +287,18 @@ def test_norms_of_gemma_that_are_not_1_plus_bf16_are_refused(tmp_path: Path, see
     content = bytearray(path.read_bytes())
     content[at : at + 4] = struct.pack("<f", 1.3)
     path.write_bytes(content)
-    assert "'model.norm.weight' less 1 is not BF16" in refusal(path)
+    assert "'model.norm.weight' minus 1 is not BF16" in refusal(path)
 
 
-def test_a_tensor_without_a_place_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_tensor_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     write_gguf(path, {}, {"blk.0.attn_sub_norm.weight": np.zeros(4, np.float32)})
-    with pytest.raises(TensorError, match=r"'blk.0.attn_sub_norm.weight' has no place"):
+    with pytest.raises(TensorError, match=r"attn_sub_norm.weight' belongs to no supported model"):
         GgufTensors.open(path)
 
 
 def shape_file(path: Path, shape: Shape, **tensors: np.ndarray) -> Path:
-    """A file without weights but for the embedding: enough for a configuration."""
+    """A file with an embedding and `tensors` only: enough for a configuration."""
     embedding = {"token_embd.weight": np.zeros((shape.vocab, shape.hidden), np.float16)}
     return write_gguf(path, model_metadata(make_config(shape)), embedding | tensors)
 
@@ -339,7 +339,7 @@ def test_the_configuration_is_that_of_config_json(tmp_path: Path, seed: int) -> 
         assert read_config(convert(model, tmp_path / "m.gguf", "F32", **more)) == read_config(model)
 
 
-def test_all_ends_of_a_turn_end_the_text(tmp_path: Path, seed: int) -> None:
+def test_all_end_of_turn_tokens_end_the_text(tmp_path: Path, seed: int) -> None:
     path = changed(tmp_path / "m.gguf", tmp_path / "model", seed, tokenizer__ggml__eot_token_id=7)
     assert read_config(path).eos_token_ids == (257, 7)
 
@@ -358,7 +358,7 @@ def test_templates_and_named_tokens_come_from_the_file(tmp_path: Path, seed: int
 
 
 @pytest.mark.parametrize("flags", [(False, False), (True, False), (True, True)])
-def test_the_file_says_which_ends_are_added(
+def test_the_file_decides_which_end_tokens_are_added(
     tmp_path: Path, seed: int, flags: tuple[bool, bool]
 ) -> None:
     keys = ("tokenizer__ggml__add_bos_token", "tokenizer__ggml__add_eos_token")

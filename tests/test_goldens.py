@@ -1,24 +1,18 @@
-"""Logits against those of transformers in float32, recorded by parity/make_goldens.py."""
+"""Logits against transformers' in float32, recorded by parity/make_goldens.py."""
 
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from support import reference
 from support.random_families import ModelType
 from support.random_models import read_model
+from support.reference import rms_error
 
 GOLDENS = sorted(path.parent for path in Path(__file__).parent.glob("goldens/*/golden.npz"))
 each_golden = pytest.mark.parametrize("directory", GOLDENS, ids=lambda path: path.name)
-
-
-def rms_error(found: NDArray[np.floating], truth: NDArray[np.floating]) -> float:
-    """RMS of the difference over RMS of the truth."""
-    difference = found.astype(np.float64) - truth
-    return float(np.sqrt((difference**2).mean() / (truth.astype(np.float64) ** 2).mean()))
 
 
 def test_every_model_type_has_a_golden() -> None:

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from specqd import LLM, SamplingParams, _native
-from specqd._native import Context, DraftRequest, Level, NoDraft, Rows, Sequence
+from specqd._native import Context, DraftRequest, Level, NoDraft, Rows, Sequence, testing
 from specqd.engine.chains import DraftSpec
 from specqd.errors import RequestError
 from specqd.model.model import HEAD_AS_PAYS, WHOLE_HEAD, Head, Machine, Model
@@ -55,7 +55,7 @@ def listed(model: Model, head: Head) -> NDArray[np.bool_]:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("isa", _native.kernel_names())
+@pytest.mark.parametrize("isa", testing.kernel_names())
 @pytest.mark.parametrize("name", SHAPES)
 def test_kept_logits_have_the_bits_of_the_whole_and_the_others_are_minus_infinity(
     name: str, isa: str, threads: int, tmp_path: Path, seed: int, rng: np.random.Generator
@@ -76,7 +76,7 @@ def test_kept_logits_have_the_bits_of_the_whole_and_the_others_are_minus_infinit
         assert np.isneginf(found[:, ~kept]).all()
 
 
-@pytest.mark.parametrize("isa", _native.kernel_names())
+@pytest.mark.parametrize("isa", testing.kernel_names())
 def test_a_head_read_exactly_differs_from_the_draft_s_and_is_alike_everywhere(
     isa: str, tmp_path: Path, seed: int, rng: np.random.Generator
 ) -> None:

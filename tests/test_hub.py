@@ -1,4 +1,4 @@
-"""A model is found by path or name; what cannot be found is said in one line."""
+"""Models are found by path or name; a failure is reported in one line."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from specqd.hub import resolve
 
 
 class NoHub:
-    """Stands in for snapshot_download: says whether it was asked, and raises."""
+    """Stands in for snapshot_download: records repositories, then raises."""
 
     def __init__(self, problem: Exception) -> None:
         self.problem = problem
@@ -89,7 +89,7 @@ def test_impossible_path_is_refused(no_hub, name):
 
 
 def http_error(kind: type[errors.HfHubHTTPError]) -> errors.HfHubHTTPError:
-    """Without its __init__, which wants a response of whichever HTTP library is below."""
+    """An error without __init__, which needs a response of the HTTP library."""
     return kind.__new__(kind, "first line\nsecond line")
 
 
@@ -104,7 +104,7 @@ def http_error(kind: type[errors.HfHubHTTPError]) -> errors.HfHubHTTPError:
         (OSError("No space left on device"), "the disk"),
     ],
 )
-def test_failed_fetch_is_one_line_that_says_what_was_asked(monkeypatch, problem, mention):
+def test_failed_fetch_is_one_line_with_the_repository(monkeypatch, problem, mention):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", NoHub(problem))
     message = refusal("owner/model@v1")
     assert "owner/model@v1" in message

@@ -1,4 +1,4 @@
-"""Models fetched by name from a hub on this machine, by the program as users run it."""
+"""The program fetches models by name from a fake hub on this machine."""
 
 import json
 import os
@@ -20,12 +20,12 @@ from support.terminal_session import TerminalSession
 from support.writers import write_safetensors, write_shards
 
 NEEDED = {"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"}
-NOWHERE = "http://127.0.0.1:9"  # the port that discards; nothing listens
+NOWHERE = "http://127.0.0.1:9"  # the discard port; nothing listens
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """How the program ended, and what it wrote."""
+    """Exit status and output of the program."""
 
     returncode: int
     stdout: str
@@ -37,7 +37,7 @@ Fetch = Callable[..., Fetched]
 
 @pytest.fixture
 def model(tmp_path: Path, seed: int) -> Path:
-    """A repository's content: a model, and what nobody needs to run it."""
+    """A repository: a model, and files that running it does not need."""
     directory = make_model(tmp_path / "repository", Shape(), seed)
     for name in ("README.md", "pytorch_model.bin", "consolidated.safetensors", "onnx/model.onnx"):
         (directory / name).parent.mkdir(exist_ok=True)
@@ -78,7 +78,7 @@ def text_of(model: Path) -> str:
 
 
 def refused(ran: Fetched) -> str:
-    """The one line with which it ended."""
+    """The one-line error."""
     assert ran.returncode == 1, ran.stderr
     assert ran.stdout == ""
     [line] = ran.stderr.splitlines()
@@ -86,7 +86,7 @@ def refused(ran: Fetched) -> str:
     return line
 
 
-def test_a_model_is_fetched_once_and_only_what_it_needs(
+def test_a_model_is_fetched_once_and_only_the_files_it_needs(
     hub: FakeHub, fetch: Fetch, model: Path, tmp_path: Path
 ) -> None:
     first = fetch("org/name")
@@ -99,7 +99,7 @@ def test_a_model_is_fetched_once_and_only_what_it_needs(
     assert hub.fetched() == set()
 
 
-def test_shards_are_those_that_the_index_names(hub: FakeHub, fetch: Fetch, model: Path) -> None:
+def test_only_shards_of_the_index_are_fetched(hub: FakeHub, fetch: Fetch, model: Path) -> None:
     expected = text_of(model)
     _, tensors = read_model(model)
     names = sorted(tensors)
@@ -120,10 +120,8 @@ def test_a_revision_is_asked_for_by_name_or_commit(hub: FakeHub, fetch: Fetch, m
     assert "has no such revision" in refused(fetch("org/name@v9"))
 
 
-def test_a_broken_connection_is_resumed_where_it_broke(
-    hub: FakeHub, fetch: Fetch, model: Path
-) -> None:
-    chunk = 10 << 20  # what huggingface_hub writes at a time
+def test_a_broken_download_is_resumed(hub: FakeHub, fetch: Fetch, model: Path) -> None:
+    chunk = 10 << 20  # bytes that huggingface_hub writes at a time
     _, tensors = read_model(model)
     unused = {"unused": np.zeros(3 * chunk // 2, np.uint16)}
     write_safetensors(
@@ -137,7 +135,7 @@ def test_a_broken_connection_is_resumed_where_it_broke(
     assert [r.range for r in asked] == [None, f"bytes={chunk}-", f"bytes={2 * chunk}-"]
 
 
-def test_what_an_interrupted_fetch_left_is_not_fetched_again(
+def test_an_interrupted_fetch_continues_with_the_missing_files(
     hub: FakeHub, fetch: Fetch, model: Path
 ) -> None:
     weights = model / "model.safetensors"
@@ -145,7 +143,7 @@ def test_what_an_interrupted_fetch_left_is_not_fetched_again(
     assert "no safetensors weights, or not all of them" in refused(fetch("org/name"))
     shutil.copy(kept, weights)
     hub.requests.clear()
-    for listing in model.parent.glob("home/hub/*/trees"):  # of the files that there were
+    for listing in model.parent.glob("home/hub/*/trees"):  # cached listings of the files
         shutil.rmtree(listing)
     assert fetch("org/name").stdout == text_of(model)
     assert hub.fetched() == {"model.safetensors"}
@@ -176,13 +174,13 @@ def test_a_token_opens_private_repositories(hub: FakeHub, fetch: Fetch, model: P
     assert "hf_" not in wrong
 
 
-def test_gated_and_missing_repositories_are_told_apart(hub: FakeHub, fetch: Fetch) -> None:
+def test_gated_and_missing_repositories_have_different_errors(hub: FakeHub, fetch: Fetch) -> None:
     hub.gated.add("org/name")
     assert "is gated; accept its licence" in refused(fetch("org/name"))
     assert "neither a directory here nor a repository" in refused(fetch("org/nothing"))
 
 
-def test_what_cannot_be_run_is_refused_before_its_weights_are_fetched(
+def test_unsupported_models_are_refused_before_weights_are_fetched(
     hub: FakeHub, fetch: Fetch, model: Path
 ) -> None:
     config = json.loads((model / "config.json").read_text())
@@ -214,7 +212,7 @@ def test_sentencepiece_models_are_fetched_where_there_is_no_tokenizer_json(
     assert "tokenizer.model" in hub.fetched()
 
 
-def test_a_terminal_sees_one_progress_bar_that_goes(
+def test_a_terminal_shows_one_progress_bar_and_removes_it(
     environment: dict[str, str], model: Path
 ) -> None:
     command = [*PROGRAM, "generate", "org/name", "-p", "ab", "-n", "2", "--draft", "none"]

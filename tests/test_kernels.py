@@ -1,14 +1,15 @@
-"""Every instruction set multiplies and casts to the same bits, and the right ones.
+"""Every instruction set multiplies and casts to the same, right bits, for any number of rows.
 
-Whatever the number of rows. The portable kernels are held to NumPy, all others to the portable
-ones. The core hands out arrays full of NaN, so that what a kernel does not write is seen.
+Portable kernels are compared with NumPy, all others with the portable ones. The core fills output
+arrays with NaN, so that an element that a kernel does not write fails the test.
 """
 
 import numpy as np
 import pytest
 
-from specqd import _native
-from specqd.formats import mxfp4
+from specqd._native import testing
+from specqd.formats.mxfp4 import ScaleRule
+from support import mxfp4
 from support.kernel_values import (
     BLOCK,
     KINDS,
@@ -40,7 +41,7 @@ def test_products_have_the_portable_bits_for_every_number_of_rows(
 ) -> None:
     panels, tiles = int(rng.integers(1, 4)), int(rng.integers(1, 20))
     matrix = tiled(weights_of(kind, rng, panels * PANEL, tiles * BLOCK))
-    table = _native.kernels(isa)
+    table = testing.kernels(isa)
     for plain in (False, True):
         packed = PORTABLE.pack(matrix, "mse", plain)
         for rows in ROWS:
@@ -50,14 +51,14 @@ def test_products_have_the_portable_bits_for_every_number_of_rows(
 
 
 @each_other_isa
-def test_draft_products_have_the_portable_bits_where_only_some_scales_are_usual(
+def test_fp4_products_have_the_portable_bits_where_only_some_scales_are_usual(
     isa: str, rng: np.random.Generator
 ) -> None:
-    """Kernels may treat scales of usual sizes otherwise, by panel and by all rows."""
+    """Kernels may have a path for scales of usual sizes, chosen by panel and for all rows."""
     tiles = int(rng.integers(1, 20))
     kinds = [weights_of(kind, rng, PANEL, tiles * BLOCK) for kind in ("gaussian", "tiny", "huge")]
     packed = PORTABLE.pack(tiled(np.concatenate([*kinds, kinds[0]])), "mse", False)
-    table = _native.kernels(isa)
+    table = testing.kernels(isa)
     for rows in ROWS:
         x = rng.standard_normal((rows, tiles * BLOCK)).astype(np.float32)
         for scale in (1.0, 1e-30, 1e30):
@@ -68,7 +69,7 @@ def test_draft_products_have_the_portable_bits_where_only_some_scales_are_usual(
 
 @each_other_isa
 def test_attention_products_have_the_portable_bits(isa: str, rng: np.random.Generator) -> None:
-    table = _native.kernels(isa)
+    table = testing.kernels(isa)
     for rows in ROWS:
         panels, tiles = int(rng.integers(1, 4)), int(rng.integers(1, 9))
         plain = tiled(any_finite(rng, panels * PANEL, tiles * BLOCK))
@@ -85,9 +86,11 @@ def test_tiles_are_cast_to_the_portable_planes_and_back(
     isa: str, kind: str, rule: str, rng: np.random.Generator
 ) -> None:
     matrix = tiled(weights_of(kind, rng, 3 * PANEL, 5 * BLOCK))
-    table = _native.kernels(isa)
+    table = testing.kernels(isa)
     packed = table.pack(matrix, rule)
-    for plane, expected in zip(packed.planes, PORTABLE.pack(matrix, rule).planes, strict=True):
+    for plane, expected in zip(
+        testing.planes(packed), testing.planes(PORTABLE.pack(matrix, rule)), strict=True
+    ):
         np.testing.assert_array_equal(plane, expected)
     np.testing.assert_array_equal(table.unpack(packed), matrix)
 
@@ -97,7 +100,7 @@ def test_tiles_are_cast_to_the_portable_planes_and_back(
 def test_inputs_are_prepared_to_the_same_values(
     isa: str, inputs: int, rng: np.random.Generator
 ) -> None:
-    table, tiles = _native.kernels(isa), -(-inputs // BLOCK)
+    table, tiles = testing.kernels(isa), -(-inputs // BLOCK)
     x = random_inputs(rng, 5, inputs)
     x[3, rng.integers(0, inputs)] = np.inf
     x[4, rng.integers(0, inputs)] = np.nan
@@ -107,7 +110,7 @@ def test_inputs_are_prepared_to_the_same_values(
     rows = table.prepare("exact", x[:3], tiles)
     if "amx" in isa or "bf16" in isa:
         actual = bf16_values(np.ascontiguousarray(rows[:, : tiles * BLOCK * 2]).view(np.uint16))
-        if "bf16" in isa:  # pairs of one chain, the later one first: 2 0 3 1
+        if "bf16" in isa:  # pairs of one chain, later one first: 2 0 3 1
             actual = actual.reshape(3, -1, 4)[:, :, [1, 3, 0, 2]].reshape(3, -1)
     else:
         actual = np.ascontiguousarray(rows[:, : tiles * BLOCK * 4]).view(np.float32)
@@ -122,7 +125,7 @@ def test_inputs_are_prepared_to_the_same_values(
 def test_a_row_has_the_same_bits_alone_and_among_others(
     isa: str, precision: str, rng: np.random.Generator
 ) -> None:
-    table = _native.kernels(isa)
+    table = testing.kernels(isa)
     packed = table.pack(tiled(weights_of("gaussian", rng, 2 * PANEL, 7 * BLOCK)))
     x = random_inputs(rng, max(ROWS), 7 * BLOCK)
     alone = np.concatenate([table.product(precision, packed, x[i : i + 1]) for i in range(len(x))])
@@ -135,7 +138,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others(
 def test_a_panel_has_the_same_bits_alone_and_among_others(
     isa: str, precision: str, rng: np.random.Generator
 ) -> None:
-    table = _native.kernels(isa)
+    table = testing.kernels(isa)
     packed = table.pack(tiled(weights_of("gaussian", rng, 5 * PANEL, 6 * BLOCK)))
     x = random_inputs(rng, 3, 6 * BLOCK)
     whole = table.product(precision, packed, x)
@@ -151,8 +154,8 @@ def test_a_panel_has_the_same_bits_alone_and_among_others(
 def chained_sum(matrix: Floats, x: Floats) -> Floats:
     """x @ matrix.T in the order of docs/exactness.md, for normal BF16 values.
 
-    The product of two BF16 values and its sum with an fp32 value are at most one rounding away
-    from fp32 in fp64, where that rounding is innocent.
+    In fp64, the product of two BF16 values plus an fp32 value has at most one rounding before the
+    rounding to fp32, which double rounding does not change.
     """
     total = np.zeros((len(x), len(matrix)), np.float32)
     for block in range(0, matrix.shape[1], BLOCK):
@@ -168,7 +171,7 @@ def chained_sum(matrix: Floats, x: Floats) -> Floats:
 def test_the_exact_product_is_the_documented_sum(isa: str, rng: np.random.Generator) -> None:
     matrix = bf16_bits(rng.normal(0, 0.02, (2 * PANEL, 9 * BLOCK)))
     x = rng.standard_normal((3, 9 * BLOCK)).astype(np.float32)
-    table = _native.kernels(isa)
+    table = testing.kernels(isa)
     actual = table.product("exact", table.pack(tiled(matrix)), x)
     assert_same_bits(actual, chained_sum(bf16_values(matrix), bf16_values(bf16_bits(x))))
 
@@ -181,10 +184,10 @@ def test_the_exact_product_is_within_its_error_bound_of_float64(
     tiles = 40
     matrix = weights_of(kind, rng, 2 * PANEL, tiles * BLOCK)
     x = rng.standard_normal((9, tiles * BLOCK)).astype(np.float32)
-    table = _native.kernels(isa)
+    table = testing.kernels(isa)
     actual = table.product("exact", table.pack(tiled(matrix)), x)
     w, rounded = bf16_values(matrix).astype(np.float64), bf16_values(bf16_bits(x))
-    # A product passes at most 16 roundings of its chain, one where the chains meet, one a block.
+    # Roundings of a product: at most 16 in its chain, one for the sum of chains, one per block.
     roundings = (16 + 1 + tiles) * ROUNDING
     bound = roundings / (1 - roundings) * (np.abs(rounded).astype(np.float64) @ np.abs(w).T)
     assert np.all(np.abs(actual - rounded @ w.T) <= bound)
@@ -192,18 +195,18 @@ def test_the_exact_product_is_within_its_error_bound_of_float64(
 
 @each_isa
 @pytest.mark.parametrize("kind", ["gaussian", "heavy tails"])
-def test_the_draft_product_is_within_its_error_bound_of_float64(
+def test_the_fp4_product_is_within_its_error_bound_of_float64(
     isa: str, kind: str, rng: np.random.Generator
 ) -> None:
     tiles = 40
     matrix = weights_of(kind, rng, 2 * PANEL, tiles * BLOCK)
     x = rng.standard_normal((9, tiles * BLOCK)).astype(np.float32)
-    table = _native.kernels(isa)
+    table = testing.kernels(isa)
     actual = table.product("fp4", table.pack(tiled(matrix), "mse"), x)
-    w = mxfp4.decode(mxfp4.cast(matrix, mxfp4.ScaleRule.MSE)).reshape(matrix.shape)
+    w = mxfp4.decode(mxfp4.cast(matrix, ScaleRule.MSE)).reshape(matrix.shape)
     largest = np.abs(x).reshape(len(x), tiles, BLOCK).max(axis=2).astype(np.float64)
-    # int8 inputs are off by half a step, largest / 254, and by the three roundings of
-    # x * (127 / largest) * (largest / 127); sums by that of the input scale, and by one a block.
+    # int8 inputs err by half a step, largest / 254, and by the three roundings of
+    # x * (127 / largest) * (largest / 127); sums by the input scale's rounding and one per block.
     quantised = np.repeat(largest / 254 * (1 + 2**-20) + largest * 3 * ROUNDING, BLOCK, axis=1)
     roundings = (2 + tiles) * ROUNDING
     bound = (quantised + roundings * 1.01 * (np.abs(x) + quantised)) @ np.abs(w).T

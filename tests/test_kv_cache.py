@@ -1,4 +1,4 @@
-"""One cache for two precisions: each hazard of docs/design.md, section 6."""
+"""The hazards of one cache for two precisions (docs/design.md, "One KV cache")."""
 
 import random
 from dataclasses import replace
@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from specqd import _native
-from specqd._native import Context, DraftRequest, Level, NoDraft, Rows
+from specqd._native import Context, DraftRequest, Level, NoDraft, Rows, testing
 from specqd.engine.roles import Drafter
 from specqd.errors import MachineError
 from specqd.model.decoder_spec import decoder_spec
@@ -23,14 +23,15 @@ from support.cached_models import (
     Guessing,
     advance,
     logits,
+    new_sequence,
     open_model,
     poison_free_pages,
     random_tokens,
-    sequence,
 )
+from support.exactness import position_of_words
 from support.random_models import Shape, make_model
 
-# Heads of 32 and 64 fill their tiles: padding, which nothing ever writes, must stay as it is.
+# Heads of 32 fill their tiles, so that no word of a page is padding.
 SHAPE = Shape(heads=4, kv_heads=2, head_dim=32, hidden=64, vocab=VOCABULARY, is_peaked=True)
 
 
@@ -54,23 +55,13 @@ def windowed(tmp_path: Path) -> Model:
     return open_model(make_model(tmp_path, WINDOWED, seed=12))
 
 
-def word_positions(shape: Shape) -> NDArray[np.intp]:
-    """The position within its page that each word of a page belongs to (docs/kernels.md)."""
-    within = np.arange(512)  # of a tile: (k / 2) * 32 + n * 2 + k % 2
-    n, k = within % 32 // 2, within // 32 * 2 + within % 2
-    key_tiles, value_panels = -(-shape.head_dim // 32), -(-shape.head_dim // 16)
-    keys = [panel * 16 + n for panel in range(PAGE // 16) for _ in range(key_tiles)]
-    values = [tile * 32 + k for _ in range(value_panels) for tile in range(PAGE // 32)]
-    return np.tile(np.concatenate([*keys, *values]), shape.layers * shape.kv_heads)
-
-
-def cached_bits(model: Model, shape: Shape, slot: int, length: int) -> list[NDArray[np.uint16]]:
+def cached_bits(model: Model, slot: int, length: int) -> list[NDArray[np.uint16]]:
     """The words of positions [0, length), by page."""
-    bits = []
-    for page in range(-(-length // PAGE)):
-        words = model.cache.page_bits(slot, page)
-        bits.append(words[word_positions(shape) < length - page * PAGE])
-    return bits
+    positions = position_of_words(model)
+    return [
+        testing.page_bits(model.cache, slot, page)[positions < length - page * PAGE]
+        for page in range(-(-length // PAGE))
+    ]
 
 
 def assert_same_bits(found: list[NDArray[np.uint16]], expected: list[NDArray[np.uint16]]) -> None:
@@ -85,9 +76,9 @@ def assert_same_bits(found: list[NDArray[np.uint16]], expected: list[NDArray[np.
 def test_rejected_draft_leaves_no_trace_in_the_cache(
     model: Model, length: int, rng: random.Random
 ) -> None:
-    """Keys and values of accepted positions are plain decoding's, bit for bit."""
+    """Keys and values of accepted positions have the bits of plain decoding."""
     prompt = random_tokens(rng, 40)
-    plain = sequence(prompt)
+    plain = new_sequence(prompt)
     expected = advance(Level(model, NoDraft()), plain, 150)
     drafts: list[Drafter] = [
         Guessing(rng),
@@ -97,38 +88,38 @@ def test_rejected_draft_leaves_no_trace_in_the_cache(
     rejected = []
     for drafter in drafts:
         level = Level(model, drafter)
-        text = sequence(prompt)
-        assert advance(level, text, 150) == expected
+        sequence = new_sequence(prompt)
+        assert advance(level, sequence, 150) == expected
         rejected.append(level.stats.drafted - level.stats.accepted)
-        held = min(model.context(text).length, model.context(plain).length)
+        held = min(model.context(sequence).length, model.context(plain).length)
         assert held > 180
-        slots = [model.context(each).slot for each in (text, plain)]
-        assert_same_bits(*(cached_bits(model, SHAPE, slot, held) for slot in slots))
-        level.release(text)
-    assert rejected[0] > 0  # short drafts may all be right by chance, guesses are not
+        slots = [model.context(each).slot for each in (sequence, plain)]
+        assert_same_bits(*(cached_bits(model, slot, held) for slot in slots))
+        level.release(sequence)
+    assert rejected[0] > 0  # short drafts may all be right by chance; guesses are not
 
 
 def test_a_draft_does_leave_a_trace_until_it_is_verified(model: Model, rng: random.Random) -> None:
-    """Else the test above would show nothing."""
-    text = sequence(random_tokens(rng, 40))
+    """Shows that the test above can fail."""
+    sequence = new_sequence(random_tokens(rng, 40))
     level = Level(model, Level(model.as_draft(), NoDraft(), length=8))
-    advance(level, text, 10)
-    context = model.context(text)
-    before = cached_bits(model, SHAPE, context.slot, context.length + 8)
-    level.drafter.propose([DraftRequest(text, 8)])
-    after = cached_bits(model, SHAPE, context.slot, context.length + 8)
+    advance(level, sequence, 10)
+    context = model.context(sequence)
+    before = cached_bits(model, context.slot, context.length + 8)
+    level.drafter.propose([DraftRequest(sequence, 8)])
+    after = cached_bits(model, context.slot, context.length + 8)
     assert not all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
     held = context.length
     assert_same_bits(
         *([page[:1] for page in bits] for bits in (before, after))  # position 0 is untouched
     )
-    assert held == len(text.tokens) - 1
+    assert held == len(sequence.tokens) - 1
 
 
-def test_a_draft_that_is_not_finite_just_ends_the_proposal(
+def test_a_draft_with_non_finite_logits_ends_the_proposal(
     directory: Path, model: Model, rng: random.Random
 ) -> None:
-    """A drafter whose embedding of every fifth token is NaN, past the checks at loading."""
+    """The embedding of every fifth token is NaN in the drafter; loading would refuse that."""
     weights = load_weights(directory, model.config, model.machine.pool, model.machine.isa)
     assert weights.embedding is not None
     damaged = weights.embedding.copy()
@@ -148,21 +139,21 @@ def test_a_draft_that_is_not_finite_just_ends_the_proposal(
     prompts = [[t for t in random_tokens(rng, 60) if t % 5] for _ in range(8)]
     plain, length = Level(model, NoDraft()), rng.randint(2, 8)
     level = Level(model, Level(broken, NoDraft(), length=length))
-    for prompt in prompts:  # a text that begins with such a token is not drafted for at all
-        expected, text = sequence(prompt), sequence(prompt)
-        assert advance(level, text, 50) == advance(plain, expected, 50)
-        level.release(text)
+    for prompt in prompts:  # without such tokens, which would prevent all drafts
+        expected, sequence = new_sequence(prompt), new_sequence(prompt)
+        assert advance(level, sequence, 50) == advance(plain, expected, 50)
+        level.release(sequence)
         plain.release(expected)
     assert 0 < level.stats.drafted < level.stats.forwards * length
 
 
-# --- Pages that others wrote ------------------------------------------------------------------
+# --- Pages with old contents ------------------------------------------------------------------
 
 
-def test_what_a_recycled_page_held_before_changes_nothing(
+def test_old_contents_of_a_recycled_page_change_nothing(
     model: Model, windowed: Model, rng: random.Random
 ) -> None:
-    """Values past the last valid row read as zero, and masked keys are never looked at."""
+    """Values past the last valid row are read as zero, and masked keys are not read."""
     for each in (model, windowed):
         tokens = random_tokens(rng, 230)
         slot = each.cache.create()
@@ -179,8 +170,8 @@ def test_what_a_recycled_page_held_before_changes_nothing(
             each.cache.release(slot)
 
 
-def test_what_stands_after_the_last_row_changes_nothing(model: Model, rng: random.Random) -> None:
-    """A shorter text in a cache that held a longer one, as after a rejected draft."""
+def test_old_rows_after_the_last_one_change_nothing(model: Model, rng: random.Random) -> None:
+    """A slot holds a longer sequence's rows, as after a rejected draft."""
     tokens, other = random_tokens(rng, 100), random_tokens(rng, 120)
     fresh, used = model.cache.create(), model.cache.create()
     logits(model, used, [*tokens[:70], *other])
@@ -197,40 +188,42 @@ def test_what_stands_after_the_last_row_changes_nothing(model: Model, rng: rando
 def test_a_prefix_hit_changes_no_bit(model: Model, rng: random.Random) -> None:
     prompt = random_tokens(rng, 150)
     level = Level(model, Level(model.as_draft(), NoDraft(), length=4))
-    first = sequence(prompt)
+    first = new_sequence(prompt)
     assert model.adopt_prefix(first) == 0
     expected = advance(level, first, 100)
     model.publish(first)
     level.release(first)
-    second = sequence(prompt)
+    second = new_sequence(prompt)
     assert model.adopt_prefix(second) == 128
     assert advance(level, second, 100) == expected
-    longer = sequence([*prompt, *expected])
-    assert model.adopt_prefix(longer) == 192  # of 249 that were forwarded
+    longer = new_sequence([*prompt, *expected])
+    assert model.adopt_prefix(longer) == 192  # 249 positions were forwarded
     slots = [model.context(each).slot for each in (second, longer)]
-    assert_same_bits(*(cached_bits(model, SHAPE, slot, 192) for slot in slots))
+    assert_same_bits(*(cached_bits(model, slot, 192) for slot in slots))
 
 
 def test_a_published_page_is_never_written(model: Model, rng: random.Random) -> None:
-    """Not by its takers, and not by the one who published it."""
+    """Neither by the slots that attach it nor by the slot that published it."""
     cache = model.cache
     tokens, other = random_tokens(rng, 160), random_tokens(rng, 160)
     owner, taker = cache.create(), cache.create()
     logits(model, owner, tokens)
     cache.publish(owner, tokens)
     assert cache.attach_prefix(taker, tokens) == 128
-    before = cached_bits(model, SHAPE, taker, 128)
+    before = cached_bits(model, taker, 128)
     for slot in (owner, taker):
         logits(model, slot, [*tokens[:90], *other], 90)
         last = cache.create()
         assert cache.attach_prefix(last, tokens) == 128
-        assert_same_bits(cached_bits(model, SHAPE, last, 128), before)
+        assert_same_bits(cached_bits(model, last, 128), before)
         cache.release(last)
-    np.testing.assert_array_equal(cache.page_bits(owner, 0), cache.page_bits(taker, 0))
+    np.testing.assert_array_equal(
+        testing.page_bits(cache, owner, 0), testing.page_bits(cache, taker, 0)
+    )
 
 
 @pytest.mark.parametrize("length", [1, 50, 64, 100, 128, 130])
-def test_a_fork_copies_the_page_that_it_writes(
+def test_a_fork_copies_a_page_before_writing_it(
     model: Model, length: int, rng: random.Random
 ) -> None:
     cache = model.cache
@@ -254,14 +247,14 @@ def test_a_fork_copies_the_page_that_it_writes(
     assert cache.free_pages == cache.total_pages
 
 
-# --- Pages that are kept, and none left ----------------------------------------------------------
+# --- Kept pages, and a full cache ----------------------------------------------------------------
 
 
 def test_full_attention_frees_nothing(model: Model, rng: random.Random) -> None:
-    text = sequence(random_tokens(rng, 300))
-    advance(Level(model, NoDraft()), text, 1)
-    model.forget_unseen(text)
-    assert all(model.cache.has_page(model.context(text).slot, page) for page in range(4))
+    sequence = new_sequence(random_tokens(rng, 300))
+    advance(Level(model, NoDraft()), sequence, 1)
+    model.forget_unseen(sequence)
+    assert all(model.cache.has_page(model.context(sequence).slot, page) for page in range(4))
 
 
 def test_when_pages_run_out_nothing_changes(directory: Path, rng: random.Random) -> None:
@@ -270,17 +263,17 @@ def test_when_pages_run_out_nothing_changes(directory: Path, rng: random.Random)
     slot, other = cache.create(), cache.create()
     tokens = random_tokens(rng, 130)
     logits(model, slot, tokens)
-    assert cache.make_writable(other, 0, PAGE)
-    before = cached_bits(model, SHAPE, slot, 130)
+    assert testing.make_writable(cache, other, 0, PAGE)
+    before = cached_bits(model, slot, 130)
     assert cache.free_pages == 0
     for first, last in ((130, 200), (64, 1000), (190, 193)):
-        assert not cache.make_writable(slot, first, last)
+        assert not testing.make_writable(cache, slot, first, last)
         assert cache.free_pages == 0
         assert [cache.has_page(slot, page) for page in range(4)] == [True, True, True, False]
-        assert_same_bits(cached_bits(model, SHAPE, slot, 130), before)
+        assert_same_bits(cached_bits(model, slot, 130), before)
     forked = cache.fork(slot, 130)
-    assert not cache.make_writable(forked, 129, 130)
+    assert not testing.make_writable(cache, forked, 129, 130)
     with pytest.raises(MachineError, match="KV cache"):
         model.forward([Rows(Context(slot), 130, random_tokens(rng, 100), 1)])
     cache.release(other)
-    assert cache.make_writable(forked, 129, 130)
+    assert testing.make_writable(cache, forked, 129, 130)

@@ -1,4 +1,4 @@
-"""Pages: which prefixes are found again, which pages make room, and that none is lost."""
+"""Pages of the cache: prefix hits, eviction, and no page is lost."""
 
 import random
 from pathlib import Path
@@ -8,8 +8,8 @@ import pytest
 from numpy.typing import NDArray
 
 from specqd import _native
-from specqd.model.model import Machine, Model
-from support.cached_models import PAGE, VOCABULARY, random_tokens
+from specqd._native import testing
+from support.cached_models import PAGE, VOCABULARY, open_model, random_tokens
 from support.random_models import Shape, make_model
 
 
@@ -23,19 +23,17 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("model"), Shape(vocab=VOCABULARY), seed=1)
 
 
-def open_cache(directory: Path, pages: int) -> _native.KvCache:
-    return Model.open(directory, machine=Machine.choose(1), cache_positions=pages * PAGE).cache
-
-
 @pytest.fixture
 def cache(directory: Path) -> _native.KvCache:
-    return open_cache(directory, 24)
+    return open_model(directory).cache
 
 
-def publish(cache: _native.KvCache, tokens: list[int]) -> None:
+def published(cache: _native.KvCache, tokens: list[int], salt: int = 0) -> int:
+    """A slot that has written and published these tokens."""
     slot = cache.create()
-    assert cache.make_writable(slot, 0, 256)
-    cache.publish(slot, tokens)
+    assert testing.make_writable(cache, slot, 0, max(len(tokens), 1))
+    cache.publish(slot, tokens, salt=salt)
+    return slot
 
 
 @pytest.mark.parametrize("length", [0, 1, 63, 64, 65, 127, 128, 129, 200])
@@ -43,7 +41,7 @@ def test_only_full_pages_are_offered(
     cache: _native.KvCache, length: int, rng: random.Random
 ) -> None:
     tokens = random_tokens(rng, 400)
-    publish(cache, tokens[:length])
+    published(cache, tokens[:length])
     taker = cache.create()
     assert cache.attach_prefix(taker, tokens) == length // PAGE * PAGE
 
@@ -53,7 +51,7 @@ def test_a_prefix_hit_leaves_a_token_to_forward(
     cache: _native.KvCache, length: int, rng: random.Random
 ) -> None:
     tokens = random_tokens(rng, 256)
-    publish(cache, tokens)
+    published(cache, tokens)
     taker = cache.create()
     assert cache.attach_prefix(taker, tokens[:length]) == (length - 1) // PAGE * PAGE
 
@@ -62,7 +60,7 @@ def test_a_hit_ends_at_the_first_page_that_differs(
     cache: _native.KvCache, rng: random.Random
 ) -> None:
     tokens = random_tokens(rng, 256)
-    publish(cache, tokens)
+    published(cache, tokens)
     for at in (0, 63, 64, 150, 191):
         changed = [*tokens[:at], (tokens[at] + 1) % VOCABULARY, *tokens[at + 1 :]]
         taker = cache.create()
@@ -72,26 +70,24 @@ def test_a_hit_ends_at_the_first_page_that_differs(
 
 def test_a_salt_keeps_prefixes_apart(cache: _native.KvCache, rng: random.Random) -> None:
     tokens = random_tokens(rng, 200)
-    slot = cache.create()
-    assert cache.make_writable(slot, 0, 200)
-    cache.publish(slot, tokens, salt=1)
+    published(cache, tokens, salt=1)
     for salt, positions in ((0, 0), (2, 0), (1, 192), (1 << 63, 0)):
         taker = cache.create()
         assert cache.attach_prefix(taker, tokens, salt=salt) == positions
 
 
 def mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of SplitMix64, which the cache's hash is made of."""
+    """The finaliser of SplitMix64, of which the cache's hash consists."""
     x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     return x ^ x >> np.uint64(31)
 
 
 def colliding_pages() -> tuple[list[int], list[int]]:
-    """Two first pages of one hash, whose last two tokens differ.
+    """Two first pages with equal hashes, whose last two tokens differ.
 
-    The hash takes 32 bits a token, so two states that agree in their upper 32 bits meet in the
-    next token: among 2^18 second-to-last tokens, some do (the birthday paradox).
+    The hash takes 32 bits per token, so two states with equal upper 32 bits become equal by the
+    next token. Among 2^18 second-to-last tokens there are such pairs (birthday paradox).
     """
     with np.errstate(over="ignore"):
         state = mixed(np.array([0x9E3779B97F4A7C15], np.uint64))
@@ -108,44 +104,41 @@ def colliding_pages() -> tuple[list[int], list[int]]:
     return [0] * 62 + [int(a), 0], [0] * 62 + [int(b), signed]
 
 
-def test_pages_of_one_hash_and_other_tokens_are_not_mistaken(cache: _native.KvCache) -> None:
+def test_pages_with_equal_hashes_and_other_tokens_are_not_confused(cache: _native.KvCache) -> None:
     first, second = colliding_pages()
     assert first != second
     rest = list(range(2 * PAGE))
     slots = [cache.create() for _ in range(2)]
     for slot, page in zip(slots, (first, second), strict=True):
-        assert cache.make_writable(slot, 0, 3 * PAGE)
+        assert testing.make_writable(cache, slot, 0, 3 * PAGE)
         cache.publish(slot, [*page, *(t + slot for t in rest)])
     for i, (slot, page) in enumerate(zip(slots, (first, second), strict=True)):
         taker = cache.create()
-        # If the second page is found too, the hash is another one: make new collisions.
+        # If the second page is found too, the hash has changed: find new collisions.
         assert cache.attach_prefix(taker, [*page, *(t + slot for t in rest), 0]) == (192, 0)[i]
         cache.release(taker)
-    # The second text's later pages must not be found behind the first text's first page.
+    # Later pages of the second sequence must not be found after the first page of the first.
     taker = cache.create()
     assert cache.attach_prefix(taker, [*first, *(t + slots[1] for t in rest), 0]) == PAGE
 
 
-def test_prefixes_make_room_from_their_ends(directory: Path, rng: random.Random) -> None:
-    """A page is of no use without those before it."""
-    cache = open_cache(directory, 6)
+def test_prefixes_are_evicted_from_their_ends(directory: Path, rng: random.Random) -> None:
+    """A page is useless without the pages before it."""
+    cache = open_model(directory, pages=6).cache
     tokens = random_tokens(rng, 5 * PAGE)
-    slot = cache.create()
-    assert cache.make_writable(slot, 0, 4 * PAGE)
-    cache.publish(slot, tokens[: 4 * PAGE])
-    cache.release(slot)
+    cache.release(published(cache, tokens[: 4 * PAGE]))
     assert cache.free_pages == 6
     slot = cache.create()
-    assert cache.make_writable(slot, 0, 3 * PAGE)  # takes the two free ones and one more
+    assert testing.make_writable(cache, slot, 0, 3 * PAGE)  # takes two free pages and one published
     taker = cache.create()
     assert cache.attach_prefix(taker, tokens) == 3 * PAGE
 
 
 class MirroredCache:
-    """A cache beside lists that say what each sequence should hold: by page a word, or None.
+    """A cache, and the expected contents of each sequence: a word for each page, or None.
 
-    Every page written is filled with a word of its own, so the word names the page: a page that is
-    shared by mistake, or written while shared, shows.
+    Each write fills a page with a new word, so the word identifies the page, and a page that is
+    shared by mistake or written while shared is detected.
     """
 
     def __init__(self, cache: _native.KvCache) -> None:
@@ -160,7 +153,7 @@ class MirroredCache:
         hit = self.cache.attach_prefix(slot, text[:length])
         assert hit % PAGE == 0
         assert hit <= (length - 1) // PAGE * PAGE
-        table = [int(self.cache.page_bits(slot, page)[0]) for page in range(hit // PAGE)]
+        table = [int(testing.page_bits(self.cache, slot, page)[0]) for page in range(hit // PAGE)]
         for page, word in enumerate(table):
             assert self.offered[word] == tuple(text[: (page + 1) * PAGE])
         self.tables[slot], self.texts[slot] = list(table), text
@@ -178,7 +171,7 @@ class MirroredCache:
         table = self.tables[slot]
         pages = range(first // PAGE, -(-last // PAGE))
         free = self.cache.free_pages
-        done = self.cache.make_writable(slot, first, last)
+        done = testing.make_writable(self.cache, slot, first, last)
         needed = sum(page >= len(table) or self._is_shared(table[page]) for page in pages)
         if not done:
             assert len(pages) > free
@@ -188,10 +181,10 @@ class MirroredCache:
         table += [None] * (pages.stop - len(table))
         for page in pages:
             table[page] = next(self._words)
-            self.cache.poison(slot, page, table[page])
+            testing.poison(self.cache, slot, page, table[page])
 
     def _is_shared(self, word: int | None) -> bool:
-        """Whether writing takes a new page: also where there is none."""
+        """Whether a write needs a new page, because the page is shared or absent."""
         return word is None or sum(table.count(word) for table in self.tables.values()) > 1
 
     def publish(self, slot: int, length: int) -> None:
@@ -214,12 +207,12 @@ class MirroredCache:
             for page, word in enumerate(table):
                 assert self.cache.has_page(slot, page) == (word is not None)
                 if word is not None:
-                    words = self.cache.page_bits(slot, page)
+                    words = testing.page_bits(self.cache, slot, page)
                     assert words[0] == words[-1] == word
 
 
-def test_any_operations_lose_no_page(directory: Path, rng: random.Random) -> None:
-    mirrored = MirroredCache(open_cache(directory, 12))
+def test_random_operations_lose_no_page(directory: Path, rng: random.Random) -> None:
+    mirrored = MirroredCache(open_model(directory, pages=12).cache)
     tables = mirrored.tables
     beginnings = [random_tokens(rng, PAGE) for _ in range(2)]  # few, so that prefixes are shared
     texts = [[*a, *b, *c, *a] for a in beginnings for b in beginnings for c in beginnings]
@@ -245,4 +238,4 @@ def test_any_operations_lose_no_page(directory: Path, rng: random.Random) -> Non
         mirrored.release(slot)
     mirrored.check()
     last = mirrored.cache.create()
-    assert mirrored.cache.make_writable(last, 0, 12 * PAGE)
+    assert testing.make_writable(mirrored.cache, last, 0, 12 * PAGE)

@@ -1,4 +1,4 @@
-"""What a window no longer sees is freed, and nothing that it sees changes."""
+"""Pages outside every window are freed, and results do not change."""
 
 import random
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specqd._native import DraftRequest, Level, NoDraft, Rows
+from specqd._native import DraftRequest, Level, NoDraft, Rows, testing
 from specqd.engine.roles import Drafter
 from specqd.model.model import Model
 from support.cached_models import (
@@ -16,10 +16,10 @@ from support.cached_models import (
     Guessing,
     advance,
     logits,
+    new_sequence,
     open_model,
     poison_free_pages,
     random_tokens,
-    sequence,
 )
 from support.random_models import make_model
 
@@ -40,64 +40,64 @@ def windowed(windowed_directory: Path) -> Model:
 
 
 @pytest.mark.parametrize("length", [0, 1, 5, 8])
-def test_pages_behind_every_window_are_freed_and_nothing_changes(
+def test_pages_behind_every_window_are_freed_without_changing_tokens(
     windowed: Model, length: int, rng: random.Random
 ) -> None:
     prompt = random_tokens(rng, 100)
-    plain = sequence(prompt)
+    plain = new_sequence(prompt)
     expected = advance(Level(windowed, NoDraft()), plain, 300)
     windowed.release(plain)
     drafter: Drafter = NoDraft()
     if length:
         drafter = Level(windowed.as_draft(), Guessing(rng), length=length)
     level = Level(windowed, drafter)
-    text = sequence(prompt)
-    slot = windowed.context(text).slot
-    while len(text.tokens) < 400:
-        [step] = level.advance([DraftRequest(text, 400 - len(text.tokens))])
+    sequence = new_sequence(prompt)
+    slot = windowed.context(sequence).slot
+    while len(sequence.tokens) < 400:
+        [step] = level.advance([DraftRequest(sequence, 400 - len(sequence.tokens))])
         assert step.tokens
-        text.tokens.extend(step.tokens)
-        windowed.forget_unseen(text)
-        # What the next row sees is there: positions from its own minus 69 on.
-        first_seen = max(0, len(text.tokens) - 1 - 69)
-        held = [windowed.cache.has_page(slot, page) for page in range(len(text.tokens) // PAGE)]
+        sequence.tokens.extend(step.tokens)
+        windowed.forget_unseen(sequence)
+        # The next row sees its own position and 69 before it.
+        first_seen = max(0, len(sequence.tokens) - 1 - 69)
+        held = [windowed.cache.has_page(slot, page) for page in range(len(sequence.tokens) // PAGE)]
         assert held == [(page + 1) * PAGE > first_seen for page in range(len(held))]
         poison_free_pages(windowed.cache)
-    assert text.tokens[100:] == expected
-    level.release(text)
+    assert sequence.tokens[100:] == expected
+    level.release(sequence)
     assert windowed.cache.free_pages == windowed.cache.total_pages
 
 
 def test_blocks_that_no_row_sees_are_skipped(windowed: Model, rng: random.Random) -> None:
-    """A weight of zero would not do: zero times NaN is NaN."""
+    """Attention weights of zero would not suffice: zero times NaN is NaN."""
     tokens = random_tokens(rng, 230)
     clean, poisoned = windowed.cache.create(), windowed.cache.create()
     for slot in (clean, poisoned):
         logits(windowed, slot, tokens[:200])
-    for page in (0, 1):  # positions up to 127; row 200 sees 131 and on
-        windowed.cache.poison(poisoned, page, NAN)
+    for page in (0, 1):  # positions up to 127; row 200 sees from 131 on
+        testing.poison(windowed.cache, poisoned, page, NAN)
     expected = logits(windowed, clean, tokens, 200)
     np.testing.assert_array_equal(logits(windowed, poisoned, tokens, 200), expected)
 
 
 def test_a_page_behind_a_window_is_not_offered(windowed: Model, rng: random.Random) -> None:
-    text = sequence(random_tokens(rng, 300))
-    advance(Level(windowed, NoDraft()), text, 1)
-    windowed.forget_unseen(text)
-    windowed.publish(text)
-    assert windowed.adopt_prefix(sequence(text.tokens)) == 0
+    sequence = new_sequence(random_tokens(rng, 300))
+    advance(Level(windowed, NoDraft()), sequence, 1)
+    windowed.forget_unseen(sequence)
+    windowed.publish(sequence)
+    assert windowed.adopt_prefix(new_sequence(sequence.tokens)) == 0
 
 
 def test_a_fork_needs_the_pages_that_its_first_row_sees(
     windowed: Model, rng: random.Random
 ) -> None:
-    """A sample that starts late finds its leader far ahead, and its prompt's pages gone."""
+    """A late sample finds its leader far ahead and pages of its prompt freed."""
     prompt = random_tokens(rng, 100)
-    plain = sequence(prompt)
+    plain = new_sequence(prompt)
     expected = advance(Level(windowed, NoDraft()), plain, 40)
     level = Level(windowed, NoDraft())
     for ahead in (1, 30, 70, 200):
-        leader, follower = sequence(prompt), sequence(prompt)
+        leader, follower = new_sequence(prompt), new_sequence(prompt)
         while len(leader.tokens) < 100 + ahead:
             advance(level, leader, 1)
             windowed.forget_unseen(leader)
@@ -108,19 +108,19 @@ def test_a_fork_needs_the_pages_that_its_first_row_sees(
         level.release(follower)
 
 
-def test_what_a_forward_sees_of_the_cache_is_counted(windowed: Model, rng: random.Random) -> None:
-    """Blocks of 32 positions, each once a layer, however many rows see it; two sequences here."""
+def test_cache_bytes_of_a_forward_are_counted(windowed: Model, rng: random.Random) -> None:
+    """Blocks of 32 positions, each once per layer for any number of rows; here two sequences."""
     windowed.logits(random_tokens(rng, 230))
     layer_bytes = windowed.cache.page_bytes / PAGE / len(windowed.config.windows)
-    texts = [sequence(random_tokens(rng, count)) for count in (230, 70)]
+    sequences = [new_sequence(random_tokens(rng, count)) for count in (230, 70)]
     seen = 0
     rows = []
-    for text, start in zip(texts, (220, 0), strict=True):
-        context = windowed.context(text)
+    for sequence, start in zip(sequences, (220, 0), strict=True):
+        context = windowed.context(sequence)
         if start:
-            windowed.forward([Rows(context, 0, text.tokens[:start], 0)])
-        rows.append(Rows(context, start, text.tokens[start:], 1))
-        last = -(-len(text.tokens) // 32) * 32
+            windowed.forward([Rows(context, 0, sequence.tokens[:start], 0)])
+        rows.append(Rows(context, start, sequence.tokens[start:], 1))
+        last = -(-len(sequence.tokens) // 32) * 32
         for window in windowed.config.windows:
             first = max(start + 1 - window, 0) // 32 * 32 if window else 0
             seen += last - first

@@ -5,8 +5,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from specqd.formats import mxfp4
-from specqd.formats.mxfp4 import Blocks, ScaleRule
+from specqd.formats.mxfp4 import ScaleRule
+from support import mxfp4
+from support.mxfp4 import Blocks
 
 RULES = list(ScaleRule)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from specqd import _native
+from specqd._native import testing
 from support.kernel_values import (
     BLOCK,
     PORTABLE,
@@ -97,7 +97,7 @@ OPERATIONS: dict[str, Operation] = {
 @each_other_isa
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_elementwise_operations_have_the_portable_bits(isa: str, name: str, seed: int) -> None:
-    table, operation = _native.kernels(isa), OPERATIONS[name]
+    table, operation = testing.kernels(isa), OPERATIONS[name]
     for n in LENGTHS:
         actual = operation(table, np.random.default_rng(seed), n)
         expected = operation(PORTABLE, np.random.default_rng(seed), n)

@@ -9,14 +9,15 @@ from numpy.typing import NDArray
 
 from conftest import SHARED_MODELS
 from specqd import _native
+from specqd._native import testing
 from specqd.config import read_config
 from specqd.errors import HubError, TensorError
-from specqd.formats import mxfp4
 from specqd.formats.mxfp4 import ScaleRule
 from specqd.formats.safetensors import TensorDirectory
 from specqd.hub import shipped_model
 from specqd.model.tensor_names import names_of
 from specqd.model.weights import load_weights
+from support import mxfp4
 from support.kernel_values import each_isa, tiled
 from support.random_models import Shape, make_config, make_model, make_tensors
 from support.writers import bf16_bits, write_safetensors
@@ -88,7 +89,9 @@ def assert_unpacks_to_its_file(directory: Path) -> None:
             if packed.weight.is_mxfp4:  # it is not repacked; see test_experts
                 continue
             stacked = np.concatenate([each.of(tensors[each.name].data) for each in packed.sources])
-            np.testing.assert_array_equal(packed.weight.unpack(ISA), stacked, str(packed.names))
+            np.testing.assert_array_equal(
+                testing.unpack(packed.weight, ISA), stacked, str(packed.names)
+            )
 
 
 @pytest.mark.parametrize("name", sorted(stored_models()))
@@ -120,7 +123,7 @@ def test_shapes_off_the_tiles_unpack_to_their_bits(
     for bits in (gaussian(rng, rows, columns), any_finite(rng, rows, columns)):
         packed = _native.pack(POOL, isa, [bits], False, 1)
         assert (packed.rows, packed.columns) == bits.shape
-        np.testing.assert_array_equal(packed.unpack(isa), bits)
+        np.testing.assert_array_equal(testing.unpack(packed, isa), bits)
 
 
 @pytest.mark.parametrize("columns", [31, 64, 100])
@@ -129,7 +132,7 @@ def test_three_stacked_matrices_unpack_in_order(
     rows: tuple[int, ...], columns: int, rng: np.random.Generator
 ) -> None:
     sources = [gaussian(rng, n, columns) for n in rows]
-    np.testing.assert_array_equal(pack(sources).unpack(ISA), np.concatenate(sources))
+    np.testing.assert_array_equal(testing.unpack(pack(sources), ISA), np.concatenate(sources))
 
 
 @pytest.mark.parametrize("columns", [33, 64])
@@ -139,7 +142,7 @@ def test_interleaved_matrices_unpack_in_order(
 ) -> None:
     sources = [gaussian(rng, rows, columns) for _ in range(2)]
     packed = pack(sources, interleaved=True)
-    np.testing.assert_array_equal(packed.unpack(ISA), np.concatenate(sources))
+    np.testing.assert_array_equal(testing.unpack(packed, ISA), np.concatenate(sources))
 
 
 # --- Matrices that nest and matrices that do not ----------------------------------------------
@@ -164,7 +167,7 @@ def test_heavy_tails_nest_below_14_bits(tail: str, rng: np.random.Generator) -> 
     packed = pack([bits])
     assert packed.is_nested
     assert sum(packed.plane_bytes().values()) * 8 / bits.size < 14.0
-    np.testing.assert_array_equal(packed.unpack(ISA), bits)
+    np.testing.assert_array_equal(testing.unpack(packed, ISA), bits)
 
 
 def without_room(rng: np.random.Generator) -> dict[str, Bits]:
@@ -190,14 +193,14 @@ def test_a_matrix_that_does_not_nest_keeps_plain_bf16_and_a_draft(
     assert packed.patch_count == planes["residuals"] == planes["patches"] == 0
     assert planes["plain"] == bits.nbytes
     assert planes["codes"] * 4 == planes["plain"]
-    np.testing.assert_array_equal(packed.unpack(ISA), bits)
+    np.testing.assert_array_equal(testing.unpack(packed, ISA), bits)
 
 
 @pytest.mark.parametrize("value", [0x3F80, 0xBF80, 0x0080, 0x0001, 0x7F7F, 0x3DCD])
 def test_constant_matrices_unpack_to_their_bits(value: int) -> None:
     bits = np.full((33, 70), value, np.uint16)
     for rule in RULES:
-        np.testing.assert_array_equal(pack([bits], rule=rule).unpack(ISA), bits)
+        np.testing.assert_array_equal(testing.unpack(pack([bits], rule=rule), ISA), bits)
 
 
 def test_packing_does_not_depend_on_threads(rng: np.random.Generator) -> None:
@@ -205,10 +208,10 @@ def test_packing_does_not_depend_on_threads(rng: np.random.Generator) -> None:
     alone = _native.pack(_native.Pool(1), ISA, [bits], False, 1)
     shared = _native.pack(_native.Pool(4), ISA, [bits], False, 1)
     assert alone.plane_bytes() == shared.plane_bytes()
-    np.testing.assert_array_equal(alone.unpack(ISA), shared.unpack(ISA))
+    np.testing.assert_array_equal(testing.unpack(alone, ISA), testing.unpack(shared, ISA))
 
 
-# --- The cast is the one that mxfp4.py defines ------------------------------------------------
+# --- The cast is that of tests/support/mxfp4.py ------------------------------------------------
 
 
 def in_tiles(plane: NDArray) -> NDArray:
@@ -255,8 +258,8 @@ def test_the_native_cast_equals_its_definition_in_all_bits(
     kinds = [gaussian(rng, 64, 128), any_finite(rng, 320, 128), every_code_at_every_scale()]
     kinds += [*without_room(rng).values(), close_calls(rng)]
     for bits in kinds:
-        codes, scales, residuals, starts, patches = (
-            _native.kernels(isa).pack(tiled(bits), rule.value).planes
+        codes, scales, residuals, starts, patches = testing.planes(
+            testing.kernels(isa).pack(tiled(bits), rule.value)
         )
         nested = mxfp4.nest(bits, rule)
 

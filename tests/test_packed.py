@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from specqd import _native
+from specqd._native import testing
 from specqd.cli import main
 from specqd.config import read_config
 from specqd.errors import TensorError
@@ -79,7 +80,7 @@ def test_packed_matrices_unpack_to_the_bits_of_their_model(pair: tuple[Path, Pat
     assert {each.weight.is_nested for each in weights.matrices} == {True, False}
     for each in weights.matrices:
         stacked = np.concatenate([tensors[name].data for name in each.names])
-        np.testing.assert_array_equal(each.weight.unpack(ISA), stacked, str(each.names))
+        np.testing.assert_array_equal(testing.unpack(each.weight, ISA), stacked, str(each.names))
 
 
 @each_isa
@@ -129,8 +130,8 @@ def test_planes_are_mapped_and_not_copied(packed: Path) -> None:
 
 def test_a_mapped_weight_keeps_its_file_open(packed: Path) -> None:
     weight = PackedFile.open(packed).matrix(POOL, [OUTPUT], [64], 64, interleaved=False)
-    bits = weight.unpack(ISA)
-    np.testing.assert_array_equal(bits, weight.unpack("portable"))
+    bits = testing.unpack(weight, ISA)
+    np.testing.assert_array_equal(bits, testing.unpack(weight, "portable"))
 
 
 def test_a_packed_file_keeps_its_scale_rule(
@@ -307,7 +308,7 @@ fuzz = settings(
 )
 
 
-any_isa = st.sampled_from(_native.kernel_names())
+any_isa = st.sampled_from(testing.kernel_names())
 
 
 @fuzz

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from specqd import _native
+from specqd._native import testing
 from support.pick_reference import ISAS, LARGEST, Floats, Params, check
 
 SIZES = [1, 2, 15, 16, 17, 63, 64, 65, 257, 1000, 1024, 1025, 5000, 32003]
@@ -76,18 +77,18 @@ def test_ties_go_to_the_lowest_id_and_zeros_of_both_signs_tie() -> None:
     logits[[40, 150]] = 0.0
     logits[33] = -0.0
     for isa in ISAS:
-        assert Params().native().pick(logits, 0, isa=isa)[0] == 33
+        assert testing.pick(Params().native(), logits, 0, isa=isa)[0] == 33
         picker = Params(temperature=1.0, top_k=2).native()
-        assert {picker.pick(logits, t, isa=isa)[0] for t in range(200)} == {33, 40}
+        assert {testing.pick(picker, logits, t, isa=isa)[0] for t in range(200)} == {33, 40}
         picker = Params(temperature=1.0, top_p=0.005).native()
-        assert {picker.pick(logits, t, isa=isa)[0] for t in range(50)} == {33}
+        assert {testing.pick(picker, logits, t, isa=isa)[0] for t in range(50)} == {33}
 
 
 def test_top_p_keeps_the_lowest_ids_of_equal_logits() -> None:
     logits = np.zeros(1024, np.float32)
     for isa in ISAS:
         picker = Params(temperature=1.0, top_p=10 / 1024).native()
-        assert {picker.pick(logits, t, isa=isa)[0] for t in range(400)} == set(range(10))
+        assert {testing.pick(picker, logits, t, isa=isa)[0] for t in range(400)} == set(range(10))
 
 
 def test_penalties_count_the_output_and_repetition_also_the_prompt() -> None:
@@ -108,10 +109,10 @@ def test_penalties_count_the_output_and_repetition_also_the_prompt() -> None:
 def test_penalties_of_one_pick_do_not_affect_the_next(rng: np.random.Generator) -> None:
     picker = Params(presence_penalty=2.0, repetition_penalty=1.5).native()
     logits = random_logits(rng, 500)
-    first = picker.pick(logits, 0)
-    picker.pick(logits, 0, rng.integers(0, 500, 300).astype(np.int32), 100)
-    assert picker.pick(logits, 0) == first
-    assert picker.pick(logits[:80], 0) == Params().native().pick(logits[:80], 0)
+    first = testing.pick(picker, logits, 0)
+    testing.pick(picker, logits, 0, rng.integers(0, 500, 300).astype(np.int32), 100)
+    assert testing.pick(picker, logits, 0) == first
+    assert testing.pick(picker, logits[:80], 0) == testing.pick(Params().native(), logits[:80], 0)
 
 
 def test_a_nan_is_never_picked_and_infinity_counts_as_the_largest(rng: np.random.Generator) -> None:
@@ -135,8 +136,11 @@ def test_an_empty_mask_picks_no_token() -> None:
     logits = np.zeros(100, np.float32)
     for isa in ISAS:
         mask = np.zeros(4, np.uint32)
-        assert Params().native().pick(logits, 0, mask=mask, isa=isa) == (-1, 0.0)
-        assert Params(temperature=1.0).native().pick(logits, 0, mask=mask, isa=isa) == (-1, 0.0)
+        assert testing.pick(Params().native(), logits, 0, mask=mask, isa=isa) == (-1, 0.0)
+        assert testing.pick(Params(temperature=1.0).native(), logits, 0, mask=mask, isa=isa) == (
+            -1,
+            0.0,
+        )
 
 
 def test_bits_are_equal_on_all_instruction_sets(rng: np.random.Generator) -> None:
@@ -149,7 +153,7 @@ def test_bits_are_equal_on_all_instruction_sets(rng: np.random.Generator) -> Non
         assert len(whole) == len(tops) == 1
         assert len({np.float32(one).tobytes() for one in ones}) == 1
         params = Params(temperature=0.9, top_p=0.98, seed=int(rng.integers(2**63)))
-        picks = {params.native().pick(logits, t, isa=isa) for t in (3,) for isa in ISAS}
+        picks = {testing.pick(params.native(), logits, t, isa=isa) for t in (3,) for isa in ISAS}
         assert len(picks) == 1
 
 

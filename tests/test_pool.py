@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from specqd import _native
+from specqd._native import testing
 from specqd.errors import MachineError
 from specqd.model.model import Machine, Model
 from support.random_models import Shape, bf16_bits, make_model
@@ -24,7 +25,9 @@ WEIGHTS = bf16_bits(np.random.default_rng(1).standard_normal((200, 96), np.float
 def test_a_pool_has_the_threads_it_was_given(threads: int) -> None:
     pool = _native.Pool(threads)
     assert pool.threads == threads
-    np.testing.assert_array_equal(_native.pack(pool, ISA, [WEIGHTS], False, 1).unpack(ISA), WEIGHTS)
+    np.testing.assert_array_equal(
+        testing.unpack(_native.pack(pool, ISA, [WEIGHTS], False, 1), ISA), WEIGHTS
+    )
 
 
 @pytest.mark.parametrize("threads", [0, -1])
@@ -82,7 +85,7 @@ def test_more_threads_than_cores_make_progress() -> None:
     code = (
         "import numpy as np; from specqd import _native; pool = _native.Pool(6); "
         "w = np.ones((300, 64), np.uint16); isa = _native.available_isas()[0]; "
-        "ok = all((_native.pack(pool, isa, [w], False, 1).unpack(isa) == w).all()"
+        "ok = all((_native.testing.unpack(_native.pack(pool, isa, [w], False, 1), isa) == w).all()"
         " for _ in range(20)); print(ok)"
     )
     assert run_python(code, cpus=[min(os.sched_getaffinity(0))]) == ["True"]

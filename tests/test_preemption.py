@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from specqd import LLM, SamplingParams, _native
 from specqd.engine.engine import Engine
-from specqd.engine.generation import Generation
+from specqd.engine.generation import Generation, GenerationRequest
 from specqd.errors import MachineError, RequestError
 from support.engines import preempt_at_random
 from support.random_models import Shape, make_model
@@ -88,11 +88,11 @@ def engine_of(llm: LLM, draft: str, rng: np.random.Generator) -> Engine:
 def run(engine: Engine) -> None:
     """Runs to the end; every step must advance the oldest sequence."""
     while not engine.is_idle:
-        waiting = engine._running or list(engine._waiting)
+        waiting = engine.scheduler.running or list(engine.scheduler.waiting)
         oldest = waiting[0]
-        count, read = oldest.count, engine._num_unread(oldest)
+        count, read = oldest.count, engine.num_unread(oldest)
         engine.step()
-        assert oldest.count > count or engine._num_unread(oldest) < read
+        assert oldest.count > count or engine.num_unread(oldest) < read
     cache = engine.level.model.cache
     assert cache.free_pages == cache.total_pages
 
@@ -115,10 +115,15 @@ def test_preempted_sequences_equal_themselves_alone(
     engine = engine_of(tight, draft, rng)
     make_grammar = StatefulGrammar if has_grammar else None
     requests = requests_of(rng, 7)
-    submitted = [engine.submit(prompt, params, make_grammar) for prompt, params in requests]
+    submitted = [
+        engine.submit(GenerationRequest([prompt], params, make_grammar))
+        for prompt, params in requests
+    ]
     run(engine)
-    assert engine.stats.preemptions > 0
-    assert engine.stats.preemptions == sum(g.preemptions for samples in submitted for g in samples)
+    assert engine.scheduler.preemptions > 0
+    assert engine.scheduler.preemptions == sum(
+        g.preemptions for samples in submitted for g in samples
+    )
     assert_equal_alone(plain, requests, submitted, make_grammar)
 
 
@@ -135,9 +140,12 @@ def test_sequences_may_be_preempted_at_any_time(
     engine = engine_of(plain, draft, rng)
     preempt_at_random(engine, rng, monkeypatch)
     requests = requests_of(rng, 5)
-    submitted = [engine.submit(prompt, params, StatefulGrammar) for prompt, params in requests]
+    submitted = [
+        engine.submit(GenerationRequest([prompt], params, StatefulGrammar))
+        for prompt, params in requests
+    ]
     run(engine)
-    assert engine.stats.preemptions > 0
+    assert engine.scheduler.preemptions > 0
     assert_equal_alone(plain, requests, submitted, StatefulGrammar)
 
 
@@ -149,7 +157,7 @@ def assert_equal_alone(
 ) -> None:
     alone = Engine(plain.engine.level, plain.tokenizer, max_batch=1)
     for (prompt, params), samples in zip(requests, submitted, strict=True):
-        expected = alone.submit(prompt, params, make_grammar)
+        expected = alone.submit(GenerationRequest([prompt], params, make_grammar))
         run(alone)
         assert [facts(g) for g in samples] == [facts(g) for g in expected]
 
@@ -157,10 +165,10 @@ def assert_equal_alone(
 def test_pages_are_not_reserved_for_max_tokens(tight: LLM, rng: np.random.Generator) -> None:
     engine = Engine(tight.engine.level, tight.tokenizer, eos_token_ids=range(VOCABULARY))
     most = SamplingParams(max_tokens=300)  # each writes one token
-    sequences = [engine.submit(prompt_of(rng, 20), most)[0] for _ in range(3)]
+    sequences = engine.submit(GenerationRequest([prompt_of(rng, 20) for _ in range(3)], most))
     engine.step()
     assert [each.finish_reason for each in sequences] == ["stop"] * 3
-    assert engine.stats.preemptions == 0
+    assert engine.scheduler.preemptions == 0
 
 
 def test_the_newest_sequence_is_preempted_and_resumes_first(
@@ -168,15 +176,16 @@ def test_the_newest_sequence_is_preempted_and_resumes_first(
 ) -> None:
     engine = Engine(tight.engine.level, tight.tokenizer)
     params = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True)
-    sequences = [engine.submit(prompt_of(rng, 100), params)[0] for _ in range(3)]
-    late = engine.submit(prompt_of(rng, 10), params)[0]
-    while engine.stats.preemptions == 0:
+    sequences = engine.submit(GenerationRequest([prompt_of(rng, 100) for _ in range(3)], params))
+    [late] = engine.submit(GenerationRequest([prompt_of(rng, 10)], params))
+    scheduler = engine.scheduler
+    while scheduler.preemptions == 0:
         engine.step()
-    preempted = engine._waiting[0]
+    preempted = scheduler.waiting[0]
     assert preempted.preemptions == 1
     assert preempted.count > 0
-    assert engine._running == sequences[: len(engine._running)]
-    assert list(engine._waiting) == [*sequences[len(engine._running) :], late]
+    assert scheduler.running == sequences[: len(scheduler.running)]
+    assert list(scheduler.waiting) == [*sequences[len(scheduler.running) :], late]
     run(engine)
     assert sequences[0].preemptions == 0
 
@@ -184,15 +193,14 @@ def test_the_newest_sequence_is_preempted_and_resumes_first(
 def test_a_preempted_sequence_may_be_cancelled(tight: LLM, rng: np.random.Generator) -> None:
     engine = Engine(tight.engine.level, tight.tokenizer)
     params = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True, stop=["\x00" * 20])
-    for _ in range(3):
-        engine.submit(prompt_of(rng, 100), params)
-    while engine.stats.preemptions == 0:
+    engine.submit(GenerationRequest([prompt_of(rng, 100) for _ in range(3)], params))
+    while engine.scheduler.preemptions == 0:
         engine.step()
-    preempted = engine._waiting[0]
+    preempted = engine.scheduler.waiting[0]
     engine.cancel(preempted)
     assert preempted.finish_reason == "cancelled"
     assert preempted.text == tight.tokenizer.decode(preempted.tokens)
-    assert preempted not in engine._waiting
+    assert preempted not in engine.scheduler.waiting
     run(engine)
     assert preempted.finish_reason == "cancelled"
 
@@ -216,6 +224,6 @@ def test_generate_preempts_and_equals_each_prompt_alone(
     prompts = [prompt_of(rng, 60) for _ in range(6)]
     params = SamplingParams(max_tokens=400, temperature=0.8, seed=3, ignore_eos=True)
     results = tight.generate(prompts, params)
-    assert tight.engine.stats.preemptions > 0
+    assert tight.engine.scheduler.preemptions > 0
     for prompt, result in zip(prompts, results, strict=True):
         assert result.tokens == plain.generate([prompt], params)[0].tokens

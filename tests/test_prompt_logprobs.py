@@ -10,7 +10,7 @@ import pytest
 
 from specqd import LLM, SamplingParams
 from specqd.engine.engine import Engine
-from specqd.engine.generation import TokenLogprob
+from specqd.engine.generation import GenerationRequest, TokenLogprob
 from support.batches import answered, line
 from support.engines import preempt_at_random, run_to_end
 from support.openai_client import COMPLETIONS, client_of
@@ -55,8 +55,8 @@ def test_prompt_logprobs_are_exact_in_parts_of_any_size(
     for prompt, top in zip(prompts, asks, strict=True):
         params = SamplingParams(max_tokens=5, seed=1, n=int(rng.integers(1, 3)))
         asked = replace(params, prompt_logprobs=top)
-        plain.append(engine.submit(prompt, params.resolved(llm.defaults)))
-        scored.append(engine.submit(prompt, asked.resolved(llm.defaults)))
+        plain.append(engine.submit(GenerationRequest([prompt], params.resolved(llm.defaults))))
+        scored.append(engine.submit(GenerationRequest([prompt], asked.resolved(llm.defaults))))
     run_to_end(engine)
     for prompt, top, samples, others in zip(prompts, asks, scored, plain, strict=True):
         for sample, other in zip(samples, others, strict=True):
@@ -73,7 +73,7 @@ def test_cancelling_one_sample_leaves_the_others_logprobs_exact(
     engine = Engine(llm.engine.level, llm.tokenizer, eos_token_ids=[EOS], prompt_rows=50)
     prompt = rng.integers(0, 256, 200).tolist()
     params = SamplingParams(max_tokens=3, n=2, prompt_logprobs=2).resolved(llm.defaults)
-    first, second = engine.submit(prompt, params)
+    first, second = engine.submit(GenerationRequest([prompt], params))
     engine.step()
     engine.cancel(first)
     run_to_end(engine)
@@ -87,9 +87,9 @@ def test_prompt_logprobs_are_exact_after_preemption_at_any_time(
     preempt_at_random(engine, rng, monkeypatch)
     prompts = [rng.integers(0, 256, length).tolist() for length in (150, 100, 1, 200)]
     params = SamplingParams(max_tokens=20, prompt_logprobs=1, n=2).resolved(llm.defaults)
-    submitted = [engine.submit(prompt, params) for prompt in prompts]
+    submitted = [engine.submit(GenerationRequest([prompt], params)) for prompt in prompts]
     run_to_end(engine)
-    assert engine.stats.preemptions > 0
+    assert engine.scheduler.preemptions > 0
     for prompt, samples in zip(prompts, submitted, strict=True):
         for sample in samples:
             check_logprobs(llm, prompt, sample.prompt_logprobs, 1)

@@ -127,14 +127,14 @@ def test_a_prompt_is_prefilled_again_without_prefix_reuse(llm: LLM) -> None:
     params = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
     rows = []
     for reuses in (True, True, False):
-        other.engine.reuses_prefixes = reuses
+        other.engine.scheduler.reuses_prefixes = reuses
         rows.append(other.generate(prompt, params)[0].stats.levels[0].rows)
     assert rows == [151, 151 - 128, 151]
 
 
 def test_a_draft_reports_the_value_of_its_tokens(llm: LLM) -> None:
     target, draft = run(llm).levels
-    assert target.gain_s is None  # no level requests from the outermost
-    assert draft.gain_s is not None
-    assert 0.0 < draft.gain_s < 10.0
+    assert target.token_value_s is None  # no level requests from the outermost
+    assert draft.token_value_s is not None
+    assert 0.0 < draft.token_value_s < 10.0
     assert draft.asked == target.drafted_at[0]

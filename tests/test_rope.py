@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from specqd import _native
+from specqd._native import testing
 from specqd.config.rope import RopeConfig
 from specqd.model.decoder_spec import rope_spec
 from support import reference_positions
@@ -49,7 +49,7 @@ each_rope = pytest.mark.parametrize("name", ROPES)
 
 
 def tables(name: str, first: int = 0, count: int = POSITIONS) -> Any:
-    return _native.rope_tables(rope_spec(ROPES[name], HEAD_DIM), first, count)
+    return testing.rope_tables(rope_spec(ROPES[name], HEAD_DIM), first, count)
 
 
 def reference_frequencies(rope: RopeConfig) -> tuple[NDArray[np.float64], float]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specqd._native import testing
 from specqd.errors import RequestError
 from specqd.sampling import SamplingParams
 
@@ -109,10 +110,12 @@ def test_a_token_outside_the_vocabulary_is_refused() -> None:
 def test_picks_depend_on_parameters_seed_and_sample() -> None:
     logits = np.zeros(100, np.float32)
     params = SamplingParams(temperature=1.0, logit_bias={7: 100.0})
-    assert params.picker(1, 0).pick(logits, 0)[0] == 7
+    assert testing.pick(params.picker(1, 0), logits, 0)[0] == 7
     params = SamplingParams(temperature=1.0)
     picks = {
-        (seed, sample): tuple(params.picker(seed, sample).pick(logits, t)[0] for t in range(20))
+        (seed, sample): tuple(
+            testing.pick(params.picker(seed, sample), logits, t)[0] for t in range(20)
+        )
         for seed in (1, 2**40 + 1)
         for sample in (0, 1)
     }

@@ -5,6 +5,7 @@ import pytest
 
 from specqd import LLM, SamplingParams
 from specqd.errors import RequestError
+from specqd.model.model import Model
 from specqd.model.scoring import score
 
 
@@ -21,6 +22,18 @@ def test_a_score_is_the_sum_of_log_probabilities(
         assert scored.logprob == sum(expected)
         assert scored.is_greedy == (rows.argmax(1).tolist() == continuation)
     assert llm.model.cache.free_pages == llm.model.cache.total_pages
+
+
+@pytest.mark.parametrize("length", [1, 16, 17, 100])
+def test_the_rows_of_a_forward_change_no_bit(
+    llm: LLM, rng: np.random.Generator, length: int
+) -> None:
+    narrow = Model.open(llm.directory, machine=llm.model.machine, max_rows=16)
+    tokens = rng.integers(0, llm.model.vocabulary, length).tolist()
+    assert np.array_equal(narrow.logits(tokens), llm.model.logits(tokens))
+    for cut in {1, length // 2, length - 1} - {0, length}:
+        parts = tokens[:cut], tokens[cut:]
+        assert score(narrow, *parts) == score(llm.model, *parts)
 
 
 def test_a_greedy_completion_is_scored_as_greedy(llm: LLM, rng: np.random.Generator) -> None:

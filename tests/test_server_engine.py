@@ -13,8 +13,9 @@ import pytest
 from specqd import LLM, SamplingParams
 from specqd._native import DraftRequest, Level, Proposal
 from specqd.engine.engine import Engine
+from specqd.engine.generation import GenerationRequest
+from specqd.engine.updates import Update
 from specqd.errors import RequestError
-from specqd.openai.answers import Update
 from specqd.server import engine_thread
 from specqd.server.engine_thread import EngineThread, Job, StoppedError, Watcher
 from support.fake_model import FakeDrafter
@@ -31,6 +32,10 @@ def pages_are_returned(llm: LLM) -> Iterator[None]:
 
 def engine_of(llm: LLM, **limits: int) -> Engine:
     return Engine(llm.engine.level, llm.tokenizer, **limits)
+
+
+def job_of(prompts: list[list[int]], params: SamplingParams) -> Job:
+    return Job(GenerationRequest(prompts, params))
 
 
 def run(engine: Engine, work: Work[T], watcher: Watcher | None = None) -> T:
@@ -57,7 +62,7 @@ async def updates_of(thread: EngineThread, job: Job) -> list[Update]:
 
 async def finished(thread: EngineThread, job: Job) -> list[Update]:
     """Each sample's updates joined into one."""
-    samples: list[list[Update]] = [[] for _ in range(job.num_samples)]
+    samples: list[list[Update]] = [[] for _ in range(job.request.num_samples)]
     for update in await updates_of(thread, job):
         samples[update.sample].append(update)
     return [
@@ -126,7 +131,9 @@ def test_requests_that_come_and_go_each_equal_themselves_alone(
 
     async def one(thread: EngineThread, arrival: Arrival) -> list[Update] | None:
         await asyncio.sleep(arrival.delay_s)
-        job = Job([arrival.prompt], arrival.params, is_streamed=arrival.is_streamed)
+        job = Job(
+            GenerationRequest([arrival.prompt], arrival.params), is_streamed=arrival.is_streamed
+        )
         try:
             return await asyncio.wait_for(finished(thread, job), arrival.patience_s)
         except TimeoutError:
@@ -155,10 +162,10 @@ def test_a_long_prompt_is_prefilled_in_parts_while_others_decode(
 ) -> None:
     engine = engine_of(llm, prompt_rows=32)
     greedy = SamplingParams(max_tokens=100, temperature=0)
-    [early] = engine.submit(prompt_of(rng, 3), greedy)
+    [early] = engine.submit(GenerationRequest([prompt_of(rng, 3)], greedy))
     engine.step()
     prompt = prompt_of(rng, 300)
-    [late] = engine.submit(prompt, replace(greedy, max_tokens=4))
+    [late] = engine.submit(GenerationRequest([prompt], replace(greedy, max_tokens=4)))
     before = early.count
     rounds = 0
     while late.count == 0:
@@ -194,11 +201,11 @@ def test_a_token_is_worth_less_while_other_prompts_are_prefilled(
     level.measure()
     engine = Engine(level, llm.tokenizer, prompt_rows=32)
     params = SamplingParams(max_tokens=100, ignore_eos=True)
-    [early] = engine.submit(prompt_of(rng, 3), params)
+    [early] = engine.submit(GenerationRequest([prompt_of(rng, 3)], params))
     for _ in range(20):
         engine.step()
     alone = drafter.last
-    others = [engine.submit(prompt_of(rng, 60), params)[0] for _ in range(3)]
+    others = engine.submit(GenerationRequest([prompt_of(rng, 60) for _ in range(3)], params))
     engine.step()
     value = drafter.last
     assert not any(other.count for other in others)
@@ -212,8 +219,8 @@ def test_prompts_share_the_rows_of_a_step_in_their_order(
 ) -> None:
     engine = engine_of(llm, prompt_rows=64)
     params = SamplingParams(max_tokens=1)
-    lengths = [60, 60, 60]
-    all_of_them = [engine.submit(prompt_of(rng, length), params)[0] for length in lengths]
+    prompts = [prompt_of(rng, 60) for _ in range(3)]
+    all_of_them = engine.submit(GenerationRequest(prompts, params))
     engine.step()
     assert [g.finish_reason for g in all_of_them] == ["length", None, None]
     engine.step()
@@ -248,7 +255,9 @@ def test_a_job_without_a_stream_comes_whole_and_is_counted_by_token(
 
     updates = run(
         engine_of(llm),
-        lambda thread: updates_of(thread, Job(prompts, params, is_streamed=False)),
+        lambda thread: updates_of(
+            thread, Job(GenerationRequest(prompts, params), is_streamed=False)
+        ),
         watcher,
     )
     alone = [each for p in prompts for each in llm.generate([p], params)[0].completions]
@@ -273,7 +282,7 @@ def test_parts_of_a_stream_come_at_the_interval(
     params = SamplingParams(max_tokens=40, ignore_eos=True, seed=1, logprobs=1)
     prompt = prompt_of(rng, 5)
 
-    updates = run(engine_of(llm), lambda thread: updates_of(thread, Job([prompt], params)))
+    updates = run(engine_of(llm), lambda thread: updates_of(thread, job_of([prompt], params)))
     assert [len(update.tokens) for update in updates[:-1]] == [1] * (parts - 1)
     alone = llm.generate([prompt], params)[0].completions[0]
     assert [token for update in updates for token in update.tokens] == alone.tokens
@@ -283,7 +292,7 @@ def test_parts_of_a_stream_come_at_the_interval(
 
 def test_jobs_wait_for_a_full_cache_and_all_are_served(llm: LLM, rng: np.random.Generator) -> None:
     params = SamplingParams(max_tokens=None, temperature=0, ignore_eos=True)
-    jobs = [Job([prompt_of(rng, 10)], params) for _ in range(7)]  # four contexts fit
+    jobs = [job_of([prompt_of(rng, 10)], params) for _ in range(7)]  # four contexts fit
 
     async def work(thread: EngineThread) -> list[list[Update]]:
         return await asyncio.gather(*(finished(thread, job) for job in jobs))
@@ -292,12 +301,21 @@ def test_jobs_wait_for_a_full_cache_and_all_are_served(llm: LLM, rng: np.random.
         assert len(samples[0].tokens) == 502
 
 
+@pytest.mark.parametrize("bad", [[], [320], [1] * 512])
+def test_a_request_is_queued_whole_or_not_at_all(llm: LLM, bad: list[int]) -> None:
+    engine = engine_of(llm)
+    with pytest.raises(RequestError):
+        engine.submit(GenerationRequest([[1], bad], SamplingParams()))
+    assert engine.is_idle
+    assert engine.stats.prompt_tokens == 0
+
+
 def test_one_bad_prompt_of_a_job_leaves_nothing_behind(llm: LLM) -> None:
     engine = engine_of(llm, max_context=100)
 
     async def work(thread: EngineThread) -> None:
         with pytest.raises(RequestError, match="the context has 100"):
-            await thread.submit(Job([[1], [1] * 100], SamplingParams()))
+            await thread.submit(job_of([[1], [1] * 100], SamplingParams()))
         assert await thread.ask(lambda: engine.is_idle)
 
     run(engine, work)
@@ -307,7 +325,7 @@ def test_a_closed_job_is_gone_before_the_next_round(llm: LLM, rng: np.random.Gen
     engine = engine_of(llm)
 
     async def work(thread: EngineThread) -> None:
-        job = Job([prompt_of(rng, 5)], SamplingParams(max_tokens=500, ignore_eos=True))
+        job = job_of([prompt_of(rng, 5)], SamplingParams(max_tokens=500, ignore_eos=True))
         await thread.submit(job)
         await job.updates()
         thread.close(job)
@@ -321,9 +339,9 @@ def test_a_client_that_does_not_read_delays_no_other(llm: LLM, rng: np.random.Ge
     params = SamplingParams(max_tokens=200, temperature=0, ignore_eos=True)
 
     async def work(thread: EngineThread) -> None:
-        slow = Job([prompt_of(rng, 5)], params)
+        slow = job_of([prompt_of(rng, 5)], params)
         await thread.submit(slow)
-        await finished(thread, Job([prompt_of(rng, 5)], params))
+        await finished(thread, job_of([prompt_of(rng, 5)], params))
         deadline = time.monotonic() + 60
         while not await thread.ask(lambda: engine.is_idle):
             assert time.monotonic() < deadline
@@ -344,7 +362,7 @@ def test_a_broken_engine_fails_every_job_with_the_cause(
         raise MemoryError
 
     async def work(thread: EngineThread) -> None:
-        job = Job([prompt_of(rng, 5)], SamplingParams(max_tokens=500, ignore_eos=True))
+        job = job_of([prompt_of(rng, 5)], SamplingParams(max_tokens=500, ignore_eos=True))
         await thread.submit(job)
         await job.updates()
         monkeypatch.setattr(engine, "step", broken)
@@ -352,8 +370,8 @@ def test_a_broken_engine_fails_every_job_with_the_cause(
             await until_it_fails(job)
         assert thread.failure is not None
         with pytest.raises(StoppedError):
-            await thread.submit(Job([[1]], SamplingParams()))
+            await thread.submit(job_of([[1]], SamplingParams()))
 
     run(engine, work)
-    for generation in list(engine._running):
+    for generation in list(engine.scheduler.running):
         engine.cancel(generation)

@@ -13,7 +13,8 @@ import pytest
 
 from specqd import LLM
 from specqd.engine.engine import Engine
-from specqd.openai.answers import Update, form_of
+from specqd.engine.updates import Update
+from specqd.openai.answers import form_of
 from specqd.openai.requests import Prepared, chat_request, completion_request
 from support.command_line import Run
 from support.engines import run_to_end
@@ -151,11 +152,11 @@ def alone(llm: LLM, grammars: JsonGrammars, asked: Asked) -> list[Json]:
     read = completion_request if asked.path == COMPLETIONS else chat_request
     prepared = Prepared.of(read(asked.body), llm.tokenizer)
     engine = Engine(llm.engine.level, llm.tokenizer, eos_token_ids=[EOS])
-    params = prepared.params.resolved(llm.defaults)
-    samples = engine.submit(prepared.prompts[0], params, grammars.of_request(prepared))
+    make_grammar = grammars.of_request(prepared)
+    samples = engine.submit(prepared.for_engine(llm.defaults, make_grammar, ""))
     run_to_end(engine)
     form = form_of(prepared, llm.tokenizer, "key")
-    return [form.whole(Update.whole(i, sample)) for i, sample in enumerate(samples)]
+    return [form.whole(Update.of(i, sample)) for i, sample in enumerate(samples)]
 
 
 @pytest.fixture(params=["auto", "mxfp4:k=5", "none"])

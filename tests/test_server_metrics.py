@@ -117,18 +117,18 @@ def test_shares_cover_the_last_seconds_only() -> None:
     limits = {"a": 10.0}
     now = 100.0
     shares = RecentShares(limits, [report()], clock=lambda: now)
-    assert shares.look([report()]).by_level == {}
-    assert shares.look([report()]).of_all is None
+    assert shares.shares([report()]).by_level == {}
+    assert shares.shares([report()]).of_all is None
     slow = report(gigabytes=1.0, cache_gigabytes=1.0, seconds=2.0)
     now = 105.0
-    assert shares.look([slow]).by_level == {"a": 0.1}
+    assert shares.shares([slow]).by_level == {"a": 0.1}
     fast = report(gigabytes=11.0, cache_gigabytes=1.0, seconds=3.0)
     now = 108.0  # since the start
-    assert shares.look([fast]).of_all == 12 / 10 / 3
+    assert shares.shares([fast]).of_all == 12 / 10 / 3
     now = 115.0  # since 105
-    assert shares.look([fast]).of_all == 1.0
+    assert shares.shares([fast]).of_all == 1.0
     now = 130.0  # since 115
-    assert shares.look([fast]).of_all is None
+    assert shares.shares([fast]).of_all is None
 
 
 def test_levels_without_a_measured_bandwidth_have_no_share() -> None:

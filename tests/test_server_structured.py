@@ -11,6 +11,7 @@ import pytest
 
 from specqd import LLM, SamplingParams
 from specqd.engine.engine import Engine
+from specqd.engine.generation import GenerationRequest
 from support.engines import run_to_end
 from support.openai_client import COMPLETIONS, NO_WHITE_SPACE, client_of, closed
 from support.random_models import EOS
@@ -52,7 +53,7 @@ def grammars_of(llm: LLM) -> JsonGrammars:
 def alone(llm: LLM, prompt: list[int], params: SamplingParams, schema: dict[str, Any]) -> list[int]:
     engine = Engine(llm.engine.level, llm.tokenizer, eos_token_ids=[EOS])
     make = grammars_of(llm).of_schema(schema)
-    [generation] = engine.submit(prompt, params.resolved(llm.defaults), make)
+    [generation] = engine.submit(GenerationRequest([prompt], params.resolved(llm.defaults), make))
     run_to_end(engine)
     return generation.tokens
 

@@ -80,7 +80,7 @@ def test_bf16_names_what_is_wrong_with_a_tensor(tmp_path):
         opened.bf16("absent", (2, 2))
     with pytest.raises(TensorError, match=r"'w' has shape \[2, 3\], \[3, 2\] was expected"):
         opened.bf16("w", (3, 2))
-    with pytest.raises(TensorError, match=r"'f' is F64, which is no weight in BF16, FP16 or FP32"):
+    with pytest.raises(TensorError, match=r"'f' is F64, not BF16, FP16 or FP32"):
         opened.bf16("f", (4,))
 
 

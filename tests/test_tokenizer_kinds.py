@@ -83,11 +83,8 @@ def pieces(tmp_path: Path) -> Path:
 
 def test_a_sentencepiece_model_begins_texts_with_bos(pieces: Path) -> None:
     tokenizer = Tokenizer.open(pieces)
-    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token) == (
-        "<s>",
-        "</s>",
-        "<unk>",
-    )
+    named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    assert tokenizer.named_tokens == named
     assert tokenizer.encode("a") == [1, *tokenizer.encode("a", add_special_tokens=False)]
     settings = {"add_bos_token": False, "add_eos_token": True}
     (pieces / "tokenizer_config.json").write_text(json.dumps(settings))

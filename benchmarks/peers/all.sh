@@ -1,5 +1,5 @@
 #!/bin/bash
-# All of `make bench-peers`: what exists in $WORK is not made again, and rounds go on where they stopped.
+# All of `make bench-peers`. Keeps existing files in $WORK and continues interrupted rounds.
 set -euo pipefail
 here=$(dirname "$0")
 python=${PYTHON:-python3}
@@ -15,7 +15,7 @@ for model in "$random_model" "$text_model"; do
     "$python" "$here/prepare.py" "$model" --work "$work"
 done
 
-# A process keeps the luck of its memory's layout, so each sitting loads everything anew.
+# The layout of memory makes a process faster or slower, so each sitting loads everything again.
 measure() { # name sittings rounds experiment model options...
     local name=$1 sittings=$2 rounds=$3
     shift 3

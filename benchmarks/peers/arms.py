@@ -1,6 +1,6 @@
-"""What is compared: an arm is an engine with its weights and its way of drafting.
+"""The arms that are compared: an engine with its weights and its way of drafting.
 
-Knows the peers' words for their options; knows nothing of processes, clocks or results.
+Knows the names of the peers' options; knows nothing of processes, clocks or results.
 """
 
 from collections.abc import Sequence
@@ -10,15 +10,15 @@ from typing import Literal
 Engine = Literal["specqd", "llama.cpp", "openvino", "transformers"]
 Kind = Literal["plain", "quantised", "speculative"]
 
-BITS = {"bf16": 16, "mxfp4": 4.25, "q4_0": 4.5}  # a weight, as stored
-CONTEXT = 512  # positions of the longest text
+BITS = {"bf16": 16, "mxfp4": 4.25, "q4_0": 4.5}  # per stored weight
+CONTEXT = 512  # positions
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """`weights`: bf16, mxfp4 or q4_0. `draft`: none, a 4-bit copy of the same model, or a lookup by
-    its engine's name. `length`: tokens of a draft, None where the engine chooses. `acceptance`: at
-    which each drafted token counts as right, whatever it is (synthetic; the text is then noise)."""
+    """`weights`: bf16, mxfp4 or q4_0. `draft`: none, a 4-bit copy of the model, or a lookup by its
+    engine's name. `length`: tokens of a draft, None where the engine chooses. `acceptance`: the
+    probability with which a drafted token is accepted (synthetic; the text is then noise)."""
 
     engine: Engine
     weights: str = "bf16"
@@ -45,11 +45,11 @@ class Arm:
 
     @property
     def process(self) -> str:
-        """Arms of one process: ours share one store of weights."""
+        """Arms with the same value run in one process: ours share their weights."""
         return self.engine if self.engine == "specqd" else self.name
 
 
-# Random weights: what a token costs. Acceptance means nothing there.
+# Random weights: the cost of a token. Acceptance is meaningless there.
 DECODE = (
     Arm("specqd"),
     Arm("specqd", "mxfp4"),
@@ -67,13 +67,13 @@ def with_drafts(
     drafts: Sequence[tuple[str, int | None]],
     acceptance: float | None = None,
 ) -> tuple[Arm, ...]:
-    """The engine without drafts, then with each of these drafts and lengths."""
+    """The engine without drafts, then with each draft and length."""
     drafting = (Arm(engine, draft=d, length=k, acceptance=acceptance) for d, k in drafts)
     return (Arm(engine), *drafting)
 
 
 def synthetic(acceptance: float) -> tuple[Arm, ...]:
-    """Random weights, at an acceptance that is set: what drafting costs and brings."""
+    """Random weights and a set acceptance: cost and benefit of drafting."""
     ours = [("mxfp4", None), ("mxfp4", 3), ("mxfp4", 5)]
     theirs = [("mxfp4", 1), ("mxfp4", 3), ("q4_0", 2), ("q4_0", 4)]
     return (
@@ -82,7 +82,7 @@ def synthetic(acceptance: float) -> tuple[Arm, ...]:
     )
 
 
-# Real text: all that an engine offers, end to end.
+# Real text, end to end.
 TEXT = (
     *with_drafts("specqd", [("mxfp4", None), ("ngram", None), ("auto", None)]),
     *with_drafts("llama.cpp", [(d, k) for d in ("mxfp4", "q4_0") for k in (3, 8)]),

@@ -1,10 +1,10 @@
-"""A Llama directory -> one GGUF file of the same BF16 bits, for llama.cpp.
+"""Writes a Llama directory as one GGUF file with the same BF16 bits, for llama.cpp.
 
-Owns the names, the order of Q and K rows and the metadata that llama.cpp wants; the `gguf` package
-owns the format.
+Owns the metadata; the `gguf` package owns the format, `support.gguf_files` names and order of rows.
 """
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +12,14 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from specqd.formats.safetensors import TensorDirectory
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
 
-_LAYER = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+from specqd.formats.safetensors import TensorDirectory
+from support.gguf_files import in_pair_order, llama_cpp_name
 
 
 def write(model: Path, path: Path) -> None:
-    """Of a `LlamaForCausalLM` with BF16 weights, unscaled RoPE and a byte-level BPE tokenizer."""
+    """Needs a Llama with BF16 weights, unscaled RoPE and a byte-level BPE tokenizer."""
     config = json.loads((model / "config.json").read_text())
     if config["model_type"] != "llama" or config.get("rope_scaling"):
         raise ValueError(f"{model}: only a Llama with unscaled RoPE is written as GGUF here")
@@ -37,7 +27,7 @@ def write(model: Path, path: Path) -> None:
     _write_metadata(writer, config)
     _write_tokenizer(writer, json.loads((model / "tokenizer.json").read_text()), config)
     for name, view in TensorDirectory.open(model).items():
-        _write_tensor(writer, _their_name(name), view.data, config)
+        _write_tensor(writer, name, view.data, config)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -64,7 +54,7 @@ def _write_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 def _write_tokenizer(
     writer: gguf.GGUFWriter, tokenizer: dict[str, Any], config: dict[str, Any]
 ) -> None:
-    """Prompts and outputs are compared as token ids, so only the vocabulary's size matters."""
+    """Prompts and outputs are token ids, so only the vocabulary's size matters."""
     pieces = {at: piece for piece, at in tokenizer["model"]["vocab"].items()}
     special = {token["id"]: token["content"] for token in tokenizer["added_tokens"]}
     pieces.update(special)
@@ -86,30 +76,13 @@ def _write_tokenizer(
     writer.add_add_bos_token(False)
 
 
-def _their_name(name: str) -> str:
-    stem = name.removesuffix(".weight")
-    if stem in _OUTER:
-        return f"{_OUTER[stem]}.weight"
-    layer, _, rest = stem.removeprefix("model.layers.").partition(".")
-    return f"blk.{layer}.{_LAYER[rest]}.weight"
-
-
 def _write_tensor(
     writer: gguf.GGUFWriter, name: str, bits: NDArray[np.uint16], config: dict[str, Any]
 ) -> None:
+    theirs = llama_cpp_name(name, "llama")
     if bits.ndim == 1:  # norms: BF16 bits are the upper half of the fp32
-        writer.add_tensor(name, (bits.astype(np.uint32) << 16).view(np.float32))
+        writer.add_tensor(theirs, (bits.astype(np.uint32) << 16).view(np.float32))
         return
-    if name.endswith(("attn_q.weight", "attn_k.weight")):
-        query = name.endswith("attn_q.weight")
-        heads = config["num_attention_heads" if query else "num_key_value_heads"]
-        bits = _interleaved(bits, heads)
+    bits = in_pair_order(name, bits, config)
     raw = np.ascontiguousarray(bits).view(np.uint8)
-    writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
-
-
-def _interleaved(bits: NDArray[np.uint16], heads: int) -> NDArray[np.uint16]:
-    """Rows of each head as llama.cpp rotates them: (0, half), (1, half + 1), ..."""
-    rows, columns = bits.shape
-    halves = bits.reshape(heads, 2, rows // heads // 2, columns)
-    return halves.swapaxes(1, 2).reshape(rows, columns)
+    writer.add_tensor(theirs, raw, raw_dtype=gguf.GGMLQuantizationType.BF16)

@@ -1,4 +1,4 @@
-"""A child that does not outlive its parent, however that ends. Linux."""
+"""Ends a child process with its parent. Linux."""
 
 import ctypes
 import signal
@@ -7,5 +7,5 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
-    """For `preexec_fn`: the kernel kills the child, stopped or not, when its parent is gone."""
+    """For `preexec_fn`: the kernel kills the child, running or stopped, when its parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))

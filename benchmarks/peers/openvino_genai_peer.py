@@ -1,4 +1,4 @@
-"""OpenVINO GenAI: an LLMPipeline for each arm, with its defaults but for the threads."""
+"""OpenVINO GenAI: an LLMPipeline for each arm; all defaults but the number of threads."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import openvino_genai
 from arms import Arm
 from protocol import Run
 
-NGRAM = 3  # the longest that a lookup matches, as in the library's own example
+NGRAM = 3  # longest match of a lookup, as in the library's example
 
 
 class Pipeline:
@@ -62,7 +62,7 @@ def _acceptance(metrics: Any) -> tuple[int | None, int | None]:
 
 
 def _precision(source: Path, options: dict[str, Any]) -> str:
-    """The precision that the products with weights really run in: a hint may be ignored."""
+    """The precision in which products with weights run: a hint may be ignored."""
     model = openvino.Core().read_model(source / "openvino_model.xml")
     compiled = openvino.Core().compile_model(model, "CPU", options)
     hint = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
@@ -72,7 +72,7 @@ def _precision(source: Path, options: dict[str, Any]) -> str:
         if info.get("layerType") == "FullyConnected":
             products[f"{info['primitiveType']} of {info['runtimePrecision']}"] += 1
     kv = compiled.get_property("KV_CACHE_PRECISION").to_string()
-    found = ", ".join(f"{count} {what}" for what, count in products.items())
+    found = ", ".join(f"{count} {kind}" for kind, count in products.items())
     return f"hint {hint}; products: {found}; KV cache {kv}"
 
 

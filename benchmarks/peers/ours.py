@@ -11,6 +11,7 @@ from synthetic import SyntheticDrafter
 
 from specqd._native import Level, NoDraft
 from specqd.engine.engine import Engine
+from specqd.engine.generation import GenerationRequest
 from specqd.llm import LLM
 from specqd.sampling import SamplingParams
 
@@ -19,7 +20,7 @@ class Ours:
     def __init__(self, arms: Sequence[Arm], model: Path, threads: int) -> None:
         self._llm = LLM(model, draft="none", threads=threads)
         self._engines = {arm.name: self._engine(arm) for arm in arms}
-        self._futures: dict[tuple[int, ...], list[int]] = {}  # what a prompt is continued by
+        self._futures: dict[tuple[int, ...], list[int]] = {}  # by prompt: its continuation
         self.version = _version()
         self.notes = f"isa {self._llm.model.machine.isa}"
         self.bytes_read = {
@@ -47,7 +48,7 @@ class Ours:
         return self._timed(engine, prompt, new_tokens)
 
     def _future(self, prompt: Sequence[int], new_tokens: int) -> list[int]:
-        """What plain decoding says, with some more for drafts that reach past the end."""
+        """The continuation by plain decoding, for the synthetic drafter."""
         key = tuple(prompt)
         if key not in self._futures:
             plain = self._llm.engine
@@ -55,11 +56,13 @@ class Ours:
         return self._futures[key]
 
     def _timed(self, engine: Engine, prompt: Sequence[int], new_tokens: int) -> Run:
-        engine.reuses_prefixes = False
+        engine.scheduler.reuses_prefixes = False
         before = engine.level.stats
         begun = perf_counter()
         params = SamplingParams(max_tokens=new_tokens, temperature=0.0, seed=0, ignore_eos=True)
-        [generation] = engine.submit(prompt, params.resolved(self._llm.defaults))
+        [generation] = engine.submit(
+            GenerationRequest([prompt], params.resolved(self._llm.defaults))
+        )
         while generation.count == 0:
             engine.step()
         first = perf_counter()

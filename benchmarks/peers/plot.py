@@ -1,4 +1,4 @@
-"""JSON results -> one picture, a panel each.
+"""Plots JSON results in one picture, a panel each.
 
 python benchmarks/peers/plot.py RESULT.json ... --png PICTURE.png
 """
@@ -17,7 +17,7 @@ COLOURS = {
     "openvino": "#0b69a3",
     "transformers": "#bf8700",
 }
-BARS = (("decode", 0.8, 0.35), ("wall", 0.3, 0.9))  # what, height, opacity
+BARS = (("decode", 0.8, 0.35), ("wall", 0.3, 0.9))  # quantity, height, opacity
 
 
 def draw(summaries: Sequence[dict[str, Any]], path: Path) -> None:

@@ -1,9 +1,9 @@
-"""Builds llama.cpp from its source package and turns a model into what each peer reads.
+"""Builds llama.cpp from its source package and converts a model for each peer.
 
     python benchmarks/peers/prepare.py MODEL --work .peers
 
-What exists is left alone, so that an interrupted run goes on where it stopped. A peer that cannot
-be had is told here and is absent from the results; it does not stop the others.
+Existing files are kept, so that an interrupted run can continue. A peer that cannot be installed is
+reported here and is absent from the results; the others go on.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
-LLAMA_CPP = "llama-cpp-python==0.3.36"  # its source package holds llama.cpp with the tools
+LLAMA_CPP = "llama-cpp-python==0.3.36"  # its source package contains llama.cpp and its tools
 TARGETS = ("llama-server", "llama-quantize")
 CMAKE_OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
@@ -76,7 +76,7 @@ def _unpack(to: Path) -> None:
 
 
 def make_gguf(model: Path, out: Path, work: Path) -> None:
-    """BF16; Q4_0 and MXFP4 of every matrix, embedding and head included, as our draft has it."""
+    """BF16; and Q4_0 and MXFP4 for every matrix, with embedding and head, like our draft."""
     import gguf_file
 
     quantize = llama_cpp_tool(work, "llama-quantize")
@@ -90,8 +90,8 @@ def make_gguf(model: Path, out: Path, work: Path) -> None:
 
 
 def make_openvino(model: Path, out: Path) -> None:
-    """BF16 as the checkpoint has it (the exporter's command would store large models in 8 bits
-    unasked), and MXFP4 weights of every layer."""
+    """BF16 like the checkpoint (the exporter's command stores large models in 8 bits by default),
+    and MXFP4 weights for every layer."""
     from optimum.exporters.openvino import main_export
     from optimum.intel import OVConfig
 
@@ -122,7 +122,7 @@ def _compress(plain: Path, to: Path) -> None:
 
 
 def _make(path: Path, write: Callable[[Path], None]) -> None:
-    """Under another name until it is whole."""
+    """Writes under a temporary name, and renames the complete file."""
     if not path.exists():
         partial = path.with_name(f"partial-{path.name}")
         shutil.rmtree(partial, ignore_errors=True)

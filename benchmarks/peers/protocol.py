@@ -1,4 +1,4 @@
-"""What a worker process and its master say to each other: one JSON object a line, either way."""
+"""The protocol of a worker process and its master: one JSON object per line, both ways."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One completion. `decode_s` begins with the first new token; `wall_s` is all of the call."""
+    """One completion. `decode_s` starts at the first new token; `wall_s` is the whole call."""
 
     tokens: list[int]
     prefill_s: float
@@ -18,12 +18,12 @@ class Run:
 
     @property
     def decode_speed(self) -> float:
-        """Tokens a second after the first."""
+        """Tokens/s after the first token."""
         return (len(self.tokens) - 1) / self.decode_s
 
     @property
     def wall_speed(self) -> float:
-        """Tokens a second, prefill included."""
+        """Tokens/s, prefill included."""
         return len(self.tokens) / self.wall_s
 
 
@@ -31,8 +31,8 @@ class Peer(Protocol):
     """An engine with its model loaded."""
 
     version: str
-    notes: str  # how it computes, as it says itself
-    bytes_read: dict[str, int]  # by arm, for a token; where it is not the format's size
+    notes: str  # its settings, reported by the engine
+    bytes_read: dict[str, int]  # by arm, per token; where it differs from the format's size
 
     def generate(self, arm: str, prompt: Sequence[int], new_tokens: int) -> Run:
         """Greedy completion of token ids."""

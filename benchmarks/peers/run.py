@@ -1,13 +1,13 @@
-"""Measures us and the peers in turns, on one model, and appends every round to a raw file.
+"""Measures us and the peers in turns on one model, and appends every round to a raw file.
 
     python benchmarks/peers/prepare.py MODEL --work .peers
     python benchmarks/peers/run.py decode|synthetic|text MODEL --work .peers --raw RAW.jsonl
     python benchmarks/peers/summary.py RAW.jsonl --json RESULT.json --plot RESULT.png
 
-A round is one prompt, completed by every arm, each round beginning with another; the bandwidth is
-measured before and after. No process sees a prompt twice: some lookups remember other requests.
-The same command goes on where it was interrupted; a larger --rounds adds some, with every process
-loaded anew: some are faster in one life than in the next, by the layout of their memory.
+A round is one prompt, completed by every arm, with another arm first in each round; the bandwidth
+is measured before and after. No process sees a prompt twice, because some lookups remember other
+requests. The same command continues an interrupted run; a larger --rounds adds rounds with newly
+loaded processes, because the layout of memory makes a process faster or slower.
 """
 
 import argparse
@@ -38,15 +38,15 @@ from specqd.text.tokenizer import Tokenizer
 RANDOM_PROMPT_TOKENS = 16
 TEXT_PROMPT_CHARACTERS = 1200
 WARM_UP_TOKENS = 12
-SPARE = 64  # positions that drafts may reach past the end
-LARGEST_READ = 10**9  # bytes: a working set beyond it lies in no cache either
+SPARE = 64  # positions for drafts past the end
+LARGEST_READ = 10**9  # bytes: no cache holds a working set of this size
 
 Gate = Callable[[], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a raw file holds; its first line."""
+    """The settings of a raw file, in its first line."""
 
     experiment: str
     model: str
@@ -58,7 +58,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Token ids, and one text that only warms up."""
+    """Prompts as token ids, and one for warming up."""
 
     warm_up: list[int]
     texts: list[list[int]]
@@ -72,8 +72,8 @@ def random_prompts(vocabulary: int, count: int) -> Prompts:
 
 
 def text_prompts(model: Path, file: Path | None, count: int, room: int) -> Prompts:
-    """The `prompt` of each line; without a file, windows of Python's standard library. The ends of
-    those that leave no room for new tokens."""
+    """The `prompt` of each line; without a file, windows of Python's standard library. Prompts that
+    leave no room for new tokens lose their start."""
     if file is None:
         library = Path(sysconfig.get_path("stdlib"))
         texts = [path.read_text("utf-8")[2000:] for path in sorted(library.glob("[a-l]*.py"))]
@@ -94,8 +94,8 @@ def measure(
     done: int,
     gate: Gate = contextlib.nullcontext,
 ) -> Iterator[dict[str, Any]]:
-    """Yields what the workers say of themselves, and then a record a round. `gate` is held around
-    everything that is timed and around loading."""
+    """Yields the workers' descriptions, then one record per round. Holds `gate` while anything is
+    loaded or timed."""
     machine = Machine.choose(plan.threads)
     weights = _weights_read(model)
     sizes = [min(round(weights * bits / 8), LARGEST_READ) for bits in (16, 4.25)]
@@ -145,7 +145,7 @@ def measure(
 
 
 def _weights_read(model: Path) -> int:
-    """Weights that a token needs: all matrices, but not a table of embeddings that is no head."""
+    """Weights that a token needs: all matrices, without an embedding that is not the head."""
     tensors = TensorDirectory.open(model)
     names = {name for name in tensors if len(tensors[name].shape) == 2}
     if "lm_head.weight" in names:
@@ -165,7 +165,7 @@ def machine_description(machine: Machine) -> dict[str, Any]:
 
 
 def _commit() -> str:
-    """What was measured; what measuring itself writes does not make it another."""
+    """The commit that was measured; result files do not count as changes."""
     commit = _git("rev-parse", "--short=12", "HEAD")
     ours = (":(top)", ":(top,exclude)benchmarks/results", ":(top,exclude)docs")
     is_changed = _git("status", "--porcelain", "--untracked-files=no", "--", *ours)

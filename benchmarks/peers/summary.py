@@ -1,8 +1,8 @@
-"""A raw file of rounds -> one JSON of medians.
+"""Summarises a raw file of rounds as one JSON file of medians.
 
     python benchmarks/peers/summary.py RAW.jsonl --json RESULT.json
 
-Ratios are taken within a round, so that what slows the machine for a while slows both sides.
+Ratios are taken within a round, so that a slow phase of the machine slows both sides.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from protocol import Run
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A median over rounds, the quartiles and the range."""
+    """Median, quartiles and range over rounds."""
 
     median: float
     quartiles: tuple[float, float]
@@ -35,7 +35,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One prompt's runs by arm, and the bandwidth around them, in GB/s by working set in bytes."""
+    """One prompt's runs by arm, and GB/s before and after, by working set in bytes."""
 
     runs: dict[str, Run]
     before: dict[int, float]
@@ -46,16 +46,16 @@ class Round:
 class Experiment:
     plan: dict[str, Any]
     arms: list[Arm]
-    workers: dict[str, Any]  # what they said of themselves, and who is absent
+    workers: dict[str, Any]  # their descriptions, and absent peers
     rounds: list[Round]
-    sittings: int  # how often every process was loaded
-    failed: dict[str, int]  # by arm, rounds without an answer
+    sittings: int  # number of times that processes were loaded
+    failed: dict[str, int]  # rounds without an answer, by arm
 
 
 def read(path: Path) -> Experiment:
     plan, *records = [json.loads(line) for line in path.read_text().splitlines()]
     arms = [Arm(**fields) for fields in plan.pop("arms")]
-    said = [record for record in records if "machine" in record]
+    reports = [record for record in records if "machine" in record]
     rounds, failed = [], dict.fromkeys((arm.name for arm in arms), 0)
     for record in (record for record in records if "prompt" in record):
         runs = {n: Run(**run) for n, run in record["runs"].items() if "failed" not in run}
@@ -63,8 +63,8 @@ def read(path: Path) -> Experiment:
             failed[name] += 1
         bandwidths = ({int(s): v for s, v in record[at].items()} for at in ("before", "after"))
         rounds.append(Round(runs, *bandwidths))
-    workers = said[-1] | {"commits": sorted({each["machine"]["commit"] for each in said})}
-    return Experiment(plan, arms, workers, rounds, len(said), failed)
+    workers = reports[-1] | {"commits": sorted({each["machine"]["commit"] for each in reports})}
+    return Experiment(plan, arms, workers, rounds, len(reports), failed)
 
 
 def summarised(experiment: Experiment) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def _of_arm(experiment: Experiment, arm: Arm, measured: Sequence[Arm]) -> dict[s
 
 
 def _share(experiment: Experiment, arm: Arm, bytes_read: int) -> Spread:
-    """Bytes that decoding read in a second, of those that are read in one at such a size."""
+    """Bytes/s that decoding read, over the bandwidth at that working-set size."""
     shares = []
     for r in (r for r in experiment.rounds if arm.name in r.runs):
         size = min(r.before, key=lambda size: abs(size - bytes_read))
@@ -128,13 +128,13 @@ def _share(experiment: Experiment, arm: Arm, bytes_read: int) -> Spread:
 
 
 def _same_text(one: Sequence[int], other: Sequence[int]) -> bool:
-    """Some engines write a few tokens past what was asked when a draft is accepted at the end."""
+    """Compares the common length: some engines write past the limit with an accepted draft."""
     shared = min(len(one), len(other))
     return list(one[:shared]) == list(other[:shared])
 
 
 def _ratios(experiment: Experiment, measured: Sequence[Arm]) -> dict[str, Any]:
-    """By what each of our arms is faster than each arm of the peers."""
+    """Speed of each of our arms over that of each arm of the peers."""
     ours = [arm for arm in measured if arm.engine == "specqd"]
     out: dict[str, Any] = {}
     for arm in ours:
@@ -164,7 +164,7 @@ HEADINGS = ("arm", "decoding", "quartiles", "with the prompt", "of bandwidth", "
 
 
 def table(summary: dict[str, Any]) -> str:
-    """Markdown: tokens a second, and what they say."""
+    """Markdown: tokens/s, share of bandwidth and acceptance by arm."""
     lines = ["| " + " | ".join(HEADINGS) + " |", "|---" * len(HEADINGS) + "|"]
     for arm in summary["arms"]:
         decode, wall = arm["decode_tokens_per_s"], arm["wall_tokens_per_s"]
@@ -188,7 +188,7 @@ def table(summary: dict[str, Any]) -> str:
 
 
 def ratios(summary: dict[str, Any]) -> str:
-    """Markdown: by what each of our arms is faster than each peer's fastest arm of its kind."""
+    """Markdown: speed of our arms over that of each peer's fastest arm of the same kind."""
     lines = ["| | kind | against | decoding | with the prompt |", "|---|---|---|---|---|"]
     kinds = {arm["name"]: (arm["engine"], arm["kind"]) for arm in summary["arms"]}
     fastest: dict[tuple[str, str], str] = {}

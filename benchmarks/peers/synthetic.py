@@ -1,4 +1,4 @@
-"""A drafter that is right as often as it is told. For benchmarks on random weights only."""
+"""A drafter with a set acceptance, for benchmarks on random weights."""
 
 from collections.abc import Sequence
 from random import Random
@@ -9,15 +9,15 @@ from specqd.engine.roles import Drafter
 
 
 class SyntheticDrafter:
-    """Drafts at the full price of `drafter`, then says of each token in turn, with probability
-    `acceptance`, what the verifier will say (`future`, known from plain decoding), and after the
-    first failure something else. The verifier's text stays exact."""
+    """Runs `drafter` at its full cost, then replaces its tokens: each in turn is right with
+    probability `acceptance` (`future`, known from plain decoding), until the first wrong one. The
+    verifier's text stays exact."""
 
     def __init__(self, drafter: Drafter, acceptance: float) -> None:
         self._drafter = drafter
         self._acceptance = acceptance
         self._random = Random(0)
-        self.future: list[int] = []  # new tokens of the one text that is being written
+        self.future: list[int] = []  # new tokens of the current sequence
 
     @property
     def levels(self) -> tuple[Drafter, ...]:
@@ -35,7 +35,7 @@ class SyntheticDrafter:
             tokens.append(right if is_right else right ^ 1)
             if not is_right:
                 break
-        tokens += proposal.tokens[len(tokens) :]  # what follows a failure is never looked at
+        tokens += proposal.tokens[len(tokens) :]  # tokens after a wrong one are never used
         return Proposal(tokens, proposal.confidences, depths=proposal.depths)
 
     def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:

@@ -12,7 +12,7 @@ from transformers.generation.streamers import BaseStreamer
 
 
 class FirstToken(BaseStreamer):
-    """Notes when the first new token is there."""
+    """Records the time of the first new token."""
 
     def __init__(self) -> None:
         self._has_prompt = False
@@ -31,7 +31,7 @@ class Transformers:
     def __init__(self, arm: Arm, model: Path, threads: int) -> None:
         torch.set_num_threads(threads)
         loaded = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
-        loaded.generation_config.eos_token_id = [-1]  # no token ends a text
+        loaded.generation_config.eos_token_id = [-1]  # no token ends the sequence
         self._model = loaded.eval()
         self.bytes_read: dict[str, int] = {}
         self._lookup = {"prompt_lookup_num_tokens": arm.length} if arm.draft == "lookup" else {}

@@ -1,8 +1,8 @@
-"""One engine in a process of its own, which its master may stop and continue between requests.
+"""Runs one engine in its own process, which its master may stop and continue between requests.
 
     python worker.py ENGINE MODEL WORK THREADS < requests > answers
 
-The first line in is the arms, the first line out is the engine's version and notes.
+The first input line lists the arms; the first output line is the engine's version and notes.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Worker processes that are stopped between their turns, so that none of them disturbs another."""
+"""Worker processes, stopped between their turns so that they do not disturb each other."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ WORKER = Path(__file__).with_name("worker.py")
 
 
 class Worker:
-    """An engine in a process group of its own. Raises RuntimeError where it does not answer."""
+    """An engine in its own process group. Raises RuntimeError where it does not answer."""
 
     def __init__(self, arms: Sequence[Arm], model: Path, work: Path, threads: int) -> None:
         self.arms = tuple(arms)
@@ -41,13 +41,13 @@ class Worker:
                 preexec_fn=end_with_parent,
             )
         try:
-            said = self._exchange([asdict(arm) for arm in arms], MOST_LOAD_SECONDS)
+            report = self._exchange([asdict(arm) for arm in arms], MOST_LOAD_SECONDS)
         except RuntimeError:
             self.end()
             raise
-        self.version: str = said["version"]
-        self.notes: str = said["notes"]
-        self.bytes_read: dict[str, int] = said["bytes_read"]
+        self.version: str = report["version"]
+        self.notes: str = report["notes"]
+        self.bytes_read: dict[str, int] = report["bytes_read"]
         self._signal(signal.SIGSTOP)
 
     def run(self, arm: Arm, prompt: Sequence[int], new_tokens: int) -> Run:
@@ -56,7 +56,7 @@ class Worker:
         try:
             answer = self._exchange(request, MOST_TURN_SECONDS)
         except RuntimeError:
-            self.end()  # a late answer would be taken for that of the next turn
+            self.end()  # a late answer would be read in the next turn
             raise
         self._signal(signal.SIGSTOP)
         return Run(**answer)

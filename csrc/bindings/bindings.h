@@ -1,10 +1,12 @@
-// What the files of bindings share.
+// Types and conversions that several files of bindings use.
 #pragma once
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
 #include <algorithm>
+#include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -22,6 +24,14 @@ using BitMatrix = nb::ndarray<const uint16_t, nb::numpy, nb::ndim<2>, nb::device
 using BitVector = nb::ndarray<const uint16_t, nb::numpy, nb::ndim<1>, nb::c_contig>;
 
 template <class T>
+using Row = nb::ndarray<const T, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+template <class T>
+std::span<const T> span_of(const Row<T>& row) {
+  return {row.data(), row.shape(0)};
+}
+
+template <class T>
 nb::ndarray<nb::numpy, T> owned_array(std::vector<T> values, std::vector<size_t> shape) {
   auto* held = new std::vector<T>(std::move(values));
   nb::capsule owner(held, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
@@ -34,14 +44,18 @@ inline const Kernels& kernels_or_throw(const std::string& name) {
   return *kernels;
 }
 
-// Rows of a matrix whose rows are contiguous one after the other.
+inline const Kernels& kernels_or_default(const std::optional<std::string>& name) {
+  return kernels_or_throw(name ? *name : available_isas().front());
+}
+
+// The rows of a matrix; throws unless it is C-contiguous.
 inline RowSource row_source(const BitMatrix& matrix) {
   if (matrix.stride(1) != 1 || matrix.stride(0) != static_cast<int64_t>(matrix.shape(1)))
     throw std::invalid_argument("weights must be C-contiguous");
   return {reinterpret_cast<const uint8_t*>(matrix.data()), static_cast<int64_t>(matrix.shape(0))};
 }
 
-// The enumerator of a name, in the order of `names`.
+// The enumerator whose value is the index of `name` in `names`.
 template <class Kind>
 Kind kind_of(const std::string& name, const std::vector<std::string>& names) {
   const auto found = std::find(names.begin(), names.end(), name);

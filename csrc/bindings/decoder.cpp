@@ -1,4 +1,4 @@
-// The decoder, and what it is built from.
+// Binds the decoder, its specification and its weights.
 #include "model/decoder.h"
 
 #include <nanobind/nanobind.h>
@@ -122,23 +122,23 @@ void bind_spec(nb::module_& m) {
           "experts_per_token"_a, "shares_of_chosen"_a);
 }
 
-void bind_shortlist(nb::module_& m) {
+void bind_partial_head(nb::module_& m) {
   using Tokens = std::vector<int32_t>;
-  nb::class_<PartialHead>(m, "PartialHead",
-                          "Which rows of the head a draft reads, and whether that pays.")
+  nb::class_<PartialHead>(m, "PartialHead", "Chooses the rows of the head that a draft reads.")
       .def(nb::init<int64_t>(), "vocabulary"_a)
       .def(
           "keep", [](PartialHead& list, const Tokens& tokens) { list.keep(tokens); }, "tokens"_a,
-          "Holds these ids always.")
+          "Always holds these ids.")
       .def(
           "read", [](PartialHead& list, const Tokens& tokens) { list.read(tokens); }, "tokens"_a,
-          "The target has read these tokens.")
+          "Records tokens that the target has read.")
       .def(
           "picked",
           [](PartialHead& list, const Tokens& picks, const Tokens& proposal) {
             list.picked(picks, proposal);
           },
-          "picks"_a, "proposal"_a, "The target has picked these tokens at a proposal's places.")
+          "picks"_a, "proposal"_a,
+          "Records tokens that the target has picked at a proposal's positions.")
       .def(
           "ids_that_pay",
           [](const PartialHead& list, double rest_bytes, double panel_bytes, int64_t panels,
@@ -148,7 +148,9 @@ void bind_shortlist(nb::module_& m) {
           nb::kw_only(), "rest_bytes"_a, "panel_bytes"_a, "panels"_a, "verify_bytes"_a)
       .def_prop_ro("num_picks", &PartialHead::num_picks)
       .def("share_left_out", &PartialHead::share_left_out, "ids"_a,
-           "Of the picks, by one of the sizes that it chooses from.")
+           "Returns the share of the picks that a head of `ids` ids leaves out; `ids` is one of "
+           "the\n"
+           "sizes that it chooses from.")
       .def(
           "panels",
           [](PartialHead& list, int64_t ids, int64_t panels) {
@@ -159,7 +161,8 @@ void bind_shortlist(nb::module_& m) {
               for (int64_t panel = run.first; panel < run.last; ++panel) all.push_back(panel);
             return all;
           },
-          "ids"_a, "panels"_a, "Those of the first `ids`, and what is held besides.");
+          "ids"_a, "panels"_a,
+          "Returns the panels of the first `ids` ids and of the ids that it holds.");
 }
 
 void bind_forward(nb::module_& m) {
@@ -202,17 +205,15 @@ void bind_forward(nb::module_& m) {
           "is_draft"_a, "cache"_a, "tokens"_a, "sequences"_a, "starts"_a, "counts"_a, "logits"_a)
       .def_prop_ro(
           "partial_head", [](const Decoder& decoder) { return &decoder.partial_head(); },
-          nb::rv_policy::reference_internal, "What drafts for this model read of their heads.")
+          nb::rv_policy::reference_internal, "The partial head of drafts for this model.")
       .def(
           "draft_for",
           [](Decoder& decoder, const Decoder& target, bool is_draft, size_t verify_bytes) {
             decoder.draft_for(target, is_draft ? Precision::kFp4 : Precision::kExact, verify_bytes);
           },
           "target"_a, "is_draft"_a, "verify_bytes"_a,
-          "Shares the partial_head of the model that it drafts for in that precision; "
-          "`verify_bytes` "
-          "are those of a forward that verifies it.")
-      .def_prop_ro("logit_rows", &Decoder::logit_rows)
+          "Uses the target's partial head for drafts in this precision. A forward that verifies\n"
+          "them reads `verify_bytes` bytes per row.")
       .def(
           "logits",
           [](const Decoder& decoder) {
@@ -225,7 +226,7 @@ void bind_forward(nb::module_& m) {
             }
             return owned_array(std::move(copy), {rows, width});
           },
-          "A copy of the last forward's logits, [rows, vocabulary] float32.");
+          "Returns a copy of the last forward's logits, [rows, vocabulary] float32.");
 }
 
 }  // namespace
@@ -233,7 +234,7 @@ void bind_forward(nb::module_& m) {
 void bind_decoder(nb::module_& m) {
   bind_layers(m);
   bind_spec(m);
-  bind_shortlist(m);
+  bind_partial_head(m);
   bind_forward(m);
 }
 

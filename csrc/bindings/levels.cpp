@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "bindings/python_roles.h"
+#include "draft/choice.h"
 #include "draft/ngram_drafter.h"
 
 using namespace nanobind::literals;
@@ -30,10 +31,80 @@ Level::Clock clock_of(nb::handle clock) {
   };
 }
 
+using DrafterPart = Part<Drafter, PythonDrafter>;
+
+// A drafter's members of the chain, itself among them, outermost first.
+nb::tuple levels_of(nb::handle drafter) { return nb::borrow<nb::tuple>(drafter.attr("levels")); }
+
+// Drafters side by side, kept alive with the choice. A drafter that stands twice, also further
+// down, is one member of the chain.
+class BoundChoice : public DraftChoice {
+ public:
+  explicit BoundChoice(const std::vector<nb::object>& drafters) : BoundChoice(parts_of(drafters)) {}
+  BoundChoice(const BoundChoice&) = delete;
+
+  nb::tuple drafters() const {
+    nb::list all;
+    for (const DrafterPart& part : parts_) all.append(part.object);
+    return nb::tuple(all);
+  }
+  nb::tuple levels() const { return nb::tuple(members(parts_)); }
+
+  static int traverse(PyObject* self, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(self));
+    if (!nb::inst_ready(self)) return 0;
+    for (const DrafterPart& part : nb::inst_ptr<BoundChoice>(self)->parts_)
+      Py_VISIT(part.object.ptr());
+    return 0;
+  }
+  static int clear(PyObject* self) {
+    if (!nb::inst_ready(self)) return 0;
+    for (DrafterPart& part : nb::inst_ptr<BoundChoice>(self)->parts_) part.object.reset();
+    return 0;
+  }
+
+ private:
+  explicit BoundChoice(std::vector<DrafterPart> parts)
+      : DraftChoice(candidates_of(parts)), parts_(std::move(parts)) {}
+
+  static std::vector<DrafterPart> parts_of(const std::vector<nb::object>& drafters) {
+    std::vector<DrafterPart> parts;
+    for (const nb::object& drafter : drafters) parts.emplace_back(drafter);
+    return parts;
+  }
+  static nb::list members(const std::vector<DrafterPart>& parts) {
+    nb::list all;
+    for (const DrafterPart& part : parts)
+      for (const nb::handle member : levels_of(part.object))
+        if (index_of(all, member) == nb::len(all)) all.append(member);
+    return all;
+  }
+  static size_t index_of(const nb::list& all, nb::handle member) {
+    size_t i = 0;
+    while (i < nb::len(all) && !all[i].is(member)) ++i;
+    return i;
+  }
+  static std::vector<Candidate> candidates_of(const std::vector<DrafterPart>& parts) {
+    const nb::list all = members(parts);
+    std::vector<Candidate> candidates;
+    for (const DrafterPart& part : parts) {
+      const nb::tuple own = levels_of(part.object);
+      const size_t depth = nb::len(own) == 0 ? 0 : index_of(all, own[0]);
+      candidates.push_back({part.role, static_cast<int32_t>(depth)});
+    }
+    return candidates;
+  }
+
+  std::vector<DrafterPart> parts_;
+};
+
+PyType_Slot choice_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&BoundChoice::traverse)},
+                              {Py_tp_clear, reinterpret_cast<void*>(&BoundChoice::clear)},
+                              {0, nullptr}};
+
 class BoundLevel : public Level {
  public:
   using ModelPart = Part<LevelModel, PythonModel>;
-  using DrafterPart = Part<Drafter, PythonDrafter>;
 
   BoundLevel(ModelPart model, DrafterPart drafter, std::optional<int64_t> length, std::string name,
              nb::object clock)
@@ -144,15 +215,15 @@ void bind_role(Class& bound) {
       .def(
           "propose",
           [](Bound& drafter, const DraftRequests& requests) { return drafter.propose(requests); },
-          "requests"_a, "One proposal per request, of at most `at_most` tokens.")
+          "requests"_a, "One proposal for each request, of at most `at_most` tokens.")
+      .def(
+          "values",
+          [](Bound& drafter, const DraftRequests& requests) { return drafter.values(requests); },
+          "requests"_a,
+          "Seconds that `propose` is expected to save each request, net of all costs.")
       .def("observe", &Bound::observe, "request"_a, "proposal"_a, "accepted"_a,
-           "Learns that verification confirmed the first `accepted` tokens of its proposal.")
-      .def("chances", &Bound::chances, "request"_a, "proposal"_a,
-           "How likely each token of its proposal is right, given that those before it are.")
-      .def("release", &Bound::release, "sequence"_a, "Forgets a sequence that has ended.")
-      .def_prop_ro(
-          "is_free", &Bound::is_free,
-          "Whether proposals cost nothing to make: they can be weighed before they are used.");
+           "Learns that verification accepted the first `accepted` tokens of its proposal.")
+      .def("release", &Bound::release, "sequence"_a, "Forgets a sequence that has ended.");
 }
 
 std::unique_ptr<const NgramIndex> index_of(const std::vector<TokenList>& corpus) {
@@ -191,6 +262,14 @@ void bind_drafters(nb::module_& m) {
       .def_prop_ro("length", &NgramDrafter::length)
       .def_prop_ro("levels", &alone, nb::sig(kLevels));
   bind_role<NgramDrafter>(ngram);
+  nb::class_<BoundChoice, Drafter> choice(
+      m, "DraftChoice", nb::type_slots(choice_slots),
+      "Drafters side by side: each sequence gets the proposal that is worth most.");
+  choice.def(nb::init<const std::vector<nb::object>&>(), "drafters"_a)
+      .def_prop_ro("drafters", &BoundChoice::drafters,
+                   nb::sig("def drafters(self) -> tuple[typing.Any, ...]"))
+      .def_prop_ro("levels", &BoundChoice::levels, nb::sig(kLevels));
+  bind_role<BoundChoice>(choice);
 }
 
 // --- Levels --------------------------------------------------------------------------------------
@@ -223,7 +302,7 @@ void bind_level(nb::module_& m) {
              std::optional<std::string> name, nb::object clock) {
             if (!name) name = nb::cast<std::string>(model.attr("precision").attr("value"));
             new (self) BoundLevel(BoundLevel::ModelPart(std::move(model)),
-                                  BoundLevel::DrafterPart(std::move(drafter)), length,
+                                  DrafterPart(std::move(drafter)), length,
                                   std::move(*name), std::move(clock));
           },
           "model"_a, "drafter"_a, nb::kw_only(), "length"_a = nb::none(), "name"_a = nb::none(),

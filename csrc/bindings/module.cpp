@@ -1,4 +1,4 @@
-// The module: what Python sees of the core. No arithmetic here.
+// The Python module: binds the machine, packed weights, ropes and the KV cache. No arithmetic.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
@@ -17,7 +17,6 @@
 #include <variant>
 
 #include "bindings/bindings.h"
-#include "kernels/float_mode.h"
 #include "model/decoder.h"
 #include "model/kv_cache.h"
 #include "model/rope.h"
@@ -32,18 +31,19 @@ using namespace nanobind::literals;
 namespace specqd {
 
 void bind_decoder(nb::module_& m);
-void bind_economics(nb::module_& m);
+void bind_policy(nb::module_& m);
 void bind_kernels(nb::module_& m);
 void bind_levels(nb::module_& m);
 void bind_ngram(nb::module_& m);
 void bind_pick(nb::module_& m);
 void bind_sequence(nb::module_& m);
+void bind_testing(nb::module_& m);
 
 namespace {
 
 const std::vector<std::string> kRopeKinds{"default", "linear", "llama3", "yarn", "longrope"};
 
-// A packed weight, or (source, row, column) of the first weight that is not finite.
+// Returns a packed weight, or (source, row, column) of the first weight that is not finite.
 std::variant<std::shared_ptr<PackedWeight>, std::tuple<int64_t, int64_t, int64_t>> pack(
     Pool& pool, const std::string& isa, const std::vector<BitMatrix>& sources, bool interleaved,
     int rule) {
@@ -66,7 +66,8 @@ std::variant<std::shared_ptr<PackedWeight>, std::tuple<int64_t, int64_t, int64_t
 
 using Bytes2 = nb::ndarray<const uint8_t, nb::numpy, nb::ndim<2>, nb::c_contig>;
 
-// As pack, of codes [rows, blocks * 16] and scales [rows, blocks]; an error's column is a block.
+// Like pack, from codes [rows, blocks * 16] and scales [rows, blocks]; an error's column is a
+// block.
 std::variant<std::shared_ptr<PackedWeight>, std::tuple<int64_t, int64_t, int64_t>> take_mxfp4(
     const std::vector<std::pair<Bytes2, Bytes2>>& sources) {
   std::vector<Mxfp4Source> rows;
@@ -76,7 +77,7 @@ std::variant<std::shared_ptr<PackedWeight>, std::tuple<int64_t, int64_t, int64_t
   for (const auto& [codes, scales] : sources)
     if (codes.shape(0) != first_codes.shape(0) || scales.shape(0) != codes.shape(0) ||
         scales.shape(1) != first_scales.shape(1) || codes.shape(1) != scales.shape(1) * 16)
-      throw std::invalid_argument("codes and scales do not belong together");
+      throw std::invalid_argument("codes must be [rows, blocks * 16], scales [rows, blocks]");
   PackError error;
   std::shared_ptr<PackedWeight> weight;
   {
@@ -87,20 +88,7 @@ std::variant<std::shared_ptr<PackedWeight>, std::tuple<int64_t, int64_t, int64_t
   return weight;
 }
 
-nb::ndarray<nb::numpy, uint16_t> unpack(const PackedWeight& weight, const std::string& isa) {
-  const Kernels& kernels = kernels_or_throw(isa);
-  const auto rows = static_cast<size_t>(weight.rows());
-  const auto columns = static_cast<size_t>(weight.columns());
-  std::vector<uint16_t> bits(rows * columns);
-  {
-    nb::gil_scoped_release released;
-    for (size_t row = 0; row < rows; ++row)
-      weight.read_row(kernels, static_cast<int64_t>(row), bits.data() + row * columns);
-  }
-  return owned_array(std::move(bits), {rows, columns});
-}
-
-// The planes as read-only arrays over the weight's own memory; `self` keeps them alive.
+// The planes as read-only arrays over the weight's own memory; `self` keeps the memory alive.
 nb::dict planes(nb::handle self) {
   const PackedWeight::Planes planes = nb::cast<const PackedWeight&>(self).planes();
   nb::dict out;
@@ -121,7 +109,7 @@ nb::dict planes(nb::handle self) {
 template <class T>
 using Plane = nb::ndarray<const T, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// A weight over those arrays, which it keeps alive, or what is wrong with them.
+// Returns a weight over these arrays, which it keeps alive, or an error message.
 std::variant<std::shared_ptr<PackedWeight>, std::string> map_planes(
     Pool& pool, const Plane<uint8_t>& codes, const Plane<uint8_t>& scales,
     const std::optional<Plane<uint8_t>>& residuals,
@@ -167,7 +155,7 @@ void bind_machine(nb::module_& m) {
       .def(
           "__init__",
           [](Pool* self, int threads) {
-            if (threads < 1) throw std::invalid_argument("a pool needs a thread");
+            if (threads < 1) throw std::invalid_argument("a pool needs at least one thread");
             new (self) Pool(threads);
           },
           "threads"_a)
@@ -179,17 +167,7 @@ void bind_machine(nb::module_& m) {
         return measure_read_seconds(pool, kernels_or_throw(isa), bytes, repeats);
       },
       "pool"_a, "isa"_a, "bytes"_a, "repeats"_a,
-      "Seconds of each of `repeats` reads of `bytes` bytes by all threads.");
-  m.attr("PEAK_PRODUCTS") = kPeakProducts;
-  m.def(
-      "product_seconds",
-      [](Pool& pool, const std::string& isa, int repeats) {
-        const nb::gil_scoped_release released;
-        return measure_product_seconds(pool, kernels_or_throw(isa), repeats);
-      },
-      "pool"_a, "isa"_a, "repeats"_a,
-      "Seconds of each of `repeats` times that each thread makes PEAK_PRODUCTS exact products, in\n"
-      "registers alone.");
+      "Returns the seconds of each of `repeats` reads of `bytes` bytes by all threads.");
 }
 
 void bind_weights(nb::module_& m) {
@@ -201,16 +179,15 @@ void bind_weights(nb::module_& m) {
       .def_prop_ro("patch_count", &PackedWeight::patch_count)
       .def("plane_bytes", &plane_bytes)
       .def("planes", &planes, nb::sig("def planes(self) -> dict[str, NDArray[numpy.generic]]"),
-           "The planes as they lie in memory, by name: flat, read-only, not copied.")
-      .def("unpack", &unpack, "isa"_a);
+           "Returns the planes by name: flat, read-only views without a copy.");
   m.def("pack", &pack, "pool"_a, "isa"_a, "sources"_a, "interleaved"_a, "rule"_a);
   m.def("take_mxfp4", &take_mxfp4, "sources"_a);
   m.def("map_planes", &map_planes, "pool"_a, "codes"_a, "scales"_a, "residuals"_a.none(),
         "patch_starts"_a.none(), "patches"_a.none(), "plain"_a.none(), nb::kw_only(),
         "source_rows"_a, "columns"_a, "interleaved"_a,
-        "A weight over planes that were packed before, or what is wrong with them.");
+        "Returns a weight over planes that were packed before, or an error message.");
   m.def("release_free_memory", &release_free_memory,
-        "Gives the pages that the heap holds free back to the system.");
+        "Returns the heap's free pages to the system.");
   m.def(
       "find_not_finite",
       [](Pool& pool, const BitMatrix& bits) -> std::optional<std::pair<int64_t, int64_t>> {
@@ -221,7 +198,7 @@ void bind_weights(nb::module_& m) {
         if (found.source < 0) return std::nullopt;
         return std::pair(found.row, found.column);
       },
-      "pool"_a, "bits"_a, "(row, column) of the first BF16 that is not finite, or None.");
+      "pool"_a, "bits"_a, "Returns (row, column) of the first BF16 that is not finite, or None.");
 }
 
 void bind_rope(nb::module_& m) {
@@ -233,7 +210,7 @@ void bind_rope(nb::module_& m) {
              double beta_fast, double beta_slow, double attention_factor, double mscale,
              double mscale_all_dim, bool truncate, std::vector<float> factors) {
             if (kind == "longrope" && std::ssize(factors) != dims / 2)
-              throw std::invalid_argument("longrope needs a factor for each pair");
+              throw std::invalid_argument("longrope needs dims / 2 factors");
             new (self) RopeSpec{kind_of<RopeKind>(kind, kRopeKinds),
                                 dims,
                                 theta,
@@ -252,25 +229,11 @@ void bind_rope(nb::module_& m) {
           "kind"_a, "dims"_a, "theta"_a, "factor"_a, "original_max_positions"_a,
           "low_freq_factor"_a, "high_freq_factor"_a, "beta_fast"_a, "beta_slow"_a,
           "attention_factor"_a, "mscale"_a, "mscale_all_dim"_a, "truncate"_a, "factors"_a);
-  m.def(
-      "rope_tables",
-      [](const RopeSpec& spec, int64_t first, int64_t count) {
-        const auto half = static_cast<size_t>(spec.dims / 2), n = static_cast<size_t>(count);
-        std::vector<float> frequencies(half), cosines(n * half), sines(n * half);
-        const float factor = rope_inverse_frequencies(spec, frequencies);
-        rope_tables(frequencies, factor, first, count, cosines.data(), sines.data());
-        return std::tuple(owned_array(std::move(frequencies), {half}), factor,
-                          owned_array(std::move(cosines), {n, half}),
-                          owned_array(std::move(sines), {n, half}));
-      },
-      "spec"_a, "first"_a, "count"_a,
-      "(inverse frequencies [d/2], attention factor, cosines [count, d/2], sines [count, d/2]).");
 }
 
 void bind_cache(nb::module_& m) {
   using Tokens = std::vector<int32_t>;
   m.attr("PAGE_POSITIONS") = kPagePositions;
-  m.attr("CHUNK_POSITIONS") = kChunkPositions;
   nb::class_<KvCache>(m, "KvCache")
       .def(
           "__init__",
@@ -285,7 +248,6 @@ void bind_cache(nb::module_& m) {
       .def("create", &KvCache::create)
       .def("release", &KvCache::release, "sequence"_a)
       .def("fork", &KvCache::fork, "sequence"_a, "length"_a)
-      .def("make_writable", &KvCache::make_writable, "sequence"_a, "first"_a, "last"_a)
       .def(
           "attach_prefix",
           [](KvCache& cache, int sequence, const Tokens& tokens, uint64_t salt) {
@@ -299,30 +261,7 @@ void bind_cache(nb::module_& m) {
           },
           "sequence"_a, "tokens"_a, "salt"_a = 0)
       .def("release_behind", &KvCache::release_behind, "sequence"_a, "position"_a)
-      .def("has_page", &KvCache::has_page, "sequence"_a, "page"_a)
-      .def(
-          "page_bits",
-          [](const KvCache& cache, int sequence, int64_t page) {
-            std::vector<uint16_t> bits = cache.page_bits(sequence, page);
-            const size_t words = bits.size();
-            return owned_array(std::move(bits), {words});
-          },
-          "sequence"_a, "page"_a, "A copy of a page's words, for tests.")
-      .def(
-          "write_page_bits",
-          [](KvCache& cache, int sequence, int64_t page, const BitVector& bits) {
-            if (static_cast<int64_t>(bits.size()) != cache.shape().page_words())
-              throw std::invalid_argument("a page has another number of words");
-            cache.write_page_bits(sequence, page, {bits.data(), bits.size()});
-          },
-          "sequence"_a, "page"_a, "bits"_a, "Replaces a page's words, for tests.")
-      .def(
-          "poison",
-          [](KvCache& cache, int sequence, int64_t page, uint16_t bits) {
-            const auto words = static_cast<size_t>(cache.shape().page_words());
-            cache.write_page_bits(sequence, page, std::vector<uint16_t>(words, bits));
-          },
-          "sequence"_a, "page"_a, "bits"_a, "Fills a page, for tests.");
+      .def("has_page", &KvCache::has_page, "sequence"_a, "page"_a);
 }
 
 }  // namespace
@@ -337,8 +276,9 @@ NB_MODULE(_native, m) {
   specqd::bind_decoder(m);
   specqd::bind_ngram(m);
   specqd::bind_pick(m);
-  specqd::bind_economics(m);
+  specqd::bind_policy(m);
   specqd::bind_sequence(m);
   specqd::bind_levels(m);
   specqd::bind_kernels(m);
+  specqd::bind_testing(m);
 }

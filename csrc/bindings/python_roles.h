@@ -48,12 +48,16 @@ class PythonDrafter : public Drafter {
   void observe(const DraftRequest& request, const Proposal& proposal, size_t accepted) override {
     drafter_.attr("observe")(request, proposal, accepted);
   }
-  std::vector<double> chances(const DraftRequest& request, const Proposal& proposal) override {
-    return nb::cast<std::vector<double>>(drafter_.attr("chances")(request, proposal));
+  std::vector<double> values(std::span<const DraftRequest> requests) override {
+    nb::list list;
+    for (const DraftRequest& request : requests) list.append(nb::cast(request));
+    auto values = nb::cast<std::vector<double>>(drafter_.attr("values")(list));
+    if (values.size() != requests.size())
+      throw std::invalid_argument("a drafter must give each request a value");
+    return values;
   }
   void release(const SequencePtr& sequence) override { drafter_.attr("release")(sequence); }
-  bool is_free() const override { return nb::cast<bool>(drafter_.attr("is_free")); }
-  bool is_silent(const Sequence&) const override {
+  bool is_silent() const override {
     return nb::len(nb::handle(nb::object(drafter_.attr("levels")))) == 0;
   }
   void measure() override {

@@ -1,4 +1,4 @@
-// One text, what caches hold of it, and forwards over it, as Python sees them.
+// Binds sequences, their contexts, and forwards.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -21,19 +21,17 @@ using namespace nanobind::literals;
 namespace specqd {
 namespace {
 
-// Lets Python go on while it computes.
+// Releases the GIL while it computes.
 class BoundForward : public ModelForward {
  public:
   using ModelForward::ModelForward;
 
  protected:
-  void apart(const std::function<void()>& work) override {
+  void run_concurrently(const std::function<void()>& work) override {
     const nb::gil_scoped_release released;
     work();
   }
 };
-
-// --- One text ------------------------------------------------------------------------------------
 
 size_t place_in(const Tokens& tokens, int64_t at) {
   const auto place = at < 0 ? at + std::ssize(tokens) : at;
@@ -45,7 +43,7 @@ PythonGrammar* grammar_of(const Sequence& sequence) {
   return static_cast<PythonGrammar*>(sequence.grammar.get());
 }
 
-// For Python's collector.
+// For Python's garbage collector.
 int traverse_sequence(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   if (!nb::inst_ready(self)) return 0;
@@ -64,7 +62,7 @@ PyType_Slot sequence_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&traver
                                 {Py_tp_clear, reinterpret_cast<void*>(&clear_sequence)},
                                 {0, nullptr}};
 
-void bind_text(nb::module_& m) {
+void bind_tokens(nb::module_& m) {
   nb::class_<Tokens>(m, "Tokens", "A sequence's tokens: a list that grows at its end.")
       .def("__len__", [](const Tokens& tokens) { return tokens.size(); })
       .def("__getitem__",
@@ -94,7 +92,7 @@ void bind_text(nb::module_& m) {
           "tokens"_a);
   nb::class_<Sequence>(
       m, "Sequence", nb::type_slots(sequence_slots),
-      "The tokens of one request's sample. While a level drafts, its guesses stand at the end.")
+      "The tokens of one request's sample. While a level drafts, its guesses are at the end.")
       .def(
           "__init__",
           [](Sequence* self, const TokenList& tokens, std::shared_ptr<Picker> picker,
@@ -143,10 +141,10 @@ void bind_text(nb::module_& m) {
           "forget_guesses",
           [](Sequence& sequence, size_t count) {
             if (count > sequence.num_guesses)
-              throw std::invalid_argument("so much was not guessed");
+              throw std::invalid_argument("count is larger than the number of guesses");
             sequence.forget_guesses(count);
           },
-          "count"_a, "Takes the last `count` guesses back.")
+          "count"_a, "Removes the last `count` guesses.")
       .def(
           "masks",
           [](const Sequence& sequence,
@@ -157,16 +155,15 @@ void bind_text(nb::module_& m) {
             return owned_array(std::move(masks.words), {proposal.size() + 1, width});
           },
           "proposal"_a,
-          "What the grammar allows after each of the proposal's tokens, and before the first.");
+          "Returns bit masks of the tokens that the grammar allows before the proposal's first\n"
+          "token and after each one, [proposal + 1, words]; None if there is no grammar.");
 }
 
-// --- Models --------------------------------------------------------------------------------------
-
 void bind_forwards(nb::module_& m) {
-  nb::class_<Context>(m, "Context", "What a model's cache holds of one sequence.")
+  nb::class_<Context>(m, "Context", "Tracks the tokens of one sequence that a model's cache holds.")
       .def(nb::init<int, std::shared_ptr<Context>>(), "slot"_a, "exact"_a.none() = nb::none())
       .def_prop_ro("slot", &Context::slot)
-      .def_prop_ro("length", &Context::length, "Positions held.")
+      .def_prop_ro("length", &Context::length, "Number of positions in the cache.")
       .def("begin", &Context::begin, "length"_a, "Starts a proposal after `length` tokens.")
       .def(
           "match",
@@ -174,24 +171,27 @@ void bind_forwards(nb::module_& m) {
             return context.match(tokens, accepted);
           },
           "tokens"_a, "accepted"_a,
-          "Forgets what is not a prefix of `tokens`; returns the positions left.")
+          "Forgets everything after the common prefix with `tokens`; returns the positions left.\n"
+          "The first `accepted` tokens never change, so later calls do not compare them again.")
       .def(
           "record",
           [](Context& context, size_t start, const TokenList& tokens) {
             context.record(start, tokens);
           },
           "start"_a, "tokens"_a,
-          "The cache now holds `tokens` from position `start` on, and nothing after them.");
-  nb::class_<Rows>(m, "Rows", "Tokens to forward from a position on; logits of the last `logits`.")
+          "Records that the cache holds `tokens` from position `start`, and nothing after them.");
+  nb::class_<Rows>(m, "Rows",
+                   "Tokens to forward from position `start`; asks for logits of the last `logits`.")
       .def(nb::init<std::shared_ptr<Context>, size_t, TokenList, size_t>(), "context"_a, "start"_a,
            "tokens"_a, "logits"_a)
       .def_ro("context", &Rows::context)
       .def_ro("start", &Rows::start)
       .def_ro("tokens", &Rows::tokens)
       .def_ro("logits", &Rows::logits);
-  nb::class_<LevelModel>(m, "LevelModel", "What a level needs of a model.");
+  nb::class_<LevelModel>(m, "LevelModel", "The interface of a model that a level uses.");
   nb::class_<BoundForward, LevelModel>(
-      m, "ModelForward", "Forwards of a decoder in one precision, over a cache, by sequence.")
+      m, "ModelForward",
+      "Forwards and verifies sequences with one precision of a decoder over a cache.")
       .def(
           "__init__",
           [](BoundForward* self, std::shared_ptr<Decoder> decoder, std::shared_ptr<KvCache> cache,
@@ -203,36 +203,36 @@ void bind_forwards(nb::module_& m) {
           "decoder"_a, "cache"_a, "is_draft"_a, "max_positions"_a, "exact"_a.none() = nb::none())
       .def_prop_ro("vocabulary", &BoundForward::vocabulary)
       .def_prop_ro("max_positions", &BoundForward::max_positions)
-      .def_prop_ro("max_rows", &BoundForward::max_rows,
-                   "Rows of logits that one forward can leave.")
-      .def_prop_ro("bytes_read", &BoundForward::bytes_read, "Of weights, by all forwards so far.")
-      .def_prop_ro("cache_bytes_read", &BoundForward::cache_bytes_read, "Of keys and values.")
+      .def_prop_ro("max_rows", &BoundForward::max_rows, "Most rows of logits per forward.")
+      .def_prop_ro("bytes_read", &BoundForward::bytes_read,
+                   "Bytes of weights that all forwards so far have read.")
+      .def_prop_ro("cache_bytes_read", &BoundForward::cache_bytes_read,
+                   "Bytes of keys and values that all forwards so far have read.")
       .def(
           "set_head",
           [](BoundForward& model, std::optional<int64_t> ids, bool is_exact) {
-            if (ids && *ids < 1) throw std::invalid_argument("a head has one id at least");
+            if (ids && *ids < 1) throw std::invalid_argument("ids must be at least 1");
             model.set_head({ids.value_or(HeadUse::kAsPays), is_exact});
           },
           "ids"_a.none(), "is_exact"_a = false,
-          "What forwards read of the head: the first `ids` beside those that the partial_head "
-          "holds, "
-          "or as\nmany as pay (None); in the precision, or exactly.")
+          "Sets the rows of the head that later forwards read: the first `ids` plus the rows that\n"
+          "the partial head holds; None: the partial head chooses `ids`. `is_exact`: in the exact\n"
+          "precision.")
       .def("context", &BoundForward::context, "sequence"_a,
-           "This precision's view of the cache for a sequence, made on first use.")
+           "Returns this precision's context for a sequence, made on first use.")
       .def(
           "adopt",
           [](BoundForward& model, const Sequence& sequence, std::shared_ptr<Context> context) {
             model.adopt(sequence, std::move(context));
           },
-          "sequence"_a, "context"_a, "Lets a sequence go on from a context that was made for it.")
+          "sequence"_a, "context"_a, "Sets the context that a sequence continues from.")
       .def(
           "forward",
           [](BoundForward& model, const std::vector<Rows>& batch) { model.forward(batch); },
           "batch"_a,
           "Caches all rows and leaves the asked logits in the decoder, in the batch's order.\n\n"
-          "More rows than one forward takes are forwarded in parts; those with logits must fit "
-          "into\n"
-          "the last.")
+          "Splits more rows than one forward takes into several; the rows with logits must fit\n"
+          "into the last forward.")
       .def(
           "verify",
           [](BoundForward& model, int64_t row, const TokenList& proposal,
@@ -241,10 +241,11 @@ void bind_forwards(nb::module_& m) {
             return {std::move(answer.tokens), std::move(answer.probabilities)};
           },
           "row"_a, "proposal"_a, "sequence"_a,
-          "What the last forward's logits from `row` on say to a proposal: (tokens, "
-          "probabilities).")
+          "Verifies a proposal with the last forward's logits from `row`.\n\n"
+          "Returns (tokens, probabilities): the proposal's prefix that equals the picks, then the\n"
+          "next pick.")
       .def("release", &BoundForward::release, "sequence"_a,
-           "Forgets a sequence; its exact precision too, which need not be a level of its own.");
+           "Releases a sequence, in the exact precision too.");
 }
 
 void translate(const std::exception_ptr& thrown, void*) {
@@ -264,7 +265,7 @@ void translate(const std::exception_ptr& thrown, void*) {
 
 void bind_sequence(nb::module_& m) {
   nb::register_exception_translator(&translate);
-  bind_text(m);
+  bind_tokens(m);
   bind_forwards(m);
 }
 

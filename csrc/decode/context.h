@@ -1,4 +1,4 @@
-// What a cache holds of a sequence, and rows to forward. Knows positions; knows no weights.
+// Tracks what a cache holds of a sequence, and describes rows to forward. Knows no weights.
 #pragma once
 
 #include <cstdint>
@@ -8,38 +8,39 @@
 
 namespace specqd {
 
-// What a model's cache holds of one sequence: keys and values of its first tokens.
+// The tokens of one sequence whose keys and values a model's cache holds.
 //
-// A fp4 precision's context begins where the exact one ends, and ends with the proposal: its
-// provisional keys and values are overwritten by verification.
+// The fp4 precision's context begins where the exact one ends and ends with the proposal.
+// Verification overwrites its provisional keys and values.
 class Context {
  public:
   explicit Context(int slot, std::shared_ptr<Context> exact = nullptr)
       : slot_(slot), exact_(std::move(exact)) {}
 
   int slot() const { return slot_; }
-  // Positions held.
+  // The number of positions in the cache.
   size_t length() const { return offset_ + tokens_.size(); }
 
   // Starts a proposal after `length` tokens.
   //
-  // It forwards the last of them first, so the exact context keeps only what comes before. A
-  // precision whose exact one was never forwarded goes on from its own last proposal.
+  // The proposal's first forward takes the last of these tokens, so the exact context keeps only
+  // the tokens before it. If the exact context is empty, this one continues from its own last
+  // proposal.
   void begin(size_t length);
 
-  // Forgets what is not a prefix of `tokens`; returns the positions left. The first `accepted`
-  // tokens will not change any more, and are not compared again.
+  // Forgets everything after the common prefix with `tokens`; returns the positions left. The first
+  // `accepted` tokens never change, so later calls do not compare them again.
   size_t match(std::span<const int32_t> tokens, size_t accepted);
 
-  // The cache now holds `tokens` from position `start` on, and nothing after them.
+  // Records that the cache holds `tokens` from position `start`, and nothing after them.
   void record(size_t start, std::span<const int32_t> tokens);
 
  private:
   int slot_;
   std::shared_ptr<Context> exact_;
-  size_t offset_ = 0;  // positions before tokens_, which the exact context answers for
+  size_t offset_ = 0;  // positions before tokens_, which the exact context tracks
   std::vector<int32_t> tokens_;
-  size_t settled_ = 0;  // of tokens_, those that equal accepted ones
+  size_t settled_ = 0;  // the first tokens_ that equal accepted ones
 };
 
 // Tokens of one sequence to forward from position `start`; logits of the last `logits`.

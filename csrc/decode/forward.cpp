@@ -63,7 +63,7 @@ void ModelForward::forward(std::span<const Rows> batch) {
     forward_whole(forward_surplus(batch, count - most));
 }
 
-// Forwards what is too much for one forward; returns the rest.
+// Forwards the first `surplus` rows without logits; returns the rest.
 std::vector<Rows> ModelForward::forward_surplus(std::span<const Rows> batch, size_t surplus) {
   const auto most = static_cast<size_t>(decoder_->max_rows());
   std::vector<Rows> rest;
@@ -93,12 +93,12 @@ void ModelForward::forward_whole(std::span<const Rows> batch) {
     const auto start = static_cast<int64_t>(rows.start), count = std::ssize(rows.tokens);
     if (!cache_->make_writable(rows.context->slot(), start, start + count))
       throw CacheFull("the KV cache of " + std::to_string(cache_->total_pages() * kPagePositions) +
-                      " positions is full; use shorter texts or fewer at once");
+                      " positions is full; use shorter sequences or fewer at once");
     tokens_.insert(tokens_.end(), rows.tokens.begin(), rows.tokens.end());
     rows_.push_back({rows.context->slot(), start, count, static_cast<int64_t>(rows.logits)});
   }
   check_rows(*decoder_, *cache_, tokens_, rows_);
-  apart([this] { decoder_->forward(precision_, *cache_, tokens_, rows_, head_); });
+  run_concurrently([this] { decoder_->forward(precision_, *cache_, tokens_, rows_, head_); });
   bytes_read_ += decoder_->moved_bytes();
   cache_bytes_read_ += decoder_->seen_cache_bytes();
   for (const Rows& rows : batch) rows.context->record(rows.start, rows.tokens);
@@ -121,7 +121,7 @@ Answer ModelForward::verify(int64_t row, std::span<const int32_t> proposal,
                     masks.width > 0 ? masks.words.data() : nullptr,
                     masks.width};
   Verified verified;
-  apart([&] {
+  run_concurrently([&] {
     const FlushSubnormals flush;
     verified = specqd::verify(*decoder_, *sequence->picker, proposal, at);
   });

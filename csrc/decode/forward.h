@@ -1,5 +1,5 @@
-// A precision of a model's weights over a cache, as levels use it: rows of sequences forwarded and
-// verified. Knows tokens and positions; knows nothing of drafts or of who requests.
+// Forwards and verifies rows of sequences with one precision of a model over a cache; levels use
+// it. Knows tokens and positions, but no drafts and no requests.
 #pragma once
 
 #include <cstdint>
@@ -21,43 +21,43 @@ namespace specqd {
 struct CacheFull : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
-// More rows of logits than one forward can leave.
+// More rows of logits than one forward can produce.
 struct TooManyRows : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The prefix of a proposal that a model would have picked itself and then its own next pick, each
-// with its probability; shorter where no token is allowed.
+// The prefix of a proposal that equals the model's own picks, then its next pick, each with its
+// probability; shorter if no token is allowed.
 struct Answer {
   std::vector<int32_t> tokens;
   std::vector<double> probabilities;
 };
 
-// What a level needs of a model.
+// The interface of a model that a level uses.
 class LevelModel {
  public:
   virtual ~LevelModel() = default;
 
   virtual int64_t vocabulary() const = 0;
   virtual int64_t max_positions() const = 0;
-  virtual int64_t max_rows() const = 0;  // of logits, that one forward can leave
+  virtual int64_t max_rows() const = 0;  // most rows of logits per forward
 
-  // This model's view of its cache for a sequence, made on first use.
+  // This model's context for a sequence, made on first use.
   virtual std::shared_ptr<Context> context(const std::shared_ptr<Sequence>& sequence) = 0;
   // Caches all rows and leaves the asked logits, in the batch's order. Throws CacheFull.
   virtual void forward(std::span<const Rows> batch) = 0;
-  // What the last forward's logits from `row` on say to a proposal for the sequence.
+  // Verifies a proposal for the sequence with the last forward's logits from `row`.
   virtual Answer verify(int64_t row, std::span<const int32_t> proposal,
                         const std::shared_ptr<Sequence>& sequence) = 0;
   virtual void release(const std::shared_ptr<Sequence>& sequence) = 0;
 };
 
-// Throws std::invalid_argument for rows that do not match the tokens, lack pages or are too many.
+// Throws std::invalid_argument if rows do not match the tokens, lack pages or are too many.
 void check_rows(const Decoder& decoder, const KvCache& cache, std::span<const int32_t> tokens,
                 std::span<const ForwardRows> rows);
 
-// One precision of a decoder. Where `exact` is given, the fp4 precision of the same weights, whose
-// provisional keys and values lie behind the exact ones in the same cache.
+// One precision of a decoder. With `exact`, it is the fp4 precision of the same weights; its
+// provisional keys and values follow the exact ones in the same cache.
 class ModelForward : public LevelModel {
  public:
   ModelForward(std::shared_ptr<Decoder> decoder, std::shared_ptr<KvCache> cache,
@@ -67,25 +67,26 @@ class ModelForward : public LevelModel {
   int64_t vocabulary() const override { return decoder_->spec().vocabulary; }
   int64_t max_positions() const override { return max_positions_; }
   int64_t max_rows() const override { return decoder_->max_rows(); }
-  size_t bytes_read() const { return bytes_read_; }  // of weights, by all forwards so far
-  size_t cache_bytes_read() const { return cache_bytes_read_; }  // of keys and values
-  // What forwards read of the head from now on: all of it, unless this is told.
+  size_t bytes_read() const { return bytes_read_; }  // bytes of weights, all forwards so far
+  size_t cache_bytes_read() const { return cache_bytes_read_; }  // bytes of keys and values
+  // Sets the rows of the head that later forwards read; the default is all.
   void set_head(const HeadUse& head) { head_ = head; }
 
   std::shared_ptr<Context> context(const std::shared_ptr<Sequence>& sequence) override;
-  // Lets a sequence go on from a context that was made for it.
+  // Sets the context that a sequence continues from.
   void adopt(const Sequence& sequence, std::shared_ptr<Context> context);
-  // More rows than one forward takes are forwarded in parts; those with logits must fit into the
-  // last. Throws CacheFull and TooManyRows.
+  // Splits more rows than one forward takes into several; the rows with logits must fit into the
+  // last forward. Throws CacheFull and TooManyRows.
   void forward(std::span<const Rows> batch) override;
   Answer verify(int64_t row, std::span<const int32_t> proposal,
                 const std::shared_ptr<Sequence>& sequence) override;
-  // Its exact precision forgets it too, which need not be a level of its own.
+  // Releases the sequence in the exact precision too, because that need not be a level of its own.
   void release(const std::shared_ptr<Sequence>& sequence) override;
 
  protected:
-  // Runs what uses no other object of the caller's: others may go on meanwhile.
-  virtual void apart(const std::function<void()>& work) { work(); }
+  // Runs work that uses no other object of the caller, so other threads of the caller may run
+  // meanwhile.
+  virtual void run_concurrently(const std::function<void()>& work) { work(); }
 
  private:
   std::vector<Rows> forward_surplus(std::span<const Rows> batch, size_t surplus);
@@ -99,7 +100,7 @@ class ModelForward : public LevelModel {
   std::shared_ptr<ModelForward> exact_;
   std::unordered_map<int64_t, std::shared_ptr<Context>> contexts_;  // by key
   size_t bytes_read_ = 0, cache_bytes_read_ = 0;
-  std::vector<int32_t> tokens_;  // of the forward in progress
+  std::vector<int32_t> tokens_;  // and rows_: of the forward in progress
   std::vector<ForwardRows> rows_;
 };
 

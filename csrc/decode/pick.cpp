@@ -14,9 +14,9 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// --- The highest-ranked tokens: larger logits first, then lower ids ------------------------------
+// The highest-ranked tokens: larger logits first, then lower ids.
 
-// Larger keys rank higher. Zeros of both signs are one value.
+// Larger keys rank higher. Zeros of both signs are equal.
 uint64_t rank_key(float logit, int32_t token) {
   const uint32_t bits = std::bit_cast<uint32_t>(std::min(logit, kLargestLogit) + 0.0f);
   const uint32_t ordered = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
@@ -25,14 +25,14 @@ uint64_t rank_key(float logit, int32_t token) {
 
 int32_t token_of(uint64_t key) { return static_cast<int32_t>(~static_cast<uint32_t>(key)); }
 
-// Fills scratch.ranked with the k highest-ranked tokens, the lowest of them last, and then some
-// more: all that tie with it are there. Returns how many the former are: k, or all there are.
-// Destroys scratch.maxima.
+// Fills scratch.ranked with the k highest-ranked tokens, the lowest of them last, then at least
+// all tokens that tie with it. Returns k, or the number of tokens if there are fewer. Destroys
+// scratch.maxima.
 size_t rank_highest(const PickKernels& kernels, std::span<const float> logits, int64_t k,
                     PickScratch& scratch) {
   float least = -kLargestLogit;
   if (k <= static_cast<int64_t>(scratch.maxima.size())) {
-    // Each maximum is another token's, so the k-th of them bounds the k-th logit from below.
+    // Each maximum belongs to a different token, so the k-th is a lower bound of the k-th logit.
     const auto kth = scratch.maxima.begin() + (k - 1);
     std::nth_element(scratch.maxima.begin(), kth, scratch.maxima.end(), std::greater<>());
     least = std::clamp(*kth, -kLargestLogit, kLargestLogit);
@@ -48,7 +48,7 @@ size_t rank_highest(const PickKernels& kernels, std::span<const float> logits, i
   return static_cast<size_t>(found);
 }
 
-// --- The logits to pick from -------------------------------------------------------------------
+// The logits to pick from.
 
 bool has_penalties(const PickParams& params) {
   return params.repetition_penalty != 1.0f || params.presence_penalty != 0.0f ||
@@ -57,7 +57,7 @@ bool has_penalties(const PickParams& params) {
 
 void penalise(const PickParams& params, std::span<const int32_t> history, int64_t prompt_length,
               std::span<float> logits, std::span<uint32_t> counts) {
-  constexpr uint32_t kSeen = 1u << 31;  // below it, the count in the output
+  constexpr uint32_t kSeen = 1u << 31;  // the lower bits count occurrences in the output
   const auto is_known = [&](int32_t token) {
     return token >= 0 && static_cast<size_t>(token) < logits.size();
   };
@@ -102,7 +102,8 @@ std::span<const float> process(const PickKernels& kernels, const PickParams& par
   return processed;
 }
 
-// The largest logit as weigh() bounds it; -infinity if there is none. Fills scratch.maxima.
+// The largest logit, at most kLargestLogit as in weigh(); -infinity if there is none. Fills
+// scratch.maxima.
 float find_maximum(const PickKernels& kernels, std::span<const float> logits,
                    PickScratch& scratch) {
   scratch.reserve(static_cast<int64_t>(logits.size()));
@@ -113,7 +114,7 @@ float find_maximum(const PickKernels& kernels, std::span<const float> logits,
   return std::min(maximum, kLargestLogit);
 }
 
-// The lowest id that has the maximum, which scratch.maxima holds too.
+// The lowest id of the maximum; scratch.maxima must hold it.
 int32_t find_first(std::span<const float> logits, float maximum, const PickScratch& scratch) {
   size_t i = 0;
   while (!(scratch.maxima[i] >= maximum)) ++i;
@@ -122,11 +123,11 @@ int32_t find_first(std::span<const float> logits, float maximum, const PickScrat
   return static_cast<int32_t>(id);
 }
 
-// --- The tokens that remain --------------------------------------------------------------------
+// The tokens that remain.
 
 uint64_t mass_of(float weight) { return static_cast<uint64_t>(double{weight} * kMassOfOne); }
 
-// Weighs the k highest-ranked tokens alone and returns their mass.
+// Weighs only the k highest-ranked tokens and returns their mass.
 uint64_t weigh_highest(const PickKernels& kernels, std::span<const float> logits, int64_t k,
                        Weighing by, PickScratch& scratch) {
   const size_t kept = rank_highest(kernels, logits, k, scratch);
@@ -142,15 +143,15 @@ uint64_t weigh_highest(const PickKernels& kernels, std::span<const float> logits
   return mass;
 }
 
-// The largest weight for which those at or above it have the mass `limit` or more, by bisection of
-// the bits of floats from 2^-40, the least that has a mass, to 1. Every few steps leave behind the
+// The largest weight such that the weights at or above it have mass `limit` or more. Bisects the
+// bits of floats from 2^-40, the least weight with a mass, to 1. Every few steps it drops the
 // weights outside the interval.
 float find_nucleus_weight(const PickKernels& kernels, std::span<const float> weights,
                           uint64_t limit, PickScratch& scratch) {
   constexpr int kSteps = 6;
   auto low = std::bit_cast<uint32_t>(0x1p-40f), high = std::bit_cast<uint32_t>(1.0f) + 1;
   std::span<const float> inside = weights;
-  uint64_t above = 0;  // mass from `high` up
+  uint64_t above = 0;  // mass of weights >= high
   uint64_t left_behind = 0;
   while (high - low > 1) {
     for (int step = 0; step < kSteps && high - low > 1; ++step) {
@@ -177,8 +178,8 @@ float find_nucleus_weight(const PickKernels& kernels, std::span<const float> wei
   return std::bit_cast<float>(low);
 }
 
-// Drops what top-p drops from scratch.weights, of the given mass; returns the mass that remains.
-// Tokens rank by weight, then by lowest id; one stays if less than top_p of the mass is before it.
+// Applies top-p to scratch.weights, whose mass is given; returns the mass that remains. Tokens rank
+// by weight, then by lowest id; a token stays if less than top_p of the mass ranks before it.
 uint64_t keep_nucleus(const PickKernels& kernels, float top_p, uint64_t mass, int64_t size,
                       PickScratch& scratch) {
   float* weights = scratch.weights.data();
@@ -199,7 +200,7 @@ uint64_t keep_nucleus(const PickKernels& kernels, float top_p, uint64_t mass, in
   return kept;
 }
 
-// Fills scratch.weights for sampling; returns their mass. scratch.maxima is destroyed.
+// Fills scratch.weights for sampling; returns their mass. Destroys scratch.maxima.
 uint64_t weigh_remaining(const PickKernels& kernels, const PickParams& params,
                          std::span<const float> logits, Weighing by, PickScratch& scratch) {
   const auto size = static_cast<int64_t>(logits.size());
@@ -212,10 +213,10 @@ uint64_t weigh_remaining(const PickKernels& kernels, const PickParams& params,
   return keep_nucleus(kernels, params.top_p, mass, size, scratch);
 }
 
-// --- Noise -------------------------------------------------------------------------------------
+// Noise.
 
 NoiseStream noise_stream(const PickParams& params, int64_t position) {
-  // Word 3 of the counter: bit 0 tells the leading half of the noise (0) from the trailing one.
+  // Word 3 of the counter: bit 0 is 0 for the leading half of the noise and 1 for the trailing one.
   const auto at = static_cast<uint64_t>(position);
   return {{static_cast<uint32_t>(params.seed), static_cast<uint32_t>(params.seed >> 32)},
           {static_cast<uint32_t>(at), params.sample, static_cast<uint32_t>(at >> 32) << 1}};
@@ -245,7 +246,7 @@ uint64_t noise_bits(const NoiseStream& stream, int32_t token) {
 double exponential(uint64_t bits) {
   const double v = (static_cast<double>(bits) + 0.5) * 0x1p-64;
   if (v > 0.29) return -scalar::log((static_cast<double>(~bits) + 0.5) * 0x1p-64);
-  // 2 atanh(f) for f = v / (2 - v) < 0.17: accurate however small v is.
+  // 2 atanh(f) for f = v / (2 - v) < 0.17: accurate for any small v.
   constexpr double kTail[] = {1.0 / 3,  1.0 / 5,  1.0 / 7,  1.0 / 9,  1.0 / 11,
                               1.0 / 13, 1.0 / 15, 1.0 / 17, 1.0 / 19, 1.0 / 21};
   const double f = v / (2.0 - v), square = f * f;
@@ -253,9 +254,9 @@ double exponential(uint64_t bits) {
 }
 
 // argmax of z + Gumbel noise over the tokens of positive weight, ties by lowest id, by an
-// exponential race: z + g is largest where e = exp(-g) is smallest beside the weight e^z, and
-// e = -log(1 - v) >= v. A token with v > weight * (e / weight of the best so far) has lost before
-// its logarithms are taken, and nearly all have.
+// exponential race: z + g is largest where e = exp(-g) is smallest relative to the weight e^z, and
+// e = -log(1 - v) >= v. A token with v > weight * (e / weight of the best so far) has lost, so its
+// logarithms are not computed. That is the case for nearly all tokens.
 int32_t race(const PickKernels& kernels, std::span<const float> logits, const Weighing& by,
              int32_t likeliest, const NoiseStream& stream, PickScratch& scratch) {
   const float* weights = scratch.weights.data();
@@ -270,16 +271,16 @@ int32_t race(const PickKernels& kernels, std::span<const float> logits, const We
     if (winner >= 0 && !(score > best || (score == best && token < winner))) return;
     winner = token;
     best = score;
-    // More than enough for the rounding of weights, which are within a few ulp of e^z.
+    // The factor covers the rounding of weights, which are within a few ulp of e^z.
     bound = static_cast<float>(e / double{weights[id]} * 1.001);
   };
   enter(likeliest);
   const int64_t end = (static_cast<int64_t>(logits.size()) + kNoiseGroup - 1) & -kNoiseGroup;
-  // Chunks double, as the bound falls with the mass behind it.
+  // Chunks double, because the bound falls as more mass has been seen.
   for (int64_t begin = 0, length = kNoiseGroup; begin < end; length = begin) {
     const int64_t stop = std::min(end, begin + length);
     const int64_t count =
-        kernels.survivors(weights, begin, stop, stream, bound, scratch.ids.data());
+        kernels.find_survivors(weights, begin, stop, stream, bound, scratch.ids.data());
     for (int64_t i = 0; i < count; ++i) enter(scratch.ids[static_cast<size_t>(i)]);
     begin = stop;
   }
@@ -360,8 +361,8 @@ void top_logprobs(const Kernels& kernels, std::span<const float> logits,
   const float maximum = find_maximum(*kernels.pick, logits, scratch);
   if (maximum == -kInfinity || out.empty()) return;
   const float sum = log_sum(*kernels.pick, logits, maximum);
-  const auto wanted = static_cast<int64_t>(std::min(out.size(), logits.size()));
-  const size_t found = rank_highest(*kernels.pick, logits, wanted, scratch);
+  const auto count = static_cast<int64_t>(std::min(out.size(), logits.size()));
+  const size_t found = rank_highest(*kernels.pick, logits, count, scratch);
   const auto ranked = scratch.ranked.begin();
   std::sort(ranked, ranked + static_cast<std::ptrdiff_t>(found), std::greater<>());
   for (size_t i = 0; i < found; ++i) {

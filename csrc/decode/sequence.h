@@ -1,4 +1,4 @@
-// One text being written: its tokens so far, and how its next one is picked. Knows no models.
+// One sequence: its tokens so far, and how its next token is picked. Knows no models.
 #pragma once
 
 #include <cstdint>
@@ -11,27 +11,28 @@
 
 namespace specqd {
 
-// Bit masks, a row for each token of a proposal and one more: row i allows what may follow the
-// accepted tokens and the proposal's first i. Empty: everything may.
+// Bit masks, one row more than the proposal has tokens: row i allows the tokens that may follow the
+// accepted tokens and the proposal's first i tokens. Empty: all tokens are allowed.
 struct Masks {
   std::vector<uint32_t> words;
-  int64_t width = 0;  // words of a row
+  int64_t width = 0;  // words per row
 };
 
-// Which tokens may follow.
+// Decides which tokens may follow.
 class Grammar {
  public:
   virtual ~Grammar() = default;
-  // A proposal that breaks the rules is cut by its own row; the rows after that may allow anything.
+  // If a token of the proposal breaks the rules, its own row forbids it; later rows may allow
+  // anything.
   virtual Masks masks(std::span<const int32_t> proposal) = 0;
 };
 
-// A distinct type, so that Python sees the sequence's own tokens and not a copy.
+// A distinct type, so that Python sees the sequence's own tokens instead of a copy.
 struct Tokens : std::vector<int32_t> {
   using std::vector<int32_t>::vector;
 };
 
-// The tokens of one request's sample. While a level drafts, its guesses stand at the end.
+// The tokens of one request's sample. While a level drafts, its guesses are at the end.
 struct Sequence {
   Sequence(std::span<const int32_t> tokens, std::shared_ptr<Picker> picker, int64_t prompt_length);
 
@@ -39,23 +40,23 @@ struct Sequence {
   std::shared_ptr<Picker> picker;
   int64_t prompt_length;
   bool is_sampled = false;     // with noise: temperature > 0
-  bool needs_history = false;  // penalties look at all tokens
+  bool needs_history = false;  // penalties depend on all tokens
   std::shared_ptr<Grammar> grammar;
   std::set<int32_t> stop_ids;
-  uint64_t cache_salt = 0;  // keys and values are shared with sequences of the same one
-  int64_t key;              // of no other sequence
+  uint64_t cache_salt = 0;  // only sequences with equal salts share keys and values
+  int64_t key;              // unique
   size_t num_guesses = 0;
 
-  // Of the tokens, those that the outermost level confirmed: they stay.
+  // The number of tokens that the outermost level confirmed. They never change.
   size_t num_accepted() const { return tokens.size() - num_guesses; }
   bool is_stop(int32_t token) const { return stop_ids.contains(token); }
 
   void guess(std::span<const int32_t> guessed);
-  void forget_guesses(size_t count);  // takes the last ones back
+  void forget_guesses(size_t count);  // removes the last `count` guesses
 
-  // Tokens so far and then the proposal, where picking needs them.
+  // The tokens so far and the proposal; empty unless picking needs them.
   std::vector<int32_t> history(std::span<const int32_t> proposal) const;
-  // What the grammar allows after each of the proposal's tokens, and before the first.
+  // The tokens that the grammar allows before the proposal's first token and after each one.
   Masks masks(std::span<const int32_t> proposal) const;
 };
 

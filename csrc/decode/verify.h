@@ -1,4 +1,4 @@
-// Verification: what the target picks at each row of a proposal, as far as the proposal agrees.
+// Verification: picks a token at each row of a proposal, up to the first that differs from it.
 #pragma once
 
 #include <cstdint>
@@ -10,16 +10,16 @@
 
 namespace specqd {
 
-// One sample's parameters with the buffers that picking reuses. One thread at a time.
+// One sample's parameters and reusable buffers. For one thread at a time.
 struct Picker {
   PickParams params;
   PickScratch scratch;
 };
 
-// What is known at the first row of a proposal.
+// The state at the first row of a proposal.
 struct VerifyAt {
   int64_t row;       // of the last forward's logits; the proposal's rows follow it
-  int64_t position;  // of the token that the row picks
+  int64_t position;  // of the token picked at that row
   int64_t prompt_length;
   std::span<const int32_t> history;  // tokens before `position`, then the proposal; or empty
   const uint32_t* masks;             // [proposal + 1][mask_words], or null
@@ -31,7 +31,7 @@ struct Verified {
   std::vector<float> probabilities;
 };
 
-// Empty from where no token is allowed on.
+// Stops early at a row where no token is allowed.
 Verified verify(const Decoder& decoder, Picker& picker, std::span<const int32_t> proposal,
                 const VerifyAt& at);
 

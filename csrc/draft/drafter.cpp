@@ -6,8 +6,8 @@ namespace specqd {
 
 double DraftRequest::added_seconds(double count) const {
   if (costs == nullptr || count <= 0.0) return 0.0;
-  const auto before = static_cast<double>(rows), texts = static_cast<double>(sharing);
-  return (costs->seconds(before + texts * count) - costs->seconds(before)) / texts;
+  const auto before = static_cast<double>(rows), sequences = static_cast<double>(sharing);
+  return (costs->price(before + sequences * count) - costs->price(before)) / sequences;
 }
 
 std::vector<int32_t> Proposal::depths_of(std::span<const int32_t> verified) const {
@@ -18,19 +18,13 @@ std::vector<int32_t> Proposal::depths_of(std::span<const int32_t> verified) cons
   return found;
 }
 
-Proposal Proposal::bypassed() const {
-  Proposal same{tokens, confidences};
-  for (size_t i = 0; i < tokens.size(); ++i)
-    same.depths.push_back(1 + (depths.empty() ? 0 : depths[i]));
-  same.passed.emplace_back(0, std::make_shared<const Proposal>(*this));
-  return same;
-}
-
 void Proposal::append(const Proposal& other) {
-  for (const auto& [start, part] : other.passed) passed.emplace_back(tokens.size() + start, part);
+  depths.resize(other.depths.empty() ? depths.size() : tokens.size());
   tokens.insert(tokens.end(), other.tokens.begin(), other.tokens.end());
   confidences.insert(confidences.end(), other.confidences.begin(), other.confidences.end());
   depths.insert(depths.end(), other.depths.begin(), other.depths.end());
+  if (!depths.empty()) depths.resize(tokens.size());
+  reached *= other.reached;
 }
 
 void Proposal::cut(size_t length) {
@@ -38,7 +32,6 @@ void Proposal::cut(size_t length) {
   tokens.resize(length);
   confidences.resize(length);
   if (length < depths.size()) depths.resize(length);
-  std::erase_if(passed, [length](const auto& each) { return each.first >= length; });
 }
 
 }  // namespace specqd

@@ -1,73 +1,69 @@
-// Who proposes tokens. A drafter can be right or wrong, never harmful: a verifier checks it.
+// Drafters: what proposes tokens. A proposal can be right or wrong, never harmful: it is verified.
 #pragma once
 
 #include <cstdint>
 #include <limits>
 #include <memory>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "decode/sequence.h"
-#include "draft/economics.h"
+#include "draft/costs.h"
 
 namespace specqd {
 
+// A token value at which every draft pays.
 inline constexpr double kAlwaysDraft = std::numeric_limits<double>::infinity();
 
-// A wish for tokens that continue a sequence, and what they are worth to whoever requests.
+// A request for tokens that continue a sequence, with what they are worth to the verifier.
 struct DraftRequest {
   std::shared_ptr<Sequence> sequence;
-  int64_t at_most = 0;
+  int64_t at_most = 0;                  // tokens
   double token_value_s = kAlwaysDraft;  // seconds that one more accepted token saves
-  double confidence = 1.0;              // the asker's in the token before, a hint about the next
-  std::shared_ptr<RowCosts> costs;      // of the asker's forwards; null: its rows cost nothing
-  int64_t rows = 1;                     // that it forwards anyway
-  int64_t sharing = 1;  // sequences whose proposals it forwards together, this one's among them
+  double confidence = 1.0;              // the verifier's in the token before the proposal
+  std::shared_ptr<RowCosts> costs;      // of the verifier's forwards; null: its rows are free
+  int64_t rows = 1;                     // rows of that forward without this batch's proposals
+  int64_t sharing = 1;                  // sequences of that forward, this one included
 
-  // What a proposal of so many tokens adds to verification, if the others are as long.
+  // Seconds that proposals of `count` tokens for every sequence add to verification, for each.
   double added_seconds(double count) const;
 };
 
-// Tokens that may come next, each with the probability that its proposer gave it.
+// Tokens that may come next, each with the probability that its drafter gave it.
 struct Proposal {
+  static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+
   std::vector<int32_t> tokens;
   std::vector<double> confidences;
-  int64_t row = 0;  // of the proposer's last logits, for the first token; the others follow
-  std::vector<int32_t> depths{};  // by token: levels below its proposer; or none
-  // What a level passed on from its own drafter without a look, each with its first token's place.
-  std::vector<std::pair<size_t, std::shared_ptr<const Proposal>>> passed{};
-  double tried = kAlwaysDraft;  // the place from which on it was made to learn if that pays
+  int64_t row = 0;  // of the drafter's last logits, for the first token; the others follow
+  std::vector<int32_t> depths{};  // by token: members of the chain above its author; or none
+  int64_t probe_from = kNever;    // tokens from here on did not seem to pay, and were tried
+  double reached = 1.0;           // the chance that all tokens are accepted, as the drafter has it
 
   bool is_empty() const { return tokens.empty(); }
 
-  // Of the tokens that a verifier makes of this proposal, as seen from there: what it confirms came
-  // from below, what follows is its own.
+  // Depths of the tokens that a verifier makes of this proposal, as seen from the verifier.
   std::vector<int32_t> depths_of(std::span<const int32_t> verified) const;
-  // The same, as candidate by a level above that did not look at it.
-  Proposal bypassed() const;
   void append(const Proposal& other);
-  void cut(size_t length);  // keeps the first tokens only
+  void cut(size_t length);  // keeps the first `length` tokens
 };
 
 class Drafter {
  public:
   virtual ~Drafter() = default;
 
-  // One proposal per request, of at most `at_most` tokens; none is a fine answer.
+  // One proposal for each request, of at most `at_most` tokens; it may be empty.
   virtual std::vector<Proposal> propose(std::span<const DraftRequest> requests) = 0;
-  // Learns that verification confirmed the first `accepted` tokens of its proposal.
+  // Seconds that `propose` is expected to save each request, net of all costs. Finite.
+  virtual std::vector<double> values(std::span<const DraftRequest> requests) = 0;
+  // Learns that verification accepted the first `accepted` tokens of its proposal.
   virtual void observe(const DraftRequest& request, const Proposal& proposal, size_t accepted) = 0;
-  // How likely each token of its proposal is right, given that those before it are.
-  virtual std::vector<double> chances(const DraftRequest& request, const Proposal& proposal) = 0;
   // Forgets a sequence that has ended.
   virtual void release(const std::shared_ptr<Sequence>& sequence) = 0;
-  // Whether proposals cost nothing to make: they can be weighed before they are used.
-  virtual bool is_free() const = 0;
-  // Whether it has nothing to say to this text as it stands, which asking it would only confirm.
-  virtual bool is_silent(const Sequence&) const { return false; }
-  // Learns what its forwards cost, if it makes any.
+  // Measures what its forwards cost, if it makes any.
   virtual void measure() {}
+  // Whether it never proposes anything.
+  virtual bool is_silent() const { return false; }
 };
 
 // Plain decoding: nothing is ever proposed.
@@ -76,11 +72,12 @@ class NoDraft : public Drafter {
   std::vector<Proposal> propose(std::span<const DraftRequest> requests) override {
     return std::vector<Proposal>(requests.size());
   }
+  std::vector<double> values(std::span<const DraftRequest> requests) override {
+    return std::vector<double>(requests.size(), 0.0);
+  }
   void observe(const DraftRequest&, const Proposal&, size_t) override {}
-  std::vector<double> chances(const DraftRequest&, const Proposal&) override { return {}; }
   void release(const std::shared_ptr<Sequence>&) override {}
-  bool is_free() const override { return true; }
-  bool is_silent(const Sequence&) const override { return true; }
+  bool is_silent() const override { return true; }
 };
 
 }  // namespace specqd

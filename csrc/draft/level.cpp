@@ -8,32 +8,16 @@
 namespace specqd {
 namespace {
 
-constexpr int64_t kFirstProposal = 4, kLongestProposal = 32;
+constexpr int64_t kLongestProposal = 32;
 constexpr std::array<int64_t, 5> kMeasuredRows{1, 2, 4, 9, 16};
-constexpr int64_t kMostMeasuredRows = 48;  // once: a batch drafts at many rows, and is to know what
-                                           // it left
+constexpr int64_t kMostMeasuredRows = 48;  // measured once: batches draft at many rows
 constexpr int kLeastMeasurements = 2, kMostMeasurements = 5;
 constexpr double kMeasuringSeconds = 0.3;  // after which no further one is begun
-
-// Takes the guesses of proposals in the making back, however that ends.
-class Guesses {
- public:
-  explicit Guesses(std::span<Draft> drafts) : drafts_(drafts) {}
-  ~Guesses() {
-    for (Draft& draft : drafts_)
-      draft.request.sequence->forget_guesses(draft.proposal.tokens.size());
-  }
-  Guesses(const Guesses&) = delete;
-  Guesses& operator=(const Guesses&) = delete;
-
- private:
-  std::span<Draft> drafts_;
-};
 
 std::vector<DraftRequest> requests_of(std::span<Draft* const> drafts) {
   std::vector<DraftRequest> requests;
   requests.reserve(drafts.size());
-  for (const Draft* draft : drafts) requests.push_back(draft->to_request());
+  for (const Draft* draft : drafts) requests.push_back(draft->rest());
   return requests;
 }
 
@@ -55,10 +39,10 @@ Level::Level(LevelModel& model, Drafter& drafter, std::optional<int64_t> length,
       drafter_(&drafter),
       length_(length),
       clock_(std::move(clock)),
-      policy_(costs_),
-      reach_(kFirstProposal) {}
+      policy_(costs_) {}
 
 void Level::release(const std::shared_ptr<Sequence>& sequence) {
+  known_.erase(sequence->key);
   drafter_->release(sequence);
   model_.release(sequence);
 }
@@ -83,7 +67,7 @@ void Level::measure() {
       if (rows <= most) take(rows);
   }
   costs_.begin(least);
-  policy_.lend();
+  policy_.begin();
   model_.release(text);
   drafter_->measure();
 }
@@ -105,32 +89,26 @@ std::vector<Proposal> Level::propose(std::span<const DraftRequest> requests) {
       ++stats.asked;
       stats.token_value_seconds += request.token_value_s;
     }
-  if (!length_) {
-    policy_.begin(requests);
-    if (policy_.is_pause(requests.size())) return std::vector<Proposal>(requests.size());
-    if (drafter_->is_free() && policy_.cannot_pay(requests)) return bypass(requests);
-  }
+  if (!length_) policy_.pass(requests);
   std::vector<Draft> drafts;
   drafts.reserve(requests.size());
-  for (const DraftRequest& request : requests) drafts.emplace_back(request, longest(request));
-  for (const DraftRequest& request : requests)
+  for (const DraftRequest& request : requests) {
+    drafts.emplace_back(request, longest(request));
     model_.context(request.sequence)->begin(request.sequence->tokens.size());
+  }
   {
     const Guesses guesses(drafts);
     try {
-      std::vector<Draft*> going;
       while (true) {
-        going.clear();
+        std::vector<Draft*> going;
         for (Draft& draft : drafts)
           if (draft.may_go_on()) going.push_back(&draft);
+        if (!length_) going = policy_.select(going);
         if (going.empty()) break;
-        if (length_)
-          go_round(going);
-        else
-          extend(going);
+        extend(going);
       }
     } catch (const CacheFull&) {
-      // A draft needs no room: what was proposed so far stands.
+      // A draft needs no room: the proposals so far stand.
     }
   }
   std::vector<Proposal> proposals;
@@ -139,114 +117,58 @@ std::vector<Proposal> Level::propose(std::span<const DraftRequest> requests) {
   return proposals;
 }
 
-int64_t Level::longest(const DraftRequest& request) const {
+std::vector<double> Level::values(std::span<const DraftRequest> requests) {
+  std::vector<double> values;
+  values.reserve(requests.size());
+  for (const DraftRequest& request : requests)
+    values.push_back(policy_.proposal_value(request, longest(request), requests.size()));
+  return values;
+}
+
+int64_t Level::longest(const DraftRequest& request) {
+  if (!knows(*request.sequence)) return 0;
   const int64_t room = model_.max_positions() - std::ssize(request.sequence->tokens);
-  return std::min({request.at_most, length_.value_or(reach_), room});
+  return std::min({request.at_most, length_.value_or(kLongestProposal), room});
 }
 
-// What the drafter says, as it is.
-std::vector<Proposal> Level::bypass(std::span<const DraftRequest> requests) {
-  std::vector<Proposal> proposals = drafter_->propose(requests);
-  for (Proposal& candidate : proposals) {
-    keep_known(candidate);
-    if (!candidate.is_empty()) candidate = candidate.bypassed();
-  }
-  return proposals;
+bool Level::knows(const Sequence& sequence) {
+  size_t& known = known_[sequence.key];
+  const auto first = sequence.tokens.begin() + static_cast<std::ptrdiff_t>(known);
+  const auto unknown = std::find_if(first, sequence.tokens.end(),
+                                    [this](int32_t token) { return token >= model_.vocabulary(); });
+  const auto count = static_cast<size_t>(unknown - sequence.tokens.begin());
+  known = std::min(count, sequence.num_accepted());  // guesses may yet change
+  return unknown == sequence.tokens.end();
 }
 
+// A round: extends each draft by the tokens that this level makes in one forward.
 void Level::extend(std::span<Draft* const> drafts) {
   const double begun = clock_(), inside = stats.seconds + stats.pick_seconds;
   const int64_t rows_before = stats.rows;
-  std::vector<Proposal> expected_proposal(drafts.size());
-  if (drafter_->is_free()) expected_proposal = bypass_proposals(drafts);
-  const std::vector<Draft*> own = policy_.should_draft(drafts, expected_proposal, *drafter_);
-  std::vector<Draft*> others;
-  std::vector<Proposal> candidate;
-  for (size_t i = 0; i < drafts.size(); ++i)
-    if (std::find(own.begin(), own.end(), drafts[i]) == own.end()) {
-      others.push_back(drafts[i]);
-      candidate.push_back(std::move(expected_proposal[i]));
-    }
-  if (!others.empty() && !drafter_->is_free()) candidate = bypass_proposals(others);
-  for (size_t i = 0; i < others.size(); ++i) {
-    const DraftRequest& request = others[i]->request;
-    const std::vector<double> chances =
-        policy_.chances_unseen(request, drafter_->chances(request, candidate[i]));
-    others[i]->add(candidate[i].is_empty() ? Proposal() : candidate[i].bypassed(), chances);
-  }
-  if (own.empty()) return;
-  const size_t made = go_round(own);
-  const double took = clock_() - begun;  // deciding is a part of what a round costs
-  for (const Draft* draft : own)
-    if (draft->proposal.tried < kAlwaysDraft)
-      policy_.probes().cost(took / static_cast<double>(own.size()) +
-                            draft->request.added_seconds(1.0));
-  const int64_t rows = stats.rows - rows_before;
-  if (rows <= std::ssize(own) * (kLongestProposal + 1))  // else it read a prompt
-    policy_.learn(own.size(), made, rows, took - (stats.seconds + stats.pick_seconds - inside));
-}
-
-// What the drafter says for the one who asked this level.
-std::vector<Proposal> Level::bypass_proposals(std::span<Draft* const> drafts) {
-  const bool is_silent = std::all_of(drafts.begin(), drafts.end(), [this](const Draft* draft) {
-    return drafter_->is_silent(*draft->request.sequence);
-  });
-  for (Draft* draft : drafts) draft->is_alone = is_silent;
-  if (is_silent) return std::vector<Proposal>(drafts.size());
-  std::vector<Proposal> candidate = drafter_->propose(requests_of(drafts));
-  for (size_t i = 0; i < drafts.size(); ++i) {
-    keep_known(candidate[i]);
-    drafts[i]->is_alone = drafter_->is_free() && candidate[i].is_empty();
-  }
-  return candidate;
-}
-
-// Extends each by what this level makes in one forward; returns the tokens of all.
-size_t Level::go_round(std::span<Draft* const> drafts) {
   size_t made = 0;
   std::vector<Proposal> steps = advance(requests_of(drafts));
   for (size_t i = 0; i < drafts.size(); ++i) {
     made += steps[i].tokens.size();
-    const std::vector<double> chances = this->chances(drafts[i]->request, steps[i]);
-    drafts[i]->add(std::move(steps[i]), chances);
+    const Calibration& own = policy_.acceptance(*drafts[i]->request.sequence).own;
+    steps[i].reached = 1.0;
+    for (const double stated : steps[i].confidences) steps[i].reached *= own.probability(stated);
+    drafts[i]->add(std::move(steps[i]));
   }
-  return made;
-}
-
-std::vector<double> Level::chances(const DraftRequest& request, const Proposal& proposal) {
-  const Calibration& own = policy_.acceptance(*request.sequence).own;
-  std::vector<double> chances;
-  chances.reserve(proposal.confidences.size());
-  for (const double confidence : proposal.confidences)
-    chances.push_back(own.probability(confidence));
-  return chances;
+  const int64_t rows = stats.rows - rows_before;
+  if (rows > std::ssize(drafts) * (kLongestProposal + 1)) return;  // it prefilled a prompt
+  const double took = clock_() - begun;
+  policy_.charge(drafts, took);
+  policy_.learn(drafts, {made, rows, took - (stats.seconds + stats.pick_seconds - inside)});
 }
 
 void Level::observe(const DraftRequest& request, const Proposal& proposal, size_t accepted) {
-  if (const auto sure = static_cast<double>(accepted) - proposal.tried; sure > 0.0)
-    policy_.probes().bring(sure * request.token_value_s);
-  const auto count = std::ssize(proposal.tokens);
-  if (static_cast<int64_t>(accepted) == count && count >= reach_)
-    reach_ = std::min(2 * reach_, kLongestProposal);
-  AcceptanceModel& trust = policy_.acceptance(*request.sequence);
-  std::vector<bool> is_passed(proposal.tokens.size());
-  for (const auto& [start, part] : proposal.passed) {
-    const size_t end = std::min(start + part->tokens.size(), is_passed.size());
-    std::fill(is_passed.begin() + static_cast<std::ptrdiff_t>(start),
-              is_passed.begin() + static_cast<std::ptrdiff_t>(end), true);
-    if (accepted < start) continue;
-    const size_t right = std::min(accepted - start, part->tokens.size());
-    const std::vector<double> chances = drafter_->chances(request, *part);
-    for (size_t i = 0; i < std::min(chances.size(), right + 1); ++i)
-      trust.bypass_bias.observe(chances[i], i < right);
-    drafter_->observe(request, *part, right);
-  }
+  if (const int64_t tried = static_cast<int64_t>(accepted) - proposal.probe_from; tried > 0)
+    policy_.refund(static_cast<double>(tried) * request.token_value_s);
+  AcceptanceModel& model = policy_.acceptance(*request.sequence);
   double before = request.confidence;
   for (size_t i = 0; i < std::min(proposal.confidences.size(), accepted + 1); ++i) {
-    if (!is_passed[i]) {
-      trust.own.observe(proposal.confidences[i], i < accepted);
-      trust.next.observe(before, i < accepted);
-    }
+    model.own.observe(proposal.confidences[i], i < accepted);
+    model.next.observe(before, i < accepted);
     before = proposal.confidences[i];
   }
 }
@@ -264,7 +186,7 @@ std::vector<Proposal> Level::advance(std::span<const DraftRequest> requests) {
     // The last token is forwarded again: its logits are needed.
     starts.push_back(std::min(contexts.back()->match(sequence.tokens, sequence.num_accepted()),
                               sequence.tokens.size() - 1));
-    is_drafted = is_drafted || (request.at_most > 1 && !drafter_->is_silent(sequence));
+    is_drafted = is_drafted || (request.at_most > 1 && !drafter_->is_silent());
   }
   std::vector<DraftRequest> draft_requests(requests.begin(), requests.end());
   std::vector<Proposal> proposals(requests.size());

@@ -8,11 +8,12 @@
 #include <map>
 #include <optional>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
 #include "decode/forward.h"
+#include "draft/costs.h"
 #include "draft/drafter.h"
-#include "draft/economics.h"
 #include "draft/policy.h"
 
 namespace specqd {
@@ -55,24 +56,23 @@ class Level : public Drafter {
   // Plain decoding can always be had: drafts that lose time do not make tokens look dearer.
   double seconds_per_token(size_t count);
 
-  // As a drafter: continues each sequence by what this level would say, as far as that is worth
-  // while, and by what its drafter says where a look at it is not worth its time.
+  // As a drafter: continues each sequence by the tokens that this level would pick itself, as far
+  // as each round pays.
   std::vector<Proposal> propose(std::span<const DraftRequest> requests) override;
+  std::vector<double> values(std::span<const DraftRequest> requests) override;
   void observe(const DraftRequest& request, const Proposal& proposal, size_t accepted) override;
-  std::vector<double> chances(const DraftRequest& request, const Proposal& proposal) override;
   void release(const std::shared_ptr<Sequence>& sequence) override;
-  bool is_free() const override { return false; }
-  // Learns what forwards cost, here and below, so that the first request is drafted well.
+  // Measures forwards, here and below, so that the first request is drafted well.
   void measure() override;
 
  private:
   double forward_seconds(const std::shared_ptr<Context>& context, int64_t rows);
 
-  int64_t longest(const DraftRequest& request) const;
-  std::vector<Proposal> bypass(std::span<const DraftRequest> requests);
+  int64_t longest(const DraftRequest& request);
+  // Whether the model has all tokens of the sequence: vocabularies of one tokenizer may be padded
+  // to different sizes, and a model may use the padding.
+  bool knows(const Sequence& sequence);
   void extend(std::span<Draft* const> drafts);
-  std::vector<Proposal> bypass_proposals(std::span<Draft* const> drafts);
-  size_t go_round(std::span<Draft* const> drafts);
 
   std::vector<DraftRequest> draft_requests(std::span<const DraftRequest> requests,
                                            std::span<const size_t> starts);
@@ -86,9 +86,9 @@ class Level : public Drafter {
   std::optional<int64_t> length_;
   Clock clock_;
   BatchCosts costs_;  // of this level's forwards, and of picking from what they leave
-  std::map<size_t, TokenRate> rates_;  // by the size of the batch
-  DraftPolicy policy_;                 // of rounds as a drafter
-  int64_t reach_;                      // doubles with success: a stranger is not trusted for long
+  std::map<size_t, TokenRate> rates_;          // by the size of the batch
+  DraftPolicy policy_;                         // of rounds as a drafter
+  std::unordered_map<int64_t, size_t> known_;  // by sequence: its first tokens that the model has
 };
 
 }  // namespace specqd

@@ -1,6 +1,7 @@
-// The drafter without a model: proposes what followed where a text read like its end does now.
+// The drafter without a model: proposes what followed where the sequence read like its end does
+// now.
 //
-// Knows tokens and how such proposals fared; knows no models and no text.
+// Knows tokens and how its proposals fared; knows no models and no text.
 #pragma once
 
 #include <array>
@@ -8,15 +9,15 @@
 #include <optional>
 #include <unordered_map>
 
+#include "draft/acceptance.h"
 #include "draft/drafter.h"
 #include "draft/ngram.h"
 
 namespace specqd {
 
-// Drafts from a sequence's own accepted tokens, and from a corpus that all sequences share, which
-// is asked where it holds a longer match than the sequence itself. `length` fixes how many tokens
-// are proposed where that many are known; without it, those that are likely enough to be worth
-// their rows.
+// Drafts from a sequence's own accepted tokens, and from a corpus that all sequences share. The
+// corpus is used where it holds a longer match than the sequence. `length` fixes how many tokens
+// are proposed where that many are known; without it, those that are worth their rows.
 class NgramDrafter : public Drafter {
  public:
   explicit NgramDrafter(std::unique_ptr<const NgramIndex> corpus = nullptr,
@@ -26,48 +27,47 @@ class NgramDrafter : public Drafter {
   std::optional<int64_t> length() const { return length_; }
 
   std::vector<Proposal> propose(std::span<const DraftRequest> requests) override;
+  std::vector<double> values(std::span<const DraftRequest> requests) override;
   void observe(const DraftRequest& request, const Proposal& proposal, size_t accepted) override;
-  std::vector<double> chances(const DraftRequest& request, const Proposal& proposal) override;
   void release(const std::shared_ptr<Sequence>& sequence) override;
-  bool is_free() const override { return true; }
-  bool is_silent(const Sequence& sequence) const override;
 
  private:
-  // Guesses and a proposal as far as it was made, and then the token that was held back.
+  // The first token that was not proposed, after the tokens before it since the last accepted one.
   struct Withheld {
     std::vector<int32_t> tokens;
+    size_t start;  // tokens of the sequence, guesses included, when it was looked up
     double confidence;
     bool is_first;  // of its proposal
   };
   // What is indexed of a sequence: accepted tokens, which never change.
-  struct Text {
+  struct Indexed {
     std::shared_ptr<Sequence> sequence;
     NgramIndex index{};
     size_t length = 0;
     std::optional<Withheld> withheld{};  // since the last accepted token
-    double rest = 0.0;    // tokens, after a look; doubles until one of what it says is confirmed
-    size_t rest_end = 0;  // no word until the text is so long
   };
-
-  // A proposal before it is weighed, and the text that it continues: none where it has no word.
+  // A proposal before it is weighed. Where it has no tokens, `indexed` may be null.
   struct Candidate {
     Proposal proposal{};
-    Text* text = nullptr;
+    Indexed* indexed = nullptr;
+    size_t count = 0;    // of its tokens, those that are worth their rows
+    double value = 0.0;  // seconds that they save, net of their rows
   };
 
+  // Looks every sequence up, and weighs what it finds for all of them together.
+  std::vector<Candidate> weigh(std::span<const DraftRequest> requests);
   Candidate look_up(const DraftRequest& request);
-  Proposal conclude(const DraftRequest& request, Candidate candidate, size_t count);
-  Text& text(const std::shared_ptr<Sequence>& sequence);
-  void learn(const Sequence& sequence, const Withheld& withheld, std::span<const int32_t> next);
-  std::vector<size_t> should_draft(std::span<const DraftRequest> requests,
-                                   std::span<const Candidate> candidate);
+  void choose_counts(std::span<const DraftRequest> requests, std::span<Candidate> candidates);
   std::vector<double> token_values(const DraftRequest& request, const Proposal& proposal);
+  void withhold(const Sequence& sequence, const Candidate& candidate, size_t count);
+  Indexed& indexed(const std::shared_ptr<Sequence>& sequence);
+  void learn(const Sequence& sequence, const Withheld& withheld, std::span<const int32_t> next);
   Calibration& calibration(const Sequence& sequence, bool is_first);
 
   std::unique_ptr<const NgramIndex> corpus_;
   std::optional<int64_t> length_;
-  std::unordered_map<int64_t, Text> texts_;  // by key
-  std::array<std::array<Calibration, 2>, 2> calibrations_;
+  std::unordered_map<int64_t, Indexed> indexed_;  // by key
+  ByTemperature<std::array<Calibration, 2>> calibrations_;
 };
 
 }  // namespace specqd

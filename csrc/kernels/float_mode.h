@@ -1,5 +1,5 @@
-// The floating-point mode of every computation of the core, whatever its caller's: to the nearest,
-// without traps, and subnormal numbers are zero, as they are to AMX.
+// The floating-point mode of the core: round to nearest, no traps, subnormal numbers count as zero
+// (AMX allows nothing else). The caller's own mode has no influence.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace specqd {
 
-// Sets the core's mode in this thread while it lives; the caller's comes back afterwards.
+// Sets the core's mode in this thread; the destructor restores the caller's mode.
 class FlushSubnormals {
  public:
   FlushSubnormals() : saved_(read()) { write(kMode); }

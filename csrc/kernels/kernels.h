@@ -1,5 +1,6 @@
-// What an instruction set must provide. Each file under isa/ exports one Kernels table; all tables
-// give the same bits for the same input (docs/exactness.md), whatever the number of rows.
+// The functions that an instruction set must provide. Each file under isa/ exports one Kernels
+// table. All tables give the same bits for the same input (docs/exactness.md), for any number of
+// rows.
 #pragma once
 
 #include <cstddef>
@@ -9,48 +10,48 @@ namespace specqd {
 
 struct PickKernels;  // pick_kernels.h
 
-constexpr int kPanel = 16;  // outputs of a panel
-constexpr int kBlock = 32;  // inputs that share an MXFP4 scale, and one step of the exact sum
+constexpr int kPanel = 16;  // outputs per panel
+constexpr int kBlock = 32;  // inputs per MXFP4 scale, and per step of the exact sum
 constexpr int kTileWeights = kPanel * kBlock;
 constexpr int kTileCodes = kTileWeights / 2;
 
 // A weight matrix [N, K] as ceil(N/16) panels of ceil(K/32) tiles; docs/kernels.md draws the tile.
-// The exact precision needs `plain`, or all of codes, scales, residuals and patches, or codes and
-// scales alone where the weights are MXFP4; the fp4 precision needs codes and scales. Padding holds
+// The exact precision needs one of: `plain`; codes, scales, residuals and patches; or codes and
+// scales alone if the weights are MXFP4. The fp4 precision needs codes and scales. Padding holds
 // zeros or finite values; padded inputs must be zero.
 struct PackedMatrix {
   int64_t panels = 0;
-  int64_t tiles = 0;                       // of one panel
-  const uint8_t* codes = nullptr;          // [panels][tiles][256] two E2M1 codes a byte
+  int64_t tiles = 0;                       // per panel
+  const uint8_t* codes = nullptr;          // [panels][tiles][256] two E2M1 codes per byte
   const uint8_t* scales = nullptr;         // [panels][tiles][16] E8M0
   const uint8_t* residuals = nullptr;      // [panels][tiles][512]
   const uint32_t* patch_starts = nullptr;  // [panels * tiles + 1] into patches
   const uint32_t* patches = nullptr;       // position in the tile << 16 | BF16 bits
-  const uint16_t* plain = nullptr;         // [panels][tiles][512] BF16, where nesting does not pay
+  const uint16_t* plain = nullptr;         // [panels][tiles][512] BF16, if nesting would be larger
 };
 
-// Rows of inputs as a precision wants them ("prepared"). A row is `stride` bytes; its layout is the
-// instruction set's own.
+// Prepared rows: inputs in the format that one precision multiplies. Each instruction set defines
+// its own layout.
 struct PreparedRows {
   const uint8_t* data = nullptr;
   size_t stride = 0;  // bytes, a multiple of 64
   int64_t count = 0;
 };
 
-// Panels of plain tiles, `stride` weights from one to the next. `next` is where as many lie that
-// will be multiplied next, to be fetched meanwhile, or null.
+// Panels of plain tiles. `next` points to equally many panels that the next call multiplies, so
+// that this call can prefetch them; or null.
 struct PlainPanels {
   const uint16_t* data = nullptr;
   int64_t panels = 0;
-  int64_t tiles = 0;  // of one panel
-  int64_t stride = 0;
+  int64_t tiles = 0;   // per panel
+  int64_t stride = 0;  // weights from one panel to the next
   const uint16_t* next = nullptr;
 };
 
-// The scale rule of the MXFP4 cast; mxfp4.py defines both.
+// The scale rule of the MXFP4 cast; formats/mxfp4.py defines both.
 enum class ScaleRule : int { kFloor = 0, kMse = 1 };
 
-// Tiles of a packed matrix being written. Positions within a tile: kernels.md.
+// Output of encode_tile. docs/kernels.md gives the positions within a tile.
 struct TileOut {
   uint8_t* codes;      // [256]
   uint8_t* scales;     // [16]
@@ -61,9 +62,10 @@ struct TileOut {
 struct Kernels {
   const char* name;
 
-  // --- Matrix products -------------------------------------------------------------------------
-  // Rows of fp32 inputs x[0..inputs) -> one prepared row; inputs are rounded to BF16 (exact) or to
-  // int8 with a scale a block (draft). Writes all of the row, zeros up to the padded length.
+  // Matrix products.
+
+  // Converts fp32 inputs x[0..inputs) to one prepared row: rounded to BF16 (exact), or to int8 with
+  // one scale per block (draft). Writes the whole row, with zeros up to the padded length.
   size_t (*exact_row_bytes)(int64_t tiles);
   size_t (*draft_row_bytes)(int64_t tiles);
   void (*prepare_exact)(const float* x, int64_t inputs, int64_t tiles, uint8_t* row);
@@ -76,20 +78,23 @@ struct Kernels {
   void (*draft_product)(const PackedMatrix& w, int64_t first, int64_t last, const PreparedRows& x,
                         float* out, int64_t out_stride);
 
-  // The same exact sums over plain panels, continued from what out holds: panel p's are
+  // The same exact sums over plain panels, added to the values in out: panel p's are
   // out[m * out_stride + 16 * p + n]. x.data points at the prepared input of the first tile's
-  // first k. This is attention's product.
+  // first k. Attention uses this product.
   void (*accumulate_plain)(const PlainPanels& w, const PreparedRows& x, float* out,
                            int64_t out_stride);
-  // Bytes by which a prepared exact row advances over one block of 32 inputs.
+  // Bytes per block of 32 inputs in a prepared exact row.
   size_t exact_block_bytes;
 
-  // --- Packing ---------------------------------------------------------------------------------
-  // One tile of BF16 bits in tile order -> nested planes; returns the number of patches written.
+  // Packing.
+
+  // Encodes one tile of BF16 bits in tile order into nested planes; returns the number of patches
+  // written.
   int (*encode_tile)(const uint16_t* tile, ScaleRule rule, const TileOut& out);
   void (*decode_tile)(const PackedMatrix& w, int64_t tile, uint16_t* out);
 
-  // --- Elementwise, in the fixed order of sixteen lanes ------------------------------------------
+  // Elementwise operations, in the fixed order of sixteen lanes.
+
   // out = x / rms(x) * (offset + weight); `out` may be x.
   void (*rms_norm)(const float* x, const uint16_t* weight, int64_t n, float epsilon, float offset,
                    float* out);
@@ -98,39 +103,40 @@ struct Kernels {
                      float epsilon, float* out);
   void (*add)(float* x, const float* y, int64_t n);          // x += y
   void (*add_bf16)(float* x, const uint16_t* y, int64_t n);  // x += y
-  // out = f(gate) * up. Without `up` (null), gelu_times and gelu_tanh_times give f(gate) alone.
+  // out = f(gate) * up. If `up` is null, gelu_times and gelu_tanh_times compute f(gate).
   void (*silu_times)(const float* gate, const float* up, int64_t n, float* out);
   void (*gelu_times)(const float* gate, const float* up, int64_t n, float* out);
   void (*gelu_tanh_times)(const float* gate, const float* up, int64_t n, float* out);
-  // out = f(gate) * (up + 1), of inputs bounded by 7.
+  // out = f(gate) * (up + 1), with inputs clamped to 7.
   void (*clamped_swiglu)(const float* gate, const float* up, int64_t n, float* out);
   void (*soft_cap)(float* x, int64_t n, float factor, float cap);  // x = cap tanh(factor x / cap)
   // Rotates pairs (x[i], x[i + half]) by the angle whose cosine and sine are given, [half].
   void (*rotate)(float* x, const float* cosine, const float* sine, int64_t half);
   void (*round_bf16)(const float* x, int64_t n, uint16_t* out);
-  // As round_bf16, but what is not finite becomes zero (NaN) or the largest value (infinities).
+  // Like round_bf16, but NaN becomes zero and infinities become the largest finite value.
   void (*round_bf16_finite)(const float* x, int64_t n, uint16_t* out);
 
-  // --- Attention -------------------------------------------------------------------------------
+  // Attention.
+
   // Scores of one row over positions [0, n) of a chunk, of which [begin, end) are visible:
-  // replaces them by exp(scale * score - maximum), zero where not visible, returns the maximum and
-  // the sum. n is a multiple of 32; an empty row gives maximum -inf and sum 0.
+  // replaces them by exp(scale * score - maximum), zero where not visible, and returns the maximum
+  // and the sum. n is a multiple of 32; an empty row gives maximum -inf and sum 0.
   struct SoftmaxPart {
     float maximum, sum;
   };
   SoftmaxPart (*softmax_part)(float* scores, int64_t n, int64_t begin, int64_t end, float scale);
-  // Merges a later chunk's part into the running one: values [n] and its maximum and sum.
+  // Merges a later chunk's part (values [n], maximum and sum) into the running one.
   void (*merge_part)(float* values, SoftmaxPart* running, const float* part_values,
                      SoftmaxPart part, int64_t n);
   void (*scale)(float* x, float factor, int64_t n);  // x *= factor
 
-  // --- Picking a token -------------------------------------------------------------------------
   const PickKernels* pick;
 
-  // --- Measuring -------------------------------------------------------------------------------
+  // Measurements.
+
   uint64_t (*read_bytes)(const void* data, size_t bytes);  // streams over all bytes
-  // rounds * 8192 multiplications and additions as exact products make them, all in registers: the
-  // peak of products of many rows. rounds % 4 == 0.
+  // Does rounds * 8192 multiplications and additions like an exact product, all in registers: the
+  // peak speed of products of many rows. rounds % 4 == 0.
   void (*multiply_registers)(int64_t rounds);
 };
 
@@ -139,13 +145,14 @@ const Kernels* portable_kernels();
 const Kernels* avx2_kernels();
 const Kernels* avx2vnni_kernels();
 const Kernels* avx512_kernels();
-// The same bits either way; what is faster depends on whether a core splits 512-bit vectors.
+// `has_half_vectors`: the core splits 512-bit vectors in two. It changes the speed, not the bits.
 const Kernels* avx512bf16_kernels(bool has_half_vectors);
-bool avx512bf16_rounds_as_fused();  // else these are not to be used; in the core's floating-point
-                                    // mode
+// Whether avx512bf16_kernels() may be used on this machine. Call it in the core's floating-point
+// mode.
+bool avx512bf16_rounds_as_fused();
 const Kernels* amx_kernels();
-const Kernels*
-amx_emulated_kernels();  // AMX code on emulated tiles, for tests anywhere with AVX-512
+// AMX code on emulated tiles, for tests on any machine with AVX-512.
+const Kernels* amx_emulated_kernels();
 #endif
 
 }  // namespace specqd

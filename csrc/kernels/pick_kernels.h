@@ -1,23 +1,23 @@
-// The loops over a vocabulary that picking a token needs; part of the Kernels table.
+// Loops over the vocabulary for picking a token; part of the Kernels table.
 #pragma once
 
 #include <cstdint>
 
 namespace specqd {
 
-constexpr int64_t kMaximaBlock = 1024;  // logits whose maxima by lane stand together
+constexpr int64_t kMaximaBlock = 1024;  // logits per group of 16 maxima, one per lane
 constexpr int64_t kNoiseGroup = 64;     // tokens that share one vector of Philox counters
 constexpr float kLargestLogit = 3.4028235e38f;
 
-// Philox4x32-10 (Salmon et al. 2011): its key, and words 1 to 3 of the counter. Word 0 and the
-// output that a token gets follow from its id (philox_place).
+// Philox4x32-10 (Salmon et al. 2011): the key, and words 1 to 3 of the counter. philox_place()
+// derives word 0 and the output word from the token's id.
 struct NoiseStream {
   uint32_t key[2];
   uint32_t counter[3];
 };
 
 // z = (min(logit, kLargestLogit) - maximum) * inverse_temperature; the weight of a token is e^z
-// where logit >= least_logit and z >= least_z, else zero.
+// if logit >= least_logit and z >= least_z, else zero.
 struct Weighing {
   float maximum;
   float inverse_temperature;
@@ -26,7 +26,7 @@ struct Weighing {
 };
 constexpr float kLeastZ = -87.3f;
 
-// Weights are summed as integers, truncated to multiples of 2^-40: exact in any order.
+// Weights are truncated to multiples of 2^-40 and summed as integers: exact in any order.
 constexpr double kMassOfOne = 0x1p40;
 
 struct PickKernels {
@@ -34,31 +34,31 @@ struct PickKernels {
   void (*maxima)(const float* logits, int64_t n, float* maxima);
 
   // Writes all weights (unless null; room for n rounded up to 64, padded with zeros) and returns
-  // their mass. NaN weighs nothing.
+  // their mass, the sum in units of 2^-40. The weight of NaN is zero.
   uint64_t (*weigh)(const float* logits, int64_t n, const Weighing& by, float* weights);
 
-  // The mass of the weights >= least, in [0, 1] all of them.
+  // The mass of the weights >= least; all weights are in [0, 1].
   uint64_t (*mass_from)(const float* weights, int64_t n, float least);
 
-  void (*drop_below)(float* weights, int64_t n, float least);  // makes those below `least` zero
+  void (*drop_below)(float* weights, int64_t n, float least);  // zeroes weights below `least`
 
   // The ascending indices of the values in [least, most]; least > -infinity. Returns their number.
   int64_t (*collect)(const float* values, int64_t n, float least, float most, int32_t* indices);
 
-  // The ascending ids of the tokens in [begin, end) for which v <= weight * bound is possible, v
-  // being the token's uniform number; a few more may be among them. Weight 0 never is. begin is a
-  // multiple of 64, weights are padded as above. Returns their number.
-  int64_t (*survivors)(const float* weights, int64_t begin, int64_t end, const NoiseStream& noise,
-                       float bound, int32_t* ids);
+  // The ascending ids of the tokens in [begin, end) for which v <= weight * bound is possible; v is
+  // the token's uniform number. The result may hold a few more ids, but none of weight 0. begin is
+  // a multiple of 64, weights are padded as above. Returns their number.
+  int64_t (*find_survivors)(const float* weights, int64_t begin, int64_t end,
+                            const NoiseStream& noise, float bound, int32_t* ids);
 
-  // out = logits where the token's bit is set, else -infinity; `out` may be `logits`.
+  // out = logit if the token's bit is set, else -infinity; `out` may be `logits`.
   void (*mask)(const float* logits, int64_t n, const uint32_t* mask, float* out);
 
   // out = (min(logit, kLargestLogit) - maximum) - log_sum; -infinity for NaN.
   void (*log_softmax)(const float* logits, int64_t n, float maximum, float log_sum, float* out);
 };
 
-// Where a token's noise stands in the Philox stream: word 0 of the counter, and the output word.
+// The place of a token's noise in the Philox stream: word 0 of the counter, and the output word.
 struct PhiloxPlace {
   uint32_t counter;
   int word;

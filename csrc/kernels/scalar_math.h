@@ -1,8 +1,8 @@
-// Elementary functions for tables, the same bits on every machine: only IEEE double +, -, *, /
-// and integer operations, in one fixed order, no libm. Errors are a few ulp of double, so that
-// nearly every result rounds to fp32 as the exact one would. For finite arguments only.
+// Elementary functions with the same bits on every machine: only IEEE double +, -, *, / and integer
+// operations, in one fixed order, no libm. Errors are a few ulp of double, so nearly every result
+// rounds to the same fp32 as the exact value. For finite arguments only.
 //
-// Correct only where the compiler neither contracts nor reorders (-ffp-contract=off).
+// The compiler must neither contract nor reorder (-ffp-contract=off).
 #pragma once
 
 #include <bit>
@@ -63,7 +63,7 @@ constexpr double power_of_two(int n) {
   return std::bit_cast<double>(static_cast<uint64_t>(n + 1023) << 52);
 }
 
-// ln 2: the first part has 21 trailing zero bits, so that its product with an exponent is exact.
+// ln 2 in two parts. The first has 21 trailing zero bits, so its product with an exponent is exact.
 inline constexpr double kLn2Hi = 0x1.62e42fee00000p-1;
 inline constexpr double kLn2Lo = 0x1.a39ef35793c76p-33;
 
@@ -118,8 +118,8 @@ constexpr double exp_extended(Extended x) {
 
 constexpr double exp(double x) { return exp_extended({x, 0.0}); }
 
-// x^y for a normal x > 0. The logarithm is carried in twice the precision, as exp would
-// otherwise magnify its error by |y log x|.
+// x^y for a normal x > 0. The logarithm has twice the precision, because exp would otherwise
+// magnify its error by |y log x|.
 constexpr double pow(double x, double y) {
   const Extended logarithm = log_extended(x);
   const Extended product = two_product(logarithm.hi, y);
@@ -148,8 +148,8 @@ constexpr SinCos sincos_reduced(Extended r) {
   return {r.hi + (sine_tail + r.lo * one_minus_half), one_minus_half + cosine_tail};
 }
 
-// Sine and cosine of any |x| < 2^30. The remainder of x by pi/2 is carried in twice the precision,
-// within |x| 2^-105 of the exact one: good beside a multiple of pi/2 too.
+// Sine and cosine of any |x| < 2^30. The remainder of x by pi/2 has twice the precision, within
+// |x| 2^-105 of the exact one, so results close to a multiple of pi/2 are accurate too.
 constexpr SinCos sincos(double x) {
   constexpr double kHalfPi[] = {0x1.921fb54442d18p0, 0x1.1a62633145c07p-54};
   const double magnitude = x < 0.0 ? -x : x;

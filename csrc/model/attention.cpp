@@ -10,10 +10,10 @@
 namespace specqd {
 namespace {
 
-constexpr int64_t kRowsAtOnce = 64;  // queries of one product: rows times heads of the group
+constexpr int64_t kRowsAtOnce = 64;  // queries per product: rows times heads of the group
 constexpr int64_t kPartsAhead = 4;
 constexpr int64_t kPageTiles = kPagePositions / kBlock;
-// Rows of scores, which would share few sets of the first-level cache a power of two apart.
+// Not a power of two, at which rows of scores would share few sets of the first-level cache.
 constexpr int64_t kScoreStride = kChunkPositions + kPanel;
 
 int64_t first_visible(int64_t position, int64_t window) {
@@ -60,7 +60,7 @@ void Attention::plan_passes(const SequenceRows& rows, int64_t longest_window) {
     page_rows_.push_back({sequence, rows.first_row + first, rows.first_row + last});
   }
   const int64_t parts = part_count_;
-  const auto chunks_of = [&](int64_t first) {  // of the rows from `first` that make a pass
+  const auto chunks_of = [&](int64_t first) {  // of the pass's rows from `first`
     const int64_t last = std::min(first + rows_at_once_, rows.count) - 1;
     return std::pair(first_visible(rows.start + first, longest_window) / kChunkPositions,
                      (rows.start + last) / kChunkPositions + 1);
@@ -93,7 +93,7 @@ uint8_t* Attention::query(int64_t row, int64_t head) {
   return queries_.data() + static_cast<size_t>(query_index(row, head)) * query_bytes_;
 }
 
-// As for queries: the products of a pass and a key-value head are consecutive.
+// Like queries, the results of a pass and a key-value head are consecutive.
 size_t Attention::part_index(int64_t part, int64_t head) const {
   const int64_t group = shape_.group();
   return static_cast<size_t>((head / group * part_count_ + part) * group + head % group);
@@ -132,8 +132,8 @@ void Attention::clear_after(const KvView& view, int64_t last) const {
   }
 }
 
-Attention::Stretch Attention::stretch(const KvCache& cache, int64_t layer, int64_t window,
-                                      int64_t item) const {
+Attention::ItemRange Attention::find_range(const KvCache& cache, int64_t layer, int64_t window,
+                                           int64_t item) const {
   const int64_t kv_head = item / passes();
   const Pass& pass = passes_[static_cast<size_t>(item % passes())];
   const SequenceRows& rows = sequences_[static_cast<size_t>(pass.sequence)];
@@ -148,13 +148,13 @@ Attention::Stretch Attention::stretch(const KvCache& cache, int64_t layer, int64
           (end + kBlock - 1) / kBlock * kBlock};
 }
 
-const uint16_t* Attention::keys_at(const Stretch& stretch, int64_t position) const {
-  return stretch.view.keys(position / kPagePositions) +
+const uint16_t* Attention::keys_at(const ItemRange& range, int64_t position) const {
+  return range.view.keys(position / kPagePositions) +
          position % kPagePositions / kPanel * shape_.key_tiles() * kTileWeights;
 }
 
-const uint16_t* Attention::values_at(const Stretch& stretch, int64_t position) const {
-  return stretch.view.values(position / kPagePositions) +
+const uint16_t* Attention::values_at(const ItemRange& range, int64_t position) const {
+  return range.view.values(position / kPagePositions) +
          position % kPagePositions / kBlock * kTileWeights;
 }
 
@@ -164,55 +164,56 @@ void Attention::run(const KvCache& cache, int64_t layer, int64_t window, int64_t
   auto* const scores = reinterpret_cast<float*>(scores_[static_cast<size_t>(thread)].data());
   uint8_t* const weights = weights_[static_cast<size_t>(thread)].data();
   for (int64_t item = first; item < last; ++item) {
-    const Stretch now = stretch(cache, layer, window, item);
+    const ItemRange now = find_range(cache, layer, window, item);
     if (!now.is_empty()) score(now, scores);
     weigh(now, window, scores, weights);
     if (now.is_empty()) continue;
     const uint16_t* next = nullptr;
-    const int64_t following = item + 1 < last ? item + 1 : item + threads;  // a guess
+    // Past `last` the thread's next item is a guess.
+    const int64_t following = item + 1 < last ? item + 1 : item + threads;
     if (following < passes() * shape_.kv_heads) {
-      const Stretch after = stretch(cache, layer, window, following);
+      const ItemRange after = find_range(cache, layer, window, following);
       if (!after.is_empty()) next = keys_at(after, after.begin);
     }
     sum_values(now, weights, next);
   }
 }
 
-// Scores of all queries of the pass, from the stretch's first position on.
-void Attention::score(const Stretch& stretch, float* scores) {
-  const int64_t group = shape_.group(), products = stretch.pass.count * group;
-  const int64_t first_row = sequences_[static_cast<size_t>(stretch.pass.sequence)].first_row;
-  const PreparedRows queries{query(first_row + stretch.pass.first, stretch.kv_head * group),
+// Computes the scores of all queries of the pass, from the range's first position.
+void Attention::score(const ItemRange& range, float* scores) {
+  const int64_t group = shape_.group(), products = range.pass.count * group;
+  const int64_t first_row = sequences_[static_cast<size_t>(range.pass.sequence)].first_row;
+  const PreparedRows queries{query(first_row + range.pass.first, range.kv_head * group),
                              query_bytes_, products};
   for (int64_t i = 0; i < products; ++i)
     std::memset(scores + i * kScoreStride, 0,
-                static_cast<size_t>(stretch.end - stretch.begin) * sizeof(float));
+                static_cast<size_t>(range.end - range.begin) * sizeof(float));
   const int64_t stride = shape_.key_tiles() * kTileWeights;
-  for (int64_t at = stretch.begin, to; at < stretch.end; at = to) {
-    to = std::min(stretch.end, (at / kPagePositions + 1) * kPagePositions);
+  for (int64_t at = range.begin, to; at < range.end; at = to) {
+    to = std::min(range.end, (at / kPagePositions + 1) * kPagePositions);
     const uint16_t* const next =
-        to < stretch.end ? keys_at(stretch, to) : values_at(stretch, stretch.begin);
+        to < range.end ? keys_at(range, to) : values_at(range, range.begin);
     kernels_.accumulate_plain(
-        {keys_at(stretch, at), (to - at) / kPanel, shape_.key_tiles(), stride, next}, queries,
-        scores + (at - stretch.begin), kScoreStride);
+        {keys_at(range, at), (to - at) / kPanel, shape_.key_tiles(), stride, next}, queries,
+        scores + (at - range.begin), kScoreStride);
   }
 }
 
-// Makes scores into prepared weights, and clears the sums of values to come.
-void Attention::weigh(const Stretch& stretch, int64_t window, float* scores, uint8_t* weights) {
-  const Pass& pass = stretch.pass;
-  const int64_t group = shape_.group(), count = std::max<int64_t>(stretch.end - stretch.begin, 0);
-  const float scale = shape_.cap > 0.0f ? 1.0f : shape_.scale;  // of what is not capped yet
+// Turns scores into prepared weights, and zeroes the sums for sum_values().
+void Attention::weigh(const ItemRange& range, int64_t window, float* scores, uint8_t* weights) {
+  const Pass& pass = range.pass;
+  const int64_t group = shape_.group(), count = std::max<int64_t>(range.end - range.begin, 0);
+  const float scale = shape_.cap > 0.0f ? 1.0f : shape_.scale;  // soft_cap() scales too
   for (int64_t i = 0; i < pass.count * group; ++i) {
-    const int64_t position = stretch.first_position + i / group;
-    const int64_t head = stretch.kv_head * group + i % group, part = pass.part + i / group;
+    const int64_t position = range.first_position + i / group;
+    const int64_t head = range.kv_head * group + i % group, part = pass.part + i / group;
     auto& sums = part_sums_[part_index(part, head)];
     sums = {-std::numeric_limits<float>::infinity(), 0.0f};
     std::memset(part_values(part, head), 0,
                 static_cast<size_t>(shape_.value_width()) * sizeof(float));
     if (count == 0) continue;
-    const int64_t from = std::max(first_visible(position, window), stretch.begin) - stretch.begin;
-    const int64_t to = std::min(position + 1, stretch.end) - stretch.begin;
+    const int64_t from = std::max(first_visible(position, window), range.begin) - range.begin;
+    const int64_t to = std::min(position + 1, range.end) - range.begin;
     float* const row_scores = scores + i * kScoreStride;
     if (shape_.cap > 0.0f) kernels_.soft_cap(row_scores, count, shape_.scale, shape_.cap);
     sums = kernels_.softmax_part(row_scores, count, from, to, scale);
@@ -221,18 +222,18 @@ void Attention::weigh(const Stretch& stretch, int64_t window, float* scores, uin
   }
 }
 
-// Sums the stretch's values by their weights, while `next` is fetched.
-void Attention::sum_values(const Stretch& stretch, const uint8_t* weights, const uint16_t* next) {
+// Sums the range's values by their weights, and prefetches `next`.
+void Attention::sum_values(const ItemRange& range, const uint8_t* weights, const uint16_t* next) {
   const int64_t group = shape_.group(), width = shape_.value_width();
-  float* const out = part_values(stretch.pass.part, stretch.kv_head * group);
-  for (int64_t at = stretch.begin, to; at < stretch.end; at = to) {
-    to = std::min(stretch.end, (at / kPagePositions + 1) * kPagePositions);
+  float* const out = part_values(range.pass.part, range.kv_head * group);
+  for (int64_t at = range.begin, to; at < range.end; at = to) {
+    to = std::min(range.end, (at / kPagePositions + 1) * kPagePositions);
     const PreparedRows x{
-        weights + static_cast<size_t>((at - stretch.begin) / kBlock) * kernels_.exact_block_bytes,
-        weight_bytes_, stretch.pass.count * group};
+        weights + static_cast<size_t>((at - range.begin) / kBlock) * kernels_.exact_block_bytes,
+        weight_bytes_, range.pass.count * group};
     kernels_.accumulate_plain(
-        {values_at(stretch, at), width / kPanel, (to - at) / kBlock, kPageTiles * kTileWeights,
-         to < stretch.end ? values_at(stretch, to) : next},
+        {values_at(range, at), width / kPanel, (to - at) / kBlock, kPageTiles * kTileWeights,
+         to < range.end ? values_at(range, to) : next},
         x, out, width);
   }
 }
@@ -244,7 +245,7 @@ void Attention::merge(int64_t row, int64_t head, std::span<const uint16_t> sinks
               static_cast<size_t>(shape_.head_dim) * sizeof(float));
   for (int64_t i = 1; i < parts.count; ++i) {
     const int64_t part = parts.first + i * parts.stride;
-    if (i + kPartsAhead < parts.count) {  // they may lie in another core's cache
+    if (i + kPartsAhead < parts.count) {  // may be in another core's cache
       const float* const ahead = part_values(part + kPartsAhead * parts.stride, head);
       for (int64_t d = 0; d < shape_.head_dim; d += 16) __builtin_prefetch(ahead + d);
     }

@@ -2,7 +2,7 @@
 //
 // Scores and weighted sums are exact products (docs/exactness.md) over absolute chunks of 512
 // positions; chunks are merged in order. Blocks of 32 positions that no row of a pass sees are
-// skipped, which adds nothing but zeros otherwise.
+// skipped, because they would only add zeros.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace specqd {
 
-// Consecutive rows of one sequence in a batch: batch rows [first_row, first_row + count) are the
+// Consecutive rows of one sequence in a batch: batch rows [first_row, first_row + count) are
 // positions [start, start + count).
 struct SequenceRows {
   int sequence;
@@ -29,7 +29,7 @@ constexpr int64_t kLargestHeadDim = 1024;
 struct AttentionShape {
   int64_t heads, kv_heads, head_dim;
   float scale;  // of scores
-  float cap;    // bounds scaled scores softly; 0: does not
+  float cap;    // soft cap of scaled scores; 0: none
   int64_t group() const { return heads / kv_heads; }
   int64_t key_tiles() const { return (head_dim + kBlock - 1) / kBlock; }
   int64_t value_width() const { return (head_dim + kPanel - 1) / kPanel * kPanel; }
@@ -39,37 +39,38 @@ class Attention {
  public:
   Attention(AttentionShape shape, const Kernels& kernels, int threads, int64_t max_rows);
 
-  int64_t key_tiles() const { return shape_.key_tiles(); }  // of a query
+  int64_t key_tiles() const { return shape_.key_tiles(); }  // per query
 
-  // Plans a forward: splits its rows into passes of a few rows by a chunk.
+  // Plans a forward: splits it into passes. A pass is a few rows of a sequence and one chunk.
   void plan(std::span<const SequenceRows> sequences, int64_t longest_window);
 
   // Batch rows [first, last) of one sequence, whose positions share a page.
   struct PageRows {
-    int64_t sequence;  // index into the planned ones
+    int64_t sequence;  // index into the planned sequences
     int64_t first, last;
   };
   std::span<const PageRows> page_rows() const { return page_rows_; }
 
   // The prepared query of a row's head, [exact_row_bytes(key_tiles)]. Heads of one key-value head
-  // lie together, so that they are the rows of one product.
+  // are contiguous, so that they are the rows of one product.
   uint8_t* query(int64_t row, int64_t head);
 
   // Writes keys and values (fp32, [head_dim]) of a position into the cache.
   void write(const KvView& view, int64_t position, const float* key, const float* value) const;
-  // Zeroes values after the last position of its block of 32, which a product reads whole.
+  // Zeroes the values after position `last` in its block of 32, because a product reads whole
+  // blocks.
   void clear_after(const KvView& view, int64_t last) const;
 
-  // Whether each sequence is one pass, so that splitting a layer by key-value head is enough.
+  // Whether each sequence is one pass, so that the threads need to share only key-value heads.
   bool is_simple() const { return passes_.size() == sequences_.size(); }
-  // Passes of key-value head h are the items [h * passes, (h + 1) * passes). Those of a chunk
-  // follow one another, so that they find its keys and values in the cache.
+  // The passes of key-value head h are the items [h * passes, (h + 1) * passes). Passes of one
+  // chunk are consecutive, so that its keys and values stay in the CPU's cache.
   int64_t passes() const { return static_cast<int64_t>(passes_.size()); }
-  // Runs items [first, last); window 0 sees everything before a row.
+  // Runs items [first, last). `window` 0: a row sees all positions before it.
   void run(const KvCache& cache, int64_t layer, int64_t window, int64_t first, int64_t last,
            int thread);
-  // Attention's output of a row's head, [head_dim], once all passes of the head have run. `sinks`
-  // (BF16, by head; may be empty) are scores whose value is zero.
+  // Writes attention's output of a row's head, [head_dim]; all passes of the head must have run.
+  // `sinks` (BF16, by head; may be empty) are scores whose value is zero.
   void merge(int64_t row, int64_t head, std::span<const uint16_t> sinks, float* out);
 
  private:
@@ -78,14 +79,14 @@ class Attention {
     int64_t first;     // row within the sequence
     int64_t count;
     int64_t chunk;
-    int64_t part;  // where its partial results begin, in rows
+    int64_t part;  // index of its first row's partial result
   };
   struct RowParts {
-    int64_t first;  // index of the row's first partial result, then one each `stride`
+    int64_t first;  // index of the row's first partial result; the others follow at `stride`
     int64_t stride, count;
   };
-  // What an item reads: positions [begin, end), whole blocks of a chunk that some row sees.
-  struct Stretch {
+  // The positions that an item reads: whole blocks of a chunk, [begin, end), that some row sees.
+  struct ItemRange {
     const Pass& pass;
     int64_t kv_head;
     KvView view;
@@ -98,16 +99,16 @@ class Attention {
   int64_t query_index(int64_t row, int64_t head) const;
   size_t part_index(int64_t part, int64_t head) const;
   float* part_values(int64_t part, int64_t head);
-  Stretch stretch(const KvCache& cache, int64_t layer, int64_t window, int64_t item) const;
-  const uint16_t* keys_at(const Stretch& stretch, int64_t position) const;
-  const uint16_t* values_at(const Stretch& stretch, int64_t position) const;
-  void score(const Stretch& stretch, float* scores);
-  void weigh(const Stretch& stretch, int64_t window, float* scores, uint8_t* weights);
-  void sum_values(const Stretch& stretch, const uint8_t* weights, const uint16_t* next);
+  ItemRange find_range(const KvCache& cache, int64_t layer, int64_t window, int64_t item) const;
+  const uint16_t* keys_at(const ItemRange& range, int64_t position) const;
+  const uint16_t* values_at(const ItemRange& range, int64_t position) const;
+  void score(const ItemRange& range, float* scores);
+  void weigh(const ItemRange& range, int64_t window, float* scores, uint8_t* weights);
+  void sum_values(const ItemRange& range, const uint8_t* weights, const uint16_t* next);
 
   AttentionShape shape_;
   const Kernels& kernels_;
-  int64_t rows_at_once_;  // of one pass, so that its scores stay in the cache
+  int64_t rows_at_once_;  // rows per pass, so that its scores stay in the CPU's cache
   size_t query_bytes_, weight_bytes_;
   int64_t rows_ = 0, part_count_ = 0;
   std::vector<SequenceRows> sequences_;

@@ -216,8 +216,8 @@ void Decoder::norm(const Norm& norm, const float* x, int64_t n, float* out) cons
   this->norm(norm.weight.data(), norm.bias.empty() ? nullptr : norm.bias.data(), x, n, out);
 }
 
-// Adds what was put aside to the residual stream, under a norm.
-void Decoder::land_aside(Team& team, const Norm& norm) {
+// Adds the normed aside_ to the residual stream.
+void Decoder::add_aside(Team& team, const Norm& norm) {
   team.share(rows_, 1, [&](int64_t row, int64_t) {
     float* const aside = aside_.data() + row * spec_.hidden;
     this->norm(norm, aside, spec_.hidden, aside);
@@ -243,8 +243,8 @@ void Decoder::embed(Team& team) {
   });
 }
 
-// The activation of a range of outputs: panels of gates and of what they gate alternate, or there
-// are no gates.
+// Applies the activation to a range of outputs: alternating panels of gate and up projection, or
+// the up projection alone.
 void Decoder::activate(const FeedForward& weights, int64_t first, int64_t count, float* result,
                        int64_t stride, int64_t rows, float* out) const {
   const int64_t width = weights.down->columns(), step = spec_.is_gated ? 2 * kPanel : count;
@@ -275,10 +275,10 @@ void Decoder::feed_forward(Team& team, const LayerWeights& layer) {
   const bool has_norm = layer.feed_forward_post_norm.exists();
   multiply(team, precision_, *weights.down,
            prepare(team, precision_, rows_, *weights.down, activated),
-           landed(weights.down_bias, has_norm            ? Landing::kAside
-                                     : spec_.is_parallel ? Landing::kWithAside
-                                                         : Landing::kResidual));
-  if (has_norm) land_aside(team, layer.feed_forward_post_norm);
+           put_output(weights.down_bias, has_norm            ? Destination::kAside
+                                         : spec_.is_parallel ? Destination::kWithAside
+                                                             : Destination::kResidual));
+  if (has_norm) add_aside(team, layer.feed_forward_post_norm);
 }
 
 }  // namespace specqd

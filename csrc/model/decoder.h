@@ -1,5 +1,5 @@
-// One parametrised decoder: embeds, attends, feeds forward, and leaves logits. A forward takes the
-// rows of any number of sequences in either precision of the same weights.
+// One parametrised decoder. A forward takes rows of any number of sequences, uses either precision
+// of the same weights, and leaves logits.
 #pragma once
 
 #include <cstdint>
@@ -17,19 +17,19 @@
 
 namespace specqd {
 
-// Which of the weights' two precisions a forward uses.
+// The precision of the weights that a forward uses.
 enum class Precision : int { kExact = 0, kFp4 = 1 };
 
-using Vector = std::vector<uint16_t>;  // BF16; empty where the model has none
+using Vector = std::vector<uint16_t>;  // BF16; empty if the model has none
 
-// The weight (and bias) of a norm; no weight: there is no norm.
+// The weight and bias of a norm. Without a weight there is no norm.
 struct Norm {
   Vector weight, bias;
   bool exists() const { return !weight.empty(); }
 };
 
-// Two products with an activation between them. `gate_up` interleaves a gate with what it gates, or
-// is a single projection.
+// Two products with an activation between them. `gate_up` interleaves the gate and the up
+// projection, or is the up projection alone.
 struct FeedForward {
   std::shared_ptr<PackedWeight> gate_up, down;
   Vector gate_bias, up_bias, down_bias;
@@ -40,16 +40,15 @@ size_t bytes_of(const FeedForward& weights, Precision precision);
 
 struct LayerWeights {
   Norm attention_norm, attention_post_norm, feed_forward_norm, feed_forward_post_norm;
-  Norm query_norm, key_norm;  // of each head, with one weight for all or one each; or of the row
+  Norm query_norm, key_norm;  // of heads (shared weight or one per head), or of whole rows
   std::shared_ptr<PackedWeight> query_key_value, output;
   Vector query_key_value_bias, output_bias;
-  Vector sinks;  // a score of each head that attends to nothing
-  // One, or as many as a router chooses from.
-  std::vector<FeedForward> feed_forwards;
+  Vector sinks;                            // by head: a score whose value is zero
+  std::vector<FeedForward> feed_forwards;  // one, or the experts of the router
   std::shared_ptr<PackedWeight> router;
   Vector router_bias;
-  int64_t window = 0;  // positions a row sees, itself included; 0: all
-  int rope = 0;        // index into DecoderSpec::ropes; -1: positions are not told
+  int64_t window = 0;  // positions that a row sees, its own included; 0: all
+  int rope = 0;        // index into DecoderSpec::ropes; -1: none
 };
 
 enum class NormKind : int { kRms = 0, kLayer = 1 };
@@ -70,19 +69,18 @@ struct DecoderSpec {
   float logit_cap = 0.0f;
   float embedding_scale = 1.0f, residual_scale = 1.0f, logit_scale = 1.0f;
   int64_t experts_per_token = 0;
-  bool shares_of_chosen = true;  // the softmax of router scores is over the chosen experts alone
+  bool shares_of_chosen = true;  // router softmax over the chosen experts only, else over all
 };
 
 struct DecoderWeights {
   std::vector<LayerWeights> layers;
   Norm final_norm;
   std::shared_ptr<PackedWeight> head;
-  // Rows of the input embedding: BF16 [vocabulary, hidden], or null where the head is read for
-  // them.
+  // Input embedding, BF16 [vocabulary, hidden]; null: the rows of the head.
   const uint8_t* embedding = nullptr;
 };
 
-// `count` tokens of a sequence at positions from `start`; logits of the last `logits` of them.
+// `count` tokens of a sequence at positions from `start`; asks for logits of the last `logits`.
 struct ForwardRows {
   int sequence;
   int64_t start;
@@ -90,9 +88,9 @@ struct ForwardRows {
   int64_t logits;
 };
 
-// What a forward reads of the head: the first `ids` of the vocabulary and what the partial_head
-// holds besides; kAsPays: as many as the partial_head finds to pay. The logits of all others are
-// -infinity. In the forward's precision, or exactly.
+// The rows of the head that a forward reads: the first `ids` of the vocabulary plus the rows that
+// the partial head holds; kAsPays: the partial head chooses `ids`. All other logits are -infinity.
+// `is_exact`: in the exact precision, else in the forward's.
 struct HeadUse {
   static constexpr int64_t kAsPays = 0, kAll = INT64_MAX;
   int64_t ids = kAll;
@@ -110,42 +108,42 @@ class Decoder {
   KvShape kv_shape() const;
   int64_t max_rows() const { return max_rows_; }
 
-  // Whether the cache holds every page that these rows write or see.
+  // Whether the cache holds every page that these rows write or read.
   bool has_pages(const KvCache& cache, const ForwardRows& rows) const;
 
-  // Writes keys and values of all rows into the cache (their pages must be writable) and the asked
-  // logits, in the order of the sequences. Token ids must be < vocabulary, rows <= max_rows().
+  // Writes keys and values of all rows into the cache (their pages must be writable) and leaves the
+  // asked logits in the order of the sequences. Token ids must be < vocabulary, rows <= max_rows().
   void forward(Precision precision, const KvCache& cache, std::span<const int32_t> tokens,
                std::span<const ForwardRows> sequences, const HeadUse& head = {});
 
-  // Logits of the last forward: row i of those asked, [vocabulary].
+  // Logits of the last forward: row `row` of the asked ones, [vocabulary].
   std::span<const float> logits(int64_t row) const;
   int64_t logit_rows() const { return static_cast<int64_t>(logit_rows_.size()); }
 
-  // Bytes of weights that a forward of one row moves in that precision (input embedding left out).
+  // Bytes of weights that a forward of one row reads in that precision, without the input
+  // embedding.
   size_t weight_bytes(Precision precision) const;
-  // Bytes of weights that the last forward moved.
+  // Bytes of weights that the last forward read.
   size_t moved_bytes() const { return moved_bytes_; }
-  // Bytes of keys and values that its rows saw, in blocks of 32 positions and each once, however
-  // many of a sequence's rows saw it.
+  // Bytes of keys and values that the last forward read, in blocks of 32 positions. A block counts
+  // once per sequence, even if several of the sequence's rows read it.
   size_t seen_cache_bytes() const;
 
-  // What drafts for this model read of their heads. It hears of prompts and of picks by itself,
-  // from exact forwards.
+  // The partial head of drafts for this model. Exact forwards record prompts and picks in it.
   PartialHead& partial_head() const { return *partial_head_; }
-  // Shares the partial_head of the model that it drafts for. What drafts in that precision is
-  // verified by forwards that move so many bytes for a row; by default, the model's own exact ones.
+  // Uses the target's partial head for drafts in `precision`. The forward that verifies them reads
+  // `verify_bytes` bytes per row; by default, those of the model's own exact forward.
   void draft_for(const Decoder& target, Precision precision, size_t verify_bytes);
-  // The picks of exact logits at a proposal's places, as verify() returns them.
+  // Records the picks from exact logits at a proposal's positions, as verify() returns them.
   void tell_picked(std::span<const int32_t> picks, std::span<const int32_t> proposal) const;
 
  private:
-  // Where a block's output goes: added to the residual stream at once, put aside, or added together
-  // with what was put aside.
-  enum class Landing { kResidual, kAside, kWithAside };
+  // The destination of a block's output: added to the residual stream, kept in aside_, or added
+  // together with aside_.
+  enum class Destination { kResidual, kAside, kWithAside };
 
   void reserve_scratch();
-  size_t fixed_bytes(Precision precision) const;  // of what every forward moves
+  size_t fixed_bytes(Precision precision) const;  // that every forward reads
   bool tells() const { return is_target_ && precision_ == Precision::kExact; }
   void tell_read(std::span<const int32_t> tokens, std::span<const ForwardRows> sequences);
   void plan_head(const HeadUse& head);
@@ -169,8 +167,8 @@ class Decoder {
                 int64_t stride, int64_t rows, float* out) const;
 
   auto normed(const Norm& norm) const;
-  auto landed(const Vector& bias, Landing landing);
-  void land_aside(Team& team, const Norm& norm);
+  auto put_output(const Vector& bias, Destination destination);
+  void add_aside(Team& team, const Norm& norm);
 
   // Mixture of experts (decoder_experts.cpp).
   void mix_experts(Team& team, const LayerWeights& layer);
@@ -183,17 +181,17 @@ class Decoder {
                         std::shared_ptr<PackedWeight> FeedForward::* weight, const PreparedRows& x,
                         bool is_gathered, const Take& take);
 
-  // Fills one prepared row per batch row; `make(row, scratch)` returns the row's fp32 inputs. For
-  // few rows every thread prepares its own copy, which is cheaper than a barrier.
+  // Fills one prepared row per batch row; `make(row, scratch)` returns the row's fp32 inputs. If
+  // rows are few, every thread prepares its own copy, which is cheaper than a barrier.
   template <class Make>
   PreparedRows prepare(Team& team, Precision precision, int64_t rows, const PackedWeight& next,
                        const Make& make);
-  // Multiplies prepared rows by panels of `weight`, handing each range's result to
+  // Multiplies prepared rows by the panels of `weight` and passes each range's result to
   // `take(first_output, outputs, result, stride)`; ends with a barrier.
   template <class Take>
   void multiply(Team& team, Precision precision, const PackedWeight& weight, const PreparedRows& x,
                 const Take& take);
-  // The same of some panels alone.
+  // The same for the given panels only.
   template <class Take>
   void multiply_runs(Team& team, Precision precision, const PackedWeight& weight,
                      std::span<const PanelRun> runs, const PreparedRows& x, const Take& take);
@@ -205,7 +203,7 @@ class Decoder {
   int64_t max_rows_;
   Attention attention_;
   void (*activate_)(const float* gate, const float* up, int64_t n, float* out);
-  int64_t longest_window_ = 0;  // 0 if any layer sees everything
+  int64_t longest_window_ = 0;  // 0 if any layer sees all positions
 
   // The forward in progress.
   Precision precision_ = Precision::kExact;
@@ -217,13 +215,13 @@ class Decoder {
   size_t fixed_bytes_[2] = {}, moved_bytes_ = 0;
   Precision head_precision_ = Precision::kExact;
   std::vector<PanelRun> head_runs_;  // panels of the head that are read
-  int64_t head_panels_ = 0;          // how many
+  int64_t head_panels_ = 0;          // their number
 
   std::shared_ptr<PartialHead> partial_head_;
-  bool is_target_ = true;  // whose own partial_head it is
-  struct HeadChoice {      // of drafts in one precision
+  bool is_target_ = true;  // owns partial_head_
+  struct HeadChoice {      // for drafts in one precision
     size_t verify_bytes = 0;
-    int64_t ids = 0, picks = -1;  // that pay, and after how many picks that was found
+    int64_t ids = 0, picks = -1;  // the chosen ids, and the number of picks at that choice
   } head_choices_[2];
 
   struct Rope {
@@ -235,7 +233,7 @@ class Decoder {
   std::vector<Rope> ropes_;
   int64_t angles_ = 0;
 
-  struct Scratch {  // of one thread
+  struct Scratch {  // per thread
     std::vector<float> row, product;
     Memory prepared;
   };
@@ -245,18 +243,18 @@ class Decoder {
   std::vector<float> logits_;
   int64_t logits_stride_ = 0;
 
-  // Experts that the rows of the layer in progress chose. A slot is a row's place with one expert:
-  // slots lie by expert, then by row.
+  // The experts chosen by the rows of the layer in progress. A slot is one row of one expert; slots
+  // are ordered by expert, then by row.
   struct Choice {
     int32_t expert, slot;
     float share;
   };
-  std::vector<float> router_scores_;    // [rows][experts, in whole blocks]
+  std::vector<float> router_scores_;    // [rows][experts, padded to whole blocks]
   std::vector<Choice> choices_;         // [rows][experts_per_token], best first
   std::vector<int32_t> slot_row_;       // by slot
   std::vector<int32_t> expert_starts_;  // first slot of each expert, [experts + 1]
   std::vector<int32_t> chosen_;         // experts with slots
-  Memory gathered_;                     // a prepared row for each slot
+  Memory gathered_;                     // a prepared row per slot
 };
 
 }  // namespace specqd

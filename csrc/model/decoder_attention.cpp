@@ -1,5 +1,5 @@
-// The attention block of a layer: its products, norms and rotations, and how its work is shared.
-// What attention itself is, attention.cpp knows.
+// The attention block of a layer: its products, norms and rotations, and how threads share them.
+// attention.cpp computes attention itself.
 #include <algorithm>
 #include <cstring>
 
@@ -32,8 +32,8 @@ void Decoder::norm_whole_rows(Team& team, const LayerWeights& layer) {
   });
 }
 
-// Norms and rotates the queries and keys of one key-value head's group, and caches what attention
-// reads.
+// Norms and rotates the queries and keys of one key-value head's group, prepares the queries, and
+// writes keys and values into the cache.
 void Decoder::write_heads(int64_t layer_index, int64_t kv_head, const Attention::PageRows& part) {
   const LayerWeights& layer = weights_.layers[static_cast<size_t>(layer_index)];
   const int64_t dim = spec_.head_dim, group = spec_.heads / spec_.kv_heads;
@@ -65,7 +65,7 @@ void Decoder::write_heads(int64_t layer_index, int64_t kv_head, const Attention:
   }
 }
 
-// Puts the outputs of attention where the queries were.
+// Writes the outputs of attention over the queries.
 void Decoder::merge_head(const LayerWeights& layer, int64_t head, const Attention::PageRows& part) {
   const int64_t outputs = (spec_.heads + 2 * spec_.kv_heads) * spec_.head_dim;
   for (int64_t row = part.first; row < part.last; ++row)
@@ -96,8 +96,8 @@ void Decoder::attend(Team& team, int64_t layer_index) {
   const bool is_aside = spec_.is_parallel || layer.attention_post_norm.exists();
   multiply(team, precision_, *layer.output,
            prepare(team, precision_, rows_, *layer.output, attended),
-           landed(layer.output_bias, is_aside ? Landing::kAside : Landing::kResidual));
-  if (layer.attention_post_norm.exists()) land_aside(team, layer.attention_post_norm);
+           put_output(layer.output_bias, is_aside ? Destination::kAside : Destination::kResidual));
+  if (layer.attention_post_norm.exists()) add_aside(team, layer.attention_post_norm);
 }
 
 void Decoder::share_attention(Team& team, int64_t layer_index) {
@@ -117,7 +117,7 @@ void Decoder::share_attention(Team& team, int64_t layer_index) {
     });
     return;
   }
-  // The last row of a block clears what follows it, so rows of a page are written by one thread.
+  // One thread writes all rows of a page, because the last row of a block clears the rows after it.
   const int64_t count = std::ssize(parts), items = passes * kv_heads;
   team.share(kv_heads * count, 1, [&](int64_t i, int64_t) {
     write_heads(layer_index, i / count, parts[static_cast<size_t>(i % count)]);

@@ -1,4 +1,5 @@
-// Mixture of experts: a router chooses a few feed forwards for each row, and only those are read.
+// Mixture of experts: a router chooses a few feed forwards for each row; a forward reads only
+// those.
 #include <algorithm>
 #include <cstring>
 
@@ -9,14 +10,14 @@
 namespace specqd {
 namespace {
 
-int64_t padded(int64_t experts) { return (experts + kBlock - 1) / kBlock * kBlock; }
+int64_t pad(int64_t experts) { return (experts + kBlock - 1) / kBlock * kBlock; }
 
 }  // namespace
 
-// Scores of every expert for each row; returns the rows as the experts want them. The router is
-// small and decides much: drafts read it exactly too.
+// Scores every expert for each row; returns the prepared rows for the experts. Drafts read the
+// router exactly too, because it is small and decides much.
 PreparedRows Decoder::route(Team& team, const LayerWeights& layer) {
-  const int64_t experts = std::ssize(layer.feed_forwards), stride = padded(experts);
+  const int64_t experts = std::ssize(layer.feed_forwards), stride = pad(experts);
   const PackedWeight& router = *layer.router;
   const auto inputs = normed(layer.feed_forward_norm);
   const PreparedRows x = prepare(team, Precision::kExact, rows_, router, inputs);
@@ -35,9 +36,9 @@ PreparedRows Decoder::route(Team& team, const LayerWeights& layer) {
   return prepare(team, precision_, rows_, *layer.feed_forwards.front().gate_up, inputs);
 }
 
-// The best experts of each row, the lower number first of equals, and their shares.
+// Chooses the best experts of each row, the lower index first among equals, and their shares.
 void Decoder::choose_experts(const LayerWeights& layer) {
-  const int64_t experts = std::ssize(layer.feed_forwards), stride = padded(experts);
+  const int64_t experts = std::ssize(layer.feed_forwards), stride = pad(experts);
   const int64_t count = spec_.experts_per_token;
   std::vector<float> shares(static_cast<size_t>(stride));
   for (int64_t row = 0; row < rows_; ++row) {
@@ -55,7 +56,7 @@ void Decoder::choose_experts(const LayerWeights& layer) {
     if (spec_.shares_of_chosen)
       for (int64_t place = 0; place < count; ++place) scores[place] = chosen[place].share;
     const int64_t among = spec_.shares_of_chosen ? count : experts;
-    const float sum = kernels_.softmax_part(scores, padded(among), 0, among, 1.0f).sum;
+    const float sum = kernels_.softmax_part(scores, pad(among), 0, among, 1.0f).sum;
     for (int64_t place = 0; place < count; ++place)
       chosen[place].share = scores[spec_.shares_of_chosen ? place : chosen[place].expert] / sum;
   }
@@ -80,7 +81,7 @@ void Decoder::sort_choices(int64_t experts) {
   }
 }
 
-// Prepared rows by slot, so that those of an expert are consecutive.
+// Copies prepared rows by slot, so that an expert's rows are consecutive.
 PreparedRows Decoder::gather(Team& team, const PreparedRows& x) {
   team.share(rows_ * spec_.experts_per_token, 1, [&](int64_t slot, int64_t) {
     const auto row = static_cast<size_t>(slot_row_[static_cast<size_t>(slot)]);
@@ -90,8 +91,8 @@ PreparedRows Decoder::gather(Team& team, const PreparedRows& x) {
   return {gathered_.data(), x.stride, rows_ * spec_.experts_per_token};
 }
 
-// Multiplies each chosen expert's rows, which `x` holds by slot if it is gathered, by its weight:
-// take(expert, first_output, outputs, result, stride). Ends with a barrier.
+// Multiplies each chosen expert's rows by its weight and calls take(expert, first_output, outputs,
+// result, stride). `x` holds rows by slot if `is_gathered`. Ends with a barrier.
 template <class Take>
 void Decoder::multiply_experts(Team& team, const LayerWeights& layer,
                                std::shared_ptr<PackedWeight> FeedForward::* weight,

@@ -1,4 +1,4 @@
-// The stages that every product of the decoder is made of, for its source files alone.
+// The stages of every product of the decoder; only the decoder's source files include this.
 #pragma once
 
 #include <algorithm>
@@ -8,19 +8,21 @@
 
 namespace specqd {
 
-constexpr int64_t kRowsPreparedByEach = 2;  // up to here a barrier costs more than doing it twice
-constexpr int64_t kProductPanels = 16;      // at most, of one claim
-constexpr int64_t kManyRows = 64;  // whose products would not stay in the cache with so many
+constexpr int64_t kRowsPreparedByEach = 2;  // up to here a barrier costs more than a second copy
+constexpr int64_t kProductPanels = 16;      // most panels per claim
+// From this many rows on, the results of 16 panels do not fit into the cache.
+constexpr int64_t kManyRows = 64;
 constexpr int64_t kProductPanelsOfManyRows = 4;
 constexpr int64_t kClaimsPerThread = 4;
 
-// Panels of one claim by so many rows, where `panels` are shared; even, for panels may be pairs.
+// Panels per claim when the threads share `panels` panels for `rows` rows. Even, because gate and
+// up panels come in pairs.
 inline int64_t panels_of_claim(int64_t panels, int64_t rows, int64_t threads) {
   const int64_t fair = panels / (threads * kClaimsPerThread) / 2 * 2;
   return std::clamp<int64_t>(fair, 2, rows < kManyRows ? kProductPanels : kProductPanelsOfManyRows);
 }
 
-// Makes a row's inputs: the residual stream, under a norm if there is one.
+// Returns a function that makes a row's inputs: the residual stream, normed if there is a norm.
 inline auto Decoder::normed(const Norm& norm) const {
   return [this, &norm](int64_t row, float* scratch) -> const float* {
     const float* const x = residual_.data() + row * spec_.hidden;
@@ -30,9 +32,10 @@ inline auto Decoder::normed(const Norm& norm) const {
   };
 }
 
-// Takes a block's last product, with its bias and scale.
-inline auto Decoder::landed(const Vector& bias, Landing landing) {
-  return [this, &bias, landing](int64_t first, int64_t count, float* result, int64_t stride) {
+// Returns a function that takes the results of a block's last product, applies bias and scale, and
+// puts them where `destination` says.
+inline auto Decoder::put_output(const Vector& bias, Destination destination) {
+  return [this, &bias, destination](int64_t first, int64_t count, float* result, int64_t stride) {
     const int64_t kept = std::min(count, spec_.hidden - first);
     for (int64_t row = 0; row < rows_; ++row) {
       float* const from = result + row * stride;
@@ -40,11 +43,11 @@ inline auto Decoder::landed(const Vector& bias, Landing landing) {
       float* const aside = aside_.data() + row * spec_.hidden + first;
       if (!bias.empty()) kernels_.add_bf16(from, bias.data() + first, kept);
       if (spec_.residual_scale != 1.0f) kernels_.scale(from, spec_.residual_scale, kept);
-      if (landing == Landing::kAside)
+      if (destination == Destination::kAside)
         std::memcpy(aside, from, static_cast<size_t>(kept) * sizeof(float));
       else
         kernels_.add(out, from, kept);
-      if (landing == Landing::kWithAside) kernels_.add(out, aside, kept);
+      if (destination == Destination::kWithAside) kernels_.add(out, aside, kept);
     }
   };
 }
@@ -79,8 +82,8 @@ void Decoder::multiply(Team& team, Precision precision, const PackedWeight& weig
   multiply_runs(team, precision, weight, {&all, 1}, x, take);
 }
 
-// Fetches the beginning of a panel as far as a product that came to it from the one before would
-// have.
+// Prefetches the beginning of a panel, as much as a product prefetches when it continues from the
+// panel before it.
 inline void fetch_panel(const PackedMatrix& matrix, int64_t panel) {
   constexpr int64_t kTilesAhead = 16, kLine = 64;
   const int64_t tiles = std::min(kTilesAhead, matrix.tiles), first = panel * matrix.tiles;

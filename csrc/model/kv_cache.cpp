@@ -7,7 +7,7 @@
 namespace specqd {
 namespace {
 
-uint64_t mixed(uint64_t x) {  // the finaliser of SplitMix64
+uint64_t mix(uint64_t x) {  // the finaliser of SplitMix64
   x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
   x = (x ^ x >> 27) * 0x94d049bb133111ebu;
   return x ^ x >> 31;
@@ -38,7 +38,7 @@ int KvCache::create() {
 
 void KvCache::release(int sequence) {
   const std::vector<int32_t>& table = sequences_.at(sequence);
-  // Last page first: it makes room first, and a page is of no use without those before it.
+  // The last page first, so that it is evicted first: a page is useless without those before it.
   for (auto page = table.rbegin(); page != table.rend(); ++page) drop_page(*page);
   sequences_.erase(sequence);
 }
@@ -102,12 +102,12 @@ void KvCache::publish(int sequence, std::span<const int32_t> tokens, uint64_t sa
   int64_t parent = 0;
   for (int64_t i = 0; i < full; ++i) {
     const int32_t page = table[static_cast<size_t>(i)];
-    if (page == kNoPage) return;  // freed behind a window: what follows has no known prefix
+    if (page == kNoPage) return;  // released behind a window: later pages have no known prefix
     const Prefix prefix{salt, parent, page_tokens(tokens, i)};
     int32_t known = find(prefix);
     if (known == kNoPage) {
-      if (by_hash_.contains(prefix.hash())) return;  // taken by other tokens
-      unpublish(page);  // if it follows a page that has since made room
+      if (by_hash_.contains(prefix.hash())) return;  // a collision with other tokens
+      unpublish(page);                               // its parent may have been evicted since
       publish_page(page, prefix);
       known = page;
     }
@@ -116,9 +116,9 @@ void KvCache::publish(int sequence, std::span<const int32_t> tokens, uint64_t sa
 }
 
 uint64_t KvCache::Prefix::hash() const {
-  uint64_t hash = mixed(salt + 0x9e3779b97f4a7c15u);
-  hash = mixed(hash ^ static_cast<uint64_t>(parent));
-  for (const int32_t token : tokens) hash = mixed(hash ^ static_cast<uint32_t>(token));
+  uint64_t hash = mix(salt + 0x9e3779b97f4a7c15u);
+  hash = mix(hash ^ static_cast<uint64_t>(parent));
+  for (const int32_t token : tokens) hash = mix(hash ^ static_cast<uint32_t>(token));
   return hash;
 }
 
@@ -199,8 +199,8 @@ void KvCache::copy_page(int32_t from, int32_t to) {
     }
 }
 
-// The page after the one before it, so that both are read at one stretch; else the first of a frame
-// that nobody uses, where others may follow it.
+// The free page right after `before`, so that both are contiguous; else the first page of an unused
+// frame, so that later pages can follow it.
 int32_t KvCache::best_free_page(int32_t before) const {
   const int32_t after = before + 1;
   if (before != kNoPage && after % kFramePages != 0 && free_.contains(after)) return after;
@@ -210,7 +210,7 @@ int32_t KvCache::best_free_page(int32_t before) const {
 }
 
 int32_t KvCache::take_page(int32_t before) {
-  if (free_.empty()) {  // the oldest published page that nobody holds makes room
+  if (free_.empty()) {  // evict the oldest published page that no sequence holds
     const int32_t oldest = idle_.front();
     idle_.erase(idle_.begin());
     unpublish(oldest);

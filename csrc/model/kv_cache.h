@@ -1,14 +1,14 @@
 // Keys and values of many sequences in pages of 64 positions, which sequences may share.
 //
-// A page holds all layers. Keys lie as the panels of a matrix [positions, head_dim], values as
-// those of its transpose [head_dim, positions], so that attention is two of the core's exact
-// products. Eight pages make a frame, [layer][key-value head][keys of 8 pages, values of 8 pages]:
-// where consecutive pages of a sequence share one, as they mostly do, a chunk of a head's keys is
-// read at one stretch.
+// A page holds all layers. Keys are stored as the panels of a matrix [positions, head_dim], values
+// as those of its transpose [head_dim, positions], so that attention consists of two exact
+// products. Eight pages make a frame, [layer][key-value head][keys of 8 pages, values of 8 pages].
+// Consecutive pages of a sequence mostly share a frame; a chunk of a head's keys is then contiguous
+// in memory.
 //
-// A sequence is a table of pages; its length is the caller's business, and rolling back is using a
-// smaller one. Nothing here knows which positions are accepted: the caller says so in publish() and
-// release_behind().
+// A sequence is a table of pages. The caller keeps its length and rolls back by using a smaller
+// one. The cache does not know which positions are accepted: the caller passes only accepted ones
+// to publish() and release_behind().
 #pragma once
 
 #include <cstdint>
@@ -22,17 +22,17 @@
 namespace specqd {
 
 constexpr int64_t kPagePositions = 64;    // a divisor of kChunkPositions, a multiple of kBlock
-constexpr int64_t kChunkPositions = 512;  // attention merges partial results of such chunks
+constexpr int64_t kChunkPositions = 512;  // attention merges the partial results of chunks
 constexpr int64_t kFramePages = kChunkPositions / kPagePositions;
 
 struct KvShape {
   int64_t layers, kv_heads, head_dim;
-  int64_t key_tiles() const { return (head_dim + kBlock - 1) / kBlock; }     // of one panel
-  int64_t value_panels() const { return (head_dim + kPanel - 1) / kPanel; }  // each of 2 tiles
+  int64_t key_tiles() const { return (head_dim + kBlock - 1) / kBlock; }     // per panel
+  int64_t value_panels() const { return (head_dim + kPanel - 1) / kPanel; }  // 2 tiles each
   int64_t key_words() const { return kPagePositions / kPanel * key_tiles() * kTileWeights; }
   int64_t value_words() const { return value_panels() * (kPagePositions / kBlock) * kTileWeights; }
   int64_t page_words() const { return layers * kv_heads * (key_words() + value_words()); }
-  // Of one layer's head in a frame.
+  // Words of one layer's key-value head in a frame.
   int64_t strip_words() const { return kFramePages * (key_words() + value_words()); }
   int64_t frame_words() const { return kFramePages * page_words(); }
 };
@@ -64,7 +64,7 @@ class KvView {
 
 class KvCache {
  public:
-  // Address space for `pages` pages; memory is taken as frames are first written.
+  // Reserves address space for `pages` pages; a frame takes memory when it is first written.
   KvCache(KvShape shape, int64_t pages);
 
   const KvShape& shape() const { return shape_; }
@@ -73,36 +73,36 @@ class KvCache {
 
   int create();
   void release(int sequence);
-  // A new sequence that shares all pages up to `length`; whoever writes a shared page copies it.
+  // A new sequence that shares all pages up to `length`; a shared page is copied before a write.
   int fork(int sequence, int64_t length);
 
   // Makes positions [first, last) writable: allocates missing pages and copies shared or published
-  // ones. False, with nothing changed, if there are too few free pages.
+  // ones. Returns false and changes nothing if there are too few free pages.
   bool make_writable(int sequence, int64_t first, int64_t last);
 
-  // Shares published pages that hold exactly these tokens' prefix with an empty sequence, at most
+  // Adds published pages that hold exactly the prefix of these tokens to an empty sequence, at most
   // (n - 1) / 64 pages, so that a token remains to forward. Returns the number of positions.
   int64_t attach_prefix(int sequence, std::span<const int32_t> tokens, uint64_t salt);
-  // Offers the sequence's full pages, which must hold the exact keys and values of `tokens`.
+  // Publishes the sequence's full pages, which must hold the exact keys and values of `tokens`.
   void publish(int sequence, std::span<const int32_t> tokens, uint64_t salt);
-  // Gives back pages that end at or before `position`: no row to come will see them.
+  // Releases pages that end at or before `position`, because no later row reads them.
   void release_behind(int sequence, int64_t position);
 
   bool has_page(int sequence, int64_t page) const;
 
   KvView view(int sequence, int64_t layer, int64_t kv_head) const;
 
-  // Words of a page as [layers][kv_heads][keys, values]: a copy, and what replaces them.
+  // Reads and replaces the words of a page, as [layers][kv_heads][keys, values].
   std::vector<uint16_t> page_bits(int sequence, int64_t page) const;
   void write_page_bits(int sequence, int64_t page, std::span<const uint16_t> bits);
 
  private:
-  // A published page. Its parent is the page before it, by an id that is never used twice, so that
-  // equal tokens behind equal parents are an equal text, whatever the hashes.
+  // A published page. Its parent is the page before it, by an id that is never reused. So equal
+  // tokens after equal parents are equal prefixes, even if hashes collide.
   struct Published {
     int64_t id = 0;  // 0: not published
     uint64_t salt = 0;
-    int64_t parent = 0;  // 0: this is a first page
+    int64_t parent = 0;  // 0: the first page
     std::vector<int32_t> tokens;
   };
   struct Prefix {
@@ -122,19 +122,19 @@ class KvCache {
   int32_t find(const Prefix& prefix) const;
   void publish_page(int32_t page, const Prefix& prefix);
   void unpublish(int32_t page);
-  // Calls f(words, offset within the page's bits, count) for every run of a page's words.
+  // Calls f(words, offset within the page, count) for every run of a page's words.
   template <class F>
   void for_page_runs(int32_t page, const F& f) const;
   uint16_t* strip(int64_t layer, int64_t kv_head) const;
 
   KvShape shape_;
   Memory memory_;
-  std::vector<int32_t> references_;  // sequences that hold each page
+  std::vector<int32_t> references_;  // number of sequences, by page
   std::set<int32_t> free_;
   std::vector<int8_t> free_in_frame_;
   std::vector<Published> published_;               // by page
   std::unordered_map<uint64_t, int32_t> by_hash_;  // published pages
-  std::vector<int32_t> idle_;                      // published, held by nobody, oldest first
+  std::vector<int32_t> idle_;                      // published pages of no sequence, oldest first
   std::unordered_map<int, std::vector<int32_t>> sequences_;
   int next_sequence_ = 0;
   int64_t last_id_ = 0;

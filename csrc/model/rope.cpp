@@ -10,15 +10,15 @@ namespace {
 
 constexpr double kTwoPi = 2.0 * scalar::kPi;
 
-// theta^(2i / dims) in fp32, from an exponent in fp32.
+// theta^(2i / dims) in fp32, with the exponent in fp32.
 float wavelength_over_two_pi(const RopeSpec& spec, size_t i) {
   const float exponent = static_cast<float>(2 * i) / static_cast<float>(spec.dims);
   const float theta = static_cast<float>(spec.theta);
   return static_cast<float>(scalar::pow(theta, exponent));
 }
 
-// Llama 3.1: low frequencies are divided by `factor`, high ones kept, and those in between blended.
-// fp32 throughout; a scalar over a tensor is a reciprocal times the scalar, as torch does it.
+// Llama 3.1: low frequencies are divided by `factor`, high ones kept, those in between blended. All
+// in fp32; a scalar over a tensor is a reciprocal times the scalar, as in torch.
 float scale_llama3(const RopeSpec& spec, float inv_freq) {
   const float factor = static_cast<float>(spec.factor);
   const float wavelength = (1.0f / inv_freq) * static_cast<float>(kTwoPi);
@@ -32,7 +32,7 @@ float scale_llama3(const RopeSpec& spec, float inv_freq) {
   return (1.0f - smooth) * inv_freq / factor + smooth * inv_freq;
 }
 
-// The dimensions between which YaRN blends (arXiv 2309.00071, section 3.2): where a wave makes
+// YaRN blends between two dimensions (arXiv 2309.00071, section 3.2): those whose waves make
 // `beta_fast` and `beta_slow` rotations within the original context.
 struct YarnRange {
   double low;
@@ -71,7 +71,7 @@ double yarn_attention_factor(const RopeSpec& spec) {
   return is_given ? scale(spec.mscale) / scale(spec.mscale_all_dim) : scale(1.0);
 }
 
-// LongRoPE (arXiv 2402.13753): as transformers derives it from how much the context outgrew.
+// LongRoPE (arXiv 2402.13753): derived from the growth of the context, as in transformers.
 double long_attention_factor(const RopeSpec& spec) {
   if (spec.attention_factor > 0.0) return spec.attention_factor;
   if (spec.factor <= 1.0) return 1.0;

@@ -1,5 +1,5 @@
-// Rotary position tables: inverse frequencies and the cosines and sines of position times them.
-// Same bits on every machine, for they go into the cache of every key.
+// Rotary position tables: inverse frequencies, and the cosines and sines of position times inverse
+// frequency. The bits are the same on every machine, because every cached key depends on them.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@ namespace specqd {
 
 enum class RopeKind { kDefault, kLinear, kLlama3, kYarn, kLong };
 
-// A field that the kind does not use is ignored.
+// Fields that a kind does not use are ignored.
 struct RopeSpec {
   RopeKind kind = RopeKind::kDefault;
-  int dims = 0;  // that rotate: the first ones of a head
+  int dims = 0;  // of a head, from the first, that rotate
   double theta = 10000.0;
   double factor = 1.0;
   double original_max_positions = 0.0;
@@ -25,11 +25,11 @@ struct RopeSpec {
   double mscale = 0.0;            // 0: absent
   double mscale_all_dim = 0.0;    // 0: absent
   bool truncate = true;
-  std::vector<float> factors;  // of kLong: one for each pair, [dims / 2]
+  std::vector<float> factors;  // kLong: one per pair, [dims / 2]
 };
 
-// inv_freq[i] = theta^(-2i / dims), scaled as the kind says, with every intermediate rounded to
-// fp32 where transformers rounds it. inv_freq.size() == dims / 2.
+// inv_freq[i] = theta^(-2i / dims), scaled according to the kind, with every intermediate rounded
+// to fp32 where transformers rounds it. inv_freq.size() == dims / 2.
 // Returns the factor that scales cos and sin: 1 for all kinds but YaRN and LongRoPE.
 float rope_inverse_frequencies(const RopeSpec& spec, std::span<float> inv_freq);
 

@@ -9,9 +9,9 @@
 namespace specqd {
 namespace {
 
-// Of each time that all threads do `work(thread)`.
+// Seconds of each of `repeats` runs of work(thread) on all threads.
 template <class F>
-std::vector<double> seconds_of(Pool& pool, int repeats, const F& work) {
+std::vector<double> measure_seconds(Pool& pool, int repeats, const F& work) {
   using Clock = std::chrono::steady_clock;
   std::vector<double> seconds;
   for (int i = 0; i < repeats; ++i) {
@@ -33,13 +33,13 @@ std::vector<double> measure_read_seconds(Pool& pool, const Kernels& kernels, siz
                 share);
   });
   std::atomic<uint64_t> sink{0};
-  return seconds_of(pool, repeats, [&](size_t thread) {
+  return measure_seconds(pool, repeats, [&](size_t thread) {
     sink += kernels.read_bytes(memory.data() + thread * share, share);
   });
 }
 
 std::vector<double> measure_product_seconds(Pool& pool, const Kernels& kernels, int repeats) {
-  return seconds_of(pool, repeats, [&](size_t) { kernels.multiply_registers(kPeakRounds); });
+  return measure_seconds(pool, repeats, [&](size_t) { kernels.multiply_registers(kPeakRounds); });
 }
 
 }  // namespace specqd

@@ -1,5 +1,5 @@
-// How fast this machine's memory can be read and its cores can multiply: what the speed of
-// precisions and of prefill is held against.
+// Measures how fast this machine reads memory and multiplies: the limits of decoding and of
+// prefill.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ namespace specqd {
 // Seconds of each of `repeats` reads of `bytes` bytes of memory by all threads of the pool.
 std::vector<double> measure_read_seconds(Pool& pool, const Kernels& kernels, size_t bytes,
                                          int repeats);
-// Seconds of each of `repeats` times that all threads of the pool make kPeakProducts exact
+// Seconds of each of `repeats` runs in which every thread of the pool computes kPeakProducts exact
 // products.
 constexpr int64_t kPeakRounds = 4096;
 constexpr int64_t kPeakProducts = kPeakRounds * kPanel * kTileWeights;

@@ -26,7 +26,7 @@ std::string first_line(const std::string& path) {
   return line;
 }
 
-// The cgroup v2 directories of this process, innermost first, with the v1 controllers' beside them.
+// This process's cgroup directories of v2 and of the v1 controller, each innermost first.
 std::vector<std::string> cgroup_directories(const std::string& controller) {
   std::vector<std::string> directories;
   std::ifstream file("/proc/self/cgroup");
@@ -91,7 +91,7 @@ struct Amx {
   bool in_cpu = false;
 };
 
-// Linux gives the tile registers to a process only on request.
+// Linux allows a process to use the tile registers only on request.
 Amx request_amx() {
   unsigned eax = 7, ebx = 0, ecx = 0, edx = 0;
   asm volatile("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
@@ -121,7 +121,7 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("bmi2");
 }
 
-// Whether this CPU has it, with byte permutations, and rounds as the exact product must.
+// Whether this CPU has vdpbf16ps and byte permutations, and rounds as the exact product needs.
 bool has_avx512_bf16() {
   static const bool is_usable = [] {
     if (!has_avx512() || !__builtin_cpu_supports("avx512bf16") ||
@@ -133,7 +133,7 @@ bool has_avx512_bf16() {
   return is_usable;
 }
 
-// Zen 4 (family 19h) takes two turns for a 512-bit vector.
+// Zen 4 (family 19h) needs two cycles per 512-bit vector.
 bool has_half_vectors() {
   if (!__builtin_cpu_is("amd")) return false;
   unsigned eax = 1, ebx = 0, ecx = 0, edx = 0;
@@ -156,7 +156,7 @@ std::vector<std::string> available_isas() {
   std::vector<std::string> names;
 #if defined(__x86_64__)
   if (has_avx512() && amx().usable) names.emplace_back("amx");
-  // CPUs with AMX have a slow vdpbf16ps beside it.
+  // CPUs with AMX have a slow vdpbf16ps.
   if (has_avx512_bf16() && !amx().in_cpu) names.emplace_back("avx512bf16");
   if (has_avx512()) names.emplace_back("avx512");
   if (has_avx512_bf16() && amx().in_cpu) names.emplace_back("avx512bf16");
@@ -198,7 +198,7 @@ int usable_threads() {
 #if defined(__linux__)
   cpu_set_t mask;
   if (sched_getaffinity(0, sizeof(mask), &mask) == 0) {
-    std::set<std::string> siblings;  // hyperthreads of one core share its memory pipes
+    std::set<std::string> siblings;  // counts cores: a core's hyperthreads share its memory pipes
     for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
       if (!CPU_ISSET(cpu, &mask)) continue;
       const std::string topology = "/sys/devices/system/cpu/cpu" + std::to_string(cpu);

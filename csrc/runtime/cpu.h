@@ -1,4 +1,4 @@
-// What this machine, and this process on it, may use: instruction sets, cores, memory.
+// The instruction sets, cores and memory that this process may use.
 #pragma once
 
 #include <cstdint>
@@ -9,20 +9,20 @@
 
 namespace specqd {
 
-// Names of the instruction sets that run here, fastest first; the last is "portable".
+// Names of the instruction sets that run on this machine, fastest first; the last is "portable".
 std::vector<std::string> available_isas();
 
-// The kernels of that name, or null if they do not run here.
+// The kernels of that name, or null if they do not run on this machine.
 const Kernels* kernels_named(const std::string& name);
 
-// Why AMX that the CPU has is not available; empty if it is, or if the CPU has none.
+// Why the system refuses the CPU's AMX; empty if AMX is available, or if the CPU has none.
 std::string amx_refusal();
 
 // Physical cores in this thread's affinity mask, within the cgroup's CPU quota; at least 1.
 int usable_threads();
 
-// Bytes that can be allocated without swapping: what the system has available, within the limits
-// of every cgroup above this process. Negative if unknown.
+// Bytes that can be allocated without swapping: the system's available memory, within the limits of
+// every cgroup above this process. Negative if unknown.
 int64_t usable_memory();
 
 std::string cpu_model();

@@ -7,8 +7,8 @@
 
 namespace specqd {
 
-// Zeroed anonymous memory, 2 MB aligned and on huge pages where it is large. Untouched pages cost
-// nothing. Throws std::bad_alloc.
+// Zeroed anonymous memory. From 2 MB on it is aligned to 2 MB and uses huge pages. Untouched pages
+// cost nothing. Throws std::bad_alloc.
 class Memory {
  public:
   Memory() = default;
@@ -18,7 +18,7 @@ class Memory {
   Memory& operator=(Memory&& other) noexcept;
   uint8_t* data() const { return data_; }
   size_t size() const { return size_; }
-  void keep_first(size_t bytes);  // gives the rest back to the system
+  void keep_first(size_t bytes);  // returns the rest to the system
 
  private:
   uint8_t* data_ = nullptr;
@@ -27,7 +27,7 @@ class Memory {
   size_t mapped_ = 0;
 };
 
-// Gives the pages that the heap holds free back to the system, where it can.
+// Returns the heap's free pages to the system, if the C library can.
 void release_free_memory();
 
 }  // namespace specqd

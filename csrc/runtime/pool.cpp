@@ -25,18 +25,18 @@ int current_cpu() {
 #endif
 }
 
-// Spins for some 100 microseconds, longer than the work between two meetings, then parks.
+// Threads spin for about 100 microseconds, longer than the work between two barriers, then park.
 constexpr int kSpins = 2000;
-constexpr int kSpinsBetweenLooks = 32;
+constexpr int kSpinsPerCheck = 32;
 
-// notify_all() first reads whether anyone waits. What they wait for must be stored before that
-// read, which release does not promise: a thread that fell asleep in between was never woken.
+// notify_all() first reads whether a thread waits. The awaited value must be stored before that
+// read, which release order does not guarantee: a thread that parked in between was never woken.
 constexpr auto kBeforeWaking = std::memory_order_seq_cst;
 
 }  // namespace
 
-// On a busy machine the system may put two of our threads on one core, where one's spinning is what
-// the other waits for.
+// On a busy machine the system may run two of the pool's threads on one core. Then a spinning
+// thread holds back the thread that it waits for.
 bool Pool::shares_core(int thread) {
   const int cpu = current_cpu();
   places_[static_cast<size_t>(thread)].cpu.store(cpu, std::memory_order_relaxed);
@@ -51,7 +51,7 @@ void Pool::await_change(const std::atomic<uint32_t>& value, uint32_t old, int th
   for (int i = 0; i < kSpins; ++i) {
     if (value.load(std::memory_order_acquire) != old) return;
     pause_briefly();
-    if (i % kSpinsBetweenLooks == 0 && shares_core(thread)) std::this_thread::yield();
+    if (i % kSpinsPerCheck == 0 && shares_core(thread)) std::this_thread::yield();
   }
   while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
 }

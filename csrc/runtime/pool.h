@@ -1,5 +1,5 @@
-// The threads of the core. A run gives every thread the same function (single program, multiple
-// data); inside it threads share work by claiming ranges, and meet at barriers.
+// The threads of the core. A run executes one function on every thread (single program, multiple
+// data). Inside it, threads share work by claiming ranges and wait for each other at barriers.
 #pragma once
 
 #include <atomic>
@@ -19,11 +19,11 @@ class Team {
   int thread() const { return thread_; }
   int threads() const;
 
-  // Waits for all threads; what they wrote before is visible after.
+  // Waits for all threads. Everything that they wrote before is visible afterwards.
   void barrier();
 
-  // body(first, last) over disjoint ranges of [0, count), `grain` items at a time, each range on
-  // whichever thread is free; ends with a barrier.
+  // Calls body(first, last) for disjoint ranges of [0, count) of `grain` items, each on the next
+  // free thread; ends with a barrier.
   template <class Body>
   void share(int64_t count, int64_t grain, const Body& body) {
     for (int64_t first; (first = claim(grain)) < count;)
@@ -39,7 +39,7 @@ class Team {
 
 class Pool {
  public:
-  // The caller of run() is thread 0; threads - 1 workers are started.
+  // Starts threads - 1 workers; the caller of run() is thread 0.
   explicit Pool(int threads);
   ~Pool();
   Pool(const Pool&) = delete;
@@ -47,8 +47,8 @@ class Pool {
 
   int threads() const { return threads_; }
 
-  // body(Team&) on every thread; returns when all have ended. The body must not throw. Concurrent
-  // runs wait for one another.
+  // Calls body(Team&) on every thread and returns when all have ended. The body must not throw.
+  // Concurrent runs wait for one another.
   template <class Body>
   void run(const Body& body) {
     run_erased([](const void* context, Team& team) { (*static_cast<const Body*>(context))(team); },
@@ -63,7 +63,7 @@ class Pool {
   void await_change(const std::atomic<uint32_t>& value, uint32_t old, int thread);
   bool shares_core(int thread);
 
-  // Where each thread was when it last had to wait.
+  // The CPU on which a thread last waited.
   struct alignas(64) Place {
     std::atomic<int> cpu{-1};
   };
@@ -73,10 +73,10 @@ class Pool {
   Task task_ = nullptr;
   const void* context_ = nullptr;
   bool stopping_ = false;
-  alignas(64) std::atomic<uint32_t> round_{0};    // counts runs; workers wait for the next
-  alignas(64) std::atomic<uint32_t> arrived_{0};  // at the barrier
-  alignas(64) std::atomic<uint32_t> phase_{0};    // counts barriers passed
-  alignas(64) std::atomic<int64_t> claimed_{0};   // of the range being shared
+  alignas(64) std::atomic<uint32_t> round_{0};    // number of runs; workers wait for the next
+  alignas(64) std::atomic<uint32_t> arrived_{0};  // threads at the barrier
+  alignas(64) std::atomic<uint32_t> phase_{0};    // number of barriers passed
+  alignas(64) std::atomic<int64_t> claimed_{0};   // items of the shared range
   std::vector<Place> places_;
   std::vector<std::thread> workers_;
 };

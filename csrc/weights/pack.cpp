@@ -13,7 +13,7 @@ namespace {
 
 using Words = uint32_t __attribute__((vector_size(16)));  // four pairs of weights
 
-// Four rows of four pairs, turned into pairs of four rows.
+// Transposes four rows of four pairs.
 inline void transpose(const uint8_t* const* rows, int64_t at, uint16_t* out) {
   Words in[4];
   for (int n = 0; n < 4; ++n) std::memcpy(&in[n], rows[n] + at, sizeof(Words));
@@ -27,10 +27,10 @@ inline void transpose(const uint8_t* const* rows, int64_t at, uint16_t* out) {
   for (int i = 0; i < 4; ++i) std::memcpy(out + i * 32, &pairs[i], sizeof(Words));
 }
 
-// One tile of a panel in tile order, zero where it pads.
+// Copies one tile of a panel in tile order, with zeros as padding.
 void gather_tile(const uint8_t* const* rows, int64_t columns, int64_t tile, uint16_t* out) {
   const int64_t first = tile * kBlock;
-  if (rows[kPanel - 1] != nullptr && first + kBlock <= columns) {  // rows pad from the end
+  if (rows[kPanel - 1] != nullptr && first + kBlock <= columns) {  // padding rows come last
     for (int n = 0; n < kPanel; n += 4)
       for (int pair = 0; pair < kBlock / 2; pair += 4)
         transpose(rows + n, (first + pair * 2) * 2, out + pair * 32 + n * 2);
@@ -50,14 +50,14 @@ bool has_not_finite(const uint16_t* bits, int64_t count) {
   return any != 0;
 }
 
-// First position of a weight that is not finite, or -1.
+// The first position of a weight that is not finite, or -1.
 int64_t find_not_finite(const uint16_t* bits, int64_t count) {
   if (!has_not_finite(bits, count)) return -1;
   for (int64_t i = 0;; ++i)
     if ((bits[i] & kBf16Infinity) == kBf16Infinity) return i;
 }
 
-// A padding weight needs no patch while it decodes to something finite; its input is zero.
+// A padding weight needs no patch if it decodes to a finite value, because its input is zero.
 bool is_needed(uint32_t patch, int64_t tile, const uint8_t* const* rows, const uint8_t* scales,
                int64_t columns) {
   const int at = static_cast<int>(patch >> 16);
@@ -68,19 +68,19 @@ bool is_needed(uint32_t patch, int64_t tile, const uint8_t* const* rows, const u
 
 struct PanelPatches {
   std::vector<uint32_t> patches;
-  std::vector<uint32_t> counts;  // of each tile
+  std::vector<uint32_t> counts;  // by tile
 };
 
-// What the threads of one packing share.
+// State that the threads of one packing share.
 struct Packing {
   const Kernels& kernels;
   const std::vector<const uint8_t*> rows;  // packed
   int64_t columns, tiles;
   ScaleRule rule;
   uint8_t* base;
-  Places places;
+  PlaneLayout layout;
   std::vector<PanelPatches> found;
-  std::vector<int64_t> bad;  // of each panel, the first weight that is not finite, or -1
+  std::vector<int64_t> bad;  // by panel: the first weight that is not finite, or -1
   std::atomic<int64_t> patch_count{0};
 
   void pack_panel(int64_t panel);
@@ -100,8 +100,8 @@ void Packing::pack_panel(int64_t panel) {
     }
     const int64_t tile = panel * tiles + t;
     const TileOut out{
-        base + tile * kTileCodes, base + places.scales_at() + static_cast<size_t>(tile * kPanel),
-        base + places.residuals_at() + static_cast<size_t>(tile * kTileWeights), tile_patches};
+        base + tile * kTileCodes, base + layout.scales_at() + static_cast<size_t>(tile * kPanel),
+        base + layout.residuals_at() + static_cast<size_t>(tile * kTileWeights), tile_patches};
     const int made = kernels.encode_tile(gathered, rule, out);
     const size_t before = patches.size();
     for (int i = 0; i < made; ++i)
@@ -110,13 +110,13 @@ void Packing::pack_panel(int64_t panel) {
     counts.push_back(static_cast<uint32_t>(patches.size() - before));
   }
   const auto made = static_cast<int64_t>(patches.size());
-  if (patch_count.fetch_add(made) + made > places.most_patches()) {
-    patches = {};  // it will be plain
+  if (patch_count.fetch_add(made) + made > layout.max_patches()) {
+    patches = {};  // the weight will be plain
     counts = {};
   }
 }
 
-PackError bad_weight(const Packing& packing, std::span<const RowSource> sources) {
+PackError find_bad_weight(const Packing& packing, std::span<const RowSource> sources) {
   for (size_t panel = 0; panel < packing.bad.size(); ++panel) {
     const int64_t at = packing.bad[panel];
     if (at < 0) continue;
@@ -142,24 +142,24 @@ std::shared_ptr<PackedWeight> PackedWeight::pack(Pool& pool, const Kernels& kern
   RowMap map(source_rows, options.interleaved);
   const int64_t panels = map.panels, tiles = (columns + kBlock - 1) / kBlock;
   const auto count = static_cast<size_t>(panels * tiles);
-  const Places places(count);
+  const PlaneLayout layout(count);
 
   auto weight = std::make_shared<PackedWeight>();
-  weight->planes_ = Memory(places.end());
+  weight->planes_ = Memory(layout.end());
   uint8_t* const base = weight->planes_.data();
   Packing packing{kernels,
-                  map.packed(sources, columns),
+                  map.pack_rows(sources, columns),
                   columns,
                   tiles,
                   options.rule,
                   base,
-                  places,
+                  layout,
                   std::vector<PanelPatches>(static_cast<size_t>(panels)),
                   std::vector<int64_t>(static_cast<size_t>(panels), -1)};
   pool.run([&](Team& team) {
     team.share(panels, 1, [&](int64_t panel, int64_t) { packing.pack_panel(panel); });
   });
-  if (*error = bad_weight(packing, sources); error->source >= 0) return nullptr;
+  if (*error = find_bad_weight(packing, sources); error->source >= 0) return nullptr;
 
   weight->columns_ = columns;
   weight->packed_row_ = std::move(map.packed_row);
@@ -167,10 +167,10 @@ std::shared_ptr<PackedWeight> PackedWeight::pack(Pool& pool, const Kernels& kern
   m.panels = panels;
   m.tiles = tiles;
   m.codes = base;
-  m.scales = base + places.scales_at();
-  if (packing.patch_count > places.most_patches()) {  // past 16 bits a weight
-    weight->planes_.keep_first(places.residuals_at());
-    weight->exact_ = Memory(places.plain);
+  m.scales = base + layout.scales_at();
+  if (packing.patch_count > layout.max_patches()) {  // more than 16 bits per weight
+    weight->planes_.keep_first(layout.residuals_at());
+    weight->exact_ = Memory(layout.plain);
     auto* const plain = reinterpret_cast<uint16_t*>(weight->exact_.data());
     pool.run([&](Team& team) {
       team.share(panels, 1, [&](int64_t panel, int64_t) {
@@ -185,10 +185,10 @@ std::shared_ptr<PackedWeight> PackedWeight::pack(Pool& pool, const Kernels& kern
 
   const auto patch_count = static_cast<size_t>(packing.patch_count);
   weight->patch_count_ = static_cast<int64_t>(patch_count);
-  // Kernels may prefetch, never read, past the end; 64 bytes keep that within the mapping.
-  weight->exact_ = Memory(aligned(patch_count * 4) + 64);
+  // Kernels may prefetch past the end, but never read there; 64 bytes keep that in the mapping.
+  weight->exact_ = Memory(align(patch_count * 4) + 64);
   auto* const patches = reinterpret_cast<uint32_t*>(weight->exact_.data());
-  auto* const starts = reinterpret_cast<uint32_t*>(base + places.starts_at());
+  auto* const starts = reinterpret_cast<uint32_t*>(base + layout.starts_at());
   std::vector<uint32_t> panel_starts{0};
   for (const PanelPatches& panel : packing.found)
     panel_starts.push_back(panel_starts.back() + static_cast<uint32_t>(panel.patches.size()));
@@ -205,7 +205,7 @@ std::shared_ptr<PackedWeight> PackedWeight::pack(Pool& pool, const Kernels& kern
     });
   });
   starts[count] = panel_starts.back();
-  m.residuals = base + places.residuals_at();
+  m.residuals = base + layout.residuals_at();
   m.patch_starts = starts;
   m.patches = patches;
   return weight;

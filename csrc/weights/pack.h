@@ -1,4 +1,4 @@
-// Packing a BF16 matrix once into planes that hold both precisions (docs/kernels.md draws them).
+// Packs a BF16 matrix into planes that hold both precisions (docs/kernels.md draws them).
 #pragma once
 
 #include <cstddef>
@@ -14,17 +14,17 @@
 
 namespace specqd {
 
-// Rows of K BF16 weights; they need no alignment.
+// Rows of K BF16 weights, without alignment.
 struct RowSource {
   const uint8_t* data = nullptr;
   int64_t rows = 0;
 };
 
-// The exponents of all values of a block with such a scale are those of normal BF16 numbers.
+// With a scale in this range, every nonzero value of a block is a normal BF16 number.
 constexpr uint8_t kLeastMxfp4Scale = 2, kLargestMxfp4Scale = 252;
 
-// Rows of MXFP4: blocks of 32 weights as 16 bytes of two E2M1 codes each, the lower nibble first,
-// and an E8M0 scale for each block.
+// Rows of MXFP4: blocks of 32 weights as 16 bytes of two E2M1 codes, the lower nibble first, and
+// one E8M0 scale per block.
 struct Mxfp4Source {
   const uint8_t* codes = nullptr;
   const uint8_t* scales = nullptr;
@@ -32,14 +32,14 @@ struct Mxfp4Source {
 };
 
 struct PackError {
-  int64_t source = -1;  // index of the source that holds a weight that is not finite; -1: none
+  int64_t source = -1;  // index of the source with a weight that is not finite; -1: none
   int64_t row = 0;
   int64_t column = 0;
 };
 
-// One packed matrix. Its outputs are the sources' rows one after the other (stacked), or, for two
-// sources, alternating panels of 16 rows of each (interleaved), so that a gate and its up
-// projection are computed side by side.
+// One packed matrix. Its outputs are the rows of all sources in order (stacked), or, for two
+// sources, alternating panels of 16 rows (interleaved), so that a gate and its up projection are
+// computed side by side.
 class PackedWeight {
  public:
   struct Options {
@@ -47,18 +47,18 @@ class PackedWeight {
     ScaleRule rule = ScaleRule::kMse;
   };
 
-  // On a non-finite weight: fills `error` and returns null.
+  // Fills `error` and returns null if a weight is not finite.
   static std::shared_ptr<PackedWeight> pack(Pool& pool, const Kernels& kernels,
                                             std::span<const RowSource> sources, int64_t columns,
                                             Options options, PackError* error);
 
-  // A weight that is MXFP4, of one source or two interleaved ones with equal rows. A scale out of
-  // the range that BF16 holds is an error at its block (`column`).
+  // Packs weights that are stored as MXFP4: one source, or two interleaved ones with equally many
+  // rows. A scale out of BF16's range is an error at its block (`column`).
   static std::shared_ptr<PackedWeight> take_mxfp4(std::span<const Mxfp4Source> sources,
                                                   int64_t blocks, PackError* error);
 
-  // What a weight is made of, wherever it lies. A nested one has no plain plane, a plain one only
-  // codes and scales beside it, and one that is MXFP4 nothing else.
+  // Views of a weight's planes. A nested weight has all but `plain`, a plain one has codes, scales
+  // and `plain`, an MXFP4 one has codes and scales only.
   struct Planes {
     std::span<const uint8_t> codes, scales, residuals;
     std::span<const uint32_t> patch_starts, patches;
@@ -67,9 +67,9 @@ class PackedWeight {
   Planes planes() const;
 
   // A weight over planes that were packed before, such as those of a mapped file; `owner` keeps
-  // them where they are. Rows of the sources are counted as pack() does. The planes are not
-  // trusted: what does not fit, or would be read or written out of its bounds, is told in
-  // `problem`, and the result is null.
+  // them alive. `source_rows` are the sources' rows as for pack(). The planes are not trusted: if
+  // they do not fit, or would cause access out of bounds, the result is null and `problem` says
+  // why.
   static std::shared_ptr<PackedWeight> map(Pool& pool, const Planes& planes,
                                            std::span<const int64_t> source_rows, int64_t columns,
                                            bool interleaved, std::shared_ptr<const void> owner,
@@ -79,17 +79,17 @@ class PackedWeight {
   int64_t columns() const { return columns_; }
   int64_t rows() const { return static_cast<int64_t>(packed_row_.size()); }
   bool is_nested() const { return matrix_.residuals != nullptr; }
-  // Whether it is MXFP4 from the start, so that both precisions read the same weights.
+  // Whether the weights were stored as MXFP4, so that both precisions read the same weights.
   bool is_mxfp4() const { return matrix_.plain == nullptr && matrix_.residuals == nullptr; }
 
   // BF16 bits of a row of the stacked sources, [columns].
   void read_row(const Kernels& kernels, int64_t row, uint16_t* out) const;
 
-  // Bytes by plane. A precision moves codes and scales (draft), or all planes that exist (exact).
+  // Bytes by plane.
   struct Bytes {
     size_t codes, scales, residuals, patches, plain;
-    size_t draft() const { return codes + scales; }
-    // Plain tiles are read alone; nested ones need every plane.
+    size_t draft() const { return codes + scales; }  // that the fp4 precision reads
+    // Bytes that the exact precision reads: plain tiles alone, or every plane of nested ones.
     size_t exact() const { return plain > 0 ? plain : codes + scales + residuals + patches; }
     size_t stored() const { return codes + scales + residuals + patches + plain; }
   };
@@ -100,13 +100,13 @@ class PackedWeight {
   PackedMatrix matrix_;
   int64_t columns_ = 0;
   int64_t patch_count_ = 0;
-  std::vector<int64_t> packed_row_;  // of each row of the stacked sources
+  std::vector<int64_t> packed_row_;  // by row of the stacked sources
   Memory planes_;
-  Memory exact_;                       // patches, or the plain tiles
-  std::shared_ptr<const void> owner_;  // of planes that lie elsewhere
+  Memory exact_;                       // patches, or plain tiles
+  std::shared_ptr<const void> owner_;  // keeps mapped planes alive
 };
 
-// The first weight of a row-major matrix that is not finite.
+// Finds the first weight of a row-major matrix that is not finite.
 PackError find_not_finite(Pool& pool, RowSource source, int64_t columns);
 
 }  // namespace specqd

@@ -1,4 +1,4 @@
-// Where rows and planes stand in a packed matrix, for the files that make or take one.
+// The positions of rows and planes in a packed matrix.
 #pragma once
 
 #include <algorithm>
@@ -10,12 +10,11 @@
 
 namespace specqd {
 
-inline size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
+inline size_t align(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// Where the rows of the sources, stacked, stand among the packed ones; interleaved panels
-// alternate.
+// Maps the rows of the stacked sources to packed rows; interleaved panels alternate.
 struct RowMap {
-  std::vector<int64_t> packed_row;  // of each stacked row
+  std::vector<int64_t> packed_row;  // by stacked row
   int64_t panels = 0;
 
   RowMap(std::span<const int64_t> source_rows, bool interleaved) {
@@ -32,8 +31,8 @@ struct RowMap {
         interleaved ? (longest + kPanel - 1) / kPanel * sources : (stacked + kPanel - 1) / kPanel;
   }
 
-  // The source row of each packed one; null where it pads.
-  std::vector<const uint8_t*> packed(std::span<const RowSource> sources, int64_t columns) const {
+  // The source row of each packed row; null for padding.
+  std::vector<const uint8_t*> pack_rows(std::span<const RowSource> sources, int64_t columns) const {
     std::vector<const uint8_t*> packed(static_cast<size_t>(panels * kPanel), nullptr);
     size_t stacked = 0;
     for (const RowSource& source : sources)
@@ -43,20 +42,20 @@ struct RowMap {
   }
 };
 
-// Bytes of each plane of so many tiles, and where they stand one after the other.
-struct Places {
-  explicit Places(size_t tiles)
+// The bytes and offsets of each plane for a number of tiles.
+struct PlaneLayout {
+  explicit PlaneLayout(size_t tiles)
       : codes(tiles * kTileCodes),
         scales(tiles * kPanel),
         residuals(tiles * kTileWeights),
         starts((tiles + 1) * sizeof(uint32_t)),
         plain(tiles * kTileWeights * sizeof(uint16_t)) {}
-  size_t scales_at() const { return aligned(codes); }
-  size_t residuals_at() const { return scales_at() + aligned(scales); }
-  size_t starts_at() const { return residuals_at() + aligned(residuals); }
-  size_t end() const { return starts_at() + aligned(starts); }
-  // Past this many patches plain BF16 is smaller.
-  int64_t most_patches() const {
+  size_t scales_at() const { return align(codes); }
+  size_t residuals_at() const { return scales_at() + align(scales); }
+  size_t starts_at() const { return residuals_at() + align(residuals); }
+  size_t end() const { return starts_at() + align(starts); }
+  // With more patches, plain BF16 is smaller.
+  int64_t max_patches() const {
     return (static_cast<int64_t>(plain) - static_cast<int64_t>(starts_at() + starts)) / 4;
   }
   size_t codes, scales, residuals, starts, plain;

@@ -1,4 +1,4 @@
-// Weights that come as MXFP4: their codes and scales are put into tile order, and that is all.
+// Puts the codes and scales of weights that are stored as MXFP4 into tile order.
 #include <algorithm>
 #include <cstring>
 
@@ -7,7 +7,7 @@
 namespace specqd {
 namespace {
 
-bool is_zero(const uint8_t* codes) {  // of a block, whatever the signs
+bool is_zero(const uint8_t* codes) {  // of a block, with any signs
   return std::all_of(codes, codes + kBlock / 2, [](uint8_t byte) { return (byte & 0x77) == 0; });
 }
 
@@ -32,7 +32,7 @@ std::shared_ptr<PackedWeight> PackedWeight::take_mxfp4(std::span<const Mxfp4Sour
   const auto count = static_cast<size_t>(panels * blocks);
   auto weight = std::make_shared<PackedWeight>();
   weight->columns_ = blocks * kBlock;
-  // Kernels may prefetch, never read, past the end.
+  // Kernels may prefetch past the end, but never read there.
   weight->planes_ = Memory(count * (kTileCodes + kPanel) + 64);
   uint8_t* const codes = weight->planes_.data();
   uint8_t* const scales = codes + count * kTileCodes;

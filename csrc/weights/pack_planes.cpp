@@ -1,5 +1,5 @@
-// A packed weight once it is there: its planes, planes that others hold, and what they decode to.
-// Knows nothing of how they are made.
+// A packed weight's planes: views of them, mapping planes from elsewhere, and decoding. Does not
+// know how planes are packed.
 #include <algorithm>
 #include <atomic>
 #include <utility>
@@ -29,32 +29,32 @@ bool is_aligned(const void* data, size_t bytes) {
   return reinterpret_cast<uintptr_t>(data) % bytes == 0;
 }
 
-// Whether there are codes and scales alone: MXFP4 from the start.
-bool is_bare(const PackedWeight::Planes& planes) {
+// Whether the weights were stored as MXFP4: there are only codes and scales.
+bool is_stored_mxfp4(const PackedWeight::Planes& planes) {
   return planes.plain.empty() && planes.residuals.empty() && planes.patch_starts.empty() &&
          planes.patches.empty();
 }
 
-// What is wrong with the sizes or the places of planes; empty where they fit.
-std::string misfit(const PackedWeight::Planes& planes, const Places& places) {
-  const bool is_plain = !planes.plain.empty(), is_mxfp4 = is_bare(planes);
+// Describes what is wrong with the planes' sizes or alignment; empty if they fit.
+std::string find_misfit(const PackedWeight::Planes& planes, const PlaneLayout& layout) {
+  const bool is_plain = !planes.plain.empty(), is_mxfp4 = is_stored_mxfp4(planes);
   const bool fits =
-      planes.codes.size_bytes() == places.codes && planes.scales.size_bytes() == places.scales &&
+      planes.codes.size_bytes() == layout.codes && planes.scales.size_bytes() == layout.scales &&
       (is_mxfp4 ||
-       (is_plain ? planes.plain.size_bytes() == places.plain && planes.residuals.empty() &&
+       (is_plain ? planes.plain.size_bytes() == layout.plain && planes.residuals.empty() &&
                        planes.patch_starts.empty() && planes.patches.empty()
-                 : planes.residuals.size_bytes() == places.residuals &&
-                       planes.patch_starts.size_bytes() == places.starts &&
-                       planes.patches.size() <= places.codes * 2));
+                 : planes.residuals.size_bytes() == layout.residuals &&
+                       planes.patch_starts.size_bytes() == layout.starts &&
+                       planes.patches.size() <= layout.codes * 2));
   if (!fits) return "its planes have other sizes than its rows and columns";
-  const bool lies_well =
+  const bool is_placed_well =
       is_aligned(planes.codes.data(), 64) && is_aligned(planes.scales.data(), 16) &&
       is_aligned(planes.residuals.data(), 64) && is_aligned(planes.patch_starts.data(), 4) &&
       is_aligned(planes.patches.data(), 4) && is_aligned(planes.plain.data(), 64);
-  return lies_well ? "" : "its planes are not aligned";
+  return is_placed_well ? "" : "its planes are not aligned";
 }
 
-// Whether `has(first, last)` for any part of [0, count).
+// Whether has(first, last) is true for any part of [0, count).
 template <class Has>
 bool any_part(Pool& pool, size_t count, const Has& has) {
   std::atomic<bool> found{false};
@@ -66,7 +66,8 @@ bool any_part(Pool& pool, size_t count, const Has& has) {
   return found;
 }
 
-bool has_wild_scale(Pool& pool, std::span<const uint8_t> scales, uint8_t least, uint8_t largest) {
+bool has_scale_outside(Pool& pool, std::span<const uint8_t> scales, uint8_t least,
+                       uint8_t largest) {
   return any_part(pool, scales.size(), [&](size_t first, size_t last) {
     bool any = false;
     for (size_t i = first; i < last; ++i) any |= scales[i] < least || scales[i] > largest;
@@ -74,7 +75,7 @@ bool has_wild_scale(Pool& pool, std::span<const uint8_t> scales, uint8_t least, 
   });
 }
 
-bool has_wild_patch(Pool& pool, const PackedWeight::Planes& planes) {
+bool has_bad_patch(Pool& pool, const PackedWeight::Planes& planes) {
   const auto& starts = planes.patch_starts;
   const auto& patches = planes.patches;
   if (starts.front() != 0 || starts.back() != patches.size()) return true;
@@ -99,15 +100,16 @@ std::shared_ptr<PackedWeight> PackedWeight::map(Pool& pool, const Planes& planes
                                                 std::string* problem) {
   RowMap map(source_rows, interleaved);
   const int64_t tiles = (columns + kBlock - 1) / kBlock;
-  const Places places(static_cast<size_t>(map.panels * tiles));
+  const PlaneLayout layout(static_cast<size_t>(map.panels * tiles));
   const bool is_plain = !planes.plain.empty();
-  *problem = misfit(planes, places);
-  const bool is_mxfp4 = is_bare(planes);
-  if (problem->empty() && has_wild_scale(pool, planes.scales, 0, 254)) *problem = "a scale is NaN";
+  *problem = find_misfit(planes, layout);
+  const bool is_mxfp4 = is_stored_mxfp4(planes);
+  if (problem->empty() && has_scale_outside(pool, planes.scales, 0, 254))
+    *problem = "a scale is NaN";
   if (problem->empty() && is_mxfp4 &&
-      has_wild_scale(pool, planes.scales, kLeastMxfp4Scale, kLargestMxfp4Scale))
+      has_scale_outside(pool, planes.scales, kLeastMxfp4Scale, kLargestMxfp4Scale))
     *problem = "a scale is out of BF16's range";
-  if (problem->empty() && !is_plain && !is_mxfp4 && has_wild_patch(pool, planes))
+  if (problem->empty() && !is_plain && !is_mxfp4 && has_bad_patch(pool, planes))
     *problem = "a patch lies outside its tile";
   if (!problem->empty()) return nullptr;
 

@@ -1,4 +1,4 @@
-"""SpecQD: open language models on CPUs, several times sooner and bit for bit the same."""
+"""SpecQD: exact speculative decoding of open language models on CPUs."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what is asked for, so that `specqd --help` need not load the core."""
+    """Imports a public name on first use, so that `specqd --help` does not load the core."""
     if name not in _HOMES:
         raise AttributeError(f"module 'specqd' has no attribute {name!r}")
     from importlib import import_module

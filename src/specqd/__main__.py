@@ -1,4 +1,4 @@
-"""`python -m specqd`: the command line, for whoever has no `specqd` on the path."""
+"""`python -m specqd`: the command line where `specqd` is not on the path."""
 
 import sys
 

@@ -1,8 +1,8 @@
-"""The errors a user can cause. Each message says what, where, and what to do."""
+"""The errors a user can cause. Each message says what is wrong, where, and what to do."""
 
 
 class SpecqdError(Exception):
-    """A problem that the user can mend; its message is one line."""
+    """A problem that the user can solve; its message is one line."""
 
 
 class ConfigError(SpecqdError):
@@ -10,7 +10,7 @@ class ConfigError(SpecqdError):
 
 
 class TensorError(SpecqdError):
-    """A weights file is missing, truncated, hostile or does not fit the configuration."""
+    """A weights file is missing, truncated, hostile or does not match the configuration."""
 
 
 class TokenizerError(SpecqdError):
@@ -18,7 +18,7 @@ class TokenizerError(SpecqdError):
 
 
 class ChatTemplateError(TokenizerError):
-    """A chat template fails at a request. `problem` says how, without the name of its file."""
+    """A chat template fails on a request. `problem` is the message without the file's name."""
 
     def __init__(self, origin: str, problem: str) -> None:
         super().__init__(f"{origin}: {problem}")
@@ -31,11 +31,11 @@ class HubError(SpecqdError):
 
 
 class RequestError(SpecqdError):
-    """A request asks for something that cannot be done."""
+    """A request asks for something impossible."""
 
 
 class FieldError(RequestError):
-    """A field of a request is at fault; the message begins with its name."""
+    """A field of a request is wrong; the message begins with the field's name."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
@@ -43,23 +43,23 @@ class FieldError(RequestError):
 
 
 class TooLongError(RequestError):
-    """A prompt, or it and the tokens asked for, are more than the context or the cache holds."""
+    """A prompt, alone or with the new tokens, does not fit into the context or the cache."""
 
 
 class MachineError(SpecqdError):
-    """This machine lacks what was asked for: memory, threads, an instruction set."""
+    """This machine lacks memory, threads or an instruction set that was asked for."""
 
 
 class CacheFullError(MachineError):
-    """The KV cache has no page left for these positions."""
+    """The KV cache has no free page for these positions."""
 
 
 class SpecqdWarning(UserWarning):
-    """Something that a user should know and need not mend; its message is one line."""
+    """A fact that a user should know; nothing has to be done. The message is one line."""
 
 
 def shown(value: object) -> str:
-    """A value that came from a file, fit for one line of a terminal."""
+    """An untrusted value as at most 120 printable characters on one line."""
     try:
         text = ascii(value)
     except RecursionError:

@@ -1,7 +1,7 @@
-"""From what a user names a model by to a local directory.
+"""Resolves the name of a model to a local directory.
 
-Owns the shape of repository ids, which of a repository's files a model needs, and the shipped
-model. The cache, tokens and offline mode are huggingface_hub's.
+Owns the form of repository ids, the list of files that a model needs, and the shipped model. The
+cache, access tokens and offline mode belong to huggingface_hub.
 """
 
 import re
@@ -13,6 +13,7 @@ from typing import Any
 
 from specqd.config import read_config
 from specqd.errors import HubError
+from specqd.formats.gguf import is_gguf
 from specqd.formats.safetensors import INDEX, WEIGHTS, read_index
 from specqd.model.packed import WEIGHTS as PACKED_WEIGHTS
 
@@ -35,10 +36,9 @@ _DESCRIPTION = [
 
 
 def resolve(path_or_repo: str | Path) -> Path:
-    """The local directory of a model, or its GGUF file: such a path as it is, and
-    `owner/name[@revision]` fetched.
+    """The local directory or GGUF file of a model; fetches `owner/name[@revision]`.
 
-    What is already in the Hugging Face cache is not fetched again. Raises HubError.
+    Files in the Hugging Face cache are not fetched again. Raises HubError.
     """
     try:
         path = Path(path_or_repo).expanduser()
@@ -49,7 +49,7 @@ def resolve(path_or_repo: str | Path) -> Path:
         if not (path / "config.json").is_file():
             raise HubError(f"{path}: has no config.json; name a Hugging Face model directory")
         return path
-    if exists and path.suffix.lower() == ".gguf":
+    if exists and is_gguf(path):
         return path
     if exists:
         raise HubError(f"{path}: is a file; name the model's directory or a .gguf file instead")
@@ -71,7 +71,7 @@ def shipped_model() -> Path:
 
 
 def _fetch(repo: str, revision: str | None) -> Path:
-    """What describes the model first, so that one that cannot be run costs no download."""
+    """Fetches and checks the description first: an unsupported model costs no large download."""
     asked = repo if revision is None else f"{repo}@{revision}"
     path = _download(asked, repo, revision, _DESCRIPTION, is_shown=False)
     if not (path / "config.json").is_file():
@@ -90,13 +90,13 @@ def _fetch(repo: str, revision: str | None) -> Path:
     if _missing_weights(path):
         raise HubError(
             f"{asked}: the repository has no safetensors weights, or not all of them; "
-            "name one that has"
+            "name a repository that has them all"
         )
     return path
 
 
 def _missing_weights(path: Path) -> list[str]:
-    """Files of weights that the description names, or that stand alone, and are not there."""
+    """The weights files of the index, or the single one, that are not in the directory."""
     if (path / PACKED_WEIGHTS).exists():
         return []
     names = set(read_index(path / INDEX).values()) if (path / INDEX).exists() else {WEIGHTS}
@@ -106,8 +106,8 @@ def _missing_weights(path: Path) -> list[str]:
 def _download(
     asked: str, repo: str, revision: str | None, files: list[str], *, is_shown: bool
 ) -> Path:
-    """The snapshot that holds those of the files that the repository has."""
-    import huggingface_hub  # imported only here: it takes long, and a local model needs none of it
+    """The directory of the snapshot; files that the repository does not have are skipped."""
+    import huggingface_hub  # here, because the import is slow and a local model does not need it
     from huggingface_hub import errors
 
     try:
@@ -128,14 +128,14 @@ def _download(
         raise HubError(f"{asked}: {problem}") from error
     except errors.RevisionNotFoundError as error:
         raise HubError(f"{asked}: the repository has no such revision; check it") from error
-    except Exception as error:  # which ones depends on the HTTP library below huggingface_hub
+    except Exception as error:  # the types depend on huggingface_hub's HTTP library
         raise HubError(f"{asked}: {_why_not_fetched(error)}") from error
 
 
 @contextmanager
 def _bars(label: str | None) -> Iterator[type[Any]]:
-    """What snapshot_download shows of its progress: the bytes of all files, in one line that goes
-    when they are there; nothing without a label, or where huggingface_hub's bars are disabled."""
+    """A progress bar for snapshot_download: one line with the bytes of all files, removed at the
+    end. Shows nothing without a label, or where huggingface_hub's bars are disabled."""
     from huggingface_hub.utils.tqdm import tqdm
 
     opened: list[Any] = []
@@ -165,8 +165,8 @@ def _why_not_fetched(error: Exception) -> str:
 
     if constants.HF_HUB_OFFLINE:
         return (
-            "is not a directory here and not (wholly) in the cache, and HF_HUB_OFFLINE forbids to "
-            "fetch it; unset that, or name a local directory"
+            "is not a directory here and not (wholly) in the cache, and HF_HUB_OFFLINE forbids "
+            "fetching it; unset that, or name a local directory"
         )
     reason = type(error.__cause__ or error).__name__
     return (

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from copy import copy
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,13 @@ from specqd import _native
 from specqd.config import read_config, read_generation_defaults
 from specqd.engine.chains import Drafts, DraftSpec, parse_chain
 from specqd.engine.engine import Engine
-from specqd.engine.generation import FinishReason, Generation, Origin, TokenLogprob
+from specqd.engine.generation import (
+    FinishReason,
+    Generation,
+    GenerationRequest,
+    Origin,
+    TokenLogprob,
+)
 from specqd.engine.reports import Stats
 from specqd.errors import RequestError, SpecqdWarning, TokenizerError
 from specqd.hub import resolve, shipped_model
@@ -26,7 +33,7 @@ from specqd.text.tokenizer import Tokenizer
 
 Prompt = str | SequenceOf[int]
 
-_ONE_READING = (
+_ONE_PRECISION = (
     "the weights are MXFP4 already: one precision, for which only n-grams or other models draft"
 )
 
@@ -40,12 +47,12 @@ class Completion:
     finish_reason: FinishReason
     seed: int
     logprobs: list[TokenLogprob] | None = None
-    origins: list[Origin] = field(default_factory=list, compare=False)  # how the tokens came about
+    origins: list[Origin] = field(default_factory=list, compare=False)  # of the tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of one prompt: `n` completions, and the call's statistics."""
+    """The `n` completions of one prompt, and the call's statistics."""
 
     prompt_tokens: list[int]
     completions: list[Completion]
@@ -54,19 +61,19 @@ class Result:
 
     @property
     def text(self) -> str:
-        """The first completion's."""
+        """The first completion's text."""
         return self.completions[0].text
 
     @property
     def tokens(self) -> list[int]:
-        """The first completion's."""
+        """The first completion's tokens."""
         return self.completions[0].tokens
 
 
 class Stream:
-    """Iterates over pieces of text as they become certain; `result` is there at the end.
+    """Iterates over pieces of text as they become certain; sets `result` at the end.
 
-    Leaving the loop early cancels the request; `stop()` ends it with what has been written so far.
+    Leaving the loop early cancels the request; `stop()` ends it and keeps the text so far.
     """
 
     def __init__(self, llm: "LLM", prompt: list[int], params: SamplingParams) -> None:
@@ -77,19 +84,19 @@ class Stream:
         self.result: Result | None = None
 
     def stop(self) -> None:
-        """Ends the text after the step in progress. May be called by a signal handler."""
+        """Ends the text after the current step. A signal handler may call it."""
         self._is_stopped = True
 
     def __iter__(self) -> Iterator[str]:
         engine = self._llm.engine
         before = Stats.of(engine)
-        generation = engine.submit(self._prompt, self._params)[0]
+        [generation] = engine.submit(GenerationRequest([self._prompt], self._params))
         sent = 0
         try:
             while sent < len(generation.text) or generation.finish_reason is None:
                 if self._is_stopped:
                     engine.cancel(generation)
-                elif sent == len(generation.text):  # else someone else's steps have made text here
+                elif sent == len(generation.text):  # another caller's steps may have added text
                     engine.step()
                 piece = generation.text[sent:]
                 sent += len(piece)
@@ -106,16 +113,16 @@ class Stream:
 class LLM:
     """A model that generates, exactly as without drafts.
 
-    path_or_repo: a Hugging Face directory or `owner/name[@revision]`; None is the shipped model.
+    path_or_repo: a Hugging Face directory or `owner/name[@revision]`; None: the shipped model.
     draft: `auto`, `none`, or drafts from the outermost in, such as `["mxfp4", "./small", "ngram"]`:
         `mxfp4`, `MODEL[:bf16|:mxfp4]` or `ngram[:FILE]`, each with an optional `:k=N`.
-    threads: of the native core; None takes all usable cores.
-    isa: forces an instruction set; None takes the fastest.
+    threads: of the native core; None: one on each usable core.
+    isa: an instruction set to force; None: the fastest.
     precision: `fp4` generates from the MXFP4 weights only (not lossless).
     reading: the old spelling of `precision`.
-    cache_positions: of the KV cache, for all texts together; None: four contexts, if they fit.
-    context: the longest text, prompt included, in tokens; None is the model's own. It sets the KV
-        cache's size, and which factors of LongRoPE the model speaks with.
+    cache_positions: tokens in the KV cache, over all sequences; None: four contexts, if they fit.
+    context: tokens of the longest sequence, prompt included; None: the model's own. It sets the KV
+        cache's size and the factors of LongRoPE.
     """
 
     def __init__(
@@ -141,7 +148,7 @@ class LLM:
         if own.is_mxfp4:
             specs = parse_chain(draft, precision, is_mxfp4=True)
             if draft == "auto":
-                warnings.warn(f"{self.directory}: {_ONE_READING}", SpecqdWarning, stacklevel=2)
+                warnings.warn(f"{self.directory}: {_ONE_PRECISION}", SpecqdWarning, stacklevel=2)
         self.tokenizer = Tokenizer.open(self.directory)
         self.defaults = read_generation_defaults(self.directory)
         self._drafts = Drafts(self.directory, precision, self.tokenizer)
@@ -161,8 +168,8 @@ class LLM:
     def with_draft(
         self, draft: str | SequenceOf[str] | None, *, progress: Progress | None = None
     ) -> "LLM":
-        """The same model with other drafts; nothing is loaded twice. Use one of them at a time:
-        each believes that it has the KV cache to itself."""
+        """The same model with other drafts; nothing is loaded twice. Use one of the two at a time:
+        they share the KV cache, and each counts on all of it."""
         is_mxfp4 = self.model.config.is_mxfp4
         specs = parse_chain(draft, self.model.precision, is_mxfp4=is_mxfp4)
         self._drafts.check(specs)
@@ -180,28 +187,22 @@ class LLM:
     def generate(
         self, prompts: Prompt | SequenceOf[Prompt], params: SamplingParams | None = None
     ) -> list[Result]:
-        """Completes one prompt or many, each a text or token ids; results in their order."""
-        before = Stats.of(self.engine)
+        """Completes one prompt or many, each a text or token ids. Results have their order."""
+        engine, before = self.engine, Stats.of(self.engine)
+        encoded = [self.encode(prompt) for prompt in _as_many(prompts)]
         resolved = self._resolved(params)
-        requests = [self.encode(prompt) for prompt in _as_many(prompts)]
-        submitted: list[list[Generation]] = []
+        generations = engine.submit(GenerationRequest(encoded, resolved))
         try:
-            for request in requests:
-                submitted.append(self.engine.submit(request, resolved))
-            generations = [g for samples in submitted for g in samples]
-            while any(g.finish_reason is None for g in generations):
-                self.engine.step()
-            for error in (g.error for g in generations if g.error is not None):
-                raise error
-        except BaseException:
-            for generation in (g for samples in submitted for g in samples):
-                self.engine.cancel(generation)
-            raise
-        stats = Stats.of(self.engine).since(before)
-        return [
-            _result(request, samples, stats)
-            for request, samples in zip(requests, submitted, strict=True)
-        ]
+            while any(generation.finish_reason is None for generation in generations):
+                engine.step()
+        finally:
+            for generation in generations:
+                engine.cancel(generation)
+        for error in (g.error for g in generations if g.error is not None):
+            raise error
+        stats = Stats.of(engine).since(before)
+        samples = iter(generations)
+        return [_result(prompt, list(islice(samples, resolved.n)), stats) for prompt in encoded]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
         """Completes one prompt piece by piece."""

@@ -1,12 +1,11 @@
 """A model for EleutherAI's lm-evaluation-harness (extra `eval`). Knows no tasks.
 
-The harness finds models by import, so its command line is started through this module:
+The harness finds models by import, so start its command line through this module:
 
     python -m specqd.lm_eval --model specqd --model_args pretrained=./my-model --tasks ...
 
-Log-likelihoods come from one forward over each text, generated texts from the drafting engine; both
-have the same bits whatever the drafts. Texts are truncated as the harness truncates them for
-transformers.
+A log-likelihood takes one forward over its text; the drafting engine generates texts. Drafts change
+no bit of either. Texts are truncated as the harness truncates them for transformers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from specqd.engine.generation import Generation
+from specqd.engine.generation import Generation, GenerationRequest
 from specqd.errors import ConfigError, RequestError
 from specqd.llm import LLM
 from specqd.model.scoring import score
@@ -34,9 +33,9 @@ Scored = tuple[float, bool]
 class SpecqdLM(TemplateLM):
     """`--model specqd`; the arguments are those of --model_args.
 
-    pretrained, threads, isa: as LLM takes them. draft: likewise, a chain's words joined by `+`.
-    max_length: tokens of a text, by default the model's context. max_gen_toks: new tokens where a
-    task does not say. seed: of the first request that is sampled; each has the next one.
+    pretrained, threads, isa: as in LLM. draft: likewise, with a chain's words joined by `+`.
+    max_length: tokens of a text, by default the model's context. max_gen_toks: new tokens for tasks
+    that state no number. seed: the first request's; each further request has the next one.
     """
 
     def __init__(
@@ -48,8 +47,8 @@ class SpecqdLM(TemplateLM):
         max_length: int | None = None,
         max_gen_toks: int = 256,
         seed: int = 0,
-        batch_size: int | str = 1,  # these three have no meaning here, but the harness passes
-        max_batch_size: int | None = None,  # them always, and cuda:0 where nobody named a device
+        batch_size: int | str = 1,  # the last three have no effect; the harness always passes
+        max_batch_size: int | None = None,  # them, with cuda:0 as the default device
         device: str | None = None,
     ) -> None:
         super().__init__()
@@ -69,7 +68,7 @@ class SpecqdLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a text that has no context."""
+        """The token before a text without context."""
         return self._named_token("bos_token_id", "eos_token_id")
 
     def _named_token(self, *names: str) -> int:
@@ -82,7 +81,7 @@ class SpecqdLM(TemplateLM):
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: object
     ) -> list[int]:
-        """Ids as the tokenizer's file makes them, without a second bos token."""
+        """The ids that the tokenizer's file asks for, but never a second bos token."""
         if add_special_tokens is None:
             bos = self._llm.tokenizer.bos_token
             add_special_tokens = bos is None or not string.startswith(bos)
@@ -100,7 +99,7 @@ class SpecqdLM(TemplateLM):
                     f"a continuation has {len(continuation)} tokens, more than max_length "
                     f"{self.max_length}; leave the task out"
                 )
-            room = self.max_length + 1 - len(continuation)  # the last token is not read
+            room = self.max_length + 1 - len(continuation)  # no forward takes the last token
             scored = score(self._llm.model, context[-room:], continuation)
             scores.append((scored.logprob, scored.is_greedy))
             if texts is not None:
@@ -145,7 +144,7 @@ class SpecqdLM(TemplateLM):
         given = normalize_gen_kwargs(dict(asked), self.max_gen_toks)
         for name in given:
             if name not in _READ:
-                raise RequestError(f"{name}: specqd generates with {', '.join(_READ)} alone")
+                raise RequestError(f"{name}: not supported; known: {', '.join(_READ)}")
         most = given["max_gen_toks"]
         if most >= self.max_length:
             raise RequestError(
@@ -157,7 +156,9 @@ class SpecqdLM(TemplateLM):
         stops = tuple(stop for stop in given["until"] if stop)
         params = SamplingParams(max_tokens=most, stop=stops, seed=seed, **sampling)
         prompt = self.tok_encode(context)[-(self.max_length - most) :]
-        return self._llm.engine.submit(prompt, params.resolved(self._llm.defaults))[0]
+        request = GenerationRequest([prompt], params.resolved(self._llm.defaults))
+        [generation] = self._llm.engine.submit(request)
+        return generation
 
     def apply_chat_template(
         self, chat_history: Sequence[Mapping[str, str]], add_generation_prompt: bool = True
@@ -170,7 +171,7 @@ class SpecqdLM(TemplateLM):
             return text
         begun, found, _ = text.rpartition(chat_history[-1]["content"])
         if not found:
-            raise RequestError("the chat template changes the message that is to be continued")
+            raise RequestError("the chat template changes the message to be continued; use another")
         return begun + found
 
     @property
@@ -179,7 +180,7 @@ class SpecqdLM(TemplateLM):
 
 
 def main() -> None:
-    """The harness's own command line, with this model among its own."""
+    """The harness's own command line, with this model added."""
     from lm_eval.__main__ import cli_evaluate
 
     cli_evaluate()

@@ -1,4 +1,4 @@
-"""What a request asks of sampling, checked. Knows nothing of models, drafts or text."""
+"""The sampling parameters of a request, checked. Knows nothing of models, drafts or text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +15,7 @@ _MOST_INT32 = 2**31 - 1
 
 
 class Defaults(Protocol):
-    """What a model's authors recommend; None where they do not say."""
+    """The settings that a model's authors recommend; None where they state none."""
 
     @property
     def effective_temperature(self) -> float: ...
@@ -31,19 +31,19 @@ class Defaults(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to pick tokens, and when to stop. Raises FieldError for a value out of range.
+    """Rules for picking tokens and for stopping. Raises FieldError for a value out of range.
 
-    `None` for temperature, top_p, top_k, min_p and repetition_penalty is the model's default;
-    for max_tokens, up to the context's end; for seed, a random one; for logprobs and
-    prompt_logprobs, none (0: of the text's own tokens alone). Temperature 0 is greedy. Repetition
-    counts in prompt and output, presence and frequency in the output.
+    None means: for temperature, top_p, top_k, min_p and repetition_penalty the model's default;
+    for max_tokens no limit but the context; for seed a random one; for logprobs and
+    prompt_logprobs none (0 gives those of the sequence's own tokens). Temperature 0 is greedy. The
+    repetition penalty counts tokens of prompt and output, the other two those of the output.
     """
 
     max_tokens: int | None = 128
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None  # 0: all
-    min_p: float | None = None  # of the likeliest token's probability
+    min_p: float | None = None  # as a share of the likeliest token's probability
     repetition_penalty: float | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -55,7 +55,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
-    skip_special_tokens: bool = True  # in the text, where stop strings are looked for too
+    skip_special_tokens: bool = True  # in the text; stop strings are searched in the same text
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -83,7 +83,7 @@ class SamplingParams:
         _check_int("prompt_logprobs", self.prompt_logprobs, 0, 1000)
 
     def resolved(self, defaults: Defaults) -> "SamplingParams":
-        """These parameters with every model default filled in."""
+        """These parameters, completed with the model's defaults."""
         return replace(
             self,
             temperature=_first(self.temperature, defaults.effective_temperature),
@@ -102,7 +102,7 @@ class SamplingParams:
 
     @property
     def needs_history(self) -> bool:
-        """Whether picking depends on the tokens so far."""
+        """Whether picking depends on earlier tokens."""
         return (
             (self.repetition_penalty or 1.0) != 1.0
             or self.presence_penalty != 0
@@ -110,7 +110,7 @@ class SamplingParams:
         )
 
     def picker(self, seed: int, sample: int) -> _native.Picker:
-        """What picks tokens by these parameters, for one of the n samples; None is neutral."""
+        """The native picker for one of the n samples. None counts as neutral."""
         return _native.Picker(
             temperature=self.temperature or 0.0,
             top_p=_first(self.top_p, 1.0),

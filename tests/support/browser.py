@@ -1,4 +1,4 @@
-"""The system's Chromium, driven by Playwright, and a record of its requests."""
+"""Drives the system's Chromium by Playwright, and records its requests."""
 
 import shutil
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ DESKTOP, PHONE = (1120, 800), (390, 780)
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """A running browser; skips the test if the system has none."""
+    """A running browser; skips the test where there is none."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     binary = next(filter(None, map(shutil.which, BINARIES)), None)
     if binary is None:
@@ -22,7 +22,7 @@ def chromium() -> Iterator[Any]:
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(
             executable_path=binary,
-            chromium_sandbox=False,  # root may have no sandbox; only our own pages are opened
+            chromium_sandbox=False,  # root cannot have it; only our own pages are opened
             args=["--disable-dev-shm-usage"],
         )
         try:
@@ -32,7 +32,7 @@ def chromium() -> Iterator[Any]:
 
 
 class Visit:
-    """A page in its own window, with a record of requested hosts and reported errors."""
+    """A page in its own window, with the hosts it contacted and its errors."""
 
     def __init__(self, browser: Any, url: str, size: tuple[int, int], scheme: str) -> None:
         self.context = browser.new_context(
@@ -58,7 +58,7 @@ class Visit:
         dialog.dismiss()
 
     def send(self, text: str, runs: int = 1) -> None:
-        """Types a message, sends it by Enter, and waits until its runs have ended."""
+        """Types a message, presses Enter, and waits until its runs have ended."""
         turns = self.page.locator(".turn").count()
         self.page.locator("#prompt").fill(text)
         self.page.keyboard.press("Enter")

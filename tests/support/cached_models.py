@@ -1,4 +1,4 @@
-"""Models, sequences and drafts for tests of the cache, and free pages full of NaN."""
+"""Models, sequences and drafts for tests of the cache, and pages full of NaN."""
 
 import random
 from collections.abc import Sequence as SequenceOf
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specqd import _native
-from specqd._native import Context, DraftRequest, Level, Proposal, Rows, Sequence
+from specqd._native import Context, DraftRequest, Level, Proposal, Rows, Sequence, testing
 from specqd.model.model import Machine, Model
 from support.fake_model import FakeDrafter
 from support.random_models import Shape
@@ -27,18 +27,18 @@ def random_tokens(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(VOCABULARY) for _ in range(count)]
 
 
-def sequence(tokens: SequenceOf[int]) -> Sequence:
+def new_sequence(tokens: SequenceOf[int]) -> Sequence:
     return Sequence(list(tokens), _native.Picker(temperature=0.8, seed=5), len(tokens))
 
 
-def advance(level: Level, text: Sequence, count: int) -> list[int]:
-    """At least `count` new tokens, up to the end of a round."""
-    begun = len(text.tokens)
-    while (made := len(text.tokens) - begun) < count:
-        [step] = level.advance([DraftRequest(text, count - made)])
+def advance(level: Level, sequence: Sequence, count: int) -> list[int]:
+    """`count` new tokens, and those of the same round as the last one."""
+    begun = len(sequence.tokens)
+    while (made := len(sequence.tokens) - begun) < count:
+        [step] = level.advance([DraftRequest(sequence, count - made)])
         assert step.tokens
-        text.tokens.extend(step.tokens)
-    return text.tokens[begun:]
+        sequence.tokens.extend(step.tokens)
+    return sequence.tokens[begun:]
 
 
 def logits(model: Model, slot: int, tokens: list[int], start: int = 0) -> NDArray[np.float32]:
@@ -47,12 +47,12 @@ def logits(model: Model, slot: int, tokens: list[int], start: int = 0) -> NDArra
 
 
 def poison_free_pages(cache: _native.KvCache) -> None:
-    """Fills every free page with NaN, as an earlier sequence might have."""
+    """Fills every free page with NaN, as an earlier owner could have."""
     slot = cache.create()
     pages = cache.free_pages
-    assert cache.make_writable(slot, 0, pages * PAGE)
+    assert testing.make_writable(cache, slot, 0, pages * PAGE)
     for page in range(pages):
-        cache.poison(slot, page, NAN)
+        testing.poison(cache, slot, page, NAN)
     cache.release(slot)
 
 

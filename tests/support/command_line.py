@@ -8,8 +8,8 @@ from typing import Any
 
 PROGRAM = [sys.executable, "-m", "specqd"]
 
-Run = Callable[..., tuple[int, str, str]]  # the words of a command -> status, stdout, stderr
-Refuse = Callable[..., str]  # the words of a command that must fail -> its one line of error
+Run = Callable[..., tuple[int, str, str]]  # arguments -> status, stdout, stderr
+Refuse = Callable[..., str]  # arguments of a command that must fail -> its one line of error
 
 
 def run_program(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[bytes]:

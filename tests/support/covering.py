@@ -1,4 +1,4 @@
-"""Covering arrays: few combinations of factors' values that hold every pair of values."""
+"""Covering arrays: few combinations of factors' values that contain every pair of values."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations, product
@@ -10,10 +10,10 @@ Pair = tuple[tuple[str, Any], tuple[str, Any]]  # (factor, value) twice, in the 
 def covering_array(
     factors: Mapping[str, Sequence[Any]], is_allowed: Callable[[Pair], bool]
 ) -> list[dict[str, Any]]:
-    """Rows that together hold each allowed pair of values of two factors; deterministic.
+    """Rows that together contain each allowed pair of values of two factors. Deterministic.
 
-    A row starts from the first pair still missing; each other factor then takes the value that
-    adds most missing pairs (the rarest so far, where several do).
+    A row starts with the first missing pair. Each other factor takes the value that adds the most
+    missing pairs; among equals, the one used least so far.
     """
     missing = dict.fromkeys(filter(is_allowed, _pairs_of(factors)))
     used = {(name, value): 0 for name, values in factors.items() for value in values}

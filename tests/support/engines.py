@@ -15,7 +15,7 @@ def preempt_at_random(
     engine: Engine, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Denies three of ten requests for pages, so that sequences are preempted at any time."""
-    has_pages = engine._has_pages
+    scheduler, has_pages = engine.scheduler, engine.scheduler.has_pages
     monkeypatch.setattr(
-        engine, "_has_pages", lambda *asked: rng.random() < 0.7 and has_pages(*asked)
+        scheduler, "has_pages", lambda ahead: rng.random() < 0.7 and has_pages(ahead)
     )

@@ -1,11 +1,12 @@
-"""The exactness harness: the same requests decoded in many ways, with digests of all bits.
+"""The exactness harness: decodes the same requests in many ways and compares bits.
 
-A cell of the covering array names one way. In every way a request's emissions must have the bits
-of its reference: plain decoding, alone, by one thread, its prompt in one forward.
+A cell of the covering array is one way to decode. In every cell, a request's emissions must have
+the bits of its reference: plain decoding alone, with one thread, its prompt in one forward.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import cycle
@@ -16,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specqd import _native
-from specqd._native import DraftRequest, Level, Proposal, Rows
-from specqd._native import Sequence as Text
+from specqd._native import DraftRequest, Level, Proposal, Rows, Sequence, testing
 from specqd.config import read_config
 from specqd.errors import HubError
 from specqd.hub import shipped_model
@@ -39,8 +39,8 @@ SAMPLINGS: Mapping[str, Mapping[str, float]] = {
         "presence_penalty": 0.1,
     },
 }
-FEEDINGS = ("whole", "parts", "adopted")  # how a prompt gets into the cache
-CORPUS = Path(__file__)  # the source of prompts
+FEEDINGS = ("whole", "parts", "adopted")  # ways of a prompt into the cache
+CORPUS = Path(__file__)  # source of prompts
 SLOW_ISAS = ("portable", "amx_emulated")  # for small models only
 PART_SIZES = (1, 7, 33, 2, 64, 20)  # rows of one sequence in one forward, when fed in parts
 
@@ -50,12 +50,12 @@ PART_SIZES = (1, 7, 33, 2, 64, 20)  # rows of one sequence in one forward, when 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One way to decode. Its fields are the factors that the array covers in pairs."""
+    """One way to decode. The array covers all pairs of values of its fields."""
 
     isa: str
     draft: str
     model: str
-    company: str  # "alone", or in a "batch" of ragged others
+    company: str  # "alone", or in a "batch" with requests of other lengths
     threads: int
     sampling: str
     feeding: str
@@ -69,8 +69,8 @@ class Cell:
 
 
 def isas() -> list[str]:
-    """The machine's instruction sets, slowest first, and emulated AMX where available."""
-    return list(_native.kernel_names())
+    """Instruction sets of this machine, slowest first, and emulated AMX where that works."""
+    return list(testing.kernel_names())
 
 
 # --- The requests ---------------------------------------------------------------------------------
@@ -78,19 +78,19 @@ def isas() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt with its parameters, and its behaviour in a batch."""
+    """A prompt, its sampling, and its behaviour in a batch."""
 
     prompt: tuple[int, ...]
     new_tokens: int
     sampling: str
     seed: int
-    enters: int = 0  # the round of the batch that it joins in
-    patience: tuple[int, ...] = ()  # at most so many tokens a round, in turn; empty: no limit
+    enters: int = 0  # the round in which it joins the batch
+    patience: tuple[int, ...] = ()  # limits of tokens per round, in turn; empty: none
 
-    def text(self) -> Text:
+    def sequence(self) -> Sequence:
         """A new sequence for this request."""
         settings = SAMPLINGS[self.sampling]
-        return Text(
+        return Sequence(
             list(self.prompt),
             _native.Picker(seed=self.seed, **settings),
             len(self.prompt),
@@ -100,20 +100,20 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A model to decode with, and the lengths that suit its speed and its context."""
+    """A model, and lengths that suit its speed and context."""
 
     name: str
     directory: Path
     new_tokens: int
     context: int
-    is_small: bool  # small enough for portable code
-    small: Path | None = None  # a smaller model of the same tokens
+    is_small: bool  # enough for portable kernels
+    small: Path | None = None  # a smaller model with the same tokens
 
     def requests(self, rng: np.random.Generator) -> tuple[dict[str, Request], list[Request]]:
-        """The request of each sampling that is compared in every cell, and its batch mates.
+        """The request for each sampling, the same in every cell, and the other requests of a batch.
 
-        The mates come and go at different times; one crosses the attention chunk of 512, where
-        the model is small and its context long enough.
+        The others start and end at different times. One crosses the attention chunk of 512
+        positions, where the model is small and its context long enough.
         """
         text = CORPUS.read_text(encoding="utf-8")
         ids = Tokenizer.open(self.directory).encode(text, add_special_tokens=False)
@@ -127,8 +127,8 @@ class Subject:
         def seed() -> int:
             return int(rng.integers(1 << 62))
 
-        words = prompt(int(rng.integers(66, 132)))
-        mains = {name: Request(words, self.new_tokens, name, seed()) for name in SAMPLINGS}
+        main = prompt(int(rng.integers(66, 132)))
+        mains = {name: Request(main, self.new_tokens, name, seed()) for name in SAMPLINGS}
         half = max(64, self.new_tokens // 2)
         mates = [
             Request(
@@ -143,34 +143,17 @@ class Subject:
 
 RANDOM_SHAPES: Mapping[str, Shape] = {
     "llama": Shape(
-        "llama",
-        context=1024,
-        rope_scaling=ROPE_SCALINGS["llama3"],
-        has_biases=True,
-        is_peaked=True,
+        "llama", context=1024, rope_scaling=ROPE_SCALINGS["llama3"], has_biases=True, is_peaked=True
     ),
     "mistral": Shape(
-        "mistral",
-        hidden=112,
-        heads=7,
-        kv_heads=1,
-        head_dim=40,
-        ffn=172,
-        vocab=333,
-        context=1024,
-        window=50,
-        is_peaked=True,
+        "mistral", hidden=112, heads=7, kv_heads=1, head_dim=40, ffn=172, vocab=333, context=1024,
+        window=50, is_peaked=True,
     ),
     "qwen3": Shape(
-        "qwen3",
-        layers=3,
-        context=1024,
-        window=70,
-        rope_scaling=ROPE_SCALINGS["yarn"],
-        is_tied=True,
-        is_peaked=True,
+        "qwen3", layers=3, context=1024, window=70, rope_scaling=ROPE_SCALINGS["yarn"],
+        is_tied=True, is_peaked=True,
     ),
-}
+}  # fmt: skip
 
 
 def random_subject(name: str, directory: Path, seed: int) -> Subject:
@@ -183,20 +166,20 @@ def random_subject(name: str, directory: Path, seed: int) -> Subject:
 
 
 def trained_subjects(shared_models: Path) -> list[Subject]:
-    """The trained models that are present: small ones for tests, and the one that ships."""
+    """The trained models that exist here: small ones for tests, and the shipped one."""
     stories, python = shared_models / "stories260k", shared_models / "pycode-3m"
     subjects = [
         Subject("stories260k", stories, 200, 512, is_small=True),
         Subject("tiny1m", shared_models / "tiny1m", 120, 256, is_small=True, small=stories),
     ]
     subjects = [subject for subject in subjects if subject.directory.is_dir()]
-    with suppress(HubError):  # another test reports its absence
+    with suppress(HubError):  # a test reports that it is missing
         subjects.append(Subject("shipped", shipped_model(), 64, 512, is_small=False, small=python))
     return subjects
 
 
 def with_small(subject: Subject, directory: Path) -> Subject:
-    """The subject with a small model: one that is present, or else half of its own layers."""
+    """The subject with a small model: its own, if that exists, else half of its layers."""
     if subject.small is not None and subject.small.is_dir():
         return subject
     layers = read_config(subject.directory).num_layers // 2
@@ -208,7 +191,7 @@ def with_small(subject: Subject, directory: Path) -> Subject:
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """A token with digests of the bits it came from: its row of logits and of their log-softmax."""
+    """A token, and digests of its row of logits and of their log-softmax."""
 
     token: int
     logits: bytes
@@ -217,7 +200,7 @@ class Emission:
 
 @dataclass(slots=True)
 class Trace:
-    """The bits that must be equal: emissions, and the cache's full pages at the end."""
+    """Emissions, and full pages of the cache at the end: equal in every cell."""
 
     emissions: list[Emission] = field(default_factory=list)
     pages: list[bytes | None] = field(default_factory=list)  # None: freed behind a window
@@ -225,7 +208,7 @@ class Trace:
 
 @dataclass(slots=True)
 class Drafted:
-    """Counts of verified proposals: those cut, tokens accepted, and those accepted whole."""
+    """Counts of proposals that verification rejected in part and accepted whole."""
 
     rejected: int = 0
     accepted_tokens: int = 0
@@ -238,7 +221,7 @@ class Drafted:
 
 
 def open_model(subject: Subject, isa: str, threads: int, max_rows: int = MAX_ROWS) -> Model:
-    """The subject on named kernels, also on those that a user cannot choose."""
+    """The subject's model on named kernels, including those that users cannot choose."""
     machine = Machine(_native.Pool(threads), isa)
     positions = 8 * 1024
     return Model.open(
@@ -247,77 +230,76 @@ def open_model(subject: Subject, isa: str, threads: int, max_rows: int = MAX_ROW
 
 
 class Decoding:
-    """A batch of requests decoded by one level."""
+    """Decodes a batch of requests with one level."""
 
-    def __init__(self, level: Level, requests: Sequence[Request], feeding: str = "whole") -> None:
+    def __init__(self, level: Level, requests: SequenceOf[Request], feeding: str = "whole") -> None:
         self.level = level
         self.requests = requests
         self.feeding = feeding
         self.traces = [Trace() for _ in requests]
         self.drafted = Drafted()
-        self._texts: dict[int, Text] = {}
+        self._sequences: dict[int, Sequence] = {}
         self._patience = [cycle(request.patience or (1 << 20,)) for request in requests]
 
     def run(self) -> list[Trace]:
-        """Decodes all requests to their ends; their traces, in the order of the requests."""
+        """Decodes all requests to their ends; returns traces in the order of the requests."""
         waiting = sorted(range(len(self.requests)), key=lambda i: self.requests[i].enters)
         turn = 0
-        while waiting or self._texts:
+        while waiting or self._sequences:
             while waiting and self.requests[waiting[0]].enters <= turn:
                 request = waiting.pop(0)
-                self._texts[request] = self.requests[request].text()
-                feed(self.level.model, self._texts[request], self.feeding)
-            if self._texts:
+                self._sequences[request] = self.requests[request].sequence()
+                feed(self.level.model, self._sequences[request], self.feeding)
+            if self._sequences:
                 self._advance()
             turn += 1
         return self.traces
 
     def _advance(self) -> None:
         """One round of every running request."""
-        running = list(self._texts)
+        running = list(self._sequences)
         left = {i: self.requests[i].new_tokens - len(self.traces[i].emissions) for i in running}
-        steps = self.level.advance(
-            [DraftRequest(self._texts[i], min(left[i], next(self._patience[i]))) for i in running]
-        )
+        most = {i: min(left[i], next(self._patience[i])) for i in running}
+        steps = self.level.advance([DraftRequest(self._sequences[i], most[i]) for i in running])
         logits = read_logits(self.level.model)
         self._count(steps, len(logits))
         for i, step in zip(running, steps, strict=True):
             assert step.tokens, "nothing was picked"
             for row, token in enumerate(step.tokens, step.row):
                 self.traces[i].emissions.append(self._emission(token, logits[row]))
-            self._texts[i].tokens.extend(step.tokens)
+            self._sequences[i].tokens.extend(step.tokens)
             if len(step.tokens) == left[i]:
-                self.traces[i].pages = page_digests(self.level.model, self._texts[i])
-                self.level.release(self._texts.pop(i))
+                self.traces[i].pages = page_digests(self.level.model, self._sequences[i])
+                self.level.release(self._sequences.pop(i))
             else:
-                self.level.model.forget_unseen(self._texts[i])
+                self.level.model.forget_unseen(self._sequences[i])
 
     def _emission(self, token: int, logits: NDArray[np.float32]) -> Emission:
         logprobs = _native.log_softmax(logits, self.level.model.machine.isa)
         return Emission(token, digest(logits), digest(logprobs))
 
-    def _count(self, steps: Sequence[Proposal], rows: int) -> None:
+    def _count(self, steps: SequenceOf[Proposal], rows: int) -> None:
         ends = [*(step.row for step in steps[1:]), rows]
         for step, end in zip(steps, ends, strict=True):
             self.drafted.count(end - step.row - 1, len(step.tokens) - 1)
 
 
-def feed(model: Model, text: Text, feeding: str) -> None:
-    """Prefills part of a new sequence's prompt; its level prefills the rest."""
+def feed(model: Model, sequence: Sequence, feeding: str) -> None:
+    """Puts part of a new sequence's prompt into the cache; its level prefills the rest."""
     if feeding == "parts":
-        context, start = model.context(text), 0
+        context, start = model.context(sequence), 0
         sizes = cycle(PART_SIZES)
-        while start < text.prompt_length - 1:
-            part = text.tokens[start : min(start + next(sizes), text.prompt_length - 1)]
+        while start < sequence.prompt_length - 1:
+            part = sequence.tokens[start : min(start + next(sizes), sequence.prompt_length - 1)]
             model.forward([Rows(context, start, part, 0)])
             start += len(part)
     elif feeding == "adopted":
-        twin = Text(list(text.tokens), _native.Picker(), text.prompt_length)
+        twin = Sequence(list(sequence.tokens), _native.Picker(), sequence.prompt_length)
         model.forward([Rows(model.context(twin), 0, twin.tokens, 0)])
         model.publish(twin)
         model.release(twin)
         page = _native.PAGE_POSITIONS
-        assert model.adopt_prefix(text) == (text.prompt_length - 1) // page * page
+        assert model.adopt_prefix(sequence) == (sequence.prompt_length - 1) // page * page
 
 
 def read_logits(model: Model) -> NDArray[np.float32]:
@@ -325,11 +307,13 @@ def read_logits(model: Model) -> NDArray[np.float32]:
     return model.decoder.logits()
 
 
-def page_digests(model: Model, text: Text) -> list[bytes | None]:
-    """Digests of keys and values in the pages that the sequence fills."""
-    context, cache = model.context(text), model.cache
+def page_digests(model: Model, sequence: Sequence) -> list[bytes | None]:
+    """Digests of the keys and values in the pages that the cached tokens fill."""
+    context, cache = model.context(sequence), model.cache
     return [
-        digest(cache.page_bits(context.slot, page)) if cache.has_page(context.slot, page) else None
+        digest(testing.page_bits(cache, context.slot, page))
+        if cache.has_page(context.slot, page)
+        else None
         for page in range(context.length // _native.PAGE_POSITIONS)
     ]
 
@@ -339,7 +323,7 @@ def digest(bits: NDArray[Any]) -> bytes:
 
 
 def position_of_words(model: Model) -> NDArray[np.int64]:
-    """For each word of a cache page, the position within the page that it belongs to."""
+    """The position within the page of each word of a cache page."""
     heads = model.config.num_layers * model.config.num_kv_heads
     dim = model.config.head_dim
     key_tiles, value_panels = -(-dim // 32), -(-dim // 16)
@@ -352,9 +336,10 @@ def position_of_words(model: Model) -> NDArray[np.int64]:
 
 
 class KeepsDraftedCache:
-    """A model that is wrong on purpose: verification keeps the draft's keys and values.
+    """A model that is broken on purpose: verification leaves the draft's rows in the cache.
 
-    Its logits are right. After each forward it restores the words that the draft had written.
+    Verification computes the right logits; then the words of the positions that the draft had
+    written are put back.
     """
 
     def __init__(self, model: Model) -> None:
@@ -364,26 +349,28 @@ class KeepsDraftedCache:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def forward(self, batch: Sequence[Rows]) -> None:
+    def forward(self, batch: SequenceOf[Rows]) -> None:
         cache, size = self._model.cache, _native.PAGE_POSITIONS
         drafted = {}
         for rows in batch:
             slot, end = rows.context.slot, rows.start + rows.logits - 1
             if rows.logits > 1:
                 for page in range(rows.start // size, (end - 1) // size + 1):
-                    drafted[slot, page] = (rows.start, end, cache.page_bits(slot, page))
+                    drafted[slot, page] = (rows.start, end, testing.page_bits(cache, slot, page))
         self._model.forward(batch)
         for (slot, page), (start, end, before) in drafted.items():
             at = self._positions + page * size
-            kept = np.where((start <= at) & (at < end), before, cache.page_bits(slot, page))
-            cache.write_page_bits(slot, page, kept)
+            kept = np.where(
+                (start <= at) & (at < end), before, testing.page_bits(cache, slot, page)
+            )
+            testing.write_page_bits(cache, slot, page, kept)
 
 
 # --- Comparing ------------------------------------------------------------------------------------
 
 
 def difference(expected: Trace, found: Trace) -> str | None:
-    """A description of the first difference of two traces; None if all bits are equal."""
+    """A description of the first difference between two traces; None where all bits are equal."""
     for at, (want, got) in enumerate(zip(expected.emissions, found.emissions, strict=False)):
         if want != got:
             parts = [

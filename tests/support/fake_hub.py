@@ -1,4 +1,4 @@
-"""A Hugging Face Hub on this machine that serves downloads. Knows nothing of the client."""
+"""A Hugging Face Hub for downloads, on this machine. Knows nothing of the client."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A client's request."""
+    """A request of a client."""
 
     method: str
     path: str
@@ -25,9 +25,9 @@ class FakeHub:
     """Serves directories as repositories; `main` and every commit are revisions."""
 
     repositories: dict[str, Path] = field(default_factory=dict)
-    private: dict[str, str] = field(default_factory=dict)  # repository -> the token that it needs
+    private: dict[str, str] = field(default_factory=dict)  # by repository: its token
     gated: set[str] = field(default_factory=set)
-    cuts: dict[str, list[int]] = field(default_factory=dict)  # by file: bytes before each hang-up
+    cuts: dict[str, list[int]] = field(default_factory=dict)  # by file: bytes before each break
     requests: list[Request] = field(default_factory=list)
     _server: ThreadingHTTPServer | None = None
 
@@ -83,8 +83,8 @@ class _Handler(BaseHTTPRequestHandler):
         owner, name, verb, revision = [*parts[:4], "", "", "", ""][:4]
         repository = f"{owner}/{name}"
         directory = self.served.repositories.get(repository)
-        wanted = self.served.private.get(repository)
-        if directory is None or (wanted is not None and token != f"Bearer {wanted}"):
+        required = self.served.private.get(repository)
+        if directory is None or (required is not None and token != f"Bearer {required}"):
             self._refuse(401 if token is None else 404, "RepoNotFound")
         elif repository in self.served.gated:
             self._refuse(403, "GatedRepo")

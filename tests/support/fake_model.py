@@ -30,8 +30,6 @@ def often(agree: Rule, differ: Rule, *, percent: int) -> Rule:
 class FakeDrafter:
     """A drafter by what it answers to one request: nothing, unless a test says more."""
 
-    is_free = False
-
     @property
     def levels(self) -> tuple[Drafter, ...]:
         return (self,)
@@ -45,8 +43,8 @@ class FakeDrafter:
     def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:
         pass
 
-    def chances(self, request: DraftRequest, proposal: Proposal) -> list[float]:
-        return proposal.confidences
+    def values(self, requests: SequenceOf[DraftRequest]) -> list[float]:
+        return [0.0] * len(requests)
 
     def release(self, sequence: Sequence) -> None:
         pass

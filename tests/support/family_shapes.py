@@ -1,4 +1,4 @@
-"""A small peaked model of every family that differs from Llama, with the family's traits."""
+"""A small peaked model of each family that differs from Llama, with the family's traits."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ GRANITE = {
 
 
 def long_rope(pairs: int) -> Mapping[str, object]:
-    """Factors that rise with the wavelength, the long ones faster."""
+    """Factors that grow with the wavelength; long factors grow faster."""
     rising = [1.0 + pair / pairs for pair in range(pairs)]
     return {
         "type": "longrope",

@@ -1,7 +1,5 @@
-"""Writes GGUF files for tests: hostile ones, and those of llama.cpp's converter for a directory.
-
-Knows nothing of the reader.
-"""
+"""Writes GGUF files for tests: Hugging Face directories as llama.cpp converts them, and hostile
+files. Knows nothing of the reader."""
 
 import json
 import struct
@@ -32,7 +30,7 @@ _LAYER = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-_AROUND = {  # Gemma's norms; Olmo 2 has only the two post norms
+_AROUND = {  # Gemma; Olmo 2 has only the norms after
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
@@ -64,7 +62,7 @@ _MODEL = {
 def write_gguf(
     path: Path, metadata: Metadata, tensors: Mapping[str, NDArray[Any]], *, alignment: int = 32
 ) -> Path:
-    """Python values become strings, bools, uint32, float32 and arrays of them."""
+    """Writes Python values as strings, bools, uint32, float32 and arrays of them."""
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
     head += b"".join(string(key) + typed(value) for key, value in metadata.items())
     offset, body = 0, b""
@@ -85,7 +83,7 @@ def string(text: str) -> bytes:
 
 
 def typed(value: Any) -> bytes:
-    """A value with its type before it."""
+    """A value after its type."""
     kind, data = _value(value)
     return struct.pack("<I", kind) + data
 
@@ -106,10 +104,10 @@ def _value(value: Any) -> tuple[int, bytes]:
 
 
 def convert(directory: Path, path: Path, kind: str, **more: Any) -> Path:
-    """A Hugging Face directory as a GGUF file of kind BF16, F16 or F32.
+    """Writes a Hugging Face directory as a GGUF file of kind BF16, F16 or F32.
 
-    As in llama.cpp, vectors are F32 and Gemma's norms are 1 + w. `more` metadata replaces derived
-    metadata (dots spelled __).
+    As in llama.cpp, vectors stay F32, and Gemma's norms are 1 + w. `more` replaces derived metadata
+    (dots spelled __).
     """
     config, tensors = read_model(directory)
     metadata = model_metadata(config) | tokenizer_metadata(directory)
@@ -121,16 +119,14 @@ def convert(directory: Path, path: Path, kind: str, **more: Any) -> Path:
             values = in_pair_order(name, values, config)
         if config["model_type"].startswith("gemma") and name.endswith("norm.weight"):
             values = values + np.float32(1)
-        converted[_llama_cpp_name(name, config["model_type"])] = _as_kind(
+        converted[llama_cpp_name(name, config["model_type"])] = _as_kind(
             values, kind if values.ndim > 1 else "F32"
         )
     return write_gguf(path, metadata, converted)
 
 
-def in_pair_order(
-    name: str, values: NDArray[np.float32], config: Mapping[str, Any]
-) -> NDArray[np.float32]:
-    """Rows of q and k in llama.cpp's order: the two that rotate together side by side."""
+def in_pair_order(name: str, values: NDArray[Any], config: Mapping[str, Any]) -> NDArray[Any]:
+    """Rows of q and k in llama.cpp's order: rows that rotate together are neighbours."""
     heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(
         name.split(".")[-2]
     )
@@ -167,7 +163,7 @@ def model_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tokenizer_metadata(directory: Path) -> dict[str, Any]:
-    """Metadata of a tokenizer.json: byte-level BPE, or BPE pieces with ids in merge order."""
+    """Metadata of a tokenizer.json: byte-level BPE, or sentencepiece's with ids in merge order."""
     file = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
     settings = json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8"))
     vocabulary = sorted(file["model"]["vocab"].items(), key=lambda item: item[1])
@@ -199,7 +195,7 @@ def _kind(token: str, added: set[str]) -> int:
     return _BYTE if token.startswith("<0x") else _NORMAL
 
 
-def _llama_cpp_name(name: str, model_type: str) -> str:
+def llama_cpp_name(name: str, model_type: str) -> str:
     module, _, kind = name.rpartition(".")
     if module in _MODEL:
         return f"{_MODEL[module]}.{kind}"

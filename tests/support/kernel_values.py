@@ -1,4 +1,4 @@
-"""Weights and inputs of all kinds for tests of kernels, and comparison of bits."""
+"""Weights and inputs for tests of kernels, and comparison of bits."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from specqd import _native
+from specqd._native import testing
 from support.writers import bf16_bits
 
 Floats = NDArray[np.float32]
@@ -14,12 +14,12 @@ Bits = NDArray[np.uint16]
 
 PANEL, BLOCK, TILE = 16, 32, 512
 ROUNDING = 2.0**-24  # the relative error of one fp32 operation
-ROWS = [*range(1, 18), 33, 50, 64, 101]  # around every group of rows that some kernel takes at once
+ROWS = [*range(1, 18), 33, 50, 64, 101]  # around each number of rows that some kernel takes at once
 PRECISIONS = ["exact", "fp4"]
 
-PORTABLE = _native.kernels("portable")
-OTHERS = [name for name in _native.kernel_names() if name != "portable"]
-each_isa = pytest.mark.parametrize("isa", _native.kernel_names())
+PORTABLE = testing.kernels("portable")
+OTHERS = [name for name in testing.kernel_names() if name != "portable"]
+each_isa = pytest.mark.parametrize("isa", testing.kernel_names())
 each_other_isa = pytest.mark.parametrize("isa", OTHERS)
 each_precision = pytest.mark.parametrize("precision", PRECISIONS)
 
@@ -36,7 +36,7 @@ def tiled(matrix: NDArray[Any]) -> NDArray[Any]:
 
 
 def assert_same_bits(actual: NDArray[Any], expected: NDArray[Any]) -> None:
-    """Equal bits; any NaN equals any NaN, because payloads are not defined."""
+    """Equal bits; all NaN count as equal, since their payload is not arithmetic."""
     assert actual.shape == expected.shape
     if actual.dtype == np.float32:
         both_nan = np.isnan(actual) & np.isnan(expected)
@@ -46,7 +46,7 @@ def assert_same_bits(actual: NDArray[Any], expected: NDArray[Any]) -> None:
 
 
 def any_finite(rng: np.random.Generator, *shape: int) -> Bits:
-    """BF16 bits of any finite value: zeros of both signs, subnormal, huge."""
+    """BF16 bits of any finite values: zeros of both signs, subnormal, huge."""
     bits = rng.integers(0, 0x7F80, shape)
     bits = np.where(rng.random(shape) < 0.1, rng.integers(0, 0x100, shape), bits)
     bits = np.where(rng.random(shape) < 0.1, 0, bits)
@@ -72,7 +72,7 @@ KINDS = ["gaussian", "heavy tails", "tiny", "huge", "any"]
 
 
 def random_inputs(rng: np.random.Generator, rows: int, inputs: int) -> Floats:
-    """Rows of different sizes, some so small or large that sums underflow or overflow."""
+    """Rows of different magnitudes; in some, sums underflow or overflow."""
     scale = 10.0 ** rng.choice([0, 0, 0, -3, -38, -20, 20, 37], (rows, 1))
     x = (rng.standard_normal((rows, inputs)) * scale).astype(np.float32)
     x[rng.random(x.shape) < 0.05] = 0

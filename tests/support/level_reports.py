@@ -1,4 +1,4 @@
-"""Level reports with given numbers; all others are zero."""
+"""Reports of levels with given numbers and zeros elsewhere."""
 
 from specqd.engine.reports import LevelReport
 

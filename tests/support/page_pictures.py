@@ -1,10 +1,12 @@
-"""Makes the pictures of docs/serving.md with the shipped model.
+"""Makes the pictures of docs/serving.md.
 
-Run `PYTHONPATH=tests python -m support.page_pictures docs`.
+python tests/support/page_pictures.py docs
 """
 
 import sys
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from support.browser import DESKTOP, PHONE, chromium, visiting
 from support.served import serving

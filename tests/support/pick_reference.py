@@ -1,7 +1,7 @@
-"""The token at a position, defined in NumPy: the noise and score of every token, all sorted.
+"""Defines the token at a position in NumPy: every token's noise and score, fully sorted.
 
-Native code may differ only at the boundary of top-p, by the rounding of its exponentials. A case
-with a boundary that close is not compared.
+Only sums (top-p) may differ in the native code, by the rounding of its exponentials. Cases whose
+boundary is that close are not compared.
 """
 
 import math
@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from specqd import _native
+from specqd._native import testing
 
 ISAS = [*_native.available_isas()]
 LARGEST = np.float32(3.4028235e38)
@@ -39,7 +40,7 @@ class Params:
 
 
 def philox(counter: NDArray[np.uint64], rest: tuple[int, int, int], key: int) -> list[NDArray]:
-    """Philox4x32-10 of Salmon et al. 2011: four arrays of 32-bit words for (counter, *rest)."""
+    """Philox4x32-10 (Salmon et al. 2011): four arrays of 32-bit words for (counter, *rest)."""
     low = np.uint64(0xFFFFFFFF)
     words = [counter.astype(np.uint64), *(np.full_like(counter, r, np.uint64) for r in rest)]
     keys = [key & 0xFFFFFFFF, key >> 32]
@@ -135,7 +136,7 @@ def expected_pick(
         before = np.concatenate([[0.0], np.cumsum(weights[order])[:-1]])
         limit = float(np.float32(params.top_p)) * weights.sum()
         kept[order[before >= limit]] = False
-        # Weights are good to 4 ulp and lose up to 2^-40 to truncation.
+        # Weights err by up to 4 ulp and lose up to 2^-40 to truncation.
         slack = weights.sum() * 2.0**-21 + len(x) * 2.0**-39
         is_sure = not np.any((np.abs(before - limit) <= slack) & (weights[order] > 2.0**-40))
         weights = np.where(kept, weights, 0.0)
@@ -160,10 +161,11 @@ def check(
     prompt_length: int = 0,
     allowed: NDArray[np.bool_] | None = None,
 ) -> int:
-    """Compare one pick with its definition, on every instruction set; returns the token."""
+    """Compares one pick with its definition on every instruction set; returns the token."""
     picker = params.native()
     picks = {
-        picker.pick(logits, position, history, prompt_length, mask_of(allowed), isa) for isa in ISAS
+        testing.pick(picker, logits, position, history, prompt_length, mask_of(allowed), isa)
+        for isa in ISAS
     }
     assert len(picks) == 1, f"instruction sets differ: {picks}"
     token, probability = picks.pop()

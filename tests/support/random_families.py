@@ -1,6 +1,6 @@
-"""The differences between families: entries of config.json, and tensors by name. Knows no readers.
+"""Differences of the families for random models: entries of config.json, and tensors by name.
 
-Written from the models' definitions, for random models of any shape.
+Written from the models' definitions. Knows no readers.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,23 +10,9 @@ if TYPE_CHECKING:
     from support.random_models import Shape
 
 ModelType = Literal[
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "olmo2",
-    "granite",
-    "smollm3",
-    "gemma2",
-    "gemma3_text",
-    "phi3",
-    "starcoder2",
-    "gpt_neox",
-    "stablelm",
-    "mixtral",
-    "qwen3_moe",
-    "gpt_oss",
-]
+    "llama", "mistral", "qwen2", "qwen3", "olmo2", "granite", "smollm3", "gemma2", "gemma3_text",
+    "phi3", "starcoder2", "gpt_neox", "stablelm", "mixtral", "qwen3_moe", "gpt_oss",
+]  # fmt: skip
 Sizes = Iterator[tuple[str, tuple[int, ...]]]
 
 ARCHITECTURES = {
@@ -44,7 +30,7 @@ BYTES = ("_blocks", "_scales")  # tensors of MXFP4
 LAYER_NORMED = ("starcoder2", "gpt_neox", "stablelm")
 ZERO_CENTRED = ("gemma2", "gemma3_text")  # norms multiply by 1 + weight
 
-# Llama's names of modules -> the family's, where they differ.
+# Names of modules that differ from Llama's.
 _NEOX = {
     "model.embed_tokens": "gpt_neox.embed_in",
     "model.norm": "gpt_neox.final_layer_norm",
@@ -59,7 +45,7 @@ _STARCODER = {"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"}
 
 
 def module_name(shape: "Shape", name: str) -> str:
-    """The family's name of a module or tensor that Llama calls `name`."""
+    """The family's name of Llama's module or tensor `name`."""
     renamed = {"gpt_neox": _NEOX, "starcoder2": _STARCODER}.get(shape.model_type, {})
     for ours, theirs in renamed.items():
         name = name.replace(ours, theirs)
@@ -67,7 +53,7 @@ def module_name(shape: "Shape", name: str) -> str:
 
 
 def family_config(shape: "Shape") -> Mapping[str, Any]:
-    """The family's own entries of config.json, including `shape.extra`."""
+    """The family's own entries of config.json, and `shape.extra`."""
     biases = {"attention_bias": shape.has_biases}
     match shape.model_type:
         case "llama" | "granite" | "smollm3":
@@ -83,11 +69,8 @@ def family_config(shape: "Shape") -> Mapping[str, Any]:
                 "max_window_layers": 1,
             }
         case "qwen3_moe":
-            entries = {**biases, "moe_intermediate_size": shape.ffn}
-            entries |= {
-                "use_sliding_window": shape.window is not None,
-                "sliding_window": shape.window,
-            }
+            entries = {**biases, "moe_intermediate_size": shape.ffn, "sliding_window": shape.window}
+            entries["use_sliding_window"] = shape.window is not None
         case "gpt_oss":
             entries = {**biases, "sliding_window": shape.window}
             entries["quantization_config"] = {"quant_method": "mxfp4"}
@@ -109,7 +92,7 @@ def family_config(shape: "Shape") -> Mapping[str, Any]:
 
 
 def rope_parameters(shape: "Shape", rope: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The entries of `rope` in the spelling of transformers 5."""
+    """The settings of `rope` in the spelling of transformers 5."""
     if shape.model_type == "gemma3_text":
         local = {"rope_type": "default", "rope_theta": 500.0}
         return {"full_attention": rope, "sliding_attention": local}
@@ -117,7 +100,7 @@ def rope_parameters(shape: "Shape", rope: Mapping[str, Any]) -> Mapping[str, Any
 
 
 def tensor_sizes(shape: "Shape") -> Sizes:
-    """Name and size of each tensor, in file order."""
+    """Names and sizes of tensors in file order."""
     for name, size in _llama_like_sizes(shape):
         yield module_name(shape, name), size
 

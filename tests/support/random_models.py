@@ -32,7 +32,7 @@ BOS, EOS = 256, 257
 FIRST_PAIR = 258  # tokens: the 256 bytes, BOS, EOS, then pairs of bytes
 LARGEST_VOCABULARY = FIRST_PAIR + 256 * 256
 
-# Found by measurement, for the agreement that `Shape.is_peaked` promises.
+# Measured, for the agreement that `Shape` describes.
 PEAKED_GAIN = 6.0  # on the logits
 PEAKED_QUIET = 0.8  # on each layer's output, over sqrt(layers)
 PEAKED_PULL = 4.5  # logit of a token's successor, in deviations of the others'
@@ -53,10 +53,10 @@ ROPE_SCALINGS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The shape of a random model.
+    """The shape and traits of a random model.
 
-    `peaked` models choose their tokens by wide margins: the choices of fp4 agree with those of BF16
-    at about 40 to 95 % of positions, greedily and at temperature 0.8.
+    Peaked models choose tokens by wide margins: greedy choices of the fp4 precision agree with the
+    exact ones at 40 to 95 % of positions, at temperature 0.8 too.
     """
 
     model_type: ModelType = "llama"
@@ -72,7 +72,7 @@ class Shape:
     rope_theta: float = 10000.0
     rope_scaling: Mapping[str, Any] | None = None
     is_tied: bool = False
-    has_biases: bool = False  # where the family may have them; qwen2 always has those of q, k and v
+    has_biases: bool = False  # where the family allows them; qwen2 always has them for q, k and v
     is_peaked: bool = False
     spells_rope_parameters: bool = False  # the spelling of transformers 5
     extra: Mapping[str, Any] = field(default_factory=dict)  # further entries of config.json
@@ -82,7 +82,7 @@ PACKED_SHAPE = Shape("llama", ffn=95, vocab=301, has_biases=True)
 
 
 def make_model(directory: Path, shape: Shape, seed: int) -> Path:
-    """Write config.json, model.safetensors, tokenizer.json and their like; return `directory`."""
+    """Writes all files of the model; returns `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
     _write_json(directory / "config.json", make_config(shape))
     write_safetensors(directory / "model.safetensors", make_tensors(shape, seed))
@@ -99,14 +99,14 @@ def make_escaping_model(directory: Path, seed: int) -> Path:
     write_safetensors(directory / "model.safetensors", tensors)
     tokenizer = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
     vocabulary = tokenizer["model"]["vocab"]
-    escape, nul = chr(256 + 0x1B), chr(256)  # as the byte-level alphabet spells them
+    escape, nul = chr(256 + 0x1B), chr(256)  # in the byte-level alphabet
     vocabulary[escape], vocabulary[nul] = vocabulary[nul], vocabulary[escape]
     _write_json(directory / "tokenizer.json", tokenizer)
     return directory
 
 
 def shorten_model(directory: Path, model: Path, layers: int) -> Path:
-    """Write a model of the first `layers` layers with embedding and head, which often agrees."""
+    """Writes the model with its first `layers` layers only; it often agrees with the whole one."""
     shutil.copytree(model, directory, ignore=shutil.ignore_patterns("*.safetensors"))
     config, tensors = read_model(model)
     per_layer = {name: config[name][:layers] for name in PER_LAYER if name in config}
@@ -153,7 +153,7 @@ def make_config(shape: Shape) -> dict[str, Any]:
 
 
 def make_tensors(shape: Shape, seed: int) -> Tensors:
-    """BF16 weights by their Hugging Face names: Gaussian, of a size that keeps activations at 1."""
+    """Gaussian BF16 weights by their Hugging Face names, scaled so that activations stay near 1."""
     rng = np.random.default_rng(seed)
     weights = {name: _draw(rng, shape, name, size) for name, size in tensor_sizes(shape)}
     if shape.is_peaked:
@@ -171,7 +171,7 @@ def _draw(
 ) -> NDArray[np.float32]:
     if name.endswith("_blocks"):
         return rng.integers(0, 256, size).astype(np.float32)
-    if name.endswith("_scales"):  # codes are of size 3, blocks of 32 weights
+    if name.endswith("_scales"):  # codes have an RMS of about 3, blocks 32 weights
         least = 125 - round(math.log2(3 * math.sqrt(32 * size[-1])))
         return rng.integers(least, least + 3, size).astype(np.float32)
     noise = rng.standard_normal(size, np.float32)
@@ -179,14 +179,14 @@ def _draw(
         return np.float32(0.3) * noise
     if len(size) == 1:  # a norm
         return (shape.model_type not in ZERO_CENTRED) + np.float32(0.2) * noise
-    # Routers are loud, so that an expert chosen by a hair has a small share.
+    # Large router scores give an expert that is barely chosen a small share.
     gain = ROUTER_GAIN if name.endswith(ROUTERS) else 1.0
     return noise / np.float32(np.sqrt(size[-1]) / gain)
 
 
 def _peak(rng: np.random.Generator, shape: Shape, weights: dict[str, NDArray[np.float32]]) -> None:
-    """Widen the margins in place: quieter later layers, louder logits and, where the head is not
-    tied, a successor for each token, along one cycle through the vocabulary."""
+    """Widens margins in place: smaller outputs of layers, larger logits and, where the head is not
+    tied, a successor for each token along one cycle through the vocabulary."""
     centre = np.float32(shape.model_type in ZERO_CENTRED)
 
     def scale(name: str, factor: float) -> None:
@@ -216,7 +216,7 @@ def _peak(rng: np.random.Generator, shape: Shape, weights: dict[str, NDArray[np.
 
 
 def safetensors_header(sizes: Mapping[str, tuple[int, ...]]) -> bytes:
-    """The start of a safetensors file of BF16 tensors and bytes, up to the data."""
+    """The header of a safetensors file of BF16 and MXFP4 tensors of these shapes, in order."""
     header: dict[str, Any] = {}
     start = 0
     for name, size in sizes.items():
@@ -230,20 +230,20 @@ def safetensors_header(sizes: Mapping[str, tuple[int, ...]]) -> bytes:
 
 
 def read_model(directory: Path) -> tuple[dict[str, Any], Tensors]:
-    """Config and BF16 tensors of a directory with one weights file, for the reference."""
+    """Config, BF16 and MXFP4 tensors of a directory with one weights file."""
     data = (directory / "model.safetensors").read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     tensors = {}
-    for name, described in json.loads(data[8:start]).items():
+    for name, facts in json.loads(data[8:start]).items():
         if name != "__metadata__":
-            first, last = (start + offset for offset in described["data_offsets"])
-            kind = "u1" if described["dtype"] == "U8" else "<u2"
-            tensors[name] = np.frombuffer(data[first:last], kind).reshape(described["shape"])
+            first, last = (start + offset for offset in facts["data_offsets"])
+            kind = "u1" if facts["dtype"] == "U8" else "<u2"
+            tensors[name] = np.frombuffer(data[first:last], kind).reshape(facts["shape"])
     return json.loads((directory / "config.json").read_text()), tensors
 
 
 def write_tokenizer(directory: Path, vocab: int) -> None:
-    """A byte-level BPE of exactly `vocab` tokens: 256 bytes, <s>, </s>, then pairs of bytes."""
+    """Writes a byte-level BPE of exactly `vocab` tokens: bytes, <s>, </s>, then pairs of bytes."""
     if not FIRST_PAIR <= vocab <= LARGEST_VOCABULARY:
         raise ValueError(f"a vocabulary of {vocab} is not {FIRST_PAIR} to {LARGEST_VOCABULARY}")
     alphabet = _byte_alphabet()
@@ -278,7 +278,7 @@ def write_tokenizer(directory: Path, vocab: int) -> None:
 
 
 def _byte_alphabet() -> list[str]:
-    """The character for each byte: itself if visible, else one from U+0100 on."""
+    """The character for each byte: itself where visible, else one from U+0100 on."""
     visible = {*range(33, 127), *range(161, 173), *range(174, 256)}
     hidden = [byte for byte in range(256) if byte not in visible]
     return [chr(b) if b in visible else chr(256 + hidden.index(b)) for b in range(256)]

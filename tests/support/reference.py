@@ -1,6 +1,6 @@
-"""The decoder in NumPy float64: logits without any rounding but that of the weights.
+"""The decoder in NumPy float64; only the weights are rounded.
 
-Written to be read, from the models' definitions. Knows nothing of caches, batches or speed.
+Written from the models' definitions, to be read. Knows nothing of caches, batches or speed.
 """
 
 import math
@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specqd.formats.mxfp4 import bf16_values
+from support.mxfp4 import bf16_values
 from support.reference_positions import Array, Config, head_dim, rope, tells_positions, window
 
 Weights = Mapping[str, Array]
 
 
 def logits(config: Config, tensors: Mapping[str, NDArray[Any]], tokens: Sequence[int]) -> Array:
-    """Logits after each token, [n, vocab], of BF16 `tensors` by their Hugging Face names."""
+    """Logits after each token, [n, vocab]; BF16 `tensors` have their Hugging Face names."""
     return forward(config, values(tensors), tokens)
 
 
 def values(tensors: Mapping[str, NDArray[Any]]) -> Weights:
-    """BF16 tensors, and MXFP4 ones by the name that their blocks and scales share."""
+    """Values of BF16 tensors, and of MXFP4 ones by the common name of blocks and scales."""
     weights = {n: bf16_values(bits) for n, bits in tensors.items() if bits.dtype == np.uint16}
     for name, scales in tensors.items():
         if name.endswith("_scales"):
@@ -38,10 +38,8 @@ def values(tensors: Mapping[str, NDArray[Any]]) -> Weights:
 def router_margins(
     config: Config, tensors: Mapping[str, NDArray[Any]], tokens: Sequence[int]
 ) -> Array:
-    """The score of the last chosen expert minus that of the first not chosen, over the scores' RMS.
-
-    The least of all layers for each token, [n].
-    """
+    """The score of the last chosen expert minus that of the next one, over the RMS of scores: the
+    least of all layers for each token, [n]."""
     routers: list[Array] = []
     forward(config, values(tensors), tokens, routers)
     least = np.full(len(tokens), np.inf)
@@ -53,10 +51,16 @@ def router_margins(
     return least
 
 
+def rms_error(found: NDArray[Any], truth: NDArray[Any]) -> float:
+    """RMS of the difference over RMS of `truth`, in float64."""
+    truth = truth.astype(np.float64)
+    return float(np.sqrt(((found - truth) ** 2).mean() / (truth**2).mean()))
+
+
 def forward(
     config: Config, weights: Weights, tokens: Sequence[int], routers: list[Array] | None = None
 ) -> Array:
-    """Logits after each token, [n, vocab]; `routers` takes each router's scores, [n, experts]."""
+    """Logits after each token, [n, vocab]. Appends each router's scores, [n, experts]."""
     routers = [] if routers is None else routers
     weights = canonical(config, weights)
     embedding = weights["model.embed_tokens.weight"]
@@ -81,7 +85,7 @@ def forward(
 
 
 def canonical(config: Config, weights: Weights) -> Weights:
-    """The weights by Llama's names; norms by their place; fused tensors split."""
+    """Weights by Llama's names, norms by their position; fused tensors are split."""
     kind = config["model_type"]
     renamed = {}
     for name, weight in weights.items():
@@ -179,7 +183,7 @@ def _is_parallel(config: Config) -> bool:
 
 
 def _norm(config: Config, weights: Weights, name: str, x: Array) -> Array:
-    """Unchanged if there is no such norm."""
+    """Returns x where the model has no such norm."""
     if f"{name}.weight" not in weights:
         return x
     return norm(config, x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
@@ -221,7 +225,7 @@ def _attention(config: Config, layer: Weights, index: int, x: Array) -> Array:
     scores = soft_cap(scores, cap_of(config, "attn_logit_softcapping", 50.0))
     scores = np.where(_is_visible(n, window(config, index)), scores, -np.inf)
     sinks = layer.get("self_attn.sinks")
-    if sinks is not None:  # one more score of each head, whose value is zero
+    if sinks is not None:  # one more score per head, with the value zero
         scores = np.concatenate([scores, np.broadcast_to(sinks[:, None, None], (heads, n, 1))], -1)
     shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
     shares = (shares / shares.sum(axis=-1, keepdims=True))[..., :n]
@@ -238,9 +242,9 @@ def score_scale(config: Config) -> float:
 
 
 def _normed_heads(config: Config, layer: Weights, letter: str, x: Array, heads: int) -> Array:
-    """[n, heads, head_dim], under the norm of queries or keys where there is one."""
+    """x as [n, heads, head_dim], after the norm of queries or keys, if there is one."""
     weight = layer.get(f"self_attn.{letter}_norm.weight")
-    if config["model_type"] == "olmo2" and weight is not None:  # of all heads at once
+    if config["model_type"] == "olmo2" and weight is not None:  # one norm over all heads
         return norm(config, x, weight).reshape(len(x), heads, -1)
     x = x.reshape(len(x), heads, -1)
     if config.get("qk_layernorm"):  # a weight for each head
@@ -255,10 +259,7 @@ def _is_visible(n: int, window: int | None) -> NDArray[np.bool_]:
 
 
 def _rotate(config: Config, index: int, x: Array) -> Array:
-    """Rotate dimensions i and i + half of x [n, heads, head_dim] by position * angle i.
-
-    `half` is half of the rotated dimensions.
-    """
+    """Rotates dimensions i and i + half of x, [n, heads, head_dim], by position * angle i."""
     frequencies, scale = rope(config, index, len(x))
     angles = np.arange(len(x))[:, None, None] * frequencies
     cos, sin = np.cos(angles) * scale, np.sin(angles) * scale
@@ -281,7 +282,7 @@ def _mlp(config: Config, layer: Weights, x: Array, routers: list[Array]) -> Arra
 
 
 def _choose_experts(config: Config, scores: Array) -> tuple[NDArray[np.int64], Array]:
-    """The best experts of each row and their shares, [n, per token]."""
+    """The best experts of each row and their shares, [n, experts per token]."""
     chosen = np.argsort(-scores, axis=-1, kind="stable")[:, : config["num_experts_per_tok"]]
     powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
     shares = np.take_along_axis(powers, chosen, axis=-1)

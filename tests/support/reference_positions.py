@@ -1,4 +1,4 @@
-"""Positions in the reference: the keys that a query sees, and the angles of heads."""
+"""Positions in the reference: keys that a query sees, and rope angles."""
 
 import math
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-Config = Mapping[str, Any]  # as in config.json
+Config = Mapping[str, Any]  # the content of config.json
 
 
 def head_dim(config: Config) -> int:
@@ -20,7 +20,7 @@ def head_dim(config: Config) -> int:
 
 
 def window(config: Config, index: int) -> int | None:
-    """The number of keys that a query of layer `index` sees, its own included; None for all."""
+    """Number of keys that a query of layer `index` sees, its own included; None: all."""
     kind, types = config["model_type"], config.get("layer_types")
     if kind == "qwen3_moe" and not config.get("use_sliding_window", False):
         return None
@@ -51,7 +51,7 @@ def tells_positions(config: Config, index: int) -> bool:
 
 
 def rotated_dims(config: Config) -> int:
-    """The number of a head's first dimensions that rotate."""
+    """Number of dimensions of a head that rotate: the first ones."""
     default = 0.25 if config["model_type"] in ("gpt_neox", "stablelm") else 1.0
     share = config.get("rotary_pct", config.get("partial_rotary_factor", default))
     share = (config.get("rope_parameters") or {}).get("partial_rotary_factor", share)
@@ -59,7 +59,7 @@ def rotated_dims(config: Config) -> int:
 
 
 def rope(config: Config, index: int = 0, length: int = 0) -> tuple[Array, float]:
-    """Angle per position of each pair of dimensions that rotate; the factor on cos and sin."""
+    """Angles per position of each rotated pair of dimensions, and the factor on cos and sin."""
     settings = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     base = config.get("rotary_emb_base", config.get("rope_theta", 10000.0))
     if config["model_type"] == "gemma3_text":
@@ -91,7 +91,7 @@ def rope(config: Config, index: int = 0, length: int = 0) -> tuple[Array, float]
 
 
 def _llama3(frequencies: Array, settings: Config, context: int) -> Array:
-    """Keep the fast dimensions, stretch the slow ones, blend those between."""
+    """Keeps fast dimensions, stretches slow ones, blends those between."""
     turns = context * frequencies / (2 * math.pi)  # over the original context
     low, high = settings["low_freq_factor"], settings["high_freq_factor"]
     keep = np.clip((turns - low) / (high - low), 0.0, 1.0)

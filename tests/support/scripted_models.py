@@ -1,8 +1,8 @@
-"""Models that generate given texts: each token has one successor, so the prompt's last token
+"""Models that write given texts: each token has one successor, so that the last token of the prompt
 selects the text. Knows nothing of our readers.
 
-A grammar forces text in the tokenizer's own tokens, here bytes. From there on the script does not
-apply, and all allowed tokens are equally likely.
+A grammar forces text in the tokenizer's own tokens, here bytes. The model then leaves its script,
+and all allowed tokens are equally likely.
 """
 
 import json
@@ -48,9 +48,9 @@ def make_scripted_model(
     seed: int,
     special: Sequence[str] = (),
 ) -> Path:
-    """Writes scripts[c] after a prompt that ends in the ASCII character c, and then ends.
+    """A model that writes scripts[c] after a prompt with the last ASCII character c, then ends.
 
-    special: tokens that decoding leaves out; each may occur once in all scripts.
+    special: tokens that decoding skips; each may occur once in all scripts.
     """
     make_model(directory, _SHAPE, seed)
     followers, names = _chains(scripts, random.Random(seed), special)
@@ -98,7 +98,7 @@ def _pieces(
     spelled: Mapping[int, str],
     special: Sequence[str],
 ) -> list[str] | None:
-    """The script in random pieces of its bytes, all different and none of them taken; None if the
+    """Splits the script into random pieces of bytes, all different and not taken; None where the
     last piece is taken."""
     rest, pieces = script.encode(), list[str]()
     while rest:

@@ -1,4 +1,4 @@
-"""A server as users run it: a process of its own on a free port of this machine."""
+"""Runs `specqd serve` in its own process, on a free port of this machine."""
 
 import http.client
 import json
@@ -55,22 +55,19 @@ class Served:
     process: "subprocess.Popen[str]"
     port: int
     key: str | None = None
+    timeout_s: float = 60
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
     def connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=self.timeout_s)
 
     def ask(
-        self,
-        method: str,
-        path: str,
-        body: object = None,
-        headers: Mapping[str, str] | None = None,
+        self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
     ) -> Reply:
-        """One request; a body that is not bytes is sent as JSON."""
+        """Sends one request; a body other than bytes is sent as JSON."""
         sent = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         if data is not None:
@@ -95,7 +92,7 @@ class Served:
 
 @contextmanager
 def serving(*arguments: str, key: str | None = None) -> Iterator[Served]:
-    """Runs `specqd serve`; ends it by SIGTERM. Skips the test where the server is not installed."""
+    """Runs a server and ends it by SIGTERM. Skips the test where specqd[serve] is missing."""
     for name in ("fastapi", "uvicorn", "prometheus_client"):
         pytest.importorskip(name, reason="needs specqd[serve]")
     environment = {name: value for name, value in os.environ.items() if name != "SPECQD_API_KEY"}

@@ -1,4 +1,4 @@
-"""A program on a terminal of its own, driven as by a user. Knows nothing of the program."""
+"""Drives a program on its own terminal like a user. Knows nothing of the program."""
 
 import fcntl
 import os
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Self
 
 ENTER, CTRL_C, CTRL_D, CTRL_J, CTRL_Z, UP = "\r", "\x03", "\x04", "\n", "\x1a", "\x1b[A"
-_PATIENCE = 60.0  # seconds until a wait fails
+_PATIENCE = 60.0  # seconds
 _EDITOR_BEGINS, _EDITOR_ENDS = b"\x1b[?2004h", b"\x1b[?2004l"  # bracketed paste on, off
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[()][A-Z0-9]|[=>])")
 
@@ -34,7 +34,7 @@ class TerminalSession:
             close_fds=True,
         )
         os.close(terminal)
-        self.raw = b""  # all that was written to the terminal
+        self.raw = b""  # everything written to the terminal
         self._seen = 0
         self._lines = 0
 
@@ -48,19 +48,19 @@ class TerminalSession:
         os.close(self._leader)
 
     def say(self, line: str, end: str = ENTER) -> None:
-        """Types a line when the program's editor asks for one."""
+        """Types a line once the program's editor is ready."""
         deadline = time.monotonic() + _PATIENCE
         self._lines += 1
         while self.raw.count(_EDITOR_BEGINS) < self._lines:
-            assert self._read(deadline), f"nothing asked for {line!r}"
+            assert self._read(deadline), f"the editor was not ready for {line!r}"
         self.send(line + end)
 
     def send(self, keys: str) -> None:
         os.write(self._leader, keys.encode())
 
     def expect(self, text: str) -> str:
-        """Waits until `text` stands on the terminal; returns what came before it since last time,
-        without escapes."""
+        """Waits until the terminal shows `text`; returns the output since the last call and before
+        it, without escape sequences."""
         deadline = time.monotonic() + _PATIENCE
         while text not in (new := self._plain()[self._seen :]):
             assert self._read(deadline), f"{text!r} never came after {new!r}"
@@ -69,7 +69,7 @@ class TerminalSession:
         return before
 
     def expect_answer(self) -> None:
-        """Waits until the editor has released the terminal and 100 bytes of answer came."""
+        """Waits until the editor has ended and the program has written 100 bytes."""
         deadline = time.monotonic() + _PATIENCE
         while (
             self.raw.count(_EDITOR_ENDS) < self._lines
@@ -78,7 +78,7 @@ class TerminalSession:
             assert self._read(deadline), "no answer came"
 
     def wait(self) -> int:
-        """The exit status, once the program has ended by itself."""
+        """Waits for the program to end; returns its exit status."""
         deadline = time.monotonic() + _PATIENCE
         while self._read(deadline):
             pass
@@ -88,17 +88,17 @@ class TerminalSession:
         return _ESCAPES.sub("", self.raw.decode(errors="replace"))
 
     def _read(self, deadline: float) -> bool:
-        """Reads some more; false at the end, or when it takes too long."""
+        """Reads more output; False at the end or after the deadline."""
         ready, _, _ = select.select([self._leader], [], [], max(0, deadline - time.monotonic()))
         try:
             data = os.read(self._leader, 65536) if ready else b""
-        except OSError:  # Linux reports the end of the last process on the terminal so
+        except OSError:  # Linux: no process has the terminal open any more
             data = b""
         self.raw += data
         return bool(data)
 
 
 def _take_terminal() -> None:
-    """In the child: Ctrl-C on standard input's terminal is for this process."""
+    """Makes the terminal of standard input the child's own, so that it receives Ctrl-C."""
     os.setsid()
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)

@@ -1,4 +1,4 @@
-"""Writes safetensors files for tests, well-formed or hostile. Knows nothing of the reader."""
+"""Writes safetensors files, well-formed or hostile. Knows nothing of the reader."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ _DTYPES = {
 
 
 def bf16_bits(values: NDArray[np.floating[Any]]) -> NDArray[np.uint16]:
-    """Values rounded to the nearest BF16, ties to even; NaN is not handled."""
+    """BF16 bits of finite values, rounded to nearest even."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     rounded = bits + 0x7FFF + ((bits >> 16) & 1)
     return (rounded >> 16).astype(np.uint16)
@@ -35,9 +35,9 @@ def write_safetensors(
     metadata: Mapping[str, str] | None = None,
     padding: int | None = None,
 ) -> None:
-    """Write `tensors` in order; uint16 arrays become BF16.
+    """Writes `tensors` in order; uint16 arrays become BF16.
 
-    `padding` spaces follow the header: None aligns the data to 8 bytes, as the library does.
+    `padding` spaces follow the header; None aligns the data to 8 bytes, as the library does.
     """
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
     offset = 0
@@ -52,21 +52,21 @@ def write_safetensors(
 def write_raw(
     path: Path, header: bytes | Mapping[str, Any], data: bytes = b"", *, length: int | None = None
 ) -> None:
-    """Write any header, well-formed or not, with a true or a false `length` before it."""
+    """Writes any header, with its own or a false `length` before it."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     length = len(text) if length is None else length
     path.write_bytes(length.to_bytes(8, "little") + text + data)
 
 
 def entry(dtype: str, shape: Sequence[int], begin: int, end: int) -> dict[str, Any]:
-    """One tensor's header entry, true or false."""
+    """One tensor's entry in the header."""
     return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
 
 
 def write_shards(
     directory: Path, shards: Mapping[str, Mapping[str, NDArray[Any]]], **index_overrides: str
 ) -> None:
-    """Write each shard and the index over them; `index_overrides` replace tensors' files."""
+    """Writes shards and their index; `index_overrides` replace the files of tensors."""
     placement = {}
     for file, tensors in shards.items():
         write_safetensors(directory / file, tensors)

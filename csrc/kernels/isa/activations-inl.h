@@ -1,4 +1,4 @@
-// What stands between a layer's two products, and the cap on scores and logits.
+// Activations of the feed forward, and the soft cap of scores and logits.
 #pragma once
 
 #include "kernels/isa/ops-inl.h"
@@ -8,8 +8,8 @@ namespace {
 
 inline F16 magnitude_of(F16 x) { return bits_as<F16>(bits_as<U16>(x) & 0x7fffffffu); }
 
-// To about 2 ulp: the odd Taylor series to degree 9 below 1/4 (truncation below 2^-26), where
-// (1 - e^-2x) / (1 + e^-2x) would cancel.
+// To about 2 ulp. Below 1/4, (1 - e^-2x) / (1 + e^-2x) would cancel, so the odd Taylor series to
+// degree 9 is used there (truncation below 2^-26).
 inline F16 tanh(F16 x) {
   const F16 size = magnitude_of(x), e = exp(size * splat(-2.0f)), square = x * x;
   const F16 large = (splat(1.0f) - e) / (splat(1.0f) + e);
@@ -43,13 +43,13 @@ inline F16 gelu_tanh(F16 x) {
   return sigmoid_times(x, cubic * splat(1.5957691f));
 }
 
-// gpt_oss: both inputs bounded by 7, the gate's sigmoid steeper than silu's.
+// gpt_oss: both inputs are clamped to 7, and the gate's sigmoid is steeper than silu's.
 inline F16 clamped_swiglu(F16 gate, F16 up) {
   const F16 limit = splat(7.0f), g = min(gate, limit), u = max(min(up, limit), -limit);
   return sigmoid_times(g, g * splat(1.702f)) * (u + splat(1.0f));
 }
 
-// out = f(gate, up) in whole vectors; `up` may be null, and its lanes are then zero.
+// out = f(gate, up) in whole vectors. `up` may be null; its lanes are then zero.
 template <class Combine>
 inline void combine(const float* gate, const float* up, int64_t n, float* out, const Combine& f) {
   int64_t i = 0;

@@ -1,5 +1,5 @@
-// The tile registers of AMX. They hold nothing between calls: who uses them configures them first
-// and releases them at the end.
+// The tile registers of AMX. Each user configures them first and releases them at the end; they
+// hold nothing between calls.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kTileRows = 16;
 
-// What ldtilecfg reads.
+// The operand of ldtilecfg.
 struct alignas(64) TileShapes {
   uint8_t palette = 1;
   uint8_t reserved[15] = {};
@@ -34,12 +34,12 @@ struct HardwareTiles {
   static void store(void* to, size_t stride) {
     asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "i"(T) : "memory");
   }
-  // C += A * B, of pairs of BF16.
+  // C += A * B, on pairs of BF16.
   template <int C, int A, int B>
   static void dot_bf16() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
   }
-  // C += A * B, of fours of int8.
+  // C += A * B, on groups of four int8.
   template <int C, int A, int B>
   static void dot_int8() {
     asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));

@@ -1,4 +1,4 @@
-// Softmax of a chunk of scores, and the merging of chunks, in the fixed order of sixteen lanes.
+// Softmax of a chunk of scores and merging of chunks, in the fixed order of sixteen lanes.
 #pragma once
 
 #include "kernels/isa/lanes-inl.h"

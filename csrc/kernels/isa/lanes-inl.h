@@ -1,7 +1,7 @@
 // Sixteen virtual lanes. Every elementwise operation of the core is written once on these types, so
-// that its order, and with it every bit, is the same on all instruction sets.
+// its order, and with it every bit, is the same on all instruction sets.
 //
-// Included by the files under isa/ only; everything here has internal linkage.
+// Only files under isa/ include this; everything here has internal linkage.
 #pragma once
 
 #include "kernels/isa/vector-inl.h"
@@ -21,8 +21,8 @@ inline void store(float* to, F16 v) { store_as(to, v); }
 inline F16 splat(float value) { return all<F16>(value); }
 inline I16 splat_int(int32_t value) { return all<I16>(value); }
 
-// a where a > b, else b: b also where either is NaN. The machine's own maximum may serve, so that a
-// subnormal comes out as zero or as it is.
+// a if a > b, else b; so b if either is NaN. The compiler may use the machine's own maximum, which
+// returns a subnormal either as zero or unchanged.
 template <class V>
 inline V max(V a, V b) {
   return select(a > b, a, b);
@@ -38,9 +38,9 @@ constexpr bool kHasFma = true;
 constexpr bool kHasFma = false;
 #endif
 
-// fl32(a*b + c) without a fused instruction. The product of two fp32 is exact in fp64. The sum is
-// rounded to odd there (Boldo and Melquiond 2008), after which rounding to fp32 is the only
-// rounding: where it is inexact, it is truncated and its last bit set.
+// fl32(a*b + c) without a fused instruction. The product of two fp32 is exact in fp64. The fp64 sum
+// is rounded to odd (Boldo and Melquiond 2008): if inexact, it is truncated and its last bit is
+// set. Rounding it to fp32 then gives the same result as a single rounding.
 template <class V>
 inline V fma_by_odd_rounding(V a, V b, V c) {
   using D = LanesLike<double, V>;
@@ -49,7 +49,7 @@ inline V fma_by_odd_rounding(V a, V b, V c) {
   const D addend = convert<D>(c);
   const D sum = product + addend;
   const D from_addend = sum - product;
-  // Exact; NaN where the sum is not finite.
+  // Exact; NaN if the sum is not finite.
   const D error = (product - (sum - from_addend)) + (addend - from_addend);
   const L sum_bits = bits_as<L>(sum);
   const L sign = all<L>(INT64_MIN);
@@ -81,8 +81,8 @@ inline V fma(V a, V b, V c) {
   }
 }
 
-// fl32(a*b + c) where a and b hold BF16 values: their product is exact in fp32, and it needs only a
-// plain double addition to be rounded once in the end (53 >= 2 * 24 + 2 bits, Figueroa 1995).
+// fl32(a*b + c) for BF16 values a and b. Their product is exact in fp32, so a double addition and
+// one conversion equal a single rounding (53 >= 2 * 24 + 2 bits, Figueroa 1995).
 template <class V>
 inline V fma_bf16(V a, V b, V c) {
   using D = LanesLike<double, V>;
@@ -92,7 +92,7 @@ inline V fma_bf16(V a, V b, V c) {
     return convert<V>(convert<D>(a) * convert<D>(b) + convert<D>(c));
 }
 
-// Sums and maxima over the lanes, always folded in halves: 8, 4, 2, 1.
+// Sums and maxima over the lanes, folded in halves: 8, 4, 2, 1.
 inline float sum_lanes(F16 v) {
   return fold(v, [](auto a, auto b) { return a + b; });
 }
@@ -112,12 +112,12 @@ inline F16 round_to_bf16(F16 v) {
   return select(v == v, bits_as<F16>(rounded), bits_as<F16>(bits | 0x00400000u));
 }
 
-// The upper halves of values that round_to_bf16 made.
+// Stores the upper halves of values from round_to_bf16.
 inline void store_bf16(uint16_t* to, F16 rounded) {
   store_as(to, convert<H16>(bits_as<U16>(rounded) >> 16));
 }
 
-// The nearest integer, ties to even, for |v| < 2^22: as integers, and as the fp32 it rounds to.
+// The nearest integer as fp32, ties to even, for |v| < 2^22.
 template <class V>
 inline V round_even(V v) {
   const V magic = all<V>(12582912.0f);  // 1.5 * 2^23
@@ -149,7 +149,7 @@ inline V exp(V x) {
   const V clamped = max(min(x, all<V>(89.0f)), all<V>(-88.0f));
   const V n = round_even(clamped * all<V>(1.44269504f));
   const V p = exp_reduced(clamped, n);
-  // Two factors, since n reaches 128. 2^i for -126 <= i <= 127:
+  // 2^n as two factors, because n reaches 128 and 2^i needs -126 <= i <= 127.
   const auto power_of_two = [](I i) { return bits_as<V>((i + 127) << 23); };
   const I whole = convert<I>(n);
   const I half = whole >> 1;
@@ -158,12 +158,13 @@ inline V exp(V x) {
   return select(x == x, value, x);
 }
 
-// The same for x <= 0 and NaN, in fewer steps: the factor of n = -127 is zero, and subnormals are.
+// e^x for x <= 0 and NaN, in fewer steps: n = -127 gives the factor zero, and subnormal results
+// count as zero.
 template <class V>
 inline V exp_not_above_zero(V x) {
   using I = LanesLike<int32_t, V>;
   const V clamped = max(x, all<V>(-88.0f));
-  const V magic = all<V>(12582912.0f);  // 1.5 * 2^23: whole numbers in the lowest bits
+  const V magic = all<V>(12582912.0f);  // 1.5 * 2^23: puts the integer into the low bits
   const V shifted = clamped * all<V>(1.44269504f) + magic;
   const V power = bits_as<V>((bits_as<I>(shifted) + 127) << 23);
   const V value = exp_reduced(clamped, shifted - magic) * power;

@@ -1,9 +1,9 @@
-// The nested format, a tile at a time: BF16 bits -> E2M1 codes, E8M0 scales, residuals, patches,
-// and back. mxfp4.py defines the cast in NumPy and is its reference.
+// The nested format, one tile at a time: BF16 bits -> E2M1 codes, E8M0 scales, residuals, patches,
+// and back. formats/mxfp4.py defines the cast in NumPy; tests compare with it.
 //
-// Tile order: the weight of output n (0..15) and input k (0..31) stands at (k / 2) * 32 + n * 2 +
+// Tile order: the weight of output n (0..15) and input k (0..31) is at (k / 2) * 32 + n * 2 +
 // k % 2. Its code is nibble (k / 2) % 4 of the 16-bit word (k / 8) * 32 + n * 2 + k % 2, little end
-// first. Its residual stands where the weight does.
+// first. Its residual has the same position as the weight.
 #pragma once
 
 #include "kernels/bf16.h"
@@ -13,32 +13,31 @@
 namespace specqd {
 namespace {
 
-// BF16 bits of the least magnitude that rounds to each grid value at scale 1; the first is where
-// residuals of values rounding to zero begin.
+// BF16 bits of the least magnitude that rounds to each grid value at scale 1. Residuals count from
+// here; values that round to zero count theirs from kLow[0].
 constexpr uint16_t kLow[8] = {0x3d80, 0x3e80, 0x3f40, 0x3fa0, 0x3fe0, 0x4020, 0x4060, 0x40a0};
-// Of the boundaries kLow[1..7], these round up at the tie: those whose upper neighbour is even.
+// Whether a tie at the boundary kLow[i], i >= 1, rounds up: if the upper neighbour's code is even.
 constexpr bool kTieGoesUp[8] = {false, false, true, false, true, false, true, false};
 constexpr double kGrid[8] = {0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0};
 
 using H32 = Lanes<uint16_t, 2 * kLanes>;
 
-// Sixteen magnitudes rounded to E2M1's grid, ties to the even code: one bit of mantissa, steps of
-// at least a half, saturation at 6. Adding a large number leaves no room for the bits below the
-// step.
+// Rounds sixteen magnitudes to E2M1's grid, ties to the even code: one bit of mantissa, steps of at
+// least 0.5, saturation at 6. Adding a large number rounds off the bits below the step.
 inline F16 round_to_grid(F16 value) {
   const F16 binade = bits_as<F16>(bits_as<I16>(value) & 0x7f800000);
   const F16 room = max(binade, splat(1.0f)) * splat(6291456.0f);  // 1.5 * 2^22
   return min((value + room) - room, splat(6.0f));
 }
 
-// 0..7 of a value of the grid.
+// The index 0..7 of a grid value.
 inline I16 grid_index(F16 value) {
-  const I16 bits = bits_as<I16>(value) >> 22;  // exponent and the mantissa's first bit
+  const I16 bits = bits_as<I16>(value) >> 22;  // exponent and first bit of the mantissa
   return max(bits - 252, (bits != 0) & 1);
 }
 
-// kLow of the indices in both halves of each lane: 0x3ee0 + 0x40 index, less 0x160, 0xa0 and 0x20
-// for the indices 0, 1 and 2.
+// kLow of the indices in both halves of each lane: 0x3ee0 + 0x40 * index, minus 0x160, 0xa0 and
+// 0x20 for the indices 0, 1 and 2.
 inline U16 low_of_pairs(U16 index) {
   const U16 half = index >> 1;
   const U16 is_small = ~(index >> 2) & 0x00010001u;
@@ -49,21 +48,21 @@ inline U16 low_of_pairs(U16 index) {
 }
 
 struct TileMagnitudes {
-  I16 at[kBlock];  // [k] of sixteen outputs
+  I16 at[kBlock];  // [k], lanes are the sixteen outputs
 };
 
 // 2^(127 - scale), for 4 <= scale <= 252.
 inline F16 scale_factor(I16 scale) { return bits_as<F16>((254 - scale) << 23); }
-inline F16 scaled(I16 magnitude, F16 factor) { return bits_as<F16>(magnitude << 16) * factor; }
+inline F16 apply_scale(I16 magnitude, F16 factor) { return bits_as<F16>(magnitude << 16) * factor; }
 
-// Sum over k of q (q - 2v), v = |w| * 2^(127 - X): the squared error less the sum of v^2, which is
-// the same for every X in units of 4^(X - 127). Exact in any order: where q is not zero, each term
-// is a multiple of 2^-9, and 32 of them stay below 2^13.
+// Sum over k of q (q - 2v), v = |w| * 2^(127 - X): the squared error minus the sum of v^2, which is
+// the same for every X in units of 4^(X - 127). Exact in any order: terms with q != 0 are multiples
+// of 2^-9, and the sum of 32 terms stays below 2^13.
 inline F16 relative_error(const TileMagnitudes& w, I16 scale) {
   const F16 factor = scale_factor(scale);
   F16 sum{};
   for (int k = 0; k < kBlock; ++k) {
-    const F16 value = scaled(w.at[k], factor);
+    const F16 value = apply_scale(w.at[k], factor);
     const F16 rounded = round_to_grid(value);
     sum = sum + rounded * (rounded - (value + value));
   }
@@ -72,41 +71,41 @@ inline F16 relative_error(const TileMagnitudes& w, I16 scale) {
 
 using D16 = Lanes<double, kLanes>;
 
-// Sum over k, in order, of (|w| * 2^(127-X) - q)^2, as the definition has it.
+// Sum over k, in order, of (|w| * 2^(127-X) - q)^2: the definition.
 inline D16 squared_error(const TileMagnitudes& w, I16 scale) {
   const F16 factor = scale_factor(scale);
   D16 sum{};
   for (int k = 0; k < kBlock; ++k) {
-    const F16 rounded = round_to_grid(scaled(w.at[k], factor));
-    const D16 value =
-        convert<D16>(bits_as<F16>(w.at[k] << 16)) * convert<D16>(factor);  // past fp32's range
+    const F16 rounded = round_to_grid(apply_scale(w.at[k], factor));
+    const D16 value =  // may leave fp32's range
+        convert<D16>(bits_as<F16>(w.at[k] << 16)) * convert<D16>(factor);
     const D16 error = value - convert<D16>(rounded);
     sum = sum + error * error;
   }
   return sum;
 }
 
-// Of `floor` and its neighbours below and above, in this order, the one of least error.
+// The first of floor, floor - 1 and floor + 1 with the least error.
 template <class Error>
 inline I16 least_of_three(I16 floor, const Error& error_of) {
   I16 best = floor;
   auto least = error_of(floor);
   for (int relative = -1; relative <= 1; relative += 2) {
     const auto error = error_of(floor + relative) * (relative < 0 ? 0.25f : 4.0f);
-    const auto better = error < least;  // never where all is zero: both errors are
+    const auto better = error < least;  // false if all weights are zero, since both errors are zero
     best = select(convert<I16>(better), floor + relative, best);
     least = select(better, error, least);
   }
   return best;
 }
 
-// The scale byte of each output. `largest` is the largest magnitude of its block, of a binade where
-// every boundary of every candidate is a normal number.
+// The scale byte of each output. `largest` is the largest magnitude of its block. Its binade must
+// be one in which every boundary of every candidate is a normal number.
 inline I16 choose_scales(const TileMagnitudes& w, I16 largest, ScaleRule rule) {
   const I16 floor = select(largest == 0, splat_int(127), (largest >> 7) - 2);
   if (rule == ScaleRule::kFloor) return floor;
-  // Where a block spans at most 16 binades, the definition's sums in double are exact: squares are
-  // multiples of 2^-40 and their sum is below 2^12. Then the relative errors choose alike.
+  // If a block spans at most 16 binades, the definition's sums in double are exact: squares are
+  // multiples of 2^-40 and their sum is below 2^12. The relative errors then choose the same scale.
   const I16 least = (largest & 0x7f80) - (16 << 7);
   I16 is_wide{};
   for (int k = 0; k < kBlock; ++k) is_wide |= (w.at[k] != 0) & (w.at[k] < least);
@@ -114,7 +113,7 @@ inline I16 choose_scales(const TileMagnitudes& w, I16 largest, ScaleRule rule) {
   return least_of_three(floor, [&](I16 x) { return relative_error(w, x); });
 }
 
-// The same in fp64, one weight at a time: for blocks at the ends of the exponent range.
+// The same in fp64, one weight at a time, for blocks at the ends of the exponent range.
 
 inline double power_of_two_fp64(int n) {  // -1022 <= n <= 1023
   return bits_as<double>(static_cast<uint64_t>(n + 1023) << 52);
@@ -202,7 +201,7 @@ int encode_tile_scalar(const uint16_t* tile, ScaleRule rule, const TileOut& out)
   return patches;
 }
 
-// Splits row r of a tile, sixteen pairs of BF16, into its even and odd k.
+// The magnitudes and signs of input k for sixteen outputs, from the tile's row of BF16 pairs.
 inline I16 pair_member(const uint16_t* tile, int k) {
   const U16 pairs = load_as<U16>(tile + k / 2 * 32);
   return bits_as<I16>(k % 2 ? pairs >> 16 : pairs & 0xffff);
@@ -215,8 +214,8 @@ int encode_tile(const uint16_t* tile, ScaleRule rule, const TileOut& out) {
     w.at[k] = pair_member(tile, k) & kBf16MagnitudeMask;
     largest = max(w.at[k], largest);
   }
-  // The arithmetic below holds while all boundaries are normal: 4 <= X <= 252. Subnormals are zero
-  // to the vector unit, not to the cast, whose errors count them.
+  // The arithmetic below holds while all boundaries are normal: 4 <= X <= 252. The vector unit
+  // treats subnormals as zero, but the cast's errors count them.
   const I16 exponent = largest >> 7;
   I16 unusual = (largest != 0) & ((exponent < 7) | (exponent > 250));
   if (rule == ScaleRule::kMse)
@@ -228,15 +227,15 @@ int encode_tile(const uint16_t* tile, ScaleRule rule, const TileOut& out) {
   const I16 shift = ((scale - 127) << 7) & 0xffff;
   const H32 shifts = bits_as<H32>(shift | shift << 16);
   store_as(out.scales, convert<Lanes<uint8_t, kPanel>>(scale));
-  uint32_t misfits[kBlock / 2];  // of each row of pairs: those of the even k, then of the odd k
+  uint32_t misfits[kBlock / 2];  // a bit per weight of a row of pairs: even k low, odd k high
   for (int group = 0; group < kBlock / 8; ++group) {
-    U16 words{};  // the codes of four rows, the even k in the lower half
+    U16 words{};  // codes of four rows, even k in the lower half
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
       const int row = group * 4 + i;
       const U16 pairs = load_as<U16>(tile + row * 32);
-      const I16 even = grid_index(round_to_grid(scaled(w.at[row * 2], factor)));
-      const I16 odd = grid_index(round_to_grid(scaled(w.at[row * 2 + 1], factor)));
+      const I16 even = grid_index(round_to_grid(apply_scale(w.at[row * 2], factor)));
+      const I16 odd = grid_index(round_to_grid(apply_scale(w.at[row * 2 + 1], factor)));
       const U16 index = bits_as<U16>(even | odd << 16);
       words |= (index | (pairs & 0x80008000u) >> 12) << (4 * i);
       const U16 residuals = bits_as<U16>(bits_as<H32>(pairs & 0x7fff7fffu) -
@@ -261,8 +260,8 @@ int encode_tile(const uint16_t* tile, ScaleRule rule, const TileOut& out) {
   return patches;
 }
 
-// For each code, the BF16 bits of its least magnitude at scale byte 0, modulo 2^16, and its sign;
-// twice, as the permutation looks at five bits.
+// For each code, the BF16 bits of its least magnitude at scale byte 0, modulo 2^16, and its sign.
+// The table holds them twice, because the permutation reads five bits of an index.
 struct CodeWords {
   alignas(64) uint16_t word[32];
   constexpr CodeWords() : word() {
@@ -272,7 +271,7 @@ struct CodeWords {
 };
 constexpr CodeWords kCodeWords;
 
-// Eight at a time, the last one repeated: a loop of as many steps as there are patches would
+// Applies eight patches at a time and repeats the last one: a loop with one step per patch would
 // mispredict its end at every tile.
 inline void apply_patches(const PackedMatrix& w, int64_t tile, uint16_t* out) {
   const uint32_t* p = w.patches + w.patch_starts[tile];
@@ -285,9 +284,9 @@ inline void apply_patches(const PackedMatrix& w, int64_t tile, uint16_t* out) {
   }
 }
 
-// One tile of weights that are MXFP4, of scales from 2 to 252: their BF16 bits are those of the
-// grid value, ((code & 7) << 6) + (126 << 7) but for 0 and 1/2, with the scale added to the
-// exponent. Two weights of an output at a time, in the halves of a lane.
+// Decodes one tile of MXFP4 weights with scales from 2 to 252. Their BF16 bits are those of the
+// grid value, ((code & 7) << 6) + (126 << 7) except for 0 and 1/2, with the scale added to the
+// exponent. The halves of a lane hold two weights of an output.
 void decode_mxfp4_tile(const PackedMatrix& w, int64_t tile, uint16_t* out) {
   constexpr uint32_t kOnes = 0x00010001u;
   const uint8_t* codes = w.codes + tile * kTileCodes;
@@ -305,7 +304,7 @@ void decode_mxfp4_tile(const PackedMatrix& w, int64_t tile, uint16_t* out) {
   }
 }
 
-// One tile of BF16 bits from all planes that there are, or copied from the plain one.
+// Decodes one tile to BF16 bits from the planes that the matrix has.
 void decode_tile(const PackedMatrix& w, int64_t tile, uint16_t* out) {
   if (w.plain != nullptr) {
     std::memcpy(out, w.plain + tile * kTileWeights, kTileWeights * sizeof(uint16_t));

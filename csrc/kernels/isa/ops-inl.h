@@ -1,5 +1,5 @@
-// Elementwise operations and reductions in the fixed order of sixteen lanes. Tails are padded into
-// a whole vector, so the order does not depend on where a row ends in memory.
+// Elementwise operations and reductions in the fixed order of sixteen lanes. Tails are padded to a
+// whole vector, so the order does not depend on where a row ends in memory.
 #pragma once
 
 #include "kernels/isa/lanes-inl.h"
@@ -56,7 +56,7 @@ void rms_norm(const float* x, const uint16_t* weight, int64_t n, float epsilon, 
   }
 }
 
-// Sums f(x) over a row, f(0) of its padding left out.
+// Sums f(x) over a row, without f(0) of its padding.
 template <class Function>
 inline float sum_over(const float* x, int64_t n, const Function& f) {
   const int64_t whole = n / kLanes * kLanes;
@@ -137,17 +137,18 @@ void round_bf16(const float* x, int64_t n, uint16_t* out) {
   if (i < n) store_bf16_part(out + i, round_to_bf16(load_part(x + i, n - i, 0.0f)), n - i);
 }
 
-inline F16 made_finite(F16 v) {
+// NaN becomes zero; larger magnitudes become BF16's largest finite one.
+inline F16 make_finite(F16 v) {
   const I16 bits = bits_as<I16>(v), magnitude = bits & 0x7fffffff;
-  const I16 bounded = min(magnitude, splat_int(0x7f7f0000)) | (bits ^ magnitude);  // to BF16's most
-  return bits_as<F16>(select(magnitude > 0x7f800000, I16{}, bounded));             // NaN
+  const I16 bounded = min(magnitude, splat_int(0x7f7f0000)) | (bits ^ magnitude);
+  return bits_as<F16>(select(magnitude > 0x7f800000, I16{}, bounded));
 }
 
 void round_bf16_finite(const float* x, int64_t n, uint16_t* out) {
   int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) store_bf16(out + i, round_to_bf16(made_finite(load(x + i))));
+  for (; i + kLanes <= n; i += kLanes) store_bf16(out + i, round_to_bf16(make_finite(load(x + i))));
   if (i < n)
-    store_bf16_part(out + i, round_to_bf16(made_finite(load_part(x + i, n - i, 0.0f))), n - i);
+    store_bf16_part(out + i, round_to_bf16(make_finite(load_part(x + i, n - i, 0.0f))), n - i);
 }
 
 uint64_t read_bytes(const void* data, size_t bytes) {
@@ -166,7 +167,7 @@ uint64_t read_bytes(const void* data, size_t bytes) {
 }
 
 void multiply_registers(int64_t rounds) {
-  constexpr int kChains = kRegisterBytes == 64 ? 16 : 4;  // as many as registers hold
+  constexpr int kChains = kRegisterBytes == 64 ? 16 : 4;  // that fit into registers
   F16 sums[kChains];
   for (int i = 0; i < kChains; ++i) sums[i] = splat(static_cast<float>(i));
   const F16 factor = splat(0.5f), addend = splat(1.0f);

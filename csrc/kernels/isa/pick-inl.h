@@ -1,4 +1,5 @@
-// The loops of pick_kernels.h. Each element is computed by itself and every sum is of integers.
+// The loops of pick_kernels.h. Elements are independent and all sums are integer sums, so the
+// order does not matter.
 #pragma once
 
 #include "kernels/isa/lanes-inl.h"
@@ -11,7 +12,7 @@ namespace picking {
 
 using W8 = Lanes<uint64_t, kLanes / 2>;
 
-// The vector at i; past the end it is -infinity.
+// Loads the vector at i, with -infinity past the end.
 inline F16 load_before(int64_t n, const float* from, int64_t i) {
   if (i + kLanes <= n) return load(from + i);
   float padded[kLanes];
@@ -25,9 +26,9 @@ inline void store_before(int64_t n, float* to, int64_t i, F16 v) {
   for (int lane = 0; i + lane < n; ++lane) to[i + lane] = v[lane];
 }
 
-// e^z for kLeastZ <= z <= 0, to about 1 ulp, as exp() of lanes-inl.h. Elsewhere, anything.
+// e^z for kLeastZ <= z <= 0, to about 1 ulp, like exp() of lanes-inl.h. Undefined elsewhere.
 inline F16 exp_below(F16 z) {
-  const F16 magic = splat(12582912.0f);  // 1.5 * 2^23: rounds to an integer, in the low bits
+  const F16 magic = splat(12582912.0f);  // 1.5 * 2^23: puts the integer into the low bits
   const F16 shifted = fma(z, splat(1.44269504f), magic);
   const F16 n = shifted - magic;
   F16 r = fma(n, splat(-0.693359375f), z);
@@ -43,8 +44,8 @@ inline F16 exp_below(F16 z) {
   return bits_as<F16>(bits_as<U16>(p) + (bits_as<U16>(shifted) << 23));
 }
 
-// The mass of weights in [0, 1]: 20 bits of each in `high`, 20 more in `low`, both as 32-bit sums
-// that `fold` empties before they overflow.
+// Sums weights in [0, 1]: 20 bits of each in `high` and 20 more in `low`, two 32-bit sums that
+// fold() empties before they overflow.
 class Mass {
  public:
   void add(F16 weight) {
@@ -54,7 +55,7 @@ class Mass {
     high_ += bits_as<U16>(whole);
     low_ += bits_as<U16>(convert<I16>(rest));
   }
-  // At least once every 2048 additions.
+  // Call it at least once per 2048 additions.
   void fold() {
     const W8 high = bits_as<W8>(high_), low = bits_as<W8>(low_);
     sum_ += (((high & 0xffffffffu) + (high >> 32)) << 20) + (low & 0xffffffffu) + (low >> 32);
@@ -148,14 +149,14 @@ int64_t collect(const float* values, int64_t n, float least, float most, int32_t
   return count;
 }
 
-// The low halves of the 64-bit lanes times m, in full.
+// The 64-bit products of the lanes' low halves and m.
 template <class V>
 inline V multiply_low_halves(V v, uint32_t m) {
   if constexpr (kIsHalved<V>) {
     return {multiply_low_halves(v.low, m), multiply_low_halves(v.high, m)};
   } else {
 #if defined(__AVX512F__)
-    // With a mask, as GCC 12 warns about its own header without one.
+    // Masked, because GCC 12 warns about its own header otherwise.
     return (V)_mm512_maskz_mul_epu32(0xff, (__m512i)v, _mm512_set1_epi64(m));
 #elif defined(__AVX2__)
     return (V)_mm256_mul_epu32((__m256i)v, _mm256_set1_epi64x(m));
@@ -167,8 +168,7 @@ inline V multiply_low_halves(V v, uint32_t m) {
   }
 }
 
-// Philox states, a word in the low half of each lane. What stands in the high halves is of no
-// account: the multiplication does not read it.
+// Philox states, a word in the low half of each lane. The multiplication ignores the high halves.
 struct PhiloxStates {
   W8 word[4];
 
@@ -182,7 +182,7 @@ struct PhiloxStates {
   }
 };
 
-// Random words of the 64 tokens of a group: lane l of words[j] is that of token 16 * j + l.
+// Random words of the 64 tokens of a group: lane l of words[j] belongs to token 16 * j + l.
 inline void noise_words(int64_t group, const NoiseStream& noise, U16 words[4]) {
   const W8 counter = all<W8>(16 * static_cast<uint64_t>(group)) + 2 * lane_numbers<W8>();
   const W8 fixed[3] = {all<W8>(noise.counter[0]), all<W8>(noise.counter[1]),
@@ -201,9 +201,9 @@ inline void noise_words(int64_t group, const NoiseStream& noise, U16 words[4]) {
     words[j] = bits_as<U16>((even.word[j] & 0xffffffffu) | (odd.word[j] << 32));
 }
 
-int64_t survivors(const float* weights, int64_t begin, int64_t end, const NoiseStream& noise,
-                  float bound, int32_t* ids) {
-  // v is compared in units of 2^-24, by its 24 leading bits; it is never below 2^-65.
+int64_t find_survivors(const float* weights, int64_t begin, int64_t end, const NoiseStream& noise,
+                       float bound, int32_t* ids) {
+  // Compares the 24 leading bits of v, in units of 2^-24; v is never below 2^-65.
   const F16 limit = splat(bound * 0x1p24f), least = splat(0x1p-65f * 0x1p24f);
   int64_t count = 0;
   for (int64_t at = begin; at < end; at += kNoiseGroup) {
@@ -213,7 +213,7 @@ int64_t survivors(const float* weights, int64_t begin, int64_t end, const NoiseS
       continue;
     U16 words[4];
     noise_words(at / kNoiseGroup, noise, words);
-    uint64_t survives = 0;  // a bit a token
+    uint64_t survives = 0;  // a bit per token
     for (int j = 0; j < 4; ++j)
       survives |= uint64_t{lane_bits(convert<F16>(bits_as<I16>(words[j] >> 8)) < most[j])}
                   << (16 * j);
@@ -250,7 +250,7 @@ constexpr PickKernels kKernels = {.maxima = maxima,
                                   .mass_from = mass_from,
                                   .drop_below = drop_below,
                                   .collect = collect,
-                                  .survivors = survivors,
+                                  .find_survivors = find_survivors,
                                   .mask = mask,
                                   .log_softmax = log_softmax};
 

@@ -1,4 +1,4 @@
-// Prepared rows on 256-bit registers, the same bits as those of product-inl.h.
+// Prepares rows on 256-bit registers, with the same bits as rows-inl.h.
 #pragma once
 
 #include "kernels/isa/product-inl.h"
@@ -46,8 +46,8 @@ inline int32_t fold_eight(__m256i v, const F& f) {
   return _mm_cvtsi128_si32(f(four, _mm_shuffle_epi32(four, 0xb1)));
 }
 
-// As quantized() of product-inl.h.
-inline DraftBlock quantized_avx2(const float* x) {
+// Like quantize() of rows-inl.h.
+inline DraftBlock quantize_avx2(const float* x) {
   DraftBlock block{};
   __m256 part[4];
   __m256i whole[4], largest_lanes = _mm256_setzero_si256(), sum = _mm256_setzero_si256();
@@ -66,7 +66,7 @@ inline DraftBlock quantized_avx2(const float* x) {
     whole[i] = _mm256_cvtps_epi32(_mm256_mul_ps(part[i], inverse));
     sum = _mm256_add_epi32(sum, whole[i]);
   }
-  // Packing leaves the first four of each eight inputs in the left half, the others in the right.
+  // Packing puts the first four of each eight inputs into the left half, the others into the right.
   const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(whole[0], whole[1]),
                                            _mm256_packs_epi32(whole[2], whole[3]));
   const __m128i left = _mm256_castsi256_si128(bytes), right = _mm256_extracti128_si256(bytes, 1);
@@ -80,7 +80,7 @@ inline DraftBlock quantized_avx2(const float* x) {
 
 void prepare_draft_avx2(const float* x, int64_t inputs, int64_t tiles, uint8_t* row) {
   for_blocks(x, inputs, tiles, [&](int64_t k, const float* block) {
-    store_as(row + k / kBlock * static_cast<int64_t>(sizeof(DraftBlock)), quantized_avx2(block));
+    store_as(row + k / kBlock * static_cast<int64_t>(sizeof(DraftBlock)), quantize_avx2(block));
   });
 }
 

@@ -1,9 +1,9 @@
 // Matrix products in the exact and the fp4 precision, written for any instruction set.
 //
-// Exact: for each block of 32 inputs, one chain of fused multiply-adds over even k, one over odd k;
-// their sum is added to the accumulator. That is the order of AMX's tdpbf16ps.
-// Draft: for each block, an exact integer sum of int8 inputs times doubled E2M1 values, then one
-// fused multiply-add with the two scales. Blocks follow one another in the order of K.
+// Exact: for each block of 32 inputs, one chain of fused multiply-adds over even k and one over odd
+// k; their sum is added to the accumulator. AMX's tdpbf16ps has this order.
+// fp4: for each block, an exact integer sum of int8 inputs times doubled E2M1 values, then one
+// fused multiply-add with the two scales. Blocks are added in the order of K.
 #pragma once
 
 #include "kernels/isa/lanes-inl.h"
@@ -14,16 +14,15 @@
 namespace specqd {
 namespace {
 
-// How many tiles ahead of their use the planes are fetched.
+// Planes are prefetched this many tiles before their use.
 constexpr int kExactTilesAhead = 8;
 constexpr int kPlainTilesAhead = 8;
 constexpr int kDraftTilesAhead = 16;
 
-// Forced inline: GCC 12 takes a function that only fetches for one without effects, and drops
-// calls.
+// Forced inline: GCC 12 drops calls of a function that only prefetches, as it sees no effects.
 [[gnu::always_inline]] inline void fetch(const void* at) { __builtin_prefetch(at); }
 
-// How far ahead a decoder fetches, and into which cache.
+// Policies of prefetching: the distance in tiles, and the cache.
 struct FetchNear {
   static constexpr int kTilesAhead = kExactTilesAhead;
   [[gnu::always_inline]] static void from(const void* at) { __builtin_prefetch(at); }
@@ -33,8 +32,7 @@ struct FetchIntoSecondLevel {
   [[gnu::always_inline]] static void from(const void* at) { __builtin_prefetch(at, 0, 2); }
 };
 
-// --- Exact precision
-// ------------------------------------------------------------------------------
+// Exact precision.
 
 // Calls f<rows>(first) for a number of rows from 1 to Most.
 template <int Most, class F>
@@ -44,7 +42,8 @@ template <int Most, class F>
   f.template operator()<Most>(first);
 }
 
-// Calls f<Rows>(first row) for as few groups of at most `Most` rows as will do, as equal as can be.
+// Splits rows into the fewest groups of at most `Most` rows, of nearly equal size, and calls
+// f<Rows>(first row) for each.
 template <int Most, class F>
 inline void for_row_groups(int64_t rows, const F& f) {
   int64_t first = 0;
@@ -55,7 +54,7 @@ inline void for_row_groups(int64_t rows, const F& f) {
   }
 }
 
-// What a product does ahead where there is nothing to decode.
+// Work that a product interleaves with its multiplications: here none.
 struct Nothing {
   bool is_done() const { return true; }
   void row(int) {}
@@ -63,7 +62,7 @@ struct Nothing {
   void whole_tile() {}
 };
 
-// Fetches plain tiles.
+// Prefetches plain tiles.
 struct PlainAhead {
   PlainAhead(const uint16_t* first, int64_t count) : tile(first), left(count) {}
   const uint16_t* tile;
@@ -80,7 +79,7 @@ struct PlainAhead {
   }
 };
 
-// Leaves plain tiles, which are one stream, to the processor.
+// Leaves the prefetching of plain tiles, which are one stream, to the processor.
 struct PlainUnfetched : Nothing {
   PlainUnfetched(const uint16_t*, int64_t) {}
 };
@@ -91,16 +90,16 @@ inline PreparedRows rows_from(const PreparedRows& x, int64_t row, size_t bytes) 
 
 // The exact product of an instruction set S, which provides
 //   kTilesAtOnce                   tiles decoded before they are multiplied
-//   kBlockBytes                    of a prepared row, per block of 32 inputs
-//   Scope(rows)                    lives while products of so many rows are made
-//   Decoder(w, tile, count, out)   decodes `count` nested tiles: row(0..15) and end_tile() for
-//   each,
-//                                  or whole_tile(); once it is_done(), repeats the last one
+//   kBlockBytes                    bytes of a prepared row per block of 32 inputs
+//   Scope(rows)                    exists while products of this many rows run
+//   Decoder(w, tile, count, out)   decodes `count` nested tiles: per tile row(0..15) and
+//   end_tile(),
+//                                  or whole_tile(); once is_done(), repeats the last tile
 //   multiply(tiles, count, x, out, out_stride, ahead)
-//                                  out[m][n] += `count` tiles; meanwhile works off `ahead`
-// A group of tiles is decoded while the one before it is multiplied: the two use different parts of
-// the processor, memory is read evenly, and the narrow stores of patches are long done when wide
-// loads meet them.
+//                                  out[m][n] += `count` tiles; meanwhile finishes `ahead`
+// A group of tiles is decoded while the one before it is multiplied. The two use different parts of
+// the processor, memory is read evenly, and the narrow stores of patches finish long before wide
+// loads read the same bytes.
 template <class S, class Plain>
 class ExactProduct {
  public:
@@ -112,18 +111,18 @@ class ExactProduct {
     Group group = group_at(first, 0);
     int buffer = 0;
     const bool is_nested = w_.residuals != nullptr;
-    if (is_nested && first < last) finish(decoder(group, buffer));
+    if (is_nested && first < last) finish(make_decoder(group, buffer));
     while (group.panel < last) {
       if (group.tile == 0)
         for (int64_t m = 0; m < x_.count; ++m) store(out_ + m * out_stride_, F16{});
-      const Group next = group_after(group);
+      const Group next = next_group(group);
       if (w_.plain != nullptr)
         multiply_group(plain_tile(group), group,
                        Plain(plain_tile(group) + kPlainTilesAhead * kTileWeights, group.count));
       else if (!is_nested)
-        multiply_group(decoded_mxfp4(group), group, Nothing{});
+        multiply_group(decode_mxfp4(group), group, Nothing{});
       else if (next.panel < last)
-        multiply_group(decoded_[buffer], group, decoder(next, 1 - buffer));
+        multiply_group(decoded_[buffer], group, make_decoder(next, 1 - buffer));
       else
         multiply_group(decoded_[buffer], group, Nothing{});
       if (next.tile == 0) out_ += kPanel;
@@ -134,7 +133,7 @@ class ExactProduct {
 
  private:
   using Decoder = typename S::Decoder;
-  struct Group {  // of tiles of one panel
+  struct Group {  // tiles of one panel
     int64_t panel, tile, count;
   };
 
@@ -142,7 +141,7 @@ class ExactProduct {
     const int64_t rest = w_.tiles - tile;
     return {panel, tile, rest < S::kTilesAtOnce ? rest : S::kTilesAtOnce};
   }
-  Group group_after(const Group& group) const {
+  Group next_group(const Group& group) const {
     const int64_t tile = group.tile + group.count;
     return tile < w_.tiles ? group_at(group.panel, tile) : group_at(group.panel + 1, 0);
   }
@@ -151,10 +150,10 @@ class ExactProduct {
     return w_.plain + index(group) * kTileWeights;
   }
 
-  Decoder decoder(const Group& group, int buffer) {
+  Decoder make_decoder(const Group& group, int buffer) {
     return {w_, index(group), group.count, decoded_[buffer]};
   }
-  const uint16_t* decoded_mxfp4(const Group& group) {
+  const uint16_t* decode_mxfp4(const Group& group) {
     for (int64_t t = 0; t < group.count; ++t)
       decode_mxfp4_tile(w_, index(group) + t, decoded_[0] + t * kTileWeights);
     return decoded_[0];
@@ -198,11 +197,11 @@ void accumulate_plain_by(const PlainPanels& w, const PreparedRows& x, float* out
 }
 
 // Multiplies any number of rows by an instruction set's
-//   kRows                          rows that it multiplies at once, at most
-//   kBlockBytes                    of a prepared row, per block of 32 inputs
+//   kRows                          most rows that it multiplies at once
+//   kBlockBytes                    bytes of a prepared row per block of 32 inputs
 //   accumulate<Rows>(tiles, count, x, out, out_stride, ahead)
-//                                  out[m][n] += `count` tiles; lets `ahead` do a row of its tile
-//                                  with each row of ours, and finishes it
+//                                  out[m][n] += `count` tiles; interleaves each row of a tile with
+//                                  one row of `ahead`'s tile, and finishes `ahead`
 template <class S>
 struct InRowGroups {
   static constexpr int kTilesAtOnce = 4;
@@ -276,11 +275,11 @@ struct GenericExact {
   }
 };
 
-// --- fp4 precision ------------------------------------------------------------------------------
+// fp4 precision.
 
 constexpr int8_t kDoubledE2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-// Unsigned weights: doubled E2M1 plus 12.
+// Doubled E2M1 values plus 12, which makes them unsigned.
 struct UnsignedWeights {
   alignas(16) uint8_t of_code[16];
   constexpr UnsignedWeights() : of_code() {

@@ -1,6 +1,6 @@
-// The products on tile registers: T is the hardware's (amx_tiles-inl.h) or their emulation.
-// Decoding and elementwise work are AVX-512's. Tiles are configured at the entry of every product
-// and released at its end, so that no other code of the thread meets them.
+// The products on tile registers. T is the hardware (amx_tiles-inl.h) or its emulation. Decoding
+// and elementwise operations use AVX-512. Every product configures the tiles at its start and
+// releases them at its end, so that no other code of the thread sees them.
 #pragma once
 
 #include "kernels/isa/amx_tiles-inl.h"
@@ -9,8 +9,7 @@
 namespace specqd {
 namespace {
 
-// --- Exact precision
-// ------------------------------------------------------------------------------
+// Exact precision.
 
 void prepare_exact_amx(const float* x, int64_t inputs, int64_t tiles, uint8_t* row) {
   for_rounded_inputs(x, inputs, tiles,
@@ -18,8 +17,8 @@ void prepare_exact_amx(const float* x, int64_t inputs, int64_t tiles, uint8_t* r
 }
 
 // Sums of up to 48 rows in tiles 0 1 2, their inputs in tiles 3 4 5, weights in tile 6. A single
-// row is left to 512-bit registers, which take it as fp32: the tiles' units are slower at it where
-// they are shared with another thread of the core.
+// row uses 512-bit registers and fp32 inputs instead: the tile unit is slower for one row if
+// another thread of the core shares it.
 template <class T>
 struct AmxExact {
   static constexpr int kTilesAtOnce = 8;
@@ -50,7 +49,7 @@ struct AmxExact {
     T::configure(shapes);
   }
 
-  // The tiles are configured for the first rows, here and on return.
+  // The tiles are configured for the first group of rows on entry and on return.
   template <class Ahead>
   static void multiply(const uint16_t* tiles, int64_t count, const PreparedRows& x, float* out,
                        int64_t out_stride, const Ahead& ahead) {
@@ -126,14 +125,14 @@ struct AmxExact {
   }
 };
 
-// --- fp4 precision ------------------------------------------------------------------------------
+// fp4 precision.
 
-constexpr int64_t kVnniRows = 8;      // up to which VNNI is faster
-constexpr int kDraftTilesAtOnce = 4;  // whose integer sums lie in tiles 0 1 2 3
+constexpr int64_t kVnniRows = 8;      // VNNI is faster up to here
+constexpr int kDraftTilesAtOnce = 4;  // their integer sums lie in tiles 0 1 2 3
 constexpr int kDraftTileBytes = kTileWeights;
 
-// The signed, doubled weights of one tile as rows of fours of inputs, in the order of prepared
-// rows.
+// Decodes the signed, doubled weights of one tile into rows of groups of four inputs, in the order
+// of prepared rows.
 inline void decode_draft_tile(const uint8_t* codes, uint8_t* out) {
   alignas(16) static constexpr int8_t kWeights[16] = {0, 1,  2,  3,  4,  6,  8,  12,
                                                       0, -1, -2, -3, -4, -6, -8, -12};
@@ -150,7 +149,7 @@ inline void decode_draft_tile(const uint8_t* codes, uint8_t* out) {
   }
 }
 
-// Up to 16 rows of one panel. The integer sums of a block are scaled and added outside the tiles.
+// Multiplies up to 16 rows. The integer sums of a block are scaled and added outside the tiles.
 template <class T>
 class AmxDraft {
  public:

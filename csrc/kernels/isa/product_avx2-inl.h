@@ -1,4 +1,4 @@
-// The products on 256-bit registers, two of which hold the sixteen outputs of a panel.
+// The products on 256-bit registers: two registers hold the sixteen outputs of a panel.
 #pragma once
 
 #include "kernels/isa/prepare_avx2-inl.h"
@@ -13,7 +13,7 @@ inline __m256i load_32(const void* from) {
   return _mm256_loadu_si256(static_cast<const __m256i*>(from));
 }
 
-// Sixteen bytes, in both halves of a register.
+// Sixteen bytes, repeated in both halves of a register.
 inline __m256i table_of(const uint8_t* bytes) {
   return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
 }
@@ -30,8 +30,7 @@ struct CodeBytes {
 };
 constexpr CodeBytes kCodeBytes;
 
-// --- Exact precision
-// ------------------------------------------------------------------------------
+// Exact precision.
 
 class Avx2Decoder {
  public:
@@ -51,9 +50,9 @@ class Avx2Decoder {
   }
 
  private:
-  // Eight outputs of all rows. Of the four nibbles of a word, two are looked up at once: the low
-  // ones of its two bytes belong to rows 0 and 2, the high ones to rows 1 and 3. The bytes of rows
-  // 0 and 1 are brought before those of rows 2 and 3 first.
+  // Decodes eight outputs of all rows. Two of a word's four nibbles are looked up at once: the low
+  // ones of its two bytes belong to rows 0 and 2, the high ones to rows 1 and 3. A shuffle first
+  // puts the bytes of rows 0 and 1 before those of rows 2 and 3.
   void decode_half(int half) {
     const uint8_t* codes = w_.codes + tile_ * kTileCodes + half * 32;
     const uint8_t* residuals = w_.residuals + tile_ * kTileWeights + half * 16;
@@ -96,8 +95,8 @@ struct Avx2Exact {
   static constexpr size_t kBlockBytes = kFloatBlockBytes;
   using Decoder = Avx2Decoder;
 
-  // A register holds the even and the odd chain of four outputs side by side, so that one load of a
-  // pair of inputs serves four multiply-adds.
+  // A register holds the even and the odd chain of four outputs side by side, so four multiply-adds
+  // share one load of a pair of inputs.
   template <int Rows, class Ahead>
   [[gnu::noinline]] static void accumulate(const uint16_t* tile, int64_t tiles,
                                            const PreparedRows& x, float* out, int64_t out_stride,
@@ -145,10 +144,10 @@ void decode_tile_avx2(const PackedMatrix& w, int64_t tile, uint16_t* out) {
   Avx2Decoder(w, tile, 1, out).whole_tile();
 }
 
-// --- fp4 precision ------------------------------------------------------------------------------
+// fp4 precision.
 
-// Integer sums of eight outputs, four inputs at a time. Each gives -12 times the inputs' sum back
-// by its start.
+// Integer sums of eight outputs, four inputs at a time. The start value subtracts the 12 that was
+// added to each weight.
 #if defined(__AVXVNNI__)
 constexpr bool kHasByteProducts = true;
 struct IntegerSum {
@@ -159,7 +158,7 @@ struct IntegerSum {
 };
 #else
 constexpr bool kHasByteProducts = false;
-// In sixteen bits: a pair is at most 2 * 24 * 127 = 6096 in magnitude, and four of them fit.
+// Sums in sixteen bits: a pair is at most 2 * 24 * 127 = 6096 in magnitude, so four pairs fit.
 struct IntegerSum {
   __m256i sum, short_sum = _mm256_setzero_si256();
   int pending = 0;
@@ -175,8 +174,8 @@ struct IntegerSum {
 };
 #endif
 
-// From one or both halves of a panel, eight outputs each; the second read of a panel's other
-// halves finds them in the cache.
+// Multiplies one or both halves of a panel, eight outputs each. If a panel is read once per half,
+// the second read comes from the cache.
 template <int Rows, int Halves>
 [[gnu::noinline]] void draft_rows_avx2(const PackedMatrix& w, int64_t panel, int first_half,
                                        const PreparedRows& x, float* out, int64_t out_stride) {
@@ -227,7 +226,7 @@ void draft_product_avx2(const PackedMatrix& w, int64_t first, int64_t last, cons
                         float* out, int64_t out_stride) {
   for (int64_t p = first; p < last; ++p)
     for_row_groups<4>(x.count, [&]<int Rows>(int64_t m) {
-      // Both at once is better for memory, and more than sixteen registers hold for many rows.
+      // Both halves at once read memory better, but many rows need more than sixteen registers.
       constexpr int kHalves = Rows == 1 || kHasByteProducts ? 2 : 1;
       for (int half = 0; half < 2; half += kHalves)
         draft_rows_avx2<Rows, kHalves>(w, p, half, rows_from(x, m, 0),

@@ -1,7 +1,7 @@
 // The products on 512-bit registers: one register holds the sixteen outputs of a panel.
 #pragma once
 
-// GCC 12 warns of the undefined registers in its own headers.
+// GCC 12 warns about undefined registers in its own headers.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -15,20 +15,20 @@
 namespace specqd {
 namespace {
 
-// A tile's scales as BF16 exponents, in both halves of each output's lane.
+// A tile's scales as BF16 exponents, repeated in both halves of each output's lane.
 inline __m512i exponents_of(const PackedMatrix& w, int64_t tile) {
   const auto* const scales = reinterpret_cast<const __m128i*>(w.scales + tile * kPanel);
   const __m512i exponents = _mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128(scales)), 7);
   return _mm512_or_si512(exponents, _mm512_slli_epi32(exponents, 16));
 }
 
-// The patches of a tile, whose positions `Place` makes into those of the decoded one.
+// The patches of a tile. `Place` converts their positions to those in the decoded tile.
 template <class Place, class Fetch>
 class TilePatches {
  public:
-  // The first sixteen, with one repeated where there are fewer: a loop of as many steps as there
-  // are patches would mispredict its end at every tile. They are stored at the tile's beginning,
-  // as a narrow load right after a wide store waits long.
+  // Keeps the first sixteen patches, and repeats one if there are fewer: a loop with one step per
+  // patch would mispredict its end at every tile. They are stored when the tile begins, because a
+  // narrow load right after a wide store waits long.
   [[gnu::always_inline]] void begin_tile(const PackedMatrix& w, int64_t tile) {
     patches_ = w.patches + w.patch_starts[tile];
     Fetch::from(patches_ + 20 * Fetch::kTilesAhead);
@@ -36,8 +36,8 @@ class TilePatches {
     const auto mask = static_cast<__mmask16>(_bzhi_u32(0xffff, static_cast<uint32_t>(count_)));
     const __m512i some = _mm512_maskz_loadu_epi32(mask, patches_);
     const __m512i one = _mm512_broadcastd_epi32(_mm512_castsi512_si128(some));
-    _mm512_store_si512(first_, Place::placed(_mm512_mask_mov_epi32(one, mask, some)));
-    asm("" : "+m"(first_));  // else GCC takes them out of the register one by one
+    _mm512_store_si512(first_, Place::place(_mm512_mask_mov_epi32(one, mask, some)));
+    asm("" : "+m"(first_));  // otherwise GCC extracts them from the register one by one
   }
 
   [[gnu::always_inline]] void apply(uint16_t* tile) const {
@@ -48,7 +48,7 @@ class TilePatches {
       alignas(64) uint32_t more[16];
       const int64_t rest = count_ - i < 16 ? count_ - i : 16;
       const auto mask = static_cast<__mmask16>(_bzhi_u32(0xffff, static_cast<uint32_t>(rest)));
-      _mm512_store_si512(more, Place::placed(_mm512_maskz_loadu_epi32(mask, patches_ + i)));
+      _mm512_store_si512(more, Place::place(_mm512_maskz_loadu_epi32(mask, patches_ + i)));
       for (int64_t j = 0; j < rest; ++j) put(more[j], tile);
     }
   }
@@ -64,11 +64,11 @@ class TilePatches {
 };
 
 struct InTileOrder {
-  static __m512i placed(__m512i patches) { return patches; }
+  static __m512i place(__m512i patches) { return patches; }
 };
 
-// Decodes nested tiles a row of 32 weights at a time; past the last one, the last one again. Row r
-// has its codes in nibble r % 4 of the words of 64 bytes.
+// Decodes nested tiles, one row of 32 weights at a time; past the last tile it repeats that tile.
+// The codes of row r are nibble r % 4 of the words in 64 bytes.
 template <class Fetch>
 class Avx512DecoderBy {
  public:
@@ -130,8 +130,8 @@ struct Avx512Exact {
   static constexpr size_t kBlockBytes = kFloatBlockBytes;
   using Decoder = Avx512Decoder;
 
-  // A register holds the even and the odd chain of eight outputs side by side, so that one load
-  // of a pair of inputs serves two multiply-adds: loads would be the bottleneck.
+  // A register holds the even and the odd chain of eight outputs side by side, so two multiply-adds
+  // share one load of a pair of inputs: loads would be the bottleneck.
   template <int Rows, class Ahead>
   [[gnu::noinline]] static void accumulate(const uint16_t* tile, int64_t tiles,
                                            const PreparedRows& x, float* out, int64_t out_stride,
@@ -144,7 +144,7 @@ struct Avx512Exact {
 #pragma GCC unroll 16
       for (int k = 0; k < kBlock; k += 2) {
         __m512i pairs = _mm512_loadu_si512(tile + k * kPanel);
-        asm("" : "+v"(pairs));  // else GCC loads it twice
+        asm("" : "+v"(pairs));  // otherwise GCC loads it twice
         const __m512i zero = _mm512_setzero_si512();
         const __m512 w_low = _mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, pairs));
         const __m512 w_high = _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, pairs));
@@ -176,11 +176,11 @@ void decode_tile_avx512(const PackedMatrix& w, int64_t tile, uint16_t* out) {
   std::memcpy(out, decoded, sizeof(decoded));
 }
 
-// --- fp4 precision ------------------------------------------------------------------------------
+// fp4 precision.
 
-// The product of both scales, of which one is a power of two, is an addition of exponents while
-// they stay within these: from 2^-63 to 2^63. It may use any of the four pipes, a multiplication
-// only the two of the dot products.
+// One of the two scales is a power of two, so their product is an addition of exponents while both
+// stay from 2^-63 to 2^63. An addition can use any of the four pipes, a multiplication only the two
+// that the dot products use.
 constexpr int kLeastExponent = 64, kExponents = 127;
 
 bool have_usual_scales(const PreparedRows& x, int64_t tiles) {
@@ -196,7 +196,7 @@ bool have_usual_scales(const PreparedRows& x, int64_t tiles) {
 }
 
 // With `AddsExponents`, returns whether the weights' scales allowed it. With `Shuffles`, every
-// second row of many takes a load and two shuffles, for cores where loads are as scarce as dot
+// second row of many uses one load and two shuffles, for cores on which loads are as scarce as dot
 // products.
 template <int Rows, bool AddsExponents, bool Shuffles>
 [[gnu::noinline]] bool draft_rows_avx512(const PackedMatrix& w, int64_t panel,

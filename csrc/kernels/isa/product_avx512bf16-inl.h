@@ -1,6 +1,6 @@
-// The exact product with vdpbf16ps: two multiply-adds a lane, one after the other, each as a fused
-// one rounds. That is twice the work of an FMA at the same rate (Zen 4 and 5), and the same bits if
-// both inputs of a pair belong to one chain.
+// The exact product with vdpbf16ps: two multiply-adds per lane, one after the other, each rounded
+// like a fused one. It does twice the work of an FMA at the same rate (Zen 4 and 5), and gives the
+// same bits if both inputs of a pair belong to one chain.
 #pragma once
 
 #include "kernels/isa/woven_avx512-inl.h"
@@ -8,8 +8,8 @@
 namespace specqd {
 namespace {
 
-// Prepared rows are BF16. Of each four inputs those of the even chain come first, and in a pair the
-// later one, as the instruction begins with the upper half: 2 0 3 1.
+// Prepared rows are BF16. Each four inputs have the order 2 0 3 1: the even chain first, and the
+// later input of a pair first, because the instruction begins with the upper half.
 void prepare_exact_pairs(const float* x, int64_t inputs, int64_t tiles, uint8_t* row) {
   for_rounded_inputs(x, inputs, tiles, [&](int64_t k, H16 v) {
     store_as(row + k * 2,
@@ -17,32 +17,31 @@ void prepare_exact_pairs(const float* x, int64_t inputs, int64_t tiles, uint8_t*
   });
 }
 
-// sum += a pair of inputs, for all lanes, times each lane's pair of weights. GCC 12 does not find
-// the instruction's own broadcast.
+// sum += one pair of inputs, the same for all lanes, times each lane's pair of weights. In
+// assembly, because GCC 12 does not use the instruction's own broadcast.
 [[gnu::always_inline]] inline void add_pairs(__m512& sum, __m512i weights, const uint8_t* inputs) {
   asm("vdpbf16ps %2%{1to16%}, %1, %0"
       : "+v"(sum)
       : "v"(weights), "m"(*reinterpret_cast<const int32_t*>(inputs)));
 }
 
-// What suits a core that has 512-bit registers and pipes (Zen 5). It loads two vectors a cycle, so
-// that loads are as scarce as multiplications: every second row takes one and two shuffles instead.
+// For cores with 512-bit registers and pipes (Zen 5). They load two vectors per cycle, so loads are
+// as scarce as multiplications: every second row uses one load and two shuffles.
 struct WholeVectors {
   using Fetch = FetchNear;
   using Plain = PlainAhead;
   static constexpr bool kShuffles = true;
 };
 
-// What suits a core that takes two turns for a vector (Zen 4). Shuffles compete with
-// multiplications there, and it reads plain tiles faster where nothing is fetched while one group
-// of rows passes.
+// For cores that need two cycles per 512-bit vector (Zen 4). Shuffles compete with multiplications
+// there. One group of rows reads plain tiles faster without prefetching.
 struct HalfVectors {
   using Fetch = FetchIntoSecondLevel;
   using Plain = PlainUnfetched;
   static constexpr bool kShuffles = false;
 };
 
-// Of woven tiles, or of tiles in their usual order, which it weaves at each use.
+// Multiplies woven tiles, or tiles in tile order, which it weaves at each use.
 template <class Core, class TileDecoder>
 struct Avx512Bf16Exact {
   static constexpr int kRows = 8;
@@ -61,10 +60,10 @@ struct Avx512Bf16Exact {
       for (int m = 0; m < Rows; ++m) even[m] = odd[m] = _mm512_setzero_ps();
 #pragma GCC unroll 8
       for (int k = 0; k < kBlock; k += 4) {
-        // Two rows of the tile: k and k + 1, then k + 2 and k + 3, of sixteen outputs.
+        // Two rows of the tile for sixteen outputs: k and k + 1, then k + 2 and k + 3.
         __m512i first = _mm512_loadu_si512(tile + k * kPanel);
         __m512i second = _mm512_loadu_si512(tile + (k + 2) * kPanel);
-        asm("" : "+v"(first), "+v"(second));  // else GCC loads them twice
+        asm("" : "+v"(first), "+v"(second));  // otherwise GCC loads them twice
         const __m512i evens = Decoder::kIsWoven
                                   ? first
                                   : _mm512_mask_alignr_epi8(second, kUpperHalves, first, first, 14);
@@ -99,28 +98,29 @@ struct Avx512Bf16Exact {
   }
 };
 
-// Up to here memory is what a product waits for, and decoding a row at a time keeps it busier.
-constexpr int64_t kRowsOfUsualOrder = 4;
+// Up to here a product waits for memory, and decoding one row at a time reads memory faster.
+constexpr int64_t kRowsInTileOrder = 4;
 
 template <class Core>
-using OfUsualOrder = Avx512Bf16Exact<Core, Avx512DecoderBy<typename Core::Fetch>>;
+using InTileOrderProduct = Avx512Bf16Exact<Core, Avx512DecoderBy<typename Core::Fetch>>;
 template <class Core>
-using OfWovenTiles = Avx512Bf16Exact<Core, WovenDecoder<typename Core::Fetch>>;
+using WovenProduct = Avx512Bf16Exact<Core, WovenDecoder<typename Core::Fetch>>;
 
 template <class Core>
 void exact_product_bf16(const PackedMatrix& w, int64_t first, int64_t last, const PreparedRows& x,
                         float* out, int64_t out_stride) {
-  const bool is_woven = w.residuals != nullptr && x.count > kRowsOfUsualOrder;
-  const auto product = is_woven ? exact_product_in_rows<OfWovenTiles<Core>, typename Core::Plain>
-                                : exact_product_in_rows<OfUsualOrder<Core>, typename Core::Plain>;
+  const bool is_woven = w.residuals != nullptr && x.count > kRowsInTileOrder;
+  const auto product = is_woven
+                           ? exact_product_in_rows<WovenProduct<Core>, typename Core::Plain>
+                           : exact_product_in_rows<InTileOrderProduct<Core>, typename Core::Plain>;
   product(w, first, last, x, out, out_stride);
 }
 
 template <class Core>
 void accumulate_plain_bf16(const PlainPanels& w, const PreparedRows& x, float* out,
                            int64_t out_stride) {
-  using Rows = InRowGroups<OfUsualOrder<Core>>;
-  const bool is_one_group = x.count <= OfUsualOrder<Core>::kRows;
+  using Rows = InRowGroups<InTileOrderProduct<Core>>;
+  const bool is_one_group = x.count <= InTileOrderProduct<Core>::kRows;
   const auto product = is_one_group ? accumulate_plain_by<Rows, typename Core::Plain>
                                     : accumulate_plain_by<Rows, PlainAhead>;
   product(w, x, out, out_stride);
@@ -138,15 +138,15 @@ constexpr Kernels avx512bf16_table(const char* name) {
   return table;
 }
 
-// Whether this machine's vdpbf16ps rounds as two fused multiply-adds, over all kinds of values:
+// Whether this machine's vdpbf16ps rounds like two fused multiply-adds. Tests all kinds of values:
 // normal, subnormal, infinite, and products and sums that leave the range.
 bool rounds_as_fused() {
   uint64_t state = 1;
-  const auto random = [&] {  // a linear congruential generator (Knuth), its upper half
+  const auto random = [&] {  // the upper half of Knuth's linear congruential generator
     state = state * 6364136223846793005 + 1442695040888963407;
     return static_cast<uint32_t>(state >> 32);
   };
-  // Exponents of weights and inputs; those of sums are twice as far from the middle.
+  // Exponents of weights and inputs; exponents of sums are twice as far from the middle.
   constexpr int kLeast[] = {0, 117, 50, 64, 180, 0}, kSpan[] = {256, 20, 20, 6, 20, 2};
   for (int round = 0; round < 600; ++round) {
     alignas(64) uint32_t weights[kLanes], inputs[kLanes], sums[kLanes];

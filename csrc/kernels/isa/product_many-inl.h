@@ -1,6 +1,6 @@
 // The exact product of many rows. Weights are decoded once, a few tiles of a few panels at a time,
-// and stay in the first-level cache while all rows pass over them; inputs are read once for those
-// panels. Each output's sum is ordered as everywhere.
+// and stay in the first-level cache while all rows are multiplied by them; inputs are read once for
+// those panels. The order of each output's sum is the same as in product-inl.h.
 #pragma once
 
 #include "kernels/isa/product-inl.h"
@@ -8,9 +8,9 @@
 namespace specqd {
 namespace {
 
-constexpr int64_t kManyRows = 64;  // from here on decoding is a small part of the work
+constexpr int64_t kManyRows = 64;  // from here decoding is a small part of the work
 
-// S multiplies as for InRowGroups.
+// S provides the same as for InRowGroups.
 template <class S>
 class ManyRowsProduct {
  public:
@@ -32,7 +32,7 @@ class ManyRowsProduct {
   }
 
  private:
-  static constexpr int64_t kPanels = 4, kTiles = 4;  // of a block
+  static constexpr int64_t kPanels = 4, kTiles = 4;  // per block
   static constexpr size_t kLine = 64;
 
   void decode(int64_t tile, int64_t tiles, int64_t p) {
@@ -53,7 +53,7 @@ class ManyRowsProduct {
     for_row_groups<S::kRows>(x.count, [&]<int Rows>(int64_t m) {
       const auto rows = rows_from(x, m, 0);
       for (int64_t p = 0; p < panels; ++p) {
-        // The inputs of the next rows, a part with each panel.
+        // Prefetches the inputs of the next rows, a part with each panel.
         for (int64_t next = Rows + p; next < 2 * Rows && next < rows.count; next += panels)
           for (size_t at = 0; at < bytes; at += kLine)
             fetch(rows.data + static_cast<size_t>(next) * rows.stride + at);

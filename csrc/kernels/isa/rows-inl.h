@@ -1,4 +1,4 @@
-// Rows of inputs as products want them: rounded to BF16, or to int8 in blocks with a scale each.
+// Prepares rows of inputs for products: rounded to BF16, or to int8 with one scale per block.
 #pragma once
 
 #include <cstring>
@@ -12,20 +12,21 @@ namespace {
 
 inline size_t padded_row(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// Rows a large power of two apart would share few sets of the first-level cache.
+// Avoids strides of a large power of two, at which rows share few sets of the first-level cache.
 inline size_t spread_row(size_t bytes) { return bytes % 2048 == 0 ? bytes + 17 * 64 : bytes; }
 
-// Exact: fp32 values that were rounded to BF16, [tiles * 32].
+// Exact rows: fp32 values rounded to BF16, [tiles * 32].
 constexpr size_t kFloatBlockBytes = kBlock * sizeof(float);
 size_t exact_row_bytes(int64_t tiles) {
   return spread_row(static_cast<size_t>(tiles) * kFloatBlockBytes);
 }
 
-// Where the machine multiplies BF16: the values themselves, [tiles * 32].
+// Exact rows if the machine multiplies BF16: BF16 values, [tiles * 32].
 constexpr size_t kBf16BlockBytes = kBlock * sizeof(uint16_t);
 inline size_t exact_row_bytes_bf16(int64_t tiles) {
   return spread_row(static_cast<size_t>(tiles) * kBf16BlockBytes);
 }
+
 // Calls put(k, sixteen BF16 values) for all inputs of a row, padded with zeros.
 template <class Put>
 inline void for_rounded_inputs(const float* x, int64_t inputs, int64_t tiles, const Put& put) {
@@ -46,10 +47,10 @@ void prepare_exact(const float* x, int64_t inputs, int64_t tiles, uint8_t* row) 
   }
 }
 
-// Draft: [tiles] of these. Inputs stand in the order of the code plane's nibbles: of eight k, the
-// low nibbles of four bytes hold 0 4 1 5 and the high ones 2 6 3 7. The scale is halved for the
-// doubled E2M1 values. The correction is -12 times the block's sum, for kernels that add 12 to make
-// weights unsigned.
+// Draft rows: [tiles] of DraftBlock. Inputs have the order of the code plane's nibbles: of eight k,
+// the low nibbles of four bytes hold 0 4 1 5 and the high ones 2 6 3 7. The scale is halved because
+// E2M1 values are doubled. The correction is -12 times the block's sum, for kernels that add 12 to
+// make weights unsigned.
 constexpr int kUnsignedOffset = 12;
 
 struct DraftBlock {
@@ -66,8 +67,8 @@ size_t draft_row_bytes(int64_t tiles) {
   return spread_row(padded_row(static_cast<size_t>(tiles) * sizeof(DraftBlock)));
 }
 
-// Puts the bytes of each eight in the order kNibbleOrder: exchanges 2 3 with 4 5, then 1 with 2 and
-// 5 with 6.
+// Puts each eight bytes into the nibbles' order: exchanges 2 3 with 4 5, then 1 with 2 and 5 with
+// 6.
 using Q4 = Lanes<uint64_t, 4>;
 inline Q4 to_nibble_order(Q4 v) {
   const Q4 middle = (v ^ (v >> 16)) & 0x00000000ffff0000u;
@@ -76,12 +77,12 @@ inline Q4 to_nibble_order(Q4 v) {
   return v ^ inner ^ (inner << 8);
 }
 
-// Blocks whose largest magnitude lies outside are zero: their scale would not be a normal number.
-// Compared as bits, where a NaN is larger than any number.
+// Blocks whose largest magnitude lies outside this range become zero, because their scale would not
+// be a normal number. Magnitudes are compared as bits, so NaN is larger than any number.
 constexpr int32_t kLeastDraftInput = 27 << 23;      // 2^-100
 constexpr int32_t kLargestDraftInput = 0x7f7fffff;  // the largest finite fp32
 
-DraftBlock quantized(F16 low, F16 high) {
+DraftBlock quantize(F16 low, F16 high) {
   using B16 = Lanes<int8_t, 16>;
   DraftBlock block{};
   const auto larger = [](auto a, auto b) { return select(a > b, a, b); };
@@ -101,13 +102,13 @@ DraftBlock quantized(F16 low, F16 high) {
 }
 
 void prepare_draft(const float* x, int64_t inputs, int64_t tiles, uint8_t* row) {
-  const auto sixteen = [&](int64_t at) {
+  const auto load_sixteen = [&](int64_t at) {
     const int64_t rest = inputs - at;
     return rest >= kLanes ? load(x + at) : load_part(x + at, rest > 0 ? rest : 0, 0.0f);
   };
   for (int64_t t = 0; t < tiles; ++t)
     store_as(row + t * static_cast<int64_t>(sizeof(DraftBlock)),
-             quantized(sixteen(t * kBlock), sixteen(t * kBlock + kLanes)));
+             quantize(load_sixteen(t * kBlock), load_sixteen(t * kBlock + kLanes)));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Gathers one instruction set's functions into its table.
+// The table of functions that work on any instruction set.
 #pragma once
 
 #include "kernels/isa/activations-inl.h"

@@ -1,9 +1,9 @@
-// Vectors of any power of two of lanes: the compiler's own where the target has a register for
-// them, else two halves that are vectors again. (GCC lowers a vector of its own that is wider than
-// a register through memory.) Both have the same operators, lane by lane, with vectors and with
-// scalars; comparisons give -1 and 0.
+// Vectors with any power of two of lanes: the compiler's own if the target has a register for them,
+// else two halves that are vectors again, because GCC lowers its own vectors wider than a register
+// through memory. Both have the same lane-by-lane operators, with vectors and with scalars;
+// comparisons give -1 and 0.
 //
-// Included by the files under isa/ only; everything here has internal linkage.
+// Only files under isa/ include this; everything here has internal linkage.
 #pragma once
 
 #include <cstdint>
@@ -50,7 +50,7 @@ template <class V>
 constexpr int kCountOf = sizeof(V) / sizeof(ElementOf<V>);
 template <class V>
 using HalfOf = Lanes<ElementOf<V>, kCountOf<V> / 2>;
-// A lane of T for each lane of V.
+// A vector of T with as many lanes as V.
 template <class T, class V>
 using LanesLike = Lanes<T, kCountOf<V>>;
 
@@ -168,7 +168,7 @@ template <class To, int first, int step, class V, int... i>
 inline To lanes_at(V a, V b, Indices<i...>) {
   return __builtin_shufflevector(a, b, (first + step * i)...);
 }
-// The lanes first, first + step, ... of a with b behind it; both are of the compiler's own.
+// The lanes first, first + step, ... of a followed by b; both are the compiler's own vectors.
 template <class To, int first, int step, class V>
 inline To lanes_from(V a, V b) {
   return lanes_at<To, first, step>(a, b, typename IndicesBelow<kCountOf<To>>::Type{});
@@ -199,7 +199,7 @@ inline Lanes<ElementOf<Half>, 2 * kCountOf<Half>> join(Half low, Half high) {
     return lanes_from<V, 0, 1>(low, high);
 }
 
-// The integers between those of eight and of thirty-two bits.
+// The integer type between 8 and 32 bits.
 template <bool is_unsigned>
 struct Middle {
   using Type = int16_t;
@@ -209,8 +209,8 @@ struct Middle<true> {
   using Type = uint16_t;
 };
 
-// The values in lanes of another type; integers keep their low bits. GCC 12 converts eight bytes
-// lane by lane, so the steps are of two, and between a register and two whole ones.
+// Converts lanes to another type; integers keep their low bits. GCC 12 converts eight bytes lane by
+// lane, so each step at most doubles or halves a lane, between one register and two whole ones.
 template <class To, class From>
 inline To convert(From from) {
   using T = ElementOf<To>;
@@ -236,7 +236,7 @@ inline To convert(From from) {
   }
 }
 
-// yes where the mask is -1, no where it is 0.
+// Per lane: `yes` if the mask is -1, `no` if it is 0.
 template <class Mask, class V>
 inline V select(Mask mask, V yes, V no) {
   if constexpr (kIsHalved<V>)
@@ -245,7 +245,7 @@ inline V select(Mask mask, V yes, V no) {
     return mask ? yes : no;
 }
 
-// A bit a lane.
+// The mask as one bit per lane.
 template <class Mask>
 inline uint32_t lane_bits(Mask mask) {
   static_assert(sizeof(ElementOf<Mask>) == 4);
@@ -282,7 +282,7 @@ inline bool any(Mask mask) {
   }
 }
 
-// Combines all lanes by f, always in halves: of sixteen lanes 8, 4, 2, 1.
+// Combines all lanes by f, in halves: for sixteen lanes 8, 4, 2, 1.
 template <class V, class F>
 inline ElementOf<V> fold(V v, F f) {
   if constexpr (kCountOf<V> > 4)

@@ -1,8 +1,8 @@
-// Nested tiles decoded into pairs of inputs of one chain, as vdpbf16ps wants them.
+// Decodes nested tiles into pairs of inputs of one chain, the operands of vdpbf16ps.
 //
 // A woven tile holds, for each four inputs k, a vector of the pairs (k + 2, k) of sixteen outputs
-// and one of the pairs (k + 3, k + 1). Where they come from costs nothing: residuals and codes have
-// to be spread over 16 bits anyway, and two byte permutations (VBMI) spread them in any order.
+// and one of the pairs (k + 3, k + 1). This order costs nothing: residuals and codes must be spread
+// over 16 bits anyway, and two byte permutations (VBMI) can spread them in any order.
 #pragma once
 
 #include "kernels/isa/product_avx512-inl.h"
@@ -10,10 +10,10 @@
 namespace specqd {
 namespace {
 
-// Where each half of a lane comes from, for the even and for the odd chain.
+// The source of each half of a lane, for the even and for the odd chain.
 struct WovenOrder {
-  alignas(64) uint8_t residual[2][64];  // of two rows' 64 bytes; every second one is zeroed
-  alignas(64) uint8_t code[2][2][64];   // [rows 0 1 or 2 3] the first bit, of 64 bits of codes
+  alignas(64) uint8_t residual[2][64];  // byte of two rows' 64; every second one is zeroed
+  alignas(64) uint8_t code[2][2][64];   // [rows 0 1 or 2 3] first bit within 64 bits of codes
   constexpr WovenOrder() : residual(), code() {
     for (int chain = 0; chain < 2; ++chain)
       for (int n = 0; n < kPanel; ++n)
@@ -29,9 +29,9 @@ struct WovenOrder {
 constexpr WovenOrder kWovenOrder;
 
 struct InWovenOrder {
-  // A position's bits are three of the row, r, four of the output, and the chain; woven, r and the
-  // chain change places, and r is inverted.
-  static __m512i placed(__m512i patches) {
+  // A position's bits are: three of the row, r, four of the output, the chain. In a woven tile, r
+  // and the chain exchange places, and r is inverted.
+  static __m512i place(__m512i patches) {
     const __m512i one = _mm512_set1_epi32(1 << 16);
     const __m512i differ =
         _mm512_and_si512(_mm512_xor_si512(patches, _mm512_srli_epi32(patches, 5)), one);
@@ -40,7 +40,7 @@ struct InWovenOrder {
   }
 };
 
-// As Avx512DecoderBy, two rows of a tile at a time.
+// Like Avx512DecoderBy, but two rows of a tile at a time.
 template <class Fetch>
 class WovenDecoder {
  public:
@@ -54,12 +54,12 @@ class WovenDecoder {
   bool is_done() const { return left_ <= 0; }
 
   [[gnu::always_inline]] void row(int r) {
-    if (r % 2 == 0) two_rows(r / 2);
+    if (r % 2 == 0) decode_two_rows(r / 2);
   }
 
   void whole_tile() {
 #pragma GCC unroll 8
-    for (int i = 0; i < kBlock / 4; ++i) two_rows(i);
+    for (int i = 0; i < kBlock / 4; ++i) decode_two_rows(i);
     end_tile();
   }
 
@@ -72,7 +72,7 @@ class WovenDecoder {
   }
 
  private:
-  [[gnu::always_inline]] void two_rows(int i) {
+  [[gnu::always_inline]] void decode_two_rows(int i) {
     if (i < 4) Fetch::from(codes_ + i * 64 + Fetch::kTilesAhead * kTileCodes);
     Fetch::from(residuals_ + i * 64 + Fetch::kTilesAhead * kTileWeights);
     const __m512i residuals = _mm512_loadu_si512(residuals_ + i * 64);

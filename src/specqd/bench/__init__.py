@@ -1,1 +1,1 @@
-"""The measurements that users and we run."""
+"""Measurements that users run: kernels, chains of levels, the best drafts."""

@@ -1,7 +1,7 @@
-"""How fast the two precisions of the weights run, by number of rows, on weights made up at random.
+"""Times products with random weights, by precision and number of rows. Knows kernels, not models.
 
-Each timing of a product stands between two of a plain read of as many bytes, so that a busy machine
-slows both; shares are of that bandwidth. Knows kernels, not models.
+Each timing stands between two plain reads of as many bytes, so that a busy machine slows both;
+shares are of that bandwidth.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,17 +22,17 @@ ROWS = (1, 2, 4, 8, 16)
 INPUTS = 2048
 
 _PANEL, _BLOCK = 16, 32
-_DRAFT_BYTES = 17 / 32  # of a weight
-_BF16_BYTES = 2
-_DISTINCT_PANELS = 64  # repeated, to save time: caches do not notice
-_NEEDED = 4 * _BF16_BYTES  # bytes of a weight while it is being made and packed
-_PAIRS = 5  # of timings
-_LEAST_SECONDS = 0.01  # of one timing of a product
+_FP4_BYTES = 17 / 32  # per weight: 4 bits and a scale byte for 32
+_BF16_BYTES = 2  # per weight
+_DISTINCT_PANELS = 64  # repeated at distinct addresses, to save time
+_NEEDED = 4 * _BF16_BYTES  # bytes per weight while they are made and packed
+_PAIRS = 5  # timings, each with its bandwidth
+_LEAST_SECONDS = 0.01  # per timing of a product
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A product of `rows` rows of inputs with the weights in a precision."""
+    """`rows` rows of inputs times the weights, in one precision."""
 
     precision: str
     isa: str
@@ -41,10 +41,10 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class KernelSpeed:
-    """Medians, in weights and gigabytes (10**9 bytes) a second of all threads together.
+    """Medians over all threads together; GB are 10**9 bytes.
 
-    `share` is the bytes moved over those that a plain read moves meanwhile, with the least and
-    the greatest of the pairs; `over_bf16_limit` the speed over that of a perfect reader of BF16.
+    `share` is our GB/s over the plain read's, `share_range` its least and greatest over the pairs;
+    `over_bf16_limit` is our weights/s over those of a perfect BF16 reader.
     """
 
     case: Case
@@ -57,14 +57,14 @@ class KernelSpeed:
 
 
 def weights_of(megabytes: float) -> int:
-    """So many weights that the fp4 precision moves `megabytes`; the exact one thrice that."""
-    return int(megabytes * MEGABYTE / _DRAFT_BYTES)
+    """The number of weights that take `megabytes` in fp4, and three times that in exact."""
+    return int(megabytes * MEGABYTE / _FP4_BYTES)
 
 
 def random_weights(count: int, inputs: int = INPUTS) -> _native.Packed:
     """About `count` Gaussian weights [outputs, inputs], packed.
 
-    Raises MachineError where memory does not suffice.
+    Raises MachineError where memory is short.
     """
     available = _native.usable_memory()
     if 0 <= available < count * _NEEDED:
@@ -85,7 +85,7 @@ def random_weights(count: int, inputs: int = INPUTS) -> _native.Packed:
 def measure(
     machine: Machine, packed: _native.Packed, inputs: int, cases: Iterable[Case]
 ) -> Iterator[KernelSpeed]:
-    """Times each case on the machine's threads; yields its speed as it is known."""
+    """Times each case on the machine's threads; yields each speed once it is measured."""
     rng = np.random.default_rng(2)
     for case in cases:
         x = rng.normal(size=(case.rows, inputs)).astype(np.float32)

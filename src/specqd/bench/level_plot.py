@@ -1,4 +1,4 @@
-"""A picture of what chains of levels reached. The only place that needs matplotlib."""
+"""Plots a comparison of chains. The only module that needs matplotlib."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -10,17 +10,17 @@ from specqd.errors import RequestError
 
 _DRAFTS = "#1a7f37"
 _LIMIT = "#0b69a3"
-_FEWEST = 10  # drafts at a place, below which the share that was accepted says nothing
+_FEWEST = 10  # proposals that reached a position; fewer are not plotted
 
 
 def require_matplotlib() -> None:
-    """Raises RequestError where it is missing."""
+    """Raises RequestError where matplotlib is missing."""
     if find_spec("matplotlib") is None:
         raise RequestError("plots need matplotlib; install it with pip install 'specqd[bench]'")
 
 
 def draw(path: Path, comparison: Comparison) -> None:
-    """A row per temperature: speedups with their intervals, and acceptance by place."""
+    """A row per temperature: speedups with 95 % intervals, and acceptance by position."""
     require_matplotlib()
     from matplotlib.figure import Figure
 
@@ -51,14 +51,14 @@ def _draw_speedups(axes: Any, summaries: Sequence[Summary]) -> None:
         fmt="none",
         ecolor=_DRAFTS,
         capsize=4,
-        label="of plain decoding, 95 % interval",
+        label="x plain decoding, 95 % interval",
     )
     limits = [summary.over_bf16_limit.median for summary in summaries]
-    axes.plot(limits, places, "D", color=_LIMIT, label="of the BF16 limit")
+    axes.plot(limits, places, "D", color=_LIMIT, label="x BF16 limit")
     axes.axvline(1.0, color="grey", linewidth=0.8)
     axes.set_yticks(places, [summary.title for summary in summaries])
     axes.invert_yaxis()
-    axes.set_xlabel("speed of decoding, as a multiple")
+    axes.set_xlabel("relative decoding speed")
     axes.legend(fontsize="small", loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
 
 
@@ -71,7 +71,7 @@ def _draw_places(axes: Any, summaries: Sequence[Summary]) -> None:
             axes.plot(range(1, reached + 1), shares, "o-", markersize=3, label=summary.title)
     axes.set_ylim(0.0, 1.02)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set_xlabel("place in the proposal")
+    axes.set_xlabel("position in the proposal")
     axes.set_ylabel("accepted")
     if axes.lines:
         axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.01, 0.5))

@@ -1,14 +1,14 @@
-"""Chains of levels against plain decoding on a set of prompts, after the paper's protocol.
+"""Times chains of levels against plain decoding on a set of prompts, after the paper's protocol.
 
-Batch 1, interleaved: each prompt is completed by every arm in turn over one loaded model, and
-ratios are taken within a prompt. A draft's own prefill counts as decoding, where it takes
-place; no arm finds the prompt in the cache. Every arm's tokens must equal plain decoding's.
+Batch 1, interleaved: every arm completes each prompt in turn over one loaded model, and ratios are
+taken within a prompt. No arm finds the prompt in the cache; a separate draft model's prefill counts
+as decoding. Every arm's tokens must equal plain decoding's.
 """
 
 import json
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from itertools import product
 from operator import add
@@ -21,6 +21,7 @@ import numpy as np
 
 from specqd import _native
 from specqd._native import Level
+from specqd.engine.generation import GenerationRequest
 from specqd.engine.reports import LevelReport, Stats
 from specqd.errors import RequestError, SpecqdError
 from specqd.llm import LLM
@@ -29,15 +30,15 @@ from specqd.sampling import SamplingParams
 
 PLAIN = "none"
 _WARM_UP_TOKENS = 16
-_LARGEST_READ = 10**9  # bytes: a working set beyond it lies in no cache either
-_RESAMPLES = 4000  # of the bootstrap
+_LARGEST_READ = 10**9  # bytes: no cache holds a working set of this size
+_RESAMPLES = 4000  # bootstrap samples
 
 Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A way of decoding: a chain as its words, outermost first."""
+    """A way of decoding: a chain as the values of --draft, outermost first."""
 
     chain: str
     llm: LLM
@@ -49,7 +50,7 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One prompt's completion by one arm; `levels` counts decoding alone."""
+    """One prompt's completion by one arm; `levels` counts decoding only."""
 
     tokens: list[int]
     prefill_s: float  # to the first token
@@ -67,7 +68,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One prompt's runs, an arm each and plain decoding first, and the bandwidth of the moment."""
+    """One prompt's runs, one per arm with plain decoding first, and the bandwidth then."""
 
     prompt: int  # its number
     runs: tuple[Run, ...]
@@ -76,7 +77,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A median over prompts, and its bootstrapped 95 % interval."""
+    """A median over prompts with its bootstrapped 95 % interval."""
 
     median: float
     low: float
@@ -89,50 +90,47 @@ class Interval:
         low, high = np.percentile(medians, [2.5, 97.5])
         return cls(median(values), float(low), float(high))
 
-    def described(self) -> dict[str, float]:
-        return {"median": self.median, "low": self.low, "high": self.high}
-
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What an arm reached over all prompts."""
+    """One arm's results over all prompts."""
 
     chain: str
     tokens_per_s: float
     prefill_s: float
     decode_s: float
     wall_s: float
-    over_plain: Interval  # tokens/s of decoding, against our own plain decoding
-    over_bf16_limit: Interval  # the same, against bandwidth / BF16 bytes per token
+    over_plain: Interval  # tokens/s of decoding, over our own plain decoding
+    over_bf16_limit: Interval  # tokens/s of decoding, over bandwidth / BF16 bytes per token
     wall_over_plain: Interval
     levels: tuple[LevelReport, ...]
-    shares: tuple[float, ...]  # of the bandwidth at each level's working set
+    shares: tuple[float, ...]  # by level: share of the bandwidth at its working set
 
     @property
     def title(self) -> str:
-        """The chain with the last part of each path alone."""
+        """The chain with only the last part of each path."""
         words = [word.rsplit("/", 1)[-1] for word in words_of(self.chain)]
         return "plain" if words == [PLAIN] else " ".join(words)
 
+    @property
+    def gigabytes(self) -> float:
+        """Weights that all levels read, over all prompts and rounds."""
+        return sum(level.gigabytes for level in self.levels)
+
     def described(self) -> dict[str, Any]:
-        """As JSON shows it."""
-        levels = zip(self.levels, self.shares, strict=True)
-        return {
-            "chain": self.chain,
-            "tokens_per_s": self.tokens_per_s,
-            "prefill_s": self.prefill_s,
-            "decode_s": self.decode_s,
-            "wall_s": self.wall_s,
-            "over_plain": self.over_plain.described(),
-            "over_bf16_limit": self.over_bf16_limit.described(),
-            "wall_over_plain": self.wall_over_plain.described(),
-            "levels": [level.described() | {"bandwidth_share": share} for level, share in levels],
-        }
+        """The summary as a JSON object."""
+        levels = [
+            level.described() | {"bandwidth_share": share}
+            for level, share in zip(self.levels, self.shares, strict=True)
+        ]
+        facts = asdict(replace(self, levels=(), shares=()))
+        del facts["shares"]
+        return facts | {"levels": levels}
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What was run where, and what came of it by temperature."""
+    """The setting, and the results by temperature."""
 
     model: str
     cpu: str
@@ -144,6 +142,10 @@ class Comparison:
     max_tokens: int
     bf16_bytes_per_token: int
     by_temperature: dict[float, list[Summary]] = field(default_factory=dict)
+
+    @property
+    def setting(self) -> str:
+        return f"{self.model} on {self.cpu}, {self.threads} threads, {self.isa}"
 
     @classmethod
     def on(
@@ -162,7 +164,7 @@ class Comparison:
         )
 
     def described(self) -> dict[str, Any]:
-        """As JSON shows it. That tokens were equal is no result: without it there is none."""
+        """The comparison as a JSON object. Tokens are equal: `trials` raises where they differ."""
         entry = {name: getattr(self, name) for name in self.__slots__ if name != "by_temperature"}
         temperatures = [
             {"temperature": temperature, "arms": [summary.described() for summary in summaries]}
@@ -172,7 +174,7 @@ class Comparison:
 
 
 def words_of(chain: str) -> list[str]:
-    """The words for --draft; a name that holds blanks is quoted as in a shell."""
+    """The values for --draft; names with blanks are quoted as in a shell."""
     try:
         return shlex.split(chain)
     except ValueError as error:
@@ -180,7 +182,7 @@ def words_of(chain: str) -> list[str]:
 
 
 def default_chains(small: str | None) -> list[str]:
-    """The paper's arms but plain decoding: self-draft, small draft alone, both; and `auto`."""
+    """The paper's chains (self-draft, small draft alone, both), and `auto`."""
     with_small = []
     if small:
         exact, draft = (shlex.quote(f"{small}:{precision}") for precision in ("bf16", "mxfp4"))
@@ -194,12 +196,12 @@ def make_arms(plain: LLM, chains: Sequence[str]) -> list[Arm]:
     arms = [Arm(PLAIN, plain)]
     arms += [Arm(chain, plain.with_draft(words_of(chain))) for chain in others]
     for arm in arms:
-        arm.llm.engine.reuses_prefixes = False
+        arm.llm.engine.scheduler.reuses_prefixes = False
     return arms
 
 
 def read_prompts(path: Path, limit: int) -> list[str]:
-    """The first `limit` prompts of a file with a JSON object a line."""
+    """The first `limit` prompts of a file with one JSON object per line."""
     prompts = []
     try:
         with path.open(encoding="utf-8") as lines:
@@ -211,14 +213,14 @@ def read_prompts(path: Path, limit: int) -> list[str]:
                 prompts.append(prompt)
     except ValueError as error:
         where = f"{path}:{len(prompts) + 1}"
-        raise RequestError(f"{where}: not a JSON object a line, in UTF-8: {error}") from error
+        raise RequestError(f"{where}: not one JSON object per line, in UTF-8: {error}") from error
     if not prompts:
-        raise RequestError(f"{path}: there are no prompts in it")
+        raise RequestError(f"{path}: the file has no prompts")
     return prompts
 
 
 def encoded_ends(llm: LLM, prompts: Sequence[str], new_tokens: int) -> list[list[int]]:
-    """Each prompt's tokens: the last ones, where the context has no room for all and new ones."""
+    """Each prompt's tokens, cut at the start where prompt and new tokens exceed the context."""
     context = llm.model.config.max_positions
     room = context - new_tokens
     if room < 1:
@@ -232,18 +234,22 @@ def encoded_ends(llm: LLM, prompts: Sequence[str], new_tokens: int) -> list[list
 def trials(
     arms: Sequence[Arm], prompts: Sequence[str], params: SamplingParams, rounds: int = 1
 ) -> Iterator[Trial]:
-    """Yields each prompt's runs, `rounds` times. The end of a prompt that is too long is taken; its
-    number is the seed. Raises SpecqdError where an arm's tokens differ from the first arm's."""
+    """Yields each prompt's runs, `rounds` times; its seed is that of params (or 0) plus its number.
+
+    Prompts that are too long lose their start. Raises SpecqdError where an arm's tokens differ from
+    the first arm's.
+    """
     assert params.max_tokens is not None
     encoded = encoded_ends(arms[0].llm, prompts, params.max_tokens)
     for arm in arms:
         timed(arm.llm, encoded[0], replace(params, max_tokens=_WARM_UP_TOKENS, seed=0))
     for begin, number in product(range(rounds), range(len(encoded))):
         bandwidth = measured_bandwidth(arms)
+        seeded = replace(params, seed=(params.seed or 0) + number)
         runs: dict[int, Run] = {}
         for turn in range(len(arms)):  # another arm begins each time
             at = (begin + number + turn) % len(arms)
-            runs[at] = timed(arms[at].llm, encoded[number], replace(params, seed=number))
+            runs[at] = timed(arms[at].llm, encoded[number], seeded)
         trial = Trial(number, tuple(runs[at] for at in range(len(arms))), bandwidth)
         check_equal(arms, trial)
         yield trial
@@ -254,7 +260,7 @@ def timed(
 ) -> Run:
     """Completes one prompt, alone."""
     engine = llm.engine
-    [generation] = engine.submit(prompt, params.resolved(llm.defaults))
+    [generation] = engine.submit(GenerationRequest([prompt], params.resolved(llm.defaults)))
     begun = clock()
     while generation.count == 0 and generation.finish_reason is None:
         engine.step()
@@ -287,7 +293,7 @@ def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
 
 
 def measured_bandwidth(arms: Sequence[Arm]) -> dict[int, float]:
-    """GB/s at the size of what each level reads, and of plain BF16 weights."""
+    """GB/s by working set: the bytes that each level reads, and plain BF16 weights."""
     model = arms[0].llm.model
     sizes = {level.model.bytes_per_forward for arm in arms for level in arm.levels}
     sizes.add(model.bf16_bytes_per_forward)
@@ -326,7 +332,7 @@ def summarised(arms: Sequence[Arm], done: Sequence[Trial]) -> list[Summary]:
 
 
 def _ratios(done: Sequence[Trial], ours: Sequence[float], theirs: Sequence[float]) -> Interval:
-    """Over prompts, of each one's median ratio over its rounds."""
+    """Median ratio over rounds for each prompt, then the interval over prompts."""
     by_prompt: dict[int, list[float]] = {}
     for trial, a, b in zip(done, ours, theirs, strict=True):
         by_prompt.setdefault(trial.prompt, []).append(a / b)

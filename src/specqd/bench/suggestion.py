@@ -1,6 +1,6 @@
-"""Which drafts make a model fastest here: candidates run against each other, losers leave early.
+"""Finds the fastest chain for a model: candidates run in heats, and clear losers leave early.
 
-Owns the candidates and the order of the heats; what a run is and what it took, `levels` knows.
+Owns the candidates and the heats; `levels` runs and times.
 """
 
 import shlex
@@ -24,8 +24,8 @@ from specqd.errors import HubError, SpecqdError
 from specqd.llm import LLM
 from specqd.sampling import SamplingParams
 
-HEATS = (2, 4, 8)  # prompts; after each but the last, clear losers leave
-_NOISE = 0.98  # of the best speed: what reaches it with fewer words is as good
+HEATS = (2, 4, 8)  # prompts; clear losers leave after each heat but the last
+_NOISE = 0.98  # share of the best speed at which a shorter chain is as good
 
 DEFAULT_PROMPTS = (
     "def read_lines(path):\n    ",
@@ -41,15 +41,15 @@ DEFAULT_PROMPTS = (
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A draft that cannot be used with this model, and why, in one line."""
+    """A draft that cannot be used with this model, and the reason in one line."""
 
     draft: str
     reason: str
 
 
 def candidates(directories: Sequence[str], *, is_mxfp4: bool = False) -> list[str]:
-    """Chains worth trying: the model's own drafts; each other model alone, in both precisions, and
-    between the model's fp4 precision, if it has one, and n-grams."""
+    """Chains to try: the model's own drafts; each other model alone in both precisions, and between
+    the model's own fp4 draft, if it has one, and n-grams."""
     own = ["ngram"] if is_mxfp4 else ["mxfp4", "ngram", "auto"]
     outer = "" if is_mxfp4 else "mxfp4 "
     chains = []
@@ -60,9 +60,9 @@ def candidates(directories: Sequence[str], *, is_mxfp4: bool = False) -> list[st
 
 
 def usable_arms(plain: LLM, directories: Sequence[str]) -> tuple[list[Arm], list[LeftOut]]:
-    """An arm for plain decoding and each candidate, and the drafts that cannot be used.
+    """Arms for plain decoding and each candidate, and the drafts that cannot be used.
 
-    A model that cannot draft is left out of all chains. Raises HubError for one that is not there.
+    Skips all chains of a model that cannot draft. Raises HubError for a model that does not exist.
     """
     arms, left_out = make_arms(plain, []), list[LeftOut]()
     for chain in candidates(directories, is_mxfp4=plain.model.config.is_mxfp4):
@@ -88,11 +88,11 @@ def hold_heats(
     clock: Clock = perf_counter,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Summary]:
-    """Runs all arms, the first of which is plain decoding, in heats over the prompts in turn.
+    """Runs all arms in heats over the prompts in turn; the first arm is plain decoding.
 
-    After a heat the slower half leaves, but for those that may yet be the fastest: whose interval
-    reaches that of the best. A heat ends after its share of `seconds`, with one prompt at least.
-    The summaries are in the order of the arms; those that left have fewer prompts behind them.
+    After a heat an arm of the slower half leaves, unless its interval reaches that of the best. A
+    heat ends after its share of `seconds`, with at least one prompt. Summaries are in the order of
+    the arms; an arm that left has fewer prompts.
     """
     alive, done, finished = list(arms), list[Trial](), dict[str, Summary]()
     coming = islice(cycle(range(len(prompts))), sum(HEATS))
@@ -114,14 +114,14 @@ def hold_heats(
 
 
 def _has_lost(summaries: Sequence[Summary], at: int) -> bool:
-    """Whether a draft is in the slower half of them, and clearly slower than the best."""
+    """Whether a chain is in the slower half, and its interval below that of the best."""
     drafted = sorted((s.over_plain for s in summaries[1:]), key=lambda s: -s.median)
     own = summaries[at].over_plain
     return own.median < drafted[(len(drafted) - 1) // 2].median and own.high < drafted[0].low
 
 
 def best_of(summaries: Sequence[Summary]) -> Summary:
-    """The fastest; of those that are as fast within noise, the one with the fewest words."""
+    """The fastest; of those that are as fast within noise, the shortest chain."""
     limit = _NOISE * max(summary.over_plain.median for summary in summaries)
     as_fast = [summary for summary in summaries if summary.over_plain.median >= limit]
     return min(as_fast, key=lambda s: (_num_words(s), -s.over_plain.median))
@@ -132,7 +132,7 @@ def _num_words(summary: Summary) -> int:
 
 
 def command_for(model: str | None, chain: str) -> str:
-    """The command line that uses a chain."""
+    """The command line for a chain."""
     words = ["specqd", "generate", *([model] if model else [])]
     for word in words_of(chain):
         words += ["--draft", word]

@@ -1,6 +1,6 @@
 """The command line: arguments in, text and an exit status out. Computes nothing itself.
 
-0: done. 1: an error that the user can mend, told in one line. 2: usage. 130: Ctrl-C.
+Exit status: 0 done, 1 an error that the user can fix (one line), 2 wrong usage, 130 Ctrl-C.
 """
 
 import os
@@ -26,11 +26,11 @@ def _run(arguments: Sequence[str] | None) -> int:
     from specqd.cli.terminal import one_line
     from specqd.errors import SpecqdError, SpecqdWarning
 
-    if isinstance(sys.stdout, TextIOWrapper):  # what its encoding lacks is spelled out
+    if isinstance(sys.stdout, TextIOWrapper):  # escapes characters outside the encoding
         sys.stdout.reconfigure(errors="backslashreplace")
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # we say in a line what went wrong
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # our errors are one line
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
@@ -49,7 +49,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     except SpecqdError as error:
         problem = str(error)
     except MemoryError:
-        problem = "out of memory; close other programs, use a smaller model or shorter texts"
+        problem = "out of memory; close other programs, use a smaller model or --context"
     except OSError as error:
         named = f"{error.filename}: " if error.filename else ""
         problem = f"{named}{error.strerror or error}"
@@ -65,7 +65,7 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Ours in a line; those of Python and its libraries are not for users."""
+    """Prints our own warnings, one line each; drops those of Python and its libraries."""
     from specqd.cli.terminal import one_line
     from specqd.errors import SpecqdWarning
 

@@ -1,15 +1,19 @@
-"""An answer while it comes: what of it is shown where, and what is kept of it."""
+"""Streams an answer to the terminal, and keeps its text."""
 
 import sys
+from typing import TYPE_CHECKING
 
-from specqd.cli.terminal import harmless, has_colour, write_text
+from specqd.cli.terminal import harmless, has_colour, outputs_meet, write_text
 from specqd.text.channels import ANSWER, ChannelReader
+
+if TYPE_CHECKING:
+    from specqd.llm import Result, Stream
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 class PlainAnswer:
-    """All that the model says, on standard output."""
+    """Everything that the model generates, on standard output."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -24,9 +28,21 @@ class PlainAnswer:
             write_text("\n")
 
 
+class RawAnswer(PlainAnswer):
+    """The text unchanged. A newline follows it on a terminal, or on standard error of one file."""
+
+    def finish(self) -> None:
+        if self.text.endswith("\n"):
+            return
+        if sys.stdout.isatty():
+            write_text("\n")
+        elif outputs_meet():
+            print(file=sys.stderr)  # not to stdout: the text stays as it is
+
+
 class ChanneledAnswer(PlainAnswer):
-    """What the model answers; what it thinks before is shown on a terminal alone, dimmed and on
-    standard error, and not kept."""
+    """The answer channel alone. Thoughts are shown dimmed on standard error, if that is a terminal,
+    and are not kept."""
 
     def __init__(self, *, shows_thoughts: bool) -> None:
         super().__init__()
@@ -54,3 +70,12 @@ class ChanneledAnswer(PlainAnswer):
         if self._is_thinking:
             print(file=sys.stderr)
         self._is_thinking = False
+
+
+def write_answer(stream: "Stream", answer: PlainAnswer) -> "Result":
+    """Shows all pieces of a stream; returns its result."""
+    for piece in stream:
+        answer.show(piece)
+    answer.finish()
+    assert stream.result is not None
+    return stream.result

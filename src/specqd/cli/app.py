@@ -1,4 +1,4 @@
-"""The commands by name. Importing them must stay cheap: `specqd --help` loads none of the core."""
+"""The commands by name. Importing this stays cheap: `specqd --help` does not load the core."""
 
 import click
 
@@ -30,8 +30,8 @@ Try:
 def app() -> None:
     """Fast, exact text generation from BF16 language models on CPUs.
 
-    MODEL is a Hugging Face directory or a repository, owner/name[@revision]. Left out, it is the
-    small model of Python source that comes with the package.
+    MODEL is a Hugging Face directory, a GGUF file or a Hub repository, owner/name[@revision].
+    Default: the 28 M model for Python source that ships with the package.
     """
 
 

@@ -6,19 +6,18 @@ from pathlib import Path
 import click
 
 from specqd.cli.opening import open_llm
-from specqd.cli.options import draft_option, machine_options, model_argument
+from specqd.cli.options import IN_FILE, OUT_FILE, draft_option, machine_options, model_argument
 from specqd.cli.terminal import ProgressBar, one_line
 
 
 @click.command()
-@click.argument("requests", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("requests", type=IN_FILE)
 @model_argument
 @click.option(
-    "-o",
-    "--out",
+    *("-o", "--out"),
     required=True,
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The answers, a line each, in the order in which they are done.",
+    type=OUT_FILE,
+    help="File for the answers, one per line, in order of completion.",
 )
 @draft_option
 @machine_options
@@ -32,10 +31,10 @@ def batch(
 ) -> None:
     """Answer a file of OpenAI batch requests.
 
-    A line of REQUESTS is {"custom_id", "method": "POST", "url", "body"} with /v1/completions or
-    /v1/chat/completions. A bad line is refused before any work; what only the model can refuse
-    becomes an answer of status 400. After a kill the same command goes on where it ended: no answer
-    is lost or written twice. MODEL answers whatever model a body names.
+    Each line of REQUESTS is {"custom_id", "method": "POST", "url", "body"} with url /v1/completions
+    or /v1/chat/completions. All lines are checked before any work; a request that only the model
+    can refuse gets an answer with status 400. After a kill, run the same command again: it
+    continues, and no answer is lost or written twice. The name of the model in a body is ignored.
 
     \b
     Examples:
@@ -50,7 +49,8 @@ def batch(
     with open_answers(out, asked) as answers:
         before = len(answers.done)
         if before == len(asked.requests):
-            print(one_line(f"specqd: {out}: all are answered already ({before})"), file=sys.stderr)
+            done = f"specqd: {out}: all {before} requests are answered already"
+            print(one_line(done), file=sys.stderr)
             return
         llm = open_llm(model, draft, threads, isa)
         with ProgressBar("Answering") as bar:
@@ -65,6 +65,6 @@ def batch(
 
 
 def _name(model: str) -> str:
-    """The name that answers give the model, the same from wherever it is run."""
+    """The model's name in answers. Does not depend on the working directory."""
     path = Path(model)
     return path.resolve().name if path.is_dir() else model

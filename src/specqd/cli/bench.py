@@ -1,4 +1,4 @@
-"""`specqd bench`: what this machine can do."""
+"""`specqd bench`: measures bandwidth, kernels and chains of levels on this machine."""
 
 import json
 import sys
@@ -10,32 +10,30 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specqd.cli.opening import open_llm
-from specqd.cli.options import machine_options, model_argument
+from specqd.cli.options import IN_FILE, OUT_FILE, machine_options, model_argument
 from specqd.cli.terminal import ProgressBar, aligned, one_line
 
 if TYPE_CHECKING:
     from specqd.bench.kernels import KernelSpeed
     from specqd.bench.levels import Arm, Comparison, Interval, Summary
+    from specqd.model.model import Machine
     from specqd.sampling import SamplingParams
 
 _json_option = click.option(
-    "--json",
-    "json_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Also write a file.",
+    "--json", "json_file", type=OUT_FILE, help="Also write the results to this file."
 )
 
 
 @click.group()
 def bench() -> None:
-    """Measure this machine."""
+    """Measure bandwidth, kernels and drafts on this machine."""
 
 
 @bench.command()
 @machine_options
 @_json_option
 def bandwidth(threads: int | None, isa: str | None, json_file: Path | None) -> None:
-    """Read memory of growing size: the limit that all decoding runs against.
+    """Measure memory bandwidth by working-set size: the upper limit of decoding speed.
 
     \b
     Example:
@@ -48,39 +46,26 @@ def bandwidth(threads: int | None, isa: str | None, json_file: Path | None) -> N
     machine = Machine.choose(threads, isa)
     click.echo(f"{_native.cpu_model()}, {machine.pool.threads} threads, {machine.isa}")
     click.echo("  working set      GB/s   quartiles")
-    measured = []
+    sizes = []
     for each in measure(machine, SIZES):
-        measured.append(each)
-        [line] = aligned(
-            [
-                [
-                    f"{each.working_set_bytes / MEGABYTE:10.0f} MB",
-                    f"{each.gb_per_s:8.1f}",
-                    f"{each.lower_quartile:.1f}-{each.upper_quartile:.1f}",
-                ]
-            ]
+        sizes.append(asdict(each))
+        click.echo(
+            f"{each.working_set_bytes / MEGABYTE:10.0f} MB  {each.gb_per_s:8.1f}  "
+            f"{each.lower_quartile:.1f}-{each.upper_quartile:.1f}"
         )
-        click.echo(line)
-    if json_file:
-        content = {
-            "cpu": _native.cpu_model(),
-            "threads": machine.pool.threads,
-            "isa": machine.isa,
-            "sizes": [asdict(each) for each in measured],
-        }
-        json_file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    _write_json(json_file, machine, {"isa": machine.isa, "sizes": sizes})
 
 
 @bench.command()
 @click.option(
-    "--rows", multiple=True, type=click.IntRange(1, 512), help="Rows of a product; may repeat."
+    "--rows", multiple=True, type=click.IntRange(1, 512), help="Rows of inputs. May repeat."
 )
 @click.option(
     "--megabytes",
     default=128.0,
     show_default=True,
     type=click.FloatRange(1, 65536),
-    help="Weights to read in the fp4 precision; the exact one reads three times that.",
+    help="Size of the weights in fp4; in the exact precision they have three times that.",
 )
 @machine_options
 @_json_option
@@ -91,10 +76,10 @@ def kernels(
     isa: str | None,
     json_file: Path | None,
 ) -> None:
-    """Multiply random weights in both precisions: how near to the bandwidth the kernels run.
+    """Time products with random weights in both precisions, against the bandwidth.
 
-    A product's rows are the tokens of one forward. The share is of the bandwidth measured beside
-    each; "x BF16 limit" is the speed over that of a perfect reader of BF16 weights.
+    Rows are the tokens of one forward. "share of bandwidth" compares with plain reads of as many
+    bytes, timed before and after; "x BF16 limit" with a perfect reader of BF16 weights.
 
     \b
     Example:
@@ -115,20 +100,21 @@ def kernels(
     ]
     measured = []
     for speed in speeds.measure(machine, packed, speeds.INPUTS, cases):
-        measured.append(speed)
+        measured.append(_kernel_json(speed))
         click.echo(_kernel_line(speed))
-    if json_file:
-        content = {
-            "cpu": _native.cpu_model(),
-            "threads": machine.pool.threads,
-            "weights": packed.weights,
-            "speeds": [_kernel_json(speed) for speed in measured],
-        }
-        json_file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    _write_json(json_file, machine, {"weights": packed.weights, "speeds": measured})
+
+
+def _write_json(file: Path | None, machine: "Machine", results: dict[str, Any]) -> None:
+    from specqd import _native
+
+    if file:
+        content = {"cpu": _native.cpu_model(), "threads": machine.pool.threads} | results
+        file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _kernel_json(speed: "KernelSpeed") -> dict[str, Any]:
-    """With the case's precision also by the name that the field had before, `reading`."""
+    """Names the precision twice: `reading`, with its values, is the old spelling."""
     facts = asdict(speed)
     old_name = {"fp4": "draft", "exact": "exact"}[speed.case.precision]
     facts["case"]["reading"] = old_name
@@ -150,21 +136,29 @@ def _kernel_line(speed: "KernelSpeed") -> str:
     "--prompts",
     "prompts_file",
     required=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help='A JSON object a line: {"prompt": "..."}.',
+    type=IN_FILE,
+    help='File with one JSON object per line: {"prompt": "..."}.',
 )
-@click.option("--chain", "chains", multiple=True, metavar="WORDS", help="An arm; may repeat.")
-@click.option("--small", metavar="MODEL", help="A small model for the arms that need one.")
+@click.option(
+    "--chain",
+    "chains",
+    multiple=True,
+    metavar="DRAFTS",
+    help='Values for --draft, outermost level first, such as "mxfp4 ngram". May repeat.',
+)
+@click.option("--small", metavar="MODEL", help="A small draft model for the default chains.")
 @click.option(
     "--rounds", default=1, show_default=True, type=click.IntRange(1), help="Runs of each prompt."
 )
-@click.option("--limit", default=20, show_default=True, type=click.IntRange(1), help="Prompts.")
+@click.option(
+    "--limit", default=20, show_default=True, type=click.IntRange(1), help="Prompts to use."
+)
 @click.option(
     *("-n", "--max-tokens"),
     default=128,
     show_default=True,
     type=click.IntRange(2),
-    help="New tokens.",
+    help="New tokens of each run.",
 )
 @click.option(
     "--temperature",
@@ -172,13 +166,11 @@ def _kernel_line(speed: "KernelSpeed") -> str:
     multiple=True,
     default=(0.0, 0.8),
     show_default=True,
-    help="May repeat.",
+    help="Sampling temperature; 0: greedy. May repeat.",
 )
 @machine_options
 @_json_option
-@click.option(
-    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw it; needs specqd[bench]."
-)
+@click.option("--plot", type=OUT_FILE, help="Also plot the results; needs specqd[bench].")
 def levels(
     model: str | None,
     prompts_file: Path,
@@ -193,11 +185,11 @@ def levels(
     json_file: Path | None,
     plot: Path | None,
 ) -> None:
-    """Time chains of drafts against plain decoding: equal tokens, and how much sooner.
+    """Time chains of drafts against plain decoding, and check that all tokens are equal.
 
-    A chain is written as the words for --draft, from the outermost in. Left out: mxfp4 and auto,
-    and with --small the small model alone and below mxfp4. Batch 1; ratios are medians over prompts
-    with their 95 % interval. The last line is one JSON object, but on a terminal.
+    Default chains: mxfp4 and auto; with --small also the small model alone and below mxfp4.
+    Batch 1; ratios are medians over prompts with their 95 % interval. Where stdout is no terminal,
+    the last line is one JSON object.
 
     \b
     Examples:
@@ -206,7 +198,7 @@ def levels(
       specqd bench levels --prompts prompts.jsonl --chain mxfp4:k=4 --chain "mxfp4 ngram" --limit 50
     """
     if chains and small:
-        raise click.UsageError("--small is for the usual arms; name the small model in --chain")
+        raise click.UsageError("--small is for the default chains; name the model in --chain")
     from specqd.bench.level_plot import draw, require_matplotlib
     from specqd.bench.levels import PLAIN, Comparison, default_chains, make_arms, read_prompts
     from specqd.sampling import SamplingParams
@@ -253,8 +245,7 @@ def _compared(
 
 def _setting(comparison: "Comparison") -> str:
     return one_line(
-        f"{comparison.model} on {comparison.cpu}, {comparison.threads} threads, {comparison.isa}; "
-        f"{comparison.num_prompts} prompts of {comparison.prompts}, "
+        f"{comparison.setting}; {comparison.num_prompts} prompts of {comparison.prompts}, "
         f"{comparison.rounds} x {comparison.max_tokens} new tokens each"
     )
 
@@ -265,7 +256,7 @@ def _level_lines(temperature: float, summaries: "Sequence[Summary]") -> list[str
         *("prefill ms", "accepted", "length", "share of bandwidth"),
     ]
     rows = [header, *(_level_row(summary) for summary in summaries)]
-    return ["", f"temperature {temperature:g}: equal tokens in all arms", *aligned(rows)]
+    return ["", f"temperature {temperature:g}: equal tokens in all chains", *aligned(rows)]
 
 
 def _level_row(summary: "Summary") -> list[str]:

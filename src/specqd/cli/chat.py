@@ -1,5 +1,5 @@
-"""`specqd chat`: a conversation on a terminal or through a pipe. Standard output gets what the
-model says and nothing else."""
+"""`specqd chat`: a conversation on a terminal or through a pipe. Standard output gets the model's
+text and nothing else."""
 
 import signal
 import sys
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specqd.cli import explain
-from specqd.cli.answers import ChanneledAnswer, PlainAnswer
+from specqd.cli.answers import ChanneledAnswer, PlainAnswer, write_answer
 from specqd.cli.chat_input import ChatInput, PipedInput, TerminalInput, history_file
 from specqd.cli.conversation import converse
 from specqd.cli.generate import level_table
@@ -42,14 +42,14 @@ Examples:
 """
 
 _HELP = """\
-/system TEXT  give the model a system message; /system shows it, /system - takes it away
-/clear        begin anew; the system message stays
-/stats        what the last answer took, level by level
-/explain      the last answer, coloured by the level that drafted each token
-/help         this
-/quit, /exit  leave, as Ctrl-D does
-Enter sends; Alt-Enter, Ctrl-J or \\ before Enter begin a new line; // begins a text with a slash.
-Ctrl-C stops an answer, which stays as far as it came."""
+/system TEXT  set the system message; /system shows it, /system - removes it
+/clear        start again; the system message stays
+/stats        show time, tokens and each level's work of the last answer
+/explain      show the last answer, coloured by the level that drafted each token
+/help         show this
+/quit, /exit  leave; also Ctrl-D
+Enter sends; Alt-Enter, Ctrl-J or \\ before Enter start a new line; // sends a leading slash.
+Ctrl-C stops an answer; its text so far stays in the conversation."""
 _COMMANDS = ("/system", "/clear", "/stats", "/explain", "/help", "/quit", "/exit")
 
 
@@ -71,13 +71,13 @@ def chat(
     isa: str | None,
     **sampling: Any,
 ) -> None:
-    """Talk to a model.
+    """Chat with a model.
 
-    /help lists what else it understands.
+    In the conversation, /help lists the commands.
 
-    A model without a chat template continues the text that you write, 128 tokens at a time unless
-    -n says otherwise. Through a pipe each line is one message (or command); a line that ends in a
-    backslash goes on in the next, and answers come one after the other on standard output.
+    A model without a chat template continues your text, 128 tokens at a time unless -n is given. In
+    a pipe, each line is one message or command, and a line that ends in a backslash continues in
+    the next; answers go to standard output one after the other.
     """
     from specqd.sampling import SamplingParams
 
@@ -99,7 +99,7 @@ def chat(
 
 
 def _read(lines: ChatInput) -> str | None:
-    """The next line that the user did not give up."""
+    """The next line. Ctrl-C on a terminal discards a line and reads another."""
     while True:
         try:
             return lines.read()
@@ -110,14 +110,14 @@ def _read(lines: ChatInput) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the model said last, and how many positions of its prompt were cached already."""
+    """The last answer, and how many tokens of its prompt were in the cache."""
 
     result: "Result"
     cached: int
 
 
 class Interrupt:
-    """Handles Ctrl-C: stops the stream, also one that is named only afterwards."""
+    """Handles Ctrl-C: stops the stream, even one that starts after the signal."""
 
     def __init__(self) -> None:
         self._has_come = False
@@ -159,7 +159,7 @@ class Talk:
             _tell(f"{name}: /help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
 
     def take(self, line: str) -> bool:
-        """Answers a line or obeys it; false where it is the last one."""
+        """Answers a message or runs a command. Returns False to end the conversation."""
         command, _, rest = line.strip().partition(" ")
         if command in ("/quit", "/exit"):
             return False
@@ -190,26 +190,23 @@ class Talk:
             case "/help":
                 print(_HELP, file=sys.stderr)
             case _:
-                _tell(f"{command} is not a command; /help lists them, // begins a text with /")
+                _tell(f"{command} is not a command; /help lists them, // sends a leading /")
 
-    def _answer(self, said: str) -> None:
-        if self._llm.tokenizer.has_chat_template and not said.strip():
+    def _answer(self, message: str) -> None:
+        if self._llm.tokenizer.has_chat_template and not message.strip():
             return
-        prompt = self._conversation.prompt(said)
+        prompt = self._conversation.prompt(message)
         self._check_room(prompt)
         shown = self._new_answer()
-        counted = self._llm.engine.stats
-        cached = counted.cached_prompt_tokens
+        scheduler = self._llm.engine.scheduler
+        cached = scheduler.cached_prompt_tokens
         with self._interruptible() as interrupt:
             stream = self._llm.stream(prompt, self._params)
             interrupt.stops(stream)
-            for piece in stream:
-                shown.show(piece)
-            shown.finish()
-        assert stream.result is not None
-        self._last = Answer(stream.result, counted.cached_prompt_tokens - cached)
-        self._conversation.record(said, shown.text)
-        self._tell_end(stream.result)
+            result = write_answer(stream, shown)
+        self._last = Answer(result, scheduler.cached_prompt_tokens - cached)
+        self._conversation.record(message, shown.text)
+        self._tell_end(result)
 
     def _new_answer(self) -> PlainAnswer:
         if self._params.skip_special_tokens:
@@ -221,12 +218,12 @@ class Talk:
         if len(prompt) >= longest:
             raise RequestError(
                 f"the conversation has {len(prompt)} tokens with this, and {longest} positions; "
-                "shorten it, or begin anew with /clear"
+                "shorten the message, or start again with /clear"
             )
 
     @contextmanager
     def _interruptible(self) -> "Iterator[Interrupt]":
-        """On a terminal the first Ctrl-C ends the answer between two steps, the second all."""
+        """On a terminal the first Ctrl-C stops the answer after a round, the second the program."""
         interrupt = Interrupt()
         if not self._is_terminal:
             yield interrupt
@@ -245,7 +242,7 @@ class Talk:
         if reason == "cancelled":
             _tell(f"stopped after {count} tokens")
         elif reason == "length" and len(result.prompt_tokens) + count >= longest:
-            _tell(f"all {longest} positions are full; /clear begins anew")
+            _tell(f"all {longest} positions are full; /clear starts again")
         elif reason == "length" and self._llm.tokenizer.has_chat_template:
             _tell(f"cut after {count} tokens")
 
@@ -257,7 +254,7 @@ class Talk:
         used = stats.prompt_tokens + stats.new_tokens
         lines = [
             f"prompt     {stats.prompt_tokens} tokens, {self._last.cached} of them cached; "
-            f"read in {stats.prefill_s:.2f} s",
+            f"prefilled in {stats.prefill_s:.2f} s",
             f"answer     {stats.new_tokens} tokens, {stats.tokens_per_s:.1f} tokens/s",
             f"context    {used} of {self._llm.engine.max_context} positions",
             *level_table(stats),
@@ -276,5 +273,5 @@ class Talk:
 
 
 def _tell(text: str) -> None:
-    """A remark, which is not the model's."""
+    """Prints a line that is not the model's."""
     print(f"specqd: {one_line(text)}", file=sys.stderr)

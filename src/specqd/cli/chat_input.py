@@ -1,6 +1,6 @@
-"""Where a user's lines come from: an editor on a terminal, or a pipe. Knows nothing of models.
+"""Reads a user's messages from an editor on a terminal, or from a pipe. Knows nothing of models.
 
-A line that ends in a backslash goes on in the next one, in both.
+A line that ends in a backslash continues in the next one, in both.
 """
 
 import os
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class ChatInput(Protocol):
-    """DraftRequests for what the user says next."""
+    """Source of the user's messages."""
 
     def read(self) -> str | None:
-        """What was said, None at the end. KeyboardInterrupt: the user gave a line up."""
+        """The next message; None at the end. KeyboardInterrupt: the user discarded a line."""
 
 
 class PipedInput:
@@ -50,9 +50,9 @@ class PipedInput:
 
 
 class TerminalInput:
-    """An editor with a history: Enter sends; Alt-Enter, Ctrl-J or a backslash before Enter begin a
-    new line; Tab completes commands; Ctrl-R searches; Ctrl-Z suspends the program. It is drawn on
-    standard error."""
+    """An editor with a history, drawn on standard error: Enter sends; Alt-Enter, Ctrl-J or a
+    backslash before Enter start a new line; Tab completes commands; Ctrl-R searches; Ctrl-Z
+    suspends the program."""
 
     def __init__(self, commands: Sequence[str], history_file: Path) -> None:
         from prompt_toolkit import PromptSession  # imported here: it takes a sixth of a second
@@ -82,14 +82,14 @@ class TerminalInput:
 
 
 def history_file() -> Path:
-    """Where the user's system keeps such files (the XDG base directories)."""
+    """The path of the history, after the XDG base directories."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "specqd" / "chat_history"
 
 
 def _history(path: Path) -> "History":
-    """The lines of former conversations, readable by their user alone; in memory where there is no
-    place for a file."""
+    """Messages of earlier conversations, readable by the user alone. Kept in memory where the file
+    cannot be made."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     try:

@@ -1,4 +1,4 @@
-"""What was said so far, as the prompt of the next answer. Knows no terminal and no model."""
+"""A conversation as the prompt of its next answer. Knows no terminal and no model."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -10,36 +10,36 @@ if TYPE_CHECKING:
 
 
 class Conversation(Protocol):
-    """Grows by what a user says and what the model answers."""
+    """Grows by a message and its answer."""
 
     @property
     def system(self) -> str | None: ...
     @system.setter
     def system(self, text: str | None) -> None: ...
-    def prompt(self, said: str) -> list[int]:
-        """The ids of all that was said, and of this; changes nothing."""
+    def prompt(self, message: str) -> list[int]:
+        """Token ids of the conversation with this message. Changes nothing."""
 
-    def record(self, said: str, answer: str) -> None:
-        """Takes both over, the answer as far as it came."""
+    def record(self, message: str, answer: str) -> None:
+        """Appends the message and its answer."""
 
     def clear(self) -> None:
-        """Forgets what was said; the system message stays."""
+        """Drops all messages but the system message."""
 
 
 @dataclass(slots=True)
 class Dialogue:
-    """Messages in turn, written out by the model's chat template."""
+    """Messages that the model's chat template turns into a prompt."""
 
     tokenizer: "Tokenizer"
     system: str | None = None
     messages: list[dict[str, str]] = field(default_factory=list)
 
-    def prompt(self, said: str) -> list[int]:
+    def prompt(self, message: str) -> list[int]:
         first = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return self.tokenizer.chat([*first, *self.messages, {"role": "user", "content": said}])
+        return self.tokenizer.chat([*first, *self.messages, {"role": "user", "content": message}])
 
-    def record(self, said: str, answer: str) -> None:
-        self.messages.append({"role": "user", "content": said})
+    def record(self, message: str, answer: str) -> None:
+        self.messages.append({"role": "user", "content": message})
         self.messages.append({"role": "assistant", "content": answer})
 
     def clear(self) -> None:
@@ -48,8 +48,8 @@ class Dialogue:
 
 @dataclass(slots=True)
 class RunningText:
-    """One text, for a model without a chat template: what is said goes on a line of its own at its
-    end, and the model continues it. Nothing said lets the model go on."""
+    """One text, for a model without a chat template. Each message is appended on a line of its own,
+    and the model continues the text; an empty message continues it as it is."""
 
     tokenizer: "Tokenizer"
     text: str = ""
@@ -63,25 +63,25 @@ class RunningText:
         if text is not None:
             raise RequestError("this model has no chat template, and so no system message")
 
-    def prompt(self, said: str) -> list[int]:
-        text = self._with(said)
+    def prompt(self, message: str) -> list[int]:
+        text = self._with(message)
         if not text:
             raise RequestError("there is no text to continue yet; write its beginning")
         return self.tokenizer.encode(text)
 
-    def record(self, said: str, answer: str) -> None:
-        self.text = self._with(said) + answer
+    def record(self, message: str, answer: str) -> None:
+        self.text = self._with(message) + answer
 
     def clear(self) -> None:
         self.text = ""
 
-    def _with(self, said: str) -> str:
-        begins_line = not said or not self.text or self.text.endswith("\n")
-        return self.text + ("" if begins_line else "\n") + said
+    def _with(self, message: str) -> str:
+        begins_line = not message or not self.text or self.text.endswith("\n")
+        return self.text + ("" if begins_line else "\n") + message
 
 
 def converse(tokenizer: "Tokenizer", system: str | None = None) -> Conversation:
-    """A new conversation, of the kind that the model's tokenizer allows."""
+    """A `Dialogue` where the tokenizer has a chat template, else a `RunningText`."""
     conversation: Conversation = (
         Dialogue(tokenizer) if tokenizer.has_chat_template else RunningText(tokenizer)
     )

@@ -1,7 +1,7 @@
-"""A text shown with the level that first said each token: on a terminal, or as a page of HTML.
+"""Shows the level that first proposed each token of a text: on a terminal, or as a page of HTML.
 
-Depth 0 is the model itself, 1 its drafter, 2 the drafter's drafter. Text from a model is stripped
-of what steers a terminal, and escaped in HTML.
+Depth 0 is the model itself, 1 its drafter, 2 the drafter's drafter. Terminal controls are removed
+from a model's text, and HTML is escaped.
 """
 
 from collections import Counter
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from specqd.llm import Completion
     from specqd.text.tokenizer import Tokenizer
 
-_COLOURS = ("green", "cyan", "magenta", "yellow")  # of depths 1, 2, 3, 4; then again
-_LINES = ("solid", "double", "dotted", "wavy")  # the same without colour
+_COLOURS = ("green", "cyan", "magenta", "yellow")  # depths 1 to 4, then again from the first
+_LINES = ("solid", "double", "dotted", "wavy")  # tell levels apart without colour
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A token's text, who said it first, and the probability that the model itself gave it."""
+    """A token's text, the depth of its first proposer, and the model's probability of it."""
 
     text: str
     depth: int
@@ -34,8 +34,8 @@ class Span:
 
 
 def explained(completion: "Completion", tokenizer: "Tokenizer") -> list[Span]:
-    """The completion's text in spans, a token each. A character that several tokens make belongs
-    to the last of them; a token without text of its own has an empty span."""
+    """One span per token. A character that several tokens form belongs to the last of them; the
+    others have an empty text."""
     texts = TokenTexts(tokenizer.stream()).feed(completion.tokens, completion.text, is_last=True)
     return [
         Span(text, origin.depth, origin.probability)
@@ -44,7 +44,7 @@ def explained(completion: "Completion", tokenizer: "Tokenizer") -> list[Span]:
 
 
 def for_terminal(spans: Sequence[Span], *, has_colour: bool) -> str:
-    """In colours, or with marks like <1> where another level begins."""
+    """The text in colours, or with a mark such as <1> where the level changes."""
     parts = []
     for depth, run in groupby((span for span in spans if span.text), key=lambda span: span.depth):
         text = harmless("".join(span.text for span in run))
@@ -53,7 +53,7 @@ def for_terminal(spans: Sequence[Span], *, has_colour: bool) -> str:
 
 
 def legend(spans: Sequence[Span], chain: Sequence[str], *, has_colour: bool) -> str:
-    """One line: each level, and how many of the tokens it said first."""
+    """One line: how many tokens each level proposed first."""
     counts = Counter(span.depth for span in spans)
     parts = []
     for depth, name in enumerate(chain):
@@ -64,7 +64,7 @@ def legend(spans: Sequence[Span], chain: Sequence[str], *, has_colour: bool) -> 
 
 
 def as_html(prompt: str, spans: Sequence[Span], chain: Sequence[str], heading: str) -> str:
-    """A page that stands alone, in light and in dark, and asks the network for nothing."""
+    """A self-contained page, light and dark, that makes no network requests."""
     counts = Counter(span.depth for span in spans)
     key = "\n".join(
         f'<li><span class="{_class(depth)}">{_safe(_title(name, depth))}</span> '

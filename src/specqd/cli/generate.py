@@ -1,4 +1,4 @@
-"""`specqd generate`: a prompt in, its continuation out."""
+"""`specqd generate`: continues a prompt."""
 
 import json
 import math
@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specqd.cli import explain
-from specqd.cli.answers import ChanneledAnswer
+from specqd.cli.answers import ChanneledAnswer, RawAnswer, write_answer
 from specqd.cli.opening import open_llm
 from specqd.cli.options import (
+    OUT_FILE,
     context_option,
     draft_option,
     machine_options,
@@ -21,7 +22,7 @@ from specqd.cli.options import (
     prompt_options,
     sampling_options,
 )
-from specqd.cli.terminal import aligned, has_colour, one_line, outputs_meet, write_text
+from specqd.cli.terminal import aligned, has_colour, one_line
 from specqd.errors import RequestError
 from specqd.text.channels import has_channels
 
@@ -45,20 +46,17 @@ Examples:
 @prompt_options
 @sampling_options
 @draft_option
-@click.option("--chat", "is_chat", is_flag=True, help="The prompt is a user's message.")
+@click.option("--chat", "is_chat", is_flag=True, help="Apply the chat template.")
 @precision_option
 @context_option
 @machine_options
-@click.option("--json", "is_json", is_flag=True, help="Print one JSON object with statistics.")
-@click.option("--logprobs", type=int, metavar="K", help="With --json: the K likeliest.")
-@click.option("--stats", "has_stats", is_flag=True, help="A table of what each level did.")
-@click.option("--explain", "is_explained", is_flag=True, help="Colour the text by who drafted it.")
+@click.option("--json", "is_json", is_flag=True, help="Print text and statistics as JSON.")
 @click.option(
-    "--explain-html",
-    "page",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    help="Write the same as a page.",
+    "--logprobs", type=int, metavar="K", help="With --json: log-probabilities, and the K likeliest."
 )
+@click.option("--stats", "has_stats", is_flag=True, help="Print a table of each level's work.")
+@click.option("--explain", "is_explained", is_flag=True, help="Colour tokens by who drafted them.")
+@click.option("--explain-html", "page", type=OUT_FILE, help="Write it as an HTML page.")
 def generate(
     model: str | None,
     prompt: str | None,
@@ -77,11 +75,11 @@ def generate(
 ) -> None:
     """Continue a text: the new text to stdout, a summary to stderr.
 
-    Without -p and -f the text is read from standard input. One newline at the end of a file or of
-    standard input is left out. Sampling options default to the model's own recommendation.
+    Without -p and -f, the text is read from standard input. One newline at the end of a file or of
+    standard input is dropped. Sampling options default to the model's generation_config.json.
     """
     if sampling["logprobs"] is not None and not is_json:
-        raise click.UsageError("--logprobs shows only in JSON; add --json")
+        raise click.UsageError("--logprobs needs JSON; add --json")
     text = read_prompt(prompt, file)
 
     from specqd.sampling import SamplingParams
@@ -108,33 +106,16 @@ def generate(
 def write_stream(
     llm: "LLM", prompt: "Prompt", params: "SamplingParams", *, is_chat: bool
 ) -> "Result":
-    """Writes a completion as it comes; of a chat in channels the answer alone."""
+    """Streams a completion; of a chat with channels, the answer alone."""
     if is_chat and has_channels(llm.tokenizer):
-        return write_answer(llm, prompt, replace(params, skip_special_tokens=False))
-    stream = llm.stream(prompt, params)
-    for piece in stream:
-        write_text(piece)
-    assert stream.result is not None
-    if not stream.result.text.endswith("\n"):
-        if sys.stdout.isatty():
-            write_text("\n")
-        elif outputs_meet():
-            print(file=sys.stderr)  # the text itself stays as it is
-    return stream.result
-
-
-def write_answer(llm: "LLM", prompt: "Prompt", params: "SamplingParams") -> "Result":
-    answer = ChanneledAnswer(shows_thoughts=sys.stderr.isatty())
-    stream = llm.stream(prompt, params)
-    for piece in stream:
-        answer.show(piece)
-    answer.finish()
-    assert stream.result is not None
-    return stream.result
+        params = replace(params, skip_special_tokens=False)
+        answer = ChanneledAnswer(shows_thoughts=sys.stderr.isatty())
+        return write_answer(llm.stream(prompt, params), answer)
+    return write_answer(llm.stream(prompt, params), RawAnswer())
 
 
 def write_explained(llm: "LLM", result: "Result") -> None:
-    """The text by who drafted it to standard output, the legend to standard error."""
+    """Writes the coloured text to standard output and the legend to standard error."""
     spans = explain.explained(result.completions[0], llm.tokenizer)
     text, chain = explain.for_terminal(spans, has_colour=has_colour(sys.stdout)), result.stats.chain
     print(text, end="" if result.text.endswith("\n") else "\n", flush=True)
@@ -149,7 +130,7 @@ def write_page(llm: "LLM", prompt: str, result: "Result", page: Path) -> None:
 
 
 def read_prompt(prompt: str | None, file: str | None) -> str:
-    """The text that the options name, else all of standard input."""
+    """The prompt of -p or -f, else all of standard input."""
     if prompt is not None and file is not None:
         raise click.UsageError("-p and -f both name a prompt; give one of them")
     if prompt is not None and prompt != "-":
@@ -173,7 +154,7 @@ def prompt_ids(llm: "LLM", text: str, is_chat: bool) -> "Prompt":
 
 
 def described(result: "Result", *, has_origins: bool = False) -> dict[str, Any]:
-    """What --json prints."""
+    """The object that --json prints."""
     completion = result.completions[0]
     entry: dict[str, Any] = {"text": completion.text, "tokens": completion.tokens}
     if completion.logprobs is not None:
@@ -206,7 +187,7 @@ def _number(value: float) -> float | None:
 
 
 def summary(result: "Result", temperature: float | None) -> str:
-    """One line: how much, how fast, what each level did, and how to repeat it."""
+    """One line: tokens, tokens/s, each level's forwards and acceptance, the seed of sampling."""
     stats = result.stats
     head = f"{stats.new_tokens} tokens, {stats.tokens_per_s:.1f} tokens/s"
     seed = [f"seed {result.completions[0].seed}"] if temperature else []
@@ -221,11 +202,11 @@ def _level_summary(level: "LevelReport") -> str:
 
 
 def level_table(stats: "Stats") -> list[str]:
-    """A row per level, outermost first; then how often a draft was accepted by its place."""
+    """A row per level, outermost first; then acceptance by position in the proposal."""
     rows = [
         [
-            *("level", "forwards", "rows", "ms each", "GB/s", "ms picking"),
-            *("ms a token is worth", "drafted", "accepted", "", "mean length"),
+            *("level", "forwards", "rows", "ms/forward", "GB/s", "pick ms"),
+            *("token value ms", "drafted", "accepted", "", "mean length"),
         ]
     ]
     for level in stats.levels:
@@ -237,16 +218,16 @@ def level_table(stats: "Stats") -> list[str]:
                 f"{1e3 * level.seconds / max(level.forwards, 1):.2f}",
                 f"{level.gb_per_s:.1f}",
                 f"{1e3 * level.pick_seconds:.1f}",
-                "-" if level.gain_s is None else f"{1e3 * level.gain_s:.2f}",
+                "-" if level.token_value_s is None else f"{1e3 * level.token_value_s:.2f}",
                 *_acceptance_cells(level),
             ]
         )
-    places = []
+    positions = []
     for level in stats.levels:
         if level.drafted:
             shares = " ".join(f"{share:.2f}" for share in level.acceptance_at)
-            places.append(f"{level.name}: accepted by place {shares}")
-    return [*aligned(rows), *places]
+            positions.append(f"{level.name}: accepted by position {shares}")
+    return [*aligned(rows), *positions]
 
 
 def _acceptance_cells(level: "LevelReport") -> list[str]:

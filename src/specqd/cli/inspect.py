@@ -1,4 +1,4 @@
-"""`specqd inspect`: what a model is, how it lies in memory, and what runs it here."""
+"""`specqd inspect`: a model's shape, its weights in memory, and this machine."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -24,7 +24,7 @@ _PLANES = ("codes", "scales", "residuals", "patches", "plain")
 
 @dataclass(frozen=True, slots=True)
 class MatrixReport:
-    """One packed matrix: `names` of its tensors, size, and bytes by plane."""
+    """One packed matrix: the `names` of its tensors, its size, and bytes by plane."""
 
     names: tuple[str, ...]
     rows: int
@@ -50,13 +50,13 @@ class MatrixReport:
         return self.rows * self.columns
 
     @property
-    def draft_bytes(self) -> int:
-        """What the fp4 precision moves."""
+    def fp4_bytes(self) -> int:
+        """Bytes that a forward reads in fp4."""
         return self.planes["codes"] + self.planes["scales"]
 
     @property
     def exact_bytes(self) -> int:
-        """What the exact precision moves: plain tiles are read alone, nested ones need all."""
+        """Bytes that an exact forward reads: plain tiles alone, or all planes of nested ones."""
         return self.planes["plain"] or sum(self.planes.values())
 
 
@@ -90,7 +90,7 @@ class PackedReport:
 @click.command(cls=suggest.WithDrafts)
 @model_argument
 @machine_options
-@click.option("--matrices", "has_matrices", is_flag=True, help="Also list every packed matrix.")
+@click.option("--matrices", "has_matrices", is_flag=True, help="Also list all packed matrices.")
 @suggest.options
 @click.option("--json", "is_json", is_flag=True, help="Print one JSON object.")
 def inspect(
@@ -103,11 +103,10 @@ def inspect(
     temperature: float | None,
     is_json: bool,
 ) -> None:
-    """Show a model's shape, bits and memory, and this machine.
+    """Show a model's shape, bits per weight and memory, and this machine.
 
-    With --drafts, the models named after it, if any, draft for MODEL alone and in chains, beside
-    its own drafts, on a few prompts (for a minute or so). The last line is the command line
-    that was fastest.
+    With --drafts: time the model's own drafts and the models named after --drafts, alone and in
+    chains, on a few prompts (about a minute). The last line is the fastest command line.
 
     \b
     Examples:
@@ -117,9 +116,9 @@ def inspect(
       specqd inspect ./my-model --drafts ./small ./smaller --prompts prompts.jsonl
     """
     if has_matrices and drafts:
-        raise click.UsageError("--matrices and --drafts show different things; give one of them")
+        raise click.UsageError("--matrices cannot be combined with --drafts; give one of them")
     if (prompts is not None or temperature is not None) and not drafts:
-        raise click.UsageError("--prompts and --temperature are for trying drafts; add --drafts")
+        raise click.UsageError("--prompts and --temperature need --drafts; add it")
     llm = open_llm(model, "none", threads, isa)
     if drafts:
         directories = [each for each in drafts if each]
@@ -138,7 +137,7 @@ def inspect(
 
 
 def described(llm: "LLM", packed: PackedReport) -> dict[str, Any]:
-    """What --json prints."""
+    """The object that --json prints."""
     from specqd import _native
 
     model, machine = llm.model, llm.model.machine
@@ -213,13 +212,13 @@ def _rope(rope: "RopeConfig") -> str:
 
 def packed_lines(model: "Model", packed: PackedReport) -> list[str]:
     bf16 = model.bf16_bytes_per_forward
-    exact, draft = model.bytes_per_forward, model.as_draft().bytes_per_forward
+    exact, fp4 = model.bytes_per_forward, model.as_draft().bytes_per_forward
     stored = sum(packed.planes.values())
-    rows = [["  precision", "bits a weight", "MB a token", "of BF16"]]
-    for name, moved in (("exact", exact), ("draft", draft), ("plain BF16", bf16)):
+    rows = [["  precision", "bits/weight", "MB/token", "of BF16"]]
+    for name, moved in (("exact", exact), ("fp4", fp4), ("plain BF16", bf16)):
         share = f"{moved / bf16:.0%}"
         rows.append([f"  {name}", f"{16 * moved / bf16:.2f}", f"{moved / 1e6:.2f}", share])
-    planes = [["  plane", "bits a weight", "MB in memory", "of BF16"]]
+    planes = [["  plane", "bits/weight", "MB in memory", "of BF16"]]
     for name, size in [*packed.planes.items(), ("all", stored)]:
         kept = size / packed.bf16_bytes
         planes.append([f"  {name}", f"{16 * kept:.2f}", f"{size / 1e6:.2f}", f"{kept:.1%}"])
@@ -228,7 +227,7 @@ def packed_lines(model: "Model", packed: PackedReport) -> list[str]:
         f"{len(packed.matrices)} matrices, {packed.nested} nested; "
         f"{packed.patches / packed.weights:.2%} of the weights are patches",
         f"{origin}, scale rule {model.weights.rule.value}, "
-        f"{16 * stored / packed.bf16_bytes:.2f} bits a weight",
+        f"{16 * stored / packed.bf16_bytes:.2f} bits/weight",
         *aligned(rows),
         "",
         *aligned(planes),
@@ -250,14 +249,12 @@ def machine_lines(machine: "Machine") -> list[str]:
 
 
 def matrix_lines(packed: PackedReport) -> list[str]:
-    rows = [["matrix", "rows", "columns", "exact bits", "draft bits", "patches"]]
+    rows = [["matrix", "rows", "columns", "exact bits", "fp4 bits", "patches"]]
     for matrix in packed.matrices:
         first, *others = matrix.names
         name = "+".join([first, *(other.split(".")[-2] for other in others)])
-        exact, draft = (
-            8 * size / matrix.weights for size in (matrix.exact_bytes, matrix.draft_bytes)
-        )
+        exact, fp4 = (8 * size / matrix.weights for size in (matrix.exact_bytes, matrix.fp4_bytes))
         patches = f"{matrix.patches / matrix.weights:.2%}" if matrix.is_nested else "plain"
         size = [str(matrix.rows), str(matrix.columns)]
-        rows.append([name, *size, f"{exact:.2f}", f"{draft:.2f}", patches])
+        rows.append([name, *size, f"{exact:.2f}", f"{fp4:.2f}", patches])
     return aligned(rows)

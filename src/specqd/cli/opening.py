@@ -1,4 +1,4 @@
-"""From options to a model that generates. Knows nothing of what is then done with it."""
+"""Opens the model that the options name."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ def open_llm(
     cache_positions: int | None = None,
     context: int | None = None,
 ) -> "LLM":
-    """The LLM of these options, with a progress bar while it loads; no draft is `auto`."""
+    """Loads the model with a progress bar; an empty `draft` means `auto`."""
     from specqd.llm import LLM
 
     with ProgressBar("Packing weights") as bar:

@@ -1,12 +1,15 @@
-"""The arguments that several commands share. Knows nothing of what they do with them."""
+"""Arguments and options that several commands share."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+IN_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+OUT_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 _ISAS = ("amx", "avx512bf16", "avx512", "avx2vnni", "avx2", "portable")
 
 
@@ -16,7 +19,7 @@ def model_argument(command: Command) -> Command:
 
 def machine_options(command: Command) -> Command:
     threads = click.option(
-        "--threads", type=int, metavar="N", help="Threads. Default: the usable cores."
+        "--threads", type=int, metavar="N", help="Threads. Default: all usable cores."
     )
     isa = click.option(
         "--isa", type=click.Choice(_ISAS), help="Instruction set. Default: the fastest."
@@ -29,9 +32,9 @@ def draft_option(command: Command) -> Command:
         "--draft",
         multiple=True,
         metavar="DRAFT",
-        help="auto (default), none, or a chain from the outermost in, one --draft a level: mxfp4 "
-        "(the model's own precision), MODEL[:bf16|:mxfp4], ngram[:FILE]; each may end in :k=N, its "
-        "tokens at a time. Changes the speed, never the text.",
+        help="auto (default: mxfp4 over ngram), none, or a chain, outermost first, one option "
+        "per level: mxfp4 (the model's own weights in MXFP4), MODEL[:bf16|:mxfp4], ngram[:FILE]; "
+        ":k=N at the end fixes the draft length. Changes the speed, never the text.",
     )(command)
 
 
@@ -40,7 +43,7 @@ def context_option(command: Command) -> Command:
 
 
 def served_context_option(command: Command) -> Command:
-    """With the name that servers have for it too."""
+    """Accepts --max-context too."""
     return _context_option("--context", "--max-context")(command)
 
 
@@ -50,8 +53,8 @@ def _context_option(*names: str) -> Callable[[Command], Command]:
         "context",
         type=click.IntRange(1),
         metavar="N",
-        help="Longest text, prompt included, in tokens: less memory; ropes with factors for long "
-        "texts take those for short ones where N allows. Default: the model's.",
+        help="Context length in tokens, prompt included. A shorter one needs less memory, and lets "
+        "longrope models use their short factors. Default: the model's.",
     )
 
 
@@ -68,7 +71,7 @@ def precision_option(command: Command) -> Command:
 
 
 def _precision(context: click.Context, parameter: click.Parameter, word: str) -> str:
-    """`--reading` and `draft` are the old spellings."""
+    """Accepts `draft`, the old spelling of fp4."""
     if word == "draft":
         click.echo("note: --reading draft is now --precision fp4", err=True)
         return "fp4"
@@ -77,34 +80,32 @@ def _precision(context: click.Context, parameter: click.Parameter, word: str) ->
 
 def prompt_options(command: Command) -> Command:
     prompt = click.option(
-        "-p", "--prompt", metavar="TEXT", help="The text to continue; - reads standard input."
+        "-p", "--prompt", metavar="TEXT", help="Text to continue; - reads standard input."
     )
     file = click.option(
-        "-f",
-        "--file",
+        *("-f", "--file"),
         type=click.Path(exists=True, dir_okay=False),
-        help="A file with the text to continue.",
+        help="File with the text to continue.",
     )
     return prompt(file(command))
 
 
 def sampling_options(command: Command, *, max_tokens: int | None = 128) -> Command:
-    """Options that bear the names of SamplingParams' fields, with this default for --max-tokens."""
+    """Adds options with the names of SamplingParams' fields, and this default for --max-tokens."""
     options = [
         click.option(
-            "-n",
-            "--max-tokens",
+            *("-n", "--max-tokens"),
             type=int,
             default=max_tokens,
             show_default=max_tokens is not None,
-            help="New tokens at most.",
+            help="Maximum of new tokens.",
         ),
-        click.option("--temperature", type=float, help="0 takes the likeliest token."),
-        click.option("--top-p", type=float, help="Sample from this share of the probability."),
-        click.option("--top-k", type=int, help="Sample from so many tokens; 0: all."),
-        click.option("--min-p", type=float, help="Least probability, relative to the likeliest's."),
-        click.option("--seed", type=int, help="Repeats a sampled text. Default: a random one."),
-        click.option("--stop", multiple=True, metavar="TEXT", help="End before it. May repeat."),
+        click.option("--temperature", type=float, help="Sampling temperature; 0: greedy."),
+        click.option("--top-p", type=float, help="Keep the likeliest tokens up to this share."),
+        click.option("--top-k", type=int, help="Keep the K likeliest tokens; 0: all."),
+        click.option("--min-p", type=float, help="Least probability, relative to the likeliest."),
+        click.option("--seed", type=int, help="Makes sampling repeatable. Default: random."),
+        click.option("--stop", multiple=True, metavar="TEXT", help="Stop before TEXT. May repeat."),
     ]
     for option in reversed(options):
         command = option(command)

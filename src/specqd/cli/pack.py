@@ -1,4 +1,4 @@
-"""`specqd pack`: writes a model whose weights are packed already, so that it opens at once."""
+"""`specqd pack`: writes a model with packed weights, which opens at once."""
 
 import secrets
 import shutil
@@ -16,7 +16,7 @@ from specqd.errors import RequestError
 if TYPE_CHECKING:
     from specqd.model.weights import DecoderWeights
 
-# What the engine reads of a model's directory beside its weights.
+# Files of a model that the engine reads beside its weights.
 _BESIDE = (
     "config.json",
     "generation_config.json",
@@ -36,16 +36,14 @@ _BESIDE = (
     type=click.Choice(["mse", "floor"]),
     default="mse",
     show_default=True,
-    help="How MXFP4 scales are chosen: least squared error, or as OCP and the paper do.",
+    help="Choice of MXFP4 scales: least squared error (mse), or as OCP and the paper do (floor).",
 )
 @machine_options
 def pack(model: str, out: Path, rule: str, threads: int | None, isa: str | None) -> None:
     """Pack a model's weights once.
 
-    Writes MODEL with packed weights to the new directory OUT, which every command takes.
-
-    OUT opens at once, on any machine, and gives the same tokens as MODEL. It takes 13 bits a weight
-    where BF16 takes 16.
+    Writes MODEL with packed weights to the new directory OUT. Every command accepts OUT; it opens
+    at once, on any machine, and gives the same tokens as MODEL. Weights take about 13 bits each.
 
     \b
     Examples:
@@ -63,7 +61,7 @@ def pack(model: str, out: Path, rule: str, threads: int | None, isa: str | None)
 
     directory = resolve(model)
     if is_packed(directory):
-        raise RequestError(f"{directory}: is packed already; name the model that it was made of")
+        raise RequestError(f"{directory}: is packed already; name the model it was packed from")
     if is_gguf(directory):
         raise RequestError(
             f"{directory}: is a GGUF file; name the Hugging Face directory of the same model"
@@ -81,7 +79,7 @@ def pack(model: str, out: Path, rule: str, threads: int | None, isa: str | None)
 
 @contextmanager
 def _new_directory(path: Path) -> Iterator[Path]:
-    """A directory that takes this name once it is complete, and vanishes if it never is."""
+    """Yields a temporary directory; renames it to `path` at the end, or removes it on an error."""
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise RequestError(f"{path}: exists already; name a new directory")
     path = path.absolute()
@@ -113,6 +111,6 @@ def _described(weights: "DecoderWeights") -> str:
     count = sum(packed.weight.rows * packed.weight.columns for packed in weights.matrices)
     stored = sum(sum(each.values()) for each in planes)
     return (
-        f"{len(planes)} matrices in {stored / 1e6:,.1f} MB, {8 * stored / count:.2f} bits a "
+        f"{len(planes)} matrices in {stored / 1e6:,.1f} MB, {8 * stored / count:.2f} bits/"
         f"weight, scale rule {weights.rule.value}"
     )

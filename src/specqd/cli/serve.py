@@ -16,8 +16,8 @@ from specqd.cli.terminal import one_line
 from specqd.errors import RequestError
 
 NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
-PROMPT_ROWS = 128  # of prompts in one round, while others are being written
-DRAIN_SECONDS = 60  # that open requests have after SIGTERM
+PROMPT_ROWS = 128  # prompts' rows in one round, while other sequences decode
+DRAIN_SECONDS = 60  # for open requests to end after SIGTERM
 
 _EPILOG = """\b
 Examples:
@@ -30,9 +30,13 @@ Examples:
 @click.command(epilog=_EPILOG)
 @model_argument
 @draft_option
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to bind to.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
-    "--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0: a free one."
+    "--port",
+    default=8000,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="0: a free port.",
 )
 @click.option(
     "--api-key",
@@ -40,25 +44,25 @@ Examples:
     envvar="SPECQD_API_KEY",
     metavar="KEY",
     multiple=True,
-    help="Asked of every request. May repeat. Better set in SPECQD_API_KEY, between blanks: others "
-    "can read command lines.",
+    help="Key that requests must carry. May repeat. Better: SPECQD_API_KEY, several separated by "
+    "spaces, because other users can read command lines.",
 )
 @click.option(
-    "--allow-host", multiple=True, metavar="NAME", help="A name clients call us by. May repeat."
+    "--allow-host", multiple=True, metavar="NAME", help="Accept this Host header. May repeat."
 )
 @click.option(
     "--max-batch",
     default=16,
     show_default=True,
     type=click.IntRange(1, 512),
-    help="Texts written at once; more wait.",
+    help="Sequences decoded at once; other requests wait.",
 )
 @served_context_option
 @click.option(
     "--cache-positions",
     type=click.IntRange(1),
     metavar="N",
-    help="Tokens that the KV cache holds of all texts. Default: four contexts, if they fit.",
+    help="Tokens in the KV cache, over all sequences. Default: four contexts, if they fit.",
 )
 @click.option("--served-model-name", metavar="NAME", help="Default: the directory's name.")
 @machine_options
@@ -76,15 +80,15 @@ def serve(
     threads: int | None,
     isa: str | None,
 ) -> None:
-    """Serve a model to OpenAI's clients.
+    """Serve a model over OpenAI's HTTP API.
 
-    Completions and chats, streamed or whole; a page for people at /, metrics at /metrics. Binds to
-    this machine alone unless --host says otherwise. Needs specqd[serve].
+    Completions and chats, streamed or whole; a chat page at /, Prometheus metrics at /metrics.
+    Without --host, only this machine can connect. Needs specqd[serve].
     """
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         raise RequestError(f"serving needs {', '.join(missing)}; pip install 'specqd[serve]'")
     if "" in api_keys:
-        raise click.UsageError("--api-key is empty; leave it out, or give one")
+        raise click.UsageError("--api-key is empty; give a key, or drop the option")
     if not all(key.isascii() and key.isprintable() for key in api_keys):
         raise click.UsageError("--api-key: HTTP headers carry printable ASCII only")
 
@@ -110,7 +114,7 @@ def serve(
     shown = f"[{address[0]}]" if ":" in address[0] else address[0]
     _say(f"serving {name} at http://{shown}:{address[1]}")
     if not api_keys and not ip_address(address[0]).is_loopback:
-        _say("warning: anybody who reaches this port may use it; --api-key")
+        _say("warning: anyone who can reach this port can use it; set --api-key")
     run(service, sock, DRAIN_SECONDS, _say)
 
 

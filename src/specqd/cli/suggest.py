@@ -1,4 +1,4 @@
-"""`specqd inspect --drafts`: which drafts to use with a model. Computes nothing itself."""
+"""`specqd inspect --drafts`: prints the fastest chain for a model. Computes nothing itself."""
 
 import json
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from specqd.cli.bench import interval_cells
-from specqd.cli.options import Command
+from specqd.cli.options import IN_FILE, Command
 from specqd.cli.terminal import ProgressBar, aligned, one_line
 
 if TYPE_CHECKING:
@@ -21,13 +21,13 @@ _SECONDS = 60.0
 
 
 class WithDrafts(click.Command):
-    """A command whose `--drafts` takes all words up to the next option."""
+    """A command whose `--drafts` takes all arguments up to the next option."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         spread, is_drafts = list[str](), False
         for word in args:
             if word == _OPTION:
-                spread.append(f"{_OPTION}=")  # so that it counts without any words, too
+                spread.append(f"{_OPTION}=")  # makes --drafts alone count as given
             else:
                 spread.append(f"{_OPTION}={word}" if is_drafts and word[:1] != "-" else word)
             is_drafts = word == _OPTION or (is_drafts and word[:1] != "-")
@@ -39,17 +39,18 @@ def options(command: Command) -> Command:
         _OPTION,
         multiple=True,
         metavar="[DIR]...",
-        help="Measure which drafts are fastest, these models among them.",
+        help="Find the fastest drafts; each DIR is a model to try as a draft.",
     )
     prompts = click.option(
         "--prompts",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help='With --drafts: a JSON object a line, {"prompt": "..."}. Default: a few of our own.',
+        type=IN_FILE,
+        help='With --drafts: file with one JSON object per line, {"prompt": "..."}. '
+        "Default: eight built-in prompts.",
     )
     temperature = click.option(
         "--temperature",
         type=click.FloatRange(0),
-        help="With --drafts: that of the texts, at which drafts agree less. Default: 0.",
+        help="With --drafts: sampling temperature. Default: 0.",
     )
     return drafts(prompts(temperature(command)))
 
@@ -63,7 +64,7 @@ def suggest(
     *,
     is_json: bool,
 ) -> None:
-    """Measures the candidates and prints the best command line; `plain` decodes without drafts."""
+    """Times the candidates and prints the best command line; `plain` decodes without drafts."""
     from specqd.bench.levels import Comparison, read_prompts
     from specqd.bench.suggestion import (
         DEFAULT_PROMPTS,
@@ -105,7 +106,7 @@ def suggest(
 
 
 def table(comparison: "Comparison", temperature: float) -> list[str]:
-    """A row per chain, the fastest first."""
+    """A row per chain, fastest first."""
     rows = [["chain", "tokens/s", "x plain", "", "accepted"]]
     for summary in sorted(
         comparison.by_temperature[temperature], key=lambda s: -s.over_plain.median
@@ -119,8 +120,5 @@ def table(comparison: "Comparison", temperature: float) -> list[str]:
                 "-" if accepted is None else f"{accepted:.0%}",
             ]
         )
-    setting = (
-        f"{comparison.model} on {comparison.cpu}, {comparison.threads} threads, {comparison.isa}; "
-        f"{comparison.max_tokens} tokens each at temperature {temperature:g}, equal in all chains"
-    )
-    return [setting, *aligned(rows)]
+    each = f"{comparison.max_tokens} tokens each at temperature {temperature:g}"
+    return [f"{comparison.setting}; {each}, equal in all chains", *aligned(rows)]

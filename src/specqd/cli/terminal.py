@@ -1,16 +1,15 @@
-"""What reaches the terminal: safe text, tables, progress. Knows no models."""
+"""Terminal output: safe text, tables, progress. Knows no models."""
 
 import os
 import sys
 from collections.abc import Sequence
 from time import monotonic
-from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-# C0 but newline and tab, DEL, C1, and the controls that reorder text (Unicode's Bidi_Control).
+# C0 without newline and tab, DEL, C1, and controls that reorder text (Unicode's Bidi_Control).
 _CONTROLS = [
     *(code for code in range(0x20) if chr(code) not in "\n\t"),
     *range(0x7F, 0xA0),
@@ -21,11 +20,11 @@ _CONTROLS = [
     *range(0x2066, 0x206A),
 ]
 _WITHOUT_CONTROLS = dict.fromkeys(_CONTROLS)
-_PATIENCE = 0.4  # seconds of work that need no progress bar
+_PATIENCE = 0.4  # seconds before a progress bar appears
 
 
 def harmless(text: str) -> str:
-    """The text without what would steer a terminal."""
+    """The text without terminal controls."""
     return text.translate(_WITHOUT_CONTROLS)
 
 
@@ -34,28 +33,28 @@ def one_line(text: str) -> str:
 
 
 def write_text(text: str) -> None:
-    """Model text to standard output at once: harmless on a terminal, as it is elsewhere."""
+    """Writes a model's text to standard output and flushes; harmless on a terminal, else raw."""
     sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 
 def outputs_meet() -> bool:
-    """Whether standard output and error go to the same file or pipe, one behind the other."""
+    """Whether standard output and standard error are the same file or pipe."""
     try:
         out, error = (os.fstat(stream.fileno()) for stream in (sys.stdout, sys.stderr))
-    except (OSError, ValueError):  # a stand-in of a test has no descriptor
+    except (OSError, ValueError):  # a test's stand-in has no descriptor
         return False
     return os.path.samestat(out, error)
 
 
 def has_colour(stream: TextIO) -> bool:
-    """Whether to colour what goes there (https://no-color.org)."""
+    """Whether to write colours there (https://no-color.org)."""
     is_able = stream.isatty() and os.environ.get("TERM") != "dumb"
     return is_able and not os.environ.get("NO_COLOR")
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table: its first column to the left, the others to the right."""
+    """The lines of a table: first column left-aligned, the others right-aligned."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
@@ -67,8 +66,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 class ProgressBar:
-    """Shows work that takes long on standard error, if that is a terminal; called with what is
-    done and what there is in all."""
+    """Shows long work on standard error, if that is a terminal. Call it with (done, total)."""
 
     def __init__(self, label: str) -> None:
         self._label = label
@@ -79,12 +77,7 @@ class ProgressBar:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 

@@ -1,7 +1,7 @@
-"""What a model is, from `config.json`: one small reader for every supported `model_type`.
+"""The configuration of a model from `config.json`: one small reader for each `model_type`.
 
-Follows transformers 5 in every default and in old and new spellings. Knows nothing of weights;
-what it does not support, it refuses by name.
+Takes every default, and old and new spellings, as transformers 5 does. Refuses by name what is not
+supported. Knows nothing of weights.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from specqd.config.llama import (
 )
 from specqd.config.neox import read_gpt_neox, read_stablelm, read_starcoder2
 from specqd.config.rope import RopeConfig
-from specqd.errors import shown
+from specqd.errors import ConfigError, shown
 from specqd.formats.gguf import GgufFile, is_gguf
 
 __all__ = [
@@ -37,7 +37,7 @@ __all__ = [
     "read_generation_defaults",
 ]
 
-_QUANTISED = {  # quant_method -> what people call it
+_QUANTISED = {  # quant_method -> its usual name
     "gptq": "GPTQ",
     "awq": "AWQ",
     "bitsandbytes": "bitsandbytes",
@@ -67,10 +67,10 @@ _READERS: dict[str, Callable[[Fields, int | None], DecoderConfig]] = {
 
 
 def read_config(directory: Path, context: int | None = None) -> DecoderConfig:
-    """Read `config.json` of a model directory, or the like of a GGUF file.
+    """Reads `config.json` of a model directory, or the metadata of a GGUF file.
 
-    `context` bounds the texts to come: some ropes depend on whether they may grow past the length
-    that the model was trained on. Raises ConfigError, in one line that names the file.
+    `context` bounds the length of sequences, in tokens: some ropes depend on whether that is more
+    than the trained length. Raises ConfigError, in one line that names the file.
     """
     if is_gguf(directory):
         fields = config_fields(GgufFile.open(directory))
@@ -79,9 +79,9 @@ def read_config(directory: Path, context: int | None = None) -> DecoderConfig:
     model_type = fields.get("model_type")
     if not isinstance(model_type, str) or model_type not in _READERS:
         raise fields.error(
-            f"model_type {shown(model_type)} is not supported; known: {', '.join(_READERS)}"
+            "model_type", f"{shown(model_type)} is not supported; known: {', '.join(_READERS)}"
         )
-    if model_type != "gpt_oss":  # which is MXFP4
+    if model_type != "gpt_oss":  # its checkpoints are MXFP4
         _refuse_quantised(fields)
     return _READERS[model_type](fields, context)
 
@@ -89,9 +89,9 @@ def read_config(directory: Path, context: int | None = None) -> DecoderConfig:
 def _refuse_quantised(fields: Fields) -> None:
     for name in ("quantization_config", "compression_config"):
         if fields.get(name) is not None:
-            method = fields.nested(name).get("quant_method")
+            method = fields.part(name).get("quant_method")
             kind = _QUANTISED.get(method, shown(method)) if isinstance(method, str) else name
-            raise fields.error(
-                f"this is a quantised checkpoint ({kind}), which is not supported; "
+            raise ConfigError(
+                f"{fields.path}: this is a quantised checkpoint ({kind}), which is not supported; "
                 "use the BF16 checkpoint of this model"
             )

@@ -1,4 +1,4 @@
-"""What a decoder is, whatever its family; the fields that all families spell alike.
+"""The configuration of a decoder of any family, and the fields that all families share.
 
 Knows nothing of weights or of their names.
 """
@@ -22,17 +22,17 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
-_LAYER_TYPES = ("full_attention", "attention", "sliding_attention")  # the second is the old first
-_MOST_LAYERS = 10_000  # far past any model; keeps a hostile config from filling the memory
+_LAYER_TYPES = ("full_attention", "attention", "sliding_attention")  # "attention" is an old name
+_MOST_LAYERS = 10_000  # more than any model has; a hostile config must not fill the memory
 _MOST_EXPERTS = 10_000
 _ROPE = RopeDefaults()
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """A router that chooses `per_token` of `count` feed forwards of `size` in some `layers`.
+    """Layers where a router chooses `per_token` of `count` feed forwards of width `size`.
 
-    Their shares are a softmax over the scores of the chosen ones, or of all experts.
+    The shares are a softmax over the scores of the chosen experts, or of all.
     """
 
     count: int
@@ -41,7 +41,7 @@ class ExpertsConfig:
     layers: tuple[bool, ...]
     shares_of_chosen: bool = True
     has_router_bias: bool = False
-    is_mxfp4: bool = False  # as the file has them
+    is_mxfp4: bool = False  # in the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,11 @@ class DecoderConfig:
     """A decoder-only transformer: rotary positions, grouped queries, norms, feed forwards.
 
     With `windows[layer] = w > 0`, position q attends to positions q-w+1 .. q; 0 is full attention.
-    `ropes[layer]` is None where positions are not told. `qkv_bias`, `output_bias` and `mlp_bias`
+    `ropes[layer]` is None for a layer without positions. `qkv_bias`, `output_bias` and `mlp_bias`
     say which linears have a bias. `qk_norm` normalises queries and keys before the rotation: each
-    head with one weight for all, each with its own, or the whole row at once. `norms` stand before
-    attention and feed forward, after, or both; `norm_offset` is added to their weights.
+    head with one weight for all ("one"), each with its own ("each"), or the whole row ("row").
+    `norms` stand before attention and feed forward, after, or both; `norm_offset` is added to their
+    weights.
     """
 
     model_type: str
@@ -91,12 +92,12 @@ class DecoderConfig:
 
     @property
     def is_mxfp4(self) -> bool:
-        """Whether most weights are MXFP4 already, so that a fp4 precision would be the model."""
+        """Whether most weights are MXFP4 in the file; an fp4 draft would then save nothing."""
         return self.experts is not None and self.experts.is_mxfp4
 
     @property
     def distinct_ropes(self) -> list[RopeConfig]:
-        """Each rope of the layers once, in the order of their first use."""
+        """The layers' ropes, each once, in the order of first use."""
         return list(dict.fromkeys(rope for rope in self.ropes if rope is not None))
 
 
@@ -113,18 +114,20 @@ def read_decoder(
     rope: RopeDefaults = _ROPE,
     activation: Activation | None = None,
     tied: bool = False,
+    attention_bias: bool = False,
     qkv_bias: bool = False,
-    output_bias: bool = False,
     mlp_bias: bool = False,
-    windows: tuple[int, ...] | None = None,
+    window: int = 0,
+    windows: tuple[int, ...] = (),
 ) -> DecoderConfig:
-    """What all model types share; the arguments are the defaults and traits of one of them.
+    """Reads what all model types share; the arguments are the defaults and traits of one of them.
 
-    `context` is the longest text that will be asked for, if that is known.
+    `context` is the longest sequence that will be asked for, if known. `attention_bias` includes
+    `qkv_bias`. `window` is that of every layer, unless `windows` has one for each.
     """
     num_layers = layer_count(fields)
     max_positions = fields.integer("max_position_embeddings", max_positions)
-    bos_ids = fields.token_ids("bos_token_id", bos)
+    bos_ids = fields.id_or_ids("bos_token_id", bos)
     heads, kv_heads, head_dim = _read_heads(fields, num_kv_heads, head_dim)
     ropes = read_rope(fields, rope_fields(fields), max_positions, head_dim, rope, context)
     return DecoderConfig(
@@ -139,13 +142,13 @@ def read_decoder(
         max_positions=min(max_positions, context or max_positions),
         norm_eps=fields.positive(*eps),
         ropes=(ropes,) * num_layers,
-        qkv_bias=qkv_bias,
-        output_bias=output_bias,
+        qkv_bias=attention_bias or qkv_bias,
+        output_bias=attention_bias,
         mlp_bias=mlp_bias,
-        windows=(0,) * num_layers if windows is None else windows,
+        windows=windows or (window,) * num_layers,
         tied_embeddings=fields.flag("tie_word_embeddings", tied),
         bos_token_id=bos_ids[0] if bos_ids else None,
-        eos_token_ids=fields.token_ids("eos_token_id", eos),
+        eos_token_ids=fields.id_or_ids("eos_token_id", eos),
         activation=activation or read_activation(fields, "hidden_act", "silu"),
     )
 
@@ -166,33 +169,35 @@ def _read_heads(
 ) -> tuple[int, int, int]:
     """Query heads, key/value heads and the size of one.
 
-    A null is "as many as query heads" and "hidden_size / heads"; absent is the type's default.
+    Null means as many key/value heads as query heads, and hidden_size / heads. An absent field
+    takes the model type's default.
     """
     heads, hidden_size = fields.integer("num_attention_heads"), fields.integer("hidden_size")
     if num_kv_heads is None or "num_key_value_heads" in fields.values:
         num_kv_heads = heads
     kv_heads = fields.integer("num_key_value_heads", num_kv_heads)
     if heads % kv_heads:
-        raise fields.error(f"num_attention_heads {heads} is not a multiple of {kv_heads} kv heads")
+        problem = f"{heads} is not a multiple of {kv_heads} kv heads"
+        raise fields.error("num_attention_heads", problem)
     if head_dim is None:
         if fields.get("head_dim") is None and hidden_size % heads:
-            raise fields.error(f"hidden_size {hidden_size} is not a multiple of {heads} heads")
+            raise fields.error("hidden_size", f"{hidden_size} is not a multiple of {heads} heads")
         head_dim = hidden_size // heads
     head_dim = fields.integer("head_dim", head_dim)
     if head_dim % 2:
-        raise fields.error(f"head_dim {head_dim} is odd; rotary positions need an even one")
+        raise fields.error("head_dim", f"{head_dim} is odd; rotary positions need an even one")
     if head_dim > 1024:
-        raise fields.error(f"head_dim {head_dim} is above 1024, the largest supported")
+        raise fields.error("head_dim", f"{head_dim} is above 1024, the largest supported")
     return heads, kv_heads, head_dim
 
 
 def read_window(fields: Fields, default: int) -> int:
-    """The default where the field is absent; null is full attention."""
+    """The window, 0 for full attention: a null too. An absent field takes the default."""
     return fields.integer("sliding_window", 0 if "sliding_window" in fields.values else default)
 
 
 def read_layer_types(fields: Fields) -> list[str] | None:
-    """`layer_types`, checked; None where it is absent."""
+    """`layer_types`, checked; None if absent."""
     layer_types, num_layers = fields.get("layer_types"), layer_count(fields)
     if layer_types is None:
         return None
@@ -201,17 +206,19 @@ def read_layer_types(fields: Fields) -> list[str] | None:
     for layer_type in layer_types:
         if layer_type not in _LAYER_TYPES:
             raise fields.error(
-                f"layer_types has {shown(layer_type)}; known: full_attention, sliding_attention"
+                "layer_types",
+                f"has {shown(layer_type)}; known: full_attention, sliding_attention",
             )
     return layer_types
 
 
 def windows_of(fields: Fields, layer_types: Sequence[str], window: int) -> tuple[int, ...]:
-    """The window on each sliding layer."""
+    """`window` for each sliding layer, 0 for the others."""
     if "sliding_attention" in layer_types and window == 0:
         raise fields.error(
-            "layer_types has sliding_attention, but sliding_window is off; "
-            "set use_sliding_window and sliding_window"
+            "layer_types",
+            "has sliding_attention, but sliding_window is off; "
+            "set use_sliding_window and sliding_window",
         )
     return tuple(window if kind == "sliding_attention" else 0 for kind in layer_types)
 
@@ -225,7 +232,7 @@ def read_experts(
     layers: tuple[bool, ...] | None = None,
     shares_of_chosen: bool = True,
 ) -> ExpertsConfig:
-    """The arguments are the defaults of a model type; the number of experts has several names."""
+    """Reads experts; the arguments are a model type's defaults. `count` has two spellings."""
     for name in ("num_local_experts", "num_experts"):
         count = fields.integer(name, count, most=_MOST_EXPERTS)
     per_token = fields.integer("num_experts_per_tok", per_token)

@@ -13,6 +13,7 @@ from specqd.config.decoder import (
 )
 from specqd.config.fields import Fields
 from specqd.config.rope import RopeDefaults
+from specqd.errors import ConfigError
 from specqd.formats.mxfp4 import BLOCK
 
 
@@ -26,24 +27,23 @@ def read_mixtral(fields: Fields, context: int | None) -> DecoderConfig:
         num_kv_heads=8,
         eps=("rms_norm_eps", 1e-5),
         rope=RopeDefaults(theta=1_000_000.0),
-        windows=(read_window(fields, 0),) * layer_count(fields),
+        window=read_window(fields, 0),
     )
     experts = read_experts(fields, size=config.intermediate_size, count=8, per_token=2)
     return replace(config, experts=experts)
 
 
 def read_qwen3_moe(fields: Fields, context: int | None) -> DecoderConfig:
-    """Experts in every so many layers, the plain feed forward in the others."""
-    bias, layers = fields.flag("attention_bias", False), layer_count(fields)
-    window = read_window(fields, 4096) if fields.flag("use_sliding_window", False) else 0
+    """Experts in every `decoder_sparse_step`-th layer, a plain feed forward in the others."""
+    layers = layer_count(fields)
+    window = read_window(fields, 4096) if fields.flag("use_sliding_window") else 0
     config = read_decoder(
         fields,
         context=context,
         max_positions=32768,
         num_kv_heads=4,
-        qkv_bias=bias,
-        output_bias=bias,
-        windows=(window,) * layers,
+        attention_bias=fields.flag("attention_bias"),
+        window=window,
     )
     step, plain = fields.integer("decoder_sparse_step", 1), fields.get("mlp_only_layers") or []
     if not isinstance(plain, list):
@@ -54,7 +54,7 @@ def read_qwen3_moe(fields: Fields, context: int | None) -> DecoderConfig:
         count=128,
         per_token=8,
         layers=tuple(layer not in plain and (layer + 1) % step == 0 for layer in range(layers)),
-        shares_of_chosen=fields.flag("norm_topk_prob", False),
+        shares_of_chosen=fields.flag("norm_topk_prob"),
     )
     return replace(config, qk_norm="one", experts=experts)
 
@@ -68,15 +68,16 @@ _GPT_OSS_ROPE = {
 
 
 def read_gpt_oss(fields: Fields, context: int | None) -> DecoderConfig:
-    """Experts that are MXFP4 in the file, attention sinks, a window on every other layer."""
-    if fields.nested("quantization_config").get("quant_method") != "mxfp4":
-        raise fields.error("gpt_oss is read from its MXFP4 checkpoint only; use that one")
+    """MXFP4 experts in the file, attention sinks, a window on every other layer."""
+    if fields.part("quantization_config").get("quant_method") != "mxfp4":
+        problem = "gpt_oss is read from its MXFP4 checkpoint only; use that one"
+        raise ConfigError(f"{fields.path}: {problem}")
     for name, value in (("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)):
         if fields.positive(name, value) != value:
             raise fields.wrong(name, f"{value}")
     if fields.get("rope_scaling") is None and fields.get("rope_parameters") is None:
         fields = Fields(fields.path, {**fields.values, "rope_parameters": _GPT_OSS_ROPE})
-    layers, bias = layer_count(fields), fields.flag("attention_bias", True)
+    layers = layer_count(fields)
     types = read_layer_types(fields) or [
         "full_attention" if layer % 2 else "sliding_attention" for layer in range(layers)
     ]
@@ -89,12 +90,11 @@ def read_gpt_oss(fields: Fields, context: int | None) -> DecoderConfig:
         eps=("rms_norm_eps", 1e-5),
         rope=RopeDefaults(theta=150_000.0),
         activation="clamped_swiglu",
-        qkv_bias=bias,
-        output_bias=bias,
+        attention_bias=fields.flag("attention_bias", True),
         windows=windows_of(fields, types, read_window(fields, 128)),
     )
     if config.hidden_size % BLOCK or config.intermediate_size % BLOCK:
-        raise fields.error(f"hidden_size and intermediate_size must be multiples of {BLOCK}")
+        raise fields.error("hidden_size and intermediate_size", f"must be multiples of {BLOCK}")
     experts = read_experts(fields, size=config.intermediate_size, count=128, per_token=4)
     experts = replace(experts, has_router_bias=True, is_mxfp4=True)
     return replace(config, has_sinks=True, experts=experts)

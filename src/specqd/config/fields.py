@@ -1,25 +1,34 @@
-"""The members of a JSON file, read with their types checked. Knows nothing of what they mean."""
+"""The members of a JSON object, read with their types checked. Knows nothing of what they mean."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
-from specqd.errors import ConfigError, shown
+from specqd.errors import ConfigError, FieldError, SpecqdError, shown
+
+T = TypeVar("T")
 
 POSITIVE = (1e-30, 1e30)  # finite in fp32, and so is the inverse
+_LONGEST_NAME = 64  # of a field that is repeated in a message as it is
 
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The members of one JSON object, each read with its type checked. A null counts as absent."""
+    """The members of a JSON object, in a file or in a request's body. A null counts as absent.
 
-    path: Path
+    A member that is wrong raises ConfigError for a file, FieldError for a body. Values are taken as
+    they are written: a string is no number.
+    """
+
+    path: Path | None  # of the file; None for a body
     values: Mapping[str, object]
-    within: str = ""  # the name of the object, where it is nested
+    within: str = ""  # the names of the objects around it, each with a dot
 
     @classmethod
     def read(cls, path: Path) -> "Fields":
+        """The object in a file; raises ConfigError."""
         if not path.is_file():
             what = "is not a file" if path.exists() else "is missing"
             raise ConfigError(f"{path}: {what}; a model directory in Hugging Face layout is needed")
@@ -33,33 +42,54 @@ class Fields:
             raise ConfigError(f"{path}: is not a JSON object; fetch the model again")
         return cls(path, values)
 
-    def error(self, problem: str) -> ConfigError:
-        return ConfigError(f"{self.path}: {problem}")
+    @classmethod
+    def of(cls, body: object, known: Iterable[str], name: str = "") -> "Fields":
+        """A body, or the object `name` in one. Raises FieldError for a field that is not `known`:
+        an ignored field would seem to have had an effect."""
+        if not isinstance(body, Mapping):
+            raise FieldError(name or "body", f"{shown(body)} is not an object of fields")
+        within = f"{name}." if name else ""
+        values = {field: value for field, value in body.items() if value is not None}
+        for field in values:
+            if field not in known:
+                raise FieldError(within + _named(field), "this field is not known; leave it out")
+        return cls(None, values, within)
 
-    def wrong(self, name: str, expected: str) -> ConfigError:
+    def error(self, name: str, problem: str) -> SpecqdError:
+        """The error to raise for a member; `problem` goes on after its name."""
+        if self.path is None:
+            return FieldError(self.within + name, problem)
+        return ConfigError(f"{self.path}: {self.within}{name} {problem}")
+
+    def wrong(self, name: str, expected: str) -> SpecqdError:
         value = self.get(name)
         found = "is missing" if value is None else f"is {shown(value)}"
-        return self.error(f"{self.within}{name} {found}; {expected} is needed")
+        return self.error(name, f"{found}; {expected} is needed")
 
     def get(self, name: str) -> object:
         return self.values.get(name)
 
-    def nested(self, name: str) -> "Fields":
-        value = self.get(name)
-        if value is None:
-            return Fields(self.path, {}, f"{self.within}{name}.")
-        if not isinstance(value, dict):
-            raise self.wrong(name, "an object")
-        return Fields(self.path, value, f"{self.within}{name}.")
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self._typed(name, bool, "true or false")
+        return default if value is None else value
+
+    def text(self, name: str) -> str | None:
+        return self._typed(name, str, "a text")
+
+    def object(self, name: str) -> dict[str, Any] | None:
+        return self._typed(name, dict, "an object")
+
+    def whole(self, name: str, least: int, most: int) -> int | None:
+        return self._integer(name, least, most, f"a whole number from {least} to {most}")
 
     def integer(
         self, name: str, default: int | None = None, *, least: int = 1, most: int = 2**31 - 1
     ) -> int:
-        value = self.get(name)
-        if value is None and default is not None:
-            return default
-        if type(value) is not int or not least <= value <= most:
-            raise self.wrong(name, f"an integer from {least} to {most}")
+        expected = f"an integer from {least} to {most}"
+        value = self._integer(name, least, most, expected)
+        value = default if value is None else value
+        if value is None:
+            raise self.wrong(name, expected)
         return value
 
     def optional_number(self, name: str, least: float, most: float) -> float | None:
@@ -76,22 +106,22 @@ class Fields:
     def positive(self, name: str, default: float | None = None) -> float:
         """A number that is above 0 and finite in fp32, and so is its inverse."""
         value = self.optional_number(name, *POSITIVE)
-        if value is not None:
-            return value
-        if default is None:
-            raise self.wrong(name, "a number above 0")
-        return default
-
-    def flag(self, name: str, default: bool) -> bool:
-        value = self.get(name)
+        value = default if value is None else value
         if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self.wrong(name, "true or false")
+            raise self.wrong(name, "a number above 0")
         return value
 
-    def token_ids(self, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
-        """One id, a list of ids, or null for none (which is not the same as absent)."""
+    def part(self, name: str) -> "Fields":
+        """The object `name`, empty where it is absent."""
+        return Fields(self.path, self.object(name) or {}, f"{self.within}{name}.")
+
+    def nested(self, name: str, known: Iterable[str]) -> "Fields | None":
+        """The object `name` in a body; raises FieldError for a field that is not `known`."""
+        value = self.object(name)
+        return None if value is None else Fields.of(value, known, self.within + name)
+
+    def id_or_ids(self, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
+        """One token id, a list of them, or null for none (which is not the same as absent)."""
         if name not in self.values:
             return default
         value = self.values[name]
@@ -99,3 +129,35 @@ class Fields:
         if not all(type(token) is int and 0 <= token < 2**31 for token in ids):
             raise self.wrong(name, "a token id or a list of them")
         return tuple(ids)
+
+    def token_ids(self, name: str, most: int | None = None) -> tuple[int, ...]:
+        """A list of token ids, empty where it is absent."""
+        ids = token_ids(self.within + name, self.values.get(name, []))
+        if most is not None and len(ids) > most:
+            raise self.error(name, f"{len(ids)} token ids; {most} are the most")
+        return ids
+
+    def _typed(self, name: str, kind: type[T], expected: str) -> T | None:
+        value = self.get(name)
+        if value is not None and not isinstance(value, kind):
+            raise self.wrong(name, expected)
+        return value
+
+    def _integer(self, name: str, least: int, most: int, expected: str) -> int | None:
+        value = self._typed(name, int, expected)
+        if value is not None and (isinstance(value, bool) or not least <= value <= most):
+            raise self.wrong(name, expected)
+        return value
+
+
+def token_ids(name: str, value: object) -> tuple[int, ...]:
+    """The list of token ids in field `name` of a body; raises FieldError."""
+    if not isinstance(value, list) or not all(type(token) is int for token in value):
+        raise FieldError(name, f"{shown(value)} is not a list of token ids")
+    return tuple(value)
+
+
+def _named(field: object) -> str:
+    """A field's name, fit for one line of a terminal."""
+    is_plain = isinstance(field, str) and field.isascii() and field.isidentifier()
+    return str(field) if is_plain and len(str(field)) <= _LONGEST_NAME else shown(field)

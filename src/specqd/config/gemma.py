@@ -27,14 +27,14 @@ def read_gemma2(fields: Fields, context: int | None) -> DecoderConfig:
 
 
 def read_gemma3(fields: Fields, context: int | None) -> DecoderConfig:
-    """One rope for layers with a window, one for those without."""
-    if fields.flag("use_bidirectional_attention", False):
+    """One rope for layers with a window, another for layers without."""
+    if fields.flag("use_bidirectional_attention"):
         raise fields.wrong("use_bidirectional_attention", "false")
     types = _layer_types(fields, fields.integer("sliding_window_pattern", 6))
-    ropes = fields.nested("rope_parameters")
+    ropes = fields.part("rope_parameters")
     is_old = fields.get("rope_scaling") is not None or not ropes.values
-    full = fields.nested("rope_scaling") if is_old else ropes.nested("full_attention")
-    local = ropes.nested("sliding_attention")
+    full = fields.part("rope_scaling") if is_old else ropes.part("full_attention")
+    local = ropes.part("sliding_attention")
     plain = Fields(fields.path, {k: v for k, v in fields.values.items() if "rope" not in k})
     config = _read_gemma(plain, context, types, 131_072)
     full_rope, local_rope = (
@@ -54,7 +54,7 @@ def read_gemma3(fields: Fields, context: int | None) -> DecoderConfig:
 
 
 def _layer_types(fields: Fields, every: int) -> list[str]:
-    """As stated, or full attention in every so many layers."""
+    """The stated types, or full attention on every `every`-th layer."""
     layers = range(1, layer_count(fields) + 1)
     return read_layer_types(fields) or [
         "sliding_attention" if layer % every else "full_attention" for layer in layers
@@ -62,7 +62,7 @@ def _layer_types(fields: Fields, every: int) -> list[str]:
 
 
 def _cap(fields: Fields, name: str, default: float | None) -> float | None:
-    """Null is none; absent is the default."""
+    """None for a null, the default if absent."""
     if name not in fields.values:
         return default
     return fields.positive(name) if fields.get(name) is not None else None
@@ -71,7 +71,6 @@ def _cap(fields: Fields, name: str, default: float | None) -> float | None:
 def _read_gemma(
     fields: Fields, context: int | None, layer_types: list[str], max_positions: int
 ) -> DecoderConfig:
-    bias = fields.flag("attention_bias", False)
     config = read_decoder(
         fields,
         context=context,
@@ -82,8 +81,7 @@ def _read_gemma(
         head_dim=256,
         activation=read_activation(fields, "hidden_activation", "gelu_pytorch_tanh"),
         tied=True,
-        qkv_bias=bias,
-        output_bias=bias,
+        attention_bias=fields.flag("attention_bias"),
         windows=windows_of(fields, layer_types, read_window(fields, 4096)),
     )
     return replace(

@@ -1,4 +1,4 @@
-"""How a model's authors want it sampled, from `generation_config.json`."""
+"""The sampling that a model's authors recommend, from `generation_config.json`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,10 +8,9 @@ from specqd.config.fields import POSITIVE, Fields
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """How a model's authors want it sampled, as `generation_config.json` states it.
+    """The contents of `generation_config.json`; None for a field that it does not state.
 
-    None is "not stated". The other fields count only where `do_sample` is true: false or absent
-    means greedy, which `effective_temperature` spells as 0.
+    The fields count only if `do_sample` is true. False or absent means greedy.
     """
 
     do_sample: bool | None = None
@@ -24,14 +23,14 @@ class GenerationDefaults:
 
     @property
     def effective_temperature(self) -> float:
-        """0 unless `do_sample`; then the stated temperature, or 1."""
+        """0 (greedy) unless `do_sample`; then the stated temperature, or 1."""
         if not self.do_sample:
             return 0.0
         return 1.0 if self.temperature is None else self.temperature
 
 
 def read_generation_defaults(directory: Path) -> GenerationDefaults:
-    """Read `generation_config.json`; all None where the directory has none."""
+    """Reads `generation_config.json`; every field is None if the directory has no such file."""
     path = directory / "generation_config.json"
     if not path.exists():
         return GenerationDefaults()
@@ -44,5 +43,5 @@ def read_generation_defaults(directory: Path) -> GenerationDefaults:
         top_k=fields.integer("top_k", 0, least=0) if "top_k" in stated else None,
         min_p=fields.optional_number("min_p", 0.0, 1.0),
         repetition_penalty=fields.optional_number("repetition_penalty", *POSITIVE),
-        eos_token_ids=fields.token_ids("eos_token_id", ()) if "eos_token_id" in stated else None,
+        eos_token_ids=fields.id_or_ids("eos_token_id", ()) if "eos_token_id" in stated else None,
     )

@@ -1,6 +1,6 @@
-"""The metadata of a GGUF file as the `config.json` that it was made of.
+"""Rebuilds `config.json` from the metadata of a GGUF file.
 
-Owns llama.cpp's keys for a model's shape. What the fields mean is `config.py`'s business.
+Owns llama.cpp's keys for a model's shape. Knows nothing of what the fields mean.
 """
 
 import math
@@ -23,7 +23,7 @@ _MODEL_TYPES = {  # by general.architecture
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
 }
-_UNCERTAIN = {  # architectures whose files leave open what a model computes
+_UNCERTAIN = {  # architecture -> what its files do not say
     "gptneox": "which GELU the model uses, and the base of its rope",
     "stablelm": "the base of the model's rope",
     "starcoder2": "the model's attention window",
@@ -52,8 +52,8 @@ _SCALING = {  # keys of its rope scaling -> fields of rope_scaling
     "yarn_beta_slow": "beta_slow",
 }
 _EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
-# By layers, as Gemma's models are known: whether scores are scaled by the size of a head, or by
-# that of hidden_size / heads, which is another in the largest.
+# Number of layers of each known Gemma -> whether its scores are scaled by head_dim; otherwise by
+# hidden_size / heads, which differs from head_dim in the largest models.
 _GEMMA_SCALED_BY_HEAD = {
     "gemma2": {26: True, 42: True, 46: False},
     "gemma3": {18: True, 26: True, 34: True, 48: True, 62: False},
@@ -62,7 +62,7 @@ _LLAMA3_WAVES = (1.0, 4.0, 8192)  # low and high frequency factors, original con
 
 
 def config_fields(gguf: GgufFile) -> Fields:
-    """What `config.json` would say; raises ConfigError for what it could not."""
+    """The fields of `config.json`; raises ConfigError for an unsupported or incomplete file."""
     architecture = gguf.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in {**_MODEL_TYPES, **_UNCERTAIN}:
         known = ", ".join(_MODEL_TYPES)
@@ -97,7 +97,7 @@ def _refuse_parts(gguf: GgufFile, architecture: str) -> None:
 
 
 def _decimal(value: Any) -> Any:
-    """A number of 32 bits as it was written: 1e-06 and not 9.999999974752427e-07."""
+    """A 32-bit float in its shortest spelling: 1e-06, not 9.999999974752427e-07."""
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
@@ -126,7 +126,7 @@ def _vocabulary(gguf: GgufFile) -> dict[str, Any]:
 
 
 def _biases(gguf: GgufFile) -> dict[str, bool]:
-    """Where there is one there must be all: a missing one is then refused, not left out."""
+    """One bias in layer 0 means that all must exist: a missing one is refused, not left out."""
     attention = ("attn_q", "attn_k", "attn_v", "attn_output")
     return {
         "attention_bias": any(f"blk.0.{part}.bias" in gguf.tensors for part in attention),
@@ -155,7 +155,7 @@ def _windows(gguf: GgufFile, architecture: str) -> dict[str, Any]:
 
 
 def _gemma_scalar(gguf: GgufFile, architecture: str, values: Mapping[str, Any]) -> Any:
-    """`query_pre_attn_scalar`, which the file does not have."""
+    """`query_pre_attn_scalar`, from the number of layers: the file does not hold it."""
     known, layers = _GEMMA_SCALED_BY_HEAD[architecture], values.get("num_hidden_layers")
     hidden, heads = values.get("hidden_size"), values.get("num_attention_heads")
     if not isinstance(layers, int) or layers not in known:
@@ -191,7 +191,7 @@ def _rope_scaling(
 
 
 def _llama3_scaling(gguf: GgufFile, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Llama 3's scaling, of which a GGUF file keeps only the divisors of its frequencies."""
+    """Llama 3's scaling; the file holds only the frequencies' divisors, which are checked."""
     tensor = gguf.tensors["rope_freqs.weight"]
     theta, head_dim = values.get("rope_theta", 10000.0), int(values.get("head_dim") or 0)
     if tensor.dtype != "F32" or tensor.shape != (head_dim // 2,):

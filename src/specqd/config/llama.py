@@ -15,16 +15,14 @@ from specqd.config.rope import RopeDefaults
 
 
 def read_llama(fields: Fields, context: int | None) -> DecoderConfig:
-    attention_bias = fields.flag("attention_bias", False)
     return read_decoder(
         fields,
         context=context,
         max_positions=2048,
         bos=(1,),
         eos=(2,),
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
-        mlp_bias=fields.flag("mlp_bias", False),
+        attention_bias=fields.flag("attention_bias"),
+        mlp_bias=fields.flag("mlp_bias"),
     )
 
 
@@ -36,7 +34,7 @@ def read_mistral(fields: Fields, context: int | None) -> DecoderConfig:
         bos=(1,),
         eos=(2,),
         num_kv_heads=8,
-        windows=(read_window(fields, 4096),) * layer_count(fields),
+        window=read_window(fields, 4096),
     )
 
 
@@ -52,15 +50,13 @@ def read_qwen2(fields: Fields, context: int | None) -> DecoderConfig:
 
 
 def read_qwen3(fields: Fields, context: int | None) -> DecoderConfig:
-    attention_bias = fields.flag("attention_bias", False)
     config = read_decoder(
         fields,
         context=context,
         max_positions=32768,
         num_kv_heads=32,
         head_dim=128,
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        attention_bias=fields.flag("attention_bias"),
         windows=_qwen_windows(fields),
     )
     return replace(config, qk_norm="one")
@@ -68,7 +64,7 @@ def read_qwen3(fields: Fields, context: int | None) -> DecoderConfig:
 
 def _qwen_windows(fields: Fields) -> tuple[int, ...]:
     num_layers = layer_count(fields)
-    window = read_window(fields, 4096) if fields.flag("use_sliding_window", False) else 0
+    window = read_window(fields, 4096) if fields.flag("use_sliding_window") else 0
     layer_types = read_layer_types(fields)
     if layer_types is None:
         first = fields.integer("max_window_layers", 28, least=0)
@@ -77,18 +73,16 @@ def _qwen_windows(fields: Fields) -> tuple[int, ...]:
 
 
 def read_olmo2(fields: Fields, context: int | None) -> DecoderConfig:
-    """Norms after attention and feed forward, and of whole rows of queries and keys."""
+    """Norms after attention and feed forward, and over whole rows of queries and keys."""
     if fields.get("clip_qkv") is not None:
         raise fields.wrong("clip_qkv", "null (no clipping)")
-    attention_bias = fields.flag("attention_bias", False)
     config = read_decoder(
         fields,
         context=context,
         max_positions=2048,
         eos=(50279,),
         eps=("rms_norm_eps", 1e-5),
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        attention_bias=fields.flag("attention_bias"),
     )
     return replace(config, norms="after", qk_norm="row")
 
@@ -105,15 +99,15 @@ def read_granite(fields: Fields, context: int | None) -> DecoderConfig:
 
 
 def read_smollm3(fields: Fields, context: int | None) -> DecoderConfig:
-    """Every fourth layer is not told positions."""
-    attention_bias, layers = fields.flag("attention_bias", False), layer_count(fields)
+    """Every fourth layer has no positions."""
+    layers = layer_count(fields)
     interval = fields.integer("no_rope_layer_interval", 4)
     has_rope = fields.get("no_rope_layers")
     if has_rope is None:
         has_rope = [int((layer + 1) % interval != 0) for layer in range(layers)]
     if not isinstance(has_rope, list) or len(has_rope) != layers:
         raise fields.wrong("no_rope_layers", f"a list of {layers} numbers, 0 or 1")
-    window = read_window(fields, 0) if fields.flag("use_sliding_window", False) else 0
+    window = read_window(fields, 0) if fields.flag("use_sliding_window") else 0
     types = read_layer_types(fields) or [
         "sliding_attention" if window and not rope else "full_attention" for rope in has_rope
     ]
@@ -126,13 +120,12 @@ def read_smollm3(fields: Fields, context: int | None) -> DecoderConfig:
         num_kv_heads=4,
         rope=RopeDefaults(theta=2_000_000.0),
         tied=True,
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
-        mlp_bias=fields.flag("mlp_bias", False),
-        windows=windows_of(fields, types, window) if window else None,
+        attention_bias=fields.flag("attention_bias"),
+        mlp_bias=fields.flag("mlp_bias"),
+        windows=windows_of(fields, types, window) if window else (),
     )
-    told = (rope if is_told else None for rope, is_told in zip(config.ropes, has_rope, strict=True))
-    return replace(config, ropes=tuple(told))
+    ropes = (rope if has else None for rope, has in zip(config.ropes, has_rope, strict=True))
+    return replace(config, ropes=tuple(ropes))
 
 
 def read_phi3(fields: Fields, context: int | None) -> DecoderConfig:
@@ -144,5 +137,5 @@ def read_phi3(fields: Fields, context: int | None) -> DecoderConfig:
         eos=(32000,),
         eps=("rms_norm_eps", 1e-5),
         rope=RopeDefaults(share=1.0),
-        windows=(read_window(fields, 0),) * layer_count(fields),
+        window=read_window(fields, 0),
     )

@@ -2,19 +2,12 @@
 
 from dataclasses import replace
 
-from specqd.config.decoder import (
-    DecoderConfig,
-    layer_count,
-    read_activation,
-    read_decoder,
-    read_window,
-)
+from specqd.config.decoder import DecoderConfig, read_activation, read_decoder, read_window
 from specqd.config.fields import Fields
 from specqd.config.rope import RopeDefaults
 
 
 def read_gpt_neox(fields: Fields, context: int | None) -> DecoderConfig:
-    bias = fields.flag("attention_bias", True)
     rope = RopeDefaults(theta_name="rotary_emb_base", share=0.25, share_name="rotary_pct")
     config = read_decoder(
         fields,
@@ -25,8 +18,7 @@ def read_gpt_neox(fields: Fields, context: int | None) -> DecoderConfig:
         eps=("layer_norm_eps", 1e-5),
         rope=rope,
         activation=read_activation(fields, "hidden_act", "gelu"),
-        qkv_bias=bias,
-        output_bias=bias,
+        attention_bias=fields.flag("attention_bias", True),
         mlp_bias=True,
     )
     return replace(
@@ -47,13 +39,13 @@ def read_stablelm(fields: Fields, context: int | None) -> DecoderConfig:
         num_kv_heads=32,
         eps=("layer_norm_eps", 1e-5),
         rope=RopeDefaults(share=0.25),
-        qkv_bias=fields.flag("use_qkv_bias", False),
+        qkv_bias=fields.flag("use_qkv_bias"),
     )
     return replace(
         config,
         norm="layer",
-        qk_norm="each" if fields.flag("qk_layernorm", False) else None,
-        is_parallel=fields.flag("use_parallel_residual", False),
+        qk_norm="each" if fields.flag("qk_layernorm") else None,
+        is_parallel=fields.flag("use_parallel_residual"),
     )
 
 
@@ -69,9 +61,8 @@ def read_starcoder2(fields: Fields, context: int | None) -> DecoderConfig:
         eps=("norm_epsilon", 1e-5),
         activation=read_activation(fields, "hidden_act", "gelu_pytorch_tanh"),
         tied=True,
-        qkv_bias=bias,
-        output_bias=bias,
+        attention_bias=bias,
         mlp_bias=bias,
-        windows=(read_window(fields, 0),) * layer_count(fields),
+        window=read_window(fields, 0),
     )
     return replace(config, norm="layer", is_gated=False)

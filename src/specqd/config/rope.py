@@ -1,26 +1,26 @@
-"""Rotary positions as a model's configuration states them, in old and new spellings."""
+"""Rotary positions in a model's configuration, in old and new spellings."""
 
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from specqd.config.fields import POSITIVE, Fields
-from specqd.errors import shown
+from specqd.errors import ConfigError, shown
 
 RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope"]
 
-# Within the trained length `dynamic` is the default rope; beyond it the angles of cached keys would
-# depend on how a text was cut, and the context ends there.
+# Up to the trained length `dynamic` is the default rope. Beyond it, angles of cached keys would
+# depend on how the sequence was split into forwards; the context ends there.
 _SPELLINGS = {"dynamic": "default", "su": "longrope"}
 _KNOWN = (*get_args(RopeKind)[1:], "dynamic")
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary positions. A field that its kind does not use holds a neutral value.
+    """Rotary positions. Fields that a kind does not use hold neutral values.
 
-    `share` of each head rotates, its first dimensions. `attention_factor` is None where it is
-    derived: from `factor`, `mscale` and `mscale_all_dim`, which are 0 where absent. `factors`
-    divide the frequency of each pair.
+    The first dimensions of each head rotate, `share` of them. `attention_factor` None is derived
+    from `factor`, `mscale` and `mscale_all_dim` (0 if absent). `factors` divide the frequency of
+    each pair.
     """
 
     kind: RopeKind
@@ -41,9 +41,9 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class RopeDefaults:
-    """What a family takes where its configuration is silent, and what it calls things.
+    """A family's defaults for absent fields, and its field names.
 
-    `share` is None where whole heads rotate whatever is configured.
+    `share` None: whole heads rotate, and the configuration cannot change that.
     """
 
     theta: float = 10_000.0
@@ -55,7 +55,7 @@ class RopeDefaults:
 
 def rope_fields(fields: Fields) -> Fields:
     """`rope_parameters` (transformers 5) or `rope_scaling` (before)."""
-    return fields.nested("rope_scaling" if fields.get("rope_scaling") else "rope_parameters")
+    return fields.part("rope_scaling" if fields.get("rope_scaling") else "rope_parameters")
 
 
 def read_rope(
@@ -66,12 +66,14 @@ def read_rope(
     defaults: RopeDefaults,
     context: int | None = None,
 ) -> RopeConfig:
-    """From the fields of a rope, and those beside it. `context` is the longest text to come."""
+    """Reads the fields `rope`, and `fields` around them. `context` is the longest sequence."""
     stated = rope.get("rope_type") or rope.get("type") or defaults.kind
     kind = _SPELLINGS.get(stated, stated) if isinstance(stated, str) else None
     if kind not in get_args(RopeKind) or any(isinstance(v, dict) for v in rope.values.values()):
         what = f"rope type {shown(stated)}" if stated != "default" else "rope of several kinds"
-        raise rope.error(f"{what} is not supported; known: default, {', '.join(_KNOWN)}")
+        raise ConfigError(
+            f"{rope.path}: {what} is not supported; known: default, {', '.join(_KNOWN)}"
+        )
     share = _read_share(fields, rope, head_dim, defaults)
     theta = rope.positive("rope_theta", fields.positive(defaults.theta_name, defaults.theta))
     if kind == "linear":
@@ -96,7 +98,7 @@ def read_rope(
 
 
 def _read_share(fields: Fields, rope: Fields, head_dim: int, defaults: RopeDefaults) -> float:
-    """Of a head that rotates."""
+    """The share of a head that rotates."""
     for holder, name in ((rope, "partial_rotary_factor"), (fields, defaults.share_name)):
         share = holder.optional_number(name, 0.0, 1.0)
         if share is None:
@@ -124,7 +126,7 @@ def _read_llama3_rope(rope: Fields, theta: float, original: int) -> RopeConfig:
 
 
 def _read_yarn_rope(rope: Fields, theta: float, original: int, max_positions: int) -> RopeConfig:
-    """Where `factor` is absent, it is by how much the context outgrows the original one."""
+    """An absent `factor` is the context's length over the original one."""
     if theta <= 1.0:
         raise rope.wrong("rope_theta", "more than 1")
     return RopeConfig(
@@ -144,7 +146,7 @@ def _read_yarn_rope(rope: Fields, theta: float, original: int, max_positions: in
 def _read_long_rope(
     rope: Fields, theta: float, original: int, max_positions: int, pairs: int, is_long: bool
 ) -> RopeConfig:
-    """Only the factors for the texts to come: cached keys must not change when one grows."""
+    """Takes one list of factors for all sequences: cached keys must not change as one grows."""
     name = "long_factor" if is_long else "short_factor"
     factors = rope.get(name)
     if not (

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from specqd import _native
-from specqd._native import DraftRequest, Level, NgramDrafter, NoDraft, Proposal
-from specqd._native import Sequence as Text
+from specqd._native import Level, NgramDrafter, NoDraft
 from specqd.config import read_config
 from specqd.engine.roles import Drafter
 from specqd.errors import HubError, RequestError, TokenizerError
@@ -198,12 +197,12 @@ class Drafts:
         """The target's level over those that draft for it, once checked; packs what is new."""
         self._models[self._target] = target
         target.decoder.partial_head.keep(sorted(self._tokenizer.special_ids))
-        return Level(target, self._below(target, target.config.vocab_size, specs, progress))
+        return Level(target, self._below(target, specs, progress))
 
     def _below(
-        self, above: Model, most_tokens: int, specs: Sequence[DraftSpec], progress: Progress | None
+        self, above: Model, specs: Sequence[DraftSpec], progress: Progress | None
     ) -> Drafter:
-        """What drafts for `above`, in texts of at most so many different tokens."""
+        """The drafter that verifies for `above`."""
         if not specs:
             return NoDraft()
         spec, inner = specs[0], specs[1:]
@@ -212,14 +211,12 @@ class Drafts:
             return NgramDrafter(corpus=corpus, length=spec.length)
         directory = self._target[0] if spec.kind == "mxfp4" else self._directories[spec.source]
         model = self._model(directory, spec, above, progress)
-        size = model.config.vocab_size
-        level = Level(
+        return Level(
             model,
-            self._below(model, max(most_tokens, size), inner, progress),
+            self._below(model, inner, progress),
             length=spec.length,
             name="mxfp4" if spec.kind == "mxfp4" else f"{directory.name}:{spec.precision.value}",
         )
-        return level if size >= most_tokens else WithinVocabulary(level, size)
 
     def _model(
         self, directory: Path, spec: DraftSpec, above: Model, progress: Progress | None
@@ -248,50 +245,6 @@ class Drafts:
                 target.rely_on(self._models[key])
         self._models[key].draft_for(self._models[self._target], above)
         return self._models[key]
-
-
-class WithinVocabulary:
-    """A drafter that is asked only about texts of its own tokens.
-
-    Vocabularies of one tokenizer may be padded to different sizes, and a model may use the padding.
-    """
-
-    def __init__(self, drafter: Drafter, vocabulary: int) -> None:
-        self.is_free = drafter.is_free
-        self.length: int | None = getattr(drafter, "length", 0)
-        self._drafter = drafter
-        self._vocabulary = vocabulary
-        self._known: dict[int, int] = {}  # by sequence, how many of its first tokens are known
-
-    @property
-    def levels(self) -> tuple[Drafter, ...]:
-        return self._drafter.levels
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
-        return self._drafter.propose(
-            [
-                request if self._knows(request.sequence) else request.changed(at_most=0)
-                for request in requests
-            ]
-        )
-
-    def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:
-        self._drafter.observe(request, proposal, accepted)
-
-    def chances(self, request: DraftRequest, proposal: Proposal) -> list[float]:
-        return self._drafter.chances(request, proposal)
-
-    def release(self, sequence: Text) -> None:
-        self._known.pop(sequence.key, None)
-        self._drafter.release(sequence)
-
-    def _knows(self, sequence: Text) -> bool:
-        tokens = sequence.tokens
-        start = self._known.get(sequence.key, 0)
-        unknown = (i for i in range(start, len(tokens)) if tokens[i] >= self._vocabulary)
-        at = next(unknown, len(tokens))
-        self._known[sequence.key] = min(at, sequence.num_accepted)  # guesses may yet change
-        return at == len(tokens)
 
 
 def _check_vocabulary(spec: DraftSpec, ours: Tokenizer, theirs: Tokenizer) -> None:

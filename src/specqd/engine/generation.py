@@ -1,17 +1,44 @@
-"""One sample of one request, as far as it has come: what is known of its tokens, and its text.
+"""A request to the engine, and one sample of it: its tokens, their origins, its text.
 
-Owns where stop strings end a text. Knows nothing of models, or of when it is written on.
+Owns where stop strings end a text. Knows nothing of models or of scheduling.
 """
 
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from specqd._native import Sequence
+from specqd.engine.roles import Grammar
 from specqd.errors import RequestError
 from specqd.sampling import SamplingParams
 from specqd.text.stream import TextStream, overlap
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
+MakeGrammar = Callable[[], Grammar]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """Prompts as token ids, and how each is to be continued.
+
+    make_grammar: called once a sample.
+    cache_salt: prompts are cached for requests of the same salt only, so that response times reveal
+    nothing of other prompts. Changes no bit.
+    is_plain: nothing is drafted, which is slower. Changes no bit.
+    new_tokens: the request is refused where a prompt leaves no room for so many.
+    """
+
+    prompts: SequenceOf[SequenceOf[int]]
+    params: SamplingParams
+    make_grammar: MakeGrammar | None = None
+    cache_salt: str = ""
+    is_plain: bool = False
+    new_tokens: int = 1
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.prompts) * self.params.n
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +51,8 @@ class TokenLogprob:
 
 
 class Origin(NamedTuple):
-    """Where a token came from: the level that said it first, counted from the outermost (0: no
-    draft proposed it), and the probability that the outermost gave it."""
+    """The level that proposed a token first, counted from the outermost (0: no draft proposed it),
+    and the probability that the outermost gave it."""
 
     depth: int
     probability: float
@@ -43,8 +70,8 @@ class Generation:
     stream: TextStream
     text: str = ""
     confidence: float = 1.0  # in the last token
-    cached_prompt_tokens: int = 0  # that another request had read before
-    preemptions: int = 0  # times that it made room, to be read again later
+    cached_prompt_tokens: int = 0  # that another request had prefilled
+    preemptions: int = 0
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of all but the first token
     origins: list[Origin] = field(default_factory=list)
@@ -65,35 +92,36 @@ class Generation:
 
     @property
     def is_prompt_scored(self) -> bool:
-        """Whether all log-probabilities that are asked for of the prompt are there."""
+        """Whether no log-probability of the prompt is missing that was asked for."""
         is_asked = self.params.prompt_logprobs is not None
         return not is_asked or len(self.prompt_logprobs) == self.sequence.prompt_length - 1
 
     def take(
         self, tokens: list[int], probabilities: list[float], depths: list[int]
     ) -> FinishReason | None:
-        """Adds tokens with their texts, up to the one that ends all; returns why that does."""
+        """Adds tokens with their texts, up to the one that ends the sequence; returns the reason
+        where one does."""
         sequence, room = self.sequence, self.most_tokens - self.count
         stops = (i for i, token in enumerate(tokens, 1) if sequence.is_stop(token))
         reason: FinishReason | None = "length" if len(tokens) >= room else None
         kept = min(len(tokens), room)
-        spoken = kept
+        shown = kept
         if (stop := next(stops, kept + 1)) <= kept:
-            kept, spoken, reason = stop, stop - 1, "stop"
+            kept, shown, reason = stop, stop - 1, "stop"
         if self.params.stop:
-            for count, token in enumerate(tokens[:spoken], 1):
+            for count, token in enumerate(tokens[:shown], 1):
                 if self._release(self._held_back + self.stream.feed([token]), is_last=False):
                     kept, reason = count, "stop"
                     break
         else:
-            self.text += self.stream.feed(tokens[:spoken])
+            self.text += self.stream.feed(tokens[:shown])
         sequence.tokens.extend(tokens[:kept])
         self.confidence = probabilities[kept - 1]
         self.origins += map(Origin, depths[:kept], probabilities[:kept])
         return reason
 
     def finish(self, reason: FinishReason) -> None:
-        """Adds the text that was held back, unless a stop string cut it."""
+        """Adds the text that was held back, unless a stop string cut it off."""
         is_cut = reason == "stop" and not self.sequence.is_stop(self.sequence.tokens[-1])
         if not is_cut:
             self._release(self._held_back + self.stream.finish(), is_last=True)

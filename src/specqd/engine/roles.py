@@ -10,12 +10,7 @@ from specqd._native import DraftRequest, Proposal, Sequence
 
 
 class Drafter(Protocol):
-    """Who proposes tokens. It can be right or wrong, never harmful: a verifier checks it."""
-
-    @property
-    def is_free(self) -> bool:
-        """Whether proposals cost nothing to make: they can be weighed before they are used."""
-        ...
+    """Proposes tokens. A proposal can be right or wrong, never harmful: it is verified."""
 
     @property
     def levels(self) -> "tuple[Drafter, ...]":
@@ -30,8 +25,9 @@ class Drafter(Protocol):
         """Learns that verification confirmed the first `accepted` tokens of its proposal."""
         ...
 
-    def chances(self, request: DraftRequest, proposal: Proposal) -> list[float]:
-        """How likely each token of its proposal is right, given that those before it are."""
+    def values(self, requests: SequenceOf[DraftRequest]) -> list[float]:
+        """Seconds that `propose` is expected to save each request, net of all costs. Only a choice
+        between drafters asks."""
         ...
 
     def release(self, sequence: Sequence) -> None:

@@ -1,12 +1,17 @@
-"""BF16 bits of wider floats. Knows nothing of files."""
+"""BF16 bits from and to wider floats. Knows nothing of files."""
 
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-_SLICE = 1 << 17  # values at a time, so that what lies between stays in the cache
+_SLICE = 1 << 17  # values at a time, so that intermediate values stay in the processor's cache
 _NAN = 0x7FC0
+
+
+def widened(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
+    """The values of BF16 bits, exactly."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def rounded_to_bf16(values: NDArray[np.floating[Any]]) -> NDArray[np.uint16]:
@@ -17,7 +22,7 @@ def rounded_to_bf16(values: NDArray[np.floating[Any]]) -> NDArray[np.uint16]:
     for first in range(0, flat.size, _SLICE):
         part = np.asarray(flat[first : first + _SLICE], np.float32)
         wide = part.view(np.uint32)
-        # (wide + 0x7FFF + the lowest bit that stays) >> 16, in place: half the time
+        # (wide + 0x7FFF + the lowest bit that stays) >> 16, in place: takes half the time
         sums = rounded[: wide.size]
         np.right_shift(wide, 16, out=sums)
         np.bitwise_and(sums, 1, out=sums)

@@ -1,11 +1,10 @@
 """A GGUF file as metadata and named raw views, mapped and checked.
 
-Owns the file format, versions 2 and 3, and its hostile cases. Knows nothing of models: what the
-keys and tensors mean is the caller's business.
+Owns the file format, versions 2 and 3, and its hostile cases. Knows nothing of the meaning of keys
+and tensors.
 """
 
 import mmap
-import os
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specqd.errors import TensorError, shown
-from specqd.formats.mapped import check_unchanged
+from specqd.formats.mapped import MappedFile
 
 Value = bool | int | float | str | list[Any]
 
 _MAGIC = b"GGUF"
 _STRING, _ARRAY = 8, 9
-_SCALARS = {  # type of a value -> how it lies in the file
+_SCALARS = {  # type of a value -> its layout, as `struct` spells it
     0: "<B",
     1: "<b",
     2: "<H",
@@ -41,7 +40,7 @@ _STORAGE: dict[str, np.dtype[Any]] = {
     "F16": np.dtype("<f2"),
     "BF16": np.dtype("<u2"),
 }
-_TYPES = {0: "F32", 1: "F16", 30: "BF16"}  # of tensors, as ggml numbers them; those we read
+_TYPES = {0: "F32", 1: "F16", 30: "BF16"}  # readable types of tensors, by ggml's numbers
 _QUANTISED = {
     2: "Q4_0",
     3: "Q4_1",
@@ -76,7 +75,7 @@ _DEEPEST_ARRAY = 4
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """Where a tensor lies: rows first, as NumPy has it. Only `F32`, `F16`, `BF16` can be read."""
+    """A tensor's place; the shape in NumPy's order. Only `F32`, `F16`, `BF16` can be read."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -85,61 +84,55 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GgufFile:
-    """One mapped file whose header was checked. Long arrays are decoded when asked for."""
+    """One mapped file whose header was checked. Arrays are decoded on request."""
 
     path: Path
     tensors: Mapping[str, GgufTensor]
-    _mapped: mmap.mmap
-    _status: os.stat_result
+    _file: MappedFile
     _values: Mapping[str, "Value | _Later"]
 
     @classmethod
     def open(cls, path: Path) -> "GgufFile":
         """Raises TensorError, in one line that names the file."""
+        file = MappedFile.open(path)
         try:
-            with path.open("rb") as file:
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-                status = os.fstat(file.fileno())
-        except (OSError, ValueError) as error:  # mmap refuses an empty file with ValueError
-            raise TensorError(f"{path}: cannot be read: {error}") from error
-        try:
-            values, tensors = _parse(mapped)
+            values, tensors = _parse(file.data)
         except ValueError as error:
             raise TensorError(f"{path}: {error}; fetch the file again") from error
-        return cls(path, tensors, mapped, status, values)
+        return cls(path, tensors, file, values)
 
     def check_unchanged(self) -> None:
-        """Refuses to go on with a file that changed since it was mapped: TensorError."""
-        check_unchanged(self.path.absolute(), self._mapped, self._status)
+        """Raises TensorError if the file changed since it was mapped."""
+        self._file.check_unchanged()
 
     def get(self, key: str) -> Value | None:
-        """A value of the metadata, None where it has no such key."""
+        """A value of the metadata; None without such a key."""
         value = self._values.get(key)
         if not isinstance(value, _Later):
             return value
         try:
-            return _Reader(self._mapped, value.begin).array()
+            return _Reader(self._file.data, value.begin).array()
         except ValueError as error:
             raise TensorError(f"{self.path}: {key}: {error}; fetch the file again") from error
 
     def data(self, name: str) -> NDArray[Any]:
-        """A tensor's bits as they lie there (BF16 as uint16), read-only and mapped."""
+        """A tensor's raw values (BF16 as uint16), read-only and mapped."""
         tensor = self.tensors[name]
         storage = _STORAGE[tensor.dtype]
         count = prod(tensor.shape)
-        data: NDArray[Any] = np.frombuffer(self._mapped, storage, count, tensor.begin)
+        data: NDArray[Any] = np.frombuffer(self._file.data, storage, count, tensor.begin)
         return data.reshape(tensor.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class _Later:
-    """An array that was checked and passed over."""
+    """An array that was checked and skipped."""
 
     begin: int
 
 
 class _Reader:
-    """Takes values off bytes; ValueError past their end."""
+    """Reads values from bytes, one after the other; raises ValueError past the end."""
 
     def __init__(self, data: mmap.mmap, at: int = 0) -> None:
         self.at = at
@@ -163,7 +156,10 @@ class _Reader:
             begin = self.at
             self.skip_array()
             return _Later(begin)
-        return self._of_kind(kind)
+        if kind not in _SCALARS:
+            raise ValueError(f"a value has unknown type {kind}")
+        value: Value = self.scalar(_SCALARS[kind])
+        return value
 
     def array(self) -> list[Any]:
         kind, count = self._array_head(0)
@@ -196,12 +192,6 @@ class _Reader:
             raise ValueError(f"a value has unknown type {kind}")
         return kind, count
 
-    def _of_kind(self, kind: int) -> Value:
-        if kind not in _SCALARS:
-            raise ValueError(f"a value has unknown type {kind}")
-        value: Value = self.scalar(_SCALARS[kind])
-        return value
-
     def _advance(self, count: int) -> int:
         begin = self.at
         if count > self._end - begin:
@@ -211,12 +201,12 @@ class _Reader:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a path names such a file, by its name."""
+    """Whether a path names a GGUF file, by its suffix."""
     return path.suffix.lower() == ".gguf"
 
 
 def _parse(mapped: mmap.mmap) -> tuple[dict[str, Value | _Later], dict[str, GgufTensor]]:
-    """Metadata and tensors. Raises ValueError, in one line, for what is not a GGUF file."""
+    """Metadata and tensors. Raises ValueError, in one line, for anything but a GGUF file."""
     if mapped[:4] != _MAGIC:
         raise ValueError("does not begin as a GGUF file")
     reader = _Reader(mapped, 4)
@@ -244,7 +234,7 @@ def _parse(mapped: mmap.mmap) -> tuple[dict[str, Value | _Later], dict[str, Gguf
 
 
 def _read_tensors(reader: _Reader, count: int) -> Iterator[tuple[str, GgufTensor]]:
-    """Names, types and shapes; `begin` is yet counted from where the data begins."""
+    """Names, types and shapes; `begin` still counts from the start of the data."""
     for _ in range(count):
         name = reader.string()
         num_dimensions = reader.scalar("<I")
@@ -252,25 +242,19 @@ def _read_tensors(reader: _Reader, count: int) -> Iterator[tuple[str, GgufTensor
             raise ValueError(f"tensor {shown(name)} has {num_dimensions} dimensions")
         shape = tuple(reader.scalar("<Q") for _ in range(num_dimensions))[::-1]
         kind = reader.scalar("<I")
-        yield (
-            name,
-            GgufTensor(
-                (_TYPES | _QUANTISED).get(kind, f"of ggml's type {kind}"),
-                shape,
-                reader.scalar("<Q"),
-            ),
-        )
+        dtype = (_TYPES | _QUANTISED).get(kind, f"of ggml's type {kind}")
+        yield name, GgufTensor(dtype, shape, reader.scalar("<Q"))
 
 
 def _placed(
     name: str, tensor: GgufTensor, data_begin: int, alignment: int, file_bytes: int
 ) -> GgufTensor:
-    """The tensor with its place in the file, which it must fit."""
+    """The tensor with its place in the file; raises ValueError if it does not fit."""
     storage = _STORAGE.get(tensor.dtype)
     item_bytes = 0 if storage is None else storage.itemsize
     begin = data_begin + tensor.begin
     if tensor.begin % alignment or any(size >= 2**48 for size in tensor.shape):
         raise ValueError(f"tensor {shown(name)} has an impossible place or shape")
     if begin + prod(tensor.shape) * item_bytes > file_bytes:
-        raise ValueError(f"truncated: tensor {shown(name)} ends behind the file")
+        raise ValueError(f"truncated: tensor {shown(name)} ends past the end of the file")
     return GgufTensor(tensor.dtype, tensor.shape, begin)

@@ -1,7 +1,7 @@
 """The tensors of a GGUF file under their Hugging Face names, in Hugging Face's order of rows.
 
-Owns llama.cpp's names, its reordering of q and k and its shift of Gemma's norms. Knows nothing of
-which tensors there should be.
+Owns llama.cpp's names, its order of q and k rows and its shift of Gemma's norms. Does not know
+which tensors a model needs.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specqd.errors import TensorError, shown
-from specqd.formats.bf16 import rounded_to_bf16
+from specqd.formats.bf16 import rounded_to_bf16, widened
 from specqd.formats.gguf import GgufFile
 
 _MODEL = {
@@ -38,27 +38,27 @@ _AFTER = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _AROUND = _LAYER | _AFTER | {"ffn_norm": "pre_feedforward_layernorm"}
-_LAYERS = {  # by architecture, where they are not called as in Llama
+_LAYERS = {  # by architecture, where the names differ from Llama's
     "olmo2": _LAYER | _AFTER,
     "gemma2": _AROUND,
     "gemma3": _AROUND,
     "phi3": _LAYER | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
 }
-_SHIFTED_NORMS = ("gemma2", "gemma3")  # weights that multiply as 1 + w are there 1 + w
+_SHIFTED_NORMS = ("gemma2", "gemma3")  # the file holds 1 + w for a norm's weight w
 _REORDERED = ("llama", "granite")
-_DERIVED = ("rope_freqs.weight",)  # not weights: what the configuration says already
+_DERIVED = ("rope_freqs.weight",)  # not a weight: follows from the configuration
 _READABLE = ("BF16", "F16", "F32")
 
 
 class GgufTensors:
-    """What `TensorDirectory` is for safetensors."""
+    """A `WeightSource` over one GGUF file."""
 
     def __init__(self, gguf: GgufFile, names: dict[str, str], heads: dict[str, int]) -> None:
         self.path = gguf.path
         self._has_shifted_norms = gguf.get("general.architecture") in _SHIFTED_NORMS
         self._gguf = gguf
-        self._names = names  # Hugging Face's -> the file's
-        self._heads = heads  # of the projections whose rows llama.cpp reordered, by module
+        self._names = names  # Hugging Face's name -> the file's
+        self._heads = heads  # by module, for projections whose rows llama.cpp reorders
 
     @classmethod
     def open(cls, path: Path) -> "GgufTensors":
@@ -78,27 +78,22 @@ class GgufTensors:
                 names[known] = name
             elif name not in _DERIVED:
                 raise TensorError(
-                    f"{path}: tensor {shown(name)} has no place in the models that are supported; "
+                    f"{path}: tensor {shown(name)} belongs to no supported model; "
                     "use the model's Hugging Face directory"
                 )
         return cls(gguf, names, _reordered(gguf))
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
     def matrices(self) -> Iterable[tuple[str, tuple[int, ...]]]:
-        """The dtype and shape of every tensor with rows and columns."""
         tensors = (self._gguf.tensors[name] for name in self._names.values())
         return ((tensor.dtype, tensor.shape) for tensor in tensors if len(tensor.shape) == 2)
 
     def check_unchanged(self) -> None:
-        """Refuses to go on with a file that changed since it was mapped: TensorError."""
         self._gguf.check_unchanged()
 
     def bf16(self, name: str, shape: tuple[int, ...]) -> NDArray[np.uint16]:
-        """The BF16 bits of tensor `name`, which must have `shape`; TensorError otherwise.
+        """The BF16 bits of tensor `name`; raises TensorError if it does not have `shape`.
 
-        Mapped, but where they are rounded from wider floats or their rows are put back in order.
+        They are mapped, except where they are rounded from wider floats or their rows reordered.
         """
         if name not in self._names:
             raise TensorError(
@@ -123,14 +118,14 @@ class GgufTensors:
         bits = without_one(wide)
         if bits is None:
             raise TensorError(
-                f"{self.path}: tensor {shown(name)} less 1 is not BF16, as the model's norms are; "
+                f"{self.path}: tensor {shown(name)} minus 1 is not BF16, as the model's norms are; "
                 "use the model's Hugging Face directory"
             )
         return bits
 
 
 def without_one(values: NDArray[Any]) -> NDArray[np.uint16] | None:
-    """The BF16 bits of `values - 1`, None where they would have to be rounded."""
+    """The BF16 bits of `values - 1`; None if BF16 cannot hold them exactly."""
     difference = values.astype(np.float64) - 1.0
     narrow = difference.astype(np.float32)
     bits = narrow.view(np.uint32)
@@ -139,18 +134,14 @@ def without_one(values: NDArray[Any]) -> NDArray[np.uint16] | None:
     return (bits >> 16).astype(np.uint16)
 
 
-def widened(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
-    return (bits.astype(np.uint32) << 16).view(np.float32)
-
-
 def in_half_order(rows: NDArray[np.uint16], heads: int) -> NDArray[np.uint16]:
-    """Rows of q or k, or their biases, as Hugging Face orders them.
+    """Rows of q or k, or their biases, in Hugging Face's order.
 
-    Of the two dimensions that rotate together it puts one in each half of a head; llama.cpp puts
-    them side by side: there x0 y0 x1 y1 ..., here x0 x1 ... y0 y1 ...
+    Dimensions x and y of a head rotate together. llama.cpp stores x0 y0 x1 y1 ..., Hugging Face
+    x0 x1 ... y0 y1 ...
     """
     if rows.shape[0] % (2 * heads):
-        return rows  # the configuration will refuse such heads
+        return rows  # the configuration refuses such heads
     pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
 
@@ -167,7 +158,7 @@ def _reordered(gguf: GgufFile) -> dict[str, int]:
 
 
 def _hugging_face_name(name: str, modules: Mapping[str, str]) -> str | None:
-    """The name in safetensors checkpoints, None where there is none."""
+    """The name in safetensors checkpoints; None for an unknown tensor."""
     parts = name.split(".")
     if parts[-1] not in ("weight", "bias"):
         return None

@@ -1,25 +1,45 @@
-"""Files that are read where they are mapped: whether they still are what was checked."""
+"""A file that is mapped and read in place, and whether it is still the file that was checked."""
 
 import mmap
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from specqd.errors import TensorError
 
 
-def check_unchanged(path: Path, mapped: mmap.mmap, status: os.stat_result) -> None:
-    """Refuses to go on with a file that was cut or written to since it was mapped, when it had this
-    status. Another file that took its name changes nothing here.
+@dataclass(frozen=True, slots=True, eq=False)
+class MappedFile:
+    """A whole file, mapped read-only."""
 
-    What is cut off between this check and its use still ends the process (SIGBUS).
-    """
-    try:
-        now = path.stat()
-    except OSError:
-        now = status
-    is_touched = os.path.samestat(now, status) and now.st_mtime_ns != status.st_mtime_ns
-    if is_touched or mapped.size() != len(mapped):
-        raise TensorError(
-            f"{path}: was changed while it was in use; load the model again, and replace files of "
-            "models by renaming new ones over them"
-        )
+    path: Path  # absolute
+    data: mmap.mmap
+    status: os.stat_result  # when it was mapped
+
+    @classmethod
+    def open(cls, path: Path) -> "MappedFile":
+        """Raises TensorError for a file that is empty or cannot be read."""
+        try:
+            with path.open("rb") as file:
+                data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                return cls(path.absolute(), data, os.fstat(file.fileno()))
+        except (OSError, ValueError) as error:  # mmap refuses an empty file with ValueError
+            raise TensorError(f"{path}: cannot be read: {error}") from error
+
+    def check_unchanged(self) -> None:
+        """Raises TensorError if the file was cut or written to since it was mapped.
+
+        Another file under its name changes nothing here. A cut between this check and the next read
+        still ends the process (SIGBUS).
+        """
+        try:
+            now = self.path.stat()
+        except OSError:
+            now = self.status
+        is_same_file = os.path.samestat(now, self.status)
+        is_written = is_same_file and now.st_mtime_ns != self.status.st_mtime_ns
+        if is_written or self.data.size() != len(self.data):
+            raise TensorError(
+                f"{self.path}: was changed while it was in use; load the model again, and replace "
+                "files of models by renaming new ones over them"
+            )

@@ -1,12 +1,9 @@
 """A safetensors directory as named raw views, mapped and checked.
 
-Owns the file format and its hostile cases. Knows nothing of models: which tensors there should be,
-and what they mean, is the caller's business.
+Owns the file format and its hostile cases. Does not know which tensors a model needs.
 """
 
 import json
-import mmap
-import os
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,9 +17,9 @@ from numpy.typing import NDArray
 
 from specqd.errors import SpecqdWarning, TensorError, shown
 from specqd.formats.bf16 import rounded_to_bf16
-from specqd.formats.mapped import check_unchanged
+from specqd.formats.mapped import MappedFile
 
-# safetensors names -> how NumPy holds the raw bits (it has no bfloat16 and no 8-bit floats).
+# safetensors dtype -> NumPy dtype of the raw bits (NumPy has no bfloat16 and no 8-bit floats).
 _STORAGE: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype("?"),
     "U8": np.dtype("u1"),
@@ -42,19 +39,18 @@ _STORAGE: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
     "C64": np.dtype("<c8"),
 }
-# The dtypes that are read as weights; all but the first are rounded to it.
+# The dtypes that are read as weights, rounded to BF16.
 _FLOATS = ("BF16", "F16", "F32")
 _MOST_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
-_MOST_DIMENSIONS = 32  # what every NumPy can hold
+_MOST_DIMENSIONS = 32  # every version of NumPy holds as many
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorView:
-    """One tensor as it lies in its file: `data` has `shape`, is read-only and holds raw bits
-    (BF16 as uint16). It is mapped, and copied only where the file misaligns it."""
+    """One tensor of a file: `data` has `shape`, is read-only and holds raw bits (BF16 as uint16).
+    It is mapped, or a copy where the file does not align it."""
 
-    name: str
     dtype: str
     shape: tuple[int, ...]
     data: NDArray[Any]
@@ -62,7 +58,7 @@ class TensorView:
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
-    """Where a tensor lies: bytes [begin, end) of the file's data, which follows the header."""
+    """A tensor's bytes [begin, end) in the file's data, which follows the header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -74,9 +70,7 @@ class _Extent:
 class _Shard:
     """One mapped safetensors file whose header was checked."""
 
-    path: Path
-    mapped: mmap.mmap
-    status: os.stat_result  # when it was mapped
+    file: MappedFile
     data_start: int
     extents: Mapping[str, _Extent]
     metadata: Mapping[str, str]
@@ -84,31 +78,31 @@ class _Shard:
     def view(self, name: str) -> TensorView:
         extent = self.extents[name]
         storage = _STORAGE[extent.dtype]
-        raw = np.frombuffer(self.mapped, np.uint8)
+        raw = np.frombuffer(self.file.data, np.uint8)
         data = raw[self.data_start + extent.begin : self.data_start + extent.end].view(storage)
         if not data.flags.aligned:
             data = data.copy()
             data.flags.writeable = False
-        return TensorView(name, extent.dtype, extent.shape, data.reshape(extent.shape))
+        return TensorView(extent.dtype, extent.shape, data.reshape(extent.shape))
 
 
 class WeightSource(Protocol):
-    """A model's weights by their Hugging Face names, whatever files they come from."""
+    """A model's weights by their Hugging Face names, from any kind of file."""
 
     @property
     def path(self) -> Path: ...
     def bf16(self, name: str, shape: tuple[int, ...]) -> NDArray[np.uint16]:
-        """The BF16 bits of a tensor, which must have `shape`; TensorError otherwise."""
+        """The BF16 bits of a tensor; raises TensorError if it does not have `shape`."""
 
     def matrices(self) -> Iterable[tuple[str, tuple[int, ...]]]:
         """The dtype and shape of every tensor with rows and columns."""
 
     def check_unchanged(self) -> None:
-        """Refuses to go on with files that changed since they were mapped: TensorError."""
+        """Raises TensorError if a file changed since it was mapped."""
 
 
 class TensorDirectory(Mapping[str, TensorView]):
-    """The tensors of a model directory: `model.safetensors`, or the shards that its index names."""
+    """The tensors of `model.safetensors`, or of the shards that a directory's index names."""
 
     def __init__(self, path: Path, shards: Mapping[str, _Shard]) -> None:
         self.path = path
@@ -116,7 +110,7 @@ class TensorDirectory(Mapping[str, TensorView]):
 
     @classmethod
     def open(cls, directory: Path) -> "TensorDirectory":
-        """Map and check every weights file; raises TensorError, in one line that names the file."""
+        """Maps and checks every weights file; raises TensorError, which names the file."""
         single, index = directory / WEIGHTS, directory / INDEX
         if single.exists() or not index.exists():
             shard = _open_shard(single)
@@ -133,31 +127,28 @@ class TensorDirectory(Mapping[str, TensorView]):
 
     @classmethod
     def of_file(cls, path: Path) -> "TensorDirectory":
-        """As `open`, of one safetensors file by its own name."""
+        """One safetensors file by its path."""
         shard = _open_shard(path)
         return cls(path, dict.fromkeys(shard.extents, shard))
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """What the files say of themselves."""
-        files = {shard.path: shard for shard in self._shards.values()}
-        return {key: text for file in files.values() for key, text in file.metadata.items()}
+        """The metadata of all files."""
+        return {key: text for shard in self._files() for key, text in shard.metadata.items()}
 
     def check_unchanged(self) -> None:
-        """Refuses to go on with files that changed since they were mapped: TensorError."""
-        for shard in {shard.path: shard for shard in self._shards.values()}.values():
-            check_unchanged(shard.path, shard.mapped, shard.status)
+        for shard in self._files():
+            shard.file.check_unchanged()
+
+    def _files(self) -> Iterable[_Shard]:
+        return {shard.file.path: shard for shard in self._shards.values()}.values()
 
     def matrices(self) -> Iterable[tuple[str, tuple[int, ...]]]:
-        """The dtype and shape of every tensor with rows and columns."""
         extents = (shard.extents[name] for name, shard in self._shards.items())
         return ((extent.dtype, extent.shape) for extent in extents if len(extent.shape) == 2)
 
     def __getitem__(self, name: str) -> TensorView:
         return self._shards[name].view(name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._shards
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shards)
@@ -166,9 +157,9 @@ class TensorDirectory(Mapping[str, TensorView]):
         return len(self._shards)
 
     def bf16(self, name: str, shape: tuple[int, ...]) -> NDArray[np.uint16]:
-        """The BF16 bits of tensor `name`, mapped, or else rounded once from FP16 or FP32.
+        """The BF16 bits of tensor `name`: mapped, or rounded from FP16 or FP32.
 
-        It must have `shape`; TensorError otherwise.
+        Raises TensorError if it does not have `shape`.
         """
         shard = self._shards.get(name)
         if shard is None:
@@ -179,12 +170,12 @@ class TensorDirectory(Mapping[str, TensorView]):
         extent = shard.extents[name]
         if extent.dtype not in _FLOATS:
             raise TensorError(
-                f"{shard.path}: tensor {shown(name)} is {extent.dtype}, which is no weight in "
-                "BF16, FP16 or FP32; quantised checkpoints are not supported, use the BF16 one"
+                f"{shard.file.path}: tensor {shown(name)} is {extent.dtype}, not BF16, FP16 or "
+                "FP32; quantised checkpoints are not supported, use the BF16 one"
             )
         if extent.shape != shape:
             raise TensorError(
-                f"{shard.path}: tensor {shown(name)} has shape {list(extent.shape)}, "
+                f"{shard.file.path}: tensor {shown(name)} has shape {list(extent.shape)}, "
                 f"{list(shape)} was expected; the weights do not belong to this config.json"
             )
         data = shard.view(name).data
@@ -197,7 +188,7 @@ class TensorDirectory(Mapping[str, TensorView]):
 
 
 def tell_rounding(path: Path, matrix_dtypes: Iterable[str]) -> None:
-    """Warns where a model's matrices are wider than BF16."""
+    """Warns if a model's matrices are wider than BF16."""
     dtypes = set(matrix_dtypes)
     wider = [dtype.replace("F", "FP") for dtype in _FLOATS[1:] if dtype in dtypes]
     if wider:
@@ -209,41 +200,33 @@ def tell_rounding(path: Path, matrix_dtypes: Iterable[str]) -> None:
 
 
 def _open_shard(path: Path) -> _Shard:
-    if not path.is_file():  # follows links, and never opens a pipe or a device
+    if not path.is_file():  # follows links; a pipe or a device is never opened
         what = "is not a file" if path.exists() else "is missing"
         raise TensorError(f"{path}: {what}; a model needs {WEIGHTS} or its shards and their index")
-    try:
-        with path.open("rb") as file:
-            file_bytes = file.seek(0, 2)
-            file.seek(0)
-            if file_bytes < 8:
-                raise TensorError(f"{path}: {file_bytes} bytes are too short for safetensors")
-            header_bytes = int.from_bytes(file.read(8), "little")
-            if header_bytes > min(_MOST_HEADER_BYTES, file_bytes - 8):
-                raise TensorError(
-                    f"{path}: header of {header_bytes} bytes is longer than the file "
-                    f"({file_bytes} bytes) or than {_MOST_HEADER_BYTES}; fetch the file again"
-                )
-            header = file.read(header_bytes)
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            status = os.fstat(file.fileno())
-    except (OSError, ValueError) as error:  # mmap refuses an empty file with ValueError
-        raise TensorError(f"{path}: cannot be read: {error}") from error
+    file_bytes = path.stat().st_size
+    if file_bytes < 8:
+        raise TensorError(f"{path}: {file_bytes} bytes are too short for safetensors")
+    file = MappedFile.open(path)
+    file_bytes, header_bytes = len(file.data), int.from_bytes(file.data[:8], "little")
+    if header_bytes > min(_MOST_HEADER_BYTES, file_bytes - 8):
+        raise TensorError(
+            f"{path}: header of {header_bytes} bytes is longer than the file "
+            f"({file_bytes} bytes) or than {_MOST_HEADER_BYTES}; fetch the file again"
+        )
     data_start = 8 + header_bytes
     try:
-        extents, metadata = _parse_header(header, len(mapped) - data_start)
+        extents, metadata = _parse_header(file.data[8:data_start], file_bytes - data_start)
     except ValueError as error:
         raise TensorError(f"{path}: {error}") from error
-    return _Shard(path.absolute(), mapped, status, data_start, extents, metadata)
+    return _Shard(file, data_start, extents, metadata)
 
 
 def _parse_header(
     header: bytes, data_bytes: int
 ) -> tuple[Mapping[str, _Extent], Mapping[str, str]]:
-    """Every tensor's place in `data_bytes` of data, which they cover without gap or overlap, and
-    the metadata.
+    """Every tensor's place, and the metadata.
 
-    Raises ValueError, in one line, for everything else.
+    Raises ValueError, in one line, unless the tensors cover `data_bytes` without gap or overlap.
     """
     if not header.startswith(b"{"):
         raise ValueError("header is not a JSON object; this is not a safetensors file")
@@ -297,7 +280,7 @@ def _is_sizes(value: object) -> bool:
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """Tensor name -> the name of a file beside the index."""
+    """Tensor name -> name of a file beside the index."""
     if not path.is_file():
         raise TensorError(f"{path}: is not a file; fetch the model again")
     try:
@@ -320,14 +303,14 @@ def read_index(path: Path) -> dict[str, str]:
 
 
 def _is_file_name(file: str) -> bool:
-    """Whether `file` can only be an entry of the directory that it is joined to, on any system."""
+    """Whether `file` stays within the directory that it is joined to, on any system."""
     return (
         file.endswith(".safetensors") and file.isprintable() and not any(c in file for c in "/\\:")
     )
 
 
 def _parse_object(text: bytes, what: str) -> dict[str, Any]:
-    """A JSON object in UTF-8 whose names are unique at every depth; ValueError otherwise."""
+    """A JSON object in UTF-8; raises ValueError if names repeat at any depth."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         parsed = dict(pairs)
@@ -348,4 +331,4 @@ def _parse_object(text: bytes, what: str) -> dict[str, Any]:
 
 
 class _DuplicateNameError(ValueError):
-    """An object names a member twice, which JSON readers resolve differently."""
+    """An object has two members of one name; JSON readers differ in which they take."""

@@ -1,1 +1,1 @@
-"""A model: its weights, the native decoder and what runs it."""
+"""A model: its weights, the native decoder, its KV cache, scores."""

@@ -1,6 +1,6 @@
-"""How fast this machine's memory is read, at a working-set size: what every speed is held against.
+"""The memory bandwidth of this machine, to compare every speed with.
 
-A small working set lies in a cache, so that one number would not do.
+It depends on the size of the working set: a small one lies in the processor's caches.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from specqd.model.model import Machine
 MEGABYTE = 10**6
 SIZES = tuple(size * MEGABYTE for size in (1, 4, 16, 64, 256, 1024))
 
-_READ_IN_ALL = 2 * 10**9  # bytes: a small working set is read often, a large one a few times
+_READ_IN_ALL = 2 * 10**9  # bytes; a small working set is read more often than a large one
 _FEWEST, _MOST = 9, 400  # repeats
 _WARM_UP = 2  # repeats that are not counted
 
@@ -30,28 +30,25 @@ class Bandwidth:
 
 
 def measure(machine: Machine, sizes: Sequence[int]) -> Iterator[Bandwidth]:
-    """Reads memory of each of `sizes` bytes over and over; yields what it took, as it is known.
+    """Measures repeated reads of each of `sizes`, in bytes; yields each result at once.
 
-    Sizes that would take more than half of the memory that is left are skipped.
+    Skips sizes above half of the free memory.
     """
     available = _native.usable_memory()
     for size in sizes:
         if 0 <= available < 2 * size:
             continue
         repeats = max(_FEWEST, min(_MOST, _READ_IN_ALL // size))
-        yield _summarised(size, _read_speeds(machine, size, repeats))
+        speeds = _read_speeds(machine, size, repeats)
+        lower, middle, upper = quantiles(speeds, n=4, method="inclusive")
+        yield Bandwidth(size, middle, lower, upper, repeats)
 
 
 def bandwidth_at(machine: Machine, working_set_bytes: int, repeats: int = _FEWEST) -> float:
-    """GB/s of a plain read of so many bytes over and over: the median."""
+    """The median GB/s of repeated plain reads of `working_set_bytes`."""
     return median(_read_speeds(machine, working_set_bytes, repeats))
 
 
 def _read_speeds(machine: Machine, size: int, repeats: int) -> list[float]:
     seconds = _native.read_seconds(machine.pool, machine.isa, size, repeats + _WARM_UP)
     return [size / each / 1e9 for each in seconds[_WARM_UP:]]
-
-
-def _summarised(size: int, speeds: Sequence[float]) -> Bandwidth:
-    lower, middle, upper = quantiles(speeds, n=4, method="inclusive")
-    return Bandwidth(size, middle, lower, upper, len(speeds))

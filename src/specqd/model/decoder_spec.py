@@ -1,4 +1,4 @@
-"""A decoder's configuration as the native core wants it."""
+"""Converts a decoder's configuration to the native core's."""
 
 from specqd import _native
 from specqd.config import DecoderConfig

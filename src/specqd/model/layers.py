@@ -1,4 +1,4 @@
-"""What a layer is made of: a family's tensors, by name, in the decoder's slots. Knows no files."""
+"""Reads the weights of a layer: a family's tensors, by name. Knows no files."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from specqd.model.tensor_names import TensorNames
 
 
 class LayerReader:
-    """Takes layers and norms out of a loader."""
+    """Reads layers and norms from a loader."""
 
     def __init__(self, loader: Loader, config: DecoderConfig, names: TensorNames) -> None:
         self._loader = loader
@@ -21,7 +21,7 @@ class LayerReader:
         self._names = names
 
     def norm(self, name: str | None, length: int) -> _native.Norm | None:
-        """A norm of the residual stream; layer norms have biases."""
+        """A norm of the residual stream, with a bias for layer norms; None without a name."""
         if name is None:
             return None
         bias = self._loader.vector(f"{name}.bias", length) if self._config.norm == "layer" else None
@@ -35,6 +35,7 @@ class LayerReader:
             return self.norm(name and at + name, c.hidden_size)
 
         rope = c.ropes[index]
+        experts = c.experts if c.experts and c.experts.layers[index] else None
         return _native.LayerWeights(
             attention_norm=norm(names.attention_norm),
             attention_post_norm=norm(names.attention_post_norm),
@@ -49,9 +50,9 @@ class LayerReader:
             query_key_value_bias=self._query_key_value_bias(at) if c.qkv_bias else None,
             output_bias=self._bias(at + names.output, c.hidden_size, c.output_bias),
             sinks=self._loader.vector(at + names.sinks, c.num_heads) if c.has_sinks else None,
-            feed_forwards=self._feed_forwards(index, at),
-            router=self._router(index, at),
-            router_bias=self._router_bias(index, at),
+            feed_forwards=self._feed_forwards(experts, at),
+            router=self._router(experts, at) if experts else None,
+            router_bias=self._router_bias(experts, at) if experts else None,
             window=c.windows[index],
             rope=-1 if rope is None else c.distinct_ropes.index(rope),
         )
@@ -75,13 +76,14 @@ class LayerReader:
                 ]
                 return _native.Norm(np.concatenate(each))
 
-    def _head_rows(self) -> list[int]:
-        """Of queries, of keys and of values."""
-        c = self._config
-        return [c.num_heads * c.head_dim, *[c.num_kv_heads * c.head_dim] * 2]
+    def _query_key_value_rows(self) -> list[tuple[str, int]]:
+        """The modules that hold queries, keys and values, each with its rows."""
+        c, names = self._config, self._names.query_key_value
+        rows = [c.num_heads * c.head_dim, *[c.num_kv_heads * c.head_dim] * 2]
+        return list(zip(names, rows if len(names) > 1 else [sum(rows)], strict=True))
 
     def _fused_order(self) -> NDArray[np.int64] | None:
-        """Rows of a fused tensor as queries, keys, values, where it has all three of each head."""
+        """Rows of a tensor that is fused by head, ordered as all queries, all keys, all values."""
         if not self._names.fused_by_head:
             return None
         c = self._config
@@ -89,43 +91,27 @@ class LayerReader:
         return rows.transpose(1, 0, 2).reshape(-1)
 
     def _query_key_value(self, at: str) -> _native.PackedWeight:
-        names, rows = self._names.query_key_value, self._head_rows()
-        if len(names) == 1:
-            sources = [Source(f"{at}{names[0]}.weight", sum(rows), self._fused_order())]
-        else:
-            sources = [Source(f"{at}{n}.weight", r) for n, r in zip(names, rows, strict=True)]
+        order = self._fused_order()
+        rows_of = self._query_key_value_rows()
+        sources = [Source(f"{at}{name}.weight", rows, order) for name, rows in rows_of]
         return self._loader.pack(sources, self._config.hidden_size)
 
     def _query_key_value_bias(self, at: str) -> Bits:
-        names, rows = self._names.query_key_value, self._head_rows()
-        if len(names) > 1:
-            biases = [
-                self._loader.vector(f"{at}{n}.bias", r) for n, r in zip(names, rows, strict=True)
-            ]
-            return np.concatenate(biases)
         order = self._fused_order()
-        bias = self._loader.vector(f"{at}{names[0]}.bias", sum(rows))
+        rows_of = self._query_key_value_rows()
+        bias = np.concatenate([self._loader.vector(f"{at}{name}.bias", n) for name, n in rows_of])
         return bias if order is None else bias[order]
 
-    def _has_experts(self, layer: int) -> bool:
-        return self._config.experts is not None and self._config.experts.layers[layer]
-
-    def _router(self, index: int, at: str) -> _native.PackedWeight | None:
-        experts = self._config.experts
-        if experts is None or not self._has_experts(index):
-            return None
+    def _router(self, experts: ExpertsConfig, at: str) -> _native.PackedWeight:
         source = Source(f"{at}{self._names.router}.weight", experts.count)
         return self._loader.pack([source], self._config.hidden_size)
 
-    def _router_bias(self, index: int, at: str) -> Bits | None:
-        experts = self._config.experts
-        if experts is None or not self._has_experts(index):
-            return None
+    def _router_bias(self, experts: ExpertsConfig, at: str) -> Bits | None:
         return self._bias(at + self._names.router, experts.count, experts.has_router_bias)
 
-    def _feed_forwards(self, index: int, at: str) -> list[_native.FeedForward]:
-        names, experts = self._names, self._config.experts
-        if experts is None or not self._has_experts(index):
+    def _feed_forwards(self, experts: ExpertsConfig | None, at: str) -> list[_native.FeedForward]:
+        names = self._names
+        if experts is None:
             modules = [at + name for name in names.gate_up]
             return [self._feed_forward(modules, at + names.down, self._config.intermediate_size)]
         if experts.is_mxfp4:
@@ -143,7 +129,7 @@ class LayerReader:
         ]
 
     def _mxfp4_feed_forwards(self, experts: ExpertsConfig, at: str) -> list[_native.FeedForward]:
-        """Weights as the file has them, in tile order."""
+        """The file's own MXFP4 weights, in tile order."""
         names, hidden, size = self._names, self._config.hidden_size, experts.size
         stacks = {
             2: (at + names.expert_gate_up[0], 2 * size, hidden),  # gates and ups alternate
@@ -177,7 +163,7 @@ class LayerReader:
     def _feed_forward(
         self, modules: Sequence[str], down: str, width: int, read_share: float = 1.0
     ) -> _native.FeedForward:
-        """Of a gate and what it gates, in one tensor or two, or of one projection."""
+        """Reads a feed forward; `modules` are gate and up, their fused tensor, or an ungated up."""
         c = self._config
         if not c.is_gated or len(modules) == 2:
             sources = [Source(f"{module}.weight", width) for module in modules]

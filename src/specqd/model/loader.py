@@ -1,6 +1,6 @@
-"""Takes tensors out of a model's files: packs each matrix once, or maps it where it lies packed.
+"""Reads tensors from a model's files: packs each matrix once, or maps packed ones.
 
-Knows names as it is told them; knows nothing of layers or families.
+Knows nothing of layers or families.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,12 +18,12 @@ from specqd.model.mxfp4_experts import Mxfp4Experts
 from specqd.model.packed import PackedFile
 
 Bits = NDArray[np.uint16]
-Progress = Callable[[int, int], None]  # bytes of weights packed so far, and in all
+Progress = Callable[[int, int], None]  # bytes of weights packed so far, total bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Rows of a tensor that has `rows` of them: all, or those of `taken`, in its order."""
+    """All `rows` rows of a tensor, or those of `taken` in its order."""
 
     name: str
     rows: int
@@ -34,15 +34,15 @@ class Source:
         return self.rows if self.taken is None else len(self.taken)
 
     def of(self, bits: Bits) -> Bits:
-        """These rows of the tensor's bits [rows, columns]."""
+        """Selects these rows of the tensor's bits [rows, columns]."""
         return bits if self.taken is None else bits[self.taken]
 
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
-    """One packed matrix and what it was made of, stacked or interleaved by panels.
+    """One packed matrix and its sources, stacked or interleaved by panels.
 
-    `read_share` is the share of rows that read it: of an expert, as if all were as popular.
+    `read_share` is the expected share of rows that use it: below 1 for an expert, the same for all.
     """
 
     sources: tuple[Source, ...]
@@ -55,7 +55,7 @@ class PackedMatrix:
 
 
 class Loader:
-    """Takes tensors out of a directory by name, and packs them or maps what was packed before."""
+    """Reads tensors by name; packs the matrices, or maps those of a packed file."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Loader:
         self.rule = rule
         self.matrices: list[PackedMatrix] = []
         self.unpacked: dict[str, Bits] = {}
-        self.sizes: dict[str, int] = {}  # of the tensors taken, in weights
+        self.sizes: dict[str, int] = {}  # number of weights in each tensor read
         self._planes = planes
         self._pool = pool
         self._isa = isa
@@ -84,7 +84,7 @@ class Loader:
         return self.small(name, (length,))
 
     def small(self, name: str, shape: tuple[int, ...]) -> Bits:
-        """A tensor that is read as it is, and must be finite: BF16 bits."""
+        """The BF16 bits of a tensor that is not packed; raises TensorError if one is not finite."""
         bits = np.ascontiguousarray(self.tensors.bf16(name, shape))
         bad = np.argwhere((bits & 0x7F80) == 0x7F80)
         if bad.size:
@@ -101,7 +101,7 @@ class Loader:
         interleaved: bool = False,
         read_share: float = 1.0,
     ) -> _native.PackedWeight:
-        """Packs the rows of tensors [rows, columns]; maps what was packed before."""
+        """Packs rows of tensors [rows, columns] into one matrix, or maps the packed one."""
         if self._planes is None:
             packed = self._pack_tensors(sources, columns, interleaved)
         else:
@@ -138,7 +138,7 @@ class Loader:
     def take_mxfp4(
         self, stack: Mxfp4Experts, expert: int, parts: int, read_share: float
     ) -> _native.PackedWeight:
-        """An expert's weights as the file has them; every `parts`-th row is a source."""
+        """An expert's weights, MXFP4 in the file; every `parts`-th row is a source."""
         name = f"{stack.name}[{expert}]"
         sources = [Source(name, stack.rows // parts)] * parts
         if self._planes is None:
@@ -163,7 +163,7 @@ class Loader:
             self._progress(self._packed_bytes, self._all_bytes)
 
     def embedding(self, name: str, shape: tuple[int, int]) -> Bits:
-        """The mapped input embedding, of which rows are read where they lie."""
+        """The mapped input embedding; forwards read its rows in place."""
         bits = np.ascontiguousarray(self.tensors.bf16(name, shape))
         if self._planes is None:
             bad = _native.find_not_finite(self._pool, bits)
@@ -174,7 +174,7 @@ class Loader:
         return bits
 
     def finish(self) -> None:
-        """Says that all is packed, and gives back what packing left in the heap."""
+        """Reports the end of packing and returns unused heap memory to the system."""
         if self._planes is not None:
             return
         _native.release_free_memory()
@@ -189,7 +189,7 @@ class Loader:
 
 
 def matrix_bytes(tensors: WeightSource) -> int:
-    """Of what is packed, as BF16, or of what is MXFP4 already."""
+    """Bytes of all matrices in the file: BF16 (also for wider ones) or MXFP4."""
     return sum(2 * prod(shape) for _, shape in tensors.matrices()) + mxfp4_bytes(tensors)
 
 

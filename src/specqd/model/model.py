@@ -1,8 +1,9 @@
-"""A model: packed weights, the native decoder, and the cache that its two precisions share.
+"""A model: packed weights, the native decoder, and the KV cache that its two precisions share.
 
-Knows tokens and positions; knows nothing of text, of drafts or of who asks.
+Knows tokens and positions; knows nothing of text, drafts or requests.
 """
 
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from enum import Enum
@@ -20,11 +21,11 @@ from specqd.model.decoder_spec import decoder_spec
 from specqd.model.loader import Progress
 from specqd.model.weights import DecoderWeights, load_weights
 
-MAX_ROWS = 512  # of one forward, by default; longer prompts are forwarded in parts
+MAX_ROWS = 512  # of one forward, by default; longer prompts take several forwards
 
 
 class Precision(Enum):
-    """What a forward reads of the weights: all bits, or the MXFP4 that lies inside them."""
+    """The part of the weights that a forward reads: all bits, or the MXFP4 tensor inside them."""
 
     EXACT = "bf16"
     FP4 = "mxfp4"
@@ -42,10 +43,10 @@ class Precision(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a forward reads of the head, in its own precision or exactly.
+    """The part of the head that a forward reads, in the forward's precision or exactly.
 
-    The first `ids` of the vocabulary, and those that the target's partial head holds; the others'
-    logits are -inf. None: as many as pay. A target reads all of it.
+    It has the first `ids` of the vocabulary (None: as many as pay off) and those of the target's
+    partial head; all other logits are -inf. A target reads the whole head.
     """
 
     ids: int | None = _native.ALL_IDS
@@ -64,9 +65,9 @@ class Machine:
 
     @classmethod
     def choose(cls, threads: int | None = None, isa: str | None = None) -> "Machine":
-        """All usable cores and the fastest instruction set, or those named.
+        """Takes all usable cores and the fastest instruction set by default.
 
-        Raises MachineError for what this machine does not have.
+        Raises MachineError for anything that this machine does not have.
         """
         available = _native.available_isas()
         if isa is not None and isa not in available:
@@ -79,7 +80,7 @@ class Machine:
 
 
 class Model(_native.ModelForward):
-    """One precision of a model's weights, as levels use it, and what it was loaded from."""
+    """One precision of a model, as levels use it; the other shares weights, decoder and cache."""
 
     def __init__(
         self,
@@ -116,12 +117,12 @@ class Model(_native.ModelForward):
         context: int | None = None,
         progress: Progress | None = None,
     ) -> "Model":
-        """Loads and packs a Hugging Face directory, or maps a packed one.
+        """Loads and packs a Hugging Face directory or GGUF file, or maps a packed one.
 
-        `cache_positions` bounds the positions that the cache can hold over all sequences; by
-        default four full contexts, as far as half of the memory that is left allows. `max_rows`
-        bounds the rows of one forward, and so the sequences and drafts that are verified at once.
-        `context` bounds the length of texts below what the model allows.
+        `cache_positions` is the number of positions that the cache holds over all sequences; by
+        default four full contexts, but at most half of the free memory. `max_rows` bounds the rows
+        of one forward, hence how many sequences and draft tokens are verified at once. `context`
+        lowers the model's limit on the length of sequences.
         """
         config = read_config(directory, context)
         machine = machine or Machine.choose()
@@ -142,7 +143,7 @@ class Model(_native.ModelForward):
         return cls(config, weights, decoder, machine, cache, precision)
 
     def as_draft(self, head: Head = WHOLE_HEAD) -> "Model":
-        """The fp4 precision of the same weights, over the same cache."""
+        """The fp4 precision of the same weights, with the same cache."""
         return Model(
             self.config,
             self.weights,
@@ -156,12 +157,12 @@ class Model(_native.ModelForward):
 
     @property
     def bytes_per_forward(self) -> int:
-        """Bytes of weights that a forward of one row reads; of more, where they choose experts."""
+        """Bytes of weights that a forward of one row reads; more rows may choose more experts."""
         return self.decoder.weight_bytes(self.precision is Precision.FP4)
 
     @property
     def bf16_bytes_per_forward(self) -> int:
-        """Bytes that a plain BF16 reader of the same model would read for one row."""
+        """Bytes of weights that a BF16 implementation would read for one row."""
         return round(
             2
             * sum(
@@ -171,7 +172,7 @@ class Model(_native.ModelForward):
         )
 
     def adopt_prefix(self, sequence: Sequence) -> int:
-        """Shares what the cache already holds of a new sequence's prompt; returns the positions."""
+        """Attaches cached pages of a new sequence's prompt; returns the number of positions."""
         context = self.context(sequence)
         held = self.cache.attach_prefix(context.slot, sequence.tokens[:], sequence.cache_salt)
         context.record(0, sequence.tokens[:held])
@@ -179,9 +180,9 @@ class Model(_native.ModelForward):
         return held
 
     def fork(self, sequence: Sequence, other: Sequence) -> None:
-        """Gives `other`, which begins with the same tokens, what is cached of `sequence`.
+        """Shares the cached pages of `sequence` with `other`, which begins with the same tokens.
 
-        Nothing, where that was freed behind a window; it then reads its tokens itself.
+        Does nothing where pages were freed behind a window; `other` is then prefilled itself.
         """
         context = self.context(sequence)
         held = min(context.length, len(other.tokens))
@@ -194,21 +195,21 @@ class Model(_native.ModelForward):
             self.adopt(other, copy)
 
     def missing_pages(self, sequence: Sequence, end: int) -> int:
-        """Pages that the cache has to find for the sequence's positions up to `end`; one more where
-        it still shares the one that it writes next with a fork."""
+        """The number of pages that the sequence lacks for its positions up to `end`, one of them to
+        copy where a fork shares the page to be written next."""
         context, page = self.context(sequence), _native.PAGE_POSITIONS
         first = min(context.length, len(sequence.tokens) - 1) // page
         pages = range(first, -(-end // page))
         return sum(not self.cache.has_page(context.slot, each) for each in pages)
 
     def publish(self, sequence: Sequence) -> None:
-        """Offers the cached pages of accepted tokens to sequences to come, of the same salt."""
+        """Offers cached pages of accepted tokens to later sequences of the same salt."""
         context = self.context(sequence)
         tokens = sequence.tokens[: context.length]
         self.cache.publish(context.slot, tokens, sequence.cache_salt)
 
     def forget_unseen(self, sequence: Sequence) -> None:
-        """Frees what no row to come will attend to; only where every layer has a window."""
+        """Frees pages that no later row attends to; only where every layer has a window."""
         slot = self.context(sequence).slot
         self.cache.release_behind(slot, self._first_seen(len(sequence.tokens) - 1))
 
@@ -220,38 +221,50 @@ class Model(_native.ModelForward):
     def logits(self, token_ids: SequenceOf[int]) -> NDArray[np.float32]:
         """Logits after each token: [n, vocab] float32.
 
-        Raises RequestError for an empty text, one longer than the context, or unknown ids.
+        Raises RequestError for no tokens, more than the context holds, or unknown ids.
         """
         self.check_tokens(token_ids)
         slot = self.cache.create()
         try:
-            context = Context(slot)
-            parts = []
-            for start in range(0, len(token_ids), self.decoder.max_rows):
-                tokens = list(token_ids[start : start + self.decoder.max_rows])
-                self.forward([Rows(context, start, tokens, len(tokens))])
-                parts.append(self.decoder.logits())
-            return np.concatenate(parts)
+            return np.stack(list(self.prefill(Context(slot), token_ids, len(token_ids))))
         finally:
             self.cache.release(slot)
 
+    def prefill(
+        self, context: Context, tokens: SequenceOf[int], num_scored: int
+    ) -> Iterator[NDArray[np.float32]]:
+        """Forwards `tokens` behind those of the context; yields the logits [vocab] after each of
+        the last `num_scored`.
+
+        No forward has more than `max_rows` rows: those with logits are cut here, those before
+        them in the core. Runs only as far as it is iterated.
+        """
+        done, first = 0, len(tokens) - num_scored
+        while done < len(tokens):
+            scored = max(done, first)
+            end = min(len(tokens), scored + self.max_rows)
+            self.forward([Rows(context, context.length, list(tokens[done:end]), end - scored)])
+            if end > scored:
+                yield from self.decoder.logits()
+            done = end
+
     def read_of_head(self, head: Head) -> None:
-        """What forwards read of the head from now on."""
+        """Sets the part of the head that later forwards read."""
         self.head = head
         self.set_head(head.ids, head.is_exact)
 
     def draft_for(self, target: "Model", above: "Model") -> None:
-        """From now on its proposals are for that target, and the model above verifies them."""
+        """Drafts for `target` from now on; the level `above` verifies the proposals."""
         is_draft = self.precision is Precision.FP4
         self.decoder.draft_for(target.decoder, is_draft, above.bytes_per_forward)
         self.read_of_head(HEAD_AS_PAYS)
 
     def rely_on(self, draft: "Model") -> None:
-        """Lets requests to this model be refused where the files of its draft have changed."""
+        """Makes `check_tokens` refuse requests also when the draft's files have changed."""
         self._read_in_place.append(draft.weights)
 
     def check_tokens(self, token_ids: SequenceOf[int]) -> None:
-        """Refuses what this model cannot read, and to read on from files that have changed."""
+        """Raises RequestError for bad tokens, TensorError for files that have changed."""
         for weights in self._read_in_place:
             weights.check_unchanged()
         if not token_ids:

@@ -1,5 +1,7 @@
-"""The experts of a layer that are MXFP4 in the file: stacked over experts, gates between what they
-gate. Knows how such tensors are laid out; packs nothing itself."""
+"""The layout of a layer's experts that are MXFP4 in the file. Packs nothing.
+
+Tensors are stacked over experts; rows of gate and up projections alternate.
+"""
 
 from dataclasses import dataclass
 
@@ -15,8 +17,8 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4Experts:
-    """`name`_blocks [experts, rows, blocks, 16] and `name`_scales [experts, rows, blocks], one
-    expert at a time."""
+    """The tensors `name`_blocks [experts, rows, blocks, 16] and `name`_scales [experts, rows,
+    blocks], read one expert at a time."""
 
     tensors: WeightSource
     name: str

@@ -1,7 +1,7 @@
-"""Packed weights as a file: a safetensors file whose tensors are the planes, mapped as they lie.
+"""Packed weights as a safetensors file; its tensors are the planes, and they are mapped in place.
 
-Owns the file's name, version and layout (docs/kernels.md); what a mapped file holds is not trusted.
-Knows nothing of architectures: a matrix is named by the tensors that it was made of.
+Owns the file's name, version and layout (docs/kernels.md). Does not trust the contents of a file.
+Knows nothing of architectures: a matrix is named by its source tensors.
 """
 
 import json
@@ -22,8 +22,8 @@ from specqd.formats.safetensors import TensorDirectory
 WEIGHTS = "model-packed.safetensors"
 FORMAT, VERSION = "specqd-packed", "1"
 
-# The planes in file order, the strictest alignment first: then every tensor lies well without gaps,
-# which safetensors does not allow. What is not packed follows, in BF16.
+# The planes in file order. The strictest alignment comes first, so that no plane needs a gap before
+# it: safetensors allows none. Unpacked BF16 tensors follow.
 _PLANES = {
     "codes": "U8",  # [tiles, 256], aligned to 64 bytes like the next two
     "residuals": "U8",  # [tiles, 512]
@@ -77,7 +77,7 @@ class PackedFile:
         *,
         interleaved: bool,
     ) -> _native.PackedWeight:
-        """The matrix that was made of those tensors, of so many rows each; nothing is copied."""
+        """The mapped matrix of the tensors `sources` with `rows` rows each; copies nothing."""
         name = matrix_name(sources)
         planes = {plane: self._plane(name, plane) for plane in _PLANES}
         if planes["codes"] is None or planes["scales"] is None:
@@ -99,7 +99,7 @@ class PackedFile:
         return weight
 
     def _plane(self, name: str, plane: str) -> NDArray[Any] | None:
-        """A plane, flat, or None where the file has none of that name."""
+        """A plane, flat; None if the file does not have it."""
         view = self.tensors.get(f"{name}.{plane}")
         if view is None:
             return None
@@ -125,7 +125,7 @@ def matrix_name(sources: Sequence[str]) -> str:
 
 
 def is_packed(directory: Path) -> bool:
-    """Whether a model directory holds packed weights; raises TensorError where it holds both."""
+    """Whether a directory holds packed weights; raises TensorError if it holds plain ones too."""
     if not (directory / WEIGHTS).exists():
         return False
     for other in ("model.safetensors", "model.safetensors.index.json"):
@@ -143,7 +143,7 @@ def write_packed(
     rule: ScaleRule,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Writes packed matrices, and BF16 tensors that are read as they are, by their names."""
+    """Writes packed matrices and unpacked BF16 tensors under their names."""
     planes = {name: weight.planes() for name, weight in matrices.items()}
     tensors: dict[str, tuple[str, NDArray[Any]]] = {}
     for plane, dtype in _PLANES.items():
@@ -162,11 +162,11 @@ def write_packed(
                 if progress:
                     progress(written, everything)
         file.flush()
-        os.fsync(file.fileno())  # before the directory takes its name: there is no checksum
+        os.fsync(file.fileno())  # before the directory gets its final name: there is no checksum
 
 
 def _parts(array: NDArray[Any]) -> list[memoryview]:
-    """Its bytes, some at a time."""
+    """The array's bytes in parts of 64 MiB."""
     content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     step = 1 << 26
     return [content[first : first + step] for first in range(0, len(content), step)]

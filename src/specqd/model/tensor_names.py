@@ -1,4 +1,4 @@
-"""What each family calls its modules. Knows no shapes and no files."""
+"""The names of modules in each family's checkpoints. Knows no shapes and no files."""
 
 from dataclasses import dataclass, replace
 
@@ -7,11 +7,11 @@ from specqd.config import DecoderConfig
 
 @dataclass(frozen=True, slots=True)
 class TensorNames:
-    """Module names; those of a layer stand behind `layers` and the layer's index.
+    """Module names; those of a layer follow `layers` and the layer's index.
 
-    One name where three or two are usual is a fused tensor: rows of queries, keys and values (by
-    head, if `fused_by_head`), or of gates and what they gate; for a feed forward without gates it
-    is all there is. A norm that the family lacks is None. Modules of an expert stand behind
+    A single name in `query_key_value` is a fused tensor: rows of queries, keys and values (by head,
+    if `fused_by_head`). A single name in `gate_up` is fused too, or the only projection of a feed
+    forward without gates. None is a norm that the family lacks. An expert's modules follow
     `experts` and its number.
     """
 
@@ -84,6 +84,6 @@ _BY_TYPE = {
 def names_of(config: DecoderConfig) -> TensorNames:
     by_norms = {"before": _DEFAULT, "after": _NORMS_AFTER, "both": _NORMS_AROUND}
     names = _BY_TYPE.get(config.model_type, by_norms[config.norms])
-    if config.model_type == "stablelm" and config.is_parallel:  # one norm for both
+    if config.model_type == "stablelm" and config.is_parallel:  # one norm for both branches
         return replace(names, feed_forward_norm=names.attention_norm)
     return names

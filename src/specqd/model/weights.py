@@ -1,4 +1,4 @@
-"""A model's files -> all that its decoder is built from. Knows no tokens."""
+"""Loads the weights of a decoder from a model's files. Knows no tokens."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,18 +24,18 @@ from specqd.model.loader import (
 from specqd.model.packed import PackedFile, is_packed
 from specqd.model.tensor_names import names_of
 
-# A packed weight takes at most 16 bits exactly plus 4.25 as a draft; most take 13 (design, 4).
+# Bits of a packed weight: at most 20.25 (16 exact, 4.25 draft), 13 for most (docs/design.md).
 _TYPICAL_BITS = 13.2
 _PACKING_HEADROOM = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """All that a decoder is built from. `embedding` is None where the head is read for it."""
+    """A decoder's weights. `embedding` is None where the head serves as the embedding."""
 
     layers: list[_native.LayerWeights]
     matrices: list[PackedMatrix]
-    unpacked: dict[str, Bits]  # norms, biases and an embedding of its own, by tensor
+    unpacked: dict[str, Bits]  # norms, biases and an untied embedding, by tensor
     final_norm: _native.Norm
     head: _native.PackedWeight
     embedding: Bits | None
@@ -45,13 +45,13 @@ class DecoderWeights:
     parameters: int  # in the file: weights, norms and biases
 
     def check_unchanged(self) -> None:
-        """Refuses to read on from files that changed; raises TensorError."""
+        """Raises TensorError if a file that forwards read in place has changed."""
         if self.is_mapped or self.embedding is not None:
             self.tensors.check_unchanged()
 
 
 class Overall:
-    """One progress over models that are packed one after the other, of so many bytes in all."""
+    """One progress over models that are packed one after the other; `total` is in bytes."""
 
     def __init__(self, progress: Progress, total: int) -> None:
         self._progress = progress
@@ -73,18 +73,17 @@ def load_weights(
     rule: ScaleRule | None = None,
     progress: Progress | None = None,
 ) -> DecoderWeights:
-    """Maps a directory's or GGUF file's weights and packs its matrices, unless they lie packed.
+    """Packs the matrices of a directory or GGUF file, or maps those of a packed model.
 
-    `rule` is MSE by default; a packed file has its own. Raises TensorError for what is wrong with
-    the files, and MachineError where the packed weights would not fit into memory, before anything
-    is packed.
+    `rule` is MSE by default; a packed file states its own. Raises TensorError for bad files, and
+    MachineError, before packing, if the packed weights would not fit into memory.
     """
     require_memory([directory])
     loader, names = _loader(directory, pool, isa, rule, progress), names_of(config)
     read = LayerReader(loader, config, names)
     tied, size = config.tied_embeddings, (config.vocab_size, config.hidden_size)
     input_name, output_name = f"{names.embedding}.weight", f"{names.head}.weight"
-    if not loader.is_mapped:  # shapes are told before anything is packed
+    if not loader.is_mapped:  # wrong shapes are reported before anything is packed
         loader.tensors.bf16(input_name, size)
     layers = [read.layer(i) for i in range(config.num_layers)]
     final_norm = read.norm(names.final_norm, config.hidden_size)
@@ -113,7 +112,7 @@ def _loader(
     rule: ScaleRule | None,
     progress: Progress | None,
 ) -> Loader:
-    """Over the files as they lie: packed, by their own rule, or to be packed."""
+    """A loader over packed files, which state their rule, or over files to be packed."""
     if not is_packed(directory):
         tensors = _open(directory)
         tell_rounding(tensors.path, (dtype for dtype, _ in tensors.matrices()))
@@ -128,12 +127,12 @@ def _loader(
 
 
 def bytes_to_pack(directory: Path) -> int:
-    """Bytes of the matrices that loading will pack; none of a packed model's."""
+    """Bytes of the matrices that loading packs; 0 for a packed model."""
     return 0 if is_packed(directory) else matrix_bytes(_open(directory))
 
 
 def require_memory(directories: Iterable[Path]) -> None:
-    """Refuses models whose packed weights would not fit into memory together: MachineError."""
+    """Raises MachineError if the models' packed weights would not fit into memory together."""
     needed = {}
     for directory in directories:
         if not is_packed(directory):
@@ -153,6 +152,6 @@ def _open(path: Path) -> WeightSource:
 
 
 def _typical_bytes(tensors: WeightSource) -> int:
-    """Of the matrices once they are packed."""
+    """Typical bytes of the matrices after packing."""
     taken = mxfp4_bytes(tensors)
     return taken + int((matrix_bytes(tensors) - taken) / 2 * _TYPICAL_BITS / 8)

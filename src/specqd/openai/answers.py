@@ -1,7 +1,7 @@
-"""What clients read: OpenAI's JSON of completions and chats, whole or in chunks.
+"""OpenAI's JSON of completions and chats, whole or in chunks.
 
-Knows updates and tokens' texts; knows neither the engine nor how an answer travels. Beside OpenAI's
-members each choice of a whole answer holds the `seed` that repeats it.
+Knows updates and tokens' texts; knows neither the engine nor transport. Each choice of a whole
+answer also holds the `seed` that repeats it.
 """
 
 from collections import deque
@@ -11,62 +11,29 @@ from hashlib import sha256
 from math import isfinite
 from typing import Any, Protocol
 
-from specqd.engine.generation import FinishReason, Generation, Origin, TokenLogprob
-from specqd.engine.reports import Progress
-from specqd.errors import RequestError
+from specqd.engine.generation import Origin, TokenLogprob
+from specqd.engine.updates import Update
 from specqd.openai.requests import ChatRequest, CompletionRequest, Prepared
 from specqd.openai.tool_reader import Piece, ToolReader
 from specqd.text.channels import ChannelReader
-from specqd.text.token_spelling import Places, bytes_of, spelled
-from specqd.text.token_texts import TokenTexts
+from specqd.text.token_texts import Places, TokenTexts, bytes_of, spelled
 from specqd.text.tokenizer import Tokenizer
 
-_LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's word for it
+_LEAST_LOGPROB = -9999.0  # OpenAI's value for minus infinity, which JSON lacks
 
 Json = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """What is new of one sample."""
-
-    sample: int  # counted over all prompts of the request
-    text: str
-    tokens: list[int]
-    logprobs: list[TokenLogprob]
-    finish_reason: FinishReason | None
-    error: RequestError | None
-    seed: int | None = None
-    origins: list[Origin] = field(default_factory=list)  # of the tokens
-    progress: Progress | None = None  # where it is asked for
-    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # in the first update
-
-    @classmethod
-    def whole(cls, sample: int, generation: Generation) -> "Update":
-        """All of a finished generation."""
-        return cls(
-            sample,
-            generation.text,
-            generation.tokens,
-            logprobs=generation.logprobs,
-            finish_reason=generation.finish_reason,
-            error=generation.error,
-            seed=generation.seed,
-            origins=generation.origins,
-            prompt_logprobs=generation.prompt_logprobs,
-        )
 
 
 @dataclass(slots=True)
 class Usage:
     prompt_tokens: int
     completion_tokens: int = 0
-    cached_prompt_tokens: int | None = None  # None: not told
-    is_only_echo: bool = False  # what is written is not given out
+    cached_prompt_tokens: int | None = None  # None: left out
+    is_only_echo: bool = False  # the new text is left out, so its tokens do not count
 
     @classmethod
     def of(cls, prepared: Prepared, *, cached_prompt_tokens: int | None = None) -> "Usage":
-        """Of a request for which nothing is written yet."""
+        """Usage before the first new token."""
         request = prepared.request
         return cls(
             sum(map(len, prepared.prompts)),
@@ -87,18 +54,18 @@ class Usage:
 
 
 class Form(Protocol):
-    """How one kind of answer is written."""
+    """The JSON of one kind of answer."""
 
     prefix: str  # of its id
     kind: str  # `object`, when whole
     chunk_kind: str  # and of a chunk
 
     def opening(self, sample: int) -> list[Json]:
-        """Choices of chunks that come before a sample's first token."""
+        """Choices of the chunks before a sample's first token."""
         ...
 
     def chunks(self, update: Update) -> list[Json]:
-        """Choices of the chunks that tell what is new."""
+        """Choices of the chunks for an update."""
         ...
 
     def whole(self, update: Update) -> Json: ...
@@ -106,7 +73,7 @@ class Form(Protocol):
 
 @dataclass(slots=True)
 class Answer:
-    """One answer being given, in one form."""
+    """One answer in progress, in one form."""
 
     form: Form
     model: str
@@ -140,36 +107,43 @@ class Answer:
 
 
 def form_of(prepared: Prepared, tokenizer: Tokenizer, key: str, chain: Sequence[str] = ()) -> Form:
-    """How an answer to the request is written. key: of its id, and so of its calls'; chain: the
-    levels' names."""
+    """The form of an answer to the request. key: for the ids of the answer and its calls; chain:
+    the levels' names."""
     request, extras = prepared.request, Extras(prepared, tokenizer, chain)
     if isinstance(request, CompletionRequest):
         return CompletionForm(request, prepared.prompts, tokenizer, extras)
-    return ChatForm(request, prepared, tokenizer, key, extras)
+    return ChatForm(request, prepared, tokenizer, extras, key)
 
 
+@dataclass(slots=True)
 class Extras:
-    """What a choice has beside OpenAI's members, where it is asked for."""
+    """Members of a choice that OpenAI's lacks."""
 
-    def __init__(self, prepared: Prepared, tokenizer: Tokenizer, chain: Sequence[str]) -> None:
-        self._options = prepared.request.options
-        self._skips_special_tokens = prepared.params.skip_special_tokens
-        self._tokenizer = tokenizer
-        self._chain = chain
-        self._texts: dict[int, tuple[TokenTexts, deque[Origin]]] = {}  # by sample
+    _prepared: Prepared
+    _tokenizer: Tokenizer
+    _chain: Sequence[str]
+    _texts: dict[int, tuple[TokenTexts, deque[Origin]]] = field(default_factory=dict)  # by sample
+
+    def of_whole(self, update: Update, prompt: Sequence[int]) -> Json:
+        """Further members of a whole choice."""
+        has_ids = self._prepared.request.options.has_token_ids
+        return {"seed": update.seed} | ({"prompt_token_ids": list(prompt)} if has_ids else {})
 
     def of(self, update: Update) -> Json:
-        extras: Json = {"token_ids": update.tokens} if self._options.has_token_ids else {}
-        if self._options.has_origins:
+        """Members of any choice, where the request asks for them."""
+        options = self._prepared.request.options
+        extras: Json = {"token_ids": update.tokens} if options.has_token_ids else {}
+        if options.has_origins:
             extras["origins"] = self._origins(update)
         if update.progress is not None:
             extras["progress"] = update.progress.described()
         return extras
 
     def _origins(self, update: Update) -> list[Json]:
-        """Of the tokens whose text is known by now: one that is held back comes later."""
+        """Origins of the tokens whose text is certain by now; the others come later."""
         if update.sample not in self._texts:
-            stream = self._tokenizer.stream(skip_special_tokens=self._skips_special_tokens)
+            skips_special_tokens = self._prepared.params.skip_special_tokens
+            stream = self._tokenizer.stream(skip_special_tokens=skips_special_tokens)
             self._texts[update.sample] = (TokenTexts(stream), deque())
         texts, waiting = self._texts[update.sample]
         waiting.extend(update.origins)
@@ -186,22 +160,16 @@ class Extras:
         }
 
 
+@dataclass
 class CompletionForm:
     prefix = "cmpl-"
     kind = chunk_kind = "text_completion"
 
-    def __init__(
-        self,
-        request: CompletionRequest,
-        prompts: Sequence[Sequence[int]],
-        tokenizer: Tokenizer,
-        extras: Extras,
-    ) -> None:
-        self._request = request
-        self._prompts = prompts
-        self._extras = extras
-        self._tokenizer = tokenizer
-        self._places: dict[int, Places] = {}  # by sample
+    _request: CompletionRequest
+    _prompts: Sequence[Sequence[int]]
+    _tokenizer: Tokenizer
+    _extras: Extras
+    _places: dict[int, Places] = field(default_factory=dict)  # by sample
 
     def opening(self, sample: int) -> list[Json]:
         if not self._request.has_echo or self._request.is_prompt_scored:
@@ -213,12 +181,11 @@ class CompletionForm:
         return [self._choice(update)]
 
     def whole(self, update: Update) -> Json:
-        choice = self._choice(update) | {"seed": update.seed}
+        choice = self._choice(update)
         if self._request.has_echo and not self._request.is_prompt_scored:
             choice["text"] = self._echo(update.sample) + choice["text"]
-        if self._request.options.has_token_ids:
-            choice["prompt_token_ids"] = list(self._prompts[self._prompt_of(update.sample)])
-        return choice
+        prompt = self._prompts[self._prompt_of(update.sample)]
+        return choice | self._extras.of_whole(update, prompt)
 
     def _choice(self, update: Update) -> Json:
         if self._request.is_only_echo:
@@ -244,67 +211,57 @@ class CompletionForm:
         return prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)
 
     def _logprobs(self, update: Update) -> Json:
-        """Of the new tokens; in a sample's first chunk also of the prompt's, if they are asked for.
-        Nothing stands before its first token, which has none."""
-        told: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        """Log-probabilities of the new tokens, in a sample's first chunk behind the prompt's where
+        they are asked for. The prompt's first token has none."""
+        written: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         if update.sample not in self._places:
             length = 0
             if self._request.is_prompt_scored:
                 first = self._prompts[self._prompt_of(update.sample)][0]
                 places = Places(self._tokenizer.stream())
-                told["tokens"].append(spelled(self._tokenizer, first))
-                told["token_logprobs"].append(None)
-                told["top_logprobs"].append(None)
-                told["text_offset"].append(places.next(first))
-                self._tell(told, update.prompt_logprobs, places)
+                written["tokens"].append(spelled(self._tokenizer, first))
+                written["token_logprobs"].append(None)
+                written["top_logprobs"].append(None)
+                written["text_offset"].append(places.next(first))
+                self._write(written, update.prompt_logprobs, places)
                 length = len(self._echo(update.sample))
             self._places[update.sample] = Places(self._tokenizer.stream(), length)
-        self._tell(told, update.logprobs, self._places[update.sample])
-        return told
+        self._write(written, update.logprobs, self._places[update.sample])
+        return written
 
-    def _tell(self, told: Json, logprobs: Sequence[TokenLogprob], places: Places) -> None:
+    def _write(self, written: Json, logprobs: Sequence[TokenLogprob], places: Places) -> None:
         for each in logprobs:
-            told["tokens"].append(spelled(self._tokenizer, each.token))
-            told["token_logprobs"].append(_finite(each.logprob))
-            told["top_logprobs"].append(self._top(each))
-            told["text_offset"].append(places.next(each.token))
+            written["tokens"].append(spelled(self._tokenizer, each.token))
+            written["token_logprobs"].append(_finite(each.logprob))
+            written["top_logprobs"].append(self._top(each))
+            written["text_offset"].append(places.next(each.token))
 
     def _top(self, each: TokenLogprob) -> dict[str, float]:
-        """The likeliest, and the token itself, as OpenAI has it."""
+        """The likeliest tokens and, like OpenAI, the token itself."""
         of_all = [*each.top, (each.token, each.logprob)]
         return {spelled(self._tokenizer, token): _finite(logprob) for token, logprob in of_all}
 
 
+@dataclass
 class ChatForm:
     prefix = "chatcmpl-"
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
-    def __init__(
-        self,
-        request: ChatRequest,
-        prepared: Prepared,
-        tokenizer: Tokenizer,
-        key: str,
-        extras: Extras,
-    ) -> None:
-        self._request = request
-        self._prompt = prepared.prompts[0]
-        self._call_form = prepared.call_form
-        self._extras = extras
-        self._tokenizer = tokenizer
-        self._key = key
-        self._has_channels = prepared.has_channels
-        self._channels: dict[int, ChannelReader] = {}  # by sample
-        self._readers: dict[int, ToolReader] = {}  # by sample
+    _request: ChatRequest
+    _prepared: Prepared
+    _tokenizer: Tokenizer
+    _extras: Extras
+    _key: str
+    _channels: dict[int, ChannelReader] = field(default_factory=dict)  # by sample
+    _readers: dict[int, ToolReader] = field(default_factory=dict)  # by sample
 
     def opening(self, sample: int) -> list[Json]:
         delta = {"role": "assistant", "content": ""}
         return [{"index": sample, "delta": delta, "logprobs": None, "finish_reason": None}]
 
     def chunks(self, update: Update) -> list[Json]:
-        text, thought = self._told_apart(update)
-        content, calls = self._read(text, update)
+        thought, content, calls = self._parts(update)
         delta: Json = {"reasoning_content": thought} if thought else {}
         if content:
             delta["content"] = content
@@ -313,33 +270,30 @@ class ChatForm:
         choice = self._choice(update) | {"delta": delta}
         if not calls or update.finish_reason is None:
             return [choice]
-        # To OpenAI's client arguments are done when the end comes after them, as OpenAI sends it.
+        # OpenAI's client takes arguments as complete only where a later chunk has the end.
         end = {"delta": {}, "logprobs": None, "finish_reason": choice["finish_reason"]}
         return [choice | {"finish_reason": None}, {"index": update.sample} | end]
 
     def whole(self, update: Update) -> Json:
-        text, thought = self._told_apart(update)
-        content, calls = self._read(text, update)
+        thought, content, calls = self._parts(update)
         message: Json = {"role": "assistant", "content": content, "refusal": None}
         if thought:
             message["reasoning_content"] = thought
         if calls:
             message |= {"content": content or None, "tool_calls": list(calls.values())}
-        choice = self._choice(update) | {"message": message, "seed": update.seed}
-        if self._request.options.has_token_ids:
-            choice["prompt_token_ids"] = list(self._prompt)
-        return choice
+        choice = self._choice(update) | {"message": message}
+        return choice | self._extras.of_whole(update, self._prepared.prompts[0])
 
-    def _told_apart(self, update: Update) -> tuple[str, str]:
-        """What is new of the answer, and of the thoughts before it."""
-        if not self._has_channels:
-            return update.text, ""
-        reader = self._channels.setdefault(update.sample, ChannelReader())
-        return reader.told_apart(update.text, is_last=update.finish_reason is not None)
+    def _parts(self, update: Update) -> tuple[str, str, dict[int, Json]]:
+        """New text of the thoughts and of the content and, by number, new parts of the calls."""
+        text, thought = update.text, ""
+        if self._prepared.has_channels:
+            reader = self._channels.setdefault(update.sample, ChannelReader())
+            text, thought = reader.told_apart(text, is_last=update.finish_reason is not None)
+        return thought, *self._content_and_calls(text, update)
 
-    def _read(self, text: str, update: Update) -> tuple[str, dict[int, Json]]:
-        """What is new of the content and, by number, of the calls."""
-        use, form = self._request.tool_use, self._call_form
+    def _content_and_calls(self, text: str, update: Update) -> tuple[str, dict[int, Json]]:
+        use, form = self._request.tool_use, self._prepared.call_form
         if use is None or form is None:
             return text, {}
         if update.sample not in self._readers:
@@ -366,7 +320,7 @@ class ChatForm:
         return content, calls
 
     def _choice(self, update: Update) -> Json:
-        """Of what was read."""
+        """Comes after `_parts`, which counts the calls."""
         has_logprobs = self._request.params.logprobs is not None
         reader = self._readers.get(update.sample)
         has_called = update.finish_reason == "stop" and reader is not None and reader.num_calls > 0

@@ -1,27 +1,27 @@
-"""OpenAI's batch files answered offline: a file of requests in, a file of answers out.
+"""OpenAI's batch files: a file of requests in, a file of answers out.
 
-Owns the two formats and that no answer is lost or repeated by a process that dies. An answer is a
-function of its request, the model and the input file's time, so that an interrupted batch ends with
-the lines of an undisturbed one. Lines stand in the order in which they were done.
+Owns both formats. A killed process neither loses nor repeats an answer. An answer is a function of
+its request, the model and the input file's time, so an interrupted batch ends with the lines of an
+undisturbed one. Lines stand in the order of completion.
 """
 
 import fcntl
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
 
-from specqd.engine.generation import Generation
+from specqd.engine.generation import Generation, MakeGrammar
 from specqd.engine.reports import chain_of
-from specqd.engine.roles import Grammar
+from specqd.engine.updates import Update
 from specqd.errors import RequestError, SpecqdError, TokenizerError, shown
 from specqd.llm import LLM
-from specqd.openai.answers import Answer, Json, Update, Usage, form_of
+from specqd.openai.answers import Answer, Json, Usage, form_of
 from specqd.openai.errors import code_of, param_of, refusal
 from specqd.openai.requests import (
     ChatRequest,
@@ -36,11 +36,11 @@ _PARSERS: Mapping[str, Callable[[object], Request]] = {
     "/v1/completions": completion_request,
     "/v1/chat/completions": chat_request,
 }
-_HEAD = b'{"id": "batch_req_'  # how each line of ours begins
-_MOST_SUBMITTED = 64  # samples: enough to fill every place of the engine's batch as it empties
+_HEAD = b'{"id": "batch_req_'  # of every line that we write
+_MOST_SUBMITTED = 64  # samples: more than the engine's batch, so that no place stays empty
 
 Progress = Callable[[int, int], None]
-GrammarOf = Callable[[Prepared], Callable[[], Grammar] | None]
+GrammarOf = Callable[[Prepared], MakeGrammar | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class BatchRequest:
     """A line of the input."""
 
     custom_id: str
-    key: str  # of what the line says and of the model that is asked
+    key: str  # a digest of the line and the model's name
     request: Request
 
 
@@ -57,13 +57,13 @@ class Batch:
     """All requests of an input file."""
 
     path: Path
-    model: str  # the name that answers give
-    created: int  # when the input was last written, in seconds since 1970
+    model: str  # its name in the answers
+    created: int  # seconds since 1970, when the input was last written
     requests: tuple[BatchRequest, ...]
 
 
 def read_batch(path: Path, model: str) -> Batch:
-    """The requests of an input file, all checked; raises RequestError with the first bad line."""
+    """The requests of an input file, checked; raises RequestError with the first bad line."""
     with path.open("rb") as file:
         created = int(os.fstat(file.fileno()).st_mtime)
         requests: dict[str, BatchRequest] = {}
@@ -110,12 +110,12 @@ def _request(line: bytes, model: str) -> BatchRequest:
         raise RequestError(f"body.{error}".replace("body.body:", "body:")) from error
     if request.options.is_streamed:
         raise RequestError("body.stream: true; the answers of a batch are not streamed")
-    said = json.dumps([model, entry], sort_keys=True)
-    return BatchRequest(custom_id, sha256(said.encode()).hexdigest()[:32], request)
+    content = json.dumps([model, entry], sort_keys=True)
+    return BatchRequest(custom_id, sha256(content.encode()).hexdigest()[:32], request)
 
 
 class Answers:
-    """The output file while it is written: whole lines, on the disk before they count as done."""
+    """The output file in progress: whole lines, on the disk before they count as done."""
 
     def __init__(self, file: BinaryIO, done: Collection[str]) -> None:
         self.done = set(done)  # custom_ids
@@ -132,9 +132,9 @@ class Answers:
 
 @contextmanager
 def open_answers(path: Path, batch: Batch) -> Iterator[Answers]:
-    """The output file, new or as an earlier run left it; what was cut off is dropped.
+    """The output file, new or as an earlier run left it, without a line that was cut off.
 
-    Raises RequestError for a file that does not answer this batch, or that a process writes to.
+    Raises RequestError where it answers another batch, or where another process writes to it.
     """
     is_new = not path.exists()
     if not is_new and not path.is_file():
@@ -153,7 +153,7 @@ def open_answers(path: Path, batch: Batch) -> Iterator[Answers]:
 
 
 def _read_answers(file: BinaryIO, path: Path, batch: Batch) -> list[str]:
-    """The custom_ids of whole lines; a line that was cut off is removed from the file."""
+    """The custom_ids of whole lines; removes a last line that was cut off."""
     keys = {request.custom_id: request.key for request in batch.requests}
     done: list[str] = []
     whole = 0
@@ -170,8 +170,8 @@ def _read_answers(file: BinaryIO, path: Path, batch: Batch) -> list[str]:
         custom_id, request_id = _named(line, where)
         if request_id != f"batch_req_{keys.get(custom_id)}":
             raise RequestError(
-                f"{where}: answers {shown(custom_id)} as {batch.path} does not ask it, or not of "
-                f"{batch.model}; name another file"
+                f"{where}: answers another request or model than {shown(custom_id)} of "
+                f"{batch.path} to {batch.model}; name another file"
             )
         done.append(custom_id)
     return done
@@ -193,17 +193,13 @@ def _sync_directory(path: Path) -> None:
         os.close(directory)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Running:
-    """A request that the engine has, by prompt and sample."""
+    """A request in the engine."""
 
-    asked: BatchRequest
-    prepared: Prepared | None = None
-    prompts: list[list[Generation]] = field(default_factory=list)
-
-    @property
-    def samples(self) -> list[Generation]:
-        return [sample for samples in self.prompts for sample in samples]
+    line: BatchRequest
+    prepared: Prepared
+    samples: list[Generation]
 
     @property
     def is_done(self) -> bool:
@@ -215,10 +211,10 @@ class _Running:
 
 
 def answer_batch(llm: LLM, batch: Batch, answers: Answers, progress: Progress) -> int:
-    """Answers what is not yet answered; returns how many requests were refused.
+    """Answers the requests that have no answer yet; returns the number that was refused.
 
-    Each request's answer equals that of the request alone. A request that only the model can
-    refuse, such as one with too long a prompt, has an answer that says so.
+    Each answer equals that of the request alone. Where only the model can refuse a request, such as
+    one with too long a prompt, the answer is an error.
     """
     asks_chats = any(isinstance(each.request, ChatRequest) for each in batch.requests)
     if asks_chats and not llm.tokenizer.has_chat_template:
@@ -234,28 +230,26 @@ def answer_batch(llm: LLM, batch: Batch, answers: Answers, progress: Progress) -
         while waiting or running:
             progress(len(answers.done), len(batch.requests))
             while waiting and sum(len(each.samples) for each in running) < _MOST_SUBMITTED:
-                each = _Running(waiting.popleft())
-                running.append(each)  # first, so that it is cancelled if it is submitted in part
-                problem = _submit(llm, each, grammar_of)
-                if problem is not None:
-                    running.remove(each)
-                    answers.append(_lines([(each, problem)], batch, llm))
+                line = waiting.popleft()
+                try:
+                    running.append(_submit(llm, line, grammar_of))
+                except (RequestError, TokenizerError) as error:  # the latter: a template failed
+                    answers.append({line.custom_id: _refusal(line, error)})
                     refused += 1
             llm.engine.step()
-            finished = [each for each in running if each.is_done]
-            if finished:
+            if finished := [each for each in running if each.is_done]:
                 running = [each for each in running if not each.is_done]
-                answers.append(_lines([(each, each.error) for each in finished], batch, llm))
+                answers.append({each.line.custom_id: _line(each, batch, llm) for each in finished})
                 refused += sum(each.error is not None for each in finished)
-    except BaseException:
-        _cancel(llm, running)
-        raise
+    finally:
+        for sample in (sample for each in running for sample in each.samples):
+            llm.engine.cancel(sample)
     progress(len(answers.done), len(batch.requests))
     return refused
 
 
 def _grammar_of(llm: LLM, batch: Batch) -> GrammarOf | None:
-    """None where no text must follow rules: only those need llguidance."""
+    """None where no request has a grammar; only grammars need llguidance."""
     if not any(each.request.has_rules for each in batch.requests):
         return None
     try:
@@ -268,59 +262,35 @@ def _grammar_of(llm: LLM, batch: Batch) -> GrammarOf | None:
     return JsonGrammars(llm.tokenizer, llm.model.vocabulary, eos).of_request
 
 
-def _submit(llm: LLM, running: _Running, grammar_of: GrammarOf | None) -> SpecqdError | None:
-    """Queues a request's prompts; what refuses it, if anything does."""
-    try:
-        running.prepared = prepared = Prepared.of(running.asked.request, llm.tokenizer)
-        options, params = prepared.request.options, prepared.params.resolved(llm.defaults)
-        make_grammar = grammar_of(prepared) if grammar_of is not None else None
-        for prompt in prepared.prompts:
-            llm.engine.check_length(len(prompt), options.asked_tokens)
-            samples = llm.engine.submit(
-                prompt,
-                params,
-                make_grammar,
-                cache_salt=options.cache_salt,
-                is_plain=options.is_plain,
-            )
-            running.prompts.append(samples)
-    except (RequestError, TokenizerError) as error:  # the latter where a template fails
-        _cancel(llm, [running])
-        return error
-    return None
+def _submit(llm: LLM, line: BatchRequest, grammar_of: GrammarOf | None) -> _Running:
+    prepared = Prepared.of(line.request, llm.tokenizer)
+    make_grammar = grammar_of(prepared) if grammar_of is not None else None
+    salt = line.request.options.cache_salt
+    request = prepared.for_engine(llm.defaults, make_grammar, salt)
+    return _Running(line, prepared, llm.engine.submit(request))
 
 
-def _cancel(llm: LLM, running: Sequence[_Running]) -> None:
-    for sample in (sample for each in running for sample in each.samples):
-        llm.engine.cancel(sample)
+def _line(running: _Running, batch: Batch, llm: LLM) -> Json:
+    line, prepared, samples = running.line, running.prepared, running.samples
+    if running.error is not None:
+        return _refusal(line, running.error)
+    usage = Usage.of(prepared)
+    usage.completion_tokens = sum(sample.count for sample in samples)
+    form = form_of(prepared, llm.tokenizer, line.key, chain_of(llm.engine.level))
+    answer = Answer(form, batch.model, usage, line.key, batch.created)
+    whole = answer.whole([Update.of(i, sample) for i, sample in enumerate(samples)])
+    return _response(line, 200, whole)
 
 
-def _lines(
-    finished: Sequence[tuple[_Running, SpecqdError | None]], batch: Batch, llm: LLM
-) -> dict[str, Json]:
-    return {each.asked.custom_id: _line(each, error, batch, llm) for each, error in finished}
+def _refusal(line: BatchRequest, error: SpecqdError) -> Json:
+    kind, param, code = "invalid_request_error", param_of(error), code_of(error)
+    return _response(line, 400, refusal(str(error), kind, param, code))
 
 
-def _line(running: _Running, error: SpecqdError | None, batch: Batch, llm: LLM) -> Json:
-    key = running.asked.key
-    if error is not None:
-        kind, param, code = "invalid_request_error", param_of(error), code_of(error)
-        status, body = 400, refusal(str(error), kind, param, code)
-    else:
-        status, body = 200, _answer(running, batch, llm)
+def _response(line: BatchRequest, status: int, body: Json) -> Json:
     return {
-        "id": f"batch_req_{key}",
-        "custom_id": running.asked.custom_id,
-        "response": {"status_code": status, "request_id": f"req_{key}", "body": body},
+        "id": f"batch_req_{line.key}",
+        "custom_id": line.custom_id,
+        "response": {"status_code": status, "request_id": f"req_{line.key}", "body": body},
         "error": None,
     }
-
-
-def _answer(running: _Running, batch: Batch, llm: LLM) -> Json:
-    assert running.prepared is not None
-    key = running.asked.key
-    usage = Usage.of(running.prepared)
-    usage.completion_tokens = sum(sample.count for sample in running.samples)
-    form = form_of(running.prepared, llm.tokenizer, key, chain_of(llm.engine.level))
-    answer = Answer(form, batch.model, usage, key, batch.created)
-    return answer.whole([Update.whole(i, each) for i, each in enumerate(running.samples)])

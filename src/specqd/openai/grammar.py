@@ -1,6 +1,6 @@
-"""JSON that must follow schemas: a grammar's masks by llguidance, bounded before it is built.
+"""Grammars for JSON schemas and tool calls, by llguidance, with bounds on the schemas.
 
-Knows schemas and tokens; knows nothing of levels, which ask for masks along their proposals.
+Knows schemas and tokens; knows nothing of the levels that ask for masks along their proposals.
 """
 
 import json
@@ -12,7 +12,7 @@ import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
-from specqd.engine.roles import Grammar
+from specqd.engine.generation import MakeGrammar
 from specqd.errors import FieldError
 from specqd.openai.requests import Prepared
 from specqd.text.tokenizer import Tokenizer
@@ -21,11 +21,9 @@ MOST_SCHEMA_CHARACTERS = 1 << 16
 DEEPEST_SCHEMA = 32
 _FORMAT, _TOOLS = "response_format", "tools"  # fields of requests
 
-MakeGrammar = Callable[[], Grammar]
-
 
 class JsonGrammars:
-    """Grammars over one tokenizer, whose tables are made when the first is asked for."""
+    """Grammars over one tokenizer. The first of them builds its tables."""
 
     def __init__(
         self, tokenizer: Tokenizer, vocabulary: int, eos_token_ids: SequenceOf[int]
@@ -36,10 +34,10 @@ class JsonGrammars:
         self._tables: llguidance.LLTokenizer | None = None
 
     def of_request(self, prepared: Prepared) -> MakeGrammar | None:
-        """Makes a fresh grammar for each text; None where texts are free. Raises FieldError for
-        what cannot be followed.
+        """A maker of one grammar a sample; None where the request has none. Raises FieldError
+        where a grammar cannot be built.
 
-        May take a second: not to be called where others wait.
+        Takes up to 1 s: do not call it on the event loop or between rounds.
         """
         schema, use = prepared.request.options.schema, prepared.tool_use
         if not prepared.has_rules:
@@ -48,7 +46,7 @@ class JsonGrammars:
             assert schema is not None
             return self.of_schema(schema)
         if schema is not None:
-            self.of_schema(schema)  # so that what is wrong with it is told as its own
+            self.of_schema(schema)  # so that an error names its field
         check_bounds([tool.parameters for tool in use.callable], _TOOLS)
         rules = prepared.call_form.rules(use, schema)
         return self._of_rules(lambda: llguidance.LLMatcher.grammar_from_lark(rules), _TOOLS)
@@ -71,7 +69,7 @@ class JsonGrammars:
 
     def _tokens(self, field: str) -> llguidance.LLTokenizer:
         if not self._eos:
-            raise FieldError(field, "this model has no token that ends a text, so none can follow")
+            raise FieldError(field, "the model has no end token, which a text with a schema needs")
         if self._tables is None:
             self._tables = llguidance.LLTokenizer(
                 self._tokenizer.to_json(), n_vocab=self._vocabulary, eos_token=self._eos
@@ -80,14 +78,14 @@ class JsonGrammars:
 
 
 class JsonGrammar:
-    """What may come next in one text. Looking ahead leaves no trace on what was accepted."""
+    """A Grammar of one sample. Masks along a proposal leave its accepted tokens as they are."""
 
     def __init__(self, fresh: llguidance.LLMatcher, words: int) -> None:
-        self._fresh = fresh  # is copied only
+        self._fresh = fresh  # only copied, never advanced
         self._matcher = fresh.deep_copy()
         self._words = words
         self._accepted: list[int] = []
-        self._ahead: list[int] = []  # what the matcher has read beyond the accepted tokens
+        self._ahead: list[int] = []  # tokens that the matcher has read beyond the accepted ones
         self._rows: dict[tuple[int, ...], NDArray[np.uint32] | None] = {}  # by tokens ahead
 
     def accept(self, token: int) -> None:
@@ -100,7 +98,7 @@ class JsonGrammar:
         self._matcher.consume_token(token)
 
     def masks(self, proposal: SequenceOf[int]) -> NDArray[np.uint32]:
-        """See Grammar. Nothing is allowed once llguidance has given up on the text."""
+        """See Grammar. Allows nothing once llguidance has given up on the text."""
         masks = np.full((len(proposal) + 1, self._words), 0xFFFFFFFF, np.uint32)
         for length in range(len(proposal) + 1):
             ahead = tuple(proposal[:length])
@@ -125,12 +123,12 @@ class JsonGrammar:
         allowed = self._allowed()
         if allowed is None:
             if ahead:
-                self._start_again()  # the tokens ahead may be wrong, and must not end the text
+                self._start_again()  # wrong tokens ahead must not end the text
             return np.zeros(self._words, np.uint32)
         return allowed
 
     def _allowed(self) -> NDArray[np.uint32] | None:
-        """None where llguidance has given up, for good: a text may take too much work."""
+        """None where llguidance has given up for good, since the text takes too much work."""
         if self._matcher.is_error():
             return None
         try:
@@ -155,12 +153,12 @@ class JsonGrammar:
 
 
 def check_bounds(schemas: SequenceOf[Mapping[str, Any]], field: str) -> None:
-    """Raises FieldError where schemas refer elsewhere, are nested too deeply, or long in all."""
+    """Raises FieldError where schemas have remote references, or are too deep or too long."""
     level: list[Any] = list(schemas)
     for _ in range(DEEPEST_SCHEMA):
         for each in level:
             if isinstance(each, dict) and not _is_local(each.get("$ref")):
-                raise FieldError(field, "the schema refers elsewhere; $ref must begin with #")
+                raise FieldError(field, "the schema refers elsewhere; begin each $ref with #")
         level = [
             inner
             for each in level

@@ -1,21 +1,21 @@
 """Bodies of OpenAI's completion and chat requests, checked. Knows no models and no transport.
 
-Beside OpenAI's fields some of vLLM's are known: those that SamplingParams has, min_tokens where it
-holds anyway, continuous_usage_stats, return_token_ids, cache_salt and chat_template_kwargs; and
-some of our own: return_origins, return_progress and draft.
-Where a field is absent, temperature and its like are as the model's authors recommend, not 1 as at
-OpenAI. What is refused is refused by its field.
+Some of vLLM's fields are known too: those of SamplingParams, min_tokens (only with ignore_eos),
+continuous_usage_stats, return_token_ids, cache_salt and chat_template_kwargs; and three of ours:
+return_origins, return_progress and draft. Where sampling fields are absent, the model's
+recommendation applies, not OpenAI's temperature of 1. Errors name the field.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from specqd.config.fields import Fields, token_ids
+from specqd.engine.generation import GenerationRequest, MakeGrammar
 from specqd.errors import FieldError, shown
 from specqd.openai import tools as openai_tools
-from specqd.openai.body_fields import BodyFields, token_ids
 from specqd.openai.tool_calls import CallForm, ToolUse, call_form
-from specqd.sampling import SamplingParams
+from specqd.sampling import Defaults, SamplingParams
 from specqd.text.channels import has_channels
 from specqd.text.tokenizer import Tokenizer
 
@@ -25,12 +25,12 @@ MOST_STOPS = 16
 MOST_STOP_CHARACTERS = 1024
 MOST_BIASES = 1024
 MOST_LOGPROBS = 20
-MOST_PROMPT_LOGPROBS = 1 << 18  # in one answer: to write them takes a quarter of a second
+MOST_PROMPT_LOGPROBS = 1 << 18  # in one answer: writing them takes 0.25 s
 
 _COMPLETION_TOKENS = 16  # OpenAI's default for completions; chats run to the context's end
 _MOST_INT32 = 2**31 - 1
 
-# Fields that bear SamplingParams' names and need no other check than its own.
+# Fields with SamplingParams' names and checks.
 _SAMPLING = (
     "temperature",
     "top_p",
@@ -40,11 +40,11 @@ _SAMPLING = (
     "frequency_penalty",
     "seed",
 )
-_WITHOUT_EFFECT = ("user", "service_tier", "safety_identifier", "prompt_cache_key")  # texts
+_WITHOUT_EFFECT = ("user", "service_tier", "safety_identifier", "prompt_cache_key")  # strings
 _ENDS = ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos")
-_TOLD = ("stream", "stream_options", "logprobs", "return_token_ids", "return_origins")
+_SHOWN = ("stream", "stream_options", "logprobs", "return_token_ids", "return_origins")
 _OTHERS = ("model", "n", "top_k", "logit_bias", "response_format", "cache_salt", "draft")
-_SHARED = {*_SAMPLING, *_WITHOUT_EFFECT, *_ENDS, *_TOLD, *_OTHERS}
+_SHARED = {*_SAMPLING, *_WITHOUT_EFFECT, *_ENDS, *_SHOWN, *_OTHERS}
 _SHARED |= {"return_progress", "metadata", "store"}
 _COMPLETION = _SHARED | {"prompt", "echo", "best_of", "suffix"}
 _CHAT = _SHARED | set(openai_tools.FIELDS)
@@ -56,43 +56,43 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What both kinds of request may say beside prompts and sampling."""
+    """Options of both kinds of request, without prompts and sampling."""
 
     model: str | None = None
     is_streamed: bool = False
     has_usage_chunk: bool = False  # at the stream's end
     has_running_usage: bool = False  # in its other chunks too
     has_token_ids: bool = False
-    schema: dict[str, Any] | None = None  # that the text must follow, as JSON
-    cache_salt: str = ""  # cached prompts are shared among requests of the same one
-    has_origins: bool = False  # each token's text, and who said it first
-    has_progress: bool = False  # with each chunk, what the levels did so far
-    is_plain: bool = False  # without drafts; the text is the same
-    asked_tokens: int = 1  # new ones for which there must be room; without max_tokens, one
+    schema: dict[str, Any] | None = None  # the text must be JSON that follows it
+    cache_salt: str = ""  # cached prompts are shared among requests of one salt
+    has_origins: bool = False  # each token's text, and the level that proposed it first
+    has_progress: bool = False  # with each chunk, the levels' work so far
+    is_plain: bool = False  # without drafts, with the same text
+    new_tokens: int = 1  # for which there must be room; without max_tokens, one
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """What /v1/completions asks for: `params.n` continuations of each prompt."""
+    """A request for `params.n` continuations of each prompt."""
 
     prompts: tuple[str | tuple[int, ...], ...]  # texts or token ids
     params: SamplingParams
     options: Options = field(default_factory=Options)
     has_echo: bool = False  # the prompt stands before the text
-    is_only_echo: bool = False  # and the text is left out: no engine ends before its first token
+    is_only_echo: bool = False  # max_tokens is 0; the one token that the engine makes is left out
 
     @property
     def is_prompt_scored(self) -> bool:
-        """Whether log-probabilities are given of the prompt's tokens too."""
+        """Whether the answer has log-probabilities of the prompt's tokens."""
         return self.params.prompt_logprobs is not None
 
     @property
     def has_rules(self) -> bool:
-        """Whether a grammar says what may come next."""
+        """Whether a grammar restricts the text."""
         return self.options.schema is not None
 
     def encoded(self, tokenizer: Tokenizer) -> list[list[int]]:
-        """The prompts' ids, of which the model may still refuse some."""
+        """The prompts' ids. The model may still refuse some."""
         return [
             tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
             for prompt in self.prompts
@@ -101,7 +101,7 @@ class CompletionRequest:
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """What /v1/chat/completions asks for: `params.n` answers to one conversation."""
+    """A request for `params.n` answers to one conversation."""
 
     messages: tuple[Message, ...]
     params: SamplingParams
@@ -111,9 +111,9 @@ class ChatRequest:
 
     @property
     def has_rules(self) -> bool:
-        """Whether a grammar says what may come next."""
-        is_held = self.tool_use is not None and self.tool_use.has_rules
-        return is_held or self.options.schema is not None
+        """Whether a grammar restricts the text."""
+        has_tool_rules = self.tool_use is not None and self.tool_use.has_rules
+        return has_tool_rules or self.options.schema is not None
 
     def encoded(self, tokenizer: Tokenizer) -> list[list[int]]:
         """The one prompt's ids. Runs the model's template; raises TokenizerError where it fails."""
@@ -126,18 +126,18 @@ Request = CompletionRequest | ChatRequest
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request as one model takes it."""
+    """A request with its prompts as one model's tokens."""
 
     request: Request
     prompts: list[list[int]]
     params: SamplingParams
     call_form: CallForm | None = None  # where tools may be called
-    has_channels: bool = False  # its texts say which part is thought and which the answer
+    has_channels: bool = False  # its texts mark thoughts and answer
 
     @classmethod
     def of(cls, request: Request, tokenizer: Tokenizer) -> "Prepared":
-        """Raises RequestError for what this model cannot do, TokenizerError where its template
-        fails."""
+        """Raises RequestError where this model cannot do it, TokenizerError where its chat
+        template fails."""
         form, params = None, request.params
         is_free_chat = isinstance(request, ChatRequest) and not request.has_rules
         is_channeled = is_free_chat and has_channels(tokenizer)
@@ -147,11 +147,25 @@ class Prepared:
             params = replace(params, skip_special_tokens=False)
         prompts = request.encoded(tokenizer)
         if params.prompt_logprobs is not None:
-            told = sum(map(len, prompts)) * params.n * (1 + params.prompt_logprobs)
-            if told > MOST_PROMPT_LOGPROBS:
-                most = f"of prompts {told} log-probabilities; {MOST_PROMPT_LOGPROBS} are the most"
+            count = sum(map(len, prompts)) * params.n * (1 + params.prompt_logprobs)
+            if count > MOST_PROMPT_LOGPROBS:
+                most = f"{count} log-probabilities of prompts; {MOST_PROMPT_LOGPROBS} are the most"
                 raise FieldError("echo", f"asks for {most}; lower logprobs, or send fewer prompts")
         return cls(request, prompts, params, form, is_channeled)
+
+    def for_engine(
+        self, defaults: Defaults, make_grammar: MakeGrammar | None, cache_salt: str
+    ) -> GenerationRequest:
+        """defaults: the model's own recommendation, for what the request leaves open."""
+        options = self.request.options
+        return GenerationRequest(
+            self.prompts,
+            self.params.resolved(defaults),
+            make_grammar,
+            cache_salt,
+            options.is_plain,
+            options.new_tokens,
+        )
 
     @property
     def has_rules(self) -> bool:
@@ -164,7 +178,7 @@ class Prepared:
 
 def completion_request(body: object) -> CompletionRequest:
     """The request in a body of /v1/completions; raises FieldError."""
-    fields = BodyFields.of(body, _COMPLETION)
+    fields = Fields.of(body, _COMPLETION)
     logprobs = fields.whole("logprobs", 0, MOST_LOGPROBS)
     has_echo = fields.flag("echo")
     most = _most_tokens(fields, 0 if has_echo else 1)
@@ -174,7 +188,7 @@ def completion_request(body: object) -> CompletionRequest:
         params = replace(params, prompt_logprobs=logprobs)
     request = CompletionRequest(_prompts(fields), params, options, has_echo, most == 0)
     if fields.text("suffix"):
-        raise FieldError("suffix", "nothing can be inserted before a text; leave it out")
+        raise FieldError("suffix", "insertion before a suffix is not supported; leave it out")
     if fields.whole("best_of", 1, MOST_SAMPLES) not in (None, request.params.n):
         raise FieldError("best_of", "must equal n; samples are not ranked")
     return request
@@ -182,10 +196,10 @@ def completion_request(body: object) -> CompletionRequest:
 
 def chat_request(body: object) -> ChatRequest:
     """The request in a body of /v1/chat/completions; raises FieldError."""
-    fields = BodyFields.of(body, _CHAT)
+    fields = Fields.of(body, _CHAT)
     completion, most = fields.whole("max_completion_tokens", 1, _MOST_INT32), _most_tokens(fields)
     if completion is not None and most is not None:
-        raise FieldError("max_tokens", "max_completion_tokens says the same; give one of them")
+        raise FieldError("max_tokens", "max_completion_tokens means the same; give one of them")
     most = completion or most
     has_logprobs = fields.flag("logprobs")
     top = fields.whole("top_logprobs", 0, MOST_LOGPROBS)
@@ -196,9 +210,11 @@ def chat_request(body: object) -> ChatRequest:
         raise FieldError("chat_template_kwargs", f"{min(taken)} cannot be set here")
     tool_use, options = openai_tools.tool_use(fields), _options(fields, most)
     if tool_use is not None and tool_use.has_rules and fields.flag("ignore_eos"):
-        raise FieldError("ignore_eos", "what follows a schema has an end")
+        raise FieldError("ignore_eos", "text that follows a schema ends by itself; leave it out")
     if tool_use is not None and tool_use.must_call and options.schema is not None:
-        raise FieldError("response_format", "a text that must call a tool has no other form")
+        raise FieldError(
+            "response_format", "tool_choice demands a call, which is no such text; drop one"
+        )
     return ChatRequest(
         messages_of(fields),
         _params(fields, most, (top or 0) if has_logprobs else None),
@@ -208,11 +224,11 @@ def chat_request(body: object) -> ChatRequest:
     )
 
 
-def _most_tokens(fields: BodyFields, least: int = 1) -> int | None:
+def _most_tokens(fields: Fields, least: int = 1) -> int | None:
     return fields.whole("max_tokens", least, _MOST_INT32)
 
 
-def _params(fields: BodyFields, most: int | None, logprobs: int | None) -> SamplingParams:
+def _params(fields: Fields, most: int | None, logprobs: int | None) -> SamplingParams:
     sampling: dict[str, Any] = {
         name: fields.values[name] for name in _SAMPLING if name in fields.values
     }
@@ -235,7 +251,7 @@ def _params(fields: BodyFields, most: int | None, logprobs: int | None) -> Sampl
     return params
 
 
-def _options(fields: BodyFields, most: int | None) -> Options:
+def _options(fields: Fields, most: int | None) -> Options:
     for name in _WITHOUT_EFFECT:
         fields.text(name)
     fields.object("metadata")
@@ -248,10 +264,10 @@ def _options(fields: BodyFields, most: int | None) -> Options:
     if has_progress and not is_streamed:
         raise FieldError("return_progress", "goes with stream: true")
     if fields.text("draft") not in (None, "none"):
-        raise fields.wrong("draft", "none, or no such field,")
+        raise fields.wrong("draft", '"none"')
     schema = _schema(fields)
     if schema is not None and fields.flag("ignore_eos"):
-        raise FieldError("ignore_eos", "what follows a schema has an end")
+        raise FieldError("ignore_eos", "text that follows a schema ends by itself; leave it out")
     return Options(
         fields.text("model"),
         is_streamed,
@@ -263,11 +279,11 @@ def _options(fields: BodyFields, most: int | None) -> Options:
         has_origins=fields.flag("return_origins"),
         has_progress=has_progress,
         is_plain=fields.text("draft") == "none",
-        asked_tokens=most or 1,
+        new_tokens=most or 1,
     )
 
 
-def _usage_options(fields: BodyFields) -> tuple[bool, bool]:
+def _usage_options(fields: Fields) -> tuple[bool, bool]:
     """Whether a stream ends with its usage, and whether each chunk has that so far."""
     options = fields.nested(
         "stream_options", ("include_usage", "continuous_usage_stats", "include_obfuscation")
@@ -283,8 +299,8 @@ def _usage_options(fields: BodyFields) -> tuple[bool, bool]:
     return at_end, is_running
 
 
-def _schema(fields: BodyFields) -> dict[str, Any] | None:
-    """It is followed to the letter, whatever `strict` says."""
+def _schema(fields: Fields) -> dict[str, Any] | None:
+    """The schema of response_format; every schema is enforced, with `strict` or without."""
     form = fields.nested("response_format", ("type", "json_schema"))
     if form is None:
         return None
@@ -293,7 +309,7 @@ def _schema(fields: BodyFields) -> dict[str, Any] | None:
         raise form.wrong("type", "text, json_object or json_schema")
     named = form.nested("json_schema", ("name", "description", "schema", "strict"))
     if (named is not None) != (kind == "json_schema"):
-        raise form.error("json_schema", "goes with the type json_schema, and that with it")
+        raise form.error("json_schema", "the type json_schema needs it, and no other type takes it")
     if named is None:
         return {"type": "object"} if kind == "json_object" else None
     named.text("description")
@@ -306,7 +322,7 @@ def _schema(fields: BodyFields) -> dict[str, Any] | None:
     return schema
 
 
-def _prompts(fields: BodyFields) -> tuple[str | tuple[int, ...], ...]:
+def _prompts(fields: Fields) -> tuple[str | tuple[int, ...], ...]:
     """A text, a list of texts, a list of token ids or a list of such lists."""
     prompt = fields.get("prompt")
     if isinstance(prompt, str):
@@ -323,7 +339,7 @@ def _prompts(fields: BodyFields) -> tuple[str | tuple[int, ...], ...]:
     )
 
 
-def messages_of(fields: BodyFields) -> tuple[Message, ...]:
+def messages_of(fields: Fields) -> tuple[Message, ...]:
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise fields.wrong("messages", "a list of at least one message")
@@ -332,8 +348,8 @@ def messages_of(fields: BodyFields) -> tuple[Message, ...]:
 
 
 def _message(name: str, message: object) -> Message:
-    """As templates expect it: a text in one piece, under a role that all of them know. What they
-    make of further members is their affair."""
+    """A message as templates expect it: its text in one piece, a role that all of them know.
+    Further members are passed on."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise FieldError(name, f"{shown(message)} is not an object with a role")
     role = "system" if message["role"] == "developer" else message["role"]
@@ -353,15 +369,15 @@ def _part(name: str, part: object) -> str:
     if not isinstance(part, Mapping) or part.get("type") != "text":
         kind = part.get("type") if isinstance(part, Mapping) else part
         raise FieldError(name, f'is {shown(kind)}; only {{"type": "text", "text": ...}} is read')
-    fields = BodyFields.of(part, ("type", "text"), name)
+    fields = Fields.of(part, ("type", "text"), name)
     text = fields.text("text")
     if text is None:
         raise fields.wrong("text", "a text")
     return text
 
 
-def _biases(fields: BodyFields) -> dict[int, Any]:
-    """JSON's keys are texts; the ids in them are decimal."""
+def _biases(fields: Fields) -> dict[int, Any]:
+    """The ids are JSON's keys, so they are strings of decimal digits."""
     given = fields.object("logit_bias") or {}
     if len(given) > MOST_BIASES:
         raise FieldError("logit_bias", f"{len(given)} tokens; {MOST_BIASES} are the most")
@@ -371,7 +387,7 @@ def _biases(fields: BodyFields) -> dict[int, Any]:
     return {int(token): bias for token, bias in given.items() if bias is not None}
 
 
-def _stops(fields: BodyFields) -> tuple[str, ...]:
+def _stops(fields: Fields) -> tuple[str, ...]:
     given = fields.values.get("stop", [])
     stops = [given] if isinstance(given, str) else given
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):

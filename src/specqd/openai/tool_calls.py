@@ -1,7 +1,7 @@
-"""Tools that a text may or must call, and how a model writes such a call.
+"""Tools that a text may or must call, and the form in which a model writes calls.
 
-Knows templates and tokens; knows nothing of requests' bodies or answers. The model's own chat
-template says which form its calls have: it is shown a call, and what it makes of that is looked at.
+Knows templates and tokens; knows nothing of requests' bodies or answers. The form is found by a
+probe: the model's own chat template renders a call, and the form is read out of its text.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 from specqd.errors import FieldError, SpecqdError
 from specqd.text.tokenizer import Tokenizer
 
-OPENER, CLOSER = "<tool_call>", "</tool_call>"  # Hermes', of Qwen and others
+OPENER, CLOSER = "<tool_call>", "</tool_call>"  # of Hermes, Qwen and others
 PYTHON_TAG = "<|python_tag|>"  # may stand before a call of Llama 3
 NO_PARAMETERS: Mapping[str, Any] = {
     "type": "object",
@@ -30,7 +30,7 @@ _TAUGHT = re.compile(rf'{OPENER}\s*\{{(?=.{{0,80}}"name":)(?=.{{0,80}}"arguments
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function of the client's."""
+    """A function that the client offers."""
 
     name: str
     parameters: Mapping[str, Any]  # a JSON schema
@@ -38,18 +38,18 @@ class Tool:
     description: str | None = None
 
     def described(self) -> dict[str, Any]:
-        """As chat templates show it, with the members and the order that models were taught."""
-        said = {} if self.description is None else {"description": self.description}
-        function = {"name": self.name, **said, "parameters": dict(self.parameters)}
+        """The JSON for chat templates, with the members and the order of models' training."""
+        text = {} if self.description is None else {"description": self.description}
+        function = {"name": self.name, **text, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What one request offers."""
+    """The tools of one request."""
 
-    tools: tuple[Tool, ...]  # that the model is told of
-    allowed: frozenset[str] | None = None  # the names of those it may call; None: all
+    tools: tuple[Tool, ...]  # in the prompt
+    allowed: frozenset[str] | None = None  # the names of those that may be called; None: all
     must_call: bool = False
     is_parallel: bool = True  # a text may have several calls
 
@@ -61,7 +61,7 @@ class ToolUse:
 
     @property
     def has_rules(self) -> bool:
-        """Whether the text is held to them, and not only looked through for calls."""
+        """Whether a grammar enforces them; else the text is only searched for calls."""
         is_free = not self.must_call and self.is_parallel and self.callable == self.tools
         return not is_free or any(tool.is_strict for tool in self.tools)
 
@@ -73,13 +73,13 @@ class CallForm:
     begin: str
     middle: str
     end: str
-    is_tagged: bool  # calls stand in <tool_call> tags, within text; else one is a text of its own
-    special_ids: Mapping[str, int]  # of its tags, those that decoding leaves out of texts
+    is_tagged: bool  # calls stand in <tool_call> tags within text; else a call is the whole text
+    special_ids: Mapping[str, int]  # of its tags that are special tokens
 
     def rules(self, use: ToolUse, answer: Mapping[str, Any] | None) -> str:
-        """What texts must follow, in llguidance's Lark. answer: the schema of one without calls.
+        """The grammar in llguidance's Lark. answer: the schema of a text without calls.
 
-        Where a call begins in free text, the lexer must decide as it reads: hence [lazy].
+        [lazy]: where a call begins in free text, the lexer must decide at once.
         """
         call = f"call: {self._calls(use, self.begin)}\n"
         calls = 'call ("\\n" call)*' if use.is_parallel and self.is_tagged else "call"
@@ -119,10 +119,9 @@ class CallForm:
 
 
 def call_form(tokenizer: Tokenizer) -> CallForm:
-    """How the model of this tokenizer writes calls.
+    """The form in which this tokenizer's model writes calls.
 
-    Raises FieldError where its template has no form that is known, RequestError where it has no
-    template.
+    Raises FieldError where its template has no known form, RequestError where it has no template.
     """
     tools = [Tool(_PROBE, NO_PARAMETERS, False, "?").described()]
     asked = [{"role": "user", "content": "?"}]
@@ -141,13 +140,13 @@ def call_form(tokenizer: Tokenizer) -> CallForm:
         raise FieldError(
             "tools",
             "the chat template of this model calls tools in no form that is known (<tool_call>, or "
-            "JSON as Llama 3 writes it); leave tools out",
+            "Llama 3's JSON); leave tools out",
         )
     return form
 
 
 def _form_in(prompt: str, text: str, tokenizer: Tokenizer) -> CallForm | None:
-    """text: the prompt and then the probe's call, as the template writes them."""
+    """text: the prompt and the probe's call, as the template renders them."""
     found = _PROBED.search(text)
     if found is not None:
         before, after = text[: found.start()], text[found.end() :]
@@ -160,7 +159,7 @@ def _form_in(prompt: str, text: str, tokenizer: Tokenizer) -> CallForm | None:
         if not spoken.strip():
             special = _special(tokenizer, PYTHON_TAG)
             return CallForm(found[1], found[2], found[3], False, special)
-    if _TAUGHT.search(text):  # but earlier calls are not written, or in another order
+    if _TAUGHT.search(text):  # the template shows the form, but renders no call in it
         special = _special(tokenizer, OPENER, CLOSER)
         begin, end = f'{OPENER}\n{{"name": "', f"}}\n{CLOSER}"
         return CallForm(begin, '", "arguments": ', end, True, special)

@@ -1,9 +1,8 @@
-"""Calls of tools read out of a text as it comes. What was given out is never taken back.
+"""Reads calls of tools out of a text as it is generated. No piece is taken back.
 
-Knows the two forms of `tool_calls`; knows nothing of tokens, or of how answers are written. A call
-is one from where its name and the begin of its arguments are there; what comes to neither stays
-content. Arguments are passed on as the model writes them, for JSON that is wrong is the client's to
-see, as at OpenAI.
+Knows the two forms of `tool_calls`; knows nothing of tokens or of answers. A call begins once its
+name and the begin of its arguments are read; any other text stays content. Arguments are passed on
+as the model writes them: like OpenAI, wrong JSON is for the client to see.
 """
 
 import json
@@ -40,14 +39,14 @@ class ToolReader:
         self.num_calls = 0
         self._names = names
         self._is_tagged = is_tagged
-        self._held = ""  # what cannot be given out yet
+        self._held = ""  # text that is not passed on yet
         self._body = 0  # where in it a call's object begins
-        self._seen = 0  # how far it was looked through
+        self._seen = 0  # how far it was searched
         self._object = _Object()
         self._state: Literal["text", "head", "arguments", "tail", "plain"] = "text"
 
     def feed(self, text: str) -> list[Piece]:
-        """What became certain with this piece of text."""
+        """The pieces that became certain with this text."""
         self._held += text
         pieces: list[Piece] = []
         steps = {
@@ -62,19 +61,19 @@ class ToolReader:
         return pieces
 
     def finish(self) -> list[Piece]:
-        """What is left at the text's end."""
+        """The last pieces, at the text's end."""
         pieces: list[Piece] = []
         if self._state == "head" and self._take_whole(self._held[self._body :], pieces):
             self._held = ""
         rest = self._held.strip("}; \t\r\n") if self.num_calls else self._held
-        if self._state == "tail" and CLOSER.startswith(rest):  # which was cut
+        if self._state == "tail" and CLOSER.startswith(rest):  # the text ends within it
             rest = ""
         if rest:
             pieces.append(self._held)
         self._held = ""
         return pieces
 
-    # --- Each takes a step, and says whether another one may be taken --------------------------
+    # --- Each takes a step and returns whether another may follow ------------------------------
 
     def _tagged_text(self, pieces: list[Piece]) -> bool:
         at = self._held.find(OPENER)
@@ -135,7 +134,7 @@ class ToolReader:
         return True
 
     def _end_of_body(self) -> tuple[int | None, int]:
-        """Where the call's object ends in what is held, and where the text goes on after it."""
+        """The end of the call's object in the held text, and the place where the text goes on."""
         if self._is_tagged:
             at = self._held.find(CLOSER, max(self._body, self._seen - len(CLOSER)))
             self._seen = len(self._held)
@@ -146,7 +145,7 @@ class ToolReader:
         return (None, 0) if end is None else (self._seen, self._seen)
 
     def _take_whole(self, body: str, pieces: list[Piece]) -> bool:
-        """Takes a call whose members stand in another order, where this is one."""
+        """Takes a call with its members in another order, if the body is one."""
         call = _whole_call(body)
         if call is None or call[0] not in self._names:
             return False
@@ -167,7 +166,7 @@ class ToolReader:
         return True
 
     def _tail(self, pieces: list[Piece]) -> bool:
-        """Up to where the text goes on after a call."""
+        """Skips to where the text goes on after a call."""
         if not self._is_tagged:
             rest = self._held.lstrip()
             if not rest:
@@ -183,7 +182,7 @@ class ToolReader:
 
 
 class _Object:
-    """Where a JSON object ends that comes in pieces."""
+    """Finds the end of a JSON object that comes in pieces."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -191,8 +190,8 @@ class _Object:
         self._is_escaped = False
 
     def end_in(self, piece: str) -> int | None:
-        """How much of the piece belongs to it; None: all, and more may come. What begins a tag ends
-        it, for outside of its texts no JSON has one."""
+        """The length of the object's part of the piece; None: all of it, and more may come. The
+        begin of a tag ends it, since JSON has none outside of strings."""
         for i, character in enumerate(piece):
             if self._is_escaped:
                 self._is_escaped = False
@@ -213,7 +212,7 @@ class _Object:
 
 
 def _whole_call(body: str) -> tuple[str, str] | None:
-    """The name and the arguments of a call that is JSON as a whole."""
+    """The name and the arguments of a call, where the body is valid JSON."""
     call = _object_of(body)
     if call is None or not isinstance(call.get("name"), str):
         return None

@@ -5,8 +5,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specqd.config.fields import Fields
 from specqd.errors import FieldError, shown
-from specqd.openai.body_fields import BodyFields
 from specqd.openai.tool_calls import NO_PARAMETERS, Tool, ToolUse
 
 FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
@@ -20,9 +20,9 @@ _FORMS = (
 )
 
 
-def tool_use(fields: BodyFields) -> ToolUse | None:
-    """What the text may or must call; None: nothing. The model is told of no tools then, so that it
-    has no reason to call one."""
+def tool_use(fields: Fields) -> ToolUse | None:
+    """The tools that the text may or must call; None: no tools. The prompt then lists none, so
+    that the model has no reason to call one."""
     given = fields.get("tools")
     if given is None:
         for name in ("tool_choice", "parallel_tool_calls"):
@@ -46,8 +46,8 @@ def tool_use(fields: BodyFields) -> ToolUse | None:
     return ToolUse(tools, must_call=choice == "required", is_parallel=is_parallel)
 
 
-def _function(name: str, tool: object) -> BodyFields:
-    fields = BodyFields.of(tool, ("type", "function"), name)
+def _function(name: str, tool: object) -> Fields:
+    fields = Fields.of(tool, ("type", "function"), name)
     function = fields.nested("function", ("name", "description", "parameters", "strict"))
     if fields.get("type") != "function" or function is None:
         raise FieldError(name, 'a tool {"type": "function", "function": {...}} is needed')
@@ -70,8 +70,8 @@ def _tool(name: str, tool: object) -> Tool:
     )
 
 
-def _chosen(fields: BodyFields, tools: tuple[Tool, ...], is_parallel: bool) -> ToolUse:
-    """One function that must be called, or several of which some may or must."""
+def _chosen(fields: Fields, tools: tuple[Tool, ...], is_parallel: bool) -> ToolUse:
+    """A tool_choice that names one function, or that allows several."""
     choice = fields.nested("tool_choice", ("type", "function", "allowed_tools"))
     assert choice is not None
     kind, names = choice.get("type"), [tool.name for tool in tools]
@@ -88,8 +88,8 @@ def _chosen(fields: BodyFields, tools: tuple[Tool, ...], is_parallel: bool) -> T
     return ToolUse(tools, _allowed(allowed, names), must_call=must_call, is_parallel=is_parallel)
 
 
-def _allowed(fields: BodyFields, names: Sequence[str]) -> frozenset[str]:
-    """The names in a list of tools, whose descriptions clients may repeat."""
+def _allowed(fields: Fields, names: Sequence[str]) -> frozenset[str]:
+    """The names in a list of tools; clients may repeat the descriptions."""
     given = fields.get("tools")
     if not isinstance(given, list) or not 0 < len(given) <= MOST_TOOLS:
         raise fields.wrong("tools", f"a list of 1 to {MOST_TOOLS} functions")
@@ -99,7 +99,7 @@ def _allowed(fields: BodyFields, names: Sequence[str]) -> frozenset[str]:
     )
 
 
-def _name_in(function: BodyFields, names: Sequence[str]) -> str:
+def _name_in(function: Fields, names: Sequence[str]) -> str:
     named = function.text("name")
     if named is None or named not in names:
         raise function.wrong("name", "the name of one of the tools")
@@ -107,8 +107,8 @@ def _name_in(function: BodyFields, names: Sequence[str]) -> str:
 
 
 def with_names(messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    """Results of calls with their functions' names: some templates ask for them, and clients send
-    the calls' ids alone."""
+    """Messages where results of calls have their functions' names. Some templates need them;
+    clients send only the calls' ids."""
     calls = [call for message in messages for call in message.get("tool_calls") or ()]
     names = {str(call.get("id")): call["function"]["name"] for call in calls}
 
@@ -120,8 +120,8 @@ def with_names(messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any]
 
 
 def calls_of(name: str, calls: object) -> list[dict[str, Any]]:
-    """The calls of an assistant's message, as templates expect them: with objects for arguments,
-    where clients have them as text. What is no JSON object stays text: a model may have said so."""
+    """The calls of an assistant's message, as templates expect them: with arguments as an object,
+    which clients send as text. Text that is no JSON object stays: a model may have written it."""
     if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
         raise FieldError(name, f"{shown(calls)} is not a list of calls")
     return [_call(f"{name}[{i}]", call) for i, call in enumerate(calls)]

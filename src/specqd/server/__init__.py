@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server: HTTP in, requests to one engine, text out as it comes.
+"""An OpenAI-compatible server: HTTP requests to one engine, answers whole or as streams.
 
-Needs the extra `specqd[serve]`. Knows how a request travels; knows nothing of drafts or weights.
+Needs the extra `specqd[serve]`. Knows transport; knows nothing of drafts or weights.
 """

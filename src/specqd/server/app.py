@@ -1,4 +1,4 @@
-"""The server's paths: what each takes, and whom it asks. Built once, around one engine."""
+"""The server's paths. Built once, around one engine."""
 
 import asyncio
 import time
@@ -15,12 +15,13 @@ from starlette.types import ASGIApp
 
 from specqd import __version__
 from specqd.engine.engine import Engine
+from specqd.engine.generation import MakeGrammar
 from specqd.engine.reports import Stats, chain_of
 from specqd.errors import SpecqdError, shown
 from specqd.openai.answers import Answer, Usage, form_of
-from specqd.openai.grammar import JsonGrammars, MakeGrammar
+from specqd.openai.grammar import JsonGrammars
 from specqd.openai.requests import Prepared, chat_request, completion_request
-from specqd.openai.requests import Request as Asked
+from specqd.openai.requests import Request as ApiRequest
 from specqd.sampling import Defaults
 from specqd.server.bandwidth import measure_limits
 from specqd.server.bodies import detokenize_request, json_of, tokenize_request
@@ -38,17 +39,17 @@ _PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What is served, under which name, to whom, and how much of it at once."""
+    """The engine to serve, the model's name, access rules and limits."""
 
     engine: Engine
     model_name: str
-    defaults: Defaults  # the model's own recommendation, for what a request leaves open
+    defaults: Defaults  # the model's recommendation, for fields that a request leaves open
     access: Access
     most_open_samples: int = 1024
 
 
 class Service:
-    """What the paths share: the engine's thread, and the way of a request to it."""
+    """State that the paths share: the engine's thread, metrics, grammars."""
 
     def __init__(self, serving: Serving) -> None:
         self.serving = serving
@@ -75,30 +76,29 @@ class Service:
             )
 
     async def in_turn(self, body_size: int, work: Callable[[], T]) -> T:
-        """What comes of work on a body's texts, which may take time; of long ones one at a time,
-        since a text that is cut into tokens takes a hundred times its size."""
+        """Runs work on a body's texts in a worker thread. Long bodies take turns: tokenizing a text
+        takes a hundred times its size in memory."""
         async with self._long_bodies if body_size > _LONG_BODY_BYTES else nullcontext():
             return await asyncio.to_thread(work)
 
-    async def answer(self, asked: Asked, body_size: int, client: str) -> Response:
-        """Clients share no cached prompts. Raises ProblemError for what does not fit, SpecqdError
-        for what cannot be run."""
-        self.check_model(asked.options.model)
-        prepared = await self.in_turn(body_size, lambda: Prepared.of(asked, self.tokenizer))
-        for prompt in prepared.prompts:
-            self.engine.check_length(len(prompt), asked.options.asked_tokens)
+    async def answer(self, api_request: ApiRequest, body_size: int, client: str) -> Response:
+        """Submits a request. Raises ProblemError or SpecqdError where it cannot be run."""
+        self.check_model(api_request.options.model)
+        prepared = await self.in_turn(body_size, lambda: Prepared.of(api_request, self.tokenizer))
+        for prompt in prepared.prompts:  # before the grammar, which may take 1 s
+            self.engine.check_length(len(prompt), api_request.options.new_tokens)
         make_grammar = None
         if prepared.has_rules:
             make_grammar = await asyncio.to_thread(self.grammars.of_request, prepared)
         answer = self._answer(prepared)
         job = self._job(prepared, make_grammar, client)
-        self._check_places(job.num_samples)
+        self._check_places(job.request.num_samples)
         try:
             await self.thread.submit(job)
         except BaseException:
             self.thread.close(job)
             raise
-        return AnswerResponse(self.thread, job, answer, is_stream=asked.options.is_streamed)
+        return AnswerResponse(self.thread, job, answer, is_stream=api_request.options.is_streamed)
 
     def _answer(self, prepared: Prepared) -> Answer:
         options, key = prepared.request.options, token_hex(12)
@@ -114,18 +114,22 @@ class Service:
 
     def _job(self, prepared: Prepared, make_grammar: MakeGrammar | None, client: str) -> Job:
         options = prepared.request.options
-        return Job(
-            prepared.prompts,
-            prepared.params.resolved(self.serving.defaults),
-            make_grammar,
-            cache_salt=f"{client}\n{options.cache_salt}",  # no key has a line's end
-            is_plain=options.is_plain,
-            is_streamed=options.is_streamed,
-            has_progress=options.has_progress,
+        salt = f"{client}\n{options.cache_salt}"  # clients share no prompts; no key has a \n
+        request = prepared.for_engine(self.serving.defaults, make_grammar, salt)
+        return Job(request, is_streamed=options.is_streamed, has_progress=options.has_progress)
+
+    def facts(self) -> Facts:
+        return Facts(
+            self.serving.model_name,
+            self.tokenizer.has_chat_template,
+            self.engine.max_context,
+            self.serving.defaults.effective_temperature,
+            chain_of(self.engine.level),
+            self.bandwidth,
         )
 
     def _check_places(self, samples: int) -> None:
-        """Nothing is awaited between this and the submission, which takes the places."""
+        """Await nothing between this and the submission, which takes the places."""
         most = self.serving.most_open_samples
         if samples > most:
             raise refused(f"{samples} samples at once; at most {most} are taken, ask for fewer")
@@ -139,21 +143,20 @@ def make_app(service: Service) -> ASGIApp:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.thread.start()
-        yield  # the server stops it, in a hurry too
+        yield  # listening.py stops the thread
 
     app = FastAPI(
         title="SpecQD",
         version=__version__,
         lifespan=lifespan,
-        openapi_url=None,  # its pages would load scripts from elsewhere
+        openapi_url=None,  # its pages would load scripts from other origins
         redirect_slashes=False,
     )
     add_errors(app)
     add_models(app, service)
     add_texts(app, service)
     add_generation(app, service)
-    facts = Facts.of(serving.engine, serving.model_name, serving.defaults, service.bandwidth)
-    add_page(app, facts)
+    add_page(app, service.facts())
     return Guard(app, serving.access)
 
 
@@ -222,7 +225,7 @@ def add_texts(app: FastAPI, service: Service) -> None:
 
 
 def add_errors(app: FastAPI) -> None:
-    """Everything that goes wrong is told in one shape."""
+    """Gives all errors one shape."""
 
     @app.exception_handler(ProblemError)
     async def on_problem(_: Request, problem: ProblemError) -> JSONResponse:
@@ -239,7 +242,7 @@ def add_errors(app: FastAPI) -> None:
         if error.status_code == 404:
             problem = f"there is no {shown(request.url.path)}; known: {', '.join(_PATHS)}"
         response = ProblemError(error.status_code, problem).response()
-        response.headers.update(error.headers or {})  # of a 405: which methods there are
+        response.headers.update(error.headers or {})  # of a 405: the allowed methods
         return response
 
     @app.exception_handler(Exception)

@@ -1,4 +1,4 @@
-"""How near the levels' forwards come to what memory gives, which is measured once, at the start."""
+"""The share of the memory bandwidth, measured once at the start, that levels' forwards use."""
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -10,15 +10,15 @@ from specqd.engine.engine import Engine
 from specqd.engine.reports import LevelReport
 from specqd.model.bandwidth import MEGABYTE, measure
 
-_LARGEST_WORKING_SET = 512 * MEGABYTE  # larger ones hardly lie in a cache either
-_LATELY_SECONDS = 10.0
-_LEAST_STEP_SECONDS = 1.0  # between two looks that are kept
+_LARGEST_WORKING_SET = 512 * MEGABYTE  # caches hold almost nothing of it, nor of larger ones
+_RECENT_SECONDS = 10.0
+_LEAST_STEP_SECONDS = 1.0  # between two reports that are kept
 
 
 def measure_limits(engine: Engine) -> dict[str, float]:
-    """GB/s of memory, by the level's name, at the size of the weights that it reads.
+    """Memory bandwidth in GB/s by the level's name, at the size of the weights that it reads.
 
-    Takes the cores for less than half a second. Levels for whose size memory is short are left out.
+    Uses all cores for less than 0.5 s. Leaves out levels whose size does not fit the free memory.
     """
     levels = [each for each in engine.level.levels if isinstance(each, Level)]
     sizes = {
@@ -34,15 +34,15 @@ def measure_limits(engine: Engine) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Of the bandwidth, what forwards used: the time in which it moves the bytes that they read,
-    over the time that they took. Without those that took none."""
+    """Shares of the bandwidth: the seconds in which it moves the bytes that forwards read, over
+    the seconds that they took. Levels without forwards have none."""
 
     by_level: Mapping[str, float]
     of_all: float | None
 
 
 class RecentShares:
-    """The shares of the last ten seconds, or since the last look where that was longer ago."""
+    """The shares of the last ten seconds, or since the last report where that is older."""
 
     def __init__(
         self,
@@ -52,21 +52,21 @@ class RecentShares:
     ) -> None:
         self._limits = limits
         self._clock = clock
-        self._looks = deque([(clock(), levels)])  # the first is what the next is compared with
+        self._reports = deque([(clock(), levels)])  # the next is compared with the first
 
-    def look(self, levels: Sequence[LevelReport]) -> Shares:
+    def shares(self, levels: Sequence[LevelReport]) -> Shares:
         now = self._clock()
-        while len(self._looks) > 1 and now - self._looks[1][0] >= _LATELY_SECONDS:
-            self._looks.popleft()
-        before = self._looks[0][1]
-        if now - self._looks[-1][0] >= _LEAST_STEP_SECONDS:
-            self._looks.append((now, levels))
+        while len(self._reports) > 1 and now - self._reports[1][0] >= _RECENT_SECONDS:
+            self._reports.popleft()
+        before = self._reports[0][1]
+        if now - self._reports[-1][0] >= _LEAST_STEP_SECONDS:
+            self._reports.append((now, levels))
         pairs = zip(levels, before, strict=True)
         return shares_of([level.since(then) for level, then in pairs], self._limits)
 
 
 def shares_of(levels: Sequence[LevelReport], limits: Mapping[str, float]) -> Shares:
-    """Of what the levels did; limits: GB/s by their names."""
+    """levels: their work in the time that counts; limits: GB/s by level name."""
     needed = {
         level.name: (level.gigabytes + level.cache_gigabytes) / limits[level.name]
         for level in levels

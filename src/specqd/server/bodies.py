@@ -1,12 +1,12 @@
-"""Bodies of requests as they come in, and those of paths that only servers have (vLLM's)."""
+"""JSON bodies, and the requests to vLLM's paths /tokenize and /detokenize, checked."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from specqd.config.fields import Fields
 from specqd.errors import FieldError
-from specqd.openai.body_fields import BodyFields
 from specqd.openai.requests import messages_of
 from specqd.server.problems import refused
 from specqd.text.tokenizer import Tokenizer
@@ -22,7 +22,7 @@ def json_of(body: bytes) -> object:
 
 @dataclass(frozen=True, slots=True)
 class TokenizeRequest:
-    """What /tokenize asks for: the ids of a prompt or of a chat's messages."""
+    """A request to /tokenize: for the ids of a prompt or of a chat's messages."""
 
     model: str | None
     content: str | tuple[Mapping[str, Any], ...]
@@ -43,7 +43,7 @@ class DetokenizeRequest:
 
 def tokenize_request(body: object) -> TokenizeRequest:
     known = ("model", "prompt", "messages", "add_special_tokens", "add_generation_prompt")
-    fields = BodyFields.of(body, known)
+    fields = Fields.of(body, known)
     prompt, has_messages = fields.text("prompt"), fields.get("messages") is not None
     if (prompt is None) != has_messages:
         raise FieldError("prompt", "give a prompt or messages, and not both")
@@ -56,7 +56,7 @@ def tokenize_request(body: object) -> TokenizeRequest:
 
 
 def detokenize_request(body: object, vocabulary: int) -> DetokenizeRequest:
-    fields = BodyFields.of(body, ("model", "tokens"))
+    fields = Fields.of(body, ("model", "tokens"))
     if fields.get("tokens") is None:
         raise fields.wrong("tokens", "a list of token ids")
     tokens = fields.token_ids("tokens")

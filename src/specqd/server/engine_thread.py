@@ -1,15 +1,14 @@
-"""The thread that owns the engine, and jobs that travel between it and an event loop.
+"""The thread that owns the engine, and the jobs between it and an event loop.
 
-Knows rounds and arrivals; knows nothing of HTTP. All that touches the engine is a command that the
-thread runs between two rounds, so requests join and leave there. What was made waits on the other
-side: whoever reads slowly holds nobody up. The loop that takes it keeps the next round waiting, so
-streams are handed over together, some sixty times a second at most, and what is not streamed whole.
+Knows rounds and arrivals; knows nothing of HTTP. Every access to the engine is a command that the
+thread runs between two rounds. Updates wait on the loop's side, so a slow reader delays nobody. The
+loop's work delays the next round, so updates of streams are handed over together, at most 60 times
+a second, and other samples whole.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
-from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -17,65 +16,50 @@ from time import perf_counter
 from typing import Protocol, TypeVar
 
 from specqd.engine.engine import Engine
-from specqd.engine.generation import Generation
+from specqd.engine.generation import Generation, GenerationRequest
 from specqd.engine.reports import Progress, Stats
-from specqd.engine.roles import Grammar
-from specqd.openai.answers import Update
-from specqd.sampling import SamplingParams
+from specqd.engine.updates import Update
 
 T = TypeVar("T")
 _LOG = logging.getLogger("specqd.server")
-_STREAM_SECONDS = 1 / 60  # a screen shows no more of a stream's parts
+_STREAM_SECONDS = 1 / 60  # screens show no more
 
 
 class StoppedError(Exception):
-    """No request is served any more: the server ends, or the engine broke down."""
+    """No request is served any more: the server is ending, or the engine failed."""
 
 
 class Watcher(Protocol):
-    """Hears of samples as they come out of the engine, on its thread. Times in seconds."""
+    """Observes samples as they leave the engine, on its thread."""
 
     def first_token(self, seconds: float) -> None:
-        """Since the job was submitted."""
+        """seconds: since the job was submitted."""
         ...
 
     def next_tokens(self, seconds: float, count: int) -> None:
-        """So many at once, since those before them."""
+        """`count` tokens at once; seconds: since those before them."""
         ...
 
     def finished(self, reason: str, seconds: float) -> None:
-        """Since the job was submitted."""
+        """seconds: since the job was submitted."""
         ...
 
 
 class Job:
-    """One call's prompts and what comes of them. Lives on the event loop.
+    """A request to the engine and its updates. Lives on the event loop.
 
-    is_streamed: each sample comes in parts, as it is made; else whole.
-    has_progress: with each part, what the levels did so far.
+    is_streamed: samples come in parts as they are made; else whole.
+    has_progress: updates hold the levels' work so far.
     """
 
     def __init__(
-        self,
-        prompts: SequenceOf[SequenceOf[int]],
-        params: SamplingParams,
-        make_grammar: Callable[[], Grammar] | None = None,
-        *,
-        cache_salt: str = "",
-        is_plain: bool = False,
-        is_streamed: bool = True,
-        has_progress: bool = False,
+        self, request: GenerationRequest, *, is_streamed: bool = True, has_progress: bool = False
     ) -> None:
-        self.prompts = prompts
-        self.params = params
-        self.make_grammar = make_grammar
-        self.cache_salt = cache_salt
-        self.is_plain = is_plain
+        self.request = request
         self.is_streamed = is_streamed
         self.has_progress = has_progress
-        self.num_samples = len(prompts) * params.n
-        self.cached_prompt_tokens = 0  # known once there is a token
-        self._num_open = self.num_samples
+        self.cached_prompt_tokens = 0  # known with the first token
+        self._num_open = request.num_samples
         self._new: list[Update] = []
         self._is_there = asyncio.Event()
         self._failure: Exception | None = None
@@ -86,7 +70,7 @@ class Job:
         return self._num_open == 0 and not self._new
 
     async def updates(self) -> list[Update]:
-        """What is new since the last call, as soon as there is something.
+        """Waits for updates and takes them.
 
         Raises RequestError where a sample cannot go on, StoppedError where none can.
         """
@@ -112,24 +96,19 @@ class Job:
 
 
 class _Live:
-    """A job on the engine's side: its generations, and how much of each has been handed over."""
+    """A job on the engine's thread: its generations, and how much of each has been handed over."""
 
-    def __init__(self, engine: Engine, job: Job, prompts: list[list[Generation]]) -> None:
+    def __init__(self, engine: Engine, job: Job, generations: list[Generation]) -> None:
         self.job = job
+        self.generations = generations
+        self.begun = perf_counter()
         self._engine = engine
         self._first: Stats | None = None  # up to its first tokens
         self._first_at = 0.0
         self._is_shared = False
-        self.prompts = prompts
-        self.generations = [generation for samples in prompts for generation in samples]
-        self.begun = perf_counter()
-        self._sent = [(0, 0, 0)] * len(self.generations)  # text, tokens, logprobs
-        self._told = [(0, self.begun)] * len(self.generations)  # tokens, when
+        self._sent = [(0, 0)] * len(self.generations)  # tokens, characters
+        self._watched = [(0, self.begun)] * len(self.generations)  # tokens, when
         self._open = set(range(len(self.generations)))
-
-    @property
-    def is_over(self) -> bool:
-        return not self._open
 
     @property
     def num_open(self) -> int:
@@ -137,63 +116,51 @@ class _Live:
 
     @property
     def cached_prompt_tokens(self) -> int:
-        return sum(samples[0].cached_prompt_tokens for samples in self.prompts)
+        firsts = self.generations[:: self.job.request.params.n]  # a prompt's samples share it
+        return sum(generation.cached_prompt_tokens for generation in firsts)
 
-    def tell(self, watcher: Watcher) -> None:
-        """What is new since the last call; to be asked before the last updates are taken."""
+    def notify(self, watcher: Watcher) -> None:
+        """Reports new tokens and ends. Call it before `updates`, which closes ended samples."""
         now = perf_counter()
         for i in self._open:
-            generation, (told, told_at) = self.generations[i], self._told[i]
-            count = generation.count
-            if count > told:
-                if told:
-                    watcher.next_tokens(now - told_at, count - told)
+            generation, (count, since) = self.generations[i], self._watched[i]
+            if (new := generation.count - count) > 0:
+                if count:
+                    watcher.next_tokens(now - since, new)
                 else:
                     watcher.first_token(now - self.begun)
-                self._told[i] = (count, now)
+                self._watched[i] = (generation.count, now)
             if generation.finish_reason is not None:
                 watcher.finished(generation.finish_reason, now - self.begun)
 
-    def _progress(self) -> Progress:
-        """What the engine did since the first tokens were there, which is now at the first call."""
-        now, stats = perf_counter(), Stats.of(self._engine)
-        if self._first is None:
-            self._first, self._first_at = stats, now
-        self._is_shared |= self._engine.num_running > self.num_open
-        return Progress(now - self._first_at, stats.since(self._first).levels, self._is_shared)
-
     def updates(self, *, is_due: bool) -> list[Update]:
-        """What is to be handed over: ends and beginnings, and where it is due what is between."""
+        """Updates to hand over: first tokens and ends at once, tokens between them if due."""
         new = []
         progress = None
         for i in sorted(self._open):
-            generation = self.generations[i]
-            text, tokens, logprobs = self._sent[i]
-            reason = generation.finish_reason
+            generation, (tokens, characters) = self.generations[i], self._sent[i]
+            is_over = generation.finish_reason is not None
             is_new = self.job.is_streamed and generation.count > tokens
-            if reason is None and not (is_new and (is_due or not tokens)):
+            if not is_over and not (is_new and (is_due or not tokens)):
                 continue
             if self.job.has_progress:
                 progress = progress or self._progress()
-            first = generation.sequence.prompt_length + tokens
-            new.append(
-                Update(
-                    i,
-                    generation.text[text:],
-                    generation.sequence.tokens[first:],
-                    logprobs=generation.logprobs[logprobs:],
-                    finish_reason=reason,
-                    error=generation.error,
-                    seed=generation.seed,
-                    origins=generation.origins[tokens:],
-                    progress=progress,
-                    prompt_logprobs=[] if tokens else generation.prompt_logprobs,
-                )
+            update = Update.of(
+                i, generation, tokens=tokens, characters=characters, progress=progress
             )
-            self._sent[i] = (len(generation.text), generation.count, len(generation.logprobs))
-            if reason is not None:
+            new.append(update)
+            self._sent[i] = (generation.count, len(generation.text))
+            if is_over:
                 self._open.discard(i)
         return new
+
+    def _progress(self) -> Progress:
+        """The engine's work since the first tokens; the first call comes with those."""
+        now, stats = perf_counter(), Stats.of(self._engine)
+        if self._first is None:
+            self._first, self._first_at = stats, now
+        self._is_shared |= len(self._engine.scheduler.running) > self.num_open
+        return Progress(now - self._first_at, stats.since(self._first).levels, self._is_shared)
 
 
 class EngineThread:
@@ -207,57 +174,53 @@ class EngineThread:
         self._handed_over_at = 0.0
         self._open: dict[Job, int] = {}  # the loop's side: samples that are not over
         self._is_stopping = False
-        self._failure: StoppedError | None = None
+        self.failure: StoppedError | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = Thread(target=self._run, name="specqd-engine", daemon=True)
 
     @property
-    def failure(self) -> StoppedError | None:
-        return self._failure
-
-    @property
     def num_open_samples(self) -> int:
-        """Of all jobs that are not closed."""
+        """Samples of all jobs that are not closed."""
         return sum(self._open.values())
 
     def start(self) -> None:
-        """From within the event loop that jobs will live on."""
+        """Call it within the event loop that jobs live on."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     def give_up(self) -> None:
-        """Ends all jobs, and refuses those to come."""
-        self._failure = StoppedError("the server is ending; try again later")
+        """Fails all jobs and refuses new ones."""
+        self.failure = StoppedError("the server is ending; try again later")
         for job in self._open:
-            job.fail(self._failure)
+            job.fail(self.failure)
 
     async def stop(self) -> None:
-        """After the round that is being made; what is unfinished ends as cancelled."""
+        """Stops after the current round; unfinished samples end as cancelled."""
         self._commands.put(self._stop)
         await asyncio.to_thread(self._thread.join)
 
     async def submit(self, job: Job) -> None:
         """Queues all of a job's prompts, or none. Raises RequestError for what cannot be run.
 
-        Whoever submits must `close` the job, also after an error.
+        The caller must `close` the job, also after an error.
         """
-        self._open[job] = job.num_samples
+        self._open[job] = job.request.num_samples
         await self.ask(lambda: self._submit(job))
 
     def close(self, job: Job) -> None:
-        """Ends what is unfinished of a job, before the next round."""
+        """Cancels a job's unfinished samples before the next round."""
         self._open.pop(job, None)
         self._commands.put(lambda: self._cancel(job))
 
     async def ask(self, question: Callable[[], T]) -> T:
-        """The answer of a question that the thread is asked between two rounds."""
-        if self._failure is not None:
-            raise self._failure
+        """Runs `question` on the thread, between two rounds, and returns its result."""
+        if self.failure is not None:
+            raise self.failure
         answer: Future[T] = Future()
 
         def command() -> None:
             if not answer.set_running_or_notify_cancel():
-                return  # nobody waits for it any more
+                return  # the caller has left
             try:
                 answer.set_result(question())
             except BaseException as error:
@@ -271,7 +234,7 @@ class EngineThread:
     def _run(self) -> None:
         while not self._is_stopping:
             try:
-                self._obey()
+                self._run_commands()
                 if not self._engine.is_idle and not self._is_stopping:
                     self._engine.step()
                 self._hand_over()
@@ -281,8 +244,8 @@ class EngineThread:
         for job in list(self._live):
             self._cancel(job)
 
-    def _obey(self) -> None:
-        """Runs the commands that are there; where there is nothing else to do, waits for one."""
+    def _run_commands(self) -> None:
+        """Runs all queued commands; waits for one where the engine is idle."""
         if self._engine.is_idle:
             self._commands.get()()
         try:
@@ -295,24 +258,10 @@ class EngineThread:
         self._is_stopping = True
 
     def _submit(self, job: Job) -> None:
-        if self._failure is not None:
-            raise self._failure
-        submitted: list[list[Generation]] = []
-        try:
-            for prompt in job.prompts:
-                samples = self._engine.submit(
-                    prompt,
-                    job.params,
-                    job.make_grammar,
-                    cache_salt=job.cache_salt,
-                    is_plain=job.is_plain,
-                )
-                submitted.append(samples)
-        except BaseException:
-            for generation in (g for samples in submitted for g in samples):
-                self._engine.cancel(generation)
-            raise
-        self._live[job] = _Live(self._engine, job, submitted)
+        if self.failure is not None:
+            raise self.failure
+        generations = self._engine.submit(job.request)
+        self._live[job] = _Live(self._engine, job, generations)
 
     def _cancel(self, job: Job) -> None:
         live = self._live.pop(job, None)
@@ -332,22 +281,22 @@ class EngineThread:
             self._handed_over_at = now
         for live in list(self._live.values()):
             if self._watcher is not None:
-                live.tell(self._watcher)
+                live.notify(self._watcher)
             if updates := live.updates(is_due=is_due):
                 news.append((live.job, updates, live.cached_prompt_tokens))
-            if live.is_over:
+            if not live.num_open:
                 del self._live[live.job]
         if news:
             self._loop.call_soon_threadsafe(_deliver, news)
 
     def _fail(self, error: Exception) -> None:
-        """Tells every job. What the engine holds may be broken, so it is not used again."""
+        """Fails every job. The engine's state may be broken, so it is not used again."""
         assert self._loop is not None
-        self._failure = StoppedError(f"the engine failed: {type(error).__name__}")
+        self.failure = StoppedError(f"the engine failed: {type(error).__name__}")
         jobs = list(self._live)
         self._live.clear()
         for job in jobs:
-            self._loop.call_soon_threadsafe(job.fail, self._failure)
+            self._loop.call_soon_threadsafe(job.fail, self.failure)
         while not self._is_stopping:
             self._commands.get()()
 

@@ -1,8 +1,8 @@
-"""Who may ask, and how much at once: looked at before a request is read.
+"""Access checks before a request is read: names, keys, and the size of its body.
 
-A page in a browser can send requests to a local server, under its own name (Origin) or, by
-rebinding a name of its own to our address, under one that is not ours (Host). Both are refused;
-nothing is answered with permission to read across origins.
+A web page can send requests to a local server, under its own name (Origin) or, by DNS rebinding,
+under a host name that is not ours (Host). Both are refused; no answer permits reading across
+origins.
 """
 
 import hmac
@@ -15,15 +15,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from specqd.server.page import ASSETS
 from specqd.server.problems import ProblemError
 
-CLIENT = "specqd.client"  # in the scope of a request that was let through: who asks
-# Answered without a key. The page is the same for everybody; it asks for the key it then sends.
+CLIENT = "specqd.client"  # scope key of an accepted request: its API key
+# Answered without a key. The page is the same for everybody; it asks its reader for the key.
 _OPEN_PATHS = frozenset({"/health", *ASSETS})
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """api_keys: one of them is asked for, unless there are none.
-    host_names: those that a request may name us by, besides localhost and any IP address."""
+    """api_keys: a request needs one of them, unless there are none.
+    host_names: allowed in Host, as are localhost and every IP address."""
 
     api_keys: tuple[str, ...] = ()
     host_names: frozenset[str] = frozenset()
@@ -31,7 +31,7 @@ class Access:
 
 
 class Guard:
-    """Stands before an application and lets through what `access` allows."""
+    """Passes to an application the requests that `access` allows."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
@@ -59,7 +59,9 @@ class Guard:
         host = headers.get("host", "")
         if not self._is_ours(host):
             raise ProblemError(
-                403, "this server is not called by that Host; see --allow-host", code="host_refused"
+                403,
+                "this server does not have that Host name; see --allow-host",
+                code="host_refused",
             )
         origin = headers.get("origin")
         if origin is not None and origin.lower() != f"{scheme}://{host}".lower():
@@ -78,10 +80,10 @@ class Guard:
             ip_address(name)
         except ValueError:
             return False
-        return True  # a name that is bound to us anew is never an address
+        return True  # DNS rebinding needs a name
 
     def _client(self, headers: dict[str, str], path: str) -> str:
-        """Whoever holds the same key is the same client; "" where none is asked for."""
+        """The request's API key, which names the client; "" where no key is needed."""
         keys = self._access.api_keys
         if not keys or path in _OPEN_PATHS:
             return ""
@@ -116,7 +118,7 @@ class Guard:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Gives the body that has been read already, and then whatever else comes."""
+    """Receives the body that was read already, then the messages behind it."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def next_message() -> Message:

@@ -1,4 +1,4 @@
-"""The socket and the HTTP server on it: how long a request may take to end when we are told to."""
+"""The socket, the HTTP server on it, and how the server ends."""
 
 import asyncio
 import logging
@@ -13,11 +13,11 @@ from specqd.server.app import Service, make_app
 from specqd.server.engine_thread import EngineThread
 
 _BACKLOG = 2048
-_SLOW_READERS_SECONDS = 5  # that clients have to take the last of what was written for them
+_SLOW_READERS_SECONDS = 5  # for clients to take the last events
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Bound, and not yet answering. Port 0 takes a free one. Raises MachineError."""
+    """A bound socket that does not answer yet. Port 0 takes a free port. Raises MachineError."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         takes_both = host == "::" and socket.has_dualstack_ipv6()
@@ -27,18 +27,18 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         problem = (error.strerror or str(error)).partition(" (")[0]  # it repeats the address
         raise MachineError(f"--host {host} --port {port}: {problem}; choose others") from error
-    # Connections inherit it. With asyncio's own sockets it is the default, with given ones it is
-    # not: the second part of an answer then waits for the client's word of the first, some 40 ms.
+    # Connections inherit it. asyncio sets it only on its own sockets; without it the second part
+    # of an answer waits some 40 ms for the client's acknowledgement of the first.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
 
 
 def run(service: Service, sock: socket.socket, drain_s: int, say: Callable[[str], None]) -> None:
-    """Serves until SIGTERM or SIGINT; open requests then have `drain_s` seconds to end, or until a
-    second signal comes."""
+    """Serves until SIGTERM or SIGINT. Open requests then have `drain_s` seconds to end; a second
+    signal ends them at once."""
     config = uvicorn.Config(
         make_app(service),
-        http="h11",  # not whichever parser happens to be installed
+        http="h11",  # by default uvicorn takes any parser that is installed
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -49,7 +49,7 @@ def run(service: Service, sock: socket.socket, drain_s: int, say: Callable[[str]
 
 
 class _Server(uvicorn.Server):
-    """Ends in steps: requests may end, then they are ended, and then nobody is waited for."""
+    """Ends in steps: it waits for requests, then cancels them, then closes connections."""
 
     def __init__(
         self,
@@ -66,10 +66,10 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
-        await self._thread.stop()  # or it would hand tokens to a loop that is closed
+        await self._thread.stop()  # before the loop closes that it hands updates to
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Called by the first signal, and by those after it."""
+        """The handler of SIGTERM and SIGINT: of the first signal and of those after it."""
         self._signals += 1
         loop = asyncio.get_running_loop()
         if self._signals == 1:
@@ -87,5 +87,7 @@ class _Server(uvicorn.Server):
         asyncio.get_running_loop().call_later(_SLOW_READERS_SECONDS, self._leave)
 
     def _leave(self) -> None:
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # of whom is cut off
+        logging.getLogger("uvicorn.error").setLevel(
+            logging.CRITICAL
+        )  # one error per cut connection
         self.force_exit = True

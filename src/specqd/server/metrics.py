@@ -1,9 +1,9 @@
-"""What Prometheus reads: counts of the engine and its levels, and how long clients waited.
+"""Prometheus metrics: counts of the engine and its levels, and the times that clients waited.
 
-Names are vLLM's where it has the thing, so that dashboards fit; the others begin with `specqd:`.
+Names are vLLM's where vLLM has the metric, so that dashboards fit; the others begin with `specqd:`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -18,96 +18,94 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _REQUEST_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-_BY_LEVEL: tuple[tuple[str, str, Callable[[LevelReport], float]], ...] = (
-    (
-        "vllm:spec_decode_num_drafts",
-        "Proposals to a level.",
-        lambda level: sum(level.drafted_at[:1]),
-    ),
-    ("vllm:spec_decode_num_draft_tokens", "Tokens in them.", lambda level: level.drafted),
-    ("vllm:spec_decode_num_accepted_tokens", "Of those, accepted.", lambda level: level.accepted),
-    ("specqd:level_forwards", "Of a level.", lambda level: level.forwards),
-    ("specqd:level_rows", "Tokens that they read.", lambda level: level.rows),
-    ("specqd:level_forward_seconds", "That they took.", lambda level: level.seconds),
-    ("specqd:level_read_gigabytes", "Of weights.", lambda level: level.gigabytes),
+# Counters of each level: name, help, attribute of LevelReport.
+_BY_LEVEL = (
+    ("vllm:spec_decode_num_drafts", "Proposals that a level verified.", "proposals"),
+    ("vllm:spec_decode_num_draft_tokens", "Tokens in those proposals.", "drafted"),
+    ("vllm:spec_decode_num_accepted_tokens", "Proposed tokens that a level accepted.", "accepted"),
+    ("specqd:level_forwards", "Forwards of a level.", "forwards"),
+    ("specqd:level_rows", "Rows (tokens) in a level's forwards.", "rows"),
+    ("specqd:level_forward_seconds", "Seconds spent in a level's forwards.", "seconds"),
+    ("specqd:level_read_gigabytes", "Gigabytes of weights that they read.", "gigabytes"),
     (
         "specqd:level_read_cache_gigabytes",
-        "Of keys and values.",
-        lambda level: level.cache_gigabytes,
+        "Gigabytes of keys and values that they read.",
+        "cache_gigabytes",
     ),
-    ("specqd:level_asks", "For a proposal, of a draft level.", lambda level: level.asked),
+    ("specqd:level_asks", "Proposals requested from a draft level.", "asked"),
     (
         "specqd:level_gain_seconds",
-        "That a token more was worth, over all asks.",
-        lambda level: level.token_value_seconds,
+        "Value in seconds of one more accepted token, summed over those requests.",
+        "token_value_seconds",
     ),
 )
+Family = type[CounterMetricFamily | GaugeMetricFamily]
+
 _REASONS = {"cancelled": "abort"}  # vLLM's words
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The engine between two rounds."""
+    """The engine's counts between two rounds."""
 
     running: int
     waiting: int
-    cache_share: float  # of the pages, those in use
+    cache_share: float  # of the pages that are in use
     cached_prompt_tokens: int
     preemptions: int
     stats: Stats
 
     @classmethod
     def of(cls, engine: Engine) -> "Counts":
-        cache = engine.level.model.cache
+        cache, scheduler = engine.level.model.cache, engine.scheduler
         return cls(
-            engine.num_running,
-            engine.num_waiting,
+            len(scheduler.running),
+            len(scheduler.waiting),
             1.0 - cache.free_pages / cache.total_pages,
-            engine.stats.cached_prompt_tokens,
-            engine.stats.preemptions,
+            scheduler.cached_prompt_tokens,
+            scheduler.preemptions,
             Stats.of(engine),
         )
 
 
-class Metrics:
-    """Watches jobs as they come out of the engine, and shows counts when asked."""
+class Metrics(Collector):
+    """A Watcher of jobs that writes its and the engine's counts as Prometheus reads them."""
 
     def __init__(self, model_name: str, begun: Stats, bandwidth: Mapping[str, float]) -> None:
-        """begun: what was done before the first request; bandwidth: GB/s of memory, by level."""
+        """begun: counts before the first request; bandwidth: GB/s of memory, by level."""
         self._registry = CollectorRegistry()
         self._begun = begun
         self._shares = RecentShares(bandwidth, begun.levels)
-        self._counts = _CountsCollector(model_name, bandwidth)
-        self._registry.register(self._counts)
-        labels = ["model_name"]
-        self._first_token = Histogram(
+        self._bandwidth = bandwidth
+        self._latest: tuple[Counts, Shares] | None = None
+        self._model_name = model_name
+        self._registry.register(self)
+        self._first_token = self._histogram(
             "vllm:time_to_first_token_seconds",
-            "From a request's arrival to its first token.",
-            labels,
-            registry=self._registry,
-            buckets=_REQUEST_SECONDS,
-        ).labels(model_name)
-        self._next_token = Histogram(
+            "Seconds from a request's arrival to its first token.",
+            _REQUEST_SECONDS,
+        )
+        self._next_token = self._histogram(
             "vllm:inter_token_latency_seconds",
-            "Between tokens; those that came together share the time since the last.",
-            labels,
-            registry=self._registry,
-            buckets=_TOKEN_SECONDS,
-        ).labels(model_name)
-        self._request = Histogram(
+            "Seconds a token; tokens that came together share the time since those before.",
+            _TOKEN_SECONDS,
+        )
+        self._request = self._histogram(
             "vllm:e2e_request_latency_seconds",
-            "From a request's arrival to the end of a sample.",
-            labels,
-            registry=self._registry,
-            buckets=_REQUEST_SECONDS,
-        ).labels(model_name)
+            "Seconds from a request's arrival to the end of a sample.",
+            _REQUEST_SECONDS,
+        )
         self._finished = Counter(
             "vllm:request_success",
-            "Samples by how they ended.",
-            [*labels, "finished_reason"],
+            "Samples that ended, by reason.",
+            ["model_name", "finished_reason"],
             registry=self._registry,
         )
-        self._model_name = model_name
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        labels = ["model_name"]
+        family = Histogram(name, text, labels, registry=self._registry, buckets=buckets)
+        return family.labels(self._model_name)
 
     def first_token(self, seconds: float) -> None:
         self._first_token.observe(seconds)
@@ -121,81 +119,84 @@ class Metrics:
         self._finished.labels(self._model_name, _REASONS.get(reason, reason)).inc()
 
     def shown(self, counts: Counts) -> bytes:
-        shares = self._shares.look(counts.stats.levels)
+        shares = self._shares.shares(counts.stats.levels)
         stats = counts.stats.since(self._begun)
-        self._counts.known = (replace(counts, stats=stats), shares)
+        self._latest = (replace(counts, stats=stats), shares)
         return generate_latest(self._registry)
 
-
-class _CountsCollector(Collector):
-    def __init__(self, model_name: str, bandwidth: Mapping[str, float]) -> None:
-        self.known: tuple[Counts, Shares] | None = None
-        self._model_name = model_name
-        self._bandwidth = bandwidth
-
-    def describe(self) -> list[Metric]:
-        return []  # nothing is known before there are counts
-
     def collect(self) -> Iterator[Metric]:
-        if self.known is None:
+        if self._latest is None:
             return
-        counts, shares = self.known
-        stats = counts.stats
-        yield self._gauge("vllm:num_requests_running", "Samples being written.", counts.running)
-        yield self._gauge("vllm:num_requests_waiting", "Samples that wait.", counts.waiting)
-        yield self._gauge("vllm:kv_cache_usage_perc", "1: it is full.", counts.cache_share)
-        yield self._counter(
-            "vllm:num_preemptions", "Times that a sample made room.", counts.preemptions
-        )
-        yield self._counter("vllm:prompt_tokens", "Of requests taken.", stats.prompt_tokens)
-        yield self._counter("vllm:generation_tokens", "Written.", stats.new_tokens)
-        yield self._counter(
-            "vllm:prefix_cache_queries", "Prompt tokens looked up.", stats.prompt_tokens
-        )
-        yield self._counter(
-            "vllm:prefix_cache_hits", "Of them, those found.", counts.cached_prompt_tokens
-        )
-        yield from self._levels(stats.levels)
+        counts, shares = self._latest
+        yield from self._engine_counts(counts)
+        yield from self._level_counts(counts.stats.levels)
         yield from self._bandwidths(shares)
 
-    def _levels(self, levels: tuple[LevelReport, ...]) -> Iterator[Metric]:
-        """Of each level that verifies: what was drafted for it, and what it took."""
-        for name, text, value_of in _BY_LEVEL:
-            family = CounterMetricFamily(name, text, labels=["model_name", "level"])
-            for level in levels:
-                family.add_metric([self._model_name, level.name], value_of(level))
-            yield family
-        places = CounterMetricFamily(
+    def _engine_counts(self, counts: Counts) -> Iterator[Metric]:
+        gauge, counter = GaugeMetricFamily, CounterMetricFamily
+        cached, stats = counts.cached_prompt_tokens, counts.stats
+        share = "Share of the KV cache's pages in use, from 0 to 1."
+        for kind, name, text, value in (
+            (gauge, "vllm:num_requests_running", "Samples that run.", counts.running),
+            (gauge, "vllm:num_requests_waiting", "Samples that wait.", counts.waiting),
+            (gauge, "vllm:kv_cache_usage_perc", share, counts.cache_share),
+            (counter, "vllm:num_preemptions", "Preemptions of samples.", counts.preemptions),
+            (counter, "vllm:prompt_tokens", "Tokens of queued prompts.", stats.prompt_tokens),
+            (counter, "vllm:generation_tokens", "Generated tokens.", stats.new_tokens),
+            (counter, "vllm:prefix_cache_queries", "Prompt tokens looked up.", stats.prompt_tokens),
+            (counter, "vllm:prefix_cache_hits", "Prompt tokens found in the KV cache.", cached),
+        ):
+            yield self._family(kind, name, text, [((), value)])
+
+    def _level_counts(self, levels: tuple[LevelReport, ...]) -> Iterator[Metric]:
+        for name, text, attribute in _BY_LEVEL:
+            values = {level.name: getattr(level, attribute) for level in levels}
+            yield self._by_level(CounterMetricFamily, name, text, values)
+        yield self._family(
+            CounterMetricFamily,
             "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "By level and place in the proposal, from 0.",
-            labels=["model_name", "level", "position"],
+            "Accepted tokens by level and place in the proposal, from 0.",
+            [
+                ((level.name, str(place)), accepted)
+                for level in levels
+                for place, accepted in enumerate(level.accepted_at)
+            ],
+            ("level", "position"),
         )
-        for level in levels:
-            for place, accepted in enumerate(level.accepted_at):
-                places.add_metric([self._model_name, level.name, str(place)], accepted)
-        yield places
 
     def _bandwidths(self, shares: Shares) -> Iterator[Metric]:
-        limits = "specqd:level_bandwidth_gigabytes_per_second"
-        lately = "Of that, what forwards used lately, by level."
-        yield self._by_level(limits, "Of memory, measured at the start.", self._bandwidth)
-        yield self._by_level("specqd:level_bandwidth_share", lately, shares.by_level)
+        yield self._by_level(
+            GaugeMetricFamily,
+            "specqd:level_bandwidth_gigabytes_per_second",
+            "Memory bandwidth at the size of a level's weights, measured at the start.",
+            self._bandwidth,
+        )
+        yield self._by_level(
+            GaugeMetricFamily,
+            "specqd:level_bandwidth_share",
+            "Share of that bandwidth that a level's latest forwards used.",
+            shares.by_level,
+        )
         if shares.of_all is not None:
-            text = "The same of all levels together."
-            yield self._gauge("specqd:bandwidth_share", text, shares.of_all)
+            text = "The same share over all levels together."
+            yield self._family(
+                GaugeMetricFamily, "specqd:bandwidth_share", text, [((), shares.of_all)]
+            )
 
-    def _by_level(self, name: str, text: str, values: Mapping[str, float]) -> Metric:
-        family = GaugeMetricFamily(name, text, labels=["model_name", "level"])
-        for level, value in values.items():
-            family.add_metric([self._model_name, level], value)
-        return family
+    def _by_level(self, kind: Family, name: str, text: str, values: Mapping[str, float]) -> Metric:
+        by_label = [((level,), value) for level, value in values.items()]
+        return self._family(kind, name, text, by_label, ("level",))
 
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(name, text, labels=["model_name"])
-        family.add_metric([self._model_name], value)
-        return family
-
-    def _counter(self, name: str, text: str, value: float) -> Metric:
-        family = CounterMetricFamily(name, text, labels=["model_name"])
-        family.add_metric([self._model_name], value)
+    def _family(
+        self,
+        kind: Family,
+        name: str,
+        text: str,
+        values: Iterable[tuple[Sequence[str], float]],
+        labels: Sequence[str] = (),
+    ) -> Metric:
+        """values: each with its labels' values. The label model_name is added to all."""
+        family = kind(name, text, labels=["model_name", *labels])
+        for label_values, value in values:
+            family.add_metric([self._model_name, *label_values], value)
         return family

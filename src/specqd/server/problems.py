@@ -1,4 +1,4 @@
-"""What a client hears when something cannot be done: OpenAI's JSON of an error, and its status."""
+"""Errors as clients read them: OpenAI's JSON of an error, and an HTTP status."""
 
 import logging
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _LOG = logging.getLogger("specqd.server")
 
 @dataclass  # not frozen: a traceback is put on it as it is raised
 class ProblemError(Exception):
-    """A request that is answered with an error. The message is one line: what, and what to do."""
+    """A request is answered with an error. The message is one line: cause and remedy."""
 
     status: int
     message: str
@@ -40,18 +40,16 @@ class ProblemError(Exception):
 
 
 def refused(message: str, param: str | None = None, code: str | None = None) -> ProblemError:
-    """A 400: the request itself is at fault."""
+    """Status 400: the request is wrong."""
     return ProblemError(400, message, param, code)
 
 
 def problem_of(error: SpecqdError | StoppedError) -> ProblemError:
-    """What is the client's fault is a 400; else it is ours. Names of our files go to the log."""
+    """Status 400 for the client's errors, 500 or 503 for ours. Our files' names go to the log."""
     if isinstance(error, StoppedError):
         return ProblemError(503, str(error))
     if isinstance(error, ChatTemplateError):
-        _LOG.warning(
-            "%s: the chat template failed at a request, whose client knows how", error.origin
-        )
+        _LOG.warning("%s: the chat template failed; the client was told the cause", error.origin)
         return refused(error.problem)
     if isinstance(error, RequestError | TokenizerError):
         return refused(str(error), param_of(error), code_of(error))

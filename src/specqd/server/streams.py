@@ -1,4 +1,4 @@
-"""Answers on their way out: whole, or as server-sent events; and what ends when a client leaves."""
+"""Sends answers, whole or as server-sent events; cancels the job where the client leaves."""
 
 import asyncio
 import json
@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from specqd.engine.updates import Update
 from specqd.errors import RequestError
-from specqd.openai.answers import Answer, Update
+from specqd.openai.answers import Answer
 from specqd.server.engine_thread import EngineThread, Job, StoppedError
 from specqd.server.problems import problem_of
 
@@ -17,8 +18,7 @@ T = TypeVar("T")
 
 
 class AnswerResponse(Response):
-    """Sends the answer to a job that was submitted; ends the job when it is sent or the client is
-    gone."""
+    """Sends the answer to a submitted job; closes the job when it is sent or the client leaves."""
 
     def __init__(self, thread: EngineThread, job: Job, answer: Answer, *, is_stream: bool) -> None:
         self._thread = thread
@@ -36,7 +36,7 @@ class AnswerResponse(Response):
 
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            samples = [update async for update in self._updates()]  # each of them whole
+            samples = [update async for update in self._updates()]  # one a sample
         except (RequestError, StoppedError) as error:
             await problem_of(error).response()(scope, receive, send)
             return
@@ -47,7 +47,7 @@ class AnswerResponse(Response):
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-cache"),
-            (b"x-accel-buffering", b"no"),  # proxies shall pass on what they have
+            (b"x-accel-buffering", b"no"),  # proxies must not collect events
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         async for event in self._events():
@@ -56,7 +56,7 @@ class AnswerResponse(Response):
 
     async def _events(self) -> AsyncIterator[bytes]:
         answer = self._answer
-        for sample in range(self._job.num_samples):
+        for sample in range(self._job.request.num_samples):
             for choice in answer.form.opening(sample):
                 yield event_of(answer.chunk(choice))
         try:
@@ -85,7 +85,7 @@ def event_of(content: dict[str, Any]) -> bytes:
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
-    """The work's result; None where the client left before it was done. The work is then ended."""
+    """The work's result; None where the client left first, which cancels the work."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(disconnected(receive))
     try:

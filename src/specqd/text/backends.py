@@ -1,6 +1,6 @@
-"""Vocabularies as backends of the `tokenizers` library, as Hugging Face's conversions make them.
+"""Builds backends of the `tokenizers` library from vocabularies, as Hugging Face's conversions do.
 
-Owns how each kind of vocabulary cuts text. Knows nothing of files.
+Owns how each kind of vocabulary splits text. Knows nothing of files.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ from tokenizers import (
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # kinds of pieces
 
-# Regular expressions that cut text into words before any merge, by the model that brought them.
+# Regular expressions that split text into words before any merge, named by their first model.
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -35,16 +35,16 @@ _TEKKEN = (
 
 @dataclass(frozen=True, slots=True)
 class WordSplit:
-    """How a byte-level vocabulary cuts text into words. `pattern` None is GPT-2's own."""
+    """A byte-level vocabulary's split of text into words. `pattern` None is GPT-2's."""
 
     pattern: str | None = None
-    cuts_digits: bool = False  # each digit is a word
-    composes: bool = False  # characters and their marks first (NFC)
+    cuts_digits: bool = False  # every digit is a word
+    composes: bool = False  # normalises to NFC first
     takes_whole_words: bool = False  # a word of the vocabulary needs no merges
-    adds_bos: bool = False  # unless the file says otherwise
+    adds_bos: bool = False  # the file can override it
 
 
-WORD_SPLITS: Mapping[str, WordSplit] = {  # by the names that GGUF files have for them
+WORD_SPLITS: Mapping[str, WordSplit] = {  # by their names in GGUF files
     **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt", "jais"), WordSplit()),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), WordSplit(cuts_digits=True)),
     **dict.fromkeys(
@@ -59,7 +59,7 @@ WORD_SPLITS: Mapping[str, WordSplit] = {  # by the names that GGUF files have fo
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """A sentencepiece vocabulary: what the ids mean, and what is done to a text first."""
+    """A sentencepiece vocabulary and its normalisation of text."""
 
     algorithm: Literal["bpe", "unigram"]
     texts: Sequence[str]
@@ -75,7 +75,7 @@ class Pieces:
 def byte_level_backend(
     tokens: Sequence[str], kinds: Sequence[int], merges: Iterable[tuple[str, str]], split: WordSplit
 ) -> Tokenizer:
-    """Byte-level BPE. Raises ValueError for merges that the vocabulary does not have."""
+    """Byte-level BPE. Raises ValueError for merges outside of the vocabulary."""
     vocabulary = {token: i for i, token in enumerate(tokens)}
     backend = Tokenizer(_bpe(vocabulary, merges, ignore_merges=split.takes_whole_words))
     if split.composes:
@@ -117,7 +117,7 @@ def sentencepiece_backend(pieces: Pieces) -> Tokenizer:
 
 
 def add_ends(backend: Tokenizer, first: str | None, last: str | None) -> None:
-    """Has encoding put these tokens around every text."""
+    """Makes encoding put these tokens before and after every text."""
     named = dict.fromkeys(token for token in (first, last) if token is not None)
     if named:
         whole = [token for token in (first, "$A", last) if token is not None]
@@ -135,8 +135,8 @@ def _bpe(
 
 
 def _merges(vocabulary: Mapping[str, int], pieces: Pieces) -> list[tuple[str, str]]:
-    """Sentencepiece joins the neighbours that make the piece of the highest score, so that a piece
-    is worth a merge of every two pieces that make it."""
+    """All pairs of pieces that form a piece, by its score: sentencepiece always joins the two
+    neighbours whose piece has the highest score."""
     ranked = []
     whole = {CONTROL, USER_DEFINED, UNKNOWN, BYTE}
     for text, score, kind in zip(pieces.texts, pieces.scores, pieces.kinds, strict=True):
@@ -164,7 +164,7 @@ def _normalizers(pieces: Pieces) -> list[normalizers.Normalizer]:
 
 
 def _declare_whole(backend: Tokenizer, tokens: Sequence[str], kinds: Sequence[int]) -> None:
-    """Has control tokens (special) and user-defined ones found in a text before all else."""
+    """Makes encoding find control tokens (special) and user-defined ones before all others."""
     for kind, is_special in ((CONTROL, True), (USER_DEFINED, False)):
         whole = [
             AddedToken(token, normalized=False, special=is_special)

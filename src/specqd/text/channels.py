@@ -1,4 +1,4 @@
-"""Texts in channels, as gpt-oss writes them (Harmony): what is said where. Knows no models.
+"""Splits texts into channels, which gpt-oss writes (Harmony). Knows no models.
 
 <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...
 """
@@ -16,23 +16,23 @@ _MARK = re.compile(r"<\|(start|channel|message|constrain|end|return|call)\|>")
 
 
 def has_channels(tokenizer: "Tokenizer") -> bool:
-    """Whether the model's texts are in channels."""
+    """Whether the model writes channels."""
     return tokenizer.is_special(_CHANNEL) and tokenizer.is_special(_MESSAGE)
 
 
 class ChannelReader:
-    """Cuts a text whose special tokens are spelled out into what each channel says.
+    """Splits a text with spelled-out special tokens into its channels.
 
-    No piece ends within a mark. A text without any mark is an answer, told at its end.
+    No piece ends within a mark. A text without marks is an answer, returned at the end.
     """
 
     def __init__(self) -> None:
-        self._header = ""  # what stands between a mark and the next message
+        self._header = ""  # text between a mark and the next message
         self._channel: str | None = None  # of the message that is being read
         self._has_marks = False
 
     def feed(self, piece: str) -> Iterator[tuple[str, str]]:
-        """Channels, and what is new in them."""
+        """Pairs of a channel and its new text."""
         for index, part in enumerate(_MARK.split(piece)):
             if index % 2:
                 self._pass(part)
@@ -46,14 +46,14 @@ class ChannelReader:
             yield ANSWER, self._header
 
     def told_apart(self, piece: str, *, is_last: bool) -> tuple[str, str]:
-        """What is new of the answer, and of the thoughts before it."""
+        """The new text of the answer, and that of all other channels (thoughts)."""
         said = [*self.feed(piece), *(self.finish() if is_last else ())]
         answer = "".join(text for channel, text in said if channel == ANSWER)
         return answer, "".join(text for channel, text in said if channel != ANSWER)
 
     def _pass(self, mark: str) -> None:
         self._has_marks = True
-        if mark == "message":  # the header is a channel, then perhaps whom it is for
+        if mark == "message":  # the header is a channel and perhaps a recipient
             self._channel = (self._header.split() or [ANSWER])[0]
         elif mark == "constrain":
             self._header += " "

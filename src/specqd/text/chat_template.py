@@ -1,7 +1,7 @@
-"""Chat templates: what Hugging Face's Jinja dialect makes of a list of messages.
+"""Renders messages with chat templates in Hugging Face's dialect of Jinja.
 
-Owns the dialect (its globals, `tojson`, `{% generation %}`) and what a template sees. Knows nothing
-of tokens. A template comes with a model and is untrusted; `template_sandbox` bounds what it can do.
+Owns the dialect (its globals, `tojson`, `{% generation %}`) and a template's variables. Knows
+nothing of tokens. A template comes with a model and is untrusted; `template_sandbox` bounds it.
 """
 
 from __future__ import annotations
@@ -24,22 +24,18 @@ from specqd.errors import ChatTemplateError, RequestError
 from specqd.text.template_budget import Budget, TemplateLimitError
 from specqd.text.template_sandbox import BudgetedEnvironment
 
-LONGEST_SOURCE = 1 << 16  # characters; the longest templates in use have half of that
+LONGEST_SOURCE = 1 << 16  # characters; twice the longest templates in use
 LONGEST_MESSAGE = 500  # characters of an error
 DEEPEST_INDENT = 64  # columns, of one level of `tojson`
-REASONING = (
-    "reasoning_content",
-    "thinking",
-    "reasoning",
-)  # names of one thing, the usual one first
+REASONING = ("reasoning_content", "thinking", "reasoning")  # synonyms, the usual one first
 
 
 class RaisedByTemplateError(TemplateError):
-    """The template called `raise_exception`: it refuses these messages."""
+    """The template called `raise_exception`: it rejects these messages."""
 
 
 class GenerationBlock(Extension):
-    """`{% generation %}` marks what a trainer learns from; to render, it is only a scope."""
+    """`{% generation %}` marks text for training; rendering treats it as a scope."""
 
     tags = {"generation"}  # noqa: RUF012  # as Jinja declares it
 
@@ -50,9 +46,9 @@ class GenerationBlock(Extension):
 
 
 class ChatTemplate:
-    """One template. Compiled when first rendered, so that a broken one spoils nothing but chats.
+    """One template, compiled when first rendered: a broken one must not prevent plain prompts.
 
-    `origin` names it in errors. `now` and `clock` (seconds) are passed in for tests.
+    `origin` names it in errors. `now` and `clock` (seconds) are parameters for tests.
     """
 
     def __init__(
@@ -80,9 +76,9 @@ class ChatTemplate:
     ) -> str:
         """The text of `messages`.
 
-        RequestError if the template refuses them, ChatTemplateError if it fails or takes more than
-        about two seconds of processor time, 64 MiB of text in all, or 1 MiB in one value (both more
-        for a long input).
+        Raises RequestError if the template rejects them, and ChatTemplateError if it fails or
+        exceeds about two seconds of processor time, 64 MiB of text in all, or 1 MiB in one value
+        (both sizes grow with the input).
         """
         seen = {
             **plain_data(variables or {}, "template variables"),
@@ -101,7 +97,7 @@ class ChatTemplate:
             raise RequestError(one_line(f"the chat template refuses: {error}")) from error
         except TemplateLimitError as error:
             raise self._failure(f"is stopped because {error}") from error
-        except Exception as error:  # a template can raise whatever Python can
+        except Exception as error:  # a template can raise any exception
             raise self._failure(f"fails: {type(error).__name__}: {error}") from error
 
     def _compile(self, environment: BudgetedEnvironment) -> CodeType:
@@ -125,7 +121,7 @@ class ChatTemplate:
         return self._now().strftime(layout)
 
     def _failure(self, what: str) -> ChatTemplateError:
-        problem = f"the chat template {what}; use plain prompts, or another one"
+        problem = f"the chat template {what}; use plain prompts or another template"
         return ChatTemplateError(self._origin, one_line(problem))
 
 
@@ -154,7 +150,7 @@ def tojson(
 
 
 def joined(pieces: Any, budget: Budget) -> str:
-    """The pieces as one text, refused as soon as they are too long for a value."""
+    """Joins the pieces; raises TemplateLimitError as soon as they are too long for a value."""
     kept, size = [], 0
     for piece in pieces:
         size += len(piece)
@@ -165,9 +161,9 @@ def joined(pieces: Any, budget: Budget) -> str:
 
 
 def visible_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages as a template sees them: plain data, no None, reasoning under its usual names.
+    """The messages for a template: plain data, no None, reasoning under its usual names.
 
-    A missing key is what templates handle; `content: null` they would print as "None".
+    Templates handle a missing key, but print `content: null` as "None".
     """
     if not messages:
         raise RequestError("messages: there is none; give at least one")
@@ -187,7 +183,7 @@ def visible_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
 
 
 def plain_data(value: Any, where: str, depth: int = 0) -> Any:
-    """A copy of `value` in plain JSON types: a template gets no object with methods of its own."""
+    """A copy of `value` in plain JSON types: a template must not get objects with own methods."""
     if depth > 60:
         raise RequestError(f"{where}: nested too deeply; make it flatter")
     if value is None or isinstance(value, bool):
@@ -208,7 +204,7 @@ def plain_data(value: Any, where: str, depth: int = 0) -> Any:
 
 
 def input_size(value: Any) -> int:
-    """Characters of all texts in plain data, and some for each other value."""
+    """The number of characters in plain data, plus a constant for each other value."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):

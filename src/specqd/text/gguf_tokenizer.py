@@ -1,4 +1,4 @@
-"""The tokenizer and the chat templates that a GGUF file carries. Owns llama.cpp's keys for them."""
+"""Reads the tokenizer and chat templates of a GGUF file. Owns llama.cpp's keys for them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ _NAMED = {
 
 @dataclass(frozen=True, slots=True)
 class GgufTokenizer:
-    """A backend, the tokens by the names of tokenizer_config.json, and templates by theirs."""
+    """A backend, tokens by their names in tokenizer_config.json, and templates by name."""
 
     backend: tokenizers.Tokenizer
     named_tokens: dict[str, str]

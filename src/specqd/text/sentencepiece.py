@@ -1,6 +1,6 @@
-"""Sentencepiece's `tokenizer.model`: a protocol buffer, of which this reads what encoding needs.
+"""Reads sentencepiece's `tokenizer.model`, a protocol buffer: the fields that encoding needs.
 
-Field numbers are those of sentencepiece_model.proto. Knows nothing of how text is cut.
+Field numbers are those of sentencepiece_model.proto. Knows nothing of how text is split.
 """
 
 import struct
@@ -19,7 +19,7 @@ _ALGORITHMS = {_UNIGRAM: "a Unigram", _BPE: "a BPE", 3: "a word", 4: "a characte
 
 @dataclass(frozen=True, slots=True)
 class SentencepieceModel:
-    """The vocabulary, and the ids of its ends; None where it has none."""
+    """The vocabulary and its first and last token; None if it has none."""
 
     pieces: Pieces
     bos_id: int | None
@@ -81,7 +81,7 @@ def _parse(data: bytes) -> SentencepieceModel:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Numbers and values of a message's fields; ValueError where it is cut off or malformed."""
+    """Numbers and values of a message's fields; raises ValueError for a malformed message."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)

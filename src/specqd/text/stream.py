@@ -1,6 +1,6 @@
-"""Text from tokens as they come: never half a character, and in all exactly what `decode` makes.
+"""Streams the text of tokens: never half a character, in total exactly the text of `decode`.
 
-Owns when text is certain. Knows nothing of models; a token is its id and its text.
+Owns the rules when text is certain. Knows nothing of models; a token is its id and its text.
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import tokenizers
+if TYPE_CHECKING:
+    import tokenizers
 
-# What transformers removes spaces before when `clean_up_tokenization_spaces` is set, in its order.
+# The replacements of `clean_up_tokenization_spaces` in transformers, in its order.
 CLEAN_UPS = (
     (" .", "."),
     (" ?", "?"),
@@ -29,16 +30,16 @@ CLEANED_CHARACTERS = frozenset("".join(untidy for untidy, _ in CLEAN_UPS))
 
 
 class Pieces(Protocol):
-    """Where text becomes certain, for one kind of decoder."""
+    """Returns text as it becomes certain, for one kind of decoder."""
 
     def feed(self, token_id: int, token: str) -> str: ...
     def finish(self) -> str: ...
 
 
 class TextStream:
-    """Feed token ids, get the text that no later token can change.
+    """Takes token ids and returns the text that no later token can change.
 
-    The pieces and `finish()` together are `decode` of all ids, special tokens skipped.
+    All pieces and `finish()`, joined, equal `decode` of all ids without special tokens.
     """
 
     def __init__(
@@ -55,8 +56,8 @@ class TextStream:
         self._tidy = TidySpaces() if clean_up else None
 
     def feed(self, token_ids: Iterable[int]) -> str:
-        """The text that became certain with these tokens, perhaps none. Amortised constant time
-        for each."""
+        """The text that became certain with these tokens, often empty. Takes amortised constant
+        time for a token."""
         texts = []
         for token_id in token_ids:
             token = self._token_of(token_id)
@@ -66,15 +67,15 @@ class TextStream:
         return "".join(texts)
 
     def finish(self) -> str:
-        """What was held back. The stream is then at its end."""
+        """The text held back; ends the stream."""
         text = self._pieces.finish()
         return self._tidy.feed(text) + self._tidy.finish() if self._tidy else text
 
 
 class BytePieces:
-    """For byte-level decoders: a token is a run of bytes, and the text their UTF-8.
+    """For byte-level decoders: a token is a run of UTF-8 bytes.
 
-    Bytes that are no UTF-8 become U+FFFD once it is certain that they are none.
+    Invalid bytes become U+FFFD once it is certain that they are invalid.
     """
 
     def __init__(self) -> None:
@@ -88,11 +89,11 @@ class BytePieces:
 
 
 class WindowPieces:
-    """For any other decoder: the text of a window of tokens, less that of the tokens before it.
+    """For any other decoder: the text of a window of tokens, minus that of the tokens before it.
 
-    Decoders treat the start of a text specially (they strip its space) and some join neighbours, so
-    each window starts with `anchor`, a plain word, and the last token before it. A run of `<0x..>`
-    tokens is good UTF-8 or wholly U+FFFD, which is known only at its end: it is held back.
+    Decoders treat the start of a text specially (they strip its space), and some join neighbours.
+    Each window therefore starts with `anchor`, a plain word, and the last token before it. A run of
+    `<0x..>` tokens is held back: only its end shows whether it is valid UTF-8 or all U+FFFD.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class WindowPieces:
         self._decode = decode
         self._anchor = [] if anchor is None else [anchor]
         self._falls_back_to_bytes = falls_back_to_bytes
-        self._before: list[int] = []  # empty until there is text: the start is decoded as a start
+        self._before: list[int] = []  # empty until there is text: the start must be decoded as one
         self._held: list[int] = []
 
     def feed(self, token_id: int, token: str) -> str:
@@ -126,7 +127,7 @@ class WindowPieces:
 
 
 class HeldPieces:
-    """For decoders that look back from the end of the text: nothing is certain before it."""
+    """For decoders that look back from the end of the text: no text is certain before the end."""
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
         self._decode = decode
@@ -142,7 +143,7 @@ class HeldPieces:
 
 
 class TidySpaces:
-    """`tidied`, piecewise: text is certain up to a character that no clean-up looks at."""
+    """`tidied` in pieces: text is certain up to a character that no clean-up contains."""
 
     def __init__(self) -> None:
         self._held: list[str] = []
@@ -169,7 +170,7 @@ def tidied(text: str) -> str:
 
 
 class PieceMaker:
-    """Chooses how to stream one tokenizer's text, by the decoder that its file describes."""
+    """Chooses how to stream a tokenizer's text from the decoder that its file describes."""
 
     def __init__(self, backend: tokenizers.Tokenizer, special_ids: frozenset[int]) -> None:
         steps = list(decoder_steps(json.loads(backend.to_str())["decoder"]))
@@ -211,13 +212,13 @@ def decoder_steps(decoder: dict[str, Any] | None) -> Iterable[dict[str, Any]]:
 
 
 def overlap(text: str, mark: str) -> int:
-    """The longest end of `text` that begins `mark`, and is not all of it."""
+    """The length of the longest end of `text` that is a proper prefix of `mark`."""
     lengths = range(min(len(text), len(mark) - 1), 0, -1)
     return next((length for length in lengths if text.endswith(mark[:length])), 0)
 
 
 def is_byte_token(token: str) -> bool:
-    """Whether the token is `<0x..>`, a byte, to a byte-fallback decoder."""
+    """Whether the token is `<0x..>`: one byte to a byte-fallback decoder."""
     if len(token) != 6 or not token.startswith("<0x") or not token.endswith(">"):
         return False
     try:
@@ -227,9 +228,9 @@ def is_byte_token(token: str) -> bool:
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The character that stands for each byte in byte-level vocabularies (as GPT-2 chose them).
+    """The characters of byte-level vocabularies and their bytes (GPT-2's choice).
 
-    Printable bytes stand for themselves; the others follow from U+0100 on, in order.
+    A printable byte is its own character; the others are U+0100 and up, in order.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in printable]
@@ -242,7 +243,7 @@ BYTE_OF = byte_alphabet()
 
 
 def token_bytes(token: str) -> bytes:
-    """The bytes of a byte-level token; an added token with other characters is itself."""
+    """The bytes of a byte-level token; an added token with other characters is plain UTF-8."""
     try:
         return bytes([BYTE_OF[character] for character in token])
     except KeyError:

@@ -1,7 +1,7 @@
-"""How much time, text and depth one rendering of an untrusted template may use.
+"""Bounds the time, text and depth that one rendering of an untrusted template may use.
 
-Knows nothing of Jinja. Units are about one copied character each, so that the same template with
-the same input is refused or rendered alike on every machine; the clock is only a second net.
+Knows nothing of Jinja. One unit is about the work of copying one character: the same template and
+input are then refused or rendered on every machine alike. The clock is a second safeguard.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set, ValuesVi
 from typing import Any
 
 ITEM_COST = 16  # units for one item of a container
-CHECK_EVERY = 1 << 13  # units between two looks at the clock
+CHECK_EVERY = 1 << 13  # units between two reads of the clock
 LONGEST_INTEGER_BITS = 4096
 LARGEST_WIDTH = 9999  # of a padded field, an indentation, a batch; four digits in a format
 DEEPEST_VALUE = 100  # containers inside containers
@@ -21,11 +21,11 @@ CONTAINERS = (Sequence, Mapping, Set, ValuesView)  # the views of keys and items
 
 
 class TemplateLimitError(Exception):
-    """A template asked for more than a template may have. The message goes on from "because"."""
+    """A template exceeds a limit. The message continues a sentence that ends in "because"."""
 
 
 class Budget:
-    """What one rendering may still use. `input_size` is the size of its variables, as `weigh`ed."""
+    """The units left to one rendering. `input_size` is the size of its variables in characters."""
 
     def __init__(
         self, input_size: int, clock: Callable[[], float], *, seconds: float = 2.0
@@ -44,15 +44,15 @@ class Budget:
             self._next_check = self._units - CHECK_EVERY
 
     def admit(self, size: int) -> None:
-        """Refuse a value of `size` characters if no value may be as large."""
+        """Raises TemplateLimitError if no value may have `size` characters."""
         if size > self.largest_value:
             raise TemplateLimitError("it makes a value that is too large")
 
     def weigh(self, value: object) -> int:
-        """The size of `value` written out: a shared part counts wherever it is reached.
+        """The size of `value` when printed: a shared part counts each time it is reached.
 
-        Twenty lists, each holding the next one twice, are small in memory and huge in print; to
-        print, compare or hash a value is safe only after this.
+        Twenty lists that each hold the next one twice are small in memory and huge in print. A
+        value is safe to print, compare or hash only after this check.
         """
         if isinstance(value, str):
             return len(value)
@@ -74,7 +74,7 @@ class Budget:
         raise TemplateLimitError("it nests values too deeply")
 
     def made(self, value: Any) -> Any:
-        """Pay for `value`, which was just made, and hand it on; a generator becomes a list."""
+        """Spends the cost of the new `value` and returns it; a generator becomes a list."""
         if isinstance(value, types.GeneratorType):
             value = list(self._counted(value))
         if isinstance(value, str):
@@ -97,7 +97,7 @@ def length(value: object) -> int:
 
 
 def bound_product(budget: Budget, left: object, right: object) -> None:
-    """Refuse a repeated text or list that would be too large; numbers are bounded when made."""
+    """Bounds a repeated text or list; `made` bounds numbers."""
     for items, times in ((left, right), (right, left)):
         if isinstance(times, int) and isinstance(items, Sequence):
             budget.admit(length(items) * max(times, 0))
@@ -113,7 +113,7 @@ def bound_power(base: object, exponent: object) -> None:
 
 
 def bound_percent(budget: Budget, text: str, values: object) -> None:
-    """Refuse `text % values` where its fields could be too wide or too many."""
+    """Bounds the width and number of the fields of `text % values`."""
     size = len(text) + text.count("%") * budget.weigh(values)
     for width in (group for field in PERCENT_FIELD.findall(text) for group in field if group):
         if width == "*" or len(width) > 4:

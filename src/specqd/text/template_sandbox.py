@@ -3,8 +3,8 @@
 Owns every place that spends a `Budget`. Knows nothing of chats or models.
 
 Jinja compiles the template, but every block, output, comparison, slice, operator, filter and call
-first asks here: what could grow is bounded before it is made, what was made is paid for. Methods
-and filters outside the tables below are refused, because an unknown one has no bound.
+goes through here: a value is bounded before it is made, and its cost is spent afterwards. Methods
+and filters outside of the tables below are refused, because they have no known bound.
 """
 
 # ruff: noqa: N802, N805, SIM905  # Jinja names the visitors; word lists read best as text
@@ -38,7 +38,7 @@ from specqd.text.template_budget import (
     length,
 )
 
-BLOCK_COST = 64  # units for entering a block: about as long as copying a few hundred characters
+BLOCK_COST = 64  # units for entering a block, as slow as copying a few hundred characters
 
 METHODS: Mapping[type, frozenset[str]] = {
     str: frozenset(
@@ -53,7 +53,7 @@ METHODS: Mapping[type, frozenset[str]] = {
     LoopContext: frozenset({"cycle", "changed"}),
     Cycler: frozenset({"next", "reset"}),
 }
-SHALLOW_FILTERS = frozenset(  # these look at no more than the top level of their input
+SHALLOW_FILTERS = frozenset(  # these read only the top level of their input
     "attr count d default first items last length list map random reject rejectattr reverse "
     "select selectattr".split()
 )
@@ -69,7 +69,7 @@ COMPARING_TESTS = frozenset(
 
 
 class BudgetedCompiler(CodeGenerator):
-    """Jinja's compiler, writing a call to the environment wherever work or memory is used."""
+    """Jinja's compiler, with a call of the environment wherever work or memory is used."""
 
     def blockvisit(self, nodes: Iterable[nodes.Node], frame: Frame) -> None:
         self.writeline(f"environment.spend({BLOCK_COST})")
@@ -143,7 +143,7 @@ class BudgetedCompiler(CodeGenerator):
 class BudgetedEnvironment(ImmutableSandboxedEnvironment):
     """One rendering's environment: a sandbox that spends `budget`.
 
-    `functions` become globals, `filters` are added to the known ones; both must bound themselves.
+    `functions` become globals, `filters` extend the known ones; both must bound their own work.
     """
 
     code_generator_class = BudgetedCompiler
@@ -176,7 +176,7 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
         return True
 
     def handle_exception(self, source: str | None = None) -> Any:
-        raise  # Jinja would rewrite the traceback, slowly if the stack is deep
+        raise  # without Jinja's rewriting of the traceback, slow for a deep stack
 
     def weighed(self, value: Any) -> Any:
         self.budget.weigh(value)
@@ -257,7 +257,7 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
     def _bound_growth(
         self, name: str, value: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
-        """Bound what the method or filter `name` makes of `value` before it makes it."""
+        """Bounds the result of the method or filter `name` on `value` before it is made."""
         if name in WIDTH_TAKERS:
             for number in (*args, *kwargs.values()):
                 if isinstance(number, int) and abs(number) > LARGEST_WIDTH:
@@ -277,7 +277,7 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class BoundedFormat:
-    """`text.format` or `text.format_map`, sandboxed and paid for field by field."""
+    """`text.format` or `text.format_map`, sandboxed; each field spends its cost."""
 
     def __init__(self, environment: BudgetedEnvironment, text: str, *, by_map: bool) -> None:
         self._formatter = BoundedFormatter(environment, environment.budget)
@@ -291,7 +291,7 @@ class BoundedFormat:
 
 
 class BoundedFormatter(SandboxedFormatter):
-    """Formats fields no wider than `LARGEST_WIDTH`."""
+    """Formats fields up to `LARGEST_WIDTH` wide."""
 
     def __init__(self, environment: BudgetedEnvironment, budget: Budget) -> None:
         super().__init__(environment)
@@ -334,7 +334,7 @@ def make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
 
 @pass_context
 def finalized(context: Context, value: Any) -> Any:
-    """What Jinja does with a value before it prints it: here, pay."""
+    """Spends the cost of a value; Jinja calls this before it prints one."""
     budget = _environment(context).budget
     budget.spend(budget.weigh(value))
     return value
@@ -342,7 +342,7 @@ def finalized(context: Context, value: Any) -> Any:
 
 @pass_context
 def added_up(context: Context, items: Any, attribute: Any = None, start: Any = 0) -> Any:
-    """Jinja's `sum`, each addition bounded."""
+    """Jinja's `sum` with every addition bounded."""
     environment = _environment(context)
     read = make_attrgetter(environment, attribute) if attribute is not None else None
     for item in items:

@@ -1,8 +1,16 @@
-"""Which part of a text each of its tokens is. Knows pieces of text; knows no tokenizer."""
+"""Single tokens: how answers spell them, where they begin, which part of a text each one is."""
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from specqd.text.stream import is_byte_token, token_bytes
+
+if TYPE_CHECKING:
+    from specqd.text.tokenizer import Tokenizer
+
+_NO_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 
 
 class Stream(Protocol):
@@ -11,11 +19,41 @@ class Stream(Protocol):
         ...
 
 
-class TokenTexts:
-    """Which token each part of a text belongs to, as the text is released.
+def spelled(tokenizer: "Tokenizer", token: int) -> str:
+    """The token's text as OpenAI spells it: `bytes:\\x..` for a part of a character."""
+    text = tokenizer.text_within(token)
+    if _NO_CHARACTER not in text:
+        return text
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in bytes_of(tokenizer, token))
 
-    A character that several tokens make belongs to the last of them. What is held back, for it
-    may begin a stop string, belongs to nobody yet; what a stop string cut never does.
+
+def bytes_of(tokenizer: "Tokenizer", token: int) -> bytes:
+    text = tokenizer.text_within(token)
+    if _NO_CHARACTER not in text:
+        return text.encode()
+    name = tokenizer.token_text(token)
+    return bytes([int(name[3:5], 16)]) if is_byte_token(name) else token_bytes(name)
+
+
+@dataclass(slots=True)
+class Places:
+    """Where in a text its tokens begin, in characters."""
+
+    stream: Stream
+    length: int = 0  # of the text so far
+
+    def next(self, token: int) -> int:
+        place = self.length
+        self.length += len(self.stream.feed([token]))
+        return place
+
+
+class TokenTexts:
+    """Cuts a text into the texts of its tokens, as the text is released.
+
+    A character that several tokens make belongs to the last of them. Text that is held back
+    because it may begin a stop string belongs to no token yet; text that a stop string cuts off
+    never does.
     """
 
     def __init__(self, stream: Stream) -> None:
@@ -24,8 +62,8 @@ class TokenTexts:
         self._text = ""  # released, and shorter than the first of them
 
     def feed(self, tokens: Iterable[int], text: str, *, is_last: bool) -> list[str]:
-        """The texts of the next tokens that have all of theirs, perhaps empty ones; at the end, of
-        all that are left. Together they are the text."""
+        """The texts of the next tokens whose text is released, some of them empty; at the end those
+        of all tokens left. Joined, they are the text."""
         self._pieces.extend(self._stream.feed([token]) for token in tokens)
         self._text += text
         texts = []

@@ -1,8 +1,8 @@
-"""Text to token ids and back, and chats to prompts, from a Hugging Face model directory.
+"""Converts text to token ids and back, and chats to prompts.
 
-Owns the tokenizer's files and what they mean; gives what transformers' AutoTokenizer gives. Knows
-nothing of models. Built on the `tokenizers` library: `tokenizer.json` is read where there is one,
-or else sentencepiece's `tokenizer.model`, or the vocabulary of a GGUF file.
+Owns the tokenizer's files and their meaning; gives the results of transformers' AutoTokenizer.
+Knows nothing of models. Built on the `tokenizers` library. Reads `tokenizer.json`, or else
+sentencepiece's `tokenizer.model`, or the vocabulary of a GGUF file.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ NAMED_TOKENS = (
     "cls_token",
     "mask_token",
 )
-# Characters. Shorter ones take a few milliseconds, with the interpreter held; longer ones are given
-# to the library's own threads, for which it lets go of it.
+# Characters. Shorter texts take a few milliseconds with the GIL held; longer ones go to the
+# library's threads, which release it.
 _LONG_TEXT = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
 class TokenDifference:
-    """An id that means one token in one tokenizer and another in the other."""
+    """An id with different tokens in two tokenizers."""
 
     token_id: int
     ours: str
@@ -50,7 +50,7 @@ class TokenDifference:
 class Tokenizer:
     """A model's tokenizer. `open` reads one; the constructor takes its parts.
 
-    `settings` are those of tokenizer_config.json; `templates` the chat templates by name.
+    `settings` are the contents of tokenizer_config.json; `templates` are chat templates by name.
     """
 
     def __init__(
@@ -70,19 +70,19 @@ class Tokenizer:
         self._clean_up = bool(settings.get("clean_up_tokenization_spaces")) and not isinstance(
             backend.model, tokenizers.models.BPE
         )
-        self._special_ids = frozenset(
+        self.special_ids = frozenset(
             token_id for token_id, t in backend.get_added_tokens_decoder().items() if t.special
         )
-        self._pieces = PieceMaker(backend, self._special_ids)
+        self._pieces = PieceMaker(backend, self.special_ids)
         self._templates = dict(templates)
-        self._texts_within: dict[int, str] = {}  # of tokens that were asked for
+        self._texts_within: dict[int, str] = {}  # cached results of `text_within`
         self.vocab_size: int = max(backend.get_vocab().values(), default=-1) + 1
 
     @classmethod
     def open(cls, directory: Path) -> Tokenizer:
-        """The tokenizer of a model directory or GGUF file.
+        """Reads the tokenizer of a model directory or GGUF file.
 
-        TokenizerError if it is missing or unreadable.
+        Raises TokenizerError if it is missing or unreadable.
         """
         directory = Path(directory)
         if is_gguf(directory):
@@ -127,18 +127,6 @@ class Tokenizer:
         return self.named_tokens.get("eos_token")
 
     @property
-    def pad_token(self) -> str | None:
-        return self.named_tokens.get("pad_token")
-
-    @property
-    def unk_token(self) -> str | None:
-        return self.named_tokens.get("unk_token")
-
-    @property
-    def special_ids(self) -> frozenset[int]:
-        return self._special_ids
-
-    @property
     def bos_token_id(self) -> int | None:
         return self.id_of(self.bos_token)
 
@@ -147,22 +135,14 @@ class Tokenizer:
         return self.id_of(self.eos_token)
 
     @property
-    def pad_token_id(self) -> int | None:
-        return self.id_of(self.pad_token)
-
-    @property
-    def unk_token_id(self) -> int | None:
-        return self.id_of(self.unk_token)
-
-    @property
     def has_chat_template(self) -> bool:
         return bool(self._templates)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of `text`. Special tokens that it spells out are special tokens, as ever.
+        """The ids of `text`. Special tokens that are spelled out in it become special tokens.
 
-        The file's post-processor says which ones are added; the settings `add_bos_token` and
-        `add_eos_token` do not count where there is a tokenizer.json, as in transformers 5.
+        The file's post-processor decides which ones are added. As in transformers 5, a
+        tokenizer.json overrides the settings `add_bos_token` and `add_eos_token`.
         """
         try:
             if len(text) < _LONG_TEXT:
@@ -171,27 +151,27 @@ class Tokenizer:
                 [text], add_special_tokens=add_special_tokens
             )
             return list(encoding.ids)
-        except (UnicodeError, TypeError) as error:  # the binding reports a lone surrogate as either
+        except (UnicodeError, TypeError) as error:  # the library raises either for a surrogate
             raise RequestError("the text is not valid Unicode (a lone surrogate)") from error
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of `ids`. An id without a token has no text."""
+        """The text of `ids`; an id without a token adds nothing."""
         text = str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
         return tidied(text) if self._clean_up else text
 
     def stream(self, *, skip_special_tokens: bool = True) -> TextStream:
-        """A fresh stream, for one sequence of tokens."""
-        skipped = self._special_ids if skip_special_tokens else frozenset[int]()
+        """A new stream, for one sequence of tokens."""
+        skipped = self.special_ids if skip_special_tokens else frozenset[int]()
         return TextStream(
             self._pieces(), self._backend.id_to_token, skipped, clean_up=self._clean_up
         )
 
     def to_json(self) -> str:
-        """As tokenizer.json has it, with what the settings made special."""
+        """The contents of tokenizer.json, with the special tokens of the settings."""
         return str(self._backend.to_str())
 
     def text_within(self, token_id: int) -> str:
-        """What the token adds to a text: after itself, for some decoders strip the first space."""
+        """The text that a token adds after itself: some decoders strip a text's first space."""
         text = self._texts_within.get(token_id)
         if text is None:
             once = self.decode([token_id], skip_special_tokens=False)
@@ -201,12 +181,12 @@ class Tokenizer:
         return text
 
     def token_text(self, token_id: int) -> str:
-        """The token as the vocabulary spells it ("Ġthe", "▁the"), "" for an id without one."""
+        """The token's spelling in the vocabulary ("Ġthe", "▁the"); "" for an id without one."""
         return self._backend.id_to_token(token_id) or ""
 
     def is_special(self, token: str) -> bool:
-        """Whether texts are decoded without it, unless they are asked for with it."""
-        return self.id_of(token) in self._special_ids
+        """Whether `decode` leaves the token out by default."""
+        return self.id_of(token) in self.special_ids
 
     def id_of(self, token: str | None) -> int | None:
         return None if token is None else self._backend.token_to_id(token)
@@ -219,7 +199,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         **template_variables: Any,
     ) -> list[int]:
-        """The prompt's ids for a chat; the template writes bos and the like itself."""
+        """The prompt's ids for a chat; the template itself writes bos and other special tokens."""
         text = self.render_chat(
             messages, tools=tools, add_generation_prompt=add_generation_prompt, **template_variables
         )
@@ -233,7 +213,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         **template_variables: Any,
     ) -> str:
-        """The prompt's text for a chat. `documents` may be among the template's variables."""
+        """The prompt's text for a chat. `documents` is one of the possible variables."""
         documents = template_variables.pop("documents", None)
         return self._template(tools is not None).render(
             messages,
@@ -244,9 +224,9 @@ class Tokenizer:
         )
 
     def first_difference(self, other: Tokenizer) -> TokenDifference | None:
-        """The lowest id that means different tokens in the two.
+        """The lowest id with different tokens in the two tokenizers.
 
-        Ids that only one of them has are padding or additions and no difference.
+        An id that only one of them has is padding or an addition, not a difference.
         """
         theirs = {token_id: token for token, token_id in other._backend.get_vocab().items()}
         differing = [
@@ -267,9 +247,9 @@ class Tokenizer:
         raise RequestError("this model has no chat template; use a plain prompt")
 
     def _declare_special_tokens(self, settings: Mapping[str, Any]) -> None:
-        """Make special what the settings name so, where the vocabulary has it.
+        """Makes the special tokens of the settings special, if the vocabulary has them.
 
-        A token outside of the vocabulary would get an id for which the model has no row.
+        Any other token would get an id without a row in the model.
         """
         extra = settings.get("additional_special_tokens") or settings.get("extra_special_tokens")
         extra = extra.values() if isinstance(extra, Mapping) else extra or ()
@@ -290,19 +270,19 @@ class Tokenizer:
 
 @contextmanager
 def told_as_unusable(path: Path) -> Iterator[None]:
-    """Tells whatever the library makes of a file, its panics included, as TokenizerError."""
+    """Turns the library's exceptions and panics about a file into TokenizerError."""
     try:
         yield
     except (SpecqdError, KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the library's panics derive from BaseException
+    except BaseException as error:  # the library's panics are BaseExceptions
         raise TokenizerError(f"{path}: not a tokenizer: {first_line(error)}") from error
 
 
 def sentencepiece_tokenizer(
     model: SentencepieceModel, settings: Mapping[str, Any]
 ) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    """The backend with the tokens that the settings add, and what they leave to the model."""
+    """The backend with the tokens that the settings add, and the model's own named tokens."""
     texts = model.pieces.texts
     backend = sentencepiece_backend(model.pieces)
     ids = {
@@ -328,7 +308,7 @@ def sentencepiece_tokenizer(
 
 
 def token_text(token: Any) -> str | None:
-    """A token of a settings file: a text, or an object with its `content`."""
+    """The text of a token in a settings file: the value itself, or its `content`."""
     if isinstance(token, Mapping):
         token = token.get("content")
     if token is not None and not isinstance(token, str):
@@ -337,7 +317,7 @@ def token_text(token: Any) -> str | None:
 
 
 def read_templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, ChatTemplate]:
-    """The chat templates by name: those of `.jinja` files, or else those of the JSON files."""
+    """The chat templates by name, from `.jinja` files or else from the JSON files."""
     paths = [directory / "chat_template.jinja"]
     paths += sorted((directory / "additional_chat_templates").glob("*.jinja"))
     sources = {path: text for path in paths if (text := read_text(path)) is not None}
@@ -357,7 +337,7 @@ def read_templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, Ch
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, empty if there is no such file."""
+    """The JSON object in a file; empty without such a file."""
     text = read_text(path)
     try:
         content = {} if text is None else json.loads(text)
@@ -369,7 +349,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_text(path: Path) -> str | None:
-    """The text of a file, None if there is none."""
+    """The text of a file; None without such a file."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -1,7 +1,4 @@
-"""The page at `/`: its files, the headers that keep it to itself, and what it asks of the server.
-
-Knows what the page is told; what it does with that stands in its own files, beside this one.
-"""
+"""The page at `/`: its files, their security headers, and the facts that it asks for."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -11,10 +8,6 @@ from importlib.resources import files
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from specqd.engine.engine import Engine
-from specqd.engine.reports import chain_of
-from specqd.sampling import Defaults
-
 _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -22,7 +15,7 @@ _TYPES = {
     ".svg": "image/svg+xml",
 }
 _FILES = ("page.css", "page.js", "api.js", "answer.js", "meter.js", "icon.svg")
-# Nothing from elsewhere, nothing inline, and no text that becomes markup or script.
+# Nothing from other origins, nothing inline, no text that becomes markup or script.
 _POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -38,7 +31,7 @@ _POLICY = "; ".join(
     )
 )
 _HEADERS = {
-    "Cache-Control": "no-cache",  # kept, and asked for anew by its ETag
+    "Cache-Control": "no-cache",  # cached, and checked again by its ETag
     "Content-Security-Policy": _POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -73,27 +66,14 @@ ASSETS = {"/": Asset.of("index.html")} | {f"/page/{name}": Asset.of(name) for na
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the page shows before anything was asked, and how it asks."""
+    """Facts that the page shows and uses before the first request."""
 
     model: str
     has_chat_template: bool
     max_context: int
-    temperature: float  # where none is asked for
+    temperature: float  # where a request sets none
     chain: tuple[str, ...]  # the levels' names, outermost first: a token's depth counts them
     bandwidth: Mapping[str, float]  # GB/s of memory, by level
-
-    @classmethod
-    def of(
-        cls, engine: Engine, model: str, defaults: Defaults, bandwidth: Mapping[str, float]
-    ) -> "Facts":
-        return cls(
-            model,
-            engine.tokenizer.has_chat_template,
-            engine.max_context,
-            defaults.effective_temperature,
-            chain_of(engine.level),
-            bandwidth,
-        )
 
 
 def add_page(app: FastAPI, facts: Facts) -> None:

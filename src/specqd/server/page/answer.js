@@ -1,8 +1,8 @@
-/** Answers as they are shown: tokens by the level that proposed them, and figures below. Knows
- * nothing of requests. All text goes in as text, never as markup. */
+/** Shows answers: tokens by the level that proposed them, and figures below. Knows nothing of
+ * requests. Inserts all text as text, never as markup. */
 
 const DRAW_MS = 80;
-const STYLES = 4; // of drafting levels; those below look like the first again
+const STYLES = 4; // drafting levels with different styles; then they repeat
 
 const origins = new WeakMap(); // by a token's element
 
@@ -15,7 +15,7 @@ export function element(name, className, text) {
   return made;
 }
 
-/** Changes the page, and stays at its end if that was in view. */
+/** Changes the page, and scrolls to its end if the end was in view. */
 export function following(change) {
   const page = document.documentElement;
   const follows = page.scrollHeight - page.scrollTop - page.clientHeight < 80;
@@ -23,8 +23,8 @@ export function following(change) {
   if (follows) page.scrollTop = page.scrollHeight;
 }
 
-/** The text of one run. It is drawn now and then, however fast its tokens come: the browser shall
- * leave the cores to the model. */
+/** The text of one run. Draws at most once in DRAW_MS, so that the browser leaves the cores to the
+ * model. */
 export class AnswerText {
   text = "";
   #waiting = [];
@@ -55,13 +55,13 @@ export class AnswerText {
   }
 }
 
-/** One line: how many tokens, how fast, and how near to what the memory gives. */
+/** One line: tokens/s, GB/s with its share of the bandwidth, tokens. */
 export function showFigures(line, meter, limits, ending = "", seed = null) {
-  const reading = meter.reading(limits);
+  const traffic = meter.traffic(limits);
   const speed = meter.tokensPerSecond;
   const parts = [
     speed && element("strong", "", `${number(speed)} tokens/s`),
-    reading && `${number(reading.speed)} GB/s, ${percent(reading.share)} of bandwidth`,
+    traffic && `${number(traffic.speed)} GB/s, ${percent(traffic.share)} of bandwidth`,
     meter.isShared && "shared with other requests",
     count(meter.tokens, "token") + ending,
     seed !== null && `seed ${seed}`,
@@ -74,21 +74,21 @@ export function showFigures(line, meter, limits, ending = "", seed = null) {
   line.replaceChildren(...shown);
 }
 
-/** The levels of a chain; with a meter, what each said first, and how much it accepted of what
- * was drafted for it. */
+/** The levels of a chain; with a meter, the share of tokens that each proposed first, and the share
+ * of its drafter's tokens that it accepted. */
 export function showLevels(list, chain, meter) {
   list.replaceChildren(
     ...chain.flatMap((name, depth) => {
-      const said = meter?.byDepth[depth] ?? 0;
-      if (meter && !said) return [];
+      const proposed = meter?.byDepth[depth] ?? 0;
+      if (meter && !proposed) return [];
       const item = element("li");
       item.append(element("span", `name ${classOf(depth)}`, depth ? name : `${name} itself`));
-      if (meter) item.append(` ${percent(said / meter.tokens)}`);
+      if (meter) item.append(` ${percent(proposed / meter.tokens)}`);
       const accepted = meter?.acceptance(name) ?? null;
       if (accepted !== null) {
         const below = chain.slice(depth + 1, depth + 2);
         const aside = element("span", "aside", `accepts ${percent(accepted)} of drafts`);
-        aside.title = `of what ${below} drafted for ${name}, the share that ${name} accepted`;
+        aside.title = `share of ${below}’s drafts that ${name} accepted`;
         item.append(aside);
       }
       return [item];
@@ -96,7 +96,7 @@ export function showLevels(list, chain, meter) {
   );
 }
 
-/** Shows what is known of the token that is pointed at, or stepped to with the arrow keys. */
+/** Shows level and confidence of the token under the pointer, or reached by the arrow keys. */
 export function inspectTokens(turns, tip, told, chainOf) {
   let current = null;
 

@@ -1,4 +1,4 @@
-/** The server's paths: requests out, answers and events in. Knows nothing of what is shown. */
+/** The server's paths: requests out, answers and events in. Knows nothing of the display. */
 
 const KEY = "specqd-api-key";
 
@@ -9,17 +9,17 @@ export class RefusedError extends Error {
   }
 }
 
-/** For this tab, until it is closed. */
+/** Keeps the key for this tab until it is closed. */
 export function keepKey(key) {
   sessionStorage.setItem(KEY, key);
 }
 
-/** With a body it is a POST. */
+/** GET, or POST where there is a body. */
 export async function json(path, body, signal) {
   return (await call(path, body, signal)).json();
 }
 
-/** The events of a streamed answer, parsed, as they come. */
+/** Parsed events of a streamed answer. */
 export async function* events(path, body, signal) {
   const response = await call(path, body, signal);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();

@@ -1,12 +1,12 @@
-/** How fast one answer is written, by the server's clock and its count of what the levels did. */
+/** Speed of one answer, from the server's clock and its counts of the levels' work. */
 
 export class Meter {
   tokens = 0;
-  byDepth = []; // tokens
-  #early = 0; // tokens that came first: the clock and the counts begin with them
+  byDepth = []; // tokens by the depth of their first proposer
+  #early = 0; // tokens of the first chunk, which the clock and the counts do not include
   #progress = null;
 
-  /** What a chunk brought: the depths of its tokens, and what was done since the first of all. */
+  /** Adds a chunk: its tokens' depths, and the progress since the first chunk. */
   add(depths, progress) {
     if (!this.#progress) this.#early = depths.length;
     this.#progress = progress;
@@ -14,7 +14,7 @@ export class Meter {
     for (const depth of depths) this.byDepth[depth] = (this.byDepth[depth] ?? 0) + 1;
   }
 
-  /** Whether the levels worked for other requests, too. */
+  /** Whether the counts include other requests. */
   get isShared() {
     return this.#progress?.is_shared ?? false;
   }
@@ -24,15 +24,15 @@ export class Meter {
     return seconds > 0 ? (this.tokens - this.#early) / seconds : null;
   }
 
-  /** Of what was drafted for a level, the share that it accepted. */
+  /** The share of its drafter's tokens that a level accepted. */
   acceptance(name) {
     const level = this.#progress?.levels.find((each) => each.name === name);
     return level?.drafted > 0 ? level.accepted / level.drafted : null;
   }
 
-  /** The levels' forwards together: GB/s, and the time that the bandwidth would need for their
-   * bytes as a share of the time they took. limits: GB/s by level. */
-  reading(limits) {
+  /** All levels' forwards together: GB/s, and as a share the time that their bytes need at the
+   * measured bandwidth over the time they took. limits: GB/s by level. */
+  traffic(limits) {
     let [gigabytes, seconds, needed] = [0, 0, 0];
     for (const level of this.#progress?.levels ?? []) {
       const limit = limits[level.name];

@@ -1,4 +1,4 @@
-/** The page: what is asked, in which order, and where each answer is shown. */
+/** The page: sends requests, one after another, and shows each answer. */
 
 import * as api from "./api.js";
 import {
@@ -12,16 +12,16 @@ import {
 } from "./answer.js";
 import { Meter } from "./meter.js";
 
-const FIGURES_MS = 250; // between two looks at the figures
-const MOST_TOKENS = 512; // where nothing else is set
+const FIGURES_MS = 250; // between updates of the figures
+const MOST_TOKENS = 512; // default
 const LARGEST_SEED = 2 ** 32;
 
 const at = (id) => document.getElementById(id);
 const [turns, prompt, send, stop, clear] = ["turns", "prompt", "send", "stop", "clear"].map(at);
 
-let facts = null; // of the model
+let facts = null; // about the model
 let history = []; // messages of the chat
-let running = null; // the AbortController of what is being written
+let running = null; // AbortController of the current request
 
 // --- Asking ------------------------------------------------------------------------------------
 
@@ -56,7 +56,7 @@ async function ask(text) {
   }
 }
 
-/** One run of a request, shown as it comes. */
+/** Runs a request and shows its answer as it arrives. */
 async function write(view, body, signal) {
   const { text, meter, section } = view;
   const run = { tokens: [], answer: "", ending: null, problem: null, meter };
@@ -66,7 +66,7 @@ async function write(view, body, signal) {
     const path = facts.has_chat_template ? "/v1/chat/completions" : "/v1/completions";
     for await (const event of api.events(path, body, signal)) {
       for (const choice of event.choices) {
-        if (!choice.origins) continue; // it opens a chat's answer
+        if (!choice.origins) continue; // the first chunk of a chat's answer
         run.tokens.push(...choice.token_ids);
         meter.add(
           choice.origins.map((origin) => origin.depth),
@@ -105,8 +105,8 @@ async function bodyOf(text, signal) {
   };
 }
 
-/** How many tokens the context has left for an answer. Where that is none, or cannot be told, the
- * request itself shall be refused, and say why. */
+/** Tokens that the context has left for an answer; 1 where none is left, Infinity where the server
+ * does not say: then the request is refused with the cause. */
 async function roomAfter(asked, signal) {
   try {
     const { count, max_model_len } = await api.json("/tokenize", asked, signal);
@@ -165,12 +165,12 @@ function finish(view, run, body) {
   problem.hidden = false;
 }
 
-/** Whether both runs have the same tokens, and which was faster by how much. */
+/** Whether both runs have the same tokens, and the ratio of their speeds. */
 function showVerdict(turn, [drafted, plain]) {
   const [ours, theirs] = [drafted.tokens, plain.tokens];
   const line = turn.querySelector(".verdict");
   const isWhole = [drafted, plain].every((run) => run.ending && run.ending !== "cancelled");
-  const length = isWhole ? Math.max(ours.length, theirs.length) : Math.min(ours.length, theirs.length);
+  const length = (isWhole ? Math.max : Math.min)(ours.length, theirs.length);
   let first = 0;
   while (first < length && ours[first] === theirs[first]) first += 1;
   const isEqual = first === length;
@@ -242,7 +242,7 @@ function showSettings(shows) {
 }
 
 at("settings-button").addEventListener("click", () => showSettings(at("settings").hidden));
-at("settings").addEventListener("invalid", () => showSettings(true), true); // to say what is wrong
+at("settings").addEventListener("invalid", () => showSettings(true), true); // shows the message
 
 // --- The start ---------------------------------------------------------------------------------
 

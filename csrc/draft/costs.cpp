@@ -1,4 +1,4 @@
-#include "draft/economics.h"
+#include "draft/costs.h"
 
 #include <algorithm>
 #include <bit>
@@ -10,11 +10,6 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Bins of confidence are finer towards 1, where most confidences lie and differences count.
-constexpr std::array<double, 13> kBinEdges{0.05, 0.15, 0.3,  0.45,  0.6,  0.7,  0.8,
-                                           0.87, 0.92, 0.95, 0.975, 0.99, 0.997};
-constexpr double kPriorWeight = 3.0;  // observations that a prior counts for
-
 // Rows between which further ones are taken to cost alike.
 constexpr std::array<double, 12> kKnotRows{1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128};
 constexpr int kLongestRun = 8;
@@ -25,16 +20,8 @@ constexpr double kDrift = 0.02 * 0.02;     // of a variance, with each sample of
 constexpr double kNoiseBelow = 0.1, kNoiseAbove = 0.15;  // of samples, against what was expected
 
 constexpr double kOutlier = 2.0;  // times what was expected: what anything counts for at most
-constexpr double kDown = 0.15, kUp = 0.1;  // shares of a difference that move an estimate
 constexpr double kMeanShare = 0.1;
-constexpr double kLeastLoss = 0.1;            // of its cost: what a probe is taken to lose at least
-constexpr double kKept = 1.0 - 1.0 / 1000.0;  // of what was expected and right, token by token
-constexpr double kPaceRounds = 8.0;           // that a pace remembers
-
-size_t bin_of(double confidence) {
-  const auto at = std::upper_bound(kBinEdges.begin(), kBinEdges.end(), confidence);
-  return static_cast<size_t>(at - kBinEdges.begin());
-}
+constexpr double kRateRounds = 8.0;  // that a rate remembers
 
 // Knots at or below so many rows.
 size_t knots_within(double rows) {
@@ -44,45 +31,7 @@ size_t knots_within(double rows) {
 
 }  // namespace
 
-Calibration::Calibration(double floor, double memory) : memory_(memory) {
-  for (size_t i = 0; i < kBins; ++i) {
-    const double low = i == 0 ? 0.0 : kBinEdges[i - 1];
-    const double high = i == kBinEdges.size() ? 1.0 : kBinEdges[i];
-    weight_[i] = kPriorWeight;
-    right_[i] = kPriorWeight * (floor + (1.0 - floor) * (low + high) / 2.0);
-  }
-}
-
-double Calibration::probability(double confidence) const {
-  const size_t i = bin_of(confidence);
-  return right_[i] / weight_[i];
-}
-
-void Calibration::observe(double confidence, bool is_right) {
-  const size_t i = bin_of(confidence);
-  if (weight_[i] >= memory_) {
-    const double fade = 1.0 - 1.0 / memory_;
-    weight_[i] *= fade;
-    right_[i] *= fade;
-  }
-  weight_[i] += 1.0;
-  if (is_right) right_[i] += 1.0;
-}
-
-void BypassBias::observe(double chance, bool is_right) {
-  expected_ = kKept * expected_ + chance;
-  right_ = kKept * right_ + (is_right ? 1.0 : 0.0);
-}
-
-void Estimate::add(double sample) {
-  ++count_;
-  const double before = value_.value_or(sample);
-  const double difference = std::min(sample, kOutlier * before) - before;
-  const double down = std::max(kDown, 1.0 / count_);
-  value_ = before + (difference < 0.0 ? down : kUp) * difference;
-}
-
-void Mean::add(double sample) {
+void RunningMean::add(double sample) {
   const double before = value_.value_or(sample);
   value_ = before + kMeanShare * (sample - before);
 }
@@ -174,10 +123,32 @@ double RowCosts::seconds(double rows) const {
   return at_knots_[at] + parts_[at + 1] * (rows - kKnotRows[at]);
 }
 
+double RowCosts::price(double rows) const {
+  if (rows <= 1.0) return prices_[0];
+  const size_t at = knots_within(rows) - 1;
+  const double beyond = rows - kKnotRows[at];
+  if (at + 1 == kKnots) return prices_[at] + parts_[kKnots] * beyond;
+  return prices_[at] +
+         (prices_[at + 1] - prices_[at]) * beyond / (kKnotRows[at + 1] - kKnotRows[at]);
+}
+
+// Fills the tables by knot: seconds, and their lower convex hull.
 void RowCosts::sum() {
   at_knots_[0] = parts_[0];
   for (size_t i = 1; i < kKnots; ++i)
     at_knots_[i] = at_knots_[i - 1] + parts_[i] * (kKnotRows[i] - kKnotRows[i - 1]);
+  prices_ = at_knots_;
+  const auto slope = [this](size_t from, size_t to) {
+    return (at_knots_[to] - at_knots_[from]) / (kKnotRows[to] - kKnotRows[from]);
+  };
+  for (size_t from = 0; from + 1 < kKnots;) {
+    size_t to = from + 1;  // of the hull's next edge: the flattest way on
+    for (size_t i = to + 1; i < kKnots; ++i)
+      if (slope(from, i) <= slope(from, to)) to = i;
+    for (size_t i = from + 1; i < to; ++i)
+      prices_[i] = at_knots_[from] + slope(from, to) * (kKnotRows[i] - kKnotRows[from]);
+    from = to;
+  }
 }
 
 void BatchCosts::begin(const MeasuredCosts& measured) {
@@ -195,40 +166,13 @@ const std::shared_ptr<RowCosts>& BatchCosts::of(size_t count) {
 }
 
 void TokenRate::add(double tokens, double seconds) {
-  const double fade = 1.0 - 1.0 / kPaceRounds;
+  const double fade = 1.0 - 1.0 / kRateRounds;
   tokens_ = tokens_ * fade + tokens;
   seconds_ = seconds_ * fade + seconds;
 }
 
 std::optional<double> TokenRate::seconds_per_token() const {
   return tokens_ > 0.0 ? std::optional(seconds_ / tokens_) : std::nullopt;
-}
-
-// What the last probe lost beyond what was taken for it.
-double ProbeBudget::owed() const {
-  return std::max(std::min(cost_, most_) - brought_ - spent_, 0.0);
-}
-
-bool ProbeBudget::has(double cost, double loss) const {
-  return saved_ - owed() >= std::max(loss, kLeastLoss * cost);
-}
-
-bool ProbeBudget::allows(double cost, double loss) {
-  if (!has(cost, loss)) return false;
-  spent_ = std::max(loss, kLeastLoss * cost);
-  saved_ = std::min(saved_ - owed() - spent_, lent_);  // nothing is kept for bad times
-  lent_ = std::max(saved_, 0.0);
-  most_ = kOutlier * std::max(cost, loss);
-  cost_ = brought_ = 0.0;
-  return true;
-}
-
-void ProbeBudget::bring(double seconds) {
-  brought_ += seconds;
-  if (brought_ >= cost_ && cost_ > 0.0) {
-    saved_ += spent_;
-    spent_ = 0.0;
-  }
 }
 
 }  // namespace specqd

@@ -12,6 +12,8 @@ from typing import Annotated, Any, overload
 import numpy
 from numpy.typing import NDArray
 
+from specqd._native import testing as testing
+
 
 def available_isas() -> list[str]: ...
 
@@ -30,23 +32,12 @@ class Pool:
     def threads(self) -> int: ...
 
 def read_seconds(pool: Pool, isa: str, bytes: int, repeats: int) -> list[float]:
-    """Seconds of each of `repeats` reads of `bytes` bytes by all threads."""
-
-PEAK_PRODUCTS: int = 33554432
-
-def product_seconds(pool: Pool, isa: str, repeats: int) -> list[float]:
     """
-    Seconds of each of `repeats` times that each thread makes PEAK_PRODUCTS exact products, in
-    registers alone.
+    Returns the seconds of each of `repeats` reads of `bytes` bytes by all threads.
     """
 
 class RopeSpec:
     def __init__(self, kind: str, dims: int, theta: float, factor: float, original_max_positions: float, low_freq_factor: float, high_freq_factor: float, beta_fast: float, beta_slow: float, attention_factor: float, mscale: float, mscale_all_dim: float, truncate: bool, factors: _Sequence[float]) -> None: ...
-
-def rope_tables(spec: RopeSpec, first: int, count: int) -> tuple[NDArray[numpy.float32], float, NDArray[numpy.float32], NDArray[numpy.float32]]:
-    """
-    (inverse frequencies [d/2], attention factor, cosines [count, d/2], sines [count, d/2]).
-    """
 
 class PackedWeight:
     @property
@@ -67,11 +58,7 @@ class PackedWeight:
     def plane_bytes(self) -> dict[str, int]: ...
 
     def planes(self) -> dict[str, NDArray[numpy.generic]]:
-        """
-        The planes as they lie in memory, by name: flat, read-only, not copied.
-        """
-
-    def unpack(self, isa: str) -> NDArray[numpy.uint16]: ...
+        """Returns the planes by name: flat, read-only views without a copy."""
 
 def pack(pool: Pool, isa: str, sources: _Sequence[Annotated[NDArray[numpy.uint16], dict(shape=(None, None), device='cpu', writable=False)]], interleaved: bool, rule: int) -> PackedWeight | tuple[int, int, int]: ...
 
@@ -79,18 +66,16 @@ def take_mxfp4(sources: _Sequence[tuple[Annotated[NDArray[numpy.uint8], dict(sha
 
 def map_planes(pool: Pool, codes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], scales: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], residuals: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, patch_starts: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, patches: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, plain: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, *, source_rows: _Sequence[int], columns: int, interleaved: bool) -> PackedWeight | str:
     """
-    A weight over planes that were packed before, or what is wrong with them.
+    Returns a weight over planes that were packed before, or an error message.
     """
 
 def release_free_memory() -> None:
-    """Gives the pages that the heap holds free back to the system."""
+    """Returns the heap's free pages to the system."""
 
 def find_not_finite(pool: Pool, bits: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), device='cpu', writable=False)]) -> tuple[int, int] | None:
-    """(row, column) of the first BF16 that is not finite, or None."""
+    """Returns (row, column) of the first BF16 that is not finite, or None."""
 
 PAGE_POSITIONS: int = 64
-
-CHUNK_POSITIONS: int = 512
 
 class KvCache:
     def __init__(self, decoder: Decoder, pages: int) -> None: ...
@@ -110,8 +95,6 @@ class KvCache:
 
     def fork(self, sequence: int, length: int) -> int: ...
 
-    def make_writable(self, sequence: int, first: int, last: int) -> bool: ...
-
     def attach_prefix(self, sequence: int, tokens: _Sequence[int], salt: int = 0) -> int: ...
 
     def publish(self, sequence: int, tokens: _Sequence[int], salt: int = 0) -> None: ...
@@ -119,15 +102,6 @@ class KvCache:
     def release_behind(self, sequence: int, position: int) -> None: ...
 
     def has_page(self, sequence: int, page: int) -> bool: ...
-
-    def page_bits(self, sequence: int, page: int) -> NDArray[numpy.uint16]:
-        """A copy of a page's words, for tests."""
-
-    def write_page_bits(self, sequence: int, page: int, bits: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)]) -> None:
-        """Replaces a page's words, for tests."""
-
-    def poison(self, sequence: int, page: int, bits: int) -> None:
-        """Fills a page, for tests."""
 
 class Norm:
     def __init__(self, weight: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)], bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None = None) -> None: ...
@@ -142,18 +116,18 @@ class DecoderSpec:
     def __init__(self, *, hidden: int, heads: int, kv_heads: int, head_dim: int, vocabulary: int, ropes: _Sequence[RopeSpec], norm_epsilon: float, norm: str, norm_offset: float, norms_whole_rows: bool, activation: str, is_gated: bool, is_parallel: bool, attention_scale: float, attention_cap: float, logit_cap: float, embedding_scale: float, residual_scale: float, logit_scale: float, experts_per_token: int, shares_of_chosen: bool) -> None: ...
 
 class PartialHead:
-    """Which rows of the head a draft reads, and whether that pays."""
+    """Chooses the rows of the head that a draft reads."""
 
     def __init__(self, vocabulary: int) -> None: ...
 
     def keep(self, tokens: _Sequence[int]) -> None:
-        """Holds these ids always."""
+        """Always holds these ids."""
 
     def read(self, tokens: _Sequence[int]) -> None:
-        """The target has read these tokens."""
+        """Records tokens that the target has read."""
 
     def picked(self, picks: _Sequence[int], proposal: _Sequence[int]) -> None:
-        """The target has picked these tokens at a proposal's places."""
+        """Records tokens that the target has picked at a proposal's positions."""
 
     def ids_that_pay(self, *, rest_bytes: float, panel_bytes: float, panels: int, verify_bytes: float) -> int: ...
 
@@ -161,10 +135,15 @@ class PartialHead:
     def num_picks(self) -> int: ...
 
     def share_left_out(self, ids: int) -> float:
-        """Of the picks, by one of the sizes that it chooses from."""
+        """
+        Returns the share of the picks that a head of `ids` ids leaves out; `ids` is one of the
+        sizes that it chooses from.
+        """
 
     def panels(self, ids: int, panels: int) -> list[int]:
-        """Those of the first `ids`, and what is held besides."""
+        """
+        Returns the panels of the first `ids` ids and of the ids that it holds.
+        """
 
 ALL_IDS: int = 9223372036854775807
 
@@ -183,18 +162,18 @@ class Decoder:
 
     @property
     def partial_head(self) -> PartialHead:
-        """What drafts for this model read of their heads."""
+        """The partial head of drafts for this model."""
 
     def draft_for(self, target: Decoder, is_draft: bool, verify_bytes: int) -> None:
         """
-        Shares the partial_head of the model that it drafts for in that precision; `verify_bytes` are those of a forward that verifies it.
+        Uses the target's partial head for drafts in this precision. A forward that verifies
+        them reads `verify_bytes` bytes per row.
         """
 
-    @property
-    def logit_rows(self) -> int: ...
-
     def logits(self) -> NDArray[numpy.float32]:
-        """A copy of the last forward's logits, [rows, vocabulary] float32."""
+        """
+        Returns a copy of the last forward's logits, [rows, vocabulary] float32.
+        """
 
 LONGEST_MATCH: int = 32
 
@@ -222,25 +201,9 @@ class NgramIndex:
         """
 
 class Picker:
-    """What the token at a position is, under given parameters."""
+    """Picks the token at a position, with fixed parameters."""
 
     def __init__(self, *, temperature: float = 0.0, top_p: float = 1.0, min_p: float = 0.0, repetition_penalty: float = 1.0, presence_penalty: float = 0.0, frequency_penalty: float = 0.0, top_k: int = 0, seed: int = 0, sample: int = 0, bias_ids: _Sequence[int] = [], bias: _Sequence[float] = []) -> None: ...
-
-    def pick(self, logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], position: int, history: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, prompt_length: int = 0, mask: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, isa: str | None = None) -> tuple[int, float]:
-        """
-        The token at `position` and its probability; (-1, 0) if nothing is allowed. `mask` holds a bit a token, set where it is allowed.
-        """
-
-    def noise_bits(self, position: int, token: int) -> int:
-        """The 64 random bits behind a token's Gumbel noise."""
-
-def verify(decoder: Decoder, row: int, proposal: _Sequence[int], picker: Picker, position: int, prompt_length: int, history: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, masks: Annotated[NDArray[numpy.uint32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None) -> tuple[list[int], list[float]]:
-    """
-    (tokens, probabilities): the proposal's prefix that the logits from `row` on confirm, and the next pick.
-    """
-
-def gumbel(bits: int) -> float:
-    """-log(-log(1 - v)), v = (bits + 1/2) / 2**64."""
 
 def log_softmax(logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], isa: str | None = None) -> Annotated[NDArray[numpy.float32], dict(shape=(None,))]: ...
 
@@ -248,37 +211,17 @@ def logprob_of(logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), ord
 
 def top_logprobs(logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], count: int, isa: str | None = None) -> list[tuple[int, float]]:
     """
-    The `count` likeliest tokens and their log-probabilities, ties by lowest id.
+    Returns the `count` likeliest tokens and their log-probabilities, ties by lowest id.
     """
 
 class Calibration:
-    """Stated confidence -> how often such tokens were right."""
+    """Stated confidence -> observed acceptance."""
 
     def __init__(self, floor: float = 0.0, memory: float = 300.0) -> None: ...
 
     def probability(self, confidence: float) -> float: ...
 
-    def observe(self, confidence: float, is_right: bool) -> None: ...
-
-class BypassBias:
-    """How much of what was expected came true."""
-
-    def __init__(self) -> None: ...
-
-    @property
-    def share(self) -> float: ...
-
-    def observe(self, chance: float, is_right: bool) -> None: ...
-
-class Estimate:
-    """What something takes on a machine that others use too."""
-
-    def __init__(self) -> None: ...
-
-    def add(self, sample: float) -> None: ...
-
-    @property
-    def value(self) -> float | None: ...
+    def observe(self, confidence: float, is_accepted: bool) -> None: ...
 
 class RowCosts:
     """Seconds of a forward by its number of rows."""
@@ -293,8 +236,11 @@ class RowCosts:
     def seconds(self, rows: float) -> float:
         """Estimated; 0 where nothing was measured yet."""
 
+    def price(self, rows: float) -> float:
+        """The same along the lower convex hull."""
+
 class TokenRate:
-    """Tokens per second of a level, over its recent rounds."""
+    """Tokens a second of a level, over its recent rounds."""
 
     def __init__(self) -> None: ...
 
@@ -304,21 +250,20 @@ class TokenRate:
     def seconds_per_token(self) -> float | None: ...
 
 class ProbeBudget:
-    """Lets what does not pay be tried, at a bounded share of the time."""
+    """
+    Allows rounds that do not seem to pay, for a bounded share of the time.
+    """
 
-    def __init__(self, share: float = 0.005) -> None: ...
+    def __init__(self, share: float = 0.01) -> None: ...
 
-    def lend(self, seconds: float) -> None: ...
+    def begin(self, seconds: float) -> None: ...
 
-    def earn(self, seconds: float) -> None: ...
+    def refund(self, seconds: float) -> None: ...
 
-    def has(self, cost: float, loss: float) -> bool: ...
+    @property
+    def is_open(self) -> bool: ...
 
-    def allows(self, cost: float, loss: float) -> bool: ...
-
-    def cost(self, seconds: float) -> None: ...
-
-    def bring(self, seconds: float) -> None: ...
+    def charge(self, seconds: float) -> None: ...
 
 class Tokens:
     """A sequence's tokens: a list that grows at its end."""
@@ -341,7 +286,7 @@ class Tokens:
 
 class Sequence:
     """
-    The tokens of one request's sample. While a level drafts, its guesses stand at the end.
+    The tokens of one request's sample. While a level drafts, its guesses are at the end.
     """
 
     def __init__(self, tokens: _Sequence[int], picker: Picker, prompt_length: int, *, is_sampled: bool = False, needs_history: bool = False, grammar: Any = None, stop_ids: Set[int] = frozenset()) -> None: ...
@@ -393,15 +338,16 @@ class Sequence:
     def guess(self, tokens: _Sequence[int]) -> None: ...
 
     def forget_guesses(self, count: int) -> None:
-        """Takes the last `count` guesses back."""
+        """Removes the last `count` guesses."""
 
     def masks(self, proposal: _Sequence[int]) -> NDArray[numpy.uint32] | None:
         """
-        What the grammar allows after each of the proposal's tokens, and before the first.
+        Returns bit masks of the tokens that the grammar allows before the proposal's first
+        token and after each one, [proposal + 1, words]; None if there is no grammar.
         """
 
 class Context:
-    """What a model's cache holds of one sequence."""
+    """Tracks the tokens of one sequence that a model's cache holds."""
 
     def __init__(self, slot: int, exact: Context | None = None) -> None: ...
 
@@ -410,21 +356,26 @@ class Context:
 
     @property
     def length(self) -> int:
-        """Positions held."""
+        """Number of positions in the cache."""
 
     def begin(self, length: int) -> None:
         """Starts a proposal after `length` tokens."""
 
     def match(self, tokens: _Sequence[int], accepted: int) -> int:
-        """Forgets what is not a prefix of `tokens`; returns the positions left."""
+        """
+        Forgets everything after the common prefix with `tokens`; returns the positions left.
+        The first `accepted` tokens never change, so later calls do not compare them again.
+        """
 
     def record(self, start: int, tokens: _Sequence[int]) -> None:
         """
-        The cache now holds `tokens` from position `start` on, and nothing after them.
+        Records that the cache holds `tokens` from position `start`, and nothing after them.
         """
 
 class Rows:
-    """Tokens to forward from a position on; logits of the last `logits`."""
+    """
+    Tokens to forward from position `start`; asks for logits of the last `logits`.
+    """
 
     def __init__(self, context: Context, start: int, tokens: _Sequence[int], logits: int) -> None: ...
 
@@ -441,10 +392,12 @@ class Rows:
     def logits(self) -> int: ...
 
 class LevelModel:
-    """What a level needs of a model."""
+    """The interface of a model that a level uses."""
 
 class ModelForward(LevelModel):
-    """Forwards of a decoder in one precision, over a cache, by sequence."""
+    """
+    Forwards and verifies sequences with one precision of a decoder over a cache.
+    """
 
     def __init__(self, decoder: Decoder, cache: KvCache, is_draft: bool, max_positions: int, exact: ModelForward | None = None) -> None: ...
 
@@ -456,45 +409,47 @@ class ModelForward(LevelModel):
 
     @property
     def max_rows(self) -> int:
-        """Rows of logits that one forward can leave."""
+        """Most rows of logits per forward."""
 
     @property
     def bytes_read(self) -> int:
-        """Of weights, by all forwards so far."""
+        """Bytes of weights that all forwards so far have read."""
 
     @property
     def cache_bytes_read(self) -> int:
-        """Of keys and values."""
+        """Bytes of keys and values that all forwards so far have read."""
 
     def set_head(self, ids: int | None, is_exact: bool = False) -> None:
         """
-        What forwards read of the head: the first `ids` beside those that the partial_head holds, or as
-        many as pay (None); in the precision, or exactly.
+        Sets the rows of the head that later forwards read: the first `ids` plus the rows that
+        the partial head holds; None: the partial head chooses `ids`. `is_exact`: in the exact
+        precision.
         """
 
     def context(self, sequence: Sequence) -> Context:
-        """This precision's view of the cache for a sequence, made on first use."""
+        """Returns this precision's context for a sequence, made on first use."""
 
     def adopt(self, sequence: Sequence, context: Context) -> None:
-        """Lets a sequence go on from a context that was made for it."""
+        """Sets the context that a sequence continues from."""
 
     def forward(self, batch: _Sequence[Rows]) -> None:
         """
         Caches all rows and leaves the asked logits in the decoder, in the batch's order.
 
-        More rows than one forward takes are forwarded in parts; those with logits must fit into
-        the last.
+        Splits more rows than one forward takes into several; the rows with logits must fit
+        into the last forward.
         """
 
     def verify(self, row: int, proposal: _Sequence[int], sequence: Sequence) -> tuple[list[int], list[float]]:
         """
-        What the last forward's logits from `row` on say to a proposal: (tokens, probabilities).
+        Verifies a proposal with the last forward's logits from `row`.
+
+        Returns (tokens, probabilities): the proposal's prefix that equals the picks, then the
+        next pick.
         """
 
     def release(self, sequence: Sequence) -> None:
-        """
-        Forgets a sequence; its exact precision too, which need not be a level of its own.
-        """
+        """Releases a sequence, in the exact precision too."""
 
 class DraftRequest:
     """
@@ -571,26 +526,20 @@ class NoDraft(Drafter):
     def levels(self) -> tuple[Any, ...]: ...
 
     def propose(self, requests: _Sequence[DraftRequest]) -> list[Proposal]:
-        """One proposal per request, of at most `at_most` tokens."""
+        """One proposal for each request, of at most `at_most` tokens."""
+
+    def values(self, requests: _Sequence[DraftRequest]) -> list[float]:
+        """
+        Seconds that `propose` is expected to save each request, net of all costs.
+        """
 
     def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:
         """
-        Learns that verification confirmed the first `accepted` tokens of its proposal.
-        """
-
-    def chances(self, request: DraftRequest, proposal: Proposal) -> list[float]:
-        """
-        How likely each token of its proposal is right, given that those before it are.
+        Learns that verification accepted the first `accepted` tokens of its proposal.
         """
 
     def release(self, sequence: Sequence) -> None:
         """Forgets a sequence that has ended."""
-
-    @property
-    def is_free(self) -> bool:
-        """
-        Whether proposals cost nothing to make: they can be weighed before they are used.
-        """
 
 class NgramDrafter(Drafter):
     """
@@ -613,26 +562,49 @@ class NgramDrafter(Drafter):
     def levels(self) -> tuple[Any, ...]: ...
 
     def propose(self, requests: _Sequence[DraftRequest]) -> list[Proposal]:
-        """One proposal per request, of at most `at_most` tokens."""
+        """One proposal for each request, of at most `at_most` tokens."""
+
+    def values(self, requests: _Sequence[DraftRequest]) -> list[float]:
+        """
+        Seconds that `propose` is expected to save each request, net of all costs.
+        """
 
     def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:
         """
-        Learns that verification confirmed the first `accepted` tokens of its proposal.
-        """
-
-    def chances(self, request: DraftRequest, proposal: Proposal) -> list[float]:
-        """
-        How likely each token of its proposal is right, given that those before it are.
+        Learns that verification accepted the first `accepted` tokens of its proposal.
         """
 
     def release(self, sequence: Sequence) -> None:
         """Forgets a sequence that has ended."""
 
+class DraftChoice(Drafter):
+    """
+    Drafters side by side: each sequence gets the proposal that is worth most.
+    """
+
+    def __init__(self, drafters: _Sequence[object]) -> None: ...
+
     @property
-    def is_free(self) -> bool:
+    def drafters(self) -> tuple[Any, ...]: ...
+
+    @property
+    def levels(self) -> tuple[Any, ...]: ...
+
+    def propose(self, requests: _Sequence[DraftRequest]) -> list[Proposal]:
+        """One proposal for each request, of at most `at_most` tokens."""
+
+    def values(self, requests: _Sequence[DraftRequest]) -> list[float]:
         """
-        Whether proposals cost nothing to make: they can be weighed before they are used.
+        Seconds that `propose` is expected to save each request, net of all costs.
         """
+
+    def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:
+        """
+        Learns that verification accepted the first `accepted` tokens of its proposal.
+        """
+
+    def release(self, sequence: Sequence) -> None:
+        """Forgets a sequence that has ended."""
 
 class LevelStats:
     """What a level did since it was made."""
@@ -725,26 +697,20 @@ class Level(Drafter):
         """What a token takes where so many texts are advanced together."""
 
     def propose(self, requests: _Sequence[DraftRequest]) -> list[Proposal]:
-        """One proposal per request, of at most `at_most` tokens."""
+        """One proposal for each request, of at most `at_most` tokens."""
+
+    def values(self, requests: _Sequence[DraftRequest]) -> list[float]:
+        """
+        Seconds that `propose` is expected to save each request, net of all costs.
+        """
 
     def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:
         """
-        Learns that verification confirmed the first `accepted` tokens of its proposal.
-        """
-
-    def chances(self, request: DraftRequest, proposal: Proposal) -> list[float]:
-        """
-        How likely each token of its proposal is right, given that those before it are.
+        Learns that verification accepted the first `accepted` tokens of its proposal.
         """
 
     def release(self, sequence: Sequence) -> None:
         """Forgets a sequence that has ended."""
-
-    @property
-    def is_free(self) -> bool:
-        """
-        Whether proposals cost nothing to make: they can be weighed before they are used.
-        """
 
 class Packed:
     @property
@@ -752,47 +718,12 @@ class Packed:
 
     def bytes(self, arg: str, /) -> int: ...
 
-    @property
-    def planes(self) -> tuple[NDArray[numpy.uint8], NDArray[numpy.uint8], NDArray[numpy.uint8], NDArray[numpy.uint32], NDArray[numpy.uint32]]: ...
-
 class KernelTable:
     @property
     def name(self) -> str: ...
 
     def pack(self, tiles: Annotated[NDArray[numpy.uint16], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], rule: str = 'floor', plain: bool = False) -> Packed: ...
 
-    def unpack(self, arg: Packed, /) -> NDArray[numpy.uint16]: ...
-
-    def prepare(self, arg0: str, arg1: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], arg2: int, /) -> NDArray[numpy.uint8]: ...
-
-    def product(self, precision: str, packed: Packed, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], first: int = 0, last: int = -1) -> NDArray[numpy.float32]: ...
-
-    def accumulate_plain(self, arg0: Annotated[NDArray[numpy.uint16], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], arg1: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], arg2: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], /) -> NDArray[numpy.float32]: ...
-
     def time_product(self, precision: str, packed: Packed, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], pool: Pool, repeats: int = 5, rounds: int = 1) -> list[float]: ...
 
-    def rms_norm(self, arg0: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], arg1: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', device='cpu', writable=False)], arg2: float, arg3: float, /) -> NDArray[numpy.float32]: ...
-
-    def layer_norm(self, arg0: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], arg1: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', device='cpu', writable=False)], arg2: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', device='cpu', writable=False)], arg3: float, /) -> NDArray[numpy.float32]: ...
-
-    def add(self, arg0: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], arg1: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], /) -> NDArray[numpy.float32]: ...
-
-    def add_bf16(self, arg0: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], arg1: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', device='cpu', writable=False)], /) -> NDArray[numpy.float32]: ...
-
-    def scale(self, arg0: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], arg1: float, /) -> NDArray[numpy.float32]: ...
-
-    def gated(self, arg0: str, arg1: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], arg2: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], /) -> NDArray[numpy.float32]: ...
-
-    def soft_cap(self, arg0: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], arg1: float, arg2: float, /) -> NDArray[numpy.float32]: ...
-
-    def rotate(self, arg0: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], arg1: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], arg2: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], /) -> NDArray[numpy.float32]: ...
-
-    def round_bf16(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], finite: bool = False) -> NDArray[numpy.uint16]: ...
-
-    def softmax_part(self, arg0: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], arg1: int, arg2: int, arg3: float, /) -> tuple[NDArray[numpy.float32], float, float]: ...
-
-    def merge_part(self, arg0: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], arg1: float, arg2: float, arg3: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], arg4: float, arg5: float, /) -> tuple[NDArray[numpy.float32], float, float]: ...
-
 def kernels(arg: str, /) -> KernelTable: ...
-
-def kernel_names() -> list[str]: ...

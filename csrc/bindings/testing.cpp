@@ -1,0 +1,147 @@
+// Binds `_native.testing`: what only tests and benchmarks call.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "decode/pick.h"
+#include "decode/verify.h"
+#include "kernels/float_mode.h"
+#include "model/decoder.h"
+#include "model/kv_cache.h"
+#include "model/rope.h"
+#include "runtime/bandwidth.h"
+#include "runtime/pool.h"
+#include "weights/pack.h"
+
+using namespace nanobind::literals;
+
+namespace specqd {
+
+void bind_tested_kernels(nb::module_& m);
+
+namespace {
+
+nb::ndarray<nb::numpy, uint16_t> unpack(const PackedWeight& weight, const std::string& isa) {
+  const Kernels& kernels = kernels_or_throw(isa);
+  const auto rows = static_cast<size_t>(weight.rows());
+  const auto columns = static_cast<size_t>(weight.columns());
+  std::vector<uint16_t> bits(rows * columns);
+  {
+    nb::gil_scoped_release released;
+    for (size_t row = 0; row < rows; ++row)
+      weight.read_row(kernels, static_cast<int64_t>(row), bits.data() + row * columns);
+  }
+  return owned_array(std::move(bits), {rows, columns});
+}
+
+std::pair<int32_t, float> pick_with(Picker& picker, const Row<float>& logits, int64_t position,
+                                    const std::optional<Row<int32_t>>& history,
+                                    int64_t prompt_length, const std::optional<Row<uint32_t>>& mask,
+                                    const std::optional<std::string>& isa) {
+  if (mask && mask->shape(0) * 32 < logits.shape(0))
+    throw std::invalid_argument("mask has fewer bits than there are logits");
+  const Kernels& kernels = kernels_or_default(isa);
+  const FlushSubnormals flush;
+  const auto picked = pick(kernels, picker.params, span_of(logits), position,
+                           history ? span_of(*history) : std::span<const int32_t>(), prompt_length,
+                           mask ? mask->data() : nullptr, picker.scratch);
+  return {picked.token, picked.probability};
+}
+
+void bind_pages(nb::module_& m) {
+  m.attr("CHUNK_POSITIONS") = kChunkPositions;
+  m.def("make_writable", &KvCache::make_writable, "cache"_a, "sequence"_a, "first"_a, "last"_a);
+  m.def(
+      "page_bits",
+      [](const KvCache& cache, int sequence, int64_t page) {
+        std::vector<uint16_t> bits = cache.page_bits(sequence, page);
+        const size_t words = bits.size();
+        return owned_array(std::move(bits), {words});
+      },
+      "cache"_a, "sequence"_a, "page"_a, "Returns a copy of a page's words.");
+  m.def(
+      "write_page_bits",
+      [](KvCache& cache, int sequence, int64_t page, const BitVector& bits) {
+        if (static_cast<int64_t>(bits.size()) != cache.shape().page_words())
+          throw std::invalid_argument("bits must hold exactly one page's words");
+        cache.write_page_bits(sequence, page, {bits.data(), bits.size()});
+      },
+      "cache"_a, "sequence"_a, "page"_a, "bits"_a, "Replaces a page's words.");
+  m.def(
+      "poison",
+      [](KvCache& cache, int sequence, int64_t page, uint16_t bits) {
+        const auto words = static_cast<size_t>(cache.shape().page_words());
+        cache.write_page_bits(sequence, page, std::vector<uint16_t>(words, bits));
+      },
+      "cache"_a, "sequence"_a, "page"_a, "bits"_a, "Fills a page with one word.");
+}
+
+void bind_picks(nb::module_& m) {
+  m.def("pick", &pick_with, "picker"_a, "logits"_a, "position"_a, "history"_a = nb::none(),
+        "prompt_length"_a = 0, "mask"_a = nb::none(), "isa"_a = nb::none(),
+        "Returns the token at `position` and its probability; (-1, 0) if no token is allowed.\n"
+        "`mask` holds one bit per token, set if the token is allowed.");
+  m.def(
+      "noise_bits",
+      [](const Picker& picker, int64_t position, int32_t token) {
+        return noise_bits(picker.params, position, token);
+      },
+      "picker"_a, "position"_a, "token"_a, "Returns the 64 random bits of a token's Gumbel noise.");
+  m.def("gumbel", &gumbel, "bits"_a, "-log(-log(1 - v)), v = (bits + 1/2) / 2**64.");
+}
+
+void bind_measures(nb::module_& m) {
+  m.attr("PEAK_PRODUCTS") = kPeakProducts;
+  m.def(
+      "product_seconds",
+      [](Pool& pool, const std::string& isa, int repeats) {
+        const nb::gil_scoped_release released;
+        return measure_product_seconds(pool, kernels_or_throw(isa), repeats);
+      },
+      "pool"_a, "isa"_a, "repeats"_a,
+      "Returns the seconds of each of `repeats` runs in which every thread computes PEAK_PRODUCTS\n"
+      "exact products in registers, without memory.");
+}
+
+}  // namespace
+
+void bind_testing(nb::module_& m) {
+  nb::module_ testing =
+      m.def_submodule("testing", "Functions of the core that only tests and benchmarks call.");
+  bind_pages(testing);
+  bind_picks(testing);
+  bind_measures(testing);
+  bind_tested_kernels(testing);
+  testing.def("unpack", &unpack, "weight"_a, "isa"_a,
+              "Returns a weight's BF16 bits, [rows, columns].");
+  testing.def("logit_rows", &Decoder::logit_rows, "decoder"_a,
+              "Returns the number of rows of logits of the last forward.");
+  testing.def(
+      "rope_tables",
+      [](const RopeSpec& spec, int64_t first, int64_t count) {
+        const auto half = static_cast<size_t>(spec.dims / 2), n = static_cast<size_t>(count);
+        std::vector<float> frequencies(half), cosines(n * half), sines(n * half);
+        const float factor = rope_inverse_frequencies(spec, frequencies);
+        rope_tables(frequencies, factor, first, count, cosines.data(), sines.data());
+        return std::tuple(owned_array(std::move(frequencies), {half}), factor,
+                          owned_array(std::move(cosines), {n, half}),
+                          owned_array(std::move(sines), {n, half}));
+      },
+      "spec"_a, "first"_a, "count"_a,
+      "Returns (inverse frequencies [d/2], attention factor, cosines [count, d/2], sines\n"
+      "[count, d/2]) of the positions from `first`; d is spec.dims.");
+}
+
+}  // namespace specqd

@@ -1,0 +1,225 @@
+// Binds what only tests call of an instruction set's kernels.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstring>
+#include <initializer_list>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "bindings/kernel_table.h"
+#include "kernels/float_mode.h"
+
+using namespace nanobind::literals;
+
+namespace specqd {
+namespace {
+
+template <class T>
+using Out = nb::ndarray<nb::numpy, T>;
+
+template <class T>
+Out<T> new_array(std::initializer_list<size_t> shape) {
+  size_t count = 1;
+  for (const size_t n : shape) count *= n;
+  T* data = new T[count];
+  std::memset(static_cast<void*>(data), 0xff, count * sizeof(T));  // NaN if T is float
+  nb::capsule owner(data, [](void* memory) noexcept { delete[] static_cast<T*>(memory); });
+  return Out<T>(data, shape, owner);
+}
+
+template <class T>
+Out<T> copy_array(const T* from, std::initializer_list<size_t> shape) {
+  Out<T> out = new_array<T>(shape);
+  std::memcpy(out.data(), from, out.nbytes());
+  return out;
+}
+
+// A table of kernels whose every function Python can call.
+struct TestedTable : KernelTable {};
+
+Out<uint16_t> unpack(const Kernels& kernels, const Packed& packed) {
+  auto out = new_array<uint16_t>(
+      {size_t(packed.view.panels), size_t(packed.view.tiles), size_t(kTileWeights)});
+  for (int64_t i = 0; i < packed.view.panels * packed.view.tiles; ++i)
+    kernels.decode_tile(packed.view, i, out.data() + i * kTileWeights);
+  return out;
+}
+
+Out<float> product(const Kernels& kernels, const std::string& precision, const Packed& packed,
+                   In<float, 2> x, int64_t first, int64_t last) {
+  const FlushSubnormals flush;
+  if (last < 0) last = packed.view.panels;
+  if (first < 0 || first > last || last > packed.view.panels)
+    throw std::invalid_argument("no such panels");
+  const Precision kind = precision_named(precision);
+  const Prepared rows = prepare(kernels, kind, x, packed.view.tiles);
+  const size_t columns = static_cast<size_t>(last - first) * kPanel;
+  auto out = new_array<float>({x.shape(0), columns});
+  (kind == Precision::kExact ? kernels.exact_product : kernels.draft_product)(
+      packed.view, first, last, rows.view(), out.data(), static_cast<int64_t>(columns));
+  return out;
+}
+
+void bind_products(nb::class_<TestedTable, KernelTable>& table) {
+  table.def("unpack", [](TestedTable k, const Packed& packed) { return unpack(*k.at, packed); })
+      .def("prepare",
+           [](TestedTable k, const std::string& precision, In<float, 2> x, int64_t tiles) {
+             const FlushSubnormals flush;
+             const Prepared rows = prepare(*k.at, precision_named(precision), x, tiles);
+             return copy_array(rows.data.data(), {x.shape(0), rows.stride});
+           })
+      .def(
+          "product",
+          [](TestedTable k, const std::string& precision, const Packed& packed, In<float, 2> x,
+             int64_t first,
+             int64_t last) { return product(*k.at, precision, packed, x, first, last); },
+          "precision"_a, "packed"_a, "x"_a, "first"_a = 0, "last"_a = -1)
+      .def("accumulate_plain", [](TestedTable k, In<uint16_t, 3> tiles, In<float, 2> x,
+                                  In<float, 2> start) {
+        const FlushSubnormals flush;
+        const auto panels = static_cast<int64_t>(tiles.shape(0));
+        const auto count = static_cast<int64_t>(tiles.shape(1));
+        const Prepared rows = prepare(*k.at, Precision::kExact, x, count);
+        auto out = copy_array(start.data(), {start.shape(0), start.shape(1)});
+        const PlainPanels w{tiles.data(), panels, count, count * kTileWeights, tiles.data()};
+        k.at->accumulate_plain(w, rows.view(), out.data(), static_cast<int64_t>(start.shape(1)));
+        return out;
+      });
+}
+
+int64_t length(const In<float, 1>& x) { return static_cast<int64_t>(x.shape(0)); }
+
+void bind_elementwise(nb::class_<TestedTable, KernelTable>& table) {
+  table
+      .def("rms_norm",
+           [](TestedTable k, In<float, 1> x, In<uint16_t, 1> weight, float epsilon, float offset) {
+             const FlushSubnormals flush;
+             auto out = new_array<float>({x.shape(0)});
+             k.at->rms_norm(x.data(), weight.data(), length(x), epsilon, offset, out.data());
+             return out;
+           })
+      .def("layer_norm",
+           [](TestedTable k, In<float, 1> x, In<uint16_t, 1> weight, In<uint16_t, 1> bias,
+              float epsilon) {
+             const FlushSubnormals flush;
+             auto out = new_array<float>({x.shape(0)});
+             const uint16_t* const offsets = bias.shape(0) > 0 ? bias.data() : nullptr;
+             k.at->layer_norm(x.data(), weight.data(), offsets, length(x), epsilon, out.data());
+             return out;
+           })
+      .def("add",
+           [](TestedTable k, In<float, 1> x, In<float, 1> y) {
+             const FlushSubnormals flush;
+             auto out = copy_array(x.data(), {x.shape(0)});
+             k.at->add(out.data(), y.data(), length(x));
+             return out;
+           })
+      .def("add_bf16",
+           [](TestedTable k, In<float, 1> x, In<uint16_t, 1> y) {
+             const FlushSubnormals flush;
+             auto out = copy_array(x.data(), {x.shape(0)});
+             k.at->add_bf16(out.data(), y.data(), length(x));
+             return out;
+           })
+      .def("scale",
+           [](TestedTable k, In<float, 1> x, float factor) {
+             const FlushSubnormals flush;
+             auto out = copy_array(x.data(), {x.shape(0)});
+             k.at->scale(out.data(), factor, length(x));
+             return out;
+           })
+      .def("gated",
+           [](TestedTable k, const std::string& activation, In<float, 1> gate, In<float, 1> up) {
+             const FlushSubnormals flush;
+             auto out = new_array<float>({gate.shape(0)});
+             const auto function = activation == "silu"        ? k.at->silu_times
+                                   : activation == "gelu"      ? k.at->gelu_times
+                                   : activation == "gelu_tanh" ? k.at->gelu_tanh_times
+                                                               : k.at->clamped_swiglu;
+             const float* const ups = length(up) > 0 ? up.data() : nullptr;
+             function(gate.data(), ups, length(gate), out.data());
+             return out;
+           })
+      .def("soft_cap",
+           [](TestedTable k, In<float, 1> x, float factor, float cap) {
+             const FlushSubnormals flush;
+             auto out = copy_array(x.data(), {x.shape(0)});
+             k.at->soft_cap(out.data(), length(x), factor, cap);
+             return out;
+           })
+      .def("rotate",
+           [](TestedTable k, In<float, 1> x, In<float, 1> cosine, In<float, 1> sine) {
+             const FlushSubnormals flush;
+             auto out = copy_array(x.data(), {x.shape(0)});
+             k.at->rotate(out.data(), cosine.data(), sine.data(), length(cosine));
+             return out;
+           })
+      .def(
+          "round_bf16",
+          [](TestedTable k, In<float, 1> x, bool finite) {
+            const FlushSubnormals flush;
+            auto out = new_array<uint16_t>({x.shape(0)});
+            (finite ? k.at->round_bf16_finite : k.at->round_bf16)(x.data(), length(x), out.data());
+            return out;
+          },
+          "x"_a, "finite"_a = false)
+      .def("softmax_part",
+           [](TestedTable k, In<float, 1> scores, int64_t begin, int64_t end, float scale) {
+             const FlushSubnormals flush;
+             auto out = copy_array(scores.data(), {scores.shape(0)});
+             const auto part = k.at->softmax_part(out.data(), length(scores), begin, end, scale);
+             return std::make_tuple(out, part.maximum, part.sum);
+           })
+      .def("merge_part", [](TestedTable k, In<float, 1> values, float maximum, float sum,
+                            In<float, 1> part_values, float part_maximum, float part_sum) {
+        const FlushSubnormals flush;
+        auto out = copy_array(values.data(), {values.shape(0)});
+        Kernels::SoftmaxPart running{maximum, sum};
+        k.at->merge_part(out.data(), &running, part_values.data(), {part_maximum, part_sum},
+                         length(values));
+        return std::make_tuple(out, running.maximum, running.sum);
+      });
+}
+
+}  // namespace
+
+void bind_tested_kernels(nb::module_& m) {
+  m.def(
+      "planes",
+      [](const Packed& p) {
+        return std::make_tuple(copy_array(p.codes.data(), {p.codes.size()}),
+                               copy_array(p.scales.data(), {p.scales.size()}),
+                               copy_array(p.residuals.data(), {p.residuals.size()}),
+                               copy_array(p.patch_starts.data(), {p.patch_starts.size()}),
+                               copy_array(p.patches.data(), {p.patches.size()}));
+      },
+      "packed"_a, "Returns copies of (codes, scales, residuals, patch_starts, patches).");
+  auto table = nb::class_<TestedTable, KernelTable>(m, "KernelTable");
+  bind_products(table);
+  bind_elementwise(table);
+  m.def("kernels", [](const std::string& name) { return TestedTable{{&kernels_or_throw(name)}}; });
+  m.def(
+      "kernel_names",
+      [] {
+        std::vector<std::string> names = available_isas();
+        std::reverse(names.begin(), names.end());
+#if defined(__x86_64__)
+        for (const char* name : {"avx512bf16_other", amx_emulated_kernels()->name})
+          if (kernels_named(name) != nullptr) names.emplace_back(name);
+#endif
+        return names;
+      },
+      "Returns the names of all tables that run on this machine, the portable one first. The last\n"
+      "two are for tests only: AVX-512 BF16 for the other kind of core, and AMX on emulated "
+      "tiles.");
+}
+
+}  // namespace specqd

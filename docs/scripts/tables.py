@@ -1,0 +1,194 @@
+"""Fills the tables of Markdown pages from committed JSON, between marks in the page.
+
+    python docs/scripts/tables.py            # README.md and all pages of docs/
+    python docs/scripts/tables.py --check    # writes nothing; fails where a page differs
+    python docs/scripts/tables.py docs/levels.md
+
+A mark stands at the beginning of a line. The path is relative to the repository:
+
+    <!-- table: benchmarks/results/levels.json -->
+    <!-- end -->
+
+The JSON file holds one table:
+
+    {"title": "Greedy, pycode-28m", "machine": "AMD EPYC (Zen 4), 2 threads",
+     "date": "2026-11-21", "commit": "68736bb62b15", "command": "specqd bench levels ...",
+     "columns": ["chain", {"name": "tokens/s", "format": ".0f"}, {"name": "x", "format": ".2f"}],
+     "rows": [["mxfp4", 1421, [2.14, 1.90, 2.34]], ["auto", 2051, null]]}
+
+`title` may be missing. A cell is a text (Markdown), a number, true or false, null (empty),
+[low, high] or [value, low, high]. Several tables in one file: `"tables": {"greedy": {...}, ...}`;
+they take what they do not say themselves from the fields beside `tables`, and the mark names one
+as `levels.json#greedy`. `machine` may be an object, as the peers' results have it.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import unified_diff
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+OPENING = re.compile(r"<!-- table: (?P<path>\S+?)(?:#(?P<name>\S+))? -->\n?")
+CLOSING = re.compile(r"<!-- end -->\n?")
+
+
+class TableError(Exception):
+    """A mark or a table's JSON is at fault; the message is one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    name: str
+    format: str | None = None  # of its numbers, such as `.2f`
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    title: str | None
+    machine: str
+    date: str
+    commit: str
+    command: str
+    columns: list[Column]
+    rows: list[list[Any]]
+
+
+def read_table(path: Path, name: str | None) -> Table:
+    """The table of a JSON file. Raises TableError where a field is missing or does not fit."""
+    try:
+        fields = json.loads(path.read_text())
+    except OSError as error:
+        raise TableError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise TableError(f"{path}: not JSON: {error}") from None
+    where = f"{path}#{name}" if name else f"{path}"
+    if name:
+        if name not in fields.get("tables", {}):
+            known = ", ".join(fields.get("tables", {})) or "none"
+            raise TableError(f"{where}: no such table; the file has: {known}")
+        fields = {**fields, **fields["tables"][name]}
+    wanted = ("machine", "date", "commit", "command", "columns", "rows")
+    if missing := [field for field in wanted if not fields.get(field)]:
+        raise TableError(f"{where}: {', '.join(missing)} missing")
+    columns = [_column(column) for column in fields["columns"]]
+    for number, row in enumerate(fields["rows"], 1):
+        if len(row) != len(columns):
+            raise TableError(f"{where}: row {number} has {len(row)} of {len(columns)} cells")
+    described = _described(fields["machine"])
+    texts = [str(fields[key]) for key in ("date", "commit", "command")]
+    return Table(fields.get("title"), described, *texts, columns, fields["rows"])
+
+
+def _column(column: str | Mapping[str, str]) -> Column:
+    return Column(column) if isinstance(column, str) else Column(**column)
+
+
+def _described(machine: str | Mapping[str, Any]) -> str:
+    if isinstance(machine, str):
+        return machine
+    return f"{machine['cpu']}, {machine['isa']}, {machine['threads']} threads"
+
+
+def markdown(table: Table) -> str:
+    """The table with its title above it; machine, date, commit and command below it."""
+    texts = [
+        [_cell(value, column.format) for value, column in zip(row, table.columns, strict=True)]
+        for row in table.rows
+    ]
+    are_numbers = [
+        all(_is_number(cell) for cell in cells) for cells in zip(*table.rows, strict=True)
+    ]
+    lines = [
+        _line(column.name.replace("|", "\\|") for column in table.columns),
+        _line("---:" if is_number else "---" for is_number in are_numbers),
+        *map(_line, texts),
+    ]
+    title = f"**{table.title}**\n\n" if table.title else ""
+    rows = "\n".join(lines)
+    note = f"{table.machine}; {table.date}, commit `{table.commit}`: `{table.command}`"
+    return f"{title}{rows}\n\n{note}\n"
+
+
+def _line(cells: Iterator[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or type(value) in (int, float, list)  # a bool is an int, but no number
+
+
+def _cell(value: Any, form: str | None) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)):
+        return format(value, form) if form else f"{value}"
+    if isinstance(value, list):
+        parts = [_cell(part, form) for part in value]
+        if len(parts) == 2:
+            return f"{parts[0]} .. {parts[1]}"
+        if len(parts) == 3:
+            return f"{parts[0]} [{parts[1]}, {parts[2]}]"
+        raise TableError(f"a cell of {len(parts)} numbers; [low, high] or [value, low, high]")
+    return str(value).replace("|", "\\|")
+
+
+def filled(page: str, root: Path = ROOT) -> str:
+    """The page with the text between its marks made anew."""
+    lines = page.splitlines(keepends=True)
+    new: list[str] = []
+    ending: Iterator[str] = iter(lines)
+    for line in ending:
+        new.append(line)
+        opening = OPENING.fullmatch(line)
+        if opening is None:
+            continue
+        table = read_table(root / opening["path"], opening["name"])
+        closing = next((later for later in ending if later.startswith(("<!--", "#"))), "")
+        if not CLOSING.fullmatch(closing):
+            raise TableError(f"{line.strip()} has no <!-- end --> after it")
+        new += ["\n", markdown(table), "\n", closing]
+    return "".join(new)
+
+
+def pages(root: Path = ROOT) -> list[Path]:
+    """All pages that may hold marks."""
+    return [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
+
+
+def difference(path: Path, root: Path = ROOT) -> str:
+    """A diff from the page to its filled form; empty where they agree."""
+    now, new = path.read_text(), filled(path.read_text(), root)
+    names = (f"{path}", f"{path}, from its JSON")
+    return "".join(unified_diff(now.splitlines(True), new.splitlines(True), *names))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("pages", type=Path, nargs="*")
+    parser.add_argument("--check", action="store_true", help="write nothing; show what differs")
+    options = parser.parse_args()
+    differs = False
+    for path in options.pages or pages():
+        try:
+            change = difference(path)
+            if change and not options.check:
+                path.write_text(filled(path.read_text()))
+                print(f"{path}: filled")
+        except TableError as error:
+            print(f"{path}: {error}", file=sys.stderr)
+            return 1
+        if change and options.check:
+            print(change, end="")
+            differs = True
+    return 1 if differs else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

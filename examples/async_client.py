@@ -1,0 +1,30 @@
+"""Serves the model that ships on a free port and asks it many things at once."""
+
+import asyncio
+import re
+import subprocess
+import sys
+
+from openai import AsyncOpenAI
+
+PROMPTS = ["def area(r):\n", "import json\n", "class Circle:\n", "if __name__"]
+
+
+async def ask(client: AsyncOpenAI, prompt: str) -> str:
+    sampling = {"max_tokens": 32, "temperature": 0.8, "seed": 7}
+    answer = await client.completions.create(model="pycode-28m", prompt=prompt, **sampling)
+    return answer.choices[0].text
+
+
+async def main(url: str) -> None:
+    async with AsyncOpenAI(base_url=url, api_key="unused") as client:
+        together = await asyncio.gather(*(ask(client, prompt) for prompt in PROMPTS))
+        for prompt, text in zip(PROMPTS, together, strict=True):
+            print(f"{prompt!r} {text!r}; equal alone: {text == await ask(client, prompt)}")
+
+
+command = [sys.executable, "-m", "specqd", "serve", "--port", "0"]
+with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+    url = next(found[0] for line in server.stderr if (found := re.search(r"http://\S+", line)))
+    asyncio.run(main(f"{url}/v1"))
+    server.terminate()

@@ -1,0 +1,96 @@
+"""Functions of the core that only tests and benchmarks call."""
+
+from typing import Annotated
+
+import numpy
+from numpy.typing import NDArray
+
+import specqd._native
+
+
+CHUNK_POSITIONS: int = 512
+
+def make_writable(cache: specqd._native.KvCache, sequence: int, first: int, last: int) -> bool: ...
+
+def page_bits(cache: specqd._native.KvCache, sequence: int, page: int) -> NDArray[numpy.uint16]:
+    """Returns a copy of a page's words."""
+
+def write_page_bits(cache: specqd._native.KvCache, sequence: int, page: int, bits: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)]) -> None:
+    """Replaces a page's words."""
+
+def poison(cache: specqd._native.KvCache, sequence: int, page: int, bits: int) -> None:
+    """Fills a page with one word."""
+
+def pick(picker: specqd._native.Picker, logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], position: int, history: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, prompt_length: int = 0, mask: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, isa: str | None = None) -> tuple[int, float]:
+    """
+    Returns the token at `position` and its probability; (-1, 0) if no token is allowed.
+    `mask` holds one bit per token, set if the token is allowed.
+    """
+
+def noise_bits(picker: specqd._native.Picker, position: int, token: int) -> int:
+    """Returns the 64 random bits of a token's Gumbel noise."""
+
+def gumbel(bits: int) -> float:
+    """-log(-log(1 - v)), v = (bits + 1/2) / 2**64."""
+
+PEAK_PRODUCTS: int = 33554432
+
+def product_seconds(pool: specqd._native.Pool, isa: str, repeats: int) -> list[float]:
+    """
+    Returns the seconds of each of `repeats` runs in which every thread computes PEAK_PRODUCTS
+    exact products in registers, without memory.
+    """
+
+def planes(packed: specqd._native.Packed) -> tuple[NDArray[numpy.uint8], NDArray[numpy.uint8], NDArray[numpy.uint8], NDArray[numpy.uint32], NDArray[numpy.uint32]]:
+    """Returns copies of (codes, scales, residuals, patch_starts, patches)."""
+
+class KernelTable(specqd._native.KernelTable):
+    def unpack(self, arg: specqd._native.Packed, /) -> NDArray[numpy.uint16]: ...
+
+    def prepare(self, arg0: str, arg1: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], arg2: int, /) -> NDArray[numpy.uint8]: ...
+
+    def product(self, precision: str, packed: specqd._native.Packed, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], first: int = 0, last: int = -1) -> NDArray[numpy.float32]: ...
+
+    def accumulate_plain(self, arg0: Annotated[NDArray[numpy.uint16], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], arg1: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], arg2: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], /) -> NDArray[numpy.float32]: ...
+
+    def rms_norm(self, arg0: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], arg1: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', device='cpu', writable=False)], arg2: float, arg3: float, /) -> NDArray[numpy.float32]: ...
+
+    def layer_norm(self, arg0: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], arg1: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', device='cpu', writable=False)], arg2: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', device='cpu', writable=False)], arg3: float, /) -> NDArray[numpy.float32]: ...
+
+    def add(self, arg0: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], arg1: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], /) -> NDArray[numpy.float32]: ...
+
+    def add_bf16(self, arg0: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], arg1: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', device='cpu', writable=False)], /) -> NDArray[numpy.float32]: ...
+
+    def scale(self, arg0: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], arg1: float, /) -> NDArray[numpy.float32]: ...
+
+    def gated(self, arg0: str, arg1: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], arg2: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], /) -> NDArray[numpy.float32]: ...
+
+    def soft_cap(self, arg0: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], arg1: float, arg2: float, /) -> NDArray[numpy.float32]: ...
+
+    def rotate(self, arg0: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], arg1: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], arg2: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], /) -> NDArray[numpy.float32]: ...
+
+    def round_bf16(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], finite: bool = False) -> NDArray[numpy.uint16]: ...
+
+    def softmax_part(self, arg0: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], arg1: int, arg2: int, arg3: float, /) -> tuple[NDArray[numpy.float32], float, float]: ...
+
+    def merge_part(self, arg0: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], arg1: float, arg2: float, arg3: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], arg4: float, arg5: float, /) -> tuple[NDArray[numpy.float32], float, float]: ...
+
+def kernels(arg: str, /) -> KernelTable: ...
+
+def kernel_names() -> list[str]:
+    """
+    Returns the names of all tables that run on this machine, the portable one first. The last
+    two are for tests only: AVX-512 BF16 for the other kind of core, and AMX on emulated tiles.
+    """
+
+def unpack(weight: specqd._native.PackedWeight, isa: str) -> NDArray[numpy.uint16]:
+    """Returns a weight's BF16 bits, [rows, columns]."""
+
+def logit_rows(decoder: specqd._native.Decoder) -> int:
+    """Returns the number of rows of logits of the last forward."""
+
+def rope_tables(spec: specqd._native.RopeSpec, first: int, count: int) -> tuple[NDArray[numpy.float32], float, NDArray[numpy.float32], NDArray[numpy.float32]]:
+    """
+    Returns (inverse frequencies [d/2], attention factor, cosines [count, d/2], sines
+    [count, d/2]) of the positions from `first`; d is spec.dims.
+    """

@@ -1,0 +1,115 @@
+"""Decides which sequences run: admission, preemption, and the cache pages that they need.
+
+Knows how long sequences are; knows nothing of levels' proposals, of logits or of text.
+"""
+
+from collections import deque
+
+from specqd import _native
+from specqd._native import Level
+from specqd.engine.generation import Generation
+from specqd.errors import MachineError
+from specqd.model.model import Model
+
+# Positions past the last token that a round may write: no proposal is longer than a page.
+_ROUND_POSITIONS = _native.PAGE_POSITIONS
+# Admission needs pages for more than one round, or the sequence would soon be preempted.
+_ADMISSION_POSITIONS = 2 * _native.PAGE_POSITIONS
+_SPARE_PAGES = 2  # of the cache, that no single sequence may count on
+
+
+class Scheduler:
+    """Sequences that wait, in their order, and those that run, the oldest first.
+
+    A sequence is admitted when the cache has pages for its prompt and some tokens more. Where a
+    round may not find pages for all, the newest are preempted: they go back to the head of the
+    queue and are prefilled again later. The oldest never is, so all come to an end. None of this
+    changes a bit of the output.
+    """
+
+    def __init__(self, level: Level, max_batch: int) -> None:
+        self.waiting: deque[Generation] = deque()
+        self.running: list[Generation] = []
+        self.preemptions = 0
+        self.cached_prompt_tokens = 0  # of admitted prompts, those that other requests had cached
+        self.reuses_prefixes = True  # of prompts; a measurement of prefill turns it off
+        self.max_positions = _longest_sequence(level.model.cache.total_pages)
+        self._level = level
+        self._model: Model = level.model
+        self._max_batch = max_batch
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.waiting and not self.running
+
+    def preempt(self) -> None:
+        """Preempts the newest until the cache has all pages that a round may need."""
+        while len(self.running) > 1 and not self.has_pages(_ROUND_POSITIONS):
+            generation = self.running.pop()
+            self._release(generation)
+            self.waiting.appendleft(generation)
+            generation.preemptions += 1
+            self.preemptions += 1
+
+    def admit(self) -> None:
+        """Starts sequences while the batch has places and the cache has pages for all."""
+        while self.waiting and len(self.running) < self._max_batch:
+            generation = self.waiting[0]
+            leader = generation.leader
+            if leader is not None and leader.count == 0 and leader.finish_reason is None:
+                return  # it shares the leader's prompt once that is prefilled
+            cached = self._share(generation)
+            self.running.append(generation)
+            is_alone = len(self.running) == 1  # and fits: `submit` has checked its length
+            if not is_alone and not self.has_pages(_ADMISSION_POSITIONS):
+                self.running.pop()
+                self._model.release(generation.sequence)
+                return
+            self.waiting.popleft()
+            if not generation.preemptions:
+                generation.cached_prompt_tokens = cached
+                self.cached_prompt_tokens += cached
+
+    def has_pages(self, ahead: int) -> bool:
+        """Whether the cache has pages for `ahead` more positions of each running sequence."""
+        model, missing = self._model, 0
+        for generation in self.running:
+            tokens = generation.sequence.tokens
+            end = len(tokens) + min(ahead, generation.most_tokens - generation.count)
+            # Samples share their prompt's last page until they write it: each may need a copy.
+            missing += model.missing_pages(generation.sequence, end) + (generation.params.n > 1)
+        return missing <= model.cache.free_pages
+
+    def remove(self, generation: Generation) -> None:
+        """Drops a sequence that has ended."""
+        if generation in self.running:
+            self.running.remove(generation)
+            self._release(generation)
+        elif generation in self.waiting:
+            self.waiting.remove(generation)
+
+    def _share(self, generation: Generation) -> int:
+        """Lets a sequence begin with cached pages; returns the positions that another request
+        had cached."""
+        leader, model = generation.leader, self._model
+        if leader is not None and leader in self.running and generation.count == 0:
+            model.fork(leader.sequence, generation.sequence)
+        elif self.reuses_prefixes and generation.is_prompt_scored:
+            return model.adopt_prefix(generation.sequence)
+        return 0
+
+    def _release(self, generation: Generation) -> None:
+        """Frees the sequence's pages, which stay cached for prompts that begin alike."""
+        self._model.publish(generation.sequence)
+        self._level.release(generation.sequence)
+
+
+def _longest_sequence(pages: int) -> int:
+    """Positions of one sequence that a cache of so many pages can hold."""
+    if pages <= _SPARE_PAGES:
+        least = (_SPARE_PAGES + 1) * _native.PAGE_POSITIONS
+        raise MachineError(
+            f"the KV cache has {pages * _native.PAGE_POSITIONS} positions, too few for any text; "
+            f"it needs {least} (--cache-positions), and the memory for them"
+        )
+    return (pages - _SPARE_PAGES) * _native.PAGE_POSITIONS

@@ -1,0 +1,47 @@
+"""New tokens and text of a sample, as they are handed on. Knows no transport and no format."""
+
+from dataclasses import dataclass, field
+
+from specqd.engine.generation import FinishReason, Generation, Origin, TokenLogprob
+from specqd.engine.reports import Progress
+from specqd.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A part of one sample, or all of it."""
+
+    sample: int  # counted over all prompts of the request
+    text: str
+    tokens: list[int]
+    logprobs: list[TokenLogprob]
+    finish_reason: FinishReason | None
+    error: RequestError | None
+    seed: int | None = None
+    origins: list[Origin] = field(default_factory=list)  # of the tokens
+    progress: Progress | None = None  # where it is asked for
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # in the first update
+
+    @classmethod
+    def of(
+        cls,
+        sample: int,
+        generation: Generation,
+        *,
+        tokens: int = 0,
+        characters: int = 0,
+        progress: Progress | None = None,
+    ) -> "Update":
+        """All of the generation behind the `tokens` and `characters` of earlier updates."""
+        return cls(
+            sample,
+            generation.text[characters:],
+            generation.sequence.tokens[generation.sequence.prompt_length + tokens :],
+            logprobs=generation.logprobs[tokens:],
+            finish_reason=generation.finish_reason,
+            error=generation.error,
+            seed=generation.seed,
+            origins=generation.origins[tokens:],
+            progress=progress,
+            prompt_logprobs=[] if tokens else generation.prompt_logprobs,
+        )

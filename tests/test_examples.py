@@ -1,0 +1,75 @@
+"""Each example runs as it stands, and what it prints is true."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+LONGEST = 30  # lines
+# What each prints, and how often.
+PRINTS = {
+    "async_client": {r"equal alone: True": 4},
+    "batch": {r"equal to the request alone: True": 3},
+    "chain": {r"equal to plain decoding: True": 1},
+    "chat": {r"True: equal to plain decoding": 2},
+    "generate": {r"equal to plain decoding: True": 1},
+    "stream": {r"the pieces are the text: True": 1, r"the beginning of the whole text: True": 1},
+}
+each_example = pytest.mark.parametrize("name", PRINTS)
+
+
+def run(name: str, directory: Path) -> str:
+    """What an example prints, run in that directory."""
+    command = [sys.executable, str(EXAMPLES / f"{name}.py")]
+    done = subprocess.run(
+        command, cwd=directory, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_example_is_known_here() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(PRINTS)
+
+
+@each_example
+def test_an_example_is_short(name: str) -> None:
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= LONGEST
+
+
+@each_example
+def test_an_example_says_what_is_true(name: str, tmp_path: Path) -> None:
+    if name == "async_client":
+        pytest.importorskip("openai")
+        pytest.importorskip("uvicorn", reason="needs specqd[serve]")
+    output = run(name, tmp_path)
+    for pattern, times in PRINTS[name].items():
+        assert len(re.findall(pattern, output)) == times, output
+
+
+def test_drafts_save_forwards(tmp_path: Path) -> None:
+    found = re.search(r"(\d+) forwards, (\d+) without drafts", run("generate", tmp_path))
+    assert found is not None
+    assert int(found[1]) < int(found[2])
+
+
+def test_each_token_of_the_chain_is_somebodys(tmp_path: Path) -> None:
+    counts = re.findall(r"^\S+: (\d+) of 128 tokens$", run("chain", tmp_path), re.MULTILINE)
+    assert len(counts) == 3
+    assert sum(map(int, counts)) == 128
+
+
+def test_a_batch_that_is_run_again_answers_nothing_twice(tmp_path: Path) -> None:
+    first = run("batch", tmp_path)
+    answers = (tmp_path / "answers.jsonl").read_bytes()
+    assert run("batch", tmp_path) == first
+    assert (tmp_path / "answers.jsonl").read_bytes() == answers
+
+
+def test_the_notebook_is_kept_without_outputs() -> None:
+    cells = json.loads((EXAMPLES / "levels.ipynb").read_text())["cells"]
+    assert all(not cell.get("outputs") for cell in cells)
