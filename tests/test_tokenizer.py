@@ -45,9 +45,9 @@ def byte_level() -> Backend:
     return with_bos(backend)
 
 
-def sentencepiece_decoder() -> decoders.Decoder:
+def sentencepiece_decoder(stripped: int = 1) -> decoders.Decoder:
     parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    return decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)])
+    return decoders.Sequence([*parts, decoders.Strip(" ", stripped, 0)])
 
 
 def byte_fallback_bpe() -> Backend:
@@ -64,20 +64,8 @@ def byte_fallback_bpe() -> Backend:
 
 
 def byte_fallback_unigram() -> Backend:
-    tokens = [
-        "<unk>",
-        "<s>",
-        "</s>",
-        *BYTE_TOKENS,
-        "▁",
-        "▁a",
-        "b",
-        "\ufffd",
-        ".",
-        "▁.",
-        "n't",
-        "▁n",
-    ]
+    tokens = ["<unk>", "<s>", "</s>", *BYTE_TOKENS]
+    tokens += ["▁", "▁a", "b", "\ufffd", ".", "▁.", "n't", "▁n"]
     backend = Backend(models.Unigram([(token, -1.0) for token in tokens], 0, True))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = sentencepiece_decoder()
@@ -102,8 +90,7 @@ def undecoded() -> Backend:
 
 def two_spaces_stripped() -> Backend:
     backend = byte_fallback_bpe()
-    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    backend.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 2, 0)])
+    backend.decoder = sentencepiece_decoder(2)
     return backend
 
 
