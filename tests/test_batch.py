@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,16 @@ from specqd import LLM, SamplingParams
 from specqd.cli import main
 from specqd.errors import RequestError
 from specqd.openai.batch import answer_batch, open_answers, read_batch
+from support.batches import answer_file
+from support.batches import write_lines as write
 from support.command_line import PROGRAM
+from support.openai_client import NO_WHITE_SPACE
 from support.random_models import Shape, make_model
 
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
 
 Lines = dict[str, dict[str, Any]]
-Run = Callable[[Path, Path], None]
+Run = Callable[[Path, Path], int]
 
 
 @pytest.fixture(scope="module")
@@ -45,22 +48,12 @@ def llm(model: Path) -> LLM:
 def run(llm: LLM) -> Run:
     """Answers a batch file in this process."""
 
-    def answer(source: Path, out: Path) -> None:
-        batch = read_batch(source, "small")
-        with open_answers(out, batch) as answers:
-            answer_batch(llm, batch, answers, lambda done, total: None)
-
-    return answer
+    return lambda source, out: answer_file(llm, source, out)
 
 
 def line(custom_id: str, /, url: str = "/v1/completions", **body: Any) -> dict[str, Any]:
     body = {"prompt": "ab", "max_tokens": 4} | body if url == "/v1/completions" else body
     return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
-
-
-def write(path: Path, lines: Iterable[object]) -> Path:
-    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
-    return path
 
 
 def read(path: Path) -> Lines:
@@ -146,8 +139,7 @@ def test_texts_follow_a_schema(tmp_path: Path, run: Run) -> None:
     pytest.importorskip("llguidance", reason="needs specqd[serve]")
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "boolean"}}}
     bad = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "banana"}}}
-    no_space = {str(ord(space)): -100 for space in "\n\t\r "}
-    asked = {"max_tokens": 20, "response_format": form, "logit_bias": no_space}
+    asked = {"max_tokens": 20, "response_format": form, "logit_bias": NO_WHITE_SPACE}
     out = tmp_path / "out.jsonl"
     lines = [line("a", **asked, n=2), line("b"), line("c", **asked | {"response_format": bad})]
     run(write(tmp_path / "in.jsonl", lines), out)

@@ -27,6 +27,8 @@ from specqd.bench.levels import (
 )
 from specqd.cli import main
 from specqd.errors import RequestError, SpecqdError
+from support.command_line import Refuse
+from support.command_line import Run as RunMain
 
 PARAMS = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
 
@@ -252,16 +254,13 @@ def test_on_a_terminal_the_table_comes_last(
 
 
 def test_a_plot_without_matplotlib_is_refused_before_any_work(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, refuse: Refuse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     prompts = write_prompts(tmp_path / "p.jsonl", "ab")
     plot = tmp_path / "p.png"
-    command = ["bench", "levels", "/nowhere/at/all", "--prompts", str(prompts), "--plot", str(plot)]
-    assert main(command) == 1
-    error = capsys.readouterr().err
-    assert "pip install 'specqd[bench]'" in error
-    assert error.count("\n") == 1
+    problem = refuse("bench", "levels", "/nowhere/at/all", "--prompts", prompts, "--plot", plot)
+    assert "pip install 'specqd[bench]'" in problem
 
 
 def test_the_plot_is_drawn(llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -273,13 +272,12 @@ def test_the_plot_is_drawn(llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_too_many_new_tokens_are_refused(
-    llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_too_many_new_tokens_are_refused(llm: LLM, tmp_path: Path, run: RunMain) -> None:
     prompts = write_prompts(tmp_path / "p.jsonl", "ab")
-    command = ["bench", "levels", str(llm.directory), "--prompts", str(prompts), "-n", "256"]
-    assert main([*command, "--threads", "1", "--chain", "mxfp4"]) == 1
-    assert "leave no room" in capsys.readouterr().err
+    command = ["bench", "levels", llm.directory, "--prompts", prompts, "-n", "256"]
+    status, _, err = run(*command, "--threads", "1", "--chain", "mxfp4")
+    assert status == 1
+    assert "leave no room" in err
 
 
 def test_small_with_chain_is_wrong_usage(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from specqd import LLM, SamplingParams
 from specqd.cli import main
 from specqd.config import read_config
 from specqd.errors import SpecqdWarning, TensorError
+from support.command_line import Refuse
 from support.family_shapes import GRANITE
 from support.gguf_files import convert
 from support.random_models import ROPE_SCALINGS, Shape, make_model, read_model
@@ -212,10 +213,8 @@ def test_a_changed_gguf_file_is_refused(tmp_path: Path, seed: int) -> None:
         llm.generate("ab", GREEDY)
 
 
-def test_packing_a_gguf_file_is_refused(
-    tmp_path: Path, seed: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_packing_a_gguf_file_is_refused(tmp_path: Path, seed: int, refuse: Refuse) -> None:
     path = convert(make_model(tmp_path / "model", Shape(), seed), tmp_path / "m.gguf", "BF16")
-    assert main(["pack", str(path), str(tmp_path / "out")]) == 1
-    assert "is a GGUF file; name the Hugging Face directory" in capsys.readouterr().err
+    problem = refuse("pack", path, tmp_path / "out")
+    assert "is a GGUF file; name the Hugging Face directory" in problem
     assert not (tmp_path / "out").exists()

@@ -1,6 +1,5 @@
-"""The Python API, with the shipped model where text matters and small random ones elsewhere."""
+"""The Python API, with the shipped model where text matters and a small random one elsewhere."""
 
-import json
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
@@ -9,15 +8,11 @@ import numpy as np
 import pytest
 
 from specqd import LLM, SamplingParams
-from specqd.errors import RequestError, TokenizerError
-from support.random_models import Shape, make_model
+from specqd.errors import RequestError
+from specqd.model.model import Precision
 
 PROMPT = "import os\n\n\ndef read_lines(path):\n"
 GREEDY = SamplingParams(max_tokens=40, temperature=0)
-TEMPLATE = (
-    "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]{% endif %}"
-)
 
 
 @pytest.fixture(scope="module")
@@ -27,23 +22,13 @@ def llm() -> LLM:
 
 
 @pytest.fixture(scope="module")
-def small_directory(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
-    directory = tmp_path_factory.mktemp("small")
-    make_model(directory, Shape(is_peaked=True, context=256), seed)
-    config = json.loads((directory / "tokenizer_config.json").read_text())
-    config["chat_template"] = TEMPLATE
-    (directory / "tokenizer_config.json").write_text(json.dumps(config))
-    return directory
-
-
-@pytest.fixture(scope="module")
-def small(small_directory: Path) -> LLM:
-    return LLM(small_directory, threads=2)
+def small(chat_model: Path) -> LLM:
+    return LLM(chat_model, threads=2)
 
 
 @pytest.fixture(autouse=True)
 def pages_are_returned(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Whatever a test did, no generation is left and no page is held by one."""
+    """After each test no generation is left and all pages are free."""
     yield
     for name in {"llm", "small"} & set(request.fixturenames):
         llm = request.getfixturevalue(name)
@@ -66,14 +51,14 @@ def test_one_prompt_gives_one_result(llm: LLM) -> None:
     assert result.completions[0].logprobs is None
 
 
-def test_token_ids_are_a_prompt_too(llm: LLM) -> None:
+def test_a_prompt_may_be_token_ids(llm: LLM) -> None:
     ids = llm.encode(PROMPT)
     by_text, by_ids = llm.generate(PROMPT, GREEDY)[0], llm.generate(ids, GREEDY)[0]
     by_array = llm.generate(np.asarray(ids), GREEDY)[0]
     assert by_text.tokens == by_ids.tokens == by_array.tokens
 
 
-def test_many_prompts_give_results_in_their_order_equal_to_each_alone(llm: LLM) -> None:
+def test_results_are_in_the_order_of_prompts_and_equal_each_alone(llm: LLM) -> None:
     prompts = [PROMPT, "class Stack:\n", llm.encode("x = [1, 2"), "#"]
     together = llm.generate(prompts, GREEDY)
     for prompt, result in zip(prompts, together, strict=True):
@@ -107,7 +92,9 @@ def test_a_seed_is_returned_and_repeats_the_text(llm: LLM) -> None:
 
 @pytest.mark.parametrize("draft", ["none", "mxfp4:k=1", "mxfp4:k=5"])
 @pytest.mark.parametrize("temperature", [0, 0.8])
-def test_drafts_change_nothing(llm: LLM, seed: int, draft: str, temperature: float) -> None:
+def test_drafts_change_neither_tokens_nor_logprobs(
+    llm: LLM, seed: int, draft: str, temperature: float
+) -> None:
     params = SamplingParams(max_tokens=40, temperature=temperature, seed=seed, logprobs=2)
     expected = llm.generate([PROMPT, "def f("], params)
     for ours, theirs in zip(
@@ -156,7 +143,7 @@ def test_streams_may_be_read_in_turns_and_around_other_calls(llm: LLM) -> None:
 
 def test_a_stop_string_cuts_the_text(llm: LLM) -> None:
     whole = llm.generate(PROMPT, GREEDY)[0]
-    for length in (1, 3, 9):  # within a token and over several
+    for length in (1, 3, 9):  # within one token, and over several
         at = len(whole.text) // 2
         stop = whole.text[at : at + length]
         cut = llm.generate(PROMPT, SamplingParams(max_tokens=40, temperature=0, stop=[stop]))[0]
@@ -172,9 +159,9 @@ def test_the_first_of_several_stop_strings_cuts(llm: LLM) -> None:
     assert llm.generate(PROMPT, params)[0].text == text[: min(text.index(s) for s in stops)]
 
 
-def test_what_may_begin_a_stop_string_is_held_back_and_then_released(llm: LLM) -> None:
+def test_text_that_may_begin_a_stop_string_is_held_back_then_released(llm: LLM) -> None:
     text = llm.generate(PROMPT, GREEDY)[0].text
-    almost = text[10:16] + "\x01"  # begins as the text does, and never comes
+    almost = text[10:16] + "\x01"  # begins like the text, and never occurs
     params = SamplingParams(max_tokens=40, temperature=0, stop=[almost])
     seen = ""
     for piece in llm.stream(PROMPT, params):
@@ -197,7 +184,7 @@ def test_a_stop_id_ends_the_text_and_is_its_last_token(small: LLM) -> None:
     assert stopped.completions[0].finish_reason == "stop"
 
 
-def test_the_end_of_text_token_ends_unless_ignored(small: LLM) -> None:
+def test_the_end_of_text_token_ends_the_text_unless_ignored(small: LLM) -> None:
     eos = small.model.config.eos_token_ids[0]
     bias = {eos: 100.0}
     ended = small.generate([[65]], SamplingParams(max_tokens=9, temperature=0, logit_bias=bias))[0]
@@ -210,7 +197,7 @@ def test_the_end_of_text_token_ends_unless_ignored(small: LLM) -> None:
     assert went_on.completions[0].finish_reason == "length"
 
 
-def test_reported_logprobs_are_those_of_scoring_in_all_bits(llm: LLM, seed: int) -> None:
+def test_reported_logprobs_have_the_bits_of_llm_logprobs(llm: LLM, seed: int) -> None:
     params = SamplingParams(max_tokens=32, temperature=0.8, seed=seed, logprobs=3)
     result = llm.generate(PROMPT, params)[0]
     prompt, completion = result.prompt_tokens, result.completions[0]
@@ -241,12 +228,12 @@ def test_more_logprobs_than_tokens_report_every_token(small: LLM) -> None:
 
 def test_no_limit_runs_to_the_end_of_the_context(small: LLM) -> None:
     params = SamplingParams(max_tokens=None, temperature=0, ignore_eos=True)
-    result = small.generate([[65] * 200], params)[0]
-    assert len(result.tokens) == 256 - 200
+    result = small.generate([[65] * 450], params)[0]
+    assert len(result.tokens) == 512 - 450
     assert result.completions[0].finish_reason == "length"
 
 
-def test_more_requests_than_places_wait_for_their_turn(small: LLM) -> None:
+def test_more_requests_than_the_batch_holds_equal_each_alone(small: LLM) -> None:
     params = SamplingParams(max_tokens=20, temperature=0)
     prompts = [[65 + i, 66, 67 + i % 5] for i in range(37)]
     together = small.generate(prompts, params)
@@ -254,7 +241,7 @@ def test_more_requests_than_places_wait_for_their_turn(small: LLM) -> None:
         assert result.tokens == small.generate([prompt], params)[0].tokens
 
 
-def test_more_samples_than_places(small: LLM, seed: int) -> None:
+def test_more_samples_than_the_batch_holds_all_end(small: LLM, seed: int) -> None:
     params = SamplingParams(max_tokens=8, temperature=1, seed=seed, n=21)
     result = small.generate([[65, 66]], params)[0]
     assert len(result.completions) == 21
@@ -276,7 +263,7 @@ def test_statistics_count_this_call_alone(small: LLM) -> None:
         assert outer.gb_per_s > 0
 
 
-def test_a_chat_goes_through_the_template(small: LLM) -> None:
+def test_a_chat_is_rendered_by_the_template(small: LLM) -> None:
     messages = [{"role": "user", "content": "Hi"}]
     params = SamplingParams(max_tokens=8, temperature=0)
     answer = small.chat(messages, params)
@@ -284,14 +271,9 @@ def test_a_chat_goes_through_the_template(small: LLM) -> None:
     assert answer.tokens == small.generate("[user]Hi\n[assistant]", params)[0].tokens
 
 
-def test_a_chat_without_a_template_is_refused(llm: LLM) -> None:
-    with pytest.raises(RequestError, match="no chat template"):
-        llm.chat([{"role": "user", "content": "Hi"}])
-
-
 def test_one_bad_prompt_leaves_nothing_behind(small: LLM) -> None:
     with pytest.raises(RequestError, match="shorten the prompt"):
-        small.generate([[65, 66], [65] * 300], GREEDY)
+        small.generate([[65, 66], [65] * 600], GREEDY)
     assert small.engine.is_idle
     assert len(small.generate([[65, 66]], GREEDY)[0].tokens) == 40
 
@@ -301,19 +283,8 @@ def test_an_unknown_token_id_is_refused(small: LLM) -> None:
         small.generate([[65, 320]], GREEDY)
 
 
-def test_the_fp4_precision_can_generate_alone(small_directory: Path) -> None:
-    from specqd.model.model import Precision
-
-    llm = LLM(small_directory, threads=1, precision=Precision.FP4)
+def test_the_fp4_precision_can_generate_alone(chat_model: Path) -> None:
+    llm = LLM(chat_model, threads=1, precision=Precision.FP4)
     result = llm.generate([[65, 66]], SamplingParams(max_tokens=10, temperature=0))[0]
     assert [level.name for level in result.stats.levels] == ["mxfp4"]
     assert len(result.tokens) == 10
-
-
-def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path, seed: int) -> None:
-    from support.random_models import write_tokenizer
-
-    make_model(tmp_path, Shape(), seed)
-    write_tokenizer(tmp_path, 400)
-    with pytest.raises(TokenizerError, match="400 tokens and the model 320"):
-        LLM(tmp_path)

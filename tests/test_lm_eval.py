@@ -1,4 +1,4 @@
-"""The lm-evaluation-harness's model: the same numbers as the API, through the harness's calls."""
+"""The lm-evaluation-harness's model has the same numbers as the Python API."""
 
 import json
 import subprocess
@@ -32,7 +32,7 @@ metric_list: [{metric: acc}]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the harness's instances have."""
+    """An instance of the harness, as far as the model reads it."""
 
     args: tuple[Any, ...]
 
@@ -73,7 +73,7 @@ def test_rolling_windows_score_every_token_once(model: SpecqdLM, llm: LLM) -> No
     assert found == pytest.approx(first.logprob + rest.logprob, rel=1e-12)
 
 
-def test_generated_texts_stop_and_are_the_apis(model: SpecqdLM, llm: LLM) -> None:
+def test_generated_texts_equal_the_python_api_and_stop(model: SpecqdLM, llm: LLM) -> None:
     whole = llm.generate("ab", SamplingParams(max_tokens=30, temperature=0))[0].text
     stop = whole[10:12]
     asked = [
@@ -94,16 +94,14 @@ def test_sampled_texts_repeat_from_run_to_run_and_differ_among_repeats(model: Sp
     assert model.generate_until(requests, disable_tqdm=True) == found
 
 
-def test_what_cannot_be_done_is_refused_by_name(model: SpecqdLM, small_model: Path) -> None:
+def test_unsupported_arguments_are_refused_by_name(model: SpecqdLM, small_model: Path) -> None:
     with pytest.raises(RequestError, match="num_beams"):
         model.generate_until([Request(("ab", {"num_beams": 4}))], disable_tqdm=True)
     with pytest.raises(ConfigError, match="max_length"):
         SpecqdLM(str(small_model), max_length=257)
 
 
-def test_the_harness_runs_a_local_task_by_the_models_name(
-    small_model: Path, llm: LLM, tmp_path: Path
-) -> None:
+def test_the_harness_runs_a_local_task(small_model: Path, llm: LLM, tmp_path: Path) -> None:
     letters, right = "abcdefgh", 0
     rows = []
     for i, letter in enumerate(letters):

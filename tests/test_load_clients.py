@@ -1,18 +1,14 @@
-"""Requests as public load generators send them, field for field, and what they read of answers."""
+"""Requests as public load generators send them, and the fields of answers that they read."""
 
-import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.random_models import Shape, make_model
-from support.served import Served, add_template, serving
+from support.openai_client import CHAT, COMPLETIONS
+from support.served import Served, serving
 
-pytest.importorskip("fastapi", reason="needs specqd[serve]")
-pytest.importorskip("uvicorn", reason="needs specqd[serve]")
-
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 TOKENS = 12
 WITH_USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 WITH_RUNNING_USAGE = {
@@ -61,24 +57,9 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Iterator[Served]:
-    directory = tmp_path_factory.mktemp("models") / "small"
-    add_template(make_model(directory, Shape(is_peaked=True, context=512), seed))
-    with serving(str(directory)) as served:
+def served(chat_model: Path) -> Iterator[Served]:
+    with serving(str(chat_model)) as served:
         yield served
-
-
-def chunks_of(served: Served, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    headers = {"x-request-id": "bench-0", "Accept": "text/event-stream"}
-    reply = served.ask("POST", path, {"model": "small", **body}, headers)
-    assert reply.status == 200, reply.body
-    assert reply.headers["content-type"].startswith("text/event-stream")
-    *events, rest = reply.body.decode().split("\n\n")
-    assert rest == ""
-    assert all(event.startswith("data: ") for event in events)
-    chunks = [event.removeprefix("data: ") for event in events]
-    assert chunks.pop() == "[DONE]"
-    return [json.loads(chunk) for chunk in chunks]
 
 
 def text_of(chunk: dict[str, Any]) -> str:
@@ -88,9 +69,13 @@ def text_of(chunk: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_load_generators_are_answered(served: Served, name: str) -> None:
+def test_each_load_generator_gets_its_tokens_and_usage(served: Served, name: str) -> None:
     path, body = REQUESTS[name]
-    chunks = chunks_of(served, path, body)
+    headers = {"x-request-id": "bench-0", "Accept": "text/event-stream"}
+    reply = served.ask("POST", path, {"model": "small", **body}, headers)
+    assert reply.status == 200, reply.body
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    chunks = reply.chunks
     options = body.get("stream_options", {})
     if options.get("include_usage"):
         last = chunks.pop()
@@ -107,24 +92,17 @@ def test_load_generators_are_answered(served: Served, name: str) -> None:
         assert not any(chunk.get("usage") for chunk in chunks)
 
 
-def test_what_they_ask_before_they_begin_is_there(served: Served) -> None:
-    assert served.ask("GET", "/health").status == 200
-    [model] = served.ask("GET", "/v1/models").content["data"]
-    assert model["id"] == "small"
-    assert b"vllm:spec_decode_num_accepted_tokens_total" in served.ask("GET", "/metrics").body
-
-
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"min_tokens": 5}, "min_tokens"),  # the end of a text would have to be forbidden
+        ({"min_tokens": 5}, "min_tokens"),  # needs ignore_eos
         ({"min_tokens": 20, "ignore_eos": True, "max_tokens": 19}, "min_tokens"),
         ({"min_tokens": 5, "ignore_eos": True, "stop": "x"}, "min_tokens"),
         ({"min_tokens": 5, "ignore_eos": True, "stop_token_ids": [3]}, "min_tokens"),
         ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options"),
     ],
 )
-def test_what_would_have_no_effect_is_refused(
+def test_a_field_without_effect_is_refused_by_name(
     served: Served, fields: dict[str, Any], param: str
 ) -> None:
     for path, asked in ((COMPLETIONS, {"prompt": "Count."}), (CHAT, {"messages": USER})):

@@ -1,6 +1,5 @@
-"""MXFP4 against the text of OCP MX v1.0; nested MXFP4 against the bits it must give back."""
+"""MXFP4 follows OCP MX v1.0, and nested MXFP4 gives back the bits of BF16."""
 
-import secrets
 from fractions import Fraction
 
 import numpy as np
@@ -13,13 +12,6 @@ from support.mxfp4 import Blocks
 RULES = list(ScaleRule)
 
 
-@pytest.fixture
-def rng() -> np.random.Generator:
-    seed = secrets.randbits(32)
-    print(f"seed {seed}")
-    return np.random.default_rng(seed)
-
-
 def bf16(values: object) -> mxfp4.Bits:
     """BF16 bits of values that BF16 holds exactly."""
     wide = np.asarray(values, np.float32).view(np.uint32)
@@ -28,7 +20,7 @@ def bf16(values: object) -> mxfp4.Bits:
 
 
 def random_bits(rng: np.random.Generator, rows: int, columns: int) -> mxfp4.Bits:
-    """Finite BF16 of every size, with rows of one size, zeros, subnormals and huge values."""
+    """Finite BF16 of every size: rows of one size, zeros, subnormals and huge values."""
     bits = rng.integers(0, 0x7F80, (rows, columns)).astype(np.uint16)
     spread = rng.normal(size=(rows, columns)) * np.exp2(rng.integers(-126, 120, (rows, 1)))
     near = (spread.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
@@ -41,7 +33,7 @@ def random_bits(rng: np.random.Generator, rows: int, columns: int) -> mxfp4.Bits
 
 
 def exact_block(bits: mxfp4.Bits, rule: ScaleRule) -> tuple[int, list[int]]:
-    """One block in exact fractions, written from the definition alone."""
+    """One block in exact fractions, by the definition."""
     values = [Fraction(float(v)) for v in mxfp4.bf16_values(bits)]
     grid = [Fraction(float(g)) for g in mxfp4.GRID]
 
@@ -167,7 +159,7 @@ def test_nesting_gives_back_every_finite_bf16(rule: ScaleRule) -> None:
         assert (mxfp4.unnest(mxfp4.nest(shuffle, rule)) == shuffle).all()
 
 
-def test_gaussian_weights_need_few_patches(rng: np.random.Generator) -> None:
+def test_gaussian_weights_have_under_3_percent_patches(rng: np.random.Generator) -> None:
     weights = rng.normal(0, 0.02, (256, 2048)).astype(np.float32)
     bits = (weights.view(np.uint32) >> 16).astype(np.uint16)
     for rule in RULES:
@@ -180,5 +172,5 @@ def test_padding_is_never_a_patch(rng: np.random.Generator) -> None:
     assert not nested.residuals[:, 1, 1:].any()
 
 
-def test_low_holds_the_boundaries() -> None:
+def test_the_table_low_holds_the_rounding_boundaries() -> None:
     assert mxfp4.bf16_values(mxfp4.LOW).tolist() == [0.0625, *mxfp4.BOUNDARY.tolist()]

@@ -1,4 +1,4 @@
-"""The noise behind sampled tokens: its bits, its tails, and the distribution that it makes."""
+"""The noise of sampled tokens: its bits, its tails, and the distribution of tokens."""
 
 import math
 from dataclasses import replace
@@ -74,7 +74,7 @@ def chi_square_bound(degrees: int) -> float:
     ],
 )
 @pytest.mark.parametrize("varies", ["position", "seed", "sample"])
-def test_tokens_are_drawn_from_the_processed_distribution(
+def test_tokens_follow_the_processed_distribution(
     params: Params, varies: str, rng: np.random.Generator
 ) -> None:
     draws, size = 20_000, 40
@@ -121,7 +121,7 @@ def test_noise_is_independent_across_tokens_positions_seeds_and_samples() -> Non
     assert abs(base.mean()) < 6 * math.sqrt(1 / 12 / 4096)
 
 
-def test_the_reported_probability_is_how_often_the_token_comes(rng: np.random.Generator) -> None:
+def test_the_reported_probability_is_the_tokens_frequency(rng: np.random.Generator) -> None:
     logits = np.array([1.0, 0.0, -1.0, 0.5], np.float32)
     picker = Params(temperature=0.8, top_k=3, seed=int(rng.integers(2**63))).native()
     picks = [testing.pick(picker, logits, t) for t in range(4000)]

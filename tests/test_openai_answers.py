@@ -1,6 +1,7 @@
-"""Answers in OpenAI's form: how tokens are spelled and placed, whole or in pieces."""
+"""Answers in OpenAI's form: spelling and offsets of tokens, whole or in pieces."""
 
 import random
+from pathlib import Path
 
 import pytest
 
@@ -11,14 +12,13 @@ from specqd.openai.requests import Prepared, chat_request, completion_request
 from specqd.openai.tool_calls import CallForm
 from specqd.text.token_texts import spelled
 from specqd.text.tokenizer import Tokenizer
-from support.random_models import Shape, make_model
 
-TEXT = "aé€b"  # of one, two, three and one tokens
+TEXT = "aé€b"  # characters of one, two, three and one tokens
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Tokenizer:
-    return Tokenizer.open(make_model(tmp_path_factory.mktemp("models") / "small", Shape(), seed))
+def tokenizer(small_model: Path) -> Tokenizer:
+    return Tokenizer.open(small_model)
 
 
 def form_with(logprobs: int, tokenizer: Tokenizer) -> Form:
@@ -26,7 +26,7 @@ def form_with(logprobs: int, tokenizer: Tokenizer) -> Form:
     return form_of(Prepared.of(request, tokenizer), tokenizer, "key")
 
 
-def test_tokens_are_spelled_and_placed_where_they_begin(tokenizer: Tokenizer, seed: int) -> None:
+def test_tokens_have_their_spelling_and_text_offset(tokenizer: Tokenizer, seed: int) -> None:
     rng = random.Random(seed)
     ids = tokenizer.encode(TEXT)
     assert len(ids) == 7
@@ -48,7 +48,7 @@ def test_tokens_are_spelled_and_placed_where_they_begin(tokenizer: Tokenizer, se
     ]
 
 
-def test_what_json_cannot_say_of_a_logprob_is_openais_least(tokenizer: Tokenizer) -> None:
+def test_an_infinite_logprob_is_written_as_openais_minus_9999(tokenizer: Tokenizer) -> None:
     form = form_with(1, tokenizer)
     [token] = tokenizer.encode("a")
     logprobs = [TokenLogprob(token, float("-inf"), ((token + 1, -0.5),))]
@@ -59,8 +59,8 @@ def test_what_json_cannot_say_of_a_logprob_is_openais_least(tokenizer: Tokenizer
     assert written["logprobs"]["top_logprobs"] == [top]
 
 
-def test_the_end_comes_after_a_call_that_comes_with_it(tokenizer: Tokenizer) -> None:
-    """OpenAI's client never says of arguments that they are done where both are one chunk's."""
+def test_the_finish_reason_comes_in_a_chunk_after_the_call(tokenizer: Tokenizer) -> None:
+    """OpenAI's client reports no finished arguments if both come in one chunk."""
     body = {
         "messages": [{"role": "user", "content": "Stop."}],
         "tools": [{"type": "function", "function": {"name": "stop"}}],

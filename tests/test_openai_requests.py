@@ -1,4 +1,4 @@
-"""Bodies of OpenAI requests: what they become, and what is refused by name."""
+"""Bodies of OpenAI requests are read whole, and bad fields are refused by name."""
 
 from pathlib import Path
 from typing import Any
@@ -9,25 +9,13 @@ from specqd.errors import FieldError, RequestError
 from specqd.openai.requests import Options, Prepared, chat_request, completion_request
 from specqd.sampling import SamplingParams
 from specqd.text.tokenizer import Tokenizer
-from support.random_models import write_tokenizer
+from support.openai_client import allowed, chosen, function
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
 
 def schema_format(**named: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": named}}
-
-
-def function(name: str, **members: Any) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, **members}}
-
-
-def chosen(name: str) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name}}
-
-
-def allowed(mode: object, *tools: Any) -> dict[str, Any]:
-    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}
 
 
 def choice(of_tools: object) -> dict[str, Any]:
@@ -38,21 +26,21 @@ def part(**members: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": [members]}]}
 
 
-def test_a_completion_has_openais_defaults_and_the_models_sampling() -> None:
+def test_a_completion_has_openais_max_tokens_and_the_models_sampling() -> None:
     request = completion_request({"prompt": "ab"})
     assert request.prompts == ("ab",)
     assert request.params == SamplingParams(max_tokens=16)
     assert request.options == Options()
 
 
-def test_a_chat_runs_to_the_contexts_end() -> None:
+def test_a_chat_has_no_limit_by_default() -> None:
     request = chat_request({"messages": MESSAGES, "model": "any"})
     assert request.messages == tuple(MESSAGES)
     assert request.params == SamplingParams(max_tokens=None)
     assert request.options.model == "any"
 
 
-def test_every_field_arrives() -> None:
+def test_every_field_is_read() -> None:
     body: dict[str, Any] = {
         "prompt": "ab",
         "max_tokens": 7,
@@ -81,7 +69,7 @@ def test_every_field_arrives() -> None:
     assert request.options.is_streamed
 
 
-def test_options_arrive() -> None:
+def test_every_option_is_read() -> None:
     body = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
     body |= {"user": "a", "store": False, "metadata": {"a": "b"}, "service_tier": "auto"}
     schema = {"type": "integer"}
@@ -95,11 +83,11 @@ def test_options_arrive() -> None:
     assert request.template_variables == variables
 
 
-def test_vllms_way_to_say_all_tokens_is_known() -> None:
+def test_vllms_top_k_of_minus_one_means_all_tokens() -> None:
     assert completion_request({"prompt": "ab", "top_k": -1}).params.top_k == 0
 
 
-def test_developers_speak_as_the_system() -> None:
+def test_developer_messages_become_system_messages() -> None:
     messages = [{"role": "developer", "content": "Be brief.", "name": "a"}]
     [message] = chat_request({"messages": messages}).messages
     assert message == {"role": "system", "content": "Be brief.", "name": "a"}
@@ -129,7 +117,7 @@ def test_prompts_are_texts_ids_or_lists_of_either(prompt: object, prompts: objec
     [({}, None), ({"logprobs": False}, None), ({"logprobs": True}, 0),
      ({"logprobs": True, "top_logprobs": 4}, 4)],
 )  # fmt: skip
-def test_chats_ask_for_logprobs_in_two_fields(given: dict[str, object], expected: object) -> None:
+def test_chats_request_logprobs_by_two_fields(given: dict[str, object], expected: object) -> None:
     assert chat_request({"messages": MESSAGES, **given}).params.logprobs == expected
 
 
@@ -139,7 +127,7 @@ def test_parts_of_text_become_one_text() -> None:
     assert request.messages[0]["content"] == "a\nb"
 
 
-def test_tools_arrive_as_templates_know_them() -> None:
+def test_tools_are_described_as_templates_expect() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     tools = [function("f", parameters=schema, description="F.", strict=True), function("g")]
     use = chat_request({"messages": MESSAGES, "tools": tools}).tool_use
@@ -162,7 +150,7 @@ def test_tools_arrive_as_templates_know_them() -> None:
         (allowed("required", chosen("f"), chosen("f")), True, True, True, ["f"]),
     ],
 )
-def test_the_choice_says_what_may_and_must_be_called(
+def test_tool_choice_sets_which_tools_may_and_must_be_called(
     choice: Any, must_call: bool, is_parallel: bool, has_rules: bool, callable_names: list[str]
 ) -> None:
     body = {"messages": MESSAGES, "tools": [function("f"), function("g")], "tool_choice": choice}
@@ -174,19 +162,17 @@ def test_the_choice_says_what_may_and_must_be_called(
     assert chat_request(body | {"tool_choice": "none"}).tool_use is None
 
 
-def test_arguments_of_earlier_calls_become_objects_where_they_are() -> None:
-    calls = [
-        {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": text}}
-        for text in ('{"a": 1}', '{"a": ', "[1]")
-    ]
+def test_arguments_of_earlier_calls_become_objects_if_they_are_json_objects() -> None:
+    texts = ('{"a": 1}', '{"a": ', "[1]")
+    calls = [{"id": "call_1"} | function("f", arguments=text) for text in texts]
     [message] = chat_request({"messages": [{"role": "assistant", "tool_calls": calls}]}).messages
     found = [call["function"]["arguments"] for call in message["tool_calls"]]
     assert found == [{"a": 1}, '{"a": ', "[1]"]
     assert calls[0]["function"]["arguments"] == '{"a": 1}'
 
 
-def test_results_of_calls_bear_their_functions_names() -> None:
-    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+def test_results_of_calls_get_the_name_of_their_function() -> None:
+    call = {"id": "call_1"} | function("f", arguments="{}")
     result = {"role": "tool", "tool_call_id": "call_1", "content": "1"}
     other = {"role": "tool", "tool_call_id": "call_2", "content": "1"}
     messages = [{"role": "assistant", "tool_calls": [call]}, result, other]
@@ -194,7 +180,7 @@ def test_results_of_calls_bear_their_functions_names() -> None:
     assert list(request.messages[1:]) == [result | {"name": "f"}, other]
 
 
-def test_an_echo_with_logprobs_scores_the_prompt_and_may_stand_alone() -> None:
+def test_an_echo_with_logprobs_scores_the_prompt_and_may_have_no_new_tokens() -> None:
     request = completion_request({"prompt": "ab", "echo": True, "logprobs": 3, "max_tokens": 0})
     assert (request.params.prompt_logprobs, request.params.max_tokens) == (3, 1)
     assert request.is_only_echo
@@ -204,9 +190,8 @@ def test_an_echo_with_logprobs_scores_the_prompt_and_may_stand_alone() -> None:
     assert request.params.max_tokens == 16
 
 
-def test_an_answer_has_only_so_many_logprobs_of_prompts(tmp_path: Path) -> None:
-    write_tokenizer(tmp_path, 320)
-    tokenizer = Tokenizer.open(tmp_path)
+def test_prompt_logprobs_of_one_answer_are_bounded(small_model: Path) -> None:
+    tokenizer = Tokenizer.open(small_model)
     body = {"prompt": [[1] * 1000] * 13, "echo": True, "logprobs": 19}
     assert Prepared.of(completion_request(body), tokenizer).prompts == body["prompt"]
     with pytest.raises(FieldError, match="echo: asks for"):
@@ -336,7 +321,7 @@ def test_a_bad_chat_is_refused_by_its_field(field: str, given: dict[str, object]
 
 
 @pytest.mark.parametrize("body", [None, 3, "text", [], {"\x1b[31m": 1}])
-def test_a_body_is_an_object_of_known_fields(body: object) -> None:
+def test_a_body_that_is_no_object_of_known_fields_is_refused(body: object) -> None:
     for parse in (completion_request, chat_request):
         with pytest.raises(RequestError) as refused:
             parse(body)

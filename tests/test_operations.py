@@ -1,7 +1,7 @@
-"""Every instruction set's elementwise operations give the same bits, and the right ones.
+"""Elementwise operations have the same bits on every instruction set, within bounds of float64.
 
-The portable kernels are held to NumPy, all others to the portable ones. The core hands out arrays
-full of NaN, so that what an operation does not write is seen.
+The portable kernels are compared with NumPy, all others with the portable ones. Arrays come from
+the core full of NaN, so a value that an operation does not write is seen.
 """
 
 import math
@@ -47,7 +47,7 @@ def merge_part(table: Any, rng: np.random.Generator, n: int) -> Any:
 
 
 def parts(result: Any) -> list[NDArray[Any]]:
-    """What an operation returns: one array, or an array and fp32 numbers."""
+    """The arrays of a result, which is one array, or an array and fp32 numbers."""
     if isinstance(result, np.ndarray):
         return [result]
     return [result[0], *(np.asarray(number, np.float32) for number in result[1:])]
@@ -119,7 +119,7 @@ def test_rms_norm_is_within_its_error_bound_of_float64(n: int, rng: np.random.Ge
 
 
 @pytest.mark.parametrize("n", LENGTHS)
-def test_layer_norm_is_right(n: int, rng: np.random.Generator) -> None:
+def test_layer_norm_is_within_its_error_bound_of_float64(n: int, rng: np.random.Generator) -> None:
     x = rng.standard_normal(n, np.float32) + np.float32(0.5)
     weight, bias = bf16_bits(rng.standard_normal(n)), bf16_bits(rng.standard_normal(n))
     w, b = (bf16_values(bits).astype(np.float64) for bits in (weight, bias))
@@ -140,7 +140,7 @@ def erf(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.array([math.erf(value) for value in x])
 
 
-# The activations of two inputs, and how far from zero their slopes are at most.
+# The activations of a gate and an input, in float64.
 ACTIVATIONS: dict[str, Any] = {
     "silu": lambda g, u: g / (1 + np.exp(-g)) * u,
     "gelu": lambda g, u: g * (1 + erf(g / math.sqrt(2))) / 2 * u,
@@ -154,8 +154,8 @@ ACTIVATIONS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_activations_are_those_of_their_definitions(name: str, rng: np.random.Generator) -> None:
-    """To 2^-21 of the gate's size: an error of Phi or of an exponential, and a few roundings."""
+def test_activations_are_within_their_bound_of_float64(name: str, rng: np.random.Generator) -> None:
+    """Within 2^-21 of the gate: the error of Phi or of an exponential, and a few roundings."""
     gate = (rng.standard_normal(1000) * 5).astype(np.float32)
     up = rng.standard_normal(1000, np.float32)
     expected = ACTIVATIONS[name](gate.astype(np.float64), up.astype(np.float64))
@@ -163,14 +163,14 @@ def test_activations_are_those_of_their_definitions(name: str, rng: np.random.Ge
     assert np.all(error <= 2.0**-21 * np.abs(gate) * (1 + np.abs(up)))
 
 
-def test_soft_cap_bounds_and_keeps_small_values(rng: np.random.Generator) -> None:
+def test_soft_cap_is_within_its_error_bound_of_float64(rng: np.random.Generator) -> None:
     x = (rng.standard_normal(1000) * np.exp(rng.uniform(-20, 3, 1000))).astype(np.float32)
     expected = 5.0 * np.tanh(x.astype(np.float64) * 0.3 / 5.0)
     error = np.abs(PORTABLE.soft_cap(x, 0.3, 5.0) - expected)
     assert np.all(error <= 8 * ROUNDING * np.abs(expected))
 
 
-def test_softmax_part_sums_what_is_visible(rng: np.random.Generator) -> None:
+def test_softmax_part_is_within_its_error_bound_of_float64(rng: np.random.Generator) -> None:
     scores = (rng.standard_normal(512) * 20).astype(np.float32)
     for begin, end in [(0, 512), (0, 1), (511, 512), (17, 300), (100, 100)]:
         weights, maximum, total = PORTABLE.softmax_part(scores, begin, end, 0.25)

@@ -1,4 +1,4 @@
-"""Packing: both precisions lie in the planes, and the exact one is the file's bits."""
+"""Packing: the planes hold both precisions, and the exact one has the file's bits."""
 
 import contextlib
 from pathlib import Path
@@ -17,8 +17,10 @@ from specqd.formats.safetensors import TensorDirectory
 from specqd.hub import shipped_model
 from specqd.model.tensor_names import names_of
 from specqd.model.weights import load_weights
-from support import mxfp4, random_models
+from support import mxfp4
+from support.kernel_values import each_isa, tiled
 from support.random_models import Shape, make_config, make_model, make_tensors
+from support.writers import bf16_bits, write_safetensors
 
 Bits = NDArray[np.uint16]
 
@@ -26,16 +28,15 @@ POOL = _native.Pool(2)
 ISA = _native.available_isas()[0]
 RULES = {ScaleRule.FLOOR: 0, ScaleRule.MSE: 1}
 
-each_isa = pytest.mark.parametrize("isa", testing.kernel_names())
 each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.value)
 
 
 def gaussian(rng: np.random.Generator, rows: int, columns: int) -> Bits:
-    return random_models.bf16_bits(rng.standard_normal((rows, columns), np.float32))
+    return bf16_bits(rng.standard_normal((rows, columns), np.float32))
 
 
 def any_finite(rng: np.random.Generator, rows: int, columns: int) -> Bits:
-    """Finite BF16 of every magnitude, subnormal to huge, each row with a bent of its own."""
+    """Finite BF16 of every magnitude, subnormal to huge; each row has a range of its own."""
     bits = rng.integers(0, 0x7F80, (rows, columns))
     exponents = rng.integers(1, 254, (rows, 1))
     near = np.clip(exponents + rng.integers(-6, 1, bits.shape), 0, 254) << 7 | bits & 127
@@ -85,7 +86,7 @@ def assert_unpacks_to_its_file(directory: Path) -> None:
         }
         assert linears - matrices <= {f"{names_of(config).embedding}.weight"}
         for packed in weights.matrices:
-            if packed.weight.is_mxfp4:  # which stays what it is; see test_experts
+            if packed.weight.is_mxfp4:  # it is not repacked; see test_experts
                 continue
             stacked = np.concatenate([each.of(tensors[each.name].data) for each in packed.sources])
             np.testing.assert_array_equal(
@@ -98,7 +99,7 @@ def test_every_matrix_of_a_stored_model_unpacks_to_the_bits_of_its_file(name: st
     assert_unpacks_to_its_file(stored_models()[name])
 
 
-def test_there_are_shared_models() -> None:
+def test_shared_models_are_present() -> None:
     if not SHARED_MODELS.is_dir():
         pytest.skip(f"no models in {SHARED_MODELS}; the shipped and random ones serve")
 
@@ -111,12 +112,12 @@ def test_every_matrix_of_a_random_model_unpacks_to_the_bits_of_its_file(
     assert_unpacks_to_its_file(make_model(tmp_path, RANDOM_SHAPES[name], seed))
 
 
-AWKWARD = [(1, 1), (1, 32), (3, 31), (15, 33), (16, 64), (17, 2), (33, 95), (50, 172), (257, 129)]
+OFF_TILES = [(1, 1), (1, 32), (3, 31), (15, 33), (16, 64), (17, 2), (33, 95), (50, 172), (257, 129)]
 
 
 @each_isa
-@pytest.mark.parametrize(("rows", "columns"), AWKWARD)
-def test_awkward_shapes_unpack_to_their_bits(
+@pytest.mark.parametrize(("rows", "columns"), OFF_TILES)
+def test_shapes_off_the_tiles_unpack_to_their_bits(
     isa: str, rows: int, columns: int, rng: np.random.Generator
 ) -> None:
     for bits in (gaussian(rng, rows, columns), any_finite(rng, rows, columns)):
@@ -127,7 +128,7 @@ def test_awkward_shapes_unpack_to_their_bits(
 
 @pytest.mark.parametrize("columns", [31, 64, 100])
 @pytest.mark.parametrize("rows", [(40, 8, 8), (16, 16, 16), (1, 2, 3), (33, 5, 7)])
-def test_three_stacked_matrices_unpack_one_after_the_other(
+def test_three_stacked_matrices_unpack_in_order(
     rows: tuple[int, ...], columns: int, rng: np.random.Generator
 ) -> None:
     sources = [gaussian(rng, n, columns) for n in rows]
@@ -136,7 +137,7 @@ def test_three_stacked_matrices_unpack_one_after_the_other(
 
 @pytest.mark.parametrize("columns", [33, 64])
 @pytest.mark.parametrize("rows", [1, 15, 16, 17, 32, 172])
-def test_interleaved_matrices_unpack_one_after_the_other(
+def test_interleaved_matrices_unpack_in_order(
     rows: int, columns: int, rng: np.random.Generator
 ) -> None:
     sources = [gaussian(rng, rows, columns) for _ in range(2)]
@@ -144,7 +145,7 @@ def test_interleaved_matrices_unpack_one_after_the_other(
     np.testing.assert_array_equal(testing.unpack(packed, ISA), np.concatenate(sources))
 
 
-# --- What nests and what does not -------------------------------------------------------------
+# --- Matrices that nest and matrices that do not ----------------------------------------------
 
 
 @each_rule
@@ -162,7 +163,7 @@ def test_gaussian_weights_take_about_13_bits(rule: ScaleRule, rng: np.random.Gen
 def test_heavy_tails_nest_below_14_bits(tail: str, rng: np.random.Generator) -> None:
     size = (128, 1024)
     values = rng.laplace(size=size) if tail == "laplace" else rng.standard_t(3, size)
-    bits = random_models.bf16_bits(values.astype(np.float32))
+    bits = bf16_bits(values.astype(np.float32))
     packed = pack([bits])
     assert packed.is_nested
     assert sum(packed.plane_bytes().values()) * 8 / bits.size < 14.0
@@ -170,7 +171,7 @@ def test_heavy_tails_nest_below_14_bits(tail: str, rng: np.random.Generator) -> 
 
 
 def without_room(rng: np.random.Generator) -> dict[str, Bits]:
-    """Matrices whose patches would cost more than BF16 does."""
+    """Matrices whose patches would take more bytes than BF16."""
     pruned = gaussian(rng, 64, 256)
     pruned[rng.random(pruned.shape) < 0.5] = 0
     return {
@@ -182,7 +183,7 @@ def without_room(rng: np.random.Generator) -> dict[str, Bits]:
 
 
 @pytest.mark.parametrize("kind", ["zeros", "negative zeros", "half pruned", "subnormal"])
-def test_what_does_not_nest_keeps_plain_bf16_and_a_draft(
+def test_a_matrix_that_does_not_nest_keeps_plain_bf16_and_a_draft(
     kind: str, rng: np.random.Generator
 ) -> None:
     bits = without_room(rng)[kind]
@@ -213,20 +214,13 @@ def test_packing_does_not_depend_on_threads(rng: np.random.Generator) -> None:
 # --- The cast is that of tests/support/mxfp4.py ------------------------------------------------
 
 
-def tiled(bits: Bits) -> Bits:
-    """[16 * panels, 32 * tiles] in tile order, [panels, tiles, 512] (docs/kernels.md)."""
-    panels, tiles = bits.shape[0] // 16, bits.shape[1] // 32
-    split = bits.reshape(panels, 16, tiles, 16, 2)  # panel, n, tile, k / 2, k % 2
-    return np.ascontiguousarray(split.transpose(0, 2, 3, 1, 4)).reshape(panels, tiles, 512)
-
-
 def in_tiles(plane: NDArray) -> NDArray:
     """A plane [rows, blocks, 32], [tiles, 512]."""
     return tiled(plane.reshape(len(plane), -1)).reshape(-1, 512)
 
 
 def nibbles(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Codes in tile order, [tiles, 512], of bytes that hold four rows k / 2 in a word."""
+    """Codes in tile order, [tiles, 512]; each 16-bit word holds four rows k / 2."""
     words = codes.reshape(-1, 4, 32, 2).astype(np.uint16)  # tile, k / 8, lane, byte
     words = words[..., 0] | words[..., 1] << 8
     rows = [words >> 4 * i & 15 for i in range(4)]
@@ -242,16 +236,18 @@ def every_code_at_every_scale() -> Bits:
 
 
 def close_calls(rng: np.random.Generator) -> Bits:
-    """Blocks at one scale and at half of it, whose squared errors are equal but for what the order
-    of their sum rounds away: 4 errs by 1 at half, sixteen of 1/4 and 3/4 by 1/16 at the whole, and
-    fifteen tiny ones by up to 2^-54 at both."""
+    """Blocks whose squared errors at one scale and at half of it differ only by rounding of sums.
+
+    4 errs by 1 at half the scale, sixteen of 1/4 and 3/4 err by 1/16 each at the whole scale, and
+    fifteen tiny values err by up to 2^-54 at both.
+    """
     rows = 256
     coarse = rng.choice([0.25, 0.75], (rows, 16))
     tiny = np.ldexp(1.0, rng.integers(-31, -24, (rows, 1)).repeat(15, axis=1))
     blocks = [np.full((rows, 1), 4.0), tiny, coarse]
     values = np.concatenate([np.concatenate(blocks[::step], axis=1) for step in (1, -1)], axis=1)
     values *= rng.choice([-1, 1], values.shape)
-    return random_models.bf16_bits(np.ldexp(values, rng.integers(-60, 60, (rows, 1))))
+    return bf16_bits(np.ldexp(values, rng.integers(-60, 60, (rows, 1))))
 
 
 @each_rule
@@ -274,20 +270,20 @@ def test_the_native_cast_equals_its_definition_in_all_bits(
         is_patch = in_tiles(nested.is_patch)
         np.testing.assert_array_equal(np.diff(starts), is_patch.sum(axis=1))
         tile = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-        order = np.lexsort((patches, tile))  # within a tile they come in any order
+        order = np.lexsort((patches, tile))  # their order within a tile is not fixed
         np.testing.assert_array_equal(patches[order] >> 16, np.nonzero(is_patch)[1])
         values = tiled(bits).reshape(-1, 512)[is_patch]
         np.testing.assert_array_equal(patches[order] & 0xFFFF, values)
 
 
-# --- What is not finite is refused ------------------------------------------------------------
+# --- NaN and infinity are refused -------------------------------------------------------------
 
 BAD = {"nan": 0x7FC0, "negative nan": 0xFF81, "infinity": 0x7F80, "negative infinity": 0xFF80}
 
 
 @pytest.mark.parametrize("bits", BAD.values(), ids=BAD)
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_packing_says_where_a_weight_is_not_finite(
+def test_packing_returns_the_place_of_a_weight_that_is_not_finite(
     bits: int, interleaved: bool, rng: np.random.Generator
 ) -> None:
     for _ in range(20):
@@ -313,7 +309,7 @@ PLACES = [
 
 
 @pytest.mark.parametrize(("name", "at"), PLACES)
-@pytest.mark.parametrize("bits", [0x7FC0, 0xFF80], ids=["nan", "infinity"])
+@pytest.mark.parametrize("bits", BAD.values(), ids=BAD)
 def test_weights_that_are_not_finite_are_refused_by_name_and_place(
     name: str, at: tuple[int, ...], bits: int, tmp_path: Path
 ) -> None:
@@ -321,11 +317,12 @@ def test_weights_that_are_not_finite_are_refused_by_name_and_place(
     tensors = make_tensors(shape, seed=1)
     tensors[name][at] = bits
     make_model(tmp_path, shape, seed=1)
-    random_models.write_safetensors(tmp_path / "model.safetensors", tensors)
+    write_safetensors(tmp_path / "model.safetensors", tensors)
     with pytest.raises(TensorError) as caught:
         load_weights(tmp_path, read_config(tmp_path), POOL, ISA)
     message = str(caught.value)
-    assert f"{name}{list(at)}" in message
+    assert message.startswith(str(tmp_path))
+    assert f"{name}{list(at)} is NaN or infinite" in message
     assert "\n" not in message
 
 
@@ -334,7 +331,7 @@ def test_a_tied_embedding_that_is_not_finite_is_refused(tmp_path: Path) -> None:
     tensors = make_tensors(shape, seed=2)
     tensors["model.embed_tokens.weight"][200, 99] = 0x7F80
     make_model(tmp_path, shape, seed=2)
-    random_models.write_safetensors(tmp_path / "model.safetensors", tensors)
+    write_safetensors(tmp_path / "model.safetensors", tensors)
     assert make_config(shape)["tie_word_embeddings"]
     with pytest.raises(TensorError, match=r"model\.embed_tokens\.weight\[200, 99\]"):
         load_weights(tmp_path, read_config(tmp_path), POOL, ISA)

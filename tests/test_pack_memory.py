@@ -1,5 +1,4 @@
-"""What loading needs: memory that is checked for all models of a chain at once, and no more of it
-than promised; and one progress over all of them."""
+"""Loading: memory is checked for all models of a chain together and bounded, with one progress."""
 
 import json
 import subprocess
@@ -49,7 +48,7 @@ def test_the_models_of_a_chain_must_fit_into_memory_together(
     assert all(str(model) in str(caught.value) for model in models)
 
 
-def test_only_models_that_are_still_to_be_loaded_need_memory(
+def test_only_models_not_yet_loaded_need_memory(
     models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["pack", str(models[1]), str(tmp_path / "packed")]) == 0
@@ -76,13 +75,13 @@ def test_one_progress_runs_once_over_all_models_of_a_chain(
     assert len(done) > 4
 
 
-def test_what_is_mapped_shows_no_progress(models: list[Path], tmp_path: Path) -> None:
+def test_mapping_a_packed_model_shows_no_progress(models: list[Path], tmp_path: Path) -> None:
     assert main(["pack", str(models[0]), str(tmp_path / "packed")]) == 0
     LLM(tmp_path / "packed", "auto", 1, progress=lambda *_: pytest.fail("nothing is packed"))
 
 
-# Loads a model in a process of its own and prints, in bytes, its anonymous memory before, at its
-# highest meanwhile, and after.
+# Loads a model in a process of its own. Prints the bytes of anonymous memory before loading, their
+# maximum, those after it, and the bytes of the planes.
 MEASURE = """
 import json, sys, threading, time
 from pathlib import Path
@@ -116,7 +115,7 @@ print(json.dumps([before, max(seen), anonymous(), stored]))
 def large(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, seed: int
 ) -> Path:
-    """Some 50 M weights, most of them in two matrices."""
+    """About 50 M weights, most of them in two matrices."""
     directory = tmp_path_factory.mktemp("large")
     shape = Shape("llama", hidden=512, ffn=1024, vocab=44_000)
     make_model(directory, Shape("llama", vocab=301), seed)  # its tokenizer is not read
@@ -145,8 +144,8 @@ def test_loading_takes_little_more_memory_than_the_packed_weights(
     bf16 = sum(view.data.nbytes for view in TensorDirectory.open(large).values())
     assert stored < 1.3 * bf16
     assert after - before < stored + 16 * MEGABYTE
-    # Beside them: patches of one matrix before they are put together, or the residuals of one that
-    # turned out plain; huge pages round up.
+    # In addition: patches of one matrix before they are joined, or residuals of one matrix that did
+    # not nest; huge pages round up.
     assert most - before < stored + bf16 // 3 + 32 * MEGABYTE
     assert main(["pack", str(large), str(tmp_path / "packed")]) == 0
     before, most, _, _ = measured(tmp_path / "packed")

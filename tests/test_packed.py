@@ -1,5 +1,4 @@
-"""Packed models: mapped planes give the bits of the model that they were made of, and a file that
-does not fit is refused in one line, whatever its bytes are."""
+"""Packed models have the bits of their model, and damaged files are refused in one line."""
 
 import json
 import os
@@ -26,7 +25,9 @@ from specqd.model.model import Machine, Model
 from specqd.model.packed import WEIGHTS, PackedFile
 from specqd.model.weights import load_weights
 from specqd.sampling import SamplingParams
+from support.command_line import Refuse, Run
 from support.family_shapes import FAMILY_SHAPES
+from support.kernel_values import each_isa
 from support.random_models import (
     BOS,
     PACKED_SHAPE,
@@ -54,7 +55,7 @@ PACKED_FAMILIES = ("phi3", "gpt_neox", "stablelm", "qwen3_moe", "gpt_oss")
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, seed: int
 ) -> tuple[Path, Path]:
-    """A model, some of whose matrices do not nest, and its packed form."""
+    """A model with some matrices that do not nest, and its packed form."""
     directory, shape = tmp_path_factory.mktemp("pair"), SHAPES[request.param]
     model = make_model(directory / "model", shape, seed)
     tensors = make_tensors(shape, seed)
@@ -82,7 +83,7 @@ def test_packed_matrices_unpack_to_the_bits_of_their_model(pair: tuple[Path, Pat
         np.testing.assert_array_equal(testing.unpack(each.weight, ISA), stacked, str(each.names))
 
 
-@pytest.mark.parametrize("isa", testing.kernel_names())
+@each_isa
 def test_both_precisions_of_a_packed_model_give_the_logits_of_its_model(
     isa: str, pair: tuple[Path, Path], rng: np.random.Generator
 ) -> None:
@@ -106,7 +107,7 @@ def test_fused_tensors_and_experts_are_packed_and_mapped(
     assert found.bytes_per_forward == expected.bytes_per_forward
 
 
-def test_packed_models_write_the_same_tokens_and_draft_for_each_other(
+def test_packed_models_generate_the_same_tokens_and_may_be_drafts(
     pair: tuple[Path, Path],
 ) -> None:
     model, packed = map(str, pair)
@@ -127,78 +128,65 @@ def test_planes_are_mapped_and_not_copied(packed: Path) -> None:
         assert not array.flags.writeable
 
 
-def test_a_mapped_weight_keeps_its_file(packed: Path) -> None:
+def test_a_mapped_weight_keeps_its_file_open(packed: Path) -> None:
     weight = PackedFile.open(packed).matrix(POOL, [OUTPUT], [64], 64, interleaved=False)
     bits = testing.unpack(weight, ISA)
     np.testing.assert_array_equal(bits, testing.unpack(weight, "portable"))
 
 
-def test_the_scale_rule_is_the_files(
-    pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_packed_file_keeps_its_scale_rule(
+    pair: tuple[Path, Path], tmp_path: Path, run: Run
 ) -> None:
     model, _ = pair
-    assert main(["pack", str(model), str(tmp_path / "floor"), "--rule", "floor"]) == 0
-    capsys.readouterr()
-    assert main(["inspect", str(tmp_path / "floor"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["weights"] == {
-        "is_packed_file": True,
-        "scale_rule": "floor",
-    }
+    assert run("pack", model, tmp_path / "floor", "--rule", "floor")[0] == 0
+    status, out, _ = run("inspect", tmp_path / "floor", "--json")
+    assert status == 0
+    assert json.loads(out)["weights"] == {"is_packed_file": True, "scale_rule": "floor"}
     with pytest.raises(TensorError, match="is packed by the rule floor"):
         Model.open(tmp_path / "floor", rule=ScaleRule.MSE)
-    assert main(["inspect", str(tmp_path / "floor")]) == 0
-    assert "mapped from a packed file, scale rule floor" in capsys.readouterr().out
+    status, out, _ = run("inspect", tmp_path / "floor")
+    assert status == 0
+    assert "mapped from a packed file, scale rule floor" in out
 
 
-# --- Where it is written --------------------------------------------------------------------------
-
-
-def refusal(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
-    capsys.readouterr()
-    assert main(list(map(str, words))) == 1
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    return err
+# --- Writing --------------------------------------------------------------------------------------
 
 
 def test_nothing_is_overwritten_or_packed_twice(
-    packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    packed: Path, tmp_path: Path, refuse: Refuse
 ) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "file").write_text("mine")
     model = packed.parent / "model"
     for name in ("file", "used"):
-        assert "exists already" in refusal(capsys, "pack", model, tmp_path / name)
-    assert "is packed already" in refusal(capsys, "pack", packed, tmp_path / "again")
+        assert "exists already" in refuse("pack", model, tmp_path / name)
+    assert "is packed already" in refuse("pack", packed, tmp_path / "again")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "used"]
 
 
-def test_a_model_that_cannot_be_packed_leaves_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_cannot_be_packed_leaves_no_file(tmp_path: Path, refuse: Refuse) -> None:
     shape = SHAPES["llama"]
     model, tensors = make_model(tmp_path / "model", shape, seed=1), make_tensors(shape, seed=1)
     tensors["lm_head.weight"][3, 4] = 0x7FC0
     write_safetensors(model / "model.safetensors", tensors)
-    assert "lm_head.weight[3, 4]" in refusal(capsys, "pack", model, tmp_path / "packed")
+    assert "lm_head.weight[3, 4]" in refuse("pack", model, tmp_path / "packed")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_packed_weights_beside_others_are_refused(copy: Path) -> None:
+def test_packed_weights_beside_a_safetensors_file_are_refused(copy: Path) -> None:
     shutil.copy(copy / WEIGHTS, copy / "model.safetensors")
     with pytest.raises(TensorError, match="which may differ"):
         opened(copy)
 
 
-# --- What does not fit ----------------------------------------------------------------------------
+# --- Damaged files --------------------------------------------------------------------------------
 
 
 def rewrite(
     directory: Path, change: Callable[[dict[str, Any]], None], data: bytes | None = None
 ) -> None:
-    """Writes the file's header anew."""
+    """Changes the file's header."""
     path = directory / WEIGHTS
     content = path.read_bytes()
     start = 8 + int.from_bytes(content[:8], "little")
@@ -238,15 +226,13 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("case", CHANGES)
-def test_a_header_that_does_not_fit_is_refused(
-    case: str, copy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_header_is_refused(case: str, copy: Path, refuse: Refuse) -> None:
     change, mention = CHANGES[case]
     rewrite(copy, change)
-    assert mention in refusal(capsys, "generate", copy, "-p", "ab")
+    assert mention in refuse("generate", copy, "-p", "ab")
 
 
-def test_planes_out_of_alignment_are_refused(copy: Path) -> None:
+def test_unaligned_planes_are_refused(copy: Path) -> None:
     content = (copy / WEIGHTS).read_bytes()
     start = 8 + int.from_bytes(content[:8], "little")
     header = content[8:start] + b" " * 4
@@ -261,7 +247,7 @@ def test_a_truncated_file_is_refused(copy: Path) -> None:
         opened(copy)
 
 
-def test_another_models_planes_are_refused(copy: Path) -> None:
+def test_planes_of_another_model_are_refused(copy: Path) -> None:
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps(config | {"intermediate_size": 128}))
     with pytest.raises(TensorError, match="other sizes"):
@@ -293,7 +279,7 @@ def write_plane(directory: Path, plane: str, at: int, value: int) -> None:
         ("scales", 17, 255, "NaN"),
     ],
 )
-def test_planes_that_would_be_read_or_written_out_of_bounds_are_refused(
+def test_patches_out_of_bounds_and_nan_scales_are_refused(
     plane: str, at: int, value: int, mention: str, copy: Path
 ) -> None:
     write_plane(copy, plane, at, value)
@@ -304,7 +290,7 @@ def test_planes_that_would_be_read_or_written_out_of_bounds_are_refused(
 
 
 def decode_or_refuse(directory: Path, isa: str) -> None:
-    """Any file is mapped and decodes to something, or is refused in one line."""
+    """Any file opens and decodes, or is refused in one line."""
     model, problem = None, ""
     try:
         model = opened(directory, isa)
@@ -356,7 +342,7 @@ def test_planes_of_random_bytes_decode_or_are_refused(
         if name.endswith(f".{plane}"):
             begin, end = (start + offset for offset in entry["data_offsets"])
             noise: NDArray[Any] = rng.integers(0, 256, end - begin, np.uint8)
-            if plane == "patches":  # any value, at any place of the tile
+            if plane == "patches":  # any value, at a valid place of the tile
                 noise.view("<u4")[:] &= 0x01FFFFFF
             content[begin:end] = noise.tobytes()
     (copy / WEIGHTS).write_bytes(content)

@@ -1,4 +1,4 @@
-"""A packed file that changes while a model reads from it."""
+"""A packed file that changes while a model is open is refused."""
 
 import os
 import shutil
@@ -34,7 +34,9 @@ def test_a_request_to_a_model_whose_file_changed_is_refused(
         written(llm)
 
 
-def test_an_embedding_that_is_read_in_place_is_watched_too(packed: Path, tmp_path: Path) -> None:
+def test_a_changed_file_is_refused_if_only_the_embedding_is_mapped(
+    packed: Path, tmp_path: Path
+) -> None:
     model = Path(shutil.copytree(packed.parent / "model", tmp_path / "model"))
     llm = LLM(model, "none", 1)
     written(llm)
@@ -44,7 +46,7 @@ def test_an_embedding_that_is_read_in_place_is_watched_too(packed: Path, tmp_pat
 
 
 @pytest.mark.parametrize("change", ["replaced", "removed"])
-def test_a_model_whose_file_lost_its_name_goes_on(change: str, copy: Path) -> None:
+def test_a_model_works_on_after_its_file_was_replaced_or_removed(change: str, copy: Path) -> None:
     llm = LLM(copy, "auto", 1)
     before = written(llm)
     if change == "replaced":

@@ -1,6 +1,5 @@
-"""The page's files and what they are served with, and the members of answers that it lives on."""
+"""The page's files, their headers, and the fields of answers that the page shows."""
 
-import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,15 +10,14 @@ import pytest
 
 from specqd import LLM, SamplingParams
 from specqd.text.token_texts import TokenTexts
+from support.openai_client import CHAT, COMPLETIONS
 from support.served import Served, serving
 
 pytest.importorskip("fastapi", reason="needs specqd[serve]")
-pytest.importorskip("uvicorn", reason="needs specqd[serve]")
 
 from specqd.server.page import ASSETS
 
 KEY = "a-key"
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +28,7 @@ def served(chat_model: Path) -> Iterator[Served]:
 
 
 def stranger(served: Served) -> Served:
-    """Somebody who does not have the key."""
+    """A client without the key."""
     return Served(served.process, served.port)
 
 
@@ -38,16 +36,14 @@ def streamed(served: Served, path: str, body: dict[str, Any]) -> list[dict[str, 
     """The choices of all chunks."""
     reply = served.ask("POST", path, body | {"stream": True})
     assert reply.status == 200, reply.body
-    events = [line.removeprefix("data: ") for line in reply.body.decode().split("\n\n") if line]
-    assert events.pop() == "[DONE]"
-    return [choice for event in events for choice in json.loads(event)["choices"]]
+    return [choice for chunk in reply.chunks for choice in chunk["choices"]]
 
 
 # --- Files ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", ASSETS)
-def test_files_need_no_key_and_let_nothing_in(served: Served, path: str) -> None:
+def test_files_need_no_key_and_have_a_strict_policy(served: Served, path: str) -> None:
     reply = stranger(served).ask("GET", path)
     assert reply.status == 200
     assert reply.headers["content-type"] == ASSETS[path].media_type
@@ -70,7 +66,7 @@ def test_a_file_that_has_not_changed_is_not_sent_again(served: Served) -> None:
     assert served.ask("GET", "/", headers={"If-None-Match": '"another"'}).status == 200
 
 
-def test_nothing_else_is_served_as_a_file(served: Served) -> None:
+def test_other_paths_are_not_served(served: Served) -> None:
     for path in ("/page/", "/page/__init__.py", "/page/../app.py", "/page/index.html", "/page.js"):
         assert served.ask("GET", path).status == 404
         assert stranger(served).ask("GET", path).status == 401
@@ -78,12 +74,12 @@ def test_nothing_else_is_served_as_a_file(served: Served) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/page/page.js"])
-def test_files_are_guarded_as_all_else_is(served: Served, path: str) -> None:
+def test_files_are_refused_to_other_hosts_and_origins(served: Served, path: str) -> None:
     assert served.ask("GET", path, headers={"Host": "evil.example"}).status == 403
     assert served.ask("GET", path, headers={"Origin": "https://evil.example"}).status == 403
 
 
-def test_files_name_no_other_place_and_hold_nothing_inline() -> None:
+def test_files_name_no_other_host_and_hold_no_inline_code() -> None:
     for path, asset in ASSETS.items():
         text = asset.body.decode()
         addresses = set(re.findall(r"https?://[^\s\"'<]+", text))
@@ -95,10 +91,10 @@ def test_files_name_no_other_place_and_hold_nothing_inline() -> None:
     assert set(re.findall(r'(?:src|href)="(/[^"]*)"', markup)) <= set(ASSETS)
 
 
-# --- What the page is told --------------------------------------------------------------------
+# --- /page/facts ------------------------------------------------------------------------------
 
 
-def test_facts_are_for_those_with_the_key(served: Served) -> None:
+def test_facts_need_the_key(served: Served) -> None:
     assert stranger(served).ask("GET", "/page/facts").status == 401
     facts = served.ask("GET", "/page/facts").content
     assert facts["model"] == "small"
@@ -113,7 +109,7 @@ def test_facts_are_for_those_with_the_key(served: Served) -> None:
 
 
 @pytest.mark.parametrize("stop", [[], ["e"], ["th", "ab"]])
-def test_origins_are_of_all_tokens_and_their_texts_are_the_text(
+def test_every_token_has_an_origin_and_their_texts_join_to_the_text(
     served: Served, llm: LLM, rng: np.random.Generator, stop: list[str]
 ) -> None:
     prompt = rng.integers(0, 256, 20).tolist()
@@ -146,7 +142,7 @@ def test_chats_have_origins_too(served: Served) -> None:
     assert "".join(origin["text"] for origin in whole["origins"]) == text
 
 
-def test_answers_have_no_origins_where_none_are_asked_for(served: Served) -> None:
+def test_answers_have_no_origins_without_return_origins(served: Served) -> None:
     body = {"prompt": "Hello", "max_tokens": 9, "seed": 2}
     assert not any("origins" in choice for choice in streamed(served, COMPLETIONS, body))
     for value in ("yes", 1):
@@ -155,7 +151,7 @@ def test_answers_have_no_origins_where_none_are_asked_for(served: Served) -> Non
 
 
 class Pieces:
-    """A stream that makes of each token what is written there."""
+    """A text stream with a given text for each token."""
 
     def __init__(self, texts: list[str]) -> None:
         self.texts = texts
@@ -164,14 +160,14 @@ class Pieces:
         return "".join(self.texts[token_id] for token_id in token_ids)
 
 
-def test_a_text_that_is_held_back_belongs_to_its_token_once_it_is_released() -> None:
+def test_text_that_was_held_back_belongs_to_its_own_token() -> None:
     texts = TokenTexts(Pieces(["ab", "", "cd", "ef"]))
     assert texts.feed([0, 1], "ab", is_last=False) == ["ab", ""]
     assert texts.feed([2], "c", is_last=False) == []
     assert texts.feed([3], "def!", is_last=True) == ["cd", "ef!"]
 
 
-def test_what_a_stop_string_cut_belongs_to_nobody() -> None:
+def test_text_cut_by_a_stop_string_belongs_to_no_token() -> None:
     texts = TokenTexts(Pieces(["ab", "cd", "ef"]))
     assert texts.feed([0, 1, 2], "abc", is_last=True) == ["ab", "c", ""]
 
@@ -179,9 +175,7 @@ def test_what_a_stop_string_cut_belongs_to_nobody() -> None:
 # --- return_progress --------------------------------------------------------------------------
 
 
-def test_progress_counts_what_the_levels_did_since_the_first_tokens(
-    served: Served, rng: np.random.Generator
-) -> None:
+def test_progress_counts_from_the_first_tokens_on(served: Served, rng: np.random.Generator) -> None:
     body = {"prompt": rng.integers(0, 256, 90).tolist(), "max_tokens": 60, "ignore_eos": True}
     body |= {"return_progress": True, "return_origins": True, "temperature": 0}
     choices = streamed(served, COMPLETIONS, body)
@@ -202,7 +196,7 @@ def test_progress_counts_what_the_levels_did_since_the_first_tokens(
     assert target["gigabytes"] > 0
 
 
-def test_progress_goes_with_streams(served: Served) -> None:
+def test_progress_is_for_streams_only(served: Served) -> None:
     reply = served.ask("POST", COMPLETIONS, {"prompt": "x", "return_progress": True})
     assert (reply.status, reply.error["param"]) == (400, "return_progress")
     plain = streamed(served, COMPLETIONS, {"prompt": "x"})
@@ -212,7 +206,7 @@ def test_progress_goes_with_streams(served: Served) -> None:
 # --- draft: none ------------------------------------------------------------------------------
 
 
-def test_a_request_without_drafts_has_the_same_answer(
+def test_draft_none_gives_the_same_answer_without_drafting(
     served: Served, rng: np.random.Generator
 ) -> None:
     body = {"prompt": rng.integers(0, 256, 30).tolist(), "max_tokens": 50, "temperature": 0.8}
@@ -227,7 +221,7 @@ def test_a_request_without_drafts_has_the_same_answer(
     assert {origin["depth"] for origin in plain["origins"]} == {0}
 
 
-def test_other_drafts_cannot_be_asked_for(served: Served) -> None:
+def test_a_request_may_choose_no_other_draft(served: Served) -> None:
     for draft in ("mxfp4", "auto", "", 1):
         reply = served.ask("POST", COMPLETIONS, {"prompt": "x", "draft": draft})
         assert (reply.status, reply.error["param"]) == (400, "draft")

@@ -1,4 +1,4 @@
-"""The page in Chromium: what is seen, what is heard of it, and that nothing leaves the server."""
+"""The page in Chromium: what it shows and announces, and that it asks no other host."""
 
 import json
 from collections.abc import Iterator
@@ -9,10 +9,7 @@ import pytest
 
 from support.browser import DESKTOP, PHONE, chromium, visiting
 from support.random_models import Shape, make_model
-from support.served import Served, add_template, serving
-
-pytest.importorskip("fastapi", reason="needs specqd[serve]")
-pytest.importorskip("uvicorn", reason="needs specqd[serve]")
+from support.served import Served, serving
 
 KEY = "a-key"
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>&lt;b>\u202e"
@@ -53,16 +50,14 @@ def model(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
 
 @pytest.fixture(scope="module")
 def served(browser: Any, model: Path) -> Iterator[Served]:
-    """Without a chat template, so that it completes."""
+    """It has no chat template, so the page completes texts."""
     with serving(str(model), "--draft", "mxfp4:k=3", "--draft", "ngram") as served:
         yield served
 
 
 @pytest.fixture(scope="module")
-def chat(browser: Any, tmp_path_factory: pytest.TempPathFactory, seed: int) -> Iterator[Served]:
-    shape = Shape(is_peaked=True, context=512)
-    directory = make_model(tmp_path_factory.mktemp("models") / "chatty", shape, seed)
-    with serving(str(add_template(directory)), "--draft", "mxfp4:k=3", key=KEY) as served:
+def chat(browser: Any, chat_model: Path) -> Iterator[Served]:
+    with serving(str(chat_model), "--draft", "mxfp4:k=3", key=KEY) as served:
         yield served
 
 
@@ -84,7 +79,7 @@ def choice_of(text: str, token: int) -> dict[str, Any]:
     }
 
 
-def test_a_text_is_continued_in_coloured_tokens_and_equals_the_plain_one(
+def test_a_completion_is_shown_in_coloured_tokens_and_equals_the_plain_one(
     browser: Any, served: Served
 ) -> None:
     asked = {"prompt": "one two", "max_tokens": 80, "temperature": 0.6, "seed": 5}
@@ -111,7 +106,7 @@ def test_a_text_is_continued_in_coloured_tokens_and_equals_the_plain_one(
         assert visit.complaints == []
 
 
-def test_a_difference_is_told_with_its_place(browser: Any, served: Served) -> None:
+def test_a_difference_is_shown_with_its_token_number(browser: Any, served: Served) -> None:
     with visiting(browser, served.url) as visit:
 
         def answer(route: Any) -> None:
@@ -127,7 +122,7 @@ def test_a_difference_is_told_with_its_place(browser: Any, served: Served) -> No
         assert "equal" not in verdict.get_attribute("class").split()
 
 
-def test_markup_stays_text(browser: Any, served: Served) -> None:
+def test_markup_in_texts_is_shown_as_text(browser: Any, served: Served) -> None:
     with visiting(browser, served.url) as visit:
         body = events_of(choice_of(HOSTILE, 1))
         visit.page.route(
@@ -140,7 +135,7 @@ def test_markup_stays_text(browser: Any, served: Served) -> None:
         assert visit.complaints == []
 
 
-def test_all_can_be_done_from_the_keyboard(browser: Any, served: Served) -> None:
+def test_the_page_can_be_used_by_keyboard_alone(browser: Any, served: Served) -> None:
     with visiting(browser, served.url) as visit:
         page = visit.page
         page.locator("#prompt:focus").wait_for()  # by itself
@@ -167,7 +162,7 @@ def test_all_can_be_done_from_the_keyboard(browser: Any, served: Served) -> None
         assert visit.complaints == []
 
 
-def test_a_finished_answer_is_told_once_and_tokens_are_not(browser: Any, served: Served) -> None:
+def test_screen_readers_hear_the_finished_answer_once(browser: Any, served: Served) -> None:
     with visiting(browser, served.url) as visit:
         visit.set(max_tokens=30, temperature=0)
         visit.send("one two")
@@ -177,7 +172,7 @@ def test_a_finished_answer_is_told_once_and_tokens_are_not(browser: Any, served:
         assert live.count() == 1
 
 
-def test_a_refusal_is_shown_and_the_text_is_not_lost(browser: Any, served: Served) -> None:
+def test_a_refusal_is_shown_and_the_prompt_is_kept(browser: Any, served: Served) -> None:
     with visiting(browser, served.url) as visit:
         visit.set(max_tokens=8191)
         visit.send("one two three")
@@ -185,7 +180,7 @@ def test_a_refusal_is_shown_and_the_text_is_not_lost(browser: Any, served: Serve
         assert visit.page.locator("#prompt").input_value() == "one two three"
 
 
-def test_a_long_text_is_continued_by_what_fits(browser: Any, served: Served) -> None:
+def test_a_long_prompt_gets_as_many_tokens_as_fit(browser: Any, served: Served) -> None:
     with visiting(browser, served.url) as visit:
         visit.set(temperature=0)
         visit.send("a" * 8182)
@@ -195,7 +190,7 @@ def test_a_long_text_is_continued_by_what_fits(browser: Any, served: Served) -> 
         assert "shorten the prompt" in visit.page.locator(".problem").last.text_content()
 
 
-def test_a_setting_that_is_wrong_is_shown_though_settings_are_closed(
+def test_a_wrong_setting_is_shown_even_if_settings_were_closed(
     browser: Any, served: Served
 ) -> None:
     with visiting(browser, served.url) as visit:
@@ -207,7 +202,7 @@ def test_a_setting_that_is_wrong_is_shown_though_settings_are_closed(
         assert visit.page.locator(".turn").count() == 0
 
 
-def test_a_server_that_is_gone_is_told_in_words(browser: Any, model: Path) -> None:
+def test_a_lost_connection_is_explained(browser: Any, model: Path) -> None:
     with serving(str(model)) as served, visiting(browser, served.url) as visit:
         visit.set(max_tokens=8000, temperature=1.5)
         visit.page.locator("#prompt").fill("one")
@@ -222,7 +217,7 @@ def test_a_server_that_is_gone_is_told_in_words(browser: Any, model: Path) -> No
         assert again == "The server cannot be reached. Is it still running?"
 
 
-def test_a_chat_asks_for_the_key_and_keeps_its_history(browser: Any, chat: Served) -> None:
+def test_a_chat_asks_for_the_key_and_sends_its_history(browser: Any, chat: Served) -> None:
     with visiting(browser, chat.url) as visit:
         page = visit.page
         sent = []
@@ -256,7 +251,7 @@ def test_a_chat_asks_for_the_key_and_keeps_its_history(browser: Any, chat: Serve
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
-def test_text_is_readable_in_both_schemes_at_every_width(
+def test_text_has_contrast_and_fits_in_both_schemes_and_widths(
     browser: Any, served: Served, scheme: str, size: tuple[int, int]
 ) -> None:
     with visiting(browser, served.url, size, scheme) as visit:

@@ -1,4 +1,4 @@
-"""Picks against their definition, and the same bits on every instruction set."""
+"""Picks equal their definition and have the same bits on every instruction set."""
 
 import math
 from dataclasses import replace
@@ -42,14 +42,14 @@ ALONE = [
 
 
 @pytest.mark.parametrize("params", ALONE)
-def test_a_pick_is_what_the_definition_says(params: Params, rng: np.random.Generator) -> None:
+def test_a_pick_equals_its_definition(params: Params, rng: np.random.Generator) -> None:
     for size in SIZES:
         for _ in range(2):
             seeded = replace(params, seed=int(rng.integers(2**63)), sample=int(rng.integers(2**32)))
             check(seeded, random_logits(rng, size), int(rng.integers(2**40)))
 
 
-def test_everything_together_is_what_the_definition_says(rng: np.random.Generator) -> None:
+def test_a_pick_with_all_parameters_equals_its_definition(rng: np.random.Generator) -> None:
     for _ in range(150):
         size = int(rng.choice(SIZES[4:]))
         prompt = int(rng.integers(1, 40))
@@ -84,14 +84,14 @@ def test_ties_go_to_the_lowest_id_and_zeros_of_both_signs_tie() -> None:
         assert {testing.pick(picker, logits, t, isa=isa)[0] for t in range(50)} == {33}
 
 
-def test_of_equal_logits_top_p_keeps_the_lowest_ids_exactly() -> None:
+def test_top_p_keeps_the_lowest_ids_of_equal_logits() -> None:
     logits = np.zeros(1024, np.float32)
     for isa in ISAS:
         picker = Params(temperature=1.0, top_p=10 / 1024).native()
         assert {testing.pick(picker, logits, t, isa=isa)[0] for t in range(400)} == set(range(10))
 
 
-def test_penalties_count_the_output_and_repetition_the_prompt_too() -> None:
+def test_penalties_count_the_output_and_repetition_also_the_prompt() -> None:
     logits = np.array([2.0, 1.9, -1.0, 1.5], np.float32)
     history = np.array([0, 0, 1], np.int32)
 
@@ -106,7 +106,7 @@ def test_penalties_count_the_output_and_repetition_the_prompt_too() -> None:
     assert greedy(3, repetition_penalty=0.5) == 0
 
 
-def test_penalties_of_one_pick_leave_no_trace_in_the_next(rng: np.random.Generator) -> None:
+def test_penalties_of_one_pick_do_not_affect_the_next(rng: np.random.Generator) -> None:
     picker = Params(presence_penalty=2.0, repetition_penalty=1.5).native()
     logits = random_logits(rng, 500)
     first = testing.pick(picker, logits, 0)
@@ -115,7 +115,7 @@ def test_penalties_of_one_pick_leave_no_trace_in_the_next(rng: np.random.Generat
     assert testing.pick(picker, logits[:80], 0) == testing.pick(Params().native(), logits[:80], 0)
 
 
-def test_a_nan_is_never_picked_and_infinity_is_a_number(rng: np.random.Generator) -> None:
+def test_a_nan_is_never_picked_and_infinity_counts_as_the_largest(rng: np.random.Generator) -> None:
     for temperature in (0.0, 1.0):
         for extra in ({}, {"top_k": 3}, {"top_p": 0.5}):
             params = Params(temperature=temperature, **extra)  # type: ignore[arg-type]
@@ -132,7 +132,7 @@ def test_a_nan_is_never_picked_and_infinity_is_a_number(rng: np.random.Generator
             check(params, np.array([LARGEST, -LARGEST, 1e-42, -1e-42], np.float32))
 
 
-def test_nothing_is_picked_where_the_mask_allows_nothing() -> None:
+def test_an_empty_mask_picks_no_token() -> None:
     logits = np.zeros(100, np.float32)
     for isa in ISAS:
         mask = np.zeros(4, np.uint32)
@@ -160,7 +160,7 @@ def test_bits_are_equal_on_all_instruction_sets(rng: np.random.Generator) -> Non
 # --- Log-probabilities -------------------------------------------------------------------------
 
 
-def test_log_softmax_is_that_of_float64(rng: np.random.Generator) -> None:
+def test_log_softmax_is_within_its_bound_of_float64(rng: np.random.Generator) -> None:
     for size in SIZES:
         logits = random_logits(rng, size)
         x = logits.astype(float)

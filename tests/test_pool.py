@@ -1,4 +1,4 @@
-"""The thread pool: as many threads as it may use, and runs that neither hang nor mix."""
+"""The thread pool: it uses the allowed threads, and its runs neither hang nor mix."""
 
 import os
 import subprocess
@@ -37,7 +37,7 @@ def test_a_pool_without_threads_is_refused(threads: int) -> None:
 
 
 @pytest.mark.parametrize("threads", [0, -1, 1025])
-def test_a_machine_refuses_silly_numbers_of_threads(threads: int) -> None:
+def test_a_machine_refuses_numbers_of_threads_out_of_range(threads: int) -> None:
     with pytest.raises(MachineError, match=f"--threads {threads}: "):
         Machine.choose(threads)
 
@@ -54,7 +54,7 @@ def test_many_pools_and_runs_end() -> None:
 
 
 def run_python(code: str, *, cpus: Iterable[int]) -> list[str]:
-    """The words that `code` prints in a process that may run on `cpus` only."""
+    """The words that `code` prints in a process that runs on `cpus` only."""
     paths = [str(Path(_native.__file__).parents[1]), *sys.path]
     completed = subprocess.run(
         [sys.executable, "-c", f"import os; os.sched_setaffinity(0, {set(cpus)}); {code}"],
@@ -70,7 +70,7 @@ affinity = pytest.mark.skipif(
 
 
 @affinity
-def test_usable_threads_keep_to_the_affinity_mask() -> None:
+def test_usable_threads_are_within_the_affinity_mask() -> None:
     allowed = sorted(os.sched_getaffinity(0))
     for cpus in ([allowed[0]], [allowed[-1]], allowed):
         [usable] = run_python(
@@ -92,8 +92,8 @@ def test_more_threads_than_cores_make_progress() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
-def test_two_models_may_run_on_one_pool_at_once(threads: int, tmp_path: Path) -> None:
-    """Runs from several Python threads wait for one another; each model stays in one of them."""
+def test_two_models_may_run_on_one_pool_from_two_threads(threads: int, tmp_path: Path) -> None:
+    """Runs from several Python threads wait for one another; each thread has its own model."""
     machine = Machine.choose(threads)
     shapes = [Shape(hidden=96, ffn=200), Shape("qwen3", hidden=64, layers=3)]
     models = [

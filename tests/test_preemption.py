@@ -1,4 +1,4 @@
-"""Sequences that are preempted and prefilled again: no bit depends on it, and all end."""
+"""Preempted sequences are prefilled again later: no bit depends on it, and all sequences end."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,6 +11,7 @@ from specqd import LLM, SamplingParams, _native
 from specqd.engine.engine import Engine
 from specqd.engine.generation import Generation, GenerationRequest
 from specqd.errors import MachineError, RequestError
+from support.engines import preempt_at_random
 from support.random_models import Shape, make_model
 
 PAGE = _native.PAGE_POSITIONS
@@ -19,8 +20,8 @@ VOCABULARY = 320
 
 
 @dataclass(slots=True)
-class Turns:
-    """A grammar with a memory: how far it has come says which tokens may follow."""
+class StatefulGrammar:
+    """A grammar with a state: the tokens so far determine which tokens may follow."""
 
     accepted: list[int] = field(default_factory=list)
 
@@ -43,7 +44,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory, seed: int) -> LLM:
 
 @pytest.fixture(scope="module")
 def windowed(tmp_path_factory: pytest.TempPathFactory, seed: int) -> LLM:
-    """It frees pages behind its window, and so needs them again where it begins again."""
+    """It frees pages behind its window, so a preempted sequence computes them again."""
     return roomy(tmp_path_factory, Shape("mistral", window=48, is_peaked=True), seed)
 
 
@@ -54,7 +55,7 @@ def roomy(tmp_path_factory: pytest.TempPathFactory, shape: Shape, seed: int) -> 
 
 @pytest.fixture(scope="module")
 def tight(plain: LLM) -> LLM:
-    """The same model with a cache that little more than one text fills."""
+    """The same model with a cache for little more than one sequence."""
     return LLM(plain.directory, "none", threads=2, cache_positions=PAGES * PAGE)
 
 
@@ -85,7 +86,7 @@ def engine_of(llm: LLM, draft: str, rng: np.random.Generator) -> Engine:
 
 
 def run(engine: Engine) -> None:
-    """To the end; at every step the oldest goes on."""
+    """Runs to the end; every step must advance the oldest sequence."""
     while not engine.is_idle:
         waiting = engine.scheduler.running or list(engine.scheduler.waiting)
         oldest = waiting[0]
@@ -112,7 +113,7 @@ def test_preempted_sequences_equal_themselves_alone(
     plain: LLM, tight: LLM, draft: str, has_grammar: bool, rng: np.random.Generator
 ) -> None:
     engine = engine_of(tight, draft, rng)
-    make_grammar = Turns if has_grammar else None
+    make_grammar = StatefulGrammar if has_grammar else None
     requests = requests_of(rng, 7)
     submitted = [
         engine.submit(GenerationRequest([prompt], params, make_grammar))
@@ -128,7 +129,7 @@ def test_preempted_sequences_equal_themselves_alone(
 
 @pytest.mark.parametrize("draft", ["none", "mxfp4:k=8", "auto"])
 @pytest.mark.parametrize("model", ["plain", "windowed"])
-def test_a_sequence_may_be_preempted_at_any_time(
+def test_sequences_may_be_preempted_at_any_time(
     request: pytest.FixtureRequest,
     model: str,
     draft: str,
@@ -137,24 +138,22 @@ def test_a_sequence_may_be_preempted_at_any_time(
 ) -> None:
     plain = request.getfixturevalue(model)
     engine = engine_of(plain, draft, rng)
-    scheduler, has_pages = engine.scheduler, engine.scheduler.has_pages
-    monkeypatch.setattr(
-        scheduler, "has_pages", lambda ahead: rng.random() < 0.7 and has_pages(ahead)
-    )
+    preempt_at_random(engine, rng, monkeypatch)
     requests = requests_of(rng, 5)
     submitted = [
-        engine.submit(GenerationRequest([prompt], params, Turns)) for prompt, params in requests
+        engine.submit(GenerationRequest([prompt], params, StatefulGrammar))
+        for prompt, params in requests
     ]
     run(engine)
     assert engine.scheduler.preemptions > 0
-    assert_equal_alone(plain, requests, submitted, Turns)
+    assert_equal_alone(plain, requests, submitted, StatefulGrammar)
 
 
 def assert_equal_alone(
     plain: LLM,
     requests: list[tuple[list[int], SamplingParams]],
     submitted: list[list[Generation]],
-    make_grammar: Callable[[], Turns] | None,
+    make_grammar: Callable[[], StatefulGrammar] | None,
 ) -> None:
     alone = Engine(plain.engine.level, plain.tokenizer, max_batch=1)
     for (prompt, params), samples in zip(requests, submitted, strict=True):
@@ -163,29 +162,32 @@ def assert_equal_alone(
         assert [facts(g) for g in samples] == [facts(g) for g in expected]
 
 
-def test_what_may_be_asked_for_is_not_waited_for(tight: LLM, rng: np.random.Generator) -> None:
+def test_pages_are_not_reserved_for_max_tokens(tight: LLM, rng: np.random.Generator) -> None:
     engine = Engine(tight.engine.level, tight.tokenizer, eos_token_ids=range(VOCABULARY))
-    most = SamplingParams(max_tokens=300)  # of which each writes one
-    texts = engine.submit(GenerationRequest([prompt_of(rng, 20) for _ in range(3)], most))
+    most = SamplingParams(max_tokens=300)  # each writes one token
+    sequences = engine.submit(GenerationRequest([prompt_of(rng, 20) for _ in range(3)], most))
     engine.step()
-    assert [text.finish_reason for text in texts] == ["stop"] * 3
+    assert [each.finish_reason for each in sequences] == ["stop"] * 3
     assert engine.scheduler.preemptions == 0
 
 
-def test_the_newest_is_preempted_and_goes_on_first(tight: LLM, rng: np.random.Generator) -> None:
+def test_the_newest_sequence_is_preempted_and_resumes_first(
+    tight: LLM, rng: np.random.Generator
+) -> None:
     engine = Engine(tight.engine.level, tight.tokenizer)
     params = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True)
-    texts = engine.submit(GenerationRequest([prompt_of(rng, 100) for _ in range(3)], params))
+    sequences = engine.submit(GenerationRequest([prompt_of(rng, 100) for _ in range(3)], params))
     [late] = engine.submit(GenerationRequest([prompt_of(rng, 10)], params))
-    while engine.scheduler.preemptions == 0:
+    scheduler = engine.scheduler
+    while scheduler.preemptions == 0:
         engine.step()
-    preempted = engine.scheduler.waiting[0]
+    preempted = scheduler.waiting[0]
     assert preempted.preemptions == 1
     assert preempted.count > 0
-    assert engine.scheduler.running == texts[: len(engine.scheduler.running)]
-    assert list(engine.scheduler.waiting) == [*texts[len(engine.scheduler.running) :], late]
+    assert scheduler.running == sequences[: len(scheduler.running)]
+    assert list(scheduler.waiting) == [*sequences[len(scheduler.running) :], late]
     run(engine)
-    assert texts[0].preemptions == 0
+    assert sequences[0].preemptions == 0
 
 
 def test_a_preempted_sequence_may_be_cancelled(tight: LLM, rng: np.random.Generator) -> None:
@@ -203,7 +205,7 @@ def test_a_preempted_sequence_may_be_cancelled(tight: LLM, rng: np.random.Genera
     assert preempted.finish_reason == "cancelled"
 
 
-def test_a_text_ends_where_the_cache_would_not_hold_more_of_it(tight: LLM) -> None:
+def test_a_sequence_ends_at_the_capacity_of_the_cache(tight: LLM) -> None:
     small = LLM(tight.directory, "none", threads=1, cache_positions=4 * PAGE)
     for most in (2 * PAGE, None):
         params = SamplingParams(max_tokens=most, ignore_eos=True)
@@ -216,7 +218,9 @@ def test_a_text_ends_where_the_cache_would_not_hold_more_of_it(tight: LLM) -> No
         LLM(tight.directory, "none", threads=1, cache_positions=2 * PAGE)
 
 
-def test_offline_batches_take_turns_too(plain: LLM, tight: LLM, rng: np.random.Generator) -> None:
+def test_generate_preempts_and_equals_each_prompt_alone(
+    plain: LLM, tight: LLM, rng: np.random.Generator
+) -> None:
     prompts = [prompt_of(rng, 60) for _ in range(6)]
     params = SamplingParams(max_tokens=400, temperature=0.8, seed=3, ignore_eos=True)
     results = tight.generate(prompts, params)

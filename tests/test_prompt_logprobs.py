@@ -1,7 +1,7 @@
-"""Log-probabilities of prompts are those of LLM.logprobs, however and beside whom they are read."""
+"""Log-probabilities of prompts are those of LLM.logprobs: in parts, in batches, when preempted."""
 
-import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,28 +10,24 @@ import pytest
 
 from specqd import LLM, SamplingParams
 from specqd.engine.engine import Engine
-from specqd.engine.generation import Generation, GenerationRequest, TokenLogprob
-from specqd.openai.batch import answer_batch, open_answers, read_batch
-from support.random_models import BOS, EOS, Shape, make_model
+from specqd.engine.generation import GenerationRequest, TokenLogprob
+from support.batches import answered, line
+from support.engines import preempt_at_random, run_to_end
+from support.openai_client import COMPLETIONS, client_of
+from support.random_models import BOS, EOS
 from support.served import Served, serving
 
-SHAPE = Shape(is_peaked=True, context=512)
 LENGTHS = (1, 2, 64, 65, 200, 400)
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
-    return make_model(tmp_path_factory.mktemp("models") / "small", SHAPE, seed)
+def llm(chat_model: Path) -> LLM:
+    return LLM(chat_model, "mxfp4", threads=2)
 
 
 @pytest.fixture(scope="module")
-def llm(directory: Path) -> LLM:
-    return LLM(directory, "mxfp4", threads=2)
-
-
-@pytest.fixture(scope="module")
-def served(directory: Path) -> Iterator[Served]:
-    with serving(str(directory), "--max-batch", "4") as served:
+def served(chat_model: Path) -> Iterator[Served]:
+    with serving(str(chat_model), "--max-batch", "4") as served:
         yield served
 
 
@@ -45,29 +41,23 @@ def check_logprobs(llm: LLM, prompt: list[int], found: list[TokenLogprob], top: 
         assert each.top == tuple((i, row[i]) for i in best)
 
 
-def run(engine: Engine, generations: list[Generation]) -> None:
-    while any(generation.finish_reason is None for generation in generations):
-        engine.step()
-
-
 @pytest.mark.parametrize("prompt_rows", [None, 1, 50, 128])
-def test_they_are_exact_however_a_prompt_is_cut(
+def test_prompt_logprobs_are_exact_in_parts_of_any_size(
     llm: LLM, rng: np.random.Generator, prompt_rows: int | None
 ) -> None:
     engine = Engine(
         llm.engine.level, llm.tokenizer, eos_token_ids=[EOS], max_batch=4, prompt_rows=prompt_rows
     )
     prompts = [rng.integers(0, 256, length).tolist() for length in LENGTHS]
-    prompts += [prompts[-1][:300], prompts[-1]]  # whose pages are shared
+    prompts += [prompts[-1][:300], prompts[-1]]  # these share pages
     asks = [int(rng.choice([0, 3])) for _ in prompts]
-    scored, plain, running = [], [], list[Generation]()
+    scored, plain = [], []
     for prompt, top in zip(prompts, asks, strict=True):
         params = SamplingParams(max_tokens=5, seed=1, n=int(rng.integers(1, 3)))
-        asked = SamplingParams(**fields_of(params), prompt_logprobs=top)
+        asked = replace(params, prompt_logprobs=top)
         plain.append(engine.submit(GenerationRequest([prompt], params.resolved(llm.defaults))))
         scored.append(engine.submit(GenerationRequest([prompt], asked.resolved(llm.defaults))))
-        running += plain[-1] + scored[-1]
-    run(engine, running)
+    run_to_end(engine)
     for prompt, top, samples, others in zip(prompts, asks, scored, plain, strict=True):
         for sample, other in zip(samples, others, strict=True):
             check_logprobs(llm, prompt, sample.prompt_logprobs, top)
@@ -77,11 +67,7 @@ def test_they_are_exact_however_a_prompt_is_cut(
     assert cache.free_pages == cache.total_pages
 
 
-def fields_of(params: SamplingParams) -> dict[str, Any]:
-    return {"max_tokens": params.max_tokens, "seed": params.seed, "n": params.n}
-
-
-def test_a_prompt_that_is_left_half_read_leaves_its_samples_right(
+def test_cancelling_one_sample_leaves_the_others_logprobs_exact(
     llm: LLM, rng: np.random.Generator
 ) -> None:
     engine = Engine(llm.engine.level, llm.tokenizer, eos_token_ids=[EOS], prompt_rows=50)
@@ -90,29 +76,26 @@ def test_a_prompt_that_is_left_half_read_leaves_its_samples_right(
     first, second = engine.submit(GenerationRequest([prompt], params))
     engine.step()
     engine.cancel(first)
-    run(engine, [second])
+    run_to_end(engine)
     check_logprobs(llm, prompt, second.prompt_logprobs, 2)
 
 
-def test_they_are_exact_where_sequences_are_preempted_at_any_time(
+def test_prompt_logprobs_are_exact_after_preemption_at_any_time(
     llm: LLM, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(llm.engine.level, llm.tokenizer, eos_token_ids=[EOS], prompt_rows=30)
-    scheduler, has_pages = engine.scheduler, engine.scheduler.has_pages
-    monkeypatch.setattr(
-        scheduler, "has_pages", lambda ahead: rng.random() < 0.7 and has_pages(ahead)
-    )
+    preempt_at_random(engine, rng, monkeypatch)
     prompts = [rng.integers(0, 256, length).tolist() for length in (150, 100, 1, 200)]
     params = SamplingParams(max_tokens=20, prompt_logprobs=1, n=2).resolved(llm.defaults)
     submitted = [engine.submit(GenerationRequest([prompt], params)) for prompt in prompts]
-    run(engine, [generation for samples in submitted for generation in samples])
+    run_to_end(engine)
     assert engine.scheduler.preemptions > 0
     for prompt, samples in zip(prompts, submitted, strict=True):
         for sample in samples:
             check_logprobs(llm, prompt, sample.prompt_logprobs, 1)
 
 
-def test_the_python_api_gives_them(llm: LLM, rng: np.random.Generator) -> None:
+def test_the_python_api_returns_prompt_logprobs(llm: LLM, rng: np.random.Generator) -> None:
     prompt = rng.integers(0, 256, 100).tolist()
     params = SamplingParams(max_tokens=2, prompt_logprobs=1)
     for result in llm.generate([prompt, prompt], params):
@@ -126,9 +109,7 @@ def test_the_python_api_gives_them(llm: LLM, rng: np.random.Generator) -> None:
 
 @pytest.fixture(scope="module")
 def client(served: Served) -> Any:
-    pytest.importorskip("fastapi", reason="needs specqd[serve]")
-    openai = pytest.importorskip("openai", reason="needs OpenAI's client")
-    return openai.OpenAI(base_url=f"{served.url}/v1", api_key="unused", max_retries=0)
+    return client_of(served)
 
 
 def check_echo(llm: LLM, prompt: list[int], choice: Any, new: int) -> None:
@@ -145,7 +126,7 @@ def check_echo(llm: LLM, prompt: list[int], choice: Any, new: int) -> None:
 
 
 @pytest.mark.parametrize("most", [0, 1, 9])
-def test_an_echo_has_the_prompts_logprobs_and_then_the_texts(
+def test_an_echo_has_logprobs_of_prompt_and_completion(
     client: Any, llm: LLM, rng: np.random.Generator, most: int
 ) -> None:
     prompts = [[BOS, *rng.integers(97, 123, length).tolist()] for length in (1, 5, 300)]
@@ -164,7 +145,7 @@ def test_an_echo_has_the_prompts_logprobs_and_then_the_texts(
         assert at == list(range(len(prompt) - 1))
 
 
-def test_streams_of_echoes_are_their_wholes(client: Any, rng: np.random.Generator) -> None:
+def test_a_streamed_echo_joins_to_the_whole_one(client: Any, rng: np.random.Generator) -> None:
     for most, logprobs in ((0, 1), (7, 1), (0, None), (7, None)):
         asked = {"model": "small", "prompt": "".join(map(chr, rng.integers(97, 123, 200)))}
         asked |= {"max_tokens": most, "temperature": 0, "echo": True, "logprobs": logprobs}
@@ -188,16 +169,11 @@ def test_streams_of_echoes_are_their_wholes(client: Any, rng: np.random.Generato
             assert found == list(expected)
 
 
-def test_a_batch_scores_prompts_too(llm: LLM, tmp_path: Path, rng: np.random.Generator) -> None:
+def test_a_batch_file_scores_prompts(llm: LLM, tmp_path: Path, rng: np.random.Generator) -> None:
     prompt = rng.integers(0, 256, 70).tolist()
     body = {"prompt": prompt, "echo": True, "logprobs": 0, "max_tokens": 0}
-    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
-    requests = tmp_path / "in.jsonl"
-    requests.write_text(json.dumps(line) + "\n")
-    batch = read_batch(requests, "small")
-    with open_answers(tmp_path / "out.jsonl", batch) as answers:
-        assert answer_batch(llm, batch, answers, lambda *_: None) == 0
-    answer = json.loads((tmp_path / "out.jsonl").read_text())["response"]["body"]
+    [written] = answered(llm, tmp_path, [line("a", COMPLETIONS, body)])
+    answer = written["response"]["body"]
     rows = llm.logprobs(prompt[:-1])
     expected = [float(row[token]) for row, token in zip(rows, prompt[1:], strict=True)]
     assert answer["choices"][0]["logprobs"]["token_logprobs"] == [None, *expected]

@@ -1,4 +1,4 @@
-"""Statistics of a call: they add up, and one call's hold nothing of another's."""
+"""Statistics of a call add up, and count that call alone."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_numbers_of_a_call_add_up(llm: LLM, prompts: int) -> None:
     # Rows: each prompt, then each round's last token and its drafts.
     rounds = stats.decoded_tokens - target.accepted
     assert target.rows == 3 * prompts + rounds + target.drafted
-    assert draft.rows >= target.drafted  # each was said by one of its rows
+    assert draft.rows >= target.drafted  # each was picked from one of its rows
     assert (draft.drafted, draft.acceptance, draft.mean_accepted_length) == (0, None, None)
     assert target.seconds + target.pick_seconds < stats.prefill_s + stats.decode_s
     gigabytes = target.forwards * llm.model.bytes_per_forward / 1e9
@@ -45,16 +45,16 @@ def test_numbers_of_a_call_add_up(llm: LLM, prompts: int) -> None:
     assert target.gb_per_s == pytest.approx(gigabytes / target.seconds)
 
 
-def test_where_every_round_drafts_the_mean_length_is_tokens_per_round(llm: LLM) -> None:
+def test_mean_accepted_length_is_tokens_per_round_if_all_rounds_draft(llm: LLM) -> None:
     stats = run(llm, 39)
     target = stats.levels[0]
     rounds = target.forwards - 1
-    if target.drafted_at[0] == rounds:  # the last may have had no room for a draft
+    if target.drafted_at[0] == rounds:  # the last round may be too short for a draft
         assert target.mean_accepted_length == pytest.approx(stats.decoded_tokens / rounds)
     assert target.mean_accepted_length == 1 + target.accepted / target.drafted_at[0]
 
 
-def test_a_second_call_reports_itself_alone(llm: LLM) -> None:
+def test_a_second_call_reports_only_itself(llm: LLM) -> None:
     first, second, short = run(llm), run(llm), run(llm, 3)
     for ours, theirs in zip(first.levels, second.levels, strict=True):
         assert (ours.forwards, ours.drafted_at, ours.accepted_at) == (
@@ -63,7 +63,7 @@ def test_a_second_call_reports_itself_alone(llm: LLM) -> None:
             theirs.accepted_at,
         )
     assert short.levels[0].drafted == sum(short.levels[0].drafted_at) <= 2
-    assert len(short.levels[0].drafted_at) <= 2  # no places of longer proposals before it
+    assert len(short.levels[0].drafted_at) <= 2  # no places of earlier, longer proposals
 
 
 def test_a_report_does_not_change_after_the_call(llm: LLM) -> None:
@@ -73,7 +73,7 @@ def test_a_report_does_not_change_after_the_call(llm: LLM) -> None:
     assert json.dumps(stats.described()) == before
 
 
-def test_places_are_counted_apart() -> None:
+def test_acceptance_is_counted_by_place() -> None:
     counted = LevelStats()
     for drafted, accepted in [(3, 3), (3, 1), (1, 0), (0, 0)]:
         counted.count(drafted, accepted)
@@ -96,7 +96,7 @@ def test_sums_and_differences_undo_each_other() -> None:
     assert (short + long).since(short) == long
 
 
-def test_statistics_are_json(llm: LLM) -> None:
+def test_statistics_are_written_as_json(llm: LLM) -> None:
     described = json.loads(json.dumps(run(llm).described()))
     assert list(described) == [
         *("prompt_tokens", "new_tokens", "prefill_s", "decode_s", "tokens_per_s", "levels")
@@ -118,10 +118,10 @@ def test_every_token_has_an_origin(llm: LLM) -> None:
     plain = llm.with_draft("none").generate([[65, 66, 67]], GREEDY)[0].completions[0]
     assert {origin.depth for origin in plain.origins} == {0}
     assert [o.probability for o in plain.origins] == [o.probability for o in origins]
-    assert plain == result.completions[0]  # where a token is from is no part of the answer
+    assert plain == result.completions[0]  # origins do not enter equality
 
 
-def test_a_prompt_that_is_not_to_be_shared_is_read_again(llm: LLM) -> None:
+def test_a_prompt_is_prefilled_again_without_prefix_reuse(llm: LLM) -> None:
     other = llm.with_draft("none")
     prompt = [[65 + i % 50 for i in range(150)]]
     params = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
@@ -132,9 +132,9 @@ def test_a_prompt_that_is_not_to_be_shared_is_read_again(llm: LLM) -> None:
     assert rows == [151, 151 - 128, 151]
 
 
-def test_a_draft_says_what_its_tokens_were_worth(llm: LLM) -> None:
+def test_a_draft_reports_the_value_of_its_tokens(llm: LLM) -> None:
     target, draft = run(llm).levels
-    assert target.token_value_s is None  # nobody requests the outermost
+    assert target.token_value_s is None  # no level requests from the outermost
     assert draft.token_value_s is not None
     assert 0.0 < draft.token_value_s < 10.0
     assert draft.asked == target.drafted_at[0]

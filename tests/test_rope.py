@@ -1,4 +1,4 @@
-"""Rotary tables: the same bits on every machine, and right."""
+"""Rotary tables: the same bits on every machine, within an ulp of float64."""
 
 import hashlib
 from typing import Any
@@ -68,7 +68,7 @@ def reference_frequencies(rope: RopeConfig) -> tuple[NDArray[np.float64], float]
 
 
 @each_rope
-def test_tables_have_the_same_bits_everywhere(name: str) -> None:
+def test_tables_have_the_recorded_bits(name: str) -> None:
     frequencies, _, cosines, sines = tables(name)
     found = tuple(
         hashlib.sha256(table.astype("<f4").tobytes()).hexdigest()[:16]
@@ -79,8 +79,9 @@ def test_tables_have_the_same_bits_everywhere(name: str) -> None:
 
 @each_rope
 def test_frequencies_are_those_of_the_definition(name: str) -> None:
-    """To the fp32 roundings that transformers makes on the way: sixteen at most, half an ulp each,
-    where the blend of llama3 magnifies the error of its weight by less than `factor`."""
+    """Equal up to the fp32 roundings of transformers: sixteen at most, half an ulp each.
+
+    The blend of llama3 magnifies the error of its weight by less than `factor`."""
     rope = ROPES[name]
     frequencies, factor, _, _ = tables(name, 0, 1)
     exact, exact_factor = reference_frequencies(rope)

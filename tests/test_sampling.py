@@ -1,4 +1,4 @@
-"""Sampling parameters: what is refused, what the model's defaults fill in, what a picker gets."""
+"""Sampling parameters: their ranges, the model's defaults, and the picker made of them."""
 
 import math
 from dataclasses import dataclass
@@ -59,9 +59,7 @@ class Defaults:
         ("logprobs", 1001),
     ],
 )
-def test_a_value_out_of_range_is_refused_in_one_line_that_names_the_field(
-    field: str, value: Any
-) -> None:
+def test_a_value_out_of_range_is_refused_by_field_in_one_line(field: str, value: Any) -> None:
     with pytest.raises(RequestError) as caught:
         SamplingParams(**{field: value})
     assert field in str(caught.value)
@@ -74,7 +72,7 @@ def test_the_ends_of_every_range_are_allowed() -> None:
     SamplingParams(presence_penalty=-2, frequency_penalty=2, logit_bias={0: -100, 5: 100}, n=1024)
 
 
-def test_numpy_numbers_are_numbers() -> None:
+def test_numpy_numbers_are_accepted() -> None:
     params = SamplingParams(
         temperature=np.float32(0.5),  # type: ignore[arg-type]
         top_k=np.int64(3),  # type: ignore[arg-type]
@@ -83,18 +81,18 @@ def test_numpy_numbers_are_numbers() -> None:
     params.resolved(Defaults()).picker(1, 0)
 
 
-def test_one_stop_string_is_not_its_characters() -> None:
+def test_one_stop_string_becomes_a_list_of_one() -> None:
     assert tuple(SamplingParams(stop="end").stop) == ("end",)
 
 
-def test_what_the_request_leaves_open_comes_from_the_model_and_then_from_neutral_values() -> None:
+def test_open_values_come_from_the_model_or_else_are_neutral() -> None:
     resolved = SamplingParams(top_p=0.5).resolved(Defaults(0.7, top_p=0.9, top_k=20))
     assert (resolved.temperature, resolved.top_p, resolved.top_k) == (0.7, 0.5, 20)
     assert (resolved.min_p, resolved.repetition_penalty) == (0.0, 1.0)
     assert SamplingParams(temperature=0).resolved(Defaults(0.7)).temperature == 0
 
 
-def test_history_is_needed_where_a_penalty_is_set() -> None:
+def test_history_is_needed_if_a_penalty_is_set() -> None:
     assert not SamplingParams().needs_history
     assert not SamplingParams(repetition_penalty=1.0).needs_history
     for field in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
@@ -109,7 +107,7 @@ def test_a_token_outside_the_vocabulary_is_refused() -> None:
         SamplingParams(stop_token_ids=[12]).check_vocabulary(10)
 
 
-def test_the_picker_has_the_parameters_the_seed_and_the_sample() -> None:
+def test_picks_depend_on_parameters_seed_and_sample() -> None:
     logits = np.zeros(100, np.float32)
     params = SamplingParams(temperature=1.0, logit_bias={7: 100.0})
     assert testing.pick(params.picker(1, 0), logits, 0)[0] == 7

@@ -1,4 +1,4 @@
-"""Scores of continuations equal the log-softmax of the logits, however they are read."""
+"""Scores of continuations are sums of the log-softmax of the logits."""
 
 import numpy as np
 import pytest
@@ -7,24 +7,17 @@ from specqd import LLM, SamplingParams
 from specqd.errors import RequestError
 from specqd.model.model import Model
 from specqd.model.scoring import score
-from support.random_models import Shape, make_model
-
-
-@pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory, seed: int) -> LLM:
-    shape = Shape(is_peaked=True, context=512)
-    return LLM(make_model(tmp_path_factory.mktemp("models") / "small", shape, seed), threads=2)
 
 
 @pytest.mark.parametrize("lengths", [(1, 1), (1, 300), (63, 2), (64, 1), (65, 3), (400, 113)])
-def test_a_score_sums_the_log_probabilities(
+def test_a_score_is_the_sum_of_log_probabilities(
     llm: LLM, rng: np.random.Generator, lengths: tuple[int, int]
 ) -> None:
     tokens = rng.integers(0, llm.model.vocabulary, sum(lengths)).tolist()
     context, continuation = tokens[: lengths[0]], tokens[lengths[0] :]
     rows = llm.logprobs(tokens[:-1])[lengths[0] - 1 :]
     expected = [float(row[token]) for row, token in zip(rows, continuation, strict=True)]
-    for _ in range(2):  # the second time with the context's pages shared
+    for _ in range(2):  # the second time shares the context's pages
         scored = score(llm.model, context, continuation)
         assert scored.logprob == sum(expected)
         assert scored.is_greedy == (rows.argmax(1).tolist() == continuation)
@@ -43,7 +36,7 @@ def test_the_rows_of_a_forward_change_no_bit(
         assert score(narrow, *parts) == score(llm.model, *parts)
 
 
-def test_what_the_model_writes_greedily_is_greedy(llm: LLM, rng: np.random.Generator) -> None:
+def test_a_greedy_completion_is_scored_as_greedy(llm: LLM, rng: np.random.Generator) -> None:
     context = rng.integers(0, 256, 20).tolist()
     written = llm.generate([context], SamplingParams(max_tokens=30, temperature=0))[0].tokens
     assert score(llm.model, context, written).is_greedy
@@ -55,7 +48,7 @@ def test_what_the_model_writes_greedily_is_greedy(llm: LLM, rng: np.random.Gener
     ("context", "continuation"),
     [([], [1]), ([1], []), ([1] * 500, [1] * 14), ([1], [320]), ([-1], [1])],
 )
-def test_what_cannot_be_scored_is_refused(
+def test_empty_too_long_and_unknown_tokens_are_refused(
     llm: LLM, context: list[int], continuation: list[int]
 ) -> None:
     with pytest.raises(RequestError):
@@ -63,5 +56,5 @@ def test_what_cannot_be_scored_is_refused(
     assert llm.model.cache.free_pages == llm.model.cache.total_pages
 
 
-def test_a_full_context_has_room_for_one_more_token(llm: LLM) -> None:
+def test_the_last_token_of_a_continuation_needs_no_position(llm: LLM) -> None:
     assert score(llm.model, [1] * 500, [1] * 13).logprob < 0

@@ -1,6 +1,5 @@
-"""The server through OpenAI's own client: what it answers is what the Python API gives."""
+"""The server through OpenAI's own client: its answers are those of the Python API."""
 
-import json
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,12 +12,10 @@ import pytest
 from specqd import LLM, SamplingParams
 from specqd.engine.generation import TokenLogprob
 from specqd.llm import Completion
-from specqd.openai.batch import answer_batch, open_answers, read_batch
-from support.random_models import Shape, make_model
-from support.served import Served, add_template, serving
+from support.batches import answered, line
+from support.openai_client import CHAT, COMPLETIONS, client_of
+from support.served import Served, serving
 
-pytest.importorskip("fastapi", reason="needs specqd[serve]")
-pytest.importorskip("uvicorn", reason="needs specqd[serve]")
 openai = pytest.importorskip("openai", reason="needs OpenAI's client")
 
 MODEL = "small"
@@ -30,42 +27,36 @@ PLAIN_MESSAGES = [MESSAGES[0], {"role": "user", "content": "Hello"}]
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
-    directory = tmp_path_factory.mktemp("models") / MODEL
-    return add_template(make_model(directory, Shape(is_peaked=True, context=512), seed))
-
-
-@pytest.fixture(scope="module")
-def llm(directory: Path) -> LLM:
-    return LLM(directory, "none", threads=2)
-
-
-@pytest.fixture(scope="module")
-def served(directory: Path) -> Iterator[Served]:
-    with serving(str(directory), "--max-batch", "8") as served:
+def served(chat_model: Path) -> Iterator[Served]:
+    with serving(str(chat_model), "--max-batch", "8") as served:
         yield served
         assert served.process.poll() is None
 
 
+@pytest.fixture(scope="module")
+def client(served: Served) -> Any:
+    return client_of(served)
+
+
 @pytest.mark.parametrize("name", ["--context", "--max-context"])
-def test_the_context_may_be_shortened_under_either_name(directory: Path, name: str) -> None:
-    with serving(str(directory), name, "100", "--draft", "none") as served:
+def test_context_and_max_context_both_shorten_the_context(chat_model: Path, name: str) -> None:
+    with serving(str(chat_model), name, "100", "--draft", "none") as served:
         [model] = served.ask("GET", "/v1/models").content["data"]
         assert model["max_model_len"] == 100
         body = {"prompt": [1] * 50, "max_tokens": 51}
-        reply = served.ask("POST", "/v1/completions", body)
+        reply = served.ask("POST", COMPLETIONS, body)
         assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
 
 
-def test_what_is_left_open_is_cut_to_what_fits(directory: Path) -> None:
-    """Here to the cache, which holds less of one text than the context is long."""
-    with serving(str(directory), "--cache-positions", "256", "--draft", "none") as served:
+def test_a_request_without_a_limit_gets_as_many_tokens_as_fit(chat_model: Path) -> None:
+    """The cache is smaller than the context here."""
+    with serving(str(chat_model), "--cache-positions", "256", "--draft", "none") as served:
         [model] = served.ask("GET", "/v1/models").content["data"]
         assert model["max_model_len"] == 128
         assert served.ask("GET", "/page/facts").content["max_context"] == 128
         open_ended = [
-            ("/v1/completions", {"prompt": [1] * 120}),  # 16 new ones, at OpenAI
-            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 80}]}),
+            (COMPLETIONS, {"prompt": [1] * 120}),  # OpenAI's default: 16 new ones
+            (CHAT, {"messages": [{"role": "user", "content": "x" * 80}]}),
         ]
         for path, body in open_ended:
             answer = served.ask("POST", path, body | {"ignore_eos": True}).content
@@ -77,14 +68,9 @@ def test_what_is_left_open_is_cut_to_what_fits(directory: Path) -> None:
             assert reply.error["code"] == "context_length_exceeded"
             room = answer["usage"]["completion_tokens"]
             assert f"the KV cache has room for 128; ask for {room}" in reply.error["message"]
-        reply = served.ask("POST", "/v1/completions", {"prompt": [1] * 128})
+        reply = served.ask("POST", COMPLETIONS, {"prompt": [1] * 128})
         assert reply.error["code"] == "context_length_exceeded"
         assert "shorten the prompt" in reply.error["message"]
-
-
-@pytest.fixture(scope="module")
-def client(served: Served) -> Any:
-    return openai.OpenAI(base_url=f"{served.url}/v1", api_key="unused", max_retries=0)
 
 
 def logprobs_of(choice: Any) -> list[tuple[float, dict[str, float]]]:
@@ -93,7 +79,7 @@ def logprobs_of(choice: Any) -> list[tuple[float, dict[str, float]]]:
 
 
 def check_logprobs(choice: Any, expected: list[TokenLogprob] | None) -> None:
-    """A client sees the same bits: JSON spells a float so that it is read back as it was."""
+    """Equal in all bits: a float survives JSON."""
     assert expected is not None
     for (logprob, top), each in zip(logprobs_of(choice), expected, strict=True):
         assert logprob == each.logprob
@@ -139,13 +125,13 @@ def params_of(request: dict[str, Any]) -> SamplingParams:
 
 @pytest.mark.parametrize("draft", ["none", "mxfp4", "auto"])
 def test_concurrent_requests_equal_the_python_api_alone_in_all_bits(
-    directory: Path, llm: LLM, rng: np.random.Generator, draft: str
+    chat_model: Path, llm: LLM, rng: np.random.Generator, draft: str
 ) -> None:
     requests = [request_of(rng) for _ in range(24)]
     leaves = rng.random(len(requests)) < 0.2
 
-    with serving(str(directory), "--draft", draft, "--max-batch", "8") as served:
-        client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="unused", max_retries=0)
+    with serving(str(chat_model), "--draft", draft, "--max-batch", "8") as served:
+        client = client_of(served)
 
         def ask(i: int) -> Any:
             if leaves[i]:
@@ -172,7 +158,7 @@ def test_concurrent_requests_equal_the_python_api_alone_in_all_bits(
         assert answer.usage.completion_tokens == sum(len(each.tokens) for each in expected)
 
 
-def test_streamed_pieces_are_the_whole_answer(client: Any, rng: np.random.Generator) -> None:
+def test_streamed_pieces_join_to_the_whole_answer(client: Any, rng: np.random.Generator) -> None:
     request = request_of(rng) | {"n": 2}
     whole = client.completions.create(model=MODEL, **request)
     options = {"include_usage": True}
@@ -216,7 +202,7 @@ def test_echo_repeats_the_prompt_before_the_completion(
     assert "".join(pieces) == "one" + text
 
 
-def test_completions_have_16_tokens_where_nothing_is_said(client: Any) -> None:
+def test_completions_have_16_tokens_by_default(client: Any) -> None:
     answer = client.completions.create(model=MODEL, prompt="one", extra_body={"ignore_eos": True})
     assert answer.usage.completion_tokens == 16
     assert answer.choices[0].finish_reason == "length"
@@ -247,7 +233,7 @@ def test_a_chat_equals_the_python_api(client: Any, llm: LLM) -> None:
     assert text.decode(errors="replace") == expected.text
 
 
-def test_a_streamed_chat_is_the_whole_one(client: Any) -> None:
+def test_a_streamed_chat_joins_to_the_whole_one(client: Any) -> None:
     request = {"model": MODEL, "messages": MESSAGES, "max_tokens": 30, "temperature": 0, "n": 2}
     whole = client.chat.completions.create(**request)
     chunks = list(client.chat.completions.create(stream=True, **request))
@@ -262,22 +248,15 @@ def test_a_streamed_chat_is_the_whole_one(client: Any) -> None:
 def test_a_batch_file_has_the_same_answers(
     served: Served, llm: LLM, rng: np.random.Generator, tmp_path: Path
 ) -> None:
-    lines = []
+    bodies: list[dict[str, Any]] = []
     for i in range(6):
         body = request_of(rng)
-        body |= {**body.pop("extra_body"), "return_token_ids": bool(i % 2)}
-        lines.append({"url": "/v1/completions", "body": body})
+        bodies.append(body | body.pop("extra_body") | {"return_token_ids": bool(i % 2)})
+    bodies += [{"prompt": "a", "echo": True, "seed": 1}, {"prompt": [-1]}]
     chat = {"messages": MESSAGES, "max_tokens": 9, "seed": 3, "logprobs": True, "top_logprobs": 2}
-    lines.append({"url": "/v1/chat/completions", "body": chat})
-    lines.append({"url": "/v1/completions", "body": {"prompt": "a", "echo": True, "seed": 1}})
-    lines.append({"url": "/v1/completions", "body": {"prompt": [-1]}})
-    lines = [{"custom_id": str(i), "method": "POST", **line} for i, line in enumerate(lines)]
-    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    batch = read_batch(source, MODEL)
-    with open_answers(out, batch) as answers:
-        answer_batch(llm, batch, answers, lambda done, total: None)
-    for answer in map(json.loads, out.read_text().splitlines()):
+    lines = [line(str(i), COMPLETIONS, body) for i, body in enumerate(bodies)]
+    lines.append(line(str(len(lines)), CHAT, chat))
+    for answer in answered(llm, tmp_path, lines):
         asked = lines[int(answer["custom_id"])]
         reply = served.ask("POST", asked["url"], asked["body"])
         given = answer["response"]
@@ -286,14 +265,14 @@ def test_a_batch_file_has_the_same_answers(
             assert reply.content.get(name) == given["body"].get(name), name
 
 
-def test_models_and_health_are_told(client: Any, served: Served) -> None:
+def test_models_and_health_are_served(client: Any, served: Served) -> None:
     [model] = client.models.list().data
     assert model.id == MODEL
     assert client.models.retrieve(MODEL).id == MODEL
     assert served.ask("GET", "/health").status == 200
 
 
-def test_tokenize_and_detokenize_are_the_tokenizers(served: Served, llm: LLM) -> None:
+def test_tokenize_and_detokenize_use_the_models_tokenizer(served: Served, llm: LLM) -> None:
     ids = served.ask("POST", "/tokenize", {"prompt": "Hello é"}).content["tokens"]
     assert ids == llm.encode("Hello é")
     assert served.ask("POST", "/detokenize", {"tokens": ids}).content == {"prompt": "Hello é"}
@@ -302,7 +281,7 @@ def test_tokenize_and_detokenize_are_the_tokenizers(served: Served, llm: LLM) ->
     assert chat["count"] == len(chat["tokens"])
 
 
-def test_errors_are_openais(client: Any) -> None:
+def test_errors_have_the_types_of_openais_client(client: Any) -> None:
     with pytest.raises(openai.NotFoundError, match="there is no model of that name") as missing:
         client.completions.create(model="other", prompt="x")
     assert missing.value.code == "model_not_found"
@@ -318,7 +297,7 @@ def test_errors_are_openais(client: Any) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::"])
-def test_no_part_of_an_answer_waits_until_the_one_before_is_confirmed(host: str) -> None:
+def test_accepted_connections_have_tcp_nodelay(host: str) -> None:
     from specqd.server.listening import listen
 
     with listen(host, 0) as listening:

@@ -1,11 +1,10 @@
-"""The engine's thread: jobs join and leave between rounds, and no bit depends on the others."""
+"""The engine's thread: jobs join and leave between rounds, and no bit depends on other jobs."""
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -20,27 +19,15 @@ from specqd.errors import RequestError
 from specqd.server import engine_thread
 from specqd.server.engine_thread import EngineThread, Job, StoppedError, Watcher
 from support.fake_model import FakeDrafter
-from support.random_models import Shape, make_model
 
 T = TypeVar("T")
 Work = Callable[[EngineThread], Awaitable[T]]
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
-    shape = Shape(is_peaked=True, context=512)
-    return make_model(tmp_path_factory.mktemp("models") / "small", shape, seed)
-
-
-@pytest.fixture(scope="module")
-def plain(directory: Path) -> LLM:
-    return LLM(directory, "none", threads=2)
-
-
 @pytest.fixture(autouse=True)
-def pages_are_returned(plain: LLM) -> Iterator[None]:
+def pages_are_returned(llm: LLM) -> Iterator[None]:
     yield
-    assert plain.model.cache.free_pages == plain.model.cache.total_pages
+    assert llm.model.cache.free_pages == llm.model.cache.total_pages
 
 
 def engine_of(llm: LLM, **limits: int) -> Engine:
@@ -64,7 +51,7 @@ def run(engine: Engine, work: Work[T], watcher: Watcher | None = None) -> T:
 
 
 async def updates_of(thread: EngineThread, job: Job) -> list[Update]:
-    """All of them, as they came."""
+    """All updates, in the order in which they came."""
     await thread.submit(job)
     updates = []
     while not job.is_over:
@@ -74,7 +61,7 @@ async def updates_of(thread: EngineThread, job: Job) -> list[Update]:
 
 
 async def finished(thread: EngineThread, job: Job) -> list[Update]:
-    """Each sample's updates in one."""
+    """Each sample's updates joined into one."""
     samples: list[list[Update]] = [[] for _ in range(job.request.num_samples)]
     for update in await updates_of(thread, job):
         samples[update.sample].append(update)
@@ -102,7 +89,7 @@ def prompt_of(rng: np.random.Generator, length: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request that comes after some time, and may leave before its end."""
+    """A request that comes after a delay; its client may leave before the end."""
 
     prompt: list[int]
     params: SamplingParams
@@ -136,11 +123,11 @@ def arrivals_of(rng: np.random.Generator, count: int) -> list[Arrival]:
 
 
 @pytest.mark.parametrize("draft", ["none", "mxfp4", "auto"])
-def test_ragged_requests_that_come_and_go_each_equal_themselves_alone(
-    plain: LLM, rng: np.random.Generator, draft: str
+def test_requests_that_come_and_go_each_equal_themselves_alone(
+    llm: LLM, rng: np.random.Generator, draft: str
 ) -> None:
     arrivals = arrivals_of(rng, 16)
-    engine = engine_of(plain.with_draft(draft), max_batch=8, prompt_rows=int(rng.integers(16, 200)))
+    engine = engine_of(llm.with_draft(draft), max_batch=8, prompt_rows=int(rng.integers(16, 200)))
 
     async def one(thread: EngineThread, arrival: Arrival) -> list[Update] | None:
         await asyncio.sleep(arrival.delay_s)
@@ -162,7 +149,7 @@ def test_ragged_requests_that_come_and_go_each_equal_themselves_alone(
     for arrival, result in zip(arrivals, results, strict=True):
         if result is None:
             continue
-        alone = plain.generate([arrival.prompt], arrival.params)[0]
+        alone = llm.generate([arrival.prompt], arrival.params)[0]
         for update, completion in zip(result, alone.completions, strict=True):
             assert update.tokens == completion.tokens
             assert update.text == completion.text
@@ -170,10 +157,10 @@ def test_ragged_requests_that_come_and_go_each_equal_themselves_alone(
             assert update.finish_reason == completion.finish_reason
 
 
-def test_a_long_prompt_is_read_in_parts_while_others_are_written(
-    plain: LLM, rng: np.random.Generator
+def test_a_long_prompt_is_prefilled_in_parts_while_others_decode(
+    llm: LLM, rng: np.random.Generator
 ) -> None:
-    engine = engine_of(plain, prompt_rows=32)
+    engine = engine_of(llm, prompt_rows=32)
     greedy = SamplingParams(max_tokens=100, temperature=0)
     [early] = engine.submit(GenerationRequest([prompt_of(rng, 3)], greedy))
     engine.step()
@@ -189,11 +176,11 @@ def test_a_long_prompt_is_read_in_parts_while_others_are_written(
     while late.finish_reason is None:
         engine.step()
     engine.cancel(early)
-    assert late.tokens == plain.generate([prompt], replace(greedy, max_tokens=4))[0].tokens
+    assert late.tokens == llm.generate([prompt], replace(greedy, max_tokens=4))[0].tokens
 
 
-class Gains(FakeDrafter):
-    """A drafter that says nothing, and remembers what a token would have been worth."""
+class RecordsValue(FakeDrafter):
+    """Proposes nothing, and records the last value of a token."""
 
     is_free = True
 
@@ -205,22 +192,22 @@ class Gains(FakeDrafter):
         return Proposal()
 
 
-def test_while_others_are_read_a_token_is_worth_what_it_will_be_among_them(
-    plain: LLM, rng: np.random.Generator
+def test_a_token_is_worth_less_while_other_prompts_are_prefilled(
+    llm: LLM, rng: np.random.Generator
 ) -> None:
     ticks = count()
-    gains = Gains()
-    level = Level(plain.model, gains, clock=lambda: float(next(ticks)))  # each call takes as long
+    drafter = RecordsValue()
+    level = Level(llm.model, drafter, clock=lambda: float(next(ticks)))  # one second a call
     level.measure()
-    engine = Engine(level, plain.tokenizer, prompt_rows=32)
+    engine = Engine(level, llm.tokenizer, prompt_rows=32)
     params = SamplingParams(max_tokens=100, ignore_eos=True)
     [early] = engine.submit(GenerationRequest([prompt_of(rng, 3)], params))
     for _ in range(20):
         engine.step()
-    alone = gains.last
+    alone = drafter.last
     others = engine.submit(GenerationRequest([prompt_of(rng, 60) for _ in range(3)], params))
     engine.step()
-    value = gains.last
+    value = drafter.last
     assert not any(other.count for other in others)
     for each in (early, *others):
         engine.cancel(each)
@@ -228,9 +215,9 @@ def test_while_others_are_read_a_token_is_worth_what_it_will_be_among_them(
 
 
 def test_prompts_share_the_rows_of_a_step_in_their_order(
-    plain: LLM, rng: np.random.Generator
+    llm: LLM, rng: np.random.Generator
 ) -> None:
-    engine = engine_of(plain, prompt_rows=64)
+    engine = engine_of(llm, prompt_rows=64)
     params = SamplingParams(max_tokens=1)
     prompts = [prompt_of(rng, 60) for _ in range(3)]
     all_of_them = engine.submit(GenerationRequest(prompts, params))
@@ -242,8 +229,8 @@ def test_prompts_share_the_rows_of_a_step_in_their_order(
     assert engine.is_idle
 
 
-class Heard:
-    """A watcher that counts."""
+class CountingWatcher:
+    """Counts what it is told."""
 
     def __init__(self) -> None:
         self.first = self.next = 0
@@ -259,72 +246,72 @@ class Heard:
         self.reasons.append(reason)
 
 
-def test_what_is_not_streamed_comes_whole_and_is_counted_as_it_is_made(
-    plain: LLM, rng: np.random.Generator
+def test_a_job_without_a_stream_comes_whole_and_is_counted_by_token(
+    llm: LLM, rng: np.random.Generator
 ) -> None:
     prompts = [prompt_of(rng, 5), prompt_of(rng, 9)]
     params = SamplingParams(max_tokens=30, n=2, seed=1, ignore_eos=True)
-    heard = Heard()
+    watcher = CountingWatcher()
 
     updates = run(
-        engine_of(plain),
+        engine_of(llm),
         lambda thread: updates_of(
             thread, Job(GenerationRequest(prompts, params), is_streamed=False)
         ),
-        heard,
+        watcher,
     )
-    alone = [each for p in prompts for each in plain.generate([p], params)[0].completions]
+    alone = [each for p in prompts for each in llm.generate([p], params)[0].completions]
     assert sorted(update.sample for update in updates) == [0, 1, 2, 3]
     for update in updates:
         assert update.tokens == alone[update.sample].tokens
         assert update.text == alone[update.sample].text
         assert update.finish_reason == "length"
-    assert (heard.first, heard.next, heard.reasons) == (4, 4 * 29, ["length"] * 4)
+    assert (watcher.first, watcher.next, watcher.reasons) == (4, 4 * 29, ["length"] * 4)
 
 
 @pytest.mark.parametrize(("seconds", "parts"), [(0.0, 40), (1e9, 2)])
-def test_streams_come_in_parts_that_take_their_time(
-    plain: LLM,
+def test_parts_of_a_stream_come_at_the_interval(
+    llm: LLM,
     rng: np.random.Generator,
     monkeypatch: pytest.MonkeyPatch,
     seconds: float,
     parts: int,
 ) -> None:
-    """The first token at once, the last ones with the end."""
+    """The first token comes at once, the last ones come with the end."""
     monkeypatch.setattr(engine_thread, "_STREAM_SECONDS", seconds)
     params = SamplingParams(max_tokens=40, ignore_eos=True, seed=1, logprobs=1)
     prompt = prompt_of(rng, 5)
 
-    updates = run(engine_of(plain), lambda thread: updates_of(thread, job_of([prompt], params)))
+    updates = run(engine_of(llm), lambda thread: updates_of(thread, job_of([prompt], params)))
     assert [len(update.tokens) for update in updates[:-1]] == [1] * (parts - 1)
-    alone = plain.generate([prompt], params)[0].completions[0]
+    alone = llm.generate([prompt], params)[0].completions[0]
     assert [token for update in updates for token in update.tokens] == alone.tokens
     assert "".join(update.text for update in updates) == alone.text
     assert [each for update in updates for each in update.logprobs] == alone.logprobs
 
 
-def test_a_full_cache_queues_and_all_are_served(plain: LLM, rng: np.random.Generator) -> None:
+def test_jobs_wait_for_a_full_cache_and_all_are_served(llm: LLM, rng: np.random.Generator) -> None:
     params = SamplingParams(max_tokens=None, temperature=0, ignore_eos=True)
     jobs = [job_of([prompt_of(rng, 10)], params) for _ in range(7)]  # four contexts fit
 
     async def work(thread: EngineThread) -> list[list[Update]]:
         return await asyncio.gather(*(finished(thread, job) for job in jobs))
 
-    for samples in run(engine_of(plain), work):
+    for samples in run(engine_of(llm), work):
         assert len(samples[0].tokens) == 502
 
 
 @pytest.mark.parametrize("bad", [[], [320], [1] * 512])
-def test_a_request_is_queued_whole_or_not_at_all(plain: LLM, bad: list[int]) -> None:
-    engine = engine_of(plain)
+def test_a_request_is_queued_whole_or_not_at_all(llm: LLM, bad: list[int]) -> None:
+    engine = engine_of(llm)
     with pytest.raises(RequestError):
         engine.submit(GenerationRequest([[1], bad], SamplingParams()))
     assert engine.is_idle
     assert engine.stats.prompt_tokens == 0
 
 
-def test_one_bad_prompt_of_a_job_leaves_nothing_behind(plain: LLM) -> None:
-    engine = engine_of(plain, max_context=100)
+def test_one_bad_prompt_of_a_job_leaves_nothing_behind(llm: LLM) -> None:
+    engine = engine_of(llm, max_context=100)
 
     async def work(thread: EngineThread) -> None:
         with pytest.raises(RequestError, match="the context has 100"):
@@ -334,8 +321,8 @@ def test_one_bad_prompt_of_a_job_leaves_nothing_behind(plain: LLM) -> None:
     run(engine, work)
 
 
-def test_a_closed_job_is_gone_before_the_next_round(plain: LLM, rng: np.random.Generator) -> None:
-    engine = engine_of(plain)
+def test_a_closed_job_is_gone_before_the_next_round(llm: LLM, rng: np.random.Generator) -> None:
+    engine = engine_of(llm)
 
     async def work(thread: EngineThread) -> None:
         job = job_of([prompt_of(rng, 5)], SamplingParams(max_tokens=500, ignore_eos=True))
@@ -348,7 +335,7 @@ def test_a_closed_job_is_gone_before_the_next_round(plain: LLM, rng: np.random.G
     run(engine, work)
 
 
-def test_who_does_not_read_holds_nobody_up(plain: LLM, rng: np.random.Generator) -> None:
+def test_a_client_that_does_not_read_delays_no_other(llm: LLM, rng: np.random.Generator) -> None:
     params = SamplingParams(max_tokens=200, temperature=0, ignore_eos=True)
 
     async def work(thread: EngineThread) -> None:
@@ -362,14 +349,14 @@ def test_who_does_not_read_holds_nobody_up(plain: LLM, rng: np.random.Generator)
         assert slow.is_over
         thread.close(slow)
 
-    engine = engine_of(plain)
+    engine = engine_of(llm)
     run(engine, work)
 
 
-def test_a_broken_engine_fails_every_job_and_says_so(
-    plain: LLM, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+def test_a_broken_engine_fails_every_job_with_the_cause(
+    llm: LLM, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = engine_of(plain)
+    engine = engine_of(llm)
 
     def broken() -> None:
         raise MemoryError

@@ -1,4 +1,4 @@
-"""Requests of every kind that come, leave and preempt each other: each answers as alone."""
+"""Requests of every kind that come, leave and are preempted: each is answered as alone."""
 
 import json
 import time
@@ -17,32 +17,25 @@ from specqd.engine.updates import Update
 from specqd.openai.answers import form_of
 from specqd.openai.requests import Prepared, chat_request, completion_request
 from support.command_line import Run
+from support.engines import run_to_end
+from support.openai_client import CHAT, COMPLETIONS, NO_WHITE_SPACE, closed, function
 from support.random_models import EOS, Shape, make_model
 from support.scripted_models import HERMES
 from support.served import Served, add_template, serving
 
-pytest.importorskip("fastapi", reason="needs specqd[serve]")
-pytest.importorskip("uvicorn", reason="needs specqd[serve]")
 pytest.importorskip("llguidance", reason="needs specqd[serve]")
 
 from specqd.openai.grammar import JsonGrammars
 
 Json = dict[str, Any]
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 AT_ONCE = 16
 CACHE = 16 * 64  # positions: too few for all of them
-NO_WHITE_SPACE = {str(ord(space)): -100.0 for space in "\n\t\r "}  # else there is no end to it
-
-
-def closed(**properties: Json) -> Json:
-    required = {"required": list(properties), "additionalProperties": False}
-    return {"type": "object", "properties": properties, **required}
 
 
 PLACE = closed(kind={"enum": ["town", "hill"]}, name={"type": "string", "maxLength": 40})
 TOOLS = [
-    {"type": "function", "function": {"name": name, "parameters": closed(**{field: schema})}}
+    function(name, parameters=closed(**{field: schema}))
     for name, field, schema in (
         ("weather", "city", {"type": "string", "maxLength": 40}),
         ("stop", "is_now", {"type": "boolean"}),
@@ -103,7 +96,7 @@ def asked_of(rng: np.random.Generator) -> Asked:
 
 
 def answered(served: Served, asked: Asked) -> list[Json] | None:
-    """Its choices; None where the client left."""
+    """The choices; None if the client left."""
     time.sleep(asked.comes_s)
     if asked.leaves:
         connection = served.connect()
@@ -116,17 +109,15 @@ def answered(served: Served, asked: Asked) -> list[Json] | None:
     assert reply.status == 200, reply.body
     if not asked.body["stream"]:
         return reply.content["choices"]
-    events = [line.removeprefix("data: ") for line in reply.body.decode().split("\n\n") if line]
-    assert events.pop() == "[DONE]"
     choices: list[Json] = [{} for _ in range(asked.body["n"])]
-    for event in events:
-        for choice in json.loads(event)["choices"]:
+    for chunk in reply.chunks:
+        for choice in chunk["choices"]:
             add(choices[choice["index"]], choice)
     return choices
 
 
 def add(whole: Json, chunk: Json) -> None:
-    """Puts what a chunk has of a choice to what came of it before."""
+    """Adds a chunk of a choice to those that came before."""
     for name, value in chunk.items():
         before = whole.get(name)
         if name == "tool_calls":
@@ -146,8 +137,8 @@ def add(whole: Json, chunk: Json) -> None:
             whole[name] = value
 
 
-def told(choice: Json) -> Json:
-    """What both a stream's choice and a whole one tell."""
+def shared_fields(choice: Json) -> Json:
+    """The fields that a streamed choice and a whole one share."""
     message = choice.get("message") or choice.get("delta") or {}
     calls = [call["function"] for call in message.get("tool_calls") or []]
     logprobs = choice["logprobs"] and {k: v for k, v in choice["logprobs"].items() if v}
@@ -157,14 +148,13 @@ def told(choice: Json) -> Json:
 
 
 def alone(llm: LLM, grammars: JsonGrammars, asked: Asked) -> list[Json]:
-    """The choices of the only request of an engine that drafts nothing."""
+    """The choices of the request alone, in an engine without drafts."""
     read = completion_request if asked.path == COMPLETIONS else chat_request
     prepared = Prepared.of(read(asked.body), llm.tokenizer)
     engine = Engine(llm.engine.level, llm.tokenizer, eos_token_ids=[EOS])
     make_grammar = grammars.of_request(prepared)
     samples = engine.submit(prepared.for_engine(llm.defaults, make_grammar, ""))
-    while not engine.is_idle:
-        engine.step()
+    run_to_end(engine)
     form = form_of(prepared, llm.tokenizer, "key")
     return [form.whole(Update.of(i, sample)) for i, sample in enumerate(samples)]
 
@@ -184,7 +174,9 @@ def test_requests_of_every_kind_equal_themselves_alone_in_all_bits(
         answers = list(clients.map(lambda asked: answered(served, asked), requests))
     for asked, choices in zip(requests, answers, strict=True):
         if choices is not None:
-            assert list(map(told, choices)) == list(map(told, alone(plain, grammars, asked))), asked
+            assert list(map(shared_fields, choices)) == list(
+                map(shared_fields, alone(plain, grammars, asked))
+            ), asked
     assert served.metric("vllm:num_preemptions_total") > 0
     assert any(choices is None for choices in answers)
     deadline = time.monotonic() + 30
@@ -193,7 +185,7 @@ def test_requests_of_every_kind_equal_themselves_alone_in_all_bits(
     assert served.metric("vllm:kv_cache_usage_perc") == 0
 
 
-def test_answers_amid_others_are_what_the_command_line_writes(
+def test_answers_among_others_equal_those_of_the_command_line(
     served: Served, directory: Path, rng: np.random.Generator, run: Run
 ) -> None:
     prompts = [rng.integers(0, 256, 40).tolist() for _ in range(12)]

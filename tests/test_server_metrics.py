@@ -1,6 +1,5 @@
-"""The metrics are what happened."""
+"""Metrics count what happened, and bandwidth shares follow from them."""
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,12 +9,11 @@ import pytest
 
 from specqd.server.bandwidth import RecentShares, shares_of
 from support.level_reports import report
+from support.openai_client import COMPLETIONS
 from support.random_models import Shape, make_model
 from support.served import Served, serving
 
 pytest.importorskip("fastapi", reason="needs specqd[serve]")
-pytest.importorskip("uvicorn", reason="needs specqd[serve]")
-pytest.importorskip("prometheus_client", reason="needs specqd[serve]")
 
 
 def test_preemptions_are_counted(tmp_path: Path, seed: int, rng: np.random.Generator) -> None:
@@ -23,15 +21,15 @@ def test_preemptions_are_counted(tmp_path: Path, seed: int, rng: np.random.Gener
     prompts = [rng.integers(0, 256, 10).tolist() for _ in range(6)]
     body = {"prompt": prompts, "max_tokens": 400, "ignore_eos": True}
     with serving(str(directory), "--cache-positions", "640") as served:
-        answer = served.ask("POST", "/v1/completions", body).content
+        answer = served.ask("POST", COMPLETIONS, body).content
         assert answer["usage"]["completion_tokens"] == 2400
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
         assert served.metric("vllm:num_preemptions_total") > 0
 
 
-def test_prometheus_reads_the_metrics(served: Served) -> None:
+def test_prometheus_parses_the_metrics(served: Served) -> None:
     parser = pytest.importorskip("prometheus_client.parser")
-    assert served.ask("POST", "/v1/completions", {"prompt": "x"}).status == 200
+    assert served.ask("POST", COMPLETIONS, {"prompt": "x"}).status == 200
     reply = served.ask("GET", "/metrics")
     assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
     families = list(parser.text_string_to_metric_families(reply.body.decode()))
@@ -49,18 +47,12 @@ def served(tmp_path: Path, seed: int) -> Iterator[Served]:
         yield served
 
 
-def test_metrics_count_what_was_asked_and_answered(
-    served: Served, rng: np.random.Generator
-) -> None:
+def test_metrics_count_requests_tokens_and_drafts(served: Served, rng: np.random.Generator) -> None:
     assert served.metric("vllm:prompt_tokens_total") == 0
-    body = {
-        "prompt": rng.integers(0, 256, 200).tolist(),
-        "max_tokens": 40,
-        "ignore_eos": True,
-        "temperature": 0,
-    }
+    body = {"prompt": rng.integers(0, 256, 200).tolist(), "temperature": 0}
+    body |= {"max_tokens": 40, "ignore_eos": True}
     for _ in range(2):
-        answer = served.ask("POST", "/v1/completions", body).content
+        answer = served.ask("POST", COMPLETIONS, body).content
     cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert cached == 192  # whole pages of 64
     assert served.metric("vllm:prompt_tokens_total") == 400
@@ -92,28 +84,25 @@ def by_level(served: Served, name: str) -> dict[str, float]:
     return {level: float(value) for level, value in found}
 
 
-def test_the_page_and_the_metrics_tell_the_same_bandwidth(served: Served) -> None:
+def test_the_page_and_the_metrics_show_the_same_bandwidth(served: Served) -> None:
     names = ["forwards", "forward_seconds", "read_gigabytes", "read_cache_gigabytes"]
     counters = [f"specqd:level_{name}_total" for name in names]
     for counter in counters:
-        assert by_level(served, counter) == {"bf16": 0, "mxfp4": 0}  # whatever loading did
+        assert by_level(served, counter) == {"bf16": 0, "mxfp4": 0}  # loading is not counted
     assert by_level(served, "specqd:level_bandwidth_share") == {}
     limits = served.ask("GET", "/page/facts").content["bandwidth"]
     assert by_level(served, "specqd:level_bandwidth_gigabytes_per_second") == limits
     body = {"prompt": [1], "max_tokens": 300, "ignore_eos": True, "temperature": 0}
-    reply = served.ask(
-        "POST", "/v1/completions", body | {"stream": True, "return_progress": True}
-    ).body.decode()
-    *_, last, done = re.findall(r"^data: (.*)$", reply, re.MULTILINE)
-    assert done == "[DONE]"
-    levels = json.loads(last)["choices"][0]["progress"]["levels"]
+    asked = body | {"stream": True, "return_progress": True}
+    last = served.ask("POST", COMPLETIONS, asked).chunks[-1]
+    levels = last["choices"][0]["progress"]["levels"]
     shares = by_level(served, "specqd:level_bandwidth_share")
     of_all = served.metric("specqd:bandwidth_share")
     forwards, seconds, weights, cache = (by_level(served, counter) for counter in counters)
     moved = {name: weights[name] + cache[name] for name in limits}
     for level in levels:
         name = level["name"]
-        # The page counts from the first tokens on: without the round that made them.
+        # The page does not count the round that made the first tokens.
         assert 0 < level["forwards"] <= forwards[name] <= level["forwards"] + 4
         assert 0 < level["seconds"] <= seconds[name]
         one_forward = weights[name] / forwards[name]
@@ -124,7 +113,7 @@ def test_the_page_and_the_metrics_tell_the_same_bandwidth(served: Served) -> Non
     assert of_all == pytest.approx(needed / sum(seconds.values()))
 
 
-def test_shares_are_those_of_the_last_seconds(seed: int) -> None:
+def test_shares_cover_the_last_seconds_only() -> None:
     limits = {"a": 10.0}
     now = 100.0
     shares = RecentShares(limits, [report()], clock=lambda: now)

@@ -1,4 +1,4 @@
-"""What the server refuses, and what it outlives: strangers, bad bodies, clients that leave."""
+"""The server refuses strangers and bad bodies, and survives clients that leave."""
 
 import json
 import signal
@@ -12,14 +12,12 @@ import numpy as np
 import pytest
 
 from specqd.cli import main
+from support.command_line import Refuse
+from support.openai_client import CHAT, COMPLETIONS
 from support.random_models import Shape, make_model
 from support.served import Served, add_template, serving
 
-pytest.importorskip("fastapi", reason="needs specqd[serve]")
-pytest.importorskip("uvicorn", reason="needs specqd[serve]")
-
 KEY = "a-key"
-COMPLETIONS = "/v1/completions"
 LONG = {"prompt": "x", "max_tokens": 1900, "ignore_eos": True, "temperature": 0}
 
 
@@ -36,7 +34,7 @@ def served(directory: Path) -> Iterator[Served]:
         assert served.process.poll() is None
 
 
-def test_a_key_is_asked_of_everything_but_health(served: Served) -> None:
+def test_everything_but_health_needs_the_key(served: Served) -> None:
     for path in ("/v1/models", "/metrics", "/nowhere"):
         for header in ("", "Bearer", "Bearer wrong", f"Basic {KEY}", f"Bearer {KEY}x", "Bearer é"):
             reply = served.ask("GET", path, headers={"Authorization": header})
@@ -47,20 +45,20 @@ def test_a_key_is_asked_of_everything_but_health(served: Served) -> None:
     assert served.ask("GET", "/v1/models", headers={"Authorization": f"bearer {KEY}"}).status == 200
 
 
-def test_no_error_names_a_file_of_ours_but_in_the_log(tmp_path: Path, seed: int) -> None:
+def test_paths_of_files_are_in_the_log_and_in_no_answer(tmp_path: Path, seed: int) -> None:
     model = make_model(tmp_path / "unpacked", Shape(), seed)
     add_template(model, "{{ messages[0].content + 1 }}")
     packed = tmp_path / "packed"
     assert main(["pack", str(model), str(packed)]) == 0
     with serving(str(packed)) as served:
         chat = {"messages": [{"role": "user", "content": "a-secret"}], "max_tokens": 2}
-        failed = [served.ask("POST", "/v1/chat/completions", chat)]
+        failed = [served.ask("POST", CHAT, chat)]
         failed.append(served.ask("POST", "/tokenize", {"messages": chat["messages"]}))
         for reply in failed:
             assert (reply.status, reply.error["type"]) == (400, "invalid_request_error")
             assert "the chat template fails: TypeError" in reply.error["message"]
         [weights] = packed.glob("*.safetensors")
-        weights.write_bytes(weights.read_bytes())  # the same, but who knows?
+        weights.write_bytes(weights.read_bytes())  # the same bytes at another time
         failed.append(served.ask("POST", COMPLETIONS, {"prompt": "x"}))
         assert (failed[-1].status, failed[-1].error["type"]) == (500, "server_error")
         for reply in failed:
@@ -74,7 +72,7 @@ def test_no_error_names_a_file_of_ours_but_in_the_log(tmp_path: Path, seed: int)
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
-def test_all_addresses_are_those_of_both_kinds(directory: Path) -> None:
+def test_host_of_two_colons_listens_on_ipv4_and_ipv6(directory: Path) -> None:
     with serving(str(directory), "--host", "::", "--draft", "none") as served:
         for address in ("127.0.0.1", "::1"):
             with socket.create_connection((address, served.port)) as client:
@@ -83,7 +81,7 @@ def test_all_addresses_are_those_of_both_kinds(directory: Path) -> None:
                 assert client.recv(100).startswith(b"HTTP/1.1 200 ")
 
 
-def test_cached_prompts_are_shared_within_a_key_and_a_salt_alone(
+def test_cached_prompts_are_shared_only_within_one_key_and_salt(
     directory: Path, rng: np.random.Generator
 ) -> None:
     body = {"prompt": rng.integers(0, 256, 200).tolist(), "max_tokens": 1, "temperature": 0}
@@ -107,16 +105,16 @@ def test_cached_prompts_are_shared_within_a_key_and_a_salt_alone(
 
 
 @pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "", "[", "127.0.0.1.x"])
-def test_other_names_are_not_ours(served: Served, host: str) -> None:
+def test_other_host_names_are_refused(served: Served, host: str) -> None:
     assert served.ask("GET", "/health", headers={"Host": host}).status in (400, 403)
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:1", "[::1]:8000", "Model.example:80"])
-def test_names_of_ours_are(served: Served, host: str) -> None:
+def test_local_and_allowed_host_names_are_served(served: Served, host: str) -> None:
     assert served.ask("GET", "/health", headers={"Host": host}).status == 200
 
 
-def test_pages_of_other_origins_are_refused_and_told_nothing(served: Served) -> None:
+def test_other_origins_are_refused_without_cors_headers(served: Served) -> None:
     for origin in ("https://evil.example", "null", f"http://127.0.0.1:{served.port + 1}"):
         reply = served.ask("GET", "/v1/models", headers={"Origin": origin})
         assert reply.status == 403
@@ -127,7 +125,7 @@ def test_pages_of_other_origins_are_refused_and_told_nothing(served: Served) -> 
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
-def test_only_json_is_read(served: Served, kind: str) -> None:
+def test_only_json_bodies_are_accepted(served: Served, kind: str) -> None:
     reply = served.ask("POST", COMPLETIONS, b'{"prompt": "x"}', {"Content-Type": kind})
     assert reply.status == 415
 
@@ -142,7 +140,6 @@ def test_only_json_is_read(served: Served, kind: str) -> None:
         (b"[]", "body"),
         (b"{}", "prompt"),
         (b'{"prompt": 5}', "prompt"),
-        (b'{"prompt": []}', "prompt"),
         (b'{"prompt": ""}', "prompt"),
         (b'{"prompt": [[1], []]}', "empty"),
         (b'{"prompt": [-1]}', "token id -1"),
@@ -150,21 +147,11 @@ def test_only_json_is_read(served: Served, kind: str) -> None:
         (b'{"prompt": [-1], "echo": true}', "token id -1"),
         (b'{"prompt": "x", "temperature": 1' + b"0" * 400 + b"}", "temperature"),
         (b'{"prompt": [99999999999999999999]}', "token id"),
-        (b'{"prompt": "x", "n": 0}', "n:"),
-        (b'{"prompt": "x", "n": 100000}', "n:"),
         (b'{"prompt": "x", "n": true}', "n:"),
-        (b'{"prompt": "x", "max_tokens": "5"}', "max_tokens"),
-        (b'{"prompt": "x", "max_tokens": 0}', "max_tokens"),
-        (b'{"prompt": "x", "temperature": NaN}', "temperature"),
         (b'{"prompt": "x", "seed": -1}', "seed"),
         (b'{"prompt": "x", "stop": [""]}', "stop"),
-        (b'{"prompt": "x", "logit_bias": {"a": 1}}', "logit_bias"),
         (b'{"prompt": "x", "logit_bias": {"900000": 1}}', "logit_bias"),
-        (b'{"prompt": "x", "logprobs": 21}', "logprobs"),
         (b'{"prompt": [-1], "echo": true, "logprobs": 1}', "token id -1"),
-        (b'{"prompt": "x", "suffix": "y"}', "suffix"),
-        (b'{"prompt": "x", "best_of": 3}', "best_of"),
-        (b'{"prompt": "x", "stream_options": {}}', "stream_options"),
         (b'{"prompt": "x", "wonders": 1}', "wonders: this field is not known"),
         (b'{"prompt": "\\ud800"}', "surrogate"),
     ],
@@ -192,7 +179,7 @@ def test_malformed_bodies_are_400_in_one_line(served: Served, body: bytes, says:
         (415, "POST", COMPLETIONS, b"{}", {"Content-Type": "text/plain"}),
     ],
 )
-def test_all_that_goes_wrong_is_told_as_openai_tells_it(
+def test_every_error_has_openais_form(
     served: Served,
     status: int,
     method: str,
@@ -211,17 +198,15 @@ def test_all_that_goes_wrong_is_told_as_openai_tells_it(
     assert ("allow" in reply.headers) == (status == 405)
 
 
-def test_too_much_is_4xx(served: Served) -> None:
-    prompt = "x" * (5 << 20)
-    assert served.ask("POST", COMPLETIONS, {"prompt": prompt}).status == 413
-    assert served.ask("POST", COMPLETIONS, {"prompt": "x" * 3000}).status == 400
-    assert served.ask("POST", COMPLETIONS, {"prompt": ["x"] * 257}).status == 400
-    many = {"prompt": ["x"] * 200, "n": 128}
-    assert served.ask("POST", COMPLETIONS, many).status == 400
+def test_too_long_prompts_and_too_many_samples_are_400(served: Served) -> None:
+    for body in ({"prompt": "x" * 3000}, {"prompt": ["x"] * 200, "n": 128}):
+        assert served.ask("POST", COMPLETIONS, body).status == 400
+
+
+def test_a_missing_path_names_those_that_exist(served: Served) -> None:
     missing = served.ask("GET", "/nowhere")
     assert missing.status == 404
     assert "there is no '/nowhere'; known: /v1/completions, " in missing.error["message"]
-    assert served.ask("GET", COMPLETIONS).status == 405
 
 
 def wait_for(is_so: Callable[[], bool]) -> None:
@@ -232,7 +217,7 @@ def wait_for(is_so: Callable[[], bool]) -> None:
 
 
 def open_stream(served: Served) -> socket.socket:
-    """A long completion of which the first bytes have come."""
+    """A long completion whose first bytes have come."""
     body = json.dumps({**LONG, "stream": True}).encode()
     head = (
         f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
@@ -244,7 +229,7 @@ def open_stream(served: Served) -> socket.socket:
     return connection
 
 
-def test_clients_that_leave_or_do_not_read_hold_nobody_up(
+def test_clients_that_leave_or_do_not_read_delay_no_other(
     served: Served, rng: np.random.Generator
 ) -> None:
     connections = [open_stream(served) for _ in range(12)]
@@ -263,7 +248,7 @@ def test_clients_that_leave_or_do_not_read_hold_nobody_up(
     assert served.metric("vllm:kv_cache_usage_perc") == 0
 
 
-def test_a_long_text_stops_nobody(served: Served) -> None:
+def test_a_long_prompt_delays_no_other_request(served: Served) -> None:
     text = {"prompt": "import os; " * 300_000}
     with ThreadPoolExecutor(1) as pool:
         begun = time.monotonic()
@@ -278,7 +263,7 @@ def test_a_long_text_stops_nobody(served: Served) -> None:
     assert max(waits) < taken / 2
 
 
-def test_sigterm_drains(directory: Path) -> None:
+def test_sigterm_lets_open_requests_end(directory: Path) -> None:
     streamed = {**LONG, "stream": True, "stream_options": {"include_usage": True}}
     with serving(str(directory)) as served, ThreadPoolExecutor(3) as pool:
         whole, *streams = [
@@ -291,14 +276,12 @@ def test_sigterm_drains(directory: Path) -> None:
         assert reply.status == 200
         assert reply.content["usage"]["completion_tokens"] == 1900
         for stream in streams:
-            *_, last, done, rest = stream.result(60).body.decode().split("\n\n")
-            assert json.loads(last.removeprefix("data: "))["usage"]["completion_tokens"] == 1900
-            assert (done, rest) == ("data: [DONE]", "")
+            assert stream.result(60).chunks[-1]["usage"]["completion_tokens"] == 1900
         assert served.process.wait(60) in (0, -signal.SIGTERM)
 
 
 @pytest.mark.parametrize("signals", [2, 3])
-def test_a_second_signal_ends_what_is_open_now(directory: Path, signals: int) -> None:
+def test_a_second_signal_ends_open_requests_at_once(directory: Path, signals: int) -> None:
     with serving(str(directory)) as served, ThreadPoolExecutor(4) as pool:
         asked = [LONG, *[LONG | {"stream": True}] * 3]
         replies = [pool.submit(served.ask, "POST", COMPLETIONS, body) for body in asked]
@@ -308,7 +291,7 @@ def test_a_second_signal_ends_what_is_open_now(directory: Path, signals: int) ->
         assert "open requests have 60 seconds" in served.process.stderr.readline()
         for _ in range(signals - 1):
             served.process.send_signal(signal.SIGINT)
-            time.sleep(0.05)  # or two are one
+            time.sleep(0.05)  # two at once would count as one
         if signals == 2:
             whole, *streams = [reply.result(10) for reply in replies]
             assert (whole.status, whole.error["type"]) == (503, "server_error")
@@ -321,7 +304,7 @@ def test_a_second_signal_ends_what_is_open_now(directory: Path, signals: int) ->
         assert served.process.stderr.read().strip() == ""
 
 
-def test_no_text_is_logged(directory: Path) -> None:
+def test_no_prompt_is_logged(directory: Path) -> None:
     secret = "a text that nobody else should see"
     with serving(str(directory)) as served:
         served.ask("POST", COMPLETIONS, {"prompt": secret, "max_tokens": 2})
@@ -334,26 +317,20 @@ def test_no_text_is_logged(directory: Path) -> None:
 
 
 def test_a_missing_extra_is_named_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, refuse: Refuse
 ) -> None:
     monkeypatch.setattr("specqd.cli.serve.find_spec", lambda name: None)
-    assert main(["serve"]) == 1
-    [line] = capsys.readouterr().err.splitlines()
-    assert "pip install 'specqd[serve]'" in line
+    assert "pip install 'specqd[serve]'" in refuse("serve")
 
 
-def test_an_address_that_is_taken_is_told_in_one_line(
-    served: Served, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["serve", "--port", str(served.port)]) == 1
-    [line] = capsys.readouterr().err.splitlines()
-    assert "in use" in line
+def test_an_address_in_use_is_refused_in_one_line(served: Served, refuse: Refuse) -> None:
+    assert "in use" in refuse("serve", "--port", str(served.port))
 
 
-def test_the_server_listens_on_this_machine_alone(served: Served) -> None:
+def test_the_server_listens_on_loopback_only(served: Served) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing; names the address that we would use
+            probe.connect(("192.0.2.1", 9))  # sends nothing; finds our address
             address = probe.getsockname()[0]
         except OSError:
             pytest.skip("this machine has no address but loopback")

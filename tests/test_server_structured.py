@@ -1,4 +1,4 @@
-"""Texts that must follow a schema do, and their bits depend on neither drafts nor neighbours."""
+"""Texts follow their schema, and their bits depend on neither drafts nor neighbours."""
 
 import json
 from collections.abc import Iterator
@@ -12,13 +12,12 @@ import pytest
 from specqd import LLM, SamplingParams
 from specqd.engine.engine import Engine
 from specqd.engine.generation import GenerationRequest
+from support.engines import run_to_end
+from support.openai_client import COMPLETIONS, NO_WHITE_SPACE, client_of, closed
 from support.random_models import EOS
 from support.served import Served, serving
 
-pytest.importorskip("fastapi", reason="needs specqd[serve]")
-pytest.importorskip("uvicorn", reason="needs specqd[serve]")
 pytest.importorskip("llguidance", reason="needs specqd[serve]")
-openai = pytest.importorskip("openai", reason="needs OpenAI's client")
 pydantic = pytest.importorskip("pydantic", reason="needs specqd[serve]")
 
 from specqd.errors import FieldError  # noqa: E402
@@ -29,27 +28,11 @@ from specqd.openai.grammar import (  # noqa: E402
     check_bounds,
 )
 
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "kind": {"enum": ["circle", "square"]},
-        "sizes": {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 4},
-        "inner": {"$ref": "#/$defs/inner"},
-    },
-    "required": ["kind", "sizes", "inner"],
-    "additionalProperties": False,
-    "$defs": {
-        "inner": {
-            "type": "object",
-            "properties": {"x": {"type": "string", "maxLength": 5}},
-            "required": ["x"],
-            "additionalProperties": False,
-        }
-    },
-}
-
-
-NO_WHITE_SPACE = {str(ord(space)): -100.0 for space in "\n\t\r "}  # else there is no end to it
+SCHEMA = closed(
+    kind={"enum": ["circle", "square"]},
+    sizes={"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 4},
+    inner={"$ref": "#/$defs/inner"},
+) | {"$defs": {"inner": closed(x={"type": "string", "maxLength": 5})}}
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +43,7 @@ def served(chat_model: Path) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def client(served: Served) -> Any:
-    return openai.OpenAI(base_url=f"{served.url}/v1", api_key="unused", max_retries=0)
+    return client_of(served)
 
 
 def grammars_of(llm: LLM) -> JsonGrammars:
@@ -71,8 +54,7 @@ def alone(llm: LLM, prompt: list[int], params: SamplingParams, schema: dict[str,
     engine = Engine(llm.engine.level, llm.tokenizer, eos_token_ids=[EOS])
     make = grammars_of(llm).of_schema(schema)
     [generation] = engine.submit(GenerationRequest([prompt], params.resolved(llm.defaults), make))
-    while generation.finish_reason is None:
-        engine.step()
+    run_to_end(engine)
     return generation.tokens
 
 
@@ -86,7 +68,7 @@ def check_follows(content: str) -> None:
     assert len(value["inner"]["x"]) <= 5
 
 
-def test_texts_follow_the_schema_with_the_bits_of_each_alone(
+def test_texts_follow_the_schema_and_equal_themselves_alone(
     client: Any, served: Served, llm: LLM, rng: np.random.Generator
 ) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "shape", "schema": SCHEMA}}
@@ -103,7 +85,7 @@ def test_texts_follow_the_schema_with_the_bits_of_each_alone(
     extra = {"response_format": form, "return_token_ids": True}
 
     def ask(i: int) -> Any:
-        if i % 3 == 2:  # a neighbour that is free
+        if i % 3 == 2:  # a neighbour without a schema
             return client.completions.create(model="small", **requests[i])
         return client.completions.create(model="small", extra_body=extra, **requests[i])
 
@@ -123,9 +105,7 @@ def test_texts_follow_the_schema_with_the_bits_of_each_alone(
     assert served.metric("vllm:spec_decode_num_accepted_tokens_total") > 0
 
 
-def test_masks_along_a_proposal_are_those_of_each_prefix(
-    llm: LLM, rng: np.random.Generator
-) -> None:
+def test_each_mask_of_a_proposal_is_that_of_its_prefix(llm: LLM, rng: np.random.Generator) -> None:
     make = grammars_of(llm).of_schema(SCHEMA)
     looking, plain = make(), make()
     text = llm.encode('{"kind":"circle","sizes":[true,false],"inner":{"x":"é"}}')
@@ -151,22 +131,22 @@ def test_masks_along_a_proposal_are_those_of_each_prefix(
     assert [i for i in range(llm.model.vocabulary) if row[i // 32] >> (i % 32) & 1] == [EOS]
 
 
-class Tiring:
-    """A matcher that allows token 7 and gives up, for good, on a text of three tokens."""
+class FailingMatcher:
+    """A matcher that allows token 7 and fails for good on a text of three tokens."""
 
-    def __init__(self, tokens: list[int], has_given_up: bool = False) -> None:
+    def __init__(self, tokens: list[int], has_failed: bool = False) -> None:
         self.tokens = tokens
-        self.has_given_up = has_given_up
+        self.has_failed = has_failed
 
-    def deep_copy(self) -> "Tiring":
-        return Tiring(list(self.tokens), self.has_given_up)
+    def deep_copy(self) -> "FailingMatcher":
+        return FailingMatcher(list(self.tokens), self.has_failed)
 
     def is_error(self) -> bool:
-        return self.has_given_up
+        return self.has_failed
 
     def consume_tokens(self, tokens: list[int]) -> bool:
         self.tokens += tokens
-        return not self.has_given_up
+        return not self.has_failed
 
     def consume_token(self, token: int) -> bool:
         return self.consume_tokens([token])
@@ -176,21 +156,21 @@ class Tiring:
 
     def rollback(self, count: int) -> bool:
         del self.tokens[len(self.tokens) - count :]
-        return not self.has_given_up
+        return not self.has_failed
 
     def compute_bitmask(self) -> bytes:
-        self.has_given_up |= len(self.tokens) >= 3
+        self.has_failed |= len(self.tokens) >= 3
         return np.array([1 << 7], np.uint32).tobytes()
 
 
-def test_a_matcher_that_gives_up_ahead_of_the_text_is_replaced() -> None:
-    grammar = JsonGrammar(Tiring([]), 1)
+def test_a_matcher_that_fails_ahead_of_the_text_is_replaced() -> None:
+    grammar = JsonGrammar(FailingMatcher([]), 1)
     grammar.accept(7)
     assert grammar.masks([7, 7]).tolist() == [[1 << 7], [1 << 7], [0]]
     grammar.accept(7)
     assert grammar.masks([7, 7]).tolist() == [[1 << 7], [0], [0]]
     grammar.accept(7)
-    assert grammar.masks([]).tolist() == [[0]]  # and now the text itself ends
+    assert grammar.masks([]).tolist() == [[0]]  # the text itself ends here
 
 
 def test_openais_client_parses_into_a_pydantic_model(client: Any) -> None:
@@ -228,7 +208,7 @@ def test_schemas_that_cannot_be_followed_are_400(
     served: Served, schema: dict[str, Any], says: str
 ) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    reply = served.ask("POST", "/v1/completions", {"prompt": "x", "response_format": form})
+    reply = served.ask("POST", COMPLETIONS, {"prompt": "x", "response_format": form})
     assert reply.status == 400
     assert says in reply.error["message"]
     assert "\n" not in reply.error["message"]
@@ -239,8 +219,3 @@ def test_schemas_of_one_request_are_bounded_together() -> None:
     check_bounds([half], "tools")
     with pytest.raises(FieldError, match="longer than"):
         check_bounds([half, half], "tools")
-
-
-def test_a_schema_and_no_end_of_text_are_refused(served: Served) -> None:
-    body = {"prompt": "x", "response_format": {"type": "json_object"}, "ignore_eos": True}
-    assert served.ask("POST", "/v1/completions", body).status == 400

@@ -9,13 +9,20 @@ import numpy as np
 import pytest
 
 from specqd import LLM
-from specqd.openai.batch import answer_batch, open_answers, read_batch
+from support.batches import answered, line
+from support.openai_client import (
+    CHAT,
+    NO_WHITE_SPACE,
+    allowed,
+    chosen,
+    client_of,
+    closed,
+    function,
+)
 from support.random_models import Shape, make_model
 from support.scripted_models import HERMES, LLAMA, make_scripted_model
 from support.served import Served, add_template, serving
 
-pytest.importorskip("fastapi", reason="needs specqd[serve]")
-pytest.importorskip("uvicorn", reason="needs specqd[serve]")
 pytest.importorskip("llguidance", reason="needs specqd[serve]")
 openai = pytest.importorskip("openai", reason="needs OpenAI's client")
 pydantic = pytest.importorskip("pydantic", reason="needs specqd[serve]")
@@ -32,46 +39,19 @@ SCRIPTS = {
 LLAMA_SCRIPTS = {"A": "No call: {x}", "B": '{"name": "stop", "parameters": {"is_now": false}}'}
 CITY = ("weather", {"city": "Zürich <3"})
 NOW = ("stop", {"is_now": True})
-NO_WHITE_SPACE = {str(ord(space)): -100.0 for space in "\n\t\r "}  # else there is no end to it
 NESTED: dict[str, Any] = {"type": "boolean"}
 for _ in range(32):
     NESTED = {"not": NESTED}
 
 
-def tool(name: str, **members: Any) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, **members}}
-
-
 TOOLS = [
-    tool(
+    function(
         "weather",
         description="Of a city.",
-        parameters={
-            "type": "object",
-            "properties": {"city": {"type": "string", "maxLength": 12}},
-            "required": ["city"],
-            "additionalProperties": False,
-        },
+        parameters=closed(city={"type": "string", "maxLength": 12}),
     ),
-    tool(
-        "stop",
-        parameters={
-            "type": "object",
-            "properties": {"is_now": {"type": "boolean"}},
-            "required": ["is_now"],
-            "additionalProperties": False,
-        },
-    ),
+    function("stop", parameters=closed(is_now={"type": "boolean"})),
 ]
-
-
-def chosen(name: str) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name}}
-
-
-def allowed(mode: str, *names: str) -> dict[str, Any]:
-    tools = [chosen(name) for name in names]
-    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
 
 @pytest.fixture(scope="module")
@@ -90,10 +70,6 @@ def client(served: Served) -> Any:
     return client_of(served)
 
 
-def client_of(served: Served) -> Any:
-    return openai.OpenAI(base_url=f"{served.url}/v1", api_key="unused", max_retries=0)
-
-
 def ask(client: Any, script: str = "A", **fields: Any) -> Any:
     extra = {"chat_template_kwargs": {"script": script}}
     given = {"tools": TOOLS, "temperature": 0, "max_tokens": 400} | fields
@@ -103,7 +79,7 @@ def ask(client: Any, script: str = "A", **fields: Any) -> Any:
 
 
 def ask_streamed(client: Any, script: str = "A", **fields: Any) -> dict[str, Any]:
-    """What the deltas come to, which are checked to be as OpenAI sends them."""
+    """The deltas joined; each must have OpenAI's form."""
     extra = {"chat_template_kwargs": {"script": script}}
     given = {"tools": TOOLS, "temperature": 0, "max_tokens": 400} | fields
     content, reason, calls = "", None, list[dict[str, Any]]()
@@ -152,7 +128,7 @@ def check_same(choice: Any, streamed: dict[str, Any]) -> None:
         ("D", SCRIPTS["D"], [], "stop"),
     ],
 )
-def test_calls_are_read_out_of_free_texts(
+def test_calls_in_free_texts_are_read(
     client: Any, script: str, content: str | None, calls: list[Any], reason: str
 ) -> None:
     choice = ask(client, script)
@@ -162,21 +138,21 @@ def test_calls_are_read_out_of_free_texts(
     check_same(choice, ask_streamed(client, script))
 
 
-def test_without_leave_to_call_markup_is_content(client: Any) -> None:
+def test_markup_is_content_if_tool_choice_is_none(client: Any) -> None:
     choice = ask(client, "B", tool_choice="none")
     assert choice.message.content == SCRIPTS["B"]
     assert choice.message.tool_calls is None
     check_same(choice, ask_streamed(client, "B", tool_choice="none"))
 
 
-def test_a_call_that_is_cut_has_the_arguments_so_far(client: Any) -> None:
+def test_a_call_cut_by_max_tokens_has_its_arguments_so_far(client: Any) -> None:
     found = set()
     for most in range(2, 40):
         choice = ask(client, "B", max_tokens=most)
         check_same(choice, ask_streamed(client, "B", max_tokens=most))
         for call in choice.message.tool_calls or []:
             assert call.function.name == "weather"
-            so_far = call.function.arguments.rstrip("\N{REPLACEMENT CHARACTER}")  # half a letter
+            so_far = call.function.arguments.rstrip("\N{REPLACEMENT CHARACTER}")  # half a character
             assert '{"city": "Zürich <3"}'.startswith(so_far)
             assert choice.message.content == "Let me look."
             found.add((choice.finish_reason, call.function.arguments == '{"city": "Zürich <3"}'))
@@ -185,11 +161,9 @@ def test_a_call_that_is_cut_has_the_arguments_so_far(client: Any) -> None:
 
 
 @pytest.mark.parametrize("choice", ["required", chosen("stop"), "auto"])
-def test_rules_hold_where_the_model_would_say_something_else(client: Any, choice: Any) -> None:
-    """The model wants to write a call that the schema forbids."""
-    refusing = {"type": "object", "properties": {"is_now": {"const": False}}}
-    refusing |= {"required": ["is_now"], "additionalProperties": False}
-    tools = [tool("stop", parameters=refusing, strict=True)]
+def test_rules_hold_where_the_model_would_write_another_call(client: Any, choice: Any) -> None:
+    """Script C has the model write a call that the schema forbids."""
+    tools = [function("stop", parameters=closed(is_now={"const": False}), strict=True)]
     fields = {"tools": tools, "tool_choice": choice, "logit_bias": NO_WHITE_SPACE}
     fields |= {"parallel_tool_calls": False}
     answer = ask(client, "C", **fields)
@@ -199,24 +173,24 @@ def test_rules_hold_where_the_model_would_say_something_else(client: Any, choice
 
 
 def test_only_allowed_tools_are_called(client: Any) -> None:
-    """Script C wants to call both; which of them it may is all that differs."""
-    both = ask(client, "C", tool_choice=allowed("auto", "weather", "stop"))
+    """Script C has the model call both tools; only the allowed ones differ."""
+    both = ask(client, "C", tool_choice=allowed("auto", chosen("weather"), chosen("stop")))
     assert calls_of(both) == [NOW, CITY]
     for mode in ("auto", "required"):
-        fields = {"tool_choice": allowed(mode, "stop"), "logit_bias": NO_WHITE_SPACE}
+        fields = {"tool_choice": allowed(mode, chosen("stop")), "logit_bias": NO_WHITE_SPACE}
         some = ask(client, "C", **fields)
         check_same(some, ask_streamed(client, "C", **fields))
         assert '<tool_call>\n{"name": "weather' not in (some.message.content or "")
         assert {call.function.name for call in some.message.tool_calls} == {"stop"}
-    free = ask(client, "A", tool_choice=allowed("auto", "stop"))
+    free = ask(client, "A", tool_choice=allowed("auto", chosen("stop")))
     assert (free.message.content, calls_of(free)) == (SCRIPTS["A"], [])
-    held = ask(client, "A", tool_choice=allowed("required", "weather"), logit_bias=NO_WHITE_SPACE)
+    required = allowed("required", chosen("weather"))
+    held = ask(client, "A", tool_choice=required, logit_bias=NO_WHITE_SPACE)
     assert {call.function.name for call in held.message.tool_calls} == {"weather"}
 
 
-def test_texts_without_calls_may_have_a_form_of_their_own(client: Any) -> None:
-    schema = {"type": "object", "properties": {"is_it": {"type": "boolean"}}}
-    schema |= {"required": ["is_it"], "additionalProperties": False}
+def test_texts_without_calls_follow_the_response_format(client: Any) -> None:
+    schema = closed(is_it={"type": "boolean"})
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     for script in "AB":
         fields = {"response_format": form, "logit_bias": NO_WHITE_SPACE | {str(ord("{")): 100.0}}
@@ -311,7 +285,7 @@ def test_calls_have_the_same_bits_with_drafts_and_without(
             assert choice.finish_reason == "tool_calls"
 
 
-def test_calls_in_json_are_read_and_special_tags_are_seen(tmp_path: Path, seed: int) -> None:
+def test_untagged_calls_and_special_token_tags_are_read(tmp_path: Path, seed: int) -> None:
     llama = make_scripted_model(tmp_path / "llama" / "small", LLAMA_SCRIPTS, LLAMA, seed)
     with serving(str(llama)) as served:
         client = client_of(served)
@@ -330,7 +304,7 @@ def test_calls_in_json_are_read_and_special_tags_are_seen(tmp_path: Path, seed: 
         assert calls_of(ask(client, "B")) == [CITY]
         body = {"messages": MESSAGES, "tools": TOOLS, "temperature": 0, "return_origins": True}
         body |= {"chat_template_kwargs": {"script": "B"}}
-        [choice] = served.ask("POST", "/v1/chat/completions", body).content["choices"]
+        [choice] = served.ask("POST", CHAT, body).content["choices"]
         assert "".join(origin["text"] for origin in choice["origins"]) == SCRIPTS["B"]
         answer = ask(client, "B", tool_choice=chosen("stop"), logit_bias=NO_WHITE_SPACE)
         assert [name for name, _ in calls_of(answer)] == ["stop"]
@@ -340,29 +314,17 @@ def test_a_batch_answers_calls_as_the_server_does(
     scripted: Path, client: Any, tmp_path: Path
 ) -> None:
     body = {"messages": MESSAGES, "tools": TOOLS, "temperature": 0, "logit_bias": NO_WHITE_SPACE}
+    choices: dict[str, Any] = {"B": "auto", "C": chosen("stop"), "A": "none"}
     lines = [
-        {
-            "custom_id": script,
-            "method": "POST",
-            "url": "/v1/chat/completions",
-            "body": body | {"tool_choice": choice, "chat_template_kwargs": {"script": script}},
-        }
-        for script, choice in (("B", "auto"), ("C", chosen("stop")), ("A", "none"))
+        line(script, CHAT, body | given | {"chat_template_kwargs": {"script": script}})
+        for script, given in ((s, {"tool_choice": c}) for s, c in choices.items())
     ]
-    requests = tmp_path / "in.jsonl"
-    requests.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    batch = read_batch(requests, "small")
-    with open_answers(tmp_path / "out.jsonl", batch) as answers:
-        assert answer_batch(LLM(scripted, "none", threads=2), batch, answers, lambda *_: None) == 0
-    for line in map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines()):
-        [found] = line["response"]["body"]["choices"]
-        asked = next(each["body"] for each in lines if each["custom_id"] == line["custom_id"])
-        expected = ask(
-            client,
-            line["custom_id"],
-            tool_choice=asked["tool_choice"],
-            logit_bias=NO_WHITE_SPACE,
-        )
+    answers = answered(LLM(scripted, "none", threads=2), tmp_path, lines)
+    assert len(answers) == len(choices)
+    for answer in answers:
+        [found] = answer["response"]["body"]["choices"]
+        script = answer["custom_id"]
+        expected = ask(client, script, tool_choice=choices[script], logit_bias=NO_WHITE_SPACE)
         assert found["finish_reason"] == expected.finish_reason
         assert found["message"]["content"] == expected.message.content
         calls = found["message"].get("tool_calls") or []
@@ -381,20 +343,20 @@ def test_a_batch_answers_calls_as_the_server_does(
 def test_schemas_that_cannot_be_followed_are_400(
     served: Served, fields: dict[str, Any], says: str
 ) -> None:
-    body = {"messages": MESSAGES, "tools": [tool("f", **fields)], "max_tokens": 3}
-    reply = served.ask("POST", "/v1/chat/completions", body | {"tool_choice": "required"})
+    body = {"messages": MESSAGES, "tools": [function("f", **fields)], "max_tokens": 3}
+    reply = served.ask("POST", CHAT, body | {"tool_choice": "required"})
     assert reply.status == 400
     assert reply.error["param"] == "tools"
     assert says in reply.error["message"]
-    assert served.ask("POST", "/v1/chat/completions", body).status == 200  # nobody follows it
+    assert served.ask("POST", CHAT, body).status == 200  # auto: no schema is enforced
 
 
-def test_a_model_without_a_form_of_calls_says_so(tmp_path: Path, seed: int) -> None:
+def test_tools_are_refused_without_a_known_form_of_calls(tmp_path: Path, seed: int) -> None:
     directory = add_template(make_model(tmp_path / "small", Shape(), seed))
     with serving(str(directory)) as served:
         body = {"messages": MESSAGES, "tools": TOOLS}
-        reply = served.ask("POST", "/v1/chat/completions", body)
+        reply = served.ask("POST", CHAT, body)
         assert (reply.status, reply.error["param"]) == (400, "tools")
         assert "in no form that is known" in reply.error["message"]
         body |= {"tool_choice": "none", "max_tokens": 2}
-        assert served.ask("POST", "/v1/chat/completions", body).status == 200
+        assert served.ask("POST", CHAT, body).status == 200

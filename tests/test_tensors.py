@@ -1,4 +1,4 @@
-"""The safetensors reader: good files read bit for bit, hostile ones refused in one line."""
+"""The safetensors reader gives the bits of good files and refuses hostile ones in one line."""
 
 import json
 from pathlib import Path
@@ -14,15 +14,8 @@ from specqd.formats.safetensors import TensorDirectory
 from support.writers import bf16_bits, entry, write_raw, write_safetensors, write_shards
 
 
-@pytest.fixture
-def rng() -> np.random.Generator:
-    seed = int(np.random.SeedSequence().generate_state(1)[0])
-    print(f"seed {seed}")
-    return np.random.default_rng(seed)
-
-
 def refusal(directory: Path, *mentions: str) -> str:
-    """The one line with which opening `directory` is refused."""
+    """The line of error with which opening `directory` is refused."""
     with pytest.raises(TensorError) as caught:
         TensorDirectory.open(directory)
     message = str(caught.value)
@@ -92,7 +85,7 @@ def test_bf16_names_what_is_wrong_with_a_tensor(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32])
-def test_wider_floats_are_rounded_to_nearest_even(kind, rng):
+def test_fp16_and_fp32_are_rounded_to_the_nearest_even(kind, rng):
     bits = rng.integers(0, 1 << 8 * kind().itemsize, 600_000, dtype=np.uint64)
     values = bits.astype(f"u{kind().itemsize}").view(kind).reshape(600, 1000)
     rounded = rounded_to_bf16(values)
@@ -101,20 +94,20 @@ def test_wider_floats_are_rounded_to_nearest_even(kind, rng):
     finite = np.isfinite(values) & np.isfinite(as_float)
     exact = values[finite].astype(np.float64)
     error = np.abs(as_float.astype(np.float64)[finite] - exact)
-    for towards in (rounded - 1, rounded + 1):  # neither neighbour is nearer, nor as near and even
+    for towards in (rounded - 1, rounded + 1):  # no neighbour is nearer, or as near and even
         neighbour = (towards.astype(np.uint32) << 16).view(np.float32)
         other = np.abs(neighbour[finite].astype(np.float64) - exact)
         is_even = rounded[finite] % 2 == 0
         assert np.all((error < other) | ((error == other) & is_even) | ~np.isfinite(other))
 
 
-def test_halves_go_to_even_and_too_large_is_infinite():
+def test_ties_round_to_even_and_too_large_values_to_infinity():
     values = np.array([1 + 2**-8, 1 + 3 * 2**-8, -(1 + 2**-8), 3.4e38, np.inf], np.float32)
     assert rounded_to_bf16(values).tolist() == [0x3F80, 0x3F82, 0xBF80, 0x7F80, 0x7F80]
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32])
-def test_wider_tensors_are_read_rounded(tmp_path, rng, kind):
+def test_fp16_and_fp32_tensors_are_rounded_when_read(tmp_path, rng, kind):
     matrix, vector = rng.standard_normal((3, 4)).astype(kind), np.ones(4, kind)
     write_safetensors(tmp_path / "model.safetensors", {"m": matrix, "v": vector})
     tensors = TensorDirectory.open(tmp_path)
@@ -122,7 +115,7 @@ def test_wider_tensors_are_read_rounded(tmp_path, rng, kind):
     assert list(tensors.matrices()) == [("F16" if kind is np.float16 else "F32", (3, 4))]
 
 
-def test_a_gptq_checkpoint_is_named(tmp_path):
+def test_a_gptq_checkpoint_is_refused_by_name(tmp_path):
     write_safetensors(tmp_path / "model.safetensors", {"m.qweight": np.zeros((2, 2), np.int32)})
     with pytest.raises(TensorError, match=r"'m.weight' is missing .* GPTQ and AWQ"):
         TensorDirectory.open(tmp_path).bf16("m.weight", (2, 2))
@@ -144,7 +137,11 @@ HOSTILE_HEADERS = {
     "backward offsets": ({"t": entry(U8, [1], 1, 0)}, b"x", "impossible data_offsets"),
     "negative offsets": ({"t": entry(U8, [1], -1, 0)}, b"x", "impossible data_offsets"),
     "offsets past the data": ({"t": entry(U8, [9], 0, 9)}, b"x" * 8, "truncated"),
-    "dtype mismatch": ({"t": entry("F32", [2], 0, 4)}, b"x" * 4, "does not match the data"),
+    "dtype mismatch": (
+        {"t": entry("F32", [2], 0, 4)},
+        b"x" * 4,
+        "holds 4 bytes, but F32 of shape [2] needs 8: the dtype",
+    ),
     "overlap": (
         {"t": entry(U8, [4], 0, 4), "u": entry(U8, [4], 3, 7)},
         b"x" * 7,
@@ -168,7 +165,7 @@ HOSTILE_HEADERS = {
 
 
 @pytest.mark.parametrize("case", HOSTILE_HEADERS)
-def test_hostile_header_is_refused_by_name(tmp_path, case):
+def test_a_hostile_header_is_refused_by_name(tmp_path, case):
     header, data, mention = HOSTILE_HEADERS[case]
     path = tmp_path / "model.safetensors"
     write_raw(path, json.dumps(header).encode(), data)
@@ -190,12 +187,12 @@ def test_hostile_header_is_refused_by_name(tmp_path, case):
         ((40000).to_bytes(8, "little") + b'{"a":' * 8000, "not valid JSON"),
     ],
 )
-def test_file_that_is_not_safetensors_is_refused(tmp_path, content, mention):
+def test_a_file_that_is_not_safetensors_is_refused(tmp_path, content, mention):
     (tmp_path / "model.safetensors").write_bytes(content)
     refusal(tmp_path, "model.safetensors", mention)
 
 
-def test_header_above_the_limit_is_refused_unread(tmp_path):
+def test_a_header_above_the_limit_is_refused_unread(tmp_path):
     path = tmp_path / "model.safetensors"
     with path.open("wb") as file:
         file.write((100_000_001).to_bytes(8, "little"))
@@ -203,7 +200,7 @@ def test_header_above_the_limit_is_refused_unread(tmp_path):
     refusal(tmp_path, "100000000")
 
 
-def test_name_given_twice_is_refused(tmp_path):
+def test_a_name_given_twice_is_refused(tmp_path):
     one = json.dumps(entry(U8, [1], 0, 1))
     header = f'{{"t": {one}, "t": {one}}}'.encode()
     write_raw(tmp_path / "model.safetensors", header, b"x")
@@ -217,12 +214,12 @@ def test_truncated_data_is_refused(tmp_path, rng):
     refusal(tmp_path, "truncated", "'w'")
 
 
-def test_name_from_a_file_cannot_write_to_the_terminal(tmp_path):
+def test_names_from_a_file_are_printed_in_ascii(tmp_path):
     write_raw(tmp_path / "model.safetensors", {"\x1b[2J\n\ud800": 1})
     assert refusal(tmp_path).isascii()
 
 
-def test_directory_without_weights_is_refused(tmp_path):
+def test_a_directory_without_weights_is_refused(tmp_path):
     refusal(tmp_path, "model.safetensors", "is missing")
     (tmp_path / "model.safetensors").mkdir()
     refusal(tmp_path, "is not a file")
@@ -242,13 +239,13 @@ def test_directory_without_weights_is_refused(tmp_path):
         "x\0.safetensors",
     ],
 )
-def test_index_may_not_leave_the_directory(tmp_path, file):
+def test_an_index_may_not_leave_the_directory(tmp_path, file):
     shard = {"a": np.zeros(4, np.uint16)}
     write_shards(tmp_path, {"model-1.safetensors": shard}, b=file)
-    refusal(tmp_path, "index.json", "'b'", "beside it")
+    refusal(tmp_path, "model.safetensors.index.json", "'b'", ascii(file), "beside it")
 
 
-def test_index_that_does_not_fit_its_shards_is_refused(tmp_path):
+def test_an_index_that_does_not_fit_its_shards_is_refused(tmp_path):
     shard = {"a": np.zeros(4, np.uint16)}
     write_shards(tmp_path, {"model-1.safetensors": shard}, b="model-1.safetensors")
     refusal(tmp_path, "'b'", "does not hold it")
@@ -259,13 +256,13 @@ def test_index_that_does_not_fit_its_shards_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "index", ["[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}', "{"]
 )
-def test_malformed_index_is_refused(tmp_path, index):
+def test_a_malformed_index_is_refused(tmp_path, index):
     (tmp_path / "model.safetensors.index.json").write_text(index)
     refusal(tmp_path, "index.json")
 
 
 def _open_bytes(directory: Path, content: bytes) -> None:
-    """Any bytes are a valid mapping or a one-line TensorError, never another exception."""
+    """Any bytes open as a mapping or raise a TensorError of one line."""
     (directory / "model.safetensors").write_bytes(content)
     try:
         views, problem = list(TensorDirectory.open(directory).values()), ""
@@ -317,7 +314,7 @@ def test_any_json_header_is_read_or_refused(tmp_path, header, data):
 
 @fuzz
 @given(shapes=st.lists(st.lists(st.integers(0, 3), max_size=3), max_size=4), data=st.data())
-def test_valid_file_with_one_changed_byte_is_read_or_refused(tmp_path, shapes, data):
+def test_a_valid_file_with_one_changed_byte_is_read_or_refused(tmp_path, shapes, data):
     path = tmp_path / "model.safetensors"
     write_safetensors(path, {str(i): np.zeros(s, np.uint16) for i, s in enumerate(shapes)})
     content = bytearray(path.read_bytes())

@@ -1,4 +1,4 @@
-"""The tokenizer, on tokenizers built here and, where present, on real ones."""
+"""The tokenizer, with backends built here and with trained ones where present."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def byte_level() -> Backend:
     return with_bos(backend)
 
 
-def sentencepiece_decoder() -> decoders.Decoder:
+def sentencepiece_decoder(stripped: int = 1) -> decoders.Decoder:
     parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    return decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)])
+    return decoders.Sequence([*parts, decoders.Strip(" ", stripped, 0)])
 
 
 def byte_fallback_bpe() -> Backend:
@@ -64,20 +64,8 @@ def byte_fallback_bpe() -> Backend:
 
 
 def byte_fallback_unigram() -> Backend:
-    tokens = [
-        "<unk>",
-        "<s>",
-        "</s>",
-        *BYTE_TOKENS,
-        "▁",
-        "▁a",
-        "b",
-        "\ufffd",
-        ".",
-        "▁.",
-        "n't",
-        "▁n",
-    ]
+    tokens = ["<unk>", "<s>", "</s>", *BYTE_TOKENS]
+    tokens += ["▁", "▁a", "b", "\ufffd", ".", "▁.", "n't", "▁n"]
     backend = Backend(models.Unigram([(token, -1.0) for token in tokens], 0, True))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = sentencepiece_decoder()
@@ -102,8 +90,7 @@ def undecoded() -> Backend:
 
 def two_spaces_stripped() -> Backend:
     backend = byte_fallback_bpe()
-    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    backend.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 2, 0)])
+    backend.decoder = sentencepiece_decoder(2)
     return backend
 
 
@@ -158,7 +145,7 @@ def saved(directory: Path, backend: Backend, **files: Any) -> Path:
 @pytest.mark.parametrize("name", BUILT)
 @given(data=st.data())
 @settings(deadline=None, max_examples=150)
-def test_streamed_text_is_the_decoded_text_for_any_tokens(name: str, data: st.DataObject) -> None:
+def test_streamed_text_equals_decoded_text_for_any_tokens(name: str, data: st.DataObject) -> None:
     tokenizer = BUILT[name]
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 2), max_size=40))
     assert "".join(streamed(tokenizer, ids)) == tokenizer.decode(ids)
@@ -169,7 +156,7 @@ def test_streamed_text_is_the_decoded_text_for_any_tokens(name: str, data: st.Da
 @example("👩‍👩‍👧‍👦 e\u0301 \ufffd  né 日本 🇫🇷 \r\n")
 @example("  a <s> </s> b")
 @settings(deadline=None, max_examples=100)
-def test_no_piece_of_good_text_holds_half_a_character(name: str, text: str) -> None:
+def test_no_piece_of_valid_text_holds_half_a_character(name: str, text: str) -> None:
     tokenizer = BUILT[name]
     ids = tokenizer.encode(text, add_special_tokens=False)
     pieces = streamed(tokenizer, ids)
@@ -178,7 +165,7 @@ def test_no_piece_of_good_text_holds_half_a_character(name: str, text: str) -> N
 
 
 @pytest.mark.parametrize("name", REAL_NAMES)
-def test_real_tokenizers_stream_what_they_decode(name: str) -> None:
+def test_trained_tokenizers_stream_the_text_that_they_decode(name: str) -> None:
     tokenizer = real_tokenizer(name)
 
     @given(st.lists(st.integers(0, tokenizer.vocab_size - 1) | st.integers(0, 260), max_size=60))
@@ -191,7 +178,7 @@ def test_real_tokenizers_stream_what_they_decode(name: str) -> None:
 
 @pytest.mark.parametrize("name", REAL_NAMES)
 @pytest.mark.parametrize("text", ["Once upon a time,\n  é 😀", " def f(x):\n\treturn x  # ñ", ""])
-def test_real_tokenizers_give_the_text_back(name: str, text: str) -> None:
+def test_trained_tokenizers_decode_to_the_encoded_text(name: str, text: str) -> None:
     tokenizer = real_tokenizer(name)
     ids = tokenizer.encode(text)
     assert ids[0] == tokenizer.bos_token_id
@@ -211,7 +198,7 @@ def test_bytes_that_cannot_become_a_character_are_streamed_at_once() -> None:
     assert streamed(tokenizer, ids) == ["\ufffd", "", "\ufffdA", "", "\ufffd"]
 
 
-def test_a_run_of_byte_tokens_is_certain_when_it_ends() -> None:
+def test_a_run_of_byte_tokens_is_streamed_when_it_ends() -> None:
     tokenizer = BUILT["byte_fallback_bpe"]
     good = [tokenizer.id_of(f"<0x{byte:02X}>") for byte in "€".encode()]
     a, bad = tokenizer.id_of("a"), tokenizer.id_of("<0xFF>")
@@ -226,31 +213,31 @@ def test_only_the_first_space_of_a_text_is_stripped() -> None:
     assert streamed(tokenizer, [space, word]) == ["", " a", ""]
 
 
-def test_special_tokens_are_skipped_wherever_they_come() -> None:
+def test_special_tokens_are_skipped_within_characters_too() -> None:
     tokenizer = BUILT["byte_level"]
     first, second = (tokenizer.id_of(CHARACTER_OF[byte]) for byte in "é".encode())
     assert streamed(tokenizer, [0, first, 1, second, 0]) == ["", "", "", "é", "", ""]
 
 
 @pytest.mark.parametrize("name", BUILT)
-def test_streaming_a_token_takes_as_long_late_as_early(name: str) -> None:
+def test_streaming_takes_linear_time(name: str) -> None:
     tokenizer = BUILT[name]
     ids = [i % tokenizer.vocab_size for i in range(40_000)]
     stream = tokenizer.stream()
     started = time.thread_time()
     pieces = [stream.feed([i]) for i in ids]
-    assert time.thread_time() - started < 4  # by re-decoding all it takes minutes
+    assert time.thread_time() - started < 4  # decoding all tokens again each time takes minutes
     assert "".join(pieces) + stream.finish() == tokenizer.decode(ids)
 
 
-def test_encoding_adds_what_the_post_processor_says() -> None:
+def test_encoding_adds_the_tokens_of_the_post_processor() -> None:
     tokenizer = BUILT["byte_fallback_bpe"]
     plain = tokenizer.encode("ab", add_special_tokens=False)
     assert tokenizer.encode("ab") == [tokenizer.bos_token_id, *plain]
     assert tokenizer.encode("</s>", add_special_tokens=False)[-1] == tokenizer.eos_token_id
 
 
-def test_settings_name_the_special_tokens(tmp_path: Path) -> None:
+def test_special_tokens_are_read_from_the_settings(tmp_path: Path) -> None:
     backend = byte_fallback_bpe()
     directory = saved(tmp_path, backend, tokenizer_config_json={**CONFIG, "unk_token": "é"})
     tokenizer = Tokenizer.open(directory)
@@ -285,13 +272,13 @@ def test_a_lone_surrogate_is_refused(length: int) -> None:
 
 
 @pytest.mark.parametrize("name", BUILT)
-def test_long_texts_have_the_ids_that_the_library_gives_short_ones(name: str) -> None:
+def test_long_texts_have_the_librarys_ids(name: str) -> None:
     text = "Hello world, 日本 é. " * 1000
     ids = list(BUILT[name]._backend.encode(text).ids)
     assert BUILT[name].encode(text) == ids
 
 
-def test_the_first_difference_is_the_lowest_id_with_two_meanings() -> None:
+def test_the_first_difference_is_the_lowest_id_with_different_text() -> None:
     ours = BUILT["byte_fallback_bpe"]
     changed = json.loads(byte_fallback_bpe().to_str())
     vocabulary = changed["model"]["vocab"]
@@ -301,7 +288,7 @@ def test_the_first_difference_is_the_lowest_id_with_two_meanings() -> None:
     assert found == TokenDifference(ours.id_of("é") or 0, "é", "😀")
 
 
-def test_tokens_that_one_tokenizer_has_more_are_no_difference() -> None:
+def test_additional_tokens_are_no_difference() -> None:
     padded = byte_level()
     padded.add_tokens(["<pad0>", "<pad1>"])
     ours, theirs = BUILT["byte_level"], Tokenizer(padded, CONFIG, {})
@@ -324,10 +311,15 @@ def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
     assert "tokenizer.json: not found" in one_line_of(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"version": "1.0"}', b"\xff\xfe", b"null"])
-def test_an_unreadable_tokenizer_is_named(tmp_path: Path, content: bytes) -> None:
+UNREADABLE = [b"", b"{", b"[]", b'{"version": "1.0"}', b'{"model": {"type": "Nonsense"}}', b"null"]
+
+
+@pytest.mark.parametrize(
+    ("content", "mention"), [*((c, "not a tokenizer") for c in UNREADABLE), (b"\xff\xfe", "")]
+)
+def test_an_unreadable_tokenizer_is_named(tmp_path: Path, content: bytes, mention: str) -> None:
     (tmp_path / "tokenizer.json").write_bytes(content)
-    assert "tokenizer.json" in one_line_of(tmp_path)
+    assert f"tokenizer.json: {mention}" in one_line_of(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -351,7 +343,7 @@ def test_malformed_settings_are_named(tmp_path: Path, settings_text: str) -> Non
     assert "tokenizer_config.json" in one_line_of(tmp_path)
 
 
-def test_a_directory_in_a_files_place_is_named(tmp_path: Path) -> None:
+def test_a_directory_in_place_of_a_file_is_named(tmp_path: Path) -> None:
     saved(tmp_path, byte_level())
     (tmp_path / "tokenizer_config.json").mkdir()
     assert "cannot be read" in one_line_of(tmp_path)
@@ -371,7 +363,7 @@ def test_a_chat_is_encoded_without_a_second_bos(tmp_path: Path) -> None:
     assert tokenizer.render_chat(MESSAGES, bos_token="B") == "Bab</s>"
 
 
-def test_a_template_file_comes_before_the_settings(tmp_path: Path) -> None:
+def test_a_template_file_overrides_the_settings(tmp_path: Path) -> None:
     saved(tmp_path, byte_level(), chat_template_json={"chat_template": "processor"})
     assert Tokenizer.open(tmp_path).render_chat(MESSAGES) == "processor"
     (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "settings"}')
@@ -380,7 +372,7 @@ def test_a_template_file_comes_before_the_settings(tmp_path: Path) -> None:
     assert Tokenizer.open(tmp_path).render_chat(MESSAGES) == "file"
 
 
-def test_tools_choose_the_template_made_for_them(tmp_path: Path) -> None:
+def test_tools_select_the_tool_use_template(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
     saved(tmp_path, byte_level(), tokenizer_config_json={"chat_template": named})
     tokenizer = Tokenizer.open(tmp_path)
@@ -391,7 +383,7 @@ def test_tools_choose_the_template_made_for_them(tmp_path: Path) -> None:
         Tokenizer.open(tmp_path).render_chat(MESSAGES)
 
 
-def test_a_model_without_a_template_says_so() -> None:
+def test_a_chat_without_a_template_is_refused() -> None:
     assert not BUILT["byte_level"].has_chat_template
     with pytest.raises(RequestError, match="no chat template"):
         BUILT["byte_level"].chat(MESSAGES)

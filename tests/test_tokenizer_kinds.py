@@ -1,5 +1,7 @@
-"""Every kind of vocabulary against the library that brought it: sentencepiece and transformers,
-recorded by parity/make_tokenizer_goldens.py. And their files, damaged."""
+"""Every kind of vocabulary against its own library, and damaged files of it.
+
+parity/make_tokenizer_goldens.py recorded the answers of sentencepiece and transformers.
+"""
 
 import json
 import shutil
@@ -29,7 +31,7 @@ each_that_keeps_text = pytest.mark.parametrize("kind", [k for k in KINDS if "uni
 
 
 def recorded(kind: str) -> Iterator[tuple[str, list[int], str]]:
-    """Each text, its ids, and the text of the ids."""
+    """Each text, its ids, and the decoded ids."""
     golden = np.load(KINDS[kind][1])
     decoded = json.loads(str(golden["decoded"]))
     starts = [0, *golden["ends"][:-1]]
@@ -38,7 +40,7 @@ def recorded(kind: str) -> Iterator[tuple[str, list[int], str]]:
 
 
 @each_kind
-def test_texts_have_the_ids_and_ids_the_texts_of_the_reference(kind: str) -> None:
+def test_ids_and_decoded_texts_are_those_of_the_reference(kind: str) -> None:
     tokenizer = Tokenizer.open(KINDS[kind][0])
     assert len(TEXTS) == 200
     wrong = []
@@ -51,7 +53,7 @@ def test_texts_have_the_ids_and_ids_the_texts_of_the_reference(kind: str) -> Non
 
 
 @each_that_keeps_text
-def test_texts_come_back_whole(kind: str) -> None:
+def test_texts_survive_encoding_and_decoding(kind: str) -> None:
     tokenizer = Tokenizer.open(KINDS[kind][0])
     composes = kind == "qwen2"
     for text, _, again in recorded(kind):
@@ -62,7 +64,7 @@ def test_texts_come_back_whole(kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["shipped", "tiny1m", "stories260k"])
-def test_texts_have_the_ids_that_the_library_gives_them(name: str) -> None:
+def test_ids_and_decoded_texts_are_those_of_the_library(name: str) -> None:
     directory = shipped_model() if name == "shipped" else SHARED_MODELS / name
     if not directory.is_dir():
         pytest.skip(f"no model {name} beside the repository")
@@ -96,7 +98,7 @@ def test_user_defined_and_control_pieces_are_found_in_text(pieces: Path) -> None
     assert tokenizer.decode(tokenizer.encode("x<tool>y</s>")) == "x<tool> y"
 
 
-def test_settings_add_tokens_behind_the_pieces(pieces: Path) -> None:
+def test_added_tokens_follow_the_pieces(pieces: Path) -> None:
     size = Tokenizer.open(pieces).vocab_size
     added = {
         str(size): {"content": "<|im_end|>", "special": True},
@@ -121,7 +123,7 @@ def test_settings_add_tokens_behind_the_pieces(pieces: Path) -> None:
         (b"IQ== 0\nIg== 1\n", "tokenizer.model"),  # a vocabulary of tiktoken
     ],
 )
-def test_what_is_no_sentencepiece_model_is_refused(
+def test_a_file_that_is_no_sentencepiece_model_is_refused(
     pieces: Path, content: bytes, mention: str
 ) -> None:
     (pieces / "tokenizer.model").write_bytes(content)

@@ -1,4 +1,4 @@
-"""Which form calls have follows from the chat template, and rules hold texts to it."""
+"""The form of calls follows from the chat template, and rules enforce it."""
 
 import json
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ import pytest
 from specqd.errors import FieldError, RequestError
 from specqd.openai.tool_calls import Tool, ToolUse, call_form
 from specqd.text.tokenizer import Tokenizer
+from support.openai_client import closed, function
 from support.random_models import EOS, write_tokenizer
 from support.scripted_models import HERMES, LLAMA
 
@@ -45,7 +46,7 @@ def tokenizer_of(directory: Path, template: str | None, special: Sequence[str] =
     return Tokenizer.open(directory)
 
 
-def test_the_template_says_how_a_call_is_written(tmp_path: Path) -> None:
+def test_the_form_of_a_call_is_read_from_the_template(tmp_path: Path) -> None:
     form = call_form(tokenizer_of(tmp_path, HERMES))
     written = ('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>")
     assert (form.begin, form.middle, form.end) == written
@@ -60,31 +61,26 @@ def test_the_template_says_how_a_call_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("template", [REVERSED, TEACHING], ids=["reversed", "teaching"])
-def test_a_template_that_teaches_tags_has_hermes_form(tmp_path: Path, template: str) -> None:
+def test_a_template_that_describes_tags_has_hermes_form(tmp_path: Path, template: str) -> None:
     assert call_form(tokenizer_of(tmp_path, template)) == call_form(tokenizer_of(tmp_path, HERMES))
 
 
 @pytest.mark.parametrize("template", [IN_BRACKETS, REFUSING, UNTAGGED_ELSEWHERE])
-def test_a_template_without_a_known_form_is_told(tmp_path: Path, template: str) -> None:
+def test_a_template_without_a_known_form_is_refused(tmp_path: Path, template: str) -> None:
     with pytest.raises(FieldError, match="calls tools in no form that is known") as refused:
         call_form(tokenizer_of(tmp_path, template))
     assert refused.value.field == "tools"
     assert "\n" not in str(refused.value)
 
 
-def test_without_a_template_there_are_no_tools(tmp_path: Path) -> None:
+def test_tools_need_a_template(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="no chat template"):
         call_form(tokenizer_of(tmp_path, None))
 
 
 # --- Rules ----------------------------------------------------------------------------------------
 
-BOOLEAN: dict[str, Any] = {
-    "type": "object",
-    "properties": {"a": {"type": "boolean"}},
-    "required": ["a"],
-    "additionalProperties": False,
-}
+BOOLEAN = closed(a={"type": "boolean"})
 TOOLS = (Tool("get", BOOLEAN, False), Tool("get_all", BOOLEAN, False))
 GET = '<tool_call>\n{"name": "get", "arguments": {"a": true}}\n</tool_call>'
 ALL = GET.replace('"get"', '"get_all"').replace("true", "false")
@@ -114,7 +110,9 @@ def check_rules(
 
 
 @pytest.mark.parametrize("special", [(), ("<tool_call>", "</tool_call>")], ids=["plain", "special"])
-def test_rules_of_tagged_calls(tmp_path: Path, special: Sequence[str]) -> None:
+def test_rules_of_tagged_calls_accept_only_right_texts(
+    tmp_path: Path, special: Sequence[str]
+) -> None:
     tokenizer = tokenizer_of(tmp_path, HERMES, special)
     bad = GET.replace("true", "1")
     unknown = GET.replace('"get"', '"put"')
@@ -136,7 +134,7 @@ def test_rules_of_tagged_calls(tmp_path: Path, special: Sequence[str]) -> None:
     check_rules(tokenizer, ToolUse(TOOLS), either, ["", "x", '{"a":1}', bad], BOOLEAN)
 
 
-def test_rules_of_untagged_calls(tmp_path: Path) -> None:
+def test_rules_of_untagged_calls_accept_only_right_texts(tmp_path: Path) -> None:
     tokenizer = tokenizer_of(tmp_path, LLAMA)
     bad = PLAIN.replace("true", "1")
     check_rules(tokenizer, ToolUse(TOOLS, must_call=True), [PLAIN], ["", "x", bad, f"{PLAIN}x"])
@@ -149,7 +147,7 @@ def test_rules_of_untagged_calls(tmp_path: Path) -> None:
 
 def test_earlier_calls_and_results_reach_the_template(tmp_path: Path) -> None:
     tokenizer = tokenizer_of(tmp_path, HERMES)
-    call = {"type": "function", "function": {"name": "get", "arguments": {"a": True}}}
+    call = function("get", arguments={"a": True})
     messages = [
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "content": "7", "tool_call_id": "x"},

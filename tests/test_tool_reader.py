@@ -1,4 +1,4 @@
-"""Calls read out of texts: the same however a text is cut, and no markup as content."""
+"""Calls read from texts are the same in pieces of any size, and markup is no content."""
 
 import itertools
 import random
@@ -80,11 +80,11 @@ def test_calls_in_tags_are_read_and_the_rest_is_content(
         "<tool_call>",
     ],
 )
-def test_what_is_no_call_stays_content_to_the_letter(text: str, seed: int) -> None:
+def test_text_that_is_no_call_stays_unchanged_content(text: str, seed: int) -> None:
     check(text, text, [], seed, is_tagged=True)
 
 
-def test_arguments_are_passed_on_as_they_were_written(seed: int) -> None:
+def test_arguments_keep_their_spelling(seed: int) -> None:
     cut = CALL[: CALL.index("é")]
     check(cut, "", [("f", '{"a": "}<\\"')], seed, is_tagged=True)
     wrong = '<tool_call>\n{"name": "f", "arguments": {"a": tru\n</tool_call>after'
@@ -110,7 +110,7 @@ def test_arguments_are_passed_on_as_they_were_written(seed: int) -> None:
         (" ", " ", []),
     ],
 )
-def test_a_text_of_json_is_a_call_where_it_names_a_function(
+def test_json_is_a_call_if_it_names_a_function(
     text: str, content: str, calls: list[tuple[str, str]], seed: int
 ) -> None:
     check(text, content, calls, seed, is_tagged=False)

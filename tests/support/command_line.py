@@ -1,4 +1,4 @@
-"""Runs the program in its own process; the fixture `run` runs it in this one."""
+"""The program in a process of its own, or in this one by the fixtures `run` and `refuse`."""
 
 import subprocess
 import sys
@@ -9,6 +9,7 @@ from typing import Any
 PROGRAM = [sys.executable, "-m", "specqd"]
 
 Run = Callable[..., tuple[int, str, str]]  # arguments -> status, stdout, stderr
+Refuse = Callable[..., str]  # arguments of a command that must fail -> its one line of error
 
 
 def run_program(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[bytes]:

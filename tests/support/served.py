@@ -39,6 +39,14 @@ class Reply:
     def error(self) -> Any:
         return self.content["error"]
 
+    @property
+    def chunks(self) -> list[Any]:
+        """The JSON of each event of a stream, which must be whole."""
+        *events, done, rest = self.body.decode().split("\n\n")
+        assert (done, rest) == ("data: [DONE]", "")
+        assert all(event.startswith("data: ") for event in events)
+        return [json.loads(event.removeprefix("data: ")) for event in events]
+
 
 @dataclass
 class Served:
@@ -85,7 +93,8 @@ class Served:
 @contextmanager
 def serving(*arguments: str, key: str | None = None) -> Iterator[Served]:
     """Runs a server and ends it by SIGTERM. Skips the test where specqd[serve] is missing."""
-    pytest.importorskip("uvicorn", reason="needs specqd[serve]")
+    for name in ("fastapi", "uvicorn", "prometheus_client"):
+        pytest.importorskip(name, reason="needs specqd[serve]")
     environment = {name: value for name, value in os.environ.items() if name != "SPECQD_API_KEY"}
     if key is not None:
         environment["SPECQD_API_KEY"] = key

@@ -1,0 +1,37 @@
+"""OpenAI's client for a running server, and parts of requests that several tests send."""
+
+from typing import Any
+
+import pytest
+
+from support.served import Served
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+# Random models would write white space without end where a schema allows it.
+NO_WHITE_SPACE = {str(ord(space)): -100.0 for space in "\n\t\r "}
+
+
+def client_of(served: Served) -> Any:
+    openai = pytest.importorskip("openai", reason="needs OpenAI's client")
+    return openai.OpenAI(base_url=f"{served.url}/v1", api_key="unused", max_retries=0)
+
+
+def function(name: str, **members: Any) -> dict[str, Any]:
+    """A tool."""
+    return {"type": "function", "function": {"name": name, **members}}
+
+
+def chosen(name: str) -> dict[str, Any]:
+    """A `tool_choice` of one function, also an entry of `allowed`."""
+    return function(name)
+
+
+def allowed(mode: object, *tools: Any) -> dict[str, Any]:
+    """A `tool_choice` of some functions."""
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}
+
+
+def closed(**properties: Any) -> dict[str, Any]:
+    """The schema of an object with exactly these properties."""
+    required = {"required": list(properties), "additionalProperties": False}
+    return {"type": "object", "properties": properties, **required}
