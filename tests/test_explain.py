@@ -50,7 +50,7 @@ class Recorder:
         self.level = level
         self.levels = level.levels
         self.proposals: list[Proposal] = []
-        self.is_free, self.chances = level.is_free, level.chances
+        self.values = level.values
         self.observe, self.release = getattr(level, "observe", None), level.release
 
     def propose(self, requests: SequenceOf[DraftRequest]) -> list[Proposal]:

@@ -15,6 +15,7 @@ void bind_policy(nb::module_& m) {
   nb::class_<Calibration>(m, "Calibration", "Stated confidence -> observed acceptance.")
       .def(nb::init<double, double>(), "floor"_a = 0.0, "memory"_a = 300.0)
       .def("probability", &Calibration::probability, "confidence"_a)
+      .def_prop_ro("mean", &Calibration::mean)
       .def("observe", &Calibration::observe, "confidence"_a, "is_accepted"_a);
   nb::class_<RowCosts>(m, "RowCosts", "Seconds of a forward by its number of rows.")
       .def(nb::init<>())

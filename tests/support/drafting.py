@@ -42,10 +42,6 @@ class Whimsical:
     def levels(self) -> tuple[Drafter, ...]:
         return self._drafter.levels
 
-    @property
-    def is_free(self) -> bool:
-        return self._drafter.is_free
-
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         asked = [
             request.changed(
@@ -62,8 +58,8 @@ class Whimsical:
             proposals.append(Proposal(proposal.tokens[:kept], proposal.confidences[:kept]))
         return proposals
 
-    def chances(self, request: DraftRequest, proposal: Proposal) -> list[float]:
-        return self._drafter.chances(request, proposal)
+    def values(self, requests: Sequence[DraftRequest]) -> list[float]:
+        return self._drafter.values(requests)
 
     def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:
         self._drafter.observe(request, proposal, accepted)

@@ -221,6 +221,9 @@ class Calibration:
 
     def probability(self, confidence: float) -> float: ...
 
+    @property
+    def mean(self) -> float: ...
+
     def observe(self, confidence: float, is_accepted: bool) -> None: ...
 
 class RowCosts:

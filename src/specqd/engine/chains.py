@@ -3,12 +3,12 @@ requests."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from specqd import _native
-from specqd._native import Level, NgramDrafter, NoDraft
+from specqd._native import DraftChoice, Level, NgramDrafter, NoDraft
 from specqd.config import read_config
 from specqd.engine.roles import Drafter
 from specqd.errors import HubError, RequestError, TokenizerError
@@ -18,9 +18,9 @@ from specqd.model.model import HEAD_AS_PAYS, WHOLE_HEAD, Head, Model, Precision
 from specqd.model.weights import Overall, bytes_to_pack, require_memory
 from specqd.text.tokenizer import Tokenizer
 
-_AUTO = ("mxfp4", "ngram")
+_AUTO = "mxfp4|ngram"
 _LONGEST = 64
-_KNOWN = "auto, none, mxfp4[:k=N], MODEL[:bf16|:mxfp4][:k=N], ngram[:FILE][:k=N]"
+_KNOWN = "auto, none, mxfp4[:k=N], MODEL[:bf16|:mxfp4][:k=N], ngram[:FILE][:k=N], A|B"
 _KNOWN_HEADS = "all, auto, exact, N (the first ids) or N+exact"
 _HEADS = {"all": WHOLE_HEAD, "auto": HEAD_AS_PAYS, "exact": Head(is_exact=True)}
 _PRECISIONS = {precision.value: precision for precision in Precision}
@@ -36,9 +36,20 @@ class DraftSpec:
     precision: Precision = Precision.FP4
     length: int | None = None
     head: Head = HEAD_AS_PAYS
+    beside: "tuple[DraftSpec, ...]" = ()  # drafters side by side with this one
 
     @classmethod
     def parse(cls, word: str) -> "DraftSpec":
+        """A drafter, or several side by side with `|` between them. Raises RequestError."""
+        first, *others = (cls._parse_one(each) for each in word.split("|"))
+        return replace(first, beside=tuple(others))
+
+    @property
+    def members(self) -> "tuple[DraftSpec, ...]":
+        return self, *self.beside
+
+    @classmethod
+    def _parse_one(cls, word: str) -> "DraftSpec":
         """`mxfp4`, `MODEL[:bf16|:mxfp4]` or `ngram[:FILE]`, each with an optional `:k=N`. For
         experiments `mxfp4` takes `:head=...` before that: what it reads of its head.
 
@@ -106,9 +117,9 @@ def parse_chain(
         if len(words) > 1:
             raise RequestError("--draft none and --draft auto stand alone; leave the others out")
         has_draft = precision is Precision.EXACT and not is_mxfp4
-        words = [w for w in _AUTO if has_draft or w != "mxfp4"] if words == ["auto"] else []
+        words = [_AUTO if has_draft else "ngram"] if words == ["auto"] else []
     specs = tuple(DraftSpec.parse(word) for word in words)
-    for i, spec in enumerate(specs):
+    for i, spec in ((i, member) for i, level in enumerate(specs) for member in level.members):
         if spec.kind == "mxfp4" and precision is Precision.FP4:
             raise RequestError(
                 f"--draft {spec.word}: with --precision fp4 the MXFP4 weights are the target; "
@@ -124,7 +135,7 @@ def parse_chain(
                 f"--draft {spec.word}: the model's own fp4 precision drafts for the model alone; "
                 "name it first and once (another model's is MODEL:mxfp4)"
             )
-        if spec.kind == "ngram" and i + 1 < len(specs):
+        if spec is specs[i] and spec.kind == "ngram" and i + 1 < len(specs):
             raise RequestError(
                 f"--draft {spec.word}: n-grams read no weights, so nothing can draft for them; "
                 "name them last and once"
@@ -154,7 +165,7 @@ class Drafts:
         Raises a SpecqdError of one line.
         """
         taken = {self._target}
-        for spec in specs:
+        for spec in _members(specs):
             if spec.kind == "ngram":
                 if spec.source and spec.source not in self._corpora:
                     self._corpora[spec.source] = _read_corpus(spec, self._tokenizer)
@@ -176,7 +187,9 @@ class Drafts:
     def _to_load(self, specs: Sequence[DraftSpec]) -> list[Path]:
         """The directories of the target and of the small models that are not loaded yet."""
         wanted = [self._target[0]]
-        wanted += [self._directories[spec.source] for spec in specs if spec.kind == "model"]
+        wanted += [
+            self._directories[spec.source] for spec in _members(specs) if spec.kind == "model"
+        ]
         loaded = {directory for directory, _ in self._models}
         return [each for each in dict.fromkeys(wanted) if each not in loaded]
 
@@ -202,10 +215,18 @@ class Drafts:
     def _below(
         self, above: Model, specs: Sequence[DraftSpec], progress: Progress | None
     ) -> Drafter:
-        """The drafter that verifies for `above`."""
+        """What drafts for `above`. The rest of a chain lies below the first of several drafters
+        that stand side by side."""
         if not specs:
             return NoDraft()
-        spec, inner = specs[0], specs[1:]
+        first, *others = specs[0].members
+        drafters = [self._drafter(above, first, specs[1:], progress)]
+        drafters += [self._drafter(above, spec, (), progress) for spec in others]
+        return DraftChoice(drafters) if others else drafters[0]
+
+    def _drafter(
+        self, above: Model, spec: DraftSpec, inner: Sequence[DraftSpec], progress: Progress | None
+    ) -> Drafter:
         if spec.kind == "ngram":
             corpus = self._corpora[spec.source] if spec.source else ()
             return NgramDrafter(corpus=corpus, length=spec.length)
@@ -245,6 +266,10 @@ class Drafts:
                 target.rely_on(self._models[key])
         self._models[key].draft_for(self._models[self._target], above)
         return self._models[key]
+
+
+def _members(specs: Sequence[DraftSpec]) -> list[DraftSpec]:
+    return [member for spec in specs for member in spec.members]
 
 
 def _check_vocabulary(spec: DraftSpec, ours: Tokenizer, theirs: Tokenizer) -> None:

@@ -1,0 +1,142 @@
+"""Costs, calibrations, rates and probes of a level, each by itself."""
+
+import random
+
+import numpy as np
+import pytest
+
+from specqd._native import Calibration, ProbeBudget, RowCosts, TokenRate
+
+
+def test_calibration_learns_how_often_a_confidence_is_right() -> None:
+    rng = random.Random(7)
+    calibration = Calibration()
+    assert 0.8 < calibration.probability(0.9) < 0.95  # a prior: the confidence itself
+    for _ in range(2000):
+        calibration.observe(0.9, rng.random() < 0.4)
+    assert calibration.probability(0.9) == pytest.approx(0.4, abs=0.08)
+    assert calibration.probability(0.2) == pytest.approx(0.2, abs=0.1)
+
+
+def test_row_costs_are_interpolated_and_extended() -> None:
+    costs = RowCosts()
+    assert costs.seconds(3) == 0.0
+    costs.add(1, 1.0)
+    assert costs.seconds(9) == 1.0
+    costs.begin({1: 1.0, 5: 1.8})
+    assert costs.seconds(3) == pytest.approx(1.4)
+    assert costs.seconds(9) == pytest.approx(2.6)
+    assert costs.seconds(1009) == pytest.approx(202.6)
+
+
+def test_an_outlier_counts_for_twice_the_cost_expected() -> None:
+    costs = RowCosts()
+    costs.begin({1: 1.0, 9: 2.6})
+    other = RowCosts()
+    other.begin({1: 1.0, 9: 2.6})
+    costs.add(9, 5.2)
+    costs.add(1, 1.0)  # the end of a run
+    other.add(9, 90.0)
+    other.add(1, 1.0)
+    assert 2.6 < costs.seconds(9) == other.seconds(9) <= 5.2
+
+
+def test_more_rows_never_cost_less() -> None:
+    costs = RowCosts()
+    costs.begin({1: 1.0, 2: 1.1, 4: 3.0, 9: 1.5})  # disturbed at four
+    assert costs.seconds(4) == costs.seconds(9) == costs.seconds(90) == 1.5
+    assert costs.seconds(2) < costs.seconds(3) < costs.seconds(4)
+    rng = random.Random(1)
+    for _ in range(300):
+        costs.add(rng.randint(1, 40), rng.uniform(0.5, 3.0))
+    curve = [costs.seconds(rows) for rows in range(1, 60)]
+    assert curve == sorted(curve)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_row_costs_are_learned_whatever_was_measured_first(seed: int) -> None:
+    rng = random.Random(seed)
+    costs = RowCosts()
+    costs.begin({1: 1.0, 2: 1.0, 4: 7.0, 9: 7.0})
+
+    def truth(rows: int) -> float:
+        return 2.0 + 0.1 * (rows - 1) + 0.3 * max(rows - 8, 0)
+
+    for _ in range(1000):
+        rows = rng.randint(1, 16)
+        costs.add(rows, rng.uniform(0.95, 1.05) * truth(rows))
+    for rows in (1, 2, 4, 8, 12, 16):
+        assert costs.seconds(rows) == pytest.approx(truth(rows), rel=0.1)
+
+
+def test_a_machine_that_slows_down_slows_every_number_of_rows() -> None:
+    costs = RowCosts()
+    costs.begin({1: 1.0, 5: 1.8})
+    for i in range(200):
+        costs.add(1 if i % 8 == 0 else 5, 2.0 if i % 8 == 0 else 3.6)
+    assert costs.seconds(1) == pytest.approx(2.0, rel=0.05)
+    assert costs.seconds(5) == pytest.approx(3.6, rel=0.01)
+    assert costs.seconds(9) > 4.0
+
+
+def test_a_rate_is_seconds_per_recent_token() -> None:
+    rate = TokenRate()
+    assert rate.seconds_per_token is None
+    for _ in range(10):
+        rate.add(4, 2.0)
+    assert rate.seconds_per_token == pytest.approx(0.5)
+
+
+def test_a_calibration_s_mean_is_over_all_confidences() -> None:
+    calibration = Calibration()
+    for _ in range(2000):
+        calibration.observe(0.9, True)
+        calibration.observe(0.2, False)
+    assert calibration.mean == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize("right", [0.0, 0.2])
+def test_probes_lose_no_more_than_their_share(right: float, rng: np.random.Generator) -> None:
+    """Each costs 1 s and saves 2 s where it is right."""
+    budget, lost = ProbeBudget(share=0.01), 0.0
+    budget.begin(2.0)
+    for _ in range(20_000):
+        budget.pass_(1.0)
+        if budget.is_open:
+            budget.charge(1.0)
+            lost += 1.0
+            if rng.random() < right:
+                budget.refund(2.0)
+                lost -= 2.0
+    assert 0.8 * 200 <= lost <= 2.0 + 200 + 1.0
+
+
+def test_a_probe_may_begin_while_nothing_is_owed() -> None:
+    budget = ProbeBudget(share=0.01)
+    assert not budget.is_open
+    budget.begin(1.2)
+    budget.charge(1.0)
+    assert budget.is_open
+    budget.charge(5.0)  # a probe that was held up
+    budget.pass_(470.0)
+    assert not budget.is_open
+    budget.pass_(20.0)
+    assert budget.is_open
+
+
+def test_time_without_probes_saves_no_more_than_the_first_budget() -> None:
+    budget = ProbeBudget(share=0.01)
+    budget.begin(1.0)
+    budget.pass_(10_000.0)
+    budget.charge(1.5)
+    assert not budget.is_open
+
+
+def test_a_probe_that_was_right_may_be_followed_by_another() -> None:
+    budget = ProbeBudget(share=0.01)
+    budget.begin(1.0)
+    budget.charge(2.0)
+    budget.refund(0.9)
+    assert not budget.is_open
+    budget.refund(0.2)
+    assert budget.is_open
