@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specqd import _native
+from specqd._native import testing
 
 GRAMS = (8, 4, 2, 1)
 DOUBT = 2.0
@@ -26,7 +26,7 @@ def match(text: list[int], end: int, context: list[int]) -> int:
     """How many tokens up to text[:end] equal those at the end of the context."""
     length = 0
     while (
-        length < min(end, len(context), _native.LONGEST_MATCH)
+        length < min(end, len(context), testing.LONGEST_MATCH)
         and text[end - 1 - length] == context[-1 - length]
     ):
         length += 1
@@ -41,7 +41,7 @@ def places_of(text: list[int], ends: list[int], context: list[int]) -> list[tupl
         latest = sorted(
             (p for p in matches if p[0] >= gram and p not in chosen), key=lambda p: -p[1]
         )
-        chosen += latest[: _native.MOST_PLACES - len(chosen)]
+        chosen += latest[: testing.MOST_PLACES - len(chosen)]
     return sorted(chosen, reverse=True)
 
 
@@ -58,7 +58,7 @@ def follow(
         token = text[places[0][1]]
         agreeing = [p for p in places if text[p[1]] == token]
         confidences.append(weight(agreeing) / (weight(places) + DOUBT))
-        places = [(min(n + 1, _native.LONGEST_MATCH), end + 1) for n, end in agreeing]
+        places = [(min(n + 1, testing.LONGEST_MATCH), end + 1) for n, end in agreeing]
         proposed.append(token)
         text.append(token)
     return proposed, confidences
@@ -78,8 +78,8 @@ def expected(
     return follow(own, context, most)
 
 
-def index_of(*documents: list[int]) -> _native.NgramIndex:
-    index = _native.NgramIndex()
+def index_of(*documents: list[int]) -> testing.NgramIndex:
+    index = testing.NgramIndex()
     for document in documents:
         index.append(document)
         index.end_text()
@@ -100,7 +100,7 @@ def assert_same(
 def test_proposes_what_a_search_by_brute_force_proposes(
     text: list[int], guesses: list[int], splits: list[int], most: int
 ) -> None:
-    index, start = _native.NgramIndex(), 0
+    index, start = testing.NgramIndex(), 0
     for end in [*sorted(splits), len(text)]:
         index.append(text[start:end])
         start = max(start, end)
@@ -112,7 +112,7 @@ def test_proposes_what_a_search_by_brute_force_proposes(
 def test_corpus_is_asked_where_its_match_is_longer(
     text: list[int], guesses: list[int], corpus: list[list[int]], most: int
 ) -> None:
-    index = _native.NgramIndex()
+    index = testing.NgramIndex()
     index.append(text)
     found = index.propose(guesses, most, index_of(*corpus))
     assert_same(found, expected(text, guesses, most, corpus))
@@ -120,9 +120,9 @@ def test_corpus_is_asked_where_its_match_is_longer(
 
 @given(st.lists(st.integers(0, 5), min_size=2, max_size=40))
 def test_first_token_followed_the_latest_of_the_longest_matches(text: list[int]) -> None:
-    if Counter(text)[text[-1]] > _native.MOST_PLACES:
+    if Counter(text)[text[-1]] > testing.MOST_PLACES:
         return  # only the latest of them are looked at
-    index = _native.NgramIndex()
+    index = testing.NgramIndex()
     index.append(text)
     longest = max((match(text, end, text), end) for end in range(1, len(text)))
     proposed, confidences = index.propose([], 1)
@@ -132,7 +132,7 @@ def test_first_token_followed_the_latest_of_the_longest_matches(text: list[int])
 
 @given(texts, st.lists(guesses, max_size=5))
 def test_guesses_leave_no_trace(text: list[int], guessed: list[list[int]]) -> None:
-    index, untouched = _native.NgramIndex(), _native.NgramIndex()
+    index, untouched = testing.NgramIndex(), testing.NgramIndex()
     for at, token in enumerate(text):
         index.append([token])
         untouched.append([token])
@@ -145,7 +145,7 @@ def test_guesses_leave_no_trace(text: list[int], guessed: list[list[int]]) -> No
 
 def test_no_match_reaches_over_the_end_of_a_text() -> None:
     corpus = index_of([1, 2], [3, 4], [])
-    own = _native.NgramIndex()
+    own = testing.NgramIndex()
     own.append([1, 2])
     assert own.propose([], 8, corpus) == ([], [])
     assert own.propose([3], 8, corpus)[0] == [4]
@@ -155,7 +155,7 @@ def test_no_match_reaches_over_the_end_of_a_text() -> None:
 def test_memory_grows_with_the_text_and_no_faster(
     vocabulary: int, rng: np.random.Generator
 ) -> None:
-    index = _native.NgramIndex()
+    index = testing.NgramIndex()
     most = 4 + 4 * (4 + 32 / 3)
     for count in (100, 1000, 40_000):
         index.append(rng.integers(0, vocabulary, count).tolist())
@@ -164,7 +164,7 @@ def test_memory_grows_with_the_text_and_no_faster(
 
 def test_a_long_run_of_one_token_is_asked_in_bounded_time() -> None:
     """A search that looked at every place, or at whole matches, would take minutes."""
-    index = _native.NgramIndex()
+    index = testing.NgramIndex()
     index.append([7] * 300_000)
     for _ in range(20_000):
         assert len(index.propose([7, 7], 4)[0]) == 4
@@ -172,4 +172,4 @@ def test_a_long_run_of_one_token_is_asked_in_bounded_time() -> None:
 
 def test_tokens_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="negative"):
-        _native.NgramIndex().append([3, -1])
+        testing.NgramIndex().append([3, -1])

@@ -5,7 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from specqd._native import Calibration, ProbeBudget, RowCosts, TokenRate
+from specqd._native import RowCosts
+from specqd._native.testing import Calibration, ProbeBudget, TokenRate
 
 
 def test_calibration_learns_how_often_a_confidence_is_right() -> None:

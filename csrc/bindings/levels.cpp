@@ -301,9 +301,9 @@ void bind_level(nb::module_& m) {
           [](BoundLevel* self, nb::object model, nb::object drafter, std::optional<int64_t> length,
              std::optional<std::string> name, nb::object clock) {
             if (!name) name = nb::cast<std::string>(model.attr("precision").attr("value"));
-            new (self) BoundLevel(BoundLevel::ModelPart(std::move(model)),
-                                  DrafterPart(std::move(drafter)), length,
-                                  std::move(*name), std::move(clock));
+            new (self)
+                BoundLevel(BoundLevel::ModelPart(std::move(model)), DrafterPart(std::move(drafter)),
+                           length, std::move(*name), std::move(clock));
           },
           "model"_a, "drafter"_a, nb::kw_only(), "length"_a = nb::none(), "name"_a = nb::none(),
           "clock"_a = nb::none(),

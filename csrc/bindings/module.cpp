@@ -31,13 +31,13 @@ using namespace nanobind::literals;
 namespace specqd {
 
 void bind_decoder(nb::module_& m);
-void bind_policy(nb::module_& m);
+void bind_policy(nb::module_& m, nb::module_& testing);
 void bind_kernels(nb::module_& m);
 void bind_levels(nb::module_& m);
 void bind_ngram(nb::module_& m);
 void bind_pick(nb::module_& m);
 void bind_sequence(nb::module_& m);
-void bind_testing(nb::module_& m);
+void bind_testing(nb::module_& testing);
 
 namespace {
 
@@ -269,16 +269,18 @@ void bind_cache(nb::module_& m) {
 
 NB_MODULE(_native, m) {
   m.doc() = "SpecQD's native core.";
+  nanobind::module_ testing =
+      m.def_submodule("testing", "Functions of the core that only tests and benchmarks call.");
   specqd::bind_machine(m);
   specqd::bind_rope(m);
   specqd::bind_weights(m);
   specqd::bind_cache(m);
   specqd::bind_decoder(m);
-  specqd::bind_ngram(m);
   specqd::bind_pick(m);
-  specqd::bind_policy(m);
+  specqd::bind_policy(m, testing);
   specqd::bind_sequence(m);
   specqd::bind_levels(m);
   specqd::bind_kernels(m);
-  specqd::bind_testing(m);
+  specqd::bind_testing(testing);
+  specqd::bind_ngram(testing);
 }

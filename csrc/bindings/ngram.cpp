@@ -41,8 +41,8 @@ void bind_ngram(nb::module_& m) {
           "propose",
           [](const NgramIndex& index, const Tokens& guesses, size_t most,
              const NgramIndex* corpus) -> std::pair<Tokens, std::vector<double>> {
-            Continuation found = index.propose(guesses, {most}, corpus);
-            return {std::move(found.tokens), std::move(found.confidences)};
+            ScoredTokens found = index.propose(guesses, {most}, corpus);
+            return {std::move(found.tokens), std::move(found.probabilities)};
           },
           "guesses"_a, "most"_a, "corpus"_a = nb::none(),
           "At most `most` tokens that may follow the text and `guesses`, and their confidences.");

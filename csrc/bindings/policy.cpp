@@ -11,22 +11,22 @@ using namespace nanobind::literals;
 
 namespace specqd {
 
-void bind_policy(nb::module_& m) {
-  nb::class_<Calibration>(m, "Calibration", "Stated confidence -> observed acceptance.")
-      .def(nb::init<double, double>(), "floor"_a = 0.0, "memory"_a = 300.0)
-      .def("probability", &Calibration::probability, "confidence"_a)
-      .def_prop_ro("mean", &Calibration::mean)
-      .def("observe", &Calibration::observe, "confidence"_a, "is_accepted"_a);
+void bind_policy(nb::module_& m, nb::module_& testing) {
   nb::class_<RowCosts>(m, "RowCosts", "Seconds of a forward by its number of rows.")
       .def(nb::init<>())
       .def("begin", &RowCosts::begin, "measured"_a, "Starts from seconds by rows.")
       .def("add", &RowCosts::add, "rows"_a, "seconds"_a)
       .def("seconds", &RowCosts::seconds, "rows"_a, "Estimated; 0 where nothing was measured yet.");
-  nb::class_<TokenRate>(m, "TokenRate", "Tokens a second of a level, over its recent rounds.")
+  nb::class_<Calibration>(testing, "Calibration", "Stated confidence -> observed acceptance.")
+      .def(nb::init<double, double>(), "floor"_a = 0.0, "memory"_a = 300.0)
+      .def("probability", &Calibration::probability, "confidence"_a)
+      .def_prop_ro("mean", &Calibration::mean)
+      .def("observe", &Calibration::observe, "confidence"_a, "is_accepted"_a);
+  nb::class_<TokenRate>(testing, "TokenRate", "Tokens a second of a level, over its recent rounds.")
       .def(nb::init<>())
       .def("add", &TokenRate::add, "tokens"_a, "seconds"_a)
       .def_prop_ro("seconds_per_token", &TokenRate::seconds_per_token);
-  nb::class_<ProbeBudget>(m, "ProbeBudget",
+  nb::class_<ProbeBudget>(testing, "ProbeBudget",
                           "Allows rounds that do not seem to pay, for a bounded share of the time.")
       .def(nb::init<double>(), "share"_a = 0.01)
       .def("begin", &ProbeBudget::begin, "seconds"_a)

@@ -42,7 +42,11 @@ class PythonDrafter : public Drafter {
     auto proposals = nb::cast<std::vector<Proposal>>(drafter_.attr("propose")(list));
     if (proposals.size() != requests.size())
       throw std::invalid_argument("a drafter must answer each request with a proposal");
-    for (const Proposal& proposal : proposals) check_proposal(proposal);
+    for (Proposal& proposal : proposals) {
+      check_proposal(proposal);
+      proposal.reached = 1.0;
+      for (const double confidence : proposal.confidences) proposal.reached *= confidence;
+    }
     return proposals;
   }
   void observe(const DraftRequest& request, const Proposal& proposal, size_t accepted) override {
@@ -86,8 +90,8 @@ class PythonModel : public LevelModel {
     for (const Rows& rows : batch) list.append(nb::cast(rows));
     model_.attr("forward")(list);
   }
-  Answer verify(int64_t row, std::span<const int32_t> proposal,
-                const SequencePtr& sequence) override {
+  ScoredTokens verify(int64_t row, std::span<const int32_t> proposal,
+                      const SequencePtr& sequence) override {
     const TokenList said(proposal.begin(), proposal.end());
     auto [tokens, probabilities] = nb::cast<std::pair<TokenList, std::vector<double>>>(
         model_.attr("verify")(row, said, sequence));

@@ -237,7 +237,7 @@ void bind_forwards(nb::module_& m) {
           "verify",
           [](BoundForward& model, int64_t row, const TokenList& proposal,
              const SequencePtr& sequence) -> std::pair<TokenList, std::vector<double>> {
-            Answer answer = model.verify(row, proposal, sequence);
+            ScoredTokens answer = model.verify(row, proposal, sequence);
             return {std::move(answer.tokens), std::move(answer.probabilities)};
           },
           "row"_a, "proposal"_a, "sequence"_a,

@@ -117,9 +117,7 @@ void bind_measures(nb::module_& m) {
 
 }  // namespace
 
-void bind_testing(nb::module_& m) {
-  nb::module_ testing =
-      m.def_submodule("testing", "Functions of the core that only tests and benchmarks call.");
+void bind_testing(nb::module_& testing) {
   bind_pages(testing);
   bind_picks(testing);
   bind_measures(testing);

@@ -104,8 +104,8 @@ void ModelForward::forward_whole(std::span<const Rows> batch) {
   for (const Rows& rows : batch) rows.context->record(rows.start, rows.tokens);
 }
 
-Answer ModelForward::verify(int64_t row, std::span<const int32_t> proposal,
-                            const std::shared_ptr<Sequence>& sequence) {
+ScoredTokens ModelForward::verify(int64_t row, std::span<const int32_t> proposal,
+                                  const std::shared_ptr<Sequence>& sequence) {
   const auto rows = std::ssize(proposal) + 1;
   if (row < 0 || row + rows > decoder_->logit_rows())
     throw std::invalid_argument("the last forward has no such rows of logits");
@@ -120,13 +120,12 @@ Answer ModelForward::verify(int64_t row, std::span<const int32_t> proposal,
                     history,
                     masks.width > 0 ? masks.words.data() : nullptr,
                     masks.width};
-  Verified verified;
+  ScoredTokens verified;
   run_concurrently([&] {
     const FlushSubnormals flush;
     verified = specqd::verify(*decoder_, *sequence->picker, proposal, at);
   });
-  return {std::move(verified.tokens),
-          {verified.probabilities.begin(), verified.probabilities.end()}};
+  return verified;
 }
 
 }  // namespace specqd

@@ -26,13 +26,6 @@ struct TooManyRows : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The prefix of a proposal that equals the model's own picks, then its next pick, each with its
-// probability; shorter if no token is allowed.
-struct Answer {
-  std::vector<int32_t> tokens;
-  std::vector<double> probabilities;
-};
-
 // The interface of a model that a level uses.
 class LevelModel {
  public:
@@ -47,8 +40,8 @@ class LevelModel {
   // Caches all rows and leaves the asked logits, in the batch's order. Throws CacheFull.
   virtual void forward(std::span<const Rows> batch) = 0;
   // Verifies a proposal for the sequence with the last forward's logits from `row`.
-  virtual Answer verify(int64_t row, std::span<const int32_t> proposal,
-                        const std::shared_ptr<Sequence>& sequence) = 0;
+  virtual ScoredTokens verify(int64_t row, std::span<const int32_t> proposal,
+                              const std::shared_ptr<Sequence>& sequence) = 0;
   virtual void release(const std::shared_ptr<Sequence>& sequence) = 0;
 };
 
@@ -78,8 +71,8 @@ class ModelForward : public LevelModel {
   // Splits more rows than one forward takes into several; the rows with logits must fit into the
   // last forward. Throws CacheFull and TooManyRows.
   void forward(std::span<const Rows> batch) override;
-  Answer verify(int64_t row, std::span<const int32_t> proposal,
-                const std::shared_ptr<Sequence>& sequence) override;
+  ScoredTokens verify(int64_t row, std::span<const int32_t> proposal,
+                      const std::shared_ptr<Sequence>& sequence) override;
   // Releases the sequence in the exact precision too, because that need not be a level of its own.
   void release(const std::shared_ptr<Sequence>& sequence) override;
 

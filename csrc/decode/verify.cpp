@@ -2,9 +2,9 @@
 
 namespace specqd {
 
-Verified verify(const Decoder& decoder, Picker& picker, std::span<const int32_t> proposal,
-                const VerifyAt& at) {
-  Verified verified;
+ScoredTokens verify(const Decoder& decoder, Picker& picker, std::span<const int32_t> proposal,
+                    const VerifyAt& at) {
+  ScoredTokens verified;
   const size_t before = at.history.empty() ? 0 : at.history.size() - proposal.size();
   for (size_t i = 0; i <= proposal.size(); ++i) {
     const auto history = at.history.empty() ? at.history : at.history.first(before + i);

@@ -26,13 +26,15 @@ struct VerifyAt {
   int64_t mask_words;
 };
 
-struct Verified {
-  std::vector<int32_t> tokens;  // the agreeing prefix, then the target's own next token
-  std::vector<float> probabilities;
+// Tokens, each with the probability that its author gave it.
+struct ScoredTokens {
+  std::vector<int32_t> tokens;
+  std::vector<double> probabilities;
 };
 
-// Stops early at a row where no token is allowed.
-Verified verify(const Decoder& decoder, Picker& picker, std::span<const int32_t> proposal,
-                const VerifyAt& at);
+// The prefix of a proposal that equals the model's own picks, then its next pick. Stops early at a
+// row where no token is allowed.
+ScoredTokens verify(const Decoder& decoder, Picker& picker, std::span<const int32_t> proposal,
+                    const VerifyAt& at);
 
 }  // namespace specqd

@@ -26,7 +26,7 @@ std::vector<Proposal> DraftChoice::propose(std::span<const DraftRequest> request
   std::vector<Draft> drafts;
   drafts.reserve(requests.size());
   for (const DraftRequest& request : requests) {
-    drafts.emplace_back(request, request.at_most);
+    drafts.emplace_back(request, std::min(request.at_most, kLongestProposal));
     parts_[request.sequence->key].clear();
   }
   {

@@ -12,6 +12,8 @@
 
 namespace specqd {
 
+inline constexpr int64_t kLongestProposal = 32;  // tokens, where no length is fixed
+
 // A token value at which every draft pays.
 inline constexpr double kAlwaysDraft = std::numeric_limits<double>::infinity();
 

@@ -8,7 +8,6 @@
 namespace specqd {
 namespace {
 
-constexpr int64_t kLongestProposal = 32;
 constexpr std::array<int64_t, 5> kMeasuredRows{1, 2, 4, 9, 16};
 constexpr int64_t kMostMeasuredRows = 48;  // measured once: batches draft at many rows
 constexpr int kLeastMeasurements = 2, kMostMeasurements = 5;
@@ -213,7 +212,7 @@ std::vector<Proposal> Level::advance(std::span<const DraftRequest> requests) {
   const double drafted = clock_();
   model_.forward(batch);
   const double forwarded = clock_();
-  std::vector<Answer> answers;
+  std::vector<ScoredTokens> answers;
   int64_t row = 0;
   for (size_t i = 0; i < requests.size(); ++i) {
     answers.push_back(model_.verify(row, proposals[i].tokens, requests[i].sequence));
@@ -221,7 +220,7 @@ std::vector<Proposal> Level::advance(std::span<const DraftRequest> requests) {
   }
   const double picked = clock_();
   size_t made = 0;
-  for (const Answer& answer : answers) made += answer.tokens.size();
+  for (const ScoredTokens& answer : answers) made += answer.tokens.size();
   std::vector<Proposal> verified =
       conclude(draft_requests, contexts, proposals, std::move(answers));
   ++stats.forwards;
@@ -273,7 +272,7 @@ void Level::keep_known(Proposal& proposal) const {
 std::vector<Proposal> Level::conclude(std::span<const DraftRequest> requests,
                                       std::span<const std::shared_ptr<Context>> contexts,
                                       std::span<const Proposal> proposals,
-                                      std::vector<Answer> answers) {
+                                      std::vector<ScoredTokens> answers) {
   std::vector<Proposal> results;
   results.reserve(requests.size());
   int64_t row = 0;

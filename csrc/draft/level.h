@@ -79,7 +79,8 @@ class Level : public Drafter {
   void keep_known(Proposal& proposal) const;
   std::vector<Proposal> conclude(std::span<const DraftRequest> requests,
                                  std::span<const std::shared_ptr<Context>> contexts,
-                                 std::span<const Proposal> proposals, std::vector<Answer> answers);
+                                 std::span<const Proposal> proposals,
+                                 std::vector<ScoredTokens> answers);
 
   LevelModel& model_;
   Drafter* drafter_;

@@ -152,8 +152,8 @@ NgramIndex::Places NgramIndex::places(const Ending& ending) const {
 }
 
 // `after` is what stands behind the tokens of this index.
-Continuation NgramIndex::follow(Places places, std::vector<int32_t> after, Limits limits) const {
-  Continuation proposed;
+ScoredTokens NgramIndex::follow(Places places, std::vector<int32_t> after, Limits limits) const {
+  ScoredTokens proposed;
   const std::span<Place> all(places.all.data(), static_cast<size_t>(places.count));
   const auto size = static_cast<int32_t>(tokens_.size());
   const auto next = [&](const Place& place) {
@@ -166,7 +166,7 @@ Continuation NgramIndex::follow(Places places, std::vector<int32_t> after, Limit
   double likely = 1.0;
   if (count > 0) {
     proposed.tokens.reserve(limits.tokens);
-    proposed.confidences.reserve(limits.tokens);
+    proposed.probabilities.reserve(limits.tokens);
   }
   while (count > 0 && proposed.tokens.size() < limits.tokens && likely >= limits.likely) {
     const int32_t token = next(all[0]);
@@ -182,14 +182,14 @@ Continuation NgramIndex::follow(Places places, std::vector<int32_t> after, Limit
     }
     count = kept;
     proposed.tokens.push_back(token);
-    proposed.confidences.push_back(agreeing / weight);
-    likely *= proposed.confidences.back();
+    proposed.probabilities.push_back(agreeing / weight);
+    likely *= proposed.probabilities.back();
     after.push_back(token);
   }
   return proposed;
 }
 
-Continuation NgramIndex::propose(std::span<const int32_t> guesses, Limits limits,
+ScoredTokens NgramIndex::propose(std::span<const int32_t> guesses, Limits limits,
                                  const NgramIndex* corpus) const {
   const Ending ending = ending_with(guesses);
   const Places own = places(ending);

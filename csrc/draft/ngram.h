@@ -7,16 +7,13 @@
 #include <span>
 #include <vector>
 
+#include "decode/verify.h"
+
 namespace specqd {
 
 inline constexpr int kLongestMatch = 32;  // tokens before a place that are compared
 inline constexpr int kMostPlaces = 8;     // that speak about what comes next
 inline constexpr std::array<int, 4> kGramLengths{1, 2, 4, 8};
-
-struct Continuation {
-  std::vector<int32_t> tokens;
-  std::vector<double> confidences;
-};
 
 // Where a proposal ends.
 struct Limits {
@@ -52,7 +49,7 @@ class NgramIndex {
   // at temperatures of 0 and 0.8 (benchmarks/ngram.py).
   //
   // Where the corpus has a longer match than this text, it alone is asked.
-  Continuation propose(std::span<const int32_t> guesses, Limits limits,
+  ScoredTokens propose(std::span<const int32_t> guesses, Limits limits,
                        const NgramIndex* corpus = nullptr) const;
 
  private:
@@ -88,7 +85,7 @@ class NgramIndex {
   Ending ending_with(std::span<const int32_t> guesses) const;
   int match(int32_t position, const Ending& ending) const;
   Places places(const Ending& ending) const;
-  Continuation follow(Places places, std::vector<int32_t> after, Limits limits) const;
+  ScoredTokens follow(Places places, std::vector<int32_t> after, Limits limits) const;
 
   std::vector<int32_t> tokens_;  // -1: the end of a text
   size_t text_length_ = 0;       // tokens since the last end

@@ -7,7 +7,6 @@
 namespace specqd {
 namespace {
 
-constexpr int64_t kLongestProposal = 32;
 constexpr double kLeastReached = 0.05;  // the chance that all is accepted, below which tokens end
 constexpr double kLeastStated = 0.01;   // the same before calibration, which may raise it
 constexpr double kCaution = 1.4;        // times its price that a token must save: selection bias

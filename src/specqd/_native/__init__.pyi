@@ -175,31 +175,6 @@ class Decoder:
         Returns a copy of the last forward's logits, [rows, vocabulary] float32.
         """
 
-LONGEST_MATCH: int = 32
-
-MOST_PLACES: int = 8
-
-class NgramIndex:
-    """What followed where a text read like its end does now."""
-
-    def __init__(self) -> None: ...
-
-    def __len__(self) -> int: ...
-
-    @property
-    def bytes(self) -> int:
-        """Memory reserved."""
-
-    def append(self, tokens: _Sequence[int]) -> None: ...
-
-    def end_text(self) -> None:
-        """What comes next belongs to another text."""
-
-    def propose(self, guesses: _Sequence[int], most: int, corpus: NgramIndex | None = None) -> tuple[list[int], list[float]]:
-        """
-        At most `most` tokens that may follow the text and `guesses`, and their confidences.
-        """
-
 class Picker:
     """Picks the token at a position, with fixed parameters."""
 
@@ -214,18 +189,6 @@ def top_logprobs(logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), o
     Returns the `count` likeliest tokens and their log-probabilities, ties by lowest id.
     """
 
-class Calibration:
-    """Stated confidence -> observed acceptance."""
-
-    def __init__(self, floor: float = 0.0, memory: float = 300.0) -> None: ...
-
-    def probability(self, confidence: float) -> float: ...
-
-    @property
-    def mean(self) -> float: ...
-
-    def observe(self, confidence: float, is_accepted: bool) -> None: ...
-
 class RowCosts:
     """Seconds of a forward by its number of rows."""
 
@@ -238,32 +201,6 @@ class RowCosts:
 
     def seconds(self, rows: float) -> float:
         """Estimated; 0 where nothing was measured yet."""
-
-class TokenRate:
-    """Tokens a second of a level, over its recent rounds."""
-
-    def __init__(self) -> None: ...
-
-    def add(self, tokens: float, seconds: float) -> None: ...
-
-    @property
-    def seconds_per_token(self) -> float | None: ...
-
-class ProbeBudget:
-    """
-    Allows rounds that do not seem to pay, for a bounded share of the time.
-    """
-
-    def __init__(self, share: float = 0.01) -> None: ...
-
-    def begin(self, seconds: float) -> None: ...
-
-    def refund(self, seconds: float) -> None: ...
-
-    @property
-    def is_open(self) -> bool: ...
-
-    def charge(self, seconds: float) -> None: ...
 
 class Tokens:
     """A sequence's tokens: a list that grows at its end."""

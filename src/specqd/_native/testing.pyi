@@ -1,5 +1,6 @@
 """Functions of the core that only tests and benchmarks call."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import numpy
@@ -7,6 +8,44 @@ from numpy.typing import NDArray
 
 import specqd._native
 
+
+class Calibration:
+    """Stated confidence -> observed acceptance."""
+
+    def __init__(self, floor: float = 0.0, memory: float = 300.0) -> None: ...
+
+    def probability(self, confidence: float) -> float: ...
+
+    @property
+    def mean(self) -> float: ...
+
+    def observe(self, confidence: float, is_accepted: bool) -> None: ...
+
+class TokenRate:
+    """Tokens a second of a level, over its recent rounds."""
+
+    def __init__(self) -> None: ...
+
+    def add(self, tokens: float, seconds: float) -> None: ...
+
+    @property
+    def seconds_per_token(self) -> float | None: ...
+
+class ProbeBudget:
+    """
+    Allows rounds that do not seem to pay, for a bounded share of the time.
+    """
+
+    def __init__(self, share: float = 0.01) -> None: ...
+
+    def begin(self, seconds: float) -> None: ...
+
+    def refund(self, seconds: float) -> None: ...
+
+    @property
+    def is_open(self) -> bool: ...
+
+    def charge(self, seconds: float) -> None: ...
 
 CHUNK_POSITIONS: int = 512
 
@@ -94,3 +133,28 @@ def rope_tables(spec: specqd._native.RopeSpec, first: int, count: int) -> tuple[
     Returns (inverse frequencies [d/2], attention factor, cosines [count, d/2], sines
     [count, d/2]) of the positions from `first`; d is spec.dims.
     """
+
+LONGEST_MATCH: int = 32
+
+MOST_PLACES: int = 8
+
+class NgramIndex:
+    """What followed where a text read like its end does now."""
+
+    def __init__(self) -> None: ...
+
+    def __len__(self) -> int: ...
+
+    @property
+    def bytes(self) -> int:
+        """Memory reserved."""
+
+    def append(self, tokens: Sequence[int]) -> None: ...
+
+    def end_text(self) -> None:
+        """What comes next belongs to another text."""
+
+    def propose(self, guesses: Sequence[int], most: int, corpus: NgramIndex | None = None) -> tuple[list[int], list[float]]:
+        """
+        At most `most` tokens that may follow the text and `guesses`, and their confidences.
+        """
