@@ -32,9 +32,10 @@ def draft_option(command: Command) -> Command:
         "--draft",
         multiple=True,
         metavar="DRAFT",
-        help="auto (default: mxfp4|ngram), none, or a chain, outermost first, one option per level: "
-        "mxfp4 (the model's own weights in MXFP4), MODEL[:bf16|:mxfp4], ngram[:FILE]; A|B for two "
-        "side by side; :k=N at the end fixes the draft length. Changes the speed, never the text.",
+        help="auto (default: mxfp4|ngram), none, or a chain, outermost first, one option per "
+        "level: mxfp4 (the model's own weights in MXFP4), MODEL[:bf16|:mxfp4], ngram[:FILE]; A|B "
+        "for two side by side; :k=N at the end fixes the draft length. Changes the speed, never "
+        "the text.",
     )(command)
 
 
