@@ -107,7 +107,7 @@ double DraftPolicy::value_of_rest(const Draft& draft, double round_share) {
     best = std::max(best, saved);
     reached *= all;
     at += tokens;
-    follows = next.mean();  // the confidence in later tokens is not known yet
+    follows = std::min(follows, next.mean());  // the confidence in later tokens is not known yet
   }
   return best;
 }
