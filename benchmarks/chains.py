@@ -1,4 +1,4 @@
-"""What one chain brings over another: the ratio of each to the first, text by text.
+"""Chains against each other: the ratio of each to the first, sequence by sequence.
 
     python benchmarks/chains.py [MODEL] --prompts FILE --chain mxfp4 --chain auto --chain mxfp4
 

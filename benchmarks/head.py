@@ -1,4 +1,4 @@
-"""What a draft's forward takes by how much of the head it reads, beside the bandwidth.
+"""Seconds of a draft's forward by the share of the head that it reads, beside the bandwidth.
 
     python benchmarks/make_random_llama.py /tmp/llama-head --layers 12 --vocab 128000
     python benchmarks/head.py /tmp/llama-head

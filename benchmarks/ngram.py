@@ -1,4 +1,4 @@
-"""What the n-gram drafter proposes, how often it is right, and what asking it costs.
+"""Proposals of the n-gram drafter: their length, their acceptance and their cost.
 
     python benchmarks/ngram.py --prompts PROMPTS.jsonl [MODEL] [--temperature 0.8] [--row 0.1]
 

@@ -156,7 +156,7 @@ def test_a_batch_drafts_as_much_as_all_of_its_rows_pay(free_rows: int, percent: 
 
 
 def test_a_small_model_drafts_as_much_after_it_read_a_long_prompt() -> None:
-    """What it cost to read says nothing of what drafting costs."""
+    """The cost of its prefill must not count as the cost of drafting."""
 
     def rule(prefix: tuple[int, ...]) -> int:
         return (WRONG if prefix[0] == 0 else TARGET)(prefix)

@@ -23,7 +23,7 @@ each_example = pytest.mark.parametrize("name", PRINTS)
 
 
 def run(name: str, directory: Path) -> str:
-    """What an example prints, run in that directory."""
+    """Runs an example in a directory; returns its output."""
     command = [sys.executable, str(EXAMPLES / f"{name}.py")]
     done = subprocess.run(
         command, cwd=directory, capture_output=True, text=True, check=False, timeout=300

@@ -30,8 +30,8 @@ HEADS = (Head(1), Head(130), Head(200, True), Head(is_exact=True))
 def logits_of(
     model: Model, head: Head, texts: SequenceOf[SequenceOf[int]], *, is_exact: bool = False
 ) -> NDArray[np.float32]:
-    """Of all tokens of the texts, in one forward of the fp4 precision, after one of the exact
-    precision that leaves finite logits wherever it can."""
+    """Logits of all tokens, in one forward of the fp4 precision, after one of the exact precision
+    that leaves finite logits wherever it can."""
     chosen = model if is_exact else model.as_draft(head)
     contexts = [Context(model.cache.create()) for _ in texts]
     batch = [

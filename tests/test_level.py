@@ -336,7 +336,7 @@ class Alternating:
 
 
 def obedient(rule: Rule) -> Rule:
-    """What a fake model with `rule` says under that grammar."""
+    """Tokens of a fake model with `rule` under that grammar."""
     return lambda prefix: (rule(prefix) + (rule(prefix) % 2 == prefix[-1] % 2)) % VOCABULARY
 
 

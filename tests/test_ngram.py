@@ -48,7 +48,7 @@ def places_of(text: list[int], ends: list[int], context: list[int]) -> list[tupl
 def follow(
     places: list[tuple[int, int]], text: list[int], most: int
 ) -> tuple[list[int], list[float]]:
-    """What the leader says of `text`, which grows by it, and how far the others agree."""
+    """Continues `text` as the leading place does, and counts how far the others agree."""
     text, proposed, confidences = list(text), [], []
 
     def weight(places: list[tuple[int, int]]) -> float:

@@ -31,7 +31,7 @@ def propose(
 
 
 def costs_of(row_seconds: float) -> RowCosts:
-    """Of a verifier whose rows after the first cost so much each."""
+    """Costs of a verifier whose rows after the first take `row_seconds` each."""
     costs = RowCosts()
     costs.begin({1: 1.0, 101: 1.0 + 100 * row_seconds})
     return costs
@@ -85,7 +85,7 @@ def test_a_token_is_proposed_while_it_is_worth_its_row() -> None:
 
 
 def batch_lengths(texts: list[Sequence], costs: RowCosts) -> list[int]:
-    """Of what is proposed for a batch where a token is worth a second."""
+    """Lengths of the proposals for a batch where a token is worth a second."""
     batch = len(texts)
     requests = [
         DraftRequest(text, 32, token_value_s=1.0, costs=costs, rows=batch, sharing=batch)

@@ -1,4 +1,4 @@
-"""What drafts read of their heads: which panels, and the rule by which that pays."""
+"""The panels of their heads that drafts read, and the rule that chooses them."""
 
 from collections import deque
 
@@ -13,7 +13,7 @@ PARTS = (32, 16, 8, 4, 2)
 
 
 def costs(head_share: float, draft_of_target: float = 0.33) -> dict[str, float]:
-    """Of a draft whose head is such a share of its bytes."""
+    """Costs of a draft whose head is this share of its bytes."""
     return {
         "rest_bytes": draft_of_target * (1.0 - head_share),
         "panel_bytes": draft_of_target * head_share / PANELS,

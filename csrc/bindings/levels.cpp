@@ -122,7 +122,7 @@ class BoundLevel : public Level {
     set_drafter(*drafter_.role);
   }
 
-  // For Python's collector: a drafter may know whoever holds this level.
+  // For Python's garbage collector: a drafter may hold an object that holds this level.
   static int traverse(PyObject* self, visitproc visit, void* arg) {
     Py_VISIT(Py_TYPE(self));
     if (!nb::inst_ready(self)) return 0;
@@ -152,13 +152,10 @@ PyType_Slot level_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&BoundLeve
                              {Py_tp_clear, reinterpret_cast<void*>(&BoundLevel::clear)},
                              {0, nullptr}};
 
-// --- Drafters ------------------------------------------------------------------------------------
-
 void bind_requests(nb::module_& m) {
   nb::class_<DraftRequest>(
       m, "DraftRequest",
-      "A wish for tokens that continue a sequence, and what they are worth to whoever "
-      "requests.")
+      "A request for tokens that continue a sequence, with their value to the verifier.")
       .def(nb::init<SequencePtr, int64_t, double, double, std::shared_ptr<RowCosts>, int64_t,
                     int64_t>(),
            "sequence"_a, "at_most"_a, "token_value_s"_a = kAlwaysDraft, "confidence"_a = 1.0,
@@ -196,15 +193,17 @@ void bind_requests(nb::module_& m) {
           "depths"_a = TokenList())
       .def_ro("tokens", &Proposal::tokens)
       .def_ro("confidences", &Proposal::confidences)
-      .def_ro("row", &Proposal::row, "Of the proposer's last logits, for the first token.")
-      .def_ro("depths", &Proposal::depths, "By token: levels below its proposer; or none.")
+      .def_ro("row", &Proposal::row, "The row of the drafter's last logits for the first token.")
+      .def_ro("depths", &Proposal::depths,
+              "By token: members of the chain above its author; or none.")
       .def(
           "depths_of",
           [](const Proposal& proposal, const TokenList& verified) {
             return proposal.depths_of(verified);
           },
           "verified"_a,
-          "Of the tokens that a verifier makes of this proposal, as seen from there.");
+          "Depths of the tokens that a verifier makes of this proposal, as seen from the "
+          "verifier.");
 }
 
 nb::tuple alone(nb::handle self) { return nb::make_tuple(self); }
@@ -239,7 +238,7 @@ std::unique_ptr<const NgramIndex> index_of(const std::vector<TokenList>& corpus)
 const char* const kLevels = "def levels(self) -> tuple[typing.Any, ...]";
 
 void bind_drafters(nb::module_& m) {
-  nb::class_<Drafter>(m, "Drafter", "Who proposes tokens, where that is a part of the core.");
+  nb::class_<Drafter>(m, "Drafter", "A drafter of the core.");
   nb::class_<NoDraft, Drafter> none(m, "NoDraft", "Plain decoding: nothing is ever proposed.");
   none.def(nb::init<>())
       .def_prop_ro("levels", [](const NoDraft&) { return nb::tuple(); }, nb::sig(kLevels));
@@ -248,10 +247,10 @@ void bind_drafters(nb::module_& m) {
       m, "NgramDrafter",
       "Drafts from a sequence's own accepted tokens, and from a corpus that all sequences "
       "share.\n\n"
-      "The corpus's texts are token ids; they are asked where they hold a longer match than the\n"
-      "sequence itself. `length` fixes how many tokens are proposed where that many are known; "
-      "None\n"
-      "proposes as long as a token is likely enough to be worth its row.");
+      "The texts of the corpus are token ids, used where they hold a longer match than the "
+      "sequence\n"
+      "itself. `length` fixes the number of tokens where that many are known; None proposes those\n"
+      "that are worth their rows.");
   ngram
       .def(
           "__init__",
@@ -264,7 +263,7 @@ void bind_drafters(nb::module_& m) {
   bind_role<NgramDrafter>(ngram);
   nb::class_<BoundChoice, Drafter> choice(
       m, "DraftChoice", nb::type_slots(choice_slots),
-      "Drafters side by side: each sequence gets the proposal that is worth most.");
+      "Drafters side by side. At each place of a proposal the one that is worth most goes on.");
   choice.def(nb::init<const std::vector<nb::object>&>(), "drafters"_a)
       .def_prop_ro("drafters", &BoundChoice::drafters,
                    nb::sig("def drafters(self) -> tuple[typing.Any, ...]"))
@@ -272,29 +271,26 @@ void bind_drafters(nb::module_& m) {
   bind_role<BoundChoice>(choice);
 }
 
-// --- Levels --------------------------------------------------------------------------------------
-
 void bind_level(nb::module_& m) {
-  nb::class_<LevelStats>(m, "LevelStats", "What a level did since it was made.")
+  nb::class_<LevelStats>(m, "LevelStats", "Running counts of a level since it was made.")
       .def(nb::init<>())
       .def_ro("forwards", &LevelStats::forwards)
       .def_ro("rows", &LevelStats::rows)
-      .def_ro("seconds", &LevelStats::seconds, "Within forwards.")
+      .def_ro("seconds", &LevelStats::seconds, "Seconds spent in this level's forwards.")
       .def_ro("pick_seconds", &LevelStats::pick_seconds)
       .def_ro("drafted", &LevelStats::drafted, "Tokens that its drafter proposed.")
       .def_ro("accepted", &LevelStats::accepted)
-      .def_ro("accepted_at", &LevelStats::accepted_at, "By place in the proposal.")
+      .def_ro("accepted_at", &LevelStats::accepted_at, "Accepted tokens by place in the proposal.")
       .def_ro("drafted_at", &LevelStats::drafted_at)
-      .def_ro("asked", &LevelStats::asked, "Times that it was asked for a proposal, as a drafter.")
+      .def_ro("asked", &LevelStats::asked, "Requests to it as a drafter.")
       .def_ro("token_value_seconds", &LevelStats::token_value_seconds,
-              "Of those times, the worth of an accepted token to whoever asked.")
+              "Sum of the token values of these requests.")
       .def("count", &LevelStats::count, "drafted"_a, "accepted"_a);
   nb::class_<BoundLevel, Drafter> level(
       m, "Level", nb::type_slots(level_slots),
       "A verifier over a drafter, and itself a drafter. With NoDraft it decodes plainly.\n\n"
-      "`length` fixes how many tokens it proposes when it is asked as a drafter; None lets what "
-      "they\n"
-      "cost and bring decide (docs/design.md, \"When another draft token pays\").");
+      "`length` fixes the length of its proposals as a drafter; None lets costs and acceptance\n"
+      "decide (docs/design.md, \"When another draft token pays\").");
   level
       .def(
           "__init__",
@@ -325,7 +321,7 @@ void bind_level(nb::module_& m) {
           },
           nb::sig(kLevels), "This drafter and those below it, outermost first.")
       .def("measure", &BoundLevel::measure,
-           "Learns what forwards cost, here and below, so that the first request is drafted well.")
+           "Measures forwards, here and below, so that the first request is drafted well.")
       .def(
           "advance",
           [](BoundLevel& level, const DraftRequests& requests) { return level.advance(requests); },
@@ -334,7 +330,7 @@ void bind_level(nb::module_& m) {
           "The tokens are the longest prefix of the drafter's proposal that this model would have\n"
           "picked itself, and then its own next pick. None are returned where nothing is allowed.")
       .def("seconds_per_token", &BoundLevel::seconds_per_token, "count"_a,
-           "What a token takes where so many texts are advanced together.");
+           "Seconds that a token takes in a batch of `count` sequences.");
   bind_role<BoundLevel>(level);
 }
 

@@ -31,12 +31,14 @@ void append(NgramIndex& index, const Tokens& tokens) {
 void bind_ngram(nb::module_& m) {
   m.attr("LONGEST_MATCH") = kLongestMatch;
   m.attr("MOST_PLACES") = kMostPlaces;
-  nb::class_<NgramIndex>(m, "NgramIndex", "What followed where a text read like its end does now.")
+  nb::class_<NgramIndex>(m, "NgramIndex",
+                         "An index of grams: tokens that followed the same tokens earlier.")
       .def(nb::init<>())
       .def("__len__", &NgramIndex::size)
       .def_prop_ro("bytes", &NgramIndex::bytes, "Memory reserved.")
       .def("append", &append, "tokens"_a)
-      .def("end_text", &NgramIndex::end_text, "What comes next belongs to another text.")
+      .def("end_text", &NgramIndex::end_text,
+           "Ends the text: the next tokens belong to another one.")
       .def(
           "propose",
           [](const NgramIndex& index, const Tokens& guesses, size_t most,

@@ -31,7 +31,7 @@ inline void check_proposal(const Proposal& proposal) {
         "a proposal needs a confidence for each token, and all depths or none");
 }
 
-// These two are kept by whoever keeps the object alive.
+// The next two do not own their object: the holder of the role keeps it alive.
 class PythonDrafter : public Drafter {
  public:
   explicit PythonDrafter(nb::handle drafter) : drafter_(drafter) {}
@@ -121,7 +121,7 @@ struct PythonGrammar : Grammar {
   nb::object grammar;
 };
 
-// What a level uses of an object, which it keeps alive: itself, or what makes its methods callable.
+// A Python object, kept alive, and the role that the core calls: the object itself or an adapter.
 template <class Role, class Python>
 struct Part {
   explicit Part(nb::object given) : object(std::move(given)) {

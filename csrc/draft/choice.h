@@ -35,7 +35,7 @@ class DraftChoice : public Drafter {
     size_t candidate = 0;
     double value = 0.0;
   };
-  // What one candidate added to a sequence's last proposal.
+  // One candidate's share of a sequence's last proposal.
   struct Part {
     size_t candidate, start;
     DraftRequest request;

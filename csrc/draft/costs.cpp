@@ -100,7 +100,7 @@ void RowCosts::learn(int64_t rows, double seconds, int samples) {
   sum();
 }
 
-// What shares of a part are shares of: what seems free is suspected too.
+// The size that a part's variance relates to. It is above 0 for a part that seems free.
 double RowCosts::unit(size_t part) const {
   return parts_[part] + (part == 0 ? 0.0 : kSlope * parts_[0]);
 }

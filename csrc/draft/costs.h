@@ -1,4 +1,4 @@
-// What drafting costs: seconds of forwards by their rows, the rate of tokens, a budget for probes.
+// Costs of drafting: seconds of forwards by their rows, the rate of tokens, a budget for probes.
 //
 // Bookkeeping over numbers that others measure; knows no models, tokens or clocks.
 #pragma once
@@ -64,12 +64,12 @@ class RowCosts {
   double run_seconds_ = 0.0;
 };
 
-// RowCosts by the size of batches: as many rows of more texts read more keys and values.
+// RowCosts by batch size: as many rows of more sequences read more keys and values.
 class BatchCosts {
  public:
-  // Starts all sizes from what was measured of one text.
+  // Starts all sizes from measurements of one sequence.
   void begin(const MeasuredCosts& measured);
-  // Of forwards for so many texts, or about as many.
+  // Costs of forwards for about `count` sequences.
   const std::shared_ptr<RowCosts>& of(size_t count);
 
  private:

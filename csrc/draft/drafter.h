@@ -17,7 +17,7 @@ inline constexpr int64_t kLongestProposal = 32;  // tokens, where no length is f
 // A token value at which every draft pays.
 inline constexpr double kAlwaysDraft = std::numeric_limits<double>::infinity();
 
-// A request for tokens that continue a sequence, with what they are worth to the verifier.
+// A request for tokens that continue a sequence, with their value to the verifier.
 struct DraftRequest {
   std::shared_ptr<Sequence> sequence;
   int64_t at_most = 0;                  // tokens

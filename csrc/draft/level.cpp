@@ -240,7 +240,7 @@ double Level::seconds_per_token(size_t count) {
   return std::min(pace, plain > 0.0 ? plain : kAlwaysDraft);
 }
 
-// What the drafter is asked: nothing for a prompt that is still to be read.
+// The requests to the drafter: none for a prompt that is not prefilled yet.
 std::vector<DraftRequest> Level::draft_requests(std::span<const DraftRequest> requests,
                                                 std::span<const size_t> starts) {
   const size_t count = requests.size();
@@ -268,7 +268,7 @@ void Level::keep_known(Proposal& proposal) const {
   proposal.cut(static_cast<size_t>(unknown - proposal.tokens.begin()));
 }
 
-// What was verified, as proposals of this level; its own drafter hears of it.
+// Turns verified tokens into proposals of this level, and lets its drafter observe them.
 std::vector<Proposal> Level::conclude(std::span<const DraftRequest> requests,
                                       std::span<const std::shared_ptr<Context>> contexts,
                                       std::span<const Proposal> proposals,

@@ -18,7 +18,7 @@
 
 namespace specqd {
 
-// What a level did since it was made.
+// Running counts of a level since it was made.
 struct LevelStats {
   int64_t forwards = 0, rows = 0;
   double seconds = 0.0;  // within forwards
@@ -26,16 +26,16 @@ struct LevelStats {
   int64_t drafted = 0;  // tokens that its drafter proposed
   int64_t accepted = 0;
   std::vector<int64_t> accepted_at, drafted_at;  // by place in the proposal
-  int64_t asked = 0;                             // times that it was asked, as a drafter
-  double token_value_seconds = 0.0;  // of those, the worth of an accepted token to whoever asked
+  int64_t asked = 0;                             // requests to it as a drafter
+  double token_value_seconds = 0.0;              // sum of the token values of these requests
 
   void count(size_t drafted, size_t accepted);
 };
 
 // A verifier over a drafter. With NoDraft it decodes plainly.
 //
-// `length` fixes how many tokens it proposes when it is asked as a drafter; without it, what they
-// cost and bring decides (docs/design.md, "When another draft token pays").
+// `length` fixes the length of its proposals as a drafter. Without it, costs and acceptance decide
+// (docs/design.md, "When another draft token pays").
 class Level : public Drafter {
  public:
   using Clock = std::function<double()>;  // seconds
@@ -52,8 +52,8 @@ class Level : public Drafter {
   // The tokens are the longest prefix of the drafter's proposal that this model would have picked
   // itself, and then its own next pick. None are returned where nothing is allowed.
   std::vector<Proposal> advance(std::span<const DraftRequest> requests);
-  // What a token takes where so many texts are advanced together, and so what one more is worth.
-  // Plain decoding can always be had: drafts that lose time do not make tokens look dearer.
+  // Seconds that a token takes in a batch of `count` sequences, and so the value of one more. It is
+  // never more than plain decoding takes: drafts that lose time must not raise the value.
   double seconds_per_token(size_t count);
 
   // As a drafter: continues each sequence by the tokens that this level would pick itself, as far

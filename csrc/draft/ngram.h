@@ -1,4 +1,4 @@
-// What followed, earlier in a text, where it read like its end does now.
+// An index of grams: tokens that followed the same tokens earlier.
 #pragma once
 
 #include <array>
@@ -12,33 +12,33 @@
 namespace specqd {
 
 inline constexpr int kLongestMatch = 32;  // tokens before a place that are compared
-inline constexpr int kMostPlaces = 8;     // that speak about what comes next
+inline constexpr int kMostPlaces = 8;     // that a prediction compares
 inline constexpr std::array<int, 4> kGramLengths{1, 2, 4, 8};
 
 // Where a proposal ends.
 struct Limits {
   size_t tokens;        // at most
-  double likely = 0.0;  // that all is right, as stated: no token follows below it
+  double likely = 0.0;  // stated chance that all are accepted, below which no token follows
 };
 
-// Places of grams in a growing text. A place is the position of a gram's last token, and is known
-// once the token after it is: every place has a continuation.
+// Places of grams in a growing text. A place is the position of a gram's last token. It is indexed
+// once the next token is known, so every place has a continuation.
 //
 // A hash table has the latest place of each gram, and a chain leads from each place to the one
-// before it of the same gram. Appending is O(1) amortised and asking is O(1), whatever the text.
+// before it of the same gram. Appending is O(1) amortised, a query is O(1).
 // Memory: at most 4 + 4 * (4 + 32/3) < 64 bytes a token, and what vectors reserve to grow.
 class NgramIndex {
  public:
   NgramIndex() = default;
 
-  // Texts are one after the other; no match and no continuation reaches over an end.
+  // Texts follow one another; no match and no continuation crosses the end of one.
   void append(std::span<const int32_t> tokens);
   void end_text();
 
   size_t size() const { return tokens_.size(); }  // tokens, and one for each end
   size_t bytes() const;                           // reserved
 
-  // What may follow this text and then `guesses`, which leave no trace.
+  // Predicts tokens after this text and `guesses`, which are not indexed.
   //
   // The places are the latest ones of the text's last eight tokens, then of its last four, two and
   // one, until there are eight. The one with the longest match leads, the latest of equals, and
@@ -48,7 +48,7 @@ class NgramIndex {
   // match's length to the power 1.5. That fits how often such matches held on code and on prose,
   // at temperatures of 0 and 0.8 (benchmarks/ngram.py).
   //
-  // Where the corpus has a longer match than this text, it alone is asked.
+  // Where the corpus has a longer match than this text, it alone is used.
   ScoredTokens propose(std::span<const int32_t> guesses, Limits limits,
                        const NgramIndex* corpus = nullptr) const;
 

@@ -39,7 +39,7 @@ class NgramDrafter : public Drafter {
     double confidence;
     bool is_first;  // of its proposal
   };
-  // What is indexed of a sequence: accepted tokens, which never change.
+  // The index of a sequence's accepted tokens, which never change.
   struct Indexed {
     std::shared_ptr<Sequence> sequence;
     NgramIndex index{};

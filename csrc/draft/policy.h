@@ -62,7 +62,7 @@ class DraftPolicy {
   void begin();
   // A round of the verifier went by: a share of its time may go into probes.
   void pass(std::span<const DraftRequest> requests);
-  // What a round made, forwarded, and took beside the level's own forward and picks.
+  // A round: its new tokens, its rows, and its seconds outside the level's own forward and picks.
   struct Round {
     size_t tokens;
     int64_t rows;
@@ -71,11 +71,11 @@ class DraftPolicy {
   void learn(std::span<Draft* const> drafts, const Round& round);
   // Charges a round to the budget for probes, if it was one.
   void charge(std::span<Draft* const> drafts, double seconds);
-  // What accepted tokens of a probe saved.
+  // Pays back the seconds that accepted tokens of a probe saved.
   void refund(double seconds) { probes_.refund(seconds); }
 
-  // The drafts for which another round pays: those that gain by it, if together they gain more than
-  // it costs. Otherwise none, or all of them as a probe.
+  // Returns the drafts for which another round pays: those with a positive value, if together they
+  // save more than the round costs. Otherwise none, or all of them as a probe.
   std::vector<Draft*> select(std::span<Draft* const> drafts);
   // Seconds that a proposal is expected to save, in a batch of `count`.
   double proposal_value(const DraftRequest& request, int64_t longest, size_t count);

@@ -1,5 +1,5 @@
-// Which rows of the head a draft reads, and whether leaving the others out pays. Knows token ids,
-// panels and bytes; knows no weights and no text.
+// The rows of the head that a draft reads, and whether leaving the others out pays. Knows token
+// ids, panels and bytes; knows no weights and no text.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@ struct PanelRun {
   int64_t first, last, before;
 };
 
-// What a draft's forward reads, and what the forward that verifies it reads.
+// Bytes that a draft's forward reads, and bytes of the forward that verifies it.
 struct HeadCosts {
   double rest_bytes;    // of the draft's forward, without its head
   double panel_bytes;   // of one panel of its head
@@ -22,34 +22,33 @@ struct HeadCosts {
   double verify_bytes;  // of the forward that verifies
 };
 
-// A draft is only a proposal, so it need not read what is hardly ever picked. Ids of merges come in
-// the order of their frequency: the list holds the first ids, up to a size that is chosen, and
-// whatever the sizes, the ids that are always kept and those of the text of late; each with the
-// panel that it lies in.
+// A draft is only a proposal, so it need not read rows that are hardly ever picked. Ids of merges
+// are ordered by frequency. The list holds the first ids, up to a chosen size, and for every size
+// the ids that are always kept and those of recent text; each with the panel that it lies in.
 //
-// What a size loses is counted, not tried: at each of the target's picks it is known which of the
-// sizes hold it, whichever is in force. What it saves is known in bytes.
+// The loss of a size is counted without trying it: for each of the target's picks the smallest
+// size that holds it is known. Its saving is known in bytes.
 class PartialHead {
  public:
-  // Of a target's vocabulary, as it picks from it.
+  // `vocabulary`: the target's, from which it picks.
   explicit PartialHead(int64_t vocabulary);
 
   void keep(std::span<const int32_t> tokens);  // always: special ones, which end texts
   void read(std::span<const int32_t> tokens);  // of a prompt
-  // The target's picks at a proposal's places: they agree but for the last one, if there are fewer.
+  // Counts the target's picks at a proposal's places. All but the last agree with the proposal.
   void picked(std::span<const int32_t> picks, std::span<const int32_t> proposal);
 
-  // How many of the first ids a draft is to read: those of the size that promises the most tokens a
-  // byte, or all.
+  // The number of first ids that a draft should read: that of the size with the most expected
+  // tokens a byte, or all.
   int64_t ids_that_pay(const HeadCosts& costs) const;
   int64_t num_picks() const { return num_picks_; }
 
-  // The panels, in order, of the first `ids` and of what is held besides; of a head of `panels`.
-  // Returns how many. The size counts as the one in force.
+  // Lists the panels, in order, of the first `ids` and of the ids that are held anyway, of a head
+  // of `panels`. Returns their number. The size becomes the current one.
   int64_t list(int64_t ids, int64_t panels, std::vector<PanelRun>& runs);
 
-  // The share of the target's picks that the first `ids` and what is held besides leave out, as far
-  // as it can tell: for the sizes that it chooses from.
+  // The estimated share of the target's picks that are neither among the first `ids` nor held
+  // anyway. Exact for the sizes that it chooses from.
   double share_left_out(int64_t ids) const;
 
  private:

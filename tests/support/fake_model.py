@@ -51,7 +51,7 @@ class FakeDrafter:
 
 
 class FakeModel:
-    """What a Level needs of a Model."""
+    """The part of a Model that a Level uses."""
 
     max_positions = 1 << 20
     max_rows = 512

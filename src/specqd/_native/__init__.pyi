@@ -390,7 +390,7 @@ class ModelForward(LevelModel):
 
 class DraftRequest:
     """
-    A wish for tokens that continue a sequence, and what they are worth to whoever requests.
+    A request for tokens that continue a sequence, with their value to the verifier.
     """
 
     def __init__(self, sequence: Sequence, at_most: int, token_value_s: float = float('inf'), confidence: float = 1.0, costs: RowCosts | None = None, rows: int = 1, sharing: int = 1) -> None: ...
@@ -440,19 +440,19 @@ class Proposal:
 
     @property
     def row(self) -> int:
-        """Of the proposer's last logits, for the first token."""
+        """The row of the drafter's last logits for the first token."""
 
     @property
     def depths(self) -> list[int]:
-        """By token: levels below its proposer; or none."""
+        """By token: members of the chain above its author; or none."""
 
     def depths_of(self, verified: _Sequence[int]) -> list[int]:
         """
-        Of the tokens that a verifier makes of this proposal, as seen from there.
+        Depths of the tokens that a verifier makes of this proposal, as seen from the verifier.
         """
 
 class Drafter:
-    """Who proposes tokens, where that is a part of the core."""
+    """A drafter of the core."""
 
 class NoDraft(Drafter):
     """Plain decoding: nothing is ever proposed."""
@@ -482,9 +482,9 @@ class NgramDrafter(Drafter):
     """
     Drafts from a sequence's own accepted tokens, and from a corpus that all sequences share.
 
-    The corpus's texts are token ids; they are asked where they hold a longer match than the
-    sequence itself. `length` fixes how many tokens are proposed where that many are known; None
-    proposes as long as a token is likely enough to be worth its row.
+    The texts of the corpus are token ids, used where they hold a longer match than the sequence
+    itself. `length` fixes the number of tokens where that many are known; None proposes those
+    that are worth their rows.
     """
 
     def __init__(self, *, corpus: _Sequence[_Sequence[int]] = [], length: int | None = None) -> None: ...
@@ -516,7 +516,7 @@ class NgramDrafter(Drafter):
 
 class DraftChoice(Drafter):
     """
-    Drafters side by side: each sequence gets the proposal that is worth most.
+    Drafters side by side. At each place of a proposal the one that is worth most goes on.
     """
 
     def __init__(self, drafters: _Sequence[object]) -> None: ...
@@ -544,7 +544,7 @@ class DraftChoice(Drafter):
         """Forgets a sequence that has ended."""
 
 class LevelStats:
-    """What a level did since it was made."""
+    """Running counts of a level since it was made."""
 
     def __init__(self) -> None: ...
 
@@ -556,7 +556,7 @@ class LevelStats:
 
     @property
     def seconds(self) -> float:
-        """Within forwards."""
+        """Seconds spent in this level's forwards."""
 
     @property
     def pick_seconds(self) -> float: ...
@@ -570,18 +570,18 @@ class LevelStats:
 
     @property
     def accepted_at(self) -> list[int]:
-        """By place in the proposal."""
+        """Accepted tokens by place in the proposal."""
 
     @property
     def drafted_at(self) -> list[int]: ...
 
     @property
     def asked(self) -> int:
-        """Times that it was asked for a proposal, as a drafter."""
+        """Requests to it as a drafter."""
 
     @property
     def token_value_seconds(self) -> float:
-        """Of those times, the worth of an accepted token to whoever asked."""
+        """Sum of the token values of these requests."""
 
     def count(self, drafted: int, accepted: int) -> None: ...
 
@@ -589,8 +589,8 @@ class Level(Drafter):
     """
     A verifier over a drafter, and itself a drafter. With NoDraft it decodes plainly.
 
-    `length` fixes how many tokens it proposes when it is asked as a drafter; None lets what they
-    cost and bring decide (docs/design.md, "When another draft token pays").
+    `length` fixes the length of its proposals as a drafter; None lets costs and acceptance
+    decide (docs/design.md, "When another draft token pays").
     """
 
     def __init__(self, model: Any, drafter: Any, *, length: int | None = None, name: str | None = None, clock: Callable[[], float] | None = None) -> None: ...
@@ -619,7 +619,7 @@ class Level(Drafter):
 
     def measure(self) -> None:
         """
-        Learns what forwards cost, here and below, so that the first request is drafted well.
+        Measures forwards, here and below, so that the first request is drafted well.
         """
 
     def advance(self, requests: _Sequence[DraftRequest]) -> list[Proposal]:
@@ -631,7 +631,7 @@ class Level(Drafter):
         """
 
     def seconds_per_token(self, count: int) -> float:
-        """What a token takes where so many texts are advanced together."""
+        """Seconds that a token takes in a batch of `count` sequences."""
 
     def propose(self, requests: _Sequence[DraftRequest]) -> list[Proposal]:
         """One proposal for each request, of at most `at_most` tokens."""

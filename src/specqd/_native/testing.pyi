@@ -139,7 +139,7 @@ LONGEST_MATCH: int = 32
 MOST_PLACES: int = 8
 
 class NgramIndex:
-    """What followed where a text read like its end does now."""
+    """An index of grams: tokens that followed the same tokens earlier."""
 
     def __init__(self) -> None: ...
 
@@ -152,7 +152,7 @@ class NgramIndex:
     def append(self, tokens: Sequence[int]) -> None: ...
 
     def end_text(self) -> None:
-        """What comes next belongs to another text."""
+        """Ends the text: the next tokens belong to another one."""
 
     def propose(self, guesses: Sequence[int], most: int, corpus: NgramIndex | None = None) -> tuple[list[int], list[float]]:
         """

@@ -144,14 +144,14 @@ def parse_chain(
 
 
 class Drafts:
-    """What drafts for one target: the small models and n-gram texts of its chains, loaded once.
+    """The drafters of one target: small models and n-gram texts of its chains, loaded once.
 
     A model in its two precisions is packed once too. Each level has a KV cache of its own, but for
     an fp4 precision directly below the exact one of the same model, which shares it.
     """
 
     def __init__(self, directory: Path, precision: Precision, tokenizer: Tokenizer) -> None:
-        """Of the target, which need not be loaded yet."""
+        """Takes the directory, precision and tokenizer of the target, which may be loaded later."""
         self._target = (directory.resolve(), precision)
         self._tokenizer = tokenizer
         self._directories: dict[str, Path] = {}  # by source, those that may draft
@@ -215,8 +215,8 @@ class Drafts:
     def _below(
         self, above: Model, specs: Sequence[DraftSpec], progress: Progress | None
     ) -> Drafter:
-        """What drafts for `above`. The rest of a chain lies below the first of several drafters
-        that stand side by side."""
+        """Makes the drafter of `above`. Of several drafters side by side, the rest of the chain
+        lies below the first."""
         if not specs:
             return NoDraft()
         first, *others = specs[0].members

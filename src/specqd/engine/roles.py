@@ -1,4 +1,4 @@
-"""What the core requests of a Python object: the roles of a drafter and of a grammar."""
+"""Roles that a Python object may have in the core: drafter and grammar."""
 
 from collections.abc import Sequence as SequenceOf
 from typing import Protocol
