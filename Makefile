@@ -94,7 +94,7 @@ $(PARITY)/ready: parity/requirements.txt dist/built
 	touch $@
 
 # Compares with transformers, in a separate environment; nothing else needs torch.
-# oneDNN stays off AMX: some virtual machines announce it and fault at the first tile.
+# oneDNN stays off AMX: its BF16 products are illegal instructions on some virtual machines.
 parity: $(PARITY)/ready
 	ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 $(PARITY)/bin/python parity/run.py
 
