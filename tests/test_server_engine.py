@@ -182,8 +182,6 @@ def test_a_long_prompt_is_prefilled_in_parts_while_others_decode(
 class RecordsValue(FakeDrafter):
     """Proposes nothing, and records the last value of a token."""
 
-    is_free = True
-
     def __init__(self) -> None:
         self.last = 0.0
 

@@ -1,4 +1,4 @@
-// How often proposals are accepted, by the confidence that their drafter stated.
+// The acceptance of proposals by the confidence that their drafter stated.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@ class Calibration {
  public:
   explicit Calibration(double floor = 0.0, double memory = 300.0);
 
-  // How likely a token stated with this confidence is accepted.
+  // The chance that a token stated with this confidence is accepted.
   double probability(double confidence) const;
   double mean() const;  // acceptance over all confidences
   void observe(double confidence, bool is_accepted);

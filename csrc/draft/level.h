@@ -47,7 +47,7 @@ class Level : public Drafter {
   std::optional<int64_t> length() const { return length_; }
   void set_drafter(Drafter& drafter) { drafter_ = &drafter; }
 
-  // As a verifier: at least one token of this level's own for each request, in one forward.
+  // Verifies: makes at least one token of this level's own for each request, in one forward.
   //
   // The tokens are the longest prefix of the drafter's proposal that this model would have picked
   // itself, and then its own next pick. None are returned where nothing is allowed.
@@ -56,8 +56,8 @@ class Level : public Drafter {
   // never more than plain decoding takes: drafts that lose time must not raise the value.
   double seconds_per_token(size_t count);
 
-  // As a drafter: continues each sequence by the tokens that this level would pick itself, as far
-  // as each round pays.
+  // Drafts: continues each sequence by the tokens that this level would pick itself, as far as each
+  // round pays.
   std::vector<Proposal> propose(std::span<const DraftRequest> requests) override;
   std::vector<double> values(std::span<const DraftRequest> requests) override;
   void observe(const DraftRequest& request, const Proposal& proposal, size_t accepted) override;
