@@ -15,9 +15,11 @@ from specqd import SamplingParams, _native
 from specqd.bench.agreement import agreement
 from specqd.bench.levels import read_prompts
 from specqd.config import read_generation_defaults
-from specqd.formats.mxfp4 import ScaleRule
+from specqd.formats.fp4 import DraftFormat
 from specqd.hub import resolve
+from specqd.model.calibration import measure_inputs
 from specqd.model.model import Machine, Model
+from specqd.text.calibration import read_calibration
 from specqd.text.tokenizer import Tokenizer
 
 MOST_LINES = 1 << 20
@@ -44,20 +46,29 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=24, help="prompts of each file")
     parser.add_argument("-n", type=int, default=96, help="positions after each prompt")
     parser.add_argument("--temperature", type=float, action="append")
-    parser.add_argument("--rule", type=ScaleRule, choices=list(ScaleRule), default=ScaleRule.MSE)
+    parser.add_argument("--format", type=DraftFormat, choices=list(DraftFormat))
+    parser.add_argument("--calibrate", action="store_true", help="as specqd pack does")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     directory = resolve(options.model)
-    model = Model.open(directory, machine=Machine.choose(options.threads), rule=options.rule)
-    tokenizer, defaults = Tokenizer.open(directory), read_generation_defaults(directory)
+    machine, tokenizer = Machine.choose(options.threads), Tokenizer.open(directory)
+    inputs = None
+    if options.calibrate:
+        text = read_calibration(tokenizer, None)
+        longest = max(map(len, text.sequences))
+        plain = Model.open(directory, machine=machine, cache_positions=longest)
+        inputs = measure_inputs(plain, text.sequences)
+        del plain
+    model = Model.open(directory, machine=machine, draft=options.format, inputs=inputs)
+    defaults = read_generation_defaults(directory)
     stop_ids = frozenset(defaults.eos_token_ids or model.config.eos_token_ids)
     bf16 = model.bf16_bytes_per_forward
     report = {
         "model": directory.name,
         "cpu": _native.cpu_model(),
-        "format": f"mxfp4, {model.weights.rule.value}",
+        "format": model.weights.draft.value,
         "chat": options.chat,
         "bits_per_weight": {
             "exact": 16 * model.bytes_per_forward / bf16,

@@ -1,6 +1,6 @@
 """Chains against each other: the ratio of each to the first, sequence by sequence.
 
-    python benchmarks/chains.py [MODEL] --prompts FILE --chain mxfp4 --chain auto --chain mxfp4
+    python benchmarks/chains.py [MODEL] --prompts FILE --chain fp4 --chain auto --chain fp4
 
 Each text is written by every chain in turn, in a new order each time, over one loaded model; the
 time is that from the first token on. Naming the first chain once more shows what the machine does

@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--threads", type=int)
     options = parser.parse_args()
-    llm = LLM(options.model, f"mxfp4:k={options.length}", threads=options.threads)
+    llm = LLM(options.model, f"fp4:k={options.length}", threads=options.threads)
     round_seconds(llm, options.rounds)
     measured = [round_seconds(llm, options.rounds) for _ in range(options.repeats)]
     whole = 1e6 * median(each for each, _ in measured)

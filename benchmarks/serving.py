@@ -46,7 +46,7 @@ from specqd.engine.reports import LevelReport, Stats
 PROMPT_CHARACTERS = 400  # kept from each prompt's end, because decoding is compared
 CONCURRENCY = (1, 4, 16)
 TEMPERATURES = (0.0, 0.8)
-CHAINS = ("auto", "mxfp4")
+CHAINS = ("auto", "fp4")
 ROUNDS_BY_BANDWIDTH = 8
 
 
@@ -334,7 +334,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("model", nargs="?", type=Path)
     parser.add_argument("--prompts", type=Path, required=True, help='one {"prompt": ...} per line')
     parser.add_argument("--limit", type=int, default=44, help="prompts")
-    parser.add_argument("--chain", dest="chains", action="append", help="default: auto, mxfp4")
+    parser.add_argument("--chain", dest="chains", action="append", help="default: auto, fp4")
     parser.add_argument("--at-once", type=int, nargs="+", default=CONCURRENCY)
     parser.add_argument("--temperature", type=float, nargs="+", default=TEMPERATURES)
     parser.add_argument("--tokens", type=int, default=64, help="average per answer")

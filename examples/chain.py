@@ -1,6 +1,6 @@
 """A chain of one's own: MXFP4 drafts over n-grams, which know a file beforehand.
 
-Any model with the same tokenizer may draft too: LLM(model, draft=["mxfp4", "./small", "ngram"]).
+Any model with the same tokenizer may draft too: LLM(model, draft=["fp4", "./small", "ngram"]).
 """
 
 import argparse
@@ -11,7 +11,7 @@ from specqd import LLM, SamplingParams
 
 PROMPT = inspect.getsource(argparse.HelpFormatter)[:600]
 PARAMS = SamplingParams(max_tokens=128, temperature=0.8, seed=7)
-llm = LLM(draft=["mxfp4", f"ngram:{argparse.__file__}"])  # from the outermost in
+llm = LLM(draft=["fp4", f"ngram:{argparse.__file__}"])  # from the outermost in
 result = llm.generate(PROMPT, PARAMS)[0]
 print(f"{PROMPT}{result.text}\n")
 

@@ -41,7 +41,7 @@ def test_agreement_is_the_acceptance_of_first_tokens(
     counted = agreement(plain.model, prompts, params)
     first = agreement(plain.model, prompts, replace(params, max_tokens=1))
     assert counted.judged == (POSITIONS,) * len(prompts)
-    drafted = plain.with_draft("mxfp4:k=1")
+    drafted = plain.with_draft("fp4:k=1")
     for number, prompt in enumerate(prompts):
         own = replace(params, seed=params.seed + number, ignore_eos=True)
         tokens = plain.generate([prompt], own)[0].tokens
@@ -106,8 +106,8 @@ def test_what_cannot_be_compared_is_refused(
         agreement(plain.model, [], params)
     with pytest.raises(RequestError, match="the prompt is empty"):
         agreement(plain.model, [[1], []], params)
-    mxfp4 = Model.open(
+    fp4 = Model.open(
         make_model(tmp_path / "model", FAMILY_SHAPES["gpt_oss"], seed), machine=plain.model.machine
     )
     with pytest.raises(RequestError, match="MXFP4 already"):
-        agreement(mxfp4, [[1]], params)
+        agreement(fp4, [[1]], params)

@@ -40,7 +40,7 @@ def llm(small_model: Path) -> LLM:
 
 @pytest.fixture(scope="module")
 def arms(llm: LLM) -> list[Arm]:
-    return make_arms(llm, ["mxfp4:k=3", "none", "mxfp4:k=3"])
+    return make_arms(llm, ["fp4:k=3", "none", "fp4:k=3"])
 
 
 @pytest.fixture(autouse=True)
@@ -58,13 +58,13 @@ def write_prompts(path: Path, *prompts: str) -> Path:
 
 
 def test_plain_decoding_comes_first_and_each_chain_once(arms: list[Arm]) -> None:
-    assert [arm.chain for arm in arms] == ["none", "mxfp4:k=3"]
-    assert [[level.name for level in arm.levels] for arm in arms] == [["bf16"], ["bf16", "mxfp4"]]
+    assert [arm.chain for arm in arms] == ["none", "fp4:k=3"]
+    assert [[level.name for level in arm.levels] for arm in arms] == [["bf16"], ["bf16", "fp4"]]
 
 
 def test_the_default_chains_are_the_papers() -> None:
-    assert default_chains(None) == ["mxfp4", "auto"]
-    assert default_chains("./s") == ["mxfp4", "./s:bf16", "mxfp4 ./s:mxfp4 ngram", "auto"]
+    assert default_chains(None) == ["fp4", "auto"]
+    assert default_chains("./s") == ["fp4", "./s:bf16", "fp4 ./s:fp4 ngram", "auto"]
 
 
 def test_prompts_are_read_up_to_the_limit(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_every_arm_is_compared_while_it_is_timed(
     monkeypatch.setattr(levels, "timed", spoiled)
     running = trials(arms, ["ab", "cd", "ef"], PARAMS)
     assert next(running).prompt == 0
-    with pytest.raises(SpecqdError, match=r"NOT EQUAL: prompt 1, new token 7: mxfp4:k=3 differs"):
+    with pytest.raises(SpecqdError, match=r"NOT EQUAL: prompt 1, new token 7: fp4:k=3 differs"):
         next(running)
     assert calls == 2 + 2 * 2  # warm-up and two prompts
 
@@ -221,7 +221,7 @@ def test_the_command_ends_with_one_line_of_json(
     prompts = write_prompts(tmp_path / "p.jsonl", "ab", "cd", "ef")
     file = tmp_path / "out.json"
     command = ["bench", "levels", str(llm.directory), "--prompts", str(prompts), "--limit", "2"]
-    command += ["-n", "12", "--threads", "1", "--json", str(file), "--chain", "mxfp4:k=2"]
+    command += ["-n", "12", "--threads", "1", "--json", str(file), "--chain", "fp4:k=2"]
     assert main(command) == 0
     lines = capsys.readouterr().out.splitlines()
     printed = json.loads(lines[-1])
@@ -231,12 +231,12 @@ def test_the_command_ends_with_one_line_of_json(
     assert [each["temperature"] for each in printed["temperatures"]] == [0.0, 0.8]
     for each in printed["temperatures"]:
         plain, drafted = each["arms"]
-        assert (plain["chain"], drafted["chain"]) == ("none", "mxfp4:k=2")
+        assert (plain["chain"], drafted["chain"]) == ("none", "fp4:k=2")
         assert plain["over_plain"] == {"median": 1.0, "low": 1.0, "high": 1.0}
         for key in ("over_plain", "over_bf16_limit", "wall_over_plain"):
             assert drafted[key]["low"] <= drafted[key]["median"] <= drafted[key]["high"]
         assert all(drafted[key] > 0 for key in ("tokens_per_s", "prefill_s", "decode_s", "wall_s"))
-        assert [level["name"] for level in drafted["levels"]] == ["bf16", "mxfp4"]
+        assert [level["name"] for level in drafted["levels"]] == ["bf16", "fp4"]
         assert all(level["bandwidth_share"] > 0 for level in drafted["levels"])
     assert sum("equal tokens in all chains" in line for line in lines) == 2
 
@@ -247,10 +247,10 @@ def test_on_a_terminal_the_table_comes_last(
     prompts = write_prompts(tmp_path / "p.jsonl", "ab")
     command = ["bench", "levels", str(llm.directory), "--prompts", str(prompts), "--threads", "1"]
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    assert main([*command, "-n", "8", "--chain", "mxfp4:k=2"]) == 0
+    assert main([*command, "-n", "8", "--chain", "fp4:k=2"]) == 0
     out = capsys.readouterr().out
     assert "{" not in out
-    assert out.splitlines()[-1].startswith("mxfp4:k=2 ")
+    assert out.splitlines()[-1].startswith("fp4:k=2 ")
 
 
 def test_a_plot_without_matplotlib_is_refused_before_any_work(
@@ -268,19 +268,19 @@ def test_the_plot_is_drawn(llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixtu
     prompts = write_prompts(tmp_path / "p.jsonl", "ab", "cd")
     plot = tmp_path / "p.png"
     command = ["bench", "levels", str(llm.directory), "--prompts", str(prompts), "--threads", "1"]
-    assert main([*command, "-n", "8", "--chain", "mxfp4:k=2", "--plot", str(plot)]) == 0
+    assert main([*command, "-n", "8", "--chain", "fp4:k=2", "--plot", str(plot)]) == 0
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
 def test_too_many_new_tokens_are_refused(llm: LLM, tmp_path: Path, run: RunMain) -> None:
     prompts = write_prompts(tmp_path / "p.jsonl", "ab")
     command = ["bench", "levels", llm.directory, "--prompts", prompts, "-n", "256"]
-    status, _, err = run(*command, "--threads", "1", "--chain", "mxfp4")
+    status, _, err = run(*command, "--threads", "1", "--chain", "fp4")
     assert status == 1
     assert "leave no room" in err
 
 
 def test_small_with_chain_is_wrong_usage(tmp_path: Path) -> None:
     prompts = write_prompts(tmp_path / "p.jsonl", "ab")
-    command = ["bench", "levels", "--prompts", str(prompts), "--chain", "mxfp4", "--small", "x"]
+    command = ["bench", "levels", "--prompts", str(prompts), "--chain", "fp4", "--small", "x"]
     assert main(command) == 2

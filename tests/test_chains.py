@@ -45,16 +45,16 @@ def models_of(llm: LLM) -> list[Model]:
 @pytest.mark.parametrize(
     ("word", "kind", "source", "precision", "length"),
     [
-        ("mxfp4", "mxfp4", "", Precision.FP4, None),
-        ("mxfp4:k=8", "mxfp4", "", Precision.FP4, 8),
+        ("fp4", "fp4", "", Precision.FP4, None),
+        ("fp4:k=8", "fp4", "", Precision.FP4, 8),
         ("./small", "model", "./small", Precision.FP4, None),
-        ("./small:mxfp4", "model", "./small", Precision.FP4, None),
+        ("./small:fp4", "model", "./small", Precision.FP4, None),
         ("./small:bf16", "model", "./small", Precision.EXACT, None),
         ("./small:bf16:k=64", "model", "./small", Precision.EXACT, 64),
         ("./small:k=3", "model", "./small", Precision.FP4, 3),
         ("./a:b:c:bf16:k=1", "model", "./a:b:c", Precision.EXACT, 1),
         ("./a:b", "model", "./a:b", Precision.FP4, None),
-        ("./mxfp4", "model", "./mxfp4", Precision.FP4, None),
+        ("./fp4", "model", "./fp4", Precision.FP4, None),
         ("C:\\models\\small", "model", "C:\\models\\small", Precision.FP4, None),
         ("owner/name@main:bf16", "model", "owner/name@main", Precision.EXACT, None),
         ("ngram", "ngram", "", Precision.FP4, None),
@@ -74,8 +74,8 @@ def test_a_word_is_a_level(
         ("none", []),
         (None, []),
         ([], []),
-        ("mxfp4", ["mxfp4"]),
-        (["mxfp4", "./small:mxfp4", "ngram"], ["mxfp4", "./small:mxfp4", "ngram"]),
+        ("fp4", ["fp4"]),
+        (["fp4", "./small:fp4", "ngram"], ["fp4", "./small:fp4", "ngram"]),
         (["./a", "./b:bf16", "./c", "./d"], ["./a", "./b:bf16", "./c", "./d"]),
     ],
 )
@@ -86,27 +86,27 @@ def test_a_chain_is_read_from_the_outermost_in(
 
 
 def test_the_default_chain_leaves_out_the_precision_of_the_target() -> None:
-    assert parse_chain("auto")[0].word == "mxfp4"
-    assert "mxfp4" not in [spec.word for spec in parse_chain("auto", Precision.FP4)]
+    assert parse_chain("auto")[0].word == "fp4"
+    assert "fp4" not in [spec.word for spec in parse_chain("auto", Precision.FP4)]
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["none", "mxfp4"], "stand alone"),
-        (["mxfp4", "auto"], "stand alone"),
+        (["none", "fp4"], "stand alone"),
+        (["fp4", "auto"], "stand alone"),
         (["auto:k=4"], "not a draft"),
         (["none:k=4"], "not a draft"),
         ([""], "not a draft"),
-        (["mxfp4:bf16"], "'bf16'"),
-        (["mxfp4:k=0"], "k=0"),
-        (["mxfp4:k=65"], "k=65"),
+        (["fp4:bf16"], "'bf16'"),
+        (["fp4:k=0"], "k=0"),
+        (["fp4:k=65"], "k=65"),
         (["./small:k=²"], "k=²"),
         (["ngram:k=-1"], "k=-1"),
-        (["./small", "mxfp4"], "first"),
-        (["mxfp4", "mxfp4:k=3"], "once"),
+        (["./small", "fp4"], "first"),
+        (["fp4", "fp4:k=3"], "once"),
         (["ngram", "./small"], "last"),
-        (["mxfp4", "ngram", "ngram:file"], "once"),
+        (["fp4", "ngram", "ngram:file"], "once"),
     ],
 )
 def test_a_chain_without_sense_is_refused(words: list[str], why: str) -> None:
@@ -118,7 +118,7 @@ def test_a_chain_without_sense_is_refused(words: list[str], why: str) -> None:
 
 def test_the_fp4_precision_as_target_has_no_fp4_draft() -> None:
     with pytest.raises(RequestError, match="MXFP4 weights are the target"):
-        parse_chain("mxfp4", Precision.FP4)
+        parse_chain("fp4", Precision.FP4)
 
 
 # --- Refusals -------------------------------------------------------------------------------------
@@ -153,13 +153,13 @@ def chains_that_cannot_be(directory: Path, scratch: Path) -> dict[str, list[str]
     (scratch / "odd" / "config.json").write_text(json.dumps(config | {"model_type": "mamba"}))
     small, target = str(directory / "small"), str(directory / "target")
     return {
-        "known drafts: auto, none, mxfp4": ["int4"],
+        "known drafts: auto, none, fp4": ["int4"],
         "no such directory": [small, f"{directory}/missing:bf16"],
         "is a file": [str(scratch / "c.txt")],
         "mamba": [str(scratch / "odd")],
         "cannot draft for itself": [small, small],
         "name it once": [f"{target}:bf16"],
-        "this model speaks": ["mxfp4", f"{target}:mxfp4"],
+        "this model speaks": ["fp4", f"{target}:fp4"],
         "line 3 has no text": [f"ngram:{scratch}/a.jsonl"],
         "line 1 is not JSON": [f"ngram:{scratch}/b.jsonl"],
         "not UTF-8": [f"ngram:{scratch}/c.txt"],
@@ -192,7 +192,7 @@ def test_a_small_model_that_does_not_fit_into_memory_is_refused(
 
 
 def test_an_unknown_repository_says_how_a_draft_is_written(llm: LLM) -> None:
-    with pytest.raises(HubError, match=r"--draft \./nothing:k=2.*MODEL\[:bf16\|:mxfp4\]"):
+    with pytest.raises(HubError, match=r"--draft \./nothing:k=2.*MODEL\[:bf16\|:fp4\]"):
         llm.with_draft("./nothing:k=2")
 
 
@@ -209,7 +209,7 @@ def test_chains_of_the_command_line_change_no_text(
         ["none"],
         ["auto"],
         [small, f"ngram:{empty}:k=2"],
-        ["mxfp4:k=5", f"{small}:bf16:k=3", f"{small}:k=2", f"ngram:{lines}"],
+        ["fp4:k=5", f"{small}:bf16:k=3", f"{small}:k=2", f"ngram:{lines}"],
     ):
         assert main([*command, *(word for draft in chain for word in ("--draft", draft))]) == 0
         texts.add(capsys.readouterr().out)
@@ -221,10 +221,10 @@ def test_chains_of_the_command_line_change_no_text(
 
 def test_levels_have_names_and_lengths(llm: LLM, directory: Path) -> None:
     small = str(directory / "small")
-    chain = llm.with_draft(["mxfp4:k=7", f"{small}:bf16", f"{small}:mxfp4:k=2"])
+    chain = llm.with_draft(["fp4:k=7", f"{small}:bf16", f"{small}:fp4:k=2"])
     levels = chain.engine.level.levels
     names = [level.name for level in levels if isinstance(level, Level)]
-    assert names == ["bf16", "mxfp4", "small:bf16", "small:mxfp4"]
+    assert names == ["bf16", "fp4", "small:bf16", "small:fp4"]
     assert [level.length for level in levels if isinstance(level, Level)] == [None, 7, None, 2]
     assert isinstance(levels[-1].drafter, NoDraft)
 
@@ -309,7 +309,7 @@ def test_padding_of_a_vocabulary_changes_nothing(
     least = min(small)
     assert least >= target or any(token >= least for tokens in expected for token in tokens)
     names = [str(tmp_path / str(i)) for i in range(len(small))]
-    for chain in ([*names], ["mxfp4", *names], [f"{names[0]}:bf16", *names]):
+    for chain in ([*names], ["fp4", *names], [f"{names[0]}:bf16", *names]):
         drafted = plain.with_draft([f"{chain[0]}:k=3", *chain[1:]])
         assert generate(drafted) == expected, chain
         # A draft has no word where a text left its vocabulary, be it with the first token.
@@ -327,7 +327,7 @@ def test_a_small_model_of_a_shorter_context_stops_at_its_end(
     short = make_model(tmp_path / "short", shape, seed)
     plain = LLM(directory / "target", "none", threads=1)
     expected = generate(plain)
-    for chain in ([str(short)], ["mxfp4", f"{short}:bf16:k=7", str(short)]):
+    for chain in ([str(short)], ["fp4", f"{short}:bf16:k=7", str(short)]):
         drafted = plain.with_draft(chain)
         assert generate(drafted) == expected, chain
         assert models_of(drafted)[-1].config.max_positions == 64

@@ -23,7 +23,7 @@ TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-GREEDY = ("--temperature", "0", "--draft", "mxfp4")
+GREEDY = ("--temperature", "0", "--draft", "fp4")
 Open = Callable[..., TerminalSession]
 
 

@@ -65,7 +65,7 @@ def test_generate_prints_the_text_and_one_summary_line(small_model: Path, run: R
     assert err.startswith("specqd: 20 tokens, ")
     assert err.count("\n") == 1
     assert "bf16:" in err
-    assert "mxfp4:" in err
+    assert "fp4:" in err
     assert "seed" not in err
 
 
@@ -78,7 +78,7 @@ def test_where_both_outputs_go_to_one_file_the_summary_has_its_own_line(small_mo
     assert both.stdout.startswith(apart.stdout + b"\nspecqd: ")
 
 
-@pytest.mark.parametrize("draft", [["none"], ["auto"], ["mxfp4"], ["mxfp4:k=3"]])
+@pytest.mark.parametrize("draft", [["none"], ["auto"], ["fp4"], ["fp4:k=3"]])
 def test_drafts_change_no_text(small_model: Path, run: Run, draft: list[str]) -> None:
     sampling = ["-n", "30", "--temperature", "0.8", "--seed", "11"]
     plain = run("generate", small_model, "-p", "ab", *sampling)
@@ -101,7 +101,7 @@ def test_the_summary_names_the_seed_that_repeats_a_sampled_text(
 
 
 def test_json_is_one_object_as_documented(small_model: Path, run: Run) -> None:
-    options = ("-n", "20", "--json", "--draft", "mxfp4", "--logprobs", "2", "--seed", "5")
+    options = ("-n", "20", "--json", "--draft", "fp4", "--logprobs", "2", "--seed", "5")
     status, out, err = run("generate", small_model, "-p", "ab", *options)
     assert (status, err) == (0, "")
     printed = json.loads(out)
@@ -120,7 +120,7 @@ def test_json_is_one_object_as_documented(small_model: Path, run: Run) -> None:
     assert stats["prompt_tokens"] == len(LLM(small_model).encode("ab"))
     assert stats["new_tokens"] == 20
     assert all(stats[key] > 0 for key in ("prefill_s", "decode_s", "tokens_per_s"))
-    assert [level["name"] for level in stats["levels"]] == ["bf16", "mxfp4"]
+    assert [level["name"] for level in stats["levels"]] == ["bf16", "fp4"]
     names = (
         "name forwards rows seconds pick_seconds drafted accepted acceptance acceptance_at "
         "drafted_at mean_accepted_length gain_s gb_per_s"
@@ -148,7 +148,7 @@ def test_stop_strings_end_the_text(small_model: Path, run: Run) -> None:
 def test_the_fp4_precision_generates(words: tuple[str, str], small_model: Path, run: Run) -> None:
     status, _, err = run("generate", small_model, "-p", "ab", "-n", "8", *words)
     assert status == 0
-    assert "mxfp4:" in err
+    assert "fp4:" in err
     assert "bf16" not in err
 
 

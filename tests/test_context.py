@@ -56,7 +56,7 @@ def test_drafts_keep_to_the_context(phi: Path, tmp_path: Path, seed: int) -> Non
     small = make_model(tmp_path / "small", Shape(vocab=269, context=2048, layers=1), seed)
     prompt = [list(range(65, 90))]
     plain = LLM(phi, "none", 1, context=100).generate(prompt, GREEDY)[0]
-    drafted = LLM(phi, ["mxfp4", str(small), "ngram"], 1, context=100)
+    drafted = LLM(phi, ["fp4", str(small), "ngram"], 1, context=100)
     assert drafted.generate(prompt, GREEDY)[0].tokens == plain.tokens
     levels = drafted.engine.level.levels[:3]
     assert [level.model.max_positions for level in levels] == [100] * 3  # type: ignore[attr-defined]

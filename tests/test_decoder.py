@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from specqd import _native
 from specqd._native import Context, Rows, testing
-from specqd.formats.mxfp4 import ScaleRule
+from specqd.formats.fp4 import DraftFormat
 from specqd.model.decoder_spec import decoder_spec
 from specqd.model.model import MAX_ROWS, Machine, Model
 from specqd.model.weights import load_weights
-from support import mxfp4, reference
+from support import fp4, reference
 from support.family_shapes import FAMILY_SHAPES
 from support.random_models import ROPE_SCALINGS, Shape, make_model, read_model, write_safetensors
 from support.reference import rms_error
@@ -67,8 +67,10 @@ LONG = {
 MACHINE = Machine.choose(1)
 
 
-def open_random(directory: Path, shape: Shape, seed: int) -> Model:
-    return Model.open(make_model(directory, shape, seed), machine=MACHINE)
+def open_random(
+    directory: Path, shape: Shape, seed: int, draft: DraftFormat | None = None
+) -> Model:
+    return Model.open(make_model(directory, shape, seed), machine=MACHINE, draft=draft)
 
 
 def random_tokens(seed: int, count: int, vocabulary: int) -> list[int]:
@@ -154,12 +156,12 @@ def test_the_fp4_precision_is_the_model_with_mxfp4_weights(tmp_path: Path, seed:
     that a product errs by 2.5 / 127 / sqrt(12) of its inputs. The variances of four products per
     layer and of the head add."""
     shape = Shape(hidden=96, ffn=200)
-    model = open_random(tmp_path, shape, seed)
+    model = open_random(tmp_path, shape, seed, draft=DraftFormat.MXFP4)
     config, tensors = read_model(tmp_path)
-    weights = {name: mxfp4.bf16_values(bits) for name, bits in tensors.items()}
+    weights = {name: fp4.bf16_values(bits) for name, bits in tensors.items()}
     for packed in model.weights.matrices:
         for name in packed.names:
-            blocks = mxfp4.decode(mxfp4.cast(tensors[name], ScaleRule.MSE))
+            blocks = fp4.decode(fp4.cast(tensors[name], DraftFormat.MXFP4))
             rows, columns = tensors[name].shape
             weights[name] = blocks.reshape(rows, -1)[:, :columns]
     tokens = random_tokens(seed, 60, shape.vocab)

@@ -53,7 +53,7 @@ def is_quick_enough(pair: Pair) -> bool:
 
 CELLS = [Cell(**row) for row in covering_array(FACTORS, is_quick_enough)]
 MODELS = (*FACTORS["model"], *FAMILY_SHAPES)
-FAMILY_DRAFTS = ("mxfp4", "mxfp4:k=6+SMALL:bf16:k=4", "SMALL:k=5+ngram:k=2")
+FAMILY_DRAFTS = ("fp4", "fp4:k=6+SMALL:bf16:k=4", "SMALL:k=5+ngram:k=2")
 
 
 def family_cells() -> Iterator[Cell]:
@@ -174,7 +174,7 @@ def test_bits_are_those_of_plain_decoding(bench: Bench, cell: Cell) -> None:
 
 @pytest.mark.parametrize("name", exactness.RANDOM_SHAPES)
 def test_bits_do_not_depend_on_max_rows(bench: Bench, name: str) -> None:
-    cell = Cell(available_isas()[0], "mxfp4:k=4", name, "batch", 2, "noisy", "whole", "own")
+    cell = Cell(available_isas()[0], "fp4:k=4", name, "batch", 2, "noisy", "whole", "own")
     model = open_model(bench.subject(name), cell.isa, cell.threads, max_rows=29)
     traces = Decoding(bench.level(cell, model), bench.requests(cell)).run()
     assert bench.differences(cell, traces) == []
@@ -224,7 +224,7 @@ def broken_cell(name: str, draft: str) -> Cell:
 
 @pytest.mark.parametrize("name", exactness.RANDOM_SHAPES)
 def test_a_cache_that_keeps_drafted_rows_is_detected(bench: Bench, name: str) -> None:
-    cell = broken_cell(name, "mxfp4:k=4")
+    cell = broken_cell(name, "fp4:k=4")
     model = KeepsDraftedCache(open_model(bench.subject(name), cell.isa, cell.threads))
     traces = Decoding(bench.level(cell, model), bench.requests(cell)).run()
     (line,) = bench.differences(cell, traces)

@@ -15,7 +15,7 @@ from specqd.llm import LLM
 from specqd.model.model import Machine, Model
 from support import reference
 from support.family_shapes import FAMILY_SHAPES
-from support.mxfp4 import bf16_values
+from support.fp4 import bf16_values
 from support.random_models import make_model, read_model, write_safetensors
 
 MACHINE = Machine.choose(1)
@@ -91,7 +91,7 @@ def test_only_n_grams_and_other_models_draft_for_mxfp4_weights(tmp_path: Path, s
         llm = LLM(tmp_path, threads=1)
     assert [type(level).__name__ for level in llm.engine.level.levels] == ["Level", "NgramDrafter"]
     with pytest.raises(RequestError, match="MXFP4 already"):
-        llm.with_draft(["mxfp4", "ngram"])
+        llm.with_draft(["fp4", "ngram"])
     assert parse_chain("auto", is_mxfp4=True) == parse_chain("ngram")
 
 

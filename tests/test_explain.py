@@ -20,12 +20,12 @@ VOCABULARY = 64
 TARGET = next_by_hash(VOCABULARY)
 HOSTILE = "<script>alert('1')</script>&\"\x1b[31m\u202e"
 SPANS = [Span("def", 0, 0.5), Span(HOSTILE, 1, 0.25), Span("\n", 1, 0.75), Span("x", 2, 1.0)]
-CHAIN = ["bf16", "<b>mxfp4</b>\x1b", "ngram"]
+CHAIN = ["bf16", "<b>fp4</b>\x1b", "ngram"]
 
 
 @pytest.fixture(scope="module")
 def llm(small_model: Path) -> LLM:
-    return LLM(small_model, "mxfp4:k=3", threads=1)
+    return LLM(small_model, "fp4:k=3", threads=1)
 
 
 # --- Depths -----------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ def test_without_colour_marks_tell_levels_apart() -> None:
 def test_the_legend_counts_every_level(has_colour: bool) -> None:
     line = legend(SPANS, CHAIN, has_colour=has_colour)
     assert "bf16 itself: 1 tokens, 25%" in line
-    assert "mxfp4</b>: 2 tokens, 50%" in line
+    assert "fp4</b>: 2 tokens, 50%" in line
     assert "ngram: 1 tokens, 25%" in line
     assert ("\x1b" in line) == has_colour
     assert "\n" not in line
@@ -185,8 +185,8 @@ def test_the_page_makes_no_network_requests() -> None:
 def test_hovering_shows_level_and_probability() -> None:
     assert Page(as_html("", SPANS, CHAIN, "heading")).spans[1:] == [
         ("d0", "bf16 itself, probability 0.500"),
-        ("d1", "<b>mxfp4</b>, probability 0.250"),
-        ("d1", "<b>mxfp4</b>, probability 0.750"),
+        ("d1", "<b>fp4</b>, probability 0.250"),
+        ("d1", "<b>fp4</b>, probability 0.750"),
         ("d2", "ngram, probability 1.000"),
     ]
 
@@ -203,7 +203,7 @@ def test_levels_differ_without_colour_too() -> None:
 def test_the_command_explains(llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "page.html"
     command = ["generate", str(llm.directory), "-p", "ab", "-n", "20", "--threads", "1"]
-    command += ["--draft", "mxfp4:k=3"]
+    command += ["--draft", "fp4:k=3"]
     assert main([*command, "--explain", "--stats", "--explain-html", str(page)]) == 0
     out, err = capsys.readouterr()
     text = llm.generate("ab", SamplingParams(max_tokens=20, temperature=0))[0].text
@@ -212,11 +212,11 @@ def test_the_command_explains(llm: LLM, tmp_path: Path, capsys: pytest.CaptureFi
     assert legend_line.startswith("<0> bf16 itself: ")
     assert summary.startswith("specqd: 20 tokens")
     assert header.split()[:3] == ["level", "forwards", "rows"]
-    assert [row.split()[0] for row in rows] == ["bf16", "mxfp4", "bf16:"]
+    assert [row.split()[0] for row in rows] == ["bf16", "fp4", "bf16:"]
     assert Page(page.read_text(encoding="utf-8")).text.startswith("ab")
     assert main([*command, "--explain", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert len(printed["origins"]) == len(printed["tokens"])
-    assert {each["level"] for each in printed["origins"]} <= {"bf16", "mxfp4"}
+    assert {each["level"] for each in printed["origins"]} <= {"bf16", "fp4"}
     assert main([*command, "--json"]) == 0
     assert "origins" not in json.loads(capsys.readouterr().out)

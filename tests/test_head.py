@@ -136,7 +136,7 @@ def test_a_text_is_the_same_with_any_head(plain: LLM, head: str, temperature: fl
     prompts = [[1, 2, 3], [700, 5], list(range(300, 340)), [9] * 70]
     params = SamplingParams(max_tokens=60, temperature=temperature, seed=7, ignore_eos=True)
     expected = [result.tokens for result in plain.generate(prompts, params)]
-    for drafts in ([f"mxfp4:head={head}:k=4"], [f"mxfp4:head={head}:k=4", "ngram"]):
+    for drafts in ([f"fp4:head={head}:k=4"], [f"fp4:head={head}:k=4", "ngram"]):
         llm = plain.with_draft(drafts)
         assert [result.tokens for result in llm.generate(prompts, params)] == expected
         assert [llm.generate([each], params)[0].tokens for each in prompts] == expected
@@ -233,24 +233,24 @@ def test_special_ids_are_always_in_the_list(plain: LLM) -> None:
 @pytest.mark.parametrize(
     ("word", "head"),
     [
-        ("mxfp4", HEAD_AS_PAYS),
-        ("mxfp4:k=3", HEAD_AS_PAYS),
-        ("mxfp4:head=auto", HEAD_AS_PAYS),
-        ("mxfp4:head=all:k=3", WHOLE_HEAD),
-        ("mxfp4:head=exact", Head(is_exact=True)),
-        ("mxfp4:head=512:k=1", Head(512)),
-        ("mxfp4:head=512+exact", Head(512, True)),
+        ("fp4", HEAD_AS_PAYS),
+        ("fp4:k=3", HEAD_AS_PAYS),
+        ("fp4:head=auto", HEAD_AS_PAYS),
+        ("fp4:head=all:k=3", WHOLE_HEAD),
+        ("fp4:head=exact", Head(is_exact=True)),
+        ("fp4:head=512:k=1", Head(512)),
+        ("fp4:head=512+exact", Head(512, True)),
     ],
 )
 def test_a_word_says_what_is_read_of_the_head(word: str, head: Head) -> None:
     spec = DraftSpec.parse(word)
-    assert (spec.kind, spec.head) == ("mxfp4", head)
+    assert (spec.kind, spec.head) == ("fp4", head)
 
 
-@pytest.mark.parametrize("value", ["", "0", "-1", "½", "12+", "12+mxfp4", "exact+12", "most"])
+@pytest.mark.parametrize("value", ["", "0", "-1", "½", "12+", "12+fp4", "exact+12", "most"])
 def test_a_head_without_sense_is_refused(value: str) -> None:
     with pytest.raises(RequestError) as refusal:
-        DraftSpec.parse(f"mxfp4:head={value}")
+        DraftSpec.parse(f"fp4:head={value}")
     assert f"'head={value}'" in str(refusal.value)
 
 

@@ -4,12 +4,14 @@ Portable kernels are compared with NumPy, all others with the portable ones. The
 arrays with NaN, so that an element that a kernel does not write fails the test.
 """
 
+from itertools import product
+
 import numpy as np
 import pytest
 
 from specqd._native import testing
-from specqd.formats.mxfp4 import ScaleRule
-from support import mxfp4
+from specqd.formats.fp4 import DraftFormat
+from support import fp4
 from support.kernel_values import (
     BLOCK,
     KINDS,
@@ -32,6 +34,8 @@ from support.kernel_values import (
 
 # --- The same bits on every instruction set -----------------------------------------------------
 
+each_format = pytest.mark.parametrize("draft", DraftFormat, ids=lambda draft: draft.value)
+
 
 @each_other_isa
 @each_precision
@@ -42,29 +46,12 @@ def test_products_have_the_portable_bits_for_every_number_of_rows(
     panels, tiles = int(rng.integers(1, 4)), int(rng.integers(1, 20))
     matrix = tiled(weights_of(kind, rng, panels * PANEL, tiles * BLOCK))
     table = testing.kernels(isa)
-    for plain in (False, True):
-        packed = PORTABLE.pack(matrix, "mse", plain)
+    for draft, plain in product([each.value for each in DraftFormat], (False, True)):
+        packed = PORTABLE.pack(matrix, draft, plain)
         for rows in ROWS:
             x = random_inputs(rng, rows, tiles * BLOCK - int(rng.integers(0, BLOCK)))
             expected = PORTABLE.product(precision, packed, x)
             assert_same_bits(table.product(precision, packed, x), expected)
-
-
-@each_other_isa
-def test_fp4_products_have_the_portable_bits_where_only_some_scales_are_usual(
-    isa: str, rng: np.random.Generator
-) -> None:
-    """Kernels may have a path for scales of usual sizes, chosen by panel and for all rows."""
-    tiles = int(rng.integers(1, 20))
-    kinds = [weights_of(kind, rng, PANEL, tiles * BLOCK) for kind in ("gaussian", "tiny", "huge")]
-    packed = PORTABLE.pack(tiled(np.concatenate([*kinds, kinds[0]])), "mse", False)
-    table = testing.kernels(isa)
-    for rows in ROWS:
-        x = rng.standard_normal((rows, tiles * BLOCK)).astype(np.float32)
-        for scale in (1.0, 1e-30, 1e30):
-            x[-1] *= np.float32(scale)
-            expected = PORTABLE.product("fp4", packed, x)
-            assert_same_bits(table.product("fp4", packed, x), expected)
 
 
 @each_other_isa
@@ -81,15 +68,15 @@ def test_attention_products_have_the_portable_bits(isa: str, rng: np.random.Gene
 
 @each_other_isa
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rule", ["floor", "mse"])
+@each_format
 def test_tiles_are_cast_to_the_portable_planes_and_back(
-    isa: str, kind: str, rule: str, rng: np.random.Generator
+    isa: str, kind: str, draft: DraftFormat, rng: np.random.Generator
 ) -> None:
     matrix = tiled(weights_of(kind, rng, 3 * PANEL, 5 * BLOCK))
     table = testing.kernels(isa)
-    packed = table.pack(matrix, rule)
+    packed = table.pack(matrix, draft.value)
     for plane, expected in zip(
-        testing.planes(packed), testing.planes(PORTABLE.pack(matrix, rule)), strict=True
+        testing.planes(packed), testing.planes(PORTABLE.pack(matrix, draft.value)), strict=True
     ):
         np.testing.assert_array_equal(plane, expected)
     np.testing.assert_array_equal(table.unpack(packed), matrix)
@@ -194,16 +181,17 @@ def test_the_exact_product_is_within_its_error_bound_of_float64(
 
 
 @each_isa
+@each_format
 @pytest.mark.parametrize("kind", ["gaussian", "heavy tails"])
 def test_the_fp4_product_is_within_its_error_bound_of_float64(
-    isa: str, kind: str, rng: np.random.Generator
+    isa: str, draft: DraftFormat, kind: str, rng: np.random.Generator
 ) -> None:
     tiles = 40
     matrix = weights_of(kind, rng, 2 * PANEL, tiles * BLOCK)
     x = rng.standard_normal((9, tiles * BLOCK)).astype(np.float32)
     table = testing.kernels(isa)
-    actual = table.product("fp4", table.pack(tiled(matrix), "mse"), x)
-    w = mxfp4.decode(mxfp4.cast(matrix, ScaleRule.MSE)).reshape(matrix.shape)
+    actual = table.product("fp4", table.pack(tiled(matrix), draft.value), x)
+    w = fp4.decode(fp4.cast(matrix, draft)).reshape(matrix.shape)
     largest = np.abs(x).reshape(len(x), tiles, BLOCK).max(axis=2).astype(np.float64)
     # int8 inputs err by half a step, largest / 254, and by the three roundings of
     # x * (127 / largest) * (largest / 127); sums by the input scale's rounding and one per block.

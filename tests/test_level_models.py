@@ -32,17 +32,17 @@ class Repeating(FakeDrafter):
 
 CHAINS: dict[str, Chain] = {
     "small": lambda _, small, __: Level(small, NoDraft(), length=3),
-    "small:mxfp4": lambda _, __, draft: Level(draft, NoDraft(), length=3),
+    "small:fp4": lambda _, __, draft: Level(draft, NoDraft(), length=3),
     "small's own draft": lambda _, small, __: Level(small.as_draft(), NoDraft(), length=3),
-    "mxfp4, small:mxfp4": lambda target, _, draft: Level(
+    "fp4, small:fp4": lambda target, _, draft: Level(
         target.as_draft(), Level(draft, NoDraft(), length=2), length=5
     ),
-    "mxfp4, small, small's own draft, repeating": lambda target, small, _: Level(
+    "fp4, small, small's own draft, repeating": lambda target, small, _: Level(
         target.as_draft(),
         Level(small, Level(small.as_draft(), Repeating(), length=2), length=3),
         length=6,
     ),
-    "mxfp4 over itself": lambda target, _, __: Level(
+    "fp4 over itself": lambda target, _, __: Level(
         target.as_draft(), Level(target.as_draft(), NoDraft(), length=3), length=6
     ),
     "repeating": lambda _, __, ___: Repeating(),

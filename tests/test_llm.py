@@ -90,7 +90,7 @@ def test_a_seed_is_returned_and_repeats_the_text(llm: LLM) -> None:
     assert llm.generate(PROMPT, again)[0].tokens == first.tokens
 
 
-@pytest.mark.parametrize("draft", ["none", "mxfp4:k=1", "mxfp4:k=5"])
+@pytest.mark.parametrize("draft", ["none", "fp4:k=1", "fp4:k=5"])
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_drafts_change_neither_tokens_nor_logprobs(
     llm: LLM, seed: int, draft: str, temperature: float
@@ -107,7 +107,7 @@ def test_with_draft_shares_the_model(llm: LLM) -> None:
     other = llm.with_draft("none")
     assert other.model is llm.model
     assert [level.name for level in other.generate("x", GREEDY)[0].stats.levels] == ["bf16"]
-    assert [level.name for level in llm.generate("x", GREEDY)[0].stats.levels] == ["bf16", "mxfp4"]
+    assert [level.name for level in llm.generate("x", GREEDY)[0].stats.levels] == ["bf16", "fp4"]
 
 
 def test_a_stream_is_the_generated_text_in_pieces(llm: LLM, seed: int) -> None:
@@ -286,5 +286,5 @@ def test_an_unknown_token_id_is_refused(small: LLM) -> None:
 def test_the_fp4_precision_can_generate_alone(chat_model: Path) -> None:
     llm = LLM(chat_model, threads=1, precision=Precision.FP4)
     result = llm.generate([[65, 66]], SamplingParams(max_tokens=10, temperature=0))[0]
-    assert [level.name for level in result.stats.levels] == ["mxfp4"]
+    assert [level.name for level in result.stats.levels] == ["fp4"]
     assert len(result.tokens) == 10

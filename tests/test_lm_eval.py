@@ -113,7 +113,7 @@ def test_the_harness_runs_a_local_task(small_model: Path, llm: LLM, tmp_path: Pa
     task = TASK.replace("DATA", str(tmp_path / "rows.jsonl"))
     (tmp_path / "next_letter.yaml").write_text(task)
     command = [sys.executable, "-m", "specqd.lm_eval", "--model", "specqd"]
-    command += ["--model_args", f"pretrained={small_model},draft=mxfp4+ngram"]
+    command += ["--model_args", f"pretrained={small_model},draft=fp4+ngram"]
     command += ["--include_path", str(tmp_path), "--tasks", "next_letter"]
     out = tmp_path / "results"
     subprocess.run([*command, "--output_path", str(out)], check=True, capture_output=True)

@@ -208,7 +208,7 @@ def decode(level: Level, prompts: list[list[int]], temperature: float) -> list[l
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("length", [None, 5])
-@pytest.mark.parametrize("chain", ["ngram", "mxfp4, ngram", "corpus"])
+@pytest.mark.parametrize("chain", ["ngram", "fp4, ngram", "corpus"])
 def test_levels_over_it_decode_plain_decoding_s_tokens(
     chain: str, length: int | None, temperature: float, target: Model, rng: np.random.Generator
 ) -> None:
@@ -220,7 +220,7 @@ def test_levels_over_it_decode_plain_decoding_s_tokens(
         prompts = [[*a, *b, *a] for a, b in zip(starts, said, strict=True)]
     ngram = NgramDrafter(corpus=said if chain == "corpus" else (), length=length)
     drafter: Drafter = ngram
-    if chain == "mxfp4, ngram":
+    if chain == "fp4, ngram":
         drafter = Level(target.as_draft(), ngram, length=4)
     level = Level(target, drafter)
     assert decode(level, prompts, temperature) == decode(plain, prompts, temperature)

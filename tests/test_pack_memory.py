@@ -55,7 +55,7 @@ def test_only_models_not_yet_loaded_need_memory(
     llm = LLM(models[0], [str(models[2])], 1)
     monkeypatch.setattr(_native, "usable_memory", lambda: 1000)
     monkeypatch.setattr("specqd.model.model._cache_pages", lambda *_: 64)
-    llm.with_draft(["mxfp4", str(models[2])])
+    llm.with_draft(["fp4", str(models[2])])
     llm.with_draft([str(tmp_path / "packed")])
     with pytest.raises(MachineError, match=str(models[1])):
         llm.with_draft([str(models[1])])

@@ -18,7 +18,7 @@ from specqd._native import testing
 from specqd.cli import main
 from specqd.config import read_config
 from specqd.errors import TensorError
-from specqd.formats.mxfp4 import ScaleRule
+from specqd.formats.fp4 import DraftFormat
 from specqd.formats.safetensors import TensorDirectory
 from specqd.llm import LLM
 from specqd.model.model import Machine, Model
@@ -122,7 +122,9 @@ def test_packed_models_generate_the_same_tokens_and_may_be_drafts(
 def test_planes_are_mapped_and_not_copied(packed: Path) -> None:
     file = PackedFile.open(packed)
     weight = file.matrix(POOL, [OUTPUT], [64], 64, interleaved=False)
-    for plane, array in weight.planes().items():
+    planes = weight.planes()
+    assert planes.pop("scale_code").tolist()[0] == 20  # two numbers, which the weight holds itself
+    for plane, array in planes.items():
         mapped = file.tensors[f"{OUTPUT}.{plane}"].data
         assert array.__array_interface__["data"][0] == mapped.__array_interface__["data"][0]
         assert not array.flags.writeable
@@ -134,19 +136,21 @@ def test_a_mapped_weight_keeps_its_file_open(packed: Path) -> None:
     np.testing.assert_array_equal(bits, testing.unpack(weight, "portable"))
 
 
-def test_a_packed_file_keeps_its_scale_rule(
+def test_a_packed_file_keeps_its_draft_format(
     pair: tuple[Path, Path], tmp_path: Path, run: Run
 ) -> None:
     model, _ = pair
-    assert run("pack", model, tmp_path / "floor", "--rule", "floor")[0] == 0
+    status, _, notes = run("pack", model, tmp_path / "floor", "--rule", "floor")
+    assert (status, "--rule floor is now --format mxfp4-floor" in notes) == (0, True)
     status, out, _ = run("inspect", tmp_path / "floor", "--json")
     assert status == 0
-    assert json.loads(out)["weights"] == {"is_packed_file": True, "scale_rule": "floor"}
-    with pytest.raises(TensorError, match="is packed by the rule floor"):
-        Model.open(tmp_path / "floor", rule=ScaleRule.MSE)
+    expected = {"is_packed_file": True, "draft_format": "mxfp4-floor"}
+    assert json.loads(out)["weights"] == expected
+    with pytest.raises(TensorError, match="are packed as mxfp4-floor; draft with mxfp4-floor"):
+        Model.open(tmp_path / "floor", draft=DraftFormat.FP4)
     status, out, _ = run("inspect", tmp_path / "floor")
     assert status == 0
-    assert "mapped from a packed file, scale rule floor" in out
+    assert "mapped from a packed file, draft weights in mxfp4-floor" in out
 
 
 # --- Writing --------------------------------------------------------------------------------------
@@ -210,17 +214,17 @@ def renamed(plane: str) -> Callable[[dict[str, Any]], None]:
 
 
 CHANGES = {
-    "another version": (metadata(version="2"), "version '2' of the packed format"),
+    "another version": (metadata(version="1"), "version '1' of the packed format"),
     "another format": (metadata(format="pt"), "is not a packed model"),
     "no metadata": (lambda header: header.pop("__metadata__"), "is not a packed model"),
-    "another rule": (metadata(scale_rule="best"), "scale_rule 'best' is not known"),
+    "another draft": (metadata(draft_format="best"), "draft_format 'best' is not known"),
     "missing codes": (renamed("codes"), "is missing"),
     "missing scales": (renamed("scales"), "is missing"),
     "missing residuals": (renamed("residuals"), "other sizes"),
     "missing starts": (renamed("patch_starts"), "other sizes"),
     "other dtype": (plane_as("codes", dtype="I8"), "its codes are I8"),
     "other tiles": (plane_as("codes", shape=[16, 128]), "its codes are U8"),
-    "flat": (plane_as("scales", shape=[128]), "its scales are F8_E8M0"),
+    "flat": (plane_as("scales", shape=[128]), "its scales are U8"),
     "deep patches": (plane_as("patch_starts", shape=[9, 1]), "its patch_starts are U32"),
 }
 
@@ -261,7 +265,7 @@ def write_plane(directory: Path, plane: str, at: int, value: int) -> None:
         start = 8 + int.from_bytes(file.read(8), "little")
         entry = json.loads(file.read(start - 8))[f"{OUTPUT}.{plane}"]
         begin, end = entry["data_offsets"]
-        size = {"U32": 4, "F8_E8M0": 1}[entry["dtype"]]
+        size = {"U32": 4, "U8": 1}[entry["dtype"]]
         at %= (end - begin) // size
         file.seek(start + begin + at * size)
         file.write(value.to_bytes(size, "little"))
@@ -270,16 +274,18 @@ def write_plane(directory: Path, plane: str, at: int, value: int) -> None:
 @pytest.mark.parametrize(
     ("plane", "at", "value", "mention"),
     [
-        ("patches", 0, 512 << 16, "outside its tile"),
-        ("patches", -1, 0xFFFFFFFF, "outside its tile"),
-        ("patch_starts", 0, 1, "outside its tile"),
-        ("patch_starts", 3, 0xFFFFFFFF, "outside its tile"),
-        ("patch_starts", 4, 0, "outside its tile"),
-        ("patch_starts", -1, 0x7FFFFFFF, "outside its tile"),
-        ("scales", 17, 255, "NaN"),
+        ("patch_starts", 0, 1, "do not follow each other"),
+        ("patch_starts", 3, 0xFFFFFFFF, "do not follow each other"),
+        ("patch_starts", 4, 0, "do not follow each other"),
+        ("patch_starts", -1, 0x7FFFFFFF, "do not follow each other"),
+        ("scale_code", 0, 21, "a scale is out of range"),
+        ("scale_code", 0, 23, "a scale is out of range"),
+        ("scale_code", 1, 31 << 20, "a scale is out of range"),
+        ("scale_code", 1, (2000 - 254) << 20, "a scale is out of range"),
+        ("scale_code", 1, (100 << 20) + 1, "a scale is out of range"),
     ],
 )
-def test_patches_out_of_bounds_and_nan_scales_are_refused(
+def test_patches_and_scales_out_of_bounds_are_refused(
     plane: str, at: int, value: int, mention: str, copy: Path
 ) -> None:
     write_plane(copy, plane, at, value)
@@ -342,8 +348,6 @@ def test_planes_of_random_bytes_decode_or_are_refused(
         if name.endswith(f".{plane}"):
             begin, end = (start + offset for offset in entry["data_offsets"])
             noise: NDArray[Any] = rng.integers(0, 256, end - begin, np.uint8)
-            if plane == "patches":  # any value, at a valid place of the tile
-                noise.view("<u4")[:] &= 0x01FFFFFF
             content[begin:end] = noise.tobytes()
     (copy / WEIGHTS).write_bytes(content)
     decode_or_refuse(copy, isa)

@@ -22,7 +22,7 @@ KEY = "a-key"
 
 @pytest.fixture(scope="module")
 def served(chat_model: Path) -> Iterator[Served]:
-    with serving(str(chat_model), "--draft", "mxfp4:k=3", "--draft", "ngram", key=KEY) as served:
+    with serving(str(chat_model), "--draft", "fp4:k=3", "--draft", "ngram", key=KEY) as served:
         yield served
         assert served.process.poll() is None
 
@@ -100,8 +100,8 @@ def test_facts_need_the_key(served: Served) -> None:
     assert facts["model"] == "small"
     assert facts["has_chat_template"] is True
     assert facts["max_context"] == 512
-    assert facts["chain"] == ["bf16", "mxfp4", "ngram"]
-    assert set(facts["bandwidth"]) == {"bf16", "mxfp4"}
+    assert facts["chain"] == ["bf16", "fp4", "ngram"]
+    assert set(facts["bandwidth"]) == {"bf16", "fp4"}
     assert all(speed > 0 for speed in facts["bandwidth"].values())
 
 
@@ -127,7 +127,7 @@ def test_every_token_has_an_origin_and_their_texts_join_to_the_text(
         ours = [origin.probability for origin in completion.origins]
         assert [origin["probability"] for origin in origins] == ours
         for origin in origins:
-            assert origin["level"] == ["bf16", "mxfp4", "ngram"][origin["depth"]]
+            assert origin["level"] == ["bf16", "fp4", "ngram"][origin["depth"]]
         texts = [origin["text"] for origin in whole[i]["origins"]]
         assert texts == [origin["text"] for origin in origins]
 
@@ -186,7 +186,7 @@ def test_progress_counts_from_the_first_tokens_on(served: Served, rng: np.random
     assert seconds == sorted(seconds)
     assert not last["is_shared"]
     target, draft = last["levels"]
-    assert [target["name"], draft["name"]] == ["bf16", "mxfp4"]
+    assert [target["name"], draft["name"]] == ["bf16", "fp4"]
     later = [origin for choice in choices[1:] for origin in choice["origins"]]
     assert target["accepted"] == sum(origin["depth"] > 0 for origin in later)
     assert target["accepted"] <= target["drafted"]
@@ -222,6 +222,6 @@ def test_draft_none_gives_the_same_answer_without_drafting(
 
 
 def test_a_request_may_choose_no_other_draft(served: Served) -> None:
-    for draft in ("mxfp4", "auto", "", 1):
+    for draft in ("fp4", "auto", "", 1):
         reply = served.ask("POST", COMPLETIONS, {"prompt": "x", "draft": draft})
         assert (reply.status, reply.error["param"]) == (400, "draft")

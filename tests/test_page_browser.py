@@ -51,13 +51,13 @@ def model(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
 @pytest.fixture(scope="module")
 def served(browser: Any, model: Path) -> Iterator[Served]:
     """It has no chat template, so the page completes texts."""
-    with serving(str(model), "--draft", "mxfp4:k=3", "--draft", "ngram") as served:
+    with serving(str(model), "--draft", "fp4:k=3", "--draft", "ngram") as served:
         yield served
 
 
 @pytest.fixture(scope="module")
 def chat(browser: Any, chat_model: Path) -> Iterator[Served]:
-    with serving(str(chat_model), "--draft", "mxfp4:k=3", key=KEY) as served:
+    with serving(str(chat_model), "--draft", "fp4:k=3", key=KEY) as served:
         yield served
 
 
@@ -67,7 +67,7 @@ def events_of(*choices: dict[str, Any]) -> str:
 
 
 def choice_of(text: str, token: int) -> dict[str, Any]:
-    origin = {"text": text, "depth": 1, "level": "mxfp4", "probability": 0.5}
+    origin = {"text": text, "depth": 1, "level": "fp4", "probability": 0.5}
     progress = {"seconds": 1.0, "is_shared": False, "levels": []}
     return {
         "index": 0,
@@ -100,7 +100,7 @@ def test_a_completion_is_shown_in_coloured_tokens_and_equals_the_plain_one(
         assert "of drafts" in page.locator(".run .levels").first.text_content()
         drafted.locator(".token.d1").first.hover()
         tip = page.locator("#tip").text_content()
-        assert "proposed by mxfp4" in tip
+        assert "proposed by fp4" in tip
         assert "confidence" in tip
         assert visit.hosts == {f"127.0.0.1:{served.port}"}
         assert visit.complaints == []

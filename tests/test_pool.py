@@ -26,7 +26,7 @@ def test_a_pool_has_the_threads_it_was_given(threads: int) -> None:
     pool = _native.Pool(threads)
     assert pool.threads == threads
     np.testing.assert_array_equal(
-        testing.unpack(_native.pack(pool, ISA, [WEIGHTS], False, 1), ISA), WEIGHTS
+        testing.unpack(_native.pack(pool, ISA, [WEIGHTS], False, "fp4"), ISA), WEIGHTS
     )
 
 
@@ -47,7 +47,7 @@ def test_many_pools_and_runs_end() -> None:
         for threads in (1, 2, 4):
             pool = _native.Pool(threads)
             for _ in range(20):
-                _native.pack(pool, ISA, [WEIGHTS], False, 1)
+                _native.pack(pool, ISA, [WEIGHTS], False, "fp4")
             del pool
     idle = [_native.Pool(3) for _ in range(20)]  # never run
     del idle
@@ -85,7 +85,8 @@ def test_more_threads_than_cores_make_progress() -> None:
     code = (
         "import numpy as np; from specqd import _native; pool = _native.Pool(6); "
         "w = np.ones((300, 64), np.uint16); isa = _native.available_isas()[0]; "
-        "ok = all((_native.testing.unpack(_native.pack(pool, isa, [w], False, 1), isa) == w).all()"
+        "packed = lambda: _native.pack(pool, isa, [w], False, 'fp4'); "
+        "ok = all((_native.testing.unpack(packed(), isa) == w).all()"
         " for _ in range(20)); print(ok)"
     )
     assert run_python(code, cpus=[min(os.sched_getaffinity(0))]) == ["True"]

@@ -108,7 +108,7 @@ def facts(generation: Generation) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("has_grammar", [False, True])
-@pytest.mark.parametrize("draft", ["none", "mxfp4:k=8", "auto", "ngram:k=64"])
+@pytest.mark.parametrize("draft", ["none", "fp4:k=8", "auto", "ngram:k=64"])
 def test_preempted_sequences_equal_themselves_alone(
     plain: LLM, tight: LLM, draft: str, has_grammar: bool, rng: np.random.Generator
 ) -> None:
@@ -127,7 +127,7 @@ def test_preempted_sequences_equal_themselves_alone(
     assert_equal_alone(plain, requests, submitted, make_grammar)
 
 
-@pytest.mark.parametrize("draft", ["none", "mxfp4:k=8", "auto"])
+@pytest.mark.parametrize("draft", ["none", "fp4:k=8", "auto"])
 @pytest.mark.parametrize("model", ["plain", "windowed"])
 def test_sequences_may_be_preempted_at_any_time(
     request: pytest.FixtureRequest,

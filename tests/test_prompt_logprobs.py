@@ -22,7 +22,7 @@ LENGTHS = (1, 2, 64, 65, 200, 400)
 
 @pytest.fixture(scope="module")
 def llm(chat_model: Path) -> LLM:
-    return LLM(chat_model, "mxfp4", threads=2)
+    return LLM(chat_model, "fp4", threads=2)
 
 
 @pytest.fixture(scope="module")

@@ -151,11 +151,11 @@ def test_a_failed_allocation_is_reported(refused: Refuse, monkeypatch: pytest.Mo
     ("drafts", "named"),
     [
         (["nonsense"], "nonsense"),
-        (["mxfp4:k=0"], "k=0"),
-        (["mxfp4:k=many"], "k=many"),
-        (["mxfp4:x=1"], "x=1"),
-        (["none", "mxfp4"], "stand alone"),
-        (["mxfp4", "mxfp4"], "once"),
+        (["fp4:k=0"], "k=0"),
+        (["fp4:k=many"], "k=many"),
+        (["fp4:x=1"], "x=1"),
+        (["none", "fp4"], "stand alone"),
+        (["fp4", "fp4"], "once"),
     ],
 )
 def test_an_unknown_draft_is_named(refused: Refuse, drafts: list[str], named: str) -> None:

@@ -15,7 +15,7 @@ GREEDY = SamplingParams(max_tokens=40, temperature=0, seed=1, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def llm(small_model: Path) -> LLM:
-    return LLM(small_model, "mxfp4:k=4", threads=1)
+    return LLM(small_model, "fp4:k=4", threads=1)
 
 
 def run(llm: LLM, count: int = 40, prompts: int = 1) -> Stats:
@@ -27,7 +27,7 @@ def run(llm: LLM, count: int = 40, prompts: int = 1) -> Stats:
 def test_numbers_of_a_call_add_up(llm: LLM, prompts: int) -> None:
     stats = run(llm, prompts=prompts)
     target, draft = stats.levels
-    assert (target.name, draft.name) == stats.chain == ("bf16", "mxfp4")
+    assert (target.name, draft.name) == stats.chain == ("bf16", "fp4")
     assert stats.new_tokens == 40 * prompts
     assert stats.decoded_tokens == 39 * prompts  # the first came with the prompt
     assert target.drafted == sum(target.drafted_at) > 0

@@ -123,7 +123,7 @@ def params_of(request: dict[str, Any]) -> SamplingParams:
     return SamplingParams(**fields)
 
 
-@pytest.mark.parametrize("draft", ["none", "mxfp4", "auto"])
+@pytest.mark.parametrize("draft", ["none", "fp4", "auto"])
 def test_concurrent_requests_equal_the_python_api_alone_in_all_bits(
     chat_model: Path, llm: LLM, rng: np.random.Generator, draft: str
 ) -> None:

@@ -122,7 +122,7 @@ def arrivals_of(rng: np.random.Generator, count: int) -> list[Arrival]:
     return arrivals
 
 
-@pytest.mark.parametrize("draft", ["none", "mxfp4", "auto"])
+@pytest.mark.parametrize("draft", ["none", "fp4", "auto"])
 def test_requests_that_come_and_go_each_equal_themselves_alone(
     llm: LLM, rng: np.random.Generator, draft: str
 ) -> None:

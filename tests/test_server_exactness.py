@@ -159,7 +159,7 @@ def alone(llm: LLM, grammars: JsonGrammars, asked: Asked) -> list[Json]:
     return [form.whole(Update.of(i, sample)) for i, sample in enumerate(samples)]
 
 
-@pytest.fixture(params=["auto", "mxfp4:k=5", "none"])
+@pytest.fixture(params=["auto", "fp4:k=5", "none"])
 def served(directory: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
     arguments = ["--draft", request.param, "--cache-positions", str(CACHE)]
     with serving(str(directory), *arguments, "--max-batch", str(AT_ONCE)) as served:

@@ -43,7 +43,7 @@ def test_prometheus_parses_the_metrics(served: Served) -> None:
 @pytest.fixture
 def served(tmp_path: Path, seed: int) -> Iterator[Served]:
     directory = make_model(tmp_path / "small", Shape(is_peaked=True), seed)
-    with serving(str(directory), "--draft", "mxfp4:k=3") as served:
+    with serving(str(directory), "--draft", "fp4:k=3") as served:
         yield served
 
 
@@ -88,7 +88,7 @@ def test_the_page_and_the_metrics_show_the_same_bandwidth(served: Served) -> Non
     names = ["forwards", "forward_seconds", "read_gigabytes", "read_cache_gigabytes"]
     counters = [f"specqd:level_{name}_total" for name in names]
     for counter in counters:
-        assert by_level(served, counter) == {"bf16": 0, "mxfp4": 0}  # loading is not counted
+        assert by_level(served, counter) == {"bf16": 0, "fp4": 0}  # loading is not counted
     assert by_level(served, "specqd:level_bandwidth_share") == {}
     limits = served.ask("GET", "/page/facts").content["bandwidth"]
     assert by_level(served, "specqd:level_bandwidth_gigabytes_per_second") == limits

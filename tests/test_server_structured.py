@@ -37,7 +37,7 @@ SCHEMA = closed(
 
 @pytest.fixture(scope="module")
 def served(chat_model: Path) -> Iterator[Served]:
-    with serving(str(chat_model), "--draft", "mxfp4:k=4", "--max-batch", "8") as served:
+    with serving(str(chat_model), "--draft", "fp4:k=4", "--max-batch", "8") as served:
         yield served
 
 

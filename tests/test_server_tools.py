@@ -59,7 +59,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
     return make_scripted_model(tmp_path_factory.mktemp("models") / "small", SCRIPTS, HERMES, seed)
 
 
-@pytest.fixture(scope="module", params=["mxfp4:k=4", "none"])
+@pytest.fixture(scope="module", params=["fp4:k=4", "none"])
 def served(scripted: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
     with serving(str(scripted), "--draft", request.param) as served:
         yield served
@@ -263,7 +263,7 @@ def test_calls_have_the_same_bits_with_drafts_and_without(
         for i, choice in enumerate([chosen("weather"), "required", chosen("stop"), "auto"] * 2)
     ]
     answers = []
-    for draft in ("none", "mxfp4:k=4", "ngram"):
+    for draft in ("none", "fp4:k=4", "ngram"):
         with serving(str(directory), "--draft", draft) as served:
             client = client_of(served)
             made = [client.chat.completions.create(model="small", **each) for each in requests]

@@ -24,7 +24,7 @@ from specqd.errors import HubError, RequestError
 from support.random_models import Shape, make_model
 
 PARAMS = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
-CHAINS = [f"mxfp4:k={k}" for k in range(1, 7)]
+CHAINS = [f"fp4:k={k}" for k in range(1, 7)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +66,21 @@ def quick_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_model_is_tried_alone_in_both_precisions_and_in_a_chain() -> None:
     chains = candidates(["./s", "./my models/t", "./s"])
     assert [words_of(chain) for chain in chains] == [
-        ["mxfp4"], ["ngram"], ["auto"],
-        ["./s:bf16"], ["./s:mxfp4"], ["mxfp4", "./s:mxfp4", "ngram"],
-        ["./my models/t:bf16"], ["./my models/t:mxfp4"],
-        ["mxfp4", "./my models/t:mxfp4", "ngram"],
+        ["fp4"], ["ngram"], ["auto"],
+        ["./s:bf16"], ["./s:fp4"], ["fp4", "./s:fp4", "ngram"],
+        ["./my models/t:bf16"], ["./my models/t:fp4"],
+        ["fp4", "./my models/t:fp4", "ngram"],
     ]  # fmt: skip
 
 
 def test_a_model_in_mxfp4_is_not_its_own_draft() -> None:
     words = [words_of(chain) for chain in candidates(["s"], is_mxfp4=True)]
-    assert words == [["ngram"], ["s:bf16"], ["s:mxfp4"], ["s:mxfp4", "ngram"]]
+    assert words == [["ngram"], ["s:bf16"], ["s:fp4"], ["s:fp4", "ngram"]]
 
 
 def test_a_chain_with_an_open_quotation_is_refused() -> None:
     with pytest.raises(RequestError, match="close the quotation"):
-        words_of("mxfp4 'a small")
+        words_of("fp4 'a small")
 
 
 def test_a_model_that_cannot_draft_is_left_out_of_all_chains(models: Models, plain: LLM) -> None:
@@ -156,7 +156,7 @@ def test_heats_end_when_their_time_is_over(
 
 
 def test_the_best_is_the_shortest_of_those_that_are_as_fast(plain: LLM) -> None:
-    arms = make_arms(plain, ["mxfp4", "mxfp4 ngram"])
+    arms = make_arms(plain, ["fp4", "fp4 ngram"])
     real = summarised(arms, list(trials(arms, ["ab"], PARAMS)))
 
     def best(*speeds: float) -> str:
@@ -166,16 +166,16 @@ def test_the_best_is_the_shortest_of_those_that_are_as_fast(plain: LLM) -> None:
         ]
         return best_of(summaries).chain
 
-    assert best(1.0, 2.0, 2.5) == "mxfp4 ngram"
-    assert best(1.0, 2.0, 2.01) == "mxfp4"
+    assert best(1.0, 2.0, 2.5) == "fp4 ngram"
+    assert best(1.0, 2.0, 2.01) == "fp4"
     assert best(1.0, 0.9, 1.01) == "none"
 
 
 def test_the_command_is_quoted_for_a_shell() -> None:
     assert command_for(None, "auto") == "specqd generate --draft auto"
-    chain = "mxfp4 'my small:mxfp4' ngram"
+    chain = "fp4 'my small:fp4' ngram"
     assert command_for("./m 1", chain) == (
-        "specqd generate './m 1' --draft mxfp4 --draft 'my small:mxfp4' --draft ngram"
+        "specqd generate './m 1' --draft fp4 --draft 'my small:fp4' --draft ngram"
     )
 
 
@@ -208,7 +208,7 @@ def test_json_is_one_object(
     assert (printed["prompts"], printed["num_prompts"]) == ("p.jsonl", 3)
     [sampled] = printed["temperatures"]
     assert sampled["temperature"] == 0.8
-    assert [arm["chain"] for arm in sampled["arms"]] == ["none", "mxfp4", "ngram", "auto"]
+    assert [arm["chain"] for arm in sampled["arms"]] == ["none", "fp4", "ngram", "auto"]
     assert printed["best"]["chain"] in [arm["chain"] for arm in sampled["arms"]]
     assert printed["best"]["command"].startswith(f"specqd generate {models.target} --draft ")
     assert printed["left_out"] == []

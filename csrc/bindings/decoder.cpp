@@ -8,6 +8,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <stdexcept>
+
 #include <memory>
 #include <optional>
 
@@ -203,6 +205,16 @@ void bind_forward(nb::module_& m) {
             decoder.forward(is_draft ? Precision::kFp4 : Precision::kExact, cache, tokens, rows);
           },
           "is_draft"_a, "cache"_a, "tokens"_a, "sequences"_a, "starts"_a, "counts"_a, "logits"_a)
+      .def("watch_inputs", &Decoder::watch_inputs,
+           "Sums the squared inputs of the products of exact forwards from now on.")
+      .def(
+          "input_squares",
+          [](const Decoder& decoder) {
+            if (!decoder.watches_inputs()) throw std::logic_error("watch_inputs() comes first");
+            return decoder.input_squares();
+          },
+          "Returns the sums, [columns] each: by layer of queries, keys and values, of the output,\n"
+          "of gate and up, and of down; last, of the head.")
       .def_prop_ro(
           "partial_head", [](const Decoder& decoder) { return &decoder.partial_head(); },
           nb::rv_policy::reference_internal, "The partial head of drafts for this model.")

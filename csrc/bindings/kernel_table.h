@@ -54,16 +54,16 @@ class Pages {
 // A packed matrix that owns its planes.
 struct Packed {
   Pages<uint8_t> codes, scales, residuals;
-  Pages<uint32_t> patch_starts, patches;
-  Pages<uint16_t> plain;
+  Pages<uint32_t> patch_starts;
+  Pages<uint16_t> patches, plain;
   PackedMatrix view;
 
   int64_t weights() const { return view.panels * view.tiles * kTileWeights; }
   size_t bytes(bool exact) const {
     if (!exact) return codes.size() + scales.size();
     if (view.plain != nullptr) return plain.size() * 2;
-    return codes.size() + scales.size() + residuals.size() +
-           4 * (patch_starts.size() + patches.size());
+    return codes.size() + scales.size() + residuals.size() + 4 * patch_starts.size() +
+           2 * patches.size();
   }
 };
 
@@ -71,6 +71,13 @@ inline Precision precision_named(const std::string& name) {
   if (name == "exact") return Precision::kExact;
   if (name == "fp4") return Precision::kFp4;
   throw std::invalid_argument("a precision is exact or fp4");
+}
+
+inline DraftFormat draft_format_named(const std::string& name) {
+  if (name == "fp4") return DraftFormat::kFp4;
+  if (name == "mxfp4") return DraftFormat::kMxfp4;
+  if (name == "mxfp4-floor") return DraftFormat::kMxfp4Floor;
+  throw std::invalid_argument("a draft format is fp4, mxfp4 or mxfp4-floor");
 }
 
 struct Prepared {

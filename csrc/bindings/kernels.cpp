@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
@@ -10,13 +11,16 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "bindings/bindings.h"
 #include "bindings/kernel_table.h"
+#include "kernels/bf16.h"
 #include "runtime/pool.h"
+#include "weights/pack.h"
 
 using namespace nanobind::literals;
 
@@ -37,8 +41,9 @@ Prepared prepare(const Kernels& kernels, Precision precision, In<float, 2> x, in
 
 namespace {
 
-std::unique_ptr<Packed> pack(const Kernels& kernels, In<uint16_t, 3> tiles, const std::string& rule,
-                             bool plain) {
+std::unique_ptr<Packed> pack(const Kernels& kernels, In<uint16_t, 3> tiles,
+                             const std::string& format, bool plain,
+                             const std::optional<In<float, 1>>& importance) {
   if (tiles.shape(2) != kTileWeights) throw std::invalid_argument("a tile has 512 weights");
   const size_t count = tiles.shape(0) * tiles.shape(1);
   auto packed = std::make_unique<Packed>();
@@ -46,23 +51,37 @@ std::unique_ptr<Packed> pack(const Kernels& kernels, In<uint16_t, 3> tiles, cons
   packed->scales = Pages<uint8_t>(count * kPanel);
   packed->residuals = Pages<uint8_t>(count * kTileWeights);
   packed->patch_starts = Pages<uint32_t>(count + 1);
-  std::vector<uint32_t> patches;
-  const ScaleRule scale_rule = rule == "mse" ? ScaleRule::kMse : ScaleRule::kFloor;
+  std::vector<uint16_t> patches;
+  std::vector<float> weights(tiles.shape(1) * kBlock, 1.0f);
+  if (importance) {
+    if (importance->size() != weights.size())
+      throw std::invalid_argument("importance must be [tiles * 32]");
+    weights.assign(importance->data(), importance->data() + weights.size());
+  }
+  uint16_t largest = 0;
+  for (size_t i = 0; i < tiles.size(); ++i)
+    largest = std::max(largest, static_cast<uint16_t>(tiles.data()[i] & kBf16MagnitudeMask));
+  TileScales scales{draft_format_named(format), {}, nullptr};
+  scales.code = scale_code_for(scales.format, largest);
   for (size_t i = 0; i < count; ++i) {
-    uint32_t tile_patches[kTileWeights];
+    scales.importance = weights.data() + i % tiles.shape(1) * kBlock;
+    uint16_t tile_patches[kTileWeights];
     const TileOut out{packed->codes.data() + i * kTileCodes, packed->scales.data() + i * kPanel,
                       packed->residuals.data() + i * kTileWeights, tile_patches};
-    const int n = kernels.encode_tile(tiles.data() + i * kTileWeights, scale_rule, out);
+    const int n = kernels.encode_tile(tiles.data() + i * kTileWeights, scales, out);
+    plain |= n == kNoPatch;
+    if (plain) continue;
     patches.insert(patches.end(), tile_patches, tile_patches + n);
     packed->patch_starts.data()[i + 1] = static_cast<uint32_t>(patches.size());
   }
-  packed->patches = Pages<uint32_t>(patches.size());
+  packed->patches = Pages<uint16_t>(patches.size() + kPatchPadding);
   std::copy(patches.begin(), patches.end(), packed->patches.data());
   PackedMatrix& view = packed->view;
   view = {.panels = static_cast<int64_t>(tiles.shape(0)),
           .tiles = static_cast<int64_t>(tiles.shape(1)),
           .codes = packed->codes.data(),
-          .scales = packed->scales.data()};
+          .scales = packed->scales.data(),
+          .scale = scales.code};
   if (plain) {
     packed->plain = Pages<uint16_t>(count * kTileWeights);
     std::copy_n(tiles.data(), count * kTileWeights, packed->plain.data());
@@ -114,10 +133,11 @@ void bind_kernels(nb::module_& m) {
       .def_prop_ro("name", [](KernelTable k) { return k.at->name; })
       .def(
           "pack",
-          [](KernelTable k, In<uint16_t, 3> tiles, const std::string& rule, bool plain) {
-            return pack(*k.at, tiles, rule, plain);
+          [](KernelTable k, In<uint16_t, 3> tiles, const std::string& format, bool plain,
+             const std::optional<In<float, 1>>& importance) {
+            return pack(*k.at, tiles, format, plain, importance);
           },
-          "tiles"_a, "rule"_a = "floor", "plain"_a = false)
+          "tiles"_a, "format"_a = "fp4", "plain"_a = false, "importance"_a.none() = nb::none())
       .def(
           "time_product",
           [](KernelTable k, const std::string& precision, const Packed& packed, In<float, 2> x,

@@ -17,6 +17,7 @@
 #include <variant>
 
 #include "bindings/bindings.h"
+#include "bindings/kernel_table.h"
 #include "model/decoder.h"
 #include "model/kv_cache.h"
 #include "model/rope.h"
@@ -43,22 +44,30 @@ namespace {
 
 const std::vector<std::string> kRopeKinds{"default", "linear", "llama3", "yarn", "longrope"};
 
+template <class T>
+using Plane = nb::ndarray<const T, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
 // Returns a packed weight, or (source, row, column) of the first weight that is not finite.
 std::variant<std::shared_ptr<PackedWeight>, std::tuple<int64_t, int64_t, int64_t>> pack(
     Pool& pool, const std::string& isa, const std::vector<BitMatrix>& sources, bool interleaved,
-    int rule) {
+    const std::string& format, const std::optional<Plane<float>>& importance) {
   std::vector<RowSource> rows;
   for (const BitMatrix& source : sources) rows.push_back(row_source(source));
   const auto columns = static_cast<int64_t>(sources.at(0).shape(1));
   for (const BitMatrix& source : sources)
     if (static_cast<int64_t>(source.shape(1)) != columns)
       throw std::invalid_argument("matrices packed together need equal columns");
+  PackedWeight::Options options{interleaved, draft_format_named(format), {}};
+  if (importance) {
+    if (static_cast<int64_t>(importance->size()) != columns)
+      throw std::invalid_argument("importance must be [columns]");
+    options.importance = {importance->data(), importance->size()};
+  }
   PackError error;
   std::shared_ptr<PackedWeight> weight;
   {
     nb::gil_scoped_release released;
-    weight = PackedWeight::pack(pool, kernels_or_throw(isa), rows, columns,
-                                {interleaved, static_cast<ScaleRule>(rule)}, &error);
+    weight = PackedWeight::pack(pool, kernels_or_throw(isa), rows, columns, options, &error);
   }
   if (weight == nullptr) return std::tuple(error.source, error.row, error.column);
   return weight;
@@ -99,6 +108,7 @@ nb::dict planes(nb::handle self) {
   };
   put("codes", planes.codes);
   put("scales", planes.scales);
+  put("scale_code", planes.scale_code);
   put("residuals", planes.residuals);
   put("patch_starts", planes.patch_starts);
   put("patches", planes.patches);
@@ -106,22 +116,22 @@ nb::dict planes(nb::handle self) {
   return out;
 }
 
-template <class T>
-using Plane = nb::ndarray<const T, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
 // Returns a weight over these arrays, which it keeps alive, or an error message.
 std::variant<std::shared_ptr<PackedWeight>, std::string> map_planes(
     Pool& pool, const Plane<uint8_t>& codes, const Plane<uint8_t>& scales,
-    const std::optional<Plane<uint8_t>>& residuals,
+    const Plane<uint32_t>& scale_code, const std::optional<Plane<uint8_t>>& residuals,
     const std::optional<Plane<uint32_t>>& patch_starts,
-    const std::optional<Plane<uint32_t>>& patches, const std::optional<Plane<uint16_t>>& plain,
+    const std::optional<Plane<uint16_t>>& patches, const std::optional<Plane<uint16_t>>& plain,
     const std::vector<int64_t>& source_rows, int64_t columns, bool interleaved) {
-  auto* const kept = new std::tuple(codes, scales, residuals, patch_starts, patches, plain);
+  auto* const kept =
+      new std::tuple(codes, scales, scale_code, residuals, patch_starts, patches, plain);
   std::shared_ptr<const void> owner(kept, [](const auto* arrays) {
     const nb::gil_scoped_acquire held;
     delete arrays;
   });
-  PackedWeight::Planes planes{{codes.data(), codes.size()}, {scales.data(), scales.size()}};
+  PackedWeight::Planes planes{.codes = {codes.data(), codes.size()},
+                              .scales = {scales.data(), scales.size()},
+                              .scale_code = {scale_code.data(), scale_code.size()}};
   if (residuals) planes.residuals = {residuals->data(), residuals->size()};
   if (patch_starts) planes.patch_starts = {patch_starts->data(), patch_starts->size()};
   if (patches) planes.patches = {patches->data(), patches->size()};
@@ -180,11 +190,12 @@ void bind_weights(nb::module_& m) {
       .def("plane_bytes", &plane_bytes)
       .def("planes", &planes, nb::sig("def planes(self) -> dict[str, NDArray[numpy.generic]]"),
            "Returns the planes by name: flat, read-only views without a copy.");
-  m.def("pack", &pack, "pool"_a, "isa"_a, "sources"_a, "interleaved"_a, "rule"_a);
+  m.def("pack", &pack, "pool"_a, "isa"_a, "sources"_a, "interleaved"_a, "format"_a,
+        "importance"_a.none() = nb::none());
   m.def("take_mxfp4", &take_mxfp4, "sources"_a);
-  m.def("map_planes", &map_planes, "pool"_a, "codes"_a, "scales"_a, "residuals"_a.none(),
-        "patch_starts"_a.none(), "patches"_a.none(), "plain"_a.none(), nb::kw_only(),
-        "source_rows"_a, "columns"_a, "interleaved"_a,
+  m.def("map_planes", &map_planes, "pool"_a, "codes"_a, "scales"_a, "scale_code"_a,
+        "residuals"_a.none(), "patch_starts"_a.none(), "patches"_a.none(), "plain"_a.none(),
+        nb::kw_only(), "source_rows"_a, "columns"_a, "interleaved"_a,
         "Returns a weight over planes that were packed before, or an error message.");
   m.def("release_free_memory", &release_free_memory,
         "Returns the heap's free pages to the system.");

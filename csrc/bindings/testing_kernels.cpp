@@ -199,9 +199,11 @@ void bind_tested_kernels(nb::module_& m) {
                                copy_array(p.scales.data(), {p.scales.size()}),
                                copy_array(p.residuals.data(), {p.residuals.size()}),
                                copy_array(p.patch_starts.data(), {p.patch_starts.size()}),
-                               copy_array(p.patches.data(), {p.patches.size()}));
+                               copy_array(p.patches.data(), {p.patches.size() - kPatchPadding}),
+                               std::tuple(p.view.scale.shift, p.view.scale.base));
       },
-      "packed"_a, "Returns copies of (codes, scales, residuals, patch_starts, patches).");
+      "packed"_a,
+      "Returns copies of (codes, scales, residuals, patch_starts, patches, (shift, base)).");
   auto table = nb::class_<TestedTable, KernelTable>(m, "KernelTable");
   bind_products(table);
   bind_elementwise(table);

@@ -14,6 +14,17 @@ constexpr int kPanel = 16;  // outputs per panel
 constexpr int kBlock = 32;  // inputs per MXFP4 scale, and per step of the exact sum
 constexpr int kTileWeights = kPanel * kBlock;
 constexpr int kTileCodes = kTileWeights / 2;
+constexpr int kPatchPadding = 16;  // kernels read, and ignore, this many behind the last patch
+constexpr int kNoPatch = -1;
+
+// The meaning of a scale byte: the fp32 with the bits (byte << shift) + base. E8M0 is {23, 0}; E5M3
+// has the shift 20 and a base that is chosen for each matrix, a multiple of 2^20.
+struct ScaleCode {
+  uint32_t shift = 23, base = 0;
+  // In E8M3, like kLeastScale: the scale of the byte 0, and the step from one byte to the next.
+  int first() const { return static_cast<int>(base >> 20); }
+  int step() const { return 1 << (shift - 20); }
+};
 
 // A weight matrix [N, K] as ceil(N/16) panels of ceil(K/32) tiles; docs/kernels.md draws the tile.
 // The exact precision needs one of: `plain`; codes, scales, residuals and patches; or codes and
@@ -23,11 +34,12 @@ struct PackedMatrix {
   int64_t panels = 0;
   int64_t tiles = 0;                       // per panel
   const uint8_t* codes = nullptr;          // [panels][tiles][256] two E2M1 codes per byte
-  const uint8_t* scales = nullptr;         // [panels][tiles][16] E8M0
+  const uint8_t* scales = nullptr;         // [panels][tiles][16]
   const uint8_t* residuals = nullptr;      // [panels][tiles][512]
   const uint32_t* patch_starts = nullptr;  // [panels * tiles + 1] into patches
-  const uint32_t* patches = nullptr;       // position in the tile << 16 | BF16 bits
+  const uint16_t* patches = nullptr;       // and kPatchPadding more; docs/kernels.md
   const uint16_t* plain = nullptr;         // [panels][tiles][512] BF16, if nesting would be larger
+  ScaleCode scale;
 };
 
 // Prepared rows: inputs in the format that one precision multiplies. Each instruction set defines
@@ -48,15 +60,28 @@ struct PlainPanels {
   const uint16_t* next = nullptr;
 };
 
-// The scale rule of the MXFP4 cast; formats/mxfp4.py defines both.
-enum class ScaleRule : int { kFloor = 0, kMse = 1 };
+// The format of the draft weights; formats/fp4.py describes them.
+enum class DraftFormat : int { kMxfp4Floor = 0, kMxfp4 = 1, kFp4 = 2 };
+
+// Scales in units of E8M3 (BF16 bits >> 4) in nested planes. Between these, the bits of no code and
+// residual leave those of a finite BF16 number.
+constexpr int kLeastScale = 4 << 3, kMostScale = 250 << 3;
+// The largest scale that kFp4 tries lies this far below the largest magnitude of a block.
+constexpr int kLeastBelowLargest = 14;
+
+// The choice of a tile's scales.
+struct TileScales {
+  DraftFormat format;
+  ScaleCode code;
+  const float* importance;  // [32] of the tile's inputs, > 0: weights of their squared errors
+};
 
 // Output of encode_tile. docs/kernels.md gives the positions within a tile.
 struct TileOut {
   uint8_t* codes;      // [256]
   uint8_t* scales;     // [16]
   uint8_t* residuals;  // [512]
-  uint32_t* patches;   // room for 512
+  uint16_t* patches;   // room for 512
 };
 
 struct Kernels {
@@ -89,8 +114,8 @@ struct Kernels {
   // Packing.
 
   // Encodes one tile of BF16 bits in tile order into nested planes; returns the number of patches
-  // written.
-  int (*encode_tile)(const uint16_t* tile, ScaleRule rule, const TileOut& out);
+  // written, or kNoPatch if a weight of 2 or more in magnitude would be one.
+  int (*encode_tile)(const uint16_t* tile, const TileScales& scales, const TileOut& out);
   void (*decode_tile)(const PackedMatrix& w, int64_t tile, uint16_t* out);
 
   // Elementwise operations, in the fixed order of sixteen lanes.

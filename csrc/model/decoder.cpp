@@ -123,6 +123,19 @@ size_t Decoder::fixed_bytes(Precision precision) const {
   return bytes;
 }
 
+void Decoder::watch_inputs() {
+  std::vector<const PackedWeight*> watched;
+  for (const LayerWeights& layer : weights_.layers) {
+    const FeedForward& first = layer.feed_forwards.front();
+    const bool has_experts = layer.router != nullptr;
+    for (const auto& weight : {layer.query_key_value, layer.output,
+                               has_experts ? layer.router : first.gate_up, first.down})
+      watched.push_back(weight.get());
+  }
+  watched.push_back(weights_.head.get());
+  inputs_ = std::make_unique<InputSquares>(watched);
+}
+
 size_t Decoder::weight_bytes(Precision precision) const {
   size_t bytes = fixed_bytes(precision);
   for (const LayerWeights& layer : weights_.layers) {

@@ -9,6 +9,7 @@
 
 #include "kernels/kernels.h"
 #include "model/attention.h"
+#include "model/input_squares.h"
 #include "model/kv_cache.h"
 #include "model/partial_head.h"
 #include "model/rope.h"
@@ -129,6 +130,12 @@ class Decoder {
   // once per sequence, even if several of the sequence's rows read it.
   size_t seen_cache_bytes() const;
 
+  // Sums the squared inputs of the products of exact forwards from now on. By layer: queries, keys
+  // and values; output; gate and up; down (experts share those of their layer). Last: the head.
+  void watch_inputs();
+  std::vector<std::vector<double>> input_squares() const { return inputs_->sums(); }
+  bool watches_inputs() const { return inputs_ != nullptr; }
+
   // The partial head of drafts for this model. Exact forwards record prompts and picks in it.
   PartialHead& partial_head() const { return *partial_head_; }
   // Uses the target's partial head for drafts in `precision`. The forward that verifies them reads
@@ -216,6 +223,8 @@ class Decoder {
   Precision head_precision_ = Precision::kExact;
   std::vector<PanelRun> head_runs_;  // panels of the head that are read
   int64_t head_panels_ = 0;          // their number
+
+  std::unique_ptr<InputSquares> inputs_;  // null: not watched
 
   std::shared_ptr<PartialHead> partial_head_;
   bool is_target_ = true;  // owns partial_head_

@@ -60,9 +60,13 @@ PreparedRows Decoder::prepare(Team& team, Precision precision, int64_t rows,
   const int64_t tiles = next.matrix().tiles;
   const size_t stride =
       is_draft ? kernels_.draft_row_bytes(tiles) : kernels_.exact_row_bytes(tiles);
+  // A row that every thread prepares counts once.
+  const bool is_counted = inputs_ != nullptr && precision == Precision::kExact &&
+                          (rows > kRowsPreparedByEach || team.thread() == 0);
   const auto fill = [&](uint8_t* data, int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
       const float* inputs = make(row, scratch.row.data());
+      if (is_counted) inputs_->add(next, inputs);
       (is_draft ? kernels_.prepare_draft : kernels_.prepare_exact)(
           inputs, next.columns(), tiles, data + static_cast<size_t>(row) * stride);
     }

@@ -57,17 +57,15 @@ int64_t find_not_finite(const uint16_t* bits, int64_t count) {
     if ((bits[i] & kBf16Infinity) == kBf16Infinity) return i;
 }
 
-// A padding weight needs no patch if it decodes to a finite value, because its input is zero.
-bool is_needed(uint32_t patch, int64_t tile, const uint8_t* const* rows, const uint8_t* scales,
-               int64_t columns) {
-  const int at = static_cast<int>(patch >> 16);
+// A padding weight needs no patch, because it decodes to a finite value and its input is zero.
+bool is_needed(uint16_t patch, int64_t tile, const uint8_t* const* rows, int64_t columns) {
+  const int at = patch >> 7;
   const int n = at % 32 / 2, k = at / 32 * 2 + at % 2;
-  const bool is_padding = rows[n] == nullptr || tile * kBlock + k >= columns;
-  return !is_padding || scales[n] < 4;
+  return rows[n] != nullptr && tile * kBlock + k < columns;
 }
 
 struct PanelPatches {
-  std::vector<uint32_t> patches;
+  std::vector<uint16_t> patches;
   std::vector<uint32_t> counts;  // by tile
 };
 
@@ -76,7 +74,9 @@ struct Packing {
   const Kernels& kernels;
   const std::vector<const uint8_t*> rows;  // packed
   int64_t columns, tiles;
-  ScaleRule rule;
+  DraftFormat format;
+  ScaleCode scale;
+  const std::vector<float> importance;  // [tiles * 32]
   uint8_t* base;
   PlaneLayout layout;
   std::vector<PanelPatches> found;
@@ -91,7 +91,7 @@ void Packing::pack_panel(int64_t panel) {
   auto& [patches, counts] = found[static_cast<size_t>(panel)];
   counts.reserve(static_cast<size_t>(tiles));
   alignas(64) uint16_t gathered[kTileWeights];
-  uint32_t tile_patches[kTileWeights];
+  uint16_t tile_patches[kTileWeights];
   for (int64_t t = 0; t < tiles; ++t) {
     gather_tile(panel_rows, columns, t, gathered);
     if (const int64_t at = find_not_finite(gathered, kTileWeights); at >= 0) {
@@ -102,11 +102,15 @@ void Packing::pack_panel(int64_t panel) {
     const TileOut out{
         base + tile * kTileCodes, base + layout.scales_at() + static_cast<size_t>(tile * kPanel),
         base + layout.residuals_at() + static_cast<size_t>(tile * kTileWeights), tile_patches};
-    const int made = kernels.encode_tile(gathered, rule, out);
+    const TileScales scales{format, scale, importance.data() + t * kBlock};
+    const int made = kernels.encode_tile(gathered, scales, out);
+    if (made == kNoPatch) {
+      patch_count += layout.max_patches() + 1;  // the weight will be plain
+      continue;
+    }
     const size_t before = patches.size();
     for (int i = 0; i < made; ++i)
-      if (is_needed(tile_patches[i], t, panel_rows, out.scales, columns))
-        patches.push_back(tile_patches[i]);
+      if (is_needed(tile_patches[i], t, panel_rows, columns)) patches.push_back(tile_patches[i]);
     counts.push_back(static_cast<uint32_t>(patches.size() - before));
   }
   const auto made = static_cast<int64_t>(patches.size());
@@ -131,7 +135,36 @@ PackError find_bad_weight(const Packing& packing, std::span<const RowSource> sou
   return {};
 }
 
+// The largest magnitude's BF16 bits, of any weight.
+uint16_t largest_magnitude(Pool& pool, std::span<const RowSource> sources, int64_t columns) {
+  std::atomic<uint16_t> largest{0};
+  for (const RowSource& source : sources)
+    pool.run([&](Team& team) {
+      team.share(source.rows, 64, [&](int64_t first, int64_t last) {
+        const auto* const bits = reinterpret_cast<const uint16_t*>(source.data) + first * columns;
+        uint16_t most = 0;
+        for (int64_t i = 0; i < (last - first) * columns; ++i)
+          most = std::max(most, static_cast<uint16_t>(bits[i] & kBf16MagnitudeMask));
+        for (uint16_t seen = largest; seen < most;)
+          if (largest.compare_exchange_weak(seen, most)) break;
+      });
+    });
+  return largest;
+}
+
+std::vector<float> padded_importance(std::span<const float> importance, int64_t tiles) {
+  std::vector<float> padded(static_cast<size_t>(tiles * kBlock), 1.0f);
+  std::copy(importance.begin(), importance.end(), padded.begin());
+  return padded;
+}
+
 }  // namespace
+
+ScaleCode scale_code_for(DraftFormat format, uint16_t largest) {
+  if (format != DraftFormat::kFp4) return {};
+  const int first = (largest >> 4) - kLeastBelowLargest - 255;
+  return {20, static_cast<uint32_t>(std::clamp(first, kLeastScale, kMostScale - 255)) << 20};
+}
 
 std::shared_ptr<PackedWeight> PackedWeight::pack(Pool& pool, const Kernels& kernels,
                                                  std::span<const RowSource> sources,
@@ -151,7 +184,9 @@ std::shared_ptr<PackedWeight> PackedWeight::pack(Pool& pool, const Kernels& kern
                   map.pack_rows(sources, columns),
                   columns,
                   tiles,
-                  options.rule,
+                  options.format,
+                  scale_code_for(options.format, largest_magnitude(pool, sources, columns)),
+                  padded_importance(options.importance, tiles),
                   base,
                   layout,
                   std::vector<PanelPatches>(static_cast<size_t>(panels)),
@@ -168,6 +203,7 @@ std::shared_ptr<PackedWeight> PackedWeight::pack(Pool& pool, const Kernels& kern
   m.tiles = tiles;
   m.codes = base;
   m.scales = base + layout.scales_at();
+  m.scale = packing.scale;
   if (packing.patch_count > layout.max_patches()) {  // more than 16 bits per weight
     weight->planes_.keep_first(layout.residuals_at());
     weight->exact_ = Memory(layout.plain);
@@ -185,9 +221,8 @@ std::shared_ptr<PackedWeight> PackedWeight::pack(Pool& pool, const Kernels& kern
 
   const auto patch_count = static_cast<size_t>(packing.patch_count);
   weight->patch_count_ = static_cast<int64_t>(patch_count);
-  // Kernels may prefetch past the end, but never read there; 64 bytes keep that in the mapping.
-  weight->exact_ = Memory(align(patch_count * 4) + 64);
-  auto* const patches = reinterpret_cast<uint32_t*>(weight->exact_.data());
+  weight->exact_ = Memory((patch_count + kPatchPadding) * sizeof(uint16_t));
+  auto* const patches = reinterpret_cast<uint16_t*>(weight->exact_.data());
   auto* const starts = reinterpret_cast<uint32_t*>(base + layout.starts_at());
   std::vector<uint32_t> panel_starts{0};
   for (const PanelPatches& panel : packing.found)

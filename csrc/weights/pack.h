@@ -31,6 +31,9 @@ struct Mxfp4Source {
   int64_t rows = 0;
 };
 
+// The meaning of scale bytes for a matrix whose largest magnitude has these BF16 bits.
+ScaleCode scale_code_for(DraftFormat format, uint16_t largest);
+
 struct PackError {
   int64_t source = -1;  // index of the source with a weight that is not finite; -1: none
   int64_t row = 0;
@@ -44,7 +47,8 @@ class PackedWeight {
  public:
   struct Options {
     bool interleaved = false;
-    ScaleRule rule = ScaleRule::kMse;
+    DraftFormat format = DraftFormat::kFp4;
+    std::span<const float> importance;  // [columns], > 0, or empty: all inputs count the same
   };
 
   // Fills `error` and returns null if a weight is not finite.
@@ -57,12 +61,14 @@ class PackedWeight {
   static std::shared_ptr<PackedWeight> take_mxfp4(std::span<const Mxfp4Source> sources,
                                                   int64_t blocks, PackError* error);
 
-  // Views of a weight's planes. A nested weight has all but `plain`, a plain one has codes, scales
-  // and `plain`, an MXFP4 one has codes and scales only.
+  // Views of a weight's planes. All weights have codes, scales and their code (shift, base). A
+  // nested weight has all others but `plain`, a plain one has `plain`, an MXFP4 one no more.
   struct Planes {
-    std::span<const uint8_t> codes, scales, residuals;
-    std::span<const uint32_t> patch_starts, patches;
-    std::span<const uint16_t> plain;
+    std::span<const uint8_t> codes, scales;
+    std::span<const uint32_t> scale_code;
+    std::span<const uint8_t> residuals = {};
+    std::span<const uint32_t> patch_starts = {};
+    std::span<const uint16_t> patches = {}, plain = {};
   };
   Planes planes() const;
 

@@ -56,7 +56,7 @@ struct PlaneLayout {
   size_t end() const { return starts_at() + align(starts); }
   // With more patches, plain BF16 is smaller.
   int64_t max_patches() const {
-    return (static_cast<int64_t>(plain) - static_cast<int64_t>(starts_at() + starts)) / 4;
+    return (static_cast<int64_t>(plain) - static_cast<int64_t>(starts_at() + starts)) / 2;
   }
   size_t codes, scales, residuals, starts, plain;
 };

@@ -12,13 +12,15 @@ namespace specqd {
 PackedWeight::Planes PackedWeight::planes() const {
   const PackedMatrix& m = matrix_;
   const auto count = static_cast<size_t>(m.panels * m.tiles);
-  Planes planes{{m.codes, count * kTileCodes}, {m.scales, count * kPanel}, {}, {}, {}, {}};
+  Planes planes{.codes = {m.codes, count * kTileCodes},
+                .scales = {m.scales, count * kPanel},
+                .scale_code = {&m.scale.shift, 2}};
   if (m.plain != nullptr) {
     planes.plain = {m.plain, count * kTileWeights};
   } else if (m.residuals != nullptr) {
     planes.residuals = {m.residuals, count * kTileWeights};
     planes.patch_starts = {m.patch_starts, count + 1};
-    planes.patches = {m.patches, static_cast<size_t>(patch_count_)};
+    planes.patches = {m.patches, static_cast<size_t>(patch_count_) + kPatchPadding};
   }
   return planes;
 }
@@ -40,17 +42,19 @@ std::string find_misfit(const PackedWeight::Planes& planes, const PlaneLayout& l
   const bool is_plain = !planes.plain.empty(), is_mxfp4 = is_stored_mxfp4(planes);
   const bool fits =
       planes.codes.size_bytes() == layout.codes && planes.scales.size_bytes() == layout.scales &&
+      planes.scale_code.size() == 2 &&
       (is_mxfp4 ||
        (is_plain ? planes.plain.size_bytes() == layout.plain && planes.residuals.empty() &&
                        planes.patch_starts.empty() && planes.patches.empty()
                  : planes.residuals.size_bytes() == layout.residuals &&
                        planes.patch_starts.size_bytes() == layout.starts &&
-                       planes.patches.size() <= layout.codes * 2));
+                       planes.patches.size() >= kPatchPadding &&
+                       planes.patches.size() <= layout.codes * 2 + kPatchPadding));
   if (!fits) return "its planes have other sizes than its rows and columns";
   const bool is_placed_well =
       is_aligned(planes.codes.data(), 64) && is_aligned(planes.scales.data(), 16) &&
       is_aligned(planes.residuals.data(), 64) && is_aligned(planes.patch_starts.data(), 4) &&
-      is_aligned(planes.patches.data(), 4) && is_aligned(planes.plain.data(), 64);
+      is_aligned(planes.patches.data(), 2) && is_aligned(planes.plain.data(), 64);
   return is_placed_well ? "" : "its planes are not aligned";
 }
 
@@ -75,20 +79,27 @@ bool has_scale_outside(Pool& pool, std::span<const uint8_t> scales, uint8_t leas
   });
 }
 
-bool has_bad_patch(Pool& pool, const PackedWeight::Planes& planes) {
+// Whether any weight could leave BF16's finite range.
+bool has_bad_scale(Pool& pool, const PackedWeight::Planes& planes) {
+  const ScaleCode code{planes.scale_code[0], planes.scale_code[1]};
+  const bool is_mxfp4 = is_stored_mxfp4(planes);
+  if (code.shift == 20 && !is_mxfp4)
+    return code.base % (1 << 20) != 0 || code.first() < kLeastScale ||
+           code.first() > kMostScale - 255;
+  if (code.shift != 23 || code.base != 0) return true;
+  return is_mxfp4 ? has_scale_outside(pool, planes.scales, kLeastMxfp4Scale, kLargestMxfp4Scale)
+                  : has_scale_outside(pool, planes.scales, kLeastScale >> 3, kMostScale >> 3);
+}
+
+bool has_bad_patch_starts(Pool& pool, const PackedWeight::Planes& planes) {
   const auto& starts = planes.patch_starts;
-  const auto& patches = planes.patches;
-  if (starts.front() != 0 || starts.back() != patches.size()) return true;
+  if (starts.front() != 0 || starts.back() != planes.patches.size() - kPatchPadding) return true;
   const bool runs_backwards = any_part(pool, starts.size() - 1, [&](size_t first, size_t last) {
     bool any = false;
     for (size_t i = first; i < last; ++i) any |= starts[i] > starts[i + 1];
     return any;
   });
-  return runs_backwards || any_part(pool, patches.size(), [&](size_t first, size_t last) {
-           bool any = false;
-           for (size_t i = first; i < last; ++i) any |= patches[i] >= kTileWeights << 16;
-           return any;
-         });
+  return runs_backwards;
 }
 
 }  // namespace
@@ -104,25 +115,23 @@ std::shared_ptr<PackedWeight> PackedWeight::map(Pool& pool, const Planes& planes
   const bool is_plain = !planes.plain.empty();
   *problem = find_misfit(planes, layout);
   const bool is_mxfp4 = is_stored_mxfp4(planes);
-  if (problem->empty() && has_scale_outside(pool, planes.scales, 0, 254))
-    *problem = "a scale is NaN";
-  if (problem->empty() && is_mxfp4 &&
-      has_scale_outside(pool, planes.scales, kLeastMxfp4Scale, kLargestMxfp4Scale))
-    *problem = "a scale is out of BF16's range";
-  if (problem->empty() && !is_plain && !is_mxfp4 && has_bad_patch(pool, planes))
-    *problem = "a patch lies outside its tile";
+  if (problem->empty() && has_bad_scale(pool, planes)) *problem = "a scale is out of range";
+  if (problem->empty() && !is_plain && !is_mxfp4 && has_bad_patch_starts(pool, planes))
+    *problem = "its patches do not follow each other";
   if (!problem->empty()) return nullptr;
 
   auto weight = std::make_shared<PackedWeight>();
   weight->columns_ = columns;
   weight->packed_row_ = std::move(map.packed_row);
-  weight->patch_count_ = static_cast<int64_t>(planes.patches.size());
+  if (!planes.patches.empty())
+    weight->patch_count_ = static_cast<int64_t>(planes.patches.size()) - kPatchPadding;
   weight->owner_ = std::move(owner);
   PackedMatrix& m = weight->matrix_;
   m.panels = map.panels;
   m.tiles = tiles;
   m.codes = planes.codes.data();
   m.scales = planes.scales.data();
+  m.scale = {planes.scale_code[0], planes.scale_code[1]};
   if (is_plain) {
     m.plain = planes.plain.data();
   } else if (!is_mxfp4) {
@@ -151,7 +160,7 @@ PackedWeight::Bytes PackedWeight::bytes() const {
     bytes.plain = count * kTileWeights * 2;
   } else if (matrix_.residuals != nullptr) {
     bytes.residuals = count * kTileWeights;
-    bytes.patches = (count + 1 + static_cast<size_t>(patch_count_)) * 4;
+    bytes.patches = (count + 1) * 4 + static_cast<size_t>(patch_count_) * 2;
   }
   return bytes;
 }

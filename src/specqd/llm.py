@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from specqd import _native
 from specqd.config import read_config, read_generation_defaults
-from specqd.engine.chains import Drafts, DraftSpec, parse_chain
+from specqd.engine.chains import Drafts, DraftSpec, draft_format, parse_chain
 from specqd.engine.engine import Engine
 from specqd.engine.generation import (
     FinishReason,
@@ -114,11 +114,11 @@ class LLM:
     """A model that generates, exactly as without drafts.
 
     path_or_repo: a Hugging Face directory or `owner/name[@revision]`; None: the shipped model.
-    draft: `auto`, `none`, or drafts from the outermost in, such as `["mxfp4", "./small", "ngram"]`:
-        `mxfp4`, `MODEL[:bf16|:mxfp4]` or `ngram[:FILE]`, each with an optional `:k=N`.
+    draft: `auto`, `none`, or drafts from the outermost in, such as `["fp4", "./small", "ngram"]`:
+        `fp4`, `mxfp4`, `MODEL[:bf16|:fp4|:mxfp4]` or `ngram[:FILE]`, each with an optional `:k=N`.
     threads: of the native core; None: one on each usable core.
     isa: an instruction set to force; None: the fastest.
-    precision: `fp4` generates from the MXFP4 weights only (not lossless).
+    precision: `fp4` generates from the 4-bit weights only (not lossless).
     reading: the old spelling of `precision`.
     cache_positions: tokens in the KV cache, over all sequences; None: four contexts, if they fit.
     context: tokens of the longest sequence, prompt included; None: the model's own. It sets the KV
@@ -158,6 +158,7 @@ class LLM:
             self.directory,
             machine=Machine.choose(threads, isa),
             precision=precision,
+            draft=draft_format(specs),
             cache_positions=cache_positions,
             context=context,
             progress=progress,

@@ -17,16 +17,16 @@ CHAINS = (
     "ngram",
     "SMALL:bf16:k=3",
     "SMALL:k=5+ngram:k=2",
-    "mxfp4+ngram:CORPUS",
-    "mxfp4+SMALL+ngram",
-    "mxfp4:head=40:k=5",
-    "mxfp4:head=exact:k=4+ngram",
-    "mxfp4:k=6+SMALL:bf16:k=4",
+    "fp4+ngram:CORPUS",
+    "fp4+SMALL+ngram",
+    "fp4:head=40:k=5",
+    "fp4:head=exact:k=4+ngram",
+    "fp4:k=6+SMALL:bf16:k=4",
     "SMALL:bf16:k=6+SMALL:k=4+ngram:k=3",
-    "mxfp4:k=8+SMALL:k=4+ngram:CORPUS:k=3",
-    "mxfp4:k=12+SMALL:bf16:k=8+SMALL:k=4+ngram:CORPUS:k=2",
+    "fp4:k=8+SMALL:k=4+ngram:CORPUS:k=3",
+    "fp4:k=12+SMALL:bf16:k=8+SMALL:k=4+ngram:CORPUS:k=2",
 )
-DRAFTS = ("none", *(f"mxfp4:k={k}" for k in range(1, 9)), "mxfp4", *CHAINS)
+DRAFTS = ("none", *(f"fp4:k={k}" for k in range(1, 9)), "fp4", *CHAINS)
 STOPS = ("own", "random")  # who decides how long a draft is
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from support.mxfp4 import bf16_values
+from support.fp4 import bf16_values
 from support.reference_positions import Array, Config, head_dim, rope, tells_positions, window
 
 Weights = Mapping[str, Array]

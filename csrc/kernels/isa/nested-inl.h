@@ -1,5 +1,5 @@
-// The nested format, one tile at a time: BF16 bits -> E2M1 codes, E8M0 scales, residuals, patches,
-// and back. formats/mxfp4.py defines the cast in NumPy; tests compare with it.
+// The nested format, one tile at a time: BF16 bits -> E2M1 codes, scales, residuals, patches, and
+// back. docs/kernels.md defines it; tests compare with its definition in NumPy.
 //
 // Tile order: the weight of output n (0..15) and input k (0..31) is at (k / 2) * 32 + n * 2 +
 // k % 2. Its code is nibble (k / 2) % 4 of the 16-bit word (k / 8) * 32 + n * 2 + k % 2, little end
@@ -16,9 +16,6 @@ namespace {
 // BF16 bits of the least magnitude that rounds to each grid value at scale 1. Residuals count from
 // here; values that round to zero count theirs from kLow[0].
 constexpr uint16_t kLow[8] = {0x3d80, 0x3e80, 0x3f40, 0x3fa0, 0x3fe0, 0x4020, 0x4060, 0x40a0};
-// Whether a tie at the boundary kLow[i], i >= 1, rounds up: if the upper neighbour's code is even.
-constexpr bool kTieGoesUp[8] = {false, false, true, false, true, false, true, false};
-constexpr double kGrid[8] = {0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0};
 
 using H32 = Lanes<uint16_t, 2 * kLanes>;
 
@@ -47,128 +44,80 @@ inline U16 low_of_pairs(U16 index) {
   return (index << 6) + 0x3ee03ee0u - less;
 }
 
-struct TileMagnitudes {
-  I16 at[kBlock];  // [k], lanes are the sixteen outputs
+// The magnitudes and signs of input k for sixteen outputs, from the tile's row of BF16 pairs.
+inline I16 pair_member(const uint16_t* tile, int k) {
+  const U16 pairs = load_as<U16>(tile + k / 2 * 32);
+  return bits_as<I16>(k % 2 ? pairs >> 16 : pairs & 0xffff);
+}
+
+// The scales that a format tries, in units of E8M3 (BF16 bits >> 4), relative to the largest
+// magnitude of a block under `mask`. The first of those with the least error wins.
+struct Candidates {
+  int mask, count;
+  int offsets[13];
+};
+constexpr Candidates kCandidates[] = {
+    {~7, 1, {-16}},           // kMxfp4Floor
+    {~7, 3, {-16, -24, -8}},  // kMxfp4
+    {~0,
+     13,
+     {-26, -25, -24, -23, -22, -21, -20, -19, -18, -17, -16, -15, -kLeastBelowLargest}},  // kFp4
 };
 
-// 2^(127 - scale), for 4 <= scale <= 252.
-inline F16 scale_factor(I16 scale) { return bits_as<F16>((254 - scale) << 23); }
-inline F16 apply_scale(I16 magnitude, F16 factor) { return bits_as<F16>(magnitude << 16) * factor; }
+// The blocks of a tile: each lane is an output, whose magnitudes are divided by the power of two
+// below its largest. Magnitudes below 2^-40 of that count as zero, so that no square is subnormal.
+struct TileBlocks {
+  I16 largest{};   // BF16 bits
+  F16 at[kBlock];  // [k]
 
-// Sum over k of q (q - 2v), v = |w| * 2^(127 - X): the squared error minus the sum of v^2, which is
-// the same for every X in units of 4^(X - 127). Exact in any order: terms with q != 0 are multiples
-// of 2^-9, and the sum of 32 terms stays below 2^13.
-inline F16 relative_error(const TileMagnitudes& w, I16 scale) {
-  const F16 factor = scale_factor(scale);
+  explicit TileBlocks(const uint16_t* tile) {
+    I16 bits[kBlock];
+    for (int k = 0; k < kBlock; ++k) {
+      bits[k] = pair_member(tile, k) & kBf16MagnitudeMask;
+      largest = max(bits[k], largest);
+    }
+    const I16 exponent = largest & 0x7f80, least = max(exponent - (40 << 7), splat_int(0x80));
+    for (int k = 0; k < kBlock; ++k)
+      at[k] = select(bits[k] < least, F16{}, bits_as<F16>((bits[k] - exponent + 0x3f80) << 16));
+  }
+
+  // A scale in E8M3, divided likewise, and at most 2^64: all magnitudes round to zero there.
+  F16 divided(I16 scale) const {
+    const I16 bits = (scale << 4) - (largest & 0x7f80) + 0x3f80;
+    return bits_as<F16>(min(bits, splat_int(0x5f80)) << 16);
+  }
+};
+
+// The squared error of a block, each input's times its importance, summed in the order of k.
+inline F16 squared_error(const TileBlocks& blocks, F16 scale, const float* importance) {
+  const F16 inverse = splat(1.0f) / scale;
   F16 sum{};
   for (int k = 0; k < kBlock; ++k) {
-    const F16 value = apply_scale(w.at[k], factor);
-    const F16 rounded = round_to_grid(value);
-    sum = sum + rounded * (rounded - (value + value));
+    const F16 error = round_to_grid(blocks.at[k] * inverse) * scale - blocks.at[k];
+    sum = sum + error * error * splat(importance[k]);
   }
   return sum;
 }
 
-using D16 = Lanes<double, kLanes>;
-
-// Sum over k, in order, of (|w| * 2^(127-X) - q)^2: the definition.
-inline D16 squared_error(const TileMagnitudes& w, I16 scale) {
-  const F16 factor = scale_factor(scale);
-  D16 sum{};
-  for (int k = 0; k < kBlock; ++k) {
-    const F16 rounded = round_to_grid(apply_scale(w.at[k], factor));
-    const D16 value =  // may leave fp32's range
-        convert<D16>(bits_as<F16>(w.at[k] << 16)) * convert<D16>(factor);
-    const D16 error = value - convert<D16>(rounded);
-    sum = sum + error * error;
-  }
-  return sum;
-}
-
-// The first of floor, floor - 1 and floor + 1 with the least error.
-template <class Error>
-inline I16 least_of_three(I16 floor, const Error& error_of) {
-  I16 best = floor;
-  auto least = error_of(floor);
-  for (int relative = -1; relative <= 1; relative += 2) {
-    const auto error = error_of(floor + relative) * (relative < 0 ? 0.25f : 4.0f);
-    const auto better = error < least;  // false if all weights are zero, since both errors are zero
-    best = select(convert<I16>(better), floor + relative, best);
-    least = select(better, error, least);
+// The scale of each output, in E8M3.
+inline I16 choose_scales(const TileBlocks& blocks, const TileScales& scales) {
+  const int first = scales.code.first(), last = first + 255 * scales.code.step();
+  const I16 least = splat_int(first < kLeastScale ? kLeastScale : first);
+  const I16 most = splat_int(last < kMostScale ? last : kMostScale);
+  const Candidates& candidates = kCandidates[static_cast<int>(scales.format)];
+  const I16 top = (blocks.largest >> 4) & candidates.mask;
+  const auto candidate = [&](int i) { return max(min(top + candidates.offsets[i], most), least); };
+  I16 best = candidate(0);
+  if (candidates.count == 1) return best;
+  F16 least_error = squared_error(blocks, blocks.divided(best), scales.importance);
+  for (int i = 1; i < candidates.count; ++i) {
+    const I16 scale = candidate(i);
+    const F16 error = squared_error(blocks, blocks.divided(scale), scales.importance);
+    const auto better = error < least_error;
+    best = select(convert<I16>(better), scale, best);
+    least_error = select(better, error, least_error);
   }
   return best;
-}
-
-// The scale byte of each output. `largest` is the largest magnitude of its block. Its binade must
-// be one in which every boundary of every candidate is a normal number.
-inline I16 choose_scales(const TileMagnitudes& w, I16 largest, ScaleRule rule) {
-  const I16 floor = select(largest == 0, splat_int(127), (largest >> 7) - 2);
-  if (rule == ScaleRule::kFloor) return floor;
-  // If a block spans at most 16 binades, the definition's sums in double are exact: squares are
-  // multiples of 2^-40 and their sum is below 2^12. The relative errors then choose the same scale.
-  const I16 least = (largest & 0x7f80) - (16 << 7);
-  I16 is_wide{};
-  for (int k = 0; k < kBlock; ++k) is_wide |= (w.at[k] != 0) & (w.at[k] < least);
-  if (any(is_wide)) return least_of_three(floor, [&](I16 x) { return squared_error(w, x); });
-  return least_of_three(floor, [&](I16 x) { return relative_error(w, x); });
-}
-
-// The same in fp64, one weight at a time, for blocks at the ends of the exponent range.
-
-inline double power_of_two_fp64(int n) {  // -1022 <= n <= 1023
-  return bits_as<double>(static_cast<uint64_t>(n + 1023) << 52);
-}
-
-inline double scaled_value(uint16_t magnitude, int scale) {
-  const int exponent = magnitude >> 7;
-  const int significand = exponent == 0 ? (magnitude & 127) : (magnitude & 127) + 128;
-  const int power = (exponent == 0 ? 1 : exponent) - 127 - 7 + (127 - scale);
-  return significand * power_of_two_fp64(power);
-}
-
-inline int round_scalar(double value) {
-  constexpr double kBoundary[8] = {0, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0};
-  int index = 0;
-  for (int i = 1; i < 8; ++i) index += kTieGoesUp[i] ? value >= kBoundary[i] : value > kBoundary[i];
-  return index;
-}
-
-inline double squared_error_scalar(const uint16_t* magnitudes, int scale, int relative) {
-  double sum = 0.0;
-  for (int k = 0; k < kBlock; ++k) {
-    const double value = scaled_value(magnitudes[k], scale);
-    const double error = value - kGrid[round_scalar(value)];
-    sum = sum + error * error;
-  }
-  return sum * (relative < 0 ? 0.25 : relative > 0 ? 4.0 : 1.0);
-}
-
-inline int choose_scale_scalar(const uint16_t* magnitudes, ScaleRule rule) {
-  int largest = 0;
-  for (int k = 0; k < kBlock; ++k) largest = magnitudes[k] > largest ? magnitudes[k] : largest;
-  if (largest == 0) return 127;
-  const int floor = (largest >> 7) > 2 ? (largest >> 7) - 2 : 0;
-  if (rule == ScaleRule::kFloor) return floor;
-  int best = floor;
-  double least = squared_error_scalar(magnitudes, floor, 0);
-  for (int relative = -1; relative <= 1; relative += 2) {
-    const int candidate = floor + relative;
-    if (candidate < 0 || candidate > 254) continue;
-    const double error = squared_error_scalar(magnitudes, candidate, relative);
-    if (error < least) {
-      least = error;
-      best = candidate;
-    }
-  }
-  return best;
-}
-
-inline void put_code(uint8_t* codes, int row, int lane, int code) {
-  uint16_t word;
-  uint8_t* at = codes + ((row / 4) * 32 + lane) * 2;
-  std::memcpy(&word, at, 2);
-  word = static_cast<uint16_t>(word | code << (4 * (row % 4)));
-  std::memcpy(at, &word, 2);
 }
 
 inline int get_code(const uint8_t* codes, int row, int lane) {
@@ -177,73 +126,31 @@ inline int get_code(const uint8_t* codes, int row, int lane) {
   return word >> (4 * (row % 4)) & 15;
 }
 
-int encode_tile_scalar(const uint16_t* tile, ScaleRule rule, const TileOut& out) {
-  int patches = 0;
-  std::memset(out.codes, 0, kTileCodes);
-  int scale[kPanel];
-  for (int n = 0; n < kPanel; ++n) {
-    uint16_t magnitudes[kBlock];
-    for (int k = 0; k < kBlock; ++k)
-      magnitudes[k] = tile[k / 2 * 32 + n * 2 + k % 2] & kBf16MagnitudeMask;
-    scale[n] = choose_scale_scalar(magnitudes, rule);
-    out.scales[n] = static_cast<uint8_t>(scale[n]);
-  }
-  for (int at = 0; at < kTileWeights; ++at) {
-    const int row = at / 32, lane = at % 32, x = scale[lane / 2];
-    const uint16_t magnitude = tile[at] & kBf16MagnitudeMask;
-    const int index = round_scalar(scaled_value(magnitude, x));
-    put_code(out.codes, row, lane, index | (tile[at] >> 15) << 3);
-    const int residual = magnitude - kLow[index] - (x - 127) * 128;
-    const bool fits = residual >= 0 && residual <= 255;
-    out.residuals[at] = static_cast<uint8_t>(fits ? residual : 0);
-    if (!fits) out.patches[patches++] = static_cast<uint32_t>(at) << 16 | tile[at];
-  }
-  return patches;
-}
-
-// The magnitudes and signs of input k for sixteen outputs, from the tile's row of BF16 pairs.
-inline I16 pair_member(const uint16_t* tile, int k) {
-  const U16 pairs = load_as<U16>(tile + k / 2 * 32);
-  return bits_as<I16>(k % 2 ? pairs >> 16 : pairs & 0xffff);
-}
-
-int encode_tile(const uint16_t* tile, ScaleRule rule, const TileOut& out) {
-  TileMagnitudes w;
-  I16 largest{};
-  for (int k = 0; k < kBlock; ++k) {
-    w.at[k] = pair_member(tile, k) & kBf16MagnitudeMask;
-    largest = max(w.at[k], largest);
-  }
-  // The arithmetic below holds while all boundaries are normal: 4 <= X <= 252. The vector unit
-  // treats subnormals as zero, but the cast's errors count them.
-  const I16 exponent = largest >> 7;
-  I16 unusual = (largest != 0) & ((exponent < 7) | (exponent > 250));
-  if (rule == ScaleRule::kMse)
-    for (int k = 0; k < kBlock; ++k) unusual |= (w.at[k] != 0) & (w.at[k] < 128);
-  if (any(unusual)) return encode_tile_scalar(tile, rule, out);
-
-  const I16 scale = choose_scales(w, largest, rule);
-  const F16 factor = scale_factor(scale);
-  const I16 shift = ((scale - 127) << 7) & 0xffff;
+int encode_tile(const uint16_t* tile, const TileScales& scales, const TileOut& out) {
+  const TileBlocks blocks(tile);
+  const I16 scale = choose_scales(blocks, scales);
+  const F16 inverse = splat(1.0f) / blocks.divided(scale);
+  const I16 shift = ((scale << 4) - 0x3f80) & 0xffff;
   const H32 shifts = bits_as<H32>(shift | shift << 16);
-  store_as(out.scales, convert<Lanes<uint8_t, kPanel>>(scale));
+  const I16 bytes = (scale - scales.code.first()) >> static_cast<int>(scales.code.shift - 20);
+  store_as(out.scales, convert<Lanes<uint8_t, kPanel>>(bytes));
   uint32_t misfits[kBlock / 2];  // a bit per weight of a row of pairs: even k low, odd k high
   for (int group = 0; group < kBlock / 8; ++group) {
     U16 words{};  // codes of four rows, even k in the lower half
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
       const int row = group * 4 + i;
-      const U16 pairs = load_as<U16>(tile + row * 32);
-      const I16 even = grid_index(round_to_grid(apply_scale(w.at[row * 2], factor)));
-      const I16 odd = grid_index(round_to_grid(apply_scale(w.at[row * 2 + 1], factor)));
+      const U16 pairs = load_as<U16>(tile + row * 32), magnitudes = pairs & 0x7fff7fffu;
+      const I16 even = grid_index(round_to_grid(blocks.at[row * 2] * inverse));
+      const I16 odd = grid_index(round_to_grid(blocks.at[row * 2 + 1] * inverse));
       const U16 index = bits_as<U16>(even | odd << 16);
       words |= (index | (pairs & 0x80008000u) >> 12) << (4 * i);
-      const U16 residuals = bits_as<U16>(bits_as<H32>(pairs & 0x7fff7fffu) -
-                                         bits_as<H32>(low_of_pairs(index)) - shifts);
+      const U16 residuals =
+          bits_as<U16>(bits_as<H32>(magnitudes) - bits_as<H32>(low_of_pairs(index)) - shifts);
       const I16 fits_even = (bits_as<I16>(residuals) & 0xff00) == 0;
       const I16 fits_odd = (bits_as<I16>(residuals >> 16) & 0xff00) == 0;
       misfits[row] = lane_bits(~fits_even) | lane_bits(~fits_odd) << 16;
-      const U16 kept = residuals & bits_as<U16>((fits_even & 0xff) | (fits_odd & 0xff0000));
+      const U16 kept = residuals & 0x00ff00ffu;
       store_as(out.residuals + row * 32, convert<H16>(kept | kept >> 8));
     }
     store_as(out.codes + group * 64, words);
@@ -254,7 +161,9 @@ int encode_tile(const uint16_t* tile, ScaleRule rule, const TileOut& out) {
     for (; left != 0; left &= left - 1) {
       const int bit = __builtin_ctzll(left);
       const int at = (row + bit / 32) * 32 + bit % 16 * 2 + bit / 16 % 2;
-      out.patches[patches++] = static_cast<uint32_t>(at) << 16 | tile[at];
+      if ((tile[at] & 0x4000) != 0) return kNoPatch;
+      out.patches[patches++] =
+          static_cast<uint16_t>(at << 7 | (tile[at] >> 15) << 6 | (tile[at] >> 8 & 0x3f));
     }
   }
   return patches;
@@ -271,18 +180,59 @@ struct CodeWords {
 };
 constexpr CodeWords kCodeWords;
 
-// Applies eight patches at a time and repeats the last one: a loop with one step per patch would
-// mispredict its end at every tile.
-inline void apply_patches(const PackedMatrix& w, int64_t tile, uint16_t* out) {
-  const uint32_t* p = w.patches + w.patch_starts[tile];
-  for (int64_t n = w.patch_starts[tile + 1] - w.patch_starts[tile]; n > 0; n -= 8, p += 8) {
-#pragma GCC unroll 8
-    for (int64_t i = 0; i < 8; ++i) {
-      const uint32_t patch = p[i < n ? i : n - 1];
-      out[patch >> 16] = static_cast<uint16_t>(patch);
+// Where a position of a tile lies in a decoded tile.
+struct InTileOrder {
+  static H16 place(H16 positions) { return positions; }
+};
+
+// The patches of a tile: upper bytes of decoded weights.
+template <class Place>
+class TilePatches {
+ public:
+  // Reads the first sixteen when the tile begins: a narrow load right after a wide store waits.
+  [[gnu::always_inline]] void begin_tile(const PackedMatrix& w, int64_t tile) {
+    at_ = w.patches + w.patch_starts[tile];
+    count_ = w.patch_starts[tile + 1] - w.patch_starts[tile];
+    first_.load(at_, count_);
+  }
+
+  [[gnu::always_inline]] void apply(uint16_t* tile) const {
+    if (count_ == 0) return;
+    first_.put(tile);
+    for (int64_t i = 16; i < count_; i += 16) [[unlikely]] {
+      Sixteen more;
+      more.load(at_ + i, count_ - i);
+      more.put(tile);
     }
   }
-}
+
+ private:
+  struct Sixteen {
+    alignas(32) uint16_t place[16], byte[16];
+
+    // Repeats the first patch if there are fewer: a loop with one step per patch would mispredict
+    // its end at every tile.
+    [[gnu::always_inline]] void load(const uint16_t* patches, int64_t count) {
+      static constexpr uint16_t kOnes[32] = {0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff,
+                                             0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff,
+                                             0xffff, 0xffff, 0xffff, 0xffff};
+      const H16 is_some = load_as<H16>(kOnes + 16 - (count < 16 ? count : 16));
+      const H16 kept = (load_as<H16>(patches) & is_some) | (all<H16>(patches[0]) & ~is_some);
+      store_as(place, Place::place(kept >> 7) * 2 + 1);
+      store_as(byte, (kept & 0x3f) | (kept & 0x40) << 1);
+      asm("" : "+m"(place), "+m"(byte));  // otherwise GCC extracts them from registers one by one
+    }
+    [[gnu::always_inline]] void put(uint16_t* tile) const {
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i)
+        reinterpret_cast<uint8_t*>(tile)[place[i]] = static_cast<uint8_t>(byte[i]);
+    }
+  };
+
+  const uint16_t* at_ = nullptr;
+  int64_t count_ = 0;
+  Sixteen first_;
+};
 
 // Decodes one tile of MXFP4 weights with scales from 2 to 252. Their BF16 bits are those of the
 // grid value, ((code & 7) << 6) + (126 << 7) except for 0 and 1/2, with the scale added to the
@@ -316,10 +266,14 @@ void decode_tile(const PackedMatrix& w, int64_t tile, uint16_t* out) {
   const uint8_t* residuals = w.residuals + tile * kTileWeights;
   for (int at = 0; at < kTileWeights; ++at) {
     const int code = get_code(codes, at / 32, at % 32);
-    const int magnitude = kLow[code & 7] + ((scales[at % 32 / 2] - 127) << 7) + residuals[at];
+    const int scale = (scales[at % 32 / 2] << (w.scale.shift - 16)) +  // BF16 bits
+                      static_cast<int>(w.scale.base >> 16);
+    const int magnitude = kLow[code & 7] - 0x3f80 + scale + residuals[at];
     out[at] = static_cast<uint16_t>(magnitude + ((code >> 3) << 15));
   }
-  apply_patches(w, tile, out);
+  TilePatches<InTileOrder> patches;
+  patches.begin_tile(w, tile);
+  patches.apply(out);
 }
 
 }  // namespace

@@ -289,8 +289,9 @@ struct UnsignedWeights {
 };
 constexpr UnsignedWeights kUnsignedWeights;
 
-inline F16 scale_values(const uint8_t* scales) {
-  return bits_as<F16>(convert<U16>(load_as<Lanes<uint8_t, 16>>(scales)) << 23);
+inline F16 scale_values(const PackedMatrix& w, int64_t tile) {
+  const U16 bytes = convert<U16>(load_as<Lanes<uint8_t, kPanel>>(w.scales + tile * kPanel));
+  return bits_as<F16>((bytes << w.scale.shift) + w.scale.base);
 }
 
 void draft_product(const PackedMatrix& w, int64_t first, int64_t last, const PreparedRows& x,
@@ -309,7 +310,7 @@ void draft_product(const PackedMatrix& w, int64_t first, int64_t last, const Pre
           sum[n] += kDoubledE2m1[codes[byte] & 15] * block.inputs[at] +
                     kDoubledE2m1[codes[byte] >> 4] * block.inputs[at + 4];
         }
-        const F16 scale = scale_values(w.scales + tile * kPanel) * splat(block.scale);
+        const F16 scale = scale_values(w, tile) * splat(block.scale);
         total = fma(to_float(load_as<I16>(sum)), scale, total);
       }
       store(out + m * out_stride + (p - first) * kPanel, total);

@@ -202,7 +202,7 @@ class AmxDraft {
 
   void add_scaled(int64_t tile, int64_t t, int64_t count, float* out, int64_t out_stride) const {
     F16 scale[kDraftTilesAtOnce];
-    for (int64_t i = 0; i < count; ++i) scale[i] = scale_values(w_.scales + (tile + i) * kPanel);
+    for (int64_t i = 0; i < count; ++i) scale[i] = scale_values(w_, tile + i);
     for (int64_t m = 0; m < rows_; ++m) {
       F16 total = load(out + m * out_stride);
       for (int64_t i = 0; i < count; ++i) {

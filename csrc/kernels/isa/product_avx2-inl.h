@@ -42,9 +42,11 @@ class Avx2Decoder {
   void end_tile() {}
 
   void whole_tile() {
+    TilePatches<InTileOrder> patches;
+    patches.begin_tile(w_, tile_);
     decode_half(0);
     decode_half(1);
-    apply_patches(w_, tile_, out_);
+    patches.apply(out_);
     ++tile_;
     out_ += kTileWeights;
   }
@@ -63,13 +65,16 @@ class Avx2Decoder {
                          12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
     const __m128i scales =
         _mm_loadl_epi64(reinterpret_cast<const __m128i*>(w_.scales + tile_ * kPanel + half * 8));
-    __m256i exponents = _mm256_slli_epi32(_mm256_cvtepu8_epi32(scales), 7);
-    exponents = _mm256_or_si256(exponents, _mm256_slli_epi32(exponents, 16));
+    const __m128i shift = _mm_cvtsi32_si128(static_cast<int>(w_.scale.shift - 16));
+    __m256i scale_bits = _mm256_sll_epi32(_mm256_cvtepu8_epi32(scales), shift);
+    scale_bits = _mm256_or_si256(scale_bits, _mm256_slli_epi32(scale_bits, 16));
+    scale_bits =
+        _mm256_add_epi16(scale_bits, _mm256_set1_epi16(static_cast<int16_t>(w_.scale.base >> 16)));
     const auto store_row = [&](int row, __m256i least) {
       const __m256i residual = _mm256_cvtepu8_epi16(
           _mm_loadu_si128(reinterpret_cast<const __m128i*>(residuals + row * 32)));
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(out_ + row * 32 + half * 16),
-                          _mm256_add_epi16(least, _mm256_add_epi16(exponents, residual)));
+                          _mm256_add_epi16(least, _mm256_add_epi16(scale_bits, residual)));
     };
     for (int group = 0; group < 4; ++group) {
       fetch(codes + group * 64 + kExactTilesAhead * kTileCodes);
@@ -180,6 +185,8 @@ template <int Rows, int Halves>
 [[gnu::noinline]] void draft_rows_avx2(const PackedMatrix& w, int64_t panel, int first_half,
                                        const PreparedRows& x, float* out, int64_t out_stride) {
   const __m256i nibble = _mm256_set1_epi8(15), weights_of = table_of(kUnsignedWeights.of_code);
+  const __m128i shift = _mm_cvtsi32_si128(static_cast<int>(w.scale.shift));
+  const __m256i base = _mm256_set1_epi32(static_cast<int32_t>(w.scale.base));
   const uint8_t* codes = w.codes + panel * w.tiles * kTileCodes + first_half * 32;
   const uint8_t* scales = w.scales + panel * w.tiles * kPanel + first_half * 8;
   const uint8_t* row[Rows];
@@ -201,8 +208,8 @@ template <int Rows, int Halves>
       }
       const __m128i half_scales =
           _mm_loadl_epi64(reinterpret_cast<const __m128i*>(scales + half * 8));
-      const __m256 scale =
-          _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(half_scales), 23));
+      const __m256 scale = _mm256_castsi256_ps(
+          _mm256_add_epi32(_mm256_sll_epi32(_mm256_cvtepu8_epi32(half_scales), shift), base));
       for (int m = 0; m < Rows; ++m) {
         IntegerSum sum(load_as<int32_t>(row[m] + offsetof(DraftBlock, correction)));
 #pragma GCC unroll 8

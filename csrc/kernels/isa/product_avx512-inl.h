@@ -15,57 +15,14 @@
 namespace specqd {
 namespace {
 
-// A tile's scales as BF16 exponents, repeated in both halves of each output's lane.
-inline __m512i exponents_of(const PackedMatrix& w, int64_t tile) {
+// The BF16 bits of a tile's scales, repeated in both halves of each output's lane.
+inline __m512i scale_bits_of(const PackedMatrix& w, int64_t tile) {
   const auto* const scales = reinterpret_cast<const __m128i*>(w.scales + tile * kPanel);
-  const __m512i exponents = _mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128(scales)), 7);
-  return _mm512_or_si512(exponents, _mm512_slli_epi32(exponents, 16));
+  const __m128i shift = _mm_cvtsi32_si128(static_cast<int>(w.scale.shift - 16));
+  const __m512i bits = _mm512_sll_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128(scales)), shift);
+  return _mm512_add_epi16(_mm512_or_si512(bits, _mm512_slli_epi32(bits, 16)),
+                          _mm512_set1_epi16(static_cast<int16_t>(w.scale.base >> 16)));
 }
-
-// The patches of a tile. `Place` converts their positions to those in the decoded tile.
-template <class Place, class Fetch>
-class TilePatches {
- public:
-  // Keeps the first sixteen patches, and repeats one if there are fewer: a loop with one step per
-  // patch would mispredict its end at every tile. They are stored when the tile begins, because a
-  // narrow load right after a wide store waits long.
-  [[gnu::always_inline]] void begin_tile(const PackedMatrix& w, int64_t tile) {
-    patches_ = w.patches + w.patch_starts[tile];
-    Fetch::from(patches_ + 20 * Fetch::kTilesAhead);
-    count_ = w.patch_starts[tile + 1] - w.patch_starts[tile];
-    const auto mask = static_cast<__mmask16>(_bzhi_u32(0xffff, static_cast<uint32_t>(count_)));
-    const __m512i some = _mm512_maskz_loadu_epi32(mask, patches_);
-    const __m512i one = _mm512_broadcastd_epi32(_mm512_castsi512_si128(some));
-    _mm512_store_si512(first_, Place::place(_mm512_mask_mov_epi32(one, mask, some)));
-    asm("" : "+m"(first_));  // otherwise GCC extracts them from the register one by one
-  }
-
-  [[gnu::always_inline]] void apply(uint16_t* tile) const {
-    if (count_ == 0) return;
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) put(first_[i], tile);
-    for (int64_t i = 16; i < count_; i += 16) [[unlikely]] {
-      alignas(64) uint32_t more[16];
-      const int64_t rest = count_ - i < 16 ? count_ - i : 16;
-      const auto mask = static_cast<__mmask16>(_bzhi_u32(0xffff, static_cast<uint32_t>(rest)));
-      _mm512_store_si512(more, Place::place(_mm512_maskz_loadu_epi32(mask, patches_ + i)));
-      for (int64_t j = 0; j < rest; ++j) put(more[j], tile);
-    }
-  }
-
- private:
-  [[gnu::always_inline]] static void put(uint32_t patch, uint16_t* tile) {
-    tile[patch >> 16] = static_cast<uint16_t>(patch);
-  }
-
-  const uint32_t* patches_ = nullptr;
-  int64_t count_ = 0;
-  alignas(64) uint32_t first_[16];
-};
-
-struct InTileOrder {
-  static __m512i place(__m512i patches) { return patches; }
-};
 
 // Decodes nested tiles, one row of 32 weights at a time; past the last tile it repeats that tile.
 // The codes of row r are nibble r % 4 of the words in 64 bytes.
@@ -91,7 +48,7 @@ class Avx512DecoderBy {
                                               static_cast<unsigned>(r % 4 * 4));
     const __m512i least = _mm512_permutexvar_epi16(nibbles, _mm512_load_si512(kCodeWords.word));
     _mm512_store_si512(out_ + r * 32,
-                       _mm512_add_epi16(least, _mm512_add_epi16(exponents_, residual)));
+                       _mm512_add_epi16(least, _mm512_add_epi16(scale_bits_, residual)));
   }
 
   void whole_tile() {
@@ -111,8 +68,9 @@ class Avx512DecoderBy {
   [[gnu::always_inline]] void begin_tile() {
     codes_ = w_.codes + tile_ * kTileCodes;
     residuals_ = w_.residuals + tile_ * kTileWeights;
-    exponents_ = exponents_of(w_, tile_);
+    scale_bits_ = scale_bits_of(w_, tile_);
     patches_.begin_tile(w_, tile_);
+    Fetch::from(w_.patches + w_.patch_starts[tile_] + 16 * Fetch::kTilesAhead);
   }
 
   const PackedMatrix& w_;
@@ -120,8 +78,8 @@ class Avx512DecoderBy {
   uint16_t* out_;
   const uint8_t* codes_ = nullptr;
   const uint8_t* residuals_ = nullptr;
-  __m512i exponents_ = _mm512_setzero_si512();
-  TilePatches<InTileOrder, Fetch> patches_;
+  __m512i scale_bits_ = _mm512_setzero_si512();
+  TilePatches<InTileOrder> patches_;
 };
 using Avx512Decoder = Avx512DecoderBy<FetchNear>;
 
@@ -178,28 +136,10 @@ void decode_tile_avx512(const PackedMatrix& w, int64_t tile, uint16_t* out) {
 
 // fp4 precision.
 
-// One of the two scales is a power of two, so their product is an addition of exponents while both
-// stay from 2^-63 to 2^63. An addition can use any of the four pipes, a multiplication only the two
-// that the dot products use.
-constexpr int kLeastExponent = 64, kExponents = 127;
-
-bool have_usual_scales(const PreparedRows& x, int64_t tiles) {
-  uint32_t most = 0;
-  for (int64_t m = 0; m < x.count; ++m) {
-    const uint8_t* scale = x.data + m * x.stride + offsetof(DraftBlock, scale);
-    for (int64_t t = 0; t < tiles; ++t, scale += sizeof(DraftBlock)) {
-      const uint32_t above = load_as<uint32_t>(scale) - (kLeastExponent << 23);
-      most = above > most ? above : most;
-    }
-  }
-  return most < kExponents << 23;
-}
-
-// With `AddsExponents`, returns whether the weights' scales allowed it. With `Shuffles`, every
-// second row of many uses one load and two shuffles, for cores on which loads are as scarce as dot
-// products.
-template <int Rows, bool AddsExponents, bool Shuffles>
-[[gnu::noinline]] bool draft_rows_avx512(const PackedMatrix& w, int64_t panel,
+// With `Shuffles`, every second row of many uses one load and two shuffles, for cores on which
+// loads are as scarce as dot products.
+template <int Rows, bool Shuffles>
+[[gnu::noinline]] void draft_rows_avx512(const PackedMatrix& w, int64_t panel,
                                          const PreparedRows& x, float* out, int64_t out_stride) {
   const __m512i nibble = _mm512_set1_epi8(15);
   const __m512i weights_of = _mm512_broadcast_i32x4(
@@ -210,7 +150,8 @@ template <int Rows, bool AddsExponents, bool Shuffles>
   for (int m = 0; m < Rows; ++m) row[m] = x.data + m * x.stride;
   __m512 total[Rows];
   for (int m = 0; m < Rows; ++m) total[m] = _mm512_setzero_ps();
-  __m128i most = _mm_setzero_si128();
+  const __m128i shift = _mm_cvtsi32_si128(static_cast<int>(w.scale.shift));
+  const __m512i base = _mm512_set1_epi32(static_cast<int32_t>(w.scale.base));
   for (int64_t t = 0; t < w.tiles; ++t) {
     __m512i sum[Rows];
     for (int m = 0; m < Rows; ++m)
@@ -238,36 +179,27 @@ template <int Rows, bool AddsExponents, bool Shuffles>
       }
     }
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(scales));
-    const __m512i scale = _mm512_slli_epi32(_mm512_cvtepu8_epi32(bytes), 23);
-    const __m512i exponents = _mm512_sub_epi32(scale, _mm512_set1_epi32(127 << 23));
-    if constexpr (AddsExponents)
-      most = _mm_max_epu8(most, _mm_sub_epi8(bytes, _mm_set1_epi8(kLeastExponent)));
+    const __m512 scale = _mm512_castsi512_ps(
+        _mm512_add_epi32(_mm512_sll_epi32(_mm512_cvtepu8_epi32(bytes), shift), base));
     for (int m = 0; m < Rows; ++m) {
-      const auto x_scale =
-          _mm512_set1_epi32(load_as<int32_t>(row[m] + offsetof(DraftBlock, scale)));
-      const __m512 both =
-          AddsExponents ? _mm512_castsi512_ps(_mm512_add_epi32(exponents, x_scale))
-                        : _mm512_mul_ps(_mm512_castsi512_ps(scale), _mm512_castsi512_ps(x_scale));
-      total[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[m]), both, total[m]);
+      const __m512 x_scale = _mm512_set1_ps(load_as<float>(row[m] + offsetof(DraftBlock, scale)));
+      total[m] =
+          _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[m]), _mm512_mul_ps(scale, x_scale), total[m]);
       row[m] += sizeof(DraftBlock);
     }
     codes += kTileCodes;
     scales += kPanel;
   }
   for (int m = 0; m < Rows; ++m) _mm512_storeu_ps(out + m * out_stride, total[m]);
-  return _mm_cmplt_epu8_mask(most, _mm_set1_epi8(kExponents)) == 0xffff;
 }
 
 template <bool Shuffles>
 void draft_product_avx512(const PackedMatrix& w, int64_t first, int64_t last, const PreparedRows& x,
                           float* out, int64_t out_stride) {
-  const bool is_usual = have_usual_scales(x, w.tiles);
   for (int64_t p = first; p < last; ++p)
     for_row_groups<8>(x.count, [&]<int Rows>(int64_t m) {
-      const auto rows = rows_from(x, m, 0);
-      float* const at = out + m * out_stride + (p - first) * kPanel;
-      if (!is_usual || !draft_rows_avx512<Rows, true, Shuffles>(w, p, rows, at, out_stride))
-        draft_rows_avx512<Rows, false, Shuffles>(w, p, rows, at, out_stride);
+      draft_rows_avx512<Rows, Shuffles>(w, p, rows_from(x, m, 0),
+                                        out + m * out_stride + (p - first) * kPanel, out_stride);
     });
 }
 

@@ -31,12 +31,9 @@ constexpr WovenOrder kWovenOrder;
 struct InWovenOrder {
   // A position's bits are: three of the row, r, four of the output, the chain. In a woven tile, r
   // and the chain exchange places, and r is inverted.
-  static __m512i place(__m512i patches) {
-    const __m512i one = _mm512_set1_epi32(1 << 16);
-    const __m512i differ =
-        _mm512_and_si512(_mm512_xor_si512(patches, _mm512_srli_epi32(patches, 5)), one);
-    const __m512i both = _mm512_or_si512(differ, _mm512_slli_epi32(differ, 5));
-    return _mm512_ternarylogic_epi32(patches, both, one, 0x96);  // exclusive or of all three
+  static H16 place(H16 positions) {
+    const H16 differ = (positions ^ positions >> 5) & 1;
+    return positions ^ differ ^ differ << 5 ^ 1;
   }
 };
 
@@ -85,15 +82,16 @@ class WovenDecoder {
           _mm512_multishift_epi64_epi8(_mm512_load_si512(kWovenOrder.code[i % 2][chain]), codes);
       const __m512i least = _mm512_permutexvar_epi16(nibbles, _mm512_load_si512(kCodeWords.word));
       _mm512_store_si512(out_ + i * 64 + chain * 32,
-                         _mm512_add_epi16(least, _mm512_add_epi16(exponents_, residual)));
+                         _mm512_add_epi16(least, _mm512_add_epi16(scale_bits_, residual)));
     }
   }
 
   [[gnu::always_inline]] void begin_tile() {
     codes_ = w_.codes + tile_ * kTileCodes;
     residuals_ = w_.residuals + tile_ * kTileWeights;
-    exponents_ = exponents_of(w_, tile_);
+    scale_bits_ = scale_bits_of(w_, tile_);
     patches_.begin_tile(w_, tile_);
+    Fetch::from(w_.patches + w_.patch_starts[tile_] + 16 * Fetch::kTilesAhead);
   }
 
   const PackedMatrix& w_;
@@ -101,8 +99,8 @@ class WovenDecoder {
   uint16_t* out_;
   const uint8_t* codes_ = nullptr;
   const uint8_t* residuals_ = nullptr;
-  __m512i exponents_ = _mm512_setzero_si512();
-  TilePatches<InWovenOrder, Fetch> patches_;
+  __m512i scale_bits_ = _mm512_setzero_si512();
+  TilePatches<InWovenOrder> patches_;
 };
 
 }  // namespace

@@ -60,11 +60,11 @@ class PackedWeight:
     def planes(self) -> dict[str, NDArray[numpy.generic]]:
         """Returns the planes by name: flat, read-only views without a copy."""
 
-def pack(pool: Pool, isa: str, sources: _Sequence[Annotated[NDArray[numpy.uint16], dict(shape=(None, None), device='cpu', writable=False)]], interleaved: bool, rule: int) -> PackedWeight | tuple[int, int, int]: ...
+def pack(pool: Pool, isa: str, sources: _Sequence[Annotated[NDArray[numpy.uint16], dict(shape=(None, None), device='cpu', writable=False)]], interleaved: bool, format: str, importance: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> PackedWeight | tuple[int, int, int]: ...
 
 def take_mxfp4(sources: _Sequence[tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', writable=False)], Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', writable=False)]]]) -> PackedWeight | tuple[int, int, int]: ...
 
-def map_planes(pool: Pool, codes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], scales: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], residuals: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, patch_starts: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, patches: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, plain: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, *, source_rows: _Sequence[int], columns: int, interleaved: bool) -> PackedWeight | str:
+def map_planes(pool: Pool, codes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], scales: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], scale_code: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], residuals: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, patch_starts: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, patches: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, plain: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, *, source_rows: _Sequence[int], columns: int, interleaved: bool) -> PackedWeight | str:
     """
     Returns a weight over planes that were packed before, or an error message.
     """
@@ -159,6 +159,15 @@ class Decoder:
     def weight_bytes(self, is_draft: bool) -> int: ...
 
     def forward(self, is_draft: bool, cache: KvCache, tokens: _Sequence[int], sequences: _Sequence[int], starts: _Sequence[int], counts: _Sequence[int], logits: _Sequence[int]) -> None: ...
+
+    def watch_inputs(self) -> None:
+        """Sums the squared inputs of the products of exact forwards from now on."""
+
+    def input_squares(self) -> list[list[float]]:
+        """
+        Returns the sums, [columns] each: by layer of queries, keys and values, of the output,
+        of gate and up, and of down; last, of the head.
+        """
 
     @property
     def partial_head(self) -> PartialHead:
@@ -659,7 +668,7 @@ class KernelTable:
     @property
     def name(self) -> str: ...
 
-    def pack(self, tiles: Annotated[NDArray[numpy.uint16], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], rule: str = 'floor', plain: bool = False) -> Packed: ...
+    def pack(self, tiles: Annotated[NDArray[numpy.uint16], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], format: str = 'fp4', plain: bool = False, importance: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> Packed: ...
 
     def time_product(self, precision: str, packed: Packed, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], pool: Pool, repeats: int = 5, rounds: int = 1) -> list[float]: ...
 

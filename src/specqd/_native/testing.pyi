@@ -80,8 +80,10 @@ def product_seconds(pool: specqd._native.Pool, isa: str, repeats: int) -> list[f
     exact products in registers, without memory.
     """
 
-def planes(packed: specqd._native.Packed) -> tuple[NDArray[numpy.uint8], NDArray[numpy.uint8], NDArray[numpy.uint8], NDArray[numpy.uint32], NDArray[numpy.uint32]]:
-    """Returns copies of (codes, scales, residuals, patch_starts, patches)."""
+def planes(packed: specqd._native.Packed) -> tuple[NDArray[numpy.uint8], NDArray[numpy.uint8], NDArray[numpy.uint8], NDArray[numpy.uint32], NDArray[numpy.uint16], tuple[int, int]]:
+    """
+    Returns copies of (codes, scales, residuals, patch_starts, patches, (shift, base)).
+    """
 
 class KernelTable(specqd._native.KernelTable):
     def unpack(self, arg: specqd._native.Packed, /) -> NDArray[numpy.uint16]: ...

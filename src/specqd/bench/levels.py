@@ -185,9 +185,9 @@ def default_chains(small: str | None) -> list[str]:
     """The paper's chains (self-draft, small draft alone, both), and `auto`."""
     with_small = []
     if small:
-        exact, draft = (shlex.quote(f"{small}:{precision}") for precision in ("bf16", "mxfp4"))
-        with_small = [exact, f"mxfp4 {draft} ngram"]
-    return ["mxfp4", *with_small, "auto"]
+        exact, draft = (shlex.quote(f"{small}:{precision}") for precision in ("bf16", "fp4"))
+        with_small = [exact, f"fp4 {draft} ngram"]
+    return ["fp4", *with_small, "auto"]
 
 
 def make_arms(plain: LLM, chains: Sequence[str]) -> list[Arm]:

@@ -39,7 +39,7 @@ def batch(
     \b
     Examples:
       specqd batch requests.jsonl -o answers.jsonl
-      specqd batch requests.jsonl -o answers.jsonl Qwen/Qwen3-0.6B --draft mxfp4
+      specqd batch requests.jsonl -o answers.jsonl Qwen/Qwen3-0.6B --draft fp4
     """
     from specqd.engine.reports import Stats
     from specqd.hub import shipped_model

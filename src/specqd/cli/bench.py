@@ -144,7 +144,7 @@ def _kernel_line(speed: "KernelSpeed") -> str:
     "chains",
     multiple=True,
     metavar="DRAFTS",
-    help='Values for --draft, outermost level first, such as "mxfp4 ngram". May repeat.',
+    help='Values for --draft, outermost level first, such as "fp4 ngram". May repeat.',
 )
 @click.option("--small", metavar="MODEL", help="A small draft model for the default chains.")
 @click.option(
@@ -187,7 +187,7 @@ def levels(
 ) -> None:
     """Time chains of drafts against plain decoding, and check that all tokens are equal.
 
-    Default chains: mxfp4 and auto; with --small also the small model alone and below mxfp4.
+    Default chains: fp4 and auto; with --small also the small model alone and below fp4.
     Batch 1; ratios are medians over prompts with their 95 % interval. Where stdout is no terminal,
     the last line is one JSON object.
 
@@ -195,7 +195,7 @@ def levels(
     Examples:
       specqd bench levels --prompts prompts.jsonl
       specqd bench levels ./big --prompts prompts.jsonl --small ./small --plot levels.png
-      specqd bench levels --prompts prompts.jsonl --chain mxfp4:k=4 --chain "mxfp4 ngram" --limit 50
+      specqd bench levels --prompts prompts.jsonl --chain fp4:k=4 --chain "fp4 ngram" --limit 50
     """
     if chains and small:
         raise click.UsageError("--small is for the default chains; name the model in --chain")

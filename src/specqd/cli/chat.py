@@ -37,7 +37,7 @@ _EPILOG = """\b
 Examples:
   specqd chat
   specqd chat Qwen/Qwen3-0.6B --system "Answer in one sentence."
-  specqd chat ./my-model --temperature 0.8 --draft mxfp4 --draft ./smaller
+  specqd chat ./my-model --temperature 0.8 --draft fp4 --draft ./smaller
   printf 'Who was Ada Lovelace?\\nAnd her mother?\\n' | specqd chat ./my-model
 """
 

@@ -1,4 +1,4 @@
-"""`specqd demo`: decodes a prompt plainly, then with the model's own MXFP4 draft. Checks that the
+"""`specqd demo`: decodes a prompt plainly, then with the model's own 4-bit draft. Checks that the
 tokens are equal, and prints both speeds with the bytes moved and the bandwidth."""
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ class Settings:
         self.path = Path(path)
 '''
 _REPEATS = 5  # runs of each way of decoding, in turn, so that noise affects both
-_TITLES = ("plain", "with its MXFP4 draft")
+_TITLES = ("plain", "with its FP4 draft")
 
 
 @click.command()
@@ -56,7 +56,7 @@ def demo(
 ) -> None:
     """Compare plain decoding with drafts.
 
-    Decodes a prompt plainly, then with the MXFP4 self-draft, and checks that all tokens are equal.
+    Decodes a prompt plainly, then with the 4-bit self-draft, and checks that all tokens are equal.
 
     \b
     Examples:
@@ -70,7 +70,7 @@ def demo(
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     plain = open_llm(model, "none", threads, isa)
     click.echo(harmless("\n".join(introduction(plain))))
-    arms = make_arms(plain, ["mxfp4"])
+    arms = make_arms(plain, ["fp4"])
     [ids] = encoded_ends(plain, [prompt], max_tokens)
     shown = []
     for title, arm in zip(_TITLES, arms, strict=True):

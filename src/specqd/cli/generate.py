@@ -36,7 +36,7 @@ Examples:
   specqd generate -p "def fibonacci(n):"
   specqd generate ./my-model -p "Once upon a time" -n 200 --temperature 0.8 --seed 7
   specqd generate Qwen/Qwen3-0.6B --chat -p "Why is the sky blue?" --stop "\\n\\n"
-  specqd generate ./my-model -p "Hello" --draft mxfp4 --draft ./smaller --draft ngram
+  specqd generate ./my-model -p "Hello" --draft fp4 --draft ./smaller --draft ngram
   cat notes.txt | specqd generate --json | jq .stats
 """
 

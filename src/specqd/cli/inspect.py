@@ -154,7 +154,7 @@ def described(llm: "LLM", packed: PackedReport) -> dict[str, Any]:
         },
         "weights": {
             "is_packed_file": model.weights.is_mapped,
-            "scale_rule": model.weights.rule.value,
+            "draft_format": model.weights.draft.value,
         },
         "bits_per_weight": {"exact": 16 * exact / bf16, "draft": 16 * draft / bf16},
         "patch_share": packed.patches / packed.weights,
@@ -226,7 +226,7 @@ def packed_lines(model: "Model", packed: PackedReport) -> list[str]:
     return [
         f"{len(packed.matrices)} matrices, {packed.nested} nested; "
         f"{packed.patches / packed.weights:.2%} of the weights are patches",
-        f"{origin}, scale rule {model.weights.rule.value}, "
+        f"{origin}, draft weights in {model.weights.draft.value}, "
         f"{16 * stored / packed.bf16_bytes:.2f} bits/weight",
         *aligned(rows),
         "",

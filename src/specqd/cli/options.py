@@ -32,10 +32,10 @@ def draft_option(command: Command) -> Command:
         "--draft",
         multiple=True,
         metavar="DRAFT",
-        help="auto (default: mxfp4|ngram), none, or a chain, outermost first, one option per "
-        "level: mxfp4 (the model's own weights in MXFP4), MODEL[:bf16|:mxfp4], ngram[:FILE]; A|B "
-        "for two side by side; :k=N at the end fixes the draft length. Changes the speed, never "
-        "the text.",
+        help="auto (default: fp4|ngram), none, or a chain, outermost first, one option per level: "
+        "fp4 (the model's own weights in 4 bits), mxfp4 (the same in MXFP4), "
+        "MODEL[:bf16|:fp4|:mxfp4], ngram[:FILE]; A|B for two side by side; :k=N at the end fixes "
+        "the draft length. Changes the speed, never the text.",
     )(command)
 
 
@@ -67,7 +67,7 @@ def precision_option(command: Command) -> Command:
         metavar="[exact|fp4]",
         default="exact",
         callback=_precision,
-        help="fp4: generate from the MXFP4 weights only (not lossless).",
+        help="fp4: generate from the 4-bit weights only (not lossless).",
     )(command)
 
 

@@ -12,9 +12,13 @@ import click
 from specqd.cli.options import machine_options
 from specqd.cli.terminal import ProgressBar, one_line
 from specqd.errors import RequestError
+from specqd.formats.fp4 import DraftFormat
 
 if TYPE_CHECKING:
+    from specqd.model.importance import InputSquares
+    from specqd.model.model import Machine
     from specqd.model.weights import DecoderWeights
+    from specqd.text.calibration import CalibrationText
 
 # Files of a model that the engine reads beside its weights.
 _BESIDE = (
@@ -32,14 +36,31 @@ _BESIDE = (
 @click.argument("model")
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option(
-    "--rule",
-    type=click.Choice(["mse", "floor"]),
-    default="mse",
+    "--format",
+    "draft",
+    type=click.Choice([each.value for each in DraftFormat]),
+    default=DraftFormat.FP4.value,
     show_default=True,
-    help="Choice of MXFP4 scales: least squared error (mse), or as OCP and the paper do (floor).",
+    help="Draft weights: fp4, or MXFP4 with scales of the least squared error (mxfp4) or as OCP "
+    "and the paper choose them (mxfp4-floor).",
 )
+@click.option(
+    "--calibrate",
+    metavar="FILE|none",
+    help="Text on which to measure which weights matter to the draft: JSON lines with `text` or "
+    "`messages`. Default: a short text of SpecQD's own. none: judge by the norms, as loading does.",
+)
+@click.option("--rule", type=click.Choice(["mse", "floor"]), hidden=True)
 @machine_options
-def pack(model: str, out: Path, rule: str, threads: int | None, isa: str | None) -> None:
+def pack(
+    model: str,
+    out: Path,
+    draft: str,
+    calibrate: str | None,
+    rule: str | None,
+    threads: int | None,
+    isa: str | None,
+) -> None:
     """Pack a model's weights once.
 
     Writes MODEL with packed weights to the new directory OUT. Every command accepts OUT; it opens
@@ -52,13 +73,16 @@ def pack(model: str, out: Path, rule: str, threads: int | None, isa: str | None)
     """
     from specqd.config import read_config
     from specqd.formats.gguf import is_gguf
-    from specqd.formats.mxfp4 import ScaleRule
     from specqd.hub import resolve
     from specqd.model.model import Machine
     from specqd.model.packed import is_packed
     from specqd.model.weights import load_weights
+    from specqd.text.calibration import read_calibration
     from specqd.text.tokenizer import Tokenizer
 
+    if rule is not None:
+        draft = "mxfp4" if rule == "mse" else "mxfp4-floor"
+        click.echo(f"note: --rule {rule} is now --format {draft}", err=True)
     directory = resolve(model)
     if is_packed(directory):
         raise RequestError(f"{directory}: is packed already; name the model it was packed from")
@@ -66,15 +90,36 @@ def pack(model: str, out: Path, rule: str, threads: int | None, isa: str | None)
         raise RequestError(
             f"{directory}: is a GGUF file; name the Hugging Face directory of the same model"
         )
-    Tokenizer.open(directory)
+    tokenizer = Tokenizer.open(directory)
     config, machine = read_config(directory), Machine.choose(threads, isa)
+    text = None
+    if DraftFormat(draft) is DraftFormat.FP4 and not config.is_mxfp4 and calibrate != "none":
+        text = read_calibration(tokenizer, None if calibrate is None else Path(calibrate))
     with _new_directory(out) as unfinished:
+        inputs = _measure(directory, machine, text) if text else None
         with ProgressBar("Packing weights") as bar:
             weights = load_weights(
-                directory, config, machine.pool, machine.isa, rule=ScaleRule(rule), progress=bar
+                directory,
+                config,
+                machine.pool,
+                machine.isa,
+                draft=DraftFormat(draft),
+                inputs=inputs,
+                progress=bar,
             )
-        _write(unfinished, directory, weights)
+        _write(unfinished, directory, weights, text.name if text else "none")
     click.echo(one_line(f"{out}: {_described(weights)}"))
+
+
+def _measure(directory: Path, machine: "Machine", text: "CalibrationText") -> "InputSquares":
+    from specqd.model.calibration import measure_inputs
+    from specqd.model.model import Model
+
+    longest = max(map(len, text.sequences))
+    with ProgressBar("Loading") as bar:
+        model = Model.open(directory, machine=machine, cache_positions=longest, progress=bar)
+    with ProgressBar("Measuring inputs") as bar:
+        return measure_inputs(model, text.sequences, bar)
 
 
 @contextmanager
@@ -93,7 +138,7 @@ def _new_directory(path: Path) -> Iterator[Path]:
         raise
 
 
-def _write(out: Path, directory: Path, weights: "DecoderWeights") -> None:
+def _write(out: Path, directory: Path, weights: "DecoderWeights", calibration: str) -> None:
     from specqd.model.packed import WEIGHTS, matrix_name, write_packed
 
     for file in sorted(path for pattern in _BESIDE for path in directory.glob(pattern)):
@@ -103,7 +148,7 @@ def _write(out: Path, directory: Path, weights: "DecoderWeights") -> None:
             shutil.copyfile(file, copy)
     matrices = {matrix_name(packed.names): packed.weight for packed in weights.matrices}
     with ProgressBar("Writing") as bar:
-        write_packed(out / WEIGHTS, matrices, weights.unpacked, weights.rule, bar)
+        write_packed(out / WEIGHTS, matrices, weights.unpacked, weights.draft, calibration, bar)
 
 
 def _described(weights: "DecoderWeights") -> str:
@@ -112,5 +157,5 @@ def _described(weights: "DecoderWeights") -> str:
     stored = sum(sum(each.values()) for each in planes)
     return (
         f"{len(planes)} matrices in {stored / 1e6:,.1f} MB, {8 * stored / count:.2f} bits/"
-        f"weight, scale rule {weights.rule.value}"
+        f"weight, draft weights in {weights.draft.value}"
     )

@@ -22,7 +22,7 @@ DRAIN_SECONDS = 60  # for open requests to end after SIGTERM
 _EPILOG = """\b
 Examples:
   specqd serve
-  specqd serve ./my-model --draft mxfp4 --draft ngram --port 8080
+  specqd serve ./my-model --draft fp4 --draft ngram --port 8080
   SPECQD_API_KEY=secret specqd serve Qwen/Qwen3-0.6B --host 0.0.0.0 --context 4096
 """
 

@@ -14,7 +14,7 @@ from specqd.config.decoder import (
 from specqd.config.fields import Fields
 from specqd.config.rope import RopeDefaults
 from specqd.errors import ConfigError
-from specqd.formats.mxfp4 import BLOCK
+from specqd.formats.fp4 import BLOCK
 
 
 def read_mixtral(fields: Fields, context: int | None) -> DecoderConfig:

@@ -12,18 +12,21 @@ from specqd._native import DraftChoice, Level, NgramDrafter, NoDraft
 from specqd.config import read_config
 from specqd.engine.roles import Drafter
 from specqd.errors import HubError, RequestError, TokenizerError
+from specqd.formats.fp4 import DraftFormat
 from specqd.hub import resolve
 from specqd.model.loader import Progress
 from specqd.model.model import HEAD_AS_PAYS, WHOLE_HEAD, Head, Model, Precision
 from specqd.model.weights import Overall, bytes_to_pack, require_memory
 from specqd.text.tokenizer import Tokenizer
 
-_AUTO = "mxfp4|ngram"
+_AUTO = "fp4|ngram"
 _LONGEST = 64
-_KNOWN = "auto, none, mxfp4[:k=N], MODEL[:bf16|:mxfp4][:k=N], ngram[:FILE][:k=N], A|B"
+_KNOWN = (
+    "auto, none, fp4[:k=N], mxfp4[:k=N], MODEL[:bf16|:fp4|:mxfp4][:k=N], ngram[:FILE][:k=N], A|B"
+)
 _KNOWN_HEADS = "all, auto, exact, N (the first ids) or N+exact"
 _HEADS = {"all": WHOLE_HEAD, "auto": HEAD_AS_PAYS, "exact": Head(is_exact=True)}
-_PRECISIONS = {precision.value: precision for precision in Precision}
+_FORMATS = {"fp4": DraftFormat.FP4, "mxfp4": DraftFormat.MXFP4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +34,10 @@ class DraftSpec:
     """One level of a chain: what drafts, and how many tokens (None: as many as pay)."""
 
     word: str  # as it was written
-    kind: Literal["mxfp4", "model", "ngram"]  # mxfp4: the target's own precision
+    kind: Literal["self", "model", "ngram"]  # self: the target's own weights
     source: str = ""  # a model's directory or repository; a file of texts for n-grams
     precision: Precision = Precision.FP4
+    format: DraftFormat | None = None  # of the weights that are read in fp4; None: as loaded
     length: int | None = None
     head: Head = HEAD_AS_PAYS
     beside: "tuple[DraftSpec, ...]" = ()  # drafters side by side with this one
@@ -50,8 +54,9 @@ class DraftSpec:
 
     @classmethod
     def _parse_one(cls, word: str) -> "DraftSpec":
-        """`mxfp4`, `MODEL[:bf16|:mxfp4]` or `ngram[:FILE]`, each with an optional `:k=N`. For
-        experiments `mxfp4` takes `:head=...` before that: what it reads of its head.
+        """`fp4`, `mxfp4`, `MODEL[:bf16|:fp4|:mxfp4]` or `ngram[:FILE]`, each with an optional
+        `:k=N`. For experiments `fp4` and `mxfp4` take `:head=...` before that: what they read of
+        the head.
 
         Names may hold colons: options are taken off the end. Raises RequestError.
         """
@@ -60,17 +65,19 @@ class DraftSpec:
         kind, colon, rest = name.partition(":")
         if kind == "ngram":
             return cls(word, "ngram", rest, length=length)
-        if kind in ("mxfp4", "none", "auto", ""):
-            if kind != "mxfp4":
-                raise RequestError(f"--draft {word}: not a draft; known: {_KNOWN}")
+        if kind in _FORMATS:
             if colon:
                 raise RequestError(
-                    f"--draft {word}: {rest!r} is not understood; write mxfp4 or mxfp4:k=N"
+                    f"--draft {word}: {rest!r} is not understood; write {kind} or {kind}:k=N"
                 )
-            return cls(word, "mxfp4", length=length, head=head)
+            return cls(word, "self", format=_FORMATS[kind], length=length, head=head)
+        if kind in ("none", "auto", ""):
+            raise RequestError(f"--draft {word}: not a draft; known: {_KNOWN}")
         source, _, precision = name.rpartition(":")
-        if source and precision in _PRECISIONS:
-            return cls(word, "model", source, _PRECISIONS[precision], length)
+        if source and precision == "bf16":
+            return cls(word, "model", source, Precision.EXACT, length=length)
+        if source and precision in _FORMATS:
+            return cls(word, "model", source, format=_FORMATS[precision], length=length)
         return cls(word, "model", name, length=length)
 
 
@@ -88,7 +95,7 @@ def _cut_length(word: str) -> tuple[str, int | None]:
 
 def _cut_head(word: str, name: str) -> tuple[str, Head]:
     rest, _, option = name.rpartition(":")
-    if rest != "mxfp4" or not option.startswith("head="):
+    if rest not in _FORMATS or not option.startswith("head="):
         return name, HEAD_AS_PAYS
     value = option.removeprefix("head=")
     if value in _HEADS:
@@ -117,23 +124,26 @@ def parse_chain(
         if len(words) > 1:
             raise RequestError("--draft none and --draft auto stand alone; leave the others out")
         has_draft = precision is Precision.EXACT and not is_mxfp4
-        words = [_AUTO if has_draft else "ngram"] if words == ["auto"] else []
+        if words == ["auto"]:
+            auto = DraftSpec.parse(_AUTO if has_draft else "ngram")
+            return (replace(auto, format=None),)
+        return ()
     specs = tuple(DraftSpec.parse(word) for word in words)
     for i, spec in ((i, member) for i, level in enumerate(specs) for member in level.members):
-        if spec.kind == "mxfp4" and precision is Precision.FP4:
+        if spec.kind == "self" and precision is Precision.FP4:
             raise RequestError(
-                f"--draft {spec.word}: with --precision fp4 the MXFP4 weights are the target; "
+                f"--draft {spec.word}: with --precision fp4 the 4-bit weights are the target; "
                 "leave this draft out"
             )
-        if spec.kind == "mxfp4" and is_mxfp4:
+        if spec.kind == "self" and is_mxfp4:
             raise RequestError(
                 f"--draft {spec.word}: the weights are MXFP4 already, so their fp4 precision "
                 "would be the model itself; draft with ngram or another model"
             )
-        if spec.kind == "mxfp4" and i > 0:
+        if spec.kind == "self" and i > 0:
             raise RequestError(
                 f"--draft {spec.word}: the model's own fp4 precision drafts for the model alone; "
-                "name it first and once (another model's is MODEL:mxfp4)"
+                "name it first and once (another model's is MODEL:fp4)"
             )
         if spec is specs[i] and spec.kind == "ngram" and i + 1 < len(specs):
             raise RequestError(
@@ -141,6 +151,12 @@ def parse_chain(
                 "name them last and once"
             )
     return specs
+
+
+def draft_format(specs: Sequence[DraftSpec]) -> DraftFormat | None:
+    """The format in which the chain reads the target's own weights; None: any."""
+    own = (spec.format for spec in _members(specs) if spec.kind == "self")
+    return next((each for each in own if each is not None), None)
 
 
 class Drafts:
@@ -170,7 +186,7 @@ class Drafts:
                 if spec.source and spec.source not in self._corpora:
                     self._corpora[spec.source] = _read_corpus(spec, self._tokenizer)
                 continue
-            directory = self._target[0] if spec.kind == "mxfp4" else self._find(spec)
+            directory = self._target[0] if spec.kind == "self" else self._find(spec)
             if (directory, spec.precision) in taken:
                 raise RequestError(
                     f"--draft {spec.word}: this model speaks in this precision already; "
@@ -230,16 +246,30 @@ class Drafts:
         if spec.kind == "ngram":
             corpus = self._corpora[spec.source] if spec.source else ()
             return NgramDrafter(corpus=corpus, length=spec.length)
-        directory = self._target[0] if spec.kind == "mxfp4" else self._directories[spec.source]
+        directory = self._target[0] if spec.kind == "self" else self._directories[spec.source]
         model = self._model(directory, spec, above, progress)
+        draft = model.weights.draft.value
+        read = draft if spec.precision is Precision.FP4 else spec.precision.value
         return Level(
             model,
             self._below(model, inner, progress),
             length=spec.length,
-            name="mxfp4" if spec.kind == "mxfp4" else f"{directory.name}:{spec.precision.value}",
+            name=read if spec.kind == "self" else f"{directory.name}:{read}",
         )
 
     def _model(
+        self, directory: Path, spec: DraftSpec, above: Model, progress: Progress | None
+    ) -> Model:
+        model = self._loaded(directory, spec, above, progress)
+        if spec.format not in (None, model.weights.draft):
+            loaded = model.weights.draft.value
+            raise RequestError(
+                f"--draft {spec.word}: these weights are loaded as {loaded}; draft with {loaded}, "
+                "or start again with this draft"
+            )
+        return model
+
+    def _loaded(
         self, directory: Path, spec: DraftSpec, above: Model, progress: Progress | None
     ) -> Model:
         precision = spec.precision
@@ -259,6 +289,7 @@ class Drafts:
                     directory,
                     machine=target.machine,
                     precision=precision,
+                    draft=spec.format,
                     cache_positions=pages * _native.PAGE_POSITIONS,
                     context=target.max_positions,  # no text is longer
                     progress=progress,

@@ -7,18 +7,27 @@ from numpy.typing import NDArray
 
 from specqd import _native
 from specqd.config import DecoderConfig, ExpertsConfig
+from specqd.formats.bf16 import widened
+from specqd.model.importance import InputSquares, LayerInputs, Squares
 from specqd.model.loader import Bits, Loader, Source
 from specqd.model.mxfp4_experts import Mxfp4Experts
 from specqd.model.tensor_names import TensorNames
 
 
 class LayerReader:
-    """Reads layers and norms from a loader."""
+    """Reads layers and norms from a loader; `inputs` are measured importances, if any."""
 
-    def __init__(self, loader: Loader, config: DecoderConfig, names: TensorNames) -> None:
+    def __init__(
+        self,
+        loader: Loader,
+        config: DecoderConfig,
+        names: TensorNames,
+        inputs: InputSquares | None = None,
+    ) -> None:
         self._loader = loader
         self._config = config
         self._names = names
+        self._inputs = inputs
 
     def norm(self, name: str | None, length: int) -> _native.Norm | None:
         """A norm of the residual stream, with a bias for layer norms; None without a name."""
@@ -26,6 +35,25 @@ class LayerReader:
             return None
         bias = self._loader.vector(f"{name}.bias", length) if self._config.norm == "layer" else None
         return _native.Norm(self._loader.vector(f"{name}.weight", length), bias)
+
+    def head_inputs(self) -> Squares | None:
+        """The importance of the head's inputs, once the final norm was read."""
+        return self._inputs.head if self._inputs else self._squared_norm(self._names.final_norm)
+
+    def _layer_inputs(self, index: int, at: str) -> LayerInputs:
+        """Measured on a text; or else, of products behind a norm, its squared weights."""
+        if self._inputs:
+            return self._inputs.layers[index]
+        norms = self._names.attention_norm, self._names.feed_forward_norm
+        attention, feed_forward = (self._squared_norm(name and at + name) for name in norms)
+        return LayerInputs(attention, None, feed_forward, None)
+
+    def _squared_norm(self, name: str | None) -> Squares | None:
+        if name is None:
+            return None
+        weights = widened(self._loader.unpacked[f"{name}.weight"]).astype(np.float64)
+        squares: Squares = (self._config.norm_offset + weights) ** 2
+        return squares
 
     def layer(self, index: int) -> _native.LayerWeights:
         c, names = self._config, self._names
@@ -36,21 +64,28 @@ class LayerReader:
 
         rope = c.ropes[index]
         experts = c.experts if c.experts and c.experts.layers[index] else None
+        attention_norm, feed_forward_norm = (
+            norm(names.attention_norm),
+            norm(names.feed_forward_norm),
+        )
+        inputs = self._layer_inputs(index, at)
         return _native.LayerWeights(
-            attention_norm=norm(names.attention_norm),
+            attention_norm=attention_norm,
             attention_post_norm=norm(names.attention_post_norm),
-            feed_forward_norm=norm(names.feed_forward_norm),
+            feed_forward_norm=feed_forward_norm,
             feed_forward_post_norm=norm(names.feed_forward_post_norm),
             query_norm=self._head_norm(at + names.query_norm, c.num_heads),
             key_norm=self._head_norm(at + names.key_norm, c.num_kv_heads),
-            query_key_value=self._query_key_value(at),
+            query_key_value=self._query_key_value(at, inputs.query_key_value),
             output=self._loader.pack(
-                [Source(f"{at}{names.output}.weight", c.hidden_size)], c.num_heads * c.head_dim
+                [Source(f"{at}{names.output}.weight", c.hidden_size)],
+                c.num_heads * c.head_dim,
+                importance=inputs.output,
             ),
             query_key_value_bias=self._query_key_value_bias(at) if c.qkv_bias else None,
             output_bias=self._bias(at + names.output, c.hidden_size, c.output_bias),
             sinks=self._loader.vector(at + names.sinks, c.num_heads) if c.has_sinks else None,
-            feed_forwards=self._feed_forwards(experts, at),
+            feed_forwards=self._feed_forwards(experts, at, inputs),
             router=self._router(experts, at) if experts else None,
             router_bias=self._router_bias(experts, at) if experts else None,
             window=c.windows[index],
@@ -90,11 +125,11 @@ class LayerReader:
         rows = np.arange(3 * c.num_heads * c.head_dim).reshape(c.num_heads, 3, c.head_dim)
         return rows.transpose(1, 0, 2).reshape(-1)
 
-    def _query_key_value(self, at: str) -> _native.PackedWeight:
+    def _query_key_value(self, at: str, importance: Squares | None) -> _native.PackedWeight:
         order = self._fused_order()
         rows_of = self._query_key_value_rows()
         sources = [Source(f"{at}{name}.weight", rows, order) for name, rows in rows_of]
-        return self._loader.pack(sources, self._config.hidden_size)
+        return self._loader.pack(sources, self._config.hidden_size, importance=importance)
 
     def _query_key_value_bias(self, at: str) -> Bits:
         order = self._fused_order()
@@ -109,11 +144,13 @@ class LayerReader:
     def _router_bias(self, experts: ExpertsConfig, at: str) -> Bits | None:
         return self._bias(at + self._names.router, experts.count, experts.has_router_bias)
 
-    def _feed_forwards(self, experts: ExpertsConfig | None, at: str) -> list[_native.FeedForward]:
-        names = self._names
+    def _feed_forwards(
+        self, experts: ExpertsConfig | None, at: str, inputs: LayerInputs
+    ) -> list[_native.FeedForward]:
+        names, width = self._names, self._config.intermediate_size
         if experts is None:
             modules = [at + name for name in names.gate_up]
-            return [self._feed_forward(modules, at + names.down, self._config.intermediate_size)]
+            return [self._feed_forward(modules, at + names.down, width, inputs)]
         if experts.is_mxfp4:
             return self._mxfp4_feed_forwards(experts, f"{at}{names.experts}.")
         each = [f"{at}{names.experts}.{expert}." for expert in range(experts.count)]
@@ -123,6 +160,7 @@ class LayerReader:
                 [at_expert + name for name in names.expert_gate_up],
                 at_expert + names.expert_down,
                 experts.size,
+                inputs,
                 share,
             )
             for at_expert in each
@@ -161,7 +199,12 @@ class LayerReader:
         return feed_forwards
 
     def _feed_forward(
-        self, modules: Sequence[str], down: str, width: int, read_share: float = 1.0
+        self,
+        modules: Sequence[str],
+        down: str,
+        width: int,
+        inputs: LayerInputs,
+        read_share: float = 1.0,
     ) -> _native.FeedForward:
         """Reads a feed forward; `modules` are gate and up, their fused tensor, or an ungated up."""
         c = self._config
@@ -172,10 +215,16 @@ class LayerReader:
             halves = (rows[:width], rows[width:])
             sources = [Source(f"{modules[0]}.weight", 2 * width, half) for half in halves]
         gate_up = self._loader.pack(
-            sources, c.hidden_size, interleaved=c.is_gated, read_share=read_share
+            sources,
+            c.hidden_size,
+            interleaved=c.is_gated,
+            read_share=read_share,
+            importance=inputs.gate_up,
         )
         output = [Source(f"{down}.weight", c.hidden_size)]
-        packed_down = self._loader.pack(output, width, read_share=read_share)
+        packed_down = self._loader.pack(
+            output, width, read_share=read_share, importance=inputs.down
+        )
         biases = [self._bias(module, width, c.mlp_bias) for module in modules]
         return _native.FeedForward(
             gate_up=gate_up,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from specqd import _native
 from specqd.errors import TensorError
-from specqd.formats.mxfp4 import ScaleRule
+from specqd.formats.fp4 import DraftFormat
 from specqd.formats.safetensors import TensorDirectory, WeightSource
 from specqd.model.mxfp4_experts import Mxfp4Experts
 from specqd.model.packed import PackedFile
@@ -63,12 +63,12 @@ class Loader:
         planes: PackedFile | None,
         pool: _native.Pool,
         isa: str,
-        rule: ScaleRule,
+        draft: DraftFormat,
         progress: Progress | None,
     ) -> None:
         self.tensors = tensors
         self.is_mapped = planes is not None
-        self.rule = rule
+        self.draft = draft
         self.matrices: list[PackedMatrix] = []
         self.unpacked: dict[str, Bits] = {}
         self.sizes: dict[str, int] = {}  # number of weights in each tensor read
@@ -100,10 +100,14 @@ class Loader:
         *,
         interleaved: bool = False,
         read_share: float = 1.0,
+        importance: NDArray[np.float64] | None = None,
     ) -> _native.PackedWeight:
-        """Packs rows of tensors [rows, columns] into one matrix, or maps the packed one."""
+        """Packs rows of tensors [rows, columns] into one matrix, or maps the packed one.
+
+        `importance` [columns] weights the squared errors of the draft by input; None: all the same.
+        """
         if self._planes is None:
-            packed = self._pack_tensors(sources, columns, interleaved)
+            packed = self._pack_tensors(sources, columns, interleaved, importance)
         else:
             packed = self._map(sources, columns, interleaved)
         self.matrices.append(PackedMatrix(tuple(sources), packed, read_share))
@@ -119,14 +123,18 @@ class Loader:
         return self._planes.matrix(self._pool, names, rows, columns, interleaved=interleaved)
 
     def _pack_tensors(
-        self, sources: Sequence[Source], columns: int, interleaved: bool
+        self,
+        sources: Sequence[Source],
+        columns: int,
+        interleaved: bool,
+        importance: NDArray[np.float64] | None,
     ) -> _native.PackedWeight:
         views = [
             np.ascontiguousarray(each.of(self.tensors.bf16(each.name, (each.rows, columns))))
             for each in sources
         ]
-        rule = 0 if self.rule is ScaleRule.FLOOR else 1
-        packed = _native.pack(self._pool, self._isa, views, interleaved, rule)
+        relative = _relative(importance) if self.draft is DraftFormat.FP4 else None
+        packed = _native.pack(self._pool, self._isa, views, interleaved, self.draft.value, relative)
         if isinstance(packed, tuple):
             at, row, column = packed
             taken = sources[at].taken
@@ -186,6 +194,14 @@ class Loader:
             f"{self.tensors.path}: {name}{where} is NaN or infinite; "
             "the file is damaged or its training diverged, use another copy"
         )
+
+
+def _relative(importance: NDArray[np.float64] | None) -> NDArray[np.float32] | None:
+    """Importance over its largest, at least 2^-24: what the native cast takes."""
+    if importance is None or not importance.max() > 0:
+        return None
+    relative: NDArray[np.float32] = np.maximum(importance / importance.max(), 2.0**-24).astype("f4")
+    return relative
 
 
 def matrix_bytes(tensors: WeightSource) -> int:

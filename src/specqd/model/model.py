@@ -16,8 +16,9 @@ from specqd import _native
 from specqd._native import Context, Rows, Sequence
 from specqd.config import DecoderConfig, read_config
 from specqd.errors import MachineError, RequestError
-from specqd.formats.mxfp4 import ScaleRule
+from specqd.formats.fp4 import DraftFormat
 from specqd.model.decoder_spec import decoder_spec
+from specqd.model.importance import InputSquares
 from specqd.model.loader import Progress
 from specqd.model.weights import DecoderWeights, load_weights
 
@@ -25,10 +26,10 @@ MAX_ROWS = 512  # of one forward, by default; longer prompts take several forwar
 
 
 class Precision(Enum):
-    """The part of the weights that a forward reads: all bits, or the MXFP4 tensor inside them."""
+    """The part of the weights that a forward reads: all bits, or the 4-bit ones among them."""
 
     EXACT = "bf16"
-    FP4 = "mxfp4"
+    FP4 = "fp4"
 
     @classmethod
     def named(cls, name: "str | Precision") -> "Precision":
@@ -111,7 +112,8 @@ class Model(_native.ModelForward):
         *,
         machine: Machine | None = None,
         precision: Precision = Precision.EXACT,
-        rule: ScaleRule | None = None,
+        draft: DraftFormat | None = None,
+        inputs: InputSquares | None = None,
         cache_positions: int | None = None,
         max_rows: int = MAX_ROWS,
         context: int | None = None,
@@ -127,7 +129,13 @@ class Model(_native.ModelForward):
         config = read_config(directory, context)
         machine = machine or Machine.choose()
         weights = load_weights(
-            directory, config, machine.pool, machine.isa, rule=rule, progress=progress
+            directory,
+            config,
+            machine.pool,
+            machine.isa,
+            draft=draft,
+            inputs=inputs,
+            progress=progress,
         )
         decoder = _native.Decoder(
             pool=machine.pool,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specqd.errors import TensorError
-from specqd.formats.mxfp4 import BLOCK
+from specqd.formats.fp4 import BLOCK
 from specqd.formats.safetensors import TensorDirectory, WeightSource
 
 Bytes = NDArray[np.uint8]

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from specqd import _native
 from specqd.errors import TensorError, shown
-from specqd.formats.mxfp4 import ScaleRule
+from specqd.formats.fp4 import DraftFormat
 from specqd.formats.safetensors import TensorDirectory
 
 WEIGHTS = "model-packed.safetensors"
-FORMAT, VERSION = "specqd-packed", "1"
+FORMAT, VERSION = "specqd-packed", "2"
 
 # The planes in file order. The strictest alignment comes first, so that no plane needs a gap before
 # it: safetensors allows none. Unpacked BF16 tensors follow.
@@ -28,9 +28,10 @@ _PLANES = {
     "codes": "U8",  # [tiles, 256], aligned to 64 bytes like the next two
     "residuals": "U8",  # [tiles, 512]
     "plain": "BF16",  # [tiles, 512]
-    "scales": "F8_E8M0",  # [tiles, 16], aligned to 16
-    "patch_starts": "U32",  # [tiles + 1], aligned to 4
-    "patches": "U32",  # [patches]
+    "scales": "U8",  # [tiles, 16], aligned to 16
+    "scale_code": "U32",  # [2]: shift and base, aligned to 4
+    "patch_starts": "U32",  # [tiles + 1]
+    "patches": "U16",  # [patches]
 }
 _PER_TILE = {"codes": 256, "residuals": 512, "plain": 512, "scales": 16}
 _ALIGNMENT = 64
@@ -41,7 +42,7 @@ class PackedFile:
     """A mapped file of packed weights."""
 
     tensors: TensorDirectory
-    rule: ScaleRule
+    draft: DraftFormat
 
     @classmethod
     def open(cls, directory: Path) -> "PackedFile":
@@ -59,14 +60,14 @@ class PackedFile:
                 f"{path}: has version {shown(metadata.get('version'))} of the packed format and "
                 f"this specqd reads {VERSION}; pack the model again"
             )
-        rules = {rule.value: rule for rule in ScaleRule}
-        rule = rules.get(metadata.get("scale_rule", ""))
-        if rule is None:
+        drafts = {draft.value: draft for draft in DraftFormat}
+        draft = drafts.get(metadata.get("draft_format", ""))
+        if draft is None:
             raise TensorError(
-                f"{path}: scale_rule {shown(metadata.get('scale_rule'))} is not known; "
+                f"{path}: draft_format {shown(metadata.get('draft_format'))} is not known; "
                 "pack the model again"
             )
-        return cls(tensors, rule)
+        return cls(tensors, draft)
 
     def matrix(
         self,
@@ -80,12 +81,13 @@ class PackedFile:
         """The mapped matrix of the tensors `sources` with `rows` rows each; copies nothing."""
         name = matrix_name(sources)
         planes = {plane: self._plane(name, plane) for plane in _PLANES}
-        if planes["codes"] is None or planes["scales"] is None:
+        if planes["codes"] is None or planes["scales"] is None or planes["scale_code"] is None:
             raise self._misfit(name, "is missing")
         weight = _native.map_planes(
             pool,
             planes["codes"],
             planes["scales"],
+            planes["scale_code"],
             planes["residuals"],
             planes["patch_starts"],
             planes["patches"],
@@ -140,7 +142,8 @@ def write_packed(
     path: Path,
     matrices: Mapping[str, _native.PackedWeight],
     unpacked: Mapping[str, NDArray[np.uint16]],
-    rule: ScaleRule,
+    draft: DraftFormat,
+    calibration: str,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Writes packed matrices and unpacked BF16 tensors under their names."""
@@ -155,7 +158,7 @@ def write_packed(
     tensors |= {name: ("BF16", bits) for name, bits in unpacked.items()}
     everything, written = sum(array.nbytes for _, array in tensors.values()), 0
     with path.open("xb") as file:
-        file.write(_header(tensors, rule))
+        file.write(_header(tensors, draft, calibration))
         for _, array in tensors.values():
             for part in _parts(array):
                 written += file.write(part)
@@ -172,8 +175,15 @@ def _parts(array: NDArray[Any]) -> list[memoryview]:
     return [content[first : first + step] for first in range(0, len(content), step)]
 
 
-def _header(tensors: Mapping[str, tuple[str, NDArray[Any]]], rule: ScaleRule) -> bytes:
-    metadata = {"format": FORMAT, "version": VERSION, "scale_rule": rule.value}
+def _header(
+    tensors: Mapping[str, tuple[str, NDArray[Any]]], draft: DraftFormat, calibration: str
+) -> bytes:
+    metadata = {
+        "format": FORMAT,
+        "version": VERSION,
+        "draft_format": draft.value,
+        "calibration": calibration,
+    }
     header: dict[str, Any] = {"__metadata__": metadata}
     begin = 0
     for name, (dtype, array) in tensors.items():

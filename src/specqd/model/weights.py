@@ -7,10 +7,11 @@ from pathlib import Path
 from specqd import _native
 from specqd.config import DecoderConfig
 from specqd.errors import MachineError, TensorError
+from specqd.formats.fp4 import DraftFormat
 from specqd.formats.gguf import is_gguf
 from specqd.formats.gguf_tensors import GgufTensors
-from specqd.formats.mxfp4 import ScaleRule
 from specqd.formats.safetensors import TensorDirectory, WeightSource, tell_rounding
+from specqd.model.importance import InputSquares
 from specqd.model.layers import LayerReader
 from specqd.model.loader import (
     Bits,
@@ -39,7 +40,7 @@ class DecoderWeights:
     final_norm: _native.Norm
     head: _native.PackedWeight
     embedding: Bits | None
-    rule: ScaleRule
+    draft: DraftFormat
     is_mapped: bool  # whether the matrices lie in a packed file
     tensors: WeightSource
     parameters: int  # in the file: weights, norms and biases
@@ -70,17 +71,19 @@ def load_weights(
     pool: _native.Pool,
     isa: str,
     *,
-    rule: ScaleRule | None = None,
+    draft: DraftFormat | None = None,
+    inputs: InputSquares | None = None,
     progress: Progress | None = None,
 ) -> DecoderWeights:
     """Packs the matrices of a directory or GGUF file, or maps those of a packed model.
 
-    `rule` is MSE by default; a packed file states its own. Raises TensorError for bad files, and
+    `draft` is FP4 by default; a packed file states its own. `inputs` tells which inputs matter to
+    the draft; by default, norms tell. Raises TensorError for bad files, and
     MachineError, before packing, if the packed weights would not fit into memory.
     """
     require_memory([directory])
-    loader, names = _loader(directory, pool, isa, rule, progress), names_of(config)
-    read = LayerReader(loader, config, names)
+    loader, names = _loader(directory, pool, isa, draft, progress), names_of(config)
+    read = LayerReader(loader, config, names, inputs)
     tied, size = config.tied_embeddings, (config.vocab_size, config.hidden_size)
     input_name, output_name = f"{names.embedding}.weight", f"{names.head}.weight"
     if not loader.is_mapped:  # wrong shapes are reported before anything is packed
@@ -94,9 +97,9 @@ def load_weights(
         matrices=loader.matrices,
         unpacked=loader.unpacked,
         final_norm=final_norm,
-        head=loader.pack([head], config.hidden_size),
+        head=loader.pack([head], config.hidden_size, importance=read.head_inputs()),
         embedding=None if tied else loader.embedding(input_name, size),
-        rule=loader.rule,
+        draft=loader.draft,
         is_mapped=loader.is_mapped,
         tensors=loader.tensors,
         parameters=sum(loader.sizes.values()),
@@ -109,21 +112,21 @@ def _loader(
     directory: Path,
     pool: _native.Pool,
     isa: str,
-    rule: ScaleRule | None,
+    draft: DraftFormat | None,
     progress: Progress | None,
 ) -> Loader:
-    """A loader over packed files, which state their rule, or over files to be packed."""
+    """A loader over packed files, which state their format, or over files to be packed."""
     if not is_packed(directory):
         tensors = _open(directory)
         tell_rounding(tensors.path, (dtype for dtype, _ in tensors.matrices()))
-        return Loader(tensors, None, pool, isa, rule or ScaleRule.MSE, progress)
+        return Loader(tensors, None, pool, isa, draft or DraftFormat.FP4, progress)
     planes = PackedFile.open(directory)
-    if rule not in (None, planes.rule):
+    if draft not in (None, planes.draft):
         raise TensorError(
-            f"{planes.tensors.path}: is packed by the rule {planes.rule.value}; pack the model "
-            "again"
+            f"{planes.tensors.path}: its draft weights are packed as {planes.draft.value}; draft "
+            f"with {planes.draft.value}, or pack the model with --format {draft.value}"
         )
-    return Loader(planes.tensors, planes, pool, isa, planes.rule, progress)
+    return Loader(planes.tensors, planes, pool, isa, planes.draft, progress)
 
 
 def bytes_to_pack(directory: Path) -> int:

@@ -1,0 +1,33 @@
+"""How much each input of a matrix matters to a draft, measured on a text. Knows token ids only."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from specqd._native import PAGE_POSITIONS, Context
+from specqd.model.importance import InputSquares, LayerInputs
+from specqd.model.loader import Progress
+from specqd.model.model import Model
+
+
+def measure_inputs(
+    model: Model, sequences: Sequence[Sequence[int]], progress: Progress | None = None
+) -> InputSquares:
+    """Runs one exact forward over each sequence of token ids.
+
+    A sequence is cut where the model's context or the cache ends.
+    """
+    most = min(model.config.max_positions, model.cache.total_pages * PAGE_POSITIONS)
+    model.decoder.watch_inputs()
+    for done, tokens in enumerate(sequences, 1):
+        slot = model.cache.create()
+        try:
+            for _ in model.prefill(Context(slot), tokens[:most], len(tokens[:most])):
+                pass
+        finally:
+            model.cache.release(slot)
+        if progress:
+            progress(done, len(sequences))
+    *sums, head = (np.array(each) for each in model.decoder.input_squares())
+    layers = [LayerInputs(*sums[at : at + 4]) for at in range(0, len(sums), 4)]
+    return InputSquares(layers, head)

@@ -1,0 +1,27 @@
+"""How much each input of a matrix matters to a draft. Owns no weights."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Squares = NDArray[np.float64]  # [columns], of one matrix's inputs
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputs:
+    """The importance of the inputs of a layer's products; None: all inputs count the same."""
+
+    query_key_value: Squares | None
+    output: Squares | None
+    gate_up: Squares | None  # of all experts alike
+    down: Squares | None
+
+
+@dataclass(frozen=True, slots=True)
+class InputSquares:
+    """Sums of squared inputs over the tokens of a calibration text."""
+
+    layers: Sequence[LayerInputs]
+    head: Squares

@@ -1,0 +1,70 @@
+"""Reads the text on which a model is calibrated. Knows no weights."""
+
+import json
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from specqd.errors import RequestError, TokenizerError
+from specqd.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationText:
+    """A text as sequences of token ids, and its name."""
+
+    name: str
+    sequences: list[list[int]]
+
+
+def read_calibration(tokenizer: Tokenizer, path: Path | None) -> CalibrationText:
+    """The JSON lines of a file, or of the shipped text, as token ids.
+
+    A line has `text`, or `messages`, which pass through the model's chat template. Raises
+    RequestError.
+    """
+    if path is None:
+        name, content = (
+            "built-in",
+            files("specqd.models").joinpath("calibration.jsonl").read_text("utf-8"),
+        )
+    else:
+        name, content = path.name, _read(path)
+    sequences = []
+    for number, line in enumerate(content.splitlines(), 1):
+        if line.strip():
+            sequences.append(_encoded(tokenizer, line, f"--calibrate {name}: line {number}"))
+    if not any(sequences):
+        raise RequestError(f"--calibrate {name}: has no text; write one JSON object a line")
+    return CalibrationText(name, [each for each in sequences if each])
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeError as error:
+        raise RequestError(f"--calibrate {path}: is not UTF-8; convert it first") from error
+    except OSError as error:
+        raise RequestError(
+            f"--calibrate {path}: {error.strerror}; name a file of JSON lines, or none"
+        ) from error
+
+
+def _encoded(tokenizer: Tokenizer, line: str, where: str) -> list[int]:
+    try:
+        entry: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{where} is not JSON; write one object a line") from error
+    text = entry.get("text") if isinstance(entry, dict) else None
+    messages = entry.get("messages") if isinstance(entry, dict) else None
+    if isinstance(text, str):
+        return tokenizer.encode(text)
+    if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
+        raise RequestError(f"{where} has no text; write an object with `text` or `messages`")
+    if tokenizer.has_chat_template:
+        try:
+            return tokenizer.chat(messages, add_generation_prompt=False)
+        except TokenizerError:
+            pass  # a template that refuses these roles: the words alone
+    return tokenizer.encode("\n\n".join(str(each.get("content", "")) for each in messages))
