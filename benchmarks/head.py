@@ -41,8 +41,8 @@ def main() -> None:
         "exact": Head(is_exact=True),
         "quarter, exact": Head(vocabulary // 4, True),
     }
-    text = Sequence([0] * 8, _native.Picker(), 8)
-    context = model.context(text)
+    sequence = Sequence([0] * 8, _native.Picker(), 8)
+    context = model.context(sequence)
     context.begin(8)
     model.forward([Rows(context, 0, [0] * 8, 1)])
     drafts = {name: model.as_draft(head) for name, head in heads.items()}

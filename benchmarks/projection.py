@@ -31,8 +31,8 @@ Costs = Mapping[int, float]  # seconds of a forward by rows
 
 def row_costs(model: Model, repeats: int) -> Costs:
     """Interleaved over the numbers of rows: medians."""
-    text = Sequence([0] * 8, _native.Picker(), 8)
-    context = model.context(text)
+    sequence = Sequence([0] * 8, _native.Picker(), 8)
+    context = model.context(sequence)
     context.begin(8)
     model.forward([Rows(context, 0, [0] * 8, 1)])
     times: dict[int, list[float]] = {rows: [] for rows in ROWS}
@@ -41,7 +41,7 @@ def row_costs(model: Model, repeats: int) -> Costs:
             begun = perf_counter()
             model.forward([Rows(context, 8, list(range(rows)), rows)])
             times[rows].append(perf_counter() - begun)
-    model.release(text)
+    model.release(sequence)
     return {rows: median(seconds) for rows, seconds in times.items()}
 
 

@@ -229,22 +229,22 @@ def test_rows_have_the_same_bits_alone_and_in_a_ragged_batch(
     model = open_random(tmp_path, shape, seed)
     chosen = model.as_draft() if is_draft else model
     lengths = [1, 70, 33, 2, 64, 5]
-    texts = [random_tokens(seed + i, n, shape.vocab) for i, n in enumerate(lengths)]
-    alone = [forward_in_parts(model, text, [len(text)], is_draft=is_draft) for text in texts]
-    contexts = [Context(model.cache.create()) for _ in texts]
-    firsts = [len(text) * 2 // 3 for text in texts]  # rows cached first, in one forward
+    sequences = [random_tokens(seed + i, n, shape.vocab) for i, n in enumerate(lengths)]
+    alone = [forward_in_parts(model, each, [len(each)], is_draft=is_draft) for each in sequences]
+    contexts = [Context(model.cache.create()) for _ in sequences]
+    firsts = [len(each) * 2 // 3 for each in sequences]  # rows cached first, in one forward
     chosen.forward(
         [
-            Rows(context, 0, text[:first], 0)
-            for context, text, first in zip(contexts, texts, firsts, strict=True)
+            Rows(context, 0, sequence[:first], 0)
+            for context, sequence, first in zip(contexts, sequences, firsts, strict=True)
             if first
         ]
     )
     assert testing.logit_rows(model.decoder) == 0
     chosen.forward(
         [
-            Rows(context, first, text[first:], len(text) - first)
-            for context, text, first in zip(contexts, texts, firsts, strict=True)
+            Rows(context, first, sequence[first:], len(sequence) - first)
+            for context, sequence, first in zip(contexts, sequences, firsts, strict=True)
         ]
     )
     expected = np.concatenate([a[first:] for a, first in zip(alone, firsts, strict=True)])
@@ -275,11 +275,11 @@ def test_only_requested_logits_are_computed(tmp_path: Path, seed: int) -> None:
 
 def test_a_long_prompt_is_forwarded_in_parts(tmp_path: Path, seed: int) -> None:
     model = open_random(tmp_path, LONG["full"], seed)
-    texts = [random_tokens(seed + i, n, 320) for i, n in enumerate((1200, 30, 700))]
-    expected = np.concatenate([model.logits(text)[-2:] for text in texts])
-    contexts = [Context(model.cache.create()) for _ in texts]
-    assert sum(map(len, texts)) > 3 * MAX_ROWS
-    model.forward([Rows(c, 0, text, 2) for c, text in zip(contexts, texts, strict=True)])
+    sequences = [random_tokens(seed + i, n, 320) for i, n in enumerate((1200, 30, 700))]
+    expected = np.concatenate([model.logits(sequence)[-2:] for sequence in sequences])
+    contexts = [Context(model.cache.create()) for _ in sequences]
+    assert sum(map(len, sequences)) > 3 * MAX_ROWS
+    model.forward([Rows(c, 0, each, 2) for c, each in zip(contexts, sequences, strict=True)])
     np.testing.assert_array_equal(model.decoder.logits(), expected)
     assert [context.length for context in contexts] == [1200, 30, 700]
 

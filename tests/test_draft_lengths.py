@@ -110,12 +110,12 @@ def seconds_per_token(
             level.drafter = DraftChoice([level.drafter, below])
         level.measure()
         clock.now, target.more, draft.first, draft.more = 0.0, row, draft_cost, row / 4
-    texts = [Sequence([i + 1, 2, 3], _native.Picker(), 3) for i in range(batch)]
+    sequences = [Sequence([i + 1, 2, 3], _native.Picker(), 3) for i in range(batch)]
     made = 0
     while made < count * batch:
-        results = level.advance([DraftRequest(text, 1000) for text in texts])
-        for text, result in zip(texts, results, strict=True):
-            text.tokens.extend(result.tokens)
+        results = level.advance([DraftRequest(sequence, 1000) for sequence in sequences])
+        for sequence, result in zip(sequences, results, strict=True):
+            sequence.tokens.extend(result.tokens)
             made += len(result.tokens)
     return clock.now / made
 
@@ -167,18 +167,18 @@ def test_a_small_model_drafts_as_much_after_it_read_a_long_prompt() -> None:
         draft = Level(TimedModel(rule, 512).takes(clock, 0.1, 0.05), NoDraft(), clock=clock)
         level = Level(target, draft, clock=clock)
         level.measure()
-        for first in range(20):  # after the first of these texts nothing may be tried for nothing
-            text = Sequence([*range(first, first + prompt)], _native.Picker(), prompt)
-            while len(text.tokens) < prompt + 40:
-                [made] = level.advance([DraftRequest(text, 40)])
-                text.tokens.extend(made.tokens)
+        for first in range(20):  # after the first sequence nothing may be tried for nothing
+            sequence = Sequence([*range(first, first + prompt)], _native.Picker(), prompt)
+            while len(sequence.tokens) < prompt + 40:
+                [made] = level.advance([DraftRequest(sequence, 40)])
+                sequence.tokens.extend(made.tokens)
         return level.stats.drafted
 
     assert drafted(300) >= 0.9 * drafted(3)
 
 
 def test_a_text_alone_is_drafted_for_as_well_after_a_batch() -> None:
-    """Tokens come faster in a batch: what one is worth there is too little for a text alone."""
+    """Tokens come faster in a batch: what one is worth there is too little for a sequence alone."""
     rule = often(TARGET, WRONG, percent=90)
 
     def seconds_alone(batch_tokens: int) -> float:
@@ -188,13 +188,13 @@ def test_a_text_alone_is_drafted_for_as_well_after_a_batch() -> None:
         level = Level(target, draft, clock=clock)
         level.measure()
 
-        def write(count: int, texts: list[Sequence]) -> float:
+        def write(count: int, sequences: list[Sequence]) -> float:
             begun = clock.now
-            while any(len(text.tokens) < count + 3 for text in texts):
-                for text, made in zip(
-                    texts, level.advance([DraftRequest(t, 99) for t in texts]), strict=True
+            while any(len(sequence.tokens) < count + 3 for sequence in sequences):
+                for sequence, made in zip(
+                    sequences, level.advance([DraftRequest(t, 99) for t in sequences]), strict=True
                 ):
-                    text.tokens.extend(made.tokens)
+                    sequence.tokens.extend(made.tokens)
             return clock.now - begun
 
         write(batch_tokens, [Sequence([i + 1, 2, 3], _native.Picker(), 3) for i in range(16)])
@@ -233,7 +233,7 @@ def test_a_chain_is_about_as_fast_as_the_better_of_its_parts(
 
 
 class FitfulDrafter(FreeDrafter):
-    """Knows the text for a while, then has nothing to say for a while."""
+    """Knows the sequence for a while, then has nothing to say for a while."""
 
     span = 60  # tokens
 
@@ -245,7 +245,7 @@ class FitfulDrafter(FreeDrafter):
 
 
 def test_a_token_is_worth_what_those_near_it_take() -> None:
-    """Where the text was known it came fast; where it is not, drafts pay that would not have
+    """Where the sequence was known it came fast; where it is not, drafts pay that would not have
     there."""
     rule, case = often(TARGET, WRONG, percent=97), {"draft_cost": 0.4, "row": 0.15}
     known = seconds_per_token(None, below=FreeDrafter(TARGET, 0.99), **case)

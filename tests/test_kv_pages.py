@@ -144,28 +144,28 @@ class MirroredCache:
     def __init__(self, cache: _native.KvCache) -> None:
         self.cache = cache
         self.tables: dict[int, list[int | None]] = {}
-        self.texts: dict[int, list[int]] = {}
+        self.sequences: dict[int, list[int]] = {}
         self.offered: dict[int, tuple[int, ...]] = {}  # word -> tokens to the end of its page
         self._words = iter(range(1, 1 << 16))
 
-    def create(self, text: list[int], length: int) -> None:
+    def create(self, sequence: list[int], length: int) -> None:
         slot = self.cache.create()
-        hit = self.cache.attach_prefix(slot, text[:length])
+        hit = self.cache.attach_prefix(slot, sequence[:length])
         assert hit % PAGE == 0
         assert hit <= (length - 1) // PAGE * PAGE
         table = [int(testing.page_bits(self.cache, slot, page)[0]) for page in range(hit // PAGE)]
         for page, word in enumerate(table):
-            assert self.offered[word] == tuple(text[: (page + 1) * PAGE])
-        self.tables[slot], self.texts[slot] = list(table), text
+            assert self.offered[word] == tuple(sequence[: (page + 1) * PAGE])
+        self.tables[slot], self.sequences[slot] = list(table), sequence
 
     def release(self, slot: int) -> None:
         self.cache.release(slot)
-        del self.tables[slot], self.texts[slot]
+        del self.tables[slot], self.sequences[slot]
 
     def fork(self, slot: int, length: int) -> None:
         copy = self.cache.fork(slot, length)
         self.tables[copy] = self.tables[slot][: -(-length // PAGE)]
-        self.texts[copy] = self.texts[slot]
+        self.sequences[copy] = self.sequences[slot]
 
     def write(self, slot: int, first: int, last: int) -> None:
         table = self.tables[slot]
@@ -188,7 +188,7 @@ class MirroredCache:
         return word is None or sum(table.count(word) for table in self.tables.values()) > 1
 
     def publish(self, slot: int, length: int) -> None:
-        tokens = self.texts[slot][:length]
+        tokens = self.sequences[slot][:length]
         self.cache.publish(slot, tokens)
         for page, word in enumerate(self.tables[slot][: length // PAGE]):
             if word is None:
@@ -215,13 +215,13 @@ def test_random_operations_lose_no_page(directory: Path, rng: random.Random) -> 
     mirrored = MirroredCache(open_model(directory, pages=12).cache)
     tables = mirrored.tables
     beginnings = [random_tokens(rng, PAGE) for _ in range(2)]  # few, so that prefixes are shared
-    texts = [[*a, *b, *c, *a] for a in beginnings for b in beginnings for c in beginnings]
+    sequences = [[*a, *b, *c, *a] for a in beginnings for b in beginnings for c in beginnings]
     for _ in range(3000):
         slot = rng.choice(list(tables)) if tables else -1
         length = len(tables[slot]) * PAGE if tables else 0
         match rng.choice(["create", "release", "fork", "write", "write", "publish", "behind"]):
             case "create" if len(tables) < 6:
-                mirrored.create(rng.choice(texts), rng.randint(1, 4 * PAGE))
+                mirrored.create(rng.choice(sequences), rng.randint(1, 4 * PAGE))
             case "release" if tables:
                 mirrored.release(slot)
             case "fork" if length and len(tables) < 6:
