@@ -177,7 +177,7 @@ def test_a_small_model_drafts_as_much_after_it_read_a_long_prompt() -> None:
     assert drafted(300) >= 0.9 * drafted(3)
 
 
-def test_a_text_alone_is_drafted_for_as_well_after_a_batch() -> None:
+def test_a_sequence_alone_is_drafted_for_as_well_after_a_batch() -> None:
     """Tokens come faster in a batch: what one is worth there is too little for a sequence alone."""
     rule = often(TARGET, WRONG, percent=90)
 

@@ -65,11 +65,6 @@ def served(scripted: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
         yield served
 
 
-@pytest.fixture(scope="module")
-def client(served: Served) -> Any:
-    return client_of(served)
-
-
 def ask(client: Any, script: str = "A", **fields: Any) -> Any:
     extra = {"chat_template_kwargs": {"script": script}}
     given = {"tools": TOOLS, "temperature": 0, "max_tokens": 400} | fields
