@@ -1,5 +1,6 @@
 """Shared fixtures: the seed of this run, commands in this process, and models."""
 
+import os
 import random
 import shutil
 from pathlib import Path
@@ -27,6 +28,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.seed is None:
         config.option.seed = randbelow(1 << 32)
+    worker = getattr(config, "workerinput", None)
+    if worker and hasattr(os, "sched_setaffinity"):
+        # A worker has cores of its own: a barrier that waits for another one's core takes long.
+        number, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
+        if cores := sorted(os.sched_getaffinity(0))[number::count]:
+            os.sched_setaffinity(0, cores)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

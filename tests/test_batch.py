@@ -278,6 +278,7 @@ def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_twenty_kills_leave_an_undisturbed_file(
     tmp_path: Path, model: Path, run: Run, seed: int
 ) -> None:

@@ -19,6 +19,7 @@ from specqd._native import (
 )
 from specqd.engine.roles import Drafter
 from support.fake_model import FakeDrafter, FakeModel, Rule, next_by_hash, often
+from support.slow import values
 
 TARGET = next_by_hash(64)
 WRONG = next_by_hash(64, salt=1)
@@ -121,7 +122,7 @@ def seconds_per_token(
 
 
 @pytest.mark.parametrize("percent", [60, 85, 97])
-@pytest.mark.parametrize("draft_cost", [0.1, 0.25, 0.45])
+@pytest.mark.parametrize("draft_cost", values(0.25, slow=[0.1, 0.45]))
 def test_lengths_that_set_themselves_are_near_the_best_fixed_one(
     percent: int, draft_cost: float
 ) -> None:
@@ -141,7 +142,7 @@ def test_a_draft_that_is_never_right_costs_next_to_nothing(batch: int) -> None:
     assert seconds_per_token(WRONG, batch=batch, count=1500) <= 1.02 * plain
 
 
-@pytest.mark.parametrize("free_rows", [1, 8, 16, 24, 48])
+@pytest.mark.parametrize("free_rows", values(1, 16, slow=[8, 24, 48]))
 @pytest.mark.parametrize("percent", [60, 90])
 def test_a_batch_drafts_as_much_as_all_of_its_rows_pay(free_rows: int, percent: int) -> None:
     """A row that is free for one sequence need not be for eight at once."""
@@ -215,7 +216,7 @@ def test_a_draft_that_becomes_right_is_found_again() -> None:
 
 
 @pytest.mark.parametrize("percent", [40, 80, 95])
-@pytest.mark.parametrize("draft_cost", [0.1, 0.3, 0.8])
+@pytest.mark.parametrize("draft_cost", values(0.3, slow=[0.1, 0.8]))
 @pytest.mark.parametrize("free_percent", [5, 50, 90])
 def test_a_chain_is_about_as_fast_as_the_better_of_its_parts(
     percent: int, draft_cost: float, free_percent: int

@@ -26,6 +26,7 @@ CHAINS = (
     "mxfp4:k=12+SMALL:bf16:k=8+SMALL:k=4+ngram:CORPUS:k=2",
 )
 DRAFTS = ("none", *(f"mxfp4:k={k}" for k in range(1, 9)), "mxfp4", *CHAINS)
+QUICK_DRAFTS = ("none", "mxfp4:k=1", "mxfp4:k=4", "mxfp4", *CHAINS[::2])
 STOPS = ("own", "random")  # who decides how long a draft is
 
 
