@@ -159,7 +159,7 @@ def make_tensors(shape: Shape, seed: int) -> Tensors:
     if shape.is_peaked:
         _peak(rng, shape, weights)
     head = "model.embed_tokens.weight" if shape.is_tied else "lm_head.weight"
-    weights[module_name(shape, head)][[BOS, EOS]] = 0  # no text ends by chance
+    weights[module_name(shape, head)][[BOS, EOS]] = 0  # no sequence ends by chance
     return {
         name: weight.astype(np.uint8) if name.endswith(BYTES) else bf16_bits(weight)
         for name, weight in weights.items()
