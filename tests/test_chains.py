@@ -101,6 +101,8 @@ def test_the_default_chain_leaves_out_the_precision_of_the_target() -> None:
         (["mxfp4:bf16"], "'bf16'"),
         (["mxfp4:k=0"], "k=0"),
         (["mxfp4:k=65"], "k=65"),
+        (["mxfp4:k=many"], "k=many"),
+        (["mxfp4:x=1"], "x=1"),
         (["./small:k=²"], "k=²"),
         (["ngram:k=-1"], "k=-1"),
         (["./small", "mxfp4"], "first"),
