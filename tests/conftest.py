@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 from specqd import LLM
 from specqd.cli import main
@@ -17,6 +18,12 @@ from support.fixtures import a_model
 from support.openai_client import client_of
 from support.random_models import PACKED_SHAPE, Shape, make_model
 from support.served import TEMPLATE, Served
+
+# Times of examples tell nothing, and an example may write over the files of the one before.
+settings.register_profile(
+    "ours", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+settings.load_profile("ours")
 
 SHARED_MODELS = Path(__file__).parents[1].parent / "shared" / "models"
 

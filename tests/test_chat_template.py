@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from specqd.errors import RequestError, TokenizerError
@@ -75,7 +75,6 @@ def test_the_dialect_of_chat_templates(source: str, text: str) -> None:
 
 
 @given(JSON, st.sampled_from([None, 0, 2, "\t"]), st.booleans())
-@settings(deadline=None, max_examples=100)
 def test_tojson_is_json_without_html_escapes(value: Any, indent: Any, ascii_only: bool) -> None:
     source = "{{ x | tojson(indent=indent, ensure_ascii=ascii_only) }}"
     variables = {"x": value, "indent": indent, "ascii_only": ascii_only}

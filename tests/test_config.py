@@ -4,7 +4,7 @@ import json
 from typing import Any, get_args
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specqd.config import (
@@ -333,9 +333,7 @@ json_values = st.recursive(
 )
 
 
-@settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=200)
 @given(
     model_type=st.sampled_from(get_args(ModelType)),
     changes=st.dictionaries(st.sampled_from(FIELDS), json_values, max_size=3),

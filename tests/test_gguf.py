@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specqd import LLM
@@ -29,9 +29,7 @@ VALUES: dict[str, Any] = {
     "a.nested": [[1, 2], [3]],
     "a.empty": [],
 }
-fuzz = settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+fuzz = settings(max_examples=300)
 
 
 @pytest.fixture

@@ -130,7 +130,7 @@ def chain(target: FakeModel, rng: random.Random, depth: int) -> Level:
     return Level(target, drafter)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), depth=st.integers(0, 3), batch=st.integers(1, 4))
 def test_any_chain_gives_the_target_s_own_tokens(seed: int, depth: int, batch: int) -> None:
     rng = random.Random(seed)

@@ -24,7 +24,7 @@ from support.random_families import (
     rope_parameters,
     tensor_sizes,
 )
-from support.writers import bf16_bits, entry, write_safetensors
+from support.writers import bf16_bits, entry, read_raw, write_safetensors
 
 Tensors = dict[str, NDArray[np.uint16] | NDArray[np.uint8]]
 
@@ -231,12 +231,11 @@ def safetensors_header(sizes: Mapping[str, tuple[int, ...]]) -> bytes:
 
 def read_model(directory: Path) -> tuple[dict[str, Any], Tensors]:
     """Config, BF16 and MXFP4 tensors of a directory with one weights file."""
-    data = (directory / "model.safetensors").read_bytes()
-    start = 8 + int.from_bytes(data[:8], "little")
+    header, data = read_raw(directory / "model.safetensors")
     tensors = {}
-    for name, facts in json.loads(data[8:start]).items():
+    for name, facts in json.loads(header).items():
         if name != "__metadata__":
-            first, last = (start + offset for offset in facts["data_offsets"])
+            first, last = facts["data_offsets"]
             kind = "u1" if facts["dtype"] == "U8" else "<u2"
             tensors[name] = np.frombuffer(data[first:last], kind).reshape(facts["shape"])
     return json.loads((directory / "config.json").read_text()), tensors
