@@ -18,6 +18,7 @@ from specqd.formats.gguf_tensors import GgufTensors, in_half_order, without_one
 from specqd.text.tokenizer import Tokenizer
 from support.gguf_files import convert, model_metadata, string, typed, write_gguf
 from support.random_models import ROPE_SCALINGS, Shape, make_config, make_model
+from support.refusals import done_or_refused, refused
 
 VALUES: dict[str, Any] = {
     "a.flag": True,
@@ -88,10 +89,7 @@ def test_gemmas_norms_minus_one_are_exact_or_refused(rng: np.random.Generator) -
 
 
 def refusal(path: Path, kind: type[SpecqdError] = TensorError) -> str:
-    with pytest.raises(kind) as caught:
-        LLM(path, "none", 1)
-    message = str(caught.value)
-    assert "\n" not in message
+    message = refused(kind, LLM, path, "none", 1)
     assert str(path) in message
     return message
 
@@ -159,15 +157,8 @@ def test_hostile_file_is_refused_by_name(tmp_path: Path, case: str) -> None:
 
 
 def attempt(path: Path) -> None:
-    """Reads the file: a SpecqdError of one line is fine, any other exception is not."""
-    problem = ""
-    try:
-        read_config(path)
-        GgufTensors.open(path)
-        Tokenizer.open(path)
-    except SpecqdError as error:
-        problem = str(error)
-    assert "\n" not in problem
+    for read in (read_config, GgufTensors.open, Tokenizer.open):
+        done_or_refused(SpecqdError, read, path)
 
 
 @fuzz

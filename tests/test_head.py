@@ -16,6 +16,7 @@ from specqd.errors import RequestError
 from specqd.model.model import HEAD_AS_PAYS, WHOLE_HEAD, Head, Machine, Model
 from support.family_shapes import FAMILY_SHAPES
 from support.random_models import Shape, make_model
+from support.refusals import refused
 
 PANEL = 16
 SHAPES = {
@@ -249,9 +250,8 @@ def test_a_word_says_what_is_read_of_the_head(word: str, head: Head) -> None:
 
 @pytest.mark.parametrize("value", ["", "0", "-1", "½", "12+", "12+mxfp4", "exact+12", "most"])
 def test_a_head_without_sense_is_refused(value: str) -> None:
-    with pytest.raises(RequestError) as refusal:
-        DraftSpec.parse(f"mxfp4:head={value}")
-    assert f"'head={value}'" in str(refusal.value)
+    word = f"mxfp4:head={value}"
+    assert f"'head={value}'" in refused(RequestError, DraftSpec.parse, word)
 
 
 def test_a_model_may_be_called_head() -> None:
