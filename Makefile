@@ -10,7 +10,7 @@ QUIET_PIP := --quiet --disable-pip-version-check
 
 unexport PYTHONPATH  # import only from the environments below
 
-.PHONY: build demo test wheel aarch64 amx lint format docs examples parity bench-peers clean
+.PHONY: build demo test test-slow test-all wheel aarch64 amx lint format docs examples parity bench-peers clean
 
 build: $(VENV)/built
 
@@ -36,14 +36,19 @@ $(VENV)/test-ready: $(VENV)/built
 	touch $@
 
 test: $(VENV)/test-ready
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-slow: $(VENV)/test-ready
+	$(BIN)/python -m pytest -n 2 -m slow
+
+test-all: test test-slow
 
 # Tests the wheel as a user gets it: in a new environment, outside the source tree.
 wheel: dist/built
 	rm -rf $(EMPTY)
 	$(PYTHON) -m venv $(EMPTY)
 	$(EMPTY)/bin/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[test]"
-	cd / && $(CURDIR)/$(EMPTY)/bin/python -m pytest $(CURDIR)/tests
+	cd / && $(CURDIR)/$(EMPTY)/bin/python -m pytest -n 2 $(CURDIR)/tests
 
 # On Debian: compares tokens on emulated aarch64 with those of this machine.
 aarch64: build

@@ -2,7 +2,7 @@
 
     python benchmarks/chains.py [MODEL] --prompts FILE --chain fp4 --chain auto --chain fp4
 
-Each text is written by every chain in turn, in a new order each time, over one loaded model; the
+Every chain in turn continues each prompt, in a new order each time, over one loaded model; the
 time is that from the first token on. Naming the first chain once more shows what the machine does
 to two measurements of the same. Tokens are compared.
 """
@@ -22,16 +22,16 @@ from specqd.engine.generation import GenerationRequest
 def written(
     llm: LLM, prompts: list[list[int]], params: SamplingParams
 ) -> tuple[list[list[int]], float]:
-    """The tokens of these prompts' texts, decoded together, and seconds for each."""
+    """The tokens after these prompts, decoded together, and seconds for each."""
     engine = llm.engine
-    texts = engine.submit(GenerationRequest(prompts, params.resolved(llm.defaults)))
-    while not all(text.count for text in texts):
+    generations = engine.submit(GenerationRequest(prompts, params.resolved(llm.defaults)))
+    while not all(each.count for each in generations):
         engine.step()
-    begun, before = perf_counter(), sum(text.count for text in texts)
+    begun, before = perf_counter(), sum(each.count for each in generations)
     while not engine.is_idle:
         engine.step()
-    seconds = (perf_counter() - begun) / (sum(text.count for text in texts) - before)
-    return [list(text.sequence.tokens) for text in texts], seconds
+    seconds = (perf_counter() - begun) / (sum(each.count for each in generations) - before)
+    return [list(each.sequence.tokens) for each in generations], seconds
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--chain", dest="chains", action="append", required=True)
     parser.add_argument("--limit", type=int, default=44, help="prompts")
-    parser.add_argument("--at-once", type=int, default=1, help="texts")
+    parser.add_argument("--at-once", type=int, default=1, help="sequences")
     parser.add_argument("-n", type=int, default=128, help="new tokens")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--rounds", type=int, default=3)
@@ -58,12 +58,12 @@ def main() -> None:
             max_tokens=options.n, temperature=options.temperature, seed=number, ignore_eos=True
         )
         part = parts[number % len(parts)]
-        texts = {}
+        tokens = {}
         for arm in random.sample(range(len(arms)), len(arms)):
-            texts[arm], own = written(arms[arm], part, params)
+            tokens[arm], own = written(arms[arm], part, params)
             seconds[arm].append(own)
-        if any(others != texts[0] for others in texts.values()):
-            raise SystemExit("NOT EQUAL: the chains wrote different texts")
+        if any(others != tokens[0] for others in tokens.values()):
+            raise SystemExit("NOT EQUAL: the chains wrote different tokens")
     for chain, own in zip(options.chains, np.array(seconds), strict=True):
         ratio = Interval.of(np.array(seconds[0]) / own)
         print(

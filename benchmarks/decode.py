@@ -15,7 +15,7 @@ from statistics import median
 from time import perf_counter
 
 from specqd import _native
-from specqd._native import Rows, Sequence
+from specqd._native import Context, Rows
 from specqd.model.bandwidth import bandwidth_at
 from specqd.model.model import Machine, Model
 
@@ -24,16 +24,14 @@ PROMPT = [1, 2, 3, 4]
 
 def seconds_per_token(model: Model, tokens: int) -> float:
     """Median over `tokens` forwards of one row."""
-    sequence = Sequence(list(PROMPT), _native.Picker(), len(PROMPT))
-    context = model.context(sequence)
-    context.begin(len(PROMPT))
-    model.forward([Rows(context, 0, list(PROMPT), 1)])
+    context = Context(model.cache.create())
+    model.forward([Rows(context, 0, PROMPT, 1)])
     times = []
     for i in range(tokens):
         begun = perf_counter()
         model.forward([Rows(context, len(PROMPT) + i, [5], 1)])
         times.append(perf_counter() - begun)
-    model.release(sequence)
+    model.cache.release(context.slot)
     return median(times)
 
 

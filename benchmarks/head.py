@@ -3,8 +3,8 @@
     python benchmarks/make_random_llama.py /tmp/llama-head --layers 12 --vocab 128000
     python benchmarks/head.py /tmp/llama-head
 
-Interleaved over the heads: medians and quartiles. `scattered` ids are seen in a text, one in
-each of as many panels, beside the first ids.
+Interleaved over the heads: medians and quartiles. `scattered` ids, one in each of as many
+panels, were seen beside the first ids.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from time import perf_counter
 import numpy as np
 
 from specqd import _native
-from specqd._native import Rows, Sequence
+from specqd._native import Context, Rows
 from specqd.model.bandwidth import bandwidth_at
 from specqd.model.model import Head, Model
 
@@ -41,9 +41,7 @@ def main() -> None:
         "exact": Head(is_exact=True),
         "quarter, exact": Head(vocabulary // 4, True),
     }
-    text = Sequence([0] * 8, _native.Picker(), 8)
-    context = model.context(text)
-    context.begin(8)
+    context = Context(model.cache.create())
     model.forward([Rows(context, 0, [0] * 8, 1)])
     drafts = {name: model.as_draft(head) for name, head in heads.items()}
     times: dict[tuple[str, int], list[float]] = {(n, r): [] for n in drafts for r in ROWS}

@@ -56,7 +56,7 @@ def main() -> None:
     low, _, high = quantiles(outside, n=4)
     print(f"{llm.directory.name}, vocabulary {llm.model.config.vocab_size}, k = {options.length}")
     print(f"a round: {whole:.0f} us; outside forwards and picks {median(outside):.0f} us")
-    print(json.dumps({"round_us": whole, "besides_us": median(outside), "quartiles": [low, high]}))
+    print(json.dumps({"round_us": whole, "overhead_us": median(outside), "quartiles": [low, high]}))
 
 
 if __name__ == "__main__":

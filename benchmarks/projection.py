@@ -18,7 +18,7 @@ from statistics import median
 from time import perf_counter
 
 from specqd import _native
-from specqd._native import Rows, Sequence
+from specqd._native import Context, Rows
 from specqd.model.bandwidth import bandwidth_at
 from specqd.model.model import Machine, Model
 
@@ -31,9 +31,7 @@ Costs = Mapping[int, float]  # seconds of a forward by rows
 
 def row_costs(model: Model, repeats: int) -> Costs:
     """Interleaved over the numbers of rows: medians."""
-    text = Sequence([0] * 8, _native.Picker(), 8)
-    context = model.context(text)
-    context.begin(8)
+    context = Context(model.cache.create())
     model.forward([Rows(context, 0, [0] * 8, 1)])
     times: dict[int, list[float]] = {rows: [] for rows in ROWS}
     for _ in range(repeats):
@@ -41,7 +39,7 @@ def row_costs(model: Model, repeats: int) -> Costs:
             begun = perf_counter()
             model.forward([Rows(context, 8, list(range(rows)), rows)])
             times[rows].append(perf_counter() - begun)
-    model.release(text)
+    model.cache.release(context.slot)
     return {rows: median(seconds) for rows, seconds in times.items()}
 
 

@@ -1,4 +1,4 @@
-"""A chain of one's own: MXFP4 drafts over n-grams, which know a file beforehand.
+"""A chain of one's own: n-grams of a file draft for the MXFP4 weights, and these for the model.
 
 Any model with the same tokenizer may draft too: LLM(model, draft=["fp4", "./small", "ngram"]).
 """

@@ -1,5 +1,7 @@
 """Shared fixtures: the seed of this run, commands in this process, and models."""
 
+import os
+import random
 import shutil
 from pathlib import Path
 from secrets import randbelow
@@ -7,12 +9,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 from specqd import LLM
 from specqd.cli import main
 from support.command_line import Refuse, Run
+from support.fixtures import a_model
+from support.openai_client import client_of
 from support.random_models import PACKED_SHAPE, Shape, make_model
-from support.served import add_template
+from support.served import TEMPLATE, Served
+
+# Times of examples tell nothing, and an example may write over the files of the one before.
+settings.register_profile(
+    "ours", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+settings.load_profile("ours")
 
 SHARED_MODELS = Path(__file__).parents[1].parent / "shared" / "models"
 
@@ -24,6 +35,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.seed is None:
         config.option.seed = randbelow(1 << 32)
+    worker = getattr(config, "workerinput", None)
+    if worker and hasattr(os, "sched_setaffinity"):
+        # A worker has cores of its own: a barrier that waits for another one's core takes long.
+        number, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
+        if cores := sorted(os.sched_getaffinity(0))[number::count]:
+            os.sched_setaffinity(0, cores)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -73,18 +90,9 @@ def refuse(run: Run) -> Refuse:
     return run_refused
 
 
-@pytest.fixture(scope="session")
-def small_model(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
-    """A random model of 256 positions whose drafts are often right; not to be written to."""
-    shape = Shape(is_peaked=True, context=256)
-    return make_model(tmp_path_factory.mktemp("models") / "small", shape, seed)
-
-
-@pytest.fixture(scope="session")
-def chat_model(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
-    """A like model with a chat template and 512 positions; not to be written to."""
-    directory = tmp_path_factory.mktemp("models") / "small"
-    return add_template(make_model(directory, Shape(is_peaked=True, context=512), seed))
+# Random models whose drafts are often right.
+small_model = a_model(Shape(is_peaked=True, context=256))
+chat_model = a_model(Shape(is_peaked=True, context=512), TEMPLATE)
 
 
 @pytest.fixture(scope="session")
@@ -93,9 +101,20 @@ def llm(chat_model: Path) -> LLM:
     return LLM(chat_model, "none", threads=2)
 
 
+@pytest.fixture(scope="module")
+def client(served: Served) -> Any:
+    """OpenAI's client of the module's server."""
+    return client_of(served)
+
+
 @pytest.fixture
 def rng(seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
+
+
+@pytest.fixture
+def chance(seed: int) -> random.Random:
+    return random.Random(seed)
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ from support.batches import write_lines as write
 from support.command_line import PROGRAM
 from support.openai_client import NO_WHITE_SPACE
 from support.random_models import Shape, make_model
+from support.refusals import refused
 
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
 
@@ -215,9 +216,7 @@ def test_chats_are_refused_where_there_is_no_template(tmp_path: Path, seed: int)
 def test_a_bad_line_is_refused_before_any_work(tmp_path: Path, bad: bytes, problem: str) -> None:
     source = tmp_path / "in.jsonl"
     source.write_bytes(json.dumps(line("a")).encode() + b"\n\n" + bad + b"\n")
-    with pytest.raises(RequestError) as refused:
-        read_batch(source, "small")
-    assert str(refused.value).startswith(f"{source}:3: {problem}")
+    assert refused(RequestError, read_batch, source, "small").startswith(f"{source}:3: {problem}")
 
 
 def test_a_line_cut_off_anywhere_is_written_again(tmp_path: Path, run: Run) -> None:
@@ -278,6 +277,7 @@ def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_twenty_kills_leave_an_undisturbed_file(
     tmp_path: Path, model: Path, run: Run, seed: int
 ) -> None:

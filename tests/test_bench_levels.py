@@ -29,13 +29,12 @@ from specqd.cli import main
 from specqd.errors import RequestError, SpecqdError
 from support.command_line import Refuse
 from support.command_line import Run as RunMain
+from support.fixtures import an_llm
 
 PARAMS = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
 
 
-@pytest.fixture(scope="module")
-def llm(small_model: Path) -> LLM:
-    return LLM(small_model, "none", threads=1)
+llm = an_llm("small_model", threads=1)
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,12 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from specqd.errors import RequestError, TokenizerError
 from specqd.text.chat_template import ChatTemplate
+from support.refusals import refused
 
 MESSAGES = [
     {"role": "system", "content": "Be brief."},
@@ -75,7 +76,6 @@ def test_the_dialect_of_chat_templates(source: str, text: str) -> None:
 
 
 @given(JSON, st.sampled_from([None, 0, 2, "\t"]), st.booleans())
-@settings(deadline=None, max_examples=100)
 def test_tojson_is_json_without_html_escapes(value: Any, indent: Any, ascii_only: bool) -> None:
     source = "{{ x | tojson(indent=indent, ensure_ascii=ascii_only) }}"
     variables = {"x": value, "indent": indent, "ascii_only": ascii_only}
@@ -133,15 +133,12 @@ def test_a_message_nested_within_itself_is_refused() -> None:
 def stopped(source: str, messages: Any = MESSAGES) -> str:
     """The error, one line, of a bad template; asserts short time and little memory."""
     started, before = time.thread_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(TokenizerError) as caught:
-        render(source, messages)
+    message = refused(TokenizerError, render, source, messages)
     kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert time.thread_time() - started < 4
     if sys.platform == "linux":
         assert kibibytes < 300 * 1024
-    message = str(caught.value)
     assert message.startswith("m/tokenizer_config.json: the chat template ")
-    assert "\n" not in message
     assert len(message) <= 500
     return message
 

@@ -11,15 +11,13 @@ from specqd import LLM, SamplingParams, _native
 from specqd.cli import main
 from specqd.errors import RequestError
 from support.family_shapes import FAMILY_SHAPES
+from support.fixtures import a_model
 from support.random_models import Shape, make_model
 
 GREEDY = SamplingParams(max_tokens=None, temperature=0, ignore_eos=True)
 
 
-@pytest.fixture(scope="module")
-def phi(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
-    """Trained on 64 positions; long factors stretch it to 1024."""
-    return make_model(tmp_path_factory.mktemp("models") / "phi", FAMILY_SHAPES["phi3"], seed)
+phi = a_model(FAMILY_SHAPES["phi3"])  # trained on 64 positions; long factors stretch it to 1024
 
 
 def with_rope(model: Path, to: Path, change: Callable[[dict[str, object]], object]) -> Path:

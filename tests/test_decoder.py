@@ -196,33 +196,27 @@ def test_padding_of_tiny_weights_is_multiplied_by_zero(tmp_path: Path, seed: int
 # --- Against itself ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_draft", [False, True], ids=["exact", "draft"])
-@pytest.mark.parametrize("name", SHAPES)
+each_precision = pytest.mark.parametrize("is_draft", [False, True], ids=["exact", "draft"])
+
+
+@each_precision
+@pytest.mark.parametrize("name", [*SHAPES, *LONG])
 def test_rows_have_the_same_bits_in_parts_of_any_size(
     name: str, is_draft: bool, tmp_path: Path, seed: int
 ) -> None:
-    shape = SHAPES[name]
+    shape = (SHAPES | LONG)[name]
+    count, sizes = 75, [[1], [2, 3], [33], [5, 1, 17]]
+    if name in LONG:
+        count, sizes = 1300, [[100, 1], [411], [CHUNK - 1, 2]]
     model = open_random(tmp_path, shape, seed)
-    tokens = random_tokens(seed, 75, shape.vocab)
-    expected = forward_in_parts(model, tokens, [75], is_draft=is_draft)
-    for parts in ([1], [2, 3], [33], [5, 1, 17]):
+    tokens = random_tokens(seed, count, shape.vocab)
+    expected = (model.as_draft() if is_draft else model).logits(tokens)
+    for parts in sizes:
         found = forward_in_parts(model, tokens, parts, is_draft=is_draft)
         np.testing.assert_array_equal(found, expected, str(parts))
 
 
-@pytest.mark.parametrize("name", LONG)
-def test_long_sequences_have_the_same_bits_in_parts_of_any_size(
-    name: str, tmp_path: Path, seed: int
-) -> None:
-    shape = LONG[name]
-    model = open_random(tmp_path, shape, seed)
-    tokens = random_tokens(seed, 1300, shape.vocab)
-    expected = model.logits(tokens)
-    for parts in ([100, 1], [411], [CHUNK - 1, 2]):
-        np.testing.assert_array_equal(forward_in_parts(model, tokens, parts), expected, str(parts))
-
-
-@pytest.mark.parametrize("is_draft", [False, True], ids=["exact", "draft"])
+@each_precision
 @pytest.mark.parametrize("name", SHAPES)
 def test_rows_have_the_same_bits_alone_and_in_a_ragged_batch(
     name: str, is_draft: bool, tmp_path: Path, seed: int
@@ -231,24 +225,14 @@ def test_rows_have_the_same_bits_alone_and_in_a_ragged_batch(
     model = open_random(tmp_path, shape, seed)
     chosen = model.as_draft() if is_draft else model
     lengths = [1, 70, 33, 2, 64, 5]
-    texts = [random_tokens(seed + i, n, shape.vocab) for i, n in enumerate(lengths)]
-    alone = [forward_in_parts(model, text, [len(text)], is_draft=is_draft) for text in texts]
-    contexts = [Context(model.cache.create()) for _ in texts]
-    firsts = [len(text) * 2 // 3 for text in texts]  # rows cached first, in one forward
-    chosen.forward(
-        [
-            Rows(context, 0, text[:first], 0)
-            for context, text, first in zip(contexts, texts, firsts, strict=True)
-            if first
-        ]
-    )
+    sequences = [random_tokens(seed + i, n, shape.vocab) for i, n in enumerate(lengths)]
+    alone = [forward_in_parts(model, each, [len(each)], is_draft=is_draft) for each in sequences]
+    contexts = [Context(model.cache.create()) for _ in sequences]
+    firsts = [len(each) * 2 // 3 for each in sequences]  # rows cached first, in one forward
+    places = list(zip(contexts, sequences, firsts, strict=True))
+    chosen.forward([Rows(context, 0, each[:first], 0) for context, each, first in places if first])
     assert testing.logit_rows(model.decoder) == 0
-    chosen.forward(
-        [
-            Rows(context, first, text[first:], len(text) - first)
-            for context, text, first in zip(contexts, texts, firsts, strict=True)
-        ]
-    )
+    chosen.forward([Rows(c, first, each[first:], len(each) - first) for c, each, first in places])
     expected = np.concatenate([a[first:] for a, first in zip(alone, firsts, strict=True)])
     np.testing.assert_array_equal(model.decoder.logits(), expected)
 
@@ -277,11 +261,11 @@ def test_only_requested_logits_are_computed(tmp_path: Path, seed: int) -> None:
 
 def test_a_long_prompt_is_forwarded_in_parts(tmp_path: Path, seed: int) -> None:
     model = open_random(tmp_path, LONG["full"], seed)
-    texts = [random_tokens(seed + i, n, 320) for i, n in enumerate((1200, 30, 700))]
-    expected = np.concatenate([model.logits(text)[-2:] for text in texts])
-    contexts = [Context(model.cache.create()) for _ in texts]
-    assert sum(map(len, texts)) > 3 * MAX_ROWS
-    model.forward([Rows(c, 0, text, 2) for c, text in zip(contexts, texts, strict=True)])
+    sequences = [random_tokens(seed + i, n, 320) for i, n in enumerate((1200, 30, 700))]
+    expected = np.concatenate([model.logits(sequence)[-2:] for sequence in sequences])
+    contexts = [Context(model.cache.create()) for _ in sequences]
+    assert sum(map(len, sequences)) > 3 * MAX_ROWS
+    model.forward([Rows(c, 0, each, 2) for c, each in zip(contexts, sequences, strict=True)])
     np.testing.assert_array_equal(model.decoder.logits(), expected)
     assert [context.length for context in contexts] == [1200, 30, 700]
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from specqd import _native
 from specqd._native import DraftRequest, Level, NgramDrafter, NoDraft, Proposal, Sequence, testing
 from specqd.engine.roles import Drafter
+from support.drafting import Whimsical
 from support.fake_model import FakeModel
 
 Floats = NDArray[np.float64]
@@ -113,34 +114,6 @@ class Lenient(ToyModel):
         if guess is not None and logits[guess] > logits.max() - 0.5:
             return guess, confidence
         return token, confidence
-
-
-class RandomlyAsked:
-    """Asks a drafter for random numbers of tokens, and cuts its proposals at random."""
-
-    def __init__(self, drafter: Drafter, rng: random.Random) -> None:
-        self._drafter = drafter
-        self._rng = rng
-
-    @property
-    def levels(self) -> tuple[Drafter, ...]:
-        return self._drafter.levels
-
-    def propose(self, requests: SequenceOf[DraftRequest]) -> list[Proposal]:
-        requests = [
-            request.changed(at_most=self._rng.randint(0, request.at_most)) for request in requests
-        ]
-        return [self._cut(proposal) for proposal in self._drafter.propose(requests)]
-
-    def _cut(self, proposal: Proposal) -> Proposal:
-        kept = self._rng.randint(len(proposal.tokens) // 2, len(proposal.tokens))
-        return Proposal(proposal.tokens[:kept], proposal.confidences[:kept])
-
-    def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:
-        self._drafter.observe(request, proposal, accepted)
-
-    def release(self, sequence: Sequence) -> None:
-        self._drafter.release(sequence)
 
 
 def table_of(rng: np.random.Generator, vocabulary: int = VOCABULARY) -> Table:
@@ -252,9 +225,9 @@ def three_deep(target: ToyModel) -> Drafter:
 
 def three_deep_of_random_lengths(target: ToyModel) -> Drafter:
     rng = random.Random(3)
-    small = Level(ToyModel(TOY.small), RandomlyAsked(TOY.ngram(), rng), length=4)
-    draft = Level(target.drafting(TOY.draft), RandomlyAsked(small, rng), length=6)
-    return RandomlyAsked(draft, rng)
+    small = Level(ToyModel(TOY.small), Whimsical(TOY.ngram(), rng), length=4)
+    draft = Level(target.drafting(TOY.draft), Whimsical(small, rng), length=6)
+    return Whimsical(draft, rng)
 
 
 CHAINS = (

@@ -19,6 +19,7 @@ from specqd._native import (
 )
 from specqd.engine.roles import Drafter
 from support.fake_model import FakeDrafter, FakeModel, Rule, next_by_hash, often
+from support.slow import values
 
 TARGET = next_by_hash(64)
 WRONG = next_by_hash(64, salt=1)
@@ -110,18 +111,18 @@ def seconds_per_token(
             level.drafter = DraftChoice([level.drafter, below])
         level.measure()
         clock.now, target.more, draft.first, draft.more = 0.0, row, draft_cost, row / 4
-    texts = [Sequence([i + 1, 2, 3], _native.Picker(), 3) for i in range(batch)]
+    sequences = [Sequence([i + 1, 2, 3], _native.Picker(), 3) for i in range(batch)]
     made = 0
     while made < count * batch:
-        results = level.advance([DraftRequest(text, 1000) for text in texts])
-        for text, result in zip(texts, results, strict=True):
-            text.tokens.extend(result.tokens)
+        results = level.advance([DraftRequest(sequence, 1000) for sequence in sequences])
+        for sequence, result in zip(sequences, results, strict=True):
+            sequence.tokens.extend(result.tokens)
             made += len(result.tokens)
     return clock.now / made
 
 
 @pytest.mark.parametrize("percent", [60, 85, 97])
-@pytest.mark.parametrize("draft_cost", [0.1, 0.25, 0.45])
+@pytest.mark.parametrize("draft_cost", values(0.25, slow=[0.1, 0.45]))
 def test_lengths_that_set_themselves_are_near_the_best_fixed_one(
     percent: int, draft_cost: float
 ) -> None:
@@ -141,7 +142,7 @@ def test_a_draft_that_is_never_right_costs_next_to_nothing(batch: int) -> None:
     assert seconds_per_token(WRONG, batch=batch, count=1500) <= 1.02 * plain
 
 
-@pytest.mark.parametrize("free_rows", [1, 8, 16, 24, 48])
+@pytest.mark.parametrize("free_rows", values(1, 16, slow=[8, 24, 48]))
 @pytest.mark.parametrize("percent", [60, 90])
 def test_a_batch_drafts_as_much_as_all_of_its_rows_pay(free_rows: int, percent: int) -> None:
     """A row that is free for one sequence need not be for eight at once."""
@@ -167,18 +168,18 @@ def test_a_small_model_drafts_as_much_after_it_read_a_long_prompt() -> None:
         draft = Level(TimedModel(rule, 512).takes(clock, 0.1, 0.05), NoDraft(), clock=clock)
         level = Level(target, draft, clock=clock)
         level.measure()
-        for first in range(20):  # after the first of these texts nothing may be tried for nothing
-            text = Sequence([*range(first, first + prompt)], _native.Picker(), prompt)
-            while len(text.tokens) < prompt + 40:
-                [made] = level.advance([DraftRequest(text, 40)])
-                text.tokens.extend(made.tokens)
+        for first in range(20):  # after the first sequence nothing may be tried for nothing
+            sequence = Sequence([*range(first, first + prompt)], _native.Picker(), prompt)
+            while len(sequence.tokens) < prompt + 40:
+                [made] = level.advance([DraftRequest(sequence, 40)])
+                sequence.tokens.extend(made.tokens)
         return level.stats.drafted
 
     assert drafted(300) >= 0.9 * drafted(3)
 
 
-def test_a_text_alone_is_drafted_for_as_well_after_a_batch() -> None:
-    """Tokens come faster in a batch: what one is worth there is too little for a text alone."""
+def test_a_sequence_alone_is_drafted_for_as_well_after_a_batch() -> None:
+    """Tokens come faster in a batch: what one is worth there is too little for a sequence alone."""
     rule = often(TARGET, WRONG, percent=90)
 
     def seconds_alone(batch_tokens: int) -> float:
@@ -188,13 +189,13 @@ def test_a_text_alone_is_drafted_for_as_well_after_a_batch() -> None:
         level = Level(target, draft, clock=clock)
         level.measure()
 
-        def write(count: int, texts: list[Sequence]) -> float:
+        def write(count: int, sequences: list[Sequence]) -> float:
             begun = clock.now
-            while any(len(text.tokens) < count + 3 for text in texts):
-                for text, made in zip(
-                    texts, level.advance([DraftRequest(t, 99) for t in texts]), strict=True
+            while any(len(sequence.tokens) < count + 3 for sequence in sequences):
+                for sequence, made in zip(
+                    sequences, level.advance([DraftRequest(t, 99) for t in sequences]), strict=True
                 ):
-                    text.tokens.extend(made.tokens)
+                    sequence.tokens.extend(made.tokens)
             return clock.now - begun
 
         write(batch_tokens, [Sequence([i + 1, 2, 3], _native.Picker(), 3) for i in range(16)])
@@ -215,7 +216,7 @@ def test_a_draft_that_becomes_right_is_found_again() -> None:
 
 
 @pytest.mark.parametrize("percent", [40, 80, 95])
-@pytest.mark.parametrize("draft_cost", [0.1, 0.3, 0.8])
+@pytest.mark.parametrize("draft_cost", values(0.3, slow=[0.1, 0.8]))
 @pytest.mark.parametrize("free_percent", [5, 50, 90])
 def test_a_chain_is_about_as_fast_as_the_better_of_its_parts(
     percent: int, draft_cost: float, free_percent: int
@@ -233,7 +234,7 @@ def test_a_chain_is_about_as_fast_as_the_better_of_its_parts(
 
 
 class FitfulDrafter(FreeDrafter):
-    """Knows the text for a while, then has nothing to say for a while."""
+    """Knows the sequence for a while, then has nothing to say for a while."""
 
     span = 60  # tokens
 
@@ -245,7 +246,7 @@ class FitfulDrafter(FreeDrafter):
 
 
 def test_a_token_is_worth_what_those_near_it_take() -> None:
-    """Where the text was known it came fast; where it is not, drafts pay that would not have
+    """Where the sequence was known it came fast; where it is not, drafts pay that would not have
     there."""
     rule, case = often(TARGET, WRONG, percent=97), {"draft_cost": 0.4, "row": 0.15}
     known = seconds_per_token(None, below=FreeDrafter(TARGET, 0.99), **case)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import combinations, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from support.exactness import (
     open_model,
 )
 from support.family_shapes import FAMILY_SHAPES
+from support.slow import values
 
 LEAST_TOKENS = 50_000
 TRAINED = {subject.name: subject for subject in exactness.trained_subjects(SHARED_MODELS)}
@@ -51,7 +53,10 @@ def is_quick_enough(pair: Pair) -> bool:
     return not (is_large and first in exactness.SLOW_ISAS)
 
 
-CELLS = [Cell(**row) for row in covering_array(FACTORS, is_quick_enough)]
+QUICK_FACTORS = FACTORS | {"draft": drafting.QUICK_DRAFTS}
+QUICK_ROWS = covering_array(QUICK_FACTORS, is_quick_enough)
+QUICK_CELLS = [Cell(**row) for row in QUICK_ROWS]
+SLOW_CELLS = [Cell(**row) for row in covering_array(FACTORS, is_quick_enough, QUICK_ROWS)]
 MODELS = (*FACTORS["model"], *FAMILY_SHAPES)
 FAMILY_DRAFTS = ("fp4", "fp4:k=6+SMALL:bf16:k=4", "SMALL:k=5+ngram:k=2")
 
@@ -68,7 +73,9 @@ def family_cells() -> Iterator[Cell]:
         yield Cell(**values | {"model": name, "isa": isa})
 
 
-FAMILY_CELLS = list(family_cells())
+for number, cell in enumerate(family_cells()):
+    family, isa = divmod(number, len(FACTORS["isa"]))
+    (QUICK_CELLS if isa == family % len(FACTORS["isa"]) else SLOW_CELLS).append(cell)
 
 
 @dataclass
@@ -77,7 +84,8 @@ class Bench:
 
     directory: Path
     seed: int
-    compared: int = 0
+    compared: int = 0  # tokens
+    cells: int = 0
     drafted: Drafted = field(default_factory=Drafted)
     drafted_below: Counter[tuple[int, str]] = field(default_factory=Counter)  # by depth
     _subjects: dict[str, Subject] = field(default_factory=dict)
@@ -150,23 +158,29 @@ def bench(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Bench:
     return Bench(tmp_path_factory.mktemp("models"), seed)
 
 
-def test_cells_hold_every_pair_of_values() -> None:
+@pytest.mark.parametrize(
+    ("cells", "factors"),
+    [(QUICK_CELLS, QUICK_FACTORS), ([*QUICK_CELLS, *SLOW_CELLS], FACTORS)],
+    ids=["quick", "all"],
+)
+def test_cells_hold_every_pair_of_values(cells: list[Cell], factors: dict[str, Any]) -> None:
     held = set()
-    for cell in CELLS:
+    for cell in cells:
         held |= set(combinations(dataclasses.asdict(cell).items(), 2))
     names = [f.name for f in dataclasses.fields(Cell)]
     for a, b in combinations(names, 2):
-        for x, y in product(FACTORS[a], FACTORS[b]):
+        for x, y in product(factors[a], factors[b]):
             pair = ((a, x), (b, y))
             assert pair in held or not is_quick_enough(pair), pair
 
 
-@pytest.mark.parametrize("cell", [*CELLS, *FAMILY_CELLS], ids=str)
+@pytest.mark.parametrize("cell", values(*QUICK_CELLS, slow=SLOW_CELLS), ids=str)
 def test_bits_are_those_of_plain_decoding(bench: Bench, cell: Cell) -> None:
     traces, drafted = bench.decode(cell)
     assert bench.differences(cell, traces) == []
     assert all(len(trace.emissions) >= 64 for trace in traces)
     bench.compared += sum(len(trace.emissions) for trace in traces)
+    bench.cells += 1
     for count in dataclasses.fields(Drafted):
         before = getattr(bench.drafted, count.name)
         setattr(bench.drafted, count.name, before + getattr(drafted, count.name))
@@ -180,7 +194,7 @@ def test_bits_do_not_depend_on_max_rows(bench: Bench, name: str) -> None:
     assert bench.differences(cell, traces) == []
 
 
-@pytest.mark.parametrize("name", [*exactness.RANDOM_SHAPES, *FAMILY_SHAPES])
+@pytest.mark.parametrize("name", values(*exactness.RANDOM_SHAPES, slow=FAMILY_SHAPES))
 def test_both_precisions_give_the_same_logits_on_every_instruction_set(
     bench: Bench, name: str, rng: np.random.Generator
 ) -> None:
@@ -205,7 +219,7 @@ def test_drafts_were_rejected_and_accepted_in_part_and_whole(bench: Bench) -> No
 
 def test_enough_tokens_were_compared(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     with capsys.disabled():
-        print(f"[{bench.compared} tokens compared in {len(CELLS)} cells]", end="")
+        print(f"[{bench.compared} tokens compared in {bench.cells} cells]", end="")
     assert bench.compared >= LEAST_TOKENS
 
 

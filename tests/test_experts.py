@@ -17,6 +17,7 @@ from support import reference
 from support.family_shapes import FAMILY_SHAPES
 from support.fp4 import bf16_values
 from support.random_models import make_model, read_model, write_safetensors
+from support.refusals import refused
 
 MACHINE = Machine.choose(1)
 GPT_OSS = FAMILY_SHAPES["gpt_oss"]
@@ -128,10 +129,7 @@ def test_damaged_mxfp4_is_refused(
     _, tensors = read_model(tmp_path)
     damage(tensors)
     write_safetensors(tmp_path / "model.safetensors", tensors)
-    with pytest.raises(TensorError) as caught:
-        Model.open(tmp_path, machine=MACHINE)
-    assert mentions in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert mentions in refused(TensorError, Model.open, tmp_path, machine=MACHINE)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from specqd.cli import main
 from specqd.cli.explain import Span, as_html, explained, for_terminal, legend
 from specqd.cli.terminal import harmless
 from support.fake_model import FakeModel, next_by_hash, often
+from support.fixtures import an_llm
 
 VOCABULARY = 64
 TARGET = next_by_hash(VOCABULARY)
@@ -23,9 +24,7 @@ SPANS = [Span("def", 0, 0.5), Span(HOSTILE, 1, 0.25), Span("\n", 1, 0.75), Span(
 CHAIN = ["bf16", "<b>fp4</b>\x1b", "ngram"]
 
 
-@pytest.fixture(scope="module")
-def llm(small_model: Path) -> LLM:
-    return LLM(small_model, "fp4:k=3", threads=1)
+llm = an_llm("small_model", "mxfp4:k=3", threads=1)
 
 
 # --- Depths -----------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ import pytest
 from specqd import _native
 from specqd._native import testing
 from specqd.model.model import Machine, Model
-from support.random_models import Shape, make_model
+from support.fixtures import a_model
+from support.random_models import Shape
 
 pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64" or sys.platform != "linux",
@@ -51,9 +52,7 @@ def floating_point(mode: int) -> Iterator[None]:
         write_mode(before)
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"), Shape(), seed)
+directory = a_model(Shape())
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)

@@ -1,5 +1,5 @@
 """Drafts that read a part of the head, or all of it exactly: what is kept has the bits of the
-whole, what is left out has no logit, and no text changes."""
+whole, what is left out has no logit, and no sequence changes."""
 
 from collections.abc import Sequence as SequenceOf
 from itertools import product
@@ -16,6 +16,7 @@ from specqd.errors import RequestError
 from specqd.model.model import HEAD_AS_PAYS, WHOLE_HEAD, Head, Machine, Model
 from support.family_shapes import FAMILY_SHAPES
 from support.random_models import Shape, make_model
+from support.refusals import refused
 
 PANEL = 16
 SHAPES = {
@@ -28,15 +29,15 @@ HEADS = (Head(1), Head(130), Head(200, True), Head(is_exact=True))
 
 
 def logits_of(
-    model: Model, head: Head, texts: SequenceOf[SequenceOf[int]], *, is_exact: bool = False
+    model: Model, head: Head, sequences: SequenceOf[SequenceOf[int]], *, is_exact: bool = False
 ) -> NDArray[np.float32]:
     """Logits of all tokens, in one forward of the fp4 precision, after one of the exact precision
     that leaves finite logits wherever it can."""
     chosen = model if is_exact else model.as_draft(head)
-    contexts = [Context(model.cache.create()) for _ in texts]
+    contexts = [Context(model.cache.create()) for _ in sequences]
     batch = [
-        Rows(context, 0, list(text), len(text))
-        for context, text in zip(contexts, texts, strict=True)
+        Rows(context, 0, list(sequence), len(sequence))
+        for context, sequence in zip(contexts, sequences, strict=True)
     ]
     model.forward(batch)
     assert np.isfinite(model.decoder.logits()).all()
@@ -67,9 +68,9 @@ def test_kept_logits_have_the_bits_of_the_whole_and_the_others_are_minus_infinit
     model.decoder.partial_head.read(some)
     model.decoder.partial_head.keep([model.vocabulary - 1])
     for lengths, head in product(([1], [3], [9, 1, 24]), HEADS):
-        texts = [[int(i) for i in rng.integers(0, model.vocabulary, n)] for n in lengths]
-        whole = logits_of(model, Head(is_exact=head.is_exact), texts)
-        found = logits_of(model, head, texts)
+        sequences = [[int(i) for i in rng.integers(0, model.vocabulary, n)] for n in lengths]
+        whole = logits_of(model, Head(is_exact=head.is_exact), sequences)
+        found = logits_of(model, head, sequences)
         kept = listed(model, head)
         assert kept.all() == (head.ids > model.vocabulary)
         np.testing.assert_array_equal(found[:, kept], whole[:, kept])
@@ -81,13 +82,13 @@ def test_a_head_read_exactly_differs_from_the_draft_s_and_is_alike_everywhere(
     isa: str, tmp_path: Path, seed: int, rng: np.random.Generator
 ) -> None:
     directory = make_model(tmp_path, SHAPES["llama"], seed)
-    texts = [[int(i) for i in rng.integers(0, 1013, 12)]]
+    sequences = [[int(i) for i in rng.integers(0, 1013, 12)]]
     found = []
     for each in {isa, "portable"}:
         model = Model.open(directory, machine=Machine(_native.Pool(1), each))
-        found.append(logits_of(model, Head(is_exact=True), texts))
+        found.append(logits_of(model, Head(is_exact=True), sequences))
         np.testing.assert_array_equal(found[0], found[-1])
-        assert not np.array_equal(found[0], logits_of(model, WHOLE_HEAD, texts))
+        assert not np.array_equal(found[0], logits_of(model, WHOLE_HEAD, sequences))
 
 
 def test_an_exact_precision_after_a_short_one_has_all_its_logits(
@@ -118,7 +119,7 @@ def test_bytes_moved_are_those_of_the_panels_read(tmp_path: Path, seed: int) -> 
     assert exact == sum(head.plane_bytes().values()) - panels * panel_bytes
 
 
-# --- No text changes ------------------------------------------------------------------------------
+# --- No sequence changes --------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +133,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory, seed: int) -> LLM:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("head", ["all", "auto", "exact", "1", "130", "400+exact"])
-def test_a_text_is_the_same_with_any_head(plain: LLM, head: str, temperature: float) -> None:
+def test_a_sequence_is_the_same_with_any_head(plain: LLM, head: str, temperature: float) -> None:
     prompts = [[1, 2, 3], [700, 5], list(range(300, 340)), [9] * 70]
     params = SamplingParams(max_tokens=60, temperature=temperature, seed=7, ignore_eos=True)
     expected = [result.tokens for result in plain.generate(prompts, params)]
@@ -162,13 +163,13 @@ def test_a_draft_ends_where_its_grammar_allows_nothing_that_it_has_read(
     model = Model.open(make_model(tmp_path, SHAPES["llama"], seed), machine=Machine.choose(1))
     found = []
     for drafter in (NoDraft(), Level(model.as_draft(Head(64)), NoDraft(), length=5)):
-        text = Sequence([1, 2, 3], _native.Picker(), 3, grammar=OnlyHigh())
+        sequence = Sequence([1, 2, 3], _native.Picker(), 3, grammar=OnlyHigh())
         level = Level(model, drafter)
-        while len(text.tokens) < 30:
-            [step] = level.advance([DraftRequest(text, 30 - len(text.tokens))])
-            text.tokens.extend(step.tokens)
-        level.release(text)
-        found.append(list(text.tokens))
+        while len(sequence.tokens) < 30:
+            [step] = level.advance([DraftRequest(sequence, 30 - len(sequence.tokens))])
+            sequence.tokens.extend(step.tokens)
+        level.release(sequence)
+        found.append(list(sequence.tokens))
     assert found[0] == found[1]
     assert all(640 <= token < 992 for token in found[0][3:])
 
@@ -197,17 +198,17 @@ def test_as_much_as_pays_is_read(large_head: Model, rng: np.random.Generator) ->
 
 
 def test_a_target_counts_its_own_picks_alone(large_head: Model) -> None:
-    """Drafts and their verification by another draft say nothing about what the text needs."""
+    """Drafts and their verification by another draft say nothing about what the sequence needs."""
     partial_head = large_head.decoder.partial_head
-    text = Sequence([1, 2, 3], _native.Picker(), 3)
+    sequence = Sequence([1, 2, 3], _native.Picker(), 3)
     draft = large_head.as_draft()
     before = partial_head.num_picks
-    Level(draft, NoDraft(), length=4).propose([DraftRequest(text, 4)])
+    Level(draft, NoDraft(), length=4).propose([DraftRequest(sequence, 4)])
     assert partial_head.num_picks == before
-    [step] = Level(large_head, NoDraft()).advance([DraftRequest(text, 1)])
+    [step] = Level(large_head, NoDraft()).advance([DraftRequest(sequence, 1)])
     assert partial_head.num_picks == before + 1
     assert step.tokens[0] // PANEL in partial_head.panels(1, 512)
-    large_head.release(text)
+    large_head.release(sequence)
 
 
 def test_a_small_model_drafts_by_the_shortlist_of_its_target(plain: LLM) -> None:
@@ -249,9 +250,8 @@ def test_a_word_says_what_is_read_of_the_head(word: str, head: Head) -> None:
 
 @pytest.mark.parametrize("value", ["", "0", "-1", "½", "12+", "12+fp4", "exact+12", "most"])
 def test_a_head_without_sense_is_refused(value: str) -> None:
-    with pytest.raises(RequestError) as refusal:
-        DraftSpec.parse(f"fp4:head={value}")
-    assert f"'head={value}'" in str(refusal.value)
+    word = f"mxfp4:head={value}"
+    assert f"'head={value}'" in refused(RequestError, DraftSpec.parse, word)
 
 
 def test_a_model_may_be_called_head() -> None:

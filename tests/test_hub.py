@@ -8,6 +8,7 @@ from huggingface_hub import errors
 
 from specqd.errors import HubError
 from specqd.hub import resolve
+from support.refusals import refused
 
 
 class NoHub:
@@ -38,11 +39,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> NoHub:
 
 
 def refusal(path_or_repo: str | Path) -> str:
-    with pytest.raises(HubError) as caught:
-        resolve(path_or_repo)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
+    return refused(HubError, resolve, path_or_repo)
 
 
 def test_local_directory_is_itself(model_directory, no_hub):

@@ -25,34 +25,21 @@ from support.cached_models import (
     logits,
     new_sequence,
     open_model,
+    opened,
     poison_free_pages,
     random_tokens,
 )
 from support.exactness import position_of_words
-from support.random_models import Shape, make_model
+from support.fixtures import a_model
+from support.random_models import Shape
 
 # Heads of 32 fill their tiles, so that no word of a page is padding.
 SHAPE = Shape(heads=4, kv_heads=2, head_dim=32, hidden=64, vocab=VOCABULARY, is_peaked=True)
 
-
-@pytest.fixture
-def rng(seed: int) -> random.Random:
-    return random.Random(seed)
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"), SHAPE, seed=11)
-
-
-@pytest.fixture
-def model(directory: Path) -> Model:
-    return open_model(directory)
-
-
-@pytest.fixture
-def windowed(tmp_path: Path) -> Model:
-    return open_model(make_model(tmp_path, WINDOWED, seed=12))
+directory = a_model(SHAPE, seed=11)
+windowed_directory = a_model(WINDOWED, seed=12)
+model = opened("directory")
+windowed = opened("windowed_directory")
 
 
 def cached_bits(model: Model, slot: int, length: int) -> list[NDArray[np.uint16]]:
@@ -74,16 +61,16 @@ def assert_same_bits(found: list[NDArray[np.uint16]], expected: list[NDArray[np.
 
 @pytest.mark.parametrize("length", [1, 3, 8])
 def test_rejected_draft_leaves_no_trace_in_the_cache(
-    model: Model, length: int, rng: random.Random
+    model: Model, length: int, chance: random.Random
 ) -> None:
     """Keys and values of accepted positions have the bits of plain decoding."""
-    prompt = random_tokens(rng, 40)
+    prompt = random_tokens(chance, 40)
     plain = new_sequence(prompt)
     expected = advance(Level(model, NoDraft()), plain, 150)
     drafts: list[Drafter] = [
-        Guessing(rng),
+        Guessing(chance),
         Level(model.as_draft(), NoDraft(), length=length),
-        Level(model.as_draft(), Guessing(rng), length=length),
+        Level(model.as_draft(), Guessing(chance), length=length),
     ]
     rejected = []
     for drafter in drafts:
@@ -99,9 +86,9 @@ def test_rejected_draft_leaves_no_trace_in_the_cache(
     assert rejected[0] > 0  # short drafts may all be right by chance; guesses are not
 
 
-def test_a_draft_does_leave_a_trace_until_it_is_verified(model: Model, rng: random.Random) -> None:
+def test_a_draft_leaves_a_trace_until_it_is_verified(model: Model, chance: random.Random) -> None:
     """Shows that the test above can fail."""
-    sequence = new_sequence(random_tokens(rng, 40))
+    sequence = new_sequence(random_tokens(chance, 40))
     level = Level(model, Level(model.as_draft(), NoDraft(), length=8))
     advance(level, sequence, 10)
     context = model.context(sequence)
@@ -117,7 +104,7 @@ def test_a_draft_does_leave_a_trace_until_it_is_verified(model: Model, rng: rand
 
 
 def test_a_draft_with_non_finite_logits_ends_the_proposal(
-    directory: Path, model: Model, rng: random.Random
+    directory: Path, model: Model, chance: random.Random
 ) -> None:
     """The embedding of every fifth token is NaN in the drafter; loading would refuse that."""
     weights = load_weights(directory, model.config, model.machine.pool, model.machine.isa)
@@ -136,8 +123,8 @@ def test_a_draft_with_non_finite_logits_ends_the_proposal(
         model.machine,
         _native.KvCache(decoder, 24),
     )
-    prompts = [[t for t in random_tokens(rng, 60) if t % 5] for _ in range(8)]
-    plain, length = Level(model, NoDraft()), rng.randint(2, 8)
+    prompts = [[t for t in random_tokens(chance, 60) if t % 5] for _ in range(8)]
+    plain, length = Level(model, NoDraft()), chance.randint(2, 8)
     level = Level(model, Level(broken, NoDraft(), length=length))
     for prompt in prompts:  # without such tokens, which would prevent all drafts
         expected, sequence = new_sequence(prompt), new_sequence(prompt)
@@ -151,11 +138,11 @@ def test_a_draft_with_non_finite_logits_ends_the_proposal(
 
 
 def test_old_contents_of_a_recycled_page_change_nothing(
-    model: Model, windowed: Model, rng: random.Random
+    model: Model, windowed: Model, chance: random.Random
 ) -> None:
     """Values past the last valid row are read as zero, and masked keys are not read."""
     for each in (model, windowed):
-        tokens = random_tokens(rng, 230)
+        tokens = random_tokens(chance, 230)
         slot = each.cache.create()
         expected = logits(each, slot, tokens)
         each.cache.release(slot)
@@ -170,9 +157,9 @@ def test_old_contents_of_a_recycled_page_change_nothing(
             each.cache.release(slot)
 
 
-def test_old_rows_after_the_last_one_change_nothing(model: Model, rng: random.Random) -> None:
+def test_old_rows_after_the_last_one_change_nothing(model: Model, chance: random.Random) -> None:
     """A slot holds a longer sequence's rows, as after a rejected draft."""
-    tokens, other = random_tokens(rng, 100), random_tokens(rng, 120)
+    tokens, other = random_tokens(chance, 100), random_tokens(chance, 120)
     fresh, used = model.cache.create(), model.cache.create()
     logits(model, used, [*tokens[:70], *other])
     for end in (71, 72, 90, 97, 100):
@@ -185,8 +172,8 @@ def test_old_rows_after_the_last_one_change_nothing(model: Model, rng: random.Ra
 # --- Publishing and sharing -------------------------------------------------------------------
 
 
-def test_a_prefix_hit_changes_no_bit(model: Model, rng: random.Random) -> None:
-    prompt = random_tokens(rng, 150)
+def test_a_prefix_hit_changes_no_bit(model: Model, chance: random.Random) -> None:
+    prompt = random_tokens(chance, 150)
     level = Level(model, Level(model.as_draft(), NoDraft(), length=4))
     first = new_sequence(prompt)
     assert model.adopt_prefix(first) == 0
@@ -202,10 +189,10 @@ def test_a_prefix_hit_changes_no_bit(model: Model, rng: random.Random) -> None:
     assert_same_bits(*(cached_bits(model, slot, 192) for slot in slots))
 
 
-def test_a_published_page_is_never_written(model: Model, rng: random.Random) -> None:
+def test_a_published_page_is_never_written(model: Model, chance: random.Random) -> None:
     """Neither by the slots that attach it nor by the slot that published it."""
     cache = model.cache
-    tokens, other = random_tokens(rng, 160), random_tokens(rng, 160)
+    tokens, other = random_tokens(chance, 160), random_tokens(chance, 160)
     owner, taker = cache.create(), cache.create()
     logits(model, owner, tokens)
     cache.publish(owner, tokens)
@@ -224,11 +211,11 @@ def test_a_published_page_is_never_written(model: Model, rng: random.Random) -> 
 
 @pytest.mark.parametrize("length", [1, 50, 64, 100, 128, 130])
 def test_a_fork_copies_a_page_before_writing_it(
-    model: Model, length: int, rng: random.Random
+    model: Model, length: int, chance: random.Random
 ) -> None:
     cache = model.cache
-    tokens = random_tokens(rng, length)
-    ends = [random_tokens(rng, 80) for _ in range(3)]
+    tokens = random_tokens(chance, length)
+    ends = [random_tokens(chance, 80) for _ in range(3)]
     leader = cache.create()
     logits(model, leader, tokens)
     free = cache.free_pages
@@ -250,18 +237,18 @@ def test_a_fork_copies_a_page_before_writing_it(
 # --- Kept pages, and a full cache ----------------------------------------------------------------
 
 
-def test_full_attention_frees_nothing(model: Model, rng: random.Random) -> None:
-    sequence = new_sequence(random_tokens(rng, 300))
+def test_full_attention_frees_nothing(model: Model, chance: random.Random) -> None:
+    sequence = new_sequence(random_tokens(chance, 300))
     advance(Level(model, NoDraft()), sequence, 1)
     model.forget_unseen(sequence)
     assert all(model.cache.has_page(model.context(sequence).slot, page) for page in range(4))
 
 
-def test_when_pages_run_out_nothing_changes(directory: Path, rng: random.Random) -> None:
+def test_when_pages_run_out_nothing_changes(directory: Path, chance: random.Random) -> None:
     model = open_model(directory, pages=4)
     cache = model.cache
     slot, other = cache.create(), cache.create()
-    tokens = random_tokens(rng, 130)
+    tokens = random_tokens(chance, 130)
     logits(model, slot, tokens)
     assert testing.make_writable(cache, other, 0, PAGE)
     before = cached_bits(model, slot, 130)
@@ -274,6 +261,6 @@ def test_when_pages_run_out_nothing_changes(directory: Path, rng: random.Random)
     forked = cache.fork(slot, 130)
     assert not testing.make_writable(cache, forked, 129, 130)
     with pytest.raises(MachineError, match="KV cache"):
-        model.forward([Rows(Context(slot), 130, random_tokens(rng, 100), 1)])
+        model.forward([Rows(Context(slot), 130, random_tokens(chance, 100), 1)])
     cache.release(other)
     assert testing.make_writable(cache, forked, 129, 130)

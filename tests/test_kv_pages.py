@@ -10,17 +10,10 @@ from numpy.typing import NDArray
 from specqd import _native
 from specqd._native import testing
 from support.cached_models import PAGE, VOCABULARY, open_model, random_tokens
-from support.random_models import Shape, make_model
+from support.fixtures import a_model
+from support.random_models import Shape
 
-
-@pytest.fixture
-def rng(seed: int) -> random.Random:
-    return random.Random(seed)
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"), Shape(vocab=VOCABULARY), seed=1)
+directory = a_model(Shape(vocab=VOCABULARY), seed=1)
 
 
 @pytest.fixture
@@ -38,9 +31,9 @@ def published(cache: _native.KvCache, tokens: list[int], salt: int = 0) -> int:
 
 @pytest.mark.parametrize("length", [0, 1, 63, 64, 65, 127, 128, 129, 200])
 def test_only_full_pages_are_offered(
-    cache: _native.KvCache, length: int, rng: random.Random
+    cache: _native.KvCache, length: int, chance: random.Random
 ) -> None:
-    tokens = random_tokens(rng, 400)
+    tokens = random_tokens(chance, 400)
     published(cache, tokens[:length])
     taker = cache.create()
     assert cache.attach_prefix(taker, tokens) == length // PAGE * PAGE
@@ -48,18 +41,18 @@ def test_only_full_pages_are_offered(
 
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 128, 129, 192, 193])
 def test_a_prefix_hit_leaves_a_token_to_forward(
-    cache: _native.KvCache, length: int, rng: random.Random
+    cache: _native.KvCache, length: int, chance: random.Random
 ) -> None:
-    tokens = random_tokens(rng, 256)
+    tokens = random_tokens(chance, 256)
     published(cache, tokens)
     taker = cache.create()
     assert cache.attach_prefix(taker, tokens[:length]) == (length - 1) // PAGE * PAGE
 
 
 def test_a_hit_ends_at_the_first_page_that_differs(
-    cache: _native.KvCache, rng: random.Random
+    cache: _native.KvCache, chance: random.Random
 ) -> None:
-    tokens = random_tokens(rng, 256)
+    tokens = random_tokens(chance, 256)
     published(cache, tokens)
     for at in (0, 63, 64, 150, 191):
         changed = [*tokens[:at], (tokens[at] + 1) % VOCABULARY, *tokens[at + 1 :]]
@@ -68,8 +61,8 @@ def test_a_hit_ends_at_the_first_page_that_differs(
         cache.release(taker)
 
 
-def test_a_salt_keeps_prefixes_apart(cache: _native.KvCache, rng: random.Random) -> None:
-    tokens = random_tokens(rng, 200)
+def test_a_salt_keeps_prefixes_apart(cache: _native.KvCache, chance: random.Random) -> None:
+    tokens = random_tokens(chance, 200)
     published(cache, tokens, salt=1)
     for salt, positions in ((0, 0), (2, 0), (1, 192), (1 << 63, 0)):
         taker = cache.create()
@@ -122,10 +115,10 @@ def test_pages_with_equal_hashes_and_other_tokens_are_not_confused(cache: _nativ
     assert cache.attach_prefix(taker, [*first, *(t + slots[1] for t in rest), 0]) == PAGE
 
 
-def test_prefixes_are_evicted_from_their_ends(directory: Path, rng: random.Random) -> None:
+def test_prefixes_are_evicted_from_their_ends(directory: Path, chance: random.Random) -> None:
     """A page is useless without the pages before it."""
     cache = open_model(directory, pages=6).cache
-    tokens = random_tokens(rng, 5 * PAGE)
+    tokens = random_tokens(chance, 5 * PAGE)
     cache.release(published(cache, tokens[: 4 * PAGE]))
     assert cache.free_pages == 6
     slot = cache.create()
@@ -144,28 +137,28 @@ class MirroredCache:
     def __init__(self, cache: _native.KvCache) -> None:
         self.cache = cache
         self.tables: dict[int, list[int | None]] = {}
-        self.texts: dict[int, list[int]] = {}
+        self.sequences: dict[int, list[int]] = {}
         self.offered: dict[int, tuple[int, ...]] = {}  # word -> tokens to the end of its page
         self._words = iter(range(1, 1 << 16))
 
-    def create(self, text: list[int], length: int) -> None:
+    def create(self, sequence: list[int], length: int) -> None:
         slot = self.cache.create()
-        hit = self.cache.attach_prefix(slot, text[:length])
+        hit = self.cache.attach_prefix(slot, sequence[:length])
         assert hit % PAGE == 0
         assert hit <= (length - 1) // PAGE * PAGE
         table = [int(testing.page_bits(self.cache, slot, page)[0]) for page in range(hit // PAGE)]
         for page, word in enumerate(table):
-            assert self.offered[word] == tuple(text[: (page + 1) * PAGE])
-        self.tables[slot], self.texts[slot] = list(table), text
+            assert self.offered[word] == tuple(sequence[: (page + 1) * PAGE])
+        self.tables[slot], self.sequences[slot] = list(table), sequence
 
     def release(self, slot: int) -> None:
         self.cache.release(slot)
-        del self.tables[slot], self.texts[slot]
+        del self.tables[slot], self.sequences[slot]
 
     def fork(self, slot: int, length: int) -> None:
         copy = self.cache.fork(slot, length)
         self.tables[copy] = self.tables[slot][: -(-length // PAGE)]
-        self.texts[copy] = self.texts[slot]
+        self.sequences[copy] = self.sequences[slot]
 
     def write(self, slot: int, first: int, last: int) -> None:
         table = self.tables[slot]
@@ -188,7 +181,7 @@ class MirroredCache:
         return word is None or sum(table.count(word) for table in self.tables.values()) > 1
 
     def publish(self, slot: int, length: int) -> None:
-        tokens = self.texts[slot][:length]
+        tokens = self.sequences[slot][:length]
         self.cache.publish(slot, tokens)
         for page, word in enumerate(self.tables[slot][: length // PAGE]):
             if word is None:
@@ -211,28 +204,28 @@ class MirroredCache:
                     assert words[0] == words[-1] == word
 
 
-def test_random_operations_lose_no_page(directory: Path, rng: random.Random) -> None:
+def test_random_operations_lose_no_page(directory: Path, chance: random.Random) -> None:
     mirrored = MirroredCache(open_model(directory, pages=12).cache)
     tables = mirrored.tables
-    beginnings = [random_tokens(rng, PAGE) for _ in range(2)]  # few, so that prefixes are shared
-    texts = [[*a, *b, *c, *a] for a in beginnings for b in beginnings for c in beginnings]
+    beginnings = [random_tokens(chance, PAGE) for _ in range(2)]  # few, so that prefixes are shared
+    sequences = [[*a, *b, *c, *a] for a in beginnings for b in beginnings for c in beginnings]
     for _ in range(3000):
-        slot = rng.choice(list(tables)) if tables else -1
+        slot = chance.choice(list(tables)) if tables else -1
         length = len(tables[slot]) * PAGE if tables else 0
-        match rng.choice(["create", "release", "fork", "write", "write", "publish", "behind"]):
+        match chance.choice(["create", "release", "fork", "write", "write", "publish", "behind"]):
             case "create" if len(tables) < 6:
-                mirrored.create(rng.choice(texts), rng.randint(1, 4 * PAGE))
+                mirrored.create(chance.choice(sequences), chance.randint(1, 4 * PAGE))
             case "release" if tables:
                 mirrored.release(slot)
             case "fork" if length and len(tables) < 6:
-                mirrored.fork(slot, rng.randint(1, length))
+                mirrored.fork(slot, chance.randint(1, length))
             case "write" if tables:
-                first = rng.randint(0, min(length, 4 * PAGE)) // PAGE * PAGE
-                mirrored.write(slot, first, first + rng.randint(1, 2 * PAGE))
+                first = chance.randint(0, min(length, 4 * PAGE)) // PAGE * PAGE
+                mirrored.write(slot, first, first + chance.randint(1, 2 * PAGE))
             case "publish" if tables:
-                mirrored.publish(slot, rng.randint(0, length))
-            case "behind" if length and rng.random() < 0.3:
-                mirrored.release_behind(slot, rng.randint(0, length))
+                mirrored.publish(slot, chance.randint(0, length))
+            case "behind" if length and chance.random() < 0.3:
+                mirrored.release_behind(slot, chance.randint(0, length))
         mirrored.check()
     for slot in list(tables):
         mirrored.release(slot)

@@ -1,7 +1,6 @@
 """Pages outside every window are freed, and results do not change."""
 
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,39 +16,27 @@ from support.cached_models import (
     advance,
     logits,
     new_sequence,
-    open_model,
+    opened,
     poison_free_pages,
     random_tokens,
 )
-from support.random_models import make_model
+from support.fixtures import a_model
 
-
-@pytest.fixture
-def rng(seed: int) -> random.Random:
-    return random.Random(seed)
-
-
-@pytest.fixture(scope="module")
-def windowed_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("windowed"), WINDOWED, seed=12)
-
-
-@pytest.fixture
-def windowed(windowed_directory: Path) -> Model:
-    return open_model(windowed_directory)
+windowed_directory = a_model(WINDOWED, seed=12)
+windowed = opened("windowed_directory")
 
 
 @pytest.mark.parametrize("length", [0, 1, 5, 8])
 def test_pages_behind_every_window_are_freed_without_changing_tokens(
-    windowed: Model, length: int, rng: random.Random
+    windowed: Model, length: int, chance: random.Random
 ) -> None:
-    prompt = random_tokens(rng, 100)
+    prompt = random_tokens(chance, 100)
     plain = new_sequence(prompt)
     expected = advance(Level(windowed, NoDraft()), plain, 300)
     windowed.release(plain)
     drafter: Drafter = NoDraft()
     if length:
-        drafter = Level(windowed.as_draft(), Guessing(rng), length=length)
+        drafter = Level(windowed.as_draft(), Guessing(chance), length=length)
     level = Level(windowed, drafter)
     sequence = new_sequence(prompt)
     slot = windowed.context(sequence).slot
@@ -68,9 +55,9 @@ def test_pages_behind_every_window_are_freed_without_changing_tokens(
     assert windowed.cache.free_pages == windowed.cache.total_pages
 
 
-def test_blocks_that_no_row_sees_are_skipped(windowed: Model, rng: random.Random) -> None:
+def test_blocks_that_no_row_sees_are_skipped(windowed: Model, chance: random.Random) -> None:
     """Attention weights of zero would not suffice: zero times NaN is NaN."""
-    tokens = random_tokens(rng, 230)
+    tokens = random_tokens(chance, 230)
     clean, poisoned = windowed.cache.create(), windowed.cache.create()
     for slot in (clean, poisoned):
         logits(windowed, slot, tokens[:200])
@@ -80,8 +67,8 @@ def test_blocks_that_no_row_sees_are_skipped(windowed: Model, rng: random.Random
     np.testing.assert_array_equal(logits(windowed, poisoned, tokens, 200), expected)
 
 
-def test_a_page_behind_a_window_is_not_offered(windowed: Model, rng: random.Random) -> None:
-    sequence = new_sequence(random_tokens(rng, 300))
+def test_a_page_behind_a_window_is_not_offered(windowed: Model, chance: random.Random) -> None:
+    sequence = new_sequence(random_tokens(chance, 300))
     advance(Level(windowed, NoDraft()), sequence, 1)
     windowed.forget_unseen(sequence)
     windowed.publish(sequence)
@@ -89,10 +76,10 @@ def test_a_page_behind_a_window_is_not_offered(windowed: Model, rng: random.Rand
 
 
 def test_a_fork_needs_the_pages_that_its_first_row_sees(
-    windowed: Model, rng: random.Random
+    windowed: Model, chance: random.Random
 ) -> None:
     """A late sample finds its leader far ahead and pages of its prompt freed."""
-    prompt = random_tokens(rng, 100)
+    prompt = random_tokens(chance, 100)
     plain = new_sequence(prompt)
     expected = advance(Level(windowed, NoDraft()), plain, 40)
     level = Level(windowed, NoDraft())
@@ -108,11 +95,11 @@ def test_a_fork_needs_the_pages_that_its_first_row_sees(
         level.release(follower)
 
 
-def test_cache_bytes_of_a_forward_are_counted(windowed: Model, rng: random.Random) -> None:
+def test_cache_bytes_of_a_forward_are_counted(windowed: Model, chance: random.Random) -> None:
     """Blocks of 32 positions, each once per layer for any number of rows; here two sequences."""
-    windowed.logits(random_tokens(rng, 230))
+    windowed.logits(random_tokens(chance, 230))
     layer_bytes = windowed.cache.page_bytes / PAGE / len(windowed.config.windows)
-    sequences = [new_sequence(random_tokens(rng, count)) for count in (230, 70)]
+    sequences = [new_sequence(random_tokens(chance, count)) for count in (230, 70)]
     seen = 0
     rows = []
     for sequence, start in zip(sequences, (220, 0), strict=True):

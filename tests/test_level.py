@@ -42,7 +42,7 @@ class Scripted(FakeDrafter):
         self.released.append(sequence.key)
 
 
-def sequence(
+def new_sequence(
     prompt: SequenceOf[int] = (1, 2, 3),
     *,
     stop_ids: frozenset[int] = frozenset(),
@@ -82,25 +82,25 @@ WRONG: Rule = lambda prefix: (TARGET(prefix) + 1) % VOCABULARY  # noqa: E731
 def test_a_prompt_is_read_before_anything_is_drafted() -> None:
     drafter = Scripted(TARGET)
     model = FakeModel(TARGET)
-    text = sequence((5, 6, 7, 8))
-    [step] = Level(model, drafter).advance([DraftRequest(text, 9)])
+    sequence = new_sequence((5, 6, 7, 8))
+    [step] = Level(model, drafter).advance([DraftRequest(sequence, 9)])
     assert drafter.asked == [0]
     assert step.tokens == plain(TARGET, (5, 6, 7, 8), 1)
     assert model.forwards == [[4]]
-    assert text.tokens == [5, 6, 7, 8]
+    assert sequence.tokens == [5, 6, 7, 8]
 
 
 @pytest.mark.parametrize("right", range(6))
 def test_a_step_is_the_right_prefix_and_then_its_own_token(right: int) -> None:
     """From no token of five accepted to all of them."""
-    text = sequence()
-    right_length = len(text.tokens) + 1 + right
+    sequence = new_sequence()
+    right_length = len(sequence.tokens) + 1 + right
     drafter = Scripted(lambda prefix: (TARGET if len(prefix) < right_length else WRONG)(prefix))
     model = FakeModel(TARGET)
     level = Level(model, drafter)
-    new_tokens(level, [text], 1)
-    [step] = level.advance([DraftRequest(text, 6)])
-    assert step.tokens == plain(TARGET, text.tokens, right + 1)
+    new_tokens(level, [sequence], 1)
+    [step] = level.advance([DraftRequest(sequence, 6)])
+    assert step.tokens == plain(TARGET, sequence.tokens, right + 1)
     assert model.forwards[-1] == [6]  # the last token and five guesses
     assert (level.stats.drafted, level.stats.accepted) == (5, right)
 
@@ -109,9 +109,9 @@ def test_a_step_is_the_right_prefix_and_then_its_own_token(right: int) -> None:
 def test_no_more_is_drafted_than_may_be_used(at_most: int) -> None:
     drafter = Scripted(TARGET)
     level = Level(FakeModel(TARGET), drafter)
-    text = sequence()
-    new_tokens(level, [text], 1)
-    [step] = level.advance([DraftRequest(text, at_most)])
+    sequence = new_sequence()
+    new_tokens(level, [sequence], 1)
+    [step] = level.advance([DraftRequest(sequence, at_most)])
     assert max(drafter.asked, default=0) == at_most - 1
     assert len(step.tokens) == at_most
 
@@ -130,18 +130,18 @@ def chain(target: FakeModel, rng: random.Random, depth: int) -> Level:
     return Level(target, drafter)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), depth=st.integers(0, 3), batch=st.integers(1, 4))
 def test_any_chain_gives_the_target_s_own_tokens(seed: int, depth: int, batch: int) -> None:
     rng = random.Random(seed)
     prompts = [[rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 9))] for _ in range(batch)]
     target = FakeModel(TARGET)
     level = chain(target, rng, depth)
-    sequences = [sequence(prompt) for prompt in prompts]
+    sequences = [new_sequence(prompt) for prompt in prompts]
     found = new_tokens(level, sequences, 40)
     assert found == [plain(TARGET, prompt, 40) for prompt in prompts]
-    for text in sequences:
-        level.release(text)
+    for each in sequences:
+        level.release(each)
     assert all(model.cached_sequences == 0 for model in models_of(level))
 
 
@@ -158,7 +158,7 @@ def test_three_levels_count_what_they_do() -> None:
     middle = target.as_draft(often(TARGET, WRONG, percent=80))
     small = FakeModel(often(TARGET, WRONG, percent=60), VOCABULARY)
     level = Level(target, Level(middle, Level(small, NoDraft(), length=3), length=6))
-    new_tokens(level, [sequence(), sequence((9,))], 60)
+    new_tokens(level, [new_sequence(), new_sequence((9,))], 60)
     stats = [each.stats for each in level.levels if isinstance(each, Level)]
     for each, model in zip(stats, models_of(level), strict=True):
         assert each.forwards == len(model.forwards)
@@ -182,7 +182,7 @@ def test_a_separate_model_reads_each_token_once_while_its_guesses_hold() -> None
         if as_draft:
             small = small.as_draft(TARGET)
         level = Level(FakeModel(TARGET), Level(small, NoDraft(), length=4))
-        new_tokens(level, [sequence(range(20))], 50)
+        new_tokens(level, [new_sequence(range(20))], 50)
         rows = [rows for [rows] in small.forwards]
         assert rows[0] == 21
         assert max(rows[1:]) <= 2
@@ -195,7 +195,7 @@ def test_a_separate_model_forgets_guesses_that_a_level_above_it_rejected(length:
     middle = target.as_draft(often(TARGET, next_by_hash(VOCABULARY, salt=2), percent=70))
     small = FakeModel(often(TARGET, next_by_hash(VOCABULARY, salt=3), percent=70), VOCABULARY)
     level = Level(target, Level(middle, Level(small, NoDraft(), length=3), length=length))
-    found = new_tokens(level, [sequence(), sequence((4, 5))], 200)
+    found = new_tokens(level, [new_sequence(), new_sequence((4, 5))], 200)
     assert found == [plain(TARGET, prompt, 200) for prompt in ((1, 2, 3), (4, 5))]
 
 
@@ -229,15 +229,15 @@ def test_a_context_compares_what_was_accepted_once() -> None:
 
 
 def test_a_proposal_leaves_the_sequence_as_it_was() -> None:
-    text = sequence()
+    sequence = new_sequence()
     target = FakeModel(TARGET)
     drafter = Level(target.as_draft(TARGET), Scripted(TARGET), length=7)
     level = Level(target, drafter)
-    new_tokens(level, [text], 5)
-    before = list(text.tokens)
-    [proposal] = drafter.propose([DraftRequest(text, 7)])
+    new_tokens(level, [sequence], 5)
+    before = list(sequence.tokens)
+    [proposal] = drafter.propose([DraftRequest(sequence, 7)])
     assert proposal.tokens == plain(TARGET, before, 7)
-    assert text.tokens == before
+    assert sequence.tokens == before
 
 
 class Failing(Scripted):
@@ -250,52 +250,53 @@ class Failing(Scripted):
 
 
 def test_a_proposal_that_fails_leaves_the_sequence_as_it_was() -> None:
-    text = sequence()
+    sequence = new_sequence()
     target = FakeModel(TARGET)
     drafter = Level(target.as_draft(TARGET), Failing(lambda _: 0), length=9)
-    new_tokens(Level(target, NoDraft()), [text], 5)
-    before = list(text.tokens)
+    new_tokens(Level(target, NoDraft()), [sequence], 5)
+    before = list(sequence.tokens)
     with pytest.raises(RuntimeError, match="no pages left"):
-        drafter.propose([DraftRequest(text, 9)])
-    assert text.tokens == before
-    assert new_tokens(Level(target, NoDraft()), [text], 20) == [plain(TARGET, (1, 2, 3), 20)]
+        drafter.propose([DraftRequest(sequence, 9)])
+    assert sequence.tokens == before
+    assert new_tokens(Level(target, NoDraft()), [sequence], 20) == [plain(TARGET, (1, 2, 3), 20)]
 
 
 @pytest.mark.parametrize("inner_length", [0, 1, 2, 3, 4, 5])
 def test_a_proposal_ends_with_the_first_stop_id(inner_length: int) -> None:
     """Also where the stop comes amid tokens that an inner level proposed."""
-    text = sequence()
+    sequence = new_sequence()
     target = FakeModel(TARGET)
-    new_tokens(Level(target, NoDraft()), [text], 5)
-    coming = plain(TARGET, text.tokens, 12)
+    new_tokens(Level(target, NoDraft()), [sequence], 5)
+    coming = plain(TARGET, sequence.tokens, 12)
     first = next(i for i in range(3, 12) if coming[i] not in coming[:i])
-    text.stop_ids = frozenset([coming[first]])
+    sequence.stop_ids = frozenset([coming[first]])
     inner: Drafter = Scripted(TARGET) if inner_length else NoDraft()
     if inner_length:
         inner = Level(FakeModel(TARGET), inner, length=inner_length)
-    [proposal] = Level(target.as_draft(TARGET), inner, length=12).propose([DraftRequest(text, 12)])
+    level = Level(target.as_draft(TARGET), inner, length=12)
+    [proposal] = level.propose([DraftRequest(sequence, 12)])
     assert proposal.tokens == coming[: first + 1]
     assert len(proposal.confidences) == len(proposal.tokens)
 
 
 def test_a_release_reaches_every_level() -> None:
-    text = sequence()
+    sequence = new_sequence()
     target = FakeModel(TARGET)
     drafter = Scripted(TARGET)
     level = Level(target, Level(target.as_draft(TARGET), drafter, length=2))
-    new_tokens(level, [text], 9)
+    new_tokens(level, [sequence], 9)
     assert all(model.cached_sequences for model in models_of(Level(target, level.drafter)))
-    level.release(text)
-    assert drafter.released == [text.key]
+    level.release(sequence)
+    assert drafter.released == [sequence.key]
     assert target.cached_sequences == 0
 
 
-def test_levels_and_texts_are_collected_with_whoever_knows_them() -> None:
+def test_levels_and_sequences_are_collected_with_whoever_knows_them() -> None:
     """The core holds drafters, clocks and grammars of Python's, which may hold it in turn."""
 
     class Knowing(Scripted):
         level: Level
-        text: Sequence
+        sequence: Sequence
 
         def __call__(self) -> float:
             return 0.0
@@ -307,9 +308,9 @@ def test_levels_and_texts_are_collected_with_whoever_knows_them() -> None:
             pass
 
     knowing = Knowing(TARGET)
-    knowing.text = sequence(grammar=knowing)
+    knowing.sequence = new_sequence(grammar=knowing)
     knowing.level = Level(FakeModel(TARGET), knowing, clock=knowing)
-    new_tokens(knowing.level, [knowing.text], 9)
+    new_tokens(knowing.level, [knowing.sequence], 9)
     gone = weakref.ref(knowing)
     del knowing
     gc.collect()
@@ -345,13 +346,13 @@ def test_a_grammar_binds_every_token_of_every_level(length: int) -> None:
     target = FakeModel(TARGET)
     level = Level(target, Level(target.as_draft(TARGET), NoDraft(), length=length))
     accepted = [1, 2, 3]
-    text = sequence(accepted, grammar=Alternating(accepted))
-    while len(text.tokens) < 60:
-        [step] = level.advance([DraftRequest(text, 60)])
+    sequence = new_sequence(accepted, grammar=Alternating(accepted))
+    while len(sequence.tokens) < 60:
+        [step] = level.advance([DraftRequest(sequence, 60)])
         assert step.tokens
-        text.tokens.extend(step.tokens)
+        sequence.tokens.extend(step.tokens)
         accepted.extend(step.tokens)
-    assert text.tokens[3:] == plain(obedient(TARGET), (1, 2, 3), len(text.tokens) - 3)
+    assert sequence.tokens[3:] == plain(obedient(TARGET), (1, 2, 3), len(sequence.tokens) - 3)
     # The draft says the same, so it must have been held to the same rules, at every place.
     assert level.stats.accepted == level.stats.drafted > 0
 
@@ -369,9 +370,9 @@ class Forbidding:
 def test_nothing_is_returned_where_nothing_is_allowed() -> None:
     target = FakeModel(TARGET)
     level = Level(target, Level(target.as_draft(TARGET), NoDraft(), length=4))
-    text = sequence()
-    new_tokens(level, [text], 3)
-    text.grammar = Forbidding()
-    assert level.advance([DraftRequest(text, 9)])[0].tokens == []
-    text.grammar = None
-    assert new_tokens(level, [text], 20) == [plain(TARGET, (1, 2, 3), 20)]
+    sequence = new_sequence()
+    new_tokens(level, [sequence], 3)
+    sequence.grammar = Forbidding()
+    assert level.advance([DraftRequest(sequence, 9)])[0].tokens == []
+    sequence.grammar = None
+    assert new_tokens(level, [sequence], 20) == [plain(TARGET, (1, 2, 3), 20)]

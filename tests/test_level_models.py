@@ -71,26 +71,26 @@ def decode(
     level: Level, prompts: list[list[int]], temperature: float
 ) -> tuple[list[list[int]], list[np.ndarray]]:
     """New tokens of each prompt in one batch, and the logits that each was picked from."""
-    texts = [
+    sequences = [
         Sequence(list(prompt), _native.Picker(temperature=temperature, seed=i), len(prompt))
         for i, prompt in enumerate(prompts)
     ]
-    logits: list[list[np.ndarray]] = [[] for _ in texts]
+    logits: list[list[np.ndarray]] = [[] for _ in sequences]
     while active := [
-        i for i, t in enumerate(texts) if len(t.tokens) < len(prompts[i]) + NEW_TOKENS
+        i for i, t in enumerate(sequences) if len(t.tokens) < len(prompts[i]) + NEW_TOKENS
     ]:
         requests = [
             DraftRequest(t, t.prompt_length + NEW_TOKENS - len(t.tokens))
-            for t in map(texts.__getitem__, active)
+            for t in map(sequences.__getitem__, active)
         ]
         for i, step in zip(active, level.advance(requests), strict=True):
             assert step.tokens
             rows = level.model.decoder.logits()
             logits[i] += list(rows[step.row : step.row + len(step.tokens)])
-            texts[i].tokens.extend(step.tokens)
-    for text in texts:
-        level.release(text)
-    return [t.tokens[t.prompt_length :] for t in texts], [np.array(each) for each in logits]
+            sequences[i].tokens.extend(step.tokens)
+    for sequence in sequences:
+        level.release(sequence)
+    return [t.tokens[t.prompt_length :] for t in sequences], [np.array(each) for each in logits]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -15,6 +15,7 @@ from specqd import LLM, SamplingParams
 from specqd.errors import ConfigError, RequestError
 from specqd.lm_eval import SpecqdLM
 from specqd.model.scoring import score
+from support.fixtures import an_llm
 
 TASK = """\
 task: next_letter
@@ -42,9 +43,7 @@ def model(small_model: Path) -> SpecqdLM:
     return SpecqdLM(str(small_model), threads=2)
 
 
-@pytest.fixture(scope="module")
-def llm(small_model: Path) -> LLM:
-    return LLM(small_model, "none", threads=2)
+llm = an_llm("small_model")
 
 
 def test_loglikelihoods_are_scores(model: SpecqdLM, llm: LLM) -> None:

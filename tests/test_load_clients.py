@@ -1,13 +1,12 @@
 """Requests as public load generators send them, and the fields of answers that they read."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.fixtures import a_server
 from support.openai_client import CHAT, COMPLETIONS
-from support.served import Served, serving
+from support.served import Served
 
 TOKENS = 12
 WITH_USAGE = {"stream": True, "stream_options": {"include_usage": True}}
@@ -56,10 +55,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def served(chat_model: Path) -> Iterator[Served]:
-    with serving(str(chat_model)) as served:
-        yield served
+served = a_server("chat_model")
 
 
 def text_of(chunk: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ GRAMS = (8, 4, 2, 1)
 DOUBT = 2.0
 
 tokens = st.integers(0, 2)
-texts = st.lists(tokens, max_size=60)
+sequences = st.lists(tokens, max_size=60)
 guesses = st.lists(tokens, max_size=12)
 splits = st.lists(st.integers(0, 60), max_size=4)
 corpora = st.lists(st.lists(tokens, max_size=40), max_size=3)
@@ -22,20 +22,20 @@ corpora = st.lists(st.lists(tokens, max_size=40), max_size=3)
 # --- By brute force -------------------------------------------------------------------------------
 
 
-def match(text: list[int], end: int, context: list[int]) -> int:
-    """How many tokens up to text[:end] equal those at the end of the context."""
+def match(sequence: list[int], end: int, context: list[int]) -> int:
+    """How many tokens up to sequence[:end] equal those at the end of the context."""
     length = 0
     while (
         length < min(end, len(context), testing.LONGEST_MATCH)
-        and text[end - 1 - length] == context[-1 - length]
+        and sequence[end - 1 - length] == context[-1 - length]
     ):
         length += 1
     return length
 
 
-def places_of(text: list[int], ends: list[int], context: list[int]) -> list[tuple[int, int]]:
+def places_of(sequence: list[int], ends: list[int], context: list[int]) -> list[tuple[int, int]]:
     """(match, end) of the places that speak, the leader first."""
-    matches = [(match(text, end, context), end) for end in ends]
+    matches = [(match(sequence, end, context), end) for end in ends]
     chosen: list[tuple[int, int]] = []
     for gram in GRAMS:
         latest = sorted(
@@ -46,29 +46,29 @@ def places_of(text: list[int], ends: list[int], context: list[int]) -> list[tupl
 
 
 def follow(
-    places: list[tuple[int, int]], text: list[int], most: int
+    places: list[tuple[int, int]], sequence: list[int], most: int
 ) -> tuple[list[int], list[float]]:
-    """Continues `text` as the leading place does, and counts how far the others agree."""
-    text, proposed, confidences = list(text), [], []
+    """Continues `sequence` as the leading place does, and counts how far the others agree."""
+    sequence, proposed, confidences = list(sequence), [], []
 
     def weight(places: list[tuple[int, int]]) -> float:
         return sum(length**1.5 for length, _ in places)
 
-    while places and len(proposed) < most and text[places[0][1]] >= 0:
-        token = text[places[0][1]]
-        agreeing = [p for p in places if text[p[1]] == token]
+    while places and len(proposed) < most and sequence[places[0][1]] >= 0:
+        token = sequence[places[0][1]]
+        agreeing = [p for p in places if sequence[p[1]] == token]
         confidences.append(weight(agreeing) / (weight(places) + DOUBT))
         places = [(min(n + 1, testing.LONGEST_MATCH), end + 1) for n, end in agreeing]
         proposed.append(token)
-        text.append(token)
+        sequence.append(token)
     return proposed, confidences
 
 
 def expected(
-    text: list[int], guesses: list[int], most: int, corpus: list[list[int]] | None = None
+    sequence: list[int], guesses: list[int], most: int, corpus: list[list[int]] | None = None
 ) -> tuple[list[int], list[float]]:
-    context = text + guesses
-    own = places_of(text, list(range(1, len(text))), context)
+    context = sequence + guesses
+    own = places_of(sequence, list(range(1, len(sequence))), context)
     if corpus:
         joined = [token for document in corpus for token in [*document, -1]]
         ends = [i for i in range(1, len(joined)) if joined[i] >= 0 and joined[i - 1] >= 0]
@@ -96,44 +96,44 @@ def assert_same(
 # --- The index ------------------------------------------------------------------------------------
 
 
-@given(texts, guesses, splits, st.integers(0, 20))
+@given(sequences, guesses, splits, st.integers(0, 20))
 def test_proposes_what_a_search_by_brute_force_proposes(
-    text: list[int], guesses: list[int], splits: list[int], most: int
+    sequence: list[int], guesses: list[int], splits: list[int], most: int
 ) -> None:
     index, start = testing.NgramIndex(), 0
-    for end in [*sorted(splits), len(text)]:
-        index.append(text[start:end])
+    for end in [*sorted(splits), len(sequence)]:
+        index.append(sequence[start:end])
         start = max(start, end)
-        known = text[:start]
+        known = sequence[:start]
         assert_same(index.propose(guesses, most), expected(known, guesses, most))
 
 
-@given(texts, guesses, corpora, st.integers(0, 20))
+@given(sequences, guesses, corpora, st.integers(0, 20))
 def test_corpus_is_asked_where_its_match_is_longer(
-    text: list[int], guesses: list[int], corpus: list[list[int]], most: int
+    sequence: list[int], guesses: list[int], corpus: list[list[int]], most: int
 ) -> None:
     index = testing.NgramIndex()
-    index.append(text)
+    index.append(sequence)
     found = index.propose(guesses, most, index_of(*corpus))
-    assert_same(found, expected(text, guesses, most, corpus))
+    assert_same(found, expected(sequence, guesses, most, corpus))
 
 
 @given(st.lists(st.integers(0, 5), min_size=2, max_size=40))
-def test_first_token_followed_the_latest_of_the_longest_matches(text: list[int]) -> None:
-    if Counter(text)[text[-1]] > testing.MOST_PLACES:
+def test_first_token_followed_the_latest_of_the_longest_matches(sequence: list[int]) -> None:
+    if Counter(sequence)[sequence[-1]] > testing.MOST_PLACES:
         return  # only the latest of them are looked at
     index = testing.NgramIndex()
-    index.append(text)
-    longest = max((match(text, end, text), end) for end in range(1, len(text)))
+    index.append(sequence)
+    longest = max((match(sequence, end, sequence), end) for end in range(1, len(sequence)))
     proposed, confidences = index.propose([], 1)
-    assert proposed == ([text[longest[1]]] if longest[0] else [])
+    assert proposed == ([sequence[longest[1]]] if longest[0] else [])
     assert all(0.0 < confidence < 1.0 for confidence in confidences)
 
 
-@given(texts, st.lists(guesses, max_size=5))
-def test_guesses_leave_no_trace(text: list[int], guessed: list[list[int]]) -> None:
+@given(sequences, st.lists(guesses, max_size=5))
+def test_guesses_leave_no_trace(sequence: list[int], guessed: list[list[int]]) -> None:
     index, untouched = testing.NgramIndex(), testing.NgramIndex()
-    for at, token in enumerate(text):
+    for at, token in enumerate(sequence):
         index.append([token])
         untouched.append([token])
         for guess in guessed:

@@ -15,8 +15,8 @@ from support.random_models import Shape, make_model
 # --- The drafter ----------------------------------------------------------------------------------
 
 
-def sequence_of(text: list[int], stop_ids: frozenset[int] = frozenset()) -> Sequence:
-    return Sequence(list(text), _native.Picker(), len(text), stop_ids=stop_ids)
+def sequence_of(tokens: list[int], stop_ids: frozenset[int] = frozenset()) -> Sequence:
+    return Sequence(list(tokens), _native.Picker(), len(tokens), stop_ids=stop_ids)
 
 
 def propose(
@@ -84,27 +84,27 @@ def test_a_token_is_proposed_while_it_is_worth_its_row() -> None:
     assert propose(NgramDrafter(), sequence, token_value_s=0.0).tokens == []
 
 
-def batch_lengths(texts: list[Sequence], costs: RowCosts) -> list[int]:
+def batch_lengths(sequences: list[Sequence], costs: RowCosts) -> list[int]:
     """Lengths of the proposals for a batch where a token is worth a second."""
-    batch = len(texts)
+    batch = len(sequences)
     requests = [
-        DraftRequest(text, 32, token_value_s=1.0, costs=costs, rows=batch, sharing=batch)
-        for text in texts
+        DraftRequest(sequence, 32, token_value_s=1.0, costs=costs, rows=batch, sharing=batch)
+        for sequence in sequences
     ]
     return [len(proposal.tokens) for proposal in NgramDrafter().propose(requests)]
 
 
 def test_a_text_that_speaks_alone_pays_for_its_own_rows(rng: np.random.Generator) -> None:
     repeating = [1, 2, 3] * 20
-    texts = [sequence_of(rng.permutation(np.arange(60)).tolist()) for _ in range(15)]
-    texts.insert(int(rng.integers(16)), sequence_of(repeating))
+    sequences = [sequence_of(rng.permutation(np.arange(60)).tolist()) for _ in range(15)]
+    sequences.insert(int(rng.integers(16)), sequence_of(repeating))
     # No row past the 32nd costs anything: three tokens of each sequence would pay, not of one.
     dear_before_cheap = RowCosts()
     dear_before_cheap.begin({1: 1.0, 32: 64.0, 33: 64.0})
-    assert batch_lengths(texts, dear_before_cheap) == [0] * 16
+    assert batch_lengths(sequences, dear_before_cheap) == [0] * 16
     cheap_before_dear = RowCosts()
     cheap_before_dear.begin({1: 1.0, 16: 16.0, 24: 16.0, 32: 32.0})
-    alone = batch_lengths(texts, cheap_before_dear)
+    alone = batch_lengths(sequences, cheap_before_dear)
     assert sum(alone) == max(alone) == 8
 
 
@@ -112,8 +112,8 @@ def test_rows_that_cost_nothing_go_to_the_tokens_that_are_likeliest() -> None:
     costs = RowCosts()
     costs.begin({1: 1.0, 16: 16.0, 24: 16.0, 32: 32.0})
     likely, less_likely = [1, 2, 3] * 20, [1, 2, 3, 1, 2, 4, 1, 2, 5, 1, 2]
-    texts = [sequence_of(likely if i < 3 else less_likely) for i in range(16)]
-    lengths = batch_lengths(texts, costs)
+    sequences = [sequence_of(likely if i < 3 else less_likely) for i in range(16)]
+    lengths = batch_lengths(sequences, costs)
     assert sum(lengths) == 8
     assert lengths[3:] == [0] * 13
 
@@ -148,17 +148,17 @@ def test_guesses_of_outer_levels_are_continued_but_not_learned() -> None:
 
 
 def test_interleaved_sequences_know_only_their_own_text(rng: np.random.Generator) -> None:
-    texts = [rng.integers(0, 3, 200).tolist() for _ in range(4)]
+    coming = [rng.integers(0, 3, 200).tolist() for _ in range(4)]
     together = NgramDrafter(length=6)
-    sequences = [sequence_of(text[:1]) for text in texts]
-    while active := [i for i in range(4) if len(sequences[i].tokens) < len(texts[i])]:
+    sequences = [sequence_of(tokens[:1]) for tokens in coming]
+    while active := [i for i in range(4) if len(sequences[i].tokens) < len(coming[i])]:
         some = [i for i in active if rng.random() < 0.7]
         proposals = together.propose([DraftRequest(sequences[i], 6) for i in some])
         for i, proposal in zip(some, proposals, strict=True):
             alone = propose(NgramDrafter(length=6), sequence_of(sequences[i].tokens), 6)
             assert (proposal.tokens, proposal.confidences) == (alone.tokens, alone.confidences)
             count = len(sequences[i].tokens)
-            sequences[i].tokens.extend(texts[i][count : count + int(rng.integers(1, 30))])
+            sequences[i].tokens.extend(coming[i][count : count + int(rng.integers(1, 30))])
 
 
 def test_a_key_that_is_used_again_means_the_new_text() -> None:
@@ -190,20 +190,20 @@ def target(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Model:
 
 def decode(level: Level, prompts: list[list[int]], temperature: float) -> list[list[int]]:
     """New tokens of each prompt, in one batch."""
-    texts = [
+    sequences = [
         Sequence(list(prompt), _native.Picker(temperature=temperature, seed=i), len(prompt))
         for i, prompt in enumerate(prompts)
     ]
     while requests := [
-        DraftRequest(text, left)
-        for text in texts
-        if (left := text.prompt_length + NEW_TOKENS - len(text.tokens))
+        DraftRequest(sequence, left)
+        for sequence in sequences
+        if (left := sequence.prompt_length + NEW_TOKENS - len(sequence.tokens))
     ]:
         for request, step in zip(requests, level.advance(requests), strict=True):
             request.sequence.tokens.extend(step.tokens)
-    for text in texts:
-        level.release(text)
-    return [text.tokens[text.prompt_length :] for text in texts]
+    for sequence in sequences:
+        level.release(sequence)
+    return [sequence.tokens[sequence.prompt_length :] for sequence in sequences]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -230,7 +230,8 @@ def test_levels_over_it_decode_plain_decoding_s_tokens(
     assert target.cache.free_pages == target.cache.total_pages
 
 
-def test_text_that_repeats_is_accepted() -> None:
-    text = [token for _ in range(8) for token in range(3, 43)]
-    drafted, accepted = write(NgramDrafter(), sequence_of(text[:50]), text[50:], row_seconds=0.1)
+def test_a_repeating_sequence_is_accepted() -> None:
+    tokens = [token for _ in range(8) for token in range(3, 43)]
+    begun = sequence_of(tokens[:50])
+    drafted, accepted = write(NgramDrafter(), begun, tokens[50:], row_seconds=0.1)
     assert accepted == drafted > 200

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from specqd._native import testing
-from support.pick_reference import Params, gumbel, noise_bits, philox
+from support.pick_reference import Params, gumbel, noise_bits, philox, weighed
 
 
 def test_the_reference_generator_gives_the_published_vectors() -> None:
@@ -79,14 +79,7 @@ def test_tokens_follow_the_processed_distribution(
 ) -> None:
     draws, size = 20_000, 40
     logits = (rng.standard_normal(size) * 1.5).astype(np.float32)
-    z = (logits.astype(float) - logits.max()) / params.temperature
-    order = np.argsort(-z)
-    kept = z >= math.log(params.min_p) if params.min_p else np.full(size, True)
-    if params.top_k:
-        kept[order[params.top_k :]] = False
-    weights = np.where(kept, np.exp(z), 0)
-    before = np.concatenate([[0], np.cumsum(weights[order])[:-1]])
-    weights[order[before >= params.top_p * weights.sum()]] = 0
+    _, weights, _ = weighed(params, logits)
     expected = draws * weights / weights.sum()
 
     start = int(rng.integers(2**31))

@@ -1,5 +1,7 @@
 """Bodies of OpenAI requests are read whole, and bad fields are refused by name."""
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from specqd.openai.requests import Options, Prepared, chat_request, completion_r
 from specqd.sampling import SamplingParams
 from specqd.text.tokenizer import Tokenizer
 from support.openai_client import allowed, chosen, function
+from support.refusals import refused
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
@@ -198,6 +201,13 @@ def test_prompt_logprobs_of_one_answer_are_bounded(small_model: Path) -> None:
         Prepared.of(completion_request(body | {"n": 2}), tokenizer)
 
 
+def check_refusal(read: Callable[[Any], object], body: dict[str, Any], field: str) -> None:
+    with pytest.raises(FieldError, match=f"^{re.escape(field)}: ") as caught:
+        read(body)
+    assert caught.value.field == field
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("field", "given"),
     [
@@ -251,11 +261,7 @@ def test_prompt_logprobs_of_one_answer_are_bounded(small_model: Path) -> None:
     ],
 )
 def test_a_bad_completion_is_refused_by_its_field(field: str, given: dict[str, object]) -> None:
-    with pytest.raises(FieldError) as refused:
-        completion_request({"prompt": "ab", **given})
-    assert str(refused.value).startswith(f"{field}: ")
-    assert refused.value.field == field
-    assert "\n" not in str(refused.value)
+    check_refusal(completion_request, {"prompt": "ab", **given}, field)
 
 
 @pytest.mark.parametrize(
@@ -314,15 +320,10 @@ def test_a_bad_completion_is_refused_by_its_field(field: str, given: dict[str, o
     ],
 )
 def test_a_bad_chat_is_refused_by_its_field(field: str, given: dict[str, object]) -> None:
-    with pytest.raises(FieldError) as refused:
-        chat_request({"messages": MESSAGES, **given})
-    assert str(refused.value).startswith(f"{field}: ")
-    assert refused.value.field == field
+    check_refusal(chat_request, {"messages": MESSAGES, **given}, field)
 
 
 @pytest.mark.parametrize("body", [None, 3, "text", [], {"\x1b[31m": 1}])
 def test_a_body_that_is_no_object_of_known_fields_is_refused(body: object) -> None:
     for parse in (completion_request, chat_request):
-        with pytest.raises(RequestError) as refused:
-            parse(body)
-        assert "\x1b" not in str(refused.value)
+        assert "\x1b" not in refused(RequestError, parse, body)

@@ -20,6 +20,7 @@ from specqd.model.weights import load_weights
 from support import fp4
 from support.kernel_values import each_isa, tiled
 from support.random_models import Shape, make_config, make_model, make_tensors
+from support.refusals import refused
 from support.writers import bf16_bits, write_safetensors
 
 Bits = NDArray[np.uint16]
@@ -322,12 +323,9 @@ def test_weights_that_are_not_finite_are_refused_by_name_and_place(
     tensors[name][at] = bits
     make_model(tmp_path, shape, seed=1)
     write_safetensors(tmp_path / "model.safetensors", tensors)
-    with pytest.raises(TensorError) as caught:
-        load_weights(tmp_path, read_config(tmp_path), POOL, ISA)
-    message = str(caught.value)
+    message = refused(TensorError, load_weights, tmp_path, read_config(tmp_path), POOL, ISA)
     assert message.startswith(str(tmp_path))
     assert f"{name}{list(at)} is NaN or infinite" in message
-    assert "\n" not in message
 
 
 def test_a_tied_embedding_that_is_not_finite_is_refused(tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
 """The page's files, their headers, and the fields of answers that the page shows."""
 
 import re
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -10,8 +9,9 @@ import pytest
 
 from specqd import LLM, SamplingParams
 from specqd.text.token_texts import TokenTexts
+from support.fixtures import a_server
 from support.openai_client import CHAT, COMPLETIONS
-from support.served import Served, serving
+from support.served import Served
 
 pytest.importorskip("fastapi", reason="needs specqd[serve]")
 
@@ -20,11 +20,7 @@ from specqd.server.page import ASSETS
 KEY = "a-key"
 
 
-@pytest.fixture(scope="module")
-def served(chat_model: Path) -> Iterator[Served]:
-    with serving(str(chat_model), "--draft", "fp4:k=3", "--draft", "ngram", key=KEY) as served:
-        yield served
-        assert served.process.poll() is None
+served = a_server("chat_model", "--draft", "mxfp4:k=3", "--draft", "ngram", key=KEY)
 
 
 def stranger(served: Served) -> Served:

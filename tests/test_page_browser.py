@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from support.browser import DESKTOP, PHONE, chromium, visiting
-from support.random_models import Shape, make_model
+from support.fixtures import a_model, a_server
+from support.random_models import Shape
 from support.served import Served, serving
 
 KEY = "a-key"
@@ -42,23 +43,10 @@ def browser() -> Iterator[Any]:
         yield browser
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
-    shape = Shape(is_peaked=True, context=8192)
-    return make_model(tmp_path_factory.mktemp("models") / "small", shape, seed)
-
-
-@pytest.fixture(scope="module")
-def served(browser: Any, model: Path) -> Iterator[Served]:
-    """It has no chat template, so the page completes texts."""
-    with serving(str(model), "--draft", "fp4:k=3", "--draft", "ngram") as served:
-        yield served
-
-
-@pytest.fixture(scope="module")
-def chat(browser: Any, chat_model: Path) -> Iterator[Served]:
-    with serving(str(chat_model), "--draft", "fp4:k=3", key=KEY) as served:
-        yield served
+pytestmark = pytest.mark.usefixtures("browser")  # skips before a server starts
+model = a_model(Shape(is_peaked=True, context=8192))
+served = a_server("model", "--draft", "mxfp4:k=3", "--draft", "ngram")  # completes texts
+chat = a_server("chat_model", "--draft", "mxfp4:k=3", key=KEY)
 
 
 def events_of(*choices: dict[str, Any]) -> str:

@@ -114,17 +114,10 @@ def test_preempted_sequences_equal_themselves_alone(
 ) -> None:
     engine = engine_of(tight, draft, rng)
     make_grammar = StatefulGrammar if has_grammar else None
-    requests = requests_of(rng, 7)
-    submitted = [
-        engine.submit(GenerationRequest([prompt], params, make_grammar))
-        for prompt, params in requests
-    ]
-    run(engine)
-    assert engine.scheduler.preemptions > 0
+    submitted = assert_equal_alone(plain, engine, requests_of(rng, 7), make_grammar)
     assert engine.scheduler.preemptions == sum(
         g.preemptions for samples in submitted for g in samples
     )
-    assert_equal_alone(plain, requests, submitted, make_grammar)
 
 
 @pytest.mark.parametrize("draft", ["none", "fp4:k=8", "auto"])
@@ -139,27 +132,28 @@ def test_sequences_may_be_preempted_at_any_time(
     plain = request.getfixturevalue(model)
     engine = engine_of(plain, draft, rng)
     preempt_at_random(engine, rng, monkeypatch)
-    requests = requests_of(rng, 5)
-    submitted = [
-        engine.submit(GenerationRequest([prompt], params, StatefulGrammar))
-        for prompt, params in requests
-    ]
-    run(engine)
-    assert engine.scheduler.preemptions > 0
-    assert_equal_alone(plain, requests, submitted, StatefulGrammar)
+    assert_equal_alone(plain, engine, requests_of(rng, 5), StatefulGrammar)
 
 
 def assert_equal_alone(
     plain: LLM,
+    engine: Engine,
     requests: list[tuple[list[int], SamplingParams]],
-    submitted: list[list[Generation]],
     make_grammar: Callable[[], StatefulGrammar] | None,
-) -> None:
+) -> list[list[Generation]]:
+    """The samples of the requests, which the engine must preempt."""
+    submitted = [
+        engine.submit(GenerationRequest([prompt], params, make_grammar))
+        for prompt, params in requests
+    ]
+    run(engine)
+    assert engine.scheduler.preemptions > 0
     alone = Engine(plain.engine.level, plain.tokenizer, max_batch=1)
     for (prompt, params), samples in zip(requests, submitted, strict=True):
         expected = alone.submit(GenerationRequest([prompt], params, make_grammar))
         run(alone)
         assert [facts(g) for g in samples] == [facts(g) for g in expected]
+    return submitted
 
 
 def test_pages_are_not_reserved_for_max_tokens(tight: LLM, rng: np.random.Generator) -> None:

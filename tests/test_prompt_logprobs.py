@@ -1,6 +1,5 @@
 """Log-probabilities of prompts are those of LLM.logprobs: in parts, in batches, when preempted."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,22 +12,15 @@ from specqd.engine.engine import Engine
 from specqd.engine.generation import GenerationRequest, TokenLogprob
 from support.batches import answered, line
 from support.engines import preempt_at_random, run_to_end
-from support.openai_client import COMPLETIONS, client_of
+from support.fixtures import a_server, an_llm
+from support.openai_client import COMPLETIONS
 from support.random_models import BOS, EOS
-from support.served import Served, serving
 
 LENGTHS = (1, 2, 64, 65, 200, 400)
 
 
-@pytest.fixture(scope="module")
-def llm(chat_model: Path) -> LLM:
-    return LLM(chat_model, "fp4", threads=2)
-
-
-@pytest.fixture(scope="module")
-def served(chat_model: Path) -> Iterator[Served]:
-    with serving(str(chat_model), "--max-batch", "4") as served:
-        yield served
+llm = an_llm("chat_model", "mxfp4")
+served = a_server("chat_model", "--max-batch", "4")
 
 
 def check_logprobs(llm: LLM, prompt: list[int], found: list[TokenLogprob], top: int) -> None:
@@ -105,11 +97,6 @@ def test_the_python_api_returns_prompt_logprobs(llm: LLM, rng: np.random.Generat
 
 
 # --- Through OpenAI's client ----------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def client(served: Served) -> Any:
-    return client_of(served)
 
 
 def check_echo(llm: LLM, prompt: list[int], choice: Any, new: int) -> None:

@@ -68,16 +68,18 @@ def test_a_missing_tensor_is_named(model: Path, refused: Refuse, seed: int) -> N
     assert str(model) in problem
 
 
-def test_a_tensor_of_another_shape_is_refused(model: Path, refused: Refuse) -> None:
-    edit(model / "config.json", intermediate_size=SHAPE.ffn + 32)
-    assert "has shape [160, 64], [192, 64] was expected" in refused()
-
-
-def test_an_unknown_model_type_is_refused_with_those_known(model: Path, refused: Refuse) -> None:
-    edit(model / "config.json", model_type="mamba")
-    problem = refused()
-    assert f"{model / 'config.json'}: model_type 'mamba' is not supported" in problem
-    assert "known: llama" in problem
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"intermediate_size": SHAPE.ffn + 32}, "has shape [160, 64], [192, 64] was expected"),
+        ({"model_type": "mamba"}, "config.json: model_type 'mamba' is not supported; known: llama"),
+    ],
+)
+def test_a_configuration_of_another_model_is_refused(
+    model: Path, refused: Refuse, change: dict[str, object], says: str
+) -> None:
+    edit(model / "config.json", **change)
+    assert says in refused()
 
 
 def test_a_prompt_longer_than_the_context_is_refused(model: Path, refuse: Refuse) -> None:
@@ -145,24 +147,6 @@ def test_a_failed_allocation_is_reported(refused: Refuse, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(_native, "KvCache", fail)
     assert "out of memory" in refused()
-
-
-@pytest.mark.parametrize(
-    ("drafts", "named"),
-    [
-        (["nonsense"], "nonsense"),
-        (["fp4:k=0"], "k=0"),
-        (["fp4:k=many"], "k=many"),
-        (["fp4:x=1"], "x=1"),
-        (["none", "fp4"], "stand alone"),
-        (["fp4", "fp4"], "once"),
-    ],
-)
-def test_an_unknown_draft_is_named(refused: Refuse, drafts: list[str], named: str) -> None:
-    options = [word for draft in drafts for word in ("--draft", draft)]
-    problem = refused(*options)
-    assert problem.startswith("--draft")
-    assert named in problem
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,19 @@
 """Statistics of a call add up, and count that call alone."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from specqd import LLM, SamplingParams
 from specqd._native import LevelStats
 from specqd.engine.reports import Stats
+from support.fixtures import an_llm
 from support.level_reports import report
 
 GREEDY = SamplingParams(max_tokens=40, temperature=0, seed=1, ignore_eos=True)
 
 
-@pytest.fixture(scope="module")
-def llm(small_model: Path) -> LLM:
-    return LLM(small_model, "fp4:k=4", threads=1)
+llm = an_llm("small_model", "mxfp4:k=4", threads=1)
 
 
 def run(llm: LLM, count: int = 40, prompts: int = 1) -> Stats:

@@ -1,7 +1,6 @@
 """The server through OpenAI's own client: its answers are those of the Python API."""
 
 import socket
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from specqd import LLM, SamplingParams
 from specqd.engine.generation import TokenLogprob
 from specqd.llm import Completion
 from support.batches import answered, line
+from support.fixtures import a_server
 from support.openai_client import CHAT, COMPLETIONS, client_of
 from support.served import Served, serving
 
@@ -26,16 +26,7 @@ MESSAGES = [
 PLAIN_MESSAGES = [MESSAGES[0], {"role": "user", "content": "Hello"}]
 
 
-@pytest.fixture(scope="module")
-def served(chat_model: Path) -> Iterator[Served]:
-    with serving(str(chat_model), "--max-batch", "8") as served:
-        yield served
-        assert served.process.poll() is None
-
-
-@pytest.fixture(scope="module")
-def client(served: Served) -> Any:
-    return client_of(served)
+served = a_server("chat_model", "--max-batch", "8")
 
 
 @pytest.mark.parametrize("name", ["--context", "--max-context"])

@@ -18,10 +18,11 @@ from specqd.openai.answers import form_of
 from specqd.openai.requests import Prepared, chat_request, completion_request
 from support.command_line import Run
 from support.engines import run_to_end
+from support.fixtures import a_model, an_llm
 from support.openai_client import CHAT, COMPLETIONS, NO_WHITE_SPACE, closed, function
-from support.random_models import EOS, Shape, make_model
+from support.random_models import EOS, Shape
 from support.scripted_models import HERMES
-from support.served import Served, add_template, serving
+from support.served import Served, serving
 
 pytest.importorskip("llguidance", reason="needs specqd[serve]")
 
@@ -51,15 +52,8 @@ class Asked:
     leaves: bool  # after its first bytes
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
-    directory = tmp_path_factory.mktemp("models") / "small"
-    return add_template(make_model(directory, Shape(is_peaked=True, context=1024), seed), HERMES)
-
-
-@pytest.fixture(scope="module")
-def plain(directory: Path) -> LLM:
-    return LLM(directory, "none", threads=2)
+directory = a_model(Shape(is_peaked=True, context=1024), HERMES)
+plain = an_llm("directory")
 
 
 @pytest.fixture(scope="module")

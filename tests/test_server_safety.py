@@ -4,7 +4,7 @@ import json
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,25 +13,17 @@ import pytest
 
 from specqd.cli import main
 from support.command_line import Refuse
+from support.fixtures import a_model, a_server
 from support.openai_client import CHAT, COMPLETIONS
 from support.random_models import Shape, make_model
-from support.served import Served, add_template, serving
+from support.served import TEMPLATE, Served, add_template, serving
 
 KEY = "a-key"
 LONG = {"prompt": "x", "max_tokens": 1900, "ignore_eos": True, "temperature": 0}
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
-    directory = tmp_path_factory.mktemp("models") / "small"
-    return add_template(make_model(directory, Shape(is_peaked=True, context=2048), seed))
-
-
-@pytest.fixture(scope="module")
-def served(directory: Path) -> Iterator[Served]:
-    with serving(str(directory), "--allow-host", "model.example", key=KEY) as served:
-        yield served
-        assert served.process.poll() is None
+directory = a_model(Shape(is_peaked=True, context=2048), TEMPLATE)
+served = a_server("directory", "--allow-host", "model.example", key=KEY)
 
 
 def test_everything_but_health_needs_the_key(served: Served) -> None:

@@ -1,9 +1,7 @@
 """Texts follow their schema, and their bits depend on neither drafts nor neighbours."""
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +11,10 @@ from specqd import LLM, SamplingParams
 from specqd.engine.engine import Engine
 from specqd.engine.generation import GenerationRequest
 from support.engines import run_to_end
-from support.openai_client import COMPLETIONS, NO_WHITE_SPACE, client_of, closed
+from support.fixtures import a_server
+from support.openai_client import COMPLETIONS, NO_WHITE_SPACE, closed
 from support.random_models import EOS
-from support.served import Served, serving
+from support.served import Served
 
 pytest.importorskip("llguidance", reason="needs specqd[serve]")
 pydantic = pytest.importorskip("pydantic", reason="needs specqd[serve]")
@@ -35,15 +34,7 @@ SCHEMA = closed(
 ) | {"$defs": {"inner": closed(x={"type": "string", "maxLength": 5})}}
 
 
-@pytest.fixture(scope="module")
-def served(chat_model: Path) -> Iterator[Served]:
-    with serving(str(chat_model), "--draft", "fp4:k=4", "--max-batch", "8") as served:
-        yield served
-
-
-@pytest.fixture(scope="module")
-def client(served: Served) -> Any:
-    return client_of(served)
+served = a_server("chat_model", "--draft", "mxfp4:k=4", "--max-batch", "8")
 
 
 def grammars_of(llm: LLM) -> JsonGrammars:

@@ -65,27 +65,28 @@ def served(scripted: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
         yield served
 
 
-@pytest.fixture(scope="module")
-def client(served: Served) -> Any:
-    return client_of(served)
-
-
-def ask(client: Any, script: str = "A", **fields: Any) -> Any:
+def send(client: Any, script: str, **fields: Any) -> Any:
     extra = {"chat_template_kwargs": {"script": script}}
-    given = {"tools": TOOLS, "temperature": 0, "max_tokens": 400} | fields
-    return client.chat.completions.create(
-        model="small", messages=MESSAGES, extra_body=extra, **given
-    ).choices[0]
+    given = {"messages": MESSAGES, "tools": TOOLS, "temperature": 0, "max_tokens": 400} | fields
+    return client.chat.completions.create(model="small", extra_body=extra, **given)
 
 
-def ask_streamed(client: Any, script: str = "A", **fields: Any) -> dict[str, Any]:
+def ask(client: Any, script: str, **fields: Any) -> Any:
+    """The choice of a whole answer, which a stream must equal."""
+    [choice] = send(client, script, **fields).choices
+    calls = [call.function for call in choice.message.tool_calls or []]
+    assert ask_streamed(client, script, **fields) == {
+        "content": choice.message.content or None,
+        "calls": [{"name": call.name, "arguments": call.arguments} for call in calls],
+        "finish_reason": choice.finish_reason,
+    }
+    return choice
+
+
+def ask_streamed(client: Any, script: str, **fields: Any) -> dict[str, Any]:
     """The deltas joined; each must have OpenAI's form."""
-    extra = {"chat_template_kwargs": {"script": script}}
-    given = {"tools": TOOLS, "temperature": 0, "max_tokens": 400} | fields
     content, reason, calls = "", None, list[dict[str, Any]]()
-    for chunk in client.chat.completions.create(
-        model="small", messages=MESSAGES, extra_body=extra, stream=True, **given
-    ):
+    for chunk in send(client, script, stream=True, **fields):
         [choice] = chunk.choices
         content += choice.delta.content or ""
         reason = choice.finish_reason or reason
@@ -108,17 +109,6 @@ def calls_of(choice: Any) -> list[tuple[str, Any]]:
     return [(call.function.name, json.loads(call.function.arguments)) for call in calls]
 
 
-def check_same(choice: Any, streamed: dict[str, Any]) -> None:
-    calls = choice.message.tool_calls or []
-    assert streamed == {
-        "content": choice.message.content or None,
-        "calls": [
-            {"name": call.function.name, "arguments": call.function.arguments} for call in calls
-        ],
-        "finish_reason": choice.finish_reason,
-    }
-
-
 @pytest.mark.parametrize(
     ("script", "content", "calls", "reason"),
     [
@@ -135,21 +125,18 @@ def test_calls_in_free_texts_are_read(
     assert choice.message.content == content
     assert calls_of(choice) == calls
     assert choice.finish_reason == reason
-    check_same(choice, ask_streamed(client, script))
 
 
 def test_markup_is_content_if_tool_choice_is_none(client: Any) -> None:
     choice = ask(client, "B", tool_choice="none")
     assert choice.message.content == SCRIPTS["B"]
     assert choice.message.tool_calls is None
-    check_same(choice, ask_streamed(client, "B", tool_choice="none"))
 
 
 def test_a_call_cut_by_max_tokens_has_its_arguments_so_far(client: Any) -> None:
     found = set()
     for most in range(2, 40):
         choice = ask(client, "B", max_tokens=most)
-        check_same(choice, ask_streamed(client, "B", max_tokens=most))
         for call in choice.message.tool_calls or []:
             assert call.function.name == "weather"
             so_far = call.function.arguments.rstrip("\N{REPLACEMENT CHARACTER}")  # half a character
@@ -166,10 +153,7 @@ def test_rules_hold_where_the_model_would_write_another_call(client: Any, choice
     tools = [function("stop", parameters=closed(is_now={"const": False}), strict=True)]
     fields = {"tools": tools, "tool_choice": choice, "logit_bias": NO_WHITE_SPACE}
     fields |= {"parallel_tool_calls": False}
-    answer = ask(client, "C", **fields)
-    assert calls_of(answer) == [("stop", {"is_now": False})]
-    streamed = ask_streamed(client, "C", **fields)
-    check_same(answer, streamed)
+    assert calls_of(ask(client, "C", **fields)) == [("stop", {"is_now": False})]
 
 
 def test_only_allowed_tools_are_called(client: Any) -> None:
@@ -179,7 +163,6 @@ def test_only_allowed_tools_are_called(client: Any) -> None:
     for mode in ("auto", "required"):
         fields = {"tool_choice": allowed(mode, chosen("stop")), "logit_bias": NO_WHITE_SPACE}
         some = ask(client, "C", **fields)
-        check_same(some, ask_streamed(client, "C", **fields))
         assert '<tool_call>\n{"name": "weather' not in (some.message.content or "")
         assert {call.function.name for call in some.message.tool_calls} == {"stop"}
     free = ask(client, "A", tool_choice=allowed("auto", chosen("stop")))
@@ -197,7 +180,6 @@ def test_texts_without_calls_follow_the_response_format(client: Any) -> None:
         answer = ask(client, script, **fields)
         assert set(json.loads(answer.message.content)) == {"is_it"}
         assert answer.message.tool_calls is None
-        check_same(answer, ask_streamed(client, script, **fields))
 
 
 def test_openais_client_parses_arguments_into_pydantic_models(client: Any) -> None:
@@ -231,14 +213,8 @@ def test_a_conversation_goes_on_after_its_calls(client: Any) -> None:
     message = ask(client, "B").message
     [call] = message.tool_calls
     result = {"role": "tool", "tool_call_id": call.id, "content": "7 degrees"}
-    answer = client.chat.completions.create(
-        model="small",
-        messages=[*MESSAGES, message.model_dump(exclude_none=True), result],
-        tools=TOOLS,
-        temperature=0,
-        extra_body={"chat_template_kwargs": {"script": "A"}},
-    )
-    assert answer.choices[0].message.content == SCRIPTS["A"]
+    messages = [*MESSAGES, message.model_dump(exclude_none=True), result]
+    assert ask(client, "A", messages=messages).message.content == SCRIPTS["A"]
 
 
 # --- Random models --------------------------------------------------------------------------------
@@ -292,9 +268,7 @@ def test_untagged_calls_and_special_token_tags_are_read(tmp_path: Path, seed: in
         assert ask(client, "A").message.content == LLAMA_SCRIPTS["A"]
         for choice in ("auto", "required", chosen("stop")):
             fields = {"tools": TOOLS[1:], "tool_choice": choice, "logit_bias": NO_WHITE_SPACE}
-            answer = ask(client, "B", **fields)
-            assert calls_of(answer) == [("stop", {"is_now": False})]
-            check_same(answer, ask_streamed(client, "B", **fields))
+            assert calls_of(ask(client, "B", **fields)) == [("stop", {"is_now": False})]
     marks = ["<tool_call>", "</tool_call>"]
     special = make_scripted_model(
         tmp_path / "special" / "small", {"B": SCRIPTS["B"]}, HERMES, seed, marks

@@ -2,7 +2,8 @@
 
     python benchmarks/peers/summary.py RAW.jsonl --json RESULT.json
 
-Ratios are taken within a round, so that a slow phase of the machine slows both sides.
+Ratios are taken within a round, so that a slow phase of the machine slows both sides. page.py makes
+tables of the result.
 """
 
 import argparse
@@ -160,58 +161,15 @@ def _ratio(
     return asdict(Spread.of(values))
 
 
-HEADINGS = ("arm", "decoding", "quartiles", "with the prompt", "of bandwidth", "accepted", "equal")
-
-
-def table(summary: dict[str, Any]) -> str:
-    """Markdown: tokens/s, share of bandwidth and acceptance by arm."""
-    lines = ["| " + " | ".join(HEADINGS) + " |", "|---" * len(HEADINGS) + "|"]
-    for arm in summary["arms"]:
-        decode, wall = arm["decode_tokens_per_s"], arm["wall_tokens_per_s"]
-        low, high = decode["quartiles"]
-        cells = [arm["name"], f"{decode['median']:.1f}", f"{low:.1f} .. {high:.1f}"]
-        cells += [f"{wall['median']:.1f}", "", "", ""]
-        if reached := arm.get("share_of_bandwidth"):
-            cells[4] = f"{reached['median']:.2f}"
-        if arm.get("drafted"):
-            cells[5] = f"{arm['accepted'] / arm['drafted']:.2f}"
-        if same := arm.get("equal_to_own_plain"):
-            cells[6] = f"{same['equal']} of {same['outputs']}"
-        lines.append("| " + " | ".join(cells) + " |")
-    for name, reason in summary["absent"].items():
-        lines.append(f"| {name} | absent: {reason} |")
-    lines.append("")
-    for size, around in summary["bandwidth_gb_per_s"].items():
-        before, after = (around[when]["median"] for when in ("before", "after"))
-        lines.append(f"{int(size) / 1e6:.0f} MB: {before:.1f} GB/s before, {after:.1f} after")
-    return "\n".join(lines)
-
-
-def ratios(summary: dict[str, Any]) -> str:
-    """Markdown: speed of our arms over that of each peer's fastest arm of the same kind."""
-    lines = ["| | kind | against | decoding | with the prompt |", "|---|---|---|---|---|"]
-    kinds = {arm["name"]: (arm["engine"], arm["kind"]) for arm in summary["arms"]}
-    fastest: dict[tuple[str, str], str] = {}
-    for arm in sorted(summary["arms"], key=lambda arm: arm["wall_tokens_per_s"]["median"]):
-        fastest[kinds[arm["name"]]] = arm["name"]
-    for ours, others in summary["specqd_over"].items():
-        for theirs in (name for name in others if name in fastest.values()):
-            kind = kinds[theirs][1]
-            if kind == kinds[ours][1] or kind == "plain":
-                both = (f"{others[theirs][of]['median']:.2f}" for of in ("decode", "wall"))
-                lines.append(f"| {ours} | {kind} | {theirs} | {' | '.join(both)} |")
-    return "\n".join(lines)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("raw", type=Path)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
     summary = summarised(read(options.raw))
-    print(table(summary), ratios(summary), sep="\n\n")
-    if options.json:
-        options.json.write_text(json.dumps(summary, indent=1) + "\n")
+    options.json.write_text(json.dumps(summary, indent=1) + "\n")
+    for name, reason in summary["absent"].items():
+        print(f"{name} is absent: {reason}")
 
 
 if __name__ == "__main__":

@@ -1,17 +1,16 @@
 """A drafter with a set acceptance, for benchmarks on random weights."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence as SequenceOf
 from random import Random
 
-from specqd._native import DraftRequest, Proposal
-from specqd._native import Sequence as Text
+from specqd._native import DraftRequest, Proposal, Sequence
 from specqd.engine.roles import Drafter
 
 
 class SyntheticDrafter:
     """Runs `drafter` at its full cost, then replaces its tokens: each in turn is right with
     probability `acceptance` (`future`, known from plain decoding), until the first wrong one. The
-    verifier's text stays exact."""
+    verifier's tokens stay exact."""
 
     def __init__(self, drafter: Drafter, acceptance: float) -> None:
         self._drafter = drafter
@@ -23,7 +22,7 @@ class SyntheticDrafter:
     def levels(self) -> tuple[Drafter, ...]:
         return self._drafter.levels
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+    def propose(self, requests: SequenceOf[DraftRequest]) -> list[Proposal]:
         proposals = self._drafter.propose(requests)
         return [self._told(a, p) for a, p in zip(requests, proposals, strict=True)]
 
@@ -41,5 +40,5 @@ class SyntheticDrafter:
     def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:
         self._drafter.observe(request, proposal, accepted)
 
-    def release(self, sequence: Text) -> None:
+    def release(self, sequence: Sequence) -> None:
         self._drafter.release(sequence)

@@ -3,8 +3,10 @@
 import random
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from specqd import _native
@@ -21,6 +23,16 @@ WINDOWED = Shape("mistral", head_dim=32, vocab=VOCABULARY, window=70, is_peaked=
 
 def open_model(directory: Path, pages: int = 24) -> Model:
     return Model.open(directory, machine=Machine.choose(1), cache_positions=pages * PAGE)
+
+
+def opened(directory: str) -> Any:
+    """A fixture: the model of another fixture's directory, with a new cache for each test."""
+
+    @pytest.fixture
+    def model(request: pytest.FixtureRequest) -> Model:
+        return open_model(request.getfixturevalue(directory))
+
+    return model
 
 
 def random_tokens(rng: random.Random, count: int) -> list[int]:

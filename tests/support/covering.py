@@ -1,6 +1,6 @@
 """Covering arrays: few combinations of factors' values that contain every pair of values."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, product
 from typing import Any
 
@@ -8,14 +8,17 @@ Pair = tuple[tuple[str, Any], tuple[str, Any]]  # (factor, value) twice, in the 
 
 
 def covering_array(
-    factors: Mapping[str, Sequence[Any]], is_allowed: Callable[[Pair], bool]
+    factors: Mapping[str, Sequence[Any]],
+    is_allowed: Callable[[Pair], bool],
+    given: Iterable[Mapping[str, Any]] = (),
 ) -> list[dict[str, Any]]:
-    """Rows that together contain each allowed pair of values of two factors. Deterministic.
+    """Rows that, with those that are given, contain each allowed pair of values of two factors.
 
-    A row starts with the first missing pair. Each other factor takes the value that adds the most
-    missing pairs; among equals, the one used least so far.
+    Deterministic. A row starts with the first missing pair. Each other factor takes the value that
+    adds the most missing pairs; among equals, the one used least so far.
     """
-    missing = dict.fromkeys(filter(is_allowed, _pairs_of(factors)))
+    held = {pair for row in given for pair in combinations(row.items(), 2)}
+    missing = dict.fromkeys(p for p in _pairs_of(factors) if is_allowed(p) and p not in held)
     used = {(name, value): 0 for name, values in factors.items() for value in values}
     rows = []
     while missing:

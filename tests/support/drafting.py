@@ -2,10 +2,9 @@
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence as SequenceOf
 
-from specqd._native import DraftRequest, Level, Proposal
-from specqd._native import Sequence as Text
+from specqd._native import DraftRequest, Level, Proposal, Sequence
 from specqd.engine.chains import Drafts, parse_chain
 from specqd.engine.roles import Drafter
 from specqd.model.model import Model, Precision
@@ -26,7 +25,8 @@ CHAINS = (
     "fp4:k=8+SMALL:k=4+ngram:CORPUS:k=3",
     "fp4:k=12+SMALL:bf16:k=8+SMALL:k=4+ngram:CORPUS:k=2",
 )
-DRAFTS = ("none", *(f"fp4:k={k}" for k in range(1, 9)), "fp4", *CHAINS)
+DRAFTS = ("none", *(f"mxfp4:k={k}" for k in range(1, 9)), "mxfp4", *CHAINS)
+QUICK_DRAFTS = ("none", "mxfp4:k=1", "mxfp4:k=4", "mxfp4", *CHAINS[::2])
 STOPS = ("own", "random")  # who decides how long a draft is
 
 
@@ -42,7 +42,7 @@ class Whimsical:
     def levels(self) -> tuple[Drafter, ...]:
         return self._drafter.levels
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+    def propose(self, requests: SequenceOf[DraftRequest]) -> list[Proposal]:
         asked = [
             request.changed(
                 at_most=self._rng.choice(
@@ -58,13 +58,13 @@ class Whimsical:
             proposals.append(Proposal(proposal.tokens[:kept], proposal.confidences[:kept]))
         return proposals
 
-    def values(self, requests: Sequence[DraftRequest]) -> list[float]:
+    def values(self, requests: SequenceOf[DraftRequest]) -> list[float]:
         return self._drafter.values(requests)
 
     def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:
         self._drafter.observe(request, proposal, accepted)
 
-    def release(self, sequence: Text) -> None:
+    def release(self, sequence: Sequence) -> None:
         self._drafter.release(sequence)
 
 

@@ -121,9 +121,18 @@ def expected_pick(
     if params.temperature == 0:
         with np.errstate(under="ignore"):
             return Expected(int(np.argmax(x)), 1 / np.exp(x.astype(float) - float(top)).sum(), True)
+    z, weights, is_sure = weighed(params, x)
+    noise = gumbel(noise_bits(params, position, len(x)))
+    token = int(np.argmax(np.where(weights > 0, z + noise, -np.inf)))
+    return Expected(token, weights[token] / weights.sum(), is_sure)
+
+
+def weighed(params: Params, x: Floats) -> tuple[Floats, NDArray[np.float64], bool]:
+    """Processed logits over the temperature, their unnormalised probabilities, and whether the
+    native code must keep the same tokens."""
     with np.errstate(over="ignore"):
         inverse = np.float32(1) / np.float32(params.temperature)
-        z = ((x - top) * inverse).astype(np.float32)
+        z = ((x - x.max()) * inverse).astype(np.float32)
     kept = z >= np.float32(-87.3)
     if params.min_p > 0:
         kept &= z >= np.float32(math.log(np.float32(params.min_p)))
@@ -140,9 +149,7 @@ def expected_pick(
         slack = weights.sum() * 2.0**-21 + len(x) * 2.0**-39
         is_sure = not np.any((np.abs(before - limit) <= slack) & (weights[order] > 2.0**-40))
         weights = np.where(kept, weights, 0.0)
-    score = np.where(kept, z + gumbel(noise_bits(params, position, len(x))), -np.inf)
-    token = int(np.argmax(score))
-    return Expected(token, weights[token] / weights.sum(), is_sure)
+    return z, weights, is_sure
 
 
 def mask_of(allowed: NDArray[np.bool_] | None) -> NDArray[np.uint32] | None:

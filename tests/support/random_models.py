@@ -24,7 +24,7 @@ from support.random_families import (
     rope_parameters,
     tensor_sizes,
 )
-from support.writers import bf16_bits, entry, write_safetensors
+from support.writers import bf16_bits, entry, read_raw, write_safetensors
 
 Tensors = dict[str, NDArray[np.uint16] | NDArray[np.uint8]]
 
@@ -159,7 +159,7 @@ def make_tensors(shape: Shape, seed: int) -> Tensors:
     if shape.is_peaked:
         _peak(rng, shape, weights)
     head = "model.embed_tokens.weight" if shape.is_tied else "lm_head.weight"
-    weights[module_name(shape, head)][[BOS, EOS]] = 0  # no text ends by chance
+    weights[module_name(shape, head)][[BOS, EOS]] = 0  # no sequence ends by chance
     return {
         name: weight.astype(np.uint8) if name.endswith(BYTES) else bf16_bits(weight)
         for name, weight in weights.items()
@@ -231,12 +231,11 @@ def safetensors_header(sizes: Mapping[str, tuple[int, ...]]) -> bytes:
 
 def read_model(directory: Path) -> tuple[dict[str, Any], Tensors]:
     """Config, BF16 and MXFP4 tensors of a directory with one weights file."""
-    data = (directory / "model.safetensors").read_bytes()
-    start = 8 + int.from_bytes(data[:8], "little")
+    header, data = read_raw(directory / "model.safetensors")
     tensors = {}
-    for name, facts in json.loads(data[8:start]).items():
+    for name, facts in json.loads(header).items():
         if name != "__metadata__":
-            first, last = (start + offset for offset in facts["data_offsets"])
+            first, last = facts["data_offsets"]
             kind = "u1" if facts["dtype"] == "U8" else "<u2"
             tensors[name] = np.frombuffer(data[first:last], kind).reshape(facts["shape"])
     return json.loads((directory / "config.json").read_text()), tensors

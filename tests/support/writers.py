@@ -58,6 +58,13 @@ def write_raw(
     path.write_bytes(length.to_bytes(8, "little") + text + data)
 
 
+def read_raw(path: Path) -> tuple[bytes, bytes]:
+    """The header's JSON and the data of a safetensors file."""
+    content = path.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    return content[8:start], content[start:]
+
+
 def entry(dtype: str, shape: Sequence[int], begin: int, end: int) -> dict[str, Any]:
     """One tensor's entry in the header."""
     return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}

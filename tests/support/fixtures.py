@@ -1,0 +1,48 @@
+"""Fixtures that a module makes for itself: `served = a_server("chat_model", "--max-batch", "8")`.
+
+Models last as long as the session, all else as long as the module's tests.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specqd import LLM
+from support.random_models import Shape, make_model
+from support.served import Served, add_template, serving
+
+
+def a_model(shape: Shape, template: str = "", seed: int | None = None) -> Any:
+    """A random model, not to be written to. Without `seed` it has the one of the run."""
+
+    @pytest.fixture(scope="session")
+    def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        chosen = request.config.option.seed if seed is None else seed
+        made = make_model(tmp_path_factory.mktemp("models") / "small", shape, chosen)
+        return add_template(made, template) if template else made
+
+    return directory
+
+
+def an_llm(model: str, draft: str = "none", threads: int = 2, **options: Any) -> Any:
+    """The Python API of the model that the fixture `model` gives."""
+
+    @pytest.fixture(scope="module")
+    def llm(request: pytest.FixtureRequest) -> LLM:
+        return LLM(request.getfixturevalue(model), draft, threads=threads, **options)
+
+    return llm
+
+
+def a_server(model: str, *arguments: str, key: str | None = None) -> Any:
+    """A server of the model that the fixture `model` gives; it must survive the module's tests."""
+
+    @pytest.fixture(scope="module")
+    def served(request: pytest.FixtureRequest) -> Iterator[Served]:
+        with serving(str(request.getfixturevalue(model)), *arguments, key=key) as served:
+            yield served
+            assert served.process.poll() is None
+
+    return served
