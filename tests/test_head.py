@@ -245,12 +245,12 @@ def test_special_ids_are_always_in_the_list(plain: LLM) -> None:
 )
 def test_a_word_says_what_is_read_of_the_head(word: str, head: Head) -> None:
     spec = DraftSpec.parse(word)
-    assert (spec.kind, spec.head) == ("fp4", head)
+    assert (spec.kind, spec.head) == ("self", head)
 
 
 @pytest.mark.parametrize("value", ["", "0", "-1", "½", "12+", "12+fp4", "exact+12", "most"])
 def test_a_head_without_sense_is_refused(value: str) -> None:
-    word = f"mxfp4:head={value}"
+    word = f"fp4:head={value}"
     assert f"'head={value}'" in refused(RequestError, DraftSpec.parse, word)
 
 

@@ -164,15 +164,16 @@ def test_the_exact_product_is_the_documented_sum(isa: str, rng: np.random.Genera
 
 
 @each_isa
+@each_format
 @pytest.mark.parametrize("kind", ["gaussian", "heavy tails"])
 def test_products_are_within_their_error_bounds_of_float64(
-    isa: str, kind: str, rng: np.random.Generator
+    isa: str, draft: DraftFormat, kind: str, rng: np.random.Generator
 ) -> None:
     tiles = 40
     matrix = weights_of(kind, rng, 2 * PANEL, tiles * BLOCK)
     x = rng.standard_normal((9, tiles * BLOCK)).astype(np.float32)
     table = testing.kernels(isa)
-    packed = table.pack(tiled(matrix), "mse")
+    packed = table.pack(tiled(matrix), draft.value)
     actual = table.product("exact", packed, x)
     w, rounded = bf16_values(matrix).astype(np.float64), bf16_values(bf16_bits(x))
     # Roundings of a product: at most 16 in its chain, one for the sum of chains, one per block.
@@ -181,7 +182,7 @@ def test_products_are_within_their_error_bounds_of_float64(
     assert np.all(np.abs(actual - rounded @ w.T) <= bound)
 
     actual = table.product("fp4", packed, x)
-    w = mxfp4.decode(mxfp4.cast(matrix, ScaleRule.MSE)).reshape(matrix.shape)
+    w = fp4.decode(fp4.cast(matrix, draft)).reshape(matrix.shape)
     largest = np.abs(x).reshape(len(x), tiles, BLOCK).max(axis=2).astype(np.float64)
     # int8 inputs err by half a step, largest / 254, and by the three roundings of
     # x * (127 / largest) * (largest / 127); sums by the input scale's rounding and one per block.

@@ -20,7 +20,7 @@ from specqd.server.page import ASSETS
 KEY = "a-key"
 
 
-served = a_server("chat_model", "--draft", "mxfp4:k=3", "--draft", "ngram", key=KEY)
+served = a_server("chat_model", "--draft", "fp4:k=3", "--draft", "ngram", key=KEY)
 
 
 def stranger(served: Served) -> Served:

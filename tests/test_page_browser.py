@@ -45,8 +45,8 @@ def browser() -> Iterator[Any]:
 
 pytestmark = pytest.mark.usefixtures("browser")  # skips before a server starts
 model = a_model(Shape(is_peaked=True, context=8192))
-served = a_server("model", "--draft", "mxfp4:k=3", "--draft", "ngram")  # completes texts
-chat = a_server("chat_model", "--draft", "mxfp4:k=3", key=KEY)
+served = a_server("model", "--draft", "fp4:k=3", "--draft", "ngram")  # completes texts
+chat = a_server("chat_model", "--draft", "fp4:k=3", key=KEY)
 
 
 def events_of(*choices: dict[str, Any]) -> str:

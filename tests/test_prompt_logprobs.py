@@ -19,7 +19,7 @@ from support.random_models import BOS, EOS
 LENGTHS = (1, 2, 64, 65, 200, 400)
 
 
-llm = an_llm("chat_model", "mxfp4")
+llm = an_llm("chat_model", "fp4")
 served = a_server("chat_model", "--max-batch", "4")
 
 

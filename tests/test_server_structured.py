@@ -34,7 +34,7 @@ SCHEMA = closed(
 ) | {"$defs": {"inner": closed(x={"type": "string", "maxLength": 5})}}
 
 
-served = a_server("chat_model", "--draft", "mxfp4:k=4", "--max-batch", "8")
+served = a_server("chat_model", "--draft", "fp4:k=4", "--max-batch", "8")
 
 
 def grammars_of(llm: LLM) -> JsonGrammars:

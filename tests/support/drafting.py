@@ -25,8 +25,8 @@ CHAINS = (
     "fp4:k=8+SMALL:k=4+ngram:CORPUS:k=3",
     "fp4:k=12+SMALL:bf16:k=8+SMALL:k=4+ngram:CORPUS:k=2",
 )
-DRAFTS = ("none", *(f"mxfp4:k={k}" for k in range(1, 9)), "mxfp4", *CHAINS)
-QUICK_DRAFTS = ("none", "mxfp4:k=1", "mxfp4:k=4", "mxfp4", *CHAINS[::2])
+DRAFTS = ("none", *(f"fp4:k={k}" for k in range(1, 9)), "fp4", *CHAINS)
+QUICK_DRAFTS = ("none", "fp4:k=1", "fp4:k=4", "fp4", *CHAINS[::2])
 STOPS = ("own", "random")  # who decides how long a draft is
 
 
