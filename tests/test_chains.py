@@ -13,6 +13,7 @@ from specqd._native import Level, NoDraft
 from specqd.cli import main
 from specqd.engine.chains import DraftSpec, parse_chain
 from specqd.errors import HubError, RequestError, SpecqdError, TokenizerError
+from specqd.formats.fp4 import DraftFormat
 from specqd.model.model import Model, Precision
 from support.random_models import Shape, make_model
 from support.refusals import refused
@@ -44,29 +45,38 @@ def models_of(llm: LLM) -> list[Model]:
 
 
 @pytest.mark.parametrize(
-    ("word", "kind", "source", "precision", "length"),
+    ("word", "kind", "source", "precision", "length", "draft"),
     [
-        ("fp4", "self", "", Precision.FP4, None),
-        ("fp4:k=8", "self", "", Precision.FP4, 8),
-        ("./small", "model", "./small", Precision.FP4, None),
-        ("./small:fp4", "model", "./small", Precision.FP4, None),
-        ("./small:bf16", "model", "./small", Precision.EXACT, None),
-        ("./small:bf16:k=64", "model", "./small", Precision.EXACT, 64),
-        ("./small:k=3", "model", "./small", Precision.FP4, 3),
-        ("./a:b:c:bf16:k=1", "model", "./a:b:c", Precision.EXACT, 1),
-        ("./a:b", "model", "./a:b", Precision.FP4, None),
-        ("./fp4", "model", "./fp4", Precision.FP4, None),
-        ("C:\\models\\small", "model", "C:\\models\\small", Precision.FP4, None),
-        ("owner/name@main:bf16", "model", "owner/name@main", Precision.EXACT, None),
-        ("ngram", "ngram", "", Precision.FP4, None),
-        ("ngram:k=5", "ngram", "", Precision.FP4, 5),
-        ("ngram:a:b.txt:k=5", "ngram", "a:b.txt", Precision.FP4, 5),
+        ("fp4", "self", "", Precision.FP4, None, DraftFormat.FP4),
+        ("fp4:k=8", "self", "", Precision.FP4, 8, DraftFormat.FP4),
+        ("mxfp4", "self", "", Precision.FP4, None, DraftFormat.MXFP4),
+        ("mxfp4:k=8", "self", "", Precision.FP4, 8, DraftFormat.MXFP4),
+        ("./small", "model", "./small", Precision.FP4, None, None),
+        ("./small:fp4", "model", "./small", Precision.FP4, None, DraftFormat.FP4),
+        ("./small:mxfp4", "model", "./small", Precision.FP4, None, DraftFormat.MXFP4),
+        ("./small:bf16", "model", "./small", Precision.EXACT, None, None),
+        ("./small:bf16:k=64", "model", "./small", Precision.EXACT, 64, None),
+        ("./small:k=3", "model", "./small", Precision.FP4, 3, None),
+        ("./a:b:c:bf16:k=1", "model", "./a:b:c", Precision.EXACT, 1, None),
+        ("./a:b", "model", "./a:b", Precision.FP4, None, None),
+        ("./fp4", "model", "./fp4", Precision.FP4, None, None),
+        ("C:\\models\\small", "model", "C:\\models\\small", Precision.FP4, None, None),
+        ("owner/name@main:bf16", "model", "owner/name@main", Precision.EXACT, None, None),
+        ("ngram", "ngram", "", Precision.FP4, None, None),
+        ("ngram:k=5", "ngram", "", Precision.FP4, 5, None),
+        ("ngram:a:b.txt:k=5", "ngram", "a:b.txt", Precision.FP4, 5, None),
     ],
 )
 def test_a_word_is_a_level(
-    word: str, kind: str, source: str, precision: Precision, length: int | None
+    word: str,
+    kind: str,
+    source: str,
+    precision: Precision,
+    length: int | None,
+    draft: DraftFormat | None,
 ) -> None:
-    assert DraftSpec.parse(word) == DraftSpec(word, kind, source, precision, length)  # type: ignore[arg-type]
+    expected = DraftSpec(word, kind, source, precision, draft, length)  # type: ignore[arg-type]
+    assert DraftSpec.parse(word) == expected
 
 
 @pytest.mark.parametrize(
@@ -119,7 +129,7 @@ def test_a_chain_without_sense_is_refused(words: list[str], why: str) -> None:
 
 
 def test_the_fp4_precision_as_target_has_no_fp4_draft() -> None:
-    with pytest.raises(RequestError, match="MXFP4 weights are the target"):
+    with pytest.raises(RequestError, match="4-bit weights are the target"):
         parse_chain("fp4", Precision.FP4)
 
 
@@ -194,7 +204,7 @@ def test_a_small_model_that_does_not_fit_into_memory_is_refused(
 
 
 def test_an_unknown_repository_says_how_a_draft_is_written(llm: LLM) -> None:
-    with pytest.raises(HubError, match=r"--draft \./nothing:k=2.*MODEL\[:bf16\|:fp4\]"):
+    with pytest.raises(HubError, match=r"--draft \./nothing:k=2.*MODEL\[:bf16\|:fp4\|:mxfp4\]"):
         llm.with_draft("./nothing:k=2")
 
 

@@ -8,10 +8,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <stdexcept>
-
 #include <memory>
 #include <optional>
+#include <stdexcept>
 
 #include "bindings/bindings.h"
 #include "decode/forward.h"
@@ -128,47 +127,28 @@ void bind_partial_head(nb::module_& m) {
   using Tokens = std::vector<int32_t>;
   nb::class_<PartialHead>(m, "PartialHead", "Chooses the rows of the head that a draft reads.")
       .def(nb::init<int64_t>(), "vocabulary"_a)
+      .def("set_first_ids", &PartialHead::set_first_ids, "ids"_a,
+           "Sets the number of first ids that are read.")
       .def(
           "keep", [](PartialHead& list, const Tokens& tokens) { list.keep(tokens); }, "tokens"_a,
           "Always holds these ids.")
       .def(
-          "read", [](PartialHead& list, const Tokens& tokens) { list.read(tokens); }, "tokens"_a,
-          "Records tokens that the target has read.")
-      .def(
-          "picked",
-          [](PartialHead& list, const Tokens& picks, const Tokens& proposal) {
-            list.picked(picks, proposal);
-          },
-          "picks"_a, "proposal"_a,
-          "Records tokens that the target has picked at a proposal's positions.")
-      .def(
-          "ids_that_pay",
-          [](const PartialHead& list, double rest_bytes, double panel_bytes, int64_t panels,
-             double verify_bytes) {
-            return list.ids_that_pay({rest_bytes, panel_bytes, panels, verify_bytes});
-          },
-          nb::kw_only(), "rest_bytes"_a, "panel_bytes"_a, "panels"_a, "verify_bytes"_a)
-      .def_prop_ro("num_picks", &PartialHead::num_picks)
-      .def("share_left_out", &PartialHead::share_left_out, "ids"_a,
-           "Returns the share of the picks that a head of `ids` ids leaves out; `ids` is one of "
-           "the\n"
-           "sizes that it chooses from.")
+          "see", [](PartialHead& list, const Tokens& tokens) { list.see(tokens); }, "tokens"_a,
+          "Records tokens that the target has read or picked.")
       .def(
           "panels",
-          [](PartialHead& list, int64_t ids, int64_t panels) {
+          [](const PartialHead& list, int64_t panels) {
             std::vector<PanelRun> runs;
-            list.list(ids, panels, runs);
+            list.list(panels, runs);
             std::vector<int64_t> all;
             for (const PanelRun& run : runs)
               for (int64_t panel = run.first; panel < run.last; ++panel) all.push_back(panel);
             return all;
           },
-          "ids"_a, "panels"_a,
-          "Returns the panels of the first `ids` ids and of the ids that it holds.");
+          "panels"_a, "Returns the panels to read of a head of `panels`.");
 }
 
 void bind_forward(nb::module_& m) {
-  m.attr("ALL_IDS") = HeadUse::kAll;
   nb::class_<Decoder>(m, "Decoder")
       .def(
           "__init__",
@@ -218,14 +198,8 @@ void bind_forward(nb::module_& m) {
       .def_prop_ro(
           "partial_head", [](const Decoder& decoder) { return &decoder.partial_head(); },
           nb::rv_policy::reference_internal, "The partial head of drafts for this model.")
-      .def(
-          "draft_for",
-          [](Decoder& decoder, const Decoder& target, bool is_draft, size_t verify_bytes) {
-            decoder.draft_for(target, is_draft ? Precision::kFp4 : Precision::kExact, verify_bytes);
-          },
-          "target"_a, "is_draft"_a, "verify_bytes"_a,
-          "Uses the target's partial head for drafts in this precision. A forward that verifies\n"
-          "them reads `verify_bytes` bytes per row.")
+      .def("draft_for", &Decoder::draft_for, "target"_a,
+           "Uses the partial head of `target`, for which this model drafts.")
       .def(
           "logits",
           [](const Decoder& decoder) {

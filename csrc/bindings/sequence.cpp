@@ -208,16 +208,8 @@ void bind_forwards(nb::module_& m) {
                    "Bytes of weights that all forwards so far have read.")
       .def_prop_ro("cache_bytes_read", &BoundForward::cache_bytes_read,
                    "Bytes of keys and values that all forwards so far have read.")
-      .def(
-          "set_head",
-          [](BoundForward& model, std::optional<int64_t> ids, bool is_exact) {
-            if (ids && *ids < 1) throw std::invalid_argument("ids must be at least 1");
-            model.set_head({ids.value_or(HeadUse::kAsPays), is_exact});
-          },
-          "ids"_a.none(), "is_exact"_a = false,
-          "Sets the rows of the head that later forwards read: the first `ids` plus the rows that\n"
-          "the partial head holds; None: the partial head chooses `ids`. `is_exact`: in the exact\n"
-          "precision.")
+      .def("read_partial_head", &BoundForward::read_partial_head,
+           "Later forwards read the partial head only; by default, the whole.")
       .def("context", &BoundForward::context, "sequence"_a,
            "Returns this precision's context for a sequence, made on first use.")
       .def(

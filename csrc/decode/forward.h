@@ -62,8 +62,8 @@ class ModelForward : public LevelModel {
   int64_t max_rows() const override { return decoder_->max_rows(); }
   size_t bytes_read() const { return bytes_read_; }  // bytes of weights, all forwards so far
   size_t cache_bytes_read() const { return cache_bytes_read_; }  // bytes of keys and values
-  // Sets the rows of the head that later forwards read; the default is all.
-  void set_head(const HeadUse& head) { head_ = head; }
+  // Later forwards read the partial head only; by default, the whole.
+  void read_partial_head() { head_ = HeadUse::kPartial; }
 
   std::shared_ptr<Context> context(const std::shared_ptr<Sequence>& sequence) override;
   // Sets the context that a sequence continues from.
@@ -88,7 +88,7 @@ class ModelForward : public LevelModel {
   std::shared_ptr<Decoder> decoder_;
   std::shared_ptr<KvCache> cache_;
   Precision precision_;
-  HeadUse head_;
+  HeadUse head_ = HeadUse::kWhole;
   int64_t max_positions_;
   std::shared_ptr<ModelForward> exact_;
   std::unordered_map<int64_t, std::shared_ptr<Context>> contexts_;  // by key

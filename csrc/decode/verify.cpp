@@ -18,7 +18,7 @@ ScoredTokens verify(const Decoder& decoder, Picker& picker, std::span<const int3
     verified.probabilities.push_back(picked.probability);
     if (i < proposal.size() && picked.token != proposal[i]) break;
   }
-  decoder.tell_picked(verified.tokens, proposal);
+  decoder.tell_picked(verified.tokens);
   return verified;
 }
 

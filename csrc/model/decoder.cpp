@@ -57,7 +57,6 @@ Decoder::Decoder(DecoderSpec spec, DecoderWeights weights, std::shared_ptr<Pool>
   for (const Precision precision : {Precision::kExact, Precision::kFp4})
     fixed_bytes_[static_cast<size_t>(precision)] = fixed_bytes(precision);
   partial_head_ = std::make_shared<PartialHead>(spec_.vocabulary);
-  for (HeadChoice& choice : head_choices_) choice.verify_bytes = weight_bytes(Precision::kExact);
   reserve_scratch();
 }
 
@@ -197,7 +196,7 @@ void Decoder::prepare_positions(std::span<const ForwardRows> sequences) {
 }
 
 void Decoder::forward(Precision precision, const KvCache& cache, std::span<const int32_t> tokens,
-                      std::span<const ForwardRows> sequences, const HeadUse& head) {
+                      std::span<const ForwardRows> sequences, HeadUse head) {
   precision_ = precision;
   cache_ = &cache;
   tokens_ = tokens;

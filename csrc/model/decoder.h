@@ -89,14 +89,9 @@ struct ForwardRows {
   int64_t logits;
 };
 
-// The rows of the head that a forward reads: the first `ids` of the vocabulary plus the rows that
-// the partial head holds; kAsPays: the partial head chooses `ids`. All other logits are -infinity.
-// `is_exact`: in the exact precision, else in the forward's.
-struct HeadUse {
-  static constexpr int64_t kAsPays = 0, kAll = INT64_MAX;
-  int64_t ids = kAll;
-  bool is_exact = false;
-};
+// The rows of the head that a forward reads: all, or those of the partial head. All other logits
+// are -infinity.
+enum class HeadUse { kWhole, kPartial };
 
 class Decoder {
  public:
@@ -115,7 +110,7 @@ class Decoder {
   // Writes keys and values of all rows into the cache (their pages must be writable) and leaves the
   // asked logits in the order of the sequences. Token ids must be < vocabulary, rows <= max_rows().
   void forward(Precision precision, const KvCache& cache, std::span<const int32_t> tokens,
-               std::span<const ForwardRows> sequences, const HeadUse& head = {});
+               std::span<const ForwardRows> sequences, HeadUse head = HeadUse::kWhole);
 
   // Logits of the last forward: row `row` of the asked ones, [vocabulary].
   std::span<const float> logits(int64_t row) const;
@@ -138,11 +133,13 @@ class Decoder {
 
   // The partial head of drafts for this model. Exact forwards record prompts and picks in it.
   PartialHead& partial_head() const { return *partial_head_; }
-  // Uses the target's partial head for drafts in `precision`. The forward that verifies them reads
-  // `verify_bytes` bytes per row; by default, those of the model's own exact forward.
-  void draft_for(const Decoder& target, Precision precision, size_t verify_bytes);
-  // Records the picks from exact logits at a proposal's positions, as verify() returns them.
-  void tell_picked(std::span<const int32_t> picks, std::span<const int32_t> proposal) const;
+  // Uses the partial head of `target`, for which this model drafts.
+  void draft_for(const Decoder& target) {
+    partial_head_ = target.partial_head_;
+    is_target_ = &target == this;
+  }
+  // Records the picks from exact logits, as verify() returns them.
+  void tell_picked(std::span<const int32_t> picks) const;
 
  private:
   // The destination of a block's output: added to the residual stream, kept in aside_, or added
@@ -153,8 +150,7 @@ class Decoder {
   size_t fixed_bytes(Precision precision) const;  // that every forward reads
   bool tells() const { return is_target_ && precision_ == Precision::kExact; }
   void tell_read(std::span<const int32_t> tokens, std::span<const ForwardRows> sequences);
-  void plan_head(const HeadUse& head);
-  int64_t ids_that_pay();
+  void plan_head(HeadUse head);
   void leave_out(Team& team);
   void prepare_positions(std::span<const ForwardRows> sequences);
   void run(Team& team);
@@ -220,7 +216,6 @@ class Decoder {
   std::vector<int64_t> logit_rows_;  // batch row of each row of logits
   int64_t rows_ = 0;
   size_t fixed_bytes_[2] = {}, moved_bytes_ = 0;
-  Precision head_precision_ = Precision::kExact;
   std::vector<PanelRun> head_runs_;  // panels of the head that are read
   int64_t head_panels_ = 0;          // their number
 
@@ -228,10 +223,6 @@ class Decoder {
 
   std::shared_ptr<PartialHead> partial_head_;
   bool is_target_ = true;  // owns partial_head_
-  struct HeadChoice {      // for drafts in one precision
-    size_t verify_bytes = 0;
-    int64_t ids = 0, picks = -1;  // the chosen ids, and the number of picks at that choice
-  } head_choices_[2];
 
   struct Rope {
     std::vector<float> inverse_frequencies;

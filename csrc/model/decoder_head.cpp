@@ -1,4 +1,4 @@
-// The head of the decoder: logits of all tokens, or of those that a draft bothers to read.
+// The head of the decoder: logits of all tokens, or of those that a draft reads.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -9,19 +9,12 @@
 namespace specqd {
 namespace {
 
-constexpr int64_t kPicksBetweenChoices = 16;
 constexpr int64_t kLogitsOfClaim = 8192;
 
 }  // namespace
 
-void Decoder::draft_for(const Decoder& target, Precision precision, size_t verify_bytes) {
-  partial_head_ = target.partial_head_;
-  is_target_ = &target == this;
-  head_choices_[static_cast<size_t>(precision)] = {verify_bytes};
-}
-
-void Decoder::tell_picked(std::span<const int32_t> picks, std::span<const int32_t> proposal) const {
-  if (tells()) partial_head_->picked(picks, proposal);
+void Decoder::tell_picked(std::span<const int32_t> picks) const {
+  if (tells()) partial_head_->see(picks);
 }
 
 // Rows without logits are a prompt's; those with them were picked, or are a proposal.
@@ -29,37 +22,20 @@ void Decoder::tell_read(std::span<const int32_t> tokens, std::span<const Forward
   if (!tells()) return;
   size_t first = 0;
   for (const ForwardRows& part : sequences) {
-    partial_head_->read(tokens.subspan(first, static_cast<size_t>(part.count - part.logits)));
+    partial_head_->see(tokens.subspan(first, static_cast<size_t>(part.count - part.logits)));
     first += static_cast<size_t>(part.count);
   }
 }
 
-int64_t Decoder::ids_that_pay() {
-  HeadChoice& choice = head_choices_[static_cast<size_t>(precision_)];
-  const int64_t picks = partial_head_->num_picks();
-  if (choice.picks >= 0 && picks - choice.picks < kPicksBetweenChoices) return choice.ids;
-  const size_t head = bytes_of(*weights_.head, precision_);
+void Decoder::plan_head(HeadUse head) {
   const int64_t panels = weights_.head->matrix().panels;
-  choice.picks = picks;
-  choice.ids = partial_head_->ids_that_pay({static_cast<double>(weight_bytes(precision_) - head),
-                                            static_cast<double>(head) / static_cast<double>(panels),
-                                            panels, static_cast<double>(choice.verify_bytes)});
-  return choice.ids;
-}
-
-void Decoder::plan_head(const HeadUse& head) {
-  head_precision_ = head.is_exact ? Precision::kExact : precision_;
-  const int64_t panels = weights_.head->matrix().panels;
-  const int64_t ids = head.ids == HeadUse::kAsPays ? ids_that_pay() : head.ids;
-  if (ids == HeadUse::kAll) {  // a target's: the partial_head remembers what drafts read
+  head_panels_ = panels;
+  if (head == HeadUse::kPartial)
+    head_panels_ = partial_head_->list(panels, head_runs_);
+  else
     head_runs_.assign(1, {0, panels, 0});
-    head_panels_ = panels;
-  } else {
-    head_panels_ = partial_head_->list(ids, panels, head_runs_);
-  }
-  moved_bytes_ -= bytes_of(*weights_.head, precision_);
-  moved_bytes_ += bytes_of(*weights_.head, head_precision_) * static_cast<size_t>(head_panels_) /
-                  static_cast<size_t>(panels);
+  const size_t bytes = bytes_of(*weights_.head, precision_);
+  moved_bytes_ -= bytes - bytes * static_cast<size_t>(head_panels_) / static_cast<size_t>(panels);
 }
 
 // An earlier forward may have left anything where this one leaves nothing.
@@ -79,8 +55,8 @@ void Decoder::finish(Team& team) {
   const auto asked_row = [&](int64_t i, float* scratch) {
     return last(logit_rows_[static_cast<size_t>(i)], scratch);
   };
-  multiply_runs(team, head_precision_, *weights_.head, head_runs_,
-                prepare(team, head_precision_, asked, *weights_.head, asked_row),
+  multiply_runs(team, precision_, *weights_.head, head_runs_,
+                prepare(team, precision_, asked, *weights_.head, asked_row),
                 [&](int64_t first, int64_t count, float* result, int64_t stride) {
                   for (int64_t i = 0; i < asked; ++i) {
                     float* const from = result + i * stride;

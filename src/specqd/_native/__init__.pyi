@@ -120,32 +120,17 @@ class PartialHead:
 
     def __init__(self, vocabulary: int) -> None: ...
 
+    def set_first_ids(self, ids: int) -> None:
+        """Sets the number of first ids that are read."""
+
     def keep(self, tokens: _Sequence[int]) -> None:
         """Always holds these ids."""
 
-    def read(self, tokens: _Sequence[int]) -> None:
-        """Records tokens that the target has read."""
+    def see(self, tokens: _Sequence[int]) -> None:
+        """Records tokens that the target has read or picked."""
 
-    def picked(self, picks: _Sequence[int], proposal: _Sequence[int]) -> None:
-        """Records tokens that the target has picked at a proposal's positions."""
-
-    def ids_that_pay(self, *, rest_bytes: float, panel_bytes: float, panels: int, verify_bytes: float) -> int: ...
-
-    @property
-    def num_picks(self) -> int: ...
-
-    def share_left_out(self, ids: int) -> float:
-        """
-        Returns the share of the picks that a head of `ids` ids leaves out; `ids` is one of the
-        sizes that it chooses from.
-        """
-
-    def panels(self, ids: int, panels: int) -> list[int]:
-        """
-        Returns the panels of the first `ids` ids and of the ids that it holds.
-        """
-
-ALL_IDS: int = 9223372036854775807
+    def panels(self, panels: int) -> list[int]:
+        """Returns the panels to read of a head of `panels`."""
 
 class Decoder:
     def __init__(self, *, pool: Pool, isa: str, spec: DecoderSpec, layers: _Sequence[LayerWeights], final_norm: Norm, head: PackedWeight, embedding: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), device='cpu', writable=False)] | None, max_rows: int) -> None: ...
@@ -173,11 +158,8 @@ class Decoder:
     def partial_head(self) -> PartialHead:
         """The partial head of drafts for this model."""
 
-    def draft_for(self, target: Decoder, is_draft: bool, verify_bytes: int) -> None:
-        """
-        Uses the target's partial head for drafts in this precision. A forward that verifies
-        them reads `verify_bytes` bytes per row.
-        """
+    def draft_for(self, target: Decoder) -> None:
+        """Uses the partial head of `target`, for which this model drafts."""
 
     def logits(self) -> NDArray[numpy.float32]:
         """
@@ -365,12 +347,8 @@ class ModelForward(LevelModel):
     def cache_bytes_read(self) -> int:
         """Bytes of keys and values that all forwards so far have read."""
 
-    def set_head(self, ids: int | None, is_exact: bool = False) -> None:
-        """
-        Sets the rows of the head that later forwards read: the first `ids` plus the rows that
-        the partial head holds; None: the partial head chooses `ids`. `is_exact`: in the exact
-        precision.
-        """
+    def read_partial_head(self) -> None:
+        """Later forwards read the partial head only; by default, the whole."""
 
     def context(self, sequence: Sequence) -> Context:
         """Returns this precision's context for a sequence, made on first use."""

@@ -15,7 +15,7 @@ from specqd.errors import HubError, RequestError, TokenizerError
 from specqd.formats.fp4 import DraftFormat
 from specqd.hub import resolve
 from specqd.model.loader import Progress
-from specqd.model.model import HEAD_AS_PAYS, WHOLE_HEAD, Head, Model, Precision
+from specqd.model.model import Model, Precision
 from specqd.model.weights import Overall, bytes_to_pack, require_memory
 from specqd.text.tokenizer import Tokenizer
 
@@ -24,8 +24,6 @@ _LONGEST = 64
 _KNOWN = (
     "auto, none, fp4[:k=N], mxfp4[:k=N], MODEL[:bf16|:fp4|:mxfp4][:k=N], ngram[:FILE][:k=N], A|B"
 )
-_KNOWN_HEADS = "all, auto, exact, N (the first ids) or N+exact"
-_HEADS = {"all": WHOLE_HEAD, "auto": HEAD_AS_PAYS, "exact": Head(is_exact=True)}
 _FORMATS = {"fp4": DraftFormat.FP4, "mxfp4": DraftFormat.MXFP4}
 
 
@@ -39,7 +37,6 @@ class DraftSpec:
     precision: Precision = Precision.FP4
     format: DraftFormat | None = None  # of the weights that are read in fp4; None: as loaded
     length: int | None = None
-    head: Head = HEAD_AS_PAYS
     beside: "tuple[DraftSpec, ...]" = ()  # drafters side by side with this one
 
     @classmethod
@@ -55,13 +52,11 @@ class DraftSpec:
     @classmethod
     def _parse_one(cls, word: str) -> "DraftSpec":
         """`fp4`, `mxfp4`, `MODEL[:bf16|:fp4|:mxfp4]` or `ngram[:FILE]`, each with an optional
-        `:k=N`. For experiments `fp4` and `mxfp4` take `:head=...` before that: what they read of
-        the head.
+        `:k=N`.
 
         Names may hold colons: options are taken off the end. Raises RequestError.
         """
         name, length = _cut_length(word)
-        name, head = _cut_head(word, name)
         kind, colon, rest = name.partition(":")
         if kind == "ngram":
             return cls(word, "ngram", rest, length=length)
@@ -70,7 +65,7 @@ class DraftSpec:
                 raise RequestError(
                     f"--draft {word}: {rest!r} is not understood; write {kind} or {kind}:k=N"
                 )
-            return cls(word, "self", format=_FORMATS[kind], length=length, head=head)
+            return cls(word, "self", format=_FORMATS[kind], length=length)
         if kind in ("none", "auto", ""):
             raise RequestError(f"--draft {word}: not a draft; known: {_KNOWN}")
         source, _, precision = name.rpartition(":")
@@ -91,21 +86,6 @@ def _cut_length(word: str) -> tuple[str, int | None]:
             f"--draft {word}: {option!r} is not understood; write k=N, with N from 1 to {_LONGEST}"
         )
     return name, int(value)
-
-
-def _cut_head(word: str, name: str) -> tuple[str, Head]:
-    rest, _, option = name.rpartition(":")
-    if rest not in _FORMATS or not option.startswith("head="):
-        return name, HEAD_AS_PAYS
-    value = option.removeprefix("head=")
-    if value in _HEADS:
-        return rest, _HEADS[value]
-    ids, plus, precision = value.partition("+")
-    if not (ids.isascii() and ids.isdecimal() and int(ids)) or (plus and precision != "exact"):
-        raise RequestError(
-            f"--draft {word}: {option!r} is not understood; known heads: {_KNOWN_HEADS}"
-        )
-    return rest, Head(min(int(ids), _native.ALL_IDS), bool(plus))
 
 
 def parse_chain(
@@ -274,7 +254,9 @@ class Drafts:
     ) -> Model:
         precision = spec.precision
         if precision is Precision.FP4 and self._models.get((directory, Precision.EXACT)) is above:
-            return above.as_draft(spec.head)
+            draft = above.as_draft()
+            draft.draft_for(self._models[self._target])
+            return draft
         key = (directory, precision)
         if key not in self._models:
             target = self._models[self._target]
@@ -295,7 +277,7 @@ class Drafts:
                     progress=progress,
                 )
                 target.rely_on(self._models[key])
-        self._models[key].draft_for(self._models[self._target], above)
+        self._models[key].draft_for(self._models[self._target])
         return self._models[key]
 
 

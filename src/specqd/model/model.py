@@ -43,21 +43,6 @@ class Precision(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
-    """The part of the head that a forward reads, in the forward's precision or exactly.
-
-    It has the first `ids` of the vocabulary (None: as many as pay off) and those of the target's
-    partial head; all other logits are -inf. A target reads the whole head.
-    """
-
-    ids: int | None = _native.ALL_IDS
-    is_exact: bool = False
-
-
-WHOLE_HEAD, HEAD_AS_PAYS = Head(), Head(None)
-
-
-@dataclass(frozen=True, slots=True)
 class Machine:
     """The threads and kernels that models run on."""
 
@@ -92,7 +77,6 @@ class Model(_native.ModelForward):
         cache: _native.KvCache,
         precision: Precision = Precision.EXACT,
         exact: "Model | None" = None,
-        head: Head = WHOLE_HEAD,
     ) -> None:
         is_draft = precision is Precision.FP4
         super().__init__(decoder, cache, is_draft, config.max_positions, exact)
@@ -102,7 +86,6 @@ class Model(_native.ModelForward):
         self.machine = machine
         self.cache = cache
         self.precision = precision
-        self.read_of_head(head)
         self._read_in_place = [weights]
 
     @classmethod
@@ -150,18 +133,10 @@ class Model(_native.ModelForward):
         cache = _native.KvCache(decoder, _cache_pages(decoder, config, cache_positions))
         return cls(config, weights, decoder, machine, cache, precision)
 
-    def as_draft(self, head: Head = WHOLE_HEAD) -> "Model":
+    def as_draft(self) -> "Model":
         """The fp4 precision of the same weights, with the same cache."""
-        return Model(
-            self.config,
-            self.weights,
-            self.decoder,
-            self.machine,
-            self.cache,
-            Precision.FP4,
-            exact=self,
-            head=head,
-        )
+        parts = self.config, self.weights, self.decoder, self.machine, self.cache
+        return Model(*parts, Precision.FP4, exact=self)
 
     @property
     def bytes_per_forward(self) -> int:
@@ -184,7 +159,7 @@ class Model(_native.ModelForward):
         context = self.context(sequence)
         held = self.cache.attach_prefix(context.slot, sequence.tokens[:], sequence.cache_salt)
         context.record(0, sequence.tokens[:held])
-        self.decoder.partial_head.read(sequence.tokens[:held])
+        self.decoder.partial_head.see(sequence.tokens[:held])
         return held
 
     def fork(self, sequence: Sequence, other: Sequence) -> None:
@@ -256,16 +231,10 @@ class Model(_native.ModelForward):
                 yield from self.decoder.logits()
             done = end
 
-    def read_of_head(self, head: Head) -> None:
-        """Sets the part of the head that later forwards read."""
-        self.head = head
-        self.set_head(head.ids, head.is_exact)
-
-    def draft_for(self, target: "Model", above: "Model") -> None:
-        """Drafts for `target` from now on; the level `above` verifies the proposals."""
-        is_draft = self.precision is Precision.FP4
-        self.decoder.draft_for(target.decoder, is_draft, above.bytes_per_forward)
-        self.read_of_head(HEAD_AS_PAYS)
+    def draft_for(self, target: "Model") -> None:
+        """Drafts for `target` from now on, from the rows of the head that its text suggests."""
+        self.decoder.draft_for(target.decoder)
+        self.read_partial_head()
 
     def rely_on(self, draft: "Model") -> None:
         """Makes `check_tokens` refuse requests also when the draft's files have changed."""
