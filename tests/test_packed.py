@@ -64,7 +64,7 @@ def pair(
     for name in PLAIN:
         tensors[name][: len(tensors[name]) // 4 * 3] = 0
     write_safetensors(model / "model.safetensors", tensors)
-    assert main(["pack", str(model), str(directory / "packed")]) == 0
+    assert main(["pack", str(model), str(directory / "packed"), "--calibrate", "none"]) == 0
     return model, directory / "packed"
 
 
@@ -101,7 +101,7 @@ def test_fused_tensors_and_experts_are_packed_and_mapped(
     name: str, tmp_path: Path, seed: int, rng: np.random.Generator
 ) -> None:
     model = make_model(tmp_path / "model", FAMILY_SHAPES[name], seed)
-    assert main(["pack", str(model), str(tmp_path / "packed")]) == 0
+    assert main(["pack", str(model), str(tmp_path / "packed"), "--calibrate", "none"]) == 0
     tokens = [BOS, *map(int, rng.integers(0, 256, 20))]
     found, expected = opened(tmp_path / "packed"), opened(model)
     np.testing.assert_array_equal(found.logits(tokens), expected.logits(tokens))
@@ -146,13 +146,13 @@ def test_a_packed_file_keeps_its_draft_format(
     assert (status, "--rule floor is now --format mxfp4-floor" in notes) == (0, True)
     status, out, _ = run("inspect", tmp_path / "floor", "--json")
     assert status == 0
-    expected = {"is_packed_file": True, "draft_format": "mxfp4-floor"}
+    expected = {"is_packed_file": True, "draft_format": "mxfp4-floor", "calibration": "none"}
     assert json.loads(out)["weights"] == expected
     with pytest.raises(TensorError, match="are packed as mxfp4-floor; draft with mxfp4-floor"):
         Model.open(tmp_path / "floor", draft=DraftFormat.FP4)
     status, out, _ = run("inspect", tmp_path / "floor")
     assert status == 0
-    assert "mapped from a packed file, draft weights in mxfp4-floor" in out
+    assert "mapped from a packed file, calibration 'none', draft weights in mxfp4-floor" in out
 
 
 # --- Writing --------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from specqd.cli import suggest
 from specqd.cli.opening import open_llm
 from specqd.cli.options import machine_options, model_argument
 from specqd.cli.terminal import aligned, harmless
+from specqd.errors import shown
 
 if TYPE_CHECKING:
     from specqd.config import DecoderConfig
@@ -155,6 +156,7 @@ def described(llm: "LLM", packed: PackedReport) -> dict[str, Any]:
         "weights": {
             "is_packed_file": model.weights.is_mapped,
             "draft_format": model.weights.draft.value,
+            "calibration": model.weights.calibration,
         },
         "bits_per_weight": {"exact": 16 * exact / bf16, "draft": 16 * draft / bf16},
         "patch_share": packed.patches / packed.weights,
@@ -222,7 +224,9 @@ def packed_lines(model: "Model", packed: PackedReport) -> list[str]:
     for name, size in [*packed.planes.items(), ("all", stored)]:
         kept = size / packed.bf16_bytes
         planes.append([f"  {name}", f"{16 * kept:.2f}", f"{size / 1e6:.2f}", f"{kept:.1%}"])
-    origin = "mapped from a packed file" if model.weights.is_mapped else "packed when loaded"
+    origin = "packed when loaded"
+    if model.weights.is_mapped:
+        origin = f"mapped from a packed file, calibration {shown(model.weights.calibration)}"
     return [
         f"{len(packed.matrices)} matrices, {packed.nested} nested; "
         f"{packed.patches / packed.weights:.2%} of the weights are patches",

@@ -69,6 +69,7 @@ class Loader:
         self.tensors = tensors
         self.is_mapped = planes is not None
         self.draft = draft
+        self.calibration = planes.calibration if planes is not None else "none"
         self.matrices: list[PackedMatrix] = []
         self.unpacked: dict[str, Bits] = {}
         self.sizes: dict[str, int] = {}  # number of weights in each tensor read

@@ -43,6 +43,7 @@ class PackedFile:
 
     tensors: TensorDirectory
     draft: DraftFormat
+    calibration: str  # the text that `specqd pack` measured inputs on; none: norms alone
 
     @classmethod
     def open(cls, directory: Path) -> "PackedFile":
@@ -67,7 +68,7 @@ class PackedFile:
                 f"{path}: draft_format {shown(metadata.get('draft_format'))} is not known; "
                 "pack the model again"
             )
-        return cls(tensors, draft)
+        return cls(tensors, draft, metadata.get("calibration", "none"))
 
     def matrix(
         self,

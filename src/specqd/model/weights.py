@@ -41,6 +41,7 @@ class DecoderWeights:
     head: _native.PackedWeight
     embedding: Bits | None
     draft: DraftFormat
+    calibration: str  # of a packed file; none: norms alone tell which inputs matter
     is_mapped: bool  # whether the matrices lie in a packed file
     tensors: WeightSource
     parameters: int  # in the file: weights, norms and biases
@@ -100,6 +101,7 @@ def load_weights(
         head=loader.pack([head], config.hidden_size, importance=read.head_inputs()),
         embedding=None if tied else loader.embedding(input_name, size),
         draft=loader.draft,
+        calibration=loader.calibration,
         is_mapped=loader.is_mapped,
         tensors=loader.tensors,
         parameters=sum(loader.sizes.values()),

@@ -1,0 +1,138 @@
+"""Which inputs of a matrix matter to its draft: measured on a text, and used by `specqd pack`."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specqd import LLM, SamplingParams
+from specqd.errors import RequestError
+from specqd.formats.bf16 import widened
+from specqd.formats.fp4 import DraftFormat
+from specqd.hub import shipped_model
+from specqd.model.calibration import measure_inputs
+from specqd.model.model import Machine, Model
+from specqd.text.calibration import read_calibration
+from specqd.text.tokenizer import Tokenizer
+from support import fp4
+from support.command_line import Refuse, Run
+from support.random_models import Shape, make_model, read_model
+
+SHAPE = Shape("llama", hidden=64, ffn=96, vocab=259, layers=2)
+
+
+def opened(directory: Path, threads: int = 1, draft: DraftFormat | None = None) -> Model:
+    return Model.open(directory, machine=Machine.choose(threads), draft=draft)
+
+
+def test_inputs_of_the_first_layer_are_its_normed_embeddings(
+    tmp_path: Path, seed: int, rng: np.random.Generator
+) -> None:
+    model = opened(make_model(tmp_path, SHAPE, seed))
+    config, tensors = read_model(tmp_path)
+    tokens = [[int(i) for i in rng.integers(0, 259, n)] for n in (1, 2, 40)]
+    measured = measure_inputs(model, tokens)
+    rows = widened(tensors["model.embed_tokens.weight"]).astype(np.float64)[np.concatenate(tokens)]
+    norm = widened(tensors["model.layers.0.input_layernorm.weight"]).astype(np.float64)
+    normed = rows / np.sqrt((rows**2).mean(1, keepdims=True) + config["rms_norm_eps"]) * norm
+    # Steps of 2^-28 a row, and fp32 in the norm: 64 sums and a handful of other roundings, twice.
+    found = measured.layers[0].query_key_value
+    np.testing.assert_allclose(found, (normed**2).sum(0), rtol=2 * 70 * 2**-24, atol=43 * 2**-28)
+    assert [len(each) for each in (measured.layers[1].down, measured.head)] == [96, 64]
+
+
+def test_sums_depend_neither_on_threads_nor_on_the_parts_of_a_text(
+    tmp_path: Path, seed: int, rng: np.random.Generator
+) -> None:
+    directory = make_model(tmp_path, SHAPE, seed)
+    tokens = [int(i) for i in rng.integers(0, 259, 70)]
+    expected = measure_inputs(opened(directory), [tokens])
+    model = Model.open(directory, machine=Machine.choose(2), max_rows=9)
+    found = measure_inputs(model, [tokens])
+    np.testing.assert_array_equal(found.head, expected.head)
+    for ours, theirs in zip(found.layers, expected.layers, strict=True):
+        for name in ("query_key_value", "output", "gate_up", "down"):
+            np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+
+
+def scales_of(model: Model, name: str) -> np.ndarray:
+    [weight] = [each.weight for each in model.weights.matrices if name in each.names]
+    return np.array(weight.planes()["scales"])
+
+
+def test_loading_weights_errors_by_the_squared_norm_before_a_matrix(
+    tmp_path: Path, seed: int, rng: np.random.Generator
+) -> None:
+    directory = make_model(tmp_path, SHAPE, seed)
+    _, tensors = read_model(directory)
+    model = opened(directory)
+    name = "model.layers.1.mlp.up_proj.weight"
+    norm = widened(tensors["model.layers.1.post_attention_layernorm.weight"]).astype(np.float64)
+    gate = tensors["model.layers.1.mlp.gate_proj.weight"]
+    squares = norm**2
+    importance = np.maximum(squares / squares.max(), 2.0**-24).astype(np.float32)
+    both = np.stack([gate.reshape(-1, 16, 64), tensors[name].reshape(-1, 16, 64)], 1).reshape(
+        -1, 64
+    )
+    blocks = fp4.cast(both, DraftFormat.FP4, importance)
+    expected = blocks.scales.reshape(len(both) // 16, 16, -1).transpose(0, 2, 1).reshape(-1)
+    np.testing.assert_array_equal(scales_of(model, name), expected)
+
+
+def test_pack_calibrates_on_a_text_and_says_so(
+    tmp_path: Path, seed: int, run: Run, refuse: Refuse
+) -> None:
+    text = tmp_path / "own.jsonl"
+    text.write_text(json.dumps({"text": "abc" * 30}) + "\n\n" + json.dumps({"text": "x"}) + "\n")
+    model = make_model(tmp_path / "model", SHAPE, seed)
+    found = {}
+    for name, words in (("built-in", ()), ("none", ("none",)), ("own.jsonl", (text,))):
+        calibrate = [argument for word in words for argument in ("--calibrate", word)]
+        status, _, err = run("pack", model, tmp_path / "packed" / name, *calibrate)
+        assert status == 0, err
+        packed = opened(tmp_path / "packed" / name)
+        assert packed.weights.calibration == name
+        found[name] = scales_of(packed, "model.layers.0.mlp.down_proj.weight").tobytes()
+        llm = LLM(tmp_path / "packed" / name, "fp4:k=4", threads=1)
+        params = SamplingParams(max_tokens=30, ignore_eos=True)
+        plain = LLM(model, "none", threads=1).generate([[5, 6]], params)[0].tokens
+        assert llm.generate([[5, 6]], params)[0].tokens == plain
+    assert (
+        found["none"] == scales_of(opened(model), "model.layers.0.mlp.down_proj.weight").tobytes()
+    )
+    assert len(set(found.values())) == 3
+    missing = refuse("pack", model, tmp_path / "p", "--calibrate", tmp_path / "nothing")
+    assert "No such file or directory; name a file of JSON lines, or none" in missing
+
+
+@pytest.mark.parametrize(
+    ("content", "mention"),
+    [
+        ("", "has no text"),
+        ("{", "line 1 is not JSON"),
+        ('{"text": "a"}\n[1]', "line 2 has no text"),
+        ('{"messages": ["a"]}', "line 1 has no text"),
+        (b"\xff", "is not UTF-8"),
+    ],
+)
+def test_a_bad_calibration_file_is_refused(
+    content: str | bytes, mention: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "text.jsonl"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(RequestError, match=mention):
+        read_calibration(Tokenizer.open(shipped_model()), path)
+
+
+def test_the_shipped_text_has_a_few_thousand_tokens_of_many_kinds() -> None:
+    text = read_calibration(Tokenizer.open(shipped_model()), None)
+    assert text.name == "built-in"
+    assert len(text.sequences) >= 40
+    assert sum(map(len, text.sequences)) > 3000
+
+
+def test_inputs_are_only_summed_where_asked(tmp_path: Path, seed: int) -> None:
+    model = opened(make_model(tmp_path, SHAPE, seed))
+    with pytest.raises(RuntimeError, match=r"watch_inputs\(\) comes first"):
+        model.decoder.input_squares()
