@@ -15,7 +15,7 @@ from specqd.engine.chains import DraftSpec, parse_chain
 from specqd.errors import HubError, RequestError, SpecqdError, TokenizerError
 from specqd.formats.fp4 import DraftFormat
 from specqd.model.model import Model, Precision
-from support.random_models import Shape, make_model
+from support.random_models import Shape, make_model, swap_tokens
 from support.refusals import refused
 
 TARGET = Shape(is_peaked=True, layers=3, context=256)
@@ -134,15 +134,6 @@ def test_the_fp4_precision_as_target_has_no_fp4_draft() -> None:
 
 
 # --- Refusals -------------------------------------------------------------------------------------
-
-
-def swap_tokens(directory: Path, first: int, second: int) -> None:
-    path = directory / "tokenizer.json"
-    content = json.loads(path.read_text(encoding="utf-8"))
-    vocab = content["model"]["vocab"]
-    names = {i: token for token, i in vocab.items()}
-    vocab[names[first]], vocab[names[second]] = second, first
-    path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
 
 
 def test_another_vocabulary_is_refused_by_its_first_difference(

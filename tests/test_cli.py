@@ -3,10 +3,10 @@
 import json
 import os
 import pty
+import resource
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from io import StringIO
 from pathlib import Path
@@ -39,13 +39,17 @@ def test_help_loads_nothing_heavy(arguments: Sequence[str]) -> None:
     assert ran.stdout
 
 
-def test_help_takes_at_most_0_3_seconds() -> None:
-    seconds = []
+def test_help_takes_at_most_0_3_seconds_of_a_processor() -> None:
+    def seconds() -> float:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
+    taken = []
     for _ in range(5):
-        begun = time.perf_counter()
+        before = seconds()
         run_program("--help")
-        seconds.append(time.perf_counter() - begun)
-    assert min(seconds) <= 0.3
+        taken.append(seconds() - before)
+    assert min(taken) <= 0.3
 
 
 @pytest.mark.parametrize(

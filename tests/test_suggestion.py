@@ -21,7 +21,7 @@ from specqd.bench.suggestion import (
 )
 from specqd.cli import main
 from specqd.errors import HubError, RequestError
-from support.random_models import Shape, make_model
+from support.random_models import Shape, make_model, swap_tokens
 
 PARAMS = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 CHAINS = [f"fp4:k={k}" for k in range(1, 7)]
@@ -41,12 +41,7 @@ def models(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Models:
     target = make_model(at / "target", shape, seed)
     small = make_model(at / "a small one", replace(shape, layers=1), seed + 1)
     stranger = make_model(at / "stranger", replace(shape, layers=1), seed + 2)
-    file = stranger / "tokenizer.json"
-    content = json.loads(file.read_text())
-    vocabulary = content["model"]["vocab"]
-    one, other = list(vocabulary)[3:5]
-    vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
-    file.write_text(json.dumps(content))
+    swap_tokens(stranger, 3, 4)
     return Models(target, small, stranger)
 
 

@@ -241,6 +241,16 @@ def read_model(directory: Path) -> tuple[dict[str, Any], Tensors]:
     return json.loads((directory / "config.json").read_text()), tensors
 
 
+def swap_tokens(directory: Path, first: int, second: int) -> None:
+    """Two tokens of the directory's tokenizer take each other's ids."""
+    path = directory / "tokenizer.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    vocab = content["model"]["vocab"]
+    names = {i: token for token, i in vocab.items()}
+    vocab[names[first]], vocab[names[second]] = second, first
+    path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+
+
 def write_tokenizer(directory: Path, vocab: int) -> None:
     """Writes a byte-level BPE of exactly `vocab` tokens: bytes, <s>, </s>, then pairs of bytes."""
     if not FIRST_PAIR <= vocab <= LARGEST_VOCABULARY:
