@@ -38,7 +38,7 @@ void bind_ngram(nb::module_& m) {
       .def_prop_ro("bytes", &NgramIndex::bytes, "Memory reserved.")
       .def("append", &append, "tokens"_a)
       .def("end_text", &NgramIndex::end_text,
-           "Ends the text: the next tokens belong to another one.")
+           "Ends the sequence: the next tokens belong to another one.")
       .def(
           "propose",
           [](const NgramIndex& index, const Tokens& guesses, size_t most,
@@ -47,7 +47,7 @@ void bind_ngram(nb::module_& m) {
             return {std::move(found.tokens), std::move(found.probabilities)};
           },
           "guesses"_a, "most"_a, "corpus"_a = nb::none(),
-          "At most `most` tokens that may follow the text and `guesses`, and their confidences.");
+          "At most `most` tokens that may follow the sequence and `guesses`, and their confidences.");
 }
 
 }  // namespace specqd

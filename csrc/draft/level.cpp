@@ -48,8 +48,8 @@ void Level::release(const std::shared_ptr<Sequence>& sequence) {
 
 void Level::measure() {
   const std::array<int32_t, 1> start{0};
-  const auto text = std::make_shared<Sequence>(start, std::make_shared<Picker>(), 1);
-  const auto context = model_.context(text);
+  const auto sequence = std::make_shared<Sequence>(start, std::make_shared<Picker>(), 1);
+  const auto context = model_.context(sequence);
   context->begin(0);
   const int64_t most = std::min(model_.max_positions(), model_.max_rows());
   MeasuredCosts least;
@@ -67,7 +67,7 @@ void Level::measure() {
   }
   costs_.begin(least);
   policy_.begin();
-  model_.release(text);
+  model_.release(sequence);
   drafter_->measure();
 }
 
@@ -234,9 +234,9 @@ std::vector<Proposal> Level::advance(std::span<const DraftRequest> requests) {
 }
 
 double Level::seconds_per_token(size_t count) {
-  const auto texts = static_cast<double>(count);
+  const auto sequences = static_cast<double>(count);
   const double pace = rates_[count].seconds_per_token().value_or(kAlwaysDraft);
-  const double plain = costs_.of(count)->seconds(texts) / texts;
+  const double plain = costs_.of(count)->seconds(sequences) / sequences;
   return std::min(pace, plain > 0.0 ? plain : kAlwaysDraft);
 }
 

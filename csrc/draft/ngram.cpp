@@ -22,7 +22,7 @@ const std::array<float, kLongestMatch + 1> kWeights = [] {
   return weights;
 }();
 
-// Hashes of the grams of these lengths, one within the other, that a text ends with.
+// Hashes of the grams of these lengths, one within the other, that a sequence ends with.
 template <size_t N>
 std::array<uint64_t, N> hashes(std::span<const int32_t> ending, const std::array<int, N>& lengths) {
   std::array<uint64_t, N> all{};
@@ -58,7 +58,7 @@ size_t NgramIndex::bytes() const {
   return count * sizeof(int32_t);
 }
 
-// Enters the grams that end at the position, all within the present text.
+// Enters the grams that end at the position, all within the present sequence.
 void NgramIndex::index_place(int32_t position) {
   const Ending ending = ending_at(position, kGramLengths.back());
   const auto hashes = specqd::hashes(ending.all(), kGramLengths);

@@ -21,8 +21,8 @@ struct Limits {
   double likely = 0.0;  // stated chance that all are accepted, below which no token follows
 };
 
-// Places of grams in a growing text. A place is the position of a gram's last token. It is indexed
-// once the next token is known, so every place has a continuation.
+// Places of grams in a growing sequence. A place is the position of a gram's last token. It is
+// indexed once the next token is known, so every place has a continuation.
 //
 // A hash table has the latest place of each gram, and a chain leads from each place to the one
 // before it of the same gram. Appending is O(1) amortised, a query is O(1).
@@ -31,37 +31,37 @@ class NgramIndex {
  public:
   NgramIndex() = default;
 
-  // Texts follow one another; no match and no continuation crosses the end of one.
+  // Sequences follow one another; no match and no continuation crosses the end of one.
   void append(std::span<const int32_t> tokens);
   void end_text();
 
   size_t size() const { return tokens_.size(); }  // tokens, and one for each end
   size_t bytes() const;                           // reserved
 
-  // Predicts tokens after this text and `guesses`, which are not indexed.
+  // Predicts tokens after this sequence and `guesses`, which are not indexed.
   //
-  // The places are the latest ones of the text's last eight tokens, then of its last four, two and
-  // one, until there are eight. The one with the longest match leads, the latest of equals, and
+  // The places are the latest ones of the sequence's last eight tokens, then of its last four, two
+  // and one, until there are eight. The one with the longest match leads, the latest of equals, and
   // its continuation is proposed, which runs on into the guesses and the proposal itself: a
-  // repeating text is continued without end. Each token's confidence is the weight of those that
-  // agree on it, among all that agreed so far and two tokens' worth of doubt; a place weighs its
-  // match's length to the power 1.5. That fits how often such matches held on code and on prose,
-  // at temperatures of 0 and 0.8 (benchmarks/ngram.py).
+  // repeating sequence is continued without end. Each token's confidence is the weight of those
+  // that agree on it, among all that agreed so far and two tokens' worth of doubt; a place weighs
+  // its match's length to the power 1.5. That fits how often such matches held on code and on
+  // prose, at temperatures of 0 and 0.8 (benchmarks/ngram.py).
   //
-  // Where the corpus has a longer match than this text, it alone is used.
+  // Where the corpus has a longer match than this sequence, it alone is used.
   ScoredTokens propose(std::span<const int32_t> guesses, Limits limits,
                        const NgramIndex* corpus = nullptr) const;
 
  private:
   struct Place {
     int32_t position;
-    int match;  // tokens up to the position that equal the end of the text
+    int match;  // tokens up to the position that equal the end of the sequence
   };
   struct Places {
     std::array<Place, kMostPlaces> all;
     int count = 0;
   };
-  // The end of a text, the last token first.
+  // The end of a sequence, the last token first.
   struct Ending {
     std::array<int32_t, kLongestMatch> tokens;
     int length = 0;
@@ -87,7 +87,7 @@ class NgramIndex {
   Places places(const Ending& ending) const;
   ScoredTokens follow(Places places, std::vector<int32_t> after, Limits limits) const;
 
-  std::vector<int32_t> tokens_;  // -1: the end of a text
+  std::vector<int32_t> tokens_;  // -1: the end of a sequence
   size_t text_length_ = 0;       // tokens since the last end
   std::array<Table, kGramLengths.size()> tables_;
   // The place before each of the same gram, by position and length; -1: none.

@@ -30,7 +30,7 @@ struct Draft {
   bool may_go_on() const { return !is_done && count() < longest; }
   // The request for what is left, at the chance that it is reached at all.
   DraftRequest rest() const;
-  // Adds the tokens of a step up to the first that ends the text. The proposal ends there, or
+  // Adds the tokens of a step up to the first that ends the sequence. The proposal ends there, or
   // where a step has none. The sequence gets the tokens as guesses.
   void add(Proposal step);
 };
