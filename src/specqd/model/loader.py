@@ -121,10 +121,9 @@ class Loader:
     def _pack_tensors(
         self, sources: Sequence[Source], columns: int, interleaved: bool
     ) -> _native.PackedWeight:
-        views = [
-            np.ascontiguousarray(each.of(self.tensors.bf16(each.name, (each.rows, columns))))
-            for each in sources
-        ]
+        shapes = {each.name: (each.rows, columns) for each in sources}
+        tensors = {name: self.tensors.bf16(name, shape) for name, shape in shapes.items()}
+        views = [np.ascontiguousarray(each.of(tensors[each.name])) for each in sources]
         rule = 0 if self.rule is ScaleRule.FLOOR else 1
         packed = _native.pack(self._pool, self._isa, views, interleaved, rule)
         if isinstance(packed, tuple):
