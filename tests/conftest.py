@@ -14,8 +14,6 @@ from support.command_line import Refuse, Run
 from support.random_models import PACKED_SHAPE, Shape, make_model
 from support.served import add_template
 
-SHARED_MODELS = Path(__file__).parents[1].parent / "shared" / "models"
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, default=None, help="the seed of all random inputs")

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from conftest import SHARED_MODELS
 from specqd._native import Level, NoDraft, available_isas
 from specqd.engine.chains import Drafts
 from specqd.model.model import Model
@@ -30,6 +29,7 @@ from support.exactness import (
     open_model,
 )
 from support.family_shapes import FAMILY_SHAPES
+from support.trained_models import SHARED_MODELS
 
 LEAST_TOKENS = 50_000
 TRAINED = {subject.name: subject for subject in exactness.trained_subjects(SHARED_MODELS)}

@@ -106,6 +106,12 @@ class Quantised:
         data = gguf.quantize(values, gguf.GGMLQuantizationType[kind])
         return cls(kind, values.shape, data.tobytes())
 
+    @classmethod
+    def at(cls, content: bytes, kind: str, shape: tuple[int, ...], begin: int) -> "Quantised":
+        """A tensor of a file's content."""
+        weights, item_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+        return cls(kind, shape, content[begin : begin + prod(shape) // weights * item_bytes])
+
     def dequantised(self) -> NDArray[np.float32]:
         kind = gguf.GGMLQuantizationType[self.kind]
         rows = np.frombuffer(self.data, np.uint8).reshape(prod(self.shape[:-1]), -1)
@@ -122,9 +128,32 @@ def write_gguf(
     alignment: int = 32,
 ) -> Path:
     """Writes Python values as strings, bools, uint32, float32 and arrays of them."""
-    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
-    head += b"".join(string(key) + typed(value) for key, value in metadata.items())
-    offset, body = 0, b""
+    values = b"".join(string(key) + typed(value) for key, value in metadata.items())
+    return _write(path, len(metadata), values, tensors, alignment)
+
+
+def write_copy(original: Path, path: Path) -> Path:
+    """Writes a GGUF file anew with its matrices in BF16, as the `gguf` package dequantises them."""
+    reader = gguf.GGUFReader(original)
+    begin, end = 24, reader.fields[list(reader.fields)[-1]]
+    values = original.read_bytes()[begin : end.offset + sum(part.nbytes for part in end.parts)]
+    tensors = {}
+    for each in reader.tensors:
+        wide = gguf.dequantize(each.data, each.tensor_type).reshape(each.shape[::-1])
+        tensors[each.name] = wide if wide.ndim == 1 else bf16_bits(wide)
+    count = sum(not name.startswith("GGUF.") for name in reader.fields)
+    return _write(path, count, values, tensors, 32)
+
+
+def _write(
+    path: Path,
+    num_values: int,
+    values: bytes,
+    tensors: Mapping[str, NDArray[Any] | Quantised],
+    alignment: int,
+) -> Path:
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), num_values) + values
+    offset, body = 0, bytearray()
     for name, tensor in tensors.items():
         shape = tensor.shape[::-1]
         if isinstance(tensor, Quantised):
