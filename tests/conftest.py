@@ -25,8 +25,6 @@ settings.register_profile(
 )
 settings.load_profile("ours")
 
-SHARED_MODELS = Path(__file__).parents[1].parent / "shared" / "models"
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, default=None, help="the seed of all random inputs")

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from conftest import SHARED_MODELS
 from specqd._native import Level, NoDraft, available_isas
 from specqd.engine.chains import Drafts
 from specqd.model.model import Model
@@ -32,6 +31,7 @@ from support.exactness import (
 )
 from support.family_shapes import FAMILY_SHAPES
 from support.slow import values
+from support.trained_models import SHARED_MODELS
 
 LEAST_TOKENS = 50_000
 TRAINED = {subject.name: subject for subject in exactness.trained_subjects(SHARED_MODELS)}

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from conftest import SHARED_MODELS
 from specqd import LLM, SamplingParams
 from specqd.cli import main
 from specqd.config import read_config
@@ -21,6 +20,7 @@ from support.command_line import Refuse
 from support.family_shapes import GRANITE
 from support.gguf_files import convert
 from support.random_models import ROPE_SCALINGS, Shape, make_model, read_model
+from support.trained_models import SHARED_MODELS
 from support.writers import bf16_bits, write_safetensors, write_shards
 
 GREEDY = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)

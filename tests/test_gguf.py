@@ -132,6 +132,20 @@ HOSTILE = {
         HEAD + struct.pack("<QQ", 2, 0) + 2 * TENSOR + bytes(96), "'t' is there twice"
     ),
     "data cut off": (HEAD + struct.pack("<QQ", 1, 0) + TENSOR + bytes(20), "ends past the end"),
+    "part of a block": (
+        HEAD + struct.pack("<QQ", 1, 0) + string("t") + struct.pack("<I2QIQ", 2, 48, 2, 2, 0)
+        + bytes(99),
+        "'t' has 48 columns, and Q4_0 blocks of 32",
+    ),
+    "blocks of a number": (
+        HEAD + struct.pack("<QQ", 1, 0) + string("t") + struct.pack("<IIQ", 0, 12, 0) + bytes(999),
+        "'t' has 1 columns, and Q4_K blocks of 256",
+    ),
+    "blocks cut off": (
+        HEAD + struct.pack("<QQ", 1, 0) + string("t") + struct.pack("<IQIQ", 1, 64, 8, 0)
+        + bytes(60),
+        "ends past the end",
+    ),
     "misaligned": (
         HEAD + struct.pack("<QQ", 1, 0) + string("t") + struct.pack("<IQIQ", 1, 4, 0, 4)
         + bytes(99),
@@ -181,15 +195,16 @@ def test_a_damaged_file_is_read_or_refused(good: Path, data: st.DataObject) -> N
 
 
 @pytest.mark.parametrize(
-    ("number", "name"), [(2, "Q4_0"), (8, "Q8_0"), (12, "Q4_K"), (39, "MXFP4")]
+    ("number", "name"), [(9, "Q8_1"), (16, "IQ2_XXS"), (40, "NVFP4"), (99, "of ggml's type 99")]
 )
-def test_quantised_files_are_refused_by_name(good: Path, number: int, name: str) -> None:
+def test_unsupported_types_are_refused_by_name(good: Path, number: int, name: str) -> None:
     content = good.read_bytes()
     entry = string("blk.0.attn_q.weight") + struct.pack("<I2Q", 2, 64, 64)
     at = content.index(entry) + len(entry)
     good.write_bytes(content[:at] + struct.pack("<I", number) + content[at + 4 :])
     message = refusal(good)
-    assert f"'blk.0.attn_q.weight' is {name}: quantised GGUF files are not supported" in message
+    assert f"'blk.0.attn_q.weight' is {name}, which is not supported; use a file in " in message
+    assert message.endswith("Q6_K, IQ4_NL or MXFP4")
 
 
 @pytest.mark.parametrize(

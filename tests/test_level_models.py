@@ -6,13 +6,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from conftest import SHARED_MODELS
 from specqd import _native
 from specqd._native import DraftRequest, Level, NoDraft, Proposal, Sequence
 from specqd.engine.roles import Drafter
 from specqd.model.model import Machine, Model, Precision
 from support.fake_model import FakeDrafter
 from support.random_models import Shape, make_model
+from support.trained_models import SHARED_MODELS
 
 MACHINE = Machine.choose(1)
 NEW_TOKENS = 48

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from conftest import SHARED_MODELS
 from specqd import _native
 from specqd._native import testing
 from specqd.config import read_config
@@ -21,6 +20,7 @@ from support import fp4
 from support.kernel_values import each_isa, tiled
 from support.random_models import Shape, make_config, make_model, make_tensors
 from support.refusals import refused
+from support.trained_models import SHARED_MODELS
 from support.writers import bf16_bits, write_safetensors
 
 Bits = NDArray[np.uint16]

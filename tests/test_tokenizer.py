@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
-from conftest import SHARED_MODELS
 from specqd.errors import RequestError, TokenizerError
 from specqd.text.stream import BYTE_OF
 from specqd.text.tokenizer import TokenDifference, Tokenizer
 from support.refusals import refused
+from support.trained_models import SHARED_MODELS
 
 REAL_NAMES = ("pycode-28m", "pycode-3m", "tiny1m", "stories260k")
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]

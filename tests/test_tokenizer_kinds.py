@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from conftest import SHARED_MODELS
 from specqd.errors import SpecqdError, TokenizerError
 from specqd.hub import shipped_model
 from specqd.text.tokenizer import Tokenizer
+from support.trained_models import SHARED_MODELS
 
 GOLDENS = Path(__file__).parent / "goldens" / "tokenizers"
 TEXTS: list[str] = json.loads((GOLDENS / "texts.json").read_text())

@@ -1,12 +1,15 @@
-"""Writes GGUF files for tests: Hugging Face directories as llama.cpp converts them, and hostile
-files. Knows nothing of the reader."""
+"""Writes GGUF files for tests: Hugging Face directories as llama.cpp converts them, quantised
+tensors, and hostile files. Knows nothing of the reader."""
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,6 +20,20 @@ Metadata = Mapping[str, Any]
 
 _TENSOR_TYPES = {np.dtype("<f4"): 0, np.dtype("<f2"): 1, np.dtype("<u2"): 30}
 _NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6
+_SCALES_AT = {  # bytes of a block at which a scale or minimum in FP16 begins
+    "Q8_0": (0,),
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ4_NL": (0,),
+    "MXFP4": (),
+}
 _LAYER = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -59,18 +76,92 @@ _MODEL = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """A tensor's blocks of one of ggml's types."""
+
+    kind: str
+    shape: tuple[int, ...]
+    data: bytes
+
+    @classmethod
+    def random(
+        cls,
+        kind: str,
+        shape: tuple[int, ...],
+        rng: np.random.Generator,
+        *,
+        scales: Sequence[float] | None = None,
+    ) -> "Quantised":
+        """Random bytes; with `scales`, those in FP16 are drawn from them."""
+        weights, item_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+        blocks = rng.integers(0, 256, (prod(shape) // weights, item_bytes), dtype=np.uint8)
+        for at in () if scales is None else _SCALES_AT[kind]:
+            drawn = rng.choice(np.asarray(scales, np.float16), len(blocks))
+            blocks[:, at : at + 2] = drawn.view(np.uint8).reshape(-1, 2)
+        return cls(kind, shape, blocks.tobytes())
+
+    @classmethod
+    def of(cls, kind: str, values: NDArray[np.float32]) -> "Quantised":
+        data = gguf.quantize(values, gguf.GGMLQuantizationType[kind])
+        return cls(kind, values.shape, data.tobytes())
+
+    @classmethod
+    def at(cls, content: bytes, kind: str, shape: tuple[int, ...], begin: int) -> "Quantised":
+        """A tensor of a file's content."""
+        weights, item_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+        return cls(kind, shape, content[begin : begin + prod(shape) // weights * item_bytes])
+
+    def dequantised(self) -> NDArray[np.float32]:
+        kind = gguf.GGMLQuantizationType[self.kind]
+        rows = np.frombuffer(self.data, np.uint8).reshape(prod(self.shape[:-1]), -1)
+        with np.errstate(all="ignore"):
+            values: NDArray[np.float32] = gguf.dequantize(rows, kind)
+        return values.reshape(self.shape)
+
+
 def write_gguf(
-    path: Path, metadata: Metadata, tensors: Mapping[str, NDArray[Any]], *, alignment: int = 32
+    path: Path,
+    metadata: Metadata,
+    tensors: Mapping[str, NDArray[Any] | Quantised],
+    *,
+    alignment: int = 32,
 ) -> Path:
     """Writes Python values as strings, bools, uint32, float32 and arrays of them."""
-    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
-    head += b"".join(string(key) + typed(value) for key, value in metadata.items())
-    offset, body = 0, b""
-    for name, array in tensors.items():
-        shape = array.shape[::-1]
+    values = b"".join(string(key) + typed(value) for key, value in metadata.items())
+    return _write(path, len(metadata), values, tensors, alignment)
+
+
+def write_copy(original: Path, path: Path) -> Path:
+    """Writes a GGUF file anew with its matrices in BF16, as the `gguf` package dequantises them."""
+    reader = gguf.GGUFReader(original)
+    begin, end = 24, reader.fields[list(reader.fields)[-1]]
+    values = original.read_bytes()[begin : end.offset + sum(part.nbytes for part in end.parts)]
+    tensors = {}
+    for each in reader.tensors:
+        wide = gguf.dequantize(each.data, each.tensor_type).reshape(each.shape[::-1])
+        tensors[each.name] = wide if wide.ndim == 1 else bf16_bits(wide)
+    count = sum(not name.startswith("GGUF.") for name in reader.fields)
+    return _write(path, count, values, tensors, 32)
+
+
+def _write(
+    path: Path,
+    num_values: int,
+    values: bytes,
+    tensors: Mapping[str, NDArray[Any] | Quantised],
+    alignment: int,
+) -> Path:
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), num_values) + values
+    offset, body = 0, bytearray()
+    for name, tensor in tensors.items():
+        shape = tensor.shape[::-1]
+        if isinstance(tensor, Quantised):
+            kind, data = int(gguf.GGMLQuantizationType[tensor.kind]), tensor.data
+        else:
+            kind, data = _TENSOR_TYPES[tensor.dtype], tensor.tobytes()
         head += string(name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
-        head += struct.pack("<IQ", _TENSOR_TYPES[array.dtype], offset)
-        data = array.tobytes()
+        head += struct.pack("<IQ", kind, offset)
         body += data + bytes(-len(data) % alignment)
         offset = len(body)
     path.write_bytes(head + bytes(-len(head) % alignment) + body)
@@ -109,9 +200,18 @@ def convert(directory: Path, path: Path, kind: str, **more: Any) -> Path:
     As in llama.cpp, vectors stay F32, and Gemma's norms are 1 + w. `more` replaces derived metadata
     (dots spelled __).
     """
-    config, tensors = read_model(directory)
-    metadata = model_metadata(config) | tokenizer_metadata(directory)
+    metadata, tensors = converted(directory)
     metadata |= {key.replace("__", "."): value for key, value in more.items()}
+    written = {
+        name: _as_kind(values, kind if values.ndim > 1 else "F32")
+        for name, values in tensors.items()
+    }
+    return write_gguf(path, metadata, written)
+
+
+def converted(directory: Path) -> tuple[dict[str, Any], dict[str, NDArray[np.float32]]]:
+    """The metadata and tensors of a directory, by llama.cpp's names and in its order of rows."""
+    config, tensors = read_model(directory)
     converted = {}
     for name, bits in tensors.items():
         values = (bits.astype(np.uint32) << 16).view(np.float32)
@@ -119,10 +219,8 @@ def convert(directory: Path, path: Path, kind: str, **more: Any) -> Path:
             values = in_pair_order(name, values, config)
         if config["model_type"].startswith("gemma") and name.endswith("norm.weight"):
             values = values + np.float32(1)
-        converted[llama_cpp_name(name, config["model_type"])] = _as_kind(
-            values, kind if values.ndim > 1 else "F32"
-        )
-    return write_gguf(path, metadata, converted)
+        converted[llama_cpp_name(name, config["model_type"])] = values
+    return model_metadata(config) | tokenizer_metadata(directory), converted
 
 
 def in_pair_order(name: str, values: NDArray[Any], config: Mapping[str, Any]) -> NDArray[Any]:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specqd.errors import TensorError, shown
+from specqd.formats.gguf_quants import BLOCK_FORMATS
 from specqd.formats.mapped import MappedFile
 
 Value = bool | int | float | str | list[Any]
@@ -35,13 +36,9 @@ _SCALARS = {  # type of a value -> its layout, as `struct` spells it
     11: "<q",
     12: "<d",
 }
-_STORAGE: dict[str, np.dtype[Any]] = {
-    "F32": np.dtype("<f4"),
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype("<u2"),
-}
-_TYPES = {0: "F32", 1: "F16", 30: "BF16"}  # readable types of tensors, by ggml's numbers
-_QUANTISED = {
+_TYPES = {  # of tensors, by ggml's numbers
+    0: "F32",
+    1: "F16",
     2: "Q4_0",
     3: "Q4_1",
     6: "Q5_0",
@@ -63,11 +60,20 @@ _QUANTISED = {
     22: "IQ2_S",
     23: "IQ4_XS",
     29: "IQ1_M",
+    30: "BF16",
     34: "TQ1_0",
     35: "TQ2_0",
     39: "MXFP4",
     40: "NVFP4",
 }
+# readable type -> weights in an item of the file, and the item's layout
+_STORAGE: dict[str, tuple[int, np.dtype[Any]]] = {
+    "F32": (1, np.dtype("<f4")),
+    "F16": (1, np.dtype("<f2")),
+    "BF16": (1, np.dtype("<u2")),
+}
+_STORAGE |= {name: (each.weights, each.block) for name, each in BLOCK_FORMATS.items()}
+READABLE = tuple(_STORAGE)
 _MOST_DIMENSIONS = 4  # of ggml
 _MOST_ITEMS = 1 << 24  # of all arrays together, far past any vocabulary
 _DEEPEST_ARRAY = 4
@@ -75,7 +81,7 @@ _DEEPEST_ARRAY = 4
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """A tensor's place; the shape in NumPy's order. Only `F32`, `F16`, `BF16` can be read."""
+    """A tensor's place; the shape in NumPy's order. Only types of `READABLE` can be read."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -116,11 +122,13 @@ class GgufFile:
             raise TensorError(f"{self.path}: {key}: {error}; fetch the file again") from error
 
     def data(self, name: str) -> NDArray[Any]:
-        """A tensor's raw values (BF16 as uint16), read-only and mapped."""
+        """A tensor's raw values (BF16 as uint16) or blocks, read-only and mapped."""
         tensor = self.tensors[name]
-        storage = _STORAGE[tensor.dtype]
-        count = prod(tensor.shape)
-        data: NDArray[Any] = np.frombuffer(self._file.data, storage, count, tensor.begin)
+        weights, item = _STORAGE[tensor.dtype]
+        count = prod(tensor.shape) // weights
+        data: NDArray[Any] = np.frombuffer(self._file.data, item, count, tensor.begin)
+        if weights > 1:
+            return data.reshape(*tensor.shape[:-1], tensor.shape[-1] // weights)
         return data.reshape(tensor.shape)
 
 
@@ -242,7 +250,7 @@ def _read_tensors(reader: _Reader, count: int) -> Iterator[tuple[str, GgufTensor
             raise ValueError(f"tensor {shown(name)} has {num_dimensions} dimensions")
         shape = tuple(reader.scalar("<Q") for _ in range(num_dimensions))[::-1]
         kind = reader.scalar("<I")
-        dtype = (_TYPES | _QUANTISED).get(kind, f"of ggml's type {kind}")
+        dtype = _TYPES.get(kind, f"of ggml's type {kind}")
         yield name, GgufTensor(dtype, shape, reader.scalar("<Q"))
 
 
@@ -250,11 +258,15 @@ def _placed(
     name: str, tensor: GgufTensor, data_begin: int, alignment: int, file_bytes: int
 ) -> GgufTensor:
     """The tensor with its place in the file; raises ValueError if it does not fit."""
-    storage = _STORAGE.get(tensor.dtype)
-    item_bytes = 0 if storage is None else storage.itemsize
+    weights, item = _STORAGE.get(tensor.dtype, (1, np.dtype("V0")))
     begin = data_begin + tensor.begin
     if tensor.begin % alignment or any(size >= 2**48 for size in tensor.shape):
         raise ValueError(f"tensor {shown(name)} has an impossible place or shape")
-    if begin + prod(tensor.shape) * item_bytes > file_bytes:
+    columns = tensor.shape[-1] if tensor.shape else 1
+    if columns % weights:
+        raise ValueError(
+            f"tensor {shown(name)} has {columns} columns, and {tensor.dtype} blocks of {weights}"
+        )
+    if begin + prod(tensor.shape) // weights * item.itemsize > file_bytes:
         raise ValueError(f"truncated: tensor {shown(name)} ends past the end of the file")
     return GgufTensor(tensor.dtype, tensor.shape, begin)

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from specqd.errors import TensorError, shown
 from specqd.formats.bf16 import rounded_to_bf16, widened
-from specqd.formats.gguf import GgufFile
+from specqd.formats.gguf import READABLE, GgufFile
+from specqd.formats.gguf_quants import BLOCK_FORMATS, bf16_of_blocks
 
 _MODEL = {
     "token_embd": "model.embed_tokens",
@@ -47,7 +48,6 @@ _LAYERS = {  # by architecture, where the names differ from Llama's
 _SHIFTED_NORMS = ("gemma2", "gemma3")  # the file holds 1 + w for a norm's weight w
 _REORDERED = ("llama", "granite")
 _DERIVED = ("rope_freqs.weight",)  # not a weight: follows from the configuration
-_READABLE = ("BF16", "F16", "F32")
 
 
 class GgufTensors:
@@ -68,10 +68,10 @@ class GgufTensors:
         modules = _LAYERS.get(architecture, _LAYER) if isinstance(architecture, str) else _LAYER
         names = {}
         for name, tensor in gguf.tensors.items():
-            if tensor.dtype not in _READABLE:
+            if tensor.dtype not in READABLE:
                 raise TensorError(
-                    f"{path}: tensor {shown(name)} is {tensor.dtype}: quantised GGUF files are not "
-                    "supported; use one in BF16, F16 or F32"
+                    f"{path}: tensor {shown(name)} is {tensor.dtype}, which is not supported; use "
+                    f"a file in {', '.join(READABLE[:-1])} or {READABLE[-1]}"
                 )
             known = _hugging_face_name(name, modules)
             if known is not None:
@@ -90,26 +90,34 @@ class GgufTensors:
     def check_unchanged(self) -> None:
         self._gguf.check_unchanged()
 
-    def bf16(self, name: str, shape: tuple[int, ...]) -> NDArray[np.uint16]:
-        """The BF16 bits of tensor `name`; raises TensorError if it does not have `shape`.
-
-        They are mapped, except where they are rounded from wider floats or their rows reordered.
-        """
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raises TensorError unless there is such a tensor of `shape`."""
         if name not in self._names:
             raise TensorError(
                 f"{self.path}: tensor {shown(name)} is missing ({list(shape)} was expected); "
                 "the file does not hold what its metadata says"
             )
-        tensor = self._gguf.tensors[self._names[name]]
-        if tensor.shape != shape:
+        found = self._gguf.tensors[self._names[name]].shape
+        if found != shape:
             raise TensorError(
-                f"{self.path}: tensor {shown(name)} has shape {list(tensor.shape)}, "
+                f"{self.path}: tensor {shown(name)} has shape {list(found)}, "
                 f"{list(shape)} was expected; the file does not hold what its metadata says"
             )
+
+    def bf16(self, name: str, shape: tuple[int, ...]) -> NDArray[np.uint16]:
+        """The BF16 bits of tensor `name`; raises TensorError as `check` does.
+
+        They are mapped, except where they are rounded from wider floats, dequantised, or their
+        rows reordered.
+        """
+        self.check(name, shape)
         data = self._gguf.data(self._names[name])
+        blocks = BLOCK_FORMATS.get(self._gguf.tensors[self._names[name]].dtype)
+        if blocks is not None:
+            data = bf16_of_blocks(data, blocks)
         if self._has_shifted_norms and name.endswith("norm.weight"):
             return self._unshifted(name, data)
-        bits = data if tensor.dtype == "BF16" else rounded_to_bf16(data)
+        bits = data if data.dtype == np.uint16 else rounded_to_bf16(data)
         heads = self._heads.get(name.split(".")[-2])
         return bits if heads is None else in_half_order(bits, heads)
 

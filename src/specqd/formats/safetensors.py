@@ -4,7 +4,6 @@ Owns the file format and its hostile cases. Does not know which tensors a model 
 """
 
 import json
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from specqd.errors import SpecqdWarning, TensorError, shown
+from specqd.errors import TensorError, shown
 from specqd.formats.bf16 import rounded_to_bf16
 from specqd.formats.mapped import MappedFile
 
@@ -91,8 +90,11 @@ class WeightSource(Protocol):
 
     @property
     def path(self) -> Path: ...
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raises TensorError unless there is such a tensor of `shape`, of a type that is read."""
+
     def bf16(self, name: str, shape: tuple[int, ...]) -> NDArray[np.uint16]:
-        """The BF16 bits of a tensor; raises TensorError if it does not have `shape`."""
+        """The BF16 bits of a tensor; raises TensorError as `check` does."""
 
     def matrices(self) -> Iterable[tuple[str, tuple[int, ...]]]:
         """The dtype and shape of every tensor with rows and columns."""
@@ -156,11 +158,8 @@ class TensorDirectory(Mapping[str, TensorView]):
     def __len__(self) -> int:
         return len(self._shards)
 
-    def bf16(self, name: str, shape: tuple[int, ...]) -> NDArray[np.uint16]:
-        """The BF16 bits of tensor `name`: mapped, or rounded from FP16 or FP32.
-
-        Raises TensorError if it does not have `shape`.
-        """
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raises TensorError unless there is such a tensor of `shape` in BF16, FP16 or FP32."""
         shard = self._shards.get(name)
         if shard is None:
             raise TensorError(
@@ -178,25 +177,20 @@ class TensorDirectory(Mapping[str, TensorView]):
                 f"{shard.file.path}: tensor {shown(name)} has shape {list(extent.shape)}, "
                 f"{list(shape)} was expected; the weights do not belong to this config.json"
             )
-        data = shard.view(name).data
-        return data if extent.dtype == "BF16" else rounded_to_bf16(data)
+
+    def bf16(self, name: str, shape: tuple[int, ...]) -> NDArray[np.uint16]:
+        """The BF16 bits of tensor `name`: mapped, or rounded from FP16 or FP32.
+
+        Raises TensorError as `check` does.
+        """
+        self.check(name, shape)
+        view = self[name]
+        return view.data if view.dtype == "BF16" else rounded_to_bf16(view.data)
 
     def _why_missing(self, name: str) -> str:
         if f"{name.removesuffix('.weight')}.qweight" in self._shards:
             return "there is a .qweight, as in GPTQ and AWQ checkpoints: use the BF16 checkpoint"
         return "the weights do not belong to this config.json or are incomplete"
-
-
-def tell_rounding(path: Path, matrix_dtypes: Iterable[str]) -> None:
-    """Warns if a model's matrices are wider than BF16."""
-    dtypes = set(matrix_dtypes)
-    wider = [dtype.replace("F", "FP") for dtype in _FLOATS[1:] if dtype in dtypes]
-    if wider:
-        warnings.warn(
-            f"{path}: the weights are {' and '.join(wider)}; they are rounded to BF16 once",
-            SpecqdWarning,
-            stacklevel=2,
-        )
 
 
 def _open_shard(path: Path) -> _Shard:

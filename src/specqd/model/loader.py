@@ -130,10 +130,9 @@ class Loader:
         interleaved: bool,
         importance: NDArray[np.float64] | None,
     ) -> _native.PackedWeight:
-        views = [
-            np.ascontiguousarray(each.of(self.tensors.bf16(each.name, (each.rows, columns))))
-            for each in sources
-        ]
+        shapes = {each.name: (each.rows, columns) for each in sources}
+        tensors = {name: self.tensors.bf16(name, shape) for name, shape in shapes.items()}
+        views = [np.ascontiguousarray(each.of(tensors[each.name])) for each in sources]
         relative = _relative(importance) if self.draft is DraftFormat.FP4 else None
         packed = _native.pack(self._pool, self._isa, views, interleaved, self.draft.value, relative)
         if isinstance(packed, tuple):

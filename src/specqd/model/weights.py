@@ -1,16 +1,18 @@
 """Loads the weights of a decoder from a model's files. Knows no tokens."""
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from specqd import _native
 from specqd.config import DecoderConfig
-from specqd.errors import MachineError, TensorError
+from specqd.errors import MachineError, SpecqdWarning, TensorError
 from specqd.formats.fp4 import DraftFormat
 from specqd.formats.gguf import is_gguf
+from specqd.formats.gguf_quants import BLOCK_FORMATS
 from specqd.formats.gguf_tensors import GgufTensors
-from specqd.formats.safetensors import TensorDirectory, WeightSource, tell_rounding
+from specqd.formats.safetensors import TensorDirectory, WeightSource
 from specqd.model.importance import InputSquares
 from specqd.model.layers import LayerReader
 from specqd.model.loader import (
@@ -88,7 +90,7 @@ def load_weights(
     tied, size = config.tied_embeddings, (config.vocab_size, config.hidden_size)
     input_name, output_name = f"{names.embedding}.weight", f"{names.head}.weight"
     if not loader.is_mapped:  # wrong shapes are reported before anything is packed
-        loader.tensors.bf16(input_name, size)
+        loader.tensors.check(input_name, size)
     layers = [read.layer(i) for i in range(config.num_layers)]
     final_norm = read.norm(names.final_norm, config.hidden_size)
     assert final_norm is not None
@@ -120,7 +122,7 @@ def _loader(
     """A loader over packed files, which state their format, or over files to be packed."""
     if not is_packed(directory):
         tensors = _open(directory)
-        tell_rounding(tensors.path, (dtype for dtype, _ in tensors.matrices()))
+        _tell_rounding(tensors)
         return Loader(tensors, None, pool, isa, draft or DraftFormat.FP4, progress)
     planes = PackedFile.open(directory)
     if draft not in (None, planes.draft):
@@ -129,6 +131,24 @@ def _loader(
             f"with {planes.draft.value}, or pack the model with --format {draft.value}"
         )
     return Loader(planes.tensors, planes, pool, isa, planes.draft, progress)
+
+
+def _tell_rounding(tensors: WeightSource) -> None:
+    """Warns if a model's matrices are quantised, or wider than BF16."""
+    dtypes = {dtype for dtype, _ in tensors.matrices()}
+    quantised = [dtype for dtype in BLOCK_FORMATS if dtype in dtypes]
+    wider = [dtype.replace("F", "FP") for dtype in ("F16", "F32") if dtype in dtypes]
+    *others, last = [*quantised, *wider] or [""]
+    if last:
+        listed = f"{', '.join(others)} and {last}" if others else last
+        warnings.warn(
+            f"{tensors.path}: the weights are {listed}; they are "
+            + ("dequantised and " if quantised else "")
+            + "rounded to BF16 once"
+            + (", and the rounded model is the model" if quantised else ""),
+            SpecqdWarning,
+            stacklevel=2,
+        )
 
 
 def bytes_to_pack(directory: Path) -> int:
