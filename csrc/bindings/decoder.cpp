@@ -14,6 +14,7 @@
 #include <optional>
 
 #include "bindings/bindings.h"
+#include "bindings/exclusive.h"
 #include "decode/forward.h"
 #include "model/kv_cache.h"
 
@@ -129,14 +130,23 @@ void bind_partial_head(nb::module_& m) {
   nb::class_<PartialHead>(m, "PartialHead", "Chooses the rows of the head that a draft reads.")
       .def(nb::init<int64_t>(), "vocabulary"_a)
       .def(
-          "keep", [](PartialHead& list, const Tokens& tokens) { list.keep(tokens); }, "tokens"_a,
-          "Always holds these ids.")
+          "keep",
+          [](PartialHead& list, const Tokens& tokens) {
+            const Exclusive use(&list);
+            list.keep(tokens);
+          },
+          "tokens"_a, "Always holds these ids.")
       .def(
-          "read", [](PartialHead& list, const Tokens& tokens) { list.read(tokens); }, "tokens"_a,
-          "Records tokens that the target has read.")
+          "read",
+          [](PartialHead& list, const Tokens& tokens) {
+            const Exclusive use(&list);
+            list.read(tokens);
+          },
+          "tokens"_a, "Records tokens that the target has read.")
       .def(
           "picked",
           [](PartialHead& list, const Tokens& picks, const Tokens& proposal) {
+            const Exclusive use(&list);
             list.picked(picks, proposal);
           },
           "picks"_a, "proposal"_a,
@@ -156,6 +166,7 @@ void bind_partial_head(nb::module_& m) {
       .def(
           "panels",
           [](PartialHead& list, int64_t ids, int64_t panels) {
+            const Exclusive use(&list);
             std::vector<PanelRun> runs;
             list.list(ids, panels, runs);
             std::vector<int64_t> all;
@@ -197,6 +208,7 @@ void bind_forward(nb::module_& m) {
              const std::vector<int32_t>& tokens, const std::vector<int>& sequences,
              const std::vector<int64_t>& starts, const std::vector<int64_t>& counts,
              const std::vector<int64_t>& logits) {
+            const Exclusive use(&decoder, &cache, &decoder.partial_head());
             std::vector<ForwardRows> rows;
             for (size_t i = 0; i < sequences.size(); ++i)
               rows.push_back({sequences[i], starts.at(i), counts.at(i), logits.at(i)});
@@ -221,6 +233,7 @@ void bind_forward(nb::module_& m) {
       .def(
           "draft_for",
           [](Decoder& decoder, const Decoder& target, bool is_draft, size_t verify_bytes) {
+            const Exclusive use(&decoder, &target);
             decoder.draft_for(target, is_draft ? Precision::kFp4 : Precision::kExact, verify_bytes);
           },
           "target"_a, "is_draft"_a, "verify_bytes"_a,
@@ -229,6 +242,7 @@ void bind_forward(nb::module_& m) {
       .def(
           "logits",
           [](const Decoder& decoder) {
+            const Exclusive use(&decoder);
             const auto rows = static_cast<size_t>(decoder.logit_rows());
             const auto width = static_cast<size_t>(decoder.spec().vocabulary);
             std::vector<float> copy(rows * width);
