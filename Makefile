@@ -10,7 +10,8 @@ QUIET_PIP := --quiet --disable-pip-version-check
 
 unexport PYTHONPATH  # import only from the environments below
 
-.PHONY: build demo test test-slow test-all wheel aarch64 amx lint format docs examples parity bench-peers clean
+.PHONY: build demo test test-slow test-all wheel clang aarch64 amx lint format docs examples parity
+.PHONY: bench-peers clean
 
 build: $(VENV)/built
 
@@ -49,6 +50,10 @@ wheel: dist/built
 	$(PYTHON) -m venv $(EMPTY)
 	$(EMPTY)/bin/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[test]"
 	cd / && $(CURDIR)/$(EMPTY)/bin/python -m pytest -n 2 $(CURDIR)/tests
+
+# On Debian: compares the bits of a build by Clang with those of the usual build.
+clang: $(VENV)/test-ready
+	.ci/clang
 
 # On Debian: compares tokens on emulated aarch64 with those of this machine.
 aarch64: build
@@ -120,4 +125,4 @@ bench-peers: $(PEERS)/ready
 	PYTHON=$(PEERS)/bin/python PROMPTS=$(PROMPTS) bash benchmarks/peers/all.sh
 
 clean:
-	rm -rf $(VENV) $(PARITY) $(PEERS) $(EMPTY) dist build build-aarch64 build-amx build-docs
+	rm -rf $(VENV) $(PARITY) $(PEERS) $(EMPTY) dist build build-clang build-aarch64 build-amx build-docs
