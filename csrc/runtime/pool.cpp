@@ -1,12 +1,49 @@
 #include "runtime/pool.h"
 
+#include <pthread.h>
+
 #if defined(__linux__)
 #include <sched.h>
 #endif
 
+#include <new>
+#include <set>
+#include <string>
+#include <system_error>
+
 #include "kernels/float_mode.h"
 
 namespace specqd {
+
+// All pools of the process: a fork copies none of their threads.
+class Pools {
+ public:
+  static Pools& all() {
+    static Pools* const pools = new Pools;
+    return *pools;
+  }
+  void add(Pool* pool) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    pools_.insert(pool);
+  }
+  void remove(Pool* pool) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    pools_.erase(pool);
+  }
+
+ private:
+  Pools() {
+    pthread_atfork([] { all().mutex_.lock(); }, [] { all().mutex_.unlock(); },
+                   [] {
+                     for (Pool* pool : all().pools_) pool->forget_workers();
+                     all().mutex_.unlock();
+                   });
+  }
+
+  std::mutex mutex_;
+  std::set<Pool*> pools_;
+};
+
 namespace {
 
 inline void pause_briefly() {
@@ -78,14 +115,48 @@ void Team::barrier() {
 }
 
 Pool::Pool(int threads) : threads_(threads), places_(static_cast<size_t>(threads)) {
-  for (int i = 1; i < threads_; ++i) workers_.emplace_back([this, i] { work(i); });
+  start();
+  Pools::all().add(this);
 }
 
 Pool::~Pool() {
+  Pools::all().remove(this);
+  if (workers_ != nullptr) stop();
+}
+
+void Pool::start() {
+  stopping_ = false;
+  round_ = arrived_ = 0;
+  claimed_ = 0;
+  workers_ = std::make_unique<std::vector<std::thread>>();
+  try {
+    workers_->reserve(static_cast<size_t>(threads_ - 1));
+    for (int i = 1; i < threads_; ++i) workers_->emplace_back([this, i] { work(i); });
+  } catch (const std::system_error& error) {
+    const size_t started = workers_->size() + 1;
+    stop();
+    throw TooManyThreads("--threads " + std::to_string(threads_) + ": the system allows " +
+                         std::to_string(started) + " (" + error.code().message() +
+                         "); use fewer threads, or raise its limits");
+  } catch (...) {
+    stop();
+    throw;
+  }
+}
+
+void Pool::stop() {
   stopping_ = true;
   round_.fetch_add(1, kBeforeWaking);
   round_.notify_all();
-  for (std::thread& worker : workers_) worker.join();
+  for (std::thread& worker : *workers_) worker.join();
+  workers_.reset();
+}
+
+// In a forked process, which has none of the threads: neither the workers, whose handles can be
+// neither joined nor detached, nor one that was in run().
+void Pool::forget_workers() {
+  workers_.release();
+  new (&running_) std::mutex;
 }
 
 void Pool::work(int thread) {
@@ -101,6 +172,7 @@ void Pool::work(int thread) {
 
 void Pool::run_erased(Task task, const void* context) {
   const std::lock_guard<std::mutex> lock(running_);
+  if (workers_ == nullptr) start();
   const FlushSubnormals flush;
   task_ = task;
   context_ = context;

@@ -4,7 +4,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <mutex>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
@@ -37,9 +39,14 @@ class Team {
   int thread_;
 };
 
+// The system did not start as many threads as were asked for.
+struct TooManyThreads : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 class Pool {
  public:
-  // Starts threads - 1 workers; the caller of run() is thread 0.
+  // Starts threads - 1 workers; the caller of run() is thread 0. Throws TooManyThreads.
   explicit Pool(int threads);
   ~Pool();
   Pool(const Pool&) = delete;
@@ -48,7 +55,8 @@ class Pool {
   int threads() const { return threads_; }
 
   // Calls body(Team&) on every thread and returns when all have ended. The body must not throw.
-  // Concurrent runs wait for one another.
+  // Concurrent runs wait for one another. The first run in a forked process starts workers there,
+  // which may throw TooManyThreads.
   template <class Body>
   void run(const Body& body) {
     run_erased([](const void* context, Team& team) { (*static_cast<const Body*>(context))(team); },
@@ -57,8 +65,12 @@ class Pool {
 
  private:
   friend class Team;
+  friend class Pools;
   using Task = void (*)(const void* context, Team& team);
   void run_erased(Task task, const void* context);
+  void start();
+  void stop();
+  void forget_workers();
   void work(int thread);
   void await_change(const std::atomic<uint32_t>& value, uint32_t old, int thread);
   bool shares_core(int thread);
@@ -78,7 +90,7 @@ class Pool {
   alignas(64) std::atomic<uint32_t> phase_{0};    // number of barriers passed
   alignas(64) std::atomic<int64_t> claimed_{0};   // items of the shared range
   std::vector<Place> places_;
-  std::vector<std::thread> workers_;
+  std::unique_ptr<std::vector<std::thread>> workers_;  // null: not started
 };
 
 }  // namespace specqd
