@@ -186,3 +186,14 @@ def test_a_forked_process_generates_with_threads_of_its_own(small_model: Path, l
     """So does one forked from it, and one that never uses the model ends as usual."""
     code = FORKING.format(last=last).replace("sys.argv[1]", repr(str(small_model)))
     assert run_python(code) == ["0"]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_a_body_that_throws_ends_the_run_on_all_threads(threads: int) -> None:
+    pool = _native.Pool(threads)
+    for thread in range(threads):
+        for barriers in range(4):
+            with pytest.raises(MemoryError):
+                testing.run_and_throw(pool, thread, barriers)
+            packed = _native.pack(pool, ISA, [WEIGHTS], False, 1)
+            np.testing.assert_array_equal(testing.unpack(packed, ISA), WEIGHTS)

@@ -7,6 +7,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <new>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -107,6 +108,19 @@ void bind_picks(nb::module_& m) {
 }
 
 void bind_measures(nb::module_& m) {
+  m.def(
+      "run_and_throw",
+      [](Pool& pool, int thread, int barriers) {
+        const nb::gil_scoped_release released;
+        pool.run([&](Team& team) {
+          for (int i = 0; i < 4; ++i) {
+            if (team.thread() == thread && i == barriers) throw std::bad_alloc();
+            team.share(100, 3, [](int64_t, int64_t) {});
+          }
+        });
+      },
+      "pool"_a, "thread"_a, "barriers"_a,
+      "Runs bodies with four barriers, one of which throws bad_alloc after `barriers` of them.");
   m.def("memory_left_in", &memory_left_in, "directory"_a,
         "Returns the bytes that the memory limit of a cgroup's directory leaves.");
   m.attr("PEAK_PRODUCTS") = kPeakProducts;

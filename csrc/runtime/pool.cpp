@@ -10,6 +10,7 @@
 #include <set>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #include "kernels/float_mode.h"
 
@@ -70,6 +71,9 @@ constexpr int kSpinsPerCheck = 32;
 // read, which release order does not guarantee: a thread that parked in between was never woken.
 constexpr auto kBeforeWaking = std::memory_order_seq_cst;
 
+// Ends the body of a thread because that of another one has thrown.
+struct OtherFailed {};
+
 }  // namespace
 
 // On a busy machine the system may run two of the pool's threads on one core. Then a spinning
@@ -100,18 +104,27 @@ int64_t Team::claim(int64_t grain) {
 }
 
 void Team::barrier() {
-  const uint32_t phase = pool_.phase_.load(std::memory_order_relaxed);
-  const auto all = static_cast<uint32_t>(pool_.threads_);
+  if (!pool_.meet(pool_.barrier_, thread_)) throw OtherFailed();
+}
+
+// Waits for all threads. At the barrier, returns false where one of them has thrown: it sets
+// has_failed_ first and then changes the phase, so each thread sees one of the two.
+bool Pool::meet(Meeting& meeting, int thread) {
+  const bool is_barrier = &meeting == &barrier_;
+  const uint32_t phase = meeting.phase.load(std::memory_order_acquire);
+  if (is_barrier && has_failed_.load(std::memory_order_relaxed)) return false;
+  const auto all = static_cast<uint32_t>(threads_);
   if (all > 1)
-    pool_.places_[static_cast<size_t>(thread_)].cpu.store(current_cpu(), std::memory_order_relaxed);
-  if (pool_.arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == all) {
-    pool_.arrived_.store(0, std::memory_order_relaxed);
-    pool_.claimed_.store(0, std::memory_order_relaxed);
-    pool_.phase_.store(phase + 1, kBeforeWaking);
-    if (all > 1) pool_.phase_.notify_all();
+    places_[static_cast<size_t>(thread)].cpu.store(current_cpu(), std::memory_order_relaxed);
+  if (meeting.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == all) {
+    meeting.arrived.store(0, std::memory_order_relaxed);
+    claimed_.store(0, std::memory_order_relaxed);
+    meeting.phase.store(phase + 1, kBeforeWaking);
+    if (all > 1) meeting.phase.notify_all();
   } else {
-    pool_.await_change(pool_.phase_, phase, thread_);
+    await_change(meeting.phase, phase, thread);
   }
+  return !is_barrier || !has_failed_.load(std::memory_order_relaxed);
 }
 
 Pool::Pool(int threads) : threads_(threads), places_(static_cast<size_t>(threads)) {
@@ -125,8 +138,9 @@ Pool::~Pool() {
 }
 
 void Pool::start() {
-  stopping_ = false;
-  round_ = arrived_ = 0;
+  stopping_ = has_failed_ = false;
+  error_ = nullptr;
+  round_ = barrier_.arrived = end_.arrived = 0;
   claimed_ = 0;
   workers_ = std::make_unique<std::vector<std::thread>>();
   try {
@@ -165,9 +179,21 @@ void Pool::work(int thread) {
   for (uint32_t round = 0;; ++round) {
     await_change(round_, round, thread);
     if (stopping_) return;
-    task_(context_, team);
-    team.barrier();
+    run_task(team);
   }
+}
+
+void Pool::run_task(Team& team) {
+  try {
+    task_(context_, team);
+  } catch (...) {
+    if (!has_failed_.exchange(true)) {
+      error_ = std::current_exception();
+      barrier_.phase.fetch_add(1, kBeforeWaking);
+      barrier_.phase.notify_all();
+    }
+  }
+  meet(end_, team.thread());
 }
 
 void Pool::run_erased(Task task, const void* context) {
@@ -179,8 +205,11 @@ void Pool::run_erased(Task task, const void* context) {
   round_.fetch_add(1, kBeforeWaking);
   if (threads_ > 1) round_.notify_all();
   Team team(*this, 0);
-  task(context, team);
-  team.barrier();
+  run_task(team);
+  if (error_ == nullptr) return;
+  barrier_.arrived = 0;
+  has_failed_ = false;
+  std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
 }  // namespace specqd
