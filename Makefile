@@ -10,8 +10,8 @@ QUIET_PIP := --quiet --disable-pip-version-check
 
 unexport PYTHONPATH  # import only from the environments below
 
-.PHONY: build demo test test-slow test-all wheel clang aarch64 amx lint format docs examples parity
-.PHONY: bench-peers clean
+.PHONY: build demo test test-slow test-all wheel clang sanitize aarch64 amx lint format docs examples
+.PHONY: parity bench-peers clean
 
 build: $(VENV)/built
 
@@ -54,6 +54,11 @@ wheel: dist/built
 # On Debian: compares the bits of a build by Clang with those of the usual build.
 clang: $(VENV)/test-ready
 	.ci/clang
+
+# Runs tests with the compiler's sanitizers.
+sanitize: $(VENV)/test-ready
+	.ci/sanitize thread
+	.ci/sanitize address
 
 # On Debian: compares tokens on emulated aarch64 with those of this machine.
 aarch64: build
@@ -125,4 +130,5 @@ bench-peers: $(PEERS)/ready
 	PYTHON=$(PEERS)/bin/python PROMPTS=$(PROMPTS) bash benchmarks/peers/all.sh
 
 clean:
-	rm -rf $(VENV) $(PARITY) $(PEERS) $(EMPTY) dist build build-clang build-aarch64 build-amx build-docs
+	rm -rf $(VENV) $(PARITY) $(PEERS) $(EMPTY) dist build build-clang build-thread \
+		build-address build-aarch64 build-amx build-docs
