@@ -2,6 +2,7 @@
 
 import sys
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from specqd._native import testing
+from specqd.formats.fp4 import DraftFormat
 from support.kernel_values import (
     BLOCK,
     KINDS,
@@ -39,9 +41,10 @@ def digest(arrays: list[NDArray[Any]]) -> str:
 def products(table: Any, kind: str, rng: np.random.Generator) -> list[NDArray[Any]]:
     matrix = tiled(weights_of(kind, rng, 2 * PANEL, TILES * BLOCK))
     arrays = []
-    for rule, plain in (("mse", False), ("floor", False), ("mse", True)):
-        packed = table.pack(matrix, rule, plain)
-        arrays += [*testing.planes(packed), table.unpack(packed)]
+    importance = rng.random(TILES * BLOCK, np.float32)
+    for draft, plain in product([each.value for each in DraftFormat], (False, True)):
+        packed = table.pack(matrix, draft, plain, importance)
+        arrays += [*map(np.asarray, testing.planes(packed)), table.unpack(packed)]
         for rows in ROWS:
             x = random_inputs(rng, rows, TILES * BLOCK - int(rng.integers(0, BLOCK)))
             arrays += [table.product(precision, packed, x) for precision in PRECISIONS]

@@ -8,10 +8,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <stdexcept>
-
 #include <memory>
 #include <optional>
+#include <stdexcept>
 
 #include "bindings/bindings.h"
 #include "bindings/exclusive.h"
@@ -217,11 +216,12 @@ void bind_forward(nb::module_& m) {
             decoder.forward(is_draft ? Precision::kFp4 : Precision::kExact, cache, tokens, rows);
           },
           "is_draft"_a, "cache"_a, "tokens"_a, "sequences"_a, "starts"_a, "counts"_a, "logits"_a)
-      .def("watch_inputs", &Decoder::watch_inputs,
+      .def("watch_inputs", exclusively<Decoder>(&Decoder::watch_inputs),
            "Sums the squared inputs of the products of exact forwards from now on.")
       .def(
           "input_squares",
           [](const Decoder& decoder) {
+            const Exclusive use(&decoder);
             if (!decoder.watches_inputs()) throw std::logic_error("watch_inputs() comes first");
             return decoder.input_squares();
           },
