@@ -195,5 +195,5 @@ def test_a_body_that_throws_ends_the_run_on_all_threads(threads: int) -> None:
         for barriers in range(4):
             with pytest.raises(MemoryError):
                 testing.run_and_throw(pool, thread, barriers)
-            packed = _native.pack(pool, ISA, [WEIGHTS], False, 1)
+            packed = _native.pack(pool, ISA, [WEIGHTS], False, "fp4")
             np.testing.assert_array_equal(testing.unpack(packed, ISA), WEIGHTS)
