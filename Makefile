@@ -56,9 +56,9 @@ clang: $(VENV)/test-ready
 	.ci/clang
 
 # Runs tests with the compiler's sanitizers.
-sanitize: $(VENV)/test-ready
-	.ci/sanitize thread
-	.ci/sanitize address
+sanitize: sanitize-thread sanitize-address
+sanitize-%: $(VENV)/test-ready
+	.ci/sanitize $*
 
 # On Debian: compares tokens on emulated aarch64 with those of this machine.
 aarch64: build
