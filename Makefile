@@ -10,7 +10,8 @@ QUIET_PIP := --quiet --disable-pip-version-check
 
 unexport PYTHONPATH  # import only from the environments below
 
-.PHONY: build demo test test-slow test-all real-models wheel aarch64 amx lint format docs examples parity bench-peers clean
+.PHONY: build demo test test-slow test-all real-models wheel clang sanitize aarch64 amx lint format
+.PHONY: docs examples parity bench-peers clean
 
 build: $(VENV)/built
 
@@ -53,6 +54,15 @@ wheel: dist/built
 	$(PYTHON) -m venv $(EMPTY)
 	$(EMPTY)/bin/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[test]"
 	cd / && $(CURDIR)/$(EMPTY)/bin/python -m pytest -n 2 $(CURDIR)/tests
+
+# On Debian: compares the bits of a build by Clang with those of the usual build.
+clang: $(VENV)/test-ready
+	.ci/clang
+
+# Runs tests with the compiler's sanitizers.
+sanitize: sanitize-thread sanitize-address
+sanitize-%: $(VENV)/test-ready
+	.ci/sanitize $*
 
 # On Debian: compares tokens on emulated aarch64 with those of this machine.
 aarch64: build
@@ -124,4 +134,5 @@ bench-peers: $(PEERS)/ready
 	PYTHON=$(PEERS)/bin/python PROMPTS=$(PROMPTS) bash benchmarks/peers/all.sh
 
 clean:
-	rm -rf $(VENV) $(PARITY) $(PEERS) $(EMPTY) dist build build-aarch64 build-amx build-docs
+	rm -rf $(VENV) $(PARITY) $(PEERS) $(EMPTY) dist build build-clang build-thread \
+		build-address build-aarch64 build-amx build-docs

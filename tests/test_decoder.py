@@ -259,6 +259,34 @@ def test_only_requested_logits_are_computed(tmp_path: Path, seed: int) -> None:
     np.testing.assert_array_equal(model.decoder.logits(), expected[-3:])
 
 
+def test_more_rows_of_logits_than_tokens_are_refused(tmp_path: Path, seed: int) -> None:
+    model = open_random(tmp_path, Shape(), seed)
+    context = Context(model.cache.create())
+    with pytest.raises(ValueError, match="more logits than tokens"):
+        model.forward([Rows(context, 0, [1, 2], 3)])
+    for start, count, logits in ((-64, 2, 1), (0, 2, 3), (0, 2, -1)):
+        with pytest.raises(ValueError, match="start before the sequence or have more logits"):
+            model.decoder.forward(
+                False, model.cache, [1, 2], [context.slot], [start], [count], [logits]
+            )
+
+
+def test_prompts_are_scored_in_parts_whose_logits_take_bounded_memory(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = open_random(tmp_path, Shape(), seed)
+    tokens = random_tokens(seed, 100, 320)
+    expected = model.logits(tokens)
+    monkeypatch.setattr("specqd.model.model._MOST_LOGITS", 7 * 320 + 100)
+    sizes = []
+    parts = model.prefill(Context(model.cache.create()), tokens, len(tokens))
+    for at, row in enumerate(parts):
+        sizes.append(testing.logit_rows(model.decoder))
+        np.testing.assert_array_equal(row, expected[at])
+    assert len(sizes) == 100
+    assert max(sizes) == 7
+
+
 def test_a_long_prompt_is_forwarded_in_parts(tmp_path: Path, seed: int) -> None:
     model = open_random(tmp_path, LONG["full"], seed)
     sequences = [random_tokens(seed + i, n, 320) for i, n in enumerate((1200, 30, 700))]

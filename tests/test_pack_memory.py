@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from specqd import _native
+from specqd._native import testing
 from specqd.cli import main
 from specqd.errors import MachineError
 from specqd.formats.safetensors import TensorDirectory
@@ -78,6 +79,33 @@ def test_one_progress_runs_once_over_all_models_of_a_chain(
 def test_mapping_a_packed_model_shows_no_progress(models: list[Path], tmp_path: Path) -> None:
     assert main(["pack", str(models[0]), str(tmp_path / "packed")]) == 0
     LLM(tmp_path / "packed", "auto", 1, progress=lambda *_: pytest.fail("nothing is packed"))
+
+
+@pytest.mark.parametrize(
+    ("limit", "usage", "cache"),
+    [
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ],
+    ids=["cgroup v2", "cgroup v1"],
+)
+def test_cached_files_of_a_container_count_as_free_memory(
+    tmp_path: Path, limit: str, usage: str, cache: str
+) -> None:
+    (tmp_path / usage).write_text("129000000\n")
+    assert testing.memory_left_in(str(tmp_path)) == 2**63 - 1
+    (tmp_path / limit).write_text("max\n")
+    assert testing.memory_left_in(str(tmp_path)) == 2**63 - 1
+    (tmp_path / limit).write_text("400000000\n")
+    assert testing.memory_left_in(str(tmp_path)) == 271_000_000
+    stat = f"anon 4000000\nfile 125000000\nactive_file 1000000\n{cache} 124000000\nslab 9\n"
+    (tmp_path / "memory.stat").write_text(stat)
+    assert testing.memory_left_in(str(tmp_path)) == 395_000_000
+    (tmp_path / "memory.stat").write_text(f"{cache} 130000000\n")  # read a moment later
+    assert testing.memory_left_in(str(tmp_path)) == 400_000_000
+    (tmp_path / "memory.stat").write_text("")
+    (tmp_path / usage).write_text("500000000\n")
+    assert testing.memory_left_in(str(tmp_path)) == 0
 
 
 # Loads a model in a process of its own. Prints the bytes of anonymous memory before loading, their

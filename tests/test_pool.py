@@ -1,6 +1,7 @@
 """The thread pool: it uses the allowed threads, and its runs neither hang nor mix."""
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -53,14 +54,16 @@ def test_many_pools_and_runs_end() -> None:
     del idle
 
 
-def run_python(code: str, *, cpus: Iterable[int]) -> list[str]:
-    """The words that `code` prints in a process that runs on `cpus` only."""
+def run_python(code: str, *, cpus: Iterable[int] | None = None) -> list[str]:
+    """The words that `code` prints in a process, which runs on `cpus` only."""
     paths = [str(Path(_native.__file__).parents[1]), *sys.path]
+    first = "" if cpus is None else f"import os; os.sched_setaffinity(0, {set(cpus)}); "
     completed = subprocess.run(
-        [sys.executable, "-c", f"import os; os.sched_setaffinity(0, {set(cpus)}); {code}"],
+        [sys.executable, "-c", first + code],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True, text=True, timeout=60, check=True,
+        capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
+    assert completed.returncode == 0, completed.stderr
     return completed.stdout.split()
 
 
@@ -119,3 +122,78 @@ def test_two_models_may_run_on_one_pool_from_two_threads(threads: int, tmp_path:
         assert len(found[i]) == 30
         for logits in found[i]:
             np.testing.assert_array_equal(logits, expected[i])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's limit of address space")
+def test_threads_that_cannot_be_started_are_an_error_and_those_started_end() -> None:
+    """Without address space for stacks, the system starts some of the threads only."""
+    code = """
+import os, resource
+from specqd.errors import MachineError
+from specqd.model.model import Machine
+status = open("/proc/self/status").read()
+[used] = [int(line.split()[1]) << 10 for line in status.splitlines() if line[:7] == "VmSize:"]
+stack = resource.getrlimit(resource.RLIMIT_STACK)[0]
+limits = resource.getrlimit(resource.RLIMIT_AS)
+assert stack > 0, "stacks of unlimited size have a default that is not known"
+resource.setrlimit(resource.RLIMIT_AS, (used + 20 * stack, limits[1]))
+before = os.listdir("/proc/self/task")
+for _ in range(3):
+    try:
+        Machine.choose(200)
+    except MachineError as error:
+        assert os.listdir("/proc/self/task") == before
+        print(str(error).replace(" ", "_"))
+resource.setrlimit(resource.RLIMIT_AS, limits)
+print(Machine.choose(200).pool.threads)
+"""
+    *errors, threads = run_python(code)
+    assert len(errors) == 3
+    for error in errors:
+        assert re.fullmatch(
+            r"--threads_200:_the_system_allows_\d+_\(.+\);_use_fewer_threads,_or_raise_its_limits",
+            error,
+        )
+    assert threads == "200"
+
+
+FORKING = """
+import os, signal, sys
+from specqd import LLM, SamplingParams
+llm = LLM(sys.argv[1], threads=3)
+params = SamplingParams(max_tokens=12, temperature=0)
+expected = llm.generate([[65, 66]], params)[0].tokens
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    tokens = llm.generate([[65, 66]], params)[0].tokens
+    grandchild = os.fork()
+    if grandchild == 0:
+        signal.alarm(60)
+        {last}
+        os._exit(0 if llm.generate([[65, 66]], params)[0].tokens == expected else 1)
+    status = os.waitpid(grandchild, 0)[1]
+    os._exit(0 if tokens == expected and not status else 1)
+status = os.waitpid(child, 0)[1]
+assert llm.generate([[65, 66]], params)[0].tokens == expected
+print(os.waitstatus_to_exitcode(status))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.parametrize("last", ["pass", "del llm; os._exit(0)"], ids=["generate", "drop"])
+def test_a_forked_process_generates_with_threads_of_its_own(small_model: Path, last: str) -> None:
+    """So does one forked from it, and one that never uses the model ends as usual."""
+    code = FORKING.format(last=last).replace("sys.argv[1]", repr(str(small_model)))
+    assert run_python(code) == ["0"]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_a_body_that_throws_ends_the_run_on_all_threads(threads: int) -> None:
+    pool = _native.Pool(threads)
+    for thread in range(threads):
+        for barriers in range(4):
+            with pytest.raises(MemoryError):
+                testing.run_and_throw(pool, thread, barriers)
+            packed = _native.pack(pool, ISA, [WEIGHTS], False, "fp4")
+            np.testing.assert_array_equal(testing.unpack(packed, ISA), WEIGHTS)

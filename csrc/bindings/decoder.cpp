@@ -13,6 +13,7 @@
 #include <stdexcept>
 
 #include "bindings/bindings.h"
+#include "bindings/exclusive.h"
 #include "decode/forward.h"
 #include "model/kv_cache.h"
 
@@ -130,14 +131,23 @@ void bind_partial_head(nb::module_& m) {
       .def("set_first_ids", &PartialHead::set_first_ids, "ids"_a,
            "Sets the number of first ids that are read.")
       .def(
-          "keep", [](PartialHead& list, const Tokens& tokens) { list.keep(tokens); }, "tokens"_a,
-          "Always holds these ids.")
+          "keep",
+          [](PartialHead& list, const Tokens& tokens) {
+            const Exclusive use(&list);
+            list.keep(tokens);
+          },
+          "tokens"_a, "Always holds these ids.")
       .def(
-          "see", [](PartialHead& list, const Tokens& tokens) { list.see(tokens); }, "tokens"_a,
-          "Records tokens that the target has read or picked.")
+          "see",
+          [](PartialHead& list, const Tokens& tokens) {
+            const Exclusive use(&list);
+            list.see(tokens);
+          },
+          "tokens"_a, "Records tokens that the target has read or picked.")
       .def(
           "panels",
-          [](const PartialHead& list, int64_t panels) {
+          [](PartialHead& list, int64_t panels) {
+            const Exclusive use(&list);
             std::vector<PanelRun> runs;
             list.list(panels, runs);
             std::vector<int64_t> all;
@@ -177,6 +187,7 @@ void bind_forward(nb::module_& m) {
              const std::vector<int32_t>& tokens, const std::vector<int>& sequences,
              const std::vector<int64_t>& starts, const std::vector<int64_t>& counts,
              const std::vector<int64_t>& logits) {
+            const Exclusive use(&decoder, &cache, &decoder.partial_head());
             std::vector<ForwardRows> rows;
             for (size_t i = 0; i < sequences.size(); ++i)
               rows.push_back({sequences[i], starts.at(i), counts.at(i), logits.at(i)});
@@ -185,11 +196,12 @@ void bind_forward(nb::module_& m) {
             decoder.forward(is_draft ? Precision::kFp4 : Precision::kExact, cache, tokens, rows);
           },
           "is_draft"_a, "cache"_a, "tokens"_a, "sequences"_a, "starts"_a, "counts"_a, "logits"_a)
-      .def("watch_inputs", &Decoder::watch_inputs,
+      .def("watch_inputs", exclusively<Decoder>(&Decoder::watch_inputs),
            "Sums the squared inputs of the products of exact forwards from now on.")
       .def(
           "input_squares",
           [](const Decoder& decoder) {
+            const Exclusive use(&decoder);
             if (!decoder.watches_inputs()) throw std::logic_error("watch_inputs() comes first");
             return decoder.input_squares();
           },
@@ -198,11 +210,17 @@ void bind_forward(nb::module_& m) {
       .def_prop_ro(
           "partial_head", [](const Decoder& decoder) { return &decoder.partial_head(); },
           nb::rv_policy::reference_internal, "The partial head of drafts for this model.")
-      .def("draft_for", &Decoder::draft_for, "target"_a,
-           "Uses the partial head of `target`, for which this model drafts.")
+      .def(
+          "draft_for",
+          [](Decoder& decoder, const Decoder& target) {
+            const Exclusive use(&decoder, &target);
+            decoder.draft_for(target);
+          },
+          "target"_a, "Uses the partial head of `target`, for which this model drafts.")
       .def(
           "logits",
           [](const Decoder& decoder) {
+            const Exclusive use(&decoder);
             const auto rows = static_cast<size_t>(decoder.logit_rows());
             const auto width = static_cast<size_t>(decoder.spec().vocabulary);
             std::vector<float> copy(rows * width);

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/exclusive.h"
 #include "bindings/python_roles.h"
 #include "draft/choice.h"
 #include "draft/ngram_drafter.h"
@@ -22,6 +23,14 @@ namespace specqd {
 namespace {
 
 using DraftRequests = std::vector<DraftRequest>;
+
+// Marks a drafter and the sequences of its requests.
+class DrafterUse : public Exclusive {
+ public:
+  DrafterUse(const Drafter& drafter, const DraftRequests& requests) : Exclusive(&drafter) {
+    for (const DraftRequest& request : requests) take(request.sequence.get());
+  }
+};
 
 Level::Clock clock_of(nb::handle clock) {
   if (!clock.is_none()) return [clock] { return nb::cast<double>(clock()); };
@@ -118,6 +127,7 @@ class BoundLevel : public Level {
   nb::object drafter() const { return drafter_.object; }
   const std::string& name() const { return name_; }
   void replace_drafter(nb::object drafter) {
+    const Exclusive use(this);
     drafter_ = DrafterPart(std::move(drafter));
     set_drafter(*drafter_.role);
   }
@@ -213,16 +223,23 @@ void bind_role(Class& bound) {
   bound
       .def(
           "propose",
-          [](Bound& drafter, const DraftRequests& requests) { return drafter.propose(requests); },
+          [](Bound& drafter, const DraftRequests& requests) {
+            const DrafterUse use(drafter, requests);
+            return drafter.propose(requests);
+          },
           "requests"_a, "One proposal for each request, of at most `at_most` tokens.")
       .def(
           "values",
-          [](Bound& drafter, const DraftRequests& requests) { return drafter.values(requests); },
+          [](Bound& drafter, const DraftRequests& requests) {
+            const DrafterUse use(drafter, requests);
+            return drafter.values(requests);
+          },
           "requests"_a,
           "Seconds that `propose` is expected to save each request, net of all costs.")
-      .def("observe", &Bound::observe, "request"_a, "proposal"_a, "accepted"_a,
+      .def("observe", exclusively<Bound>(&Bound::observe), "request"_a, "proposal"_a, "accepted"_a,
            "Learns that verification accepted the first `accepted` tokens of its proposal.")
-      .def("release", &Bound::release, "sequence"_a, "Forgets a sequence that has ended.");
+      .def("release", exclusively<Bound>(&Bound::release), "sequence"_a,
+           "Forgets a sequence that has ended.");
 }
 
 std::unique_ptr<const NgramIndex> index_of(const std::vector<TokenList>& corpus) {
@@ -320,11 +337,14 @@ void bind_level(nb::module_& m) {
             return alone(self) + nb::borrow<nb::tuple>(below);
           },
           nb::sig(kLevels), "This drafter and those below it, outermost first.")
-      .def("measure", &BoundLevel::measure,
+      .def("measure", exclusively<BoundLevel>(&BoundLevel::measure),
            "Measures forwards, here and below, so that the first request is drafted well.")
       .def(
           "advance",
-          [](BoundLevel& level, const DraftRequests& requests) { return level.advance(requests); },
+          [](BoundLevel& level, const DraftRequests& requests) {
+            const DrafterUse use(level, requests);
+            return level.advance(requests);
+          },
           "requests"_a,
           "At least one token of this level's own for each request, in one forward.\n\n"
           "The tokens are the longest prefix of the drafter's proposal that this model would have\n"

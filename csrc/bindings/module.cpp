@@ -17,6 +17,7 @@
 #include <variant>
 
 #include "bindings/bindings.h"
+#include "bindings/exclusive.h"
 #include "bindings/kernel_table.h"
 #include "model/decoder.h"
 #include "model/kv_cache.h"
@@ -256,22 +257,25 @@ void bind_cache(nb::module_& m) {
       .def_prop_ro("free_pages", &KvCache::free_pages)
       .def_prop_ro("page_bytes",
                    [](const KvCache& cache) { return cache.shape().page_words() * 2; })
-      .def("create", &KvCache::create)
-      .def("release", &KvCache::release, "sequence"_a)
-      .def("fork", &KvCache::fork, "sequence"_a, "length"_a)
+      .def("create", exclusively<KvCache>(&KvCache::create))
+      .def("release", exclusively<KvCache>(&KvCache::release), "sequence"_a)
+      .def("fork", exclusively<KvCache>(&KvCache::fork), "sequence"_a, "length"_a)
       .def(
           "attach_prefix",
           [](KvCache& cache, int sequence, const Tokens& tokens, uint64_t salt) {
+            const Exclusive use(&cache);
             return cache.attach_prefix(sequence, tokens, salt);
           },
           "sequence"_a, "tokens"_a, "salt"_a = 0)
       .def(
           "publish",
           [](KvCache& cache, int sequence, const Tokens& tokens, uint64_t salt) {
+            const Exclusive use(&cache);
             cache.publish(sequence, tokens, salt);
           },
           "sequence"_a, "tokens"_a, "salt"_a = 0)
-      .def("release_behind", &KvCache::release_behind, "sequence"_a, "position"_a)
+      .def("release_behind", exclusively<KvCache>(&KvCache::release_behind), "sequence"_a,
+           "position"_a)
       .def("has_page", &KvCache::has_page, "sequence"_a, "page"_a);
 }
 

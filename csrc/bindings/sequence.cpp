@@ -14,23 +14,57 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/exclusive.h"
 #include "bindings/python_roles.h"
+#include "runtime/pool.h"
 
 using namespace nanobind::literals;
 
 namespace specqd {
 namespace {
 
-// Releases the GIL while it computes.
+// Releases the GIL while it computes. Every use marks the model, its decoder and its cache.
 class BoundForward : public ModelForward {
  public:
-  using ModelForward::ModelForward;
+  BoundForward(std::shared_ptr<Decoder> decoder, std::shared_ptr<KvCache> cache,
+               Precision precision, int64_t max_positions, std::shared_ptr<BoundForward> exact)
+      : ModelForward(decoder, cache, precision, max_positions, std::move(exact)),
+        decoder_(decoder.get()),
+        cache_(cache.get()) {}
+
+  std::shared_ptr<Context> context(const SequencePtr& sequence) override {
+    const Exclusive use(this, decoder_, cache_);
+    return ModelForward::context(sequence);
+  }
+  void adopt(const Sequence& sequence, std::shared_ptr<Context> context) {
+    const Exclusive use(this, decoder_, cache_);
+    ModelForward::adopt(sequence, std::move(context));
+  }
+  void forward(std::span<const Rows> batch) override {
+    Exclusive use(this, decoder_, cache_, &decoder_->partial_head());
+    for (const Rows& rows : batch) use.take(rows.context.get());
+    ModelForward::forward(batch);
+  }
+  ScoredTokens verify(int64_t row, std::span<const int32_t> proposal,
+                      const SequencePtr& sequence) override {
+    const Exclusive use(this, decoder_, cache_, &decoder_->partial_head(), sequence.get(),
+                        sequence->picker.get());
+    return ModelForward::verify(row, proposal, sequence);
+  }
+  void release(const SequencePtr& sequence) override {
+    const Exclusive use(this, decoder_, cache_);
+    ModelForward::release(sequence);
+  }
 
  protected:
   void run_concurrently(const std::function<void()>& work) override {
     const nb::gil_scoped_release released;
     work();
   }
+
+ private:
+  Decoder* decoder_;
+  KvCache* cache_;
 };
 
 size_t place_in(const Tokens& tokens, int64_t at) {
@@ -83,10 +117,16 @@ void bind_tokens(nb::module_& m) {
              return nb::try_cast(other, list) && list == tokens;
            })
       .def(
-          "append", [](Tokens& tokens, int32_t token) { tokens.push_back(token); }, "token"_a)
+          "append",
+          [](Tokens& tokens, int32_t token) {
+            const Exclusive use(&tokens);
+            tokens.push_back(token);
+          },
+          "token"_a)
       .def(
           "extend",
           [](Tokens& tokens, const TokenList& more) {
+            const Exclusive use(&tokens);
             tokens.insert(tokens.end(), more.begin(), more.end());
           },
           "tokens"_a);
@@ -128,6 +168,7 @@ void bind_tokens(nb::module_& m) {
             return held == nullptr ? nb::none() : held->grammar;
           },
           [](Sequence& sequence, nb::object grammar) {
+            const Exclusive use(&sequence);
             sequence.grammar =
                 grammar.is_none() ? nullptr : std::make_shared<PythonGrammar>(grammar);
           },
@@ -135,11 +176,16 @@ void bind_tokens(nb::module_& m) {
           nb::for_setter(nb::sig("def grammar(self, arg: typing.Any, /) -> None")))
       .def("is_stop", &Sequence::is_stop, "token"_a)
       .def(
-          "guess", [](Sequence& sequence, const TokenList& tokens) { sequence.guess(tokens); },
+          "guess",
+          [](Sequence& sequence, const TokenList& tokens) {
+            const Exclusive use(&sequence);
+            sequence.guess(tokens);
+          },
           "tokens"_a)
       .def(
           "forget_guesses",
           [](Sequence& sequence, size_t count) {
+            const Exclusive use(&sequence);
             if (count > sequence.num_guesses)
               throw std::invalid_argument("count is larger than the number of guesses");
             sequence.forget_guesses(count);
@@ -164,10 +210,12 @@ void bind_forwards(nb::module_& m) {
       .def(nb::init<int, std::shared_ptr<Context>>(), "slot"_a, "exact"_a.none() = nb::none())
       .def_prop_ro("slot", &Context::slot)
       .def_prop_ro("length", &Context::length, "Number of positions in the cache.")
-      .def("begin", &Context::begin, "length"_a, "Starts a proposal after `length` tokens.")
+      .def("begin", exclusively<Context>(&Context::begin), "length"_a,
+           "Starts a proposal after `length` tokens.")
       .def(
           "match",
           [](Context& context, const TokenList& tokens, size_t accepted) {
+            const Exclusive use(&context);
             return context.match(tokens, accepted);
           },
           "tokens"_a, "accepted"_a,
@@ -176,6 +224,7 @@ void bind_forwards(nb::module_& m) {
       .def(
           "record",
           [](Context& context, size_t start, const TokenList& tokens) {
+            const Exclusive use(&context);
             context.record(start, tokens);
           },
           "start"_a, "tokens"_a,
@@ -208,8 +257,13 @@ void bind_forwards(nb::module_& m) {
                    "Bytes of weights that all forwards so far have read.")
       .def_prop_ro("cache_bytes_read", &BoundForward::cache_bytes_read,
                    "Bytes of keys and values that all forwards so far have read.")
-      .def("read_partial_head", &BoundForward::read_partial_head,
-           "Later forwards read the partial head only; by default, the whole.")
+      .def(
+          "read_partial_head",
+          [](BoundForward& model) {
+            const Exclusive use(&model);
+            model.read_partial_head();
+          },
+          "Later forwards read the partial head only; by default, the whole.")
       .def("context", &BoundForward::context, "sequence"_a,
            "Returns this precision's context for a sequence, made on first use.")
       .def(
@@ -250,6 +304,10 @@ void translate(const std::exception_ptr& thrown, void*) {
     raise("CacheFullError", error);
   } catch (const TooManyRows& error) {
     raise("RequestError", error);
+  } catch (const InUse& error) {
+    raise("RequestError", error);
+  } catch (const TooManyThreads& error) {
+    raise("MachineError", error);
   }
 }
 

@@ -7,6 +7,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <new>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "bindings/exclusive.h"
 #include "decode/pick.h"
 #include "decode/verify.h"
 #include "kernels/float_mode.h"
@@ -22,6 +24,7 @@
 #include "model/kv_cache.h"
 #include "model/rope.h"
 #include "runtime/bandwidth.h"
+#include "runtime/cpu.h"
 #include "runtime/pool.h"
 #include "weights/pack.h"
 
@@ -52,6 +55,7 @@ std::pair<int32_t, float> pick_with(Picker& picker, const Row<float>& logits, in
                                     const std::optional<std::string>& isa) {
   if (mask && mask->shape(0) * 32 < logits.shape(0))
     throw std::invalid_argument("mask has fewer bits than there are logits");
+  const Exclusive use(&picker);
   const Kernels& kernels = kernels_or_default(isa);
   const FlushSubnormals flush;
   const auto picked = pick(kernels, picker.params, span_of(logits), position,
@@ -62,7 +66,8 @@ std::pair<int32_t, float> pick_with(Picker& picker, const Row<float>& logits, in
 
 void bind_pages(nb::module_& m) {
   m.attr("CHUNK_POSITIONS") = kChunkPositions;
-  m.def("make_writable", &KvCache::make_writable, "cache"_a, "sequence"_a, "first"_a, "last"_a);
+  m.def("make_writable", exclusively<KvCache>(&KvCache::make_writable), "cache"_a, "sequence"_a,
+        "first"_a, "last"_a);
   m.def(
       "page_bits",
       [](const KvCache& cache, int sequence, int64_t page) {
@@ -103,6 +108,21 @@ void bind_picks(nb::module_& m) {
 }
 
 void bind_measures(nb::module_& m) {
+  m.def(
+      "run_and_throw",
+      [](Pool& pool, int thread, int barriers) {
+        const nb::gil_scoped_release released;
+        pool.run([&](Team& team) {
+          for (int i = 0; i < 4; ++i) {
+            if (team.thread() == thread && i == barriers) throw std::bad_alloc();
+            team.share(100, 3, [](int64_t, int64_t) {});
+          }
+        });
+      },
+      "pool"_a, "thread"_a, "barriers"_a,
+      "Runs bodies with four barriers, one of which throws bad_alloc after `barriers` of them.");
+  m.def("memory_left_in", &memory_left_in, "directory"_a,
+        "Returns the bytes that the memory limit of a cgroup's directory leaves.");
   m.attr("PEAK_PRODUCTS") = kPeakProducts;
   m.def(
       "product_seconds",

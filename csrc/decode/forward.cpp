@@ -11,6 +11,8 @@ void check_rows(const Decoder& decoder, const KvCache& cache, std::span<const in
                 std::span<const ForwardRows> rows) {
   int64_t total = 0;
   for (const ForwardRows& part : rows) {
+    if (part.start < 0 || part.logits < 0 || part.logits > part.count)
+      throw std::invalid_argument("rows start before the sequence or have more logits than tokens");
     total += part.count;
     if (!decoder.has_pages(cache, part))
       throw std::invalid_argument("the cache lacks pages that the rows need");

@@ -70,17 +70,19 @@ bool parse_bytes(const std::string& text, int64_t* bytes) {
   return static_cast<bool>(in >> *bytes);
 }
 
+// The number beside `name` in a cgroup's memory.stat; 0 if there is none.
+int64_t memory_stat(const std::string& directory, const std::string& name) {
+  std::ifstream file(directory + "/memory.stat");
+  int64_t bytes = 0;
+  for (std::string key; file >> key >> bytes;)
+    if (key == name) return bytes;
+  return 0;
+}
+
 int64_t cgroup_memory_left() {
   int64_t left = std::numeric_limits<int64_t>::max();
-  for (const std::string& directory : cgroup_directories("memory")) {
-    int64_t limit, used;
-    if (parse_bytes(first_line(directory + "/memory.max"), &limit) &&
-        parse_bytes(first_line(directory + "/memory.current"), &used))
-      left = std::min(left, std::max<int64_t>(limit - used, 0));
-    if (parse_bytes(first_line(directory + "/memory.limit_in_bytes"), &limit) &&
-        parse_bytes(first_line(directory + "/memory.usage_in_bytes"), &used))
-      left = std::min(left, std::max<int64_t>(limit - used, 0));
-  }
+  for (const std::string& directory : cgroup_directories("memory"))
+    left = std::min(left, memory_left_in(directory));
   return left;
 }
 
@@ -211,6 +213,21 @@ int usable_threads() {
   const double quota = cgroup_cpu_quota();
   if (quota < cores) cores = static_cast<int>(std::ceil(quota));
   return std::max(cores, 1);
+}
+
+int64_t memory_left_in(const std::string& directory) {
+  int64_t left = std::numeric_limits<int64_t>::max();
+  const auto look = [&](const char* limit_file, const char* usage_file, const char* cache) {
+    int64_t limit, used;
+    if (!parse_bytes(first_line(directory + limit_file), &limit) ||
+        !parse_bytes(first_line(directory + usage_file), &used))
+      return;
+    used -= std::min(memory_stat(directory, cache), used);
+    left = std::min(left, std::max<int64_t>(limit - used, 0));
+  };
+  look("/memory.max", "/memory.current", "inactive_file");
+  look("/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_inactive_file");
+  return left;
 }
 
 int64_t usable_memory() {

@@ -24,6 +24,9 @@ int usable_threads();
 // Bytes that can be allocated without swapping: the system's available memory, within the limits of
 // every cgroup above this process. Negative if unknown.
 int64_t usable_memory();
+// The bytes that the limit of a cgroup's directory leaves; the largest number without a limit.
+// Cached pages of files that nobody used for long are free: the system drops them when needed.
+int64_t memory_left_in(const std::string& directory);
 
 std::string cpu_model();
 

@@ -4,7 +4,10 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
+#include <memory>
 #include <mutex>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
@@ -19,7 +22,8 @@ class Team {
   int thread() const { return thread_; }
   int threads() const;
 
-  // Waits for all threads. Everything that they wrote before is visible afterwards.
+  // Waits for all threads. Everything that they wrote before is visible afterwards. Throws, to end
+  // the body, where another thread's body has thrown.
   void barrier();
 
   // Calls body(first, last) for disjoint ranges of [0, count) of `grain` items, each on the next
@@ -37,9 +41,14 @@ class Team {
   int thread_;
 };
 
+// The system did not start as many threads as were asked for.
+struct TooManyThreads : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 class Pool {
  public:
-  // Starts threads - 1 workers; the caller of run() is thread 0.
+  // Starts threads - 1 workers; the caller of run() is thread 0. Throws TooManyThreads.
   explicit Pool(int threads);
   ~Pool();
   Pool(const Pool&) = delete;
@@ -47,8 +56,10 @@ class Pool {
 
   int threads() const { return threads_; }
 
-  // Calls body(Team&) on every thread and returns when all have ended. The body must not throw.
-  // Concurrent runs wait for one another.
+  // Calls body(Team&) on every thread and returns when all have ended. If a body throws, the others
+  // end at their next barrier, and the exception is thrown here. Concurrent runs wait for one
+  // another. The first run in a forked process starts workers there, which may throw
+  // TooManyThreads.
   template <class Body>
   void run(const Body& body) {
     run_erased([](const void* context, Team& team) { (*static_cast<const Body*>(context))(team); },
@@ -57,9 +68,20 @@ class Pool {
 
  private:
   friend class Team;
+  friend class Pools;
+  struct Meeting {
+    alignas(64) std::atomic<uint32_t> arrived{0};  // threads
+    alignas(64) std::atomic<uint32_t> phase{0};    // number of times that all have met
+  };
+
   using Task = void (*)(const void* context, Team& team);
   void run_erased(Task task, const void* context);
+  void start();
+  void stop();
+  void forget_workers();
   void work(int thread);
+  void run_task(Team& team);
+  bool meet(Meeting& meeting, int thread);
   void await_change(const std::atomic<uint32_t>& value, uint32_t old, int thread);
   bool shares_core(int thread);
 
@@ -73,12 +95,13 @@ class Pool {
   Task task_ = nullptr;
   const void* context_ = nullptr;
   bool stopping_ = false;
-  alignas(64) std::atomic<uint32_t> round_{0};    // number of runs; workers wait for the next
-  alignas(64) std::atomic<uint32_t> arrived_{0};  // threads at the barrier
-  alignas(64) std::atomic<uint32_t> phase_{0};    // number of barriers passed
-  alignas(64) std::atomic<int64_t> claimed_{0};   // items of the shared range
+  std::exception_ptr error_;                     // of the first body that threw
+  alignas(64) std::atomic<uint32_t> round_{0};   // number of runs; workers wait for the next
+  alignas(64) std::atomic<int64_t> claimed_{0};  // items of the shared range
+  Meeting barrier_, end_;
+  std::atomic<bool> has_failed_{false};  // a body of this run has thrown
   std::vector<Place> places_;
-  std::vector<std::thread> workers_;
+  std::unique_ptr<std::vector<std::thread>> workers_;  // null: not started
 };
 
 }  // namespace specqd

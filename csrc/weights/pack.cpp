@@ -17,13 +17,13 @@ using Words = uint32_t __attribute__((vector_size(16)));  // four pairs of weigh
 inline void transpose(const uint8_t* const* rows, int64_t at, uint16_t* out) {
   Words in[4];
   for (int n = 0; n < 4; ++n) std::memcpy(&in[n], rows[n] + at, sizeof(Words));
-  const Words a = __builtin_shuffle(in[0], in[1], Words{0, 4, 1, 5});
-  const Words b = __builtin_shuffle(in[2], in[3], Words{0, 4, 1, 5});
-  const Words c = __builtin_shuffle(in[0], in[1], Words{2, 6, 3, 7});
-  const Words d = __builtin_shuffle(in[2], in[3], Words{2, 6, 3, 7});
+  const Words a = __builtin_shufflevector(in[0], in[1], 0, 4, 1, 5);
+  const Words b = __builtin_shufflevector(in[2], in[3], 0, 4, 1, 5);
+  const Words c = __builtin_shufflevector(in[0], in[1], 2, 6, 3, 7);
+  const Words d = __builtin_shufflevector(in[2], in[3], 2, 6, 3, 7);
   const Words pairs[4] = {
-      __builtin_shuffle(a, b, Words{0, 1, 4, 5}), __builtin_shuffle(a, b, Words{2, 3, 6, 7}),
-      __builtin_shuffle(c, d, Words{0, 1, 4, 5}), __builtin_shuffle(c, d, Words{2, 3, 6, 7})};
+      __builtin_shufflevector(a, b, 0, 1, 4, 5), __builtin_shufflevector(a, b, 2, 3, 6, 7),
+      __builtin_shufflevector(c, d, 0, 1, 4, 5), __builtin_shufflevector(c, d, 2, 3, 6, 7)};
   for (int i = 0; i < 4; ++i) std::memcpy(out + i * 32, &pairs[i], sizeof(Words));
 }
 

@@ -24,6 +24,7 @@ from specqd.engine.generation import (
     TokenLogprob,
 )
 from specqd.engine.reports import Stats
+from specqd.engine.turns import Turns
 from specqd.errors import RequestError, SpecqdWarning, TokenizerError
 from specqd.hub import resolve, shipped_model
 from specqd.model.loader import Progress
@@ -73,7 +74,8 @@ class Result:
 class Stream:
     """Iterates over pieces of text as they become certain; sets `result` at the end.
 
-    Leaving the loop early cancels the request; `stop()` ends it and keeps the text so far.
+    Leaving the loop early cancels the request; `stop()` ends it and keeps the text so far. While
+    other threads generate, a loop that is left sets `result` after their current round.
     """
 
     def __init__(self, llm: "LLM", prompt: list[int], params: SamplingParams) -> None:
@@ -84,34 +86,60 @@ class Stream:
         self.result: Result | None = None
 
     def stop(self) -> None:
-        """Ends the text after the current step. A signal handler may call it."""
+        """Ends the text after the current step. A signal handler or any thread may call it."""
         self._is_stopped = True
 
     def __iter__(self) -> Iterator[str]:
-        engine = self._llm.engine
-        before = Stats.of(engine)
-        [generation] = engine.submit(GenerationRequest([self._prompt], self._params))
-        sent = 0
-        try:
-            while sent < len(generation.text) or generation.finish_reason is None:
-                if self._is_stopped:
-                    engine.cancel(generation)
-                elif sent == len(generation.text):  # another caller's steps may have added text
-                    engine.step()
-                piece = generation.text[sent:]
-                sent += len(piece)
-                if piece:
-                    yield piece
-            if generation.error is not None:
-                raise generation.error
-        finally:
-            engine.cancel(generation)
-            stats = Stats.of(engine).since(before)
+        llm, turns = self._llm, self._llm.turns
+        with turns.alone():
+            before = Stats.of(llm.engine)
+            [generation] = llm.engine.submit(GenerationRequest([self._prompt], self._params))
+
+        def end() -> None:
+            llm.engine.cancel(generation)
+            stats = Stats.of(llm.engine).since(before)
             self.result = _result(self._prompt, [generation], stats)
+
+        is_left = False
+        try:
+            yield from self._pieces(generation)
+        except GeneratorExit:
+            is_left = True
+            raise
+        finally:
+            if is_left:  # maybe by the garbage collector, which must not wait
+                turns.leave(end)
+            else:
+                with turns.alone():
+                    end()
+
+    def _pieces(self, generation: Generation) -> Iterator[str]:
+        llm, sent = self._llm, 0
+
+        def has_news() -> bool:
+            is_over = generation.finish_reason is not None or self._is_stopped
+            return is_over or len(generation.text) > sent
+
+        # The order matters: another thread may add the last text between the two.
+        while generation.finish_reason is None or sent < len(generation.text):
+            llm.turns.run(llm.step, has_news)
+            if self._is_stopped:
+                with llm.turns.alone():
+                    llm.engine.cancel(generation)
+            piece = generation.text[sent:]
+            sent += len(piece)
+            if piece:
+                yield piece
+        if generation.error is not None:
+            raise generation.error
 
 
 class LLM:
     """A model that generates, exactly as without drafts.
+
+    Any number of threads may call it at once, also by `asyncio.to_thread`. One engine runs their
+    requests in one batch; each gets the tokens that it gets alone, and its statistics count the
+    work for all.
 
     path_or_repo: a Hugging Face directory or `owner/name[@revision]`; None: the shipped model.
     draft: `auto`, `none`, or drafts from the outermost in, such as `["fp4", "./small", "ngram"]`:
@@ -153,6 +181,7 @@ class LLM:
         self.defaults = read_generation_defaults(self.directory)
         self._drafts = Drafts(self.directory, precision, self.tokenizer)
         self._drafts.check(specs)
+        self.turns = Turns()
         progress = self._drafts.overall(specs, progress)
         self.model = Model.open(
             self.directory,
@@ -173,9 +202,10 @@ class LLM:
         they share the KV cache, and each counts on all of it."""
         is_mxfp4 = self.model.config.is_mxfp4
         specs = parse_chain(draft, self.model.precision, is_mxfp4=is_mxfp4)
-        self._drafts.check(specs)
-        other = copy(self)
-        other.engine = other._engine(specs, self._drafts.overall(specs, progress))
+        with self.turns.alone():
+            self._drafts.check(specs)
+            other = copy(self)
+            other.engine = other._engine(specs, self._drafts.overall(specs, progress))
         return other
 
     def _engine(self, specs: SequenceOf[DraftSpec], progress: Progress | None) -> Engine:
@@ -189,19 +219,21 @@ class LLM:
         self, prompts: Prompt | SequenceOf[Prompt], params: SamplingParams | None = None
     ) -> list[Result]:
         """Completes one prompt or many, each a text or token ids. Results have their order."""
-        engine, before = self.engine, Stats.of(self.engine)
+        engine = self.engine
         encoded = [self.encode(prompt) for prompt in _as_many(prompts)]
         resolved = self._resolved(params)
-        generations = engine.submit(GenerationRequest(encoded, resolved))
+        with self.turns.alone():
+            before = Stats.of(engine)
+            generations = engine.submit(GenerationRequest(encoded, resolved))
         try:
-            while any(generation.finish_reason is None for generation in generations):
-                engine.step()
+            self.turns.run(self.step, lambda: all(g.finish_reason is not None for g in generations))
         finally:
-            for generation in generations:
-                engine.cancel(generation)
+            with self.turns.alone():
+                for generation in generations:
+                    engine.cancel(generation)
+                stats = Stats.of(engine).since(before)
         for error in (g.error for g in generations if g.error is not None):
             raise error
-        stats = Stats.of(engine).since(before)
         samples = iter(generations)
         return [_result(prompt, list(islice(samples, resolved.n)), stats) for prompt in encoded]
 
@@ -221,13 +253,22 @@ class LLM:
 
     def logprobs(self, token_ids: SequenceOf[int]) -> NDArray[np.float32]:
         """Log-probabilities of the next token after each of `token_ids`: [n, vocab] float32."""
-        logits = self.model.logits(token_ids)
+        with self.turns.alone():
+            logits = self.model.logits(token_ids)
         isa = self.model.machine.isa
         return np.stack([_native.log_softmax(row, isa) for row in logits])
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a text as the model expects them; ids pass through."""
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+    def step(self) -> None:
+        """Runs one round for all callers; call it within `turns`. An error ends all requests."""
+        try:
+            self.engine.step()
+        except BaseException as error:
+            self.engine.fail(error)
+            raise
 
     def _resolved(self, params: SamplingParams | None) -> SamplingParams:
         return (params or SamplingParams()).resolved(self.defaults)

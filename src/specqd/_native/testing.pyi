@@ -72,6 +72,16 @@ def noise_bits(picker: specqd._native.Picker, position: int, token: int) -> int:
 def gumbel(bits: int) -> float:
     """-log(-log(1 - v)), v = (bits + 1/2) / 2**64."""
 
+def run_and_throw(pool: specqd._native.Pool, thread: int, barriers: int) -> None:
+    """
+    Runs bodies with four barriers, one of which throws bad_alloc after `barriers` of them.
+    """
+
+def memory_left_in(directory: str) -> int:
+    """
+    Returns the bytes that the memory limit of a cgroup's directory leaves.
+    """
+
 PEAK_PRODUCTS: int = 33554432
 
 def product_seconds(pool: specqd._native.Pool, isa: str, repeats: int) -> list[float]:

@@ -1,7 +1,10 @@
 """`specqd pack`: writes a model with packed weights, which opens at once."""
 
+import os
 import secrets
 import shutil
+import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,7 +98,7 @@ def pack(
     text = None
     if DraftFormat(draft) is DraftFormat.FP4 and not config.is_mxfp4 and calibrate != "none":
         text = read_calibration(tokenizer, None if calibrate is None else Path(calibrate))
-    with _new_directory(out) as unfinished:
+    with _told_of_sigterm(), _new_directory(out) as unfinished:
         inputs = _measure(directory, machine, text) if text else None
         with ProgressBar("Packing weights") as bar:
             weights = load_weights(
@@ -123,8 +126,19 @@ def _measure(directory: Path, machine: "Machine", text: "CalibrationText") -> "I
 
 
 @contextmanager
+def _told_of_sigterm() -> Iterator[None]:
+    """Turns SIGTERM into an exception, so that nothing is left behind."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
 def _new_directory(path: Path) -> Iterator[Path]:
-    """Yields a temporary directory; renames it to `path` at the end, or removes it on an error."""
+    """Yields a temporary directory. At the end it is on the disk and is renamed to `path`; an error
+    removes it."""
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise RequestError(f"{path}: exists already; name a new directory")
     path = path.absolute()
@@ -132,10 +146,21 @@ def _new_directory(path: Path) -> Iterator[Path]:
     unfinished.mkdir(parents=True)
     try:
         yield unfinished
+        for each in (*unfinished.rglob("*"), unfinished):
+            _sync(each)  # before the name: nothing checks the contents of files
         unfinished.replace(path)
+        _sync(path.parent)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _write(out: Path, directory: Path, weights: "DecoderWeights", calibration: str) -> None:

@@ -18,7 +18,7 @@ from specqd import _native
 from specqd._native import DraftRequest, Level, Proposal, Sequence
 from specqd.engine.generation import FinishReason, Generation, GenerationRequest, TokenLogprob
 from specqd.engine.scheduler import Scheduler
-from specqd.errors import RequestError, TooLongError
+from specqd.errors import RequestError, TooLongError, shown
 from specqd.model.model import Model
 from specqd.text.tokenizer import Tokenizer
 
@@ -106,6 +106,16 @@ class Engine:
         """Ends a generation early; its tokens and text stay readable."""
         if generation.finish_reason is None:
             self._end(generation, "cancelled")
+
+    def fail(self, reason: BaseException) -> None:
+        """Ends all requests, after a round that raised: it may have left some of them half done."""
+        why = shown(reason) if str(reason) else type(reason).__name__
+        for generation in [*self.scheduler.running, *self.scheduler.waiting]:
+            generation.error = RequestError(
+                f"a round for several calls failed in another one: {why}; call again"
+            )
+            generation.finish_reason = "error"
+            self.scheduler.remove(generation)
 
     def step(self) -> list[Generation]:
         """Runs one round: admit, prefill, draft and verify, finish.

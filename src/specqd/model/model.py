@@ -23,6 +23,7 @@ from specqd.model.loader import Progress
 from specqd.model.weights import DecoderWeights, load_weights
 
 MAX_ROWS = 512  # of one forward, by default; longer prompts take several forwards
+_MOST_LOGITS = 1 << 24  # of one forward that scores a prompt: 64 MiB, and as much for their copy
 
 
 class Precision(Enum):
@@ -220,12 +221,14 @@ class Model(_native.ModelForward):
         the last `num_scored`.
 
         No forward has more than `max_rows` rows: those with logits are cut here, those before
-        them in the core. Runs only as far as it is iterated.
+        them in the core. Fewer have logits where the vocabulary is large, to bound their memory.
+        Runs only as far as it is iterated.
         """
         done, first = 0, len(tokens) - num_scored
+        most_scored = max(1, min(self.max_rows, _MOST_LOGITS // self.vocabulary))
         while done < len(tokens):
             scored = max(done, first)
-            end = min(len(tokens), scored + self.max_rows)
+            end = min(len(tokens), scored + most_scored)
             self.forward([Rows(context, context.length, list(tokens[done:end]), end - scored)])
             if end > scored:
                 yield from self.decoder.logits()

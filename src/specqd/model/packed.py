@@ -5,7 +5,6 @@ Knows nothing of architectures: a matrix is named by its source tensors.
 """
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,7 +146,7 @@ def write_packed(
     calibration: str,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Writes packed matrices and unpacked BF16 tensors under their names."""
+    """Writes packed matrices and unpacked BF16 tensors under their names; syncs nothing."""
     planes = {name: weight.planes() for name, weight in matrices.items()}
     tensors: dict[str, tuple[str, NDArray[Any]]] = {}
     for plane, dtype in _PLANES.items():
@@ -165,8 +164,6 @@ def write_packed(
                 written += file.write(part)
                 if progress:
                     progress(written, everything)
-        file.flush()
-        os.fsync(file.fileno())  # before the directory gets its final name: there is no checksum
 
 
 def _parts(array: NDArray[Any]) -> list[memoryview]:

@@ -1,0 +1,163 @@
+"""Lets several threads use one model: one of them runs rounds for all, the others wait.
+
+Knows nothing of engines. It starts no thread: the caller that has the turn runs the rounds, and
+hands the turn on once its own request has ended.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from os import getpid
+from threading import Lock, RLock, get_ident
+
+from specqd.errors import MachineError, RequestError
+
+Question = Callable[[], bool]
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    thread: int
+    is_done: Question | None  # None: it needs the turn, between the next two rounds
+    has_turn: bool = False
+    is_woken: bool = False
+    _bell: Lock = field(default_factory=Lock)
+
+    def __post_init__(self) -> None:
+        self._bell.acquire()
+
+    def wait(self) -> None:
+        self._bell.acquire()
+
+    def wake(self, *, has_turn: bool) -> None:
+        self.has_turn, self.is_woken = has_turn, True
+        self._bell.release()
+
+
+class Turns:
+    """The right to use a model, which one thread has at a time.
+
+    `run` gives all callers progress together; `alone` comes between two rounds. Both raise
+    RequestError within a round of the same thread, and MachineError in a process that was forked
+    in the middle of a round.
+    """
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = getpid()
+        # Reentrant: the garbage collector may call `leave` at any place.
+        self._guard = RLock()  # of the next three
+        self._holder: int | None = None  # the thread that has the turn
+        self._askers: deque[_Waiter] = deque()
+        self._runners: deque[_Waiter] = deque()
+        self._left: deque[Callable[[], None]] = deque()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Has the turn, between two rounds of other threads."""
+        self._take(None)
+        try:
+            yield
+        finally:
+            self._hand_over()
+
+    def run(self, step: Callable[[], None], is_done: Question) -> None:
+        """Runs rounds, or waits while another thread does, until `is_done`.
+
+        is_done: also called by other threads, after each of their rounds.
+        """
+        while not is_done() and self._take(is_done):
+            try:
+                while not is_done():
+                    step()
+                    if self._is_awaited():
+                        break
+            finally:
+                self._hand_over()
+
+    def leave(self, command: Callable[[], None]) -> None:
+        """Runs `command` between two rounds without waiting: now, or later on another thread."""
+        self._left.append(command)
+        if self._try_take():
+            self._hand_over()
+
+    def _take(self, is_done: Question | None) -> bool:
+        """Waits for the turn; returns False, without it, where `is_done` comes first."""
+        if not self._is_of_this_process():
+            raise MachineError(
+                "this process was forked while another thread ran the model; load the model in "
+                "the new process"
+            )
+        waiter = _Waiter(get_ident(), is_done)
+        with self._guard:
+            if self._holder is None:
+                self._holder = waiter.thread
+                return True
+            if self._holder == waiter.thread:
+                raise RequestError(
+                    "the model is called from within its own round, by a drafter or a grammar; "
+                    "load a second model for that"
+                )
+            (self._askers if is_done is None else self._runners).append(waiter)
+        try:
+            waiter.wait()
+        except BaseException:  # KeyboardInterrupt
+            self._withdraw(waiter)
+            raise
+        return waiter.has_turn
+
+    def _try_take(self) -> bool:
+        if not self._is_of_this_process():
+            return False
+        with self._guard:
+            if self._holder is None:
+                self._holder = get_ident()
+                return True
+        return False
+
+    def _hand_over(self) -> None:
+        try:
+            while self._left:
+                self._left.popleft()()
+        finally:
+            self._wake_next()
+        if self._left and self._try_take():  # left after the loop
+            self._hand_over()
+
+    def _wake_next(self) -> None:
+        with self._guard:
+            self._wake_done()
+            queue = self._askers or self._runners
+            waiter = queue.popleft() if queue else None
+            self._holder = None if waiter is None else waiter.thread
+            if waiter is not None:
+                waiter.wake(has_turn=True)
+
+    def _is_awaited(self) -> bool:
+        """Wakes those who are done; returns whether anything is to be done before a round."""
+        with self._guard:
+            self._wake_done()
+            return bool(self._askers or self._left)
+
+    def _wake_done(self) -> None:
+        for waiter in [each for each in self._runners if each.is_done and each.is_done()]:
+            self._runners.remove(waiter)
+            waiter.wake(has_turn=False)
+
+    def _withdraw(self, waiter: _Waiter) -> None:
+        with self._guard:
+            if not waiter.is_woken:
+                (self._askers if waiter.is_done is None else self._runners).remove(waiter)
+        if waiter.has_turn:
+            self._hand_over()
+
+    def _is_of_this_process(self) -> bool:
+        """Begins anew in a forked process; False where a thread had the turn during the fork."""
+        if self._process != getpid():
+            if self._holder is not None:
+                return False
+            self._begin()
+        return True

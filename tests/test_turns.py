@@ -1,0 +1,227 @@
+"""Turns: one thread runs rounds for all, others come between two rounds, and nobody waits for ever.
+
+No test here has a model: a round is any function.
+"""
+
+import gc
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from specqd.engine.turns import Turns
+from specqd.errors import MachineError, RequestError
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(16) as pool:
+        yield pool
+
+
+def spin(is_so: Callable[[], bool]) -> None:
+    """Lets other threads go on until it is so."""
+    bell = threading.Event()
+    while not is_so():
+        bell.wait(0)
+
+
+def done(future: Future[None]) -> None:
+    future.result(timeout=60)
+
+
+def is_waiting(turns: Turns, count: int) -> Callable[[], bool]:
+    return lambda: len(turns._askers) + len(turns._runners) == count
+
+
+def test_one_thread_runs_the_rounds_of_all(pool: ThreadPoolExecutor) -> None:
+    turns, rounds, drivers = Turns(), 0, set()
+
+    def step() -> None:
+        nonlocal rounds
+        if not rounds:
+            spin(is_waiting(turns, 7))
+        drivers.add(threading.get_ident())
+        rounds += 1
+
+    futures = [pool.submit(turns.run, step, lambda: rounds >= 50) for _ in range(8)]
+    for future in futures:
+        done(future)
+    assert rounds == 50
+    assert len(drivers) == 1
+
+
+def test_whoever_ends_hands_the_rounds_on(pool: ThreadPoolExecutor) -> None:
+    turns, rounds, drivers = Turns(), 0, []
+
+    def step() -> None:
+        nonlocal rounds
+        if not rounds:
+            spin(is_waiting(turns, 7))
+        drivers.append(threading.get_ident())
+        rounds += 1
+
+    futures = [
+        pool.submit(turns.run, step, lambda end=end: rounds >= end) for end in range(5, 45, 5)
+    ]
+    for future in futures:
+        done(future)
+    assert rounds == 40
+    assert len(set(drivers)) > 1
+
+
+def test_a_question_comes_between_the_next_two_rounds(pool: ThreadPoolExecutor) -> None:
+    turns, rounds, asked = Turns(), 0, []
+
+    def ask() -> None:
+        with turns.alone():
+            asked.append(rounds)
+
+    def step() -> None:
+        nonlocal rounds
+        if rounds == 3:
+            questions.append(pool.submit(ask))
+            spin(is_waiting(turns, 1))
+        rounds += 1
+
+    questions: list[Future[None]] = []
+    turns.run(step, lambda: rounds == 9)
+    done(questions[0])
+    assert asked == [4]
+
+
+def test_a_round_that_raises_hands_the_turn_on(pool: ThreadPoolExecutor) -> None:
+    turns, steps, threads = Turns(), [], 6
+
+    def step() -> None:
+        steps.append(None)
+        if len(steps) == 1:
+            spin(is_waiting(turns, threads - 1))
+        if len(steps) <= 3:
+            raise ValueError("broken")
+
+    futures = [pool.submit(turns.run, step, lambda: len(steps) >= 9) for _ in range(threads)]
+    errors = [future.exception(timeout=60) for future in futures]
+    assert sum(isinstance(error, ValueError) for error in errors) == 3
+    assert sum(error is None for error in errors) == 3
+
+
+def test_a_call_from_within_its_own_round_is_refused() -> None:
+    turns = Turns()
+    with pytest.raises(RequestError, match="within its own round"), turns.alone(), turns.alone():
+        pass
+    with turns.alone():
+        pass
+
+
+def test_what_is_left_in_the_middle_of_a_round_runs_after_it() -> None:
+    """As when the garbage collector ends a stream that nobody reads any more."""
+    turns, log = Turns(), []
+
+    class Stream:
+        def __init__(self) -> None:
+            self.cycle = self
+
+        def __del__(self) -> None:
+            turns.leave(lambda: log.append("left"))
+
+    def step() -> None:
+        log.append("begun")
+        Stream()
+        gc.collect()
+        log.append("ended")
+
+    turns.run(step, lambda: len(log) >= 3)
+    assert log == ["begun", "ended", "left"]
+    turns.leave(lambda: log.append("at once"))
+    assert log[-1] == "at once"
+
+
+def test_what_another_thread_leaves_is_not_forgotten(pool: ThreadPoolExecutor) -> None:
+    turns, log = Turns(), []
+    for i in range(200):
+        with turns.alone():
+            future = pool.submit(turns.leave, lambda i=i: log.append(i))
+        done(future)
+        with turns.alone():
+            assert log == list(range(i + 1))
+
+
+def test_ctrl_c_while_waiting_gives_up_the_place(pool: ThreadPoolExecutor) -> None:
+    turns, main = Turns(), threading.main_thread().ident
+    assert main is not None
+    has_begun = threading.Event()
+
+    def hold() -> None:
+        with turns.alone():
+            has_begun.set()
+            spin(is_waiting(turns, 1))
+            signal.pthread_kill(main, signal.SIGINT)
+            spin(is_waiting(turns, 0))
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        holder = pool.submit(hold)
+        assert has_begun.wait(60)
+        with pytest.raises(KeyboardInterrupt), turns.alone():
+            pass
+        done(holder)
+        with turns.alone():
+            pass
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def in_fork(check: Callable[[], None]) -> int:
+    """The status of a forked process that runs `check`: 0 where it returns."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)  # a hang ends with a status that is not 0
+        status = 1
+        try:
+            check()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_process_takes_turns_of_its_own(pool: ThreadPoolExecutor) -> None:
+    turns = Turns()
+    done(pool.submit(turns.run, lambda: None, lambda: True))
+
+    def check() -> None:
+        with turns.alone():
+            pass
+
+    assert in_fork(check) == 0
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_process_that_was_forked_in_the_middle_of_a_round_is_refused(
+    pool: ThreadPoolExecutor,
+) -> None:
+    turns, has_begun, may_end = Turns(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with turns.alone():
+            has_begun.set()
+            may_end.wait(60)
+
+    holder = pool.submit(hold)
+    assert has_begun.wait(60)
+
+    def check() -> None:
+        turns.leave(lambda: None)  # never waits, never raises
+        with pytest.raises(MachineError, match="forked while another thread"), turns.alone():
+            pass
+
+    assert in_fork(check) == 0
+    may_end.set()
+    done(holder)
+    with turns.alone():
+        pass
