@@ -4,6 +4,7 @@ files. Knows nothing of the reader."""
 import json
 import struct
 from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,8 @@ _MODEL = {
 def write_gguf(
     path: Path, metadata: Metadata, tensors: Mapping[str, NDArray[Any]], *, alignment: int = 32
 ) -> Path:
-    """Writes Python values as strings, bools, uint32, float32 and arrays of them."""
+    """Writes Python values as strings, bools, uint32, float32 and arrays of them; numbers that do
+    not fit take 64 bits."""
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
     head += b"".join(string(key) + typed(value) for key, value in metadata.items())
     offset, body = 0, b""
@@ -92,10 +94,14 @@ def _value(value: Any) -> tuple[int, bytes]:
     match value:
         case bool():
             return 7, struct.pack("<?", value)
-        case int():
+        case int() if 0 <= value < 1 << 32:
             return 4, struct.pack("<I", value)
-        case float():
+        case int():
+            return (11, struct.pack("<q", value)) if value < 0 else (10, struct.pack("<Q", value))
+        case float() if abs(value) < 3e38 or not isfinite(value):
             return 6, struct.pack("<f", value)
+        case float():
+            return 12, struct.pack("<d", value)
         case str():
             return 8, string(value)
     items = [_value(item) for item in value]
