@@ -113,11 +113,16 @@ def replaced(values: dict[str, Any], path: tuple[str, ...], value: Any) -> dict[
 
 
 def rewrite(directory: Path, file: str, data: st.DataObject, fields: tuple[str, ...] = ()) -> None:
-    """Replaces one to three members of a JSON file by other values."""
+    """Replaces one to three members of a JSON file by other values, words mostly by words."""
     values = json.loads((directory / file).read_text(encoding="utf-8"))
-    for _ in range(data.draw(st.integers(1, 3))):
+    words = sorted(name for name, value in values.items() if isinstance(value, str))
+    for _ in range(data.draw(st.sampled_from((1, 1, 1, 2, 3)))):
+        if words and data.draw(st.integers(0, 3)) == 0:
+            values[data.draw(st.sampled_from(words))] = data.draw(st.sampled_from(WORDS))
+            continue
         paths = sorted({*entries(values), *((field,) for field in fields)})
-        values = replaced(values, data.draw(st.sampled_from(paths)), data.draw(json_values))
+        path, value = data.draw(st.sampled_from(paths)), data.draw(json_values)
+        values = replaced(values, path, value)
     (directory / file).write_text(json.dumps(values), encoding="utf-8")
 
 
