@@ -10,7 +10,7 @@ QUIET_PIP := --quiet --disable-pip-version-check
 
 unexport PYTHONPATH  # import only from the environments below
 
-.PHONY: build demo test test-slow test-all wheel aarch64 amx lint format docs examples parity bench-peers clean
+.PHONY: build demo test test-slow test-all fuzz wheel aarch64 amx lint format docs examples parity bench-peers clean
 
 build: $(VENV)/built
 
@@ -49,6 +49,15 @@ wheel: dist/built
 	$(PYTHON) -m venv $(EMPTY)
 	$(EMPTY)/bin/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[test]"
 	cd / && $(CURDIR)/$(EMPTY)/bin/python -m pytest -n 2 $(CURDIR)/tests
+
+$(VENV)/fuzz-ready: $(VENV)/test-ready
+	$(BIN)/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[serve,fuzz]"
+	touch $@
+
+# Fuzzes each reader of untrusted input for a minute, or for SECONDS.
+fuzz: $(VENV)/fuzz-ready
+	for target in $$($(BIN)/python fuzz/targets.py); do \
+		$(BIN)/python fuzz/fuzz.py $$target $(or $(SECONDS),60) || exit 1; done
 
 # On Debian: compares tokens on emulated aarch64 with those of this machine.
 aarch64: build
