@@ -114,7 +114,9 @@ def test_an_error_that_a_template_raises_is_a_request_error() -> None:
         render(source)
 
 
-@pytest.mark.parametrize("messages", [[], ["hi"], [{"role": "user", "content": object()}], [None]])
+@pytest.mark.parametrize(
+    "messages", [[], ["hi"], [{"role": "user", "content": object()}], [None], [{(1, 2): 3}]]
+)
 def test_malformed_messages_are_refused(messages: Any) -> None:
     with pytest.raises(RequestError, match="messages"):
         render("{{ messages }}", messages)

@@ -109,6 +109,8 @@ def plain_data(value: Any, where: str, depth: int = 0) -> Any:
         if isinstance(value, kind):
             return kind(value) if type(value) is not kind else value
     if isinstance(value, Mapping):
+        if any(isinstance(key, tuple) for key in value):
+            raise RequestError(f"{where}: a key is a tuple; give a text")
         return {
             plain_data(key, where, depth + 1): plain_data(item, where, depth + 1)
             for key, item in value.items()
