@@ -112,6 +112,13 @@ def test_a_tokenizer_of_another_model_is_refused(model: Path, refused: Refuse) -
     assert "the tokenizer has 327 tokens and the model 320" in problem
 
 
+def test_a_tokenizer_of_another_model_is_refused_by_pack(
+    model: Path, tmp_path: Path, refuse: Refuse
+) -> None:
+    write_tokenizer(model, SHAPE.vocab + 600)
+    assert "outside the model's vocabulary" in refuse("pack", model, tmp_path / "packed")
+
+
 def test_chat_without_a_template_is_refused(refused: Refuse) -> None:
     assert "no chat template" in refused("--chat")
 
