@@ -10,8 +10,8 @@ QUIET_PIP := --quiet --disable-pip-version-check
 
 unexport PYTHONPATH  # import only from the environments below
 
-.PHONY: build demo test test-slow test-all real-models wheel clang sanitize aarch64 amx lint format
-.PHONY: docs examples parity bench-peers clean
+.PHONY: build demo test test-slow test-all real-models wheel fuzz clang sanitize aarch64 amx lint
+.PHONY: format docs examples parity bench-peers clean
 
 build: $(VENV)/built
 
@@ -63,6 +63,15 @@ clang: $(VENV)/test-ready
 sanitize: sanitize-thread sanitize-address
 sanitize-%: $(VENV)/test-ready
 	.ci/sanitize $*
+
+$(VENV)/fuzz-ready: $(VENV)/test-ready
+	$(BIN)/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[serve,fuzz]"
+	touch $@
+
+# Fuzzes each reader of untrusted input for a minute, or for SECONDS.
+fuzz: $(VENV)/fuzz-ready
+	for target in $$($(BIN)/python fuzz/targets.py); do \
+		$(BIN)/python fuzz/fuzz.py $$target $(or $(SECONDS),60) || exit 1; done
 
 # On Debian: compares tokens on emulated aarch64 with those of this machine.
 aarch64: build

@@ -259,6 +259,14 @@ def test_original_context_beside_the_rope_wins_over_the_one_inside(tmp_path):
         ({"rope_scaling": {"type": "llama3", **LLAMA3, "high_freq_factor": 1}}, ["high_freq"]),
         ({"rope_scaling": {"type": "yarn"}, "rope_theta": 1.0}, ["rope_theta"]),
         ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor is 0.5"]),
+        ({"rope_theta": 1e-8}, ["the rope turns by more than 2^30 radians within 512 positions"]),
+        ({"rope_scaling": {"type": "linear", "factor": 1e-8}}, ["more than 2^30 radians"]),
+        ({"rope_scaling": {"type": "llama3", **LLAMA3, "factor": 1e-8}}, ["more than 2^30"]),
+        ({"max_position_embeddings": 2**30}, ["more than 2^30 radians"]),
+        (
+            {"rope_scaling": {"type": "su", "original_max_position_embeddings": 1}},
+            ["original_max_position_embeddings is 1"],
+        ),
     ],
 )
 def test_unsupported_or_impossible_field_is_named(tmp_path, changes, mentions):

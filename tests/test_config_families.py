@@ -94,10 +94,19 @@ FAMILY_TRAITS: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
             },
         ),
         (
-            {"rope_parameters": {"partial_rotary_factor": 0.25, "rope_theta": 7.0}},
+            {
+                "rope_parameters": {"partial_rotary_factor": 0.25, "rope_theta": 7.0},
+                "num_key_value_heads": None,
+            },
             {"ropes": (RopeConfig("default", 7.0, share=0.25),) * 4},
         ),
-        ({"use_parallel_residual": False, "attention_bias": False}, {"is_parallel": False}),
+        (
+            {
+                "use_parallel_residual": False, "attention_bias": False,
+                "num_key_value_heads": None,
+            },
+            {"is_parallel": False},
+        ),
     ],
     "stablelm": [
         (
@@ -208,6 +217,9 @@ def test_dynamic_rope_is_plain_rope_within_the_context(tmp_path: Path) -> None:
         ("gemma2", {"sliding_window": None}, ["sliding_window is off"]),
         ("mixtral", {"num_experts_per_tok": 9}, ["num_experts_per_tok is 9", "experts (8)"]),
         ("gpt_neox", {"rotary_pct": 0.1}, ["rotary_pct is 0.1", "even"]),
+        ("gpt_neox", {"hidden_act": "silu"}, ["hidden_act is 'silu'", "gelu_new"]),
+        ("starcoder2", {"hidden_act": "swish"}, ["hidden_act is 'swish'", "gelu_new"]),
+        ("gpt_neox", {"num_key_value_heads": 2}, ["num_key_value_heads is 2", "8"]),
         ("phi3", {"rope_scaling": {"type": "longrope", "long_factor": [1, -1]}}, ["short_factor"]),
     ],
 )

@@ -3,7 +3,9 @@
 import gc
 import math
 import weakref
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -316,6 +318,19 @@ def test_the_decoder_keeps_its_embedding_alive(tmp_path: Path, seed: int) -> Non
     del decoder
     gc.collect()
     assert alive() is None
+
+
+@pytest.mark.parametrize("activation", ["silu", "clamped_swiglu"])
+def test_an_activation_that_multiplies_needs_a_gate(
+    activation: Any, tmp_path: Path, seed: int
+) -> None:
+    model = open_random(tmp_path, FAMILY_SHAPES["starcoder2"], seed)
+    weights, spec = model.weights, decoder_spec(replace(model.config, activation=activation))
+    with pytest.raises(ValueError, match="without a gate"):
+        _native.Decoder(
+            pool=MACHINE.pool, isa=MACHINE.isa, spec=spec, layers=weights.layers,
+            final_norm=weights.final_norm, head=weights.head, embedding=None, max_rows=8,
+        )  # fmt: skip
 
 
 def test_bytes_per_forward_are_those_of_the_planes_it_reads(tmp_path: Path, seed: int) -> None:

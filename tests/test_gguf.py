@@ -220,6 +220,11 @@ def test_unsupported_types_are_refused_by_name(good: Path, number: int, name: st
          ConfigError, "attn_factor"),
         ({"llama__embedding_length": "64"}, ConfigError, "hidden_size is '64'"),
         ({"llama__feed_forward_length": [160, 160]}, ConfigError, "intermediate_size is [160"),
+        ({"tokenizer__ggml__eos_token_id": [1, 2]}, ConfigError, "eos_token_id is [[1, 2]]"),
+        ({"llama__attention__key_length": "16", "llama__attention__value_length": "16",
+          "llama__rope__dimension_count": "16"}, ConfigError, "head_dim is '16'"),
+        ({"llama__attention__key_length": [16], "llama__attention__value_length": [16],
+          "llama__rope__dimension_count": [16]}, ConfigError, "head_dim is [16]"),
         ({"llama__block_count": 3}, TensorError,
              "layers.2.input_layernorm.weight' is missing"),
         ({"llama__feed_forward_length": 161}, TensorError, "[161, 64] was expected"),
@@ -239,6 +244,28 @@ def test_unsupported_metadata_is_named(
 ) -> None:
     path = changed(tmp_path / "m.gguf", tmp_path / "model", seed, **metadata)
     assert mention in refusal(path, error)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "mention"),
+    [
+        ("llama.rope.freq_base", "500000", "rope_theta is '500000'"),
+        ("llama.rope.freq_base", 0.0, "rope_theta is 0.0"),
+        ("llama.attention.key_length", "16", "head_dim is '16'"),
+        ("llama.attention.key_length", [16], "head_dim is [16]"),
+    ],
+)
+def test_values_that_a_rope_is_checked_with_have_their_type(
+    tmp_path: Path, key: str, value: object, mention: str
+) -> None:
+    metadata = model_metadata(make_config(Shape())) | {key: value}
+    if "length" in key:
+        metadata |= {"llama.attention.value_length": value, "llama.rope.dimension_count": value}
+    embedding, divisors = np.zeros((320, 64), np.uint16), np.ones(8, np.float32)
+    tensors = {"token_embd.weight": embedding, "rope_freqs.weight": divisors}
+    with pytest.raises(ConfigError) as caught:
+        read_config(write_gguf(tmp_path / "m.gguf", metadata, tensors))
+    assert mention in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,11 @@
 """Loading: memory is checked for all models of a chain together and bounded, with one progress."""
 
 import json
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +14,12 @@ import pytest
 from specqd import _native
 from specqd._native import testing
 from specqd.cli import main
-from specqd.errors import MachineError
+from specqd.errors import MachineError, TensorError
 from specqd.formats.safetensors import TensorDirectory
 from specqd.llm import LLM
-from specqd.model.model import Model
+from specqd.model.model import Machine, Model
 from specqd.model.weights import bytes_to_pack, require_memory
+from support.family_shapes import FAMILY_SHAPES
 from support.random_models import (
     Shape,
     bf16_bits,
@@ -106,6 +110,44 @@ def test_cached_files_of_a_container_count_as_free_memory(
     (tmp_path / "memory.stat").write_text("")
     (tmp_path / usage).write_text("500000000\n")
     assert testing.memory_left_in(str(tmp_path)) == 0
+
+
+@contextmanager
+def little_address_space(more: int = 512 * MEGABYTE) -> Iterator[None]:
+    """Lets this process allocate `more` bytes at most."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + more, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+HUGE = {  # sizes in config.json that no file holds
+    "phi3": {"intermediate_size": 100_000_000},
+    "gpt_neox": {"num_attention_heads": 100_000_000, "num_key_value_heads": None, "head_dim": 24},
+    "llama": {"intermediate_size": 100_000_000},
+    "mixtral": {"intermediate_size": 100_000_000},
+    "gpt_oss": {"intermediate_size": 96_000_000},
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("family", HUGE)
+def test_sizes_are_compared_with_the_file_before_memory_is_taken(
+    tmp_path: Path, seed: int, family: str, is_packed: bool
+) -> None:
+    model = make_model(tmp_path / "model", {"llama": SHAPE, **FAMILY_SHAPES}[family], seed)
+    if is_packed:
+        assert main(["pack", str(model), str(tmp_path / "packed"), "--calibrate", "none"]) == 0
+        model = tmp_path / "packed"
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | HUGE[family]))
+    machine = Machine.choose(1)
+    with little_address_space(), pytest.raises(TensorError, match=r"was expected|other sizes"):
+        Model.open(model, machine=machine)
 
 
 # Loads a model in a process of its own. Prints the bytes of anonymous memory before loading, their

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from specqd import _native
+from specqd.formats.small_file import MOST_JSON_BYTES, MOST_VOCABULARY_BYTES
 from support.command_line import Refuse, Run, run_program
 from support.random_models import (
     Shape,
@@ -111,8 +112,42 @@ def test_a_tokenizer_of_another_model_is_refused(model: Path, refused: Refuse) -
     assert "the tokenizer has 327 tokens and the model 320" in problem
 
 
+def test_a_tokenizer_of_another_model_is_refused_by_pack(
+    model: Path, tmp_path: Path, refuse: Refuse
+) -> None:
+    write_tokenizer(model, SHAPE.vocab + 600)
+    assert "outside the model's vocabulary" in refuse("pack", model, tmp_path / "packed")
+
+
 def test_chat_without_a_template_is_refused(refused: Refuse) -> None:
     assert "no chat template" in refused("--chat")
+
+
+@pytest.mark.parametrize(
+    ("name", "most_bytes"),
+    [
+        ("config.json", MOST_JSON_BYTES),
+        ("generation_config.json", MOST_JSON_BYTES),
+        ("tokenizer_config.json", MOST_JSON_BYTES),
+        ("tokenizer.json", MOST_VOCABULARY_BYTES),
+        ("chat_template.jinja", MOST_JSON_BYTES),
+    ],
+)
+def test_a_file_longer_than_its_kind_is_refused_unread(
+    name: str, most_bytes: int, model: Path, refused: Refuse
+) -> None:
+    with (model / name).open("ab") as file:
+        file.truncate(most_bytes + 1)
+    message = refused()
+    assert str(model / name) in message
+    assert f"is longer than {most_bytes} bytes" in message
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+def test_a_pipe_in_place_of_a_file_is_refused(name: str, model: Path, refused: Refuse) -> None:
+    (model / name).unlink()
+    os.mkfifo(model / name)
+    assert str(model) in refused()
 
 
 def test_a_model_larger_than_memory_is_refused(model: Path, refused: Refuse) -> None:

@@ -105,3 +105,13 @@ def test_a_table_made_in_parts_is_the_table_made_at_once(name: str) -> None:
     _, _, later_cosines, later_sines = tables(name, 1000, 77)
     assert (later_cosines == cosines[1000:1077]).all()
     assert (later_sines == sines[1000:1077]).all()
+
+
+def test_yarn_begins_to_stretch_beyond_any_64_bit_dimension() -> None:
+    """Where `beta_fast` rotations lie past dimension 2^63, every frequency is divided by factor."""
+    rope = RopeConfig(
+        kind="yarn", theta=1 + 2.0**-52, factor=4.0, original_max_positions=2**31 - 1,
+        beta_fast=1e-30,
+    )  # fmt: skip
+    frequencies, *_ = testing.rope_tables(rope_spec(rope, HEAD_DIM), 0, 1)
+    assert frequencies.tolist() == [0.25] * (HEAD_DIM // 2)

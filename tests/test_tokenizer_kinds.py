@@ -14,6 +14,8 @@ from tokenizers import Tokenizer as Backend
 
 from specqd.errors import SpecqdError, TokenizerError
 from specqd.hub import shipped_model
+from specqd.text.backends import NORMAL, Pieces
+from specqd.text.backends import _merges as merges_of
 from specqd.text.tokenizer import Tokenizer
 from support.trained_models import SHARED_MODELS
 
@@ -147,3 +149,36 @@ def test_a_damaged_sentencepiece_model_is_read_or_refused(
         except SpecqdError as error:
             problem = str(error)
         assert "\n" not in problem
+
+
+class CountingVocabulary(dict[str, int]):
+    """Counts the pieces that are looked for."""
+
+    lookups = 0
+
+    def __contains__(self, piece: object) -> bool:
+        self.lookups += 1
+        return super().__contains__(piece)
+
+
+@pytest.mark.parametrize("length", [4_000, 80_000])
+def test_a_long_piece_is_not_cut_where_no_pieces_can_meet(length: int) -> None:
+    texts = [*"abc", "ab", "abc", "abcab", "c" * length]
+    vocabulary = CountingVocabulary((text, i) for i, text in enumerate(texts))
+    pieces = Pieces("bpe", texts, [-float(i) for i in range(len(texts))], [NORMAL] * len(texts))
+    assert merges_of(vocabulary, pieces) == [("a", "b"), ("ab", "c"), ("abc", "ab")]
+    assert vocabulary.lookups < 50
+
+
+def test_merges_are_all_pairs_that_form_a_piece(rng: np.random.Generator) -> None:
+    texts = list({"".join(rng.choice(["a", "b"], rng.integers(1, 9))) for _ in range(200)})
+    pieces = Pieces("bpe", texts, [-float(i) for i in range(len(texts))], [NORMAL] * len(texts))
+    expected = {
+        (text[:at], text[at:])
+        for text in texts
+        for at in range(1, len(text))
+        if text[:at] in texts and text[at:] in texts
+    }
+    found = merges_of({text: i for i, text in enumerate(texts)}, pieces)
+    assert len(found) == len(expected)
+    assert set(found) == expected

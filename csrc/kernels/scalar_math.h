@@ -51,8 +51,9 @@ constexpr double polynomial(double x, const double (&coefficients)[N]) {
   return value;
 }
 
-// The largest integer <= x and the smallest >= x, |x| < 2^63.
+// The largest integer <= x and the smallest >= x.
 constexpr double floor(double x) {
+  if (!(x > -0x1p62 && x < 0x1p62)) return x;  // is an integer, infinite or NaN
   const double whole = static_cast<double>(static_cast<int64_t>(x));
   return whole > x ? whole - 1.0 : whole;
 }

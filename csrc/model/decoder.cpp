@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
 #include <utility>
 
 #include "kernels/bf16.h"
@@ -17,8 +18,12 @@ AttentionShape attention_shape(const DecoderSpec& spec) {
   return {spec.heads, spec.kv_heads, spec.head_dim, scale, spec.attention_cap};
 }
 
-auto activation_of(const Kernels& kernels, Activation activation) {
-  switch (activation) {
+auto activation_of(const Kernels& kernels, const DecoderSpec& spec) {
+  const bool takes_no_gate =
+      spec.activation == Activation::kGelu || spec.activation == Activation::kGeluTanh;
+  if (!spec.is_gated && !takes_no_gate)
+    throw std::invalid_argument("a feed forward without a gate needs a GELU");
+  switch (spec.activation) {
     case Activation::kGelu:
       return kernels.gelu_times;
     case Activation::kGeluTanh:
@@ -41,7 +46,7 @@ Decoder::Decoder(DecoderSpec spec, DecoderWeights weights, std::shared_ptr<Pool>
       kernels_(kernels),
       max_rows_(max_rows),
       attention_(attention_shape(spec_), kernels, pool_->threads(), max_rows),
-      activate_(activation_of(kernels, spec_.activation)) {
+      activate_(activation_of(kernels, spec_)) {
   for (const RopeSpec& rope : spec_.ropes) {
     std::vector<float> frequencies(static_cast<size_t>(rope.dims / 2));
     const float factor = rope_inverse_frequencies(rope, frequencies);

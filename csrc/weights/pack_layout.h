@@ -12,23 +12,32 @@ namespace specqd {
 
 inline size_t align(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
+// The panels of the stacked sources; interleaved ones have as many each as the longest.
+inline int64_t panel_count(std::span<const int64_t> source_rows, bool interleaved) {
+  int64_t stacked = 0, longest = 0;
+  for (const int64_t rows : source_rows) {
+    stacked += rows;
+    longest = std::max(longest, rows);
+  }
+  return interleaved ? (longest + kPanel - 1) / kPanel * std::ssize(source_rows)
+                     : (stacked + kPanel - 1) / kPanel;
+}
+
 // Maps the rows of the stacked sources to packed rows; interleaved panels alternate.
 struct RowMap {
   std::vector<int64_t> packed_row;  // by stacked row
-  int64_t panels = 0;
+  int64_t panels;
 
-  RowMap(std::span<const int64_t> source_rows, bool interleaved) {
-    const auto sources = static_cast<int64_t>(source_rows.size());
-    int64_t stacked = 0, longest = 0;
+  RowMap(std::span<const int64_t> source_rows, bool interleaved)
+      : panels(panel_count(source_rows, interleaved)) {
+    const auto sources = std::ssize(source_rows);
+    int64_t stacked = 0;
     for (int64_t s = 0; s < sources; ++s) {
       const int64_t rows = source_rows[static_cast<size_t>(s)];
-      longest = std::max(longest, rows);
       for (int64_t row = 0; row < rows; ++row, ++stacked)
         packed_row.push_back(interleaved ? (row / kPanel * sources + s) * kPanel + row % kPanel
                                          : stacked);
     }
-    panels =
-        interleaved ? (longest + kPanel - 1) / kPanel * sources : (stacked + kPanel - 1) / kPanel;
   }
 
   // The source row of each packed row; null for padding.

@@ -109,11 +109,11 @@ std::shared_ptr<PackedWeight> PackedWeight::map(Pool& pool, const Planes& planes
                                                 int64_t columns, bool interleaved,
                                                 std::shared_ptr<const void> owner,
                                                 std::string* problem) {
-  RowMap map(source_rows, interleaved);
+  const int64_t panels = panel_count(source_rows, interleaved);
   const int64_t tiles = (columns + kBlock - 1) / kBlock;
-  const PlaneLayout layout(static_cast<size_t>(map.panels * tiles));
+  const PlaneLayout layout(static_cast<size_t>(panels * tiles));
   const bool is_plain = !planes.plain.empty();
-  *problem = find_misfit(planes, layout);
+  *problem = find_misfit(planes, layout);  // before anything of that size is allocated
   const bool is_mxfp4 = is_stored_mxfp4(planes);
   if (problem->empty() && has_bad_scale(pool, planes)) *problem = "a scale is out of range";
   if (problem->empty() && !is_plain && !is_mxfp4 && has_bad_patch_starts(pool, planes))
@@ -122,12 +122,12 @@ std::shared_ptr<PackedWeight> PackedWeight::map(Pool& pool, const Planes& planes
 
   auto weight = std::make_shared<PackedWeight>();
   weight->columns_ = columns;
-  weight->packed_row_ = std::move(map.packed_row);
+  weight->packed_row_ = RowMap(source_rows, interleaved).packed_row;
   if (!planes.patches.empty())
     weight->patch_count_ = static_cast<int64_t>(planes.patches.size()) - kPatchPadding;
   weight->owner_ = std::move(owner);
   PackedMatrix& m = weight->matrix_;
-  m.panels = map.panels;
+  m.panels = panels;
   m.tiles = tiles;
   m.codes = planes.codes.data();
   m.scales = planes.scales.data();

@@ -5,7 +5,7 @@ import json
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +127,8 @@ def write_gguf(
     *,
     alignment: int = 32,
 ) -> Path:
-    """Writes Python values as strings, bools, uint32, float32 and arrays of them."""
+    """Writes Python values as strings, bools, uint32, float32 and arrays of them; numbers that do
+    not fit take 64 bits."""
     values = b"".join(string(key) + typed(value) for key, value in metadata.items())
     return _write(path, len(metadata), values, tensors, alignment)
 
@@ -183,10 +184,14 @@ def _value(value: Any) -> tuple[int, bytes]:
     match value:
         case bool():
             return 7, struct.pack("<?", value)
-        case int():
+        case int() if 0 <= value < 1 << 32:
             return 4, struct.pack("<I", value)
-        case float():
+        case int():
+            return (11, struct.pack("<q", value)) if value < 0 else (10, struct.pack("<Q", value))
+        case float() if abs(value) < 3e38 or not isfinite(value):
             return 6, struct.pack("<f", value)
+        case float():
+            return 12, struct.pack("<d", value)
         case str():
             return 8, string(value)
     items = [_value(item) for item in value]

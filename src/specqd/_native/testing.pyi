@@ -164,9 +164,9 @@ class NgramIndex:
     def append(self, tokens: Sequence[int]) -> None: ...
 
     def end_text(self) -> None:
-        """Ends the text: the next tokens belong to another one."""
+        """Ends the sequence: the next tokens belong to another one."""
 
     def propose(self, guesses: Sequence[int], most: int, corpus: NgramIndex | None = None) -> tuple[list[int], list[float]]:
         """
-        At most `most` tokens that may follow the text and `guesses`, and their confidences.
+        At most `most` tokens that may follow the sequence and `guesses`, and their confidences.
         """

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from specqd.errors import ConfigError, FieldError, SpecqdError, shown
+from specqd.formats.small_file import MOST_JSON_BYTES, read_small
 
 T = TypeVar("T")
 
@@ -33,7 +34,7 @@ class Fields:
             what = "is not a file" if path.exists() else "is missing"
             raise ConfigError(f"{path}: {what}; a model directory in Hugging Face layout is needed")
         try:
-            values = json.loads(path.read_bytes().decode("utf-8"))
+            values = json.loads(read_small(path, MOST_JSON_BYTES).decode("utf-8"))
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
         except (ValueError, RecursionError) as error:

@@ -121,7 +121,8 @@ def _vocabulary(gguf: GgufFile) -> dict[str, Any]:
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in gguf.tensors,
         "bos_token_id": gguf.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": list(dict.fromkeys(i for i in ids if i is not None)) or None,
+        "eos_token_id": [i for at, i in enumerate(ids) if i is not None and i not in ids[:at]]
+        or None,
     }
 
 
@@ -192,8 +193,8 @@ def _rope_scaling(
 
 def _llama3_scaling(gguf: GgufFile, values: Mapping[str, Any]) -> dict[str, Any]:
     """Llama 3's scaling; the file holds only the frequencies' divisors, which are checked."""
-    tensor = gguf.tensors["rope_freqs.weight"]
-    theta, head_dim = values.get("rope_theta", 10000.0), int(values.get("head_dim") or 0)
+    tensor, fields = gguf.tensors["rope_freqs.weight"], Fields(gguf.path, values)
+    theta, head_dim = fields.positive("rope_theta", 10000.0), fields.integer("head_dim")
     if tensor.dtype != "F32" or tensor.shape != (head_dim // 2,):
         raise _error(gguf, f"rope_freqs.weight is {tensor.dtype} {list(tensor.shape)}")
     divisors = gguf.data("rope_freqs.weight").astype(np.float64)

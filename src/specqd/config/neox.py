@@ -2,12 +2,19 @@
 
 from dataclasses import replace
 
-from specqd.config.decoder import DecoderConfig, read_activation, read_decoder, read_window
+from specqd.config.decoder import (
+    Activation,
+    DecoderConfig,
+    read_activation,
+    read_decoder,
+    read_window,
+)
 from specqd.config.fields import Fields
 from specqd.config.rope import RopeDefaults
 
 
 def read_gpt_neox(fields: Fields, context: int | None) -> DecoderConfig:
+    """Each head's query, key and value are fused, so there are as many of each."""
     rope = RopeDefaults(theta_name="rotary_emb_base", share=0.25, share_name="rotary_pct")
     config = read_decoder(
         fields,
@@ -17,10 +24,12 @@ def read_gpt_neox(fields: Fields, context: int | None) -> DecoderConfig:
         eos=(2,),
         eps=("layer_norm_eps", 1e-5),
         rope=rope,
-        activation=read_activation(fields, "hidden_act", "gelu"),
+        activation=_read_gelu(fields, "gelu"),
         attention_bias=fields.flag("attention_bias", True),
         mlp_bias=True,
     )
+    if config.num_kv_heads != config.num_heads:
+        raise fields.wrong("num_key_value_heads", f"the number of heads ({config.num_heads})")
     return replace(
         config,
         norm="layer",
@@ -59,10 +68,18 @@ def read_starcoder2(fields: Fields, context: int | None) -> DecoderConfig:
         eos=(50256,),
         num_kv_heads=2,
         eps=("norm_epsilon", 1e-5),
-        activation=read_activation(fields, "hidden_act", "gelu_pytorch_tanh"),
+        activation=_read_gelu(fields, "gelu_pytorch_tanh"),
         tied=True,
         attention_bias=bias,
         mlp_bias=bias,
         window=read_window(fields, 0),
     )
     return replace(config, norm="layer", is_gated=False)
+
+
+def _read_gelu(fields: Fields, default: str) -> Activation:
+    """The activation of a feed forward without a gate."""
+    activation = read_activation(fields, "hidden_act", default)
+    if activation not in ("gelu", "gelu_tanh"):
+        raise fields.wrong("hidden_act", "gelu, gelu_new, gelu_fast or gelu_pytorch_tanh")
+    return activation

@@ -12,6 +12,7 @@ RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope"]
 # depend on how the sequence was split into forwards; the context ends there.
 _SPELLINGS = {"dynamic": "default", "su": "longrope"}
 _KNOWN = (*get_args(RopeKind)[1:], "dynamic")
+_LARGEST_ANGLE = 2.0**30  # radians whose cosine the core computes accurately
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,17 @@ def read_rope(
             pairs = int(head_dim * share) // 2
             is_long = min(context or max_positions, max_positions) > original
             config = _read_long_rope(rope, theta, original, max_positions, pairs, is_long)
+    _check_angles(rope, config, min(context or max_positions, max_positions))
     return replace(config, share=share)
+
+
+def _check_angles(rope: Fields, config: RopeConfig, positions: int) -> None:
+    slowing = min(1.0, config.theta) * min(1.0, config.factor, *config.factors)
+    if positions >= _LARGEST_ANGLE * slowing:
+        raise ConfigError(
+            f"{rope.path}: the rope turns by more than 2^30 radians within {positions} positions; "
+            "correct rope_theta, the rope's factors or max_position_embeddings"
+        )
 
 
 def _read_share(fields: Fields, rope: Fields, head_dim: int, defaults: RopeDefaults) -> float:
@@ -147,6 +158,8 @@ def _read_long_rope(
     rope: Fields, theta: float, original: int, max_positions: int, pairs: int, is_long: bool
 ) -> RopeConfig:
     """Takes one list of factors for all sequences: cached keys must not change as one grows."""
+    if original == 1:
+        raise rope.wrong("original_max_position_embeddings", "more than 1")
     name = "long_factor" if is_long else "short_factor"
     factors = rope.get(name)
     if not (

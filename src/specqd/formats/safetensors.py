@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from specqd.errors import TensorError, shown
 from specqd.formats.bf16 import rounded_to_bf16
 from specqd.formats.mapped import MappedFile
+from specqd.formats.small_file import read_small
 
 # safetensors dtype -> NumPy dtype of the raw bits (NumPy has no bfloat16 and no 8-bit floats).
 _STORAGE: dict[str, np.dtype[Any]] = {
@@ -275,12 +276,9 @@ def _is_sizes(value: object) -> bool:
 
 def read_index(path: Path) -> dict[str, str]:
     """Tensor name -> name of a file beside the index."""
-    if not path.is_file():
-        raise TensorError(f"{path}: is not a file; fetch the model again")
     try:
-        if path.stat().st_size > _MOST_HEADER_BYTES:
-            raise TensorError(f"{path}: is longer than {_MOST_HEADER_BYTES} bytes")
-        placement = _parse_object(path.read_bytes(), "index").get("weight_map")
+        text = read_small(path, _MOST_HEADER_BYTES)
+        placement = _parse_object(text, "index").get("weight_map")
     except OSError as error:
         raise TensorError(f"{path}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:

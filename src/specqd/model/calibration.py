@@ -19,10 +19,12 @@ def measure_inputs(
     """
     most = min(model.config.max_positions, model.cache.total_pages * PAGE_POSITIONS)
     model.decoder.watch_inputs()
-    for done, tokens in enumerate(sequences, 1):
+    for done, sequence in enumerate(sequences, 1):
+        tokens = sequence[:most]
+        model.check_tokens(tokens)
         slot = model.cache.create()
         try:
-            for _ in model.prefill(Context(slot), tokens[:most], len(tokens[:most])):
+            for _ in model.prefill(Context(slot), tokens, len(tokens)):
                 pass
         finally:
             model.cache.release(slot)

@@ -1,6 +1,7 @@
 """Reads the weights of a layer: a family's tensors, by name. Knows no files."""
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,7 +79,7 @@ class LayerReader:
             key_norm=self._head_norm(at + names.key_norm, c.num_kv_heads),
             query_key_value=self._query_key_value(at, inputs.query_key_value),
             output=self._loader.pack(
-                [Source(f"{at}{names.output}.weight", c.hidden_size)],
+                [Source.whole(f"{at}{names.output}.weight", c.hidden_size)],
                 c.num_heads * c.head_dim,
                 importance=inputs.output,
             ),
@@ -111,34 +112,32 @@ class LayerReader:
                 ]
                 return _native.Norm(np.concatenate(each))
 
-    def _query_key_value_rows(self) -> list[tuple[str, int]]:
-        """The modules that hold queries, keys and values, each with its rows."""
+    def _query_key_value_sources(self, at: str, kind: str) -> list[Source]:
+        """The tensors of a kind ("weight", "bias") that hold queries, keys and values."""
         c, names = self._config, self._names.query_key_value
         rows = [c.num_heads * c.head_dim, *[c.num_kv_heads * c.head_dim] * 2]
-        return list(zip(names, rows if len(names) > 1 else [sum(rows)], strict=True))
+        rows = rows if len(names) > 1 else [sum(rows)]
+        order = self._by_kind if self._names.fused_by_head else None
+        return [
+            Source(f"{at}{name}.{kind}", count, count, order)
+            for name, count in zip(names, rows, strict=True)
+        ]
 
-    def _fused_order(self) -> NDArray[np.int64] | None:
-        """Rows of a tensor that is fused by head, ordered as all queries, all keys, all values."""
-        if not self._names.fused_by_head:
-            return None
-        c = self._config
-        rows = np.arange(3 * c.num_heads * c.head_dim).reshape(c.num_heads, 3, c.head_dim)
-        return rows.transpose(1, 0, 2).reshape(-1)
+    def _by_kind(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Rows that are fused by head, ordered as all queries, all keys, all values."""
+        heads = rows.reshape(self._config.num_heads, 3, self._config.head_dim)
+        return heads.transpose(1, 0, 2).reshape(-1)
 
     def _query_key_value(self, at: str, importance: Squares | None) -> _native.PackedWeight:
-        order = self._fused_order()
-        rows_of = self._query_key_value_rows()
-        sources = [Source(f"{at}{name}.weight", rows, order) for name, rows in rows_of]
+        sources = self._query_key_value_sources(at, "weight")
         return self._loader.pack(sources, self._config.hidden_size, importance=importance)
 
     def _query_key_value_bias(self, at: str) -> Bits:
-        order = self._fused_order()
-        rows_of = self._query_key_value_rows()
-        bias = np.concatenate([self._loader.vector(f"{at}{name}.bias", n) for name, n in rows_of])
-        return bias if order is None else bias[order]
+        sources = self._query_key_value_sources(at, "bias")
+        return np.concatenate([s.of(self._loader.vector(s.name, s.rows)) for s in sources])
 
     def _router(self, experts: ExpertsConfig, at: str) -> _native.PackedWeight:
-        source = Source(f"{at}{self._names.router}.weight", experts.count)
+        source = Source.whole(f"{at}{self._names.router}.weight", experts.count)
         return self._loader.pack([source], self._config.hidden_size)
 
     def _router_bias(self, experts: ExpertsConfig, at: str) -> Bits | None:
@@ -209,11 +208,10 @@ class LayerReader:
         """Reads a feed forward; `modules` are gate and up, their fused tensor, or an ungated up."""
         c = self._config
         if not c.is_gated or len(modules) == 2:
-            sources = [Source(f"{module}.weight", width) for module in modules]
+            sources = [Source.whole(f"{module}.weight", width) for module in modules]
         else:
-            rows = np.arange(2 * width)
-            halves = (rows[:width], rows[width:])
-            sources = [Source(f"{modules[0]}.weight", 2 * width, half) for half in halves]
+            name, halves = f"{modules[0]}.weight", (slice(width), slice(width, None))
+            sources = [Source(name, 2 * width, width, itemgetter(half)) for half in halves]
         gate_up = self._loader.pack(
             sources,
             c.hidden_size,
@@ -221,7 +219,7 @@ class LayerReader:
             read_share=read_share,
             importance=inputs.gate_up,
         )
-        output = [Source(f"{down}.weight", c.hidden_size)]
+        output = [Source.whole(f"{down}.weight", c.hidden_size)]
         packed_down = self._loader.pack(
             output, width, read_share=read_share, importance=inputs.down
         )

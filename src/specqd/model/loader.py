@@ -23,19 +23,27 @@ Progress = Callable[[int, int], None]  # bytes of weights packed so far, total b
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """All `rows` rows of a tensor, or those of `taken` in its order."""
+    """`count` rows of a tensor that has `rows`: those that `take` returns of a range of all rows.
+
+    The range is made when the tensor's shape was checked: a hostile size takes no memory.
+    """
 
     name: str
     rows: int
-    taken: NDArray[np.int64] | None = None
+    count: int
+    take: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None = None
 
-    @property
-    def count(self) -> int:
-        return self.rows if self.taken is None else len(self.taken)
+    @classmethod
+    def whole(cls, name: str, rows: int) -> "Source":
+        return cls(name, rows, rows)
 
     def of(self, bits: Bits) -> Bits:
-        """Selects these rows of the tensor's bits [rows, columns]."""
-        return bits if self.taken is None else bits[self.taken]
+        """Selects these rows of the tensor's bits [rows, ...]."""
+        return bits if self.take is None else bits[self.take(np.arange(self.rows))]
+
+    def row(self, at: int) -> int:
+        """The tensor's row that is row `at` of these."""
+        return at if self.take is None else int(self.take(np.arange(self.rows))[at])
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +145,7 @@ class Loader:
         packed = _native.pack(self._pool, self._isa, views, interleaved, self.draft.value, relative)
         if isinstance(packed, tuple):
             at, row, column = packed
-            taken = sources[at].taken
-            row = row if taken is None else int(taken[row])
-            raise self._not_finite(sources[at].name, f"[{row}, {column}]")
+            raise self._not_finite(sources[at].name, f"[{sources[at].row(row)}, {column}]")
         self._count(sum(view.nbytes for view in views))
         return packed
 
@@ -148,7 +154,7 @@ class Loader:
     ) -> _native.PackedWeight:
         """An expert's weights, MXFP4 in the file; every `parts`-th row is a source."""
         name = f"{stack.name}[{expert}]"
-        sources = [Source(name, stack.rows // parts)] * parts
+        sources = [Source.whole(name, stack.rows // parts)] * parts
         if self._planes is None:
             arrays = stack.parts(expert, parts)
             taken = _native.take_mxfp4(arrays)

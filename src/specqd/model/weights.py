@@ -94,7 +94,7 @@ def load_weights(
     layers = [read.layer(i) for i in range(config.num_layers)]
     final_norm = read.norm(names.final_norm, config.hidden_size)
     assert final_norm is not None
-    head = Source(input_name if tied else output_name, config.vocab_size)
+    head = Source.whole(input_name if tied else output_name, config.vocab_size)
     weights = DecoderWeights(
         layers=layers,
         matrices=loader.matrices,

@@ -3,7 +3,7 @@
 Owns how each kind of vocabulary splits text. Knows nothing of files.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -138,16 +138,25 @@ def _merges(vocabulary: Mapping[str, int], pieces: Pieces) -> list[tuple[str, st
     """All pairs of pieces that form a piece, by its score: sentencepiece always joins the two
     neighbours whose piece has the highest score."""
     ranked = []
+    lengths = set(map(len, pieces.texts))
     whole = {CONTROL, USER_DEFINED, UNKNOWN, BYTE}
     for text, score, kind in zip(pieces.texts, pieces.scores, pieces.kinds, strict=True):
         if kind in whole:
             continue
-        for at in range(1, len(text)):
+        for at in _cuts(len(text), lengths):
             left, right = text[:at], text[at:]
             if left in vocabulary and right in vocabulary:
                 ranked.append((-score, vocabulary[text], at, left, right))
     ranked.sort()
     return [(left, right) for *_, left, right in ranked]
+
+
+def _cuts(length: int, lengths: Set[int]) -> Iterable[int]:
+    """Where a piece can consist of two of these lengths: to try each place of a long piece would
+    take time quadratic in its length."""
+    if length <= len(lengths):
+        return range(1, length)
+    return [at for at in lengths if 0 < at < length and length - at in lengths]
 
 
 def _normalizers(pieces: Pieces) -> list[normalizers.Normalizer]:

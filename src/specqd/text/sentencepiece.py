@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specqd.errors import TokenizerError
+from specqd.formats.small_file import MOST_VOCABULARY_BYTES, read_small
 from specqd.text.backends import NORMAL, Pieces
 
-_MOST_BYTES = 1 << 28
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3  # of ModelProto
 _UNIGRAM, _BPE = 1, 2  # of TrainerSpec.ModelType
 _ALGORITHMS = {_UNIGRAM: "a Unigram", _BPE: "a BPE", 3: "a word", 4: "a character"}
@@ -29,9 +29,7 @@ class SentencepieceModel:
 def read_sentencepiece(path: Path) -> SentencepieceModel:
     """Raises TokenizerError, in one line that names the file."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise ValueError("it is impossibly large")
-        return _parse(path.read_bytes())
+        return _parse(read_small(path, MOST_VOCABULARY_BYTES))
     except (ValueError, struct.error) as error:
         raise TokenizerError(f"{path}: not a sentencepiece model: {error}") from error
     except OSError as error:

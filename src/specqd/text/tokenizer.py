@@ -18,6 +18,7 @@ import tokenizers
 
 from specqd.errors import RequestError, SpecqdError, TokenizerError
 from specqd.formats.gguf import is_gguf
+from specqd.formats.small_file import MOST_JSON_BYTES, MOST_VOCABULARY_BYTES, read_small
 from specqd.text.backends import add_ends, sentencepiece_backend
 from specqd.text.chat_template import ChatTemplate
 from specqd.text.gguf_tokenizer import read_gguf_tokenizer
@@ -91,7 +92,7 @@ class Tokenizer:
         if "added_tokens_decoder" not in settings:
             settings |= read_object(directory / "special_tokens_map.json")
         path, model = directory / "tokenizer.json", directory / "tokenizer.model"
-        text = read_text(path)
+        text = read_text(path, MOST_VOCABULARY_BYTES)
         if text is None and not model.exists():
             raise TokenizerError(
                 f"{path}: not found, and no tokenizer.model; a model directory needs one of them"
@@ -348,13 +349,15 @@ def read_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def read_text(path: Path) -> str | None:
+def read_text(path: Path, most_bytes: int = MOST_JSON_BYTES) -> str | None:
     """The text of a file; None without such a file."""
     try:
-        return path.read_text(encoding="utf-8")
+        return read_small(path, most_bytes).decode("utf-8")
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeError) as error:
+    except OSError as error:
+        raise TokenizerError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeError as error:
         raise TokenizerError(f"{path}: cannot be read: {first_line(error)}") from error
 
 

@@ -1,0 +1,188 @@
+"""A model whose metadata has any wrong value is refused with a SpecqdError, or works."""
+
+import json
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from specqd.config import read_generation_defaults
+from specqd.errors import SpecqdError
+from specqd.model.model import Machine, Model
+from specqd.text.tokenizer import Tokenizer
+from support.family_shapes import FAMILY_SHAPES
+from support.gguf_files import convert, model_metadata, tokenizer_metadata
+from support.random_models import ROPE_SCALINGS, Shape, make_config, make_model
+
+SHAPES = {
+    "llama": Shape(rope_scaling=ROPE_SCALINGS["llama3"], has_biases=True),
+    "mistral": Shape("mistral", window=70),
+    "qwen3": Shape("qwen3", rope_scaling=ROPE_SCALINGS["yarn"]),
+    **FAMILY_SHAPES,
+}
+GGUF_FAMILIES = ("llama", "qwen2", "qwen3", "olmo2")
+FIELDS = (  # beside those that a family's config.json has
+    "head_dim", "rope_scaling", "rope_parameters", "rope_theta", "layer_types", "no_rope_layers",
+    "rotary_pct", "rotary_emb_base", "partial_rotary_factor", "hidden_act", "hidden_activation",
+    "sliding_window", "use_sliding_window", "max_window_layers", "sliding_window_pattern",
+    "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers", "num_experts", "swiglu_limit",
+    "quantization_config", "clip_qkv", "use_parallel_residual", "original_max_position_embeddings",
+    "attn_logit_softcapping", "query_pre_attn_scalar", "use_bidirectional_attention",
+)  # fmt: skip
+WORDS = ("", "64", "silu", "gelu", "llama", "gpt_neox", "yarn", "longrope", "dynamic", "\x00", "é")
+NUMBERS = (0, 1, 2, 3, 16, 10_000, 2**31 - 1, 2**31, 2**62, 2**64 - 1, -1, -(2**63))
+REALS = (0.0, -0.0, 0.5, 1.0, 1e-8, 1e-30, 5e-324, 1e30, 1e308, -1.0, *map(float, ("inf", "nan")))
+scalars = (
+    st.booleans()
+    | st.sampled_from(NUMBERS)
+    | st.sampled_from(REALS)
+    | st.sampled_from(WORDS)
+    | st.integers(-5, 300)
+    | st.floats()
+)
+json_values = st.recursive(
+    st.none() | scalars | st.just(10**400),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(
+                ("rope_type", "type", "factor", "rope_theta", "quant_method", "content", "special")
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=8,
+)
+gguf_values = scalars | st.lists(scalars, max_size=4)
+many = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@pytest.fixture(scope="module")
+def machine() -> Machine:
+    return Machine.choose(1)
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def model(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> Path:
+    directory = tmp_path_factory.mktemp("models") / request.param
+    return make_model(directory, SHAPES[request.param], seed)
+
+
+def use(path: Path, machine: Machine) -> None:
+    """Opens a model and its tokenizer and forwards three tokens."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        opened = Model.open(path, machine=machine, cache_positions=64, max_rows=4)
+        opened.logits([1, 2, 1][: opened.config.max_positions])
+        tokenizer = Tokenizer.open(path)
+        tokenizer.decode(tokenizer.encode("a b"))
+
+
+def check(attempt: Callable[[], object]) -> None:
+    try:
+        attempt()
+    except SpecqdError as error:
+        problem = str(error)
+    else:
+        problem = ""
+    assert "\n" not in problem
+
+
+def entries(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The paths of all members of nested objects."""
+    for name, member in value.items() if isinstance(value, dict) else ():
+        yield (*path, name)
+        yield from entries(member, (*path, name))
+
+
+def replaced(values: dict[str, Any], path: tuple[str, ...], value: Any) -> dict[str, Any]:
+    name, *deeper = path
+    if deeper:
+        value = replaced(values[name], tuple(deeper), value)
+    return {**values, name: value}
+
+
+def rewrite(directory: Path, file: str, data: st.DataObject, fields: tuple[str, ...] = ()) -> None:
+    """Replaces one to three members of a JSON file by other values, words mostly by words."""
+    values = json.loads((directory / file).read_text(encoding="utf-8"))
+    words = sorted(name for name, value in values.items() if isinstance(value, str))
+    for _ in range(data.draw(st.sampled_from((1, 1, 1, 2, 3)))):
+        if words and data.draw(st.integers(0, 3)) == 0:
+            values[data.draw(st.sampled_from(words))] = data.draw(st.sampled_from(WORDS))
+            continue
+        paths = sorted({*entries(values), *((field,) for field in fields)})
+        path, value = data.draw(st.sampled_from(paths)), data.draw(json_values)
+        values = replaced(values, path, value)
+    (directory / file).write_text(json.dumps(values), encoding="utf-8")
+
+
+@given(data=st.data())
+@many
+def test_any_value_in_config_json_is_refused_or_works(
+    model: Path, tmp_path: Path, machine: Machine, data: st.DataObject
+) -> None:
+    copy = shutil.copytree(model, tmp_path / "model", dirs_exist_ok=True)
+    rewrite(copy, "config.json", data, FIELDS)
+    check(lambda: use(copy, machine))
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "tokenizer.json"])
+@given(data=st.data())
+@many
+def test_any_value_in_a_tokenizers_files_is_refused_or_works(
+    file: str, tmp_path: Path, seed: int, data: st.DataObject
+) -> None:
+    if not (tmp_path / "good").exists():
+        make_model(tmp_path / "good", Shape(), seed)
+    copy = shutil.copytree(tmp_path / "good", tmp_path / "model", dirs_exist_ok=True)
+    fields = ("added_tokens_decoder", "extra_special_tokens", "chat_template", "pad_token")
+    rewrite(copy, file, data, fields)
+
+    def encode() -> None:
+        tokenizer = Tokenizer.open(copy)
+        tokenizer.decode(tokenizer.encode("a b"))
+
+    check(encode)
+
+
+@given(data=st.data())
+@many
+def test_any_generation_default_is_refused_or_works(tmp_path: Path, data: st.DataObject) -> None:
+    names = ("do_sample", "temperature", "top_p", "top_k", "min_p", "eos_token_id")
+    values = data.draw(st.dictionaries(st.sampled_from(names), json_values))
+    (tmp_path / "generation_config.json").write_text(json.dumps(values))
+    check(lambda: read_generation_defaults(tmp_path))
+
+
+@pytest.mark.parametrize("family", GGUF_FAMILIES)
+@given(data=st.data())
+@many
+def test_any_metadata_of_a_gguf_file_is_refused_or_works(
+    family: str, tmp_path: Path, machine: Machine, seed: int, data: st.DataObject
+) -> None:
+    shape = Shape(family)  # type: ignore[arg-type]
+    if not (tmp_path / "model").exists():
+        make_model(tmp_path / "model", shape, seed)
+    known = model_metadata(make_config(shape)) | tokenizer_metadata(tmp_path / "model")
+    more = (
+        f"{family}.rope.scaling.type", f"{family}.rope.scaling.factor", "split.count",
+        f"{family}.expert_count", f"{family}.attention.sliding_window", "general.alignment",
+        "tokenizer.chat_template", "tokenizer.chat_templates", "tokenizer.ggml.eot_token_id",
+        f"{family}.attention.sliding_window_pattern",
+    )  # fmt: skip
+    changes = data.draw(
+        st.dictionaries(st.sampled_from([*known, *more]), gguf_values, min_size=1, max_size=3)
+    )
+    metadata = {key.replace(".", "__"): value for key, value in changes.items()}
+    path = convert(tmp_path / "model", tmp_path / "m.gguf", "BF16", **metadata)
+    check(lambda: use(path, machine))
