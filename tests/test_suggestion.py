@@ -9,6 +9,7 @@ import pytest
 
 from specqd import LLM, SamplingParams
 from specqd.bench import levels
+from specqd.bench.agreement import agreement
 from specqd.bench.levels import Arm, Run, Summary, make_arms, summarised, trials, words_of
 from specqd.bench.suggestion import (
     DEFAULT_PROMPTS,
@@ -21,6 +22,7 @@ from specqd.bench.suggestion import (
 )
 from specqd.cli import main
 from specqd.errors import HubError, RequestError
+from support.family_shapes import FAMILY_SHAPES
 from support.random_models import Shape, make_model, swap_tokens
 
 PARAMS = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
@@ -186,14 +188,16 @@ def test_the_table_ends_with_a_command_that_runs(
     assert err.count("\n") == 1
     assert f"specqd: note: {models.stranger} is left out: " in err
     lines = out.splitlines()
-    assert len(lines) == 2 + 7 + 1  # setting, header; plain and six chains; the best
+    assert lines[0].split() == ["own", "draft", "agrees", "positions", "bits/weight", "of"]
+    assert lines[2] == ""
+    assert len(lines) == 3 + 2 + 7 + 1  # the own draft; setting, header; plain, six chains; best
     best = words_of(lines[-1].removeprefix("best: specqd "))
     assert best[:2] == ["generate", str(models.target)]
     assert main([*best, "-p", "ab", "-n", "4", "--threads", "1"]) == 0
 
 
 def test_json_is_one_object(
-    models: Models, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    models: Models, plain: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prompts = tmp_path / "p.jsonl"
     prompts.write_text('{"prompt": "ab"}\n{"prompt": "cd"}\n{"prompt": "ef"}\n')
@@ -207,6 +211,23 @@ def test_json_is_one_object(
     assert printed["best"]["chain"] in [arm["chain"] for arm in sampled["arms"]]
     assert printed["best"]["command"].startswith(f"specqd generate {models.target} --draft ")
     assert printed["left_out"] == []
+    params = SamplingParams(max_tokens=64, temperature=0.8)
+    prompts = [plain.encode(text) for text in ("ab", "cd", "ef")]
+    stop_ids = frozenset(plain.model.config.eos_token_ids)
+    expected = agreement(plain.model, prompts, params, stop_ids=stop_ids)
+    [own] = printed["agreement"]
+    assert own | expected.described() == own
+    assert own["draft_format"] == "fp4"
+    bits = own["bits_per_weight"]
+    assert 4 < bits["draft"] < 5 < bits["exact"] < 20.5
+
+
+def test_a_model_in_mxfp4_has_no_agreement(
+    tmp_path: Path, seed: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = make_model(tmp_path / "model", FAMILY_SHAPES["gpt_oss"], seed)
+    assert main(["inspect", str(model), "--drafts", "--json", "--threads", "1"]) == 0
+    assert json.loads(capsys.readouterr().out)["agreement"] == []
 
 
 @pytest.mark.parametrize(

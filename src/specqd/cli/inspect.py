@@ -106,8 +106,9 @@ def inspect(
 ) -> None:
     """Show a model's shape, bits per weight and memory, and this machine.
 
-    With --drafts: time the model's own drafts and the models named after --drafts, alone and in
-    chains, on a few prompts (about a minute). The last line is the fastest command line.
+    With --drafts: measure at how many positions the model's own draft picks the model's token, then
+    time the own drafts and the models named after --drafts, alone and in chains, on a few prompts
+    (a minute or two). The last line is the fastest command line.
 
     \b
     Examples:
