@@ -41,7 +41,8 @@ void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); 
 """
 PROGRAM = """
 import ctypes, random, sys
-from specqd import LLM, SamplingParams
+import numpy as np
+from specqd import LLM, SamplingParams, _native
 
 library, model, seed = sys.argv[1:]
 faults, rng = ctypes.CDLL(library), random.Random(int(seed))
@@ -76,10 +77,18 @@ for at in sorted(rng.sample(range(calls), min(calls, 150))):
     assert completions() == expected, at
     assert llm.engine.is_idle and cache.free_pages == cache.total_pages, at
 assert failed > 0.5 * min(calls, 150), (failed, calls)
-opening = lambda: LLM(model, threads=2)
-calls = count(opening)
-failed = sum(attempt(opening, at) for at in sorted(rng.sample(range(calls), min(calls, 40))))
-assert failed > 0.5 * min(calls, 40), (failed, calls)
+
+machine = llm.model.machine
+bits = np.frombuffer(rng.randbytes(2 * 500 * 300), np.uint16).reshape(500, 300) & 0xBFFF
+
+def pack():
+    packed = _native.pack(machine.pool, machine.isa, [bits], False, "fp4")
+    assert (_native.testing.unpack(packed, machine.isa) == bits).all()
+
+calls = count(pack)
+failed = sum(attempt(pack, at) for at in range(calls))
+assert failed > 0.5 * calls, (failed, calls)
+pack()
 assert completions() == expected
 print("right")
 """
