@@ -22,6 +22,7 @@ from specqd.openai.batch import answer_batch, open_answers, read_batch
 from support.batches import answer_file
 from support.batches import write_lines as write
 from support.command_line import PROGRAM
+from support.faults import PANIC_TEXT, add_panics
 from support.openai_client import NO_WHITE_SPACE
 from support.random_models import Shape, make_model
 from support.refusals import refused
@@ -182,6 +183,25 @@ def test_a_request_that_the_model_refuses_gets_an_answer(tmp_path: Path, run: Ru
     error = answers["long"]["response"]["body"]["error"]
     assert "context" in error["message"]
     assert error["type"] == "invalid_request_error"
+
+
+def test_a_tokenizer_that_panics_fails_its_requests_alone(tmp_path: Path, seed: int) -> None:
+    llm = LLM(add_panics(make_model(tmp_path / "small", Shape(), seed)))
+    [x] = llm.encode("x")
+    requests = [
+        line("encode", prompt=PANIC_TEXT),
+        line("decode", ignore_eos=True, logit_bias={str(x): 100}),
+        line("spell", prompt=[x], ignore_eos=True, echo=True, logprobs=0, max_tokens=1),
+        line("works", prompt="a", ignore_eos=True),
+    ]
+    source = write(tmp_path / "in.jsonl", requests)
+    assert answer_file(llm, source, tmp_path / "out.jsonl") == 3
+    answers = read(tmp_path / "out.jsonl")
+    statuses = {name: answer["response"]["status_code"] for name, answer in answers.items()}
+    assert statuses == {"encode": 400, "decode": 400, "spell": 400, "works": 200}
+    for name in ("encode", "decode", "spell"):
+        problem = answers[name]["response"]["body"]["error"]["message"]
+        assert problem.startswith("the tokenizer cannot")
 
 
 def test_chats_are_refused_where_there_is_no_template(tmp_path: Path, seed: int) -> None:

@@ -19,6 +19,7 @@ from specqd.errors import RequestError
 from specqd.server import engine_thread
 from specqd.server.engine_thread import EngineThread, Job, StoppedError, Watcher
 from support.fake_model import FakeDrafter
+from support.faults import FaultError
 
 T = TypeVar("T")
 Work = Callable[[EngineThread], Awaitable[T]]
@@ -351,25 +352,50 @@ def test_a_client_that_does_not_read_delays_no_other(llm: LLM, rng: np.random.Ge
     run(engine, work)
 
 
+@pytest.mark.parametrize("fault", [MemoryError, FaultError])
 def test_a_broken_engine_fails_every_job_with_the_cause(
-    llm: LLM, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    llm: LLM,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: type[BaseException],
 ) -> None:
     engine = engine_of(llm)
 
     def broken() -> None:
-        raise MemoryError
+        raise fault
 
     async def work(thread: EngineThread) -> None:
         job = job_of([prompt_of(rng, 5)], SamplingParams(max_tokens=500, ignore_eos=True))
         await thread.submit(job)
         await job.updates()
         monkeypatch.setattr(engine, "step", broken)
-        with pytest.raises(StoppedError, match="MemoryError"):
+        with pytest.raises(StoppedError, match=fault.__name__):
             await until_it_fails(job)
-        assert thread.failure is not None
+        with pytest.raises(StoppedError):
+            thread.check()
         with pytest.raises(StoppedError):
             await thread.submit(job_of([[1]], SamplingParams()))
 
     run(engine, work)
-    for generation in list(engine.scheduler.running):
-        engine.cancel(generation)
+
+
+def test_a_fault_at_one_request_leaves_the_engine_to_the_others(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(llm)
+
+    def broken(request: GenerationRequest) -> None:
+        raise FaultError("of this request")
+
+    async def work(thread: EngineThread) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(engine, "submit", broken)
+            job = job_of([[1]], SamplingParams())
+            with pytest.raises(RuntimeError, match="FaultError: of this request"):
+                await thread.submit(job)
+            thread.close(job)
+        thread.check()
+        [sample] = await finished(thread, job_of([[1]], SamplingParams(max_tokens=3)))
+        assert sample.tokens
+
+    run(engine, work)

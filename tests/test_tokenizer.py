@@ -16,6 +16,7 @@ from tokenizers import Tokenizer as Backend
 from specqd.errors import RequestError, TokenizerError
 from specqd.text.stream import BYTE_OF
 from specqd.text.tokenizer import TokenDifference, Tokenizer
+from support.faults import SLOW_PATTERN
 from support.refusals import refused
 from support.trained_models import SHARED_MODELS
 
@@ -269,6 +270,42 @@ def test_the_vocabulary_reaches_to_its_last_id() -> None:
 def test_a_lone_surrogate_is_refused(length: int) -> None:
     with pytest.raises(RequestError, match="surrogate"):
         BUILT["byte_level"].encode("a" * length + "\ud800")
+
+
+def panicking(**parts: Any) -> Tokenizer:
+    """A tokenizer of a file with these parts."""
+    described = json.loads(byte_level().to_str()) | parts
+    return Tokenizer(Backend.from_str(json.dumps(described)), CONFIG, {})
+
+
+@pytest.mark.parametrize("text", ["x" * 40, "x" * 20_000])
+def test_a_panic_of_the_library_in_encode_is_an_error_of_one_line(text: str) -> None:
+    split = {"type": "Split", "pattern": {"Regex": SLOW_PATTERN}, "behavior": "Isolated"}
+    tokenizer = panicking(pre_tokenizer=split | {"invert": False})
+    with pytest.raises(TokenizerError, match="cannot encode") as refused:
+        tokenizer.encode(text)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_template_of_an_unknown_token_is_an_error_of_one_line() -> None:
+    single = [{"SpecialToken": {"id": "missing", "type_id": 0}}]
+    single.append({"Sequence": {"id": "A", "type_id": 0}})
+    template = {"type": "TemplateProcessing", "single": single, "pair": single}
+    tokenizer = panicking(post_processor=template | {"special_tokens": {}})
+    with pytest.raises(TokenizerError, match="cannot encode"):
+        tokenizer.encode("ab")
+
+
+def test_a_panic_of_the_library_in_decode_is_an_error_of_one_line() -> None:
+    nothing = {"type": "Replace", "pattern": {"Regex": ".*"}, "content": ""}
+    strip = {"type": "Strip", "content": " ", "start": 0, "stop": 1}
+    tokenizer = panicking(decoder={"type": "Sequence", "decoders": [nothing, strip]})
+    stream = tokenizer.stream()
+    stream.feed([5])
+    for read in (stream.finish, lambda: tokenizer.decode([5]), lambda: tokenizer.text_within(5)):
+        with pytest.raises(TokenizerError, match="cannot decode") as refused:
+            read()
+        assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("name", BUILT)

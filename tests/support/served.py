@@ -8,7 +8,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,15 +91,18 @@ class Served:
 
 
 @contextmanager
-def serving(*arguments: str, key: str | None = None) -> Iterator[Served]:
+def serving(
+    *arguments: str, key: str | None = None, program: Sequence[str] = PROGRAM
+) -> Iterator[Served]:
     """Runs a server and ends it by SIGTERM. Skips the test where specqd[serve] is missing."""
     for name in ("fastapi", "uvicorn", "prometheus_client"):
         pytest.importorskip(name, reason="needs specqd[serve]")
     environment = {name: value for name, value in os.environ.items() if name != "SPECQD_API_KEY"}
+    environment["RUST_BACKTRACE"] = "0"  # the pipe of stderr is read at the end only
     if key is not None:
         environment["SPECQD_API_KEY"] = key
     process = subprocess.Popen(
-        [*PROGRAM, "serve", *arguments, "--port", "0", "--threads", "2"],
+        [*program, "serve", *arguments, "--port", "0", "--threads", "2"],
         stderr=subprocess.PIPE,
         env=environment,
         text=True,

@@ -18,7 +18,7 @@ from specqd import _native
 from specqd._native import DraftRequest, Level, Proposal, Sequence
 from specqd.engine.generation import FinishReason, Generation, GenerationRequest, TokenLogprob
 from specqd.engine.scheduler import Scheduler
-from specqd.errors import RequestError, TooLongError, shown
+from specqd.errors import RequestError, SpecqdError, TooLongError, shown
 from specqd.model.model import Model
 from specqd.text.tokenizer import Tokenizer
 
@@ -221,14 +221,17 @@ class Engine:
     def _accept(self, generation: Generation, result: Proposal, logits: Logits | None) -> None:
         """Takes over verified tokens, up to the one that ends the sequence."""
         sequence, params, verified = generation.sequence, generation.params, result.tokens
-        if not verified:
-            generation.error = RequestError(
-                "no token is allowed next (bias, mask or logits exclude all); relax the request"
-            )
+        before = generation.count
+        try:
+            if not verified:
+                raise RequestError(
+                    "no token is allowed next (bias, mask or logits exclude all); relax the request"
+                )
+            reason = generation.take(verified, result.confidences, result.depths)
+        except SpecqdError as error:
+            generation.error = error
             self._end(generation, "error")
             return
-        before = generation.count
-        reason = generation.take(verified, result.confidences, result.depths)
         taken = verified[: generation.count - before]
         if (grammar := sequence.grammar) is not None:
             for token in taken:

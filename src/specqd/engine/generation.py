@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from specqd._native import Sequence
 from specqd.engine.roles import Grammar
-from specqd.errors import RequestError
+from specqd.errors import SpecqdError
 from specqd.sampling import SamplingParams
 from specqd.text.stream import TextStream, overlap
 
@@ -76,7 +76,7 @@ class Generation:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of all but the first token
     origins: list[Origin] = field(default_factory=list)
     finish_reason: FinishReason | None = None
-    error: RequestError | None = None  # why it ended with the reason "error"
+    error: SpecqdError | None = None  # why it ended with the reason "error"
     is_plain: bool = False  # nothing is drafted for it
     leader: "Generation | None" = None  # whose prompt this sample shares
     _held_back: str = ""  # certain text that may turn out to begin a stop string
@@ -121,10 +121,14 @@ class Generation:
         return reason
 
     def finish(self, reason: FinishReason) -> None:
-        """Adds the text that was held back, unless a stop string cut it off."""
+        """Adds the text that was held back, unless a stop string cut it off. The reason becomes
+        "error" where the tokenizer fails."""
         is_cut = reason == "stop" and not self.sequence.is_stop(self.sequence.tokens[-1])
-        if not is_cut:
-            self._release(self._held_back + self.stream.finish(), is_last=True)
+        try:
+            if not is_cut:
+                self._release(self._held_back + self.stream.finish(), is_last=True)
+        except SpecqdError as error:
+            reason, self.error = "error", self.error or error
         self.finish_reason = reason
 
     def _release(self, pending: str, *, is_last: bool) -> bool:

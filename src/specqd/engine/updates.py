@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from specqd.engine.generation import FinishReason, Generation, Origin, TokenLogprob
 from specqd.engine.reports import Progress
-from specqd.errors import RequestError
+from specqd.errors import SpecqdError
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Update:
     tokens: list[int]
     logprobs: list[TokenLogprob]
     finish_reason: FinishReason | None
-    error: RequestError | None
+    error: SpecqdError | None
     seed: int | None = None
     origins: list[Origin] = field(default_factory=list)  # of the tokens
     progress: Progress | None = None  # where it is asked for

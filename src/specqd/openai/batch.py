@@ -206,7 +206,7 @@ class _Running:
         return all(sample.finish_reason is not None for sample in self.samples)
 
     @property
-    def error(self) -> RequestError | None:
+    def error(self) -> SpecqdError | None:
         return next((s.error for s in self.samples if s.error is not None), None)
 
 
@@ -239,8 +239,9 @@ def answer_batch(llm: LLM, batch: Batch, answers: Answers, progress: Progress) -
             llm.engine.step()
             if finished := [each for each in running if each.is_done]:
                 running = [each for each in running if not each.is_done]
-                answers.append({each.line.custom_id: _line(each, batch, llm) for each in finished})
-                refused += sum(each.error is not None for each in finished)
+                lines = {each.line.custom_id: _line(each, batch, llm) for each in finished}
+                answers.append(lines)
+                refused += sum(line["response"]["status_code"] != 200 for line in lines.values())
     finally:
         for sample in (sample for each in running for sample in each.samples):
             llm.engine.cancel(sample)
@@ -272,13 +273,16 @@ def _submit(llm: LLM, line: BatchRequest, grammar_of: GrammarOf | None) -> _Runn
 
 def _line(running: _Running, batch: Batch, llm: LLM) -> Json:
     line, prepared, samples = running.line, running.prepared, running.samples
-    if running.error is not None:
-        return _refusal(line, running.error)
     usage = Usage.of(prepared)
     usage.completion_tokens = sum(sample.count for sample in samples)
     form = form_of(prepared, llm.tokenizer, line.key, chain_of(llm.engine.level))
     answer = Answer(form, batch.model, usage, line.key, batch.created)
-    whole = answer.whole([Update.of(i, sample) for i, sample in enumerate(samples)])
+    try:
+        if running.error is not None:
+            raise running.error
+        whole = answer.whole([Update.of(i, sample) for i, sample in enumerate(samples)])
+    except SpecqdError as error:  # also the tokenizer's, at log-probabilities' tokens
+        return _refusal(line, error)
     return _response(line, 200, whole)
 
 

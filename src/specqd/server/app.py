@@ -194,8 +194,7 @@ def add_models(app: FastAPI, service: Service) -> None:
 
     @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
-        if service.thread.failure is not None:
-            raise service.thread.failure
+        service.thread.check()
         return Response()
 
     @app.get("/metrics")

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Thread
 from time import perf_counter
@@ -62,7 +63,7 @@ class Job:
         self._num_open = request.num_samples
         self._new: list[Update] = []
         self._is_there = asyncio.Event()
-        self._failure: Exception | None = None
+        self._failure: StoppedError | None = None
 
     @property
     def is_over(self) -> bool:
@@ -72,7 +73,7 @@ class Job:
     async def updates(self) -> list[Update]:
         """Waits for updates and takes them.
 
-        Raises RequestError where a sample cannot go on, StoppedError where none can.
+        Raises SpecqdError where a sample cannot go on, StoppedError where none can.
         """
         await self._is_there.wait()
         if self._failure is not None:
@@ -90,7 +91,7 @@ class Job:
         self.cached_prompt_tokens = cached_prompt_tokens
         self._is_there.set()
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: StoppedError) -> None:
         self._failure = error
         self._is_there.set()
 
@@ -175,6 +176,7 @@ class EngineThread:
         self._open: dict[Job, int] = {}  # the loop's side: samples that are not over
         self._is_stopping = False
         self.failure: StoppedError | None = None
+        self.fault: str | None = None  # why the engine is not used any more
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = Thread(target=self._run, name="specqd-engine", daemon=True)
 
@@ -187,6 +189,13 @@ class EngineThread:
         """Call it within the event loop that jobs live on."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
+
+    def check(self) -> None:
+        """Raises StoppedError where no request is served any more."""
+        if self.failure is not None:
+            raise self.failure
+        if not self._thread.is_alive():
+            raise StoppedError("the engine's thread has ended; start the server again")
 
     def give_up(self) -> None:
         """Fails all jobs and refuses new ones."""
@@ -214,8 +223,7 @@ class EngineThread:
 
     async def ask(self, question: Callable[[], T]) -> T:
         """Runs `question` on the thread, between two rounds, and returns its result."""
-        if self.failure is not None:
-            raise self.failure
+        self.check()
         answer: Future[T] = Future()
 
         def command() -> None:
@@ -223,8 +231,10 @@ class EngineThread:
                 return  # the caller has left
             try:
                 answer.set_result(question())
-            except BaseException as error:
+            except Exception as error:
                 answer.set_exception(error)
+            except BaseException as error:  # a library's panic, which would end the loop's task
+                answer.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
 
         self._commands.put(command)
         return await asyncio.wrap_future(answer)
@@ -232,17 +242,19 @@ class EngineThread:
     # --- On the thread ------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while not self._is_stopping:
-            try:
+        """Fails the jobs at any exception here: it is not known which of them caused it. What one
+        request causes is in its samples' errors, or is raised by `submit`."""
+        try:
+            while not self._is_stopping:
                 self._run_commands()
                 if not self._engine.is_idle and not self._is_stopping:
                     self._engine.step()
                 self._hand_over()
-            except Exception as error:
-                _LOG.exception("the engine failed")
-                self._fail(error)
-        for job in list(self._live):
-            self._cancel(job)
+            for job in list(self._live):
+                self._cancel(job)
+        except BaseException as error:  # panics of libraries too
+            _LOG.exception("the engine failed")
+            self._fail(error)
 
     def _run_commands(self) -> None:
         """Runs all queued commands; waits for one where the engine is idle."""
@@ -289,14 +301,16 @@ class EngineThread:
         if news:
             self._loop.call_soon_threadsafe(_deliver, news)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         """Fails every job. The engine's state may be broken, so it is not used again."""
         assert self._loop is not None
+        self.fault = f"{type(error).__name__}: {error}"
         self.failure = StoppedError(f"the engine failed: {type(error).__name__}")
         jobs = list(self._live)
-        self._live.clear()
         for job in jobs:
             self._loop.call_soon_threadsafe(job.fail, self.failure)
+            with suppress(BaseException):  # gives back what it can
+                self._cancel(job)
         while not self._is_stopping:
             self._commands.get()()
 

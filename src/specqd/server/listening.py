@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import Callable
+from threading import Event, Thread
 from types import FrameType
 
 import uvicorn
@@ -14,6 +16,7 @@ from specqd.server.engine_thread import EngineThread
 
 _BACKLOG = 2048
 _SLOW_READERS_SECONDS = 5  # for clients to take the last events
+_LAST_SECONDS = 10  # for the last round, and for work on prompts in other threads
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -35,7 +38,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 def run(service: Service, sock: socket.socket, drain_s: int, say: Callable[[str], None]) -> None:
     """Serves until SIGTERM or SIGINT. Open requests then have `drain_s` seconds to end; a second
-    signal ends them at once."""
+    signal ends them at once. Raises MachineError where the engine failed."""
     config = uvicorn.Config(
         make_app(service),
         http="h11",  # by default uvicorn takes any parser that is installed
@@ -45,7 +48,15 @@ def run(service: Service, sock: socket.socket, drain_s: int, say: Callable[[str]
         lifespan="on",
         ws="none",
     )
-    _Server(config, service.thread, drain_s, say).run(sockets=[sock])
+    server = _Server(config, service.thread, drain_s, say)
+    try:
+        server.run(sockets=[sock])
+    finally:
+        server.has_ended.set()
+    if (fault := service.thread.fault) is not None:
+        raise MachineError(
+            f"the engine failed: {fault}; the log above says where; start the server again"
+        )
 
 
 class _Server(uvicorn.Server):
@@ -63,8 +74,15 @@ class _Server(uvicorn.Server):
         self._drain_s = drain_s
         self._say = say
         self._signals = 0
+        self.has_ended = Event()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to end now."""
+        return await super().on_tick(counter) or self._thread.failure is not None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._thread.fault is not None:
+            self._end_within(0)
         await super().shutdown(sockets)
         await self._thread.stop()  # before the loop closes that it hands updates to
 
@@ -75,12 +93,14 @@ class _Server(uvicorn.Server):
         if self._signals == 1:
             super().handle_exit(sig, frame)
             loop.call_soon_threadsafe(loop.call_later, self._drain_s, self._give_up)
+            self._end_within(self._drain_s)
             if self._thread.num_open_samples:
                 self._say(
                     f"ending; open requests have {self._drain_s} seconds, Ctrl-C ends them now"
                 )
         else:
             loop.call_soon_threadsafe(self._give_up if self._signals == 2 else self._leave)
+            self._end_within(0)
 
     def _give_up(self) -> None:
         self._thread.give_up()
@@ -91,3 +111,16 @@ class _Server(uvicorn.Server):
             logging.CRITICAL
         )  # one error per cut connection
         self.force_exit = True
+
+    def _end_within(self, seconds: float) -> None:
+        """Ends the process by force where it still runs after `seconds` and the time that clients
+        and threads have: a round or a tokenizer may hang, and exiting would wait for its thread."""
+        patience = seconds + _SLOW_READERS_SECONDS + _LAST_SECONDS
+        Thread(target=_watch, args=(self.has_ended, patience, self._say), daemon=True).start()
+
+
+def _watch(has_ended: Event, seconds: float, say: Callable[[str], None]) -> None:
+    """Holds no reference to the server: a daemon thread is still there when the models go."""
+    if not has_ended.wait(seconds):
+        say("error: the server does not end by itself; it was ended by force")
+        os._exit(1)

@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from specqd.engine.updates import Update
-from specqd.errors import RequestError
+from specqd.errors import SpecqdError
 from specqd.openai.answers import Answer
 from specqd.server.engine_thread import EngineThread, Job, StoppedError
 from specqd.server.problems import problem_of
@@ -37,11 +37,11 @@ class AnswerResponse(Response):
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             samples = [update async for update in self._updates()]  # one a sample
-        except (RequestError, StoppedError) as error:
-            await problem_of(error).response()(scope, receive, send)
-            return
-        samples.sort(key=lambda update: update.sample)
-        await JSONResponse(self._answer.whole(samples))(scope, receive, send)
+            samples.sort(key=lambda update: update.sample)
+            response = JSONResponse(self._answer.whole(samples))
+        except (SpecqdError, StoppedError) as error:
+            response = problem_of(error).response()
+        await response(scope, receive, send)
 
     async def _send_events(self, send: Send) -> None:
         headers = [
@@ -56,14 +56,14 @@ class AnswerResponse(Response):
 
     async def _events(self) -> AsyncIterator[bytes]:
         answer = self._answer
-        for sample in range(self._job.request.num_samples):
-            for choice in answer.form.opening(sample):
-                yield event_of(answer.chunk(choice))
         try:
+            for sample in range(self._job.request.num_samples):
+                for choice in answer.form.opening(sample):
+                    yield event_of(answer.chunk(choice))
             async for update in self._updates():
                 for choice in answer.form.chunks(update):
                     yield event_of(answer.chunk(choice))
-        except (RequestError, StoppedError) as error:
+        except (SpecqdError, StoppedError) as error:
             yield event_of(problem_of(error).described())
             return
         if answer.has_usage_chunk:

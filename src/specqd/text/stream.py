@@ -172,15 +172,21 @@ def tidied(text: str) -> str:
 class PieceMaker:
     """Chooses how to stream a tokenizer's text from the decoder that its file describes."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, special_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        decode: Callable[[list[int]], str],
+        special_ids: frozenset[int],
+    ) -> None:
+        """decode: keeps special tokens."""
         steps = list(decoder_steps(json.loads(backend.to_str())["decoder"]))
         kinds = {step["type"] for step in steps}
-        self._backend = backend
+        self._decode = decode
         self._is_byte_level = "ByteLevel" in kinds and kinds <= {"ByteLevel", "Fuse"}
         self._looks_back = "CTC" in kinds or ("ByteLevel" in kinds and not self._is_byte_level)
         self._looks_back |= any(step["type"] == "Strip" and step["stop"] for step in steps)
         self._falls_back_to_bytes = "ByteFallback" in kinds
-        self._anchor = self._find_anchor(special_ids)
+        self._anchor = _find_anchor(backend, special_ids)
 
     def __call__(self) -> Pieces:
         if self._is_byte_level:
@@ -191,13 +197,10 @@ class PieceMaker:
             self._decode, self._anchor, falls_back_to_bytes=self._falls_back_to_bytes
         )
 
-    def _decode(self, ids: list[int]) -> str:
-        return str(self._backend.decode(ids, skip_special_tokens=False))
 
-    def _find_anchor(self, special_ids: frozenset[int]) -> int | None:
-        vocabulary = self._backend.get_vocab()
-        words = ((token, i) for token, i in vocabulary.items() if token.isalnum())
-        return next((i for _, i in sorted(words) if i not in special_ids), None)
+def _find_anchor(backend: tokenizers.Tokenizer, special_ids: frozenset[int]) -> int | None:
+    words = ((token, i) for token, i in backend.get_vocab().items() if token.isalnum())
+    return next((i for _, i in sorted(words) if i not in special_ids), None)
 
 
 def decoder_steps(decoder: dict[str, Any] | None) -> Iterable[dict[str, Any]]:

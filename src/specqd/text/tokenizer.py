@@ -37,6 +37,9 @@ NAMED_TOKENS = (
 # Characters. Shorter texts take a few milliseconds with the GIL held; longer ones go to the
 # library's threads, which release it.
 _LONG_TEXT = 1 << 14
+_LONGEST_CAUSE = 200  # characters of the library's message
+# Raised at wrong arguments and at signals. The library's panics are BaseExceptions.
+_NOT_ITS_FAILURES = (TypeError, OverflowError, MemoryError, KeyboardInterrupt, SystemExit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,7 @@ class Tokenizer:
         self.special_ids = frozenset(
             token_id for token_id, t in backend.get_added_tokens_decoder().items() if t.special
         )
-        self._pieces = PieceMaker(backend, self.special_ids)
+        self._pieces = PieceMaker(backend, self._decode, self.special_ids)
         self._templates = dict(templates)
         self._texts_within: dict[int, str] = {}  # cached results of `text_within`
         self.vocab_size: int = max(backend.get_vocab().values(), default=-1) + 1
@@ -104,11 +107,8 @@ class Tokenizer:
             with told_as_unusable(model):
                 backend, ends = sentencepiece_tokenizer(read_sentencepiece(model), settings)
             settings = ends | settings
-        try:
+        with told_as_unusable(directory / "tokenizer_config.json", "malformed"):
             return cls(backend, settings, read_templates(directory, settings))
-        except (TypeError, ValueError, AttributeError, KeyError) as error:
-            where = directory / "tokenizer_config.json"
-            raise TokenizerError(f"{where}: malformed: {first_line(error)}") from error
 
     @classmethod
     def _of_gguf(cls, path: Path) -> Tokenizer:
@@ -154,11 +154,23 @@ class Tokenizer:
             return list(encoding.ids)
         except (UnicodeError, TypeError) as error:  # the library raises either for a surrogate
             raise RequestError("the text is not valid Unicode (a lone surrogate)") from error
+        except _NOT_ITS_FAILURES:
+            raise
+        except BaseException as error:  # a panic
+            raise failure("encode", error) from error
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `ids`; an id without a token adds nothing."""
-        text = str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        text = self._decode(list(ids), skip_special_tokens)
         return tidied(text) if self._clean_up else text
+
+    def _decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+        try:
+            return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
+        except _NOT_ITS_FAILURES:
+            raise
+        except BaseException as error:  # a panic
+            raise failure("decode", error) from error
 
     def stream(self, *, skip_special_tokens: bool = True) -> TextStream:
         """A new stream, for one sequence of tokens."""
@@ -270,14 +282,23 @@ class Tokenizer:
 
 
 @contextmanager
-def told_as_unusable(path: Path) -> Iterator[None]:
+def told_as_unusable(path: Path, problem: str = "not a tokenizer") -> Iterator[None]:
     """Turns the library's exceptions and panics about a file into TokenizerError."""
     try:
         yield
     except (SpecqdError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the library's panics are BaseExceptions
-        raise TokenizerError(f"{path}: not a tokenizer: {first_line(error)}") from error
+        raise TokenizerError(f"{path}: {problem}: {first_line(error)}") from error
+
+
+def failure(verb: str, error: BaseException) -> TokenizerError:
+    """The error for what the library raises at a text or at ids."""
+    cause = first_line(error)[:_LONGEST_CAUSE]
+    return TokenizerError(
+        f"the tokenizer cannot {verb} this text ({cause}); change the text, or fetch the model's "
+        "tokenizer again"
+    )
 
 
 def sentencepiece_tokenizer(
