@@ -60,7 +60,7 @@ class Job:
         self.is_streamed = is_streamed
         self.has_progress = has_progress
         self.cached_prompt_tokens = 0  # known with the first token
-        self._num_open = request.num_samples
+        self.num_open = request.num_samples  # samples that have not ended
         self._new: list[Update] = []
         self._is_there = asyncio.Event()
         self._failure: StoppedError | None = None
@@ -68,7 +68,7 @@ class Job:
     @property
     def is_over(self) -> bool:
         """Whether all updates have been taken."""
-        return self._num_open == 0 and not self._new
+        return self.num_open == 0 and not self._new
 
     async def updates(self) -> list[Update]:
         """Waits for updates and takes them.
@@ -87,7 +87,7 @@ class Job:
 
     def deliver(self, updates: list[Update], cached_prompt_tokens: int) -> None:
         self._new += updates
-        self._num_open -= sum(update.finish_reason is not None for update in updates)
+        self.num_open -= sum(update.finish_reason is not None for update in updates)
         self.cached_prompt_tokens = cached_prompt_tokens
         self._is_there.set()
 
@@ -173,7 +173,7 @@ class EngineThread:
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._live: dict[Job, _Live] = {}
         self._handed_over_at = 0.0
-        self._open: dict[Job, int] = {}  # the loop's side: samples that are not over
+        self._open: set[Job] = set()  # the loop's side: jobs that are not closed
         self._is_stopping = False
         self.failure: StoppedError | None = None
         self.fault: str | None = None  # why the engine is not used any more
@@ -182,8 +182,9 @@ class EngineThread:
 
     @property
     def num_open_samples(self) -> int:
-        """Samples of all jobs that are not closed."""
-        return sum(self._open.values())
+        """Samples that have not ended, of all jobs that are not closed. What a client has not read
+        of those that ended counts for its connection."""
+        return sum(job.num_open for job in self._open)
 
     def start(self) -> None:
         """Call it within the event loop that jobs live on."""
@@ -213,12 +214,12 @@ class EngineThread:
 
         The caller must `close` the job, also after an error.
         """
-        self._open[job] = job.request.num_samples
+        self._open.add(job)
         await self.ask(lambda: self._submit(job))
 
     def close(self, job: Job) -> None:
         """Cancels a job's unfinished samples before the next round."""
-        self._open.pop(job, None)
+        self._open.discard(job)
         self._commands.put(lambda: self._cancel(job))
 
     async def ask(self, question: Callable[[], T]) -> T:

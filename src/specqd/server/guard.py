@@ -1,11 +1,13 @@
-"""Access checks before a request is read: names, keys, and the size of its body.
+"""Access checks before a request is read: names, keys, and the size and time of its body.
 
 A web page can send requests to a local server, under its own name (Origin) or, by DNS rebinding,
 under a host name that is not ours (Host). Both are refused; no answer permits reading across
 origins.
 """
 
+import asyncio
 import hmac
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from ipaddress import ip_address
 from urllib.parse import urlsplit
@@ -16,6 +18,10 @@ from specqd.server.page import ASSETS
 from specqd.server.problems import ProblemError
 
 CLIENT = "specqd.client"  # scope key of an accepted request: its API key
+# For a body to come whole. It has no rate: even a slow line sends a prompt in this time.
+BODY_SECONDS = 60
+# Of each body these count for no total, so that clients with long bodies cannot refuse short ones.
+SHORT_BODY_BYTES = 1 << 16
 # Answered without a key. The page is the same for everybody; it asks its reader for the key.
 _OPEN_PATHS = frozenset({"/health", *ASSETS})
 
@@ -28,6 +34,7 @@ class Access:
     api_keys: tuple[str, ...] = ()
     host_names: frozenset[str] = frozenset()
     most_body_bytes: int = 4 << 20
+    most_bytes_in_all: int = 64 << 20  # of bodies, each without its first SHORT_BODY_BYTES
 
 
 class Guard:
@@ -36,6 +43,7 @@ class Guard:
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
         self._access = access
+        self._bytes_in_all = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -44,12 +52,27 @@ class Guard:
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
+        body = bytearray()
+        try:
+            await self._pass(headers, body, scope, receive, send)
+        finally:
+            self._bytes_in_all -= _counted(body)
+
+    async def _pass(
+        self,
+        headers: dict[str, str],
+        body: bytearray,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        """body: is filled; its bytes count until the answer is sent."""
         try:
             self._check_names(headers, scope["scheme"])
             scope[CLIENT] = self._client(headers, scope["path"])
             if scope["method"] in ("POST", "PUT", "PATCH"):
-                body = await self._body(headers, receive)
-                receive = _replay(body, receive)
+                await self._read(headers, body, receive)
+                receive = _replay(bytes(body), receive)
         except ProblemError as problem:
             await problem.response()(scope, receive, send)
             return
@@ -96,7 +119,7 @@ class Guard:
             )
         return fitting[0]
 
-    async def _body(self, headers: dict[str, str], receive: Receive) -> bytes:
+    async def _read(self, headers: dict[str, str], body: bytearray, receive: Receive) -> None:
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise ProblemError(415, "send the body as Content-Type: application/json")
@@ -105,16 +128,36 @@ class Guard:
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length) > most:
             raise problem
-        body = bytearray()
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ProblemError(400, "the connection was closed before the body was whole")
-            body += message.get("body", b"")
-            if len(body) > most:
-                raise problem
-            if not message.get("more_body", False):
-                return bytes(body)
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                async for part in _parts(receive):
+                    if len(body) + len(part) > most:
+                        raise problem
+                    self._add(part, body)
+        except TimeoutError as error:
+            late = f"the body was not whole after {BODY_SECONDS} seconds; send it faster"
+            raise ProblemError(408, late) from error
+
+    def _add(self, part: bytes, body: bytearray) -> None:
+        before = _counted(body)
+        body += part
+        self._bytes_in_all += _counted(body) - before
+        if self._bytes_in_all > self._access.most_bytes_in_all:
+            raise ProblemError(429, "the long bodies of other requests fill the memory; try again")
+
+
+def _counted(body: bytearray) -> int:
+    return max(len(body) - SHORT_BODY_BYTES, 0)
+
+
+async def _parts(receive: Receive) -> AsyncIterator[bytes]:
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ProblemError(400, "the connection was closed before the body was whole")
+        yield message.get("body", b"")
+        more = message.get("more_body", False)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -12,6 +12,7 @@ import uvicorn
 
 from specqd.errors import MachineError
 from specqd.server.app import Service, make_app
+from specqd.server.connections import ACCEPTED_AT_ONCE, Connection, most_connections
 from specqd.server.engine_thread import EngineThread
 
 _BACKLOG = 2048
@@ -41,7 +42,9 @@ def run(service: Service, sock: socket.socket, drain_s: int, say: Callable[[str]
     signal ends them at once. Raises MachineError where the engine failed."""
     config = uvicorn.Config(
         make_app(service),
-        http="h11",  # by default uvicorn takes any parser that is installed
+        http=Connection,
+        limit_concurrency=most_connections(),
+        backlog=ACCEPTED_AT_ONCE,  # also the kernel's queue, until `startup` has ended
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -52,7 +55,7 @@ def run(service: Service, sock: socket.socket, drain_s: int, say: Callable[[str]
     try:
         server.run(sockets=[sock])
     finally:
-        server.has_ended.set()
+        server.end()
     if (fault := service.thread.fault) is not None:
         raise MachineError(
             f"the engine failed: {fault}; the log above says where; start the server again"
@@ -74,7 +77,13 @@ class _Server(uvicorn.Server):
         self._drain_s = drain_s
         self._say = say
         self._signals = 0
-        self.has_ended = Event()
+        self._has_ended = Event()
+        self._watches: list[Thread] = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for sock in sockets or ():
+            sock.listen(_BACKLOG)
 
     async def on_tick(self, counter: int) -> bool:
         """Whether to end now."""
@@ -116,11 +125,18 @@ class _Server(uvicorn.Server):
         """Ends the process by force where it still runs after `seconds` and the time that clients
         and threads have: a round or a tokenizer may hang, and exiting would wait for its thread."""
         patience = seconds + _SLOW_READERS_SECONDS + _LAST_SECONDS
-        Thread(target=_watch, args=(self.has_ended, patience, self._say), daemon=True).start()
+        watch = Thread(target=_watch, args=(self._has_ended, patience, self._say), daemon=True)
+        watch.start()
+        self._watches.append(watch)
+
+    def end(self) -> None:
+        """Ends the watches of `_end_within`. A daemon thread that outlives them keeps models."""
+        self._has_ended.set()
+        for watch in self._watches:
+            watch.join()
 
 
 def _watch(has_ended: Event, seconds: float, say: Callable[[str], None]) -> None:
-    """Holds no reference to the server: a daemon thread is still there when the models go."""
     if not has_ended.wait(seconds):
         say("error: the server does not end by itself; it was ended by force")
         os._exit(1)

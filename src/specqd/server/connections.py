@@ -1,0 +1,90 @@
+"""Limits of connections that uvicorn lacks: clients may neither stall nor crowd out the others.
+
+Knows HTTP's states of a connection; knows nothing of what requests ask.
+"""
+
+import asyncio
+import os
+import resource
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEAD_SECONDS = 10  # for the head of a request, from the connection or the last answer on
+WRITE_SECONDS = 30  # for a client to make room for more of its answer
+MOST_CONNECTIONS = 4096
+ACCEPTED_AT_ONCE = 16  # before any of them is counted
+_SPARE_FILES = 64  # descriptors for those and for all else
+
+
+def most_connections() -> int:
+    """The number that this process has file descriptors for."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return MOST_CONNECTIONS
+    return max(min(soft - len(os.listdir("/dev/fd")) - _SPARE_FILES, MOST_CONNECTIONS), 8)
+
+
+class Connection(H11Protocol):
+    """uvicorn's, cut where the client stalls. A new one displaces the one that has waited longest
+    for its client's request, where `limit_concurrency` connections are open."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        assert self.limit_concurrency is not None
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        # Below the limit with this one: uvicorn refuses requests at it.
+        self._make_room(len(self.connections) + 2 - self.limit_concurrency)
+        super().connection_made(transport)
+        self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._head_timer, self._write_timer):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._wait_for_head()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether no whole request is there that has no whole answer."""
+        is_answered = self.cycle is None or self.cycle.response_complete
+        return is_answered or self.conn.their_state is h11.SEND_BODY
+
+    def _wait_for_head(self) -> None:
+        """Starts the time of the next head; bytes that come do not prolong it."""
+        self.waits_since = self.loop.time()
+        is_unread = self.transport.get_write_buffer_size() > 0
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+        self._head_timer = self.loop.call_later(
+            WRITE_SECONDS if is_unread else HEAD_SECONDS, self._end_without_head
+        )
+
+    def _end_without_head(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.abort()  # `close` would wait for the client to read
+
+    def _make_room(self, places: int) -> None:
+        if places < 1:
+            return
+        waiting = [
+            each
+            for each in self.connections
+            if isinstance(each, Connection) and each.waits_for_client
+        ]
+        for each in sorted(waiting, key=lambda each: each.waits_since)[:places]:
+            self.connections.discard(each)
+            each.transport.abort()
