@@ -204,6 +204,22 @@ def test_a_tokenizer_that_panics_fails_its_requests_alone(tmp_path: Path, seed: 
         assert problem.startswith("the tokenizer cannot")
 
 
+def test_half_a_character_is_an_answer_with_an_error(tmp_path: Path, llm: LLM) -> None:
+    half = "\ud83d"
+    chat = {"messages": [{"role": half, "content": "x"}]}
+    requests = [
+        line("salt", cache_salt=half),
+        line("role", "/v1/chat/completions", **chat),
+        line("prompt", prompt=half),
+        line(f"{half} in the id"),
+    ]
+    source, out = write(tmp_path / "in.jsonl", requests), tmp_path / "out.jsonl"
+    assert answer_file(llm, source, out) == 3
+    statuses = {name: each["response"]["status_code"] for name, each in read(out).items()}
+    assert statuses == {"salt": 400, "role": 400, "prompt": 400, f"{half} in the id": 200}
+    assert answer_file(llm, source, out) == 0  # all are answered
+
+
 def test_chats_are_refused_where_there_is_no_template(tmp_path: Path, seed: int) -> None:
     bare = LLM(make_model(tmp_path / "bare", Shape(), seed))
     chat = line("b", "/v1/chat/completions", messages=[{"role": "user", "content": "x"}])

@@ -146,6 +146,10 @@ def test_only_json_bodies_are_accepted(served: Served, kind: str) -> None:
         (b'{"prompt": [-1], "echo": true, "logprobs": 1}', "token id -1"),
         (b'{"prompt": "x", "wonders": 1}', "wonders: this field is not known"),
         (b'{"prompt": "\\ud800"}', "surrogate"),
+        (b'{"prompt": "x", "cache_salt": "\\ud83d"}', "surrogate"),
+        (b'{"prompt": "x", "stop": ["\\ude00\\ud83d"]}', "surrogate"),
+        (b'{"prompt": "x", "metadata": {"\\udfff": 1}}', "surrogate"),
+        (b'{"prompt": "\xed\xa0\xbd"}', "UTF-8"),
     ],
 )
 def test_malformed_bodies_are_400_in_one_line(served: Served, body: bytes, says: str) -> None:
@@ -154,6 +158,17 @@ def test_malformed_bodies_are_400_in_one_line(served: Served, body: bytes, says:
     assert says in reply.error["message"]
     assert "\n" not in reply.error["message"]
     assert set(reply.error) == {"message", "type", "param", "code"}
+
+
+def test_half_a_character_in_a_message_is_400_and_a_whole_one_is_not(served: Served) -> None:
+    for path in (CHAT, "/tokenize"):
+        for text in ("\ud83d", "\ude00\ud83d"):
+            message = {"role": f"user{text}", "content": "x"}
+            reply = served.ask("POST", path, {"messages": [message]})
+            assert reply.status == 400, reply.body
+            assert "surrogate" in reply.error["message"]
+        message = {"role": "user", "content": "\U0001f600 \\ud83d"}  # the latter as six characters
+        assert served.ask("POST", path, {"messages": [message]}).status == 200
 
 
 @pytest.mark.parametrize(

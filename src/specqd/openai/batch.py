@@ -23,6 +23,7 @@ from specqd.errors import RequestError, SpecqdError, TokenizerError, shown
 from specqd.llm import LLM
 from specqd.openai.answers import Answer, Json, Usage, form_of
 from specqd.openai.errors import code_of, param_of, refusal
+from specqd.openai.json_text import check_characters, read_json
 from specqd.openai.requests import (
     ChatRequest,
     Prepared,
@@ -50,6 +51,7 @@ class BatchRequest:
     custom_id: str
     key: str  # a digest of the line and the model's name
     request: Request
+    problem: RequestError | None  # why it has no answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ def read_batch(path: Path, model: str) -> Batch:
 
 def _request(line: bytes, model: str) -> BatchRequest:
     try:
-        entry = json.loads(line.decode("utf-8"))
+        entry = read_json(line)
     except (ValueError, RecursionError) as error:
         raise RequestError("is not JSON in UTF-8, one request a line") from error
     if not isinstance(entry, dict):
@@ -111,7 +113,12 @@ def _request(line: bytes, model: str) -> BatchRequest:
     if request.options.is_streamed:
         raise RequestError("body.stream: true; the answers of a batch are not streamed")
     content = json.dumps([model, entry], sort_keys=True)
-    return BatchRequest(custom_id, sha256(content.encode()).hexdigest()[:32], request)
+    key = sha256(content.encode()).hexdigest()[:32]
+    try:
+        check_characters(entry["body"], line)
+    except RequestError as error:
+        return BatchRequest(custom_id, key, request, error)
+    return BatchRequest(custom_id, key, request, None)
 
 
 class Answers:
@@ -264,6 +271,8 @@ def _grammar_of(llm: LLM, batch: Batch) -> GrammarOf | None:
 
 
 def _submit(llm: LLM, line: BatchRequest, grammar_of: GrammarOf | None) -> _Running:
+    if line.problem is not None:
+        raise line.problem
     prepared = Prepared.of(line.request, llm.tokenizer)
     make_grammar = grammar_of(prepared) if grammar_of is not None else None
     salt = line.request.options.cache_salt

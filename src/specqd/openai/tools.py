@@ -1,12 +1,12 @@
 """The tools of a chat request's body, and the calls in its messages, checked."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specqd.config.fields import Fields
-from specqd.errors import FieldError, shown
+from specqd.errors import FieldError, RequestError, shown
+from specqd.openai.json_text import check_characters, read_json
 from specqd.openai.tool_calls import NO_PARAMETERS, Tool, ToolUse
 
 FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
@@ -121,7 +121,8 @@ def with_names(messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any]
 
 def calls_of(name: str, calls: object) -> list[dict[str, Any]]:
     """The calls of an assistant's message, as templates expect them: with arguments as an object,
-    which clients send as text. Text that is no JSON object stays: a model may have written it."""
+    which clients send as text. Text that is no JSON object, or has half a character, stays: a model
+    may have written it."""
     if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
         raise FieldError(name, f"{shown(calls)} is not a list of calls")
     return [_call(f"{name}[{i}]", call) for i, call in enumerate(calls)]
@@ -133,8 +134,11 @@ def _call(name: str, call: Mapping[str, Any]) -> dict[str, Any]:
         raise FieldError(name, "a call with a function's name and arguments is needed")
     arguments = function.get("arguments")
     try:
-        value = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except (ValueError, RecursionError):
+        value = arguments
+        if isinstance(arguments, str):
+            value = read_json(arguments)
+            check_characters(value, arguments)
+    except (ValueError, RecursionError, RequestError):
         value = arguments
     kept = value if isinstance(value, dict) else arguments
     return {**call, "function": {**function, "arguments": kept}}

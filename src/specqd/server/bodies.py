@@ -1,23 +1,25 @@
 """JSON bodies, and the requests to vLLM's paths /tokenize and /detokenize, checked."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from specqd.config.fields import Fields
 from specqd.errors import FieldError
+from specqd.openai.json_text import check_characters, read_json
 from specqd.openai.requests import messages_of
 from specqd.server.problems import refused
 from specqd.text.tokenizer import Tokenizer
 
 
 def json_of(body: bytes) -> object:
-    """Raises ProblemError for what is not JSON."""
+    """Raises ProblemError for what is not JSON, RequestError for half a character in it."""
     try:
-        return json.loads(body)
+        value = read_json(body)
+        check_characters(value, body)
+        return value
     except (ValueError, RecursionError) as error:
-        raise refused("the body is not JSON") from error
+        raise refused("the body is not JSON in UTF-8") from error
 
 
 @dataclass(frozen=True, slots=True)
