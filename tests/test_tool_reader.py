@@ -1,12 +1,15 @@
 """Calls read from texts are the same in pieces of any size, and markup is no content."""
 
 import itertools
+import json
 import random
 from collections.abc import Sequence
 
 import pytest
 
+from specqd.openai import tool_reader
 from specqd.openai.tool_reader import ToolReader
+from support.work import Counted, CountedPattern, Work
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "}<\\"é"}}\n</tool_call>'
 ARGUMENTS = '{"a": "}<\\"é"}'
@@ -114,3 +117,49 @@ def test_json_is_a_call_if_it_names_a_function(
     text: str, content: str, calls: list[tuple[str, str]], seed: int
 ) -> None:
     check(text, content, calls, seed, is_tagged=False)
+
+
+def test_half_a_character_in_a_call_is_passed_on_as_an_escape(seed: int) -> None:
+    arguments = '{"a": "\\ud83d", "b": "\\ude00 é"}'
+    for spelled in (arguments, json.dumps(arguments)):
+        call = f'{{"arguments": {spelled}, "name": "f"}}'
+        check(call, "", [("f", arguments)], seed, is_tagged=False)
+        check(f"<tool_call>{call}</tool_call>", "", [("f", arguments)], seed, is_tagged=True)
+
+
+LONG_TEXTS = {
+    "spaces": (True, " ", ""),
+    "an unknown call": (True, "<tool_call>{", "ab "),
+    "no end of a call": (True, CALL[: -len("</tool_call>")], "ab "),
+    "calls": (True, "", CALL),
+    "calls without ends": (True, "", CALL[: -len("\n</tool_call>")]),
+    "begins of calls": (True, "", "<tool_call> "),
+    "calls in another order": (True, "", '<tool_call>{"arguments": {}, "name": "f"}</tool_call>'),
+    "untagged spaces": (False, " ", ""),
+    "an untagged unknown call": (False, '{"name": "h", ', '"a": 1, '),
+    "untagged calls": (False, "", '{"name": "f", "parameters": {}};'),
+    "spaces after untagged calls": (False, '{"name": "f", "parameters": {}}', " "),
+}
+
+
+@pytest.mark.parametrize("name", LONG_TEXTS)
+@pytest.mark.parametrize("step", [3, 1 << 20])
+def test_reading_takes_linear_work(name: str, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_tagged, begin, repeated = LONG_TEXTS[name]
+
+    def work(length: int) -> int:
+        text = (begin + (repeated or begin) * length)[:length]
+        done = Work()
+        with monkeypatch.context() as patched:
+            for pattern in ("_HEAD", "_SPACE", "_TAG"):
+                counted = CountedPattern(getattr(tool_reader, pattern), done)
+                patched.setattr(tool_reader, pattern, counted)
+            reader = ToolReader({"f"}, is_tagged=is_tagged)
+            for at in range(0, length, step):
+                reader.feed(Counted(text[at : at + step], done))
+            reader.finish()
+        return done.characters
+
+    once, twice = work(20_000), work(40_000)
+    assert once >= 20_000
+    assert twice < 2.5 * once  # the part of each text that does not repeat costs a constant

@@ -2,7 +2,8 @@
 
 Knows the two forms of `tool_calls`; knows nothing of tokens or of answers. A call begins once its
 name and the begin of its arguments are read; any other text stays content. Arguments are passed on
-as the model writes them: like OpenAI, wrong JSON is for the client to see.
+as the model writes them: like OpenAI, wrong JSON is for the client to see. Each character is read a
+bounded number of times, however long the text and however small its parts.
 """
 
 import json
@@ -11,6 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from specqd.openai.json_text import escaped
 from specqd.openai.tool_calls import CLOSER, OPENER, PYTHON_TAG
 from specqd.text.stream import overlap
 
@@ -18,6 +20,8 @@ _LONGEST_HEAD = 512  # characters
 _HEAD = re.compile(
     r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
+_SPACE = re.compile(r"\s*")
+_TAG = re.compile(f"{OPENER}|{CLOSER}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +43,20 @@ class ToolReader:
         self.num_calls = 0
         self._names = names
         self._is_tagged = is_tagged
-        self._held = ""  # text that is not passed on yet
-        self._body = 0  # where in it a call's object begins
-        self._seen = 0  # how far it was searched
+        self._kept: list[str] = []  # text that was read and is neither content nor a call yet
+        self._body: list[str] = []  # the same, of a call's object
+        self._text = ""
+        self._at = 0  # how far it is read
+        self._scanned = 0  # how far a call's object, which is not read yet, was searched
+        self._marks: tuple[str, ...] = (PYTHON_TAG,)  # that may still stand before an untagged call
         self._object = _Object()
         self._state: Literal["text", "head", "arguments", "tail", "plain"] = "text"
 
     def feed(self, text: str) -> list[Piece]:
         """The pieces that became certain with this text."""
-        self._held += text
+        self._text = self._text[self._at :] + text
+        self._scanned -= self._at
+        self._at = 0
         pieces: list[Piece] = []
         steps = {
             "text": self._tagged_text if self._is_tagged else self._untagged_text,
@@ -63,86 +72,96 @@ class ToolReader:
     def finish(self) -> list[Piece]:
         """The last pieces, at the text's end."""
         pieces: list[Piece] = []
-        if self._state == "head" and self._take_whole(self._held[self._body :], pieces):
-            self._held = ""
-        rest = self._held.strip("}; \t\r\n") if self.num_calls else self._held
+        body = "".join(self._body) + self._text[self._at :]
+        self._at = len(self._text)
+        if self._state == "head" and self._take_whole(body, pieces):
+            return pieces
+        held = "".join(self._kept) + body
+        rest = held.strip("}; \t\r\n") if self.num_calls else held
         if self._state == "tail" and CLOSER.startswith(rest):  # the text ends within it
             rest = ""
         if rest:
-            pieces.append(self._held)
-        self._held = ""
+            pieces.append(held)
         return pieces
 
     # --- Each takes a step and returns whether another may follow ------------------------------
 
     def _tagged_text(self, pieces: list[Piece]) -> bool:
-        at = self._held.find(OPENER)
-        end = at if at >= 0 else len(self._held) - overlap(self._held, OPENER)
-        end = len(self._held[:end].rstrip())  # white space before a call is not content
-        if end:
-            pieces.append(self._held[:end])
-            self._held = self._held[end:]
+        at = self._text.find(OPENER, self._at)
+        end = at if at >= 0 else len(self._text) - overlap(self._text, OPENER)
+        new = self._taken(max(end, self._at))
+        content = new.rstrip()  # white space before a call is not content
+        if content:
+            pieces.append("".join((*self._kept, content)))
+            self._kept.clear()
+        self._kept.append(new[len(content) :])
         if at < 0:
             return False
-        self._begin_head(at - end + len(OPENER))
+        self._kept.append(self._taken(at + len(OPENER)))
+        self._begin_head()
         return True
 
     def _untagged_text(self, pieces: list[Piece]) -> bool:
-        text = self._held.lstrip()
-        if self.num_calls:
-            text = text.removeprefix(";").lstrip()
-        if text.startswith(PYTHON_TAG):
-            text = text.removeprefix(PYTHON_TAG).lstrip()
-        elif PYTHON_TAG.startswith(text):
+        while True:
+            self._kept.append(self._taken(self._end_of_space()))
+            rest = self._text[self._at : self._at + len(PYTHON_TAG)]
+            mark = next((mark for mark in self._marks if rest.startswith(mark)), None)
+            if mark is None:
+                break
+            self._kept.append(self._taken(self._at + len(mark)))
+            self._marks = self._marks[self._marks.index(mark) + 1 :]
+        if not rest or any(mark.startswith(rest) for mark in self._marks):
             return False
-        if not text:
-            return False
-        if text.startswith("{"):
-            self._begin_head(len(self._held) - len(text))
+        if rest.startswith("{"):
+            self._begin_head()
         else:
             self._state = "plain"
         return True
 
     def _plain(self, pieces: list[Piece]) -> bool:
-        if self._held:
-            pieces.append(self._held)
-            self._held = ""
+        self._give_back("", pieces)
         return False
 
-    def _begin_head(self, body: int) -> None:
-        self._body = self._seen = body
+    def _begin_head(self) -> None:
+        self._scanned = self._at
         self._object = _Object()
         self._state = "head"
 
     def _head(self, pieces: list[Piece]) -> bool:
-        head = _HEAD.match(self._held[: self._body + _LONGEST_HEAD], self._body)
-        if head is not None and head[1] in self._names:
-            pieces.append(CallPiece(self.num_calls, head[1], ""))
-            self._held = self._held[head.end() :]
-            self._object = _Object()
-            self._state = "arguments"
-            return True
-        end, after = self._end_of_body()
+        if not self._body:  # else it is longer than any head
+            head = _HEAD.match(self._text, self._at, self._at + _LONGEST_HEAD)
+            if head is not None and head[1] in self._names:
+                pieces.append(CallPiece(self.num_calls, head[1], ""))
+                self._at = head.end()
+                self._kept.clear()
+                self._object = _Object()
+                self._state = "arguments"
+                return True
+        end, mark = self._end_of_body()
         if end is None:
+            if self._scanned - self._at > _LONGEST_HEAD:
+                self._body.append(self._taken(self._scanned))
             return False
-        if not self._take_whole(self._held[self._body : end], pieces):
-            pieces.append(self._held[:after])
-            self._state = "text" if self._is_tagged else "plain"
+        body = "".join((*self._body, self._taken(end)))
+        self._body.clear()
+        self._at += len(mark)
+        if self._take_whole(body, pieces):
+            self._kept.clear()
+            self._begin_text()
         else:
-            self._state = "text"
-        self._held = self._held[after:]
+            self._give_back(body + mark, pieces)
+            self._state = "text" if self._is_tagged else "plain"
         return True
 
-    def _end_of_body(self) -> tuple[int | None, int]:
-        """The end of the call's object in the held text, and the place where the text goes on."""
+    def _end_of_body(self) -> tuple[int | None, str]:
+        """The end of the call's object, if it is there, and the mark that follows it."""
         if self._is_tagged:
-            at = self._held.find(CLOSER, max(self._body, self._seen - len(CLOSER)))
-            self._seen = len(self._held)
-            return (None, 0) if at < 0 else (at, at + len(CLOSER))
-        new = self._held[self._seen :]
-        end = self._object.end_in(new)
-        self._seen += len(new) if end is None else end
-        return (None, 0) if end is None else (self._seen, self._seen)
+            end = self._text.find(CLOSER, self._scanned)
+            self._scanned = max(len(self._text) - overlap(self._text, CLOSER), self._scanned)
+            return (None, "") if end < 0 else (end, CLOSER)
+        found = self._object.end_in(self._text, self._scanned)
+        self._scanned = len(self._text)
+        return found, ""
 
     def _take_whole(self, body: str, pieces: list[Piece]) -> bool:
         """Takes a call with its members in another order, if the body is one."""
@@ -154,11 +173,10 @@ class ToolReader:
         return True
 
     def _arguments(self, pieces: list[Piece]) -> bool:
-        end = self._object.end_in(self._held)
-        taken = self._held[:end]
+        end = self._object.end_in(self._text, self._at)
+        taken = self._taken(len(self._text) if end is None else end)
         if taken:
             pieces.append(CallPiece(self.num_calls, None, taken))
-        self._held = self._held[len(taken) :]
         if end is None:
             return False
         self.num_calls += 1
@@ -168,17 +186,45 @@ class ToolReader:
     def _tail(self, pieces: list[Piece]) -> bool:
         """Skips to where the text goes on after a call."""
         if not self._is_tagged:
-            rest = self._held.lstrip()
-            if not rest:
+            self._at = self._end_of_space()
+            if self._at == len(self._text):
                 return False
-            self._held = rest.removeprefix("}")
+            self._at += self._text.startswith("}", self._at)
         else:
-            marks = re.search(f"{CLOSER}|(?={OPENER})", self._held)
-            if marks is None:
+            tag = _TAG.search(self._text, self._at)
+            if tag is None:
+                held = max(overlap(self._text, OPENER), overlap(self._text, CLOSER))
+                self._kept.append(self._taken(max(len(self._text) - held, self._at)))
                 return False
-            self._held = self._held[marks.end() :]
-        self._state = "text"
+            self._kept.clear()
+            self._at = tag.end() if tag[0] == CLOSER else tag.start()
+        self._begin_text()
         return True
+
+    # --- Parts of steps -----------------------------------------------------------------------
+
+    def _begin_text(self) -> None:
+        self._marks = (";", PYTHON_TAG)
+        self._state = "text"
+
+    def _taken(self, end: int) -> str:
+        taken = self._text[self._at : end]
+        self._at = end
+        return taken
+
+    def _end_of_space(self) -> int:
+        found = _SPACE.match(self._text, self._at)
+        assert found is not None
+        return found.end()
+
+    def _give_back(self, body: str, pieces: list[Piece]) -> None:
+        """Makes what was kept content."""
+        content = "".join(self._kept) + body
+        self._kept.clear()
+        if self._state == "plain":
+            content += self._taken(len(self._text))
+        if content:
+            pieces.append(content)
 
 
 class _Object:
@@ -189,10 +235,11 @@ class _Object:
         self._is_in_text = False
         self._is_escaped = False
 
-    def end_in(self, piece: str) -> int | None:
-        """The length of the object's part of the piece; None: all of it, and more may come. The
-        begin of a tag ends it, since JSON has none outside of strings."""
-        for i, character in enumerate(piece):
+    def end_in(self, text: str, begin: int) -> int | None:
+        """Where the object ends in the text behind `begin`; None: more may come. The begin of a
+        tag ends it, since JSON has none outside of strings."""
+        for i in range(begin, len(text)):
+            character = text[i]
             if self._is_escaped:
                 self._is_escaped = False
             elif self._is_in_text:
@@ -218,10 +265,10 @@ def _whole_call(body: str) -> tuple[str, str] | None:
         return None
     arguments = call.get("arguments", call.get("parameters", {}))
     if isinstance(arguments, str):
-        return None if _object_of(arguments) is None else (call["name"], arguments)
+        return None if _object_of(arguments) is None else (call["name"], escaped(arguments))
     if not isinstance(arguments, dict):
         return None
-    return call["name"], json.dumps(arguments, ensure_ascii=False)
+    return call["name"], escaped(json.dumps(arguments, ensure_ascii=False))
 
 
 def _object_of(text: str) -> dict[str, Any] | None:
