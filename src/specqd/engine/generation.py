@@ -12,7 +12,8 @@ from specqd._native import Sequence
 from specqd.engine.roles import Grammar
 from specqd.errors import SpecqdError
 from specqd.sampling import SamplingParams
-from specqd.text.stream import TextStream, overlap
+from specqd.text.stops import StopFinder
+from specqd.text.stream import TextStream
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 MakeGrammar = Callable[[], Grammar]
@@ -80,6 +81,10 @@ class Generation:
     is_plain: bool = False  # nothing is drafted for it
     leader: "Generation | None" = None  # whose prompt this sample shares
     _held_back: str = ""  # certain text that may turn out to begin a stop string
+    _stops: StopFinder = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._stops = StopFinder(self.params.stop)
 
     @property
     def tokens(self) -> list[int]:
@@ -110,7 +115,7 @@ class Generation:
             kept, shown, reason = stop, stop - 1, "stop"
         if self.params.stop:
             for count, token in enumerate(tokens[:shown], 1):
-                if self._release(self._held_back + self.stream.feed([token]), is_last=False):
+                if self._release(self.stream.feed([token]), is_last=False):
                     kept, reason = count, "stop"
                     break
         else:
@@ -126,19 +131,18 @@ class Generation:
         is_cut = reason == "stop" and not self.sequence.is_stop(self.sequence.tokens[-1])
         try:
             if not is_cut:
-                self._release(self._held_back + self.stream.finish(), is_last=True)
+                self._release(self.stream.finish(), is_last=True)
         except SpecqdError as error:
             reason, self.error = "error", self.error or error
         self.finish_reason = reason
 
-    def _release(self, pending: str, *, is_last: bool) -> bool:
-        found = [at for stop in self.params.stop if (at := pending.find(stop)) >= 0]
-        kept = 0
-        if found:
-            pending = pending[: min(found)]
-        elif not is_last:
-            kept = max((overlap(pending, stop) for stop in self.params.stop), default=0)
-        certain = len(pending) - kept
+    def _release(self, new: str, *, is_last: bool) -> bool:
+        """Adds the text that no stop string can cut any more; returns whether one was found."""
+        begin = self._stops.feed(new)
+        pending = self._held_back + new
+        if begin is not None:
+            pending = pending[: begin - len(self.text)]
+        certain = len(pending) if is_last or begin is not None else len(pending) - self._stops.held
         self.text += pending[:certain]
         self._held_back = pending[certain:]
-        return bool(found)
+        return begin is not None
