@@ -104,12 +104,15 @@ class WindowPieces:
         self._falls_back_to_bytes = falls_back_to_bytes
         self._before: list[int] = []  # empty until there is text: the start must be decoded as one
         self._held: list[int] = []
+        # Tokens to hold before they are decoded again: twice those that made no certain text, so
+        # that a decoder that makes none takes linear time.
+        self._least = 1
 
     def feed(self, token_id: int, token: str) -> str:
         self._held.append(token_id)
         if self._falls_back_to_bytes and is_byte_token(token):
             return ""
-        return self._release()
+        return self._release() if len(self._held) >= self._least else ""
 
     def finish(self) -> str:
         return self._release()
@@ -120,7 +123,9 @@ class WindowPieces:
         before = self._decode(self._before) if self._before else ""
         text = self._decode(self._before + self._held)
         if not text.startswith(before) or (not self._before and not text):
+            self._least = 2 * len(self._held)
             return ""  # not certain yet
+        self._least = 1
         self._before = [*self._anchor, self._held[-1]]
         self._held = []
         return text[len(before) :]
