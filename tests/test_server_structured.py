@@ -155,13 +155,23 @@ class FailingMatcher:
 
 
 def test_a_matcher_that_fails_ahead_of_the_text_is_replaced() -> None:
-    grammar = JsonGrammar(FailingMatcher([]), 1)
+    grammar = JsonGrammar(FailingMatcher([]), np.array([1 << 7], np.uint32))
     grammar.accept(7)
     assert grammar.masks([7, 7]).tolist() == [[1 << 7], [1 << 7], [0]]
     grammar.accept(7)
     assert grammar.masks([7, 7]).tolist() == [[1 << 7], [0], [0]]
     grammar.accept(7)
     assert grammar.masks([]).tolist() == [[0]]  # the text itself ends here
+
+
+def test_the_first_mask_of_a_costly_schema_is_made_before_the_engine_asks(llm: LLM) -> None:
+    make = grammars_of(llm).of_schema({"type": "string", "pattern": "^(a{1000}){1000}$"})
+    first, other = make(), make()
+    for grammar in (first, other):
+        grammar._matcher = None  # type: ignore[attr-defined]
+        [row] = grammar.masks([])
+        [quote] = llm.encode('"')
+        assert [i for i in range(llm.model.vocabulary) if row[i // 32] >> (i % 32) & 1] == [quote]
 
 
 def test_openais_client_parses_into_a_pydantic_model(client: Any) -> None:

@@ -19,6 +19,9 @@ from specqd.text.tokenizer import Tokenizer
 
 MOST_SCHEMA_CHARACTERS = 1 << 16
 DEEPEST_SCHEMA = 32
+# llguidance's units for a schema's patterns, a tenth of its default: 0.2 s at most. Schemas of
+# MOST_SCHEMA_CHARACTERS with common patterns need less than half of it.
+_LEXER_FUEL = 100_000
 _FORMAT, _TOOLS = "response_format", "tools"  # fields of requests
 
 
@@ -58,14 +61,19 @@ class JsonGrammars:
         return self._of_rules(lambda: written(schema), _FORMAT)
 
     def _of_rules(self, write: Callable[[], str], field: str) -> MakeGrammar:
+        limits = llguidance.LLParserLimits(initial_lexer_fuel=_LEXER_FUEL)
         try:
-            matcher = llguidance.LLMatcher(self._tokens(field), write(), log_level=0)
+            tokens = self._tokens(field)
+            matcher = llguidance.LLMatcher(tokens, write(), log_level=0, limits=limits)
+            first = matcher.deep_copy()
+            bits = first.compute_bitmask()  # the costliest mask: here it delays no other request
         except ValueError as error:
             raise _unfollowable(error, field) from error
-        if matcher.is_error():
-            raise _unfollowable(matcher.get_error(), field)
+        if first.is_error():
+            raise _unfollowable(first.get_error(), field)
         words = -(-self._vocabulary // 32)
-        return lambda: JsonGrammar(matcher, words)
+        mask = np.frombuffer(bits, np.uint32)[:words]
+        return lambda: JsonGrammar(matcher, mask)
 
     def _tokens(self, field: str) -> llguidance.LLTokenizer:
         if not self._eos:
@@ -80,13 +88,15 @@ class JsonGrammars:
 class JsonGrammar:
     """A Grammar of one sample. Masks along a proposal leave its accepted tokens as they are."""
 
-    def __init__(self, fresh: llguidance.LLMatcher, words: int) -> None:
+    def __init__(self, fresh: llguidance.LLMatcher, first: NDArray[np.uint32]) -> None:
+        """first: the mask of the first token."""
         self._fresh = fresh  # only copied, never advanced
         self._matcher = fresh.deep_copy()
-        self._words = words
+        self._words = len(first)
         self._accepted: list[int] = []
         self._ahead: list[int] = []  # tokens that the matcher has read beyond the accepted ones
-        self._rows: dict[tuple[int, ...], NDArray[np.uint32] | None] = {}  # by tokens ahead
+        # By tokens ahead.
+        self._rows: dict[tuple[int, ...], NDArray[np.uint32] | None] = {(): first}
 
     def accept(self, token: int) -> None:
         self._rows.clear()
