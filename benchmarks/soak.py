@@ -3,10 +3,12 @@
     python benchmarks/soak.py [MODEL] [--requests 2000] [--at-once 16] [--seed 0]
 
 Runs `specqd serve` with 2 threads, its default drafts and a chat template that calls tools. 10 % of
-requests disconnect before their end, 5 % are malformed, 5 % too large. The others are completions
-and chats, whole and streamed, free and held to schemas, with tools, log-probabilities of prompts
-and the fields that the page uses. Prints the server's memory and counts after each quarter. Ends
-with status 1 where a reply has an unexpected status, or pages, slots or memory are not given back.
+requests disconnect before their end, 5 % are malformed, 5 % too large. 5 % of clients stall: they
+send nothing, half a head or half a body, or read nothing of a stream; the server must cut them. The
+others are completions and chats, whole and streamed, free and held to schemas, with tools,
+log-probabilities of prompts and the fields that the page uses. Prints the server's memory and
+counts after each quarter. Ends with status 1 where a reply has an unexpected status, a stalled
+client is not cut, or pages, slots or memory are not given back.
 """
 
 import argparse
@@ -15,6 +17,7 @@ import random
 import re
 import shutil
 import signal
+import socket
 import sys
 import time
 from collections import Counter
@@ -50,7 +53,15 @@ PLACES = 1024  # samples that a server accepts at once
 OVER_CONTEXT = b'{"prompt": "%b"}' % (b"import os; " * 2_000)
 MOST_GROWTH_KB = 8192  # memory over the second half, for allocators
 
+CUT_WITHIN_S = 120  # a body may take 60 s
+
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+UNREAD = b'{"prompt": ["x", "y"], "n": 8, "stream": true, "max_tokens": 400, "ignore_eos": true}'
+HEAD = (
+    f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    f"Content-Length: {len(UNREAD)}\r\n\r\n"
+).encode()
+STALLS = (b"", HEAD[:40], HEAD, HEAD + UNREAD[:40], HEAD + UNREAD)
 MALFORMED: list[tuple[int, str, bytes]] = [
     (400, COMPLETIONS, b'{"prompt": 5'),
     (400, COMPLETIONS, b'{"prompt": 5}'),
@@ -73,6 +84,28 @@ def leave(server: Served, path: str, body: bytes, patience_s: float) -> None:
     connection.request("POST", path, body, {"Content-Type": "application/json"})
     time.sleep(patience_s)
     connection.close()
+
+
+def stall(server: Served, sends: bytes) -> socket.socket:
+    """A client that sends this, and then neither sends nor reads."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(("127.0.0.1", server.port))
+    client.sendall(sends)
+    return client
+
+
+def is_cut(client: socket.socket) -> bool:
+    """Whether the server ends the connection."""
+    client.settimeout(CUT_WITHIN_S)
+    try:
+        while client.recv(1 << 16):
+            pass
+    except ConnectionResetError:
+        pass
+    except TimeoutError:
+        return False
+    return True
 
 
 def rss_kb(server: Served) -> int:
@@ -118,8 +151,9 @@ def good_request(rng: random.Random) -> tuple[str, Json]:
     return path, body | more
 
 
-def request(server: Served, seed: int) -> str:
-    """Sends one request; returns a description of its outcome."""
+def request(server: Served, seed: int, stalled: list[socket.socket]) -> str:
+    """Sends one request; returns a description of its outcome. A client that stalls is added to
+    `stalled`."""
     rng = random.Random(seed)
     kind = rng.random()
     if kind < 0.05:
@@ -129,8 +163,11 @@ def request(server: Served, seed: int) -> str:
         return judged("over the context", 400, post(server, COMPLETIONS, OVER_CONTEXT))
     if kind < 0.1:
         return judged("a body of 5 MB", 413, post(server, COMPLETIONS, b" " * (5 << 20)))
+    if kind < 0.15:
+        stalled.append(stall(server, rng.choice(STALLS)))
+        return "stalled"
     path, asked = good_request(rng)
-    if kind < 0.2:
+    if kind < 0.25:
         asked |= {"max_tokens": 400} | ({"ignore_eos": True} if "prompt" in asked else {})
         asked.pop("response_format", None)
         leave(server, path, json.dumps(asked).encode(), rng.random() * 0.2)
@@ -171,6 +208,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     outcomes: Counter[str] = Counter()
+    stalled: list[socket.socket] = []
     with (
         TemporaryDirectory() as folder,
         serving(str(copied(options.model, Path(folder)))) as server,
@@ -182,16 +220,18 @@ def main() -> int:
         with ThreadPoolExecutor(options.at_once) as clients:
             for first, end in pairwise(ends):
                 seeds = range(options.seed + first, options.seed + end)
-                outcomes.update(clients.map(lambda seed: request(server, seed), seeds))
+                outcomes.update(clients.map(lambda seed: request(server, seed, stalled), seeds))
                 states.append(state(server))
                 print(json.dumps({"requests": end, **states[-1]}), flush=True)
         has_places = all_places_are_free(server)
+        are_cut = all(map(is_cut, stalled))
     ended = server.process.returncode
     last = states[-1]
     growth = last["rss_kb"] - states[2]["rss_kb"]
     problems = [outcome for outcome in outcomes if outcome.startswith("WRONG")]
     problems += [name for name in ("running", "waiting", "cache_share") if last[name]]
     problems += [] if has_places else ["places"]
+    problems += [] if are_cut else ["stalled clients"]
     problems += [] if growth <= MOST_GROWTH_KB else ["memory"]
     problems += [] if ended in (0, -signal.SIGTERM) else [f"ended with status {ended}"]
     print(json.dumps({"outcomes": outcomes, "growth_kb": growth, "problems": problems}))
