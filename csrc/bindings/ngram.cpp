@@ -47,7 +47,8 @@ void bind_ngram(nb::module_& m) {
             return {std::move(found.tokens), std::move(found.probabilities)};
           },
           "guesses"_a, "most"_a, "corpus"_a = nb::none(),
-          "At most `most` tokens that may follow the sequence and `guesses`, and their confidences.");
+          "At most `most` tokens that may follow the sequence and `guesses`, and their "
+          "confidences.");
 }
 
 }  // namespace specqd
