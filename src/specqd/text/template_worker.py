@@ -99,7 +99,8 @@ def tojson(
 
 
 def one_line(message: str) -> str:
-    line = " ".join(message[: 4 * LONGEST_MESSAGE].split())
+    begin = message[: 4 * LONGEST_MESSAGE]
+    line = " ".join(begin.encode(errors="backslashreplace").decode().split())  # no half characters
     return line if len(line) <= LONGEST_MESSAGE else line[: LONGEST_MESSAGE - 1] + "…"
 
 
