@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from time import monotonic
 
 import pytest
 
@@ -23,10 +24,11 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 def spin(is_so: Callable[[], bool]) -> None:
-    """Lets other threads go on until it is so."""
-    bell = threading.Event()
+    """Lets other threads go on until it is so; gives up after a minute, so that nothing hangs."""
+    bell, end = threading.Event(), monotonic() + 60
     while not is_so():
         bell.wait(0)
+        assert monotonic() < end
 
 
 def done(future: Future[None]) -> None:

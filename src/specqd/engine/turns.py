@@ -21,7 +21,6 @@ class _Waiter:
     thread: int
     is_done: Question | None  # None: it needs the turn, between the next two rounds
     has_turn: bool = False
-    is_woken: bool = False
     _bell: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
@@ -31,7 +30,7 @@ class _Waiter:
         self._bell.acquire()
 
     def wake(self, *, has_turn: bool) -> None:
-        self.has_turn, self.is_woken = has_turn, True
+        self.has_turn = has_turn
         self._bell.release()
 
 
@@ -92,17 +91,17 @@ class Turns:
                 "the new process"
             )
         waiter = _Waiter(get_ident(), is_done)
-        with self._guard:
-            if self._holder is None:
-                self._holder = waiter.thread
-                return True
-            if self._holder == waiter.thread:
-                raise RequestError(
-                    "the model is called from within its own round, by a drafter or a grammar; "
-                    "load a second model for that"
-                )
-            (self._askers if is_done is None else self._runners).append(waiter)
         try:
+            with self._guard:
+                if self._holder is None:
+                    waiter.has_turn, self._holder = True, waiter.thread
+                    return True
+                if self._holder == waiter.thread:
+                    raise RequestError(
+                        "the model is called from within its own round, by a drafter or a grammar; "
+                        "load a second model for that"
+                    )
+                (self._askers if is_done is None else self._runners).append(waiter)
             waiter.wait()
         except BaseException:  # KeyboardInterrupt
             self._withdraw(waiter)
@@ -149,8 +148,9 @@ class Turns:
 
     def _withdraw(self, waiter: _Waiter) -> None:
         with self._guard:
-            if not waiter.is_woken:
-                (self._askers if waiter.is_done is None else self._runners).remove(waiter)
+            queue = self._askers if waiter.is_done is None else self._runners
+            if waiter in queue:
+                queue.remove(waiter)
         if waiter.has_turn:
             self._hand_over()
 
