@@ -25,7 +25,7 @@ CHAINS = (
     "fp4:k=12+SMALL:bf16:k=8+SMALL:k=4+ngram:CORPUS:k=2",
 )
 DRAFTS = ("none", *(f"fp4:k={k}" for k in range(1, 9)), "fp4", *CHAINS)
-QUICK_DRAFTS = ("none", "fp4:k=1", "fp4:k=4", "fp4", *CHAINS[::2])
+QUICK_DRAFTS = ("none", "fp4:k=1", "fp4:k=4", "fp4", *CHAINS[::2], CHAINS[-1])
 STOPS = ("own", "random")  # who decides how long a draft is
 
 
