@@ -17,7 +17,7 @@ from support.trained_models import GEMMA3, SMOLLM2, RealModel, join
 from support.writers import bf16_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore::specqd.errors.SpecqdWarning")
-CHAINS = ("mxfp4", "auto")
+CHAINS = ("fp4", "auto")
 QUESTION = [{"role": "user", "content": "Why is the sky blue? Answer in two sentences."}]
 each_temperature = pytest.mark.parametrize("temperature", [0.0, 0.8])
 
@@ -40,9 +40,9 @@ def gemma3() -> LLM:
 
 @pytest.fixture(scope="module")
 def copy(smollm2: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    """SmolLM2 with its weights dequantised by the `gguf` package, in BF16."""
+    """SmolLM2 with its weights dequantised by the `gguf` package, in BF16, and MXFP4 drafts."""
     path = write_copy(smollm2.directory, tmp_path_factory.mktemp("copy") / "smollm2.gguf")
-    yield LLM(path, "none")
+    yield LLM(path, "mxfp4")
     path.unlink()
 
 
