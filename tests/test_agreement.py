@@ -1,4 +1,4 @@
-"""How often a draft picks the target's token, teacher-forced: `specqd.bench.agreement`."""
+"""`specqd.bench.agreement` counts, teacher-forced, the picks that draft and target share."""
 
 from dataclasses import replace
 from pathlib import Path

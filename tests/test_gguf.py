@@ -393,9 +393,8 @@ def test_the_file_decides_which_end_tokens_are_added(
     tmp_path: Path, seed: int, flags: tuple[bool, bool]
 ) -> None:
     keys = ("tokenizer__ggml__add_bos_token", "tokenizer__ggml__add_eos_token")
-    path = changed(
-        tmp_path / "m.gguf", tmp_path / "model", seed, **dict(zip(keys, flags, strict=True))
-    )
+    kept = dict(zip(keys, flags, strict=True))
+    path = changed(tmp_path / "m.gguf", tmp_path / "model", seed, **kept)
     tokenizer = Tokenizer.open(path)
     bos, eos = ([i] * flag for i, flag in zip((256, 257), flags, strict=True))
     assert tokenizer.encode("é") == [*bos, *tokenizer.encode("é", add_special_tokens=False), *eos]

@@ -23,7 +23,7 @@ corpora = st.lists(st.lists(tokens, max_size=40), max_size=3)
 
 
 def match(sequence: list[int], end: int, context: list[int]) -> int:
-    """How many tokens up to sequence[:end] equal those at the end of the context."""
+    """Counts the tokens before `end` that equal those at the end of the context."""
     length = 0
     while (
         length < min(end, len(context), testing.LONGEST_MATCH)

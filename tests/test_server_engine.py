@@ -63,9 +63,8 @@ async def updates_of(thread: EngineThread, job: Job) -> list[Update]:
 
 async def finished(thread: EngineThread, job: Job) -> list[Update]:
     """Each sample's updates joined into one."""
-    samples: list[list[Update]] = [[] for _ in range(job.request.num_samples)]
-    for update in await updates_of(thread, job):
-        samples[update.sample].append(update)
+    updates = await updates_of(thread, job)
+    samples = [[u for u in updates if u.sample == i] for i in range(job.request.num_samples)]
     return [
         Update(
             i,

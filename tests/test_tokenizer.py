@@ -9,119 +9,23 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
 from specqd.errors import RequestError, TokenizerError
-from specqd.text.stream import BYTE_OF, WindowPieces
+from specqd.text.stream import WindowPieces
 from specqd.text.tokenizer import TokenDifference, Tokenizer
 from support.faults import SLOW_PATTERN
-from support.refusals import refused
+from support.tokenizers import (
+    BUILT,
+    CHARACTER_OF,
+    CONFIG,
+    byte_fallback_bpe,
+    byte_level,
+    saved,
+)
 from support.trained_models import SHARED_MODELS
 
 REAL_NAMES = ("pycode-28m", "pycode-3m", "tiny1m", "stories260k")
-BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
-CHARACTER_OF = {byte: character for character, byte in BYTE_OF.items()}
-CONFIG = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": None}
-
-
-def spelled(text: str) -> str:
-    """The byte-level token of a text."""
-    return "".join(CHARACTER_OF[byte] for byte in text.encode())
-
-
-def byte_level() -> Backend:
-    tokens = ["<s>", "</s>", *sorted(BYTE_OF), spelled(" th"), spelled("né"), spelled("😀")]
-    tokens += [
-        spelled("é")[:1] + "a",
-        spelled("\u0301b")[1:],
-        spelled("\ufffd"),
-        spelled("👩\u200d"),
-    ]
-    backend = Backend(models.BPE({token: i for i, token in enumerate(dict.fromkeys(tokens))}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(["<s>", "</s>"])
-    backend.add_tokens([AddedToken("<a tool>"), AddedToken("日本"), AddedToken("Ġ")])
-    return with_bos(backend)
-
-
-def sentencepiece_decoder(stripped: int = 1) -> decoders.Decoder:
-    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    return decoders.Sequence([*parts, decoders.Strip(" ", stripped, 0)])
-
-
-def byte_fallback_bpe() -> Backend:
-    tokens = ["<unk>", "<s>", "</s>", *BYTE_TOKENS, "▁", "a", "b", "▁a", "▁▁", "ab", "é", "\u0301"]
-    vocabulary = {token: i for i, token in enumerate([*tokens, "\ufffd", "😀", "<0xZZ>", "<0x+5>"])}
-    backend = Backend(
-        models.BPE(vocabulary, [("▁", "a"), ("▁", "▁"), ("a", "b")], byte_fallback=True)
-    )
-    spaces = normalizers.Replace(" ", "▁")
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces])
-    backend.decoder = sentencepiece_decoder()
-    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
-    return with_bos(backend)
-
-
-def byte_fallback_unigram() -> Backend:
-    tokens = ["<unk>", "<s>", "</s>", *BYTE_TOKENS]
-    tokens += ["▁", "▁a", "b", "\ufffd", ".", "▁.", "n't", "▁n"]
-    backend = Backend(models.Unigram([(token, -1.0) for token in tokens], 0, True))
-    backend.pre_tokenizer = pre_tokenizers.Metaspace()
-    backend.decoder = sentencepiece_decoder()
-    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
-    return with_bos(backend)
-
-
-def metaspace_unigram() -> Backend:
-    tokens = ["<unk>", "<s>", "</s>", "▁", "▁a", "b", "'", "▁'", ".", "s", "▁s", "ve", "t", "▁▁"]
-    backend = Backend(models.Unigram([(token, -1.0) for token in tokens], 0))
-    backend.pre_tokenizer = pre_tokenizers.Metaspace()
-    backend.decoder = decoders.Metaspace()
-    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
-    return with_bos(backend)
-
-
-def undecoded() -> Backend:
-    backend = Backend(models.WordLevel({"<s>": 0, "</s>": 1, "a": 2, "b": 3, "c c": 4}, "a"))
-    backend.add_special_tokens(["<s>", "</s>"])
-    return with_bos(backend)
-
-
-def two_spaces_stripped() -> Backend:
-    backend = byte_fallback_bpe()
-    backend.decoder = sentencepiece_decoder(2)
-    return backend
-
-
-def repeats_joined() -> Backend:
-    backend = undecoded()
-    backend.decoder = decoders.CTC(pad_token="b", word_delimiter_token="c c")
-    return backend
-
-
-def with_bos(backend: Backend) -> Backend:
-    bos = ("<s>", backend.token_to_id("<s>"))
-    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[bos])
-    return backend
-
-
-BUILT = {
-    maker.__name__: Tokenizer(maker(), CONFIG, {})
-    for maker in (
-        byte_level,
-        byte_fallback_bpe,
-        byte_fallback_unigram,
-        metaspace_unigram,
-        undecoded,
-        two_spaces_stripped,
-        repeats_joined,
-    )
-}
-BUILT["cleaned_up"] = Tokenizer(
-    metaspace_unigram(), {**CONFIG, "clean_up_tokenization_spaces": True}, {}
-)
 
 
 def real_tokenizer(name: str) -> Tokenizer:
@@ -133,14 +37,6 @@ def real_tokenizer(name: str) -> Tokenizer:
 def streamed(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
     stream = tokenizer.stream()
     return [*(stream.feed([i]) for i in ids), stream.finish()]
-
-
-def saved(directory: Path, backend: Backend, **files: Any) -> Path:
-    backend.save(str(directory / "tokenizer.json"))
-    for name, content in files.items():
-        text = content if isinstance(content, str) else json.dumps(content)
-        (directory / name.replace("_json", ".json").replace("_jinja", ".jinja")).write_text(text)
-    return directory
 
 
 @pytest.mark.parametrize("name", BUILT)
@@ -353,92 +249,3 @@ def test_additional_tokens_are_no_difference() -> None:
     assert theirs.vocab_size == ours.vocab_size + 2
     assert ours.first_difference(theirs) is None
     assert theirs.first_difference(ours) is None
-
-
-def one_line_of(directory: Path) -> str:
-    message = refused(TokenizerError, Tokenizer.open, directory)
-    assert str(directory) in message
-    return message
-
-
-def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
-    assert "tokenizer.json: not found" in one_line_of(tmp_path)
-    assert "tokenizer.json: not found" in one_line_of(tmp_path / "nowhere")
-
-
-UNREADABLE = [b"", b"{", b"[]", b'{"version": "1.0"}', b'{"model": {"type": "Nonsense"}}', b"null"]
-
-
-@pytest.mark.parametrize(
-    ("content", "mention"), [*((c, "not a tokenizer") for c in UNREADABLE), (b"\xff\xfe", "")]
-)
-def test_an_unreadable_tokenizer_is_named(tmp_path: Path, content: bytes, mention: str) -> None:
-    (tmp_path / "tokenizer.json").write_bytes(content)
-    assert f"tokenizer.json: {mention}" in one_line_of(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "settings_text",
-    [
-        "{",
-        "[1]",
-        "[" * 100_000,
-        '{"bos_token": 3}',
-        '{"added_tokens_decoder": [1]}',
-        '{"added_tokens_decoder": {"1": 2}}',
-        '{"additional_special_tokens": 7}',
-        '{"chat_template": 3}',
-        '{"chat_template": [{"name": "default"}]}',
-        '{"chat_template": [["default"]]}',
-        '{"chat_template": {"default": [1]}}',
-    ],
-)
-def test_malformed_settings_are_named(tmp_path: Path, settings_text: str) -> None:
-    saved(tmp_path, byte_level(), tokenizer_config_json=settings_text)
-    assert "tokenizer_config.json" in one_line_of(tmp_path)
-
-
-def test_a_directory_in_place_of_a_file_is_named(tmp_path: Path) -> None:
-    saved(tmp_path, byte_level())
-    (tmp_path / "tokenizer_config.json").mkdir()
-    assert "cannot be read" in one_line_of(tmp_path)
-
-
-MESSAGES = [{"role": "user", "content": "ab"}]
-
-
-def test_a_chat_is_encoded_without_a_second_bos(tmp_path: Path) -> None:
-    template = "{{ bos_token }}{{ messages[0].content }}{{ eos_token if add_generation_prompt }}"
-    config = {**CONFIG, "chat_template": template}
-    tokenizer = Tokenizer.open(saved(tmp_path, byte_level(), tokenizer_config_json=config))
-    assert tokenizer.has_chat_template
-    assert tokenizer.render_chat(MESSAGES) == "<s>ab</s>"
-    assert tokenizer.chat(MESSAGES) == tokenizer.encode("<s>ab</s>", add_special_tokens=False)
-    assert tokenizer.render_chat(MESSAGES, add_generation_prompt=False) == "<s>ab"
-    assert tokenizer.render_chat(MESSAGES, bos_token="B") == "Bab</s>"
-
-
-def test_a_template_file_overrides_the_settings(tmp_path: Path) -> None:
-    saved(tmp_path, byte_level(), chat_template_json={"chat_template": "processor"})
-    assert Tokenizer.open(tmp_path).render_chat(MESSAGES) == "processor"
-    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "settings"}')
-    assert Tokenizer.open(tmp_path).render_chat(MESSAGES) == "settings"
-    (tmp_path / "chat_template.jinja").write_text("file")
-    assert Tokenizer.open(tmp_path).render_chat(MESSAGES) == "file"
-
-
-def test_tools_select_the_tool_use_template(tmp_path: Path) -> None:
-    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
-    saved(tmp_path, byte_level(), tokenizer_config_json={"chat_template": named})
-    tokenizer = Tokenizer.open(tmp_path)
-    assert tokenizer.render_chat(MESSAGES) == "plain"
-    assert tokenizer.render_chat(MESSAGES, tools=[{"name": "f"}]) == "tools"
-    saved(tmp_path, byte_level(), tokenizer_config_json={"chat_template": named[1:]})
-    with pytest.raises(TokenizerError, match="tool_use"):
-        Tokenizer.open(tmp_path).render_chat(MESSAGES)
-
-
-def test_a_chat_without_a_template_is_refused() -> None:
-    assert not BUILT["byte_level"].has_chat_template
-    with pytest.raises(RequestError, match="no chat template"):
-        BUILT["byte_level"].chat(MESSAGES)

@@ -117,7 +117,7 @@ def suggest(
 def own_agreement(
     plain: "LLM", prompts: Sequence[list[int]], params: "SamplingParams"
 ) -> "Agreement | None":
-    """How often the model's own draft agrees with it; None for a model without one."""
+    """Measures the agreement of the model's own draft; None for a model without one."""
     from specqd.bench.agreement import agreement
 
     if plain.model.config.is_mxfp4:

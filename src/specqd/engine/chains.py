@@ -17,6 +17,7 @@ from specqd.hub import resolve
 from specqd.model.loader import Progress
 from specqd.model.model import Model, Precision
 from specqd.model.weights import Overall, bytes_to_pack, require_memory
+from specqd.text.text_file import read_text_file
 from specqd.text.tokenizer import Tokenizer
 
 _AUTO = "fp4|ngram"
@@ -297,14 +298,7 @@ def _check_vocabulary(spec: DraftSpec, ours: Tokenizer, theirs: Tokenizer) -> No
 def _read_corpus(spec: DraftSpec, tokenizer: Tokenizer) -> list[list[int]]:
     """The texts of a file as token ids: one of a text file, one of each line of a .jsonl file."""
     where = f"--draft {spec.word}"
-    try:
-        content = Path(spec.source).read_text(encoding="utf-8")
-    except UnicodeError as error:
-        raise RequestError(f"{where}: {spec.source} is not UTF-8; convert it first") from error
-    except OSError as error:
-        raise RequestError(
-            f"{where}: {spec.source}: {error.strerror}; name a text or .jsonl file"
-        ) from error
+    content = read_text_file(Path(spec.source), where, "name a text or .jsonl file")
     texts = [content]
     if Path(spec.source).suffix == ".jsonl":
         lines = enumerate(content.splitlines(), 1)

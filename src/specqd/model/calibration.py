@@ -1,4 +1,4 @@
-"""How much each input of a matrix matters to a draft, measured on a text. Knows token ids only."""
+"""Measures on a text how much each input of a matrix matters to a draft. Knows token ids only."""
 
 from collections.abc import Sequence
 

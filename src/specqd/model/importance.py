@@ -1,4 +1,4 @@
-"""How much each input of a matrix matters to a draft. Owns no weights."""
+"""The importance of each input of a matrix to a draft. Knows no weights and no text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

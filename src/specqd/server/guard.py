@@ -20,7 +20,7 @@ from specqd.server.problems import ProblemError
 CLIENT = "specqd.client"  # scope key of an accepted request: its API key
 # For a body to come whole. It has no rate: even a slow line sends a prompt in this time.
 BODY_SECONDS = 60
-# Of each body these count for no total, so that clients with long bodies cannot refuse short ones.
+# The first bytes of a body count for no total, so long bodies cannot crowd out short ones.
 SHORT_BODY_BYTES = 1 << 16
 # Answered without a key. The page is the same for everybody; it asks its reader for the key.
 _OPEN_PATHS = frozenset({"/health", *ASSETS})

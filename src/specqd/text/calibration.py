@@ -1,12 +1,14 @@
 """Reads the text on which a model is calibrated. Knows no weights."""
 
 import json
+import warnings
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from specqd.errors import RequestError, TokenizerError
+from specqd.errors import RequestError, SpecqdWarning, TokenizerError
+from specqd.text.text_file import read_text_file
 from specqd.text.tokenizer import Tokenizer
 
 
@@ -30,7 +32,8 @@ def read_calibration(tokenizer: Tokenizer, path: Path | None) -> CalibrationText
             files("specqd.models").joinpath("calibration.jsonl").read_text("utf-8"),
         )
     else:
-        name, content = path.name, _read(path)
+        remedy = "name a file of JSON lines, or none"
+        name, content = path.name, read_text_file(path, "--calibrate", remedy)
     sequences = []
     for number, line in enumerate(content.splitlines(), 1):
         if line.strip():
@@ -38,17 +41,6 @@ def read_calibration(tokenizer: Tokenizer, path: Path | None) -> CalibrationText
     if not any(sequences):
         raise RequestError(f"--calibrate {name}: has no text; write one JSON object a line")
     return CalibrationText(name, [each for each in sequences if each])
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeError as error:
-        raise RequestError(f"--calibrate {path}: is not UTF-8; convert it first") from error
-    except OSError as error:
-        raise RequestError(
-            f"--calibrate {path}: {error.strerror}; name a file of JSON lines, or none"
-        ) from error
 
 
 def _encoded(tokenizer: Tokenizer, line: str, where: str) -> list[int]:
@@ -65,6 +57,10 @@ def _encoded(tokenizer: Tokenizer, line: str, where: str) -> list[int]:
     if tokenizer.has_chat_template:
         try:
             return tokenizer.chat(messages, add_generation_prompt=False)
-        except TokenizerError:
-            pass  # a template that refuses these roles: the words alone
+        except (RequestError, TokenizerError) as error:
+            warnings.warn(
+                f"{where}: {error}; its words are read without the template",
+                SpecqdWarning,
+                stacklevel=2,
+            )
     return tokenizer.encode("\n\n".join(str(each.get("content", "")) for each in messages))

@@ -34,8 +34,8 @@ class _Reader:
     def __init__(self, stop: str) -> None:
         self.stop = stop
         self.length = 0  # of the longest begin of `stop` with which the text ends
-        # Of stop[:i + 1], the length of the longest end that is a begin of it and not all of it.
-        # It grows as far as the search comes, so a stop that never begins costs nothing.
+        # Entry i is the length of the longest proper end of stop[:i + 1] that begins `stop`.
+        # The list grows as far as the search comes, so a stop that never begins costs nothing.
         self._borders = [0]
 
     def end_in(self, text: str) -> int | None:
