@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from specqd import LLM, SamplingParams
-from specqd.errors import RequestError, SpecqdWarning
+from specqd.errors import RequestError
 from specqd.formats.bf16 import widened
 from specqd.formats.fp4 import DraftFormat
 from specqd.hub import shipped_model
@@ -18,7 +18,7 @@ from specqd.text.tokenizer import Tokenizer
 from support import fp4
 from support.command_line import Refuse, Run
 from support.random_models import Shape, make_model, read_model
-from support.tokenizers import CONFIG, byte_level, saved
+from support.small_tokenizers import CONFIG, byte_level, saved
 
 SHAPE = Shape("llama", hidden=64, ffn=96, vocab=259, layers=2)
 
@@ -126,14 +126,14 @@ def test_a_bad_calibration_file_is_refused(
         read_calibration(Tokenizer.open(shipped_model()), path)
 
 
-def test_a_template_that_refuses_the_text_is_told_and_not_used(tmp_path: Path) -> None:
+def test_a_template_that_refuses_a_chat_is_told_for_the_users_own_text(tmp_path: Path) -> None:
     config = {**CONFIG, "chat_template": "{{ raise_exception('only songs') }}"}
     tokenizer = Tokenizer.open(saved(tmp_path, byte_level(), tokenizer_config_json=config))
     path = tmp_path / "text.jsonl"
     path.write_text('{"messages": [{"role": "user", "content": "ab"}]}')
-    with pytest.warns(SpecqdWarning, match="line 1: .*only songs; its words are read without"):
-        text = read_calibration(tokenizer, path)
-    assert text.sequences == [tokenizer.encode("ab")]
+    with pytest.raises(RequestError, match=r"line 1: .*only songs"):
+        read_calibration(tokenizer, path)
+    assert len(read_calibration(tokenizer, None).sequences) >= 40
 
 
 def test_the_shipped_text_has_a_few_thousand_tokens_of_many_kinds() -> None:

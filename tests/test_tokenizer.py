@@ -15,7 +15,7 @@ from specqd.errors import RequestError, TokenizerError
 from specqd.text.stream import WindowPieces
 from specqd.text.tokenizer import TokenDifference, Tokenizer
 from support.faults import SLOW_PATTERN
-from support.tokenizers import (
+from support.small_tokenizers import (
     BUILT,
     CHARACTER_OF,
     CONFIG,

@@ -7,7 +7,7 @@ import pytest
 from specqd.errors import RequestError, TokenizerError
 from specqd.text.tokenizer import Tokenizer
 from support.refusals import refused
-from support.tokenizers import BUILT, CONFIG, byte_level, saved
+from support.small_tokenizers import BUILT, CONFIG, byte_level, saved
 
 
 def one_line_of(directory: Path) -> str:

@@ -1,13 +1,12 @@
 """Reads the text on which a model is calibrated. Knows no weights."""
 
 import json
-import warnings
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from specqd.errors import RequestError, SpecqdWarning, TokenizerError
+from specqd.errors import RequestError, TokenizerError
 from specqd.text.text_file import read_text_file
 from specqd.text.tokenizer import Tokenizer
 
@@ -23,8 +22,8 @@ class CalibrationText:
 def read_calibration(tokenizer: Tokenizer, path: Path | None) -> CalibrationText:
     """The JSON lines of a file, or of the shipped text, as token ids.
 
-    A line has `text`, or `messages`, which pass through the model's chat template. Raises
-    RequestError.
+    A line has `text`, or `messages`, which pass through the model's chat template. Where a template
+    refuses a shipped chat, its words are read alone. Raises RequestError.
     """
     if path is None:
         name, content = (
@@ -36,14 +35,16 @@ def read_calibration(tokenizer: Tokenizer, path: Path | None) -> CalibrationText
         name, content = path.name, read_text_file(path, "--calibrate", remedy)
     sequences = []
     for number, line in enumerate(content.splitlines(), 1):
+        where = f"--calibrate {name}: line {number}"
         if line.strip():
-            sequences.append(_encoded(tokenizer, line, f"--calibrate {name}: line {number}"))
+            sequences.append(_encoded(tokenizer, line, where, is_own=path is not None))
     if not any(sequences):
         raise RequestError(f"--calibrate {name}: has no text; write one JSON object a line")
     return CalibrationText(name, [each for each in sequences if each])
 
 
-def _encoded(tokenizer: Tokenizer, line: str, where: str) -> list[int]:
+def _encoded(tokenizer: Tokenizer, line: str, where: str, *, is_own: bool) -> list[int]:
+    """A line's token ids; the shipped chats need no template, a file of the user's own does."""
     try:
         entry: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -58,9 +59,6 @@ def _encoded(tokenizer: Tokenizer, line: str, where: str) -> list[int]:
         try:
             return tokenizer.chat(messages, add_generation_prompt=False)
         except (RequestError, TokenizerError) as error:
-            warnings.warn(
-                f"{where}: {error}; its words are read without the template",
-                SpecqdWarning,
-                stacklevel=2,
-            )
+            if is_own:
+                raise RequestError(f"{where}: {error}") from error
     return tokenizer.encode("\n\n".join(str(each.get("content", "")) for each in messages))
