@@ -170,7 +170,24 @@ void bind_machine(nb::module_& m) {
             new (self) Pool(threads);
           },
           "threads"_a)
-      .def_prop_ro("threads", &Pool::threads);
+      .def_prop_ro("threads", &Pool::threads)
+      .def("start_trace", &Pool::start_trace, nb::call_guard<nb::gil_scoped_release>(),
+           "Records the stages of all forwards from now on.")
+      .def(
+          "stop_trace",
+          [](Pool& pool) {
+            std::vector<Trace::Span> spans;
+            {
+              const nb::gil_scoped_release released;
+              spans = pool.stop_trace();
+            }
+            std::vector<std::tuple<int, std::string, int64_t, int64_t>> out;
+            for (const Trace::Span& span : spans)
+              out.emplace_back(span.thread, span.stage, span.begin, span.end);
+            return out;
+          },
+          "Returns (thread, stage, begin, end) of what was recorded, in nanoseconds; a stage\n"
+          "\"wait\" is a barrier.");
   m.def(
       "read_seconds",
       [](Pool& pool, const std::string& isa, size_t bytes, int repeats) {

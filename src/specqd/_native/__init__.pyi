@@ -31,6 +31,15 @@ class Pool:
     @property
     def threads(self) -> int: ...
 
+    def start_trace(self) -> None:
+        """Records the stages of all forwards from now on."""
+
+    def stop_trace(self) -> list[tuple[int, str, int, int]]:
+        """
+        Returns (thread, stage, begin, end) of what was recorded, in nanoseconds; a stage
+        "wait" is a barrier.
+        """
+
 def read_seconds(pool: Pool, isa: str, bytes: int, repeats: int) -> list[float]:
     """
     Returns the seconds of each of `repeats` reads of `bytes` bytes by all threads.
