@@ -52,6 +52,7 @@ class Avx512DecoderBy {
   }
 
   void whole_tile() {
+#pragma GCC unroll 16  // shifts need constant counts
     for (int r = 0; r < kBlock / 2; ++r) row(r);
     end_tile();
   }
