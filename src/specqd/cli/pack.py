@@ -1,7 +1,6 @@
 """`specqd pack`: writes a model with packed weights, which opens at once."""
 
 import json
-import os
 import secrets
 import shutil
 import signal
@@ -18,6 +17,7 @@ from specqd.cli.options import machine_options
 from specqd.cli.terminal import ProgressBar, one_line
 from specqd.errors import RequestError, SpecqdWarning
 from specqd.formats.fp4 import DraftFormat
+from specqd.formats.sync import sync
 
 if TYPE_CHECKING:
     from specqd.model.importance import InputSquares
@@ -114,7 +114,7 @@ def pack(
 
 
 def _measure(directory: Path, machine: "Machine", text: "CalibrationText") -> "InputSquares":
-    from specqd.model.calibration import measure_inputs
+    from specqd.model.input_measurement import measure_inputs
     from specqd.model.model import Model
 
     longest = max(map(len, text.sequences))
@@ -147,20 +147,12 @@ def _new_directory(path: Path) -> Iterator[Path]:
     try:
         yield unfinished
         for each in (*unfinished.rglob("*"), unfinished):
-            _sync(each)  # before the name: nothing checks the contents of files
+            sync(each)  # before the name: nothing checks the contents of files
         unfinished.replace(path)
-        _sync(path.parent)
+        sync(path.parent)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _write(out: Path, source: Path, weights: "DecoderWeights", calibration: str) -> None:
