@@ -137,10 +137,10 @@ $(PEERS)/ready: benchmarks/peers/requirements.txt dist/built
 	touch $@
 
 # Compares speeds with llama.cpp, OpenVINO and transformers. Needs an otherwise idle machine with
-# 12 GB of free memory. PROMPTS names a .jsonl file with a `prompt` on each line; the default
-# prompts come from Python's standard library.
+# 12 GB of free memory. PROMPTS and CHATS name .jsonl files with a `prompt` on each line, for the
+# shipped model and for SmolLM2; the default prompts come from Python's standard library.
 bench-peers: $(PEERS)/ready
-	PYTHON=$(PEERS)/bin/python PROMPTS=$(PROMPTS) bash benchmarks/peers/all.sh
+	PYTHON=$(PEERS)/bin/python PROMPTS=$(PROMPTS) CHATS=$(CHATS) bash benchmarks/peers/all.sh
 
 clean:
 	rm -rf $(VENV) $(PARITY) $(PEERS) $(EMPTY) dist build build-clang build-thread \

@@ -17,7 +17,7 @@ from specqd.bench.levels import read_prompts
 from specqd.config import read_generation_defaults
 from specqd.formats.fp4 import DraftFormat
 from specqd.hub import resolve
-from specqd.model.calibration import measure_inputs
+from specqd.model.input_measurement import measure_inputs
 from specqd.model.model import Machine, Model
 from specqd.text.calibration import read_calibration
 from specqd.text.tokenizer import Tokenizer

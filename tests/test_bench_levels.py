@@ -27,6 +27,7 @@ from specqd.bench.levels import (
 )
 from specqd.cli import main
 from specqd.errors import RequestError, SpecqdError
+from specqd.formats.fp4 import DraftFormat
 from support.command_line import Refuse
 from support.command_line import Run as RunMain
 from support.fixtures import an_llm
@@ -238,6 +239,11 @@ def test_the_command_ends_with_one_line_of_json(
         assert [level["name"] for level in drafted["levels"]] == ["bf16", "fp4"]
         assert all(level["bandwidth_share"] > 0 for level in drafted["levels"])
     assert sum("equal tokens in all chains" in line for line in lines) == 2
+    judged = [(each["draft_format"], each["temperature"]) for each in printed["agreement"]]
+    assert judged == [(draft.value, t) for draft in DraftFormat for t in (0.0, 0.8)]
+    shares = [f"{each['agreement']['share']:.1%}" for each in printed["agreement"]]
+    table = next(at for at, line in enumerate(lines) if line.startswith("own draft"))
+    assert [line.split()[2] for line in lines[table + 1 : table + 7]] == shares
 
 
 def test_on_a_terminal_the_table_comes_last(

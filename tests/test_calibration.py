@@ -11,7 +11,7 @@ from specqd.errors import RequestError
 from specqd.formats.bf16 import widened
 from specqd.formats.fp4 import DraftFormat
 from specqd.hub import shipped_model
-from specqd.model.calibration import measure_inputs
+from specqd.model.input_measurement import measure_inputs
 from specqd.model.model import Machine, Model
 from specqd.text.calibration import read_calibration
 from specqd.text.tokenizer import Tokenizer

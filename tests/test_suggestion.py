@@ -188,9 +188,11 @@ def test_the_table_ends_with_a_command_that_runs(
     assert err.count("\n") == 1
     assert f"specqd: note: {models.stranger} is left out: " in err
     lines = out.splitlines()
-    assert lines[0].split() == ["own", "draft", "agrees", "positions", "bits/weight", "of"]
-    assert lines[2] == ""
-    assert len(lines) == 3 + 2 + 7 + 1  # the own draft; setting, header; plain, six chains; best
+    header = ["own", "draft", "temperature", "agrees", "positions", "bits/weight", "of"]
+    assert lines[0].split() == header
+    assert [line.split()[0] for line in lines[1:4]] == ["fp4", "mxfp4", "mxfp4-floor"]
+    assert lines[4] == ""
+    assert len(lines) == 5 + 2 + 7 + 1  # the formats; setting, header; plain, six chains; best
     best = words_of(lines[-1].removeprefix("best: specqd "))
     assert best[:2] == ["generate", str(models.target)]
     assert main([*best, "-p", "ab", "-n", "4", "--threads", "1"]) == 0
@@ -215,9 +217,10 @@ def test_json_is_one_object(
     prompts = [plain.encode(text) for text in ("ab", "cd", "ef")]
     stop_ids = frozenset(plain.model.config.eos_token_ids)
     expected = agreement(plain.model, prompts, params, stop_ids=stop_ids)
-    [own] = printed["agreement"]
+    own, *others = printed["agreement"]
     assert own | expected.described() == own
     assert own["draft_format"] == "fp4"
+    assert [each["draft_format"] for each in others] == ["mxfp4", "mxfp4-floor"]
     bits = own["bits_per_weight"]
     assert 4 < bits["draft"] < 5 < bits["exact"] < 20.5
 

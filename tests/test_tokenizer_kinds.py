@@ -16,6 +16,7 @@ from specqd.errors import SpecqdError, TokenizerError
 from specqd.hub import shipped_model
 from specqd.text.backends import NORMAL, Pieces
 from specqd.text.backends import _merges as merges_of
+from specqd.text.gguf_tokenizer import tokenizer_files
 from specqd.text.tokenizer import Tokenizer
 from support.trained_models import SHARED_MODELS
 
@@ -52,6 +53,22 @@ def test_ids_and_decoded_texts_are_those_of_the_reference(kind: str) -> None:
         elif tokenizer.decode(ids) != again:
             wrong.append((text, tokenizer.decode(ids), again))
     assert wrong == []
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.endswith(".model")])
+def test_a_gguf_file_and_the_files_that_packing_writes_are_one_tokenizer(
+    kind: str, tmp_path: Path
+) -> None:
+    for name, text in tokenizer_files(KINDS[kind][0]).items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    ours, theirs = Tokenizer.open(tmp_path), Tokenizer.open(KINDS[kind][0])
+    assert ours.to_json() == theirs.to_json()
+    assert ours.named_tokens == theirs.named_tokens
+    assert ours.special_ids == theirs.special_ids
+    for text, ids, again in recorded(kind):
+        assert ours.encode(text, add_special_tokens=False) == ids
+        assert ours.encode(text) == theirs.encode(text)
+        assert ours.decode(ids) == again
 
 
 @each_that_keeps_text

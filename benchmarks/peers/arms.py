@@ -16,9 +16,10 @@ CONTEXT = 512  # positions
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """`weights`: bf16, mxfp4 or q4_0. `draft`: none, a 4-bit copy of the model, or a lookup by its
-    engine's name. `length`: tokens of a draft, None where the engine chooses. `acceptance`: the
-    probability with which a drafted token is accepted (synthetic; the text is then noise)."""
+    """`weights`: bf16, mxfp4 or q4_0. `draft`: none, a 4-bit copy of the model (ours: its own
+    4-bit weights), or a lookup by its engine's name. `length`: tokens of a draft, None where the
+    engine chooses. `acceptance`: the probability with which a drafted token is accepted (synthetic;
+    the text is then noise)."""
 
     engine: Engine
     weights: str = "bf16"
@@ -84,7 +85,7 @@ def synthetic(acceptance: float) -> tuple[Arm, ...]:
 
 # Real text, end to end.
 TEXT = (
-    *with_drafts("specqd", [("mxfp4", None), ("ngram", None), ("auto", None)]),
+    *with_drafts("specqd", [("fp4", None), ("ngram", None), ("auto", None)]),
     *with_drafts("llama.cpp", [(d, k) for d in ("mxfp4", "q4_0") for k in (3, 8)]),
     *(Arm("llama.cpp", draft=f"ngram-{kind}") for kind in ("simple", "mod", "map-k", "cache")),
     *with_drafts("openvino", [("mxfp4", 3), ("mxfp4", 5), ("lookup", 5), ("lookup", 10)]),

@@ -21,7 +21,10 @@ from support.gguf_files import in_pair_order, llama_cpp_name
 def write(model: Path, path: Path) -> None:
     """Needs a Llama with BF16 weights, unscaled RoPE and a byte-level BPE tokenizer."""
     config = json.loads((model / "config.json").read_text())
-    if config["model_type"] != "llama" or config.get("rope_scaling"):
+    rope = config.get("rope_parameters") or {}  # as transformers 5 writes them
+    config["rope_theta"] = rope.get("rope_theta", config.get("rope_theta"))
+    is_scaled = config.get("rope_scaling") or rope.get("rope_type", "default") != "default"
+    if config["model_type"] != "llama" or is_scaled:
         raise ValueError(f"{model}: only a Llama with unscaled RoPE is written as GGUF here")
     writer = gguf.GGUFWriter(path, "llama")
     _write_metadata(writer, config)
@@ -72,7 +75,8 @@ def _write_tokenizer(
     merges = tokenizer["model"]["merges"]
     writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
     writer.add_bos_token_id(config["bos_token_id"])
-    writer.add_eos_token_id(config["eos_token_id"])
+    ends = config["eos_token_id"]
+    writer.add_eos_token_id(ends[0] if isinstance(ends, list) else ends)
     writer.add_add_bos_token(False)
 
 

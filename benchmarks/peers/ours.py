@@ -18,7 +18,9 @@ from specqd.sampling import SamplingParams
 
 class Ours:
     def __init__(self, arms: Sequence[Arm], model: Path, threads: int) -> None:
-        self._llm = LLM(model, draft="none", threads=threads)
+        is_mxfp4 = any("mxfp4" in (arm.weights, arm.draft) for arm in arms)
+        loaded = LLM(model, draft="mxfp4" if is_mxfp4 else "fp4", threads=threads)
+        self._llm = loaded.with_draft("none")
         self._engines = {arm.name: self._engine(arm) for arm in arms}
         self._futures: dict[tuple[int, ...], list[int]] = {}  # by prompt: its continuation
         self.version = _version()

@@ -1,6 +1,6 @@
 """Results of the peers -> the tables of docs/performance.md, as JSON.
 
-python benchmarks/peers/page.py benchmarks/results benchmarks/results/tables --cpu "EPYC (Zen 4)"
+python benchmarks/peers/page.py benchmarks/results benchmarks/results/tables
 
 The script that fills the pages puts them into docs/performance.md.
 """
@@ -118,12 +118,12 @@ def _span(values: Sequence[int]) -> str:
     return f"{low}" if low == high else f"{low} to {high}"
 
 
-def measured(summary: Mapping[str, Any], cpu: str | None, bandwidth: str) -> dict[str, str]:
+def measured(summary: Mapping[str, Any], bandwidth: str) -> dict[str, str]:
     """Where and when a table was measured."""
-    machine, prompts = summary["machine"], f" PROMPTS={summary['prompts']}"
+    machine, (file, _, kind) = summary["machine"], summary["prompts"].partition(", ")
+    prompts = f" {'CHATS' if kind else 'PROMPTS'}={file}"
     return {
-        "machine": f"{cpu or machine['cpu']}, {machine['threads']} threads, {machine['isa']}; "
-        f"{bandwidth}",
+        "machine": f"{machine['cpu']}, {machine['threads']} threads, {machine['isa']}; {bandwidth}",
         "date": summary["begun"].partition("T")[0],
         "commit": ", ".join(summary["commits"]),
         "command": "make bench-peers" + (prompts if ".jsonl" in prompts else ""),
@@ -146,7 +146,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("results", type=Path)
     parser.add_argument("tables", type=Path)
-    parser.add_argument("--cpu", help="its name, where the system does not tell generations apart")
     options = parser.parse_args()
 
     def results(name: str) -> dict[str, Any]:
@@ -155,15 +154,16 @@ def main() -> None:
 
     by_acceptance = {p: results(f"synthetic-{p}") for p in ("0.8", "0.9")}
     bandwidths = ", ".join(f"{_bandwidth(s)} (p = {p})" for p, s in by_acceptance.items())
-    decode, text = results("decode"), results("text")
+    decode, text, chat = results("decode"), results("text"), results("chat")
     made = {
+        "chat": (text_table(chat), chat, _bandwidth(chat)),
         "decode": (decode_table(decode), decode, _bandwidth(decode)),
         "synthetic": (synthetic_table(by_acceptance), by_acceptance["0.8"], bandwidths),
         "text": (text_table(text), text, _bandwidth(text)),
     }
     for name, (table, summary, bandwidth) in made.items():
         title = {"title": table.pop("title")}
-        full = title | measured(summary, options.cpu, bandwidth) | table
+        full = title | measured(summary, bandwidth) | table
         write(full, options.tables / f"peers-{name}.json")
 
 

@@ -21,7 +21,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -37,6 +39,7 @@ from specqd.text.tokenizer import Tokenizer
 
 RANDOM_PROMPT_TOKENS = 16
 TEXT_PROMPT_CHARACTERS = 1200
+CHAT_PROMPT_CHARACTERS = 500
 WARM_UP_TOKENS = 12
 SPARE = 64  # positions for drafts past the end
 LARGEST_READ = 10**9  # bytes: no cache holds a working set of this size
@@ -74,16 +77,40 @@ def random_prompts(vocabulary: int, count: int) -> Prompts:
 def text_prompts(model: Path, file: Path | None, count: int, room: int) -> Prompts:
     """The `prompt` of each line; without a file, windows of Python's standard library. Prompts that
     leave no room for new tokens lose their start."""
-    if file is None:
-        library = Path(sysconfig.get_path("stdlib"))
-        texts = [path.read_text("utf-8")[2000:] for path in sorted(library.glob("[a-l]*.py"))]
-        texts = [text[:TEXT_PROMPT_CHARACTERS] for text in texts if len(text) > 8000]
-    else:
-        lines = file.read_text("utf-8").splitlines()
-        texts = [json.loads(line)["prompt"] for line in lines if line.strip()]
+    texts = library_texts(TEXT_PROMPT_CHARACTERS) if file is None else read_texts(file)
     tokenizer = Tokenizer.open(model)
     encoded = [tokenizer.encode(text)[-room:] for text in texts[: count + 1]]
     return Prompts(encoded[-1], encoded[:-1])
+
+
+def chat_prompts(model: Path, file: Path | None, count: int, room: int) -> Prompts:
+    """The `prompt` of each line through the chat template, or questions about windows of Python's
+    standard library. Files are sorted by kind, so the order is drawn once. Prompts that leave no
+    room for new tokens are left out."""
+    if file is None:
+        windows = library_texts(CHAT_PROMPT_CHARACTERS)
+        texts = [f"What does this Python code do?\n\n{window}" for window in windows]
+    else:
+        texts = read_texts(file)
+    Random(0).shuffle(texts)
+    tokenizer = Tokenizer.open(model)
+    chats = (tokenizer.chat([{"role": "user", "content": text}]) for text in texts)
+    encoded = list(islice((chat for chat in chats if len(chat) <= room), count + 1))
+    if len(encoded) <= count:
+        raise SystemExit(f"{count + 1} prompts are needed; {len(encoded)} are short enough")
+    return Prompts(encoded[-1], encoded[:-1])
+
+
+def read_texts(file: Path) -> list[str]:
+    lines = file.read_text("utf-8").splitlines()
+    return [json.loads(line)["prompt"] for line in lines if line.strip()]
+
+
+def library_texts(characters: int) -> list[str]:
+    """Windows of Python's standard library."""
+    library = Path(sysconfig.get_path("stdlib"))
+    texts = [path.read_text("utf-8")[2000:] for path in sorted(library.glob("[a-l]*.py"))]
+    return [text[:characters] for text in texts if len(text) > 8000]
 
 
 def measure(
@@ -183,7 +210,8 @@ def make_plan(options: argparse.Namespace) -> Plan:
         arms = synthetic(options.acceptance)
     if options.only:
         arms = tuple(arm for arm in arms if any(word in arm.name for word in options.only))
-    source = "random" if options.experiment != "text" else _source(options.prompts)
+    is_text = options.experiment == "text"
+    source = _source(options.prompts, options.chat) if is_text else "random"
     return Plan(
         options.experiment,
         options.model.name,
@@ -194,8 +222,8 @@ def make_plan(options: argparse.Namespace) -> Plan:
     )
 
 
-def _source(file: Path | None) -> str:
-    return file.name if file else "standard library"
+def _source(file: Path | None, is_chat: bool) -> str:
+    return (file.name if file else "standard library") + (", chat" if is_chat else "")
 
 
 def main(words: Sequence[str] | None = None, gate: Gate = contextlib.nullcontext) -> None:
@@ -205,6 +233,7 @@ def main(words: Sequence[str] | None = None, gate: Gate = contextlib.nullcontext
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--raw", type=Path, required=True)
     parser.add_argument("--prompts", type=Path, help="JSON lines with `prompt`, for text")
+    parser.add_argument("--chat", action="store_true", help="ask through the chat template")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--new-tokens", type=int, default=32)
     parser.add_argument("--threads", type=int, default=_native.usable_threads())
@@ -216,7 +245,8 @@ def main(words: Sequence[str] | None = None, gate: Gate = contextlib.nullcontext
     config = read_config(model)
     if options.experiment == "text":
         room = min(config.max_positions, CONTEXT) - options.new_tokens - SPARE
-        prompts = text_prompts(model, options.prompts, options.rounds, room)
+        make = chat_prompts if options.chat else text_prompts
+        prompts = make(model, options.prompts, options.rounds, room)
     else:
         prompts = random_prompts(config.vocab_size, options.rounds)
     header = json.dumps(asdict(plan))

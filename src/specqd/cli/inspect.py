@@ -106,9 +106,10 @@ def inspect(
 ) -> None:
     """Show a model's shape, bits per weight and memory, and this machine.
 
-    With --drafts: measure at how many positions the model's own draft picks the model's token, then
-    time the own drafts and the models named after --drafts, alone and in chains, on a few prompts
-    (a minute or two). The last line is the fastest command line.
+    With --drafts: measure for each format of draft weights at how many positions the model's own
+    draft picks the model's token; each format is loaded in turn. Then time the own drafts and the
+    models named after --drafts, alone and in chains, on a few prompts (a minute or two). The last
+    line is the fastest command line.
 
     \b
     Examples:

@@ -1,10 +1,11 @@
 """`specqd pack`: writes a model with packed weights, which opens at once."""
 
-import os
+import json
 import secrets
 import shutil
 import signal
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +15,9 @@ import click
 
 from specqd.cli.options import machine_options
 from specqd.cli.terminal import ProgressBar, one_line
-from specqd.errors import RequestError
+from specqd.errors import RequestError, SpecqdWarning
 from specqd.formats.fp4 import DraftFormat
+from specqd.formats.sync import sync
 
 if TYPE_CHECKING:
     from specqd.model.importance import InputSquares
@@ -68,14 +70,15 @@ def pack(
 
     Writes MODEL with packed weights to the new directory OUT. Every command accepts OUT; it opens
     at once, on any machine, and gives the same tokens as MODEL. Weights take about 13 bits each.
+    MODEL may also be a GGUF file.
 
     \b
     Examples:
       specqd pack Qwen/Qwen3-0.6B ./qwen3-packed
+      specqd pack ./model-q4_k_m.gguf ./model-packed
       specqd generate ./qwen3-packed -p "Once upon a time"
     """
     from specqd.config import read_config
-    from specqd.formats.gguf import is_gguf
     from specqd.hub import resolve
     from specqd.model.model import Machine
     from specqd.model.packed import is_packed
@@ -89,10 +92,6 @@ def pack(
     directory = resolve(model)
     if is_packed(directory):
         raise RequestError(f"{directory}: is packed already; name the model it was packed from")
-    if is_gguf(directory):
-        raise RequestError(
-            f"{directory}: is a GGUF file; name the Hugging Face directory of the same model"
-        )
     tokenizer = Tokenizer.open(directory)
     config, machine = read_config(directory), Machine.choose(threads, isa)
     text = None
@@ -115,11 +114,12 @@ def pack(
 
 
 def _measure(directory: Path, machine: "Machine", text: "CalibrationText") -> "InputSquares":
-    from specqd.model.calibration import measure_inputs
+    from specqd.model.input_measurement import measure_inputs
     from specqd.model.model import Model
 
     longest = max(map(len, text.sequences))
-    with ProgressBar("Loading") as bar:
+    with ProgressBar("Loading") as bar, warnings.catch_warnings():
+        warnings.simplefilter("ignore", SpecqdWarning)  # packing loads again, and tells
         model = Model.open(directory, machine=machine, cache_positions=longest, progress=bar)
     with ProgressBar("Measuring inputs") as bar:
         return measure_inputs(model, text.sequences, bar)
@@ -147,33 +147,44 @@ def _new_directory(path: Path) -> Iterator[Path]:
     try:
         yield unfinished
         for each in (*unfinished.rglob("*"), unfinished):
-            _sync(each)  # before the name: nothing checks the contents of files
+            sync(each)  # before the name: nothing checks the contents of files
         unfinished.replace(path)
-        _sync(path.parent)
+        sync(path.parent)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _write(out: Path, directory: Path, weights: "DecoderWeights", calibration: str) -> None:
+def _write(out: Path, source: Path, weights: "DecoderWeights", calibration: str) -> None:
+    from specqd.formats.gguf import is_gguf
     from specqd.model.packed import WEIGHTS, matrix_name, write_packed
 
+    if is_gguf(source):
+        _write_description(out, source)
+    else:
+        _copy_description(out, source)
+    matrices = {matrix_name(packed.names): packed.weight for packed in weights.matrices}
+    with ProgressBar("Writing") as bar:
+        write_packed(out / WEIGHTS, matrices, weights.unpacked, weights.draft, calibration, bar)
+
+
+def _copy_description(out: Path, directory: Path) -> None:
     for file in sorted(path for pattern in _BESIDE for path in directory.glob(pattern)):
         if file.is_file():
             copy = out / file.relative_to(directory)
             copy.parent.mkdir(exist_ok=True)
             shutil.copyfile(file, copy)
-    matrices = {matrix_name(packed.names): packed.weight for packed in weights.matrices}
-    with ProgressBar("Writing") as bar:
-        write_packed(out / WEIGHTS, matrices, weights.unpacked, weights.draft, calibration, bar)
+
+
+def _write_description(out: Path, gguf: Path) -> None:
+    """The configuration and tokenizer of a GGUF file, as a Hugging Face directory has them."""
+    from specqd.config.gguf import config_fields
+    from specqd.formats.gguf import GgufFile
+    from specqd.text.gguf_tokenizer import tokenizer_files
+
+    config = json.dumps(config_fields(GgufFile.open(gguf)).values, indent=1)
+    for name, text in {"config.json": config, **tokenizer_files(gguf)}.items():
+        (out / name).write_text(text + "\n", encoding="utf-8")
 
 
 def _described(weights: "DecoderWeights") -> str:

@@ -4,19 +4,18 @@ chain. Computes nothing itself."""
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from specqd.cli.bench import interval_cells
+from specqd.cli.agreement import agreement_lines, measure_agreement, tell_left_out
+from specqd.cli.bench import described, interval_cells
 from specqd.cli.options import IN_FILE, Command
 from specqd.cli.terminal import ProgressBar, aligned, one_line
 
 if TYPE_CHECKING:
-    from specqd.bench.agreement import Agreement
     from specqd.bench.levels import Comparison
     from specqd.llm import LLM
-    from specqd.sampling import SamplingParams
 
 _OPTION = "--drafts"
 _NEW_TOKENS = 64
@@ -67,11 +66,12 @@ def suggest(
     *,
     is_json: bool,
 ) -> None:
-    """Measures the own draft's agreement, times the candidates and prints the best command line.
+    """Measures the agreement of the own draft in each format, times the candidates and prints the
+    best command line.
 
     `plain` decodes without drafts.
     """
-    from specqd.bench.levels import Comparison, encoded_ends, read_prompts
+    from specqd.bench.levels import Comparison, read_prompts
     from specqd.bench.suggestion import (
         DEFAULT_PROMPTS,
         HEATS,
@@ -85,10 +85,9 @@ def suggest(
     texts = read_prompts(prompts, sum(HEATS)) if prompts else list(DEFAULT_PROMPTS)
     new_tokens = min(_NEW_TOKENS, plain.model.config.max_positions // 2)
     params = SamplingParams(max_tokens=new_tokens, temperature=temperature, ignore_eos=True)
-    own = own_agreement(plain, encoded_ends(plain, texts, new_tokens), params)
+    formats = measure_agreement(plain, texts, [params])
     arms, left_out = usable_arms(plain, directories)
-    for each in left_out:
-        click.echo(one_line(f"specqd: note: {each.draft} is left out: {each.reason}"), err=True)
+    tell_left_out(left_out)
     with ProgressBar("Trying drafts") as bar:
         summaries = hold_heats(arms, texts, params, _SECONDS, progress=bar)
     comparison = Comparison.on(
@@ -104,57 +103,13 @@ def suggest(
     if is_json:
         suggestion = {
             "left_out": [{"draft": each.draft, "reason": each.reason} for each in left_out],
-            "agreement": [] if own is None else [described(plain, own)],
             "best": {"chain": best.chain, "command": command},
         }
-        click.echo(json.dumps(comparison.described() | suggestion))
+        click.echo(json.dumps(described(comparison, formats) | suggestion))
     else:
-        lines = [] if own is None else agreement_lines(plain, own)
-        click.echo("\n".join(map(one_line, [*lines, *table(comparison, temperature)])))
+        lines = [*agreement_lines(formats), *table(comparison, temperature)]
+        click.echo("\n".join(map(one_line, lines)))
         click.echo(one_line(f"best: {command}"))
-
-
-def own_agreement(
-    plain: "LLM", prompts: Sequence[list[int]], params: "SamplingParams"
-) -> "Agreement | None":
-    """Measures the agreement of the model's own draft; None for a model without one."""
-    from specqd.bench.agreement import agreement
-
-    if plain.model.config.is_mxfp4:
-        return None
-    stop_ids = frozenset(plain.defaults.eos_token_ids or plain.model.config.eos_token_ids)
-    return agreement(plain.model, prompts, params.resolved(plain.defaults), stop_ids=stop_ids)
-
-
-def described(plain: "LLM", own: "Agreement") -> dict[str, Any]:
-    """The draft and its agreement as a JSON object."""
-    model = plain.model
-    exact, draft = (
-        16 * each.bytes_per_forward / model.bf16_bytes_per_forward
-        for each in (model, model.as_draft())
-    )
-    return {
-        "draft_format": model.weights.draft.value,
-        "bits_per_weight": {"exact": exact, "draft": draft},
-    } | own.described()
-
-
-def agreement_lines(plain: "LLM", own: "Agreement") -> list[str]:
-    """A row for the model's own draft."""
-    facts, (low, high) = described(plain, own), own.interval
-    bits = facts["bits_per_weight"]
-    rows = [
-        ["own draft", "agrees", "", "positions", "bits/weight", "of"],
-        [
-            facts["draft_format"],
-            f"{own.share:.1%}",
-            f"[{low:.1%}, {high:.1%}]",
-            str(sum(own.judged)),
-            f"{bits['draft']:.2f}",
-            f"{bits['exact']:.2f}",
-        ],
-    ]
-    return [*aligned(rows), ""]
 
 
 def table(comparison: "Comparison", temperature: float) -> list[str]:

@@ -20,6 +20,7 @@ from specqd.engine.generation import Generation, MakeGrammar
 from specqd.engine.reports import chain_of
 from specqd.engine.updates import Update
 from specqd.errors import RequestError, SpecqdError, TokenizerError, shown
+from specqd.formats.sync import sync
 from specqd.llm import LLM
 from specqd.openai.answers import Answer, Json, Usage, form_of
 from specqd.openai.errors import code_of, param_of, refusal
@@ -154,7 +155,7 @@ def open_answers(path: Path, batch: Batch) -> Iterator[Answers]:
                 f"{path}: another process is writing it; wait for its end"
             ) from error
         if is_new:
-            _sync_directory(path.absolute().parent)
+            sync(path.absolute().parent)
         done = _read_answers(file, path, batch)
         yield Answers(file, done)
 
@@ -190,14 +191,6 @@ def _named(line: bytes, where: str) -> tuple[str, str]:
         return str(answer["custom_id"]), str(answer["id"])
     except (ValueError, RecursionError, LookupError, TypeError) as error:
         raise RequestError(f"{where}: is not an answer to a batch; name another file") from error
-
-
-def _sync_directory(path: Path) -> None:
-    directory = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Reads the tokenizer and chat templates of a GGUF file. Owns llama.cpp's keys for them."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,17 @@ def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
         named.get("eos_token") if keys.flag("add_eos_token", False) else None,
     )
     return GgufTokenizer(backend, named, _templates(keys.gguf))
+
+
+def tokenizer_files(path: Path) -> dict[str, str]:
+    """The same tokenizer and templates as the files of a Hugging Face directory, by name."""
+    read = read_gguf_tokenizer(path)
+    settings: dict[str, Any] = dict(read.named_tokens)
+    if read.templates:
+        templates = [{"name": name, "template": text} for name, text in read.templates.items()]
+        settings["chat_template"] = templates
+    files = {"tokenizer_config.json": json.dumps(settings, ensure_ascii=False, indent=1)}
+    return files | {"tokenizer.json": read.backend.to_str(pretty=True)}
 
 
 class _Keys:
