@@ -109,7 +109,8 @@ def test_cached_tokens_of_a_prompt_count_once() -> None:
     assert queue.cached_prompt_tokens == 128
     pages.total_pages = 3
     queue.preempt()
-    assert (queue.running, list(queue.waiting), queue.preemptions) == ([first], [second], 1)
+    assert (queue.running, list(queue.waiting)) == ([first], [second])
+    assert (queue.preemptions, first.preemptions, second.preemptions) == (1, 0, 1)
     pages.total_pages = 8
     queue.admit()
     assert queue.running == [first, second]
@@ -178,6 +179,20 @@ def test_the_oldest_runs_in_any_cache_and_the_batch_has_a_limit() -> None:
     queue.waiting.append(generation(1))
     queue.admit()
     assert queue.running == [second]
+
+
+def test_it_is_idle_where_nothing_waits_or_runs() -> None:
+    queue = scheduler(Pages(100))
+    assert queue.is_idle
+    queue.waiting.append(generation(1))
+    assert not queue.is_idle
+    queue.admit()
+    assert not queue.is_idle
+    queue.remove(queue.running[0])
+    assert queue.is_idle
+    queue.waiting.append(generation(1))
+    queue.remove(queue.waiting[0])
+    assert queue.is_idle
 
 
 def test_the_smallest_cache_has_one_page_more_than_its_spare_ones() -> None:
