@@ -136,4 +136,4 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 }
 
 if __name__ == "__main__":
-    print(*TARGETS)
+    print(*TARGETS, sep="\n")
