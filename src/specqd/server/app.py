@@ -18,10 +18,13 @@ from specqd.engine.engine import Engine
 from specqd.engine.generation import MakeGrammar
 from specqd.engine.reports import Stats, chain_of
 from specqd.errors import SpecqdError, shown
-from specqd.openai.answers import Answer, Usage, form_of
+from specqd.openai.answers import Answer, Reply, Usage, form_of
 from specqd.openai.grammar import JsonGrammars
+from specqd.openai.parts import BlockReader
 from specqd.openai.requests import Prepared, chat_request, completion_request
 from specqd.openai.requests import Request as ApiRequest
+from specqd.openai.responses_answers import ResponsesAnswer
+from specqd.openai.responses_requests import responses_request
 from specqd.sampling import Defaults
 from specqd.server.bandwidth import measure_limits
 from specqd.server.bodies import detokenize_request, json_of, tokenize_request
@@ -34,7 +37,15 @@ from specqd.server.streams import AnswerResponse
 
 T = TypeVar("T")
 _LONG_BODY_BYTES = 1 << 18
-_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize")
+MakeReply = Callable[[Prepared, str], Reply]  # of a prepared request and the key of the ids
+_PATHS = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/models",
+    "/tokenize",
+    "/detokenize",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +92,17 @@ class Service:
         async with self._long_bodies if body_size > _LONG_BODY_BYTES else nullcontext():
             return await asyncio.to_thread(work)
 
-    async def answer(self, api_request: ApiRequest, body_size: int, client: str) -> Response:
-        """Submits a request. Raises ProblemError or SpecqdError where it cannot be run."""
+    async def answer(
+        self,
+        api_request: ApiRequest,
+        body_size: int,
+        client: str,
+        reply_of: MakeReply | None = None,
+    ) -> Response:
+        """Submits a request. Raises ProblemError or SpecqdError where it cannot be run.
+
+        reply_of: makes the answer, unless it is that of a completion or chat.
+        """
         self.check_model(api_request.options.model)
         prepared = await self.in_turn(body_size, lambda: Prepared.of(api_request, self.tokenizer))
         for prompt in prepared.prompts:  # before the grammar, which may take 1 s
@@ -90,7 +110,7 @@ class Service:
         make_grammar = None
         if prepared.has_rules:
             make_grammar = await asyncio.to_thread(self.grammars.of_request, prepared)
-        answer = self._answer(prepared)
+        answer = (reply_of or self._answer)(prepared, token_hex(12))
         job = self._job(prepared, make_grammar, client)
         self._check_places(job.request.num_samples)
         try:
@@ -100,8 +120,8 @@ class Service:
             raise
         return AnswerResponse(self.thread, job, answer, is_stream=api_request.options.is_streamed)
 
-    def _answer(self, prepared: Prepared) -> Answer:
-        options, key = prepared.request.options, token_hex(12)
+    def _answer(self, prepared: Prepared, key: str) -> Answer:
+        options = prepared.request.options
         return Answer(
             form_of(prepared, self.tokenizer, key, chain_of(self.engine.level)),
             self.serving.model_name,
@@ -171,6 +191,24 @@ def add_generation(app: FastAPI, service: Service) -> None:
     async def chat_completions(request: Request) -> Response:
         body = await request.body()
         return await service.answer(chat_request(json_of(body)), len(body), request.scope[CLIENT])
+
+    @app.post("/v1/responses")
+    async def responses(request: Request) -> Response:
+        body = await request.body()
+        asked = responses_request(json_of(body))
+
+        def reply_of(prepared: Prepared, key: str) -> Reply:
+            return ResponsesAnswer(
+                service.serving.model_name,
+                Usage.of(prepared, cached_prompt_tokens=0),
+                key=key,
+                created=int(time.time()),
+                echoed=asked.echoed(service.serving.defaults),
+                blocks=BlockReader(prepared),
+                tokenizer=service.tokenizer,
+            )
+
+        return await service.answer(asked.chat, len(body), request.scope[CLIENT], reply_of)
 
 
 def add_models(app: FastAPI, service: Service) -> None:
