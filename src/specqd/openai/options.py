@@ -63,7 +63,7 @@ def sampling_params(fields: Fields, most: int | None, logprobs: int | None) -> S
         top_k=0 if top_k == -1 else top_k,  # vLLM's way to say all
         n=fields.whole("n", 1, MOST_SAMPLES) or 1,
         logit_bias=_biases(fields),
-        stop=_stops(fields),
+        stop=stops_of(fields, "stop"),
         stop_token_ids=fields.token_ids("stop_token_ids", MOST_STOPS),
         ignore_eos=fields.flag("ignore_eos"),
         logprobs=logprobs,
@@ -176,12 +176,12 @@ def _biases(fields: Fields) -> dict[int, Any]:
     return {int(token): bias for token, bias in given.items() if bias is not None}
 
 
-def _stops(fields: Fields) -> tuple[str, ...]:
-    given = fields.values.get("stop", [])
+def stops_of(fields: Fields, name: str) -> tuple[str, ...]:
+    given = fields.values.get(name, [])
     stops = [given] if isinstance(given, str) else given
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise fields.wrong("stop", "a text or a list of texts")
+        raise fields.wrong(name, "a text or a list of texts")
     if len(stops) > MOST_STOPS or any(len(stop) > MOST_STOP_CHARACTERS for stop in stops):
         most = f"{MOST_STOPS} texts of {MOST_STOP_CHARACTERS} characters"
-        raise FieldError("stop", f"{most} are the most")
+        raise FieldError(name, f"{most} are the most")
     return tuple(stops)

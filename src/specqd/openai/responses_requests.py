@@ -20,6 +20,7 @@ from specqd.openai.options import (
     sampling_params,
 )
 from specqd.openai.requests import ChatRequest, template_variables
+from specqd.openai.tool_calls import ToolUse
 from specqd.sampling import Defaults
 
 Json = dict[str, Any]
@@ -79,7 +80,7 @@ def responses_request(body: object) -> ResponsesRequest:
         sampling_params(fields, most, None),
         options,
         _reasoning(fields) | template_variables(fields),
-        openai_tools.tool_use(fields, openai_tools.FLAT),
+        _tool_use(fields),
     )
     request.check_rules()
     return ResponsesRequest(request, fields.values)
@@ -100,6 +101,16 @@ def _check_stateless(fields: Fields) -> None:
         fields.text(name)
     fields.object("client_metadata")
     fields.whole("max_tool_calls", 1, MOST_INT32)  # of tools that the server runs: there are none
+
+
+def _tool_use(fields: Fields) -> ToolUse | None:
+    """As in chats, but without tools the other fields may stand too."""
+    if fields.get("tools"):
+        return openai_tools.tool_use(fields, openai_tools.FLAT)
+    fields.flag("parallel_tool_calls")
+    if fields.get("tool_choice") not in (None, "none", "auto"):
+        raise FieldError("tool_choice", "goes with tools")
+    return None
 
 
 def _reasoning(fields: Fields) -> Json:

@@ -84,7 +84,7 @@ def _chosen(
     names = [tool.name for tool in tools]
     kind, function, allowed = spelling.choice(fields)
     if kind == "function" and function is not None and allowed is None:
-        named = _name_in(function, names)
+        named = name_in(function, names)
         return ToolUse(tools, frozenset({named}), must_call=True, is_parallel=False)
     if kind != "allowed_tools" or allowed is None or function is not None:
         raise fields.wrong("tool_choice", spelling.shown)
@@ -101,12 +101,12 @@ def _allowed(fields: Fields, names: Sequence[str], spelling: Spelling) -> frozen
     if not isinstance(given, list) or not 0 < len(given) <= MOST_TOOLS:
         raise fields.wrong("tools", f"a list of 1 to {MOST_TOOLS} functions")
     return frozenset(
-        _name_in(spelling.function(f"{fields.within}tools[{i}]", each), names)
+        name_in(spelling.function(f"{fields.within}tools[{i}]", each), names)
         for i, each in enumerate(given)
     )
 
 
-def _name_in(function: Fields, names: Sequence[str]) -> str:
+def name_in(function: Fields, names: Sequence[str]) -> str:
     named = function.text("name")
     if named is None or named not in names:
         raise function.wrong("name", "the name of one of the tools")

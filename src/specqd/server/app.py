@@ -14,6 +14,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from specqd import __version__
+from specqd.anthropic.answers import MessagesAnswer
+from specqd.anthropic.requests import count_request, messages_request
 from specqd.engine.engine import Engine
 from specqd.engine.generation import MakeGrammar
 from specqd.engine.reports import Stats, chain_of
@@ -32,7 +34,7 @@ from specqd.server.engine_thread import EngineThread, Job, StoppedError
 from specqd.server.guard import CLIENT, Access, Guard
 from specqd.server.metrics import CONTENT_TYPE, Counts, Metrics
 from specqd.server.page import Facts, add_page
-from specqd.server.problems import ProblemError, problem_of, refused
+from specqd.server.problems import ANTHROPIC, ProblemError, problem_of, refused
 from specqd.server.streams import AnswerResponse
 
 T = TypeVar("T")
@@ -42,6 +44,8 @@ _PATHS = (
     "/v1/completions",
     "/v1/chat/completions",
     "/v1/responses",
+    ANTHROPIC,
+    f"{ANTHROPIC}/count_tokens",
     "/v1/models",
     "/tokenize",
     "/detokenize",
@@ -176,6 +180,7 @@ def make_app(service: Service) -> ASGIApp:
     add_models(app, service)
     add_texts(app, service)
     add_generation(app, service)
+    add_messages(app, service)
     add_page(app, service.facts())
     return Guard(app, serving.access)
 
@@ -209,6 +214,33 @@ def add_generation(app: FastAPI, service: Service) -> None:
             )
 
         return await service.answer(asked.chat, len(body), request.scope[CLIENT], reply_of)
+
+
+def add_messages(app: FastAPI, service: Service) -> None:
+    @app.post(ANTHROPIC)
+    async def messages(request: Request) -> Response:
+        body = await request.body()
+        asked = messages_request(json_of(body))
+
+        def reply_of(prepared: Prepared, key: str) -> Reply:
+            assert asked.params.max_tokens is not None
+            return MessagesAnswer(
+                service.serving.model_name,
+                Usage.of(prepared, cached_prompt_tokens=0),
+                key,
+                BlockReader(prepared),
+                asked.params.max_tokens,
+            )
+
+        return await service.answer(asked, len(body), request.scope[CLIENT], reply_of)
+
+    @app.post(f"{ANTHROPIC}/count_tokens")
+    async def count_tokens(request: Request) -> dict[str, int]:
+        body = await request.body()
+        asked = count_request(json_of(body))
+        service.check_model(asked.options.model)
+        [ids] = await service.in_turn(len(body), lambda: asked.encoded(service.tokenizer))
+        return {"input_tokens": len(ids)}
 
 
 def add_models(app: FastAPI, service: Service) -> None:
@@ -265,23 +297,24 @@ def add_errors(app: FastAPI) -> None:
     """Gives all errors one shape."""
 
     @app.exception_handler(ProblemError)
-    async def on_problem(_: Request, problem: ProblemError) -> JSONResponse:
-        return problem.response()
+    async def on_problem(request: Request, problem: ProblemError) -> JSONResponse:
+        return problem.response(request.url.path)
 
     @app.exception_handler(SpecqdError)
     @app.exception_handler(StoppedError)
-    async def on_error(_: Request, error: SpecqdError | StoppedError) -> JSONResponse:
-        return problem_of(error).response()
+    async def on_error(request: Request, error: SpecqdError | StoppedError) -> JSONResponse:
+        return problem_of(error).response(request.url.path)
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> JSONResponse:
         problem = str(error.detail)
         if error.status_code == 404:
             problem = f"there is no {shown(request.url.path)}; known: {', '.join(_PATHS)}"
-        response = ProblemError(error.status_code, problem).response()
+        response = ProblemError(error.status_code, problem).response(request.url.path)
         response.headers.update(error.headers or {})  # of a 405: the allowed methods
         return response
 
     @app.exception_handler(Exception)
-    async def on_fault(_: Request, error: Exception) -> JSONResponse:
-        return ProblemError(500, "the server failed at this request").response()
+    async def on_fault(request: Request, error: Exception) -> JSONResponse:
+        problem = ProblemError(500, "the server failed at this request")
+        return problem.response(request.url.path)

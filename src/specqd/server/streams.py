@@ -40,7 +40,7 @@ class AnswerResponse(Response):
             samples.sort(key=lambda update: update.sample)
             response = JSONResponse(self._answer.whole(samples))
         except (SpecqdError, StoppedError) as error:
-            response = problem_of(error).response()
+            response = problem_of(error).response(scope["path"])
         await response(scope, receive, send)
 
     async def _send_events(self, send: Send) -> None:
