@@ -47,6 +47,7 @@ _PATHS = (
     ANTHROPIC,
     f"{ANTHROPIC}/count_tokens",
     "/v1/models",
+    "/version",
     "/tokenize",
     "/detokenize",
 )
@@ -251,6 +252,7 @@ def add_models(app: FastAPI, service: Service) -> None:
         "created": service.created,
         "owned_by": "specqd",
         "max_model_len": service.engine.max_context,
+        "context_length": service.engine.max_context,  # the same; some clients read this name
     }
 
     @app.get("/v1/models")
@@ -261,6 +263,10 @@ def add_models(app: FastAPI, service: Service) -> None:
     async def model(name: str) -> dict[str, Any]:
         service.check_model(name)
         return described
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        return {"version": __version__}
 
     @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
