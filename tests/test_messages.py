@@ -18,6 +18,7 @@ from specqd.errors import FieldError
 from specqd.openai.answers import Usage
 from specqd.openai.parts import BlockReader
 from specqd.openai.requests import Prepared
+from specqd.openai.tool_calls import CallForm
 from support.openai_client import CHAT, NO_WHITE_SPACE, closed, function
 from support.random_models import BOS, EOS, Shape, make_model
 from support.refusals import refused
@@ -215,16 +216,21 @@ def test_an_end_has_its_reason(served: Served) -> None:
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "zi, ")
     assert stopped.content[0].text == "Grüe"
     bias = {str(EOS): -100.0, str(BOS): -100.0}
-    full = ask(served, "A", max_tokens=100_000, logit_bias=bias)
-    assert full.stop_reason == "model_context_window_exceeded"
+    body = body_of("A", max_tokens=100_000, logit_bias=bias)
+    full = served.ask("POST", MESSAGES, body).content
+    assert full["stop_reason"] == "model_context_window_exceeded"
 
 
-def test_a_call_that_is_cut_is_passed_on_as_text() -> None:
+def test_arguments_that_are_cut_are_passed_on_as_they_are() -> None:
     request = messages_request(body_of("A", tools=TOOLS))
-    prepared = Prepared(request, [[1]], request.params)
-    answer = MessagesAnswer("m", Usage(1), "key", BlockReader(prepared), 300)
-    whole = answer.whole([Update(0, "text", [], [], "length", None)])
-    assert whole["content"] == [{"type": "text", "text": "text", "citations": None}]
+    form = CallForm("", "", "", True, {})
+    prepared = Prepared(request, [[1]], request.params, form)
+    answer = MessagesAnswer("m", Usage(1, 300), "key", BlockReader(prepared), 300)
+    text = '<tool_call>{"name": "weather", "arguments": {"city": "Zü'
+    whole = answer.whole([Update(0, text, [], [], "length", None)])
+    [call] = whole["content"]
+    assert call["input"] == {"INVALID_JSON": '{"city": "Zü'}
+    assert whole["stop_reason"] == "max_tokens"
 
 
 def test_a_text_follows_its_schema(served: Served) -> None:
