@@ -21,7 +21,7 @@ class RopeConfig:
 
     The first dimensions of each head rotate, `share` of them. `attention_factor` None is derived
     from `factor`, `mscale` and `mscale_all_dim` (0 if absent). `factors` divide the frequency of
-    each pair.
+    each pair. Rotated queries are scaled by 1 + query_growth ln(1 + floor(position / original)).
     """
 
     kind: RopeKind
@@ -38,6 +38,7 @@ class RopeConfig:
     truncate: bool = True
     share: float = 1.0
     factors: tuple[float, ...] = ()
+    query_growth: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
