@@ -50,7 +50,7 @@ Decoder::Decoder(DecoderSpec spec, DecoderWeights weights, std::shared_ptr<Pool>
   for (const RopeSpec& rope : spec_.ropes) {
     std::vector<float> frequencies(static_cast<size_t>(rope.dims / 2));
     const float factor = rope_inverse_frequencies(rope, frequencies);
-    ropes_.push_back({std::move(frequencies), factor, {}, {}});
+    ropes_.push_back({rope, std::move(frequencies), factor, {}, {}});
   }
   bool sees_all = weights_.layers.empty();
   for (const LayerWeights& layer : weights_.layers) {

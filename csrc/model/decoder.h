@@ -226,6 +226,7 @@ class Decoder {
   bool is_target_ = true;  // owns partial_head_
 
   struct Rope {
+    RopeSpec spec;
     std::vector<float> inverse_frequencies;
     float factor;
     std::vector<float> cosines, sines;  // of positions [0, angles_), [position][rotated / 2]

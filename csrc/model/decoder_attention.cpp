@@ -55,8 +55,10 @@ void Decoder::write_heads(int64_t layer_index, int64_t kv_head, const Attention:
     const float* const value = key + spec_.kv_heads * dim;
     norm_heads(layer.query_norm, queries, kv_head * group, group);
     norm_heads(layer.key_norm, key, kv_head, 1);
+    const float scale = rope == nullptr ? 1.0f : rope_query_scale(rope->spec, position);
     for (int64_t i = 0; i < group; ++i) {
       rotate(queries + i * dim, position);
+      if (scale != 1.0f) kernels_.scale(queries + i * dim, scale, dim);
       kernels_.prepare_exact(queries + i * dim, dim, key_tiles,
                              attention_.query(row, kv_head * group + i));
     }

@@ -46,7 +46,7 @@ def read_seconds(pool: Pool, isa: str, bytes: int, repeats: int) -> list[float]:
     """
 
 class RopeSpec:
-    def __init__(self, kind: str, dims: int, theta: float, factor: float, original_max_positions: float, low_freq_factor: float, high_freq_factor: float, beta_fast: float, beta_slow: float, attention_factor: float, mscale: float, mscale_all_dim: float, truncate: bool, factors: _Sequence[float]) -> None: ...
+    def __init__(self, kind: str, dims: int, theta: float, factor: float, original_max_positions: float, low_freq_factor: float, high_freq_factor: float, beta_fast: float, beta_slow: float, attention_factor: float, mscale: float, mscale_all_dim: float, truncate: bool, factors: _Sequence[float], query_growth: float) -> None: ...
 
 class PackedWeight:
     @property
