@@ -151,100 +151,116 @@ void decode_tile_avx2(const PackedMatrix& w, int64_t tile, uint16_t* out) {
 
 // fp4 precision.
 
-// Integer sums of eight outputs, four inputs at a time. The start value subtracts the 12 that was
-// added to each weight.
+// Integer sums of eight outputs. The start value subtracts the 12 that was added to each weight.
 #if defined(__AVXVNNI__)
 constexpr bool kHasByteProducts = true;
 struct IntegerSum {
   __m256i sum;
+  IntegerSum() = default;
   explicit IntegerSum(int32_t start) : sum(_mm256_set1_epi32(start)) {}
   void add(__m256i weights, __m256i inputs) { sum = _mm256_dpbusd_avx_epi32(sum, weights, inputs); }
   __m256i value() const { return sum; }
 };
 #else
 constexpr bool kHasByteProducts = false;
-// Sums in sixteen bits: a pair is at most 2 * 24 * 127 = 6096 in magnitude, so four pairs fit.
+// Sums in sixteen bits, modulo 2^16: two for each output, of 16 products of at most 12 * 127 each
+// once the 12 is subtracted, so they fit. The start value holds both.
 struct IntegerSum {
-  __m256i sum, short_sum = _mm256_setzero_si256();
-  int pending = 0;
+  __m256i sum;
+  IntegerSum() = default;
   explicit IntegerSum(int32_t start) : sum(_mm256_set1_epi32(start)) {}
-  [[gnu::always_inline]] void add(__m256i weights, __m256i inputs) {
-    const __m256i pairs = _mm256_maddubs_epi16(weights, inputs);
-    short_sum = pending == 0 ? pairs : _mm256_add_epi16(short_sum, pairs);
-    if (++pending < 4) return;
-    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(short_sum, _mm256_set1_epi16(1)));
-    pending = 0;
+  void add(__m256i weights, __m256i inputs) {
+    sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(weights, inputs));
+    asm("" : "+x"(sum));  // otherwise GCC adds products first and runs out of registers
   }
-  __m256i value() const { return sum; }
+  __m256i value() const { return _mm256_madd_epi16(sum, _mm256_set1_epi16(1)); }
 };
 #endif
 
-// Multiplies one or both halves of a panel, eight outputs each. If a panel is read once per half,
-// the second read comes from the cache.
-template <int Rows, int Halves>
-[[gnu::noinline]] void draft_rows_avx2(const PackedMatrix& w, int64_t panel, int first_half,
-                                       const PreparedRows& x, float* out, int64_t out_stride) {
+// The scales of eight outputs.
+inline __m256 scales_of(const uint8_t* scales, __m128i shift, __m256i base) {
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(scales));
+  return _mm256_castsi256_ps(
+      _mm256_add_epi32(_mm256_sll_epi32(_mm256_cvtepu8_epi32(bytes), shift), base));
+}
+
+// Adds a block's products of rows, `stride` bytes apart, to their sums of sixteen outputs. One load
+// of four inputs serves all outputs; the sums of four rows and their weights fill the registers.
+template <int Rows>
+[[gnu::always_inline]] inline void add_block(const uint8_t* codes, const uint8_t* row,
+                                             size_t stride, IntegerSum (&sums)[Rows][2]) {
   const __m256i nibble = _mm256_set1_epi8(15), weights_of = table_of(kUnsignedWeights.of_code);
-  const __m128i shift = _mm_cvtsi32_si128(static_cast<int>(w.scale.shift));
-  const __m256i base = _mm256_set1_epi32(static_cast<int32_t>(w.scale.base));
-  const uint8_t* codes = w.codes + panel * w.tiles * kTileCodes + first_half * 32;
-  const uint8_t* scales = w.scales + panel * w.tiles * kPanel + first_half * 8;
-  const uint8_t* row[Rows];
-  for (int m = 0; m < Rows; ++m) row[m] = x.data + m * x.stride;
-  __m256 total[Rows][Halves];
-  for (int m = 0; m < Rows; ++m)
-    for (__m256& sum : total[m]) sum = _mm256_setzero_ps();
-  for (int64_t t = 0; t < w.tiles; ++t) {
-    for (int group = 0; group < 4; ++group)
-      fetch(codes + group * 64 + kDraftTilesAhead * kTileCodes);
+#pragma GCC unroll 1
+  for (int group = 0; group < 4; ++group) {
+    fetch(codes + kDraftTilesAhead * kTileCodes);
+    const __m256i left = load_32(codes), right = load_32(codes + 32);
 #pragma GCC unroll 2
-    for (int half = 0; half < Halves; ++half) {
-      __m256i weights[8];
-      for (int group = 0; group < 4; ++group) {
-        const __m256i both = load_32(codes + group * 64 + half * 32);
-        weights[group * 2] = _mm256_shuffle_epi8(weights_of, _mm256_and_si256(both, nibble));
-        weights[group * 2 + 1] =
-            _mm256_shuffle_epi8(weights_of, _mm256_and_si256(_mm256_srli_epi16(both, 4), nibble));
-      }
-      const __m128i half_scales =
-          _mm_loadl_epi64(reinterpret_cast<const __m128i*>(scales + half * 8));
-      const __m256 scale = _mm256_castsi256_ps(
-          _mm256_add_epi32(_mm256_sll_epi32(_mm256_cvtepu8_epi32(half_scales), shift), base));
+    for (int high = 0; high < 2; ++high) {
+      const auto weights = [&](__m256i both) {
+        const __m256i code = high ? _mm256_srli_epi16(both, 4) : both;
+        return _mm256_shuffle_epi8(weights_of, _mm256_and_si256(code, nibble));
+      };
+      const __m256i left_weights = weights(left), right_weights = weights(right);
       for (int m = 0; m < Rows; ++m) {
-        IntegerSum sum(load_as<int32_t>(row[m] + offsetof(DraftBlock, correction)));
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; ++i)
-          sum.add(weights[i], _mm256_set1_epi32(load_as<int32_t>(row[m] + i * 4)));
-        const __m256 x_scale = _mm256_set1_ps(load_as<float>(row[m] + offsetof(DraftBlock, scale)));
-        total[m][half] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum.value()),
-                                         _mm256_mul_ps(scale, x_scale), total[m][half]);
+        const auto* const four = row + static_cast<size_t>(m) * stride + high * 4;
+        const __m256i inputs = _mm256_set1_epi32(load_as<int32_t>(four));
+        sums[m][0].add(left_weights, inputs);
+        sums[m][1].add(right_weights, inputs);
       }
     }
-    for (int m = 0; m < Rows; ++m) row[m] += sizeof(DraftBlock);
+    codes += 64;
+    row += 8;
+  }
+}
+
+// The totals stay in `out`, as the sums need the registers.
+template <int Rows>
+[[gnu::noinline]] void draft_rows_avx2(const PackedMatrix& w, int64_t panel, const PreparedRows& x,
+                                       float* out, int64_t out_stride) {
+  const __m128i shift = _mm_cvtsi32_si128(static_cast<int>(w.scale.shift));
+  const __m256i base = _mm256_set1_epi32(static_cast<int32_t>(w.scale.base));
+  const uint8_t* codes = w.codes + panel * w.tiles * kTileCodes;
+  const uint8_t* scales = w.scales + panel * w.tiles * kPanel;
+  const uint8_t* row = x.data;
+  const size_t stride = x.stride;
+  for (int m = 0; m < Rows; ++m) store(out + m * out_stride, F16{});
+  for (int64_t t = 0; t < w.tiles; ++t) {
+    IntegerSum sums[Rows][2];
+    for (int m = 0; m < Rows; ++m) {
+      const uint8_t* const at = row + static_cast<size_t>(m) * stride;
+      sums[m][0] = sums[m][1] = IntegerSum(load_as<int32_t>(at + offsetof(DraftBlock, correction)));
+    }
+    add_block<Rows>(codes, row, stride, sums);
+    const __m256 scale[2] = {scales_of(scales, shift, base), scales_of(scales + 8, shift, base)};
+    for (int m = 0; m < Rows; ++m) {
+      const uint8_t* const at = row + static_cast<size_t>(m) * stride;
+      const __m256 x_scale = _mm256_set1_ps(load_as<float>(at + offsetof(DraftBlock, scale)));
+      for (int half = 0; half < 2; ++half) {
+        float* const total = out + m * out_stride + half * 8;
+        _mm256_storeu_ps(
+            total, _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[m][half].value()),
+                                   _mm256_mul_ps(scale[half], x_scale), _mm256_loadu_ps(total)));
+      }
+    }
+    row += sizeof(DraftBlock);
     codes += kTileCodes;
     scales += kPanel;
   }
-  for (int m = 0; m < Rows; ++m)
-    for (int half = 0; half < Halves; ++half)
-      _mm256_storeu_ps(out + m * out_stride + (first_half + half) * 8, total[m][half]);
 }
 
 void draft_product_avx2(const PackedMatrix& w, int64_t first, int64_t last, const PreparedRows& x,
                         float* out, int64_t out_stride) {
   for (int64_t p = first; p < last; ++p)
     for_row_groups<4>(x.count, [&]<int Rows>(int64_t m) {
-      // Both halves at once read memory better, but many rows need more than sixteen registers.
-      constexpr int kHalves = Rows == 1 || kHasByteProducts ? 2 : 1;
-      for (int half = 0; half < 2; half += kHalves)
-        draft_rows_avx2<Rows, kHalves>(w, p, half, rows_from(x, m, 0),
-                                       out + m * out_stride + (p - first) * kPanel, out_stride);
+      draft_rows_avx2<Rows>(w, p, rows_from(x, m, 0), out + m * out_stride + (p - first) * kPanel,
+                            out_stride);
     });
 }
 
 constexpr Kernels avx2_table(const char* name) {
   Kernels table = generic_table(name);
   table.prepare_exact = prepare_exact_avx2;
-  table.prepare_draft = prepare_draft_avx2;
+  table.prepare_draft = prepare_draft_avx2<kHasByteProducts>;
   table.decode_tile = decode_tile_avx2;
   table.exact_product = exact_product_in_rows<Avx2Exact>;
   table.accumulate_plain = accumulate_plain_by<InRowGroups<Avx2Exact>>;
