@@ -46,7 +46,8 @@ class Avx2Decoder {
   bool is_done() const { return left_ <= 0; }
 
   [[gnu::always_inline]] void row(int r) {
-    if ((r & 1) == 0) decode_part(r >> 1 & 1, r >> 2);
+    const auto at = static_cast<unsigned>(r);
+    if (at % 2 == 0) decode_part(at / 2 % 2, at / 4);
   }
 
   [[gnu::always_inline]] void end_tile() {
@@ -59,7 +60,7 @@ class Avx2Decoder {
 
   void whole_tile() {
 #pragma GCC unroll 4
-    for (int group = 0; group < 4; ++group) {
+    for (size_t group = 0; group < 4; ++group) {
       decode_part(0, group);
       decode_part(1, group);
     }
@@ -76,39 +77,36 @@ class Avx2Decoder {
         _mm_loadu_si128(reinterpret_cast<const __m128i*>(w_.scales + tile_ * kPanel));
     const __m256i words =
         _mm256_add_epi16(_mm256_sll_epi16(_mm256_cvtepu8_epi16(scales), shift), base);
-    scale_bits_[0] = _mm256_unpacklo_epi16(words, words);
-    scale_bits_[1] = _mm256_unpackhi_epi16(words, words);
+    const __m256i low = _mm256_unpacklo_epi16(words, words);
+    const __m256i high = _mm256_unpackhi_epi16(words, words);
+    scale_bits_[0] = _mm256_permute2x128_si256(low, high, 0x20);
+    scale_bits_[1] = _mm256_permute2x128_si256(low, high, 0x31);
     patches_.begin_tile(w_, tile_);
   }
 
-  // Decodes four outputs of the left half and the four below them of the right half, so that bytes
-  // become words without crossing the middle of a register. Two of a word's four nibbles are looked
-  // up at once: the low ones of its two bytes belong to rows 0 and 2, the high ones to rows 1 and
-  // 3. A shuffle first puts the bytes of rows 0 and 1 before those of rows 2 and 3.
-  [[gnu::always_inline]] void decode_part(int quarter, int group) {
-    const uint8_t* const codes = codes_ + group * 64 + quarter * 16;
-    const uint8_t* const residuals = residuals_ + group * 128;
-    uint16_t* const out = out_ + group * 128 + quarter * 8;
+  // Decodes eight outputs of four rows. Two of a word's four nibbles are looked up at once: the low
+  // ones of its two bytes belong to rows 0 and 2, the high ones to rows 1 and 3. A shuffle first
+  // puts the bytes of rows 0 and 1 before those of rows 2 and 3.
+  [[gnu::always_inline]] void decode_part(size_t half, size_t group) {
+    const uint8_t* const codes = codes_ + group * 64 + half * 32;
+    const uint8_t* const residuals = residuals_ + group * 128 + half * 16;
+    uint16_t* const out = out_ + group * 128 + half * 16;
     const __m256i low_bytes = table_of(kCodeBytes.low), high_bytes = table_of(kCodeBytes.high);
     const __m256i nibble = _mm256_set1_epi8(15);
     const __m256i evens_first =
         _mm256_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15, 0, 2, 4, 6, 8, 10,
                          12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+    __m256i scale_bits = scale_bits_[half];
+    asm("" : "+x"(scale_bits));  // otherwise GCC keeps it for the next part and spills others
     const auto store_row = [&](int row, __m256i least) {
-      const __m256i bytes = load_32(residuals + row * 32), zero = _mm256_setzero_si256();
-      const __m256i residual =
-          quarter ? _mm256_unpackhi_epi8(bytes, zero) : _mm256_unpacklo_epi8(bytes, zero);
-      const __m256i bits =
-          _mm256_add_epi16(least, _mm256_add_epi16(scale_bits_[quarter], residual));
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(out + row * 32), _mm256_castsi256_si128(bits));
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(out + row * 32 + 16),
-                       _mm256_extracti128_si256(bits, 1));
+      const __m256i residual = _mm256_cvtepu8_epi16(
+          _mm_loadu_si128(reinterpret_cast<const __m128i*>(residuals + row * 32)));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + row * 32),
+                          _mm256_add_epi16(least, _mm256_add_epi16(scale_bits, residual)));
     };
-    fetch((quarter ? residuals + 64 : residuals) + kExactTilesAhead * kTileWeights);
-    if (quarter == 0) fetch(codes + kExactTilesAhead * kTileCodes);
-    const __m256i words = _mm256_inserti128_si256(
-        _mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes))),
-        _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + 32)), 1);
+    if (half == 0) fetch(codes + kExactTilesAhead * kTileCodes);
+    fetch(residuals + half * 48 + kExactTilesAhead * kTileWeights);
+    const __m256i words = load_32(codes);
     const __m256i bytes = _mm256_shuffle_epi8(words, evens_first);
     for (int odd = 0; odd < 2; ++odd) {
       const __m256i two = _mm256_and_si256(odd ? _mm256_srli_epi16(bytes, 4) : bytes, nibble);
@@ -173,6 +171,7 @@ struct Avx2Exact {
       for (__m256& chain : chains[m]) chain = _mm256_setzero_ps();
     tile += First * 16;
     out += First * 8;
+#pragma GCC unroll 1
     for (int group = 0; group < 4; ++group) {
 #pragma GCC unroll 4
       for (int step = 0; step < 4; ++step) {
