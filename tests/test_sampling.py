@@ -119,6 +119,14 @@ def test_a_bias_has_exactly_these_ranges() -> None:
     )
 
 
+def test_one_sample_of_at_most_128_tokens_without_penalties_is_the_default() -> None:
+    params = SamplingParams()
+    assert (params.max_tokens, params.n, params.seed, params.ignore_eos) == (128, 1, None, False)
+    assert (params.presence_penalty, params.frequency_penalty, params.logit_bias) == (0, 0, {})
+    assert (params.stop, params.stop_token_ids, params.skip_special_tokens) == ((), (), True)
+    assert (params.logprobs, params.prompt_logprobs) == (None, None)
+
+
 def test_values_may_be_open_and_a_temperature_zero() -> None:
     for field in ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
         SamplingParams(**{field: None})
