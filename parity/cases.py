@@ -1,6 +1,6 @@
 """Shapes for parity: every model type, awkward sizes, every rope scaling and trait."""
 
-from support.family_shapes import GRANITE, long_rope
+from support.family_shapes import GRANITE, MINISTRAL_ROPE, long_rope
 from support.random_models import ROPE_SCALINGS, Shape
 
 PROMPT_LENGTH = 100  # beyond every window and every original context of rope scalings
@@ -55,6 +55,26 @@ CASES: dict[str, Shape] = {
         "olmo2", hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=200, vocab=333,
         has_biases=True, rope_scaling=ROPE_SCALINGS["yarn"], spells_rope_parameters=True,
     ),
+    "olmo3 7:1 heads of 40, rope yarn, window 17": Shape(
+        "olmo3", hidden=280, heads=7, kv_heads=1, head_dim=40, ffn=172, layers=4, vocab=301,
+        window=17, rope_theta=500000.0, rope_scaling=ROPE_SCALINGS["yarn"],
+    ),
+    "olmo3 72, biases, rope parameters by layer type": Shape(
+        "olmo3", hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=200, layers=3, vocab=333,
+        window=33, has_biases=True, rope_theta=1e6, rope_scaling=ROPE_SCALINGS["llama3"],
+        spells_rope_parameters=True,
+        extra={"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+    ),
+    "ministral3 40, queries grow after 32": Shape(
+        "ministral3", hidden=200, heads=5, kv_heads=1, head_dim=40, ffn=260, vocab=307,
+        rope_theta=1e6, rope_scaling=MINISTRAL_ROPE, spells_rope_parameters=True,
+    ),
+    "ministral3 72 tied, window 21, queries grow after 16": Shape(
+        "ministral3", hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=172, vocab=299, window=21,
+        is_tied=True, rope_theta=1e6, spells_rope_parameters=True,
+        rope_scaling=MINISTRAL_ROPE
+        | {"original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.1},
+    ),
     "granite 40 tied": Shape(
         "granite", hidden=200, heads=5, kv_heads=1, head_dim=40, ffn=260, vocab=307, is_tied=True,
         extra=GRANITE,
@@ -62,6 +82,21 @@ CASES: dict[str, Shape] = {
     "granite 72, biases": Shape(
         "granite", hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=172, vocab=299,
         has_biases=True, extra={**GRANITE, "logits_scaling": 3.0},
+    ),
+    "granitemoehybrid 40 tied": Shape(
+        "granitemoehybrid", hidden=200, heads=5, kv_heads=1, head_dim=40, ffn=260, vocab=307,
+        is_tied=True, extra=GRANITE,
+    ),
+    "granitemoehybrid 72, biases, no positions": Shape(
+        "granitemoehybrid", hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=172, vocab=299,
+        has_biases=True, extra={**GRANITE, "position_embedding_type": None},
+    ),
+    "glm4 7:1 heads of 40, biases": Shape(
+        "glm4", hidden=280, heads=7, kv_heads=1, head_dim=40, ffn=172, vocab=301, has_biases=True,
+    ),
+    "glm4 72 tied, a quarter rotated": Shape(
+        "glm4", hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=200, vocab=333, is_tied=True,
+        rope_theta=1e6, extra={"partial_rotary_factor": 0.25},
     ),
     "smollm3 40, 4 layers": Shape(
         "smollm3", hidden=200, heads=5, kv_heads=1, head_dim=40, ffn=260, layers=4, vocab=307,

@@ -8,7 +8,7 @@ import numpy as np
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
 import theirs
-from support.family_shapes import GRANITE, long_rope
+from support.family_shapes import GRANITE, MINISTRAL_ROPE, long_rope
 from support.random_models import ROPE_SCALINGS, Shape, make_model
 from support.reference import rms_error
 
@@ -40,9 +40,25 @@ GOLDENS: dict[str, Shape] = {
     "olmo2": Shape(
         "olmo2", hidden=72, heads=3, kv_heads=1, head_dim=24, ffn=84, vocab=271, is_peaked=True,
     ),
+    "olmo3": Shape(
+        "olmo3", hidden=72, heads=3, kv_heads=1, head_dim=24, ffn=84, layers=4, vocab=271,
+        window=11, rope_theta=500000.0, rope_scaling=ROPE_SCALINGS["yarn"],
+    ),
+    "ministral3": Shape(
+        "ministral3", hidden=72, heads=3, kv_heads=1, head_dim=40, ffn=84, vocab=271,
+        rope_theta=1e6, rope_scaling=MINISTRAL_ROPE | {"original_max_position_embeddings": 16},
+        spells_rope_parameters=True,
+    ),
     "granite": Shape(
         "granite", hidden=48, heads=2, kv_heads=1, head_dim=24, ffn=84, vocab=263, is_tied=True,
         has_biases=True, extra=GRANITE,
+    ),
+    "granitemoehybrid": Shape(
+        "granitemoehybrid", hidden=48, heads=2, kv_heads=1, head_dim=24, ffn=84, vocab=263,
+        is_tied=True, has_biases=True, extra=GRANITE,
+    ),
+    "glm4": Shape(
+        "glm4", hidden=48, heads=2, kv_heads=1, head_dim=40, ffn=84, vocab=263, has_biases=True,
     ),
     "smollm3": Shape(
         "smollm3", hidden=40, heads=2, kv_heads=1, head_dim=24, ffn=60, vocab=261, layers=4,

@@ -219,7 +219,7 @@ def test_original_context_beside_the_rope_wins_over_the_one_inside(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "mentions"),
     [
-        ({"model_type": "gpt2"}, ["'gpt2'", "llama, mistral, qwen2, qwen3"]),
+        ({"model_type": "gpt2"}, ["'gpt2'", "llama, mistral, ministral3, qwen2, qwen3"]),
         ({"model_type": None}, ["model_type", "known"]),
         ({"model_type": ["llama"]}, ["model_type", "known"]),
         ({"quantization_config": {"bits": 4}}, ["quantised", "quantization_config", "BF16"]),

@@ -10,8 +10,101 @@ from specqd.config import ExpertsConfig, RopeConfig, read_config
 from support.config_files import FULL, SHAPE, SLIDING, read, refusal
 
 GPT_OSS = {"quantization_config": {"quant_method": "mxfp4"}, "intermediate_size": 96}
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
+GRANITE_DENSE = {
+    "num_local_experts": 0,
+    "shared_intermediate_size": 33,
+    "layer_types": ["attention"] * 4,
+    "mlp_bias": True,  # means nothing here
+}
 FAMILY_TRAITS: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
     "olmo2": [({}, {"norms": "after", "qk_norm": "row", "norm_eps": 1e-5})],
+    "olmo3": [
+        (
+            {"num_hidden_layers": 5, "rope_theta": 1e6, "rope_scaling": YARN},
+            {
+                "norms": "after", "qk_norm": "row", "norm_eps": 1e-5,
+                "windows": (4096, 4096, 4096, 0, 4096),
+                "ropes": (
+                    *(RopeConfig("default", 1e6),) * 3, RopeConfig("yarn", 1e6, 8.0, 64),
+                    RopeConfig("default", 1e6),
+                ),
+            },
+        ),
+        (
+            {
+                "layer_types": [FULL, SLIDING, SLIDING, FULL], "sliding_window": 7,
+                "rope_parameters": {FULL: YARN, SLIDING: {"rope_theta": 10.0}},
+            },
+            {
+                "windows": (0, 7, 7, 0),
+                "ropes": (
+                    RopeConfig("yarn", 5e5, 8.0, 64), *(RopeConfig("default", 10.0),) * 2,
+                    RopeConfig("yarn", 5e5, 8.0, 64),
+                ),
+            },
+        ),
+    ],
+    "ministral3": [
+        (
+            {},
+            {
+                "ropes": (
+                    RopeConfig(
+                        "yarn", 1e6, 16.0, 16384, mscale=1.0, mscale_all_dim=1.0, query_growth=0.1
+                    ),
+                ) * 4,
+                "windows": (0,) * 4, "head_dim": 128, "norm_eps": 1e-5, "eos_token_ids": (2,),
+            },
+        ),
+        (
+            {"rope_parameters": YARN | {"llama_4_scaling_beta": None}, "sliding_window": 7},
+            {"ropes": (RopeConfig("yarn", 1e4, 8.0, 64),) * 4, "windows": (7,) * 4},
+        ),
+        (
+            {
+                "rope_parameters": {
+                    "rope_type": "default", "llama_4_scaling_beta": 0.5,
+                    "original_max_position_embeddings": 9,
+                },
+            },
+            {
+                "ropes": (
+                    RopeConfig("default", 1e4, original_max_positions=9, query_growth=0.5),
+                ) * 4,
+            },
+        ),
+    ],
+    "granitemoehybrid": [
+        (
+            GRANITE_DENSE | {"position_embedding_type": "rope", "attention_multiplier": 0.5},
+            {
+                "intermediate_size": 33, "attention_scale": 0.5, "windows": (0,) * 4,
+                "ropes": (RopeConfig("default", 1e4),) * 4, "mlp_bias": False,
+            },
+        ),
+        (
+            GRANITE_DENSE | {"layer_types": None, "layers_block_type": [FULL] * 4},
+            {"ropes": (None,) * 4, "norm_eps": 1e-6},
+        ),
+    ],
+    "glm4": [
+        (
+            {"attention_bias": False},
+            {
+                "norms": "both", "norm_offset": 0.0, "rope_pairs": "neighbours", "head_dim": 128,
+                "ropes": (RopeConfig("default", 1e4, share=0.5),) * 4, "qkv_bias": False,
+                "eos_token_ids": (151329, 151336, 151338), "norm_eps": 1.5625e-07,
+            },
+        ),
+        (
+            {"partial_rotary_factor": 0.25},
+            {
+                "ropes": (RopeConfig("default", 1e4, share=0.25),) * 4,
+                "qkv_bias": True, "output_bias": False,
+            },
+        ),
+    ],
     "granite": [
         (
             {"residual_multiplier": 0.22, "attention_multiplier": 0.5, "logits_scaling": 4},
@@ -212,6 +305,39 @@ def test_dynamic_rope_is_plain_rope_within_the_context(tmp_path: Path) -> None:
     ("model_type", "changes", "mentions"),
     [
         ("olmo2", {"clip_qkv": 8.0}, ["clip_qkv is 8.0"]),
+        ("olmo3", {"sliding_window": None}, ["sliding_window is off"]),
+        (
+            "olmo3",
+            {"rope_parameters": YARN},
+            ["rope_parameters.rope_type stands outside full_attention"],
+        ),
+        (
+            "ministral3",
+            {"rope_parameters": {"llama_4_scaling_beta": 0.1}},
+            ["original_max_position_embeddings is missing"],
+        ),
+        ("granitemoehybrid", {}, ["layer_types has None", "only full_attention"]),
+        (
+            "granitemoehybrid",
+            GRANITE_DENSE | {"layer_types": [FULL, "mamba", FULL, FULL]},
+            ["layer_types has 'mamba'; only full_attention is supported, no recurrent layers"],
+        ),
+        ("granitemoehybrid", GRANITE_DENSE | {"layer_types": [FULL]}, ["a list of 4 names"]),
+        (
+            "granitemoehybrid",
+            GRANITE_DENSE | {"num_local_experts": 8},
+            ["num_local_experts is 8; 0 (no experts"],
+        ),
+        (
+            "granitemoehybrid",
+            GRANITE_DENSE | {"position_embedding_type": "alibi"},
+            ["position_embedding_type is 'alibi'; rope, nope or null is needed"],
+        ),
+        (
+            "glm4",
+            {"partial_rotary_factor": 0.01},
+            ["is 0.01", "share of head_dim 128 that is even"],
+        ),
         ("smollm3", {"no_rope_layers": [1]}, ["no_rope_layers", "4 numbers"]),
         ("gemma3_text", {"use_bidirectional_attention": True}, ["use_bidirectional"]),
         ("gemma2", {"sliding_window": None}, ["sliding_window is off"]),

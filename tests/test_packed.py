@@ -50,7 +50,15 @@ PLAIN = ("model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weig
 OUTPUT = "model.layers.0.self_attn.o_proj.weight"
 
 
-PACKED_FAMILIES = ("phi3", "gpt_neox", "stablelm", "qwen3_moe", "gpt_oss")
+PACKED_FAMILIES = (
+    "phi3",
+    "granitemoehybrid",
+    "glm4",
+    "gpt_neox",
+    "stablelm",
+    "qwen3_moe",
+    "gpt_oss",
+)
 
 
 @pytest.fixture(scope="module", params=SHAPES)

@@ -22,6 +22,16 @@ def long_rope(pairs: int) -> Mapping[str, object]:
     }
 
 
+# The queries grow within short texts, by more than in published models.
+MINISTRAL_ROPE = {
+    "rope_type": "yarn",
+    "factor": 16.0,
+    "original_max_position_embeddings": 32,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.4,
+}
+
 FAMILY_SHAPES: Mapping[str, Shape] = {
     "qwen2": Shape(
         "qwen2", hidden=56, heads=7, kv_heads=1, head_dim=40, ffn=84, vocab=271, context=1024,
@@ -31,9 +41,26 @@ FAMILY_SHAPES: Mapping[str, Shape] = {
         "olmo2", hidden=72, heads=3, kv_heads=1, head_dim=24, ffn=84, vocab=271, context=1024,
         is_peaked=True,
     ),
+    "olmo3": Shape(
+        "olmo3", hidden=72, heads=3, kv_heads=1, head_dim=24, ffn=84, layers=4, vocab=271,
+        context=1024, window=50, rope_theta=5e5, rope_scaling=ROPE_SCALINGS["yarn"], is_peaked=True,
+    ),
+    "ministral3": Shape(
+        "ministral3", hidden=72, heads=3, kv_heads=1, head_dim=40, ffn=84, vocab=271,
+        context=1024, rope_theta=1e6, rope_scaling=MINISTRAL_ROPE, spells_rope_parameters=True,
+        is_peaked=True,
+    ),
     "granite": Shape(
         "granite", hidden=56, heads=7, kv_heads=1, head_dim=40, ffn=84, vocab=263, context=1024,
         has_biases=True, extra=GRANITE | {"logits_scaling": 1.5}, is_peaked=True,
+    ),
+    "granitemoehybrid": Shape(
+        "granitemoehybrid", hidden=56, heads=7, kv_heads=1, head_dim=8, ffn=84, vocab=263,
+        context=1024, extra=GRANITE | {"logits_scaling": 1.5}, is_peaked=True,
+    ),
+    "glm4": Shape(
+        "glm4", hidden=56, heads=7, kv_heads=1, head_dim=40, ffn=84, vocab=263, context=1024,
+        has_biases=True, is_peaked=True,
     ),
     "smollm3": Shape(
         "smollm3", hidden=40, heads=2, kv_heads=1, head_dim=24, ffn=60, layers=4, vocab=261,

@@ -10,13 +10,14 @@ if TYPE_CHECKING:
     from support.random_models import Shape
 
 ModelType = Literal[
-    "llama", "mistral", "qwen2", "qwen3", "olmo2", "granite", "smollm3", "gemma2", "gemma3_text",
-    "phi3", "starcoder2", "gpt_neox", "stablelm", "mixtral", "qwen3_moe", "gpt_oss",
+    "llama", "mistral", "ministral3", "qwen2", "qwen3", "olmo2", "olmo3", "granite",
+    "granitemoehybrid", "glm4", "smollm3", "gemma2", "gemma3_text", "phi3", "starcoder2",
+    "gpt_neox", "stablelm", "mixtral", "qwen3_moe", "gpt_oss",
 ]  # fmt: skip
 Sizes = Iterator[tuple[str, tuple[int, ...]]]
 
 ARCHITECTURES = {
-    "olmo2": "Olmo2",
+    "granitemoehybrid": "GraniteMoeHybrid",
     "smollm3": "SmolLM3",
     "gemma3_text": "Gemma3",
     "gpt_neox": "GPTNeoX",
@@ -29,6 +30,14 @@ ROUTERS = ("mlp.gate.weight", "block_sparse_moe.gate.weight", "mlp.router.weight
 BYTES = ("_blocks", "_scales")  # tensors of MXFP4
 LAYER_NORMED = ("starcoder2", "gpt_neox", "stablelm")
 ZERO_CENTRED = ("gemma2", "gemma3_text")  # norms multiply by 1 + weight
+_NORMS_AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")
+NORMS_AFTER = {  # of attention and feed forward, by their names
+    "olmo2": _NORMS_AFTER,
+    "olmo3": _NORMS_AFTER,
+    "gemma2": _NORMS_AFTER,
+    "gemma3_text": _NORMS_AFTER,
+    "glm4": ("post_self_attn_layernorm", "post_mlp_layernorm"),
+}
 
 # Names of modules that differ from Llama's.
 _NEOX = {
@@ -42,12 +51,16 @@ _NEOX = {
     "mlp.down_proj": "mlp.dense_4h_to_h",
 }
 _STARCODER = {"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"}
+_GRANITE_HYBRID = {
+    "mlp.gate_up_proj": "shared_mlp.input_linear",
+    "mlp.down_proj": "shared_mlp.output_linear",
+}
+_RENAMED = {"gpt_neox": _NEOX, "starcoder2": _STARCODER, "granitemoehybrid": _GRANITE_HYBRID}
 
 
 def module_name(shape: "Shape", name: str) -> str:
     """The family's name of Llama's module or tensor `name`."""
-    renamed = {"gpt_neox": _NEOX, "starcoder2": _STARCODER}.get(shape.model_type, {})
-    for ours, theirs in renamed.items():
+    for ours, theirs in _RENAMED.get(shape.model_type, {}).items():
         name = name.replace(ours, theirs)
     return name
 
@@ -58,9 +71,23 @@ def family_config(shape: "Shape") -> Mapping[str, Any]:
     match shape.model_type:
         case "llama" | "granite" | "smollm3":
             entries: dict[str, Any] = {**biases, "mlp_bias": shape.has_biases}
-        case "olmo2":
+        case "granitemoehybrid":
+            entries = {
+                **biases,
+                "shared_intermediate_size": shape.ffn,
+                "intermediate_size": 1,  # of experts, which these models lack
+                "num_local_experts": 0,
+                "position_embedding_type": "rope",
+                "layer_types": ["attention"] * shape.layers,
+                "mamba_expand": 2,  # transformers checks these three
+                "mamba_n_heads": 2,
+                "mamba_d_head": shape.hidden,
+            }
+        case "olmo2" | "glm4":
             entries = biases
-        case "mistral" | "phi3" | "mixtral":
+        case "olmo3":
+            entries = {**biases, "sliding_window": shape.window}
+        case "mistral" | "ministral3" | "phi3" | "mixtral":
             entries = {"sliding_window": shape.window}
         case "qwen2" | "qwen3":
             entries = {
@@ -93,7 +120,7 @@ def family_config(shape: "Shape") -> Mapping[str, Any]:
 
 def rope_parameters(shape: "Shape", rope: Mapping[str, Any]) -> Mapping[str, Any]:
     """The settings of `rope` in the spelling of transformers 5."""
-    if shape.model_type == "gemma3_text":
+    if shape.model_type in ("gemma3_text", "olmo3"):
         local = {"rope_type": "default", "rope_theta": 500.0}
         return {"full_attention": rope, "sliding_attention": local}
     return rope
@@ -124,10 +151,12 @@ def _norm(shape: "Shape", name: str) -> Sizes:
 def _layer_sizes(shape: "Shape", index: int) -> Sizes:
     kind = shape.model_type
     norms = ["input_layernorm", "post_attention_layernorm"]
-    if kind == "olmo2":
-        norms = ["post_attention_layernorm", "post_feedforward_layernorm"]
+    if kind in ("olmo2", "olmo3"):
+        norms = list(NORMS_AFTER[kind])
     if kind in ZERO_CENTRED:
         norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    if kind == "glm4":
+        norms += NORMS_AFTER[kind]
     if kind == "stablelm" and shape.extra.get("use_parallel_residual"):
         norms.remove("post_attention_layernorm")
     for norm in norms:
@@ -149,7 +178,7 @@ def _head_norms(shape: "Shape") -> Sizes:
     for letter, heads in (("q", shape.heads), ("k", shape.kv_heads)):
         if kind in ("qwen3", "qwen3_moe", "gemma3_text"):
             yield f"self_attn.{letter}_norm.weight", (dim,)
-        if kind == "olmo2":
+        if kind in ("olmo2", "olmo3"):
             yield f"self_attn.{letter}_norm.weight", (heads * dim,)
         if kind == "stablelm" and shape.extra.get("qk_layernorm"):
             for head in range(heads):
@@ -168,14 +197,14 @@ def _attention_linears(shape: "Shape") -> Linears:
     else:
         rows = {"q": q, "k": kv, "v": kv}
         linears = {f"self_attn.{n}_proj": (rows[n], hidden, qkv_biased) for n in rows}
-    return linears | {"self_attn.o_proj": (hidden, q, biased and kind != "stablelm")}
+    return linears | {"self_attn.o_proj": (hidden, q, biased and kind not in ("stablelm", "glm4"))}
 
 
 def _mlp(shape: "Shape") -> Linears:
     kind, hidden, ffn = shape.model_type, shape.hidden, shape.ffn
-    unbiased = ("olmo2", "stablelm", "qwen3_moe")
+    unbiased = ("olmo2", "olmo3", "granitemoehybrid", "glm4", "stablelm", "qwen3_moe")
     biased = kind == "gpt_neox" or (shape.has_biases and kind not in unbiased)
-    if kind == "phi3":
+    if kind in ("phi3", "granitemoehybrid", "glm4"):
         linears = {"mlp.gate_up_proj": (2 * ffn, hidden, False)}
     elif kind in ("gpt_neox", "starcoder2"):
         linears = {"mlp.up_proj": (ffn, hidden, biased)}

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from support.random_families import (
     ARCHITECTURES,
     BYTES,
+    NORMS_AFTER,
     PER_LAYER,
     ROUTERS,
     ZERO_CENTRED,
@@ -197,8 +198,8 @@ def _peak(rng: np.random.Generator, shape: Shape, weights: dict[str, NDArray[np.
     final_norm = module_name(shape, "model.norm")
     modules = ("self_attn.o_proj", "mlp.down_proj", ".down_proj", ".w2")
     outputs = [module_name(shape, f"{name}.weight") for name in modules]
-    if shape.model_type in (*ZERO_CENTRED, "olmo2"):
-        outputs = ["post_attention_layernorm.weight", "post_feedforward_layernorm.weight"]
+    if shape.model_type in NORMS_AFTER:
+        outputs = [f"{name}.weight" for name in NORMS_AFTER[shape.model_type]]
     first_layer = module_name(shape, "model.layers.0.")
     for name in weights:
         if name.startswith(final_norm):

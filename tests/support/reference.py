@@ -11,7 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from support.fp4 import bf16_values
-from support.reference_positions import Array, Config, head_dim, rope, tells_positions, window
+from support.reference_positions import (
+    Array,
+    Config,
+    head_dim,
+    query_scales,
+    rope,
+    tells_positions,
+    window,
+)
 
 Weights = Mapping[str, Array]
 
@@ -110,6 +118,10 @@ _NAMES = {
         ("mlp.dense_4h_to_h", "mlp.down_proj"),
     ),
     "gpt_oss": (("mlp.router", "mlp.gate"),),
+    "granitemoehybrid": (
+        ("shared_mlp.input_linear", "mlp.gate_up_proj"),
+        ("shared_mlp.output_linear", "mlp.down_proj"),
+    ),
     "mixtral": (
         ("block_sparse_moe", "mlp"),
         (".w1.", ".gate_proj."),
@@ -130,6 +142,13 @@ _NORM_NAMES = {
         ("post_attention_layernorm", "before_mlp"),
     ),
     "olmo2": _AROUND,
+    "olmo3": _AROUND,
+    "glm4": (
+        ("input_layernorm", "before_attention"),
+        ("post_self_attn_layernorm", "after_attention"),
+        ("post_attention_layernorm", "before_mlp"),
+        ("post_mlp_layernorm", "after_mlp"),
+    ),
     "gemma2": _AROUND,
     "gemma3_text": _AROUND,
 }
@@ -220,6 +239,7 @@ def _attention(config: Config, layer: Weights, index: int, x: Array) -> Array:
     v = _linear(layer, "self_attn.v_proj", x).reshape(n, kv_heads, dim)
     if tells_positions(config, index):
         q, k = _rotate(config, index, q), _rotate(config, index, k)
+    q = q * query_scales(config, n)[:, None, None]
     k, v = (np.repeat(t, heads // kv_heads, axis=1) for t in (k, v))
     scores = np.einsum("thd,shd->hts", q, k) * score_scale(config)
     scores = soft_cap(scores, cap_of(config, "attn_logit_softcapping", 50.0))
@@ -236,7 +256,7 @@ def _attention(config: Config, layer: Weights, index: int, x: Array) -> Array:
 def score_scale(config: Config) -> float:
     if config["model_type"].startswith("gemma"):
         return float(1.0 / math.sqrt(config.get("query_pre_attn_scalar", 256)))
-    if config["model_type"] == "granite":
+    if config["model_type"] in ("granite", "granitemoehybrid"):
         return float(config.get("attention_multiplier", 1.0))
     return 1.0 / math.sqrt(head_dim(config))
 
@@ -244,7 +264,7 @@ def score_scale(config: Config) -> float:
 def _normed_heads(config: Config, layer: Weights, letter: str, x: Array, heads: int) -> Array:
     """x as [n, heads, head_dim], after the norm of queries or keys, if there is one."""
     weight = layer.get(f"self_attn.{letter}_norm.weight")
-    if config["model_type"] == "olmo2" and weight is not None:  # one norm over all heads
+    if config["model_type"] in ("olmo2", "olmo3") and weight is not None:  # one norm over all heads
         return norm(config, x, weight).reshape(len(x), heads, -1)
     x = x.reshape(len(x), heads, -1)
     if config.get("qk_layernorm"):  # a weight for each head
@@ -259,11 +279,16 @@ def _is_visible(n: int, window: int | None) -> NDArray[np.bool_]:
 
 
 def _rotate(config: Config, index: int, x: Array) -> Array:
-    """Rotates dimensions i and i + half of x, [n, heads, head_dim], by position * angle i."""
+    """Rotates dimensions i and i + half of x, [n, heads, head_dim], by position * angle i; of GLM
+    dimensions 2i and 2i + 1."""
     frequencies, scale = rope(config, index, len(x))
     angles = np.arange(len(x))[:, None, None] * frequencies
     cos, sin = np.cos(angles) * scale, np.sin(angles) * scale
     half = len(frequencies)
+    if config["model_type"] == "glm4":
+        first, second = x[..., 0 : 2 * half : 2], x[..., 1 : 2 * half : 2]
+        turned = np.stack([first * cos - second * sin, second * cos + first * sin], axis=-1)
+        return np.concatenate([turned.reshape(*x.shape[:2], -1), x[..., 2 * half :]], axis=-1)
     first, second, rest = np.split(x, (half, 2 * half), axis=-1)
     return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
 

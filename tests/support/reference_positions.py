@@ -24,10 +24,12 @@ def window(config: Config, index: int) -> int | None:
     kind, types = config["model_type"], config.get("layer_types")
     if kind == "qwen3_moe" and not config.get("use_sliding_window", False):
         return None
-    if kind in ("mistral", "phi3", "starcoder2", "mixtral", "qwen3_moe"):
+    if kind in ("mistral", "ministral3", "phi3", "starcoder2", "mixtral", "qwen3_moe"):
         return config.get("sliding_window", 4096 if kind == "mistral" else None)
-    if kind.startswith("gemma") or kind == "gpt_oss":
-        every = 2 if kind != "gemma3_text" else config.get("sliding_window_pattern", 6)
+    if kind.startswith("gemma") or kind in ("gpt_oss", "olmo3"):
+        every = 4 if kind == "olmo3" else 2
+        if kind == "gemma3_text":
+            every = config.get("sliding_window_pattern", 6)
         slides = (index + 1) % every != 0
     elif kind.startswith("qwen") or kind == "smollm3":
         if not config.get("use_sliding_window", False):
@@ -43,6 +45,8 @@ def window(config: Config, index: int) -> int | None:
 
 
 def tells_positions(config: Config, index: int) -> bool:
+    if config["model_type"] == "granitemoehybrid":
+        return bool(config.get("position_embedding_type") == "rope")
     if config["model_type"] != "smollm3":
         return True
     if "no_rope_layers" in config:
@@ -52,7 +56,7 @@ def tells_positions(config: Config, index: int) -> bool:
 
 def rotated_dims(config: Config) -> int:
     """Number of dimensions of a head that rotate: the first ones."""
-    default = 0.25 if config["model_type"] in ("gpt_neox", "stablelm") else 1.0
+    default = {"gpt_neox": 0.25, "stablelm": 0.25, "glm4": 0.5}.get(config["model_type"], 1.0)
     share = config.get("rotary_pct", config.get("partial_rotary_factor", default))
     share = (config.get("rope_parameters") or {}).get("partial_rotary_factor", share)
     return int(head_dim(config) * share)
@@ -62,11 +66,12 @@ def rope(config: Config, index: int = 0, length: int = 0) -> tuple[Array, float]
     """Angles per position of each rotated pair of dimensions, and the factor on cos and sin."""
     settings = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     base = config.get("rotary_emb_base", config.get("rope_theta", 10000.0))
-    if config["model_type"] == "gemma3_text":
+    if config["model_type"] in ("gemma3_text", "olmo3"):
         is_local = window(config, index) is not None
         nested = settings.get("sliding_attention" if is_local else "full_attention")
         settings = dict(nested or ({} if is_local else settings))
-        base = config.get("rope_local_base_freq", 10000.0) if is_local else base
+        if is_local and config["model_type"] == "gemma3_text":
+            base = config.get("rope_local_base_freq", 10000.0)
     base = settings.get("rope_theta", base)
     kind = settings.get("rope_type", settings.get("type", "default"))
     dim = rotated_dims(config)
@@ -88,6 +93,15 @@ def rope(config: Config, index: int = 0, length: int = 0) -> tuple[Array, float]
         scale = math.sqrt(1 + math.log(grown) / math.log(context)) if grown > 1 else 1.0
         return frequencies / np.asarray(factors), settings.get("attention_factor", scale)
     raise ValueError(f"rope type {kind!r}")
+
+
+def query_scales(config: Config, length: int) -> Array:
+    """Factors on rotated queries by position, [length]."""
+    settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if config["model_type"] != "ministral3":
+        return np.ones(length)
+    lengths = np.arange(length) // settings["original_max_position_embeddings"]
+    return 1 + settings["llama_4_scaling_beta"] * np.log1p(lengths)
 
 
 def _llama3(frequencies: Array, settings: Config, context: int) -> Array:

@@ -14,10 +14,14 @@ from specqd.config.gemma import read_gemma2, read_gemma3
 from specqd.config.generation import GenerationDefaults, read_generation_defaults
 from specqd.config.gguf import config_fields
 from specqd.config.llama import (
+    read_glm4,
     read_granite,
+    read_granitemoehybrid,
     read_llama,
+    read_ministral3,
     read_mistral,
     read_olmo2,
+    read_olmo3,
     read_phi3,
     read_qwen2,
     read_qwen3,
@@ -49,10 +53,14 @@ _QUANTISED = {  # quant_method -> its usual name
 _READERS: dict[str, Callable[[Fields, int | None], DecoderConfig]] = {
     "llama": read_llama,
     "mistral": read_mistral,
+    "ministral3": read_ministral3,
     "qwen2": read_qwen2,
     "qwen3": read_qwen3,
     "olmo2": read_olmo2,
+    "olmo3": read_olmo3,
     "granite": read_granite,
+    "granitemoehybrid": read_granitemoehybrid,
+    "glm4": read_glm4,
     "smollm3": read_smollm3,
     "gemma2": read_gemma2,
     "gemma3_text": read_gemma3,

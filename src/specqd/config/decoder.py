@@ -53,7 +53,8 @@ class DecoderConfig:
     say which linears have a bias. `qk_norm` normalises queries and keys before the rotation: each
     head with one weight for all ("one"), each with its own ("each"), or the whole row ("row").
     `norms` stand before attention and feed forward, after, or both; `norm_offset` is added to their
-    weights.
+    weights. `rope_pairs` says which of 2n rotated dimensions of a head rotate together: i and i + n
+    ("halves"), or 2i and 2i + 1 ("neighbours").
     """
 
     model_type: str
@@ -77,6 +78,7 @@ class DecoderConfig:
     norm: NormKind = "rms"
     norm_offset: float = 0.0
     norms: Literal["before", "after", "both"] = "before"
+    rope_pairs: Literal["halves", "neighbours"] = "halves"
     qk_norm: Literal["one", "each", "row"] | None = None
     activation: Activation = "silu"
     is_gated: bool = True

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from specqd.config.decoder import (
     DecoderConfig,
+    alternating_types,
     layer_count,
     read_decoder,
     read_layer_types,
@@ -11,7 +12,24 @@ from specqd.config.decoder import (
     windows_of,
 )
 from specqd.config.fields import Fields
-from specqd.config.rope import RopeDefaults
+from specqd.config.rope import (
+    RopeDefaults,
+    read_ropes_by_type,
+    rope_fields,
+    with_default_rope,
+    without_ropes,
+)
+from specqd.errors import shown
+
+_MINISTRAL3_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1_000_000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 
 
 def read_llama(fields: Fields, context: int | None) -> DecoderConfig:
@@ -36,6 +54,29 @@ def read_mistral(fields: Fields, context: int | None) -> DecoderConfig:
         num_kv_heads=8,
         window=read_window(fields, 4096),
     )
+
+
+def read_ministral3(fields: Fields, context: int | None) -> DecoderConfig:
+    """Mistral whose queries grow with the logarithm of their position over the trained length."""
+    fields = with_default_rope(fields, _MINISTRAL3_ROPE)
+    config = read_decoder(
+        fields,
+        context=context,
+        max_positions=262_144,
+        bos=(1,),
+        eos=(2,),
+        num_kv_heads=8,
+        head_dim=128,
+        eps=("rms_norm_eps", 1e-5),
+        window=read_window(fields, 0),
+    )
+    settings, [rope] = rope_fields(fields), config.distinct_ropes
+    growth = settings.optional_number("llama_4_scaling_beta", 0.0, 1e30)
+    if not growth:
+        return config
+    original = rope.original_max_positions or settings.integer("original_max_position_embeddings")
+    rope = replace(rope, query_growth=growth, original_max_positions=original)
+    return replace(config, ropes=(rope,) * config.num_layers)
 
 
 def read_qwen2(fields: Fields, context: int | None) -> DecoderConfig:
@@ -87,6 +128,38 @@ def read_olmo2(fields: Fields, context: int | None) -> DecoderConfig:
     return replace(config, norms="after", qk_norm="row")
 
 
+def read_olmo3(fields: Fields, context: int | None) -> DecoderConfig:
+    """Olmo 2 with a window on three of four layers; `rope_scaling` is that of the others.
+
+    A top-level `rope_theta` holds for all layers, as in transformers 4; 5.23 forgets it for those
+    with a window.
+    """
+    types, theta = alternating_types(fields, 4), RopeDefaults(theta=500_000.0)
+    config = read_olmo2(without_ropes(fields), context)
+    ropes = read_ropes_by_type(
+        fields, types, 2048, config.head_dim, full=theta, sliding=theta, context=context
+    )
+    return replace(
+        config, ropes=ropes, windows=windows_of(fields, types, read_window(fields, 4096))
+    )
+
+
+def read_glm4(fields: Fields, context: int | None) -> DecoderConfig:
+    """Norms around both blocks; neighbours rotate together, in half of each head."""
+    config = read_decoder(
+        fields,
+        context=context,
+        max_positions=131_072,
+        eos=(151329, 151336, 151338),
+        num_kv_heads=2,
+        head_dim=128,
+        eps=("rms_norm_eps", 1.5625e-07),
+        rope=RopeDefaults(share=0.5),
+        qkv_bias=fields.flag("attention_bias", True),
+    )
+    return replace(config, norms="both", rope_pairs="neighbours")
+
+
 def read_granite(fields: Fields, context: int | None) -> DecoderConfig:
     """Llama with scales on embeddings, scores, residual branches and logits."""
     return replace(
@@ -96,6 +169,25 @@ def read_granite(fields: Fields, context: int | None) -> DecoderConfig:
         residual_scale=fields.positive("residual_multiplier", 1.0),
         logit_scale=1.0 / fields.positive("logits_scaling", 1.0),
     )
+
+
+def read_granitemoehybrid(fields: Fields, context: int | None) -> DecoderConfig:
+    """Granite 4 without recurrent layers and without experts: the shared feed forward alone."""
+    types = fields.get("layer_types") or fields.get("layers_block_type")
+    for kind in types if isinstance(types, list) else [types]:
+        if kind not in ("attention", "full_attention"):
+            problem = f"has {shown(kind)}; only full_attention is supported, no recurrent layers"
+            raise fields.error("layer_types", problem)
+    if fields.integer("num_local_experts", 8, least=0):
+        raise fields.wrong("num_local_experts", "0 (no experts beside the shared feed forward)")
+    position = fields.get("position_embedding_type")
+    if position not in (None, "rope", "nope"):
+        raise fields.wrong("position_embedding_type", "rope, nope or null")
+    width = fields.integer("shared_intermediate_size", 1024)
+    dense = {**fields.values, "layer_types": types, "intermediate_size": width, "mlp_bias": False}
+    fields = Fields(fields.path, dense, fields.within)
+    config, _ = read_granite(fields, context), read_layer_types(fields)
+    return config if position == "rope" else replace(config, ropes=(None,) * config.num_layers)
 
 
 def read_smollm3(fields: Fields, context: int | None) -> DecoderConfig:

@@ -116,12 +116,21 @@ class LayerReader:
         """The tensors of a kind ("weight", "bias") that hold queries, keys and values."""
         c, names = self._config, self._names.query_key_value
         rows = [c.num_heads * c.head_dim, *[c.num_kv_heads * c.head_dim] * 2]
-        rows = rows if len(names) > 1 else [sum(rows)]
-        order = self._by_kind if self._names.fused_by_head else None
+        rotated = self._in_halves if c.rope_pairs == "neighbours" else None
+        orders = [rotated, rotated, None]
+        if len(names) == 1:
+            rows, orders = [sum(rows)], [self._by_kind if self._names.fused_by_head else None]
         return [
             Source(f"{at}{name}.{kind}", count, count, order)
-            for name, count in zip(names, rows, strict=True)
+            for name, count, order in zip(names, rows, orders, strict=True)
         ]
+
+    def _in_halves(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Rows of queries or keys with the first of each rotated pair before all second ones."""
+        dim, [rope] = self._config.head_dim, self._config.distinct_ropes
+        heads, rotated = rows.reshape(-1, dim), int(dim * rope.share)
+        first, second = heads[:, 0:rotated:2], heads[:, 1:rotated:2]
+        return np.concatenate([first, second, heads[:, rotated:]], axis=1).reshape(-1)
 
     def _by_kind(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Rows that are fused by head, ordered as all queries, all keys, all values."""

@@ -54,6 +54,16 @@ _BY_TYPE = {
     "phi3": replace(
         _DEFAULT, query_key_value=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)
     ),
+    "glm4": replace(
+        _NORMS_AROUND,
+        attention_post_norm="post_self_attn_layernorm",
+        feed_forward_norm="post_attention_layernorm",
+        feed_forward_post_norm="post_mlp_layernorm",
+        gate_up=("mlp.gate_up_proj",),
+    ),
+    "granitemoehybrid": replace(
+        _DEFAULT, gate_up=("shared_mlp.input_linear",), down="shared_mlp.output_linear"
+    ),
     "starcoder2": replace(_DEFAULT, gate_up=("mlp.c_fc",), down="mlp.c_proj"),
     "stablelm": replace(
         _DEFAULT, query_norm="self_attn.q_layernorm", key_norm="self_attn.k_layernorm"
