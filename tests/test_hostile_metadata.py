@@ -18,6 +18,7 @@ from specqd.text.tokenizer import Tokenizer
 from support.family_shapes import FAMILY_SHAPES
 from support.gguf_files import convert, model_metadata, tokenizer_metadata
 from support.random_models import ROPE_SCALINGS, Shape, make_config, make_model
+from support.wrapped_models import wrap_model
 
 SHAPES = {
     "llama": Shape(rope_scaling=ROPE_SCALINGS["llama3"], has_biases=True),
@@ -33,6 +34,11 @@ FIELDS = (  # beside those that a family's config.json has
     "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers", "num_experts", "swiglu_limit",
     "quantization_config", "clip_qkv", "use_parallel_residual", "original_max_position_embeddings",
     "attn_logit_softcapping", "query_pre_attn_scalar", "use_bidirectional_attention",
+    "num_local_experts", "position_embedding_type", "layers_block_type", "text_config",
+)  # fmt: skip
+MEMBERS = (
+    "rope_type", "type", "factor", "rope_theta", "quant_method", "content", "special",
+    "full_attention", "llama_4_scaling_beta",
 )  # fmt: skip
 WORDS = ("", "64", "silu", "gelu", "llama", "gpt_neox", "yarn", "longrope", "dynamic", "\x00", "é")
 NUMBERS = (0, 1, 2, 3, 16, 10_000, 2**31 - 1, 2**31, 2**62, 2**64 - 1, -1, -(2**63))
@@ -50,9 +56,7 @@ json_values = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.dictionaries(
-            st.sampled_from(
-                ("rope_type", "type", "factor", "rope_theta", "quant_method", "content", "special")
-            ),
+            st.sampled_from(MEMBERS),
             inner,
             max_size=4,
         )
@@ -70,12 +74,15 @@ def machine() -> Machine:
     return Machine.choose(1)
 
 
-@pytest.fixture(scope="module", params=SHAPES)
+@pytest.fixture(scope="module", params=[*SHAPES, "mistral3"])
 def model(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, seed: int
 ) -> Path:
-    directory = tmp_path_factory.mktemp("models") / request.param
-    return make_model(directory, SHAPES[request.param], seed)
+    directory = tmp_path_factory.mktemp("models")
+    if request.param == "mistral3":
+        text = make_model(directory / "text", SHAPES["ministral3"], seed)
+        return wrap_model(directory / "wrapped", text, "language_model.")
+    return make_model(directory / "model", SHAPES[request.param], seed)
 
 
 def use(path: Path, machine: Machine) -> None:

@@ -4,7 +4,7 @@ Takes every default, and old and new spellings, as transformers 5 does. Refuses 
 supported. Knows nothing of weights.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from specqd.config.decoder import DecoderConfig, ExpertsConfig
@@ -72,6 +72,8 @@ _READERS: dict[str, Callable[[Fields, int | None], DecoderConfig]] = {
     "qwen3_moe": read_qwen3_moe,
     "gpt_oss": read_gpt_oss,
 }
+_TEXT_PARTS = {"mistral3": ("mistral", "ministral3")}  # wrapper -> types of its text model
+_BF16_CHECKPOINTS = {"ministral3": "; those of Ministral 3 have names that end in -BF16"}
 
 
 def read_config(directory: Path, context: int | None = None) -> DecoderConfig:
@@ -84,22 +86,47 @@ def read_config(directory: Path, context: int | None = None) -> DecoderConfig:
         fields = config_fields(GgufFile.open(directory))
     else:
         fields = Fields.read(directory / "config.json")
-    model_type = fields.get("model_type")
-    if not isinstance(model_type, str) or model_type not in _READERS:
-        raise fields.error(
-            "model_type", f"{shown(model_type)} is not supported; known: {', '.join(_READERS)}"
-        )
+    model_type = _model_type(fields, (*_READERS, *_TEXT_PARTS))
+    whole = fields
+    if model_type in _TEXT_PARTS:
+        fields, known = _text_part(whole), _TEXT_PARTS[model_type]
+        model_type = _model_type(fields, known)
     if model_type != "gpt_oss":  # its checkpoints are MXFP4
-        _refuse_quantised(fields)
+        for part in (whole, fields):
+            _refuse_quantised(part, model_type)
     return _READERS[model_type](fields, context)
 
 
-def _refuse_quantised(fields: Fields) -> None:
+def _model_type(fields: Fields, known: Sequence[str]) -> str:
+    model_type = fields.get("model_type")
+    if not isinstance(model_type, str) or model_type not in known:
+        raise fields.error(
+            "model_type", f"{shown(model_type)} is not supported; known: {', '.join(known)}"
+        )
+    return model_type
+
+
+def _text_part(fields: Fields) -> Fields:
+    """The text model's fields of a model that also reads images.
+
+    The wrapper says whether embeddings are tied; its token ids hold where the text part has none.
+    """
+    if fields.object("text_config") is None:
+        raise fields.wrong("text_config", "an object")
+    text, ids = fields.part("text_config"), ("bos_token_id", "eos_token_id")
+    around = {name: fields.values[name] for name in ids if name in fields.values}
+    is_tied = fields.flag("tie_word_embeddings", True)
+    values = {**around, **text.values, "tie_word_embeddings": is_tied}
+    return Fields(text.path, values, text.within)
+
+
+def _refuse_quantised(fields: Fields, model_type: str) -> None:
+    where = _BF16_CHECKPOINTS.get(model_type, "")
     for name in ("quantization_config", "compression_config"):
         if fields.get(name) is not None:
             method = fields.part(name).get("quant_method")
             kind = _QUANTISED.get(method, shown(method)) if isinstance(method, str) else name
             raise ConfigError(
                 f"{fields.path}: this is a quantised checkpoint ({kind}), which is not supported; "
-                "use the BF16 checkpoint of this model"
+                f"use the BF16 checkpoint of this model{where}"
             )

@@ -1,0 +1,30 @@
+"""Models that also read images, made of text models. Knows no readers."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from support.random_models import read_model
+from support.writers import write_safetensors
+
+Naming = Literal["model.language_model.", "language_model."]
+
+
+def wrap_model(directory: Path, model: Path, naming: Naming, **more: Any) -> Path:
+    """Writes the model as the text part of a `mistral3`, with `more` entries of config.json."""
+    shutil.copytree(model, directory)
+    config, tensors = read_model(model)
+    wrapped = {"vision_tower.weight": np.full((64, 64), 0x7FC0, np.uint16)}  # NaN: nobody reads it
+    for name, bits in tensors.items():
+        if naming == "language_model.":
+            name = naming + name
+        elif name.startswith("model."):
+            name = naming + name.removeprefix("model.")
+        wrapped[name] = bits
+    write_safetensors(directory / "model.safetensors", wrapped)
+    around = {"model_type": "mistral3", "text_config": config, "vision_config": {}, **more}
+    (directory / "config.json").write_text(json.dumps(around))
+    return directory
