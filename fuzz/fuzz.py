@@ -22,8 +22,8 @@ def main() -> None:
     target = targets.TARGETS[name]
     with tempfile.TemporaryDirectory() as corpus:  # new inputs are not kept
         options = [f"-max_total_time={seconds}", f"-artifact_prefix={found}/", "-timeout=20"]
-        options += ["-rss_limit_mb=4096", "-print_final_stats=1", "-max_len=65536"]
-        options += [corpus, str(HERE / "seeds" / name)]
+        options += ["-rss_limit_mb=4096", "-verbosity=0", "-print_final_stats=1"]
+        options += ["-max_len=65536", corpus, str(HERE / "seeds" / name)]
         atheris.Setup([sys.argv[0], *options], lambda data: targets.check(lambda: target(data)))
         atheris.Fuzz()
 

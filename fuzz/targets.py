@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+from specqd.anthropic.requests import messages_request
 from specqd.config import read_config, read_generation_defaults
 from specqd.errors import SpecqdError
 from specqd.formats.gguf_tensors import GgufTensors
@@ -20,6 +21,7 @@ from specqd.formats.safetensors import INDEX, WEIGHTS, TensorDirectory
 from specqd.model.model import Machine, Model
 from specqd.model.packed import WEIGHTS as PACKED
 from specqd.openai.requests import chat_request, completion_request
+from specqd.openai.responses_requests import responses_request
 from specqd.text.chat_template import ChatTemplate
 from specqd.text.tokenizer import Tokenizer
 
@@ -115,7 +117,7 @@ def requests(data: bytes) -> None:
         body = json.loads(data)
     except (ValueError, RecursionError):
         return
-    for read in (completion_request, chat_request):
+    for read in (completion_request, chat_request, responses_request, messages_request):
         check(lambda read=read: read(body))
 
 
@@ -136,4 +138,4 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 }
 
 if __name__ == "__main__":
-    print(*TARGETS)
+    print(*TARGETS, sep="\n")

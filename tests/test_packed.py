@@ -85,6 +85,18 @@ def test_packed_matrices_unpack_to_the_bits_of_their_model(pair: tuple[Path, Pat
         np.testing.assert_array_equal(testing.unpack(each.weight, ISA), stacked, str(each.names))
 
 
+def test_a_head_in_the_file_is_used_though_the_configuration_ties_it(
+    tmp_path: Path, seed: int
+) -> None:
+    untied = make_model(tmp_path / "untied", Shape(), seed)
+    tied, packed = make_model(tmp_path / "tied", Shape(is_tied=True), seed), tmp_path / "packed"
+    write_safetensors(tied / "model.safetensors", make_tensors(Shape(), seed))
+    assert main(["pack", str(tied), str(packed), "--calibrate", "none"]) == 0
+    expected = opened(untied).logits([1, 2, 3])
+    for directory in (tied, packed):
+        assert np.array_equal(opened(directory).logits([1, 2, 3]), expected)
+
+
 @each_isa
 def test_both_precisions_of_a_packed_model_give_the_logits_of_its_model(
     isa: str, pair: tuple[Path, Path], rng: np.random.Generator

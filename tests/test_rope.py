@@ -1,6 +1,7 @@
 """Rotary tables: the same bits on every machine, within an ulp of float64."""
 
 import hashlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -115,3 +116,14 @@ def test_yarn_begins_to_stretch_beyond_any_64_bit_dimension() -> None:
     )  # fmt: skip
     frequencies, *_ = testing.rope_tables(rope_spec(rope, HEAD_DIM), 0, 1)
     assert frequencies.tolist() == [0.25] * (HEAD_DIM // 2)
+
+
+@pytest.mark.parametrize("original", [1, 7, 16384])
+def test_the_scale_of_queries_is_the_definition_rounded_once(original: int) -> None:
+    rope = RopeConfig("yarn", 1e6, 16.0, original, query_growth=0.1)
+    plain = replace(rope, query_growth=0.0)
+    for position in (0, original - 1, original, 3 * original - 1, 3 * original, 2**24 - 1):
+        exact = 1 + np.float64(0.1) * np.log(1 + position // original)
+        found = testing.rope_query_scale(rope_spec(rope, HEAD_DIM), position)
+        assert abs(found - exact) <= np.spacing(np.float32(exact)) / 2 * (1 + 1e-6)
+        assert testing.rope_query_scale(rope_spec(plain, HEAD_DIM), position) == 1

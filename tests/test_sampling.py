@@ -1,6 +1,7 @@
 """Sampling parameters: their ranges, the model's defaults, and the picker made of them."""
 
 import math
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,10 +65,72 @@ def test_a_value_out_of_range_is_refused_by_field_in_one_line(field: str, value:
     assert field in refused(RequestError, SamplingParams, **{field: value})
 
 
-def test_the_ends_of_every_range_are_allowed() -> None:
-    SamplingParams(max_tokens=None, temperature=0, top_p=1, top_k=0, min_p=0, seed=2**64 - 1)
-    SamplingParams(temperature=1e-6, top_p=1e-6, min_p=1, repetition_penalty=0.01, logprobs=0)
-    SamplingParams(presence_penalty=-2, frequency_penalty=2, logit_bias={0: -100, 5: 100}, n=1024)
+WHOLE = {  # least, most
+    "max_tokens": (1, 2**31 - 1),
+    "top_k": (0, 2**31 - 1),
+    "seed": (0, 2**64 - 1),
+    "n": (1, 1024),
+    "stop_token_ids": (0, 2**31 - 1),
+    "logprobs": (0, 1000),
+    "prompt_logprobs": (0, 1000),
+}
+REAL = {
+    "temperature": (1e-6, 100.0),
+    "top_p": (1e-6, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 100.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+}
+
+
+def check_range(allowed: SequenceOf[dict[str, Any]], beyond: SequenceOf[dict[str, Any]]) -> None:
+    for fields in allowed:
+        SamplingParams(**fields)
+    for fields in beyond:
+        [field] = fields
+        assert field in refused(RequestError, SamplingParams, **fields)
+
+
+@pytest.mark.parametrize("field", WHOLE)
+def test_a_whole_number_has_exactly_this_range(field: str) -> None:
+    least, most = WHOLE[field]
+    wrap = (lambda value: [value]) if field == "stop_token_ids" else (lambda value: value)
+    check_range(
+        [{field: wrap(value)} for value in (least, most)],
+        [{field: wrap(value)} for value in (least - 1, most + 1, float(most), "1", True)],
+    )
+
+
+@pytest.mark.parametrize("field", REAL)
+def test_a_real_number_has_exactly_this_range(field: str) -> None:
+    least, most = REAL[field]
+    beyond = [math.nextafter(least, -math.inf), math.nextafter(most, math.inf), "1", True]
+    check_range([{field: value} for value in (least, most)], [{field: value} for value in beyond])
+
+
+def test_a_bias_has_exactly_these_ranges() -> None:
+    check_range(
+        [{"logit_bias": bias} for bias in ({0: -100}, {2**31 - 1: 100.0})],
+        [
+            {"logit_bias": bias}
+            for bias in ({-1: 0}, {2**31: 0}, {1: -100.1}, {1: 100.1}, {"1": 0}, {1: None})
+        ],
+    )
+
+
+def test_one_sample_of_at_most_128_tokens_without_penalties_is_the_default() -> None:
+    params = SamplingParams()
+    assert (params.max_tokens, params.n, params.seed, params.ignore_eos) == (128, 1, None, False)
+    assert (params.presence_penalty, params.frequency_penalty, params.logit_bias) == (0, 0, {})
+    assert (params.stop, params.stop_token_ids, params.skip_special_tokens) == ((), (), True)
+    assert (params.logprobs, params.prompt_logprobs) == (None, None)
+
+
+def test_values_may_be_open_and_a_temperature_zero() -> None:
+    for field in ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
+        SamplingParams(**{field: None})
+    SamplingParams(temperature=0, seed=None, logprobs=None, prompt_logprobs=None)
 
 
 def test_numpy_numbers_are_accepted() -> None:
@@ -88,6 +151,35 @@ def test_open_values_come_from_the_model_or_else_are_neutral() -> None:
     assert (resolved.temperature, resolved.top_p, resolved.top_k) == (0.7, 0.5, 20)
     assert (resolved.min_p, resolved.repetition_penalty) == (0.0, 1.0)
     assert SamplingParams(temperature=0).resolved(Defaults(0.7)).temperature == 0
+    resolved = SamplingParams().resolved(Defaults(0.7, min_p=0.1, repetition_penalty=1.2))
+    assert (resolved.top_p, resolved.top_k) == (1.0, 0)
+    assert (resolved.min_p, resolved.repetition_penalty) == (0.1, 1.2)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": None},
+        {"presence_penalty": None},
+        {"frequency_penalty": None},
+        {"stop_token_ids": [None]},
+        {"logit_bias": {None: 0}},
+    ],
+    ids=str,
+)
+def test_none_is_refused_where_no_model_has_a_default(fields: dict[str, Any]) -> None:
+    check_range([], [fields])
+
+
+def test_open_values_of_a_picker_are_neutral(rng: np.random.Generator) -> None:
+    logits = rng.normal(size=100).astype(np.float32)
+    greedy = testing.pick(SamplingParams().picker(1, 0), logits, 0)
+    assert greedy[0] == logits.argmax()
+    neutral = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+    left, given = SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, **neutral)
+    for position in range(20):
+        picks = [testing.pick(each.picker(1, 0), logits, position) for each in (left, given)]
+        assert picks[0] == picks[1]
 
 
 def test_history_is_needed_if_a_penalty_is_set() -> None:

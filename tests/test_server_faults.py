@@ -11,8 +11,8 @@ import pytest
 
 from support import faults
 from support.faults import PANIC_TEXT, add_panics
-from support.openai_client import CHAT, COMPLETIONS
-from support.random_models import Shape, make_model
+from support.openai_client import CHAT, COMPLETIONS, RESPONSES
+from support.random_models import BOS, EOS, Shape, make_model
 from support.served import Reply, Served, add_template, serving
 
 FAULTY = [sys.executable, faults.__file__]
@@ -82,6 +82,17 @@ def test_an_engine_that_fails_ends_the_server_with_one_line(directory: Path) -> 
         log = served.process.stderr.read()
         assert log.count("specqd: error: ") == 1
         assert "specqd: error: the engine failed: FaultError: a fault on purpose; " in log
+
+
+def test_a_stream_of_an_engine_that_fails_ends_in_the_form_of_its_api(directory: Path) -> None:
+    with serving(str(directory), program=[*FAULTY, "raise"]) as served:
+        bias = {str(token): -100.0 for token in (BOS, EOS)}
+        body = {"input": "x", "stream": True, "logit_bias": bias}
+        *_, last, rest = served.ask("POST", RESPONSES, body).body.decode().split("\n\n")
+        name, _, data = last.partition("\ndata: ")
+        assert (name, rest) == ("event: response.failed", "")
+        error = json.loads(data)["response"]["error"]
+        assert error == {"code": "server_error", "message": "the engine failed: FaultError"}
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])

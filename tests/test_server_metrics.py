@@ -1,5 +1,6 @@
 """Metrics count what happened, and bandwidth shares follow from them."""
 
+import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,13 +8,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from specqd import __version__
+from specqd.engine.reports import LevelReport, Stats
 from specqd.server.bandwidth import RecentShares, shares_of
+from specqd.server.metrics import Counts, Metrics
 from support.level_reports import report
 from support.openai_client import COMPLETIONS
 from support.random_models import Shape, make_model
 from support.served import Served, serving
 
 pytest.importorskip("fastapi", reason="needs specqd[serve]")
+
+
+def test_the_version_and_the_length_of_the_context_are_told(served: Served) -> None:
+    assert served.ask("GET", "/version").content == {"version": __version__}
+    [model] = served.ask("GET", "/v1/models").content["data"]
+    assert model["context_length"] == model["max_model_len"] > 0
 
 
 def test_preemptions_are_counted(tmp_path: Path, seed: int, rng: np.random.Generator) -> None:
@@ -38,6 +48,35 @@ def test_prometheus_parses_the_metrics(served: Served) -> None:
     assert all(family.name.startswith(("vllm:", "specqd:")) for family in families)
     labels = [sample.labels for family in families for sample in family.samples]
     assert all(each["model_name"] == "small" for each in labels)
+
+
+def test_vllms_counters_are_those_of_the_target_alone(chance: random.Random) -> None:
+    parser = pytest.importorskip("prometheus_client.parser")
+
+    def level(name: str) -> LevelReport:
+        places = sorted((chance.randrange(1, 99) for _ in range(4)), reverse=True)
+        drafted, accepted = (places[0], places[1]), (places[2], places[3])
+        counts = {"drafted": sum(drafted), "accepted": sum(accepted)}
+        return report(name=name, drafted_at=drafted, accepted_at=accepted, **counts)
+
+    target, draft = level("bf16"), level("fp4")
+    begun, now = (
+        Stats(0, 0, 0, 0.0, 0.0, levels, ("bf16", "fp4"))
+        for levels in ((report(name="bf16"), report(name="fp4")), (target, draft))
+    )
+    counted = Metrics("small", begun, {}).shown(Counts(0, 0, 0.0, 0, 0, now)).decode()
+    found: dict[str, float] = {}
+    for family in parser.text_string_to_metric_families(counted):
+        for sample in family.samples:  # summed over labels, as scrapers do
+            found[sample.name] = found.get(sample.name, 0) + sample.value
+    counts = (("drafts", "proposals"), ("draft_tokens", "drafted"), ("accepted_tokens", "accepted"))
+    for name, attribute in counts:
+        assert found[f"vllm:spec_decode_num_{name}_total"] == getattr(target, attribute)
+    by_place = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    assert found[by_place] == target.accepted
+    both = target.accepted + draft.accepted
+    assert found["specqd:level_accepted_tokens_total"] == both
+    assert found["specqd:level_accepted_tokens_per_pos_total"] == both
 
 
 @pytest.fixture

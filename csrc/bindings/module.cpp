@@ -170,7 +170,24 @@ void bind_machine(nb::module_& m) {
             new (self) Pool(threads);
           },
           "threads"_a)
-      .def_prop_ro("threads", &Pool::threads);
+      .def_prop_ro("threads", &Pool::threads)
+      .def("start_trace", &Pool::start_trace, nb::call_guard<nb::gil_scoped_release>(),
+           "Records the stages of all forwards from now on.")
+      .def(
+          "stop_trace",
+          [](Pool& pool) {
+            std::vector<Trace::Span> spans;
+            {
+              const nb::gil_scoped_release released;
+              spans = pool.stop_trace();
+            }
+            std::vector<std::tuple<int, std::string, int64_t, int64_t>> out;
+            for (const Trace::Span& span : spans)
+              out.emplace_back(span.thread, span.stage, span.begin, span.end);
+            return out;
+          },
+          "Returns (thread, stage, begin, end) of what was recorded, in nanoseconds; a stage\n"
+          "\"wait\" is a barrier.");
   m.def(
       "read_seconds",
       [](Pool& pool, const std::string& isa, size_t bytes, int repeats) {
@@ -220,7 +237,8 @@ void bind_rope(nb::module_& m) {
           [](RopeSpec* self, const std::string& kind, int dims, double theta, double factor,
              double original_max_positions, double low_freq_factor, double high_freq_factor,
              double beta_fast, double beta_slow, double attention_factor, double mscale,
-             double mscale_all_dim, bool truncate, std::vector<float> factors) {
+             double mscale_all_dim, bool truncate, std::vector<float> factors,
+             double query_growth) {
             if (kind == "longrope" && std::ssize(factors) != dims / 2)
               throw std::invalid_argument("longrope needs dims / 2 factors");
             new (self) RopeSpec{kind_of<RopeKind>(kind, kRopeKinds),
@@ -236,11 +254,13 @@ void bind_rope(nb::module_& m) {
                                 mscale,
                                 mscale_all_dim,
                                 truncate,
-                                std::move(factors)};
+                                std::move(factors),
+                                query_growth};
           },
           "kind"_a, "dims"_a, "theta"_a, "factor"_a, "original_max_positions"_a,
           "low_freq_factor"_a, "high_freq_factor"_a, "beta_fast"_a, "beta_slow"_a,
-          "attention_factor"_a, "mscale"_a, "mscale_all_dim"_a, "truncate"_a, "factors"_a);
+          "attention_factor"_a, "mscale"_a, "mscale_all_dim"_a, "truncate"_a, "factors"_a,
+          "query_growth"_a);
 }
 
 void bind_cache(nb::module_& m) {

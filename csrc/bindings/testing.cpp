@@ -160,6 +160,8 @@ void bind_testing(nb::module_& testing) {
       "spec"_a, "first"_a, "count"_a,
       "Returns (inverse frequencies [d/2], attention factor, cosines [count, d/2], sines\n"
       "[count, d/2]) of the positions from `first`; d is spec.dims.");
+  testing.def("rope_query_scale", &rope_query_scale, "spec"_a, "position"_a,
+              "Returns the factor on the rotated queries of a position.");
 }
 
 }  // namespace specqd

@@ -50,7 +50,7 @@ Decoder::Decoder(DecoderSpec spec, DecoderWeights weights, std::shared_ptr<Pool>
   for (const RopeSpec& rope : spec_.ropes) {
     std::vector<float> frequencies(static_cast<size_t>(rope.dims / 2));
     const float factor = rope_inverse_frequencies(rope, frequencies);
-    ropes_.push_back({std::move(frequencies), factor, {}, {}});
+    ropes_.push_back({rope, std::move(frequencies), factor, {}, {}});
   }
   bool sees_all = weights_.layers.empty();
   for (const LayerWeights& layer : weights_.layers) {
@@ -235,6 +235,7 @@ void Decoder::norm(const Norm& norm, const float* x, int64_t n, float* out) cons
 
 // Adds the normed aside_ to the residual stream.
 void Decoder::add_aside(Team& team, const Norm& norm) {
+  team.stage("norm after");
   team.share(rows_, 1, [&](int64_t row, int64_t) {
     float* const aside = aside_.data() + row * spec_.hidden;
     this->norm(norm, aside, spec_.hidden, aside);
@@ -244,6 +245,7 @@ void Decoder::add_aside(Team& team, const Norm& norm) {
 
 void Decoder::embed(Team& team) {
   const int64_t hidden = spec_.hidden;
+  team.stage("embedding");
   team.share(rows_, 1, [&](int64_t first, int64_t last) {
     std::vector<uint16_t> bits(static_cast<size_t>(hidden));
     for (int64_t row = first; row < last; ++row) {
@@ -281,7 +283,7 @@ void Decoder::feed_forward(Team& team, const LayerWeights& layer) {
   if (layer.router != nullptr) return mix_experts(team, layer);
   const FeedForward& weights = layer.feed_forwards.front();
   const int64_t width = weights.down->columns();
-  multiply(team, precision_, *weights.gate_up,
+  multiply(team, "gate and up", precision_, *weights.gate_up,
            prepare(team, precision_, rows_, *weights.gate_up, normed(layer.feed_forward_norm)),
            [&](int64_t first, int64_t count, float* result, int64_t stride) {
              activate(weights, first, count, result, stride, rows_, hidden_.data());
@@ -290,7 +292,7 @@ void Decoder::feed_forward(Team& team, const LayerWeights& layer) {
     return hidden_.data() + row * width;
   };
   const bool has_norm = layer.feed_forward_post_norm.exists();
-  multiply(team, precision_, *weights.down,
+  multiply(team, "down", precision_, *weights.down,
            prepare(team, precision_, rows_, *weights.down, activated),
            put_output(weights.down_bias, has_norm            ? Destination::kAside
                                          : spec_.is_parallel ? Destination::kWithAside

@@ -180,7 +180,7 @@ class Decoder {
   void sort_choices(int64_t experts);
   PreparedRows gather(Team& team, const PreparedRows& x);
   template <class Take>
-  void multiply_experts(Team& team, const LayerWeights& layer,
+  void multiply_experts(Team& team, const char* stage, const LayerWeights& layer,
                         std::shared_ptr<PackedWeight> FeedForward::* weight, const PreparedRows& x,
                         bool is_gathered, const Take& take);
 
@@ -190,13 +190,14 @@ class Decoder {
   PreparedRows prepare(Team& team, Precision precision, int64_t rows, const PackedWeight& next,
                        const Make& make);
   // Multiplies prepared rows by the panels of `weight` and passes each range's result to
-  // `take(first_output, outputs, result, stride)`; ends with a barrier.
+  // `take(first_output, outputs, result, stride)`; ends with a barrier. `stage` is its name in a
+  // trace.
   template <class Take>
-  void multiply(Team& team, Precision precision, const PackedWeight& weight, const PreparedRows& x,
-                const Take& take);
+  void multiply(Team& team, const char* stage, Precision precision, const PackedWeight& weight,
+                const PreparedRows& x, const Take& take);
   // The same for the given panels only.
   template <class Take>
-  void multiply_runs(Team& team, Precision precision, const PackedWeight& weight,
+  void multiply_runs(Team& team, const char* stage, Precision precision, const PackedWeight& weight,
                      std::span<const PanelRun> runs, const PreparedRows& x, const Take& take);
 
   DecoderSpec spec_;
@@ -225,6 +226,7 @@ class Decoder {
   bool is_target_ = true;  // owns partial_head_
 
   struct Rope {
+    RopeSpec spec;
     std::vector<float> inverse_frequencies;
     float factor;
     std::vector<float> cosines, sines;  // of positions [0, angles_), [position][rotated / 2]

@@ -25,6 +25,7 @@ void Decoder::norm_heads(const Norm& norm, float* values, int64_t first_head, in
 
 void Decoder::norm_whole_rows(Team& team, const LayerWeights& layer) {
   const int64_t queries = spec_.heads * spec_.head_dim, keys = spec_.kv_heads * spec_.head_dim;
+  team.stage("norms of rows");
   team.share(rows_, 1, [&](int64_t row, int64_t) {
     float* const values = heads_.data() + row * (queries + 2 * keys);
     norm(layer.query_norm, values, queries, values);
@@ -54,8 +55,10 @@ void Decoder::write_heads(int64_t layer_index, int64_t kv_head, const Attention:
     const float* const value = key + spec_.kv_heads * dim;
     norm_heads(layer.query_norm, queries, kv_head * group, group);
     norm_heads(layer.key_norm, key, kv_head, 1);
+    const float scale = rope == nullptr ? 1.0f : rope_query_scale(rope->spec, position);
     for (int64_t i = 0; i < group; ++i) {
       rotate(queries + i * dim, position);
+      if (scale != 1.0f) kernels_.scale(queries + i * dim, scale, dim);
       kernels_.prepare_exact(queries + i * dim, dim, key_tiles,
                              attention_.query(row, kv_head * group + i));
     }
@@ -76,7 +79,7 @@ void Decoder::attend(Team& team, int64_t layer_index) {
   const LayerWeights& layer = weights_.layers[static_cast<size_t>(layer_index)];
   const int64_t dim = spec_.head_dim, outputs = (spec_.heads + 2 * spec_.kv_heads) * dim;
   const PackedWeight& qkv = *layer.query_key_value;
-  multiply(team, precision_, qkv,
+  multiply(team, "queries, keys, values", precision_, qkv,
            prepare(team, precision_, rows_, qkv, normed(layer.attention_norm)),
            [&](int64_t first, int64_t count, const float* result, int64_t stride) {
              const int64_t kept = std::min(count, outputs - first);
@@ -94,7 +97,7 @@ void Decoder::attend(Team& team, int64_t layer_index) {
     return heads_.data() + row * outputs;
   };
   const bool is_aside = spec_.is_parallel || layer.attention_post_norm.exists();
-  multiply(team, precision_, *layer.output,
+  multiply(team, "output", precision_, *layer.output,
            prepare(team, precision_, rows_, *layer.output, attended),
            put_output(layer.output_bias, is_aside ? Destination::kAside : Destination::kResidual));
   if (layer.attention_post_norm.exists()) add_aside(team, layer.attention_post_norm);
@@ -108,6 +111,7 @@ void Decoder::share_attention(Team& team, int64_t layer_index) {
   const auto run = [&](int64_t first, int64_t last) {
     attention_.run(*cache_, layer_index, layer.window, first, last, team.thread());
   };
+  team.stage("attention");
   if (attention_.is_simple() && kv_heads >= team.threads()) {
     team.share(kv_heads, 1, [&](int64_t kv_head, int64_t) {
       for (const auto& part : parts) write_heads(layer_index, kv_head, part);
@@ -122,8 +126,10 @@ void Decoder::share_attention(Team& team, int64_t layer_index) {
   team.share(kv_heads * count, 1, [&](int64_t i, int64_t) {
     write_heads(layer_index, i / count, parts[static_cast<size_t>(i % count)]);
   });
+  team.stage("attention");
   team.share(items, std::max<int64_t>(items / (team.threads() * kAttentionClaimsPerThread), 1),
              run);
+  team.stage("attention");
   const int64_t merges = spec_.heads * count;
   team.share(merges, std::max<int64_t>(merges / (team.threads() * kClaimsPerThread), 1),
              [&](int64_t first, int64_t last) {

@@ -21,7 +21,7 @@ PreparedRows Decoder::route(Team& team, const LayerWeights& layer) {
   const PackedWeight& router = *layer.router;
   const auto inputs = normed(layer.feed_forward_norm);
   const PreparedRows x = prepare(team, Precision::kExact, rows_, router, inputs);
-  multiply(team, Precision::kExact, router, x,
+  multiply(team, "router", Precision::kExact, router, x,
            [&](int64_t first, int64_t count, float* result, int64_t result_stride) {
              const int64_t kept = std::min(count, experts - first);
              for (int64_t row = 0; row < rows_; ++row) {
@@ -83,6 +83,7 @@ void Decoder::sort_choices(int64_t experts) {
 
 // Copies prepared rows by slot, so that an expert's rows are consecutive.
 PreparedRows Decoder::gather(Team& team, const PreparedRows& x) {
+  team.stage("gather");
   team.share(rows_ * spec_.experts_per_token, 1, [&](int64_t slot, int64_t) {
     const auto row = static_cast<size_t>(slot_row_[static_cast<size_t>(slot)]);
     std::memcpy(gathered_.data() + static_cast<size_t>(slot) * x.stride, x.data + row * x.stride,
@@ -94,7 +95,7 @@ PreparedRows Decoder::gather(Team& team, const PreparedRows& x) {
 // Multiplies each chosen expert's rows by its weight and calls take(expert, first_output, outputs,
 // result, stride). `x` holds rows by slot if `is_gathered`. Ends with a barrier.
 template <class Take>
-void Decoder::multiply_experts(Team& team, const LayerWeights& layer,
+void Decoder::multiply_experts(Team& team, const char* stage, const LayerWeights& layer,
                                std::shared_ptr<PackedWeight> FeedForward::* weight,
                                const PreparedRows& x, bool is_gathered, const Take& take) {
   const auto product =
@@ -104,6 +105,7 @@ void Decoder::multiply_experts(Team& team, const LayerWeights& layer,
   const int64_t chosen = std::ssize(chosen_),
                 grain = panels_of_claim(panels * chosen, rows_, team.threads());
   const int64_t claims = (panels + grain - 1) / grain;
+  team.stage(stage);
   team.share(chosen * claims, 1, [&](int64_t claim, int64_t) {
     const auto expert = static_cast<size_t>(chosen_[static_cast<size_t>(claim / claims)]);
     const int64_t first = claim % claims * grain, last = std::min(first + grain, panels);
@@ -122,6 +124,7 @@ void Decoder::mix_experts(Team& team, const LayerWeights& layer) {
   const auto rows_of = [&](size_t expert) { return start_of(expert + 1) - start_of(expert); };
 
   const PreparedRows x = route(team, layer);
+  team.stage("choice of experts");
   team.share(1, 1, [&](int64_t, int64_t) {
     choose_experts(layer);
     sort_choices(std::ssize(layer.feed_forwards));
@@ -130,7 +133,8 @@ void Decoder::mix_experts(Team& team, const LayerWeights& layer) {
   });
   const bool is_gathered = rows_ > 1;
   multiply_experts(
-      team, layer, &FeedForward::gate_up, is_gathered ? gather(team, x) : x, is_gathered,
+      team, "gate and up", layer, &FeedForward::gate_up, is_gathered ? gather(team, x) : x,
+      is_gathered,
       [&](size_t expert, int64_t first, int64_t outputs, float* result, int64_t stride) {
         const FeedForward& weights = layer.feed_forwards[expert];
         activate(weights, first, outputs, result, stride, rows_of(expert),
@@ -142,8 +146,9 @@ void Decoder::mix_experts(Team& team, const LayerWeights& layer) {
     return hidden_.data() + slot * down.columns();
   };
   multiply_experts(
-      team, layer, &FeedForward::down, prepare(team, precision_, rows_ * count, down, activated),
-      true, [&](size_t expert, int64_t first, int64_t outputs, float* result, int64_t stride) {
+      team, "down", layer, &FeedForward::down,
+      prepare(team, precision_, rows_ * count, down, activated), true,
+      [&](size_t expert, int64_t first, int64_t outputs, float* result, int64_t stride) {
         const Vector& bias = layer.feed_forwards[expert].down_bias;
         const int64_t kept = std::min(outputs, hidden - first);
         for (int64_t row = 0; row < rows_of(expert); ++row) {
@@ -153,6 +158,7 @@ void Decoder::mix_experts(Team& team, const LayerWeights& layer) {
                       static_cast<size_t>(kept) * sizeof(float));
         }
       });
+  team.stage("sum of experts");
   team.share(rows_, 1, [&](int64_t row, int64_t) {
     for (int64_t place = 0; place < count; ++place) {
       const Choice& choice = choices_[static_cast<size_t>(row * count + place)];

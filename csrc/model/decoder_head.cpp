@@ -41,6 +41,7 @@ void Decoder::plan_head(HeadUse head) {
 // An earlier forward may have left anything where this one leaves nothing.
 void Decoder::leave_out(Team& team) {
   const int64_t count = logit_rows() * logits_stride_;
+  team.stage("logits left out");
   team.share(count, kLogitsOfClaim, [&](int64_t first, int64_t last) {
     std::fill(logits_.data() + first, logits_.data() + last,
               -std::numeric_limits<float>::infinity());
@@ -55,7 +56,7 @@ void Decoder::finish(Team& team) {
   const auto asked_row = [&](int64_t i, float* scratch) {
     return last(logit_rows_[static_cast<size_t>(i)], scratch);
   };
-  multiply_runs(team, precision_, *weights_.head, head_runs_,
+  multiply_runs(team, "head", precision_, *weights_.head, head_runs_,
                 prepare(team, precision_, asked, *weights_.head, asked_row),
                 [&](int64_t first, int64_t count, float* result, int64_t stride) {
                   for (int64_t i = 0; i < asked; ++i) {

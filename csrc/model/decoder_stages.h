@@ -71,6 +71,7 @@ PreparedRows Decoder::prepare(Team& team, Precision precision, int64_t rows,
           inputs, next.columns(), tiles, data + static_cast<size_t>(row) * stride);
     }
   };
+  team.stage("inputs");
   if (rows <= kRowsPreparedByEach) {
     fill(scratch.prepared.data(), 0, rows);
     return {scratch.prepared.data(), stride, rows};
@@ -80,10 +81,10 @@ PreparedRows Decoder::prepare(Team& team, Precision precision, int64_t rows,
 }
 
 template <class Take>
-void Decoder::multiply(Team& team, Precision precision, const PackedWeight& weight,
-                       const PreparedRows& x, const Take& take) {
+void Decoder::multiply(Team& team, const char* stage, Precision precision,
+                       const PackedWeight& weight, const PreparedRows& x, const Take& take) {
   const PanelRun all{0, weight.matrix().panels, 0};
-  multiply_runs(team, precision, weight, {&all, 1}, x, take);
+  multiply_runs(team, stage, precision, weight, {&all, 1}, x, take);
 }
 
 // Prefetches the beginning of a panel, as much as a product prefetches when it continues from the
@@ -98,9 +99,10 @@ inline void fetch_panel(const PackedMatrix& matrix, int64_t panel) {
 }
 
 template <class Take>
-void Decoder::multiply_runs(Team& team, Precision precision, const PackedWeight& weight,
-                            std::span<const PanelRun> runs, const PreparedRows& x,
-                            const Take& take) {
+void Decoder::multiply_runs(Team& team, const char* stage, Precision precision,
+                            const PackedWeight& weight, std::span<const PanelRun> runs,
+                            const PreparedRows& x, const Take& take) {
+  team.stage(stage);
   const PackedMatrix& matrix = weight.matrix();
   float* const out = scratch_[static_cast<size_t>(team.thread())].product.data();
   const bool is_draft = precision == Precision::kFp4;

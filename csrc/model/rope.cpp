@@ -123,4 +123,10 @@ void rope_tables(std::span<const float> inv_freq, float attention_factor, int64_
   }
 }
 
+float rope_query_scale(const RopeSpec& spec, int64_t position) {
+  if (spec.query_growth == 0.0) return 1.0f;
+  const double lengths = static_cast<double>(position) / spec.original_max_positions;
+  return static_cast<float>(1.0 + spec.query_growth * scalar::log(1.0 + scalar::floor(lengths)));
+}
+
 }  // namespace specqd

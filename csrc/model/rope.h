@@ -26,6 +26,7 @@ struct RopeSpec {
   double mscale_all_dim = 0.0;    // 0: absent
   bool truncate = true;
   std::vector<float> factors;  // kLong: one per pair, [dims / 2]
+  double query_growth = 0.0;   // of rotated queries; 0: none
 };
 
 // inv_freq[i] = theta^(-2i / dims), scaled according to the kind, with every intermediate rounded
@@ -38,5 +39,9 @@ float rope_inverse_frequencies(const RopeSpec& spec, std::span<float> inv_freq);
 // computed and scaled in double and rounded once. Positions are below 2^24: exact in fp32.
 void rope_tables(std::span<const float> inv_freq, float attention_factor, int64_t first,
                  int64_t count, float* cos, float* sin);
+
+// The factor on rotated queries at `position`, computed in double and rounded once:
+// 1 + query_growth ln(1 + floor(position / original_max_positions)).
+float rope_query_scale(const RopeSpec& spec, int64_t position);
 
 }  // namespace specqd

@@ -103,8 +103,15 @@ int64_t Team::claim(int64_t grain) {
   return pool_.claimed_.fetch_add(grain, std::memory_order_relaxed);
 }
 
+void Team::stage(const char* name) {
+  if (pool_.trace_ != nullptr) [[unlikely]]
+    pool_.trace_->begin(thread_, name);
+}
+
 void Team::barrier() {
+  stage("wait");
   if (!pool_.meet(pool_.barrier_, thread_)) throw OtherFailed();
+  stage(nullptr);
 }
 
 // Waits for all threads. At the barrier, returns false where one of them has thrown: it sets
@@ -171,6 +178,17 @@ void Pool::stop() {
 void Pool::forget_workers() {
   workers_.release();
   new (&running_) std::mutex;
+}
+
+void Pool::start_trace() {
+  const std::lock_guard<std::mutex> lock(running_);
+  trace_ = std::make_unique<Trace>(threads_);
+}
+
+std::vector<Trace::Span> Pool::stop_trace() {
+  const std::lock_guard<std::mutex> lock(running_);
+  const auto trace = std::move(trace_);
+  return trace == nullptr ? std::vector<Trace::Span>() : trace->spans();
 }
 
 void Pool::work(int thread) {

@@ -11,6 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/trace.h"
+
 namespace specqd {
 
 class Pool;
@@ -21,6 +23,9 @@ class Team {
   Team(Pool& pool, int thread) : pool_(pool), thread_(thread) {}
   int thread() const { return thread_; }
   int threads() const;
+
+  // Names what the thread does from here to the next barrier or stage, for a trace.
+  void stage(const char* name);
 
   // Waits for all threads. Everything that they wrote before is visible afterwards. Throws, to end
   // the body, where another thread's body has thrown.
@@ -55,6 +60,10 @@ class Pool {
   Pool& operator=(const Pool&) = delete;
 
   int threads() const { return threads_; }
+
+  // Records stages and waits of all runs from now on; stop_trace() returns them.
+  void start_trace();
+  std::vector<Trace::Span> stop_trace();
 
   // Calls body(Team&) on every thread and returns when all have ended. If a body throws, the others
   // end at their next barrier, and the exception is thrown here. Concurrent runs wait for one
@@ -95,6 +104,7 @@ class Pool {
   Task task_ = nullptr;
   const void* context_ = nullptr;
   bool stopping_ = false;
+  std::unique_ptr<Trace> trace_;                 // null: nothing is recorded
   std::exception_ptr error_;                     // of the first body that threw
   alignas(64) std::atomic<uint32_t> round_{0};   // number of runs; workers wait for the next
   alignas(64) std::atomic<int64_t> claimed_{0};  // items of the shared range

@@ -12,6 +12,15 @@ T = TypeVar("T")
 
 _LEAST_TEMPERATURE = 1e-6  # below it, differences of logits would overflow
 _MOST_INT32 = 2**31 - 1
+# Fields that may be None, with their least and their greatest value.
+_OPEN_WHOLE = {
+    "max_tokens": (1, _MOST_INT32),
+    "top_k": (0, _MOST_INT32),
+    "seed": (0, 2**64 - 1),
+    "logprobs": (0, 1000),
+    "prompt_logprobs": (0, 1000),
+}
+_OPEN_REAL = {"top_p": (1e-6, 1), "min_p": (0, 1), "repetition_penalty": (0.01, 100)}
 
 
 class Defaults(Protocol):
@@ -60,27 +69,25 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        _check_int("max_tokens", self.max_tokens, 1, _MOST_INT32)
-        if self.temperature != 0:
+        for name, (least, most) in _OPEN_WHOLE.items():
+            if (value := getattr(self, name)) is not None:
+                _check_int(name, value, least, most)
+        for name, ends in _OPEN_REAL.items():
+            if (value := getattr(self, name)) is not None:
+                _check_real(name, value, *ends)
+        if self.temperature is not None and self.temperature != 0:
             _check_real("temperature", self.temperature, _LEAST_TEMPERATURE, 100, also="0 or ")
-        _check_real("top_p", self.top_p, 1e-6, 1)
-        _check_int("top_k", self.top_k, 0, _MOST_INT32)
-        _check_real("min_p", self.min_p, 0, 1)
-        _check_real("repetition_penalty", self.repetition_penalty, 0.01, 100)
         _check_real("presence_penalty", self.presence_penalty, -2, 2)
         _check_real("frequency_penalty", self.frequency_penalty, -2, 2)
         for token, bias in self.logit_bias.items():
             _check_int("logit_bias", token, 0, _MOST_INT32)
             _check_real("logit_bias", bias, -100, 100)
-        _check_int("seed", self.seed, 0, 2**64 - 1)
         _check_int("n", self.n, 1, 1024)
         for text in self.stop:
             if not isinstance(text, str) or not text:
                 raise FieldError("stop", f"{shown(text)} is not a string of at least one character")
         for token in self.stop_token_ids:
             _check_int("stop_token_ids", token, 0, _MOST_INT32)
-        _check_int("logprobs", self.logprobs, 0, 1000)
-        _check_int("prompt_logprobs", self.prompt_logprobs, 0, 1000)
 
     def resolved(self, defaults: Defaults) -> "SamplingParams":
         """These parameters, completed with the model's defaults."""
@@ -131,15 +138,11 @@ def _first(*values: T | None) -> T:
 
 
 def _check_int(name: str, value: object, least: int, most: int) -> None:
-    if value is None:
-        return
     if not _is_whole(value, least, most):
         raise FieldError(name, f"{shown(value)} is not a whole number from {least} to {most}")
 
 
 def _check_real(name: str, value: object, least: float, most: float, also: str = "") -> None:
-    if value is None:
-        return
     if not _is_real(value, least, most):
         raise FieldError(name, f"{shown(value)} is not {also}a number from {least:g} to {most:g}")
 

@@ -46,7 +46,9 @@ inline int32_t fold_eight(__m256i v, const F& f) {
   return _mm_cvtsi128_si32(f(four, _mm_shuffle_epi32(four, 0xb1)));
 }
 
-// Like quantize() of rows-inl.h.
+// Like quantize() of rows-inl.h. Without byte products into 32 bits, the correction holds two
+// numbers of sixteen bits: of the first and of the second two of each four inputs.
+template <bool HasByteProducts>
 inline DraftBlock quantize_avx2(const float* x) {
   DraftBlock block{};
   __m256 part[4];
@@ -73,14 +75,23 @@ inline DraftBlock quantize_avx2(const float* x) {
   store_as(block.inputs, _mm_unpacklo_epi8(left, right));
   store_as(block.inputs + 16, _mm_unpackhi_epi8(left, right));
   block.scale = largest / 127.0f * 0.5f;
-  block.correction =
-      -kUnsignedOffset * fold_eight(sum, [](__m128i a, __m128i b) { return _mm_add_epi32(a, b); });
+  if constexpr (HasByteProducts) {
+    block.correction = -kUnsignedOffset *
+                       fold_eight(sum, [](__m128i a, __m128i b) { return _mm_add_epi32(a, b); });
+  } else {
+    const __m256i inputs = load_as<__m256i>(block.inputs);
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(kUnsignedOffset), inputs);
+    block.correction = fold_eight(_mm256_sub_epi16(_mm256_setzero_si256(), pairs),
+                                  [](__m128i a, __m128i b) { return _mm_add_epi16(a, b); });
+  }
   return block;
 }
 
+template <bool HasByteProducts = true>
 void prepare_draft_avx2(const float* x, int64_t inputs, int64_t tiles, uint8_t* row) {
   for_blocks(x, inputs, tiles, [&](int64_t k, const float* block) {
-    store_as(row + k / kBlock * static_cast<int64_t>(sizeof(DraftBlock)), quantize_avx2(block));
+    store_as(row + k / kBlock * static_cast<int64_t>(sizeof(DraftBlock)),
+             quantize_avx2<HasByteProducts>(block));
   });
 }
 

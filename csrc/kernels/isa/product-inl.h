@@ -89,7 +89,7 @@ inline PreparedRows rows_from(const PreparedRows& x, int64_t row, size_t bytes) 
 }
 
 // The exact product of an instruction set S, which provides
-//   kTilesAtOnce                   tiles decoded before they are multiplied
+//   kTilesAtOnce                   tiles between decoding and multiplying
 //   kBlockBytes                    bytes of a prepared row per block of 32 inputs
 //   Scope(rows)                    exists while products of this many rows run
 //   Decoder(w, tile, count, out)   decodes `count` nested tiles: per tile row(0..15) and
@@ -97,9 +97,10 @@ inline PreparedRows rows_from(const PreparedRows& x, int64_t row, size_t bytes) 
 //                                  or whole_tile(); once is_done(), repeats the last tile
 //   multiply(tiles, count, x, out, out_stride, ahead)
 //                                  out[m][n] += `count` tiles; meanwhile finishes `ahead`
-// A group of tiles is decoded while the one before it is multiplied. The two use different parts of
-// the processor, memory is read evenly, and the narrow stores of patches finish long before wide
-// loads read the same bytes.
+// Tiles are decoded a fixed number before they are multiplied, into a ring, in the order of memory:
+// across the ends of panels too. Decoding and multiplying use different parts of the processor,
+// memory is read evenly, and the narrow stores of patches finish long before wide loads read the
+// same bytes.
 template <class S, class Plain>
 class ExactProduct {
  public:
@@ -108,71 +109,53 @@ class ExactProduct {
 
   void multiply(int64_t first, int64_t last) {
     const typename S::Scope scope(x_.count);
-    Group group = group_at(first, 0);
-    int buffer = 0;
+    first_ = first * w_.tiles;
+    const int64_t tiles = (last - first) * w_.tiles;
     const bool is_nested = w_.residuals != nullptr;
-    if (is_nested && first < last) finish(make_decoder(group, buffer));
-    while (group.panel < last) {
-      if (group.tile == 0)
+    if (is_nested && tiles > 0) finish(decoder(0, least(kAhead, tiles)));
+    for (int64_t tile = 0, count; tile < tiles; tile += count) {
+      const int64_t in_panel = tile % w_.tiles, ahead = tile + kAhead;
+      if (in_panel == 0)
         for (int64_t m = 0; m < x_.count; ++m) store(out_ + m * out_stride_, F16{});
-      const Group next = next_group(group);
+      count = least(w_.tiles - in_panel, kAhead - tile % kAhead);
+      const auto x = rows_from(x_, 0, static_cast<size_t>(in_panel) * S::kBlockBytes);
       if (w_.plain != nullptr)
-        multiply_group(plain_tile(group), group,
-                       Plain(plain_tile(group) + kPlainTilesAhead * kTileWeights, group.count));
+        S::multiply(plain(tile), count, x, out_, out_stride_,
+                    Plain(plain(tile + kPlainTilesAhead), count));
       else if (!is_nested)
-        multiply_group(decode_mxfp4(group), group, Nothing{});
-      else if (next.panel < last)
-        multiply_group(decoded_[buffer], group, make_decoder(next, 1 - buffer));
+        S::multiply(decode_mxfp4(tile, count), count, x, out_, out_stride_, Nothing{});
+      else if (ahead < tiles)
+        S::multiply(place(tile), count, x, out_, out_stride_,
+                    decoder(ahead, least(count, tiles - ahead)));
       else
-        multiply_group(decoded_[buffer], group, Nothing{});
-      if (next.tile == 0) out_ += kPanel;
-      group = next;
-      buffer = 1 - buffer;
+        S::multiply(place(tile), count, x, out_, out_stride_, Nothing{});
+      if (in_panel + count == w_.tiles) out_ += kPanel;
     }
   }
 
  private:
   using Decoder = typename S::Decoder;
-  struct Group {  // tiles of one panel
-    int64_t panel, tile, count;
-  };
+  static constexpr int64_t kAhead = S::kTilesAtOnce;
 
-  Group group_at(int64_t panel, int64_t tile) const {
-    const int64_t rest = w_.tiles - tile;
-    return {panel, tile, rest < S::kTilesAtOnce ? rest : S::kTilesAtOnce};
-  }
-  Group next_group(const Group& group) const {
-    const int64_t tile = group.tile + group.count;
-    return tile < w_.tiles ? group_at(group.panel, tile) : group_at(group.panel + 1, 0);
-  }
-  int64_t index(const Group& group) const { return group.panel * w_.tiles + group.tile; }
-  const uint16_t* plain_tile(const Group& group) const {
-    return w_.plain + index(group) * kTileWeights;
-  }
-
-  Decoder make_decoder(const Group& group, int buffer) {
-    return {w_, index(group), group.count, decoded_[buffer]};
-  }
-  const uint16_t* decode_mxfp4(const Group& group) {
-    for (int64_t t = 0; t < group.count; ++t)
-      decode_mxfp4_tile(w_, index(group) + t, decoded_[0] + t * kTileWeights);
-    return decoded_[0];
-  }
+  // Tiles count from first_. A run of tiles that is decoded lies within one half of the ring.
+  static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+  const uint16_t* plain(int64_t tile) const { return w_.plain + (first_ + tile) * kTileWeights; }
+  uint16_t* place(int64_t tile) { return ring_ + tile % (2 * kAhead) * kTileWeights; }
+  Decoder decoder(int64_t tile, int64_t count) { return {w_, first_ + tile, count, place(tile)}; }
   static void finish(Decoder decoder) {
     while (!decoder.is_done()) decoder.whole_tile();
   }
-
-  template <class Ahead>
-  void multiply_group(const uint16_t* tiles, const Group& group, const Ahead& ahead) {
-    const auto x = rows_from(x_, 0, static_cast<size_t>(group.tile) * S::kBlockBytes);
-    S::multiply(tiles, group.count, x, out_, out_stride_, ahead);
+  const uint16_t* decode_mxfp4(int64_t tile, int64_t count) {
+    for (int64_t t = tile; t < tile + count; ++t) decode_mxfp4_tile(w_, first_ + t, place(t));
+    return place(tile);
   }
 
   const PackedMatrix& w_;
   const PreparedRows& x_;
   float* out_;
   int64_t out_stride_;
-  alignas(64) uint16_t decoded_[2][S::kTilesAtOnce * kTileWeights];
+  int64_t first_ = 0;  // tile
+  alignas(64) uint16_t ring_[2 * kAhead * kTileWeights];
 };
 
 template <class S, class Plain = PlainAhead>

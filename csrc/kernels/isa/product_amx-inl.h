@@ -16,13 +16,10 @@ void prepare_exact_amx(const float* x, int64_t inputs, int64_t tiles, uint8_t* r
                      [&](int64_t k, H16 sixteen) { store_as(row + k * 2, sixteen); });
 }
 
-// Sums of up to 48 rows in tiles 0 1 2, their inputs in tiles 3 4 5, weights in tile 6. A single
-// row uses 512-bit registers and fp32 inputs instead: the tile unit is slower for one row if
-// another thread of the core shares it.
+// Sums of up to 48 rows in tiles 0 1 2, their inputs in tiles 3 4 5, weights in tile 6.
 template <class T>
 struct AmxExact {
   static constexpr int kTilesAtOnce = 8;
-  static constexpr int64_t kMostTilesOfOneRow = 16;
   static constexpr size_t kBlockBytes = kBf16BlockBytes;
   static constexpr int64_t kRows = 3 * kTileRows;
   using Decoder = Avx512Decoder;
@@ -53,8 +50,6 @@ struct AmxExact {
   template <class Ahead>
   static void multiply(const uint16_t* tiles, int64_t count, const PreparedRows& x, float* out,
                        int64_t out_stride, const Ahead& ahead) {
-    if (x.count == 1 && count <= kMostTilesOfOneRow)
-      return multiply_one_row(tiles, count, x, out, out_stride, ahead);
     int64_t m = 0;
     for (; m + kRows <= x.count; m += kRows) {
       const auto rows = rows_from(x, m, 0);
@@ -71,16 +66,6 @@ struct AmxExact {
   }
 
  private:
-  template <class Ahead>
-  static void multiply_one_row(const uint16_t* tiles, int64_t count, const PreparedRows& x,
-                               float* out, int64_t out_stride, const Ahead& ahead) {
-    alignas(64) float inputs[kMostTilesOfOneRow * kBlock];
-    const auto* const rounded = reinterpret_cast<const uint16_t*>(x.data);
-    for (int64_t k = 0; k < count * kBlock; k += kLanes) store(inputs + k, load_bf16(rounded + k));
-    const PreparedRows row{reinterpret_cast<const uint8_t*>(inputs), sizeof(inputs), 1};
-    Avx512Exact::accumulate<1>(tiles, count, row, out, out_stride, ahead);
-  }
-
   template <class Ahead>
   static void accumulate_rest(const uint16_t* tiles, int64_t count, const PreparedRows& x,
                               float* out, int64_t out_stride, const Ahead& ahead) {

@@ -52,6 +52,7 @@ class Avx512DecoderBy {
   }
 
   void whole_tile() {
+#pragma GCC unroll 16  // shifts need constant counts
     for (int r = 0; r < kBlock / 2; ++r) row(r);
     end_tile();
   }
@@ -205,7 +206,7 @@ void draft_product_avx512(const PackedMatrix& w, int64_t first, int64_t last, co
 
 constexpr Kernels avx512_table(const char* name) {
   Kernels table = generic_table(name);
-  table.prepare_draft = prepare_draft_avx2;
+  table.prepare_draft = prepare_draft_avx2<>;
   table.decode_tile = decode_tile_avx512;
   table.exact_product = exact_product_in_rows<Avx512Exact>;
   table.accumulate_plain = accumulate_plain_by<InRowGroups<Avx512Exact>>;

@@ -31,13 +31,22 @@ class Pool:
     @property
     def threads(self) -> int: ...
 
+    def start_trace(self) -> None:
+        """Records the stages of all forwards from now on."""
+
+    def stop_trace(self) -> list[tuple[int, str, int, int]]:
+        """
+        Returns (thread, stage, begin, end) of what was recorded, in nanoseconds; a stage
+        "wait" is a barrier.
+        """
+
 def read_seconds(pool: Pool, isa: str, bytes: int, repeats: int) -> list[float]:
     """
     Returns the seconds of each of `repeats` reads of `bytes` bytes by all threads.
     """
 
 class RopeSpec:
-    def __init__(self, kind: str, dims: int, theta: float, factor: float, original_max_positions: float, low_freq_factor: float, high_freq_factor: float, beta_fast: float, beta_slow: float, attention_factor: float, mscale: float, mscale_all_dim: float, truncate: bool, factors: _Sequence[float]) -> None: ...
+    def __init__(self, kind: str, dims: int, theta: float, factor: float, original_max_positions: float, low_freq_factor: float, high_freq_factor: float, beta_fast: float, beta_slow: float, attention_factor: float, mscale: float, mscale_all_dim: float, truncate: bool, factors: _Sequence[float], query_growth: float) -> None: ...
 
 class PackedWeight:
     @property

@@ -146,6 +146,9 @@ def rope_tables(spec: specqd._native.RopeSpec, first: int, count: int) -> tuple[
     [count, d/2]) of the positions from `first`; d is spec.dims.
     """
 
+def rope_query_scale(spec: specqd._native.RopeSpec, position: int) -> float:
+    """Returns the factor on the rotated queries of a position."""
+
 LONGEST_MATCH: int = 32
 
 MOST_PLACES: int = 8

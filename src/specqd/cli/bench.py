@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from specqd.bench.draft_formats import FormatAgreement
     from specqd.bench.kernels import KernelSpeed
     from specqd.bench.levels import Arm, Comparison, Interval, Summary
+    from specqd.bench.stages import ForwardTimes
     from specqd.model.model import Machine
     from specqd.sampling import SamplingParams
 
@@ -130,6 +131,74 @@ def _kernel_line(speed: "KernelSpeed") -> str:
         f"{speed.gb_per_s:7.1f}   {speed.share:5.0%} [{least:.0%}, {most:.0%}]".ljust(53)
         + f"{speed.over_bf16_limit:13.2f}"
     )
+
+
+@bench.command()
+@model_argument
+@click.option(
+    "--rows",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 512),
+    help="Tokens of the forward: 1 in plain decoding, more where drafts are verified.",
+)
+@click.option(
+    "--position",
+    default=128,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Tokens before them.",
+)
+@click.option(
+    "--repeats", default=50, show_default=True, type=click.IntRange(1), help="Forwards to time."
+)
+@machine_options
+@click.option(
+    "--trace",
+    type=OUT_FILE,
+    help="Write the fastest forwards, by thread, for chrome://tracing or ui.perfetto.dev.",
+)
+def forward(
+    model: str | None,
+    rows: int,
+    position: int,
+    repeats: int,
+    threads: int | None,
+    isa: str | None,
+    trace: Path | None,
+) -> None:
+    """Time the stages of one forward in both precisions.
+
+    A stage is a product, attention, the preparation of inputs, or the wait of a thread for the
+    others. Times are medians over forwards, of all layers together, as a mean over threads.
+
+    \b
+    Example:
+      specqd bench forward ./model --rows 4 --trace forward.json
+    """
+    from specqd import _native
+    from specqd.bench import stages
+    from specqd.model.model import Precision
+
+    opened = open_llm(model, "none", threads, isa).model
+    machine = opened.machine
+    click.echo(f"{_native.cpu_model()}, {machine.pool.threads} threads, {machine.isa}")
+    measured = [
+        stages.measure(opened, precision, rows, position, repeats) for precision in Precision
+    ]
+    for times in measured:
+        click.echo("\n".join(_stage_lines(times)))
+    if trace is not None:
+        trace.write_text(json.dumps(stages.chrome_trace(measured)) + "\n", encoding="utf-8")
+
+
+def _stage_lines(times: "ForwardTimes") -> list[str]:
+    rows = [["stage", "calls", "ms", "share"]]
+    for stage in times.stages:
+        share = stage.seconds / times.seconds
+        rows.append([stage.name, f"{stage.calls}", f"{1e3 * stage.seconds:.3f}", f"{share:.0%}"])
+    title = f"{times.precision}, {times.rows} rows: {1e3 * times.seconds:.3f} ms"
+    return ["", title, *aligned(rows)]
 
 
 @bench.command()

@@ -179,7 +179,7 @@ def described(llm: "LLM", packed: PackedReport) -> dict[str, Any]:
 def shape_lines(llm: "LLM") -> list[str]:
     c, tokenizer = llm.model.config, llm.tokenizer
     parameters = llm.model.weights.parameters / 1e6
-    embeddings = "tied to the head" if c.tied_embeddings else "of their own"
+    embeddings = "tied to the head" if llm.model.weights.embedding is None else "of their own"
     named = [f"{name.removesuffix('_token')} {t}" for name, t in tokenizer.named_tokens.items()]
     template = "a chat template" if tokenizer.has_chat_template else "no chat template"
     return [
@@ -188,7 +188,7 @@ def shape_lines(llm: "LLM") -> list[str]:
         f"  layers      {c.num_layers} of {c.hidden_size}, {_feed_forward(c)}",
         f"  heads       {c.num_heads} query, {c.num_kv_heads} key/value, of {c.head_dim}",
         f"  context     {c.max_positions} positions, {_windows(c)}",
-        f"  positions   {'; '.join(map(_rope, c.distinct_ropes))}",
+        f"  positions   {'; '.join(map(_rope, c.distinct_ropes)) or 'none'}",
         f"  vocabulary  {c.vocab_size}, embeddings {embeddings}",
         f"  tokenizer   {tokenizer.vocab_size} tokens, {', '.join([*named, template])}",
     ]

@@ -212,6 +212,14 @@ def read_layer_types(fields: Fields) -> list[str] | None:
     return layer_types
 
 
+def alternating_types(fields: Fields, every: int) -> list[str]:
+    """The stated types, or full attention on every `every`-th layer."""
+    layers = range(1, layer_count(fields) + 1)
+    return read_layer_types(fields) or [
+        "sliding_attention" if layer % every else "full_attention" for layer in layers
+    ]
+
+
 def windows_of(fields: Fields, layer_types: Sequence[str], window: int) -> tuple[int, ...]:
     """`window` for each sliding layer, 0 for the others."""
     if "sliding_attention" in layer_types and window == 0:

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 from specqd.config.decoder import (
     DecoderConfig,
+    alternating_types,
     layer_count,
     read_decoder,
     read_experts,
-    read_layer_types,
     read_window,
     windows_of,
 )
 from specqd.config.fields import Fields
-from specqd.config.rope import RopeDefaults
+from specqd.config.rope import RopeDefaults, with_default_rope
 from specqd.errors import ConfigError
 from specqd.formats.fp4 import BLOCK
 
@@ -75,12 +75,7 @@ def read_gpt_oss(fields: Fields, context: int | None) -> DecoderConfig:
     for name, value in (("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)):
         if fields.positive(name, value) != value:
             raise fields.wrong(name, f"{value}")
-    if fields.get("rope_scaling") is None and fields.get("rope_parameters") is None:
-        fields = Fields(fields.path, {**fields.values, "rope_parameters": _GPT_OSS_ROPE})
-    layers = layer_count(fields)
-    types = read_layer_types(fields) or [
-        "full_attention" if layer % 2 else "sliding_attention" for layer in range(layers)
-    ]
+    fields = with_default_rope(fields, _GPT_OSS_ROPE)
     config = read_decoder(
         fields,
         context=context,
@@ -91,7 +86,7 @@ def read_gpt_oss(fields: Fields, context: int | None) -> DecoderConfig:
         rope=RopeDefaults(theta=150_000.0),
         activation="clamped_swiglu",
         attention_bias=fields.flag("attention_bias", True),
-        windows=windows_of(fields, types, read_window(fields, 128)),
+        windows=windows_of(fields, alternating_types(fields, 2), read_window(fields, 128)),
     )
     if config.hidden_size % BLOCK or config.intermediate_size % BLOCK:
         raise fields.error("hidden_size and intermediate_size", f"must be multiples of {BLOCK}")

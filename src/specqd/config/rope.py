@@ -1,5 +1,6 @@
 """Rotary positions in a model's configuration, in old and new spellings."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -21,7 +22,7 @@ class RopeConfig:
 
     The first dimensions of each head rotate, `share` of them. `attention_factor` None is derived
     from `factor`, `mscale` and `mscale_all_dim` (0 if absent). `factors` divide the frequency of
-    each pair.
+    each pair. Rotated queries are scaled by 1 + query_growth ln(1 + floor(position / original)).
     """
 
     kind: RopeKind
@@ -38,6 +39,7 @@ class RopeConfig:
     truncate: bool = True
     share: float = 1.0
     factors: tuple[float, ...] = ()
+    query_growth: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,48 @@ class RopeDefaults:
 def rope_fields(fields: Fields) -> Fields:
     """`rope_parameters` (transformers 5) or `rope_scaling` (before)."""
     return fields.part("rope_scaling" if fields.get("rope_scaling") else "rope_parameters")
+
+
+def with_default_rope(fields: Fields, rope: Mapping[str, object]) -> Fields:
+    """The fields, with `rope` as `rope_parameters` where they state no rope."""
+    if fields.get("rope_scaling") is not None or fields.get("rope_parameters") is not None:
+        return fields
+    return Fields(fields.path, {**fields.values, "rope_parameters": rope}, fields.within)
+
+
+def without_ropes(fields: Fields) -> Fields:
+    plain = {name: value for name, value in fields.values.items() if "rope" not in name}
+    return Fields(fields.path, plain, fields.within)
+
+
+def read_ropes_by_type(
+    fields: Fields,
+    layer_types: Sequence[str],
+    max_positions: int,
+    head_dim: int,
+    *,
+    full: RopeDefaults,
+    sliding: RopeDefaults,
+    context: int | None,
+) -> tuple[RopeConfig, ...]:
+    """One rope for layers without a window, another for those with one.
+
+    `rope_parameters` holds an object for each type; `rope_scaling` is that of full attention.
+    `max_positions` is the family's default.
+    """
+    ropes = fields.part("rope_parameters")
+    if "rope_type" in ropes.values:
+        raise ropes.error(
+            "rope_type", "stands outside full_attention and sliding_attention; state it in them"
+        )
+    is_old = fields.get("rope_scaling") is not None or not ropes.values
+    scaled = fields.part("rope_scaling") if is_old else ropes.part("full_attention")
+    positions = fields.integer("max_position_embeddings", max_positions)
+    full_rope, sliding_rope = (
+        read_rope(fields, rope, positions, head_dim, defaults, context)
+        for rope, defaults in ((scaled, full), (ropes.part("sliding_attention"), sliding))
+    )
+    return tuple(sliding_rope if kind == "sliding_attention" else full_rope for kind in layer_types)
 
 
 def read_rope(

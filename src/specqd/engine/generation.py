@@ -96,6 +96,11 @@ class Generation:
         return len(self.sequence.tokens) - self.sequence.prompt_length
 
     @property
+    def stop_text(self) -> str | None:
+        """The stop string that ended the text."""
+        return self._stops.found
+
+    @property
     def is_prompt_scored(self) -> bool:
         """Whether no log-probability of the prompt is missing that was asked for."""
         is_asked = self.params.prompt_logprobs is not None

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from os import getpid
 from threading import Lock, RLock, get_ident
+from weakref import finalize, ref
 
 from specqd.errors import MachineError, RequestError
 
@@ -40,10 +41,14 @@ class Turns:
     `run` gives all callers progress together; `alone` comes between two rounds. Both raise
     RequestError within a round of the same thread, and MachineError in a process that was forked
     in the middle of a round.
+
+    The interpreter ends between two rounds: a daemon thread that came back from native code later
+    would abort the process.
     """
 
     def __init__(self) -> None:
         self._begin()
+        finalize(self, _close, ref(self))  # called at exit too
 
     def _begin(self) -> None:
         self._process = getpid()
@@ -161,3 +166,13 @@ class Turns:
                 return False
             self._begin()
         return True
+
+    def close(self) -> None:
+        """Takes the turn for ever, so that no other thread begins another round."""
+        if self._is_of_this_process():
+            self._take(None)
+
+
+def _close(turns: "ref[Turns]") -> None:
+    if (living := turns()) is not None:
+        living.close()

@@ -18,6 +18,7 @@ class Update:
     finish_reason: FinishReason | None
     error: SpecqdError | None
     seed: int | None = None
+    stop_text: str | None = None  # the stop string that ended the text
     origins: list[Origin] = field(default_factory=list)  # of the tokens
     progress: Progress | None = None  # where it is asked for
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # in the first update
@@ -41,6 +42,7 @@ class Update:
             finish_reason=generation.finish_reason,
             error=generation.error,
             seed=generation.seed,
+            stop_text=generation.stop_text,
             origins=generation.origins[tokens:],
             progress=progress,
             prompt_logprobs=[] if tokens else generation.prompt_logprobs,

@@ -83,6 +83,9 @@ class GgufTensors:
                 )
         return cls(gguf, names, _reordered(gguf))
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
     def matrices(self) -> Iterable[tuple[str, tuple[int, ...]]]:
         tensors = (self._gguf.tensors[name] for name in self._names.values())
         return ((tensor.dtype, tensor.shape) for tensor in tensors if len(tensor.shape) == 2)

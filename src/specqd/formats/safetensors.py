@@ -91,6 +91,7 @@ class WeightSource(Protocol):
 
     @property
     def path(self) -> Path: ...
+    def __contains__(self, name: object) -> bool: ...
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """Raises TensorError unless there is such a tensor of `shape`, of a type that is read."""
 

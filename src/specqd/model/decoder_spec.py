@@ -48,4 +48,5 @@ def rope_spec(rope: RopeConfig, head_dim: int) -> _native.RopeSpec:
         mscale_all_dim=rope.mscale_all_dim,
         truncate=rope.truncate,
         factors=list(rope.factors),
+        query_growth=rope.query_growth,
     )

@@ -88,6 +88,12 @@ class Loader:
         self._packed_bytes = 0
         self._all_bytes = matrix_bytes(tensors)
 
+    def has(self, matrix: str) -> bool:
+        """Whether the files hold the matrix, packed or not."""
+        if self._planes is not None:
+            return self._planes.has(matrix)
+        return matrix in self.tensors
+
     def vector(self, name: str, length: int) -> Bits:
         """A norm's weight or a bias: finite BF16 bits [length]."""
         return self.small(name, (length,))

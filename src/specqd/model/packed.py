@@ -69,6 +69,9 @@ class PackedFile:
             )
         return cls(tensors, draft, metadata.get("calibration", "none"))
 
+    def has(self, matrix: str) -> bool:
+        return f"{matrix}.codes" in self.tensors
+
     def matrix(
         self,
         pool: _native.Pool,

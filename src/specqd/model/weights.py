@@ -88,8 +88,9 @@ def load_weights(
     require_memory([directory])
     loader, names = _loader(directory, pool, isa, draft, progress), names_of(config)
     read = LayerReader(loader, config, names, inputs)
-    tied, size = config.tied_embeddings, (config.vocab_size, config.hidden_size)
     input_name, output_name = f"{names.embedding}.weight", f"{names.head}.weight"
+    tied, size = config.tied_embeddings, (config.vocab_size, config.hidden_size)
+    tied = tied and not loader.has(output_name)  # transformers, too, trusts the file more
     if not loader.is_mapped:  # wrong shapes are reported before anything is packed
         loader.tensors.check(input_name, size)
     layers = [read.layer(i) for i in range(config.num_layers)]

@@ -5,17 +5,15 @@ answer also holds the `seed` that repeats it.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
 from math import isfinite
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from specqd.engine.generation import Origin, TokenLogprob
 from specqd.engine.updates import Update
+from specqd.openai.parts import PartReader, Thought, id_of
 from specqd.openai.requests import ChatRequest, CompletionRequest, Prepared
-from specqd.openai.tool_reader import Piece, ToolReader
-from specqd.text.channels import ChannelReader
 from specqd.text.token_texts import Places, TokenTexts, bytes_of, spelled
 from specqd.text.tokenizer import Tokenizer
 
@@ -53,6 +51,35 @@ class Usage:
         return usage
 
 
+class Event(NamedTuple):
+    """A part of a streamed answer; a text is sent as it is."""
+
+    content: Json | str
+    name: str | None = None
+
+
+class Reply(Protocol):
+    """An answer in progress in the form of one API."""
+
+    usage: Usage
+
+    def opening(self, num_samples: int) -> Iterator[Event]:
+        """Events before the first update."""
+        ...
+
+    def news(self, update: Update) -> Iterator[Event]: ...
+
+    def ending(self) -> Iterator[Event]:
+        """Events behind the last update."""
+        ...
+
+    def failure(self, error: Json) -> Iterator[Event]:
+        """Events in place of all that would follow. error: a `refusal`."""
+        ...
+
+    def whole(self, samples: Sequence[Update]) -> Json: ...
+
+
 class Form(Protocol):
     """The JSON of one kind of answer."""
 
@@ -73,7 +100,7 @@ class Form(Protocol):
 
 @dataclass(slots=True)
 class Answer:
-    """One answer in progress, in one form."""
+    """A Reply of completions and chats, in one form."""
 
     form: Form
     model: str
@@ -83,14 +110,28 @@ class Answer:
     has_usage_chunk: bool = False
     has_running_usage: bool = False
 
-    def chunk(self, choice: Json) -> Json:
+    def opening(self, num_samples: int) -> Iterator[Event]:
+        for sample in range(num_samples):
+            yield from (self._chunk(choice) for choice in self.form.opening(sample))
+
+    def news(self, update: Update) -> Iterator[Event]:
+        yield from (self._chunk(choice) for choice in self.form.chunks(update))
+
+    def ending(self) -> Iterator[Event]:
+        if self.has_usage_chunk:
+            chunk = self._envelope(self.form.chunk_kind, [])
+            yield Event(chunk | {"usage": self.usage.described()})
+        yield Event("[DONE]")
+
+    def failure(self, error: Json) -> Iterator[Event]:
+        yield Event(error)
+
+    def _chunk(self, choice: Json) -> Event:
         chunk = self._envelope(self.form.chunk_kind, [choice])
         if not self.has_usage_chunk:
-            return chunk
-        return chunk | {"usage": self.usage.described() if self.has_running_usage else None}
-
-    def usage_chunk(self) -> Json:
-        return self._envelope(self.form.chunk_kind, []) | {"usage": self.usage.described()}
+            return Event(chunk)
+        usage = self.usage.described() if self.has_running_usage else None
+        return Event(chunk | {"usage": usage})
 
     def whole(self, samples: Sequence[Update]) -> Json:
         choices = [self.form.whole(update) for update in samples]
@@ -253,8 +294,7 @@ class ChatForm:
     _tokenizer: Tokenizer
     _extras: Extras
     _key: str
-    _channels: dict[int, ChannelReader] = field(default_factory=dict)  # by sample
-    _readers: dict[int, ToolReader] = field(default_factory=dict)  # by sample
+    _readers: dict[int, PartReader] = field(default_factory=dict)  # by sample
 
     def opening(self, sample: int) -> list[Json]:
         delta = {"role": "assistant", "content": ""}
@@ -286,44 +326,27 @@ class ChatForm:
 
     def _parts(self, update: Update) -> tuple[str, str, dict[int, Json]]:
         """New text of the thoughts and of the content and, by number, new parts of the calls."""
-        text, thought = update.text, ""
-        if self._prepared.has_channels:
-            reader = self._channels.setdefault(update.sample, ChannelReader())
-            text, thought = reader.told_apart(text, is_last=update.finish_reason is not None)
-        return thought, *self._content_and_calls(text, update)
-
-    def _content_and_calls(self, text: str, update: Update) -> tuple[str, dict[int, Json]]:
-        use, form = self._request.tool_use, self._prepared.call_form
-        if use is None or form is None:
-            return text, {}
-        if update.sample not in self._readers:
-            names = {tool.name for tool in use.callable}
-            self._readers[update.sample] = ToolReader(names, is_tagged=form.is_tagged)
-        reader = self._readers[update.sample]
-        pieces = reader.feed(text)
-        if update.finish_reason is not None:
-            pieces += reader.finish()
-        return self._sorted(update.sample, pieces)
-
-    def _sorted(self, sample: int, pieces: Sequence[Piece]) -> tuple[str, dict[int, Json]]:
-        content, calls = "", dict[int, Json]()
-        for piece in pieces:
-            if isinstance(piece, str):
-                content += piece
+        sample, thought, content, calls = update.sample, "", "", dict[int, Json]()
+        if sample not in self._readers:
+            self._readers[sample] = PartReader(self._prepared)
+        for part in self._readers[sample].read(update):
+            if isinstance(part, Thought):
+                thought += part.text
                 continue
-            call = calls.setdefault(piece.index, {"function": {"arguments": ""}})
-            if piece.name is not None:
-                digest = sha256(f"{self._key}.{sample}.{piece.index}".encode()).hexdigest()
-                call |= {"id": f"call_{digest[:24]}", "type": "function"}
-                call["function"] = {"name": piece.name, "arguments": ""}
-            call["function"]["arguments"] += piece.arguments
-        return content, calls
+            if isinstance(part, str):
+                content += part
+                continue
+            call = calls.setdefault(part.index, {"function": {"arguments": ""}})
+            if part.name is not None:
+                call |= {"id": id_of("call_", self._key, sample, part.index), "type": "function"}
+                call["function"] = {"name": part.name, "arguments": ""}
+            call["function"]["arguments"] += part.arguments
+        return thought, content, calls
 
     def _choice(self, update: Update) -> Json:
-        """Comes after `_parts`, which counts the calls."""
+        """Comes after `_parts`, which makes the reader."""
         has_logprobs = self._request.params.logprobs is not None
-        reader = self._readers.get(update.sample)
-        has_called = update.finish_reason == "stop" and reader is not None and reader.num_calls > 0
+        has_called = update.finish_reason == "stop" and self._readers[update.sample].has_calls
         choice = {
             "index": update.sample,
             "logprobs": self._logprobs(update) if has_logprobs else None,

@@ -22,7 +22,7 @@ DEEPEST_SCHEMA = 32
 # llguidance's units for a schema's patterns, a tenth of its default: 0.2 s at most. Schemas of
 # MOST_SCHEMA_CHARACTERS with common patterns need less than half of it.
 _LEXER_FUEL = 100_000
-_FORMAT, _TOOLS = "response_format", "tools"  # fields of requests
+_TOOLS = "tools"  # a field of requests
 
 
 class JsonGrammars:
@@ -42,23 +42,24 @@ class JsonGrammars:
 
         Takes up to 1 s: do not call it on the event loop or between rounds.
         """
-        schema, use = prepared.request.options.schema, prepared.tool_use
+        options, use = prepared.request.options, prepared.tool_use
+        schema, field = options.schema, options.schema_field
         if not prepared.has_rules:
             return None
         if use is None or prepared.call_form is None:
             assert schema is not None
-            return self.of_schema(schema)
+            return self.of_schema(schema, field)
         if schema is not None:
-            self.of_schema(schema)  # so that an error names its field
+            self.of_schema(schema, field)  # so that an error names its field
         check_bounds([tool.parameters for tool in use.callable], _TOOLS)
         rules = prepared.call_form.rules(use, schema)
         return self._of_rules(lambda: llguidance.LLMatcher.grammar_from_lark(rules), _TOOLS)
 
-    def of_schema(self, schema: dict[str, Any]) -> MakeGrammar:
-        """See of_request."""
-        check_bounds([schema], _FORMAT)
+    def of_schema(self, schema: dict[str, Any], field: str = "response_format") -> MakeGrammar:
+        """See of_request. field: the name for errors."""
+        check_bounds([schema], field)
         written = llguidance.LLMatcher.grammar_from_json_schema
-        return self._of_rules(lambda: written(schema), _FORMAT)
+        return self._of_rules(lambda: written(schema), field)
 
     def _of_rules(self, write: Callable[[], str], field: str) -> MakeGrammar:
         limits = llguidance.LLParserLimits(initial_lexer_fuel=_LEXER_FUEL)

@@ -14,61 +14,31 @@ from specqd.config.fields import Fields, token_ids
 from specqd.engine.generation import GenerationRequest, MakeGrammar
 from specqd.errors import FieldError, shown
 from specqd.openai import tools as openai_tools
+from specqd.openai.options import (
+    MOST_INT32,
+    MOST_SAMPLES,
+    SHARED,
+    Options,
+    options_of,
+    sampling_params,
+)
 from specqd.openai.tool_calls import CallForm, ToolUse, call_form
 from specqd.sampling import Defaults, SamplingParams
 from specqd.text.channels import has_channels
 from specqd.text.tokenizer import Tokenizer
 
 MOST_PROMPTS = 256
-MOST_SAMPLES = 128  # n of one prompt, as OpenAI has it
-MOST_STOPS = 16
-MOST_STOP_CHARACTERS = 1024
-MOST_BIASES = 1024
 MOST_LOGPROBS = 20
 MOST_PROMPT_LOGPROBS = 1 << 18  # in one answer: writing them takes 0.25 s
 
 _COMPLETION_TOKENS = 16  # OpenAI's default for completions; chats run to the context's end
-_MOST_INT32 = 2**31 - 1
 
-# Fields with SamplingParams' names and checks.
-_SAMPLING = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-)
-_WITHOUT_EFFECT = ("user", "service_tier", "safety_identifier", "prompt_cache_key")  # strings
-_ENDS = ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos")
-_SHOWN = ("stream", "stream_options", "logprobs", "return_token_ids", "return_origins")
-_OTHERS = ("model", "n", "top_k", "logit_bias", "response_format", "cache_salt", "draft")
-_SHARED = {*_SAMPLING, *_WITHOUT_EFFECT, *_ENDS, *_SHOWN, *_OTHERS}
-_SHARED |= {"return_progress", "metadata", "store"}
-_COMPLETION = _SHARED | {"prompt", "echo", "best_of", "suffix"}
-_CHAT = _SHARED | set(openai_tools.FIELDS)
+_COMPLETION = SHARED | {"prompt", "echo", "best_of", "suffix"}
+_CHAT = SHARED | set(openai_tools.FIELDS)
 _CHAT |= {"messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"}
 _SET_BY_US = ("add_generation_prompt", "documents", "messages", "self", "tools")  # in templates
 
 Message = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Options of both kinds of request, without prompts and sampling."""
-
-    model: str | None = None
-    is_streamed: bool = False
-    has_usage_chunk: bool = False  # at the stream's end
-    has_running_usage: bool = False  # in its other chunks too
-    has_token_ids: bool = False
-    schema: dict[str, Any] | None = None  # the text must be JSON that follows it
-    cache_salt: str = ""  # cached prompts are shared among requests of one salt
-    has_origins: bool = False  # each token's text, and the level that proposed it first
-    has_progress: bool = False  # with each chunk, the levels' work so far
-    is_plain: bool = False  # without drafts, with the same text
-    new_tokens: int = 1  # for which there must be room; without max_tokens, one
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +84,13 @@ class ChatRequest:
         """Whether a grammar restricts the text."""
         has_tool_rules = self.tool_use is not None and self.tool_use.has_rules
         return has_tool_rules or self.options.schema is not None
+
+    def check_rules(self) -> None:
+        """Raises FieldError where no text could follow them all."""
+        must_call = self.tool_use is not None and self.tool_use.must_call
+        if must_call and self.options.schema is not None:
+            field, why = self.options.schema_field, "tool_choice demands a call, which is no such"
+            raise FieldError(field, f"{why} text; drop one")
 
     def encoded(self, tokenizer: Tokenizer) -> list[list[int]]:
         """The one prompt's ids. Runs the model's template; raises TokenizerError where it fails."""
@@ -182,8 +159,8 @@ def completion_request(body: object) -> CompletionRequest:
     logprobs = fields.whole("logprobs", 0, MOST_LOGPROBS)
     has_echo = fields.flag("echo")
     most = _most_tokens(fields, 0 if has_echo else 1)
-    params = _params(fields, _COMPLETION_TOKENS if most is None else max(most, 1), logprobs)
-    options = _options(fields, most)
+    params = sampling_params(fields, _COMPLETION_TOKENS if most is None else max(most, 1), logprobs)
+    options = options_of(fields, most)
     if has_echo:
         params = replace(params, prompt_logprobs=logprobs)
     request = CompletionRequest(_prompts(fields), params, options, has_echo, most == 0)
@@ -197,7 +174,7 @@ def completion_request(body: object) -> CompletionRequest:
 def chat_request(body: object) -> ChatRequest:
     """The request in a body of /v1/chat/completions; raises FieldError."""
     fields = Fields.of(body, _CHAT)
-    completion, most = fields.whole("max_completion_tokens", 1, _MOST_INT32), _most_tokens(fields)
+    completion, most = fields.whole("max_completion_tokens", 1, MOST_INT32), _most_tokens(fields)
     if completion is not None and most is not None:
         raise FieldError("max_tokens", "max_completion_tokens means the same; give one of them")
     most = completion or most
@@ -205,121 +182,30 @@ def chat_request(body: object) -> ChatRequest:
     top = fields.whole("top_logprobs", 0, MOST_LOGPROBS)
     if top is not None and not has_logprobs:
         raise FieldError("top_logprobs", "goes with logprobs: true")
+    tool_use, options = openai_tools.tool_use(fields), options_of(fields, most)
+    if tool_use is not None and tool_use.has_rules and fields.flag("ignore_eos"):
+        raise FieldError("ignore_eos", "text that follows a schema ends by itself; leave it out")
+    request = ChatRequest(
+        messages_of(fields),
+        sampling_params(fields, most, (top or 0) if has_logprobs else None),
+        options,
+        template_variables(fields),
+        tool_use,
+    )
+    request.check_rules()
+    return request
+
+
+def template_variables(fields: Fields) -> dict[str, Any]:
+    """Variables for the chat template."""
     variables = fields.object("chat_template_kwargs") or {}
     if taken := set(_SET_BY_US) & set(variables):
         raise FieldError("chat_template_kwargs", f"{min(taken)} cannot be set here")
-    tool_use, options = openai_tools.tool_use(fields), _options(fields, most)
-    if tool_use is not None and tool_use.has_rules and fields.flag("ignore_eos"):
-        raise FieldError("ignore_eos", "text that follows a schema ends by itself; leave it out")
-    if tool_use is not None and tool_use.must_call and options.schema is not None:
-        raise FieldError(
-            "response_format", "tool_choice demands a call, which is no such text; drop one"
-        )
-    return ChatRequest(
-        messages_of(fields),
-        _params(fields, most, (top or 0) if has_logprobs else None),
-        options,
-        variables,
-        tool_use,
-    )
+    return variables
 
 
 def _most_tokens(fields: Fields, least: int = 1) -> int | None:
-    return fields.whole("max_tokens", least, _MOST_INT32)
-
-
-def _params(fields: Fields, most: int | None, logprobs: int | None) -> SamplingParams:
-    sampling: dict[str, Any] = {
-        name: fields.values[name] for name in _SAMPLING if name in fields.values
-    }
-    top_k: Any = fields.get("top_k")
-    params = SamplingParams(
-        **sampling,
-        max_tokens=most,
-        top_k=0 if top_k == -1 else top_k,  # vLLM's way to say all
-        n=fields.whole("n", 1, MOST_SAMPLES) or 1,
-        logit_bias=_biases(fields),
-        stop=_stops(fields),
-        stop_token_ids=fields.token_ids("stop_token_ids", MOST_STOPS),
-        ignore_eos=fields.flag("ignore_eos"),
-        logprobs=logprobs,
-    )
-    least = fields.whole("min_tokens", 0, _MOST_INT32)
-    is_free_to_end = not params.ignore_eos or params.stop or params.stop_token_ids
-    if least and (is_free_to_end or (most is not None and least > most)):
-        raise FieldError("min_tokens", "goes with ignore_eos: true, no stops, and max_tokens above")
-    return params
-
-
-def _options(fields: Fields, most: int | None) -> Options:
-    for name in _WITHOUT_EFFECT:
-        fields.text(name)
-    fields.object("metadata")
-    fields.flag("store")
-    is_streamed = fields.flag("stream")
-    has_usage_chunk, has_running_usage = _usage_options(fields)
-    if fields.text("cache_salt") == "":
-        raise fields.wrong("cache_salt", "a text that is not empty")
-    has_progress = fields.flag("return_progress")
-    if has_progress and not is_streamed:
-        raise FieldError("return_progress", "goes with stream: true")
-    if fields.text("draft") not in (None, "none"):
-        raise fields.wrong("draft", '"none"')
-    schema = _schema(fields)
-    if schema is not None and fields.flag("ignore_eos"):
-        raise FieldError("ignore_eos", "text that follows a schema ends by itself; leave it out")
-    return Options(
-        fields.text("model"),
-        is_streamed,
-        has_usage_chunk,
-        has_running_usage,
-        fields.flag("return_token_ids"),
-        schema,
-        cache_salt=fields.text("cache_salt") or "",
-        has_origins=fields.flag("return_origins"),
-        has_progress=has_progress,
-        is_plain=fields.text("draft") == "none",
-        new_tokens=most or 1,
-    )
-
-
-def _usage_options(fields: Fields) -> tuple[bool, bool]:
-    """Whether a stream ends with its usage, and whether each chunk has that so far."""
-    options = fields.nested(
-        "stream_options", ("include_usage", "continuous_usage_stats", "include_obfuscation")
-    )
-    if options is None:
-        return False, False
-    options.flag("include_obfuscation")  # none is ever added
-    if not fields.flag("stream"):
-        raise FieldError("stream_options", "goes with stream: true")
-    at_end, is_running = options.flag("include_usage"), options.flag("continuous_usage_stats")
-    if is_running and not at_end:
-        raise options.error("continuous_usage_stats", "goes with include_usage: true")
-    return at_end, is_running
-
-
-def _schema(fields: Fields) -> dict[str, Any] | None:
-    """The schema of response_format; every schema is enforced, with `strict` or without."""
-    form = fields.nested("response_format", ("type", "json_schema"))
-    if form is None:
-        return None
-    kind = form.text("type")
-    if kind not in ("text", "json_object", "json_schema"):
-        raise form.wrong("type", "text, json_object or json_schema")
-    named = form.nested("json_schema", ("name", "description", "schema", "strict"))
-    if (named is not None) != (kind == "json_schema"):
-        raise form.error("json_schema", "the type json_schema needs it, and no other type takes it")
-    if named is None:
-        return {"type": "object"} if kind == "json_object" else None
-    named.text("description")
-    named.flag("strict")
-    if named.text("name") is None:
-        raise named.wrong("name", "a text")
-    schema = named.object("schema")
-    if schema is None:
-        raise named.wrong("schema", "an object")
-    return schema
+    return fields.whole("max_tokens", least, MOST_INT32)
 
 
 def _prompts(fields: Fields) -> tuple[str | tuple[int, ...], ...]:
@@ -374,25 +260,3 @@ def _part(name: str, part: object) -> str:
     if text is None:
         raise fields.wrong("text", "a text")
     return text
-
-
-def _biases(fields: Fields) -> dict[int, Any]:
-    """The ids are JSON's keys, so they are strings of decimal digits."""
-    given = fields.object("logit_bias") or {}
-    if len(given) > MOST_BIASES:
-        raise FieldError("logit_bias", f"{len(given)} tokens; {MOST_BIASES} are the most")
-    for token in given:
-        if not (token.isascii() and token.isdecimal() and len(token) <= 10):
-            raise FieldError("logit_bias", f"{shown(token)} is not a token id")
-    return {int(token): bias for token, bias in given.items() if bias is not None}
-
-
-def _stops(fields: Fields) -> tuple[str, ...]:
-    given = fields.values.get("stop", [])
-    stops = [given] if isinstance(given, str) else given
-    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise fields.wrong("stop", "a text or a list of texts")
-    if len(stops) > MOST_STOPS or any(len(stop) > MOST_STOP_CHARACTERS for stop in stops):
-        most = f"{MOST_STOPS} texts of {MOST_STOP_CHARACTERS} characters"
-        raise FieldError("stop", f"{most} are the most")
-    return tuple(stops)

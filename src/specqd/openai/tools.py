@@ -1,8 +1,8 @@
 """The tools of a chat request's body, and the calls in its messages, checked."""
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from specqd.config.fields import Fields
 from specqd.errors import FieldError, RequestError, shown
@@ -14,15 +14,22 @@ MOST_TOOLS = 128  # as OpenAI has it
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _MODES = ("auto", "required")
-_FORMS = (
-    '{"type": "function", "function": {"name": ...}} or '
-    '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}'
-)
+_MEMBERS = ("name", "description", "parameters", "strict")
 
 
-def tool_use(fields: Fields) -> ToolUse | None:
+class Spelling(NamedTuple):
+    """The JSON in which an API writes tools and choices among them."""
+
+    function: Callable[[str, object], Fields]  # the function's own members in a tool, by its name
+    # In a tool_choice: its type and its members, as a function and as allowed tools.
+    choice: Callable[[Fields], tuple[object, Fields | None, Fields | None]]
+    shown: str  # forms of a choice
+
+
+def tool_use(fields: Fields, spelling: Spelling | None = None) -> ToolUse | None:
     """The tools that the text may or must call; None: no tools. The prompt then lists none, so
-    that the model has no reason to call one."""
+    that the model has no reason to call one. spelling: that of chats, unless given."""
+    spelling = spelling or NESTED
     given = fields.get("tools")
     if given is None:
         for name in ("tool_choice", "parallel_tool_calls"):
@@ -31,37 +38,37 @@ def tool_use(fields: Fields) -> ToolUse | None:
         return None
     if not isinstance(given, list) or not 0 < len(given) <= MOST_TOOLS:
         raise fields.wrong("tools", f"a list of 1 to {MOST_TOOLS} functions")
-    tools = tuple(_tool(f"tools[{i}]", each) for i, each in enumerate(given))
-    names = [tool.name for tool in tools]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise FieldError("tools", f"two functions are named {twice}")
+    functions = [spelling.function(f"tools[{i}]", each) for i, each in enumerate(given)]
+    tools = unlike(tool_of(function, "parameters") for function in functions)
     is_parallel = fields.flag("parallel_tool_calls", True)
     choice = fields.values.get("tool_choice", "auto")
     if choice == "none":
         return None
     if isinstance(choice, dict):
-        return _chosen(fields, tools, is_parallel)
+        return _chosen(fields, tools, is_parallel, spelling)
     if choice not in _MODES:
-        raise fields.wrong("tool_choice", f"none, {', '.join(_MODES)}, or {_FORMS}")
+        raise fields.wrong("tool_choice", f"none, {', '.join(_MODES)}, or {spelling.shown}")
     return ToolUse(tools, must_call=choice == "required", is_parallel=is_parallel)
 
 
-def _function(name: str, tool: object) -> Fields:
-    fields = Fields.of(tool, ("type", "function"), name)
-    function = fields.nested("function", ("name", "description", "parameters", "strict"))
-    if fields.get("type") != "function" or function is None:
-        raise FieldError(name, 'a tool {"type": "function", "function": {...}} is needed')
-    return function
+def unlike(tools: Iterable[Tool]) -> tuple[Tool, ...]:
+    """The tools; raises FieldError where two have one name."""
+    checked, names = tuple(tools), set[str]()
+    for tool in checked:
+        if tool.name in names:
+            raise FieldError("tools", f"two functions are named {tool.name}")
+        names.add(tool.name)
+    return checked
 
 
-def _tool(name: str, tool: object) -> Tool:
-    function = _function(name, tool)
+def tool_of(function: Fields, schema: str) -> Tool:
+    """The tool with these members. schema: the name of that of its parameters' schema."""
     called = function.text("name")
     if called is None or not _NAME.fullmatch(called):
         raise function.wrong("name", "a name of 1 to 64 letters, digits, _ and -")
-    parameters = function.object("parameters") or NO_PARAMETERS
+    parameters = function.object(schema) or NO_PARAMETERS
     if parameters.get("type", "object") != "object":
-        raise function.error("parameters", "a schema of type object is needed")
+        raise function.error(schema, "a schema of type object is needed")
     return Tool(
         called,
         {"type": "object", **parameters},
@@ -70,40 +77,82 @@ def _tool(name: str, tool: object) -> Tool:
     )
 
 
-def _chosen(fields: Fields, tools: tuple[Tool, ...], is_parallel: bool) -> ToolUse:
+def _chosen(
+    fields: Fields, tools: tuple[Tool, ...], is_parallel: bool, spelling: Spelling
+) -> ToolUse:
     """A tool_choice that names one function, or that allows several."""
-    choice = fields.nested("tool_choice", ("type", "function", "allowed_tools"))
-    assert choice is not None
-    kind, names = choice.get("type"), [tool.name for tool in tools]
-    function = choice.nested("function", ("name",))
-    allowed = choice.nested("allowed_tools", ("mode", "tools"))
+    names = [tool.name for tool in tools]
+    kind, function, allowed = spelling.choice(fields)
     if kind == "function" and function is not None and allowed is None:
-        named = _name_in(function, names)
+        named = name_in(function, names)
         return ToolUse(tools, frozenset({named}), must_call=True, is_parallel=False)
     if kind != "allowed_tools" or allowed is None or function is not None:
-        raise fields.wrong("tool_choice", _FORMS)
+        raise fields.wrong("tool_choice", spelling.shown)
     if allowed.get("mode") not in _MODES:
         raise allowed.wrong("mode", " or ".join(_MODES))
     must_call = allowed.get("mode") == "required"
-    return ToolUse(tools, _allowed(allowed, names), must_call=must_call, is_parallel=is_parallel)
+    few = _allowed(allowed, names, spelling)
+    return ToolUse(tools, few, must_call=must_call, is_parallel=is_parallel)
 
 
-def _allowed(fields: Fields, names: Sequence[str]) -> frozenset[str]:
+def _allowed(fields: Fields, names: Sequence[str], spelling: Spelling) -> frozenset[str]:
     """The names in a list of tools; clients may repeat the descriptions."""
     given = fields.get("tools")
     if not isinstance(given, list) or not 0 < len(given) <= MOST_TOOLS:
         raise fields.wrong("tools", f"a list of 1 to {MOST_TOOLS} functions")
     return frozenset(
-        _name_in(_function(f"{fields.within}tools[{i}]", each), names)
+        name_in(spelling.function(f"{fields.within}tools[{i}]", each), names)
         for i, each in enumerate(given)
     )
 
 
-def _name_in(function: Fields, names: Sequence[str]) -> str:
+def name_in(function: Fields, names: Sequence[str]) -> str:
     named = function.text("name")
     if named is None or named not in names:
         raise function.wrong("name", "the name of one of the tools")
     return named
+
+
+def _nested_function(name: str, tool: object) -> Fields:
+    fields = Fields.of(tool, ("type", "function"), name)
+    function = fields.nested("function", _MEMBERS)
+    if fields.get("type") != "function" or function is None:
+        raise FieldError(name, 'a tool {"type": "function", "function": {...}} is needed')
+    return function
+
+
+def _nested_choice(fields: Fields) -> tuple[object, Fields | None, Fields | None]:
+    choice = fields.nested("tool_choice", ("type", "function", "allowed_tools"))
+    assert choice is not None
+    function = choice.nested("function", ("name",))
+    return choice.get("type"), function, choice.nested("allowed_tools", ("mode", "tools"))
+
+
+def _flat_function(name: str, tool: object) -> Fields:
+    if isinstance(tool, Mapping) and tool.get("type") != "function":
+        kind = shown(tool.get("type"))
+        raise FieldError(name, f"is of type {kind}; only functions are supported; leave it out")
+    return Fields.of(tool, ("type", *_MEMBERS), name)
+
+
+def _flat_choice(fields: Fields) -> tuple[object, Fields | None, Fields | None]:
+    choice = fields.nested("tool_choice", ("type", "name", "mode", "tools"))
+    assert choice is not None
+    kind = choice.get("type")
+    return kind, choice if kind == "function" else None, choice if kind != "function" else None
+
+
+NESTED = Spelling(
+    _nested_function,
+    _nested_choice,
+    '{"type": "function", "function": {"name": ...}} or '
+    '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}',
+)
+FLAT = Spelling(
+    _flat_function,
+    _flat_choice,
+    '{"type": "function", "name": ...} or {"type": "allowed_tools", "mode": ..., "tools": [...]}',
+)
 
 
 def with_names(messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:

@@ -14,14 +14,19 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from specqd import __version__
+from specqd.anthropic.answers import MessagesAnswer
+from specqd.anthropic.requests import count_request, messages_request
 from specqd.engine.engine import Engine
 from specqd.engine.generation import MakeGrammar
 from specqd.engine.reports import Stats, chain_of
 from specqd.errors import SpecqdError, shown
-from specqd.openai.answers import Answer, Usage, form_of
+from specqd.openai.answers import Answer, Reply, Usage, form_of
 from specqd.openai.grammar import JsonGrammars
+from specqd.openai.parts import BlockReader
 from specqd.openai.requests import Prepared, chat_request, completion_request
 from specqd.openai.requests import Request as ApiRequest
+from specqd.openai.responses_answers import ResponsesAnswer
+from specqd.openai.responses_requests import responses_request
 from specqd.sampling import Defaults
 from specqd.server.bandwidth import measure_limits
 from specqd.server.bodies import detokenize_request, json_of, tokenize_request
@@ -29,12 +34,23 @@ from specqd.server.engine_thread import EngineThread, Job, StoppedError
 from specqd.server.guard import CLIENT, Access, Guard
 from specqd.server.metrics import CONTENT_TYPE, Counts, Metrics
 from specqd.server.page import Facts, add_page
-from specqd.server.problems import ProblemError, problem_of, refused
+from specqd.server.problems import ANTHROPIC, ProblemError, problem_of, refused
 from specqd.server.streams import AnswerResponse
 
 T = TypeVar("T")
 _LONG_BODY_BYTES = 1 << 18
-_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize")
+MakeReply = Callable[[Prepared, str], Reply]  # of a prepared request and the key of the ids
+_PATHS = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+    ANTHROPIC,
+    f"{ANTHROPIC}/count_tokens",
+    "/v1/models",
+    "/version",
+    "/tokenize",
+    "/detokenize",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +97,17 @@ class Service:
         async with self._long_bodies if body_size > _LONG_BODY_BYTES else nullcontext():
             return await asyncio.to_thread(work)
 
-    async def answer(self, api_request: ApiRequest, body_size: int, client: str) -> Response:
-        """Submits a request. Raises ProblemError or SpecqdError where it cannot be run."""
+    async def answer(
+        self,
+        api_request: ApiRequest,
+        body_size: int,
+        client: str,
+        reply_of: MakeReply | None = None,
+    ) -> Response:
+        """Submits a request. Raises ProblemError or SpecqdError where it cannot be run.
+
+        reply_of: makes the answer, unless it is that of a completion or chat.
+        """
         self.check_model(api_request.options.model)
         prepared = await self.in_turn(body_size, lambda: Prepared.of(api_request, self.tokenizer))
         for prompt in prepared.prompts:  # before the grammar, which may take 1 s
@@ -90,7 +115,7 @@ class Service:
         make_grammar = None
         if prepared.has_rules:
             make_grammar = await asyncio.to_thread(self.grammars.of_request, prepared)
-        answer = self._answer(prepared)
+        answer = (reply_of or self._answer)(prepared, token_hex(12))
         job = self._job(prepared, make_grammar, client)
         self._check_places(job.request.num_samples)
         try:
@@ -100,8 +125,8 @@ class Service:
             raise
         return AnswerResponse(self.thread, job, answer, is_stream=api_request.options.is_streamed)
 
-    def _answer(self, prepared: Prepared) -> Answer:
-        options, key = prepared.request.options, token_hex(12)
+    def _answer(self, prepared: Prepared, key: str) -> Answer:
+        options = prepared.request.options
         return Answer(
             form_of(prepared, self.tokenizer, key, chain_of(self.engine.level)),
             self.serving.model_name,
@@ -156,6 +181,7 @@ def make_app(service: Service) -> ASGIApp:
     add_models(app, service)
     add_texts(app, service)
     add_generation(app, service)
+    add_messages(app, service)
     add_page(app, service.facts())
     return Guard(app, serving.access)
 
@@ -172,6 +198,51 @@ def add_generation(app: FastAPI, service: Service) -> None:
         body = await request.body()
         return await service.answer(chat_request(json_of(body)), len(body), request.scope[CLIENT])
 
+    @app.post("/v1/responses")
+    async def responses(request: Request) -> Response:
+        body = await request.body()
+        asked = responses_request(json_of(body))
+
+        def reply_of(prepared: Prepared, key: str) -> Reply:
+            return ResponsesAnswer(
+                service.serving.model_name,
+                Usage.of(prepared, cached_prompt_tokens=0),
+                key=key,
+                created=int(time.time()),
+                echoed=asked.echoed(service.serving.defaults),
+                blocks=BlockReader(prepared),
+                tokenizer=service.tokenizer,
+            )
+
+        return await service.answer(asked.chat, len(body), request.scope[CLIENT], reply_of)
+
+
+def add_messages(app: FastAPI, service: Service) -> None:
+    @app.post(ANTHROPIC)
+    async def messages(request: Request) -> Response:
+        body = await request.body()
+        asked = messages_request(json_of(body))
+
+        def reply_of(prepared: Prepared, key: str) -> Reply:
+            assert asked.params.max_tokens is not None
+            return MessagesAnswer(
+                service.serving.model_name,
+                Usage.of(prepared, cached_prompt_tokens=0),
+                key,
+                BlockReader(prepared),
+                asked.params.max_tokens,
+            )
+
+        return await service.answer(asked, len(body), request.scope[CLIENT], reply_of)
+
+    @app.post(f"{ANTHROPIC}/count_tokens")
+    async def count_tokens(request: Request) -> dict[str, int]:
+        body = await request.body()
+        asked = count_request(json_of(body))
+        service.check_model(asked.options.model)
+        [ids] = await service.in_turn(len(body), lambda: asked.encoded(service.tokenizer))
+        return {"input_tokens": len(ids)}
+
 
 def add_models(app: FastAPI, service: Service) -> None:
     serving = service.serving
@@ -181,6 +252,7 @@ def add_models(app: FastAPI, service: Service) -> None:
         "created": service.created,
         "owned_by": "specqd",
         "max_model_len": service.engine.max_context,
+        "context_length": service.engine.max_context,  # the same; some clients read this name
     }
 
     @app.get("/v1/models")
@@ -191,6 +263,10 @@ def add_models(app: FastAPI, service: Service) -> None:
     async def model(name: str) -> dict[str, Any]:
         service.check_model(name)
         return described
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        return {"version": __version__}
 
     @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
@@ -227,23 +303,24 @@ def add_errors(app: FastAPI) -> None:
     """Gives all errors one shape."""
 
     @app.exception_handler(ProblemError)
-    async def on_problem(_: Request, problem: ProblemError) -> JSONResponse:
-        return problem.response()
+    async def on_problem(request: Request, problem: ProblemError) -> JSONResponse:
+        return problem.response(request.url.path)
 
     @app.exception_handler(SpecqdError)
     @app.exception_handler(StoppedError)
-    async def on_error(_: Request, error: SpecqdError | StoppedError) -> JSONResponse:
-        return problem_of(error).response()
+    async def on_error(request: Request, error: SpecqdError | StoppedError) -> JSONResponse:
+        return problem_of(error).response(request.url.path)
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> JSONResponse:
         problem = str(error.detail)
         if error.status_code == 404:
             problem = f"there is no {shown(request.url.path)}; known: {', '.join(_PATHS)}"
-        response = ProblemError(error.status_code, problem).response()
+        response = ProblemError(error.status_code, problem).response(request.url.path)
         response.headers.update(error.headers or {})  # of a 405: the allowed methods
         return response
 
     @app.exception_handler(Exception)
-    async def on_fault(_: Request, error: Exception) -> JSONResponse:
-        return ProblemError(500, "the server failed at this request").response()
+    async def on_fault(request: Request, error: Exception) -> JSONResponse:
+        problem = ProblemError(500, "the server failed at this request")
+        return problem.response(request.url.path)

@@ -74,7 +74,7 @@ class Guard:
                 await self._read(headers, body, receive)
                 receive = _replay(bytes(body), receive)
         except ProblemError as problem:
-            await problem.response()(scope, receive, send)
+            await problem.response(scope["path"])(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
@@ -110,14 +110,15 @@ class Guard:
         keys = self._access.api_keys
         if not keys or path in _OPEN_PATHS:
             return ""
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        bits = given.strip().encode("latin-1")
-        fitting = [key for key in keys if hmac.compare_digest(bits, key.encode())]
-        if scheme.lower() != "bearer" or not fitting:
-            raise ProblemError(
-                401, "no valid API key; send Authorization: Bearer KEY", code="invalid_api_key"
-            )
-        return fitting[0]
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        given = [headers.get("x-api-key", "")]  # Anthropic's header
+        given += [bearer] if scheme.lower() == "bearer" else []
+        bits = [each.strip().encode("latin-1") for each in given]
+        fits = (key for key in keys if any(hmac.compare_digest(b, key.encode()) for b in bits))
+        if (fitting := next(fits, None)) is None:
+            how = "send Authorization: Bearer KEY, or x-api-key: KEY"
+            raise ProblemError(401, f"no valid API key; {how}", code="invalid_api_key")
+        return fitting
 
     async def _read(self, headers: dict[str, str], body: bytearray, receive: Receive) -> None:
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -18,11 +18,18 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _REQUEST_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-# Counters of each level: name, help, attribute of LevelReport.
-_BY_LEVEL = (
-    ("vllm:spec_decode_num_drafts", "Proposals that a level verified.", "proposals"),
+# Counters of the target, as vLLM has them: name, help, attribute of LevelReport.
+_OF_TARGET = (
+    ("vllm:spec_decode_num_drafts", "Proposals that the target verified.", "proposals"),
     ("vllm:spec_decode_num_draft_tokens", "Tokens in those proposals.", "drafted"),
-    ("vllm:spec_decode_num_accepted_tokens", "Proposed tokens that a level accepted.", "accepted"),
+    ("vllm:spec_decode_num_accepted_tokens", "Of these, the accepted ones.", "accepted"),
+)
+_AT_TARGET = "vllm:spec_decode_num_accepted_tokens_per_pos"
+# Counters of each level, the target included. Their sum over levels says nothing.
+_BY_LEVEL = (
+    ("specqd:level_proposals", "Proposals that a level verified.", "proposals"),
+    ("specqd:level_draft_tokens", "Tokens in those proposals.", "drafted"),
+    ("specqd:level_accepted_tokens", "Proposed tokens that a level accepted.", "accepted"),
     ("specqd:level_forwards", "Forwards of a level.", "forwards"),
     ("specqd:level_rows", "Rows (tokens) in a level's forwards.", "rows"),
     ("specqd:level_forward_seconds", "Seconds spent in a level's forwards.", "seconds"),
@@ -129,6 +136,7 @@ class Metrics(Collector):
             return
         counts, shares = self._latest
         yield from self._engine_counts(counts)
+        yield from self._target_counts(counts.stats.levels[0])
         yield from self._level_counts(counts.stats.levels)
         yield from self._bandwidths(shares)
 
@@ -148,13 +156,21 @@ class Metrics(Collector):
         ):
             yield self._family(kind, name, text, [((), value)])
 
+    def _target_counts(self, target: LevelReport) -> Iterator[Metric]:
+        counter = CounterMetricFamily
+        for name, text, attribute in _OF_TARGET:
+            yield self._family(counter, name, text, [((), getattr(target, attribute))])
+        text = "Tokens that the target accepted, by place in the proposal, from 0."
+        by_place = [((str(place),), count) for place, count in enumerate(target.accepted_at)]
+        yield self._family(counter, _AT_TARGET, text, by_place, ("position",))
+
     def _level_counts(self, levels: tuple[LevelReport, ...]) -> Iterator[Metric]:
         for name, text, attribute in _BY_LEVEL:
             values = {level.name: getattr(level, attribute) for level in levels}
             yield self._by_level(CounterMetricFamily, name, text, values)
         yield self._family(
             CounterMetricFamily,
-            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "specqd:level_accepted_tokens_per_pos",
             "Accepted tokens by level and place in the proposal, from 0.",
             [
                 ((level.name, str(place)), accepted)

@@ -6,10 +6,12 @@ from typing import Any
 
 from fastapi.responses import JSONResponse
 
+from specqd.anthropic import errors as anthropic
 from specqd.errors import ChatTemplateError, RequestError, SpecqdError, TokenizerError
 from specqd.openai.errors import code_of, param_of, refusal
 from specqd.server.engine_thread import StoppedError
 
+ANTHROPIC = "/v1/messages"  # its paths begin so
 _LOG = logging.getLogger("specqd.server")
 
 
@@ -30,13 +32,17 @@ class ProblemError(Exception):
             kind = "server_error"
         return refusal(self.message, kind, self.param, self.code)
 
-    def response(self) -> JSONResponse:
+    def response(self, path: str) -> JSONResponse:
+        """The answer to a request to this path, in the form of its API."""
         headers = {}
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         elif self.status == 429:
             headers["Retry-After"] = "1"
-        return JSONResponse(self.described(), self.status, headers)
+        described = self.described()
+        if path.startswith(ANTHROPIC):
+            described = anthropic.refusal(self.message, self.status)
+        return JSONResponse(described, self.status, headers)
 
 
 def refused(message: str, param: str | None = None, code: str | None = None) -> ProblemError:

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from specqd.engine.updates import Update
 from specqd.errors import SpecqdError
-from specqd.openai.answers import Answer
+from specqd.openai.answers import Event, Reply
 from specqd.server.engine_thread import EngineThread, Job, StoppedError
 from specqd.server.problems import problem_of
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 class AnswerResponse(Response):
     """Sends the answer to a submitted job; closes the job when it is sent or the client leaves."""
 
-    def __init__(self, thread: EngineThread, job: Job, answer: Answer, *, is_stream: bool) -> None:
+    def __init__(self, thread: EngineThread, job: Job, answer: Reply, *, is_stream: bool) -> None:
         self._thread = thread
         self._job = job
         self._answer = answer
@@ -40,7 +40,7 @@ class AnswerResponse(Response):
             samples.sort(key=lambda update: update.sample)
             response = JSONResponse(self._answer.whole(samples))
         except (SpecqdError, StoppedError) as error:
-            response = problem_of(error).response()
+            response = problem_of(error).response(scope["path"])
         await response(scope, receive, send)
 
     async def _send_events(self, send: Send) -> None:
@@ -57,18 +57,17 @@ class AnswerResponse(Response):
     async def _events(self) -> AsyncIterator[bytes]:
         answer = self._answer
         try:
-            for sample in range(self._job.request.num_samples):
-                for choice in answer.form.opening(sample):
-                    yield event_of(answer.chunk(choice))
+            for event in answer.opening(self._job.request.num_samples):
+                yield written(event)
             async for update in self._updates():
-                for choice in answer.form.chunks(update):
-                    yield event_of(answer.chunk(choice))
+                for event in answer.news(update):
+                    yield written(event)
         except (SpecqdError, StoppedError) as error:
-            yield event_of(problem_of(error).described())
+            for event in answer.failure(problem_of(error).described()):
+                yield written(event)
             return
-        if answer.has_usage_chunk:
-            yield event_of(answer.usage_chunk())
-        yield b"data: [DONE]\n\n"
+        for event in answer.ending():
+            yield written(event)
 
     async def _updates(self) -> AsyncIterator[Update]:
         usage = self._answer.usage
@@ -79,9 +78,13 @@ class AnswerResponse(Response):
                 yield update
 
 
-def event_of(content: dict[str, Any]) -> bytes:
-    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
-    return b"data: " + text.encode() + b"\n\n"
+def written(event: Event) -> bytes:
+    """The event as a stream has it."""
+    text = event.content
+    if not isinstance(text, str):
+        text = json.dumps(text, ensure_ascii=False, separators=(",", ":"))
+    name = "" if event.name is None else f"event: {event.name}\n"
+    return f"{name}data: {text}\n\n".encode()
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:

@@ -13,14 +13,18 @@ class StopFinder:
     def __init__(self, stops: Iterable[str]) -> None:
         self._readers = [_Reader(stop) for stop in stops]
         self._length = 0  # of the text so far
+        self.found: str | None = None
 
     def feed(self, text: str) -> int | None:
         """Where the first stop string begins that ends in this piece, counted from the text's
         begin; None: there is none."""
         ends = ((reader, reader.end_in(text)) for reader in self._readers)
-        begins = [self._length + end - len(reader.stop) for reader, end in ends if end is not None]
-        self._length += len(text)
-        return min(begins, default=None)
+        length, self._length = self._length, self._length + len(text)
+        found = [(length + end - len(r.stop), r.stop) for r, end in ends if end is not None]
+        if not found:
+            return None
+        begin, self.found = min(found)
+        return begin
 
     @property
     def held(self) -> int:

@@ -1,0 +1,1 @@
+"""Anthropic's requests and answers, converted to and from chats."""

@@ -1,0 +1,114 @@
+"""Anthropic's JSON of messages, whole or as the events of a stream. Knows updates and blocks of
+text; knows neither the engine nor transport."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from specqd.engine.updates import Update
+from specqd.openai.answers import Event, Json, Usage
+from specqd.openai.parts import Block, BlockReader, id_of
+
+_KINDS = {"server_error": "api_error"}  # of errors, where OpenAI's name is another
+
+
+@dataclass(slots=True)
+class MessagesAnswer:
+    """A Reply of one sample."""
+
+    model: str
+    usage: Usage
+    key: str  # of the ids
+    blocks: BlockReader
+    most_tokens: int
+    _content: list[Json] = field(default_factory=list)
+    _last: Update | None = None
+
+    def opening(self, num_samples: int) -> Iterator[Event]:
+        yield _event("message_start", message=self._described())
+
+    def news(self, update: Update) -> Iterator[Event]:
+        self._last = update
+        for step, block, text in self.blocks.read(update):
+            if step == "begin":
+                begun = self._block(block)
+                yield _event("content_block_start", index=block.index, content_block=begun)
+            elif step == "more":
+                yield _event("content_block_delta", index=block.index, delta=_delta(block, text))
+            else:
+                self._content.append(self._block(block))
+                yield _event("content_block_stop", index=block.index)
+
+    def ending(self) -> Iterator[Event]:
+        yield _event("message_delta", delta=self._stop(), usage=self._usage())
+        yield _event("message_stop")
+
+    def failure(self, error: Json) -> Iterator[Event]:
+        kind, message = error["error"]["type"], error["error"]["message"]
+        yield _event("error", error={"type": _KINDS.get(kind, kind), "message": message})
+
+    def whole(self, samples: Sequence[Update]) -> Json:
+        for update in samples:
+            for _ in self.news(update):
+                pass
+        return self._described()
+
+    def _described(self) -> Json:
+        message: Json = {"id": f"msg_{self.key}", "type": "message", "role": "assistant"}
+        message |= {"model": self.model, "content": list(self._content)}
+        return message | self._stop() | {"usage": self._usage()}
+
+    def _stop(self) -> Json:
+        """Why the text ended, as far as it has."""
+        last = self._last
+        if last is None or last.finish_reason is None:
+            return {"stop_reason": None, "stop_sequence": None}
+        if last.finish_reason != "stop":
+            is_cut = self.usage.completion_tokens >= self.most_tokens
+            reason = "max_tokens" if is_cut else "model_context_window_exceeded"
+            return {"stop_reason": reason, "stop_sequence": None}
+        if last.stop_text is not None:
+            return {"stop_reason": "stop_sequence", "stop_sequence": last.stop_text}
+        reason = "tool_use" if self.blocks.has_calls else "end_turn"
+        return {"stop_reason": reason, "stop_sequence": None}
+
+    def _usage(self) -> Json:
+        cached = self.usage.cached_prompt_tokens or 0
+        return {
+            "input_tokens": self.usage.prompt_tokens - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": self.usage.completion_tokens,
+        }
+
+    def _block(self, block: Block) -> Json:
+        if block.kind == "thought":
+            return {"type": "thinking", "thinking": block.text, "signature": ""}
+        if block.kind == "text":
+            return {"type": "text", "text": block.text, "citations": None}
+        tool_id = id_of("toolu_", self.key, block.index)
+        return {"type": "tool_use", "id": tool_id, "name": block.name, "input": _input(block.text)}
+
+
+def _event(kind: str, **members: object) -> Event:
+    return Event({"type": kind, **members}, kind)
+
+
+def _delta(block: Block, text: str) -> Json:
+    if block.kind == "thought":
+        return {"type": "thinking_delta", "thinking": text}
+    if block.kind == "text":
+        return {"type": "text_delta", "text": text}
+    return {"type": "input_json_delta", "partial_json": text}
+
+
+def _input(arguments: str) -> Json:
+    """A call's arguments. What is no JSON object, as where the text was cut, is passed on in the
+    form that Anthropic names for such input."""
+    if not arguments:
+        return {}
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {"INVALID_JSON": arguments}

@@ -1,0 +1,187 @@
+"""Fields that all generating requests share, checked: how tokens are picked and what is shown.
+
+Knows no prompts. Errors name the field.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from specqd.config.fields import Fields
+from specqd.errors import FieldError, shown
+from specqd.sampling import SamplingParams
+
+MOST_SAMPLES = 128  # n of one prompt, as OpenAI has it
+MOST_STOPS = 16
+MOST_STOP_CHARACTERS = 1024
+MOST_BIASES = 1024
+MOST_INT32 = 2**31 - 1
+
+# Fields with SamplingParams' names and checks.
+SAMPLING = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+)
+WITHOUT_EFFECT = ("user", "service_tier", "safety_identifier", "prompt_cache_key")  # strings
+_ENDS = ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos")
+_SHOWN = ("stream", "stream_options", "logprobs", "return_token_ids", "return_origins")
+_OTHERS = ("model", "n", "top_k", "logit_bias", "response_format", "cache_salt", "draft")
+SHARED = {*SAMPLING, *WITHOUT_EFFECT, *_ENDS, *_SHOWN, *_OTHERS}
+SHARED |= {"return_progress", "metadata", "store"}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of both kinds of request, without prompts and sampling."""
+
+    model: str | None = None
+    is_streamed: bool = False
+    has_usage_chunk: bool = False  # at the stream's end
+    has_running_usage: bool = False  # in its other chunks too
+    has_token_ids: bool = False
+    schema: dict[str, Any] | None = None  # the text must be JSON that follows it
+    schema_field: str = "response_format"  # in which it was given
+    cache_salt: str = ""  # cached prompts are shared among requests of one salt
+    has_origins: bool = False  # each token's text, and the level that proposed it first
+    has_progress: bool = False  # with each chunk, the levels' work so far
+    is_plain: bool = False  # without drafts, with the same text
+    new_tokens: int = 1  # for which there must be room; without max_tokens, one
+
+
+def sampling_params(fields: Fields, most: int | None, logprobs: int | None) -> SamplingParams:
+    sampling: dict[str, Any] = {
+        name: fields.values[name] for name in SAMPLING if name in fields.values
+    }
+    top_k: Any = fields.get("top_k")
+    params = SamplingParams(
+        **sampling,
+        max_tokens=most,
+        top_k=0 if top_k == -1 else top_k,  # vLLM's way to say all
+        n=fields.whole("n", 1, MOST_SAMPLES) or 1,
+        logit_bias=_biases(fields),
+        stop=stops_of(fields, "stop"),
+        stop_token_ids=fields.token_ids("stop_token_ids", MOST_STOPS),
+        ignore_eos=fields.flag("ignore_eos"),
+        logprobs=logprobs,
+    )
+    least = fields.whole("min_tokens", 0, MOST_INT32)
+    is_free_to_end = not params.ignore_eos or params.stop or params.stop_token_ids
+    if least and (is_free_to_end or (most is not None and least > most)):
+        raise FieldError("min_tokens", "goes with ignore_eos: true, no stops, and max_tokens above")
+    return params
+
+
+def options_of(fields: Fields, most: int | None) -> Options:
+    for name in WITHOUT_EFFECT:
+        fields.text(name)
+    fields.object("metadata")
+    fields.flag("store")
+    is_streamed = fields.flag("stream")
+    has_usage_chunk, has_running_usage = _usage_options(fields)
+    if fields.text("cache_salt") == "":
+        raise fields.wrong("cache_salt", "a text that is not empty")
+    has_progress = fields.flag("return_progress")
+    if has_progress and not is_streamed:
+        raise FieldError("return_progress", "goes with stream: true")
+    if fields.text("draft") not in (None, "none"):
+        raise fields.wrong("draft", '"none"')
+    schema = _schema(fields)
+    if schema is not None and fields.flag("ignore_eos"):
+        raise FieldError("ignore_eos", "text that follows a schema ends by itself; leave it out")
+    return Options(
+        fields.text("model"),
+        is_streamed,
+        has_usage_chunk,
+        has_running_usage,
+        fields.flag("return_token_ids"),
+        schema,
+        cache_salt=fields.text("cache_salt") or "",
+        has_origins=fields.flag("return_origins"),
+        has_progress=has_progress,
+        is_plain=fields.text("draft") == "none",
+        new_tokens=most or 1,
+    )
+
+
+def _usage_options(fields: Fields) -> tuple[bool, bool]:
+    """Whether a stream ends with its usage, and whether each chunk has that so far."""
+    options = fields.nested(
+        "stream_options", ("include_usage", "continuous_usage_stats", "include_obfuscation")
+    )
+    if options is None:
+        return False, False
+    options.flag("include_obfuscation")  # none is ever added
+    if not fields.flag("stream"):
+        raise FieldError("stream_options", "goes with stream: true")
+    at_end, is_running = options.flag("include_usage"), options.flag("continuous_usage_stats")
+    if is_running and not at_end:
+        raise options.error("continuous_usage_stats", "goes with include_usage: true")
+    return at_end, is_running
+
+
+def _schema(fields: Fields) -> dict[str, Any] | None:
+    """The schema of response_format; every schema is enforced, with `strict` or without."""
+    form = fields.nested("response_format", ("type", "json_schema"))
+    if form is None:
+        return None
+    kind = _kind_of(form)
+    named = form.nested("json_schema", ("name", "description", "schema", "strict"))
+    if (named is not None) != (kind == "json_schema"):
+        raise form.error("json_schema", "the type json_schema needs it, and no other type takes it")
+    if named is None:
+        return {"type": "object"} if kind == "json_object" else None
+    return _named_schema(named)
+
+
+def flat_schema(form: Fields) -> dict[str, Any] | None:
+    """The schema of a form that has its members beside its type."""
+    kind = _kind_of(form)
+    if kind == "json_schema":
+        return _named_schema(form)
+    if given := next((name for name in form.values if name != "type"), None):
+        raise form.error(given, "goes with the type json_schema")
+    return {"type": "object"} if kind == "json_object" else None
+
+
+def _kind_of(form: Fields) -> str:
+    kind = form.text("type")
+    if kind not in ("text", "json_object", "json_schema"):
+        raise form.wrong("type", "text, json_object or json_schema")
+    return kind
+
+
+def _named_schema(named: Fields) -> dict[str, Any]:
+    named.text("description")
+    named.flag("strict")
+    if named.text("name") is None:
+        raise named.wrong("name", "a text")
+    schema = named.object("schema")
+    if schema is None:
+        raise named.wrong("schema", "an object")
+    return schema
+
+
+def _biases(fields: Fields) -> dict[int, Any]:
+    """The ids are JSON's keys, so they are strings of decimal digits."""
+    given = fields.object("logit_bias") or {}
+    if len(given) > MOST_BIASES:
+        raise FieldError("logit_bias", f"{len(given)} tokens; {MOST_BIASES} are the most")
+    for token in given:
+        if not (token.isascii() and token.isdecimal() and len(token) <= 10):
+            raise FieldError("logit_bias", f"{shown(token)} is not a token id")
+    return {int(token): bias for token, bias in given.items() if bias is not None}
+
+
+def stops_of(fields: Fields, name: str) -> tuple[str, ...]:
+    given = fields.values.get(name, [])
+    stops = [given] if isinstance(given, str) else given
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise fields.wrong(name, "a text or a list of texts")
+    if len(stops) > MOST_STOPS or any(len(stop) > MOST_STOP_CHARACTERS for stop in stops):
+        most = f"{MOST_STOPS} texts of {MOST_STOP_CHARACTERS} characters"
+        raise FieldError(name, f"{most} are the most")
+    return tuple(stops)

@@ -1,0 +1,123 @@
+"""The parts of a chat's answer in the order in which the model writes them: thoughts, content and
+calls of tools. Knows updates; knows no form of an answer."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Literal
+
+from specqd.engine.updates import Update
+from specqd.openai.requests import Prepared
+from specqd.openai.tool_reader import CallPiece, ToolReader
+from specqd.text.channels import ChannelReader
+
+Kind = Literal["thought", "text", "call"]
+Step = Literal["begin", "more", "end", "cut"]  # cut: the text ends within the block
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    text: str
+
+
+Part = Thought | str | CallPiece
+
+
+class PartReader:
+    """Reads one sample."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        use, form = prepared.tool_use, prepared.call_form
+        self._channels = ChannelReader() if prepared.has_channels else None
+        self._tools: ToolReader | None = None
+        if use is not None and form is not None:
+            names = {tool.name for tool in use.callable}
+            self._tools = ToolReader(names, is_tagged=form.is_tagged)
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether the text has a whole call."""
+        return self._tools is not None and self._tools.num_calls > 0
+
+    def read(self, update: Update) -> list[Part]:
+        """The parts that became certain with this update."""
+        is_last = update.finish_reason is not None
+        parts: list[Part] = []
+        text = update.text
+        if self._channels is not None:
+            text, thought = self._channels.told_apart(text, is_last=is_last)
+            parts += [Thought(thought)] if thought else []
+        if self._tools is None:
+            return [*parts, text] if text else parts
+        parts += self._tools.feed(text)
+        if is_last:
+            parts += self._tools.finish()
+        return parts
+
+
+@dataclass(slots=True)
+class Block:
+    """Adjacent parts of one kind; a call is a block of its own."""
+
+    index: int
+    kind: Kind
+    name: str = ""  # of a call's function
+    pieces: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """A call's is its arguments."""
+        return "".join(self.pieces)
+
+
+class BlockReader:
+    """Reads one sample as blocks, one after the other. An answer has at least one block."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._reader = PartReader(prepared)
+        self._open: tuple[Block, int] | None = None  # with the call's number
+        self._count = 0
+
+    @property
+    def has_calls(self) -> bool:
+        return self._reader.has_calls
+
+    def read(self, update: Update) -> Iterator[tuple[Step, Block, str]]:
+        """Steps with their blocks and, where there is more of a block, its new text."""
+        for part in self._reader.read(update):
+            kind, name, text, number = _taken_apart(part)
+            if self._open is None or (self._open[0].kind, self._open[1]) != (kind, number):
+                yield from self._end()
+                yield from self._begin(kind, name, number)
+            if text and self._open is not None:
+                self._open[0].pieces.append(text)
+                yield "more", self._open[0], text
+        if update.finish_reason is not None:
+            if not self._count:
+                yield from self._begin("text", "", -1)
+            yield from self._end("cut" if update.finish_reason == "length" else "end")
+
+    def _begin(self, kind: Kind, name: str, number: int) -> Iterator[tuple[Step, Block, str]]:
+        block = Block(self._count, kind, name)
+        self._open, self._count = (block, number), self._count + 1
+        yield "begin", block, ""
+
+    def _end(self, step: Step = "end") -> Iterator[tuple[Step, Block, str]]:
+        if self._open is not None:
+            block, self._open = self._open[0], None
+            yield step, block, ""
+
+
+def _taken_apart(part: Part) -> tuple[Kind, str, str, int]:
+    """Kind, function's name, text and, of a call, its number."""
+    if isinstance(part, CallPiece):
+        return "call", part.name or "", part.arguments, part.index
+    if isinstance(part, Thought):
+        return "thought", "", part.text, -1
+    return "text", "", part, -1
+
+
+def id_of(prefix: str, key: str, *places: int) -> str:
+    """The id of a part of the answer with this key."""
+    digest = sha256(".".join([key, *map(str, places)]).encode()).hexdigest()
+    return prefix + digest[:24]
