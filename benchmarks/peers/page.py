@@ -78,7 +78,7 @@ def text_table(summary: Mapping[str, Any]) -> dict[str, Any]:
         _column("`auto` over it", ".2f"),
         _column("... with the prompt", ".2f"),
     ]
-    what = f"`{summary['model']}`, greedy, {summary['rounds']} prompts, tokens/s"
+    what = f"`{summary['model']}`, greedy, tokens/s"
     return {"title": f"{what}: {_counts(summary)}", "columns": columns, "rows": rows}
 
 

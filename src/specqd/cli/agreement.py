@@ -1,6 +1,7 @@
 """Prints how often a model's own draft agrees with it, by format. Computes nothing itself."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from specqd.sampling import SamplingParams
 
 
+_POSITIONS = 64  # judged after each prompt, at most: each takes two forwards in each format
+
+
 def measure_agreement(
     plain: "LLM", texts: Sequence[str], temperatures: Sequence["SamplingParams"]
 ) -> "list[FormatAgreement]":
@@ -21,9 +25,11 @@ def measure_agreement(
     from specqd.bench.draft_formats import agreement_by_format
     from specqd.bench.levels import encoded_ends
 
-    new_tokens = max(params.max_tokens or 0 for params in temperatures)
+    new_tokens = min(_POSITIONS, *(params.max_tokens or _POSITIONS for params in temperatures))
     prompts = encoded_ends(plain, texts, new_tokens)
-    resolved = [params.resolved(plain.defaults) for params in temperatures]
+    resolved = [
+        replace(params, max_tokens=new_tokens).resolved(plain.defaults) for params in temperatures
+    ]
     with ProgressBar("Judging draft formats") as bar:
         found, left_out = agreement_by_format(plain, prompts, resolved, bar)
     tell_left_out(left_out)
