@@ -32,115 +32,183 @@ constexpr CodeBytes kCodeBytes;
 
 // Exact precision.
 
+// Decodes nested tiles, eight outputs of four rows at a time; past the last tile it repeats that
+// tile.
 class Avx2Decoder {
  public:
+  static constexpr bool kNeedsRegisters = true;
+
   Avx2Decoder(const PackedMatrix& w, int64_t tile, int64_t count, uint16_t* out)
-      : w_(w), tile_(tile), end_(tile + count), out_(out) {}
+      : w_(w), tile_(tile), left_(count), out_(out) {
+    begin_tile();
+  }
 
-  bool is_done() const { return tile_ >= end_; }
-  void row(int) {}
-  void end_tile() {}
+  bool is_done() const { return left_ <= 0; }
 
-  void whole_tile() {
-    TilePatches<InTileOrder> patches;
-    patches.begin_tile(w_, tile_);
-    decode_half(0);
-    decode_half(1);
-    patches.apply(out_);
+  [[gnu::always_inline]] void row(int r) {
+    const auto at = static_cast<unsigned>(r);
+    if (at % 2 == 0) decode_part(at / 2 % 2, at / 4);
+  }
+
+  [[gnu::always_inline]] void end_tile() {
+    patches_.apply(out_);
+    if (--left_ <= 0) return;
     ++tile_;
     out_ += kTileWeights;
+    begin_tile();
+  }
+
+  void whole_tile() {
+#pragma GCC unroll 4
+    for (size_t group = 0; group < 4; ++group) {
+      decode_part(0, group);
+      decode_part(1, group);
+    }
+    end_tile();
   }
 
  private:
-  // Decodes eight outputs of all rows. Two of a word's four nibbles are looked up at once: the low
+  [[gnu::always_inline]] void begin_tile() {
+    codes_ = w_.codes + tile_ * kTileCodes;
+    residuals_ = w_.residuals + tile_ * kTileWeights;
+    const __m128i shift = _mm_cvtsi32_si128(static_cast<int>(w_.scale.shift - 16));
+    const __m256i base = _mm256_set1_epi16(static_cast<int16_t>(w_.scale.base >> 16));
+    const __m128i scales =
+        _mm_loadu_si128(reinterpret_cast<const __m128i*>(w_.scales + tile_ * kPanel));
+    const __m256i words =
+        _mm256_add_epi16(_mm256_sll_epi16(_mm256_cvtepu8_epi16(scales), shift), base);
+    const __m256i low = _mm256_unpacklo_epi16(words, words);
+    const __m256i high = _mm256_unpackhi_epi16(words, words);
+    scale_bits_[0] = _mm256_permute2x128_si256(low, high, 0x20);
+    scale_bits_[1] = _mm256_permute2x128_si256(low, high, 0x31);
+    patches_.begin_tile(w_, tile_);
+  }
+
+  // Decodes eight outputs of four rows. Two of a word's four nibbles are looked up at once: the low
   // ones of its two bytes belong to rows 0 and 2, the high ones to rows 1 and 3. A shuffle first
   // puts the bytes of rows 0 and 1 before those of rows 2 and 3.
-  void decode_half(int half) {
-    const uint8_t* codes = w_.codes + tile_ * kTileCodes + half * 32;
-    const uint8_t* residuals = w_.residuals + tile_ * kTileWeights + half * 16;
+  [[gnu::always_inline]] void decode_part(size_t half, size_t group) {
+    const uint8_t* const codes = codes_ + group * 64 + half * 32;
+    const uint8_t* const residuals = residuals_ + group * 128 + half * 16;
+    uint16_t* const out = out_ + group * 128 + half * 16;
     const __m256i low_bytes = table_of(kCodeBytes.low), high_bytes = table_of(kCodeBytes.high);
     const __m256i nibble = _mm256_set1_epi8(15);
     const __m256i evens_first =
         _mm256_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15, 0, 2, 4, 6, 8, 10,
                          12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
-    const __m128i scales =
-        _mm_loadl_epi64(reinterpret_cast<const __m128i*>(w_.scales + tile_ * kPanel + half * 8));
-    const __m128i shift = _mm_cvtsi32_si128(static_cast<int>(w_.scale.shift - 16));
-    __m256i scale_bits = _mm256_sll_epi32(_mm256_cvtepu8_epi32(scales), shift);
-    scale_bits = _mm256_or_si256(scale_bits, _mm256_slli_epi32(scale_bits, 16));
-    scale_bits =
-        _mm256_add_epi16(scale_bits, _mm256_set1_epi16(static_cast<int16_t>(w_.scale.base >> 16)));
+    __m256i scale_bits = scale_bits_[half];
+    asm("" : "+x"(scale_bits));  // otherwise GCC keeps it for the next part and spills others
     const auto store_row = [&](int row, __m256i least) {
       const __m256i residual = _mm256_cvtepu8_epi16(
           _mm_loadu_si128(reinterpret_cast<const __m128i*>(residuals + row * 32)));
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out_ + row * 32 + half * 16),
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + row * 32),
                           _mm256_add_epi16(least, _mm256_add_epi16(scale_bits, residual)));
     };
-    for (int group = 0; group < 4; ++group) {
-      fetch(codes + group * 64 + kExactTilesAhead * kTileCodes);
-      fetch(residuals + group * 128 + half * 48 + kExactTilesAhead * kTileWeights);
-      const __m256i bytes = _mm256_shuffle_epi8(load_32(codes + group * 64), evens_first);
-      for (int odd = 0; odd < 2; ++odd) {
-        const __m256i two = _mm256_and_si256(odd ? _mm256_srli_epi16(bytes, 4) : bytes, nibble);
-        const __m256i low = _mm256_shuffle_epi8(low_bytes, two);
-        const __m256i high = _mm256_shuffle_epi8(high_bytes, two);
-        store_row(group * 4 + odd, _mm256_unpacklo_epi8(low, high));
-        store_row(group * 4 + odd + 2, _mm256_unpackhi_epi8(low, high));
-      }
+    if (half == 0) fetch(codes + kExactTilesAhead * kTileCodes);
+    fetch(residuals + half * 48 + kExactTilesAhead * kTileWeights);
+    const __m256i words = load_32(codes);
+    const __m256i bytes = _mm256_shuffle_epi8(words, evens_first);
+    for (int odd = 0; odd < 2; ++odd) {
+      const __m256i two = _mm256_and_si256(odd ? _mm256_srli_epi16(bytes, 4) : bytes, nibble);
+      const __m256i low = _mm256_shuffle_epi8(low_bytes, two);
+      const __m256i high = _mm256_shuffle_epi8(high_bytes, two);
+      store_row(odd, _mm256_unpacklo_epi8(low, high));
+      store_row(odd + 2, _mm256_unpackhi_epi8(low, high));
     }
   }
 
   const PackedMatrix& w_;
-  int64_t tile_, end_;
+  int64_t tile_, left_;
   uint16_t* out_;
+  const uint8_t* codes_ = nullptr;
+  const uint8_t* residuals_ = nullptr;
+  __m256i scale_bits_[2];
+  TilePatches<InTileOrder> patches_;
 };
 
 struct Avx2Exact {
-  static constexpr int kRows = 2;
+  static constexpr int kRows = 4;
   static constexpr size_t kBlockBytes = kFloatBlockBytes;
   using Decoder = Avx2Decoder;
 
-  // A register holds the even and the odd chain of four outputs side by side, so four multiply-adds
-  // share one load of a pair of inputs.
+  // A register holds the even and the odd chain of four outputs side by side, so two or four
+  // multiply-adds share one load of a pair of inputs. Eight chains hide the latency of
+  // multiply-adds: of one or two rows and all outputs, or of more rows and half of the outputs.
   template <int Rows, class Ahead>
   [[gnu::noinline]] static void accumulate(const uint16_t* tile, int64_t tiles,
                                            const PreparedRows& x, float* out, int64_t out_stride,
                                            Ahead ahead) {
-    const float* row[Rows];
-    for (int m = 0; m < Rows; ++m) row[m] = reinterpret_cast<const float*>(x.data + m * x.stride);
+    const uint8_t* inputs = x.data;
     for (int64_t t = 0; t < tiles; ++t) {
-      __m256 chains[Rows][4];
-      for (int m = 0; m < Rows; ++m)
-        for (__m256& chain : chains[m]) chain = _mm256_setzero_ps();
-#pragma GCC unroll 4
-      for (int k = 0; k < kBlock; k += 2) {
-        const __m256i zero = _mm256_setzero_si256();
-        const __m256i left = load_32(tile + k * kPanel), right = load_32(tile + k * kPanel + 16);
-        const __m256 weights[4] = {_mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, left)),
-                                   _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, left)),
-                                   _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, right)),
-                                   _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, right))};
-        ahead.row(k / 2);
-        for (int m = 0; m < Rows; ++m) {
-          const __m256 inputs = _mm256_castpd_ps(_mm256_set1_pd(load_as<double>(row[m] + k)));
-          for (int i = 0; i < 4; ++i)
-            chains[m][i] = _mm256_fmadd_ps(weights[i], inputs, chains[m][i]);
-        }
+      if constexpr (Rows <= 2) {
+        multiply_tile<Rows, 0, 2>(tile, inputs, x.stride, out, out_stride, ahead);
+      } else {
+        multiply_tile<Rows, 0, 1>(tile, inputs, x.stride, out, out_stride, ahead);
+        multiply_tile<Rows, 1, 1>(tile, inputs, x.stride, out, out_stride, ahead);
       }
-      for (int m = 0; m < Rows; ++m) {
-        for (int half = 0; half < 2; ++half) {
-          const __m256 low = chains[m][half * 2], high = chains[m][half * 2 + 1];
-          const __m256 sum =
-              _mm256_add_ps(_mm256_shuffle_ps(low, high, 0x88), _mm256_shuffle_ps(low, high, 0xdd));
-          float* const total = out + m * out_stride + half * 8;
-          _mm256_storeu_ps(total, _mm256_add_ps(_mm256_loadu_ps(total), sum));
-        }
-        row[m] += kBlock;
-      }
+      inputs += kBlockBytes;
       tile += kTileWeights;
-      ahead.end_tile();
+      if constexpr (kIsMixed<Rows, Ahead>)
+        ahead.end_tile();
+      else if (!ahead.is_done())
+        ahead.whole_tile();
     }
     while (!ahead.is_done()) ahead.whole_tile();
+  }
+
+ private:
+  // Whether work ahead is mixed with multiplications. One and two rows leave too few registers for
+  // decoding.
+  template <int Rows, class Ahead>
+  static constexpr bool kIsMixed = Rows > 2 || !requires { Ahead::kNeedsRegisters; };
+
+  template <int Rows, int First, int Halves, class Ahead>
+  [[gnu::always_inline]] static void multiply_tile(const uint16_t* tile, const uint8_t* x,
+                                                   size_t stride, float* out, int64_t out_stride,
+                                                   Ahead& ahead) {
+    __m256 chains[Rows][2 * Halves];
+    for (int m = 0; m < Rows; ++m)
+      for (__m256& chain : chains[m]) chain = _mm256_setzero_ps();
+    tile += First * 16;
+    out += First * 8;
+#pragma GCC unroll 1
+    for (int group = 0; group < 4; ++group) {
+#pragma GCC unroll 4
+      for (int step = 0; step < 4; ++step) {
+        if constexpr (kIsMixed<Rows, Ahead>)
+          if (Halves == 2 || step % 2 == 0) ahead.row(group * 4 + First * 2 + step * Halves / 2);
+        const __m256i zero = _mm256_setzero_si256();
+        for (int half = 0; half < Halves; ++half) {
+          const __m256i pairs = load_32(tile + step * 2 * kPanel + half * 16);
+          const __m256 low = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, pairs));
+          const __m256 high = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, pairs));
+          for (int m = 0; m < Rows; ++m) {
+            const auto pair = load_as<double>(x + static_cast<size_t>(m) * stride + step * 8);
+            const __m256 inputs = _mm256_castpd_ps(_mm256_set1_pd(pair));
+            chains[m][half * 2] = _mm256_fmadd_ps(low, inputs, chains[m][half * 2]);
+            chains[m][half * 2 + 1] = _mm256_fmadd_ps(high, inputs, chains[m][half * 2 + 1]);
+          }
+        }
+      }
+      tile += 8 * kPanel;
+      x += 8 * sizeof(float);
+    }
+    add_chains<Rows, Halves>(chains, out, out_stride);
+  }
+
+  // Adds the sums of the even and the odd chains to the totals.
+  template <int Rows, int Halves>
+  [[gnu::always_inline]] static void add_chains(const __m256 (&chains)[Rows][2 * Halves],
+                                                float* out, int64_t out_stride) {
+    for (int m = 0; m < Rows; ++m) {
+      for (int half = 0; half < Halves; ++half) {
+        const __m256 low = chains[m][half * 2], high = chains[m][half * 2 + 1];
+        const __m256 sum =
+            _mm256_add_ps(_mm256_shuffle_ps(low, high, 0x88), _mm256_shuffle_ps(low, high, 0xdd));
+        float* const total = out + m * out_stride + half * 8;
+        _mm256_storeu_ps(total, _mm256_add_ps(_mm256_loadu_ps(total), sum));
+      }
+    }
   }
 };
 
