@@ -211,10 +211,3 @@ def test_a_changed_gguf_file_is_refused(tmp_path: Path, seed: int) -> None:
     os.utime(path, ns=(1, 1))
     with pytest.raises(TensorError, match="was changed while it was in use"):
         llm.generate("ab", GREEDY)
-
-
-def test_packing_a_gguf_file_is_refused(tmp_path: Path, seed: int, refuse: Refuse) -> None:
-    path = convert(make_model(tmp_path / "model", Shape(), seed), tmp_path / "m.gguf", "BF16")
-    problem = refuse("pack", path, tmp_path / "out")
-    assert "is a GGUF file; name the Hugging Face directory" in problem
-    assert not (tmp_path / "out").exists()

@@ -1,8 +1,6 @@
 // The products on 256-bit registers: two registers hold the sixteen outputs of a panel.
 #pragma once
 
-#include <type_traits>
-
 #include "kernels/isa/prepare_avx2-inl.h"
 #include "kernels/isa/product-inl.h"
 #include "kernels/isa/product_many-inl.h"
@@ -38,6 +36,8 @@ constexpr CodeBytes kCodeBytes;
 // tile.
 class Avx2Decoder {
  public:
+  static constexpr bool kNeedsRegisters = true;
+
   Avx2Decoder(const PackedMatrix& w, int64_t tile, int64_t count, uint16_t* out)
       : w_(w), tile_(tile), left_(count), out_(out) {
     begin_tile();
@@ -160,7 +160,7 @@ struct Avx2Exact {
   // Whether work ahead is mixed with multiplications. One and two rows leave too few registers for
   // decoding.
   template <int Rows, class Ahead>
-  static constexpr bool kIsMixed = Rows > 2 || !std::is_same_v<Ahead, Decoder>;
+  static constexpr bool kIsMixed = Rows > 2 || !requires { Ahead::kNeedsRegisters; };
 
   template <int Rows, int First, int Halves, class Ahead>
   [[gnu::always_inline]] static void multiply_tile(const uint16_t* tile, const uint8_t* x,
@@ -193,6 +193,13 @@ struct Avx2Exact {
       tile += 8 * kPanel;
       x += 8 * sizeof(float);
     }
+    add_chains<Rows, Halves>(chains, out, out_stride);
+  }
+
+  // Adds the sums of the even and the odd chains to the totals.
+  template <int Rows, int Halves>
+  [[gnu::always_inline]] static void add_chains(const __m256 (&chains)[Rows][2 * Halves],
+                                                float* out, int64_t out_stride) {
     for (int m = 0; m < Rows; ++m) {
       for (int half = 0; half < Halves; ++half) {
         const __m256 low = chains[m][half * 2], high = chains[m][half * 2 + 1];
