@@ -16,7 +16,6 @@ from specqd import LLM, SamplingParams
 from specqd.cli import main
 from specqd.config import read_config
 from specqd.errors import SpecqdWarning, TensorError
-from support.command_line import Refuse
 from support.family_shapes import GRANITE
 from support.gguf_files import convert
 from support.random_models import ROPE_SCALINGS, Shape, make_model, read_model
