@@ -167,7 +167,10 @@ def test_calls_are_blocks_behind_the_text(served: Served) -> None:
     ]
 
 
-@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "stop"}])
+@pytest.mark.parametrize(
+    "choice",
+    [{"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "stop"}],
+)
 def test_a_tool_must_be_called(served: Served, choice: dict[str, Any]) -> None:
     fields = {"tools": TOOLS[1:], "tool_choice": choice, "logit_bias": NO_WHITE_SPACE}
     message = ask(served, "A", **fields)
@@ -215,10 +218,15 @@ def test_an_end_has_its_reason(served: Served) -> None:
     stopped = ask(served, "A", stop_sequences=["zi, ", "no"])
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "zi, ")
     assert stopped.content[0].text == "Grüe"
-    bias = {str(EOS): -100.0, str(BOS): -100.0}
-    body = body_of("A", max_tokens=100_000, logit_bias=bias)
-    full = served.ask("POST", MESSAGES, body).content
-    assert full["stop_reason"] == "model_context_window_exceeded"
+    assert ask(served, "A", max_tokens=20_000).stop_reason == "end_turn"  # cut to the room
+
+
+def test_a_text_that_fills_the_context_says_so() -> None:
+    request = messages_request(body_of("A"))
+    blocks = BlockReader(Prepared(request, [[1]], request.params))
+    answer = MessagesAnswer("m", Usage(1, 299), "key", blocks, 300)
+    whole = answer.whole([Update(0, "text", [], [], "length", None)])
+    assert whole["stop_reason"] == "model_context_window_exceeded"
 
 
 def test_arguments_that_are_cut_are_passed_on_as_they_are() -> None:
