@@ -22,7 +22,7 @@ from specqd.openai.tool_calls import CallForm
 from support.openai_client import CHAT, NO_WHITE_SPACE, closed, function
 from support.random_models import BOS, EOS, Shape, make_model
 from support.refusals import refused
-from support.scripted_models import HERMES, make_scripted_model
+from support.scripted_models import CALLING, HERMES, make_scripted_model
 from support.served import Served, add_template, serving
 
 pytest.importorskip("llguidance", reason="needs specqd[serve]")
@@ -30,13 +30,6 @@ anthropic = pytest.importorskip("anthropic", reason="needs Anthropic's client")
 
 MESSAGES = "/v1/messages"
 KEY = "a-key"
-WEATHER = '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich <3"}}\n</tool_call>'
-STOP = '<tool_call>\n{"name": "stop", "arguments": {"is_now": true}}\n</tool_call>'
-SCRIPTS = {
-    "A": "Grüezi, no call.",
-    "B": f"Let me look.\n{WEATHER}",
-    "C": f"{STOP}\n{WEATHER}",
-}
 CITY = {"city": "Zürich <3"}
 SCHEMAS = {"weather": closed(city={"type": "string"}), "stop": closed(is_now={"type": "boolean"})}
 TOOLS: list[Any] = [{"name": name, "input_schema": each} for name, each in SCHEMAS.items()]
@@ -45,7 +38,7 @@ TURN: list[Any] = [{"role": "user", "content": "Say."}]
 
 @pytest.fixture(scope="module")
 def scripted(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
-    return make_scripted_model(tmp_path_factory.mktemp("models") / "small", SCRIPTS, HERMES, seed)
+    return make_scripted_model(tmp_path_factory.mktemp("models") / "small", CALLING, HERMES, seed)
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +128,7 @@ def test_a_message_has_the_bits_of_the_python_api(
 
 def test_a_text_is_one_block(served: Served) -> None:
     message = ask(served, "A", tools=TOOLS)
-    assert [block.text for block in message.content] == [SCRIPTS["A"]]
+    assert [block.text for block in message.content] == [CALLING["A"]]
     assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
 
 
@@ -180,7 +173,7 @@ def test_a_tool_must_be_called(served: Served, choice: dict[str, Any]) -> None:
 
 def test_no_tool_is_shown_where_none_may_be_called(served: Served) -> None:
     message = ask(served, "B", tools=TOOLS, tool_choice={"type": "none"})
-    assert [block.text for block in message.content] == [SCRIPTS["B"]]
+    assert [block.text for block in message.content] == [CALLING["B"]]
 
 
 def test_a_conversation_with_calls_makes_the_prompt_of_the_chat(served: Served) -> None:
@@ -190,7 +183,7 @@ def test_a_conversation_with_calls_makes_the_prompt_of_the_chat(served: Served) 
     result = {"type": "tool_result", "tool_use_id": call.id, "content": "7 degrees"}
     turns = [*TURN, {"role": "assistant", "content": output}, {"role": "user", "content": [result]}]
     again = ask(served, "A", messages=turns, tools=TOOLS)
-    assert again.content[0].text == SCRIPTS["A"]
+    assert again.content[0].text == CALLING["A"]
     chat_call = {"id": "c", "type": "function"}
     chat_call |= {"function": {"name": "weather", "arguments": json.dumps(CITY)}}
     messages = [

@@ -25,20 +25,13 @@ from support.openai_client import (
 )
 from support.random_models import BOS, EOS, Shape, make_model
 from support.refusals import refused
-from support.scripted_models import HERMES, make_scripted_model
+from support.scripted_models import CALLING, HERMES, make_scripted_model
 from support.served import Served, add_template, serving
 
 pytest.importorskip("llguidance", reason="needs specqd[serve]")
 pytest.importorskip("openai", reason="needs OpenAI's client")
 pydantic = pytest.importorskip("pydantic", reason="needs specqd[serve]")
 
-WEATHER = '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich <3"}}\n</tool_call>'
-STOP = '<tool_call>\n{"name": "stop", "arguments": {"is_now": true}}\n</tool_call>'
-SCRIPTS = {
-    "A": "Grüezi, no call.",
-    "B": f"Let me look.\n{WEATHER}",
-    "C": f"{STOP}\n{WEATHER}",
-}
 CITY = {"city": "Zürich <3"}
 NESTED = [
     function("weather", description="Of a city.", parameters=closed(city={"type": "string"})),
@@ -49,7 +42,7 @@ FLAT: list[Any] = [{"type": "function", **tool["function"]} for tool in NESTED]
 
 @pytest.fixture(scope="module")
 def scripted(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
-    return make_scripted_model(tmp_path_factory.mktemp("models") / "small", SCRIPTS, HERMES, seed)
+    return make_scripted_model(tmp_path_factory.mktemp("models") / "small", CALLING, HERMES, seed)
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +126,7 @@ def test_a_response_has_the_bits_of_the_python_api(
 
 def test_a_text_is_one_message(served: Served) -> None:
     response = ask(served, "A")
-    assert response.output_text == SCRIPTS["A"]
+    assert response.output_text == CALLING["A"]
     assert [item.type for item in response.output] == ["message"]
     assert (response.status, response.incomplete_details) == ("completed", None)
     assert response.temperature == 0
@@ -149,9 +142,9 @@ def test_events_of_a_text_come_in_their_order(served: Served) -> None:
         "completed",
     ]
     deltas = [event["delta"] for event in events if event["type"].endswith("text.delta")]
-    assert "".join(deltas) == SCRIPTS["A"]
+    assert "".join(deltas) == CALLING["A"]
     assert [event["text"] for event in events if event["type"].endswith("text.done")] == [
-        SCRIPTS["A"]
+        CALLING["A"]
     ]
     first, last = events[0]["response"], events[-1]["response"]
     assert (first["status"], first["output"], first["usage"]) == ("in_progress", [], None)
@@ -204,7 +197,7 @@ def test_a_conversation_with_calls_makes_the_prompt_of_the_chat(served: Served) 
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "7 degrees"}
     turns = [{"role": "user", "content": "Say."}, *output, result]
     again = ask(served, "A", input=turns)
-    assert again.output_text == SCRIPTS["A"]
+    assert again.output_text == CALLING["A"]
     chat_call = {"id": "c", **chosen("weather")}
     chat_call["function"] = {"name": "weather", "arguments": call.arguments}
     messages = [

@@ -62,7 +62,7 @@ class Loop:
 
 
 class Transport:
-    """Of a connection whose client reads nothing."""
+    """The transport of a connection whose client reads nothing."""
 
     def __init__(self) -> None:
         self.is_aborted = False

@@ -20,7 +20,7 @@ from support.openai_client import (
     function,
 )
 from support.random_models import Shape, make_model
-from support.scripted_models import HERMES, LLAMA, make_scripted_model
+from support.scripted_models import CALLING, HERMES, LLAMA, make_scripted_model
 from support.served import Served, add_template, serving
 
 pytest.importorskip("llguidance", reason="needs specqd[serve]")
@@ -28,14 +28,7 @@ openai = pytest.importorskip("openai", reason="needs OpenAI's client")
 pydantic = pytest.importorskip("pydantic", reason="needs specqd[serve]")
 
 MESSAGES = [{"role": "user", "content": "Say."}]
-WEATHER = '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich <3"}}\n</tool_call>'
-STOP = '<tool_call>\n{"name": "stop", "arguments": {"is_now": true}}\n</tool_call>'
-SCRIPTS = {
-    "A": "Grüezi, no call.",
-    "B": f"Let me look.\n{WEATHER}",
-    "C": f"{STOP}\n{WEATHER}",
-    "D": "Hm <tool_call>stop(now)</tool_call> ?",
-}
+SCRIPTS = CALLING | {"D": "Hm <tool_call>stop(now)</tool_call> ?"}
 LLAMA_SCRIPTS = {"A": "No call: {x}", "B": '{"name": "stop", "parameters": {"is_now": false}}'}
 CITY = ("weather", {"city": "Zürich <3"})
 NOW = ("stop", {"is_now": True})

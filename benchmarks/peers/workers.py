@@ -72,12 +72,12 @@ class Worker:
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
             self._process.stdin.flush()
         except OSError as error:
-            raise RuntimeError(f"has ended; see {self._log}") from error
+            raise RuntimeError(f"has ended; see {self._log.name}") from error
         if not select.select([self._process.stdout], [], [], seconds)[0]:
-            raise RuntimeError(f"no answer in {seconds:.0f} s; see {self._log}")
+            raise RuntimeError(f"no answer in {seconds:.0f} s; see {self._log.name}")
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"has ended; see {self._log}")
+            raise RuntimeError(f"has ended; see {self._log.name}")
         return json.loads(line)
 
     def _signal(self, number: signal.Signals) -> None:

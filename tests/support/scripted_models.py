@@ -24,6 +24,15 @@ from support.random_models import (
 )
 from support.served import add_template
 
+# Answers by script: none, one and two calls of a tool.
+_WEATHER = '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich <3"}}\n</tool_call>'
+_STOP = '<tool_call>\n{"name": "stop", "arguments": {"is_now": true}}\n</tool_call>'
+CALLING = {
+    "A": "Grüezi, no call.",
+    "B": f"Let me look.\n{_WEATHER}",
+    "C": f"{_STOP}\n{_WEATHER}",
+}
+
 HERMES = (
     '{% if tools %}[tools]{% for t in tools %}{{ t | tojson }}{{ "\\n" }}{% endfor %}{% endif %}'
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls or [] %}"

@@ -104,7 +104,7 @@ def _check_stateless(fields: Fields) -> None:
 
 
 def _tool_use(fields: Fields) -> ToolUse | None:
-    """As in chats, but without tools the other fields may stand too."""
+    """Reads the tools as in chats; without tools the other fields may stand too."""
     if fields.get("tools"):
         return openai_tools.tool_use(fields, openai_tools.FLAT)
     fields.flag("parallel_tool_calls")
