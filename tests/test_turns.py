@@ -120,7 +120,7 @@ def test_a_call_from_within_its_own_round_is_refused() -> None:
 
 
 def test_what_is_left_in_the_middle_of_a_round_runs_after_it() -> None:
-    """As when the garbage collector ends a stream that nobody reads any more."""
+    """The garbage collector may end a stream there that nobody reads any more."""
     turns, log = Turns(), []
 
     class Stream:

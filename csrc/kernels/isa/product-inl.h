@@ -89,7 +89,7 @@ inline PreparedRows rows_from(const PreparedRows& x, int64_t row, size_t bytes) 
 }
 
 // The exact product of an instruction set S, which provides
-//   kTilesAtOnce                   tiles between decoding and multiplying
+//   kDecodedAhead                  tiles between decoding and multiplying
 //   kBlockBytes                    bytes of a prepared row per block of 32 inputs
 //   Scope(rows)                    exists while products of this many rows run
 //   Decoder(w, tile, count, out)   decodes `count` nested tiles: per tile row(0..15) and
@@ -135,7 +135,7 @@ class ExactProduct {
 
  private:
   using Decoder = typename S::Decoder;
-  static constexpr int64_t kAhead = S::kTilesAtOnce;
+  static constexpr int64_t kAhead = S::kDecodedAhead;
 
   // Tiles count from first_. A run of tiles that is decoded lies within one half of the ring.
   static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -187,7 +187,7 @@ void accumulate_plain_by(const PlainPanels& w, const PreparedRows& x, float* out
 //                                  one row of `ahead`'s tile, and finishes `ahead`
 template <class S>
 struct InRowGroups {
-  static constexpr int kTilesAtOnce = 4;
+  static constexpr int kDecodedAhead = 4;
   static constexpr size_t kBlockBytes = S::kBlockBytes;
   using Decoder = typename S::Decoder;
   struct Scope {

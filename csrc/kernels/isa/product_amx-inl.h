@@ -19,7 +19,7 @@ void prepare_exact_amx(const float* x, int64_t inputs, int64_t tiles, uint8_t* r
 // Sums of up to 48 rows in tiles 0 1 2, their inputs in tiles 3 4 5, weights in tile 6.
 template <class T>
 struct AmxExact {
-  static constexpr int kTilesAtOnce = 8;
+  static constexpr int kDecodedAhead = 8;
   static constexpr size_t kBlockBytes = kBf16BlockBytes;
   static constexpr int64_t kRows = 3 * kTileRows;
   using Decoder = Avx512Decoder;

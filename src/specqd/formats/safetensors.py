@@ -44,8 +44,6 @@ _FLOATS = ("BF16", "F16", "F32")
 _MOST_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 _MOST_DIMENSIONS = 32  # every version of NumPy holds as many
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-# Prefixes of a text model's names in a model that also reads images -> in a text model.
-_TEXT_PREFIXES = {"model.language_model.": "model.", "language_model.": ""}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,10 +106,7 @@ class WeightSource(Protocol):
 
 
 class TensorDirectory(Mapping[str, TensorView]):
-    """The tensors of `model.safetensors`, or of the shards that a directory's index names.
-
-    In a model that also reads images, only the text model's are seen, by its own names.
-    """
+    """The tensors of `model.safetensors`, or of the shards that a directory's index names."""
 
     def __init__(self, path: Path, shards: Mapping[str, _Shard]) -> None:
         self.path = path
@@ -123,7 +118,7 @@ class TensorDirectory(Mapping[str, TensorView]):
         single, index = directory / WEIGHTS, directory / INDEX
         if single.exists() or not index.exists():
             shard = _open_shard(single)
-            return cls(directory, _text_part(dict.fromkeys(shard.extents, shard)))
+            return cls(directory, dict.fromkeys(shard.extents, shard))
         placement = read_index(index)
         shards = {file: _open_shard(directory / file) for file in sorted(set(placement.values()))}
         for name, file in placement.items():
@@ -132,13 +127,21 @@ class TensorDirectory(Mapping[str, TensorView]):
                     f"{index}: places tensor {shown(name)} in {file}, which does not hold it; "
                     "fetch the model again"
                 )
-        return cls(directory, _text_part({name: shards[f] for name, f in placement.items()}))
+        return cls(directory, {name: shards[file] for name, file in placement.items()})
 
     @classmethod
     def of_file(cls, path: Path) -> "TensorDirectory":
         """One safetensors file by its path."""
         shard = _open_shard(path)
         return cls(path, dict.fromkeys(shard.extents, shard))
+
+    def renamed(self, names: Mapping[str, str]) -> "TensorDirectory":
+        """The tensors with these names, by their new ones."""
+        shards = {
+            new: replace(self._shards[name], extents={new: self._shards[name].extents[name]})
+            for name, new in names.items()
+        }
+        return TensorDirectory(self.path, shards)
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -198,22 +201,6 @@ class TensorDirectory(Mapping[str, TensorView]):
         if f"{name.removesuffix('.weight')}.qweight" in self._shards:
             return "there is a .qweight, as in GPTQ and AWQ checkpoints: use the BF16 checkpoint"
         return "the weights do not belong to this config.json or are incomplete"
-
-
-def _text_part(shards: Mapping[str, _Shard]) -> Mapping[str, _Shard]:
-    """The tensors of a text model inside another by its own names; all tensors of other models."""
-    for prefix, own in _TEXT_PREFIXES.items():
-        if any(name.startswith(prefix) for name in shards):
-            kept = {
-                name: own + name.removeprefix(prefix) if name.startswith(prefix) else name
-                for name in shards
-                if name.startswith((prefix, "lm_head."))
-            }
-            return {
-                new: replace(shards[name], extents={new: shards[name].extents[name]})
-                for name, new in kept.items()
-            }
-    return shards
 
 
 def _open_shard(path: Path) -> _Shard:

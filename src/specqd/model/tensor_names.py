@@ -1,5 +1,6 @@
 """The names of modules in each family's checkpoints. Knows no shapes and no files."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from specqd.config import DecoderConfig
@@ -90,6 +91,9 @@ _BY_TYPE = {
     ),
 }
 
+# Prefixes of a text model's names in a model that also reads images -> in a text model.
+_TEXT_PREFIXES = {"model.language_model.": "model.", "language_model.": ""}
+
 
 def names_of(config: DecoderConfig) -> TensorNames:
     by_norms = {"before": _DEFAULT, "after": _NORMS_AFTER, "both": _NORMS_AROUND}
@@ -97,3 +101,15 @@ def names_of(config: DecoderConfig) -> TensorNames:
     if config.model_type == "stablelm" and config.is_parallel:  # one norm for both branches
         return replace(names, feed_forward_norm=names.attention_norm)
     return names
+
+
+def text_part(names: Collection[str]) -> dict[str, str]:
+    """The text model's own names of its tensors in a model that also reads images; else empty."""
+    for prefix, own in _TEXT_PREFIXES.items():
+        if any(name.startswith(prefix) for name in names):
+            return {
+                name: own + name.removeprefix(prefix) if name.startswith(prefix) else name
+                for name in names
+                if name.startswith((prefix, f"{_DEFAULT.head}."))
+            }
+    return {}

@@ -25,7 +25,7 @@ from specqd.model.loader import (
     mxfp4_bytes,
 )
 from specqd.model.packed import PackedFile, is_packed
-from specqd.model.tensor_names import names_of
+from specqd.model.tensor_names import names_of, text_part
 
 # Bits of a packed weight: at most 20.25 (16 exact, 4.25 draft). In fp4, Gaussian weights take 12.7,
 # SmolLM2-135M 12.8 and Gemma 3 270M 12.9.
@@ -175,7 +175,11 @@ def require_memory(directories: Iterable[Path]) -> None:
 
 
 def _open(path: Path) -> WeightSource:
-    return GgufTensors.open(path) if is_gguf(path) else TensorDirectory.open(path)
+    if is_gguf(path):
+        return GgufTensors.open(path)
+    tensors = TensorDirectory.open(path)
+    names = text_part(tensors)
+    return tensors.renamed(names) if names else tensors
 
 
 def _typical_bytes(tensors: WeightSource) -> int:
