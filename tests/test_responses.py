@@ -183,10 +183,11 @@ def test_a_named_function_is_called(served: Served) -> None:
         {"type": "function", "name": "stop"},
         {"type": "allowed_tools", "mode": "required", "tools": [{**FLAT[1]}]},
     ):
-        asked = {"input": "Say.", "tools": FLAT, "tool_choice": choice, "max_output_tokens": 300}
+        asked = {"input": "Say.", "tools": FLAT, "tool_choice": choice}
+        asked |= {"parallel_tool_calls": False}  # else some models call until they are cut
         reply = served.ask("POST", RESPONSES, asked | bias)
         assert reply.status == 200, reply.body
-        assert {item["name"] for item in reply.content["output"]} == {"stop"}
+        assert [item["name"] for item in reply.content["output"]] == ["stop"]
         assert reply.content["tool_choice"] == choice
 
 
