@@ -384,6 +384,8 @@ class ModelForward(LevelModel):
     def release(self, sequence: Sequence) -> None:
         """Releases a sequence, in the exact precision too."""
 
+LONGEST_PROPOSAL: int = 32
+
 class DraftRequest:
     """
     A request for tokens that continue a sequence, with their value to the verifier.
@@ -441,6 +443,12 @@ class Proposal:
     @property
     def depths(self) -> list[int]:
         """By token: members of the chain above its author; or none."""
+
+    @property
+    def drafted(self) -> int:
+        """
+        From a verifier: the tokens of the proposal that it verified, right or wrong.
+        """
 
     def depths_of(self, verified: _Sequence[int]) -> list[int]:
         """

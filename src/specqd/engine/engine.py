@@ -222,6 +222,8 @@ class Engine:
         """Takes over verified tokens, up to the one that ends the sequence."""
         sequence, params, verified = generation.sequence, generation.params, result.tokens
         before = generation.count
+        if result.drafted:
+            generation.acceptance.add(result.drafted, max(len(verified) - 1, 0))
         try:
             if not verified:
                 raise RequestError(

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from itertools import zip_longest
 from typing import Any, TypeVar
 
-from specqd._native import Level
+from specqd._native import LONGEST_PROPOSAL, Level, NoDraft
 from specqd.engine.engine import Engine
 
 T = TypeVar("T")
@@ -150,6 +150,13 @@ class Progress:
 def chain_of(level: Level) -> tuple[str, ...]:
     """The names of a chain's members, outermost first."""
     return tuple(getattr(member, "name", type(member).__name__) for member in level.levels)
+
+
+def longest_proposal(level: Level) -> int:
+    """Tokens of the longest proposal that the level may verify; 0 where nothing drafts."""
+    if isinstance(level.drafter, NoDraft):
+        return 0
+    return getattr(level.drafter, "length", None) or LONGEST_PROPOSAL
 
 
 def _named(report: object, names: tuple[str, ...]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from specqd.anthropic.answers import MessagesAnswer
 from specqd.anthropic.requests import count_request, messages_request
 from specqd.engine.engine import Engine
 from specqd.engine.generation import MakeGrammar
-from specqd.engine.reports import Stats, chain_of
+from specqd.engine.reports import Stats, chain_of, longest_proposal
 from specqd.errors import SpecqdError, shown
 from specqd.openai.answers import Answer, Reply, Usage, form_of
 from specqd.openai.grammar import JsonGrammars
@@ -141,6 +141,7 @@ class Service:
         options = prepared.request.options
         salt = f"{client}\n{options.cache_salt}"  # clients share no prompts; no key has a \n
         request = prepared.for_engine(self.serving.defaults, make_grammar, salt)
+            longest_proposal=longest_proposal(self.engine.level),
         return Job(request, is_streamed=options.is_streamed, has_progress=options.has_progress)
 
     def facts(self) -> Facts:
