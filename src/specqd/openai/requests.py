@@ -3,7 +3,7 @@
 Some of vLLM's fields are known too: those of SamplingParams, min_tokens (only with ignore_eos),
 continuous_usage_stats, return_token_ids, cache_salt and chat_template_kwargs; and three of ours:
 return_origins, return_progress and draft. Where sampling fields are absent, the model's
-recommendation applies, not OpenAI's temperature of 1. Errors name the field.
+recommendation applies, else OpenAI's temperature of 1. Errors name the field.
 """
 
 from collections.abc import Mapping

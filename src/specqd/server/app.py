@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 from specqd import __version__
 from specqd.anthropic.answers import MessagesAnswer
 from specqd.anthropic.requests import count_request, messages_request
+from specqd.config import GenerationDefaults
 from specqd.engine.engine import Engine
 from specqd.engine.generation import MakeGrammar
 from specqd.engine.reports import Stats, chain_of, longest_proposal
@@ -59,7 +60,7 @@ class Serving:
 
     engine: Engine
     model_name: str
-    defaults: Defaults  # the model's recommendation, for fields that a request leaves open
+    defaults: GenerationDefaults  # the model's, for fields that a request leaves open
     access: Access
     most_open_samples: int = 1024
 
@@ -70,6 +71,7 @@ class Service:
     def __init__(self, serving: Serving) -> None:
         self.serving = serving
         self.engine = serving.engine
+        self.defaults = serving.defaults.with_openai_temperature()
         self.tokenizer = serving.engine.tokenizer
         self.bandwidth = measure_limits(serving.engine)
         self.metrics = Metrics(serving.model_name, Stats.of(serving.engine), self.bandwidth)
@@ -140,8 +142,7 @@ class Service:
     def _job(self, prepared: Prepared, make_grammar: MakeGrammar | None, client: str) -> Job:
         options = prepared.request.options
         salt = f"{client}\n{options.cache_salt}"  # clients share no prompts; no key has a \n
-        request = prepared.for_engine(self.serving.defaults, make_grammar, salt)
-            longest_proposal=longest_proposal(self.engine.level),
+        request = prepared.for_engine(self.defaults, make_grammar, salt)
         return Job(request, is_streamed=options.is_streamed, has_progress=options.has_progress)
 
     def facts(self) -> Facts:
@@ -149,7 +150,7 @@ class Service:
             self.serving.model_name,
             self.tokenizer.has_chat_template,
             self.engine.max_context,
-            self.serving.defaults.effective_temperature,
+            self.defaults.effective_temperature,
             chain_of(self.engine.level),
             self.bandwidth,
         )
@@ -210,7 +211,7 @@ def add_generation(app: FastAPI, service: Service) -> None:
                 Usage.of(prepared, cached_prompt_tokens=0),
                 key=key,
                 created=int(time.time()),
-                echoed=asked.echoed(service.serving.defaults),
+                echoed=asked.echoed(service.defaults),
                 blocks=BlockReader(prepared),
                 tokenizer=service.tokenizer,
             )
