@@ -28,9 +28,8 @@ from specqd.openai.requests import Prepared, chat_request, completion_request
 from specqd.openai.requests import Request as ApiRequest
 from specqd.openai.responses_answers import ResponsesAnswer
 from specqd.openai.responses_requests import responses_request
-from specqd.sampling import Defaults
 from specqd.server.bandwidth import measure_limits
-from specqd.server.bodies import detokenize_request, json_of, tokenize_request
+from specqd.server.bodies import IgnoredFields, detokenize_request, json_of, tokenize_request
 from specqd.server.engine_thread import EngineThread, Job, StoppedError
 from specqd.server.guard import CLIENT, Access, Guard
 from specqd.server.metrics import CONTENT_TYPE, Counts, Metrics
@@ -63,6 +62,7 @@ class Serving:
     defaults: GenerationDefaults  # the model's, for fields that a request leaves open
     access: Access
     most_open_samples: int = 1024
+    is_lenient: bool = False  # unknown fields of requests are ignored, in place of refused
 
 
 class Service:
@@ -83,6 +83,10 @@ class Service:
             sorted(serving.engine.eos_token_ids),
         )
         self._long_bodies = asyncio.Lock()
+        self._ignored = IgnoredFields() if serving.is_lenient else None
+
+    def json_of(self, body: bytes) -> object:
+        return json_of(body, self._ignored)
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.serving.model_name:
@@ -137,6 +141,7 @@ class Service:
             created=int(time.time()),
             has_usage_chunk=options.has_usage_chunk,
             has_running_usage=options.has_running_usage,
+            longest_proposal=longest_proposal(self.engine.level),
         )
 
     def _job(self, prepared: Prepared, make_grammar: MakeGrammar | None, client: str) -> Job:
@@ -192,18 +197,20 @@ def add_generation(app: FastAPI, service: Service) -> None:
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         body = await request.body()
-        asked = completion_request(json_of(body))
+        asked = completion_request(service.json_of(body))
         return await service.answer(asked, len(body), request.scope[CLIENT])
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         body = await request.body()
-        return await service.answer(chat_request(json_of(body)), len(body), request.scope[CLIENT])
+        return await service.answer(
+            chat_request(service.json_of(body)), len(body), request.scope[CLIENT]
+        )
 
     @app.post("/v1/responses")
     async def responses(request: Request) -> Response:
         body = await request.body()
-        asked = responses_request(json_of(body))
+        asked = responses_request(service.json_of(body))
 
         def reply_of(prepared: Prepared, key: str) -> Reply:
             return ResponsesAnswer(
@@ -223,7 +230,7 @@ def add_messages(app: FastAPI, service: Service) -> None:
     @app.post(ANTHROPIC)
     async def messages(request: Request) -> Response:
         body = await request.body()
-        asked = messages_request(json_of(body))
+        asked = messages_request(service.json_of(body))
 
         def reply_of(prepared: Prepared, key: str) -> Reply:
             assert asked.params.max_tokens is not None
@@ -240,7 +247,7 @@ def add_messages(app: FastAPI, service: Service) -> None:
     @app.post(f"{ANTHROPIC}/count_tokens")
     async def count_tokens(request: Request) -> dict[str, int]:
         body = await request.body()
-        asked = count_request(json_of(body))
+        asked = count_request(service.json_of(body))
         service.check_model(asked.options.model)
         [ids] = await service.in_turn(len(body), lambda: asked.encoded(service.tokenizer))
         return {"input_tokens": len(ids)}
@@ -287,14 +294,14 @@ def add_texts(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize")
     async def tokenize(request: Request) -> dict[str, Any]:
         body = await request.body()
-        asked = tokenize_request(json_of(body))
+        asked = tokenize_request(service.json_of(body))
         service.check_model(asked.model)
         ids = await service.in_turn(len(body), lambda: asked.encoded(tokenizer))
         return {"count": len(ids), "max_model_len": service.engine.max_context, "tokens": ids}
 
     @app.post("/detokenize")
     async def detokenize(request: Request) -> dict[str, str]:
-        body = json_of(await request.body())
+        body = service.json_of(await request.body())
         asked = detokenize_request(body, service.engine.level.model.vocabulary)
         service.check_model(asked.model)
         text = await asyncio.to_thread(tokenizer.decode, asked.tokens, skip_special_tokens=False)
