@@ -20,6 +20,7 @@ from specqd.config import GenerationDefaults
 from specqd.engine.engine import Engine
 from specqd.engine.generation import MakeGrammar
 from specqd.engine.reports import Stats, chain_of, longest_proposal
+from specqd.engine.thread import EngineThread, Job
 from specqd.errors import SpecqdError, shown
 from specqd.openai.answers import Answer, Reply, Usage, form_of
 from specqd.openai.grammar import JsonGrammars
@@ -30,7 +31,6 @@ from specqd.openai.responses_answers import ResponsesAnswer
 from specqd.openai.responses_requests import responses_request
 from specqd.server.bandwidth import measure_limits
 from specqd.server.bodies import IgnoredFields, detokenize_request, json_of, tokenize_request
-from specqd.server.engine_thread import EngineThread, Job, StoppedError
 from specqd.server.guard import CLIENT, Access, Guard
 from specqd.server.metrics import CONTENT_TYPE, Counts, Metrics
 from specqd.server.page import Facts, add_page
@@ -316,8 +316,7 @@ def add_errors(app: FastAPI) -> None:
         return problem.response(request.url.path)
 
     @app.exception_handler(SpecqdError)
-    @app.exception_handler(StoppedError)
-    async def on_error(request: Request, error: SpecqdError | StoppedError) -> JSONResponse:
+    async def on_error(request: Request, error: SpecqdError) -> JSONResponse:
         return problem_of(error).response(request.url.path)
 
     @app.exception_handler(HTTPException)
