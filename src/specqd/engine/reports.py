@@ -101,7 +101,7 @@ class LevelReport:
         return _named(self, _LEVEL) | rest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Stats:
     """Time and tokens of one call, over all of its prompts. See EngineStats for the counts."""
 
@@ -120,6 +120,10 @@ class Stats:
         levels = (level for level in engine.level.levels if isinstance(level, Level))
         reports = tuple(LevelReport.of(level) for level in levels)
         return cls(**counts, levels=reports, chain=chain_of(engine.level))
+
+    def __repr__(self) -> str:
+        speed = f"{self.tokens_per_s:.1f} tokens/s"
+        return f"Stats({self.new_tokens} new tokens, {speed}, {' > '.join(self.chain)})"
 
     def since(self, before: "Stats") -> "Stats":
         return _plus_fields(self, before, -1)

@@ -1,10 +1,9 @@
-"""The Python API: a model directory or repository in, completions out."""
+"""A model that generates; see `LLM`."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from copy import copy
-from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,122 +15,23 @@ from specqd import _native
 from specqd.config import read_config, read_generation_defaults
 from specqd.engine.chains import Drafts, DraftSpec, draft_format, parse_chain
 from specqd.engine.engine import Engine
-from specqd.engine.generation import (
-    FinishReason,
-    Generation,
-    GenerationRequest,
-    Origin,
-    TokenLogprob,
-)
-from specqd.engine.reports import Stats
+from specqd.engine.generation import Generation, GenerationRequest
+from specqd.engine.reports import Stats, chain_of
 from specqd.engine.turns import Turns
-from specqd.errors import RequestError, SpecqdWarning, TokenizerError
+from specqd.errors import FieldError, RequestError, SpecqdWarning, TokenizerError
 from specqd.hub import resolve, shipped_model
+from specqd.llm import inputs
+from specqd.llm.inputs import Messages, Prompt
+from specqd.llm.results import Completion, Result
+from specqd.llm.stream import Stream
 from specqd.model.loader import Progress
 from specqd.model.model import Machine, Model, Precision
 from specqd.sampling import SamplingParams
 from specqd.text.tokenizer import Tokenizer
 
-Prompt = str | SequenceOf[int]
-
 _ONE_PRECISION = (
     "the weights are MXFP4 already: one precision, for which only n-grams or other models draft"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """One sample. `tokens` holds the new ones, the stop token included."""
-
-    tokens: list[int]
-    text: str
-    finish_reason: FinishReason
-    seed: int
-    logprobs: list[TokenLogprob] | None = None
-    origins: list[Origin] = field(default_factory=list, compare=False)  # of the tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The `n` completions of one prompt, and the call's statistics."""
-
-    prompt_tokens: list[int]
-    completions: list[Completion]
-    stats: Stats
-    prompt_logprobs: list[TokenLogprob] | None = None  # of all but its first token
-
-    @property
-    def text(self) -> str:
-        """The first completion's text."""
-        return self.completions[0].text
-
-    @property
-    def tokens(self) -> list[int]:
-        """The first completion's tokens."""
-        return self.completions[0].tokens
-
-
-class Stream:
-    """Iterates over pieces of text as they become certain; sets `result` at the end.
-
-    Leaving the loop early cancels the request; `stop()` ends it and keeps the text so far. While
-    other threads generate, a loop that is left sets `result` after their current round.
-    """
-
-    def __init__(self, llm: "LLM", prompt: list[int], params: SamplingParams) -> None:
-        self._llm = llm
-        self._prompt = prompt
-        self._params = replace(params, n=1)
-        self._is_stopped = False
-        self.result: Result | None = None
-
-    def stop(self) -> None:
-        """Ends the text after the current step. A signal handler or any thread may call it."""
-        self._is_stopped = True
-
-    def __iter__(self) -> Iterator[str]:
-        llm, turns = self._llm, self._llm.turns
-        with turns.alone():
-            before = Stats.of(llm.engine)
-            [generation] = llm.engine.submit(GenerationRequest([self._prompt], self._params))
-
-        def end() -> None:
-            llm.engine.cancel(generation)
-            stats = Stats.of(llm.engine).since(before)
-            self.result = _result(self._prompt, [generation], stats)
-
-        is_left = False
-        try:
-            yield from self._pieces(generation)
-        except GeneratorExit:
-            is_left = True
-            raise
-        finally:
-            if is_left:  # maybe by the garbage collector, which must not wait
-                turns.leave(end)
-            else:
-                with turns.alone():
-                    end()
-
-    def _pieces(self, generation: Generation) -> Iterator[str]:
-        llm, sent = self._llm, 0
-
-        def has_news() -> bool:
-            is_over = generation.finish_reason is not None or self._is_stopped
-            return is_over or len(generation.text) > sent
-
-        # The order matters: another thread may add the last text between the two.
-        while generation.finish_reason is None or sent < len(generation.text):
-            llm.turns.run(llm.step, has_news)
-            if self._is_stopped:
-                with llm.turns.alone():
-                    llm.engine.cancel(generation)
-            piece = generation.text[sent:]
-            sent += len(piece)
-            if piece:
-                yield piece
-        if generation.error is not None:
-            raise generation.error
 
 
 class LLM:
@@ -139,9 +39,9 @@ class LLM:
 
     Any number of threads may call it at once, also by `asyncio.to_thread`. One engine runs their
     requests in one batch; each gets the tokens that it gets alone, and its statistics count the
-    work for all.
+    work for all. `with LLM() as llm:` frees the memory at the end.
 
-    path_or_repo: a Hugging Face directory or `owner/name[@revision]`; None: the shipped model.
+    model: a Hugging Face directory, a GGUF file or `owner/name[@revision]`; None: the shipped one.
     draft: `auto`, `none`, or drafts from the outermost in, such as `["fp4", "./small", "ngram"]`:
         `fp4`, `mxfp4`, `MODEL[:bf16|:fp4|:mxfp4]` or `ngram[:FILE]`, each with an optional `:k=N`.
     threads: of the native core; None: one on each usable core.
@@ -155,7 +55,7 @@ class LLM:
 
     def __init__(
         self,
-        path_or_repo: str | Path | None = None,
+        model: str | Path | None = None,
         draft: str | SequenceOf[str] | None = "auto",
         threads: int | None = None,
         isa: str | None = None,
@@ -166,11 +66,14 @@ class LLM:
         progress: Progress | None = None,
         reading: Precision | str | None = None,
     ) -> None:
+        inputs.check_words(draft, isa)
+        inputs.check_numbers(threads=threads, cache_positions=cache_positions, context=context)
         if reading is not None:
             warnings.warn("LLM(reading=...) is now precision=", SpecqdWarning, stacklevel=2)
         precision = Precision.named(reading or precision)
         specs = parse_chain(draft, precision)
-        self.directory = shipped_model() if path_or_repo is None else resolve(path_or_repo)
+        named = inputs.model_name(model)
+        self.directory = shipped_model() if named is None else resolve(named)
         own = read_config(self.directory)
         _check_context(self.directory, context, own.max_positions)
         if own.is_mxfp4:
@@ -183,7 +86,7 @@ class LLM:
         self._drafts.check(specs)
         self.turns = Turns()
         progress = self._drafts.overall(specs, progress)
-        self.model = Model.open(
+        opened = Model.open(
             self.directory,
             machine=Machine.choose(threads, isa),
             precision=precision,
@@ -192,23 +95,58 @@ class LLM:
             context=context,
             progress=progress,
         )
-        _check_vocabulary(self.directory, self.tokenizer, self.model)
-        self.engine = self._engine(specs, progress)
+        _check_vocabulary(self.directory, self.tokenizer, opened)
+        self._model: Model | None = opened
+        self._engine: Engine | None = self._engine_of(specs, progress)
+
+    @property
+    def model(self) -> Model:
+        """Raises RequestError after `close`."""
+        if self._model is None:
+            raise self._is_closed()
+        return self._model
+
+    @property
+    def engine(self) -> Engine:
+        """Raises RequestError after `close`."""
+        if self._engine is None:
+            raise self._is_closed()
+        return self._engine
+
+    def close(self) -> None:
+        """Frees the model's memory, unless another LLM of `with_draft` uses it. Later calls raise
+        RequestError, and so do those of other threads that still run."""
+        with self.turns.alone():
+            if self._engine is not None:
+                self._engine.end_all(self._is_closed())
+            self._engine = self._model = None
+            self._drafts.forget()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        levels = " > ".join(chain_of(self._engine.level)) if self._engine else "closed"
+        return f"LLM({str(self.directory)!r}, {levels})"
 
     def with_draft(
         self, draft: str | SequenceOf[str] | None, *, progress: Progress | None = None
     ) -> "LLM":
         """The same model with other drafts; nothing is loaded twice. Use one of the two at a time:
         they share the KV cache, and each counts on all of it."""
+        inputs.check_words(draft)
         is_mxfp4 = self.model.config.is_mxfp4
         specs = parse_chain(draft, self.model.precision, is_mxfp4=is_mxfp4)
         with self.turns.alone():
             self._drafts.check(specs)
             other = copy(self)
-            other.engine = other._engine(specs, self._drafts.overall(specs, progress))
+            other._engine = other._engine_of(specs, self._drafts.overall(specs, progress))
         return other
 
-    def _engine(self, specs: SequenceOf[DraftSpec], progress: Progress | None) -> Engine:
+    def _engine_of(self, specs: SequenceOf[DraftSpec], progress: Progress | None) -> Engine:
         eos = self.defaults.eos_token_ids or self.model.config.eos_token_ids
         level = self._drafts.chain(self.model, specs, progress)
         if specs:
@@ -216,15 +154,17 @@ class LLM:
         return Engine(level, self.tokenizer, eos_token_ids=eos)
 
     def generate(
-        self, prompts: Prompt | SequenceOf[Prompt], params: SamplingParams | None = None
+        self,
+        prompts: Prompt | SequenceOf[Prompt],
+        sampling_params: SamplingParams | None = None,
     ) -> list[Result]:
         """Completes one prompt or many, each a text or token ids. Results have their order."""
         engine = self.engine
-        encoded = [self.encode(prompt) for prompt in _as_many(prompts)]
-        resolved = self._resolved(params)
+        encoded = [self.encode(prompt) for prompt in inputs.prompts_of(prompts)]
+        params = self.resolved(sampling_params)
         with self.turns.alone():
             before = Stats.of(engine)
-            generations = engine.submit(GenerationRequest(encoded, resolved))
+            generations = engine.submit(GenerationRequest(encoded, params))
         try:
             self.turns.run(self.step, lambda: all(g.finish_reason is not None for g in generations))
         finally:
@@ -235,32 +175,70 @@ class LLM:
         for error in (g.error for g in generations if g.error is not None):
             raise error
         samples = iter(generations)
-        return [_result(prompt, list(islice(samples, resolved.n)), stats) for prompt in encoded]
+        return [self.result_of(each, list(islice(samples, params.n)), stats) for each in encoded]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Stream:
         """Completes one prompt piece by piece."""
-        return Stream(self, self.encode(prompt), self._resolved(params))
+        return Stream(self, self.encode(prompt), self.resolved(sampling_params))
 
     def chat(
         self,
-        messages: SequenceOf[Mapping[str, Any]],
-        params: SamplingParams | None = None,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         **template_variables: Any,
     ) -> Result:
-        """Answers a conversation through the model's chat template."""
-        prompt = self.tokenizer.chat(messages, **template_variables)
-        return self.generate([prompt], params)[0]
+        """Answers a conversation through the model's chat template.
+
+        template_variables: `tools`, `documents` and what else the template knows, such as
+            `enable_thinking`; vLLM's `chat_template_kwargs` may hold them too.
+        """
+        prompt = self.encode_chat(messages, chat_template_kwargs, template_variables)
+        return self.generate([prompt], sampling_params)[0]
+
+    def stream_chat(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **template_variables: Any,
+    ) -> Stream:
+        """Answers a conversation piece by piece. The arguments are those of `chat`."""
+        prompt = self.encode_chat(messages, chat_template_kwargs, template_variables)
+        return Stream(self, prompt, self.resolved(sampling_params))
 
     def logprobs(self, token_ids: SequenceOf[int]) -> NDArray[np.float32]:
         """Log-probabilities of the next token after each of `token_ids`: [n, vocab] float32."""
+        ids = inputs.token_ids("token_ids", token_ids)
         with self.turns.alone():
-            logits = self.model.logits(token_ids)
-        isa = self.model.machine.isa
+            logits = self.model.logits(ids)
+            isa = self.model.machine.isa
         return np.stack([_native.log_softmax(row, isa) for row in logits])
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a text as the model expects them; ids pass through."""
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        return inputs.token_ids("prompt", prompt)
+
+    def encode_chat(
+        self,
+        messages: Messages,
+        chat_template_kwargs: Mapping[str, Any] | None,
+        template_variables: Mapping[str, Any],
+    ) -> list[int]:
+        """The prompt of a conversation. Both last arguments hold variables of the template."""
+        variables = inputs.template_variables(chat_template_kwargs, template_variables)
+        return self.tokenizer.chat(inputs.messages_of(messages), **variables)
+
+    def decode(self, token_ids: SequenceOf[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of token ids."""
+        ids = inputs.token_ids("token_ids", token_ids)
+        if ids and not 0 <= min(ids) <= max(ids) < 2**31:
+            raise FieldError("token_ids", "an id is from 0 to 2147483647")
+        return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def step(self) -> None:
         """Runs one round for all callers; call it within `turns`. An error ends all requests."""
@@ -270,8 +248,21 @@ class LLM:
             self.engine.fail(error)
             raise
 
-    def _resolved(self, params: SamplingParams | None) -> SamplingParams:
-        return (params or SamplingParams()).resolved(self.defaults)
+    def resolved(self, sampling_params: SamplingParams | None) -> SamplingParams:
+        """The parameters, completed with the model's defaults."""
+        return inputs.checked_params(sampling_params).resolved(self.defaults)
+
+    def result_of(
+        self, prompt: list[int], generations: SequenceOf[Generation], stats: Stats
+    ) -> Result:
+        """The result of samples of one prompt that have ended."""
+        is_scored = generations[0].params.prompt_logprobs is not None
+        scored = generations[0].prompt_logprobs if is_scored else None
+        completions = [Completion.of(generation) for generation in generations]
+        return Result(prompt, completions, stats, scored, self.tokenizer)
+
+    def _is_closed(self) -> RequestError:
+        return RequestError(f"the LLM of {self.directory} is closed; make another one")
 
 
 def _check_context(directory: Path, asked: int | None, own: int) -> None:
@@ -288,34 +279,3 @@ def _check_vocabulary(directory: Path, tokenizer: Tokenizer, model: Model) -> No
             f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens and the model "
             f"{model.config.vocab_size}; they do not belong together"
         )
-
-
-def _as_many(prompts: Prompt | SequenceOf[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
-    many: list[Prompt] = []
-    ids: list[int] = []
-    for prompt in prompts:
-        if isinstance(prompt, (int, np.integer)):
-            ids.append(int(prompt))
-        else:
-            many.append(prompt)
-    return [*many, ids] if ids else many
-
-
-def _result(prompt: list[int], generations: SequenceOf[Generation], stats: Stats) -> Result:
-    completions = [_completion(generation) for generation in generations]
-    is_scored = generations[0].params.prompt_logprobs is not None
-    return Result(prompt, completions, stats, generations[0].prompt_logprobs if is_scored else None)
-
-
-def _completion(generation: Generation) -> Completion:
-    assert generation.finish_reason is not None
-    return Completion(
-        tokens=generation.tokens,
-        text=generation.text,
-        finish_reason=generation.finish_reason,
-        seed=generation.seed,
-        logprobs=generation.logprobs if generation.params.logprobs is not None else None,
-        origins=generation.origins,
-    )
