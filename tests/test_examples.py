@@ -13,6 +13,7 @@ LONGEST = 30  # lines
 # What each prints, and how often.
 PRINTS = {
     "async_client": {r"equal alone: True": 4},
+    "async_llm": {r"equal alone: True": 3, r"equal to the whole: True": 1},
     "batch": {r"equal to the request alone: True": 3},
     "chain": {r"equal to plain decoding: True": 1},
     "chat": {r"True: equal to plain decoding": 2},
