@@ -7,7 +7,12 @@ supported. Knows nothing of weights.
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from specqd.config.decoder import DecoderConfig, ExpertsConfig
+from specqd.config.decoder import (
+    AttentionConfig,
+    DecoderConfig,
+    ExpertsConfig,
+    PerLayerConfig,
+)
 from specqd.config.experts import read_gpt_oss, read_mixtral, read_qwen3_moe
 from specqd.config.fields import Fields
 from specqd.config.gemma import read_gemma2, read_gemma3
@@ -33,9 +38,11 @@ from specqd.errors import ConfigError, shown
 from specqd.formats.gguf import GgufFile, is_gguf
 
 __all__ = [
+    "AttentionConfig",
     "DecoderConfig",
     "ExpertsConfig",
     "GenerationDefaults",
+    "PerLayerConfig",
     "RopeConfig",
     "read_config",
     "read_generation_defaults",
@@ -72,7 +79,9 @@ _READERS: dict[str, Callable[[Fields, int | None], DecoderConfig]] = {
     "qwen3_moe": read_qwen3_moe,
     "gpt_oss": read_gpt_oss,
 }
-_TEXT_PARTS = {"mistral3": ("mistral", "ministral3")}  # wrapper -> types of its text model
+_TEXT_PARTS = {  # wrapper -> types of its text model
+    "mistral3": ("mistral", "ministral3"),
+}
 _BF16_CHECKPOINTS = {"ministral3": "; those of Ministral 3 have names that end in -BF16"}
 
 
