@@ -16,6 +16,7 @@ from specqd.config.decoder import (
 from specqd.config.experts import read_gpt_oss, read_mixtral, read_qwen3_moe
 from specqd.config.fields import Fields
 from specqd.config.gemma import read_gemma2, read_gemma3
+from specqd.config.gemma4 import read_gemma4
 from specqd.config.generation import GenerationDefaults, read_generation_defaults
 from specqd.config.gguf import config_fields
 from specqd.config.llama import (
@@ -71,6 +72,7 @@ _READERS: dict[str, Callable[[Fields, int | None], DecoderConfig]] = {
     "smollm3": read_smollm3,
     "gemma2": read_gemma2,
     "gemma3_text": read_gemma3,
+    "gemma4_text": read_gemma4,
     "phi3": read_phi3,
     "starcoder2": read_starcoder2,
     "gpt_neox": read_gpt_neox,
@@ -81,6 +83,7 @@ _READERS: dict[str, Callable[[Fields, int | None], DecoderConfig]] = {
 }
 _TEXT_PARTS = {  # wrapper -> types of its text model
     "mistral3": ("mistral", "ministral3"),
+    "gemma4": ("gemma4_text",),
 }
 _BF16_CHECKPOINTS = {"ministral3": "; those of Ministral 3 have names that end in -BF16"}
 
