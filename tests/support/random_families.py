@@ -6,13 +6,15 @@ Written from the models' definitions. Knows no readers.
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from support import random_gemma4 as gemma4
+
 if TYPE_CHECKING:
     from support.random_models import Shape
 
 ModelType = Literal[
     "llama", "mistral", "ministral3", "qwen2", "qwen3", "olmo2", "olmo3", "granite",
-    "granitemoehybrid", "glm4", "smollm3", "gemma2", "gemma3_text", "phi3", "starcoder2",
-    "gpt_neox", "stablelm", "mixtral", "qwen3_moe", "gpt_oss",
+    "granitemoehybrid", "glm4", "smollm3", "gemma2", "gemma3_text", "gemma4_text", "phi3",
+    "starcoder2", "gpt_neox", "stablelm", "mixtral", "qwen3_moe", "gpt_oss",
 ]  # fmt: skip
 Sizes = Iterator[tuple[str, tuple[int, ...]]]
 
@@ -20,6 +22,7 @@ ARCHITECTURES = {
     "granitemoehybrid": "GraniteMoeHybrid",
     "smollm3": "SmolLM3",
     "gemma3_text": "Gemma3",
+    "gemma4_text": "Gemma4",
     "gpt_neox": "GPTNeoX",
     "stablelm": "StableLm",
     "qwen3_moe": "Qwen3Moe",
@@ -36,6 +39,7 @@ NORMS_AFTER = {  # of attention and feed forward, by their names
     "olmo3": _NORMS_AFTER,
     "gemma2": _NORMS_AFTER,
     "gemma3_text": _NORMS_AFTER,
+    "gemma4_text": (*_NORMS_AFTER, "post_per_layer_input_norm"),
     "glm4": ("post_self_attn_layernorm", "post_mlp_layernorm"),
 }
 
@@ -101,8 +105,10 @@ def family_config(shape: "Shape") -> Mapping[str, Any]:
         case "gpt_oss":
             entries = {**biases, "sliding_window": shape.window}
             entries["quantization_config"] = {"quant_method": "mxfp4"}
-        case "gemma2" | "gemma3_text":
+        case "gemma2" | "gemma3_text" | "gemma4_text":
             entries = {"sliding_window": shape.window, "hidden_activation": "gelu_pytorch_tanh"}
+            if shape.model_type == "gemma4_text":
+                entries |= {**biases, "vocab_size_per_layer_input": shape.vocab}
         case "starcoder2":
             entries = {
                 "norm_epsilon": 1e-5,
@@ -120,7 +126,7 @@ def family_config(shape: "Shape") -> Mapping[str, Any]:
 
 def rope_parameters(shape: "Shape", rope: Mapping[str, Any]) -> Mapping[str, Any]:
     """The settings of `rope` in the spelling of transformers 5."""
-    if shape.model_type in ("gemma3_text", "olmo3"):
+    if shape.model_type in ("gemma3_text", "gemma4_text", "olmo3"):
         local = {"rope_type": "default", "rope_theta": 500.0}
         return {"full_attention": rope, "sliding_attention": local}
     return rope
@@ -137,6 +143,8 @@ def _llama_like_sizes(shape: "Shape") -> Sizes:
     for index in range(shape.layers):
         for name, size in _layer_sizes(shape, index):
             yield f"model.layers.{index}.{name}", size
+    if shape.model_type == "gemma4_text":
+        yield from gemma4.model_sizes(shape)
     yield from _norm(shape, "model.norm")
     if not shape.is_tied:
         yield "lm_head.weight", (shape.vocab, shape.hidden)
@@ -153,7 +161,7 @@ def _layer_sizes(shape: "Shape", index: int) -> Sizes:
     norms = ["input_layernorm", "post_attention_layernorm"]
     if kind in ("olmo2", "olmo3"):
         norms = list(NORMS_AFTER[kind])
-    if kind in ZERO_CENTRED:
+    if kind in ZERO_CENTRED or kind == "gemma4_text":
         norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
     if kind == "glm4":
         norms += NORMS_AFTER[kind]
@@ -161,6 +169,9 @@ def _layer_sizes(shape: "Shape", index: int) -> Sizes:
         norms.remove("post_attention_layernorm")
     for norm in norms:
         yield from _norm(shape, norm)
+    if kind == "gemma4_text":
+        yield from gemma4.layer_sizes(shape, index)
+        return
     feed_forward = _experts if _has_experts(shape, index) else _mlp
     linears = _attention_linears(shape) | feed_forward(shape)
     for name, (rows, columns, is_biased) in linears.items():

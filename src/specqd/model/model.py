@@ -129,6 +129,7 @@ class Model(_native.ModelForward):
             final_norm=weights.final_norm,
             head=weights.head,
             embedding=weights.embedding,
+            per_layer=weights.per_layer,
             max_rows=max_rows,
         )
         cache = _native.KvCache(decoder, _cache_pages(decoder, config, cache_positions))
