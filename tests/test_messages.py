@@ -338,7 +338,7 @@ def test_a_client_that_leaves_a_stream_frees_its_place(tmp_path: Path, seed: int
         connection.request("POST", MESSAGES, json.dumps(body), header)
         assert connection.getresponse().read(12) == b"event: messa"
         connection.close()
-        while served.metric("vllm:num_requests_running"):
-            pass
+        while not served.metric("vllm:e2e_request_latency_seconds_count"):
+            assert served.process.poll() is None
         text = served.ask("GET", "/metrics").body.decode()
         assert 'finished_reason="abort"' in text

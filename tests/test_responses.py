@@ -320,8 +320,8 @@ def test_a_client_that_leaves_a_stream_frees_its_place(tmp_path: Path, seed: int
         connection.request("POST", RESPONSES, json.dumps(body), header)
         assert connection.getresponse().read(10) == b"event: res"
         connection.close()
-        while served.metric("vllm:num_requests_running"):
-            pass
+        while not served.metric("vllm:e2e_request_latency_seconds_count"):
+            assert served.process.poll() is None
         assert served.metric("vllm:request_success_total") == 1
         text = served.ask("GET", "/metrics").body.decode()
         assert 'finished_reason="abort"' in text
