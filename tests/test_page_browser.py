@@ -45,6 +45,7 @@ def browser() -> Iterator[Any]:
 
 pytestmark = pytest.mark.usefixtures("browser")  # skips before a server starts
 model = a_model(Shape(is_peaked=True, context=8192))
+endless = a_model(Shape(is_peaked=True, context=1 << 16))  # no answer ends by itself
 served = a_server("model", "--draft", "fp4:k=3", "--draft", "ngram")  # completes texts
 chat = a_server("chat_model", "--draft", "fp4:k=3", key=KEY)
 
@@ -123,15 +124,15 @@ def test_markup_in_texts_is_shown_as_text(browser: Any, served: Served) -> None:
         assert visit.complaints == []
 
 
-def test_the_page_can_be_used_by_keyboard_alone(browser: Any, served: Served) -> None:
-    with visiting(browser, served.url) as visit:
+def test_the_page_can_be_used_by_keyboard_alone(browser: Any, endless: Path) -> None:
+    with serving(str(endless), "--draft", "none") as served, visiting(browser, served.url) as visit:
         page = visit.page
         page.locator("#prompt:focus").wait_for()  # by itself
         page.keyboard.type("one")
         page.keyboard.press("Shift+Enter")
         page.keyboard.type("two")
         assert page.locator("#prompt").input_value() == "one\ntwo"
-        visit.set(max_tokens=8000, temperature=1.5)
+        visit.set(max_tokens=60_000, temperature=1.5)
         page.locator("#prompt").focus()
         page.keyboard.press("Enter")
         page.locator(".token").first.wait_for()
@@ -190,9 +191,9 @@ def test_a_wrong_setting_is_shown_even_if_settings_were_closed(
         assert visit.page.locator(".turn").count() == 0
 
 
-def test_a_lost_connection_is_explained(browser: Any, model: Path) -> None:
-    with serving(str(model)) as served, visiting(browser, served.url) as visit:
-        visit.set(max_tokens=8000, temperature=1.5)
+def test_a_lost_connection_is_explained(browser: Any, endless: Path) -> None:
+    with serving(str(endless), "--draft", "none") as served, visiting(browser, served.url) as visit:
+        visit.set(max_tokens=60_000, temperature=1.5)
         visit.page.locator("#prompt").fill("one")
         visit.page.keyboard.press("Enter")
         visit.page.locator(".token").first.wait_for()
