@@ -11,13 +11,19 @@ import pytest
 
 from specqd import LLM, AsyncLLM, SamplingParams
 from specqd.errors import RequestError, SpecqdError
-from support.fixtures import an_llm
+from support.fixtures import a_model, an_llm
+from support.random_models import Shape
 from support.refusals import refused
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 LONG = SamplingParams(max_tokens=400, temperature=0, ignore_eos=True)
 
+# No text of `roomy` ends by itself before a test ends it.
+ENDLESS = SamplingParams(max_tokens=30_000, temperature=0, ignore_eos=True)
+roomy_model = a_model(Shape(is_peaked=True, context=1 << 15))
+
 llm = an_llm("chat_model", "fp4")
+roomy = an_llm("roomy_model")
 
 
 @pytest.fixture(autouse=True)
@@ -103,43 +109,45 @@ def test_threads_may_use_the_llm_meanwhile(llm: LLM, rng: np.random.Generator) -
         assert got.completions == llm.generate([prompt], params)[0].completions
 
 
-def test_a_stream_that_is_left_is_cancelled(llm: LLM) -> None:
+def test_a_stream_that_is_left_is_cancelled(roomy: LLM) -> None:
     async def work(served: AsyncLLM) -> int:
-        async for _ in served.stream("ab", LONG):
+        async for _ in served.stream("ab", ENDLESS):
             break
         [result] = await served.generate("b", SamplingParams(max_tokens=2, temperature=0))
         return len(result.tokens)
 
-    before = llm.engine.stats.new_tokens
-    assert run(llm, work) == 2
-    assert llm.engine.stats.new_tokens - before < 400
+    before = roomy.engine.stats.new_tokens
+    assert run(roomy, work) == 2
+    assert roomy.engine.stats.new_tokens - before < 30_000
+    assert roomy.engine.is_idle
 
 
-def test_a_cancelled_task_ends_its_request(llm: LLM) -> None:
+def test_a_cancelled_task_ends_its_request(roomy: LLM) -> None:
     async def work(served: AsyncLLM) -> None:
-        task = asyncio.create_task(served.generate("ab", LONG))
+        task = asyncio.create_task(served.generate("ab", ENDLESS))
         async for _ in served.stream("b", SamplingParams(max_tokens=3, ignore_eos=True)):
             task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    run(llm, work)
+    run(roomy, work)
+    assert roomy.engine.is_idle
 
 
-def test_closing_ends_requests_with_an_error_and_a_later_call_begins_anew(llm: LLM) -> None:
+def test_closing_ends_requests_with_an_error_and_a_later_call_begins_anew(roomy: LLM) -> None:
     async def work(served: AsyncLLM) -> None:
-        task = asyncio.create_task(served.generate("ab", LONG))
+        task = asyncio.create_task(served.generate("ab", ENDLESS))
         async for _ in served.stream("b", SamplingParams(max_tokens=3, ignore_eos=True)):
             pass
         await served.close()
         with pytest.raises(SpecqdError, match="was closed; call again"):
             await task
         params = SamplingParams(max_tokens=2, temperature=0)
-        assert (await served.generate("ab", params))[0].tokens == llm.generate("ab", params)[
-            0
-        ].tokens
+        [again] = await served.generate("ab", params)
+        assert again.tokens == roomy.generate("ab", params)[0].tokens
 
-    run(llm, work)
+    run(roomy, work)
+    assert roomy.engine.is_idle
 
 
 def test_one_object_serves_event_loops_one_after_the_other(llm: LLM) -> None:
