@@ -360,14 +360,20 @@ def test_a_broken_engine_fails_every_job_with_the_cause(
 ) -> None:
     engine = engine_of(llm)
 
-    def broken() -> None:
-        raise fault
+    step, rounds = engine.step, 0
+
+    def break_in_the_second_round() -> object:
+        nonlocal rounds
+        rounds += 1
+        if rounds > 1:
+            raise fault
+        return step()
+
+    monkeypatch.setattr(engine, "step", break_in_the_second_round)
 
     async def work(thread: EngineThread) -> None:
         job = job_of([prompt_of(rng, 5)], SamplingParams(max_tokens=500, ignore_eos=True))
         await thread.submit(job)
-        await job.updates()
-        monkeypatch.setattr(engine, "step", broken)
         with pytest.raises(StoppedError, match=fault.__name__):
             await until_it_fails(job)
         with pytest.raises(StoppedError):
