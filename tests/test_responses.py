@@ -142,6 +142,7 @@ def test_calls_are_items_behind_the_text(served: Served) -> None:
     assert len({call.call_id for call in calls}) == 2
     events = events_of(
         served,
+        RESPONSES,
         {
             "input": "Say.",
             "tools": FLAT,
