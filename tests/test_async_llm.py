@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -11,19 +12,15 @@ import pytest
 
 from specqd import LLM, AsyncLLM, SamplingParams
 from specqd.errors import RequestError, SpecqdError
-from support.fixtures import a_model, an_llm
-from support.random_models import Shape
+from support.fixtures import an_llm
 from support.refusals import refused
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
-LONG = SamplingParams(max_tokens=400, temperature=0, ignore_eos=True)
-
-# No text of `roomy` ends by itself before a test ends it.
-ENDLESS = SamplingParams(max_tokens=30_000, temperature=0, ignore_eos=True)
-roomy_model = a_model(Shape(is_peaked=True, context=1 << 15))
+# Whole characters alone, so that each round has text.
+LONG = SamplingParams(max_tokens=400, temperature=0, ignore_eos=True, logit_bias={97: 100.0})
+SHORT = SamplingParams(max_tokens=2, temperature=0)
 
 llm = an_llm("chat_model", "fp4")
-roomy = an_llm("roomy_model")
 
 
 @pytest.fixture(autouse=True)
@@ -109,45 +106,77 @@ def test_threads_may_use_the_llm_meanwhile(llm: LLM, rng: np.random.Generator) -
         assert got.completions == llm.generate([prompt], params)[0].completions
 
 
-def test_a_stream_that_is_left_is_cancelled(roomy: LLM) -> None:
-    async def work(served: AsyncLLM) -> int:
-        async for _ in served.stream("ab", ENDLESS):
-            break
-        [result] = await served.generate("b", SamplingParams(max_tokens=2, temperature=0))
-        return len(result.tokens)
+class Gate:
+    """Holds the engine before its second round, so that no request ends meanwhile."""
 
-    before = roomy.engine.stats.new_tokens
-    assert run(roomy, work) == 2
-    assert roomy.engine.stats.new_tokens - before < 30_000
-    assert roomy.engine.is_idle
+    def __init__(self, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_held, self._is_open = threading.Event(), threading.Event()
+        self._rounds, self._step = 0, llm.engine.step
+        monkeypatch.setattr(llm.engine, "step", self._one)
+
+    def _one(self) -> Any:
+        if self._rounds:
+            self.is_held.set()
+            assert self._is_open.wait(60)
+        self._rounds += 1
+        return self._step()
+
+    async def reached(self) -> None:
+        assert await asyncio.to_thread(self.is_held.wait, 60)
+
+    def open(self) -> None:
+        self._is_open.set()
 
 
-def test_a_cancelled_task_ends_its_request(roomy: LLM) -> None:
+@pytest.fixture
+def gate(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Gate:
+    return Gate(llm, monkeypatch)
+
+
+def test_a_stream_that_is_left_is_cancelled(llm: LLM, gate: Gate) -> None:
     async def work(served: AsyncLLM) -> None:
-        task = asyncio.create_task(served.generate("ab", ENDLESS))
-        async for _ in served.stream("b", SamplingParams(max_tokens=3, ignore_eos=True)):
-            task.cancel()
+        async for _ in served.stream("ab", LONG):
+            break
+        assert served._thread is not None
+        async with asyncio.timeout(60):  # only so that nothing hangs
+            while served._thread.num_open_samples:
+                await asyncio.sleep(0)
+        gate.open()
+
+    before = llm.engine.stats.new_tokens
+    run(llm, work)
+    assert llm.engine.stats.new_tokens - before < 400
+
+
+def test_a_cancelled_task_ends_its_request(llm: LLM, gate: Gate) -> None:
+    async def work(served: AsyncLLM) -> None:
+        task = asyncio.create_task(served.generate("ab", LONG))
+        await gate.reached()
+        task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        gate.open()
 
-    run(roomy, work)
-    assert roomy.engine.is_idle
+    before = llm.engine.stats.new_tokens
+    run(llm, work)
+    assert llm.engine.stats.new_tokens - before < 400
 
 
-def test_closing_ends_requests_with_an_error_and_a_later_call_begins_anew(roomy: LLM) -> None:
-    async def work(served: AsyncLLM) -> None:
-        task = asyncio.create_task(served.generate("ab", ENDLESS))
-        async for _ in served.stream("b", SamplingParams(max_tokens=3, ignore_eos=True)):
-            pass
-        await served.close()
+def test_closing_ends_requests_with_an_error_and_a_later_call_begins_anew(
+    llm: LLM, gate: Gate
+) -> None:
+    async def work(served: AsyncLLM) -> Any:
+        task = asyncio.create_task(served.generate("ab", LONG))
+        await gate.reached()
+        closing = asyncio.create_task(served.close())
         with pytest.raises(SpecqdError, match="was closed; call again"):
             await task
-        params = SamplingParams(max_tokens=2, temperature=0)
-        [again] = await served.generate("ab", params)
-        assert again.tokens == roomy.generate("ab", params)[0].tokens
+        gate.open()
+        await closing
+        return await served.generate("ab", SHORT)
 
-    run(roomy, work)
-    assert roomy.engine.is_idle
+    [result] = run(llm, work)
+    assert result.tokens == llm.generate("ab", SHORT)[0].tokens
 
 
 def test_one_object_serves_event_loops_one_after_the_other(llm: LLM) -> None:

@@ -52,13 +52,13 @@ class AsyncStream:
     async def __aiter__(self) -> AsyncIterator[str]:
         prompt, params = await asyncio.to_thread(self._encode), self._params
         parts: list[Update] = []
-        async with self._llm.running([prompt], params, is_streamed=True) as running:
+        async with self._llm._running([prompt], params, is_streamed=True) as running:
             while not running.job.is_over:
                 for update in await running.job.updates():
                     parts.append(update)
                     if update.text:
                         yield update.text
-            [self.result] = self._llm.results([prompt], params, parts, await running.stats())
+            [self.result] = self._llm._results([prompt], params, parts, await running.stats())
 
 
 class AsyncLLM:
@@ -147,13 +147,13 @@ class AsyncLLM:
 
     async def _whole(self, prompts: list[list[int]], params: SamplingParams) -> list[Result]:
         updates: list[Update] = []
-        async with self.running(prompts, params, is_streamed=False) as running:
+        async with self._running(prompts, params, is_streamed=False) as running:
             while not running.job.is_over:
                 updates += await running.job.updates()
-            return self.results(prompts, params, updates, await running.stats())
+            return self._results(prompts, params, updates, await running.stats())
 
     @asynccontextmanager
-    async def running(
+    async def _running(
         self, prompts: list[list[int]], params: SamplingParams, *, is_streamed: bool
     ) -> AsyncIterator[_Running]:
         """A request in the engine; closed at the end."""
@@ -166,7 +166,7 @@ class AsyncLLM:
         finally:
             thread.close(job)
 
-    def results(
+    def _results(
         self,
         prompts: list[list[int]],
         params: SamplingParams,

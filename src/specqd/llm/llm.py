@@ -85,19 +85,20 @@ class LLM:
         self._drafts = Drafts(self.directory, precision, self.tokenizer)
         self._drafts.check(specs)
         self.turns = Turns()
-        progress = self._drafts.overall(specs, progress)
-        opened = Model.open(
-            self.directory,
-            machine=Machine.choose(threads, isa),
-            precision=precision,
-            draft=draft_format(specs),
-            cache_positions=cache_positions,
-            context=context,
-            progress=progress,
-        )
-        _check_vocabulary(self.directory, self.tokenizer, opened)
-        self._model: Model | None = opened
-        self._engine: Engine | None = self._engine_of(specs, progress)
+        with self.turns.alone():  # the interpreter waits for it at exit
+            progress = self._drafts.overall(specs, progress)
+            opened = Model.open(
+                self.directory,
+                machine=Machine.choose(threads, isa),
+                precision=precision,
+                draft=draft_format(specs),
+                cache_positions=cache_positions,
+                context=context,
+                progress=progress,
+            )
+            _check_vocabulary(self.directory, self.tokenizer, opened)
+            self._model: Model | None = opened
+            self._engine: Engine | None = self._engine_of(specs, progress)
 
     @property
     def model(self) -> Model:
