@@ -14,8 +14,8 @@ import click
 from specqd.cli import explain
 from specqd.cli.answers import ChanneledAnswer, PlainAnswer, write_answer
 from specqd.cli.chat_input import ChatInput, PipedInput, TerminalInput, history_file
+from specqd.cli.command import Command
 from specqd.cli.conversation import converse
-from specqd.cli.generate import level_table
 from specqd.cli.opening import open_llm
 from specqd.cli.options import (
     context_option,
@@ -23,8 +23,11 @@ from specqd.cli.options import (
     machine_options,
     model_argument,
     precision_option,
+    sampling_of,
     sampling_options,
+    system_option,
 )
+from specqd.cli.summary import level_table
 from specqd.cli.terminal import harmless, has_colour, one_line
 from specqd.errors import RequestError, SpecqdError
 from specqd.text.channels import has_channels
@@ -53,9 +56,9 @@ Ctrl-C stops an answer; its text so far stays in the conversation."""
 _COMMANDS = ("/system", "/clear", "/stats", "/explain", "/help", "/quit", "/exit")
 
 
-@click.command(epilog=_EPILOG)
+@click.command(cls=Command, epilog=_EPILOG)
 @model_argument
-@click.option("--system", metavar="TEXT", help="The system message.")
+@system_option("The system message.")
 @partial(sampling_options, max_tokens=None)
 @draft_option
 @precision_option
@@ -81,7 +84,7 @@ def chat(
     """
     from specqd.sampling import SamplingParams
 
-    params = SamplingParams(**sampling)
+    params = SamplingParams(**sampling_of(sampling))
     llm = open_llm(model, draft, threads, isa, precision=precision, context=context)
     if not llm.tokenizer.has_chat_template and params.max_tokens is None:
         params = replace(params, max_tokens=128)

@@ -32,6 +32,11 @@ def one_line(text: str) -> str:
     return harmless(text.replace("\n", " "))
 
 
+def say(text: str) -> None:
+    """Prints a line of the program's own to standard error."""
+    print(f"specqd: {one_line(text)}", file=sys.stderr)
+
+
 def write_text(text: str) -> None:
     """Writes a model's text to standard output and flushes; harmless on a terminal, else raw."""
     sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
