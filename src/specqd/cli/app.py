@@ -10,6 +10,7 @@ from specqd.cli.command import Group
 from specqd.cli.demo import demo
 from specqd.cli.generate import generate
 from specqd.cli.inspect import inspect
+from specqd.cli.models import models, pull, rm
 from specqd.cli.pack import pack
 from specqd.cli.serve import serve
 
@@ -40,5 +41,5 @@ def app() -> None:
     """
 
 
-for _command in (generate, chat, serve, batch, demo, inspect, pack, bench):
+for _command in (generate, chat, serve, batch, demo, models, pull, rm, inspect, pack, bench):
     app.add_command(_command)

@@ -12,6 +12,8 @@ import click
 COMMANDS = {
     "run": "chat",
     "complete": "generate",
+    "list": "models",
+    "ls": "models",
     "show": "inspect",
 }
 
