@@ -33,7 +33,7 @@ def _end(llm: "LLM", result: "Result", completion: "Completion") -> str:
         case "stop":
             return "stop text"
         case "cancelled":
-            return "by Ctrl-C"
+            return "Ctrl-C"
         case reason:
             return reason
 

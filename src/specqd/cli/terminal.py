@@ -2,7 +2,10 @@
 
 import os
 import sys
-from collections.abc import Sequence
+import termios
+import tty
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Self, TextIO
 
@@ -50,6 +53,18 @@ def outputs_meet() -> bool:
     except (OSError, ValueError):  # a test's stand-in has no descriptor
         return False
     return os.path.samestat(out, error)
+
+
+@contextmanager
+def no_echo() -> Iterator[None]:
+    """Shows nothing of what is typed; the next reader gets it. Ctrl-C and Ctrl-Z still work."""
+    keyboard = sys.stdin.fileno()
+    before = termios.tcgetattr(keyboard)
+    tty.setcbreak(keyboard, termios.TCSADRAIN)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
 
 
 def has_colour(stream: TextIO) -> bool:
