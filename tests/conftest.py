@@ -19,6 +19,8 @@ from support.openai_client import client_of
 from support.random_models import PACKED_SHAPE, Shape, make_model
 from support.served import TEMPLATE, Served
 
+os.environ["SPECQD_CONFIG"] = os.devnull  # not the user's own file
+
 # Times of examples tell nothing, and an example may write over the files of the one before.
 settings.register_profile(
     "ours", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

@@ -108,7 +108,7 @@ def test_piped_commands_are_run(model: Path) -> None:
     assert ran.stdout.decode().rstrip("\n") == llm.chat(messages, params).text.rstrip("\n")
 
 
-@pytest.mark.parametrize("command", ["/quit", "/exit"])
+@pytest.mark.parametrize("command", ["/quit", "/exit", "/bye"])
 def test_nothing_after_quit_is_answered(model: Path, command: str) -> None:
     ran = chat_through_pipe(f"{command}\nab\n", model, "-n", "2")
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, b"", b"")
@@ -152,9 +152,11 @@ def test_a_terminal_streams_and_keeps_the_conversation(model: Path, chat_on_term
     with chat_on_terminal(model, "-n", "5", *GREEDY) as session:
         session.expect("/help lists the commands")
         session.say("one" + CTRL_J + "two")
-        session.expect("cut after 5 tokens")
+        session.expect("specqd: 5 tokens, ")
+        session.expect("stopped: length")
         session.say("three\\" + ENTER + "four")
-        session.expect("cut after 5 tokens")
+        session.expect("specqd: 5 tokens, ")
+        session.expect("stopped: length")
         session.say("/stats")
         shown = session.expect("context ")
         session.say("", CTRL_D)
@@ -177,7 +179,7 @@ def test_ctrl_c_stops_one_answer_and_its_prompt_stays_cached(
             session.say(message)
             session.expect_answer()
             session.send(CTRL_C)
-            session.expect("stopped after ")
+            session.expect("stopped: Ctrl-C")
         session.say("a line given up", CTRL_C)
         session.say("/stats")
         session.expect("tokens, ")
@@ -200,7 +202,7 @@ def test_ctrl_z_is_left_to_the_shell(model: Path, chat_on_terminal: Open) -> Non
 def test_a_full_context_is_reported_and_clear_starts_again(
     endless: Path, chat_on_terminal: Open
 ) -> None:
-    full = "all 40 positions are full; /clear starts again"
+    full = "all 40 positions of the context are full); /clear starts again"
     with chat_on_terminal(endless, "--context", "40", *GREEDY) as session:
         session.say("ab")
         session.expect(full)

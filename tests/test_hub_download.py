@@ -63,6 +63,7 @@ def fetch(environment: dict[str, str], tmp_path: Path) -> Fetch:
         command = [*PROGRAM, "generate", name, "-p", "ab", "-n", "9", "--draft", "none"]
         ran = subprocess.run(
             [*command, "--temperature", "0"],
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             env=environment | more,
             cwd=tmp_path,

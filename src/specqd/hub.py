@@ -1,12 +1,14 @@
 """Resolves the name of a model to a local directory.
 
-Owns the form of repository ids, the list of files that a model needs, and the shipped model. The
-cache, access tokens and offline mode belong to huggingface_hub.
+Owns the form of repository ids, short names, the list of files that a model needs, and the shipped
+model. The cache, access tokens and offline mode belong to huggingface_hub.
 """
 
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,29 @@ _REPO = re.compile(
     r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@(?P<revision>[\w./-]+))?",
     re.ASCII,
 )
+# Well-known chat models by family and size. Each is of a kind that read_config accepts.
+SHORT_NAMES = {
+    "gemma3:270m": "google/gemma-3-270m-it",
+    "gemma3:1b": "google/gemma-3-1b-it",
+    "granite3.3:2b": "ibm-granite/granite-3.3-2b-instruct",
+    "llama3.2:1b": "meta-llama/Llama-3.2-1B-Instruct",
+    "llama3.2:3b": "meta-llama/Llama-3.2-3B-Instruct",
+    "mistral:7b": "mistralai/Mistral-7B-Instruct-v0.3",
+    "olmo2:1b": "allenai/OLMo-2-0425-1B-Instruct",
+    "phi3.5:3.8b": "microsoft/Phi-3.5-mini-instruct",
+    "qwen2.5:0.5b": "Qwen/Qwen2.5-0.5B-Instruct",
+    "qwen2.5:1.5b": "Qwen/Qwen2.5-1.5B-Instruct",
+    "qwen2.5-coder:1.5b": "Qwen/Qwen2.5-Coder-1.5B-Instruct",
+    "qwen3:0.6b": "Qwen/Qwen3-0.6B",
+    "qwen3:1.7b": "Qwen/Qwen3-1.7B",
+    "qwen3:4b": "Qwen/Qwen3-4B",
+    "qwen3:8b": "Qwen/Qwen3-8B",
+    "smollm2:135m": "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "smollm2:360m": "HuggingFaceTB/SmolLM2-360M-Instruct",
+    "smollm2:1.7b": "HuggingFaceTB/SmolLM2-1.7B-Instruct",
+    "smollm3:3b": "HuggingFaceTB/SmolLM3-3B",
+}
+SHIPPED = "pycode-28m"
 _DESCRIPTION = [
     "config.json",
     "generation_config.json",
@@ -36,7 +61,8 @@ _DESCRIPTION = [
 
 
 def resolve(path_or_repo: str | Path) -> Path:
-    """The local directory or GGUF file of a model; fetches `owner/name[@revision]`.
+    """The local directory or GGUF file of a model; fetches `owner/name[@revision]` and the
+    repositories of short names.
 
     Files in the Hugging Face cache are not fetched again. Raises HubError.
     """
@@ -53,13 +79,82 @@ def resolve(path_or_repo: str | Path) -> Path:
         return path
     if exists:
         raise HubError(f"{path}: is a file; name the model's directory or a .gguf file instead")
-    repo = _REPO.fullmatch(path_or_repo) if isinstance(path_or_repo, str) else None
+    if path_or_repo == SHIPPED:
+        return shipped_model()
+    return _fetch(*_repository(str(path_or_repo)))
+
+
+def _repository(name: str) -> tuple[str, str | None]:
+    """The repository and the revision that a name stands for."""
+    repo = _REPO.fullmatch(SHORT_NAMES.get(name, name))
     if repo is None:
+        near = get_close_matches(name, SHORT_NAMES)
+        meant = f"; did you mean {' or '.join(near)}?" if near else ""
         raise HubError(
-            f"{str(path_or_repo)!r}: no such directory, and not a repository; "
+            f"{name!r}: no such directory, and not a repository{meant}; "
             "name a model directory or owner/name[@revision]"
         )
-    return _fetch(repo["repo"], repo["revision"])
+    return repo["repo"], repo["revision"]
+
+
+def model_name(path: Path) -> str:
+    """The name to show for a model: its directory's, or owner/name if it is in the cache."""
+    if path.parent.name == "snapshots" and path.parent.parent.name.startswith("models--"):
+        return path.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
+    return path.name or path.resolve().name
+
+
+@dataclass(frozen=True, slots=True)
+class CachedModel:
+    """A repository in the cache. `path` is the snapshot that its name alone stands for, or the
+    newest one."""
+
+    name: str
+    path: Path
+    size_bytes: int  # on the disk, all revisions
+
+
+def cached_models() -> list[CachedModel]:
+    """The cached repositories that hold a model, by name. Fetches nothing."""
+    found = []
+    for repo in _cached_repositories():
+        named = repo.refs.get("main") or max(repo.revisions, key=lambda each: each.last_modified)
+        if (named.snapshot_path / "config.json").is_file():
+            found.append(CachedModel(repo.repo_id, named.snapshot_path, repo.size_on_disk))
+    return sorted(found, key=lambda each: each.name.lower())
+
+
+def remove_cached(name: str) -> int:
+    """Removes a repository, or one of its revisions, from the cache; returns the bytes freed.
+
+    Raises HubError where the cache has no such model.
+    """
+    import huggingface_hub
+
+    repo_id, revision = _repository(name)
+    commits = [
+        each.commit_hash
+        for repo in _cached_repositories()
+        if repo.repo_id.lower() == repo_id.lower()
+        for each in repo.revisions
+        if revision is None or revision in {each.commit_hash, *each.refs}
+    ]
+    if not commits:
+        raise HubError(f"{name}: is not in the cache; `specqd models` lists what is")
+    removal = huggingface_hub.scan_cache_dir().delete_revisions(*commits)
+    removal.execute()
+    return removal.expected_freed_size
+
+
+def _cached_repositories() -> list[Any]:
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    try:
+        repos = huggingface_hub.scan_cache_dir().repos
+    except errors.CacheNotFound:
+        return []
+    return [repo for repo in repos if repo.repo_type == "model" and repo.revisions]
 
 
 def shipped_model() -> Path:

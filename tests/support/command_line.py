@@ -14,4 +14,6 @@ Refuse = Callable[..., str]  # arguments of a command that must fail -> its one 
 
 def run_program(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[bytes]:
     command = [*PROGRAM, *map(str, arguments)]
+    if "input" not in options:
+        options.setdefault("stdin", subprocess.DEVNULL)
     return subprocess.run(command, capture_output=True, check=False, **options)

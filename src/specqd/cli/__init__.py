@@ -23,6 +23,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     import click
 
     from specqd.cli.app import app
+    from specqd.cli.settings import read_settings
     from specqd.cli.terminal import one_line
     from specqd.errors import SpecqdError, SpecqdWarning
 
@@ -35,7 +36,12 @@ def _run(arguments: Sequence[str] | None) -> int:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             warnings.simplefilter("always", SpecqdWarning)
-            status = app(args=arguments, prog_name="specqd", standalone_mode=False)
+            status = app(
+                args=arguments,
+                prog_name="specqd",
+                standalone_mode=False,
+                default_map=read_settings(app),
+            )
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except click.exceptions.Abort:

@@ -1,9 +1,11 @@
 """Streams an answer to the terminal, and keeps its text."""
 
+import shutil
 import sys
 from typing import TYPE_CHECKING
 
 from specqd.cli.terminal import harmless, has_colour, outputs_meet, write_text
+from specqd.cli.wrapping import WordWrap
 from specqd.text.channels import ANSWER, ChannelReader
 
 if TYPE_CHECKING:
@@ -13,17 +15,20 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 class PlainAnswer:
-    """Everything that the model generates, on standard output."""
+    """Everything that the model generates, on standard output; of a terminal, wrapped if asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_wrapped: bool = False) -> None:
         self.text = ""
+        self._wrap = WordWrap(_columns) if is_wrapped and sys.stdout.isatty() else None
 
     def show(self, piece: str) -> None:
-        write_text(piece)
+        write_text(self._wrap.feed(harmless(piece)) if self._wrap else piece)
         self.text += piece
 
     def finish(self) -> None:
         """Ends the last line."""
+        if self._wrap:
+            write_text(self._wrap.finish())
         if not self.text.endswith("\n"):
             write_text("\n")
 
@@ -44,8 +49,9 @@ class ChanneledAnswer(PlainAnswer):
     """The answer channel alone. Thoughts are shown dimmed on standard error, if that is a terminal,
     and are not kept."""
 
-    def __init__(self, *, shows_thoughts: bool) -> None:
-        super().__init__()
+    def __init__(self, *, shows_thoughts: bool, is_wrapped: bool = False) -> None:
+        super().__init__(is_wrapped=is_wrapped)
+        self._thought_wrap = WordWrap(_columns) if is_wrapped and sys.stderr.isatty() else None
         self._reader = ChannelReader()
         self._shows_thoughts = shows_thoughts
         self._is_thinking = False
@@ -57,8 +63,8 @@ class ChanneledAnswer(PlainAnswer):
                 super().show(text)
             elif self._shows_thoughts:
                 self._is_thinking = True
-                dim, plain = (_DIM, _PLAIN) if has_colour(sys.stderr) else ("", "")
-                print(f"{dim}{harmless(text)}{plain}", end="", file=sys.stderr, flush=True)
+                wrap = self._thought_wrap
+                _think(wrap.feed(harmless(text)) if wrap else harmless(text))
 
     def finish(self) -> None:
         self._end_thought()
@@ -68,8 +74,18 @@ class ChanneledAnswer(PlainAnswer):
 
     def _end_thought(self) -> None:
         if self._is_thinking:
-            print(file=sys.stderr)
+            _think((self._thought_wrap.finish() if self._thought_wrap else "") + "\n")
+            self._thought_wrap = WordWrap(_columns) if self._thought_wrap else None
         self._is_thinking = False
+
+
+def _think(text: str) -> None:
+    dim, plain = (_DIM, _PLAIN) if has_colour(sys.stderr) else ("", "")
+    print(f"{dim}{text}{plain}", end="", file=sys.stderr, flush=True)
+
+
+def _columns() -> int:
+    return shutil.get_terminal_size().columns
 
 
 def write_answer(stream: "Stream", answer: PlainAnswer) -> "Result":

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import click
 
+from specqd.cli.command import Command
 from specqd.cli.opening import open_llm
 from specqd.cli.options import IN_FILE, OUT_FILE, draft_option, machine_options, model_argument
 from specqd.cli.terminal import ProgressBar, one_line
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("requests", type=IN_FILE)
 @model_argument
 @click.option(

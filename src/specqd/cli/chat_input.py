@@ -5,7 +5,7 @@ A line that ends in a backslash continues in the next one, in both.
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
@@ -54,9 +54,9 @@ class TerminalInput:
     backslash before Enter start a new line; Tab completes commands; Ctrl-R searches; Ctrl-Z
     suspends the program."""
 
-    def __init__(self, commands: Sequence[str], history_file: Path) -> None:
+    def __init__(self, commands: Mapping[str, Sequence[str]], history_file: Path) -> None:
         from prompt_toolkit import PromptSession  # imported here: it takes a sixth of a second
-        from prompt_toolkit.completion import WordCompleter
+        from prompt_toolkit.completion import NestedCompleter
         from prompt_toolkit.output import create_output
         from prompt_toolkit.shortcuts import CompleteStyle
 
@@ -66,7 +66,9 @@ class TerminalInput:
             prompt_continuation="  ",
             history=_history(history_file),
             key_bindings=_keys(),
-            completer=WordCompleter(list(commands), sentence=True),
+            completer=NestedCompleter.from_nested_dict(
+                {command: dict.fromkeys(words) or None for command, words in commands.items()}
+            ),
             complete_while_typing=False,
             complete_style=CompleteStyle.READLINE_LIKE,
             reserve_space_for_menu=0,

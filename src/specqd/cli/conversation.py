@@ -1,7 +1,7 @@
 """A conversation as the prompt of its next answer. Knows no terminal and no model."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from specqd.errors import RequestError
 
@@ -22,6 +22,15 @@ class Conversation(Protocol):
     def record(self, message: str, answer: str) -> None:
         """Appends the message and its answer."""
 
+    def take_back(self) -> tuple[str, str] | None:
+        """Removes the last message and its answer, and returns them; None if there is none."""
+
+    def saved(self) -> dict[str, Any]:
+        """The conversation as JSON."""
+
+    def shown(self) -> str:
+        """The conversation as a text for readers."""
+
     def clear(self) -> None:
         """Drops all messages but the system message."""
 
@@ -35,12 +44,28 @@ class Dialogue:
     messages: list[dict[str, str]] = field(default_factory=list)
 
     def prompt(self, message: str) -> list[int]:
+        return self.tokenizer.chat([*self._all(), {"role": "user", "content": message}])
+
+    def _all(self) -> list[dict[str, str]]:
         first = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return self.tokenizer.chat([*first, *self.messages, {"role": "user", "content": message}])
+        return [*first, *self.messages]
 
     def record(self, message: str, answer: str) -> None:
         self.messages.append({"role": "user", "content": message})
         self.messages.append({"role": "assistant", "content": answer})
+
+    def take_back(self) -> tuple[str, str] | None:
+        if not self.messages:
+            return None
+        *self.messages, asked, answer = self.messages
+        return asked["content"], answer["content"]
+
+    def saved(self) -> dict[str, Any]:
+        return {"messages": self._all()}
+
+    def shown(self) -> str:
+        parts = (f"## {each['role']}\n\n{each['content'].strip()}\n" for each in self._all())
+        return "\n".join(parts)
 
     def clear(self) -> None:
         self.messages.clear()
@@ -53,6 +78,8 @@ class RunningText:
 
     tokenizer: "Tokenizer"
     text: str = ""
+    # Each message, and where in the text it and its answer begin.
+    turns: list[tuple[str, int, int]] = field(default_factory=list)
 
     @property
     def system(self) -> str | None:
@@ -70,10 +97,26 @@ class RunningText:
         return self.tokenizer.encode(text)
 
     def record(self, message: str, answer: str) -> None:
-        self.text = self._with(message) + answer
+        asked, before = self._with(message), len(self.text)
+        self.turns.append((message, before, len(asked)))
+        self.text = asked + answer
+
+    def take_back(self) -> tuple[str, str] | None:
+        if not self.turns:
+            return None
+        message, before, begins = self.turns.pop()
+        answer, self.text = self.text[begins:], self.text[:before]
+        return message, answer
+
+    def saved(self) -> dict[str, Any]:
+        return {"text": self.text}
+
+    def shown(self) -> str:
+        return self.text
 
     def clear(self) -> None:
         self.text = ""
+        self.turns.clear()
 
     def _with(self, message: str) -> str:
         begins_line = not message or not self.text or self.text.endswith("\n")

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from specqd.cli.answers import PlainAnswer, write_answer
+from specqd.cli.command import Command
 from specqd.cli.opening import open_llm
-from specqd.cli.options import machine_options, model_argument
+from specqd.cli.options import machine_options, model_argument, option
 from specqd.cli.terminal import ProgressBar, aligned, harmless, write_text
 from specqd.errors import RequestError
 
@@ -32,18 +33,19 @@ _REPEATS = 5  # runs of each way of decoding, in turn, so that noise affects bot
 _TITLES = ("plain", "with its FP4 draft")
 
 
-@click.command()
+@click.command(cls=Command)
 @model_argument
-@click.option("-p", "--prompt", default=_PROMPT, metavar="TEXT", help="Text to continue.")
-@click.option(
+@option("-p", "--prompt", default=_PROMPT, metavar="TEXT", help="Text to continue.")
+@option(
     *("-n", "--max-tokens"),
+    also=("--predict", "--n-predict", "--num-predict", "--max-new-tokens"),
     default=128,
     show_default=True,
     type=click.IntRange(2),
     help="Maximum of new tokens.",
 )
-@click.option("--temperature", default=0.7, show_default=True, help="0: greedy.")
-@click.option("--seed", default=4, show_default=True, help="Seed of sampling.")
+@option("--temperature", also=("--temp",), default=0.7, show_default=True, help="0: greedy.")
+@option("--seed", also=("-s",), default=4, show_default=True, help="Seed of sampling.")
 @machine_options
 def demo(
     model: str | None,
@@ -93,6 +95,7 @@ def demo(
 
 def introduction(llm: "LLM") -> list[str]:
     from specqd import _native
+    from specqd.hub import model_name
 
     machine, model = llm.model.machine, llm.model
     sizes = (
@@ -101,7 +104,7 @@ def introduction(llm: "LLM") -> list[str]:
         model.as_draft().bytes_per_forward,
     )
     return [
-        f"{llm.directory.name} on {_native.cpu_model()}, {machine.pool.threads} threads, "
+        f"{model_name(llm.directory)} on {_native.cpu_model()}, {machine.pool.threads} threads, "
         f"{machine.isa}",
         "Weights: {:.1f} MB in BF16; an exact forward reads {:.1f} MB, of which {:.1f} MB are the "
         "MXFP4 draft.".format(*(size / 1e6 for size in sizes)),

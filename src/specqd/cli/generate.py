@@ -2,7 +2,11 @@
 
 import json
 import math
+import os
+import select
+import stat
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +15,7 @@ import click
 
 from specqd.cli import explain
 from specqd.cli.answers import ChanneledAnswer, RawAnswer, write_answer
+from specqd.cli.command import Command
 from specqd.cli.opening import open_llm
 from specqd.cli.options import (
     OUT_FILE,
@@ -18,51 +23,69 @@ from specqd.cli.options import (
     draft_option,
     machine_options,
     model_argument,
+    option,
     precision_option,
     prompt_options,
+    sampling_of,
     sampling_options,
+    system_option,
 )
-from specqd.cli.terminal import aligned, has_colour, one_line
+from specqd.cli.summary import level_table, summary
+from specqd.cli.terminal import has_colour, one_line, say
 from specqd.errors import RequestError
 from specqd.text.channels import has_channels
 
 if TYPE_CHECKING:
-    from specqd.engine.reports import LevelReport, Stats
     from specqd.llm import LLM, Prompt, Result
     from specqd.sampling import SamplingParams
 
 _EPILOG = """\b
 Examples:
-  specqd generate -p "def fibonacci(n):"
+  specqd generate smollm2:135m --chat -p "Why is the sky blue?" -n -1
   specqd generate ./my-model -p "Once upon a time" -n 200 --temperature 0.8 --seed 7
-  specqd generate Qwen/Qwen3-0.6B --chat -p "Why is the sky blue?" --stop "\\n\\n"
-  specqd generate ./my-model -p "Hello" --draft fp4 --draft ./smaller --draft ngram
+  specqd generate ./model.gguf -p "Hello" --draft fp4 --draft ./smaller --draft ngram
+  cat notes.txt | specqd generate qwen3:0.6b --chat -p "Summarise this text."
   cat notes.txt | specqd generate --json | jq .stats
 """
 
 
-@click.command(epilog=_EPILOG)
+_PATIENCE = 1.0  # seconds of silence on standard input before the user is told
+
+
+@click.command(cls=Command, epilog=_EPILOG)
 @model_argument
 @prompt_options
+@option("--chat", "is_chat", is_flag=True, help="Apply the chat template.")
+@system_option("System message; with --chat.")
 @sampling_options
 @draft_option
-@click.option("--chat", "is_chat", is_flag=True, help="Apply the chat template.")
 @precision_option
 @context_option
 @machine_options
-@click.option("--json", "is_json", is_flag=True, help="Print text and statistics as JSON.")
-@click.option(
-    "--logprobs", type=int, metavar="K", help="With --json: log-probabilities, and the K likeliest."
+@option("--json", "is_json", is_flag=True, help="Print text and statistics as JSON.")
+@option(
+    "--logprobs",
+    also=("--n-probs",),
+    type=int,
+    metavar="K",
+    help="With --json: log-probabilities, and the K likeliest.",
 )
-@click.option("--stats", "has_stats", is_flag=True, help="Print a table of each level's work.")
-@click.option("--explain", "is_explained", is_flag=True, help="Colour tokens by who drafted them.")
-@click.option("--explain-html", "page", type=OUT_FILE, help="Write it as an HTML page.")
+@option(
+    "--stats",
+    "has_stats",
+    also=("--verbose", "-v"),
+    is_flag=True,
+    help="Print a table of each level's work.",
+)
+@option("--explain", "is_explained", is_flag=True, help="Colour tokens by who drafted them.")
+@option("--explain-html", "page", type=OUT_FILE, help="Write it as an HTML page.")
 def generate(
     model: str | None,
     prompt: str | None,
     file: str | None,
-    draft: tuple[str, ...],
     is_chat: bool,
+    system: str | None,
+    draft: tuple[str, ...],
     precision: str,
     context: int | None,
     threads: int | None,
@@ -75,18 +98,21 @@ def generate(
 ) -> None:
     """Continue a text: the new text to stdout, a summary to stderr.
 
-    Without -p and -f, the text is read from standard input. One newline at the end of a file or of
-    standard input is dropped. Sampling options default to the model's generation_config.json.
+    The text is that of -p or -f, else standard input. With -p, a pipe or file on standard input
+    stands before it. One newline at the end of a file or of standard input is dropped. Sampling
+    options default to the model's generation_config.json.
     """
     if sampling["logprobs"] is not None and not is_json:
         raise click.UsageError("--logprobs needs JSON; add --json")
+    if system is not None and not is_chat:
+        raise click.UsageError("--system needs a chat; add --chat")
     text = read_prompt(prompt, file)
 
     from specqd.sampling import SamplingParams
 
-    params = SamplingParams(**sampling)
+    params = SamplingParams(**sampling_of(sampling))
     llm = open_llm(model, draft, threads, isa, precision=precision, context=context)
-    ids = prompt_ids(llm, text, is_chat)
+    ids = prompt_ids(llm, text, is_chat, system)
     if is_json or is_explained:
         result = llm.generate([ids], params)[0]
     else:
@@ -98,7 +124,7 @@ def generate(
     if page is not None:
         write_page(llm, text, result, page)
     if not is_json:
-        print(summary(result, params.resolved(llm.defaults).temperature), file=sys.stderr)
+        say(summary(llm, result, params))
     if has_stats:
         print("\n".join(level_table(result.stats)), file=sys.stderr)
 
@@ -123,34 +149,58 @@ def write_explained(llm: "LLM", result: "Result") -> None:
 
 
 def write_page(llm: "LLM", prompt: str, result: "Result", page: Path) -> None:
+    from specqd.hub import model_name
+
     spans = explain.explained(result.completions[0], llm.tokenizer)
-    heading = f"Who drafted what: {llm.directory.name}"
+    heading = f"Who drafted what: {model_name(llm.directory)}"
     content = explain.as_html(prompt, spans, result.stats.chain, heading)
     page.write_text(content, encoding="utf-8")
 
 
 def read_prompt(prompt: str | None, file: str | None) -> str:
-    """The prompt of -p or -f, else all of standard input."""
+    """The prompt of -p or -f, else all of standard input; before -p, what is piped in."""
     if prompt is not None and file is not None:
         raise click.UsageError("-p and -f both name a prompt; give one of them")
-    if prompt is not None and prompt != "-":
-        return prompt
-    if file is None and prompt is None and sys.stdin.isatty():
+    if file is not None:
+        return _decoded(Path(file).read_bytes(), file)
+    if prompt is None and sys.stdin.isatty():
         raise click.UsageError("no prompt: give -p TEXT, -f FILE or standard input")
-    data = sys.stdin.buffer.read() if file is None else Path(file).read_bytes()
+    if prompt is None or prompt == "-":
+        return _read_input()
+    piped = _read_input() if _is_piped() else ""
+    return f"{piped}\n{prompt}" if piped else prompt
+
+
+def _is_piped() -> bool:
+    """Whether standard input is a pipe or a file, not a terminal or /dev/null."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError, AttributeError):  # closed, or a stand-in without a descriptor
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
+
+
+def _read_input() -> str:
+    with suppress(OSError, ValueError):  # a stand-in has no descriptor, and is never awaited
+        if not select.select([sys.stdin], [], [], _PATIENCE)[0]:
+            say("waiting for standard input, which is part of the prompt; </dev/null leaves it out")
+    return _decoded(sys.stdin.buffer.read(), "standard input")
+
+
+def _decoded(data: bytes, origin: str) -> str:
     try:
         return data.decode("utf-8").removesuffix("\n")
     except UnicodeDecodeError as error:
-        name = file or "standard input"
         raise RequestError(
-            f"{one_line(name)}: byte {error.start} is not UTF-8; convert the text first"
+            f"{one_line(origin)}: byte {error.start} is not UTF-8; convert the text first"
         ) from error
 
 
-def prompt_ids(llm: "LLM", text: str, is_chat: bool) -> "Prompt":
-    if is_chat:
-        return llm.tokenizer.chat([{"role": "user", "content": text}])
-    return llm.encode(text)
+def prompt_ids(llm: "LLM", text: str, is_chat: bool, system: str | None = None) -> "Prompt":
+    if not is_chat:
+        return llm.encode(text)
+    first = [] if system is None else [{"role": "system", "content": system}]
+    return llm.tokenizer.chat([*first, {"role": "user", "content": text}])
 
 
 def described(result: "Result", *, has_origins: bool = False) -> dict[str, Any]:
@@ -184,58 +234,3 @@ def described(result: "Result", *, has_origins: bool = False) -> dict[str, Any]:
 
 def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None  # JSON has no infinity
-
-
-def summary(result: "Result", temperature: float | None) -> str:
-    """One line: tokens, tokens/s, each level's forwards and acceptance, the seed of sampling."""
-    stats = result.stats
-    head = f"{stats.new_tokens} tokens, {stats.tokens_per_s:.1f} tokens/s"
-    seed = [f"seed {result.completions[0].seed}"] if temperature else []
-    return "specqd: " + "; ".join([head, *map(_level_summary, stats.levels), *seed])
-
-
-def _level_summary(level: "LevelReport") -> str:
-    text = f"{level.name}: {level.forwards} forwards at {level.gb_per_s:.1f} GB/s"
-    if level.acceptance is not None:
-        text += f", {level.acceptance:.0%} of {level.drafted} drafted tokens accepted"
-    return text
-
-
-def level_table(stats: "Stats") -> list[str]:
-    """A row per level, outermost first; then acceptance by position in the proposal."""
-    rows = [
-        [
-            *("level", "forwards", "rows", "ms/forward", "GB/s", "pick ms"),
-            *("token value ms", "drafted", "accepted", "", "mean length"),
-        ]
-    ]
-    for level in stats.levels:
-        rows.append(
-            [
-                level.name,
-                str(level.forwards),
-                str(level.rows),
-                f"{1e3 * level.seconds / max(level.forwards, 1):.2f}",
-                f"{level.gb_per_s:.1f}",
-                f"{1e3 * level.pick_seconds:.1f}",
-                "-" if level.token_value_s is None else f"{1e3 * level.token_value_s:.2f}",
-                *_acceptance_cells(level),
-            ]
-        )
-    positions = []
-    for level in stats.levels:
-        if level.drafted:
-            shares = " ".join(f"{share:.2f}" for share in level.acceptance_at)
-            positions.append(f"{level.name}: accepted by position {shares}")
-    return [*aligned(rows), *positions]
-
-
-def _acceptance_cells(level: "LevelReport") -> list[str]:
-    if level.acceptance is None or level.mean_accepted_length is None:
-        return ["-"] * 4
-    return [
-        str(level.drafted),
-        str(level.accepted),
-        f"{level.acceptance:.0%}",
-        f"{level.mean_accepted_length:.2f}",
-    ]

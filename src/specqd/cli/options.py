@@ -1,35 +1,93 @@
 """Arguments and options that several commands share."""
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
+
+from specqd.cli.command import Model, Option, keep_model
+from specqd.errors import SpecqdWarning
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 IN_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 OUT_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
+MODEL_IS = "A directory, a .gguf file, owner/name[@revision] or a short name: `specqd models`."
 _ISAS = ("amx", "avx512bf16", "avx512", "avx2vnni", "avx2", "portable")
 
 
+def option(*names: str, also: Sequence[str] = (), **settings: Any) -> Callable[[Command], Command]:
+    """An option with further names, which the help does not show."""
+    return click.option(*names, cls=Option, also=also, **settings)
+
+
 def model_argument(command: Command) -> Command:
-    return click.argument("model", required=False)(command)
+    """MODEL, by default the shipped one; also as -m, as llama.cpp has it."""
+    by_option = click.option(
+        *("-m", "--model", "-hf", "--hf-repo", "model_by_option"),
+        hidden=True,
+        expose_value=False,
+        is_eager=True,
+        allow_from_autoenv=False,
+        callback=keep_model,
+    )
+    argument = click.argument(
+        "model",
+        cls=Model,
+        required=False,
+        envvar="SPECQD_MODEL",
+        shell_complete=complete_model,
+        help=f"{MODEL_IS} Default: the shipped 28 M model for Python source.",
+    )
+    return argument(by_option(command))
+
+
+def complete_model(
+    context: click.Context, parameter: click.Parameter, begun: str
+) -> list[CompletionItem]:
+    """Short names and cached models that begin so, else files."""
+    from specqd.hub import SHORT_NAMES, cached_models
+
+    names = [*SHORT_NAMES, *(each.name for each in cached_models())]
+    found = [CompletionItem(name) for name in names if begun and name.startswith(begun)]
+    return found or [CompletionItem(begun, type="file")]
 
 
 def machine_options(command: Command) -> Command:
-    threads = click.option(
-        "--threads", type=int, metavar="N", help="Threads. Default: all usable cores."
+    threads = option(
+        "--threads",
+        also=("-t",),
+        type=int,
+        metavar="N",
+        callback=_threads,
+        help="Threads. Default: all usable cores.",
     )
-    isa = click.option(
-        "--isa", type=click.Choice(_ISAS), help="Instruction set. Default: the fastest."
-    )
+    isa = option("--isa", type=click.Choice(_ISAS), help="Instruction set. Default: the fastest.")
     return threads(isa(command))
 
 
+def _threads(context: click.Context, parameter: click.Parameter, count: int | None) -> int | None:
+    """Warns above the usable cores. The core refuses what is out of its range."""
+    if count is not None and 1 < count <= 1024 and not context.resilient_parsing:
+        from specqd import _native
+
+        if count > (usable := _native.usable_threads()):
+            warnings.warn(
+                f"--threads {count}: {usable} cores are usable, and more threads than cores are "
+                "slower",
+                SpecqdWarning,
+                stacklevel=2,
+            )
+    return count
+
+
 def draft_option(command: Command) -> Command:
-    return click.option(
+    return option(
         "--draft",
+        also=("-md", "--model-draft"),
         multiple=True,
         metavar="DRAFT",
         help="auto (default: fp4|ngram), none, or a chain, outermost first, one option per level: "
@@ -40,29 +98,20 @@ def draft_option(command: Command) -> Command:
 
 
 def context_option(command: Command) -> Command:
-    return _context_option("--context")(command)
-
-
-def served_context_option(command: Command) -> Command:
-    """Accepts --max-context too."""
-    return _context_option("--context", "--max-context")(command)
-
-
-def _context_option(*names: str) -> Callable[[Command], Command]:
-    return click.option(
-        *names,
-        "context",
+    return option(
+        "--context",
+        also=("-c", "--ctx-size", "--num-ctx", "--max-model-len", "--max-context"),
         type=click.IntRange(1),
         metavar="N",
         help="Context length in tokens, prompt included. A shorter one needs less memory, and lets "
         "longrope models use their short factors. Default: the model's.",
-    )
+    )(command)
 
 
 def precision_option(command: Command) -> Command:
-    return click.option(
+    return option(
         "--precision",
-        "--reading",
+        also=("--reading",),
         type=click.Choice(["exact", "fp4", "draft"]),
         metavar="[exact|fp4]",
         default="exact",
@@ -80,10 +129,12 @@ def _precision(context: click.Context, parameter: click.Parameter, word: str) ->
 
 
 def prompt_options(command: Command) -> Command:
-    prompt = click.option(
-        "-p", "--prompt", metavar="TEXT", help="Text to continue; - reads standard input."
+    prompt = option(
+        *("-p", "--prompt"),
+        metavar="TEXT",
+        help="Text to continue. Piped standard input stands before it, on lines of its own.",
     )
-    file = click.option(
+    file = option(
         *("-f", "--file"),
         type=click.Path(exists=True, dir_okay=False),
         help="File with the text to continue.",
@@ -91,23 +142,73 @@ def prompt_options(command: Command) -> Command:
     return prompt(file(command))
 
 
+def system_option(help_text: str) -> Callable[[Command], Command]:
+    names = ("-sys", "--system-prompt")
+    return option("--system", also=names, metavar="TEXT", help=help_text)
+
+
 def sampling_options(command: Command, *, max_tokens: int | None = 128) -> Command:
     """Adds options with the names of SamplingParams' fields, and this default for --max-tokens."""
+    most = "-1: up to the end of the context."
     options = [
-        click.option(
+        option(
             *("-n", "--max-tokens"),
+            also=("--predict", "--n-predict", "--num-predict", "--max-new-tokens"),
             type=int,
             default=max_tokens,
             show_default=max_tokens is not None,
-            help="Maximum of new tokens.",
+            callback=_count,
+            help=f"Maximum of new tokens; {most}",
         ),
-        click.option("--temperature", type=float, help="Sampling temperature; 0: greedy."),
-        click.option("--top-p", type=float, help="Keep the likeliest tokens up to this share."),
-        click.option("--top-k", type=int, help="Keep the K likeliest tokens; 0: all."),
-        click.option("--min-p", type=float, help="Least probability, relative to the likeliest."),
-        click.option("--seed", type=int, help="Makes sampling repeatable. Default: random."),
-        click.option("--stop", multiple=True, metavar="TEXT", help="Stop before TEXT. May repeat."),
+        option(
+            "--temperature",
+            also=("--temp",),
+            type=float,
+            help="Sampling temperature; 0: greedy.",
+        ),
+        option("--top-p", type=float, help="Keep the likeliest tokens up to this share."),
+        option("--top-k", type=int, help="Keep the K likeliest tokens; 0: all."),
+        option("--min-p", type=float, help="Least probability, relative to the likeliest."),
+        option(
+            "--repetition-penalty",
+            also=("--repeat-penalty",),
+            type=float,
+            help="Divide the logits of tokens in prompt and text; 1: off.",
+        ),
+        option(
+            "--presence-penalty",
+            type=float,
+            help="Subtract this from the logits of tokens in the text. Default: 0.",
+        ),
+        option(
+            "--frequency-penalty",
+            type=float,
+            help="Subtract this for each time that a token is in the text. Default: 0.",
+        ),
+        option(
+            "--seed", also=("-s",), type=int, help="Makes sampling repeatable. Default: random."
+        ),
+        option(
+            "--stop",
+            also=("-r", "--reverse-prompt"),
+            multiple=True,
+            metavar="TEXT",
+            help="Stop before TEXT. May repeat.",
+        ),
+        option("--ignore-eos", is_flag=True, help="Go on where the model ends the text."),
     ]
-    for option in reversed(options):
-        command = option(command)
+    for each in reversed(options):
+        command = each(command)
     return command
+
+
+def _count(context: click.Context, parameter: click.Parameter, count: int | None) -> int | None:
+    """-1, as llama.cpp and Ollama have it, is no limit."""
+    return None if count == -1 else count
+
+
+def sampling_of(sampling: dict[str, Any]) -> dict[str, Any]:
+    """The fields of SamplingParams that were given, and max_tokens."""
+    return {
+        name: value for name, value in sampling.items() if value is not None or name == "max_tokens"
+    }

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specqd.cli.options import machine_options
+from specqd.cli.command import Command
+from specqd.cli.options import MODEL_IS, complete_model, machine_options
 from specqd.cli.terminal import ProgressBar, one_line
 from specqd.errors import RequestError, SpecqdWarning
 from specqd.formats.fp4 import DraftFormat
@@ -37,9 +38,9 @@ _BESIDE = (
 )
 
 
-@click.command()
-@click.argument("model")
-@click.argument("out", type=click.Path(path_type=Path))
+@click.command(cls=Command)
+@click.argument("model", shell_complete=complete_model, help=MODEL_IS)
+@click.argument("out", type=click.Path(path_type=Path), help="A new directory.")
 @click.option(
     "--format",
     "draft",
@@ -70,7 +71,6 @@ def pack(
 
     Writes MODEL with packed weights to the new directory OUT. Every command accepts OUT; it opens
     at once, on any machine, and gives the same tokens as MODEL. Weights take about 13 bits each.
-    MODEL may also be a GGUF file.
 
     \b
     Examples:

@@ -5,14 +5,16 @@ from ipaddress import ip_address
 
 import click
 
+from specqd.cli.command import Command
 from specqd.cli.opening import open_llm
 from specqd.cli.options import (
+    context_option,
     draft_option,
     machine_options,
     model_argument,
-    served_context_option,
+    option,
 )
-from specqd.cli.terminal import one_line
+from specqd.cli.terminal import say
 from specqd.errors import RequestError
 
 NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
@@ -27,7 +29,7 @@ Examples:
 """
 
 
-@click.command(epilog=_EPILOG)
+@click.command(cls=Command, epilog=_EPILOG)
 @model_argument
 @draft_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
@@ -50,14 +52,15 @@ Examples:
 @click.option(
     "--allow-host", multiple=True, metavar="NAME", help="Accept this Host header. May repeat."
 )
-@click.option(
+@option(
     "--max-batch",
+    also=("-np", "--parallel", "--max-num-seqs"),
     default=16,
     show_default=True,
     type=click.IntRange(1, 512),
     help="Sequences decoded at once; other requests wait.",
 )
-@served_context_option
+@context_option
 @click.option(
     "--cache-positions",
     type=click.IntRange(1),
@@ -69,7 +72,12 @@ Examples:
     is_flag=True,
     help="Ignore unknown fields of requests, in place of refusing them. Logs each name once.",
 )
-@click.option("--served-model-name", metavar="NAME", help="Default: the directory's name.")
+@option(
+    "--served-model-name",
+    also=("-a", "--alias"),
+    metavar="NAME",
+    help="Default: the directory's, or owner/name.",
+)
 @machine_options
 def serve(
     model: str | None,
@@ -99,6 +107,7 @@ def serve(
         raise click.UsageError("--api-key: HTTP headers carry printable ASCII only")
 
     from specqd.engine.engine import Engine
+    from specqd.hub import model_name
     from specqd.server.app import Service, Serving
     from specqd.server.guard import Access
     from specqd.server.listening import listen, run
@@ -113,16 +122,12 @@ def serve(
         prompt_rows=PROMPT_ROWS,
     )
     names = frozenset(each.lower() for each in (host, *allow_host))
-    name = served_model_name or llm.directory.name
+    name = served_model_name or model_name(llm.directory)
     access = Access(api_keys=api_keys, host_names=names)
     service = Service(Serving(engine, name, llm.defaults, access, is_lenient=lenient))
     address = sock.getsockname()
     shown = f"[{address[0]}]" if ":" in address[0] else address[0]
-    _say(f"serving {name} at http://{shown}:{address[1]}")
+    say(f"serving {name} at http://{shown}:{address[1]}")
     if not api_keys and not ip_address(address[0]).is_loopback:
-        _say("warning: anyone who can reach this port can use it; set --api-key")
-    run(service, sock, DRAIN_SECONDS, _say)
-
-
-def _say(message: str) -> None:
-    click.echo(one_line(f"specqd: {message}"), err=True)
+        say("warning: anyone who can reach this port can use it; set --api-key")
+    run(service, sock, DRAIN_SECONDS, say)

@@ -10,6 +10,7 @@ import click
 
 from specqd.cli.agreement import agreement_lines, measure_agreement, tell_left_out
 from specqd.cli.bench import described, interval_cells
+from specqd.cli.command import Command as AnyCommand
 from specqd.cli.options import IN_FILE, Command
 from specqd.cli.terminal import ProgressBar, aligned, one_line
 
@@ -22,7 +23,7 @@ _NEW_TOKENS = 64
 _SECONDS = 60.0
 
 
-class WithDrafts(click.Command):
+class WithDrafts(AnyCommand):
     """A command whose `--drafts` takes all arguments up to the next option."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -2,7 +2,10 @@
 
 import os
 import sys
-from collections.abc import Sequence
+import termios
+import tty
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Self, TextIO
 
@@ -32,6 +35,11 @@ def one_line(text: str) -> str:
     return harmless(text.replace("\n", " "))
 
 
+def say(text: str) -> None:
+    """Prints a line of the program's own to standard error."""
+    print(f"specqd: {one_line(text)}", file=sys.stderr)
+
+
 def write_text(text: str) -> None:
     """Writes a model's text to standard output and flushes; harmless on a terminal, else raw."""
     sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
@@ -45,6 +53,18 @@ def outputs_meet() -> bool:
     except (OSError, ValueError):  # a test's stand-in has no descriptor
         return False
     return os.path.samestat(out, error)
+
+
+@contextmanager
+def no_echo() -> Iterator[None]:
+    """Shows nothing of what is typed; the next reader gets it. Ctrl-C and Ctrl-Z still work."""
+    keyboard = sys.stdin.fileno()
+    before = termios.tcgetattr(keyboard)
+    tty.setcbreak(keyboard, termios.TCSADRAIN)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
 
 
 def has_colour(stream: TextIO) -> bool:

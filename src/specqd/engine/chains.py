@@ -13,7 +13,7 @@ from specqd.config import read_config
 from specqd.engine.roles import Drafter
 from specqd.errors import HubError, RequestError, TokenizerError
 from specqd.formats.fp4 import DraftFormat
-from specqd.hub import resolve
+from specqd.hub import model_name, resolve
 from specqd.model.loader import Progress
 from specqd.model.model import Model, Precision
 from specqd.model.weights import Overall, bytes_to_pack, require_memory
@@ -240,7 +240,7 @@ class Drafts:
             model,
             self._below(model, inner, progress),
             length=spec.length,
-            name=read if spec.kind == "self" else f"{directory.name}:{read}",
+            name=read if spec.kind == "self" else f"{model_name(directory)}:{read}",
         )
 
     def _model(

@@ -25,6 +25,7 @@ from specqd.model.loader import (
     mxfp4_bytes,
     rounded_bytes,
 )
+from specqd.model.packed import WEIGHTS as PACKED_WEIGHTS
 from specqd.model.packed import PackedFile, is_packed
 from specqd.model.tensor_names import names_of, text_part
 
@@ -162,12 +163,16 @@ def bytes_to_pack(directory: Path) -> int:
     return 0 if is_packed(directory) else matrix_bytes(_open(directory))
 
 
+def typical_bytes(directory: Path) -> int:
+    """Bytes that a model's packed weights typically take: in memory, or mapped if packed before."""
+    if is_packed(directory):
+        return (directory / PACKED_WEIGHTS).stat().st_size
+    return _typical_bytes(_open(directory))
+
+
 def require_memory(directories: Iterable[Path]) -> None:
     """Raises MachineError if the models' packed weights would not fit into memory together."""
-    needed = {}
-    for directory in directories:
-        if not is_packed(directory):
-            needed[directory] = _typical_bytes(_open(directory))
+    needed = {each: typical_bytes(each) for each in directories if not is_packed(each)}
     available = _native.usable_memory()
     total = sum(needed.values()) + _PACKING_HEADROOM
     if needed and 0 <= available < total:

@@ -1,0 +1,74 @@
+"""Sampling of a conversation: its default, and changes by `/set`."""
+
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specqd.cli.command import Option
+from specqd.errors import RequestError
+
+if TYPE_CHECKING:
+    from specqd.config.generation import GenerationDefaults
+    from specqd.sampling import SamplingParams
+
+# Where a model's authors recommend no sampling: greedy answers of small models repeat themselves.
+TEMPERATURE = 0.7
+REPETITION_PENALTY = 1.05
+
+
+def chat_sampling(params: "SamplingParams", defaults: "GenerationDefaults") -> "SamplingParams":
+    """The parameters with a default that does not repeat itself: the model's own sampling, else
+    ours. A given temperature stands for itself."""
+    if defaults.do_sample or params.temperature is not None:
+        return params
+    penalty = params.repetition_penalty or defaults.repetition_penalty or REPETITION_PENALTY
+    return replace(params, temperature=TEMPERATURE, repetition_penalty=penalty)
+
+
+class Settings:
+    """The parameters that `/set` changes, under the names and with the types of the options."""
+
+    def __init__(self, context: click.Context, params: "SamplingParams") -> None:
+        known = {each.name for each in fields(params)}
+        self._context = context
+        self._options = {
+            name: option
+            for option in context.command.params
+            if isinstance(option, Option) and option.name in known
+            for name in option.names
+        }
+        self._first = params
+
+    @property
+    def names(self) -> list[str]:
+        """The long names, as the help shows them."""
+        shown = {option.name: option.opts[-1].lstrip("-") for option in self._options.values()}
+        return list(shown.values())
+
+    def changed(self, params: "SamplingParams", name: str, text: str) -> "SamplingParams":
+        """The parameters with another value; `-` stands for that of the beginning."""
+        option = self._options.get(name.replace("_", "-"))
+        if option is None:
+            raise RequestError(f"{name} cannot be set; known: {', '.join(self.names)}")
+        field = str(option.name)
+        if text == "-":
+            return replace(params, **{field: getattr(self._first, field)})
+        return replace(params, **{field: self._value(option, name, text)})
+
+    def _value(self, option: Option, name: str, text: str) -> Any:
+        try:
+            return option.process_value(self._context, [text] if option.multiple else text)
+        except click.BadParameter as error:
+            raise RequestError(f"{name}: {error.message}") from error
+
+    def described(self, params: "SamplingParams") -> str:
+        """One line with all values."""
+        values = {each: getattr(params, each.replace("-", "_")) for each in self.names}
+        return ", ".join(f"{name} {_shown(value)}" for name, value in values.items())
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "-"
+    return " ".join(map(repr, value)) or "-" if isinstance(value, tuple) else str(value)

@@ -1,0 +1,129 @@
+"""`specqd models`, `pull` and `rm`: the models in Hugging Face's cache, and short names."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from specqd.cli.command import Command
+from specqd.cli.options import complete_model, option
+from specqd.cli.terminal import aligned, one_line
+from specqd.errors import RequestError, SpecqdError
+
+if TYPE_CHECKING:
+    from specqd.hub import CachedModel
+
+_REMOVABLE = "owner/name[@revision] or a short name."
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """One model. `needed_bytes` is None where this version cannot load it, for this `problem`."""
+
+    name: str
+    size_bytes: int  # on the disk
+    needed_bytes: int | None = None  # of memory, typically, for its weights
+    fits: bool | None = None  # into the memory that is left; None: unknown
+    problem: str | None = None
+
+    @classmethod
+    def of(cls, model: "CachedModel", available: int) -> "ModelReport":
+        from specqd.config import read_config
+        from specqd.model.weights import typical_bytes
+
+        try:
+            read_config(model.path)
+            needed = typical_bytes(model.path)
+        except (SpecqdError, OSError) as error:
+            problem = str(error).replace(f"{model.path}/", "")
+            return cls(model.name, model.size_bytes, problem=one_line(problem))
+        fits = None if available < 0 else needed <= available
+        return cls(model.name, model.size_bytes, needed, fits)
+
+
+@click.command(cls=Command)
+@option("--json", "is_json", is_flag=True, help="Print one JSON object.")
+def models(is_json: bool) -> None:
+    """List models: cached ones, with their memory, and short names.
+
+    "fits" compares the memory that a model's weights typically take with what is left of this
+    machine's. The KV cache comes on top; --context N bounds it.
+
+    \b
+    Examples:
+      specqd models
+      specqd pull qwen3:0.6b
+      specqd rm qwen3:0.6b
+    """
+    from specqd import _native
+    from specqd.hub import SHIPPED, SHORT_NAMES, CachedModel, cached_models, shipped_model
+
+    shipped, available = shipped_model(), _native.usable_memory()
+    size = sum(file.stat().st_size for file in shipped.iterdir())
+    found = [CachedModel(SHIPPED, shipped, size), *cached_models()]
+    reports = [ModelReport.of(each, available) for each in found]
+    if is_json:
+        memory = None if available < 0 else available
+        content = {"usable_memory_bytes": memory, "short_names": SHORT_NAMES}
+        print(json.dumps({"models": [asdict(each) for each in reports]} | content))
+        return
+    left = "" if available < 0 else f", of {available / 1e9:.1f} GB left"
+    rows = [["model", "on disk", "in memory", "fits"], *map(_row, reports)]
+    click.echo("\n".join(aligned(rows)))
+    click.echo(f"\nMemory of the weights{left}. Short names, fetched when first used:\n")
+    click.echo("\n".join(f"  {name:<20}{repo}" for name, repo in SHORT_NAMES.items()))
+
+
+def _row(report: ModelReport) -> list[str]:
+    size = _shown_bytes(report.size_bytes)
+    if report.needed_bytes is None:
+        return [one_line(report.name), size, "-", "not supported"]
+    fits = {True: "yes", False: "no", None: "unknown"}[report.fits]
+    return [one_line(report.name), size, _shown_bytes(report.needed_bytes), fits]
+
+
+@click.command(cls=Command)
+@click.argument("model", shell_complete=complete_model, help=_REMOVABLE)
+def pull(model: str) -> None:
+    """Fetch a model into Hugging Face's cache.
+
+    Every command fetches a model that is not there. Only what SpecQD needs is fetched, and nothing
+    of a kind of model that it cannot run.
+
+    \b
+    Examples:
+      specqd pull qwen3:0.6b
+      specqd pull Qwen/Qwen3-0.6B@main
+    """
+    from specqd.hub import resolve
+
+    if Path(model).expanduser().exists():
+        raise RequestError(f"{model}: is here already; pull fetches owner/name or a short name")
+    path = resolve(model)
+    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    click.echo(one_line(f"{model}: {_shown_bytes(size)} in {path}"))
+
+
+@click.command(cls=Command)
+@click.argument("model", shell_complete=complete_model, help=_REMOVABLE)
+def rm(model: str) -> None:
+    """Remove a model from Hugging Face's cache.
+
+    Without @revision, all its revisions go. Directories outside the cache stay.
+
+    \b
+    Examples:
+      specqd rm qwen3:0.6b
+      specqd rm Qwen/Qwen3-0.6B@main
+    """
+    from specqd.hub import remove_cached
+
+    if Path(model).expanduser().exists():
+        raise RequestError(f"{model}: is not in the cache but here; delete it yourself")
+    click.echo(one_line(f"{model}: removed, {_shown_bytes(remove_cached(model))} freed"))
+
+
+def _shown_bytes(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

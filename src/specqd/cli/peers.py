@@ -1,0 +1,137 @@
+"""Commands and options of llama.cpp, vLLM and Ollama that SpecQD lacks, and what to do instead.
+
+Names that mean the same as one of ours stand beside ours: see `Option.also`.
+"""
+
+from collections.abc import Callable, Container
+from typing import Any
+
+import click
+
+# Names of commands that mean one of ours.
+COMMANDS = {
+    "run": "chat",
+    "complete": "generate",
+    "list": "models",
+    "ls": "models",
+    "show": "inspect",
+}
+
+# The names of options, and the way to do it here.
+_REFUSED = (
+    (
+        "-ngl --n-gpu-layers --gpu-layers --num-gpu -dev --device -mg --main-gpu --enforce-eager",
+        "SpecQD runs on the CPU; leave it out.",
+    ),
+    (
+        "-tp --tensor-parallel-size -pp --pipeline-parallel-size -dp --data-parallel-size "
+        "-sm --split-mode -ts --tensor-split -tb --threads-batch",
+        "One process uses all cores; --threads N sets how many.",
+    ),
+    (
+        "--numa -C --cpu-mask -Cr --cpu-range --cpu-strict --prio",
+        "--threads N sets how many cores work; taskset(1) chooses them.",
+    ),
+    (
+        "--dtype --quantization --load-format",
+        "Weights are BF16; --precision fp4 generates from their 4-bit draft alone.",
+    ),
+    (
+        "-ctk --cache-type-k -ctv --cache-type-v --kv-cache-dtype --gpu-memory-utilization",
+        "--context N bounds the KV cache.",
+    ),
+    (
+        "-b --batch-size -ub --ubatch-size --max-num-batched-tokens --enable-chunked-prefill "
+        "-fa --flash-attn --attention-backend --block-size --swap-space --enable-prefix-caching",
+        "SpecQD chooses it; leave it out.",
+    ),
+    (
+        "--mlock --no-mmap --mmap",
+        "`specqd pack` writes a model that is mapped.",
+    ),
+    (
+        "--draft-max --draft-min --draft-n --draft-p-min --num-speculative-tokens",
+        "--draft DRAFT:k=N fixes the draft length.",
+    ),
+    ("--speculative-config", "--draft DRAFT names a draft, one option per level."),
+    (
+        "--typical --typical-p --mirostat --mirostat-lr --mirostat-ent --dynatemp-range "
+        "--xtc-probability --xtc-threshold --dry-multiplier --top-nsigma --samplers --tfs",
+        "Sampling knows --temperature, --top-p, --top-k, --min-p and penalties.",
+    ),
+    (
+        "--repeat-last-n",
+        "--repetition-penalty counts all tokens of prompt and text.",
+    ),
+    (
+        "--best-of --num-beams --beam-width --use-beam-search",
+        "SpecQD samples one text; give several --seed in turn.",
+    ),
+    (
+        "--grammar --grammar-file -j --json-schema --format --response-format --guided-json",
+        "`specqd serve` takes a JSON schema, as response_format.",
+    ),
+    (
+        "--lora --lora-scaled --enable-lora --lora-modules --control-vector",
+        "Adapters are not supported; merge them into the weights.",
+    ),
+    (
+        "--tokenizer --tokenizer-mode --chat-template --chat-template-file --jinja "
+        "--trust-remote-code",
+        "A model's own tokenizer and template are used, and no code of its own.",
+    ),
+    (
+        "--tool-call-parser --enable-auto-tool-choice --reasoning-parser",
+        "Tool calls need no setting; leave it out.",
+    ),
+    (
+        "-cnv --conversation -no-cnv --no-conversation -i --interactive --interactive-first",
+        "`specqd chat` is the conversation, `specqd generate` continues one text.",
+    ),
+    ("--keepalive --keep-alive", "`specqd serve` keeps a model loaded."),
+    (
+        "--no-display-prompt --simple-io --color -co --log-disable --nowordwrap --no-warmup",
+        "Not needed here; leave it out.",
+    ),
+    (
+        "--ssl-key-file --ssl-keyfile --ssl-cert-file --ssl-certfile --root-path",
+        "Put a proxy such as nginx or caddy before the server.",
+    ),
+)
+
+
+def refused_options(taken: Container[str]) -> list[click.Option]:
+    """A hidden option for each name that SpecQD lacks, which says what to do instead. Leaves out
+    the names that the command itself has."""
+    return [
+        _refused(name, hint)
+        for names, hint in _REFUSED
+        for name in names.split()
+        if name not in taken
+    ]
+
+
+def refused_names() -> list[tuple[str, str]]:
+    """Each name, and what is said to it."""
+    return [(name, hint) for names, hint in _REFUSED for name in names.split()]
+
+
+def _refused(name: str, hint: str) -> click.Option:
+    return click.Option(
+        [name, f"refused{name.replace('-', '_')}"],
+        is_flag=False,
+        flag_value="",  # so that its value may be missing
+        is_eager=True,
+        hidden=True,
+        expose_value=False,
+        allow_from_autoenv=False,
+        callback=_refusal(name, hint),
+    )
+
+
+def _refusal(name: str, hint: str) -> Callable[..., Any]:
+    def refuse(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+        if value is not None:
+            raise click.UsageError(f"No such option: {name}. {hint}", context)
+
+    return refuse

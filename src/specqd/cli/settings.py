@@ -1,0 +1,103 @@
+"""The configuration file: defaults of options, for all commands or for one.
+
+A key is an option's name; a table has the name of a command. Click does the rest.
+"""
+
+import os
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import click
+
+from specqd.cli.command import Option
+from specqd.errors import ConfigError, shown
+
+
+def settings_file() -> Path:
+    """`$SPECQD_CONFIG`, else `specqd/config.toml` in the user's directory of configurations."""
+    if named := os.environ.get("SPECQD_CONFIG"):
+        return Path(named)
+    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(home) / "specqd" / "config.toml"
+
+
+def read_settings(app: click.Group) -> dict[str, Any]:
+    """Click's `default_map` of the commands. Empty without a file; raises ConfigError."""
+    path = settings_file()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    import tomllib
+
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: is not TOML: {error}") from error
+    shared = {name: value for name, value in table.items() if name not in app.commands}
+    known = {word for command in _commands(app) for word in _words(command)}
+    for name in shared:
+        if _word(name) not in known:
+            raise ConfigError(f"{path}: {shown(name)} is no option or command{_near(name, known)}")
+    return _group(path, app, table, shared)
+
+
+def _group(
+    path: Path, group: click.Group, table: Mapping[str, Any], shared: Mapping[str, Any]
+) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, command in group.commands.items():
+        own = table.get(name, {})
+        if not isinstance(own, dict):
+            raise ConfigError(f"{path}: {name} is a command; write a table, [{name}]")
+        if isinstance(command, click.Group):
+            found[name] = _group(path, command, own, shared)
+        else:
+            found[name] = _command(path, name, command, own, shared)
+    return found
+
+
+def _command(
+    path: Path,
+    name: str,
+    command: click.Command,
+    own: Mapping[str, Any],
+    shared: Mapping[str, Any],
+) -> dict[str, Any]:
+    words = _words(command)
+    found = {words[_word(key)]: each for key, each in shared.items() if _word(key) in words}
+    for key, each in own.items():
+        if _word(key) not in words:
+            problem = f"{shown(key)} is no option of {name}{_near(key, words)}"
+            raise ConfigError(f"{path}: [{name}]: {problem}")
+        found[words[_word(key)]] = each
+    return found
+
+
+def _commands(group: click.Group) -> list[click.Command]:
+    found: list[click.Command] = []
+    for command in group.commands.values():
+        found += _commands(command) if isinstance(command, click.Group) else [command]
+    return found
+
+
+def _words(command: click.Command) -> dict[str, str]:
+    """The names of a command's options, with the parameter that each one sets."""
+    words: dict[str, str] = {}
+    for parameter in command.params:
+        names = parameter.names if isinstance(parameter, Option) else parameter.opts
+        words |= {_word(name): parameter.name for name in names if parameter.name}
+    return words
+
+
+def _word(name: str) -> str:
+    return name.lstrip("-").replace("_", "-")
+
+
+def _near(name: str, known: Any) -> str:
+    found = get_close_matches(_word(name), sorted(known), n=1)
+    return f"; did you mean {found[0]}?" if found else "; see --help"

@@ -1,0 +1,84 @@
+"""What a text took: one line at its end, and a table of each level's work."""
+
+from typing import TYPE_CHECKING
+
+from specqd.cli.terminal import aligned
+
+if TYPE_CHECKING:
+    from specqd.engine.reports import LevelReport, Stats
+    from specqd.llm import LLM, Completion, Result
+    from specqd.sampling import SamplingParams
+
+
+def summary(llm: "LLM", result: "Result", params: "SamplingParams") -> str:
+    """One line: tokens, tokens/s, why the text ended, and the seed if it was sampled."""
+    stats, completion = result.stats, result.completions[0]
+    parts = [
+        f"{len(completion.tokens)} tokens",
+        f"{stats.tokens_per_s:.1f} tokens/s",
+        f"stopped: {_end(llm, result, completion)}",
+    ]
+    if params.resolved(llm.defaults).temperature:
+        parts.append(f"seed {completion.seed}")
+    return ", ".join(parts)
+
+
+def _end(llm: "LLM", result: "Result", completion: "Completion") -> str:
+    longest = llm.engine.max_context
+    match completion.finish_reason:
+        case "length" if is_full(llm, result):
+            return f"length (all {longest} positions of the context are full)"
+        case "stop" if completion.tokens and completion.tokens[-1] in llm.engine.eos_token_ids:
+            return "end of text"
+        case "stop":
+            return "stop text"
+        case "cancelled":
+            return "Ctrl-C"
+        case reason:
+            return reason
+
+
+def is_full(llm: "LLM", result: "Result") -> bool:
+    """Whether the prompt and the new tokens fill the context."""
+    longest: int = llm.engine.max_context
+    return len(result.prompt_tokens) + len(result.tokens) >= longest
+
+
+def level_table(stats: "Stats") -> list[str]:
+    """A row per level, outermost first; then acceptance by position in the proposal."""
+    rows = [
+        [
+            *("level", "forwards", "rows", "ms/forward", "GB/s", "pick ms"),
+            *("token value ms", "drafted", "accepted", "", "mean length"),
+        ]
+    ]
+    for level in stats.levels:
+        rows.append(
+            [
+                level.name,
+                str(level.forwards),
+                str(level.rows),
+                f"{1e3 * level.seconds / max(level.forwards, 1):.2f}",
+                f"{level.gb_per_s:.1f}",
+                f"{1e3 * level.pick_seconds:.1f}",
+                "-" if level.token_value_s is None else f"{1e3 * level.token_value_s:.2f}",
+                *_acceptance_cells(level),
+            ]
+        )
+    positions = []
+    for level in stats.levels:
+        if level.drafted:
+            shares = " ".join(f"{share:.2f}" for share in level.acceptance_at)
+            positions.append(f"{level.name}: accepted by position {shares}")
+    return [*aligned(rows), *positions]
+
+
+def _acceptance_cells(level: "LevelReport") -> list[str]:
+    if level.acceptance is None or level.mean_accepted_length is None:
+        return ["-"] * 4
+    return [
+        str(level.drafted),
+        str(level.accepted),
+        f"{level.acceptance:.0%}",
+        f"{level.mean_accepted_length:.2f}",
+    ]

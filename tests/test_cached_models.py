@@ -1,0 +1,149 @@
+"""Models by short names, and `specqd models`, `pull` and `rm` on the cache of a fake hub."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from specqd.errors import HubError
+from specqd.hub import SHIPPED, SHORT_NAMES, model_name, resolve, shipped_model
+from specqd.model.weights import typical_bytes
+from support.command_line import run_program
+from support.fake_hub import FakeHub, commit_of
+from support.random_models import Shape, make_model
+from support.refusals import refused
+
+SHORT, REPOSITORY = "qwen3:0.6b", "Qwen/Qwen3-0.6B"
+
+
+@pytest.fixture
+def model(tmp_path: Path, seed: int) -> Path:
+    return make_model(tmp_path / "repository", Shape(), seed)
+
+
+@pytest.fixture
+def hub(model: Path) -> Iterator[FakeHub]:
+    with FakeHub({REPOSITORY: model}) as hub:
+        yield hub
+
+
+class Program:
+    """The program with the fake hub and a cache of its own."""
+
+    def __init__(self, hub: FakeHub, home: Path) -> None:
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
+        self._environment = kept | {"HF_HOME": str(home / "home"), "HF_ENDPOINT": hub.endpoint}
+        self._home = home
+
+    def __call__(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+        return run_program(*arguments, env=self._environment, cwd=self._home)
+
+    def models(self) -> dict[str, dict[str, object]]:
+        listed = json.loads(self("models", "--json").stdout)
+        return {each["name"]: each for each in listed["models"]}
+
+
+@pytest.fixture
+def program(hub: FakeHub, tmp_path: Path) -> Program:
+    return Program(hub, tmp_path)
+
+
+def test_a_short_name_is_its_repository(program: Program, model: Path) -> None:
+    options = ("-p", "ab", "-n", "7", "--draft", "none")
+    ran = program("generate", SHORT, *options)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == program("generate", str(model), *options).stdout
+    assert program("generate", REPOSITORY, *options).stdout == ran.stdout
+    drafted = program("generate", REPOSITORY, "-p", "ab", "-n", "7", "--draft", f"{SHORT}:k=2")
+    assert drafted.stdout == ran.stdout, drafted.stderr
+
+
+def test_models_are_pulled_listed_and_removed(program: Program, hub: FakeHub, model: Path) -> None:
+    assert set(program.models()) == {SHIPPED}
+    pulled = program("pull", SHORT)
+    assert pulled.returncode == 0, pulled.stderr
+    assert pulled.stdout.startswith(f"{SHORT}: ".encode())
+    hub.requests.clear()
+    report = program.models()[REPOSITORY]
+    assert hub.fetched() == set()
+    assert report["needed_bytes"] == typical_bytes(model)
+    assert report["fits"] is True
+    weights = (model / "model.safetensors").stat().st_size
+    size = report["size_bytes"]
+    assert isinstance(size, int)
+    assert weights <= size < weights + 1_000_000
+    shown = program("models").stdout.decode()
+    assert f"\n{REPOSITORY} " in shown
+    assert f"  {SHORT} " in shown
+    removed = program("rm", SHORT)
+    assert removed.returncode == 0, removed.stderr
+    assert set(program.models()) == {SHIPPED}
+
+
+def test_one_revision_may_be_removed(program: Program) -> None:
+    program("pull", REPOSITORY)
+    assert b"is not in the cache" in program("rm", f"{REPOSITORY}@v9").stderr
+    assert program("rm", f"{REPOSITORY}@{commit_of(REPOSITORY)}").returncode == 0
+    assert set(program.models()) == {SHIPPED}
+
+
+def test_a_cached_model_that_cannot_run_is_told(
+    program: Program, tmp_path: Path, model: Path
+) -> None:
+    program("pull", REPOSITORY)
+    snapshot = tmp_path / "home" / "hub" / "models--Qwen--Qwen3-0.6B" / "snapshots"
+    (config,) = snapshot.glob("*/config.json")
+    fields = json.loads(config.read_text()) | {"model_type": "mamba"}
+    config.resolve().write_text(json.dumps(fields))
+    report = program.models()[REPOSITORY]
+    assert report["needed_bytes"] is None
+    assert "mamba" in str(report["problem"])
+    assert b"not supported" in program("models").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("rm", "qwen3:0.6b"), "is not in the cache; `specqd models` lists what is"),
+        (("rm", "no such"), "no such directory, and not a repository"),
+        (("rm", "repository"), "is not in the cache but here"),
+        (("pull", "repository"), "is here already"),
+        (("pull", "org/nothing"), "nor a repository"),
+    ],
+)
+def test_what_cannot_be_pulled_or_removed_is_named(
+    program: Program, model: Path, words: tuple[str, str], problem: str
+) -> None:
+    ran = program(*words)
+    assert (ran.returncode, ran.stdout) == (1, b"")
+    assert problem in ran.stderr.decode()
+    assert ran.stderr.count(b"\n") == 1
+    assert model.is_dir()
+
+
+def test_a_name_that_is_nearly_a_short_one_is_answered_with_it() -> None:
+    assert "did you mean qwen3:0.6b" in refused(HubError, resolve, "qwen3:0.6")
+
+
+def test_short_names_are_plain() -> None:
+    assert len(SHORT_NAMES) >= 12
+    assert all(name == name.lower() and name.count(":") == 1 for name in SHORT_NAMES)
+    assert len(set(SHORT_NAMES.values())) == len(SHORT_NAMES)
+
+
+def test_the_shipped_model_has_a_name() -> None:
+    assert resolve(SHIPPED) == shipped_model()
+
+
+def test_a_model_of_the_cache_is_shown_by_its_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = tmp_path / "models--org--a--b" / "snapshots" / "123"
+    snapshot.mkdir(parents=True)
+    assert model_name(snapshot) == "org/a--b"
+    assert model_name(tmp_path / "x.gguf") == "x.gguf"
+    monkeypatch.chdir(snapshot)
+    assert model_name(Path()) == "123"

@@ -1,0 +1,322 @@
+"""Options under other programs' names, refused ones, variables and the configuration file."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from specqd import LLM, SamplingParams, _native
+from specqd.cli.app import app
+from specqd.cli.command import Option
+from specqd.cli.peers import COMMANDS, refused_names
+from specqd.cli.settings import read_settings
+from specqd.text.tokenizer import Tokenizer
+from support.command_line import PROGRAM, Refuse, Run, run_program
+
+FLAGS = {"--verbose": "--stats", "-v": "--stats"}
+VALUES = {
+    "-t": ("--threads", "1"),
+    "-c": ("--context", "9"),
+    "--ctx-size": ("--context", "9"),
+    "--num-ctx": ("--context", "9"),
+    "--max-model-len": ("--context", "9"),
+    "--max-context": ("--context", "9"),
+    "-md": ("--draft", "fp4"),
+    "--model-draft": ("--draft", "fp4"),
+    "--reading": ("--precision", "fp4"),
+    "-sys": ("--system", "x"),
+    "--system-prompt": ("--system", "x"),
+    "--predict": ("--max-tokens", "7"),
+    "--n-predict": ("--max-tokens", "7"),
+    "--num-predict": ("--max-tokens", "7"),
+    "--max-new-tokens": ("--max-tokens", "7"),
+    "--temp": ("--temperature", "0.3"),
+    "--repeat-penalty": ("--repetition-penalty", "1.2"),
+    "-s": ("--seed", "7"),
+    "-r": ("--stop", "x"),
+    "--reverse-prompt": ("--stop", "x"),
+    "--n-probs": ("--logprobs", "2"),
+}
+SERVED = {
+    "-np": ("--max-batch", "3"),
+    "--parallel": ("--max-batch", "3"),
+    "--max-num-seqs": ("--max-batch", "3"),
+    "-a": ("--served-model-name", "x"),
+    "--alias": ("--served-model-name", "x"),
+}
+Settings = Callable[[str], Path]
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Writes the configuration file."""
+
+    def write(text: str) -> Path:
+        path = tmp_path / "config.toml"
+        path.write_text(text)
+        monkeypatch.setenv("SPECQD_CONFIG", str(path))
+        return path
+
+    return write
+
+
+def parsed(command: str, *arguments: str) -> dict[str, Any]:
+    """The values that a command would get."""
+    with app.make_context(
+        "specqd", [], default_map=read_settings(app), resilient_parsing=True
+    ) as c:
+        _, found, _ = app.resolve_command(c, [command])
+        assert found is not None
+        with found.make_context(found.name, list(arguments), parent=c) as inner:
+            return inner.params
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_name_of_another_program_is_ours(name: str) -> None:
+    ours, value = VALUES[name]
+    assert parsed("generate", name, value) == parsed("generate", ours, value)
+    assert parsed("generate", name, value) != parsed("generate")
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_a_name_of_another_server_is_ours(name: str) -> None:
+    ours, value = SERVED[name]
+    assert parsed("serve", name, value) == parsed("serve", ours, value)
+    assert parsed("serve", name, value) != parsed("serve")
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_flag_of_another_program_is_ours(name: str) -> None:
+    assert parsed("generate", name) == parsed("generate", FLAGS[name])
+    assert parsed("generate", name) != parsed("generate")
+
+
+def test_every_further_name_is_tested_here_and_hidden(run: Run) -> None:
+    known = {*VALUES, *FLAGS, *SERVED}
+    for command in ("generate", "serve", "chat"):
+        names = {
+            name
+            for parameter in app.commands[command].params
+            if isinstance(parameter, Option)
+            for name in parameter.also
+        }
+        assert names <= known
+        words = run(command, "--help")[1].replace(",", " ").split()
+        assert not names & set(words)
+
+
+@pytest.mark.parametrize("name", ["-m", "--model", "-hf", "--hf-repo"])
+def test_the_model_may_be_an_option(small_model: Path, run: Run, name: str) -> None:
+    given = run("generate", small_model, "-p", "ab", "-n", "5")
+    assert run("generate", name, small_model, "-p", "ab", "-n", "5")[:2] == given[:2]
+
+
+def test_two_models_are_wrong_usage(small_model: Path, run: Run) -> None:
+    status, _, err = run("generate", small_model, "-m", "other", "-p", "ab")
+    assert status == 2
+    assert "MODEL is given twice" in err
+
+
+@pytest.mark.parametrize(("name", "hint"), refused_names())
+@pytest.mark.parametrize("value", [(), ("1",)])
+def test_an_option_that_is_lacking_is_answered_with_ours(
+    run: Run, name: str, hint: str, value: tuple[str, ...]
+) -> None:
+    status, out, err = run("generate", "-p", "ab", name, *value)
+    assert (status, out) == (2, "")
+    assert err.splitlines()[-1] == f"Error: No such option: {name}. {hint}"
+
+
+@pytest.mark.parametrize(("name", "ours"), COMMANDS.items())
+def test_a_command_of_another_program_is_ours(run: Run, name: str, ours: str) -> None:
+    assert run(name, "--help") == run(ours, "--help")
+
+
+@pytest.mark.parametrize(
+    "command", ["generate", "chat", "serve", "batch", "demo", "inspect", "pack", "bench levels"]
+)
+def test_every_command_says_what_a_model_is(run: Run, command: str) -> None:
+    said = "A directory, a .gguf file, owner/name[@revision] or a short name"
+    assert said in " ".join(run(*command.split(), "--help")[1].split())
+
+
+def test_minus_one_token_is_as_many_as_fit(small_model: Path, run: Run) -> None:
+    command = ("generate", small_model, "-p", "ab", "--context", "40", "--ignore-eos")
+    status, _, err = run(*command, "-n", "-1")
+    assert status == 0
+    assert "stopped: length (all 40 positions of the context are full)" in err
+    assert err.startswith(f"specqd: {40 - len(Tokenizer.open(small_model).encode('ab'))} tokens, ")
+
+
+def test_penalties_reach_the_sampler(small_model: Path, run: Run) -> None:
+    command = ("generate", small_model, "-p", "ab", "-n", "200", "--temperature", "0")
+    llm, plain = LLM(small_model), run(*command, "--ignore-eos")[1]
+    for name, value in (("repetition", 90.0), ("presence", 2.0), ("frequency", 2.0)):
+        penalty: dict[str, Any] = {f"{name}_penalty": value}
+        params = SamplingParams(max_tokens=200, temperature=0, ignore_eos=True, **penalty)
+        text = run(*command, "--ignore-eos", f"--{name}-penalty", str(value))[1]
+        assert text == llm.generate("ab", params)[0].text
+        assert name != "repetition" or text != plain
+
+
+def test_more_threads_than_cores_are_told(
+    small_model: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_native, "usable_threads", lambda: 1)
+    command = ("generate", small_model, "-p", "ab", "-n", "2", "--threads")
+    assert "note: --threads 2: 1 cores are usable" in run(*command, "2")[2]
+    assert "note" not in run(*command, "1")[2]
+
+
+def test_what_is_piped_stands_before_the_prompt(small_model: Path) -> None:
+    rest = ["-n", "9"]
+    joined = run_program("generate", small_model, "-p", "one\ntwo", *rest)
+    piped = run_program("generate", small_model, "-p", "two", *rest, input=b"one\n")
+    assert joined.stdout == piped.stdout
+    alone = run_program("generate", small_model, "-p", "two", *rest, input=b"")
+    assert alone.stdout == run_program("generate", small_model, "-p", "two", *rest).stdout
+    assert alone.stderr.count(b"\n") == 1
+
+
+def test_a_silent_pipe_is_told(small_model: Path) -> None:
+    command = [*PROGRAM, "generate", str(small_model), "-p", "two", "-n", "9"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stderr is not None
+        assert b"waiting for standard input" in process.stderr.readline()
+        out, _ = process.communicate(b"one\n")
+    expected = run_program("generate", small_model, "-p", "one\ntwo", "-n", "9")
+    assert out == expected.stdout
+
+
+def test_a_system_message_needs_a_chat(run: Run, chat_model: Path) -> None:
+    status, _, err = run("generate", chat_model, "-p", "ab", "--system", "be brief")
+    assert status == 2
+    assert "add --chat" in err
+    command = ("generate", chat_model, "-n", "9", "--temperature", "0")
+    said = run(*command, "--chat", "--system", "be brief", "-p", "ab")[1]
+    assert said == run(*command, "-p", "[system]be brief\n[user]ab\n[assistant]")[1]
+
+
+def test_the_summary_tells_the_end(small_model: Path, run: Run) -> None:
+    command = ("generate", small_model, "-p", "ab", "--temperature", "0", "--ignore-eos")
+    status, text, err = run(*command, "-n", "20")
+    assert status == 0
+    words = err.strip().split(", ")
+    assert (words[0], words[2:]) == ("specqd: 20 tokens", ["stopped: length"])
+    assert words[1].endswith(" tokens/s")
+    stopped = run(*command, "-n", "20", "--stop", text[3:5])[2]
+    assert stopped.endswith(", stopped: stop text\n")
+    sampled = run(*command, "-n", "5", "--temperature", "0.5", "--seed", "7")[2]
+    assert sampled.endswith(", stopped: length, seed 7\n")
+
+
+def test_variables_set_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECQD_TEMPERATURE", "0.25")
+    monkeypatch.setenv("SPECQD_DRAFT", "fp4 ngram")
+    monkeypatch.setenv("SPECQD_MODEL", "./mine")
+    monkeypatch.setenv("SPECQD_STATS", "1")
+    values = parsed("generate", "-p", "ab")
+    assert (values["temperature"], values["draft"]) == (0.25, ("fp4", "ngram"))
+    assert (values["model"], values["has_stats"]) == ("./mine", True)
+    assert parsed("generate", "other", "--temp", "1")["temperature"] == 1
+    assert parsed("generate", "-m", "other")["model"] == "other"
+
+
+def test_a_wrong_variable_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECQD_SEED", "many")
+    status, _, err = run("generate", "-p", "ab")
+    assert status == 2
+    assert "It is set in SPECQD_SEED." in err
+
+
+def test_the_file_sets_options_for_all_commands_and_for_one(settings: Settings) -> None:
+    settings(
+        'model = "./mine"\nthreads = 2\nctx-size = 64\n[generate]\nmax_tokens = 9\n'
+        'stop = ["a", "b"]\n[chat]\ntemp = 0.5\n[bench.levels]\nlimit = 3\n'
+    )
+    generate, chat = parsed("generate"), parsed("chat")
+    assert (generate["model"], generate["threads"], generate["context"]) == ("./mine", 2, 64)
+    assert (generate["max_tokens"], generate["stop"]) == (9, ("a", "b"))
+    assert generate["temperature"] is None
+    assert (chat["temperature"], chat["max_tokens"], chat["threads"]) == (0.5, None, 2)
+    assert read_settings(app)["bench"]["levels"]["limit"] == 3
+    assert parsed("generate", "-n", "3")["max_tokens"] == 3
+
+
+def test_variables_win_over_the_file(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings("threads = 2\n")
+    monkeypatch.setenv("SPECQD_THREADS", "1")
+    assert parsed("generate")["threads"] == 1
+    assert parsed("generate", "-t", "3")["threads"] == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("temprature = 1\n", "'temprature' is no option or command; did you mean temperature?"),
+        ("[chatt]\nseed = 1\n", "'chatt' is no option or command"),
+        ("[chat]\nsede = 1\n", "[chat]: 'sede' is no option of chat; did you mean seed?"),
+        ("chat = 1\n", "chat is a command; write a table, [chat]"),
+        ("seed = \n", "is not TOML"),
+    ],
+)
+def test_a_wrong_file_is_named(settings: Settings, refuse: Refuse, text: str, problem: str) -> None:
+    path = settings(text)
+    said = refuse("generate", "-p", "ab")
+    assert said.startswith(f"{path}: ")
+    assert problem in said
+
+
+def test_a_wrong_value_of_the_file_is_named(settings: Settings, run: Run) -> None:
+    path = settings('seed = "many"\n')
+    status, _, err = run("generate", "-p", "ab")
+    assert status == 2
+    assert str(path) in "".join(err.split("\n"))
+
+
+def test_the_file_is_found_in_the_users_directory(tmp_path: Path, small_model: Path) -> None:
+    (tmp_path / "specqd").mkdir()
+    (tmp_path / "specqd" / "config.toml").write_text(f"model = {json.dumps(str(small_model))}\n")
+    places = {k: v for k, v in os.environ.items() if k != "SPECQD_CONFIG"}
+    places |= {"XDG_CONFIG_HOME": str(tmp_path)}
+    ran = run_program("generate", "-p", "ab", "-n", "5", env=places)
+    assert ran.stdout == run_program("generate", small_model, "-p", "ab", "-n", "5").stdout
+
+
+def test_the_shell_completes_options_and_models() -> None:
+    def complete(words: str, count: int) -> list[str]:
+        asked = {"_SPECQD_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(count)}
+        code = "import sys; from specqd.cli import main; sys.argv = ['specqd']; sys.exit(main())"
+        ran = subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | asked,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return ran.stdout.split()
+
+    assert "plain,generate" in complete("specqd g", 1)
+    assert complete("specqd generate --tempe", 2) == ["plain,--temperature"]
+    assert complete("specqd generate qwen3:0", 2) == ["plain,qwen3:0.6b"]
+    assert complete("specqd generate ./m", 2) == ["file,./m"]
+
+
+def test_no_name_is_there_twice() -> None:
+    for command in app.commands.values():
+        with command.make_context(command.name, [], resilient_parsing=True) as context:
+            names = [
+                name
+                for parameter in command.get_params(context)
+                if isinstance(parameter, click.Option)
+                for name in (*parameter.opts, *getattr(parameter, "also", ()))
+            ]
+        assert len(names) == len(set(names))
