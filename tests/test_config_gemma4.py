@@ -41,7 +41,7 @@ TRAITS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (
         {
             "layer_types": [SLIDING, FULL] * 2, "attention_k_eq_v": True, "head_dim": 24,
-            "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0,
+            "num_global_key_value_heads": 1, "hidden_size_per_layer_input": None,
             "final_logit_softcapping": 30.0, "use_bidirectional_attention": "vision",
             "rope_parameters": {
                 FULL: {"rope_type": "proportional", "rope_theta": 10.0, "factor": 2.0},

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from specqd import _native
+from specqd._native import Context, Rows
 from specqd.cli import main
 from specqd.errors import MachineError, TensorError
 from specqd.formats.safetensors import TensorDirectory
@@ -166,3 +167,37 @@ def test_inspect_tells_the_shapes_of_layers(
     assert "4 query, 1 key/value, of 24 or 1 key/value, of 48; 3 layers share" in report
     assert "feed-forward 84 or 168" in report
     assert json.loads((directory / "config.json").read_text())["num_kv_shared_layers"] == 3
+
+
+@pytest.mark.parametrize("is_draft", [False, True])
+def test_rows_without_logits_change_no_bit_of_others(
+    directory: Path, rng: np.random.Generator, is_draft: bool
+) -> None:
+    """They stop behind the last layer that has keys and values of its own."""
+    exact = open_model(directory)
+    model = exact.as_draft() if is_draft else exact
+    texts = [rng.integers(0, SHAPE.vocab, rng.integers(2, 90)).tolist() for _ in range(4)]
+    expected = [model.logits(text) for text in texts]
+    contexts = [Context(model.cache.create()) for _ in texts]
+    asked = [0, 1, int(rng.integers(2, len(texts[2]) + 1)), int(rng.integers(0, len(texts[3])))]
+    parts = list(zip(contexts, texts, asked, strict=True))
+    model.forward([Rows(context, 0, text[:-1], max(0, n - 1)) for context, text, n in parts])
+    found = iter(model.decoder.logits())
+    for rows, n in zip(expected, asked, strict=True):
+        for row in rows[len(rows) - max(n, 1) : -1]:
+            assert (next(found) == row).all()
+    assert next(found, None) is None
+    model.forward([Rows(context, len(text) - 1, text[-1:], 1) for context, text, _ in parts])
+    for row, rows in zip(model.decoder.logits(), expected, strict=True):
+        assert (row == rows[-1]).all()
+
+
+def test_rows_without_logits_stop_behind_the_last_layer_with_keys(
+    directory: Path, tokens: list[int]
+) -> None:
+    model = open_model(directory)
+    model.decoder.watch_inputs()
+    model.forward([Rows(Context(model.cache.create()), 0, tokens, 0)])
+    *sums, _ = model.decoder.input_squares()
+    reached = [any(map(any, sums[at : at + 4])) for at in range(0, len(sums), 4)]
+    assert reached == [True] * 3 + [False] * 3

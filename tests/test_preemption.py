@@ -1,7 +1,7 @@
 """Preempted sequences are prefilled again later: no bit depends on it, and all sequences end."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from specqd.engine.engine import Engine
 from specqd.engine.generation import Generation, GenerationRequest
 from specqd.errors import MachineError, RequestError
 from support.engines import preempt_at_random
+from support.family_shapes import FAMILY_SHAPES
 from support.random_models import Shape, make_model
 
 PAGE = _native.PAGE_POSITIONS
@@ -46,6 +47,13 @@ def plain(tmp_path_factory: pytest.TempPathFactory, seed: int) -> LLM:
 def windowed(tmp_path_factory: pytest.TempPathFactory, seed: int) -> LLM:
     """It frees pages behind its window, so a preempted sequence computes them again."""
     return roomy(tmp_path_factory, Shape("mistral", window=48, is_peaked=True), seed)
+
+
+@pytest.fixture(scope="module")
+def sharing(tmp_path_factory: pytest.TempPathFactory, seed: int) -> LLM:
+    """Its last layers read the keys and values of earlier ones, in a cache of two head sizes."""
+    shape = replace(FAMILY_SHAPES["gemma4_text"], vocab=VOCABULARY, context=512)
+    return roomy(tmp_path_factory, shape, seed)
 
 
 def roomy(tmp_path_factory: pytest.TempPathFactory, shape: Shape, seed: int) -> LLM:
@@ -121,7 +129,7 @@ def test_preempted_sequences_equal_themselves_alone(
 
 
 @pytest.mark.parametrize("draft", ["none", "fp4:k=8", "auto"])
-@pytest.mark.parametrize("model", ["plain", "windowed"])
+@pytest.mark.parametrize("model", ["plain", "windowed", "sharing"])
 def test_sequences_may_be_preempted_at_any_time(
     request: pytest.FixtureRequest,
     model: str,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 
@@ -69,6 +70,7 @@ void Decoder::place_layers() {
     }
     cached_.push_back(std::ssize(kv_shape_.layers));
     kv_shape_.layers.push_back({shape.kv_heads, shape.head_dim});
+    first_reader_ = std::ssize(cached_);
   }
   for (size_t i = 0; i < sees_all.size(); ++i)
     if (sees_all[i]) longest_windows_[i] = 0;
@@ -178,7 +180,8 @@ size_t Decoder::seen_cache_bytes() const {
   for (size_t i = 0; i < weights_.layers.size(); ++i) {
     const int64_t window = weights_.layers[i].window;
     int64_t positions = 0;
-    for (const SequenceRows& rows : sequences_) {
+    for (const SequenceRows& rows :
+         static_cast<int64_t>(i) < first_reader_ ? all_sequences_ : sequences_) {
       const int64_t first = std::max<int64_t>(window > 0 ? rows.start + 1 - window : 0, 0);
       const int64_t last = rows.start + rows.count;
       positions += (last + kBlock - 1) / kBlock * kBlock - first / kBlock * kBlock;
@@ -197,6 +200,11 @@ bool Decoder::has_pages(const KvCache& cache, const ForwardRows& rows) const {
   return true;
 }
 
+void Decoder::plan_attention() {
+  for (size_t i = 0; i < attentions_.size(); ++i)
+    attentions_[i].plan(sequences_, longest_windows_[i]);
+}
+
 void Decoder::prepare_positions(std::span<const ForwardRows> sequences) {
   sequences_.clear();
   logit_rows_.clear();
@@ -208,8 +216,8 @@ void Decoder::prepare_positions(std::span<const ForwardRows> sequences) {
     for (int64_t i = part.logits; i > 0; --i) logit_rows_.push_back(rows_ - i);
     last = std::max(last, part.start + part.count);
   }
-  for (size_t i = 0; i < attentions_.size(); ++i)
-    attentions_[i].plan(sequences_, longest_windows_[i]);
+  all_sequences_ = sequences_;
+  plan_attention();
   const size_t needed = logit_rows_.size() * static_cast<size_t>(logits_stride_);
   if (logits_.size() < needed) logits_.resize(needed);
   if (last <= angles_) return;
@@ -233,19 +241,50 @@ void Decoder::forward(Precision precision, const KvCache& cache, std::span<const
   plan_head(head);
   tell_read(tokens, sequences);
   prepare_positions(sequences);
-  pool_->run([this](Team& team) { run(team); });
+  const int64_t layers = std::ssize(weights_.layers);
+  const int64_t all_rows = logit_rows() == rows_ ? layers : first_reader_;
+  pool_->run([&](Team& team) {
+    embed(team);
+    if (weights_.per_layer.exists()) embed_per_layer(team);
+    run_layers(team, 0, all_rows);
+    if (all_rows == layers) finish(team);
+  });
+  if (all_rows == layers || logit_rows() == 0) return;
+  keep_asked_rows();
+  pool_->run([&](Team& team) {
+    run_layers(team, all_rows, layers);
+    finish(team);
+  });
 }
 
-void Decoder::run(Team& team) {
-  embed(team);
-  if (weights_.per_layer.exists()) embed_per_layer(team);
-  for (int64_t layer = 0; layer < std::ssize(weights_.layers); ++layer) {
+// Leaves the rows with logits: no later row reads what the others would compute from here on.
+void Decoder::keep_asked_rows() {
+  const int64_t hidden = spec_.hidden, width = std::ssize(per_layer_) / max_rows_;
+  for (int64_t i = 0; i < logit_rows(); ++i) {
+    const int64_t row = logit_rows_[static_cast<size_t>(i)];
+    std::copy_n(residual_.begin() + row * hidden, hidden, residual_.begin() + i * hidden);
+    std::copy_n(per_layer_.begin() + row * width, width, per_layer_.begin() + i * width);
+  }
+  rows_ = 0;
+  for (SequenceRows& rows : sequences_) {
+    const int64_t end = rows.first_row + rows.count;
+    const auto asked = std::ranges::count_if(
+        logit_rows_, [&](int64_t row) { return rows.first_row <= row && row < end; });
+    rows = {rows.sequence, rows.start + rows.count - asked, asked, rows_};
+    rows_ += asked;
+  }
+  std::erase_if(sequences_, [](const SequenceRows& rows) { return rows.count == 0; });
+  std::iota(logit_rows_.begin(), logit_rows_.end(), 0);
+  plan_attention();
+}
+
+void Decoder::run_layers(Team& team, int64_t first, int64_t last) {
+  for (int64_t layer = first; layer < last; ++layer) {
     const LayerWeights& weights = weights_.layers[static_cast<size_t>(layer)];
     attend(team, layer);
     feed_forward(team, weights);
     if (weights.per_layer.exists()) add_per_layer(team, layer);
   }
-  finish(team);
 }
 
 void Decoder::norm(const uint16_t* weight, const uint16_t* bias, const float* x, int64_t n,

@@ -187,7 +187,9 @@ class Decoder {
   void plan_head(HeadUse head);
   void leave_out(Team& team);
   void prepare_positions(std::span<const ForwardRows> sequences);
-  void run(Team& team);
+  void run_layers(Team& team, int64_t first, int64_t last);
+  void keep_asked_rows();
+  void plan_attention();
   void embed(Team& team);
   void attend(Team& team, int64_t layer);
   void feed_forward(Team& team, const LayerWeights& layer);
@@ -255,6 +257,7 @@ class Decoder {
   std::vector<Attention> attentions_;     // by shape
   std::vector<int64_t> longest_windows_;  // by shape; 0 if a layer sees all positions
   KvShape kv_shape_;
+  int64_t first_reader_ = 0;     // from this layer on, none has keys and values of its own
   std::vector<int64_t> cached_;  // by layer: the layer of the cache that it reads
   void (*activate_)(const float* gate, const float* up, int64_t n, float* out);
   int64_t longest_window_ = 0;  // 0 if any layer sees all positions
@@ -263,8 +266,8 @@ class Decoder {
   Precision precision_ = Precision::kExact;
   const KvCache* cache_ = nullptr;
   std::span<const int32_t> tokens_;
-  std::vector<SequenceRows> sequences_;
-  std::vector<int64_t> logit_rows_;  // batch row of each row of logits
+  std::vector<SequenceRows> sequences_, all_sequences_;  // of the layer in progress; of the first
+  std::vector<int64_t> logit_rows_;                      // batch row of each row of logits
   int64_t rows_ = 0;
   size_t fixed_bytes_[2] = {}, moved_bytes_ = 0;
   std::vector<PanelRun> head_runs_;  // panels of the head that are read

@@ -152,7 +152,8 @@ def _read_ropes(
 
 
 def _read_per_layer(fields: Fields, vocab_size: int) -> PerLayerConfig | None:
-    size = fields.integer("hidden_size_per_layer_input", 256, least=0, most=1 << 16)
+    name = "hidden_size_per_layer_input"
+    size = fields.integer(name, 0 if name in fields.values else 256, least=0, most=1 << 16)
     if size == 0:
         return None
     rows = fields.integer("vocab_size_per_layer_input", 262_144)
