@@ -25,6 +25,12 @@ namespace {
 const std::vector<std::string> kNormKinds{"rms", "layer"};
 const std::vector<std::string> kActivations{"silu", "gelu", "gelu_tanh", "clamped_swiglu"};
 
+using FloatVector = nb::ndarray<const float, nb::numpy, nb::ndim<1>, nb::c_contig>;
+
+std::vector<float> floats_of(const FloatVector& values) {
+  return {values.data(), values.data() + values.size()};
+}
+
 Vector vector_of(const std::optional<BitVector>& bits) {
   if (!bits) return {};
   return Vector(bits->data(), bits->data() + bits->size());
@@ -49,6 +55,17 @@ void bind_layers(nb::module_& m) {
           },
           nb::kw_only(), "gate_up"_a, "down"_a, "gate_bias"_a = nb::none(),
           "up_bias"_a = nb::none(), "down_bias"_a = nb::none());
+  nb::class_<DeltaWeights>(m, "DeltaWeights",
+                           "What a recurrent layer has beside its products; `rates` are the rows\n"
+                           "of betas, then of decays.")
+      .def(
+          "__init__",
+          [](DeltaWeights* self, Weight rates, const BitVector& convolution,
+             const FloatVector& log_rate, const FloatVector& step_bias, const FloatVector& norm) {
+            new (self) DeltaWeights{rates, vector_of(convolution), floats_of(log_rate),
+                                    floats_of(step_bias), floats_of(norm)};
+          },
+          nb::kw_only(), "rates"_a, "convolution"_a, "log_rate"_a, "step_bias"_a, "norm"_a);
   using OptionalNorm = std::optional<Norm>;
   const auto norm_of = [](const OptionalNorm& norm) { return norm ? *norm : Norm{}; };
   nb::class_<LayerWeights>(m, "LayerWeights")
@@ -60,7 +77,8 @@ void bind_layers(nb::module_& m) {
                     const OptionalNorm& key_norm, Weight query_key_value, Weight output,
                     const Optional& query_key_value_bias, const Optional& output_bias,
                     const Optional& sinks, std::vector<FeedForward> feed_forwards, Weight router,
-                    const Optional& router_bias, int64_t window, int rope) {
+                    const Optional& router_bias, int64_t window, int rope,
+                    std::shared_ptr<DeltaWeights> delta) {
             new (self) LayerWeights{norm_of(attention_norm),
                                     norm_of(attention_post_norm),
                                     norm_of(feed_forward_norm),
@@ -76,16 +94,25 @@ void bind_layers(nb::module_& m) {
                                     router,
                                     vector_of(router_bias),
                                     window,
-                                    rope};
+                                    rope,
+                                    std::move(delta)};
           },
           nb::kw_only(), "attention_norm"_a.none(), "attention_post_norm"_a.none(),
           "feed_forward_norm"_a.none(), "feed_forward_post_norm"_a.none(), "query_norm"_a.none(),
           "key_norm"_a.none(), "query_key_value"_a, "output"_a, "query_key_value_bias"_a.none(),
           "output_bias"_a.none(), "sinks"_a.none(), "feed_forwards"_a, "router"_a.none(),
-          "router_bias"_a.none(), "window"_a, "rope"_a);
+          "router_bias"_a.none(), "window"_a, "rope"_a, "delta"_a.none() = nb::none());
 }
 
 void bind_spec(nb::module_& m) {
+  nb::class_<StateShape>(m, "StateShape", "The heads of recurrent layers.")
+      .def(
+          "__init__",
+          [](StateShape* self, int64_t key_heads, int64_t value_heads, int64_t key_dim,
+             int64_t value_dim, int64_t taps) {
+            new (self) StateShape{0, key_heads, value_heads, key_dim, value_dim, taps};
+          },
+          nb::kw_only(), "key_heads"_a, "value_heads"_a, "key_dim"_a, "value_dim"_a, "taps"_a);
   nb::class_<DecoderSpec>(m, "DecoderSpec")
       .def(
           "__init__",
@@ -94,7 +121,8 @@ void bind_spec(nb::module_& m) {
              const std::string& norm, float norm_offset, bool norms_whole_rows,
              const std::string& activation, bool is_gated, bool is_parallel, float attention_scale,
              float attention_cap, float logit_cap, float embedding_scale, float residual_scale,
-             float logit_scale, int64_t experts_per_token, bool shares_of_chosen) {
+             float logit_scale, int64_t experts_per_token, bool shares_of_chosen,
+             bool gates_attention, const std::optional<StateShape>& delta) {
             new (self) DecoderSpec{hidden,
                                    heads,
                                    kv_heads,
@@ -115,13 +143,16 @@ void bind_spec(nb::module_& m) {
                                    residual_scale,
                                    logit_scale,
                                    experts_per_token,
-                                   shares_of_chosen};
+                                   shares_of_chosen,
+                                   gates_attention,
+                                   delta.value_or(StateShape{})};
           },
           nb::kw_only(), "hidden"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "vocabulary"_a,
           "ropes"_a, "norm_epsilon"_a, "norm"_a, "norm_offset"_a, "norms_whole_rows"_a,
           "activation"_a, "is_gated"_a, "is_parallel"_a, "attention_scale"_a, "attention_cap"_a,
           "logit_cap"_a, "embedding_scale"_a, "residual_scale"_a, "logit_scale"_a,
-          "experts_per_token"_a, "shares_of_chosen"_a);
+          "experts_per_token"_a, "shares_of_chosen"_a, "gates_attention"_a = false,
+          "delta"_a.none() = nb::none());
 }
 
 void bind_partial_head(nb::module_& m) {

@@ -54,6 +54,7 @@ Decoder::Decoder(DecoderSpec spec, DecoderWeights weights, std::shared_ptr<Pool>
   }
   bool sees_all = weights_.layers.empty();
   for (const LayerWeights& layer : weights_.layers) {
+    if (layer.is_recurrent()) continue;
     sees_all |= layer.window == 0;
     longest_window_ = std::max(longest_window_, layer.window);
   }
@@ -62,7 +63,14 @@ Decoder::Decoder(DecoderSpec spec, DecoderWeights weights, std::shared_ptr<Pool>
   for (const Precision precision : {Precision::kExact, Precision::kFp4})
     fixed_bytes_[static_cast<size_t>(precision)] = fixed_bytes(precision);
   partial_head_ = std::make_shared<PartialHead>(spec_.vocabulary);
+  number_cache_layers();
   reserve_scratch();
+}
+
+void Decoder::number_cache_layers() {
+  int64_t counts[2] = {};
+  for (const LayerWeights& layer : weights_.layers)
+    cache_layers_.push_back(counts[layer.is_recurrent()]++);
 }
 
 void Decoder::reserve_scratch() {
@@ -83,6 +91,12 @@ void Decoder::reserve_scratch() {
   const int64_t head_outputs = (spec_.heads + 2 * spec_.kv_heads) * spec_.head_dim;
   residual_.resize(rows * static_cast<size_t>(spec_.hidden));
   heads_.resize(rows * static_cast<size_t>(head_outputs));
+  if (spec_.gates_attention)
+    gates_.resize(rows * static_cast<size_t>(spec_.heads * spec_.head_dim));
+  if (const StateShape states = state_shape(); states.layers > 0) {
+    delta_inputs_.resize(rows * static_cast<size_t>(delta_width()));
+    delta_rates_.resize(rows * static_cast<size_t>(2 * states.value_heads));
+  }
   hidden_.resize(rows * static_cast<size_t>(hidden_width));
   aside_.resize(slots * static_cast<size_t>(spec_.hidden));
   prepared_ = Memory(slots * row_bytes);
@@ -102,7 +116,8 @@ void Decoder::reserve_scratch() {
 }
 
 KvShape Decoder::kv_shape() const {
-  return {static_cast<int64_t>(weights_.layers.size()), spec_.kv_heads, spec_.head_dim};
+  const int64_t layers = std::ssize(weights_.layers) - state_shape().layers;
+  return {layers, spec_.kv_heads, spec_.head_dim};
 }
 
 std::span<const float> Decoder::logits(int64_t row) const {
@@ -121,6 +136,7 @@ size_t Decoder::fixed_bytes(Precision precision) const {
   size_t bytes = bytes_of(*weights_.head, precision);
   for (const LayerWeights& layer : weights_.layers) {
     bytes += bytes_of(*layer.query_key_value, precision) + bytes_of(*layer.output, precision);
+    if (layer.is_recurrent()) bytes += bytes_of(*layer.delta->rates, Precision::kExact);
     bytes += layer.router != nullptr ? bytes_of(*layer.router, Precision::kExact)
                                      : bytes_of(layer.feed_forwards.front(), precision);
   }
@@ -154,15 +170,18 @@ size_t Decoder::weight_bytes(Precision precision) const {
 size_t Decoder::seen_cache_bytes() const {
   const KvShape shape = kv_shape();
   int64_t positions = 0;  // over all layers
-  for (const LayerWeights& layer : weights_.layers)
+  for (const LayerWeights& layer : weights_.layers) {
+    if (layer.is_recurrent()) continue;
     for (const SequenceRows& rows : sequences_) {
       const int64_t first =
           std::max<int64_t>(layer.window > 0 ? rows.start + 1 - layer.window : 0, 0);
       const int64_t last = rows.start + rows.count;
       positions += (last + kBlock - 1) / kBlock * kBlock - first / kBlock * kBlock;
     }
+  }
   const int64_t words = shape.kv_heads * (shape.key_words() + shape.value_words());
-  return static_cast<size_t>(positions * words / kPagePositions) * sizeof(uint16_t);
+  return static_cast<size_t>(positions * words / kPagePositions) * sizeof(uint16_t) +
+         static_cast<size_t>(state_bytes_);
 }
 
 bool Decoder::has_pages(const KvCache& cache, const ForwardRows& rows) const {
@@ -209,13 +228,17 @@ void Decoder::forward(Precision precision, const KvCache& cache, std::span<const
   plan_head(head);
   tell_read(tokens, sequences);
   prepare_positions(sequences);
+  plan_states(sequences);
   pool_->run([this](Team& team) { run(team); });
 }
 
 void Decoder::run(Team& team) {
   embed(team);
   for (int64_t layer = 0; layer < std::ssize(weights_.layers); ++layer) {
-    attend(team, layer);
+    if (weights_.layers[static_cast<size_t>(layer)].is_recurrent())
+      mix_recurrent(team, layer);
+    else
+      attend(team, layer);
     feed_forward(team, weights_.layers[static_cast<size_t>(layer)]);
   }
   finish(team);

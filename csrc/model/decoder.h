@@ -39,6 +39,16 @@ struct FeedForward {
 size_t bytes_of(const PackedWeight& weight, Precision precision);
 size_t bytes_of(const FeedForward& weights, Precision precision);
 
+constexpr int64_t kLargestDeltaDim = 256;  // of a recurrent layer's heads
+
+// A recurrent layer beside its products: `query_key_value` holds queries, keys, values and gates.
+struct DeltaWeights {
+  std::shared_ptr<PackedWeight> rates;     // betas, then decays, one of each per value head
+  Vector convolution;                      // [taps][channels]
+  std::vector<float> log_rate, step_bias;  // of decays, by value head
+  std::vector<float> norm;                 // [value_dim]
+};
+
 struct LayerWeights {
   Norm attention_norm, attention_post_norm, feed_forward_norm, feed_forward_post_norm;
   Norm query_norm, key_norm;  // of heads (shared weight or one per head), or of whole rows
@@ -48,8 +58,10 @@ struct LayerWeights {
   std::vector<FeedForward> feed_forwards;  // one, or the experts of the router
   std::shared_ptr<PackedWeight> router;
   Vector router_bias;
-  int64_t window = 0;  // positions that a row sees, its own included; 0: all
-  int rope = 0;        // index into DecoderSpec::ropes; -1: none
+  int64_t window = 0;                   // positions that a row sees, its own included; 0: all
+  int rope = 0;                         // index into DecoderSpec::ropes; -1: none
+  std::shared_ptr<DeltaWeights> delta;  // null: an attention layer
+  bool is_recurrent() const { return delta != nullptr; }
 };
 
 enum class NormKind : int { kRms = 0, kLayer = 1 };
@@ -71,6 +83,8 @@ struct DecoderSpec {
   float embedding_scale = 1.0f, residual_scale = 1.0f, logit_scale = 1.0f;
   int64_t experts_per_token = 0;
   bool shares_of_chosen = true;  // router softmax over the chosen experts only, else over all
+  bool gates_attention = false;  // by the sigmoids of the rows after queries, keys and values
+  StateShape delta;              // of recurrent layers
 };
 
 struct DecoderWeights {
@@ -87,6 +101,7 @@ struct ForwardRows {
   int64_t start;
   int64_t count;
   int64_t logits;
+  int64_t settled = 0;  // no later forward of the sequence begins before, except at 0
 };
 
 // The rows of the head that a forward reads: all, or those of the partial head. All other logits
@@ -102,6 +117,7 @@ class Decoder {
   const Kernels& kernels() const { return kernels_; }
   Pool& pool() { return *pool_; }
   KvShape kv_shape() const;
+  StateShape state_shape() const;  // of recurrent layers
   int64_t max_rows() const { return max_rows_; }
 
   // Whether the cache holds every page that these rows write or read.
@@ -121,8 +137,8 @@ class Decoder {
   size_t weight_bytes(Precision precision) const;
   // Bytes of weights that the last forward read.
   size_t moved_bytes() const { return moved_bytes_; }
-  // Bytes of keys and values that the last forward read, in blocks of 32 positions. A block counts
-  // once per sequence, even if several of the sequence's rows read it.
+  // Bytes of keys, values and states that the last forward read or wrote: keys and values in blocks
+  // of 32 positions. A block counts once per sequence, even if several of its rows read it.
   size_t seen_cache_bytes() const;
 
   // Sums the squared inputs of the products of exact forwards from now on. By layer: queries, keys
@@ -153,12 +169,14 @@ class Decoder {
   void plan_head(HeadUse head);
   void leave_out(Team& team);
   void prepare_positions(std::span<const ForwardRows> sequences);
+  void number_cache_layers();
   void run(Team& team);
   void embed(Team& team);
   void attend(Team& team, int64_t layer);
   void feed_forward(Team& team, const LayerWeights& layer);
   void finish(Team& team);
   void share_attention(Team& team, int64_t layer);
+  void keep_gates(int64_t first, int64_t count, const float* result, int64_t stride);
   void write_heads(int64_t layer, int64_t kv_head, const Attention::PageRows& part);
   void merge_head(const LayerWeights& layer, int64_t head, const Attention::PageRows& part);
   void norm_heads(const Norm& norm, float* values, int64_t first_head, int64_t count) const;
@@ -168,6 +186,17 @@ class Decoder {
   void norm(const Norm& norm, const float* x, int64_t n, float* out) const;
   void activate(const FeedForward& weights, int64_t first, int64_t count, float* result,
                 int64_t stride, int64_t rows, float* out) const;
+
+  // Recurrent layers (decoder_delta.cpp).
+  int64_t delta_width() const;  // outputs of a recurrent layer's first product
+  void plan_states(std::span<const ForwardRows> sequences);
+  void mix_recurrent(Team& team, int64_t layer);
+  void run_delta_head(int64_t layer, const SequenceRows& rows, int64_t key_head);
+  void run_delta_row(int64_t layer, const SequenceRows& rows, const StateStep& step,
+                     int64_t key_head, int64_t position);
+  DeltaChunk delta_chunk(const SequenceStates& states, int64_t layer, const StateStep& step,
+                         int64_t value_head) const;
+  void gate_head(const LayerWeights& weights, float* x, float* out) const;
 
   auto normed(const Norm& norm) const;
   auto put_output(const Vector& bias, Destination destination);
@@ -207,7 +236,8 @@ class Decoder {
   int64_t max_rows_;
   Attention attention_;
   void (*activate_)(const float* gate, const float* up, int64_t n, float* out);
-  int64_t longest_window_ = 0;  // 0 if any layer sees all positions
+  int64_t longest_window_ = 0;         // 0 if any layer sees all positions
+  std::vector<int64_t> cache_layers_;  // by layer: its number among those of its kind
 
   // The forward in progress.
   Precision precision_ = Precision::kExact;
@@ -241,6 +271,11 @@ class Decoder {
   };
   std::vector<Scratch> scratch_;
   std::vector<float> residual_, heads_, hidden_, aside_;
+  std::vector<float> gates_;                       // of attention, [rows][heads * head_dim]
+  std::vector<float> delta_inputs_, delta_rates_;  // [rows][channels + gates], [rows][2 heads]
+  std::vector<StateStep> state_steps_;             // of all sequences
+  std::vector<size_t> state_step_starts_;          // by sequence, and the end
+  int64_t state_bytes_ = 0;
   Memory prepared_;
   std::vector<float> logits_;
   int64_t logits_stride_ = 0;

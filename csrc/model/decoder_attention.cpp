@@ -47,7 +47,8 @@ void Decoder::write_heads(int64_t layer_index, int64_t kv_head, const Attention:
     kernels_.rotate(values, rope->cosines.data() + at, rope->sines.data() + at, half);
   };
   const SequenceRows& rows = sequences_[static_cast<size_t>(part.sequence)];
-  const KvView view = cache_->view(rows.sequence, layer_index, kv_head);
+  const KvView view =
+      cache_->view(rows.sequence, cache_layers_[static_cast<size_t>(layer_index)], kv_head);
   for (int64_t row = part.first; row < part.last; ++row) {
     const int64_t position = rows.start + row - rows.first_row;
     float* const queries = heads_.data() + row * outputs + kv_head * group * dim;
@@ -71,8 +72,23 @@ void Decoder::write_heads(int64_t layer_index, int64_t kv_head, const Attention:
 // Writes the outputs of attention over the queries.
 void Decoder::merge_head(const LayerWeights& layer, int64_t head, const Attention::PageRows& part) {
   const int64_t outputs = (spec_.heads + 2 * spec_.kv_heads) * spec_.head_dim;
-  for (int64_t row = part.first; row < part.last; ++row)
-    attention_.merge(row, head, layer.sinks, heads_.data() + row * outputs + head * spec_.head_dim);
+  const int64_t dim = spec_.head_dim;
+  for (int64_t row = part.first; row < part.last; ++row) {
+    float* const out = heads_.data() + row * outputs + head * dim;
+    attention_.merge(row, head, layer.sinks, out);
+    if (spec_.gates_attention)
+      kernels_.sigmoid_gate(gates_.data() + (row * spec_.heads + head) * dim, dim, out);
+  }
+}
+
+// Keeps the outputs that follow queries, keys and values.
+void Decoder::keep_gates(int64_t first, int64_t count, const float* result, int64_t stride) {
+  const int64_t width = spec_.heads * spec_.head_dim;
+  const int64_t before = width + 2 * spec_.kv_heads * spec_.head_dim;
+  const int64_t from = std::max(first, before), to = std::min(first + count, before + width);
+  for (int64_t row = 0; from < to && row < rows_; ++row)
+    std::memcpy(gates_.data() + row * width + from - before, result + row * stride + from - first,
+                static_cast<size_t>(to - from) * sizeof(float));
 }
 
 void Decoder::attend(Team& team, int64_t layer_index) {
@@ -82,7 +98,9 @@ void Decoder::attend(Team& team, int64_t layer_index) {
   multiply(team, "queries, keys, values", precision_, qkv,
            prepare(team, precision_, rows_, qkv, normed(layer.attention_norm)),
            [&](int64_t first, int64_t count, const float* result, int64_t stride) {
+             if (spec_.gates_attention) keep_gates(first, count, result, stride);
              const int64_t kept = std::min(count, outputs - first);
+             if (kept <= 0) return;
              for (int64_t row = 0; row < rows_; ++row) {
                float* const out = heads_.data() + row * outputs + first;
                std::memcpy(out, result + row * stride, static_cast<size_t>(kept) * sizeof(float));
@@ -109,7 +127,8 @@ void Decoder::share_attention(Team& team, int64_t layer_index) {
   const int64_t group = spec_.heads / kv_heads;
   const auto parts = attention_.page_rows();
   const auto run = [&](int64_t first, int64_t last) {
-    attention_.run(*cache_, layer_index, layer.window, first, last, team.thread());
+    attention_.run(*cache_, cache_layers_[static_cast<size_t>(layer_index)], layer.window, first,
+                   last, team.thread());
   };
   team.stage("attention");
   if (attention_.is_simple() && kv_heads >= team.threads()) {

@@ -8,10 +8,12 @@ from numpy.typing import NDArray
 
 from specqd import _native
 from specqd.config import DecoderConfig, ExpertsConfig
+from specqd.config.decoder import DeltaConfig
 from specqd.formats.bf16 import widened
 from specqd.model.importance import InputSquares, LayerInputs, Squares
 from specqd.model.loader import Bits, Loader, Source
 from specqd.model.mxfp4_experts import Mxfp4Experts
+from specqd.model.recurrent import delta_weights, recurrent_inputs, recurrent_output
 from specqd.model.tensor_names import TensorNames
 
 
@@ -64,6 +66,7 @@ class LayerReader:
             return self.norm(name and at + name, c.hidden_size)
 
         rope = c.ropes[index]
+        delta = c.delta if c.delta and c.delta.layers[index] else None
         experts = c.experts if c.experts and c.experts.layers[index] else None
         attention_norm, feed_forward_norm = (
             norm(names.attention_norm),
@@ -75,23 +78,43 @@ class LayerReader:
             attention_post_norm=norm(names.attention_post_norm),
             feed_forward_norm=feed_forward_norm,
             feed_forward_post_norm=norm(names.feed_forward_post_norm),
-            query_norm=self._head_norm(at + names.query_norm, c.num_heads),
-            key_norm=self._head_norm(at + names.key_norm, c.num_kv_heads),
-            query_key_value=self._query_key_value(at, inputs.query_key_value),
-            output=self._loader.pack(
-                [Source.whole(f"{at}{names.output}.weight", c.hidden_size)],
-                c.num_heads * c.head_dim,
-                importance=inputs.output,
+            query_norm=None if delta else self._head_norm(at + names.query_norm, c.num_heads),
+            key_norm=None if delta else self._head_norm(at + names.key_norm, c.num_kv_heads),
+            query_key_value=self._mixer_inputs(at, delta, inputs),
+            output=self._mixer_output(at, delta, inputs),
+            query_key_value_bias=(
+                self._query_key_value_bias(at) if c.qkv_bias and not delta else None
             ),
-            query_key_value_bias=self._query_key_value_bias(at) if c.qkv_bias else None,
-            output_bias=self._bias(at + names.output, c.hidden_size, c.output_bias),
+            output_bias=self._bias(at + names.output, c.hidden_size, c.output_bias and not delta),
             sinks=self._loader.vector(at + names.sinks, c.num_heads) if c.has_sinks else None,
             feed_forwards=self._feed_forwards(experts, at, inputs),
             router=self._router(experts, at) if experts else None,
             router_bias=self._router_bias(experts, at) if experts else None,
             window=c.windows[index],
             rope=-1 if rope is None else c.distinct_ropes.index(rope),
+            delta=None if delta is None else self._delta(at, delta),
         )
+
+    def _delta(self, at: str, delta: DeltaConfig) -> _native.DeltaWeights:
+        return delta_weights(self._loader, self._config, delta, at + self._names.recurrent)
+
+    def _mixer_inputs(
+        self, at: str, delta: DeltaConfig | None, inputs: LayerInputs
+    ) -> _native.PackedWeight:
+        if delta is None:
+            return self._query_key_value(at, inputs.query_key_value)
+        at += self._names.recurrent
+        return recurrent_inputs(self._loader, self._config, delta, at, inputs)
+
+    def _mixer_output(
+        self, at: str, delta: DeltaConfig | None, inputs: LayerInputs
+    ) -> _native.PackedWeight:
+        c = self._config
+        if delta is not None:
+            at += self._names.recurrent
+            return recurrent_output(self._loader, c, delta, at, inputs)
+        source = Source.whole(f"{at}{self._names.output}.weight", c.hidden_size)
+        return self._loader.pack([source], c.num_heads * c.head_dim, importance=inputs.output)
 
     def _bias(self, module: str, length: int, is_present: bool) -> Bits | None:
         return self._loader.vector(f"{module}.bias", length) if is_present else None
@@ -118,12 +141,28 @@ class LayerReader:
         rows = [c.num_heads * c.head_dim, *[c.num_kv_heads * c.head_dim] * 2]
         rotated = self._in_halves if c.rope_pairs == "neighbours" else None
         orders = [rotated, rotated, None]
+        if c.gates_attention:
+            return self._gated_sources(at, kind)
         if len(names) == 1:
             rows, orders = [sum(rows)], [self._by_kind if self._names.fused_by_head else None]
         return [
             Source(f"{at}{name}.{kind}", count, count, order)
             for name, count, order in zip(names, rows, orders, strict=True)
         ]
+
+    def _gated_sources(self, at: str, kind: str) -> list[Source]:
+        """Queries, keys, values and gates, of a tensor where each head's gates follow its query."""
+        c, (query, *others) = self._config, self._names.query_key_value
+        queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+
+        def half(which: int) -> Source:
+            def take(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+                return rows.reshape(c.num_heads, 2, c.head_dim)[:, which].reshape(-1)
+
+            return Source(f"{at}{query}.{kind}", 2 * queries, queries, take)
+
+        each = [Source.whole(f"{at}{name}.{kind}", keys) for name in others]
+        return [half(0), *each, half(1)]
 
     def _in_halves(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Rows of queries or keys with the first of each rotated pair before all second ones."""

@@ -36,6 +36,7 @@ class TensorNames:
     expert_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     expert_down: str = "down_proj"
     sinks: str = "self_attn.sinks"
+    recurrent: str = "linear_attn"
 
 
 _DEFAULT = TensorNames()
