@@ -12,6 +12,7 @@ from specqd.engine.engine import Engine
 from specqd.engine.generation import Generation, GenerationRequest
 from specqd.errors import MachineError, RequestError
 from support.engines import preempt_at_random
+from support.family_shapes import FAMILY_SHAPES
 from support.random_models import Shape, make_model
 
 PAGE = _native.PAGE_POSITIONS
@@ -46,6 +47,12 @@ def plain(tmp_path_factory: pytest.TempPathFactory, seed: int) -> LLM:
 def windowed(tmp_path_factory: pytest.TempPathFactory, seed: int) -> LLM:
     """It frees pages behind its window, so a preempted sequence computes them again."""
     return roomy(tmp_path_factory, Shape("mistral", window=48, is_peaked=True), seed)
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory, seed: int) -> LLM:
+    """Its pages hold no states, so a preempted sequence reads its text again."""
+    return roomy(tmp_path_factory, FAMILY_SHAPES["qwen3_5_text"], seed)
 
 
 def roomy(tmp_path_factory: pytest.TempPathFactory, shape: Shape, seed: int) -> LLM:
@@ -121,7 +128,7 @@ def test_preempted_sequences_equal_themselves_alone(
 
 
 @pytest.mark.parametrize("draft", ["none", "fp4:k=8", "auto"])
-@pytest.mark.parametrize("model", ["plain", "windowed"])
+@pytest.mark.parametrize("model", ["plain", "windowed", "hybrid"])
 def test_sequences_may_be_preempted_at_any_time(
     request: pytest.FixtureRequest,
     model: str,
