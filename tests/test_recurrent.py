@@ -54,6 +54,8 @@ def request_of(rng: np.random.Generator, length: int, new_tokens: int = NEW_TOKE
 
 
 def decoded(level: Level, request: Request, feeding: str = "whole") -> Trace:
+    """Decodes in memory that another text has used: it must not be read."""
+    level.model.logits([*reversed(request.prompt), *range(140)])
     [trace] = Decoding(level, [request], feeding).run()
     return trace
 
