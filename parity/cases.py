@@ -1,6 +1,13 @@
 """Shapes for parity: every model type, awkward sizes, every rope scaling and trait."""
 
-from support.family_shapes import GRANITE, MINISTRAL_ROPE, long_rope
+from support.family_shapes import (
+    GEMMA4,
+    GEMMA4_KEYS,
+    GRANITE,
+    MINISTRAL_ROPE,
+    PROPORTIONAL,
+    long_rope,
+)
 from support.random_models import ROPE_SCALINGS, Shape
 from support.random_recurrent import DELTA_NET
 
@@ -135,6 +142,24 @@ CASES: dict[str, Shape] = {
         "gemma3_text", hidden=144, heads=4, kv_heads=2, head_dim=72, ffn=172, layers=3, vocab=301,
         window=33, is_tied=True, rope_theta=1e6, spells_rope_parameters=True,
         extra={"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    "gemma4 24 and 48, 3 of 6 layers share, window 17": Shape(
+        "gemma4_text", hidden=144, heads=4, kv_heads=1, head_dim=24, ffn=172, layers=6, vocab=301,
+        is_tied=True, window=17, extra=GEMMA4,
+    ),
+    "gemma4 24 and 48, values are keys, capped": Shape(
+        "gemma4_text", hidden=200, heads=4, kv_heads=2, head_dim=24, ffn=260, layers=4, vocab=307,
+        is_tied=True, window=33, rope_theta=1e6, rope_scaling=PROPORTIONAL,
+        spells_rope_parameters=True, extra=GEMMA4_KEYS | {"final_logit_softcapping": 5.0},
+    ),
+    "gemma4 8:1 heads of 256 and 512, shared, values are keys, biases": Shape(
+        "gemma4_text", hidden=160, heads=8, kv_heads=1, head_dim=256, ffn=130, layers=6, vocab=301,
+        is_tied=True, window=9, has_biases=True, rope_theta=300.0, spells_rope_parameters=True,
+        rope_scaling=PROPORTIONAL | {"partial_rotary_factor": 0.5, "factor": 2.0},
+        extra=GEMMA4 | {
+            "global_head_dim": 512, "attention_k_eq_v": True, "num_global_key_value_heads": 2,
+            "hidden_size_per_layer_input": 40, "use_double_wide_mlp": False,
+        },
     ),
     "phi3 40, window 17": Shape(
         "phi3", hidden=200, heads=5, kv_heads=1, head_dim=40, ffn=260, vocab=307, window=17,

@@ -8,7 +8,14 @@ import numpy as np
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
 import theirs
-from support.family_shapes import GRANITE, MINISTRAL_ROPE, long_rope
+from support.family_shapes import (
+    GEMMA4,
+    GEMMA4_KEYS,
+    GRANITE,
+    MINISTRAL_ROPE,
+    PROPORTIONAL,
+    long_rope,
+)
 from support.random_models import ROPE_SCALINGS, Shape, make_model
 from support.random_recurrent import DELTA_NET
 from support.reference import rms_error
@@ -73,6 +80,15 @@ GOLDENS: dict[str, Shape] = {
         "gemma3_text", hidden=48, heads=4, kv_heads=1, head_dim=24, ffn=84, vocab=263,
         is_tied=True, window=9, rope_theta=1e6, rope_scaling=ROPE_SCALINGS["linear"],
         extra={"sliding_window_pattern": 2, "rope_local_base_freq": 300.0},
+    ),
+    "gemma4_text": Shape(
+        "gemma4_text", hidden=40, heads=4, kv_heads=1, head_dim=24, ffn=52, layers=6, vocab=263,
+        is_tied=True, window=9, extra=GEMMA4,
+    ),
+    "gemma4_text-keys": Shape(
+        "gemma4_text", hidden=40, heads=4, kv_heads=2, head_dim=24, ffn=60, layers=4, vocab=263,
+        is_tied=True, window=9, rope_theta=300.0, rope_scaling=PROPORTIONAL,
+        spells_rope_parameters=True, extra=GEMMA4_KEYS | {"final_logit_softcapping": 3.0},
     ),
     "phi3": Shape(
         "phi3", hidden=80, heads=2, kv_heads=1, head_dim=40, ffn=84, vocab=269,

@@ -137,6 +137,17 @@ def test_lines_have_openais_fields(tmp_path: Path, run: Run) -> None:
     assert chat_body["choices"][0]["message"]["role"] == "assistant"
 
 
+def test_a_line_without_a_seed_has_the_same_answer_in_each_run(tmp_path: Path, run: Run) -> None:
+    source = write(tmp_path / "in.jsonl", [line("a", max_tokens=30, n=2), line("b", max_tokens=30)])
+    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
+    run(source, first)
+    run(source, second)
+    answers = read(first)
+    assert answers == read(second)
+    bodies = [answers[name]["response"]["body"] for name in "ab"]
+    assert bodies[0]["choices"][0]["seed"] != bodies[1]["choices"][0]["seed"]
+
+
 def test_texts_follow_a_schema(tmp_path: Path, run: Run) -> None:
     pytest.importorskip("llguidance", reason="needs specqd[serve]")
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "boolean"}}}

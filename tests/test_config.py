@@ -323,6 +323,21 @@ def test_temperature_counts_only_with_sampling():
     assert GenerationDefaults(do_sample=True).effective_temperature == 1.0
 
 
+@pytest.mark.parametrize(
+    ("stated", "temperature"),
+    [
+        ({}, 1.0),
+        ({"top_p": 0.9}, 1.0),
+        ({"do_sample": False}, 0.0),
+        ({"temperature": 0.7}, 0.0),
+        ({"do_sample": True, "temperature": 0.7}, 0.7),
+    ],
+)
+def test_openais_temperature_applies_where_none_is_stated(stated, temperature):
+    defaults = GenerationDefaults(**stated).with_openai_temperature()
+    assert defaults.effective_temperature == temperature
+
+
 def test_impossible_generation_default_is_refused(tmp_path):
     (tmp_path / "generation_config.json").write_text('{"top_p": 1.5}')
     with pytest.raises(ConfigError, match=r"generation_config\.json: top_p is 1\.5"):

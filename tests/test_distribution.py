@@ -21,6 +21,7 @@ from specqd._native import DraftRequest, Level, NgramDrafter, NoDraft, Proposal,
 from specqd.engine.roles import Drafter
 from support.drafting import Whimsical
 from support.fake_model import FakeModel
+from support.slow import values
 
 Floats = NDArray[np.float64]
 Table = NDArray[np.float32]  # logits by the last two tokens, [vocabulary] * 3
@@ -56,6 +57,9 @@ class Sampling:
 
 WARM = Sampling(0.8)
 CUT = Sampling(0.8, top_k=5, top_p=0.9)
+each_sampling = pytest.mark.parametrize(
+    "sampling", values(WARM, slow=[CUT]), ids=lambda sampling: "cut" if sampling is CUT else "warm"
+)
 
 
 class ToyModel(FakeModel):
@@ -240,7 +244,7 @@ CHAINS = (
 )
 
 
-@pytest.mark.parametrize("sampling", [WARM, CUT], ids=["warm", "cut"])
+@each_sampling
 @pytest.mark.parametrize("below", CHAINS, ids=lambda f: f.__name__)
 def test_sequences_of_a_chain_follow_the_targets_distribution(
     below: Callable[[ToyModel], Drafter], sampling: Sampling
@@ -252,7 +256,7 @@ def test_sequences_of_a_chain_follow_the_targets_distribution(
     assert SEQUENCES // 2 < level.stats.accepted < level.stats.drafted - SEQUENCES // 2
 
 
-@pytest.mark.parametrize("sampling", [WARM, CUT], ids=["warm", "cut"])
+@each_sampling
 @pytest.mark.parametrize("wrong", [DrawsAnew, Lenient])
 def test_a_verifier_that_favours_drafts_is_detected(
     wrong: type[ToyModel], sampling: Sampling
@@ -289,7 +293,7 @@ DISTANCES = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)  # between logits, whose standa
 PAIRS, PICKS = 20, 1_000  # per distance, per pair
 
 
-@pytest.mark.parametrize("sampling", [WARM, CUT], ids=["warm", "cut"])
+@each_sampling
 def test_picks_with_common_noise_agree_as_often_as_predicted(sampling: Sampling) -> None:
     rng = np.random.default_rng(4)
     equal = np.zeros((len(DISTANCES), PAIRS), int)
@@ -334,7 +338,7 @@ class Witness:
         self._drafter.observe(request, proposal, accepted)
 
 
-@pytest.mark.parametrize("sampling", [WARM, CUT], ids=["warm", "cut"])
+@each_sampling
 @pytest.mark.parametrize("below", [self_draft, three_deep], ids=lambda f: f.__name__)
 def test_a_draft_is_accepted_as_often_as_common_noise_predicts(
     below: Callable[[ToyModel], Drafter], sampling: Sampling

@@ -4,6 +4,8 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,12 +15,14 @@ LONGEST = 30  # lines
 # What each prints, and how often.
 PRINTS = {
     "async_client": {r"equal alone: True": 4},
+    "async_llm": {r"equal alone: True": 3, r"equal to the whole: True": 1},
     "batch": {r"equal to the request alone: True": 3},
     "chain": {r"equal to plain decoding: True": 1},
     "chat": {r"True: equal to plain decoding": 2},
     "generate": {r"equal to plain decoding: True": 1},
     "stream": {r"the pieces are the text: True": 1, r"the beginning of the whole text: True": 1},
 }
+Outputs = Callable[[str], str]
 each_example = pytest.mark.parametrize("name", PRINTS)
 
 
@@ -32,6 +36,17 @@ def run(name: str, directory: Path) -> str:
     return done.stdout
 
 
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("examples")
+
+
+@pytest.fixture(scope="module")
+def outputs(directory: Path) -> Outputs:
+    """Runs an example once; returns its output."""
+    return cache(lambda name: run(name, directory))
+
+
 def test_every_example_is_known_here() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == set(PRINTS)
 
@@ -42,32 +57,32 @@ def test_an_example_is_short(name: str) -> None:
 
 
 @each_example
-def test_an_example_says_what_is_true(name: str, tmp_path: Path) -> None:
+def test_an_example_says_what_is_true(name: str, outputs: Outputs) -> None:
     if name == "async_client":
         pytest.importorskip("openai")
         pytest.importorskip("uvicorn", reason="needs specqd[serve]")
-    output = run(name, tmp_path)
+    output = outputs(name)
     for pattern, times in PRINTS[name].items():
         assert len(re.findall(pattern, output)) == times, output
 
 
-def test_drafts_save_forwards(tmp_path: Path) -> None:
-    found = re.search(r"(\d+) forwards, (\d+) without drafts", run("generate", tmp_path))
+def test_drafts_save_forwards(outputs: Outputs) -> None:
+    found = re.search(r"(\d+) forwards, (\d+) without drafts", outputs("generate"))
     assert found is not None
     assert int(found[1]) < int(found[2])
 
 
-def test_each_token_of_the_chain_is_somebodys(tmp_path: Path) -> None:
-    counts = re.findall(r"^\S+: (\d+) of 128 tokens$", run("chain", tmp_path), re.MULTILINE)
+def test_each_token_of_the_chain_is_somebodys(outputs: Outputs) -> None:
+    counts = re.findall(r"^\S+: (\d+) of 128 tokens$", outputs("chain"), re.MULTILINE)
     assert len(counts) == 3
     assert sum(map(int, counts)) == 128
 
 
-def test_a_batch_that_is_run_again_answers_nothing_twice(tmp_path: Path) -> None:
-    first = run("batch", tmp_path)
-    answers = (tmp_path / "answers.jsonl").read_bytes()
-    assert run("batch", tmp_path) == first
-    assert (tmp_path / "answers.jsonl").read_bytes() == answers
+def test_a_batch_that_is_run_again_answers_nothing_twice(outputs: Outputs, directory: Path) -> None:
+    first = outputs("batch")
+    answers = (directory / "answers.jsonl").read_bytes()
+    assert run("batch", directory) == first
+    assert (directory / "answers.jsonl").read_bytes() == answers
 
 
 def test_the_notebook_is_kept_without_outputs() -> None:

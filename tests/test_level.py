@@ -101,7 +101,9 @@ def test_a_step_is_the_right_prefix_and_then_its_own_token(right: int) -> None:
     new_tokens(level, [sequence], 1)
     [step] = level.advance([DraftRequest(sequence, 6)])
     assert step.tokens == plain(TARGET, sequence.tokens, right + 1)
-    assert model.forwards[-1] == [6]  # the last token and five guesses
+    assert step.drafted == 5
+    assert level.advance([DraftRequest(sequence, 1)])[0].drafted == 0
+    assert model.forwards[-2] == [6]  # the last token and five guesses
     assert (level.stats.drafted, level.stats.accepted) == (5, right)
 
 

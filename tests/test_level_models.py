@@ -113,6 +113,27 @@ def test_tokens_and_logits_are_plain_decoding_s_in_all_bits(
         assert model.cache.free_pages == model.cache.total_pages
 
 
+class Knowing(FakeDrafter):
+    """Proposes the tokens that follow in a known sequence."""
+
+    def __init__(self, known: list[int]) -> None:
+        self._known = known
+
+    def answer(self, request: DraftRequest) -> Proposal:
+        tokens = self._known[len(request.sequence.tokens) :][: min(request.at_most, 6)]
+        return Proposal(tokens, [0.9] * len(tokens))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_proposal_of_the_models_own_picks_is_accepted_whole(
+    temperature: float, pair: list[Model]
+) -> None:
+    [said], _ = decode(Level(pair[0], NoDraft()), [[5, 6, 7]], temperature)
+    level = Level(pair[0], Knowing([5, 6, 7, *said]))
+    assert decode(level, [[5, 6, 7]], temperature)[0] == [said]
+    assert level.stats.accepted == level.stats.drafted > NEW_TOKENS // 2
+
+
 def test_these_models_accept_and_reject(pair: list[Model]) -> None:
     """Else the tests above would show little."""
     level = Level(pair[0], Level(pair[0].as_draft(), NoDraft(), length=4))

@@ -3,7 +3,6 @@ their documented order."""
 
 import json
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from specqd.openai.answers import Usage
 from specqd.openai.parts import BlockReader
 from specqd.openai.requests import Prepared
 from specqd.openai.tool_calls import CallForm
+from support.events import events_of, kinds_of
 from support.openai_client import CHAT, NO_WHITE_SPACE, closed, function
 from support.random_models import BOS, EOS, Shape, make_model
 from support.refusals import refused
@@ -83,27 +83,6 @@ def lean(message: dict[str, Any]) -> dict[str, Any]:
     return {"content": content, **counts, **{name: message.get(name) for name in ends}}
 
 
-def events_of(served: Served, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The events of a stream, each of which must have its name."""
-    reply = served.ask("POST", MESSAGES, body | {"stream": True})
-    assert reply.status == 200, reply.body
-    *lines, rest = reply.body.decode().split("\n\n")
-    assert rest == ""
-    events = []
-    for line in lines:
-        name, _, data = line.removeprefix("event: ").partition("\ndata: ")
-        event = json.loads(data)
-        assert event["type"] == name
-        events.append(event)
-    return events
-
-
-def kinds_of(events: list[dict[str, Any]]) -> list[str]:
-    """The kinds of the events in their order, repetitions once."""
-    kinds = [event["type"] for event in events]
-    return [kind for kind, after in pairwise([*kinds, ""]) if kind != after]
-
-
 BLOCK = ["content_block_start", "content_block_delta", "content_block_stop"]
 
 
@@ -133,7 +112,7 @@ def test_a_text_is_one_block(served: Served) -> None:
 
 
 def test_events_come_in_their_order(served: Served) -> None:
-    events = events_of(served, body_of("B", tools=TOOLS))
+    events = events_of(served, MESSAGES, body_of("B", tools=TOOLS))
     ends = ["message_delta", "message_stop"]
     assert kinds_of(events) == ["message_start", *BLOCK, *BLOCK, *ends]
     text = [e["delta"]["text"] for e in events if e.get("delta", {}).get("type") == "text_delta"]
@@ -247,7 +226,7 @@ def test_thoughts_are_a_block_before_the_answer(tmp_path: Path, seed: int) -> No
     texts = {"a": "<|channel|>analysis<|message|>Well now.<|end|>"}
     model = make_scripted_model(tmp_path / "small", texts, HERMES, seed, marks)
     with serving(str(model), key=KEY) as served:
-        events = events_of(served, body_of("a"))
+        events = events_of(served, MESSAGES, body_of("a"))
         ends = ["message_delta", "message_stop"]
         assert kinds_of(events) == ["message_start", *BLOCK, *ends]
         [block] = ask(served, "a").content
@@ -359,7 +338,7 @@ def test_a_client_that_leaves_a_stream_frees_its_place(tmp_path: Path, seed: int
         connection.request("POST", MESSAGES, json.dumps(body), header)
         assert connection.getresponse().read(12) == b"event: messa"
         connection.close()
-        while served.metric("vllm:num_requests_running"):
-            pass
+        while not served.metric("vllm:e2e_request_latency_seconds_count"):
+            assert served.process.poll() is None
         text = served.ask("GET", "/metrics").body.decode()
         assert 'finished_reason="abort"' in text

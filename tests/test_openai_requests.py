@@ -43,6 +43,11 @@ def test_a_chat_has_no_limit_by_default() -> None:
     assert request.options.model == "any"
 
 
+def test_the_effort_of_reasoning_reaches_the_template() -> None:
+    request = chat_request({"messages": MESSAGES, "reasoning_effort": "low"})
+    assert request.template_variables == {"reasoning_effort": "low"}
+
+
 def test_every_field_is_read() -> None:
     body: dict[str, Any] = {
         "prompt": "ab",

@@ -28,6 +28,7 @@ from support.random_models import (
     safetensors_header,
     tensor_sizes,
 )
+from support.slow import values
 
 MEGABYTE = 1 << 20
 HEADROOM = 256 * MEGABYTE
@@ -181,7 +182,7 @@ print(json.dumps([before, max(seen), anonymous(), stored]))
 """
 
 
-@pytest.fixture(scope="module", params=["gaussian", "half of it pruned"])
+@pytest.fixture(scope="module", params=values("half of it pruned", slow=["gaussian"]))
 def large(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, seed: int
 ) -> Path:

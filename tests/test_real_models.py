@@ -16,7 +16,10 @@ from support.gguf_files import Quantised, write_copy
 from support.trained_models import GEMMA3, SMOLLM2, RealModel, join
 from support.writers import bf16_bits
 
-pytestmark = pytest.mark.filterwarnings("ignore::specqd.errors.SpecqdWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::specqd.errors.SpecqdWarning"),
+    pytest.mark.slow,  # two models are dequantised and packed
+]
 CHAINS = ("fp4", "auto")
 QUESTION = [{"role": "user", "content": "Why is the sky blue? Answer in two sentences."}]
 each_temperature = pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -3,7 +3,6 @@ their documented order."""
 
 import json
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from specqd import LLM, SamplingParams
 from specqd.errors import FieldError
 from specqd.openai.responses_requests import responses_request
 from specqd.text.tokenizer import Tokenizer
+from support.events import events_of, kinds_of
 from support.openai_client import (
     CHAT,
     NO_WHITE_SPACE,
@@ -52,21 +52,6 @@ def served(scripted: Path) -> Iterator[Served]:
         assert served.process.poll() is None
 
 
-def events_of(served: Served, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The events of a stream, each of which must have its name and its number."""
-    reply = served.ask("POST", RESPONSES, body | {"stream": True})
-    assert reply.status == 200, reply.body
-    *lines, rest = reply.body.decode().split("\n\n")
-    assert rest == ""
-    events = []
-    for number, line in enumerate(lines):
-        name, _, data = line.removeprefix("event: ").partition("\ndata: ")
-        event = json.loads(data)
-        assert (event["type"], event["sequence_number"]) == (name, number)
-        events.append(event)
-    return events
-
-
 def lean(response: dict[str, Any]) -> dict[str, Any]:
     """A response without what differs between two answers to one request."""
     output = [
@@ -91,12 +76,6 @@ def ask(served: Served, script: str, **fields: Any) -> Any:
         list(stream)  # the client joins the parts of each item
         assert stream.get_final_response().output_text == whole.output_text
     return whole
-
-
-def kinds_of(events: list[dict[str, Any]]) -> list[str]:
-    """The kinds of the events in their order, repetitions once."""
-    kinds = [event["type"].removeprefix("response.") for event in events]
-    return [kind for kind, after in pairwise([*kinds, ""]) if kind != after]
 
 
 def test_a_response_has_the_bits_of_the_python_api(
@@ -135,7 +114,7 @@ def test_a_text_is_one_message(served: Served) -> None:
 
 def test_events_of_a_text_come_in_their_order(served: Served) -> None:
     body = {"input": "Say.", "temperature": 0, "chat_template_kwargs": {"script": "A"}}
-    events = events_of(served, body)
+    events = events_of(served, RESPONSES, body)
     assert kinds_of(events) == [
         *("created", "in_progress", "output_item.added", "content_part.added"),
         *("output_text.delta", "output_text.done", "content_part.done", "output_item.done"),
@@ -232,7 +211,7 @@ def test_a_cut_response_is_incomplete(served: Served) -> None:
     assert response.usage.output_tokens == 2
     assert response.output[0].status == "incomplete"
     body = {"input": "Say.", "max_output_tokens": 1, "chat_template_kwargs": {"script": "A"}}
-    assert kinds_of(events_of(served, body))[-1] == "incomplete"
+    assert kinds_of(events_of(served, RESPONSES, body))[-1] == "incomplete"
 
 
 def test_reasoning_is_an_item_before_the_answer(tmp_path: Path, seed: int) -> None:
@@ -242,7 +221,7 @@ def test_reasoning_is_an_item_before_the_answer(tmp_path: Path, seed: int) -> No
     with serving(str(model)) as served:
         script = {"chat_template_kwargs": {"script": "a"}}
         body: dict[str, Any] = {"input": "Say.", "temperature": 0}
-        events = events_of(served, body | script)
+        events = events_of(served, RESPONSES, body | script)
         part = ["output_item.added", "content_part.added", "reasoning_text.delta"]
         part += ["reasoning_text.done", "content_part.done", "output_item.done"]
         assert kinds_of(events) == ["created", "in_progress", *part, "completed"]
@@ -341,8 +320,8 @@ def test_a_client_that_leaves_a_stream_frees_its_place(tmp_path: Path, seed: int
         connection.request("POST", RESPONSES, json.dumps(body), header)
         assert connection.getresponse().read(10) == b"event: res"
         connection.close()
-        while served.metric("vllm:num_requests_running"):
-            pass
+        while not served.metric("vllm:e2e_request_latency_seconds_count"):
+            assert served.process.poll() is None
         assert served.metric("vllm:request_success_total") == 1
         text = served.ask("GET", "/metrics").body.decode()
         assert 'finished_reason="abort"' in text

@@ -37,6 +37,7 @@ ROPES = {
         share=0.75,
         factors=tuple(1 + pair / 8 for pair in range(48)),
     ),
+    "proportional": RopeConfig(kind="proportional", theta=1e6, factor=2.0, share=0.25),
 }
 # sha256 of the inverse frequencies, cosines and sines, little-endian fp32.
 DIGESTS = {
@@ -45,6 +46,7 @@ DIGESTS = {
     "llama3": ("4ae2280930816279", "7d20ef7710298f70", "9b07a593f3834c6a"),
     "yarn": ("fc3a149b70f4f0c5", "a09b2b4ee864e259", "483991480ca90101"),
     "longrope": ("530181da0e5f2d70", "9cf51713989c9e4e", "47ce1a8e5ad8df58"),
+    "proportional": ("30ac09ed1f2f8c9d", "9f9ba02e68bec746", "1f562875e3f91a32"),
 }
 each_rope = pytest.mark.parametrize("name", ROPES)
 
@@ -63,6 +65,7 @@ def reference_frequencies(rope: RopeConfig) -> tuple[NDArray[np.float64], float]
         "original_max_position_embeddings": rope.original_max_positions,
     }
     scaling["long_factor"] = rope.factors
+    scaling["partial_rotary_factor"] = rope.share
     config = {"model_type": "phi3", "head_dim": HEAD_DIM, "rope_theta": rope.theta}
     config |= {"rope_scaling": scaling, "partial_rotary_factor": rope.share}
     return reference_positions.rope(config, length=rope.original_max_positions + 1)
@@ -87,7 +90,7 @@ def test_frequencies_are_those_of_the_definition(name: str) -> None:
     frequencies, factor, _, _ = tables(name, 0, 1)
     exact, exact_factor = reference_frequencies(rope)
     roundings = 16 * rope.factor
-    assert np.abs(frequencies / exact - 1).max() <= roundings * 2.0**-24
+    assert (np.abs(frequencies - exact) <= exact * roundings * 2.0**-24).all()
     assert factor == np.float32(exact_factor)
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import FrozenInstanceError, dataclass
 from typing import Any
 
 import numpy as np
@@ -177,9 +177,18 @@ def test_open_values_of_a_picker_are_neutral(rng: np.random.Generator) -> None:
     assert greedy[0] == logits.argmax()
     neutral = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
     left, given = SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, **neutral)
+    history = np.arange(50, dtype=np.int32)
     for position in range(20):
-        picks = [testing.pick(each.picker(1, 0), logits, position) for each in (left, given)]
+        picks = [
+            testing.pick(each.picker(1, 0), logits, position, history) for each in (left, given)
+        ]
         assert picks[0] == picks[1]
+
+
+def test_checked_values_cannot_be_changed() -> None:
+    params = SamplingParams()
+    with pytest.raises(FrozenInstanceError):
+        params.n = 0  # type: ignore[misc]
 
 
 def test_history_is_needed_if_a_penalty_is_set() -> None:

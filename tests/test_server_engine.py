@@ -12,12 +12,12 @@ import pytest
 
 from specqd import LLM, SamplingParams
 from specqd._native import DraftRequest, Level, Proposal
+from specqd.engine import thread as engine_thread
 from specqd.engine.engine import Engine
 from specqd.engine.generation import GenerationRequest
+from specqd.engine.thread import EngineThread, Job, StoppedError, Watcher
 from specqd.engine.updates import Update
 from specqd.errors import RequestError
-from specqd.server import engine_thread
-from specqd.server.engine_thread import EngineThread, Job, StoppedError, Watcher
 from support.fake_model import FakeDrafter
 from support.faults import FaultError
 

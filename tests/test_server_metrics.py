@@ -4,6 +4,7 @@ import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from specqd.engine.reports import LevelReport, Stats
 from specqd.server.bandwidth import RecentShares, shares_of
 from specqd.server.metrics import Counts, Metrics
 from support.level_reports import report
-from support.openai_client import COMPLETIONS
+from support.openai_client import CHAT, COMPLETIONS
 from support.random_models import Shape, make_model
 from support.served import Served, serving
 
@@ -84,6 +85,44 @@ def served(tmp_path: Path, seed: int) -> Iterator[Served]:
     directory = make_model(tmp_path / "small", Shape(is_peaked=True), seed)
     with serving(str(directory), "--draft", "fp4:k=3") as served:
         yield served
+
+
+def test_a_request_is_told_what_the_metrics_count(served: Served, rng: np.random.Generator) -> None:
+    def speculation_of(answer: Any) -> Any:
+        return answer["metrics"]["speculative_decoding"]
+
+    prompt = rng.integers(0, 256, 20).tolist()
+    body = {"prompt": prompt, "max_tokens": int(rng.integers(20, 80)), "ignore_eos": True}
+    body |= {"temperature": float(rng.choice([0.0, 0.8]))}
+    first = speculation_of(served.ask("POST", COMPLETIONS, body).content)
+    stream = body | {"stream": True, "stream_options": {"include_usage": True}}
+    *chunks, last = served.ask("POST", COMPLETIONS, stream).chunks
+    assert not any("metrics" in chunk for chunk in chunks)
+    both = (first, speculation_of(last))
+    for told, counted in (
+        ("num_spec_steps", "drafts"),
+        ("num_draft_tokens", "draft_tokens"),
+        ("num_accepted_draft_tokens", "accepted_tokens"),
+    ):
+        total = served.metric(f"vllm:spec_decode_num_{counted}_total")
+        assert total == sum(each[told] for each in both) > 0
+    for each in both:
+        steps, accepted = each["num_spec_steps"], each["num_accepted_draft_tokens"]
+        histogram = each["acceptance_histogram"]
+        assert (each["num_spec_tokens"], len(histogram), sum(histogram)) == (3, 4, steps)
+        assert accepted == sum(count * steps for count, steps in enumerate(histogram))
+        assert each["mean_acceptance_length"] == 1 + accepted / steps
+        assert each["draft_acceptance_rate"] == accepted / each["num_draft_tokens"]
+    plain = speculation_of(served.ask("POST", COMPLETIONS, body | {"draft": "none"}).content)
+    assert (plain["acceptance_histogram"], plain["mean_acceptance_length"]) == ([0] * 4, 1.0)
+    assert speculation_of(served.ask("POST", COMPLETIONS, body | {"n": 2}).content) is None
+
+
+def test_without_drafts_there_is_nothing_to_tell(chat_model: Path) -> None:
+    with serving(str(chat_model), "--draft", "none") as served:
+        body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+        answer = served.ask("POST", CHAT, body).content
+    assert answer["metrics"] == {"speculative_decoding": None}
 
 
 def test_metrics_count_requests_tokens_and_drafts(served: Served, rng: np.random.Generator) -> None:

@@ -23,6 +23,7 @@ LONG = {"prompt": "x", "max_tokens": 1900, "ignore_eos": True, "temperature": 0}
 
 
 directory = a_model(Shape(is_peaked=True, context=2048), TEMPLATE)
+roomy_directory = a_model(Shape(is_peaked=True, context=1 << 15))
 served = a_server("directory", "--allow-host", "model.example", key=KEY)
 
 
@@ -256,18 +257,21 @@ def test_clients_that_leave_or_do_not_read_delay_no_other(
 
 
 def test_a_long_prompt_delays_no_other_request(served: Served) -> None:
-    text = {"prompt": "import os; " * 300_000}
+    """Others are answered while it is encoded; one that waited for it would be the last."""
+    text, answered = {"prompt": "import os; " * 300_000}, 0
     with ThreadPoolExecutor(1) as pool:
-        begun = time.monotonic()
         pending = pool.submit(served.ask, "POST", COMPLETIONS, text)
-        waits = []
         while not pending.done():
-            asked = time.monotonic()
             assert served.ask("POST", COMPLETIONS, {"prompt": "y", "max_tokens": 2}).status == 200
-            waits.append(time.monotonic() - asked)
-        taken = time.monotonic() - begun
+            answered += 1
         assert pending.result().error["code"] == "context_length_exceeded"
-    assert max(waits) < taken / 2
+    assert answered > 5
+
+
+def num_begun(served: Served) -> float:
+    """Requests so far; one that moves on between two readings is left out."""
+    finished = served.metric("vllm:e2e_request_latency_seconds_count")
+    return finished + served.metric("vllm:num_requests_running")
 
 
 def test_sigterm_lets_open_requests_end(directory: Path) -> None:
@@ -277,7 +281,7 @@ def test_sigterm_lets_open_requests_end(directory: Path) -> None:
             pool.submit(served.ask, "POST", COMPLETIONS, body)
             for body in (LONG, streamed, streamed)
         ]
-        wait_for(lambda: served.metric("vllm:num_requests_running") == 3)
+        wait_for(lambda: num_begun(served) == 3)
         served.process.send_signal(signal.SIGTERM)
         reply = whole.result(60)
         assert reply.status == 200
@@ -288,9 +292,10 @@ def test_sigterm_lets_open_requests_end(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("signals", [2, 3])
-def test_a_second_signal_ends_open_requests_at_once(directory: Path, signals: int) -> None:
-    with serving(str(directory)) as served, ThreadPoolExecutor(4) as pool:
-        asked = [LONG, *[LONG | {"stream": True}] * 3]
+def test_a_second_signal_ends_open_requests_at_once(roomy_directory: Path, signals: int) -> None:
+    endless = LONG | {"max_tokens": 32_000}
+    with serving(str(roomy_directory), "--draft", "none") as served, ThreadPoolExecutor(4) as pool:
+        asked = [endless, *[endless | {"stream": True}] * 3]
         replies = [pool.submit(served.ask, "POST", COMPLETIONS, body) for body in asked]
         wait_for(lambda: served.metric("vllm:num_requests_running") == 4)
         served.process.send_signal(signal.SIGINT)
@@ -300,14 +305,14 @@ def test_a_second_signal_ends_open_requests_at_once(directory: Path, signals: in
             served.process.send_signal(signal.SIGINT)
             time.sleep(0.05)  # two at once would count as one
         if signals == 2:
-            whole, *streams = [reply.result(10) for reply in replies]
+            whole, *streams = [reply.result(60) for reply in replies]
             assert (whole.status, whole.error["type"]) == (503, "server_error")
             assert "the server is ending" in whole.error["message"]
             for stream in streams:
                 *_, last, rest = stream.body.decode().split("\n\n")
                 assert "the server is ending" in last
                 assert rest == ""
-        assert served.process.wait(10) == 130
+        assert served.process.wait(60) == 130
         assert served.process.stderr.read().strip() == ""
 
 

@@ -18,6 +18,7 @@ SHAPES = {
     "ministral3": FAMILY_SHAPES["ministral3"],
     "qwen3_5_text": FAMILY_SHAPES["qwen3_5_text"],
     "mistral, tied": Shape("mistral", window=9, is_tied=True),
+    "gemma4_text": FAMILY_SHAPES["gemma4_text"],
 }
 MACHINE = Machine.choose(1)
 TOKENS = list(range(1, 100))

@@ -66,25 +66,42 @@ void bind_layers(nb::module_& m) {
                                     floats_of(step_bias), floats_of(norm)};
           },
           nb::kw_only(), "rates"_a, "convolution"_a, "log_rate"_a, "step_bias"_a, "norm"_a);
+  nb::class_<PerLayerInput>(m, "PerLayerInput")
+      .def(
+          "__init__",
+          [](PerLayerInput* self, Weight gate, Weight projection, const Norm& post_norm) {
+            new (self) PerLayerInput{gate, projection, post_norm};
+          },
+          nb::kw_only(), "gate"_a, "projection"_a, "post_norm"_a);
+  nb::class_<PerLayerEmbedding>(m, "PerLayerEmbedding")
+      .def(
+          "__init__",
+          [](PerLayerEmbedding* self, const BitMatrix& table, Weight projection, const Norm& norm) {
+            new (self) PerLayerEmbedding{row_source(table).data, projection, norm};
+          },
+          nb::kw_only(), "table"_a, "projection"_a, "norm"_a, nb::keep_alive<1, 2>());
   using OptionalNorm = std::optional<Norm>;
   const auto norm_of = [](const OptionalNorm& norm) { return norm ? *norm : Norm{}; };
   nb::class_<LayerWeights>(m, "LayerWeights")
       .def(
           "__init__",
-          [norm_of](LayerWeights* self, const OptionalNorm& attention_norm,
-                    const OptionalNorm& attention_post_norm, const OptionalNorm& feed_forward_norm,
-                    const OptionalNorm& feed_forward_post_norm, const OptionalNorm& query_norm,
-                    const OptionalNorm& key_norm, Weight query_key_value, Weight output,
-                    const Optional& query_key_value_bias, const Optional& output_bias,
-                    const Optional& sinks, std::vector<FeedForward> feed_forwards, Weight router,
-                    const Optional& router_bias, int64_t window, int rope,
-                    std::shared_ptr<DeltaWeights> delta) {
+          [norm_of](
+              LayerWeights* self, const OptionalNorm& attention_norm,
+              const OptionalNorm& attention_post_norm, const OptionalNorm& feed_forward_norm,
+              const OptionalNorm& feed_forward_post_norm, const OptionalNorm& query_norm,
+              const OptionalNorm& key_norm, const OptionalNorm& value_norm, Weight query_key_value,
+              Weight output, const Optional& query_key_value_bias, const Optional& output_bias,
+              const Optional& sinks, std::vector<FeedForward> feed_forwards, Weight router,
+              const Optional& router_bias, int64_t window, int rope, int attention, int kv_layer,
+              bool values_are_keys, const std::optional<PerLayerInput>& per_layer,
+              float output_scale, std::shared_ptr<DeltaWeights> delta) {
             new (self) LayerWeights{norm_of(attention_norm),
                                     norm_of(attention_post_norm),
                                     norm_of(feed_forward_norm),
                                     norm_of(feed_forward_post_norm),
                                     norm_of(query_norm),
                                     norm_of(key_norm),
+                                    norm_of(value_norm),
                                     query_key_value,
                                     output,
                                     vector_of(query_key_value_bias),
@@ -95,16 +112,29 @@ void bind_layers(nb::module_& m) {
                                     vector_of(router_bias),
                                     window,
                                     rope,
+                                    attention,
+                                    kv_layer,
+                                    values_are_keys,
+                                    per_layer.value_or(PerLayerInput{}),
+                                    output_scale,
                                     std::move(delta)};
           },
           nb::kw_only(), "attention_norm"_a.none(), "attention_post_norm"_a.none(),
           "feed_forward_norm"_a.none(), "feed_forward_post_norm"_a.none(), "query_norm"_a.none(),
-          "key_norm"_a.none(), "query_key_value"_a, "output"_a, "query_key_value_bias"_a.none(),
-          "output_bias"_a.none(), "sinks"_a.none(), "feed_forwards"_a, "router"_a.none(),
-          "router_bias"_a.none(), "window"_a, "rope"_a, "delta"_a.none() = nb::none());
+          "key_norm"_a.none(), "value_norm"_a.none(), "query_key_value"_a, "output"_a,
+          "query_key_value_bias"_a.none(), "output_bias"_a.none(), "sinks"_a.none(),
+          "feed_forwards"_a, "router"_a.none(), "router_bias"_a.none(), "window"_a, "rope"_a,
+          "attention"_a, "kv_layer"_a, "values_are_keys"_a, "per_layer"_a.none(), "output_scale"_a,
+          "delta"_a.none() = nb::none());
 }
 
 void bind_spec(nb::module_& m) {
+  nb::class_<AttentionShape>(m, "AttentionShape")
+      .def(
+          "__init__",
+          [](AttentionShape* self, int64_t heads, int64_t kv_heads, int64_t head_dim, float scale,
+             float cap) { new (self) AttentionShape{heads, kv_heads, head_dim, scale, cap}; },
+          nb::kw_only(), "heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "cap"_a);
   nb::class_<StateShape>(m, "StateShape", "The heads of recurrent layers.")
       .def(
           "__init__",
@@ -116,18 +146,16 @@ void bind_spec(nb::module_& m) {
   nb::class_<DecoderSpec>(m, "DecoderSpec")
       .def(
           "__init__",
-          [](DecoderSpec* self, int64_t hidden, int64_t heads, int64_t kv_heads, int64_t head_dim,
-             int64_t vocabulary, std::vector<RopeSpec> ropes, float norm_epsilon,
-             const std::string& norm, float norm_offset, bool norms_whole_rows,
-             const std::string& activation, bool is_gated, bool is_parallel, float attention_scale,
-             float attention_cap, float logit_cap, float embedding_scale, float residual_scale,
-             float logit_scale, int64_t experts_per_token, bool shares_of_chosen,
-             bool gates_attention, const std::optional<StateShape>& delta) {
+          [](DecoderSpec* self, int64_t hidden, int64_t vocabulary,
+             std::vector<AttentionShape> attentions, std::vector<RopeSpec> ropes,
+             float norm_epsilon, const std::string& norm, float norm_offset, bool norms_whole_rows,
+             const std::string& activation, bool is_gated, bool is_parallel, float logit_cap,
+             float embedding_scale, float residual_scale, float logit_scale,
+             int64_t experts_per_token, bool shares_of_chosen, bool gates_attention,
+             const std::optional<StateShape>& delta) {
             new (self) DecoderSpec{hidden,
-                                   heads,
-                                   kv_heads,
-                                   head_dim,
                                    vocabulary,
+                                   std::move(attentions),
                                    std::move(ropes),
                                    norm_epsilon,
                                    kind_of<NormKind>(norm, kNormKinds),
@@ -136,8 +164,6 @@ void bind_spec(nb::module_& m) {
                                    kind_of<Activation>(activation, kActivations),
                                    is_gated,
                                    is_parallel,
-                                   attention_scale,
-                                   attention_cap,
                                    logit_cap,
                                    embedding_scale,
                                    residual_scale,
@@ -147,10 +173,9 @@ void bind_spec(nb::module_& m) {
                                    gates_attention,
                                    delta.value_or(StateShape{})};
           },
-          nb::kw_only(), "hidden"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "vocabulary"_a,
-          "ropes"_a, "norm_epsilon"_a, "norm"_a, "norm_offset"_a, "norms_whole_rows"_a,
-          "activation"_a, "is_gated"_a, "is_parallel"_a, "attention_scale"_a, "attention_cap"_a,
-          "logit_cap"_a, "embedding_scale"_a, "residual_scale"_a, "logit_scale"_a,
+          nb::kw_only(), "hidden"_a, "vocabulary"_a, "attentions"_a, "ropes"_a, "norm_epsilon"_a,
+          "norm"_a, "norm_offset"_a, "norms_whole_rows"_a, "activation"_a, "is_gated"_a,
+          "is_parallel"_a, "logit_cap"_a, "embedding_scale"_a, "residual_scale"_a, "logit_scale"_a,
           "experts_per_token"_a, "shares_of_chosen"_a, "gates_attention"_a = false,
           "delta"_a.none() = nb::none());
 }
@@ -196,14 +221,17 @@ void bind_forward(nb::module_& m) {
           [](Decoder* self, std::shared_ptr<Pool> pool, const std::string& isa,
              const DecoderSpec& spec, const std::vector<LayerWeights>& layers,
              const Norm& final_norm, std::shared_ptr<PackedWeight> head,
-             const std::optional<BitMatrix>& embedding, int64_t max_rows) {
+             const std::optional<BitMatrix>& embedding,
+             const std::optional<PerLayerEmbedding>& per_layer, int64_t max_rows) {
             DecoderWeights weights{layers, final_norm, std::move(head),
-                                   embedding ? row_source(*embedding).data : nullptr};
+                                   embedding ? row_source(*embedding).data : nullptr,
+                                   per_layer.value_or(PerLayerEmbedding{})};
             new (self)
                 Decoder(spec, std::move(weights), std::move(pool), kernels_or_throw(isa), max_rows);
           },
           nb::kw_only(), "pool"_a, "isa"_a, "spec"_a, "layers"_a, "final_norm"_a, "head"_a,
-          "embedding"_a.none(), "max_rows"_a, nb::keep_alive<1, 8>())
+          "embedding"_a.none(), "per_layer"_a = nb::none(), "max_rows"_a, nb::keep_alive<1, 8>(),
+          nb::keep_alive<1, 9>())
       .def_prop_ro("max_rows", &Decoder::max_rows)
       .def_prop_ro("moved_bytes", &Decoder::moved_bytes)
       .def(

@@ -206,6 +206,8 @@ void bind_requests(nb::module_& m) {
       .def_ro("row", &Proposal::row, "The row of the drafter's last logits for the first token.")
       .def_ro("depths", &Proposal::depths,
               "By token: members of the chain above its author; or none.")
+      .def_ro("drafted", &Proposal::drafted,
+              "From a verifier: the tokens of the proposal that it verified, right or wrong.")
       .def(
           "depths_of",
           [](const Proposal& proposal, const TokenList& verified) {
@@ -357,6 +359,7 @@ void bind_level(nb::module_& m) {
 }  // namespace
 
 void bind_levels(nb::module_& m) {
+  m.attr("LONGEST_PROPOSAL") = kLongestProposal;
   bind_requests(m);
   bind_drafters(m);
   bind_level(m);

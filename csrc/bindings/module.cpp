@@ -43,7 +43,8 @@ void bind_testing(nb::module_& testing);
 
 namespace {
 
-const std::vector<std::string> kRopeKinds{"default", "linear", "llama3", "yarn", "longrope"};
+const std::vector<std::string> kRopeKinds{"default", "linear",   "llama3",
+                                          "yarn",    "longrope", "proportional"};
 
 template <class T>
 using Plane = nb::ndarray<const T, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -237,8 +238,8 @@ void bind_rope(nb::module_& m) {
           [](RopeSpec* self, const std::string& kind, int dims, double theta, double factor,
              double original_max_positions, double low_freq_factor, double high_freq_factor,
              double beta_fast, double beta_slow, double attention_factor, double mscale,
-             double mscale_all_dim, bool truncate, std::vector<float> factors,
-             double query_growth) {
+             double mscale_all_dim, bool truncate, std::vector<float> factors, double query_growth,
+             int turning_pairs) {
             if (kind == "longrope" && std::ssize(factors) != dims / 2)
               throw std::invalid_argument("longrope needs dims / 2 factors");
             new (self) RopeSpec{kind_of<RopeKind>(kind, kRopeKinds),
@@ -255,12 +256,13 @@ void bind_rope(nb::module_& m) {
                                 mscale_all_dim,
                                 truncate,
                                 std::move(factors),
-                                query_growth};
+                                query_growth,
+                                turning_pairs};
           },
           "kind"_a, "dims"_a, "theta"_a, "factor"_a, "original_max_positions"_a,
           "low_freq_factor"_a, "high_freq_factor"_a, "beta_fast"_a, "beta_slow"_a,
           "attention_factor"_a, "mscale"_a, "mscale_all_dim"_a, "truncate"_a, "factors"_a,
-          "query_growth"_a);
+          "query_growth"_a, "turning_pairs"_a);
 }
 
 void bind_cache(nb::module_& m) {

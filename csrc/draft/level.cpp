@@ -283,6 +283,7 @@ std::vector<Proposal> Level::conclude(std::span<const DraftRequest> requests,
     const size_t accepted = tokens.empty() ? 0 : tokens.size() - 1;
     Proposal& result = results.emplace_back();
     result.row = row;
+    result.drafted = static_cast<int64_t>(drafted);
     result.depths = proposals[i].depths_of(tokens);
     result.tokens = std::move(tokens);
     result.confidences = std::move(probabilities);

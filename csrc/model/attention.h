@@ -31,6 +31,9 @@ struct AttentionShape {
   float scale;  // of scores
   float cap;    // soft cap of scaled scores; 0: none
   int64_t group() const { return heads / kv_heads; }
+  int64_t queries() const { return heads * head_dim; }
+  int64_t keys() const { return kv_heads * head_dim; }
+  int64_t outputs() const { return queries() + 2 * keys(); }  // queries, keys, values of a row
   int64_t key_tiles() const { return (head_dim + kBlock - 1) / kBlock; }
   int64_t value_width() const { return (head_dim + kPanel - 1) / kPanel * kPanel; }
 };
@@ -39,6 +42,7 @@ class Attention {
  public:
   Attention(AttentionShape shape, const Kernels& kernels, int threads, int64_t max_rows);
 
+  const AttentionShape& shape() const { return shape_; }
   int64_t key_tiles() const { return shape_.key_tiles(); }  // per query
 
   // Plans a forward: splits it into passes. A pass is a few rows of a sequence and one chunk.
@@ -66,7 +70,8 @@ class Attention {
   // The passes of key-value head h are the items [h * passes, (h + 1) * passes). Passes of one
   // chunk are consecutive, so that its keys and values stay in the CPU's cache.
   int64_t passes() const { return static_cast<int64_t>(passes_.size()); }
-  // Runs items [first, last). `window` 0: a row sees all positions before it.
+  // Runs items [first, last). `layer` counts those of the cache. `window` 0: a row sees all
+  // positions before it.
   void run(const KvCache& cache, int64_t layer, int64_t window, int64_t first, int64_t last,
            int thread);
   // Writes attention's output of a row's head, [head_dim]; all passes of the head must have run.

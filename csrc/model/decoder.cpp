@@ -11,13 +11,6 @@
 namespace specqd {
 namespace {
 
-AttentionShape attention_shape(const DecoderSpec& spec) {
-  const float scale = spec.attention_scale > 0.0f
-                          ? spec.attention_scale
-                          : 1.0f / __builtin_sqrtf(static_cast<float>(spec.head_dim));
-  return {spec.heads, spec.kv_heads, spec.head_dim, scale, spec.attention_cap};
-}
-
 auto activation_of(const Kernels& kernels, const DecoderSpec& spec) {
   const bool takes_no_gate =
       spec.activation == Activation::kGelu || spec.activation == Activation::kGeluTanh;
@@ -45,32 +38,47 @@ Decoder::Decoder(DecoderSpec spec, DecoderWeights weights, std::shared_ptr<Pool>
       pool_(std::move(pool)),
       kernels_(kernels),
       max_rows_(max_rows),
-      attention_(attention_shape(spec_), kernels, pool_->threads(), max_rows),
       activate_(activation_of(kernels, spec_)) {
   for (const RopeSpec& rope : spec_.ropes) {
     std::vector<float> frequencies(static_cast<size_t>(rope.dims / 2));
     const float factor = rope_inverse_frequencies(rope, frequencies);
     ropes_.push_back({rope, std::move(frequencies), factor, {}, {}});
   }
-  bool sees_all = weights_.layers.empty();
-  for (const LayerWeights& layer : weights_.layers) {
-    if (layer.is_recurrent()) continue;
-    sees_all |= layer.window == 0;
-    longest_window_ = std::max(longest_window_, layer.window);
-  }
-  if (sees_all) longest_window_ = 0;
+  for (const AttentionShape& shape : spec_.attentions)
+    attentions_.emplace_back(shape, kernels, pool_->threads(), max_rows);
+  place_layers();
   logits_stride_ = weights_.head->matrix().panels * kPanel;
   for (const Precision precision : {Precision::kExact, Precision::kFp4})
     fixed_bytes_[static_cast<size_t>(precision)] = fixed_bytes(precision);
   partial_head_ = std::make_shared<PartialHead>(spec_.vocabulary);
-  number_cache_layers();
   reserve_scratch();
 }
 
-void Decoder::number_cache_layers() {
-  int64_t counts[2] = {};
-  for (const LayerWeights& layer : weights_.layers)
-    cache_layers_.push_back(counts[layer.is_recurrent()]++);
+// Places the layers in the cache, and finds the longest windows.
+void Decoder::place_layers() {
+  std::vector<bool> sees_all(spec_.attentions.size(), false);
+  longest_windows_.assign(spec_.attentions.size(), 0);
+  int64_t recurrent = 0;
+  for (const LayerWeights& layer : weights_.layers) {
+    if (layer.is_recurrent()) {
+      cached_.push_back(recurrent++);
+      continue;
+    }
+    const auto at = static_cast<size_t>(layer.attention);
+    const AttentionShape& shape = spec_.attentions[at];
+    sees_all[at] = sees_all[at] || layer.window == 0;
+    longest_windows_[at] = std::max(longest_windows_[at], layer.window);
+    if (layer.kv_layer >= 0) {
+      cached_.push_back(cached_.at(static_cast<size_t>(layer.kv_layer)));
+      continue;
+    }
+    cached_.push_back(std::ssize(kv_shape_.layers));
+    kv_shape_.layers.push_back({shape.kv_heads, shape.head_dim});
+  }
+  for (size_t i = 0; i < sees_all.size(); ++i)
+    if (sees_all[i]) longest_windows_[i] = 0;
+  const auto [least, most] = std::minmax_element(longest_windows_.begin(), longest_windows_.end());
+  longest_window_ = *least > 0 ? *most : 0;
 }
 
 void Decoder::reserve_scratch() {
@@ -84,20 +92,30 @@ void Decoder::reserve_scratch() {
     }
     if (layer.router != nullptr) experts = std::max(experts, std::ssize(layer.feed_forwards));
   }
+  if (weights_.per_layer.exists()) {
+    tiles = std::max(tiles, weights_.per_layer.projection->matrix().tiles);
+    hidden_width = std::max(hidden_width, weights_.per_layer.width());
+    for (const LayerWeights& layer : weights_.layers)
+      tiles = std::max({tiles, layer.per_layer.gate->matrix().tiles,
+                        layer.per_layer.projection->matrix().tiles});
+  }
   const auto rows = static_cast<size_t>(max_rows_);
   const auto slots = rows * static_cast<size_t>(experts > 0 ? spec_.experts_per_token : 1);
   const size_t row_bytes =
       std::max(kernels_.exact_row_bytes(tiles), kernels_.draft_row_bytes(tiles));
-  const int64_t head_outputs = (spec_.heads + 2 * spec_.kv_heads) * spec_.head_dim;
+  int64_t head_outputs = 0;
+  for (const AttentionShape& shape : spec_.attentions)
+    head_outputs = std::max(head_outputs, shape.outputs());
   residual_.resize(rows * static_cast<size_t>(spec_.hidden));
   heads_.resize(rows * static_cast<size_t>(head_outputs));
-  if (spec_.gates_attention)
-    gates_.resize(rows * static_cast<size_t>(spec_.heads * spec_.head_dim));
+  if (spec_.gates_attention) gates_.resize(rows * static_cast<size_t>(head_outputs));
   if (const StateShape states = state_shape(); states.layers > 0) {
     delta_inputs_.resize(rows * static_cast<size_t>(delta_width()));
     delta_rates_.resize(rows * static_cast<size_t>(2 * states.value_heads));
   }
   hidden_.resize(rows * static_cast<size_t>(hidden_width));
+  if (weights_.per_layer.exists())
+    per_layer_.resize(rows * static_cast<size_t>(weights_.per_layer.projection->rows()));
   aside_.resize(slots * static_cast<size_t>(spec_.hidden));
   prepared_ = Memory(slots * row_bytes);
   scratch_.resize(static_cast<size_t>(pool_->threads()));
@@ -115,11 +133,6 @@ void Decoder::reserve_scratch() {
   gathered_ = Memory(slots * row_bytes);
 }
 
-KvShape Decoder::kv_shape() const {
-  const int64_t layers = std::ssize(weights_.layers) - state_shape().layers;
-  return {layers, spec_.kv_heads, spec_.head_dim};
-}
-
 std::span<const float> Decoder::logits(int64_t row) const {
   return {logits_.data() + row * logits_stride_, static_cast<size_t>(spec_.vocabulary)};
 }
@@ -134,11 +147,15 @@ size_t bytes_of(const FeedForward& weights, Precision precision) {
 
 size_t Decoder::fixed_bytes(Precision precision) const {
   size_t bytes = bytes_of(*weights_.head, precision);
+  if (weights_.per_layer.exists()) bytes += bytes_of(*weights_.per_layer.projection, precision);
   for (const LayerWeights& layer : weights_.layers) {
     bytes += bytes_of(*layer.query_key_value, precision) + bytes_of(*layer.output, precision);
     if (layer.is_recurrent()) bytes += bytes_of(*layer.delta->rates, Precision::kExact);
     bytes += layer.router != nullptr ? bytes_of(*layer.router, Precision::kExact)
                                      : bytes_of(layer.feed_forwards.front(), precision);
+    if (layer.per_layer.exists())
+      bytes += bytes_of(*layer.per_layer.gate, precision) +
+               bytes_of(*layer.per_layer.projection, precision);
   }
   return bytes;
 }
@@ -168,19 +185,19 @@ size_t Decoder::weight_bytes(Precision precision) const {
 }
 
 size_t Decoder::seen_cache_bytes() const {
-  const KvShape shape = kv_shape();
-  int64_t positions = 0;  // over all layers
-  for (const LayerWeights& layer : weights_.layers) {
-    if (layer.is_recurrent()) continue;
+  int64_t words = 0;  // times kPagePositions
+  for (size_t i = 0; i < weights_.layers.size(); ++i) {
+    if (weights_.layers[i].is_recurrent()) continue;
+    const int64_t window = weights_.layers[i].window;
+    int64_t positions = 0;
     for (const SequenceRows& rows : sequences_) {
-      const int64_t first =
-          std::max<int64_t>(layer.window > 0 ? rows.start + 1 - layer.window : 0, 0);
+      const int64_t first = std::max<int64_t>(window > 0 ? rows.start + 1 - window : 0, 0);
       const int64_t last = rows.start + rows.count;
       positions += (last + kBlock - 1) / kBlock * kBlock - first / kBlock * kBlock;
     }
+    words += positions * kv_shape_.layers[static_cast<size_t>(cached_[i])].page_words();
   }
-  const int64_t words = shape.kv_heads * (shape.key_words() + shape.value_words());
-  return static_cast<size_t>(positions * words / kPagePositions) * sizeof(uint16_t) +
+  return static_cast<size_t>(words / kPagePositions) * sizeof(uint16_t) +
          static_cast<size_t>(state_bytes_);
 }
 
@@ -204,7 +221,8 @@ void Decoder::prepare_positions(std::span<const ForwardRows> sequences) {
     for (int64_t i = part.logits; i > 0; --i) logit_rows_.push_back(rows_ - i);
     last = std::max(last, part.start + part.count);
   }
-  attention_.plan(sequences_, longest_window_);
+  for (size_t i = 0; i < attentions_.size(); ++i)
+    attentions_[i].plan(sequences_, longest_windows_[i]);
   const size_t needed = logit_rows_.size() * static_cast<size_t>(logits_stride_);
   if (logits_.size() < needed) logits_.resize(needed);
   if (last <= angles_) return;
@@ -234,12 +252,15 @@ void Decoder::forward(Precision precision, const KvCache& cache, std::span<const
 
 void Decoder::run(Team& team) {
   embed(team);
+  if (weights_.per_layer.exists()) embed_per_layer(team);
   for (int64_t layer = 0; layer < std::ssize(weights_.layers); ++layer) {
-    if (weights_.layers[static_cast<size_t>(layer)].is_recurrent())
+    const LayerWeights& weights = weights_.layers[static_cast<size_t>(layer)];
+    if (weights.is_recurrent())
       mix_recurrent(team, layer);
     else
       attend(team, layer);
-    feed_forward(team, weights_.layers[static_cast<size_t>(layer)]);
+    feed_forward(team, weights);
+    if (weights.per_layer.exists()) add_per_layer(team, layer);
   }
   finish(team);
 }
@@ -256,13 +277,15 @@ void Decoder::norm(const Norm& norm, const float* x, int64_t n, float* out) cons
   this->norm(norm.weight.data(), norm.bias.empty() ? nullptr : norm.bias.data(), x, n, out);
 }
 
-// Adds the normed aside_ to the residual stream.
-void Decoder::add_aside(Team& team, const Norm& norm) {
+// Adds the normed aside_ to the residual stream, and scales the sum.
+void Decoder::add_aside(Team& team, const Norm& norm, float scale) {
   team.stage("norm after");
   team.share(rows_, 1, [&](int64_t row, int64_t) {
     float* const aside = aside_.data() + row * spec_.hidden;
     this->norm(norm, aside, spec_.hidden, aside);
-    kernels_.add(residual_.data() + row * spec_.hidden, aside, spec_.hidden);
+    float* const residual = residual_.data() + row * spec_.hidden;
+    kernels_.add(residual, aside, spec_.hidden);
+    if (scale != 1.0f) kernels_.scale(residual, scale, spec_.hidden);
   });
 }
 
@@ -320,7 +343,8 @@ void Decoder::feed_forward(Team& team, const LayerWeights& layer) {
            put_output(weights.down_bias, has_norm            ? Destination::kAside
                                          : spec_.is_parallel ? Destination::kWithAside
                                                              : Destination::kResidual));
-  if (has_norm) add_aside(team, layer.feed_forward_post_norm);
+  const float scale = layer.per_layer.exists() ? 1.0f : layer.output_scale;
+  if (has_norm) add_aside(team, layer.feed_forward_post_norm, scale);
 }
 
 }  // namespace specqd

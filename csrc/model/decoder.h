@@ -49,17 +49,42 @@ struct DeltaWeights {
   std::vector<float> norm;                 // [value_dim]
 };
 
+// What a layer adds to the residual stream x last: norm(projection(act(gate(x)) * e)), where e is
+// the layer's part of the token's per-layer embedding.
+struct PerLayerInput {
+  std::shared_ptr<PackedWeight> gate, projection;  // null: the model has no such input
+  Norm post_norm;
+  bool exists() const { return gate != nullptr; }
+};
+
+// The per-layer embedding of a token that enters as x, [layers][width]:
+// (norm(projection(x) / sqrt(hidden)) + sqrt(width) * table[token]) / sqrt(2), the norm by layer.
+struct PerLayerEmbedding {
+  const uint8_t* table = nullptr;            // BF16 [vocabulary, layers * width], read in place
+  std::shared_ptr<PackedWeight> projection;  // [layers * width, hidden]; null: there is none
+  Norm norm;                                 // [width]
+  bool exists() const { return projection != nullptr; }
+  int64_t width() const { return std::ssize(norm.weight); }
+};
+
 struct LayerWeights {
   Norm attention_norm, attention_post_norm, feed_forward_norm, feed_forward_post_norm;
-  Norm query_norm, key_norm;  // of heads (shared weight or one per head), or of whole rows
+  // Of heads (shared weight or one per head), or of whole rows; of values, of heads alone.
+  Norm query_norm, key_norm, value_norm;
+  // Rows of queries, then of the layer's own keys, then of its own values.
   std::shared_ptr<PackedWeight> query_key_value, output;
   Vector query_key_value_bias, output_bias;
   Vector sinks;                            // by head: a score whose value is zero
   std::vector<FeedForward> feed_forwards;  // one, or the experts of the router
   std::shared_ptr<PackedWeight> router;
   Vector router_bias;
-  int64_t window = 0;                   // positions that a row sees, its own included; 0: all
-  int rope = 0;                         // index into DecoderSpec::ropes; -1: none
+  int64_t window = 0;  // positions that a row sees, its own included; 0: all
+  int rope = 0;        // index into DecoderSpec::ropes; -1: none
+  int attention = 0;   // index into DecoderSpec::attentions
+  int kv_layer = -1;   // the earlier layer whose keys and values it reads; -1: it has its own
+  bool values_are_keys = false;  // before norm and rotation
+  PerLayerInput per_layer;
+  float output_scale = 1.0f;  // of the residual stream behind the layer; 1 without a last norm
   std::shared_ptr<DeltaWeights> delta;  // null: an attention layer
   bool is_recurrent() const { return delta != nullptr; }
 };
@@ -68,7 +93,8 @@ enum class NormKind : int { kRms = 0, kLayer = 1 };
 enum class Activation : int { kSilu = 0, kGelu = 1, kGeluTanh = 2, kClampedSwiglu = 3 };
 
 struct DecoderSpec {
-  int64_t hidden, heads, kv_heads, head_dim, vocabulary;
+  int64_t hidden, vocabulary;
+  std::vector<AttentionShape> attentions;  // distinct ones of the layers
   std::vector<RopeSpec> ropes;
   float norm_epsilon;
   NormKind norm = NormKind::kRms;
@@ -76,10 +102,8 @@ struct DecoderSpec {
   bool norms_whole_rows = false;  // of queries and of keys
   Activation activation = Activation::kSilu;
   bool is_gated = true;
-  bool is_parallel = false;      // attention and feed forward read the same residual stream
-  float attention_scale = 0.0f;  // of scores; 0: 1 / sqrt(head_dim)
-  float attention_cap = 0.0f;    // soft caps; 0: none
-  float logit_cap = 0.0f;
+  bool is_parallel = false;  // attention and feed forward read the same residual stream
+  float logit_cap = 0.0f;    // 0: none
   float embedding_scale = 1.0f, residual_scale = 1.0f, logit_scale = 1.0f;
   int64_t experts_per_token = 0;
   bool shares_of_chosen = true;  // router softmax over the chosen experts only, else over all
@@ -93,6 +117,7 @@ struct DecoderWeights {
   std::shared_ptr<PackedWeight> head;
   // Input embedding, BF16 [vocabulary, hidden]; null: the rows of the head.
   const uint8_t* embedding = nullptr;
+  PerLayerEmbedding per_layer;
 };
 
 // `count` tokens of a sequence at positions from `start`; asks for logits of the last `logits`.
@@ -116,7 +141,7 @@ class Decoder {
   const DecoderSpec& spec() const { return spec_; }
   const Kernels& kernels() const { return kernels_; }
   Pool& pool() { return *pool_; }
-  KvShape kv_shape() const;
+  const KvShape& kv_shape() const { return kv_shape_; }
   StateShape state_shape() const;  // of recurrent layers
   int64_t max_rows() const { return max_rows_; }
 
@@ -162,6 +187,15 @@ class Decoder {
   // together with aside_.
   enum class Destination { kResidual, kAside, kWithAside };
 
+  struct Rope {
+    RopeSpec spec;
+    std::vector<float> inverse_frequencies;
+    float factor;
+    std::vector<float> cosines, sines;  // of positions [0, angles_), [position][rotated / 2]
+    int64_t half() const { return std::ssize(inverse_frequencies); }
+  };
+
+  void place_layers();
   void reserve_scratch();
   size_t fixed_bytes(Precision precision) const;  // that every forward reads
   bool tells() const { return is_target_ && precision_ == Precision::kExact; }
@@ -169,17 +203,30 @@ class Decoder {
   void plan_head(HeadUse head);
   void leave_out(Team& team);
   void prepare_positions(std::span<const ForwardRows> sequences);
-  void number_cache_layers();
   void run(Team& team);
   void embed(Team& team);
   void attend(Team& team, int64_t layer);
   void feed_forward(Team& team, const LayerWeights& layer);
+  // Per-layer embeddings (decoder_per_layer.cpp).
+  void embed_per_layer(Team& team);
+  void finish_per_layer_row(int64_t row);
+  void add_per_layer(Team& team, int64_t layer);
   void finish(Team& team);
   void share_attention(Team& team, int64_t layer);
-  void keep_gates(int64_t first, int64_t count, const float* result, int64_t stride);
+  void keep_gates(const AttentionShape& shape, int64_t first, int64_t count, const float* result,
+                  int64_t stride);
   void write_heads(int64_t layer, int64_t kv_head, const Attention::PageRows& part);
   void merge_head(const LayerWeights& layer, int64_t head, const Attention::PageRows& part);
-  void norm_heads(const Norm& norm, float* values, int64_t first_head, int64_t count) const;
+  Attention& attention_of(const LayerWeights& layer) {
+    return attentions_[static_cast<size_t>(layer.attention)];
+  }
+  void norm_heads(const Norm& norm, int64_t dim, float* values, int64_t first_head,
+                  int64_t count) const;
+  void write_queries(const LayerWeights& layer, int64_t kv_head, int64_t row, int64_t position);
+  void write_key_value(const LayerWeights& layer, int64_t kv_head, int64_t row, int64_t position,
+                       const KvView& view);
+  const Rope* rope_of(const LayerWeights& layer) const;
+  void rotate(const Rope* rope, float* values, int64_t position) const;
   void norm_whole_rows(Team& team, const LayerWeights& layer);
   void norm(const uint16_t* weight, const uint16_t* bias, const float* x, int64_t n,
             float* out) const;
@@ -200,7 +247,7 @@ class Decoder {
 
   auto normed(const Norm& norm) const;
   auto put_output(const Vector& bias, Destination destination);
-  void add_aside(Team& team, const Norm& norm);
+  void add_aside(Team& team, const Norm& norm, float scale = 1.0f);
 
   // Mixture of experts (decoder_experts.cpp).
   void mix_experts(Team& team, const LayerWeights& layer);
@@ -234,10 +281,13 @@ class Decoder {
   std::shared_ptr<Pool> pool_;
   const Kernels& kernels_;
   int64_t max_rows_;
-  Attention attention_;
+  std::vector<Attention> attentions_;     // by shape
+  std::vector<int64_t> longest_windows_;  // by shape; 0 if a layer sees all positions
+  KvShape kv_shape_;
+  // By layer: the layer of the cache that it reads, or its number among recurrent ones.
+  std::vector<int64_t> cached_;
   void (*activate_)(const float* gate, const float* up, int64_t n, float* out);
-  int64_t longest_window_ = 0;         // 0 if any layer sees all positions
-  std::vector<int64_t> cache_layers_;  // by layer: its number among those of its kind
+  int64_t longest_window_ = 0;  // 0 if any layer sees all positions
 
   // The forward in progress.
   Precision precision_ = Precision::kExact;
@@ -255,13 +305,6 @@ class Decoder {
   std::shared_ptr<PartialHead> partial_head_;
   bool is_target_ = true;  // owns partial_head_
 
-  struct Rope {
-    RopeSpec spec;
-    std::vector<float> inverse_frequencies;
-    float factor;
-    std::vector<float> cosines, sines;  // of positions [0, angles_), [position][rotated / 2]
-    int64_t half() const { return std::ssize(inverse_frequencies); }
-  };
   std::vector<Rope> ropes_;
   int64_t angles_ = 0;
 
@@ -276,6 +319,7 @@ class Decoder {
   std::vector<StateStep> state_steps_;             // of all sequences
   std::vector<size_t> state_step_starts_;          // by sequence, and the end
   int64_t state_bytes_ = 0;
+  std::vector<float> per_layer_;  // [rows][layers][width]
   Memory prepared_;
   std::vector<float> logits_;
   int64_t logits_stride_ = 0;

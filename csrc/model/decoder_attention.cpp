@@ -13,9 +13,9 @@ constexpr int64_t kAttentionClaimsPerThread = 32;
 
 }  // namespace
 
-void Decoder::norm_heads(const Norm& norm, float* values, int64_t first_head, int64_t count) const {
+void Decoder::norm_heads(const Norm& norm, int64_t dim, float* values, int64_t first_head,
+                         int64_t count) const {
   if (!norm.exists() || spec_.norms_whole_rows) return;
-  const int64_t dim = spec_.head_dim;
   const bool is_shared = std::ssize(norm.weight) == dim;
   for (int64_t i = 0; i < count; ++i) {
     const uint16_t* const weight = norm.weight.data() + (is_shared ? 0 : (first_head + i) * dim);
@@ -24,67 +24,91 @@ void Decoder::norm_heads(const Norm& norm, float* values, int64_t first_head, in
 }
 
 void Decoder::norm_whole_rows(Team& team, const LayerWeights& layer) {
-  const int64_t queries = spec_.heads * spec_.head_dim, keys = spec_.kv_heads * spec_.head_dim;
+  const AttentionShape& shape = attention_of(layer).shape();
   team.stage("norms of rows");
   team.share(rows_, 1, [&](int64_t row, int64_t) {
-    float* const values = heads_.data() + row * (queries + 2 * keys);
-    norm(layer.query_norm, values, queries, values);
-    norm(layer.key_norm, values + queries, keys, values + queries);
+    float* const values = heads_.data() + row * shape.outputs();
+    norm(layer.query_norm, values, shape.queries(), values);
+    norm(layer.key_norm, values + shape.queries(), shape.keys(), values + shape.queries());
   });
 }
 
-// Norms and rotates the queries and keys of one key-value head's group, prepares the queries, and
-// writes keys and values into the cache.
+const Decoder::Rope* Decoder::rope_of(const LayerWeights& layer) const {
+  return layer.rope < 0 ? nullptr : &ropes_[static_cast<size_t>(layer.rope)];
+}
+
+void Decoder::rotate(const Rope* rope, float* values, int64_t position) const {
+  if (rope == nullptr) return;
+  const int64_t half = rope->half(), at = position * half;
+  kernels_.rotate(values, rope->cosines.data() + at, rope->sines.data() + at, half);
+}
+
+// Norms, rotates and prepares the queries of one key-value head's group.
+void Decoder::write_queries(const LayerWeights& layer, int64_t kv_head, int64_t row,
+                            int64_t position) {
+  Attention& attention = attention_of(layer);
+  const AttentionShape& shape = attention.shape();
+  const int64_t dim = shape.head_dim, first = kv_head * shape.group();
+  const Rope* const rope = rope_of(layer);
+  float* const queries = heads_.data() + row * shape.outputs() + first * dim;
+  norm_heads(layer.query_norm, dim, queries, first, shape.group());
+  const float scale = rope == nullptr ? 1.0f : rope_query_scale(rope->spec, position);
+  for (int64_t i = 0; i < shape.group(); ++i) {
+    rotate(rope, queries + i * dim, position);
+    if (scale != 1.0f) kernels_.scale(queries + i * dim, scale, dim);
+    kernels_.prepare_exact(queries + i * dim, dim, attention.key_tiles(),
+                           attention.query(row, first + i));
+  }
+}
+
+// Norms and rotates a key, norms its value, and writes both into the cache.
+void Decoder::write_key_value(const LayerWeights& layer, int64_t kv_head, int64_t row,
+                              int64_t position, const KvView& view) {
+  const Attention& attention = attention_of(layer);
+  const AttentionShape& shape = attention.shape();
+  const int64_t dim = shape.head_dim;
+  float* const key = heads_.data() + row * shape.outputs() + shape.queries() + kv_head * dim;
+  float* const value = key + shape.keys();
+  if (layer.values_are_keys) std::memcpy(value, key, static_cast<size_t>(dim) * sizeof(float));
+  norm_heads(layer.key_norm, dim, key, kv_head, 1);
+  norm_heads(layer.value_norm, dim, value, kv_head, 1);
+  rotate(rope_of(layer), key, position);
+  attention.write(view, position, key, value);
+}
+
+// Prepares the queries of one key-value head's group, and writes its keys and values, unless the
+// layer reads those of another.
 void Decoder::write_heads(int64_t layer_index, int64_t kv_head, const Attention::PageRows& part) {
   const LayerWeights& layer = weights_.layers[static_cast<size_t>(layer_index)];
-  const int64_t dim = spec_.head_dim, group = spec_.heads / spec_.kv_heads;
-  const int64_t outputs = (spec_.heads + 2 * spec_.kv_heads) * dim;
-  const int64_t key_tiles = attention_.key_tiles();
-  const Rope* const rope = layer.rope < 0 ? nullptr : &ropes_[static_cast<size_t>(layer.rope)];
-  const auto rotate = [&](float* values, int64_t position) {
-    if (rope == nullptr) return;
-    const int64_t half = rope->half(), at = position * half;
-    kernels_.rotate(values, rope->cosines.data() + at, rope->sines.data() + at, half);
-  };
   const SequenceRows& rows = sequences_[static_cast<size_t>(part.sequence)];
-  const KvView view =
-      cache_->view(rows.sequence, cache_layers_[static_cast<size_t>(layer_index)], kv_head);
+  const int64_t cached = cached_[static_cast<size_t>(layer_index)];
+  const KvView view = cache_->view(rows.sequence, cached, kv_head);
   for (int64_t row = part.first; row < part.last; ++row) {
     const int64_t position = rows.start + row - rows.first_row;
-    float* const queries = heads_.data() + row * outputs + kv_head * group * dim;
-    float* const key = heads_.data() + row * outputs + (spec_.heads + kv_head) * dim;
-    const float* const value = key + spec_.kv_heads * dim;
-    norm_heads(layer.query_norm, queries, kv_head * group, group);
-    norm_heads(layer.key_norm, key, kv_head, 1);
-    const float scale = rope == nullptr ? 1.0f : rope_query_scale(rope->spec, position);
-    for (int64_t i = 0; i < group; ++i) {
-      rotate(queries + i * dim, position);
-      if (scale != 1.0f) kernels_.scale(queries + i * dim, scale, dim);
-      kernels_.prepare_exact(queries + i * dim, dim, key_tiles,
-                             attention_.query(row, kv_head * group + i));
-    }
-    rotate(key, position);
-    attention_.write(view, position, key, value);
-    if (row == rows.first_row + rows.count - 1) attention_.clear_after(view, position);
+    write_queries(layer, kv_head, row, position);
+    if (layer.kv_layer >= 0) continue;
+    write_key_value(layer, kv_head, row, position, view);
+    if (row == rows.first_row + rows.count - 1) attention_of(layer).clear_after(view, position);
   }
 }
 
 // Writes the outputs of attention over the queries.
 void Decoder::merge_head(const LayerWeights& layer, int64_t head, const Attention::PageRows& part) {
-  const int64_t outputs = (spec_.heads + 2 * spec_.kv_heads) * spec_.head_dim;
-  const int64_t dim = spec_.head_dim;
+  Attention& attention = attention_of(layer);
+  const AttentionShape& shape = attention.shape();
+  const int64_t dim = shape.head_dim;
   for (int64_t row = part.first; row < part.last; ++row) {
-    float* const out = heads_.data() + row * outputs + head * dim;
-    attention_.merge(row, head, layer.sinks, out);
+    float* const out = heads_.data() + row * shape.outputs() + head * dim;
+    attention.merge(row, head, layer.sinks, out);
     if (spec_.gates_attention)
-      kernels_.sigmoid_gate(gates_.data() + (row * spec_.heads + head) * dim, dim, out);
+      kernels_.sigmoid_gate(gates_.data() + row * shape.queries() + head * dim, dim, out);
   }
 }
 
 // Keeps the outputs that follow queries, keys and values.
-void Decoder::keep_gates(int64_t first, int64_t count, const float* result, int64_t stride) {
-  const int64_t width = spec_.heads * spec_.head_dim;
-  const int64_t before = width + 2 * spec_.kv_heads * spec_.head_dim;
+void Decoder::keep_gates(const AttentionShape& shape, int64_t first, int64_t count,
+                         const float* result, int64_t stride) {
+  const int64_t width = shape.queries(), before = shape.outputs();
   const int64_t from = std::max(first, before), to = std::min(first + count, before + width);
   for (int64_t row = 0; from < to && row < rows_; ++row)
     std::memcpy(gates_.data() + row * width + from - before, result + row * stride + from - first,
@@ -93,13 +117,14 @@ void Decoder::keep_gates(int64_t first, int64_t count, const float* result, int6
 
 void Decoder::attend(Team& team, int64_t layer_index) {
   const LayerWeights& layer = weights_.layers[static_cast<size_t>(layer_index)];
-  const int64_t dim = spec_.head_dim, outputs = (spec_.heads + 2 * spec_.kv_heads) * dim;
+  const int64_t outputs = attention_of(layer).shape().outputs();
   const PackedWeight& qkv = *layer.query_key_value;
   multiply(team, "queries, keys, values", precision_, qkv,
            prepare(team, precision_, rows_, qkv, normed(layer.attention_norm)),
            [&](int64_t first, int64_t count, const float* result, int64_t stride) {
-             if (spec_.gates_attention) keep_gates(first, count, result, stride);
-             const int64_t kept = std::min(count, outputs - first);
+             if (spec_.gates_attention)
+               keep_gates(attention_of(layer).shape(), first, count, result, stride);
+             const int64_t kept = std::min(count, std::min(qkv.rows(), outputs) - first);
              if (kept <= 0) return;
              for (int64_t row = 0; row < rows_; ++row) {
                float* const out = heads_.data() + row * outputs + first;
@@ -123,15 +148,16 @@ void Decoder::attend(Team& team, int64_t layer_index) {
 
 void Decoder::share_attention(Team& team, int64_t layer_index) {
   const LayerWeights& layer = weights_.layers[static_cast<size_t>(layer_index)];
-  const int64_t passes = attention_.passes(), kv_heads = spec_.kv_heads;
-  const int64_t group = spec_.heads / kv_heads;
-  const auto parts = attention_.page_rows();
+  Attention& attention = attention_of(layer);
+  const int64_t passes = attention.passes(), kv_heads = attention.shape().kv_heads;
+  const int64_t group = attention.shape().group();
+  const auto parts = attention.page_rows();
   const auto run = [&](int64_t first, int64_t last) {
-    attention_.run(*cache_, cache_layers_[static_cast<size_t>(layer_index)], layer.window, first,
-                   last, team.thread());
+    attention.run(*cache_, cached_[static_cast<size_t>(layer_index)], layer.window, first, last,
+                  team.thread());
   };
   team.stage("attention");
-  if (attention_.is_simple() && kv_heads >= team.threads()) {
+  if (attention.is_simple() && kv_heads >= team.threads()) {
     team.share(kv_heads, 1, [&](int64_t kv_head, int64_t) {
       for (const auto& part : parts) write_heads(layer_index, kv_head, part);
       run(kv_head * passes, (kv_head + 1) * passes);
@@ -149,7 +175,7 @@ void Decoder::share_attention(Team& team, int64_t layer_index) {
   team.share(items, std::max<int64_t>(items / (team.threads() * kAttentionClaimsPerThread), 1),
              run);
   team.stage("attention");
-  const int64_t merges = spec_.heads * count;
+  const int64_t merges = attention.shape().heads * count;
   team.share(merges, std::max<int64_t>(merges / (team.threads() * kClaimsPerThread), 1),
              [&](int64_t first, int64_t last) {
                for (int64_t i = first; i < last; ++i)

@@ -113,7 +113,7 @@ void Decoder::mix_recurrent(Team& team, int64_t layer_index) {
 void Decoder::run_delta_head(int64_t layer_index, const SequenceRows& rows, int64_t key_head) {
   const StateShape& shape = spec_.delta;
   const size_t index = static_cast<size_t>(&rows - sequences_.data());
-  const int64_t layer = cache_layers_[static_cast<size_t>(layer_index)];
+  const int64_t layer = cached_[static_cast<size_t>(layer_index)];
   const int64_t group = shape.value_heads / shape.key_heads;
   const SequenceStates& states = cache_->states().of(rows.sequence);
   for (size_t i = state_step_starts_[index]; i < state_step_starts_[index + 1]; ++i) {
@@ -144,7 +144,7 @@ void Decoder::run_delta_row(int64_t layer_index, const SequenceRows& rows, const
   const LayerWeights& weights = weights_.layers[static_cast<size_t>(layer_index)];
   const StateShape& shape = spec_.delta;
   const SequenceStates& states = cache_->states().of(rows.sequence);
-  const int64_t layer = cache_layers_[static_cast<size_t>(layer_index)];
+  const int64_t layer = cached_[static_cast<size_t>(layer_index)];
   const int64_t row = rows.first_row + position - rows.start, channels = shape.channels();
   const int64_t group = shape.value_heads / shape.key_heads, at = position - step.anchor;
   float* const in = delta_inputs_.data() + row * delta_width();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cstring>
+#include <utility>
 
 namespace specqd {
 namespace {
@@ -20,13 +21,18 @@ std::span<const int32_t> page_tokens(std::span<const int32_t> tokens, int64_t pa
 }  // namespace
 
 KvCache::KvCache(KvShape shape, int64_t pages, StateShape states, int64_t most_states)
-    : shape_(shape),
+    : shape_(std::move(shape)),
       states_(std::make_unique<RecurrentStates>(states, most_states)),
+      frame_words_(kFramePages * shape_.page_words()),
       references_(static_cast<size_t>(pages), 0),
       free_in_frame_(static_cast<size_t>((pages + kFramePages - 1) / kFramePages)),
       published_(static_cast<size_t>(pages)) {
-  memory_ =
-      Memory(free_in_frame_.size() * static_cast<size_t>(shape.frame_words()) * sizeof(uint16_t));
+  int64_t words = 0;
+  for (const KvLayer& layer : shape_.layers) {
+    layer_starts_.push_back(words);
+    words += kFramePages * layer.page_words();
+  }
+  memory_ = Memory(free_in_frame_.size() * static_cast<size_t>(frame_words_) * sizeof(uint16_t));
   for (int64_t page = 0; page < pages; ++page) set_free(static_cast<int32_t>(page));
 }
 
@@ -155,26 +161,29 @@ bool KvCache::has_page(int sequence, int64_t page) const {
   return page < static_cast<int64_t>(table.size()) && table[static_cast<size_t>(page)] != kNoPage;
 }
 
-uint16_t* KvCache::strip(int64_t layer, int64_t kv_head) const {
-  return reinterpret_cast<uint16_t*>(memory_.data()) +
-         (layer * shape_.kv_heads + kv_head) * shape_.strip_words();
+KvView KvCache::view(const int32_t* pages, int64_t layer, int64_t kv_head) const {
+  const KvLayer& shape = shape_.layers[static_cast<size_t>(layer)];
+  const int64_t start = layer_starts_[static_cast<size_t>(layer)] + kv_head * shape.strip_words();
+  return {reinterpret_cast<uint16_t*>(memory_.data()) + start, pages, frame_words_, shape};
 }
 
 KvView KvCache::view(int sequence, int64_t layer, int64_t kv_head) const {
-  return {strip(layer, kv_head), sequences_.at(sequence).data(), shape_};
+  return view(sequences_.at(sequence).data(), layer, kv_head);
 }
 
 template <class F>
 void KvCache::for_page_runs(int32_t page, const F& f) const {
   int64_t at = 0;
-  for (int64_t layer = 0; layer < shape_.layers; ++layer)
-    for (int64_t kv_head = 0; kv_head < shape_.kv_heads; ++kv_head) {
-      const KvView view(strip(layer, kv_head), &page, shape_);
-      f(view.keys(0), at, shape_.key_words());
-      at += shape_.key_words();
-      f(view.values(0), at, shape_.value_words());
-      at += shape_.value_words();
+  for (int64_t layer = 0; layer < std::ssize(shape_.layers); ++layer) {
+    const KvLayer& shape = shape_.layers[static_cast<size_t>(layer)];
+    for (int64_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
+      const KvView own = view(&page, layer, kv_head);
+      f(own.keys(0), at, shape.key_words());
+      at += shape.key_words();
+      f(own.values(0), at, shape.value_words());
+      at += shape.value_words();
     }
+  }
 }
 
 std::vector<uint16_t> KvCache::page_bits(int sequence, int64_t page) const {
@@ -194,13 +203,14 @@ void KvCache::write_page_bits(int sequence, int64_t page, std::span<const uint16
 }
 
 void KvCache::copy_page(int32_t from, int32_t to) {
-  for (int64_t layer = 0; layer < shape_.layers; ++layer)
-    for (int64_t kv_head = 0; kv_head < shape_.kv_heads; ++kv_head) {
-      const KvView source(strip(layer, kv_head), &from, shape_);
-      const KvView target(strip(layer, kv_head), &to, shape_);
-      std::copy_n(source.keys(0), shape_.key_words(), target.keys(0));
-      std::copy_n(source.values(0), shape_.value_words(), target.values(0));
+  for (int64_t layer = 0; layer < std::ssize(shape_.layers); ++layer) {
+    const KvLayer& shape = shape_.layers[static_cast<size_t>(layer)];
+    for (int64_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
+      const KvView source = view(&from, layer, kv_head), target = view(&to, layer, kv_head);
+      std::copy_n(source.keys(0), shape.key_words(), target.keys(0));
+      std::copy_n(source.values(0), shape.value_words(), target.values(0));
     }
+  }
 }
 
 // The free page right after `before`, so that both are contiguous; else the first page of an unused

@@ -1,10 +1,10 @@
 // Keys and values of many sequences in pages of 64 positions, which sequences may share.
 //
-// A page holds all layers. Keys are stored as the panels of a matrix [positions, head_dim], values
-// as those of its transpose [head_dim, positions], so that attention consists of two exact
-// products. Eight pages make a frame, [layer][key-value head][keys of 8 pages, values of 8 pages].
-// Consecutive pages of a sequence mostly share a frame; a chunk of a head's keys is then contiguous
-// in memory.
+// A page holds all cached layers, each with heads of its own number and size. Keys are stored as
+// the panels of a matrix [positions, head_dim], values as those of its transpose [head_dim,
+// positions], so that attention consists of two exact products. Eight pages make a frame,
+// [layer][key-value head][keys of 8 pages, values of 8 pages]. Consecutive pages of a sequence
+// mostly share a frame; a chunk of a head's keys is then contiguous in memory.
 //
 // A sequence is a table of pages. The caller keeps its length and rolls back by using a smaller
 // one. The cache does not know which positions are accepted: the caller passes only accepted ones
@@ -27,28 +27,37 @@ constexpr int64_t kPagePositions = 64;    // a divisor of kChunkPositions, a mul
 constexpr int64_t kChunkPositions = 512;  // attention merges the partial results of chunks
 constexpr int64_t kFramePages = kChunkPositions / kPagePositions;
 
-struct KvShape {
-  int64_t layers, kv_heads, head_dim;
+// The keys and values of one layer.
+struct KvLayer {
+  int64_t kv_heads, head_dim;
   int64_t key_tiles() const { return (head_dim + kBlock - 1) / kBlock; }     // per panel
   int64_t value_panels() const { return (head_dim + kPanel - 1) / kPanel; }  // 2 tiles each
   int64_t key_words() const { return kPagePositions / kPanel * key_tiles() * kTileWeights; }
   int64_t value_words() const { return value_panels() * (kPagePositions / kBlock) * kTileWeights; }
-  int64_t page_words() const { return layers * kv_heads * (key_words() + value_words()); }
-  // Words of one layer's key-value head in a frame.
+  int64_t page_words() const { return kv_heads * (key_words() + value_words()); }
+  // Words of one key-value head in a frame.
   int64_t strip_words() const { return kFramePages * (key_words() + value_words()); }
-  int64_t frame_words() const { return kFramePages * page_words(); }
+};
+
+struct KvShape {
+  std::vector<KvLayer> layers;
+  int64_t page_words() const {
+    int64_t words = 0;
+    for (const KvLayer& layer : layers) words += layer.page_words();
+    return words;
+  }
 };
 
 // Keys and values of one sequence in one layer for one key-value head, by page. Valid until the
 // sequence's pages change.
 class KvView {
  public:
-  KvView(uint16_t* strip, const int32_t* pages, const KvShape& shape)
+  KvView(uint16_t* strip, const int32_t* pages, int64_t frame_words, const KvLayer& layer)
       : strip_(strip),
         pages_(pages),
-        frame_words_(shape.frame_words()),
-        key_words_(shape.key_words()),
-        value_words_(shape.value_words()) {}
+        frame_words_(frame_words),
+        key_words_(layer.key_words()),
+        value_words_(layer.value_words()) {}
   uint16_t* keys(int64_t page) const {
     return strip_ + pages_[page] / kFramePages * frame_words_ +
            pages_[page] % kFramePages * key_words_;
@@ -98,7 +107,7 @@ class KvCache {
 
   KvView view(int sequence, int64_t layer, int64_t kv_head) const;
 
-  // Reads and replaces the words of a page, as [layers][kv_heads][keys, values].
+  // Reads and replaces the words of a page: by layer, [kv_heads][keys, values].
   std::vector<uint16_t> page_bits(int sequence, int64_t page) const;
   void write_page_bits(int sequence, int64_t page, std::span<const uint16_t> bits);
 
@@ -131,10 +140,12 @@ class KvCache {
   // Calls f(words, offset within the page, count) for every run of a page's words.
   template <class F>
   void for_page_runs(int32_t page, const F& f) const;
-  uint16_t* strip(int64_t layer, int64_t kv_head) const;
+  KvView view(const int32_t* pages, int64_t layer, int64_t kv_head) const;
 
   KvShape shape_;
   std::unique_ptr<RecurrentStates> states_;
+  int64_t frame_words_;
+  std::vector<int64_t> layer_starts_;  // of each layer's words in a frame
   Memory memory_;
   std::vector<int32_t> references_;  // number of sequences, by page
   std::set<int32_t> free_;

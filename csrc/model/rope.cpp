@@ -102,6 +102,11 @@ float rope_inverse_frequencies(const RopeSpec& spec, std::span<float> inv_freq) 
       case RopeKind::kLong:
         inv_freq[i] = 1.0f / (spec.factors[i] * power);
         break;
+      case RopeKind::kProportional:
+        inv_freq[i] = static_cast<int>(i) < spec.turning_pairs
+                          ? 1.0f / power / static_cast<float>(spec.factor)
+                          : 0.0f;
+        break;
     }
   }
   if (spec.kind == RopeKind::kYarn) return static_cast<float>(yarn_attention_factor(spec));

@@ -8,7 +8,7 @@
 
 namespace specqd {
 
-enum class RopeKind { kDefault, kLinear, kLlama3, kYarn, kLong };
+enum class RopeKind { kDefault, kLinear, kLlama3, kYarn, kLong, kProportional };
 
 // Fields that a kind does not use are ignored.
 struct RopeSpec {
@@ -27,6 +27,7 @@ struct RopeSpec {
   bool truncate = true;
   std::vector<float> factors;  // kLong: one per pair, [dims / 2]
   double query_growth = 0.0;   // of rotated queries; 0: none
+  int turning_pairs = 0;       // kProportional: the frequency of later pairs is 0
 };
 
 // inv_freq[i] = theta^(-2i / dims), scaled according to the kind, with every intermediate rounded

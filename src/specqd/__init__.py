@@ -5,13 +5,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from specqd.errors import SpecqdError
     from specqd.llm import LLM, Completion, Result
+    from specqd.llm.async_llm import AsyncLLM
     from specqd.sampling import SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Completion", "Result", "SamplingParams", "SpecqdError", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "Completion",
+    "Result",
+    "SamplingParams",
+    "SpecqdError",
+    "__version__",
+]
 
 _HOMES = {
     "LLM": "specqd.llm",
+    "AsyncLLM": "specqd.llm.async_llm",
     "Completion": "specqd.llm",
     "Result": "specqd.llm",
     "SamplingParams": "specqd.sampling",
@@ -26,3 +36,7 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

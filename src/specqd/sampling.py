@@ -1,7 +1,7 @@
 """The sampling parameters of a request, checked. Knows nothing of models, drafts or text."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from typing import Protocol, TypeVar
 
@@ -38,7 +38,7 @@ class Defaults(Protocol):
     def repetition_penalty(self) -> float | None: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class SamplingParams:
     """Rules for picking tokens and for stopping. Raises FieldError for a value out of range.
 
@@ -69,6 +69,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
+        self._check_types()
         for name, (least, most) in _OPEN_WHOLE.items():
             if (value := getattr(self, name)) is not None:
                 _check_int(name, value, least, most)
@@ -88,6 +89,26 @@ class SamplingParams:
                 raise FieldError("stop", f"{shown(text)} is not a string of at least one character")
         for token in self.stop_token_ids:
             _check_int("stop_token_ids", token, 0, _MOST_INT32)
+
+    def _check_types(self) -> None:
+        for name in ("stop", "stop_token_ids"):
+            value = getattr(self, name)
+            if not isinstance(value, Iterable) or isinstance(value, bytes | str | Mapping):
+                raise FieldError(name, f"{shown(value)} is not a list")
+        if not isinstance(self.logit_bias, Mapping):
+            raise FieldError("logit_bias", f"{shown(self.logit_bias)} is not a dict by token id")
+        for name in ("ignore_eos", "skip_special_tokens"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise FieldError(name, f"{shown(value)} is not True or False")
+
+    def __repr__(self) -> str:
+        """The fields that are not at their defaults."""
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        plain = {each.name: each.default for each in fields(self)} | {"logit_bias": {}}
+        words = [
+            f"{name}={value!r}" for name, value in given.items() if repr(value) != repr(plain[name])
+        ]
+        return f"SamplingParams({', '.join(words)})"
 
     def resolved(self, defaults: Defaults) -> "SamplingParams":
         """These parameters, completed with the model's defaults."""

@@ -33,6 +33,26 @@ MINISTRAL_ROPE = {
     "llama_4_scaling_beta": 0.4,
 }
 
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+# The last three layers share keys and values, and have wider feed forwards.
+GEMMA4 = {
+    "layer_types": [_SLIDING, _SLIDING, _FULL, _SLIDING, _SLIDING, _FULL],
+    "global_head_dim": 48,
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 8,
+}
+# The largest dense one: full layers take their values from keys; nothing is shared.
+GEMMA4_KEYS = {
+    "layer_types": [_SLIDING, _FULL, _SLIDING, _FULL],
+    "global_head_dim": 48,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 30.0,
+}
+PROPORTIONAL = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
+
 FAMILY_SHAPES: Mapping[str, Shape] = {
     "qwen2": Shape(
         "qwen2", hidden=56, heads=7, kv_heads=1, head_dim=40, ffn=84, vocab=271, context=1024,
@@ -77,6 +97,15 @@ FAMILY_SHAPES: Mapping[str, Shape] = {
         context=1024, is_tied=True, window=50, rope_theta=1e6, is_peaked=True,
         rope_scaling=ROPE_SCALINGS["linear"], spells_rope_parameters=True,
         extra={"sliding_window_pattern": 2},
+    ),
+    "gemma4_text": Shape(
+        "gemma4_text", hidden=48, heads=4, kv_heads=1, head_dim=24, ffn=84, layers=6, vocab=263,
+        context=1024, is_tied=True, window=50, extra=GEMMA4, is_peaked=True,
+    ),
+    "gemma4_text, values are keys": Shape(
+        "gemma4_text", hidden=72, heads=4, kv_heads=2, head_dim=24, ffn=84, layers=4, vocab=263,
+        context=1024, is_tied=True, window=70, rope_theta=1e6, rope_scaling=PROPORTIONAL,
+        spells_rope_parameters=True, extra=GEMMA4_KEYS, is_peaked=True,
     ),
     "phi3": Shape(
         "phi3", hidden=80, heads=2, kv_heads=1, head_dim=40, ffn=84, vocab=269, context=1024,

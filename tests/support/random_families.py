@@ -6,6 +6,7 @@ Written from the models' definitions. Knows no readers.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from support import random_gemma4 as gemma4
 from support.random_recurrent import Linears, Sizes, recurrent_linears, recurrent_vectors
 
 if TYPE_CHECKING:
@@ -13,14 +14,15 @@ if TYPE_CHECKING:
 
 ModelType = Literal[
     "llama", "mistral", "ministral3", "qwen2", "qwen3", "olmo2", "olmo3", "granite",
-    "granitemoehybrid", "glm4", "smollm3", "gemma2", "gemma3_text", "phi3", "starcoder2",
-    "gpt_neox", "stablelm", "mixtral", "qwen3_moe", "gpt_oss", "qwen3_5_text",
+    "granitemoehybrid", "glm4", "smollm3", "gemma2", "gemma3_text", "gemma4_text", "phi3",
+    "starcoder2", "gpt_neox", "stablelm", "mixtral", "qwen3_moe", "gpt_oss", "qwen3_5_text",
 ]  # fmt: skip
 
 ARCHITECTURES = {
     "granitemoehybrid": "GraniteMoeHybrid",
     "smollm3": "SmolLM3",
     "gemma3_text": "Gemma3",
+    "gemma4_text": "Gemma4",
     "gpt_neox": "GPTNeoX",
     "stablelm": "StableLm",
     "qwen3_moe": "Qwen3Moe",
@@ -38,6 +40,7 @@ NORMS_AFTER = {  # of attention and feed forward, by their names
     "olmo3": _NORMS_AFTER,
     "gemma2": _NORMS_AFTER,
     "gemma3_text": _NORMS_AFTER,
+    "gemma4_text": (*_NORMS_AFTER, "post_per_layer_input_norm"),
     "glm4": ("post_self_attn_layernorm", "post_mlp_layernorm"),
 }
 
@@ -103,8 +106,10 @@ def family_config(shape: "Shape") -> Mapping[str, Any]:
         case "gpt_oss":
             entries = {**biases, "sliding_window": shape.window}
             entries["quantization_config"] = {"quant_method": "mxfp4"}
-        case "gemma2" | "gemma3_text":
+        case "gemma2" | "gemma3_text" | "gemma4_text":
             entries = {"sliding_window": shape.window, "hidden_activation": "gelu_pytorch_tanh"}
+            if shape.model_type == "gemma4_text":
+                entries |= {**biases, "vocab_size_per_layer_input": shape.vocab}
         case "starcoder2":
             entries = {
                 "norm_epsilon": 1e-5,
@@ -122,7 +127,7 @@ def family_config(shape: "Shape") -> Mapping[str, Any]:
 
 def rope_parameters(shape: "Shape", rope: Mapping[str, Any]) -> Mapping[str, Any]:
     """The settings of `rope` in the spelling of transformers 5."""
-    if shape.model_type in ("gemma3_text", "olmo3"):
+    if shape.model_type in ("gemma3_text", "gemma4_text", "olmo3"):
         local = {"rope_type": "default", "rope_theta": 500.0}
         return {"full_attention": rope, "sliding_attention": local}
     return rope
@@ -139,6 +144,8 @@ def _llama_like_sizes(shape: "Shape") -> Sizes:
     for index in range(shape.layers):
         for name, size in _layer_sizes(shape, index):
             yield f"model.layers.{index}.{name}", size
+    if shape.model_type == "gemma4_text":
+        yield from gemma4.model_sizes(shape)
     yield from _norm(shape, "model.norm")
     if not shape.is_tied:
         yield "lm_head.weight", (shape.vocab, shape.hidden)
@@ -155,7 +162,7 @@ def _layer_sizes(shape: "Shape", index: int) -> Sizes:
     norms = ["input_layernorm", "post_attention_layernorm"]
     if kind in ("olmo2", "olmo3"):
         norms = list(NORMS_AFTER[kind])
-    if kind in ("gemma2", "gemma3_text"):
+    if kind in ("gemma2", "gemma3_text", "gemma4_text"):
         norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
     if kind == "glm4":
         norms += NORMS_AFTER[kind]
@@ -163,6 +170,9 @@ def _layer_sizes(shape: "Shape", index: int) -> Sizes:
         norms.remove("post_attention_layernorm")
     for norm in norms:
         yield from _norm(shape, norm)
+    if kind == "gemma4_text":
+        yield from gemma4.layer_sizes(shape, index)
+        return
     feed_forward = _experts if _has_experts(shape, index) else _mlp
     is_recurrent = _is_recurrent(shape, index)
     mixer = recurrent_linears(shape) if is_recurrent else _attention_linears(shape)

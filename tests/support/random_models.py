@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from support import random_gemma4 as gemma4
 from support.random_families import (
     ARCHITECTURES,
     BYTES,
@@ -112,7 +113,9 @@ def shorten_model(directory: Path, model: Path, layers: int) -> Path:
     shutil.copytree(model, directory, ignore=shutil.ignore_patterns("*.safetensors"))
     config, tensors = read_model(model)
     per_layer = {name: config[name][:layers] for name in PER_LAYER if name in config}
-    _write_json(directory / "config.json", config | per_layer | {"num_hidden_layers": layers})
+    shared = gemma4.shorten(config, tensors, layers)
+    fewer = {**per_layer, **shared, "num_hidden_layers": layers}
+    _write_json(directory / "config.json", config | fewer)
     kept = {
         name: bits
         for name, bits in tensors.items()
@@ -148,7 +151,7 @@ def make_config(shape: Shape) -> dict[str, Any]:
         config["rope_parameters"] = rope_parameters(
             shape, {"rope_theta": shape.rope_theta, **scaling}
         )
-    else:
+    elif shape.model_type != "gemma4_text":  # has the new spelling alone
         config["rope_theta"] = shape.rope_theta
         config["rope_scaling"] = dict(shape.rope_scaling) if shape.rope_scaling else None
     return config | family_config(shape)
@@ -181,6 +184,8 @@ def _draw(
     noise = rng.standard_normal(size, np.float32)
     if name.endswith(("bias", "sinks")):
         return np.float32(0.3) * noise
+    if name.endswith("q_norm.weight") and shape.model_type == "gemma4_text":  # scores have no scale
+        return (2 + np.float32(0.4) * noise) / np.float32(np.sqrt(size[0]))
     if len(size) == 1:  # a norm
         return (shape.model_type not in ZERO_CENTRED) + np.float32(0.2) * noise
     # Large router scores give an expert that is barely chosen a small share.

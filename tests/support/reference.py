@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from support import reference_gemma4
 from support.fp4 import bf16_values
 from support.reference_positions import (
     Array,
@@ -23,6 +24,7 @@ from support.reference_positions import (
 from support.reference_recurrent import gated_delta_net, is_recurrent
 
 Weights = Mapping[str, Array]
+KeysValues = dict[int, tuple[Array, Array]]  # by layer
 
 
 def logits(config: Config, tensors: Mapping[str, NDArray[Any]], tokens: Sequence[int]) -> Array:
@@ -74,6 +76,8 @@ def forward(
     weights = canonical(config, weights)
     embedding = weights["model.embed_tokens.weight"]
     x = embedding[np.asarray(tokens)] * embedding_scale(config)
+    per_layer = reference_gemma4.per_layer_inputs(config, weights, tokens, x)
+    keys_values: KeysValues = {}
     branch_scale = config.get("residual_multiplier", 1.0)
     for index in range(config["num_hidden_layers"]):
         layer = _layer(weights, index)
@@ -82,7 +86,7 @@ def forward(
         if is_recurrent(layer):
             mixed = gated_delta_net(config, layer, inputs)
         else:
-            mixed = _attention(config, layer, index, inputs)
+            mixed = _attention(config, layer, index, inputs, keys_values)
         mixed = _norm(config, layer, "after_attention", mixed)
         x = x + mixed * branch_scale
         source = before if _is_parallel(config) else x
@@ -91,6 +95,11 @@ def forward(
             x
             + _norm(config, layer, "after_mlp", _mlp(config, layer, inputs, routers)) * branch_scale
         )
+        if per_layer is not None:
+            gate = _gelu_tanh(_linear(layer, "per_layer_input_gate", x))
+            added = _linear(layer, "per_layer_projection", gate * per_layer[:, index])
+            x = x + _norm(config, layer, "post_per_layer_input_norm", added)
+        x = x * layer.get("layer_scalar", 1.0)
     x = _norm(config, weights, "model.norm", x)
     head = embedding if is_tied(config) else weights["lm_head.weight"]
     logits = x @ head.T / config.get("logits_scaling", 1.0)
@@ -156,6 +165,7 @@ _NORM_NAMES = {
     ),
     "gemma2": _AROUND,
     "gemma3_text": _AROUND,
+    "gemma4_text": _AROUND,
 }
 
 
@@ -223,7 +233,7 @@ def norm(config: Config, x: Array, weight: Array, bias: Array | None = None) -> 
         if name in config:
             centred = x - x.mean(axis=-1, keepdims=True)
             return rms_norm(centred, weight, config[name]) + (0 if bias is None else bias)
-    offset = config["model_type"].startswith(("gemma", "qwen3_5"))
+    offset = config["model_type"] in ("gemma2", "gemma3_text", "qwen3_5_text")
     return rms_norm(x, offset + weight, config.get("rms_norm_eps", 1e-6))
 
 
@@ -240,17 +250,34 @@ def _linear(layer: Weights, name: str, x: Array) -> Array:
     return x @ layer[f"{name}.weight"].T + layer.get(f"{name}.bias", np.zeros(1))
 
 
-def _attention(config: Config, layer: Weights, index: int, x: Array) -> Array:
-    n, dim = len(x), head_dim(config)
+def _keys_values(config: Config, layer: Weights, index: int, x: Array) -> tuple[Array, Array]:
+    """Keys and values of a layer's own, [n, kv_heads, head_dim] each."""
+    dim = head_dim(config, index)
+    raw = _linear(layer, "self_attn.k_proj", x)
+    kv_heads = raw.shape[1] // dim
+    k = _normed_heads(config, layer, "k", raw, kv_heads)
+    has_values = "self_attn.v_proj.weight" in layer
+    v = _linear(layer, "self_attn.v_proj", x) if has_values else raw
+    v = v.reshape(len(x), kv_heads, dim)
+    if config["model_type"] == "gemma4_text":
+        v = rms_norm(v, np.ones(dim), config.get("rms_norm_eps", 1e-6))
+    return _rotate(config, index, k) if tells_positions(config, index) else k, v
+
+
+def _attention(
+    config: Config, layer: Weights, index: int, x: Array, keys_values: KeysValues
+) -> Array:
+    """Keeps keys and values by layer, for later layers that share them."""
+    n, dim = len(x), head_dim(config, index)
     heads = config["num_attention_heads"]
-    kv_heads = config.get("num_key_value_heads") or heads
     q = _normed_heads(config, layer, "q", _linear(layer, "self_attn.q_proj", x), heads)
-    k = _normed_heads(config, layer, "k", _linear(layer, "self_attn.k_proj", x), kv_heads)
-    v = _linear(layer, "self_attn.v_proj", x).reshape(n, kv_heads, dim)
     if tells_positions(config, index):
-        q, k = _rotate(config, index, q), _rotate(config, index, k)
+        q = _rotate(config, index, q)
+    source = reference_gemma4.kv_layer(config, index)
+    if source == index:
+        keys_values[index] = _keys_values(config, layer, index, x)
     q = q * query_scales(config, n)[:, None, None]
-    k, v = (np.repeat(t, heads // kv_heads, axis=1) for t in (k, v))
+    k, v = (np.repeat(t, heads // t.shape[1], axis=1) for t in keys_values[source])
     scores = np.einsum("thd,shd->hts", q, k) * score_scale(config)
     scores = soft_cap(scores, cap_of(config, "attn_logit_softcapping", 50.0))
     scores = np.where(_is_visible(n, window(config, index)), scores, -np.inf)
@@ -266,6 +293,8 @@ def _attention(config: Config, layer: Weights, index: int, x: Array) -> Array:
 
 
 def score_scale(config: Config) -> float:
+    if config["model_type"] == "gemma4_text":
+        return 1.0
     if config["model_type"].startswith("gemma"):
         return float(1.0 / math.sqrt(config.get("query_pre_attn_scalar", 256)))
     if config["model_type"] in ("granite", "granitemoehybrid"):

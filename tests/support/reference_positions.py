@@ -11,7 +11,9 @@ Array = NDArray[np.float64]
 Config = Mapping[str, Any]  # the content of config.json
 
 
-def head_dim(config: Config) -> int:
+def head_dim(config: Config, index: int = 0) -> int:
+    if config["model_type"] == "gemma4_text" and window(config, index) is None:
+        return int(config.get("global_head_dim", 512))
     if config.get("head_dim") is not None:
         return int(config["head_dim"])
     if config["model_type"] == "qwen3":
@@ -69,7 +71,10 @@ def rope(config: Config, index: int = 0, length: int = 0) -> tuple[Array, float]
     """Angles per position of each rotated pair of dimensions, and the factor on cos and sin."""
     settings = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     base = config.get("rotary_emb_base", config.get("rope_theta", 10000.0))
-    if config["model_type"] in ("gemma3_text", "olmo3"):
+    if config["model_type"] == "gemma4_text" and not settings:
+        full = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
+        settings = {"full_attention": full, "sliding_attention": {"rope_theta": 1e4}}
+    if config["model_type"] in ("gemma3_text", "gemma4_text", "olmo3"):
         is_local = window(config, index) is not None
         nested = settings.get("sliding_attention" if is_local else "full_attention")
         settings = dict(nested or ({} if is_local else settings))
@@ -77,6 +82,11 @@ def rope(config: Config, index: int = 0, length: int = 0) -> tuple[Array, float]
             base = config.get("rope_local_base_freq", 10000.0)
     base = settings.get("rope_theta", base)
     kind = settings.get("rope_type", settings.get("type", "default"))
+    if kind == "proportional":  # pairs behind the rotated ones have the frequency 0
+        dim = head_dim(config, index)
+        frequencies = 1.0 / base ** (np.arange(0, dim, 2) / dim) / settings.get("factor", 1.0)
+        turning = int(dim * settings.get("partial_rotary_factor", 1.0) // 2)
+        return np.where(np.arange(dim // 2) < turning, frequencies, 0.0), 1.0
     dim = rotated_dims(config)
     frequencies = 1.0 / base ** (np.arange(0, dim, 2) / dim)
     if kind in ("default", "dynamic"):

@@ -46,7 +46,7 @@ def read_seconds(pool: Pool, isa: str, bytes: int, repeats: int) -> list[float]:
     """
 
 class RopeSpec:
-    def __init__(self, kind: str, dims: int, theta: float, factor: float, original_max_positions: float, low_freq_factor: float, high_freq_factor: float, beta_fast: float, beta_slow: float, attention_factor: float, mscale: float, mscale_all_dim: float, truncate: bool, factors: _Sequence[float], query_growth: float) -> None: ...
+    def __init__(self, kind: str, dims: int, theta: float, factor: float, original_max_positions: float, low_freq_factor: float, high_freq_factor: float, beta_fast: float, beta_slow: float, attention_factor: float, mscale: float, mscale_all_dim: float, truncate: bool, factors: _Sequence[float], query_growth: float, turning_pairs: int) -> None: ...
 
 class PackedWeight:
     @property
@@ -146,8 +146,17 @@ class DeltaWeights:
 
     def __init__(self, *, rates: PackedWeight, convolution: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)], log_rate: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', writable=False)], step_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', writable=False)], norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', writable=False)]) -> None: ...
 
+class PerLayerInput:
+    def __init__(self, *, gate: PackedWeight, projection: PackedWeight, post_norm: Norm) -> None: ...
+
+class PerLayerEmbedding:
+    def __init__(self, *, table: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), device='cpu', writable=False)], projection: PackedWeight, norm: Norm) -> None: ...
+
 class LayerWeights:
-    def __init__(self, *, attention_norm: Norm | None, attention_post_norm: Norm | None, feed_forward_norm: Norm | None, feed_forward_post_norm: Norm | None, query_norm: Norm | None, key_norm: Norm | None, query_key_value: PackedWeight, output: PackedWeight, query_key_value_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, output_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, sinks: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, feed_forwards: _Sequence[FeedForward], router: PackedWeight | None, router_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, window: int, rope: int, delta: DeltaWeights | None = None) -> None: ...
+    def __init__(self, *, attention_norm: Norm | None, attention_post_norm: Norm | None, feed_forward_norm: Norm | None, feed_forward_post_norm: Norm | None, query_norm: Norm | None, key_norm: Norm | None, value_norm: Norm | None, query_key_value: PackedWeight, output: PackedWeight, query_key_value_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, output_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, sinks: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, feed_forwards: _Sequence[FeedForward], router: PackedWeight | None, router_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, window: int, rope: int, attention: int, kv_layer: int, values_are_keys: bool, per_layer: PerLayerInput | None, output_scale: float, delta: DeltaWeights | None = None) -> None: ...
+
+class AttentionShape:
+    def __init__(self, *, heads: int, kv_heads: int, head_dim: int, scale: float, cap: float) -> None: ...
 
 class StateShape:
     """The heads of recurrent layers."""
@@ -155,7 +164,7 @@ class StateShape:
     def __init__(self, *, key_heads: int, value_heads: int, key_dim: int, value_dim: int, taps: int) -> None: ...
 
 class DecoderSpec:
-    def __init__(self, *, hidden: int, heads: int, kv_heads: int, head_dim: int, vocabulary: int, ropes: _Sequence[RopeSpec], norm_epsilon: float, norm: str, norm_offset: float, norms_whole_rows: bool, activation: str, is_gated: bool, is_parallel: bool, attention_scale: float, attention_cap: float, logit_cap: float, embedding_scale: float, residual_scale: float, logit_scale: float, experts_per_token: int, shares_of_chosen: bool, gates_attention: bool = False, delta: StateShape | None = None) -> None: ...
+    def __init__(self, *, hidden: int, vocabulary: int, attentions: _Sequence[AttentionShape], ropes: _Sequence[RopeSpec], norm_epsilon: float, norm: str, norm_offset: float, norms_whole_rows: bool, activation: str, is_gated: bool, is_parallel: bool, logit_cap: float, embedding_scale: float, residual_scale: float, logit_scale: float, experts_per_token: int, shares_of_chosen: bool, gates_attention: bool = False, delta: StateShape | None = None) -> None: ...
 
 class PartialHead:
     """Chooses the rows of the head that a draft reads."""
@@ -175,7 +184,7 @@ class PartialHead:
         """Returns the panels to read of a head of `panels`."""
 
 class Decoder:
-    def __init__(self, *, pool: Pool, isa: str, spec: DecoderSpec, layers: _Sequence[LayerWeights], final_norm: Norm, head: PackedWeight, embedding: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), device='cpu', writable=False)] | None, max_rows: int) -> None: ...
+    def __init__(self, *, pool: Pool, isa: str, spec: DecoderSpec, layers: _Sequence[LayerWeights], final_norm: Norm, head: PackedWeight, embedding: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), device='cpu', writable=False)] | None, per_layer: PerLayerEmbedding | None = None, max_rows: int) -> None: ...
 
     @property
     def max_rows(self) -> int: ...
@@ -417,6 +426,8 @@ class ModelForward(LevelModel):
     def release(self, sequence: Sequence) -> None:
         """Releases a sequence, in the exact precision too."""
 
+LONGEST_PROPOSAL: int = 32
+
 class DraftRequest:
     """
     A request for tokens that continue a sequence, with their value to the verifier.
@@ -474,6 +485,12 @@ class Proposal:
     @property
     def depths(self) -> list[int]:
         """By token: members of the chain above its author; or none."""
+
+    @property
+    def drafted(self) -> int:
+        """
+        From a verifier: the tokens of the proposal that it verified, right or wrong.
+        """
 
     def depths_of(self, verified: _Sequence[int]) -> list[int]:
         """

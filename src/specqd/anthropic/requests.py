@@ -10,9 +10,9 @@ from typing import Any
 from specqd.config.fields import Fields
 from specqd.errors import FieldError, shown
 from specqd.openai.options import MOST_INT32, Options, options_of, sampling_params, stops_of
-from specqd.openai.requests import ChatRequest, template_variables
+from specqd.openai.requests import ChatRequest, effort_variable, template_variables
 from specqd.openai.tool_calls import Tool, ToolUse
-from specqd.openai.tools import MOST_TOOLS, name_in, tool_of, unlike, with_names
+from specqd.openai.tools import MOST_TOOLS, kept_tools, name_in, tool_of, unlike, with_names
 
 Json = dict[str, Any]
 
@@ -24,6 +24,7 @@ _FIELDS |= {"min_p", "seed", "logit_bias", "cache_salt", "draft"}  # not Anthrop
 _ROLES = ("user", "assistant", "system")
 _CHOICES = ("auto", "any", "tool", "none")
 _WITHOUT_EFFECT = ("cache_control", "eager_input_streaming")
+_TOOL_TYPES = (None, "custom")
 _TOOL = ("type", "name", "description", "input_schema", "strict", *_WITHOUT_EFFECT)
 _BLOCKS: Mapping[str, tuple[str, ...]] = {
     "text": ("type", "text", "cache_control", "citations"),
@@ -92,8 +93,7 @@ def _output(fields: Fields) -> tuple[Json, Json | None]:
     config = fields.nested("output_config", ("effort", "format"))
     if config is None:
         return {}, None
-    effort = config.text("effort")
-    variables = {} if effort is None else {"reasoning_effort": effort}
+    variables = effort_variable(config, "effort")
     form = config.nested("format", ("type", "schema"))
     if form is None:
         return variables, None
@@ -117,7 +117,11 @@ def _tool_use(fields: Fields) -> ToolUse | None:
         return None
     if not isinstance(given, list) or len(given) > MOST_TOOLS:
         raise fields.wrong("tools", f"a list of 1 to {MOST_TOOLS} tools")
-    tools = unlike(_tool(f"tools[{i}]", each) for i, each in enumerate(given))
+    tools = unlike(_tool(name, each) for name, each in kept_tools(given, _TOOL_TYPES))
+    if not tools and (choice is None or choice.get("type") in ("auto", "none")):
+        return None
+    if not tools:
+        raise FieldError("tool_choice", "goes with tools of the client's own")
     if choice is None:
         return ToolUse(tools)
     kind = choice.get("type")
@@ -133,7 +137,7 @@ def _tool_use(fields: Fields) -> ToolUse | None:
 
 
 def _tool(name: str, tool: object) -> Tool:
-    if isinstance(tool, Mapping) and tool.get("type") not in (None, "custom"):
+    if isinstance(tool, Mapping) and tool.get("type") not in _TOOL_TYPES:
         kind = shown(tool.get("type"))
         raise FieldError(name, f"is of type {kind}; only the client's own tools are supported")
     return tool_of(Fields.of(tool, _TOOL, name), "input_schema")

@@ -186,7 +186,7 @@ def shape_lines(llm: "LLM") -> list[str]:
         str(llm.directory),
         f"  type        {c.model_type}, {parameters:,.2f} M parameters",
         f"  layers      {c.num_layers} of {c.hidden_size}, {_feed_forward(c)}",
-        f"  heads       {c.num_heads} query, {c.num_kv_heads} key/value, of {c.head_dim}",
+        f"  heads       {c.num_heads} query, {_heads(c)}",
         f"  context     {c.max_positions} positions, {_windows(c)}",
         f"  positions   {'; '.join(map(_rope, c.distinct_ropes)) or 'none'}",
         f"  vocabulary  {c.vocab_size}, embeddings {embeddings}",
@@ -194,14 +194,24 @@ def shape_lines(llm: "LLM") -> list[str]:
     ]
 
 
+def _heads(config: "DecoderConfig") -> str:
+    heads = " or ".join(f"{count} key/value, of {dim}" for count, dim in config.distinct_heads)
+    shared = sum(each.kv_layer is not None for each in config.attentions)
+    return heads + (f"; {shared} layers share keys and values" if shared else "")
+
+
 def _feed_forward(config: "DecoderConfig") -> str:
     experts = config.experts
     if experts is None:
-        return f"feed-forward {config.intermediate_size}"
+        sizes = dict.fromkeys(map(config.feed_forward_size, range(config.num_layers)))
+        return f"feed-forward {' or '.join(map(str, sizes))}"
     return f"{experts.per_token} of {experts.count} experts of {experts.size}"
 
 
 def _windows(config: "DecoderConfig") -> str:
+    if config.delta is not None:
+        full = config.delta.layers.count(False)
+        return f"full attention on {full} of {config.num_layers} layers, the others recurrent"
     windowed = [window for window in config.windows if window]
     if not windowed:
         return "full attention"

@@ -64,6 +64,11 @@ Examples:
     metavar="N",
     help="Tokens in the KV cache, over all sequences. Default: four contexts, if they fit.",
 )
+@click.option(
+    "--lenient",
+    is_flag=True,
+    help="Ignore unknown fields of requests, in place of refusing them. Logs each name once.",
+)
 @click.option("--served-model-name", metavar="NAME", help="Default: the directory's name.")
 @machine_options
 def serve(
@@ -76,6 +81,7 @@ def serve(
     max_batch: int,
     context: int | None,
     cache_positions: int | None,
+    lenient: bool,
     served_model_name: str | None,
     threads: int | None,
     isa: str | None,
@@ -109,7 +115,7 @@ def serve(
     names = frozenset(each.lower() for each in (host, *allow_host))
     name = served_model_name or llm.directory.name
     access = Access(api_keys=api_keys, host_names=names)
-    service = Service(Serving(engine, name, llm.defaults, access))
+    service = Service(Serving(engine, name, llm.defaults, access, is_lenient=lenient))
     address = sock.getsockname()
     shown = f"[{address[0]}]" if ":" in address[0] else address[0]
     _say(f"serving {name} at http://{shown}:{address[1]}")

@@ -7,10 +7,16 @@ supported. Knows nothing of weights.
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from specqd.config.decoder import DecoderConfig, ExpertsConfig
+from specqd.config.decoder import (
+    AttentionConfig,
+    DecoderConfig,
+    ExpertsConfig,
+    PerLayerConfig,
+)
 from specqd.config.experts import read_gpt_oss, read_mixtral, read_qwen3_moe
 from specqd.config.fields import Fields
 from specqd.config.gemma import read_gemma2, read_gemma3
+from specqd.config.gemma4 import read_gemma4
 from specqd.config.generation import GenerationDefaults, read_generation_defaults
 from specqd.config.gguf import config_fields
 from specqd.config.llama import (
@@ -34,9 +40,11 @@ from specqd.errors import ConfigError, shown
 from specqd.formats.gguf import GgufFile, is_gguf
 
 __all__ = [
+    "AttentionConfig",
     "DecoderConfig",
     "ExpertsConfig",
     "GenerationDefaults",
+    "PerLayerConfig",
     "RopeConfig",
     "read_config",
     "read_generation_defaults",
@@ -66,6 +74,7 @@ _READERS: dict[str, Callable[[Fields, int | None], DecoderConfig]] = {
     "smollm3": read_smollm3,
     "gemma2": read_gemma2,
     "gemma3_text": read_gemma3,
+    "gemma4_text": read_gemma4,
     "phi3": read_phi3,
     "starcoder2": read_starcoder2,
     "gpt_neox": read_gpt_neox,
@@ -77,6 +86,7 @@ _READERS: dict[str, Callable[[Fields, int | None], DecoderConfig]] = {
 _TEXT_PARTS = {  # wrapper -> types of its text model
     "mistral3": ("mistral", "ministral3"),
     "qwen3_5": ("qwen3_5_text",),
+    "gemma4": ("gemma4_text",),
 }
 _BF16_CHECKPOINTS = {"ministral3": "; those of Ministral 3 have names that end in -BF16"}
 

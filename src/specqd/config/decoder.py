@@ -65,6 +65,28 @@ class DeltaConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionConfig:
+    """The keys and values of one layer.
+
+    With `values_are_keys`, values are the keys before norm and rotation. `kv_layer` is the earlier
+    layer whose keys and values are read; None: the layer has its own.
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    values_are_keys: bool = False
+    kv_layer: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PerLayerConfig:
+    """A second embedding of each token: `size` values for every layer, in a table of its own."""
+
+    size: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderConfig:
     """A decoder-only transformer: rotary positions, grouped queries, norms, feed forwards.
 
@@ -113,6 +135,24 @@ class DecoderConfig:
     gates_attention: bool = False  # its outputs; the gates' rows follow each head's query
     experts: ExpertsConfig | None = None
     delta: DeltaConfig | None = None
+    attentions: tuple[AttentionConfig, ...] = ()  # by layer; empty: all as stated above
+    norms_values: bool = False  # each head's, without a weight
+    intermediate_sizes: tuple[int, ...] = ()  # by layer; empty: all as stated above
+    per_layer: PerLayerConfig | None = None
+    scales_layers: bool = False  # the residual stream behind each layer, by a number of its own
+
+    def attention(self, layer: int) -> AttentionConfig:
+        if self.attentions:
+            return self.attentions[layer]
+        return AttentionConfig(self.num_kv_heads, self.head_dim)
+
+    def feed_forward_size(self, layer: int) -> int:
+        return self.intermediate_sizes[layer] if self.intermediate_sizes else self.intermediate_size
+
+    def rotation(self, layer: int) -> tuple[RopeConfig, int] | None:
+        """The layer's rope and the size of the heads that it rotates."""
+        rope = self.ropes[layer]
+        return None if rope is None else (rope, self.attention(layer).head_dim)
 
     @property
     def is_mxfp4(self) -> bool:
@@ -123,6 +163,18 @@ class DecoderConfig:
     def distinct_ropes(self) -> list[RopeConfig]:
         """The layers' ropes, each once, in the order of first use."""
         return list(dict.fromkeys(rope for rope in self.ropes if rope is not None))
+
+    @property
+    def distinct_rotations(self) -> list[tuple[RopeConfig, int]]:
+        """The layers' rotations, each once, in the order of first use."""
+        rotations = map(self.rotation, range(self.num_layers))
+        return list(dict.fromkeys(each for each in rotations if each is not None))
+
+    @property
+    def distinct_heads(self) -> list[tuple[int, int]]:
+        """The layers' numbers of key/value heads and sizes of heads, each pair once."""
+        layers = map(self.attention, range(self.num_layers))
+        return list(dict.fromkeys((each.num_kv_heads, each.head_dim) for each in layers))
 
 
 def read_decoder(
@@ -200,19 +252,24 @@ def _read_heads(
     if num_kv_heads is None or "num_key_value_heads" in fields.values:
         num_kv_heads = heads
     kv_heads = fields.integer("num_key_value_heads", num_kv_heads)
-    if heads % kv_heads:
-        problem = f"{heads} is not a multiple of {kv_heads} kv heads"
-        raise fields.error("num_attention_heads", problem)
     if head_dim is None:
         if fields.get("head_dim") is None and hidden_size % heads:
             raise fields.error("hidden_size", f"{hidden_size} is not a multiple of {heads} heads")
         head_dim = hidden_size // heads
     head_dim = fields.integer("head_dim", head_dim)
+    check_heads(fields, heads, kv_heads, head_dim)
+    return heads, kv_heads, head_dim
+
+
+def check_heads(fields: Fields, heads: int, kv_heads: int, head_dim: int) -> None:
+    """Raises for numbers and sizes of heads that the core does not have."""
+    if heads % kv_heads:
+        problem = f"{heads} is not a multiple of {kv_heads} kv heads"
+        raise fields.error("num_attention_heads", problem)
     if head_dim % 2:
         raise fields.error("head_dim", f"{head_dim} is odd; rotary positions need an even one")
     if head_dim > 1024:
         raise fields.error("head_dim", f"{head_dim} is above 1024, the largest supported")
-    return heads, kv_heads, head_dim
 
 
 def read_window(fields: Fields, default: int) -> int:

@@ -1,7 +1,7 @@
 """The members of a JSON object, read with their types checked. Knows nothing of what they mean."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +13,14 @@ T = TypeVar("T")
 
 POSITIVE = (1e-30, 1e30)  # finite in fp32, and so is the inverse
 _LONGEST_NAME = 64  # of a field that is repeated in a message as it is
+
+
+class LenientObject(dict[str, Any]):
+    """A JSON object whose unknown members are dropped; `tell` gets the name of each."""
+
+    def __init__(self, members: Mapping[str, Any], tell: Callable[[str], None]) -> None:
+        super().__init__(members)
+        self.tell = tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +53,17 @@ class Fields:
 
     @classmethod
     def of(cls, body: object, known: Iterable[str], name: str = "") -> "Fields":
-        """A body, or the object `name` in one. Raises FieldError for a field that is not `known`:
-        an ignored field would seem to have had an effect."""
+        """A body, or the object `name` in one. Raises FieldError for a field that is not `known`,
+        but in a LenientObject: an ignored field would seem to have had an effect."""
         if not isinstance(body, Mapping):
             raise FieldError(name or "body", f"{shown(body)} is not an object of fields")
         within = f"{name}." if name else ""
         values = {field: value for field, value in body.items() if value is not None}
-        for field in values:
-            if field not in known:
+        for field in [field for field in values if field not in known]:
+            if not isinstance(body, LenientObject):
                 raise FieldError(within + _named(field), "this field is not known; leave it out")
+            body.tell(within + _named(field))
+            del values[field]
         return cls(None, values, within)
 
     def error(self, name: str, problem: str) -> SpecqdError:

@@ -20,8 +20,8 @@ def read_gemma2(fields: Fields, context: int | None) -> DecoderConfig:
     config = _read_gemma(fields, context, alternating_types(fields, 2), 8192)
     return replace(
         config,
-        attention_softcap=_cap(fields, "attn_logit_softcapping", 50.0),
-        logit_softcap=_cap(fields, "final_logit_softcapping", 30.0),
+        attention_softcap=read_cap(fields, "attn_logit_softcapping", 50.0),
+        logit_softcap=read_cap(fields, "final_logit_softcapping", 30.0),
     )
 
 
@@ -43,12 +43,12 @@ def read_gemma3(fields: Fields, context: int | None) -> DecoderConfig:
             context=context,
         ),
         qk_norm="one",
-        attention_softcap=_cap(fields, "attn_logit_softcapping", None),
-        logit_softcap=_cap(fields, "final_logit_softcapping", None),
+        attention_softcap=read_cap(fields, "attn_logit_softcapping", None),
+        logit_softcap=read_cap(fields, "final_logit_softcapping", None),
     )
 
 
-def _cap(fields: Fields, name: str, default: float | None) -> float | None:
+def read_cap(fields: Fields, name: str, default: float | None) -> float | None:
     """None for a null, the default if absent."""
     if name not in fields.values:
         return default

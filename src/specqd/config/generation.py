@@ -1,6 +1,6 @@
 """The sampling that a model's authors recommend, from `generation_config.json`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specqd.config.fields import POSITIVE, Fields
@@ -27,6 +27,12 @@ class GenerationDefaults:
         if not self.do_sample:
             return 0.0
         return 1.0 if self.temperature is None else self.temperature
+
+    def with_openai_temperature(self) -> "GenerationDefaults":
+        """For requests in OpenAI's form: temperature 1 where neither `do_sample` nor a temperature
+        is stated."""
+        is_open = self.do_sample is None and self.temperature is None
+        return replace(self, do_sample=True) if is_open else self
 
 
 def read_generation_defaults(directory: Path) -> GenerationDefaults:

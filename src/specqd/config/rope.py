@@ -7,12 +7,13 @@ from typing import Literal, get_args
 from specqd.config.fields import POSITIVE, Fields
 from specqd.errors import ConfigError, shown
 
-RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope"]
+RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope", "proportional"]
 
 # Up to the trained length `dynamic` is the default rope. Beyond it, angles of cached keys would
 # depend on how the sequence was split into forwards; the context ends there.
 _SPELLINGS = {"dynamic": "default", "su": "longrope"}
-_KNOWN = (*get_args(RopeKind)[1:], "dynamic")
+_PROPORTIONAL = "proportional"
+_KNOWN = (*get_args(RopeKind)[1:-1], "dynamic")  # in most families
 _LARGEST_ANGLE = 2.0**30  # radians whose cosine the core computes accurately
 
 
@@ -20,7 +21,8 @@ _LARGEST_ANGLE = 2.0**30  # radians whose cosine the core computes accurately
 class RopeConfig:
     """Rotary positions. Fields that a kind does not use hold neutral values.
 
-    The first dimensions of each head rotate, `share` of them. `attention_factor` None is derived
+    The first dimensions of each head rotate, `share` of them; where the kind is `proportional`, the
+    first ones of both halves. `attention_factor` None is derived
     from `factor`, `mscale` and `mscale_all_dim` (0 if absent). `factors` divide the frequency of
     each pair. Rotated queries are scaled by 1 + query_growth ln(1 + floor(position / original)).
     """
@@ -54,6 +56,7 @@ class RopeDefaults:
     share: float | None = None
     share_name: str = "partial_rotary_factor"
     kind: str = "default"
+    may_be_proportional: bool = False
 
 
 def rope_fields(fields: Fields) -> Fields:
@@ -114,7 +117,10 @@ def read_rope(
     """Reads the fields `rope`, and `fields` around them. `context` is the longest sequence."""
     stated = rope.get("rope_type") or rope.get("type") or defaults.kind
     kind = _SPELLINGS.get(stated, stated) if isinstance(stated, str) else None
-    if kind not in get_args(RopeKind) or any(isinstance(v, dict) for v in rope.values.values()):
+    is_known = kind in get_args(RopeKind)
+    if kind == _PROPORTIONAL and not defaults.may_be_proportional:
+        is_known = False
+    if not is_known or any(isinstance(v, dict) for v in rope.values.values()):
         what = f"rope type {shown(stated)}" if stated != "default" else "rope of several kinds"
         raise ConfigError(
             f"{rope.path}: {what} is not supported; known: default, {', '.join(_KNOWN)}"
@@ -125,6 +131,8 @@ def read_rope(
         config = RopeConfig(kind="linear", theta=theta, factor=rope.positive("factor"))
     elif kind == "default":
         config = RopeConfig(kind="default", theta=theta)
+    elif kind == _PROPORTIONAL:
+        config = RopeConfig("proportional", theta, factor=rope.positive("factor", 1.0))
     else:
         # A top-level value wins over the one inside, as in transformers.
         original = fields.integer(

@@ -176,6 +176,11 @@ class Drafts:
             taken.add((directory, spec.precision))
         require_memory(self._to_load(specs))
 
+    def forget(self) -> None:
+        """Drops all loaded models; chains that use them keep them."""
+        self._models.clear()
+        self._corpora.clear()
+
     def overall(self, specs: Sequence[DraftSpec], progress: Progress | None) -> Progress | None:
         """One progress over the models of a checked chain that are still to be loaded."""
         total = sum(map(bytes_to_pack, self._to_load(specs)))

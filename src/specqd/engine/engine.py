@@ -110,10 +110,14 @@ class Engine:
     def fail(self, reason: BaseException) -> None:
         """Ends all requests, after a round that raised: it may have left some of them half done."""
         why = shown(reason) if str(reason) else type(reason).__name__
+        self.end_all(
+            RequestError(f"a round for several calls failed in another one: {why}; call again")
+        )
+
+    def end_all(self, error: SpecqdError) -> None:
+        """Ends all requests with this error."""
         for generation in [*self.scheduler.running, *self.scheduler.waiting]:
-            generation.error = RequestError(
-                f"a round for several calls failed in another one: {why}; call again"
-            )
+            generation.error = error
             generation.finish_reason = "error"
             self.scheduler.remove(generation)
 
@@ -222,6 +226,8 @@ class Engine:
         """Takes over verified tokens, up to the one that ends the sequence."""
         sequence, params, verified = generation.sequence, generation.params, result.tokens
         before = generation.count
+        if result.drafted:
+            generation.acceptance.add(result.drafted, max(len(verified) - 1, 0))
         try:
             if not verified:
                 raise RequestError(

@@ -59,6 +59,21 @@ class Origin(NamedTuple):
     probability: float
 
 
+@dataclass(slots=True)
+class Acceptance:
+    """How many drafted tokens of one sample the target accepted."""
+
+    drafted: int = 0  # tokens in all proposals
+    accepted_counts: list[int] = field(default_factory=list)  # [j]: proposals that had j accepted
+
+    def add(self, drafted: int, accepted: int) -> None:
+        """Counts a proposal that the target verified."""
+        self.drafted += drafted
+        missing = accepted + 1 - len(self.accepted_counts)
+        self.accepted_counts += [0] * missing
+        self.accepted_counts[accepted] += 1
+
+
 @dataclass(slots=True, eq=False)
 class Generation:
     """One sample of one request."""
@@ -76,6 +91,7 @@ class Generation:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of all but the first token
     origins: list[Origin] = field(default_factory=list)
+    acceptance: Acceptance = field(default_factory=Acceptance)
     finish_reason: FinishReason | None = None
     error: SpecqdError | None = None  # why it ended with the reason "error"
     is_plain: bool = False  # nothing is drafted for it

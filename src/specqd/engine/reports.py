@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from itertools import zip_longest
 from typing import Any, TypeVar
 
-from specqd._native import Level
+from specqd._native import LONGEST_PROPOSAL, Level, NoDraft
 from specqd.engine.engine import Engine
 
 T = TypeVar("T")
@@ -101,7 +101,7 @@ class LevelReport:
         return _named(self, _LEVEL) | rest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Stats:
     """Time and tokens of one call, over all of its prompts. See EngineStats for the counts."""
 
@@ -120,6 +120,10 @@ class Stats:
         levels = (level for level in engine.level.levels if isinstance(level, Level))
         reports = tuple(LevelReport.of(level) for level in levels)
         return cls(**counts, levels=reports, chain=chain_of(engine.level))
+
+    def __repr__(self) -> str:
+        speed = f"{self.tokens_per_s:.1f} tokens/s"
+        return f"Stats({self.new_tokens} new tokens, {speed}, {' > '.join(self.chain)})"
 
     def since(self, before: "Stats") -> "Stats":
         return _plus_fields(self, before, -1)
@@ -150,6 +154,13 @@ class Progress:
 def chain_of(level: Level) -> tuple[str, ...]:
     """The names of a chain's members, outermost first."""
     return tuple(getattr(member, "name", type(member).__name__) for member in level.levels)
+
+
+def longest_proposal(level: Level) -> int:
+    """Tokens of the longest proposal that the level may verify; 0 where nothing drafts."""
+    if isinstance(level.drafter, NoDraft):
+        return 0
+    return getattr(level.drafter, "length", None) or LONGEST_PROPOSAL
 
 
 def _named(report: object, names: tuple[str, ...]) -> dict[str, Any]:

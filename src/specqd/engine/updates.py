@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from specqd.engine.generation import FinishReason, Generation, Origin, TokenLogprob
+from specqd.engine.generation import Acceptance, FinishReason, Generation, Origin, TokenLogprob
 from specqd.engine.reports import Progress
 from specqd.errors import SpecqdError
 
@@ -22,6 +22,7 @@ class Update:
     origins: list[Origin] = field(default_factory=list)  # of the tokens
     progress: Progress | None = None  # where it is asked for
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # in the first update
+    acceptance: Acceptance | None = None  # in the last update
 
     @classmethod
     def of(
@@ -34,6 +35,7 @@ class Update:
         progress: Progress | None = None,
     ) -> "Update":
         """All of the generation behind the `tokens` and `characters` of earlier updates."""
+        is_over = generation.finish_reason is not None
         return cls(
             sample,
             generation.text[characters:],
@@ -46,4 +48,5 @@ class Update:
             origins=generation.origins[tokens:],
             progress=progress,
             prompt_logprobs=[] if tokens else generation.prompt_logprobs,
+            acceptance=generation.acceptance if is_over else None,
         )

@@ -86,9 +86,9 @@ class GgufTensors:
     def __contains__(self, name: object) -> bool:
         return name in self._names
 
-    def matrices(self) -> Iterable[tuple[str, tuple[int, ...]]]:
-        tensors = (self._gguf.tensors[name] for name in self._names.values())
-        return ((tensor.dtype, tensor.shape) for tensor in tensors if len(tensor.shape) == 2)
+    def matrices(self) -> Iterable[tuple[str, str, tuple[int, ...]]]:
+        tensors = ((ours, self._gguf.tensors[name]) for ours, name in self._names.items())
+        return ((name, at.dtype, at.shape) for name, at in tensors if len(at.shape) == 2)
 
     def check_unchanged(self) -> None:
         self._gguf.check_unchanged()

@@ -101,8 +101,8 @@ class WeightSource(Protocol):
     def f32(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """The values of a tensor, not rounded; raises TensorError as `check` does."""
 
-    def matrices(self) -> Iterable[tuple[str, tuple[int, ...]]]:
-        """The dtype and shape of every tensor with rows and columns."""
+    def matrices(self) -> Iterable[tuple[str, str, tuple[int, ...]]]:
+        """The name, dtype and shape of every tensor with rows and columns."""
 
     def check_unchanged(self) -> None:
         """Raises TensorError if a file changed since it was mapped."""
@@ -158,9 +158,9 @@ class TensorDirectory(Mapping[str, TensorView]):
     def _files(self) -> Iterable[_Shard]:
         return {shard.file.path: shard for shard in self._shards.values()}.values()
 
-    def matrices(self) -> Iterable[tuple[str, tuple[int, ...]]]:
-        extents = (shard.extents[name] for name, shard in self._shards.items())
-        return ((extent.dtype, extent.shape) for extent in extents if len(extent.shape) == 2)
+    def matrices(self) -> Iterable[tuple[str, str, tuple[int, ...]]]:
+        extents = ((name, shard.extents[name]) for name, shard in self._shards.items())
+        return ((name, at.dtype, at.shape) for name, at in extents if len(at.shape) == 2)
 
     def __getitem__(self, name: str) -> TensorView:
         return self._shards[name].view(name)

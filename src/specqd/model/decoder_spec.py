@@ -1,5 +1,7 @@
 """Converts a decoder's configuration to the native core's."""
 
+import numpy as np
+
 from specqd import _native
 from specqd.config import DecoderConfig
 from specqd.config.decoder import DeltaConfig
@@ -10,11 +12,9 @@ def decoder_spec(config: DecoderConfig) -> _native.DecoderSpec:
     experts, delta = config.experts, config.delta
     return _native.DecoderSpec(
         hidden=config.hidden_size,
-        heads=config.num_heads,
-        kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
         vocabulary=config.vocab_size,
-        ropes=[rope_spec(rope, config.head_dim) for rope in config.distinct_ropes],
+        attentions=[attention_shape(config, *heads) for heads in config.distinct_heads],
+        ropes=[rope_spec(*rotation) for rotation in config.distinct_rotations],
         norm_epsilon=config.norm_eps,
         norm=config.norm,
         norm_offset=config.norm_offset,
@@ -22,8 +22,6 @@ def decoder_spec(config: DecoderConfig) -> _native.DecoderSpec:
         activation=config.activation,
         is_gated=config.is_gated,
         is_parallel=config.is_parallel,
-        attention_scale=config.attention_scale or 0.0,
-        attention_cap=config.attention_softcap or 0.0,
         logit_cap=config.logit_softcap or 0.0,
         embedding_scale=config.embedding_scale,
         residual_scale=config.residual_scale,
@@ -45,10 +43,21 @@ def _state_shape(delta: DeltaConfig) -> _native.StateShape:
     )
 
 
+def attention_shape(config: DecoderConfig, kv_heads: int, head_dim: int) -> _native.AttentionShape:
+    return _native.AttentionShape(
+        heads=config.num_heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        scale=config.attention_scale or float(np.float32(1) / np.sqrt(np.float32(head_dim))),
+        cap=config.attention_softcap or 0.0,
+    )
+
+
 def rope_spec(rope: RopeConfig, head_dim: int) -> _native.RopeSpec:
+    rotated = int(head_dim * rope.share)
     return _native.RopeSpec(
         kind=rope.kind,
-        dims=int(head_dim * rope.share),
+        dims=head_dim if rope.kind == "proportional" else rotated,
         theta=rope.theta,
         factor=rope.factor,
         original_max_positions=rope.original_max_positions,
@@ -62,4 +71,5 @@ def rope_spec(rope: RopeConfig, head_dim: int) -> _native.RopeSpec:
         truncate=rope.truncate,
         factors=list(rope.factors),
         query_growth=rope.query_growth,
+        turning_pairs=rotated // 2,
     )

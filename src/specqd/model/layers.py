@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specqd import _native
-from specqd.config import DecoderConfig, ExpertsConfig
+from specqd.config import AttentionConfig, DecoderConfig, ExpertsConfig, PerLayerConfig
 from specqd.config.decoder import DeltaConfig
 from specqd.formats.bf16 import widened
 from specqd.model.importance import InputSquares, LayerInputs, Squares
@@ -15,6 +15,8 @@ from specqd.model.loader import Bits, Loader, Source
 from specqd.model.mxfp4_experts import Mxfp4Experts
 from specqd.model.recurrent import delta_weights, recurrent_inputs, recurrent_output
 from specqd.model.tensor_names import TensorNames
+
+_ONE = 0x3F80  # as BF16 bits
 
 
 class LayerReader:
@@ -65,8 +67,10 @@ class LayerReader:
         def norm(name: str | None) -> _native.Norm | None:
             return self.norm(name and at + name, c.hidden_size)
 
-        rope = c.ropes[index]
+        rotation, attention = c.rotation(index), c.attention(index)
+        head_dim, has_keys = attention.head_dim, attention.kv_layer is None
         delta = c.delta if c.delta and c.delta.layers[index] else None
+        has_keys = has_keys and delta is None
         experts = c.experts if c.experts and c.experts.layers[index] else None
         attention_norm, feed_forward_norm = (
             norm(names.attention_norm),
@@ -78,20 +82,30 @@ class LayerReader:
             attention_post_norm=norm(names.attention_post_norm),
             feed_forward_norm=feed_forward_norm,
             feed_forward_post_norm=norm(names.feed_forward_post_norm),
-            query_norm=None if delta else self._head_norm(at + names.query_norm, c.num_heads),
-            key_norm=None if delta else self._head_norm(at + names.key_norm, c.num_kv_heads),
-            query_key_value=self._mixer_inputs(at, delta, inputs),
-            output=self._mixer_output(at, delta, inputs),
-            query_key_value_bias=(
-                self._query_key_value_bias(at) if c.qkv_bias and not delta else None
-            ),
+            query_norm=None
+            if delta
+            else self._head_norm(at + names.query_norm, c.num_heads, head_dim),
+            key_norm=self._head_norm(at + names.key_norm, attention.num_kv_heads, head_dim)
+            if has_keys
+            else None,
+            value_norm=_unweighted_norm(head_dim) if c.norms_values and has_keys else None,
+            query_key_value=self._mixer_inputs(at, attention, delta, inputs),
+            output=self._mixer_output(at, attention, delta, inputs),
+            query_key_value_bias=self._query_key_value_bias(at, attention)
+            if c.qkv_bias and not delta
+            else None,
             output_bias=self._bias(at + names.output, c.hidden_size, c.output_bias and not delta),
             sinks=self._loader.vector(at + names.sinks, c.num_heads) if c.has_sinks else None,
-            feed_forwards=self._feed_forwards(experts, at, inputs),
+            feed_forwards=self._feed_forwards(experts, at, c.feed_forward_size(index), inputs),
             router=self._router(experts, at) if experts else None,
             router_bias=self._router_bias(experts, at) if experts else None,
             window=c.windows[index],
-            rope=-1 if rope is None else c.distinct_ropes.index(rope),
+            rope=-1 if rotation is None else c.distinct_rotations.index(rotation),
+            attention=c.distinct_heads.index((attention.num_kv_heads, head_dim)),
+            kv_layer=-1 if attention.kv_layer is None else attention.kv_layer,
+            values_are_keys=attention.values_are_keys,
+            per_layer=self._per_layer_input(c.per_layer, at) if c.per_layer else None,
+            output_scale=self._scale(at + names.layer_scale) if c.scales_layers else 1.0,
             delta=None if delta is None else self._delta(at, delta),
         )
 
@@ -99,28 +113,28 @@ class LayerReader:
         return delta_weights(self._loader, self._config, delta, at + self._names.recurrent)
 
     def _mixer_inputs(
-        self, at: str, delta: DeltaConfig | None, inputs: LayerInputs
+        self, at: str, attention: AttentionConfig, delta: DeltaConfig | None, inputs: LayerInputs
     ) -> _native.PackedWeight:
         if delta is None:
-            return self._query_key_value(at, inputs.query_key_value)
+            return self._query_key_value(at, attention, inputs.query_key_value)
         at += self._names.recurrent
         return recurrent_inputs(self._loader, self._config, delta, at, inputs)
 
     def _mixer_output(
-        self, at: str, delta: DeltaConfig | None, inputs: LayerInputs
+        self, at: str, attention: AttentionConfig, delta: DeltaConfig | None, inputs: LayerInputs
     ) -> _native.PackedWeight:
         c = self._config
         if delta is not None:
             at += self._names.recurrent
             return recurrent_output(self._loader, c, delta, at, inputs)
         source = Source.whole(f"{at}{self._names.output}.weight", c.hidden_size)
-        return self._loader.pack([source], c.num_heads * c.head_dim, importance=inputs.output)
+        columns = c.num_heads * attention.head_dim
+        return self._loader.pack([source], columns, importance=inputs.output)
 
     def _bias(self, module: str, length: int, is_present: bool) -> Bits | None:
         return self._loader.vector(f"{module}.bias", length) if is_present else None
 
-    def _head_norm(self, module: str, heads: int) -> _native.Norm | None:
-        dim = self._config.head_dim
+    def _head_norm(self, module: str, heads: int, dim: int) -> _native.Norm | None:
         match self._config.qk_norm:
             case None:
                 return None
@@ -135,16 +149,23 @@ class LayerReader:
                 ]
                 return _native.Norm(np.concatenate(each))
 
-    def _query_key_value_sources(self, at: str, kind: str) -> list[Source]:
-        """The tensors of a kind ("weight", "bias") that hold queries, keys and values."""
+    def _query_key_value_sources(
+        self, at: str, attention: AttentionConfig, kind: str
+    ) -> list[Source]:
+        """The tensors of a kind ("weight", "bias") that hold queries, and keys and values that the
+        layer has of its own."""
         c, names = self._config, self._names.query_key_value
-        rows = [c.num_heads * c.head_dim, *[c.num_kv_heads * c.head_dim] * 2]
+        heads = [c.num_heads, attention.num_kv_heads, attention.num_kv_heads]
+        rows = [count * attention.head_dim for count in heads]
         rotated = self._in_halves if c.rope_pairs == "neighbours" else None
         orders = [rotated, rotated, None]
         if c.gates_attention:
             return self._gated_sources(at, kind)
         if len(names) == 1:
             rows, orders = [sum(rows)], [self._by_kind if self._names.fused_by_head else None]
+        elif attention.kv_layer is not None or attention.values_are_keys:
+            parts = 2 if attention.kv_layer is None else 1
+            names, rows, orders = names[:parts], rows[:parts], orders[:parts]
         return [
             Source(f"{at}{name}.{kind}", count, count, order)
             for name, count, order in zip(names, rows, orders, strict=True)
@@ -176,13 +197,44 @@ class LayerReader:
         heads = rows.reshape(self._config.num_heads, 3, self._config.head_dim)
         return heads.transpose(1, 0, 2).reshape(-1)
 
-    def _query_key_value(self, at: str, importance: Squares | None) -> _native.PackedWeight:
-        sources = self._query_key_value_sources(at, "weight")
+    def _query_key_value(
+        self, at: str, attention: AttentionConfig, importance: Squares | None
+    ) -> _native.PackedWeight:
+        sources = self._query_key_value_sources(at, attention, "weight")
         return self._loader.pack(sources, self._config.hidden_size, importance=importance)
 
-    def _query_key_value_bias(self, at: str) -> Bits:
-        sources = self._query_key_value_sources(at, "bias")
+    def _query_key_value_bias(self, at: str, attention: AttentionConfig) -> Bits:
+        sources = self._query_key_value_sources(at, attention, "bias")
         return np.concatenate([s.of(self._loader.vector(s.name, s.rows)) for s in sources])
+
+    def _scale(self, name: str) -> float:
+        return float(widened(self._loader.vector(name, 1))[0])
+
+    def _per_layer_input(self, per_layer: PerLayerConfig, at: str) -> _native.PerLayerInput:
+        hidden, names = self._config.hidden_size, self._names
+        gate = Source.whole(f"{at}{names.per_layer_gate}.weight", per_layer.size)
+        projection = Source.whole(f"{at}{names.per_layer_projection}.weight", hidden)
+        norm = self._loader.vector(f"{at}{names.per_layer_post_norm}.weight", hidden)
+        return _native.PerLayerInput(
+            gate=self._loader.pack([gate], hidden),
+            projection=self._loader.pack([projection], per_layer.size),
+            post_norm=_native.Norm(norm),
+        )
+
+    def per_layer_embedding(self) -> _native.PerLayerEmbedding | None:
+        """The tokens' embeddings for every layer, whose table stays in the file; None if absent."""
+        c, names, per_layer = self._config, self._names, self._config.per_layer
+        if per_layer is None:
+            return None
+        width = c.num_layers * per_layer.size
+        projection = Source.whole(f"{names.per_layer_embedding}.weight", width)
+        norm = self._loader.vector(f"{names.per_layer_norm}.weight", per_layer.size)
+        table = f"{names.per_layer_table}.weight"
+        return _native.PerLayerEmbedding(
+            table=self._loader.embedding(table, (per_layer.vocab_size, width)),
+            projection=self._loader.pack([projection], c.hidden_size),
+            norm=_native.Norm(norm),
+        )
 
     def _router(self, experts: ExpertsConfig, at: str) -> _native.PackedWeight:
         source = Source.whole(f"{at}{self._names.router}.weight", experts.count)
@@ -192,9 +244,9 @@ class LayerReader:
         return self._bias(at + self._names.router, experts.count, experts.has_router_bias)
 
     def _feed_forwards(
-        self, experts: ExpertsConfig | None, at: str, inputs: LayerInputs
+        self, experts: ExpertsConfig | None, at: str, width: int, inputs: LayerInputs
     ) -> list[_native.FeedForward]:
-        names, width = self._names, self._config.intermediate_size
+        names = self._names
         if experts is None:
             modules = [at + name for name in names.gate_up]
             return [self._feed_forward(modules, at + names.down, width, inputs)]
@@ -279,3 +331,7 @@ class LayerReader:
             up_bias=biases[1] if len(biases) == 2 else None,
             down_bias=self._bias(down, c.hidden_size, c.mlp_bias),
         )
+
+
+def _unweighted_norm(length: int) -> _native.Norm:
+    return _native.Norm(np.full(length, _ONE, np.uint16))

@@ -17,6 +17,7 @@ from specqd.formats.fp4 import DraftFormat
 from specqd.formats.safetensors import TensorDirectory, WeightSource
 from specqd.model.mxfp4_experts import Mxfp4Experts
 from specqd.model.packed import PackedFile
+from specqd.model.tensor_names import READ_IN_PLACE
 
 Bits = NDArray[np.uint16]
 Progress = Callable[[int, int], None]  # bytes of weights packed so far, total bytes
@@ -228,8 +229,18 @@ def _relative(importance: NDArray[np.float64] | None) -> NDArray[np.float32] | N
 
 
 def matrix_bytes(tensors: WeightSource) -> int:
-    """Bytes of all matrices in the file: BF16 (also for wider ones) or MXFP4."""
-    return sum(2 * prod(shape) for _, shape in tensors.matrices()) + mxfp4_bytes(tensors)
+    """Bytes of the matrices in the file that are packed: BF16 (also for wider ones) or MXFP4."""
+    packed = (shape for name, _, shape in tensors.matrices() if name not in READ_IN_PLACE)
+    return sum(2 * prod(shape) for shape in packed) + mxfp4_bytes(tensors)
+
+
+def rounded_bytes(tensors: WeightSource) -> int:
+    """Bytes of the matrices that are read in place, but must be rounded to BF16 in memory first."""
+    return sum(
+        2 * prod(shape)
+        for name, dtype, shape in tensors.matrices()
+        if name in READ_IN_PLACE and dtype != "BF16"
+    )
 
 
 def mxfp4_bytes(tensors: WeightSource) -> int:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from specqd import _native
 from specqd._native import Context, Rows, Sequence
 from specqd.config import DecoderConfig, read_config
-from specqd.errors import MachineError, RequestError
+from specqd.errors import MachineError, RequestError, shown
 from specqd.formats.fp4 import DraftFormat
 from specqd.model.decoder_spec import decoder_spec
 from specqd.model.importance import InputSquares
@@ -39,8 +39,8 @@ class Precision(Enum):
         if isinstance(name, cls):
             return name
         known = {"exact": cls.EXACT, "fp4": cls.FP4, "draft": cls.FP4}
-        if name not in known:
-            raise RequestError(f"precision {name!r}: not known; choose exact or fp4")
+        if not isinstance(name, str) or name not in known:
+            raise RequestError(f"precision {shown(name)}: not known; choose exact or fp4")
         return known[name]
 
 
@@ -130,6 +130,7 @@ class Model(_native.ModelForward):
             final_norm=weights.final_norm,
             head=weights.head,
             embedding=weights.embedding,
+            per_layer=weights.per_layer,
             max_rows=max_rows,
         )
         pages = _cache_pages(decoder, config, cache_positions)
@@ -288,6 +289,8 @@ def _cache_pages(
 ) -> int:
     page = _native.PAGE_POSITIONS
     if cache_positions is not None:
+        if cache_positions < 1:
+            raise MachineError(f"--cache-positions {cache_positions}: choose a number from 1")
         return -(-cache_positions // page)
     wanted = 4 * (-(-config.max_positions // page) + 1)
     page_bytes = _native.KvCache(decoder, 1).page_bytes

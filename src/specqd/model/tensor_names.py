@@ -37,9 +37,17 @@ class TensorNames:
     expert_down: str = "down_proj"
     sinks: str = "self_attn.sinks"
     recurrent: str = "linear_attn"
+    layer_scale: str = "layer_scalar"
+    per_layer_table: str = "model.embed_tokens_per_layer"
+    per_layer_embedding: str = "model.per_layer_model_projection"
+    per_layer_norm: str = "model.per_layer_projection_norm"
+    per_layer_gate: str = "per_layer_input_gate"
+    per_layer_projection: str = "per_layer_projection"
+    per_layer_post_norm: str = "post_per_layer_input_norm"
 
 
 _DEFAULT = TensorNames()
+READ_IN_PLACE = (f"{_DEFAULT.per_layer_table}.weight",)  # matrices that are never packed
 _NORMS_AFTER = replace(
     _DEFAULT,
     attention_norm=None,

@@ -26,6 +26,7 @@ from specqd.model.loader import (
     Source,
     matrix_bytes,
     mxfp4_bytes,
+    rounded_bytes,
 )
 from specqd.model.packed import PackedFile, is_packed
 from specqd.model.tensor_names import names_of, text_part
@@ -46,6 +47,7 @@ class DecoderWeights:
     final_norm: _native.Norm
     head: _native.PackedWeight
     embedding: Bits | None
+    per_layer: _native.PerLayerEmbedding | None
     draft: DraftFormat
     calibration: str  # of a packed file; none: norms alone tell which inputs matter
     is_mapped: bool  # whether the matrices lie in a packed file
@@ -54,7 +56,8 @@ class DecoderWeights:
 
     def check_unchanged(self) -> None:
         """Raises TensorError if a file that forwards read in place has changed."""
-        if self.is_mapped or self.embedding is not None:
+        reads_files = self.embedding is not None or self.per_layer is not None
+        if self.is_mapped or reads_files:
             self.tensors.check_unchanged()
 
 
@@ -107,6 +110,7 @@ def load_weights(
         final_norm=final_norm,
         head=loader.pack([head], config.hidden_size, importance=read.head_inputs()),
         embedding=None if tied else loader.embedding(input_name, size),
+        per_layer=read.per_layer_embedding(),
         draft=loader.draft,
         calibration=loader.calibration,
         is_mapped=loader.is_mapped,
@@ -140,7 +144,7 @@ def _loader(
 
 def _tell_rounding(tensors: WeightSource) -> None:
     """Warns if a model's matrices are quantised, or wider than BF16."""
-    dtypes = {dtype for dtype, _ in tensors.matrices()}
+    dtypes = {dtype for _, dtype, _ in tensors.matrices()}
     quantised = [dtype for dtype in BLOCK_FORMATS if dtype in dtypes]
     wider = [dtype.replace("F", "FP") for dtype in ("F16", "F32") if dtype in dtypes]
     *others, last = [*quantised, *wider] or [""]
@@ -186,6 +190,7 @@ def _open(path: Path) -> WeightSource:
 
 
 def _typical_bytes(tensors: WeightSource) -> int:
-    """Typical bytes of the matrices after packing."""
+    """Typical bytes of memory that the matrices take after packing."""
     taken = mxfp4_bytes(tensors)
-    return taken + int((matrix_bytes(tensors) - taken) / 2 * _TYPICAL_BITS / 8)
+    packed = int((matrix_bytes(tensors) - taken) / 2 * _TYPICAL_BITS / 8)
+    return taken + packed + rounded_bytes(tensors)

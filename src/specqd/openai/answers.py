@@ -10,10 +10,11 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any, NamedTuple, Protocol
 
-from specqd.engine.generation import Origin, TokenLogprob
+from specqd.engine.generation import Acceptance, Origin, TokenLogprob
 from specqd.engine.updates import Update
 from specqd.openai.parts import PartReader, Thought, id_of
 from specqd.openai.requests import ChatRequest, CompletionRequest, Prepared
+from specqd.openai.speculation import speculation_of
 from specqd.text.token_texts import Places, TokenTexts, bytes_of, spelled
 from specqd.text.tokenizer import Tokenizer
 
@@ -109,18 +110,21 @@ class Answer:
     created: int  # seconds since 1970
     has_usage_chunk: bool = False
     has_running_usage: bool = False
+    longest_proposal: int | None = None  # 0: nothing drafts; None: no metrics are written
+    _acceptances: list[Acceptance] = field(default_factory=list)  # of samples that ended
 
     def opening(self, num_samples: int) -> Iterator[Event]:
         for sample in range(num_samples):
             yield from (self._chunk(choice) for choice in self.form.opening(sample))
 
     def news(self, update: Update) -> Iterator[Event]:
+        self._note(update)
         yield from (self._chunk(choice) for choice in self.form.chunks(update))
 
     def ending(self) -> Iterator[Event]:
         if self.has_usage_chunk:
             chunk = self._envelope(self.form.chunk_kind, [])
-            yield Event(chunk | {"usage": self.usage.described()})
+            yield Event(chunk | {"usage": self.usage.described()} | self._metrics())
         yield Event("[DONE]")
 
     def failure(self, error: Json) -> Iterator[Event]:
@@ -134,8 +138,24 @@ class Answer:
         return Event(chunk | {"usage": usage})
 
     def whole(self, samples: Sequence[Update]) -> Json:
+        for update in samples:
+            self._note(update)
         choices = [self.form.whole(update) for update in samples]
-        return self._envelope(self.form.kind, choices) | {"usage": self.usage.described()}
+        whole = self._envelope(self.form.kind, choices) | {"usage": self.usage.described()}
+        return whole | self._metrics()
+
+    def _note(self, update: Update) -> None:
+        if update.acceptance is not None:
+            self._acceptances.append(update.acceptance)
+
+    def _metrics(self) -> Json:
+        """vLLM's member; null for several samples, as there."""
+        if self.longest_proposal is None:
+            return {}
+        speculation = None
+        if self.longest_proposal and len(self._acceptances) == 1:
+            speculation = speculation_of(self._acceptances[0], self.longest_proposal)
+        return {"metrics": {"speculative_decoding": speculation}}
 
     def _envelope(self, kind: str, choices: list[Json]) -> Json:
         return {

@@ -11,7 +11,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
@@ -267,9 +267,12 @@ def _submit(llm: LLM, line: BatchRequest, grammar_of: GrammarOf | None) -> _Runn
     if line.problem is not None:
         raise line.problem
     prepared = Prepared.of(line.request, llm.tokenizer)
+    if prepared.params.seed is None:  # from the line, so that each run gives the same answer
+        prepared = replace(prepared, params=replace(prepared.params, seed=int(line.key[:15], 16)))
     make_grammar = grammar_of(prepared) if grammar_of is not None else None
+    defaults = llm.defaults.with_openai_temperature()
     salt = line.request.options.cache_salt
-    request = prepared.for_engine(llm.defaults, make_grammar, salt)
+    request = prepared.for_engine(defaults, make_grammar, salt)
     return _Running(line, prepared, llm.engine.submit(request))
 
 

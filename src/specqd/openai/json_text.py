@@ -3,16 +3,23 @@ surrogates), which no tokenizer, digest or answer can encode."""
 
 import json
 import re
+from collections.abc import Callable
+from typing import Any
 
 from specqd.errors import RequestError
 
+ObjectOf = Callable[[dict[str, Any]], object]
 _ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def read_json(body: bytes | str) -> object:
-    """Raises ValueError or RecursionError for what is not JSON in UTF-8."""
-    return json.loads(body if isinstance(body, str) else body.decode("utf-8-sig"))
+def read_json(body: bytes | str, object_of: ObjectOf | None = None) -> object:
+    """Raises ValueError or RecursionError for what is not JSON in UTF-8.
+
+    object_of: makes each object of its members.
+    """
+    text = body if isinstance(body, str) else body.decode("utf-8-sig")
+    return json.loads(text, object_hook=object_of)
 
 
 def check_characters(value: object, written: bytes | str) -> None:

@@ -3,7 +3,7 @@
 Some of vLLM's fields are known too: those of SamplingParams, min_tokens (only with ignore_eos),
 continuous_usage_stats, return_token_ids, cache_salt and chat_template_kwargs; and three of ours:
 return_origins, return_progress and draft. Where sampling fields are absent, the model's
-recommendation applies, not OpenAI's temperature of 1. Errors name the field.
+recommendation applies, else OpenAI's temperature of 1. Errors name the field.
 """
 
 from collections.abc import Mapping
@@ -36,6 +36,7 @@ _COMPLETION_TOKENS = 16  # OpenAI's default for completions; chats run to the co
 _COMPLETION = SHARED | {"prompt", "echo", "best_of", "suffix"}
 _CHAT = SHARED | set(openai_tools.FIELDS)
 _CHAT |= {"messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"}
+_CHAT |= {"reasoning_effort"}
 _SET_BY_US = ("add_generation_prompt", "documents", "messages", "self", "tools")  # in templates
 
 Message = Mapping[str, Any]
@@ -189,7 +190,7 @@ def chat_request(body: object) -> ChatRequest:
         messages_of(fields),
         sampling_params(fields, most, (top or 0) if has_logprobs else None),
         options,
-        template_variables(fields),
+        effort_variable(fields) | template_variables(fields),
         tool_use,
     )
     request.check_rules()
@@ -202,6 +203,12 @@ def template_variables(fields: Fields) -> dict[str, Any]:
     if taken := set(_SET_BY_US) & set(variables):
         raise FieldError("chat_template_kwargs", f"{min(taken)} cannot be set here")
     return variables
+
+
+def effort_variable(fields: Fields, name: str = "reasoning_effort") -> dict[str, Any]:
+    """The effort as gpt-oss's template takes it; the templates of others ignore it."""
+    effort = fields.text(name)
+    return {} if effort is None else {"reasoning_effort": effort}
 
 
 def _most_tokens(fields: Fields, least: int = 1) -> int | None:

@@ -19,7 +19,7 @@ from specqd.openai.options import (
     options_of,
     sampling_params,
 )
-from specqd.openai.requests import ChatRequest, template_variables
+from specqd.openai.requests import ChatRequest, effort_variable, template_variables
 from specqd.openai.tool_calls import ToolUse
 from specqd.sampling import Defaults
 
@@ -114,13 +114,11 @@ def _tool_use(fields: Fields) -> ToolUse | None:
 
 
 def _reasoning(fields: Fields) -> Json:
-    """The effort as gpt-oss's template takes it; the templates of others ignore it."""
     reasoning = fields.nested("reasoning", ("effort", "summary", "generate_summary"))
     if reasoning is None:
         return {}
     reasoning.text("summary")
-    effort = reasoning.text("effort")
-    return {} if effort is None else {"reasoning_effort": effort}
+    return effort_variable(reasoning, "effort")
 
 
 def _with_schema(options: Options, fields: Fields) -> Options:

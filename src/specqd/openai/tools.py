@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from specqd.config.fields import Fields
+from specqd.config.fields import Fields, LenientObject
 from specqd.errors import FieldError, RequestError, shown
 from specqd.openai.json_text import check_characters, read_json
 from specqd.openai.tool_calls import NO_PARAMETERS, Tool, ToolUse
@@ -38,17 +38,32 @@ def tool_use(fields: Fields, spelling: Spelling | None = None) -> ToolUse | None
         return None
     if not isinstance(given, list) or not 0 < len(given) <= MOST_TOOLS:
         raise fields.wrong("tools", f"a list of 1 to {MOST_TOOLS} functions")
-    functions = [spelling.function(f"tools[{i}]", each) for i, each in enumerate(given)]
+    kept = kept_tools(given, ("function",))
+    functions = [spelling.function(name, each) for name, each in kept]
     tools = unlike(tool_of(function, "parameters") for function in functions)
     is_parallel = fields.flag("parallel_tool_calls", True)
     choice = fields.values.get("tool_choice", "auto")
-    if choice == "none":
+    if choice == "none" or (choice == "auto" and not tools):
         return None
+    if not tools:
+        raise FieldError("tool_choice", "goes with tools of type function")
     if isinstance(choice, dict):
         return _chosen(fields, tools, is_parallel, spelling)
     if choice not in _MODES:
         raise fields.wrong("tool_choice", f"none, {', '.join(_MODES)}, or {spelling.shown}")
     return ToolUse(tools, must_call=choice == "required", is_parallel=is_parallel)
+
+
+def kept_tools(given: Sequence[object], types: Sequence[object]) -> list[tuple[str, object]]:
+    """The tools with their names in errors. Those of other types are dropped from a lenient body;
+    else they stay, to be refused."""
+    kept = []
+    for i, tool in enumerate(given):
+        if isinstance(tool, LenientObject) and tool.get("type") not in types:
+            tool.tell(f"tools[{i}] of type {shown(tool.get('type'))}")
+        else:
+            kept.append((f"tools[{i}]", tool))
+    return kept
 
 
 def unlike(tools: Iterable[Tool]) -> tuple[Tool, ...]:

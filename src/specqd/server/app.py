@@ -16,9 +16,11 @@ from starlette.types import ASGIApp
 from specqd import __version__
 from specqd.anthropic.answers import MessagesAnswer
 from specqd.anthropic.requests import count_request, messages_request
+from specqd.config import GenerationDefaults
 from specqd.engine.engine import Engine
 from specqd.engine.generation import MakeGrammar
-from specqd.engine.reports import Stats, chain_of
+from specqd.engine.reports import Stats, chain_of, longest_proposal
+from specqd.engine.thread import EngineThread, Job
 from specqd.errors import SpecqdError, shown
 from specqd.openai.answers import Answer, Reply, Usage, form_of
 from specqd.openai.grammar import JsonGrammars
@@ -27,10 +29,8 @@ from specqd.openai.requests import Prepared, chat_request, completion_request
 from specqd.openai.requests import Request as ApiRequest
 from specqd.openai.responses_answers import ResponsesAnswer
 from specqd.openai.responses_requests import responses_request
-from specqd.sampling import Defaults
 from specqd.server.bandwidth import measure_limits
-from specqd.server.bodies import detokenize_request, json_of, tokenize_request
-from specqd.server.engine_thread import EngineThread, Job, StoppedError
+from specqd.server.bodies import IgnoredFields, detokenize_request, json_of, tokenize_request
 from specqd.server.guard import CLIENT, Access, Guard
 from specqd.server.metrics import CONTENT_TYPE, Counts, Metrics
 from specqd.server.page import Facts, add_page
@@ -59,9 +59,10 @@ class Serving:
 
     engine: Engine
     model_name: str
-    defaults: Defaults  # the model's recommendation, for fields that a request leaves open
+    defaults: GenerationDefaults  # the model's, for fields that a request leaves open
     access: Access
     most_open_samples: int = 1024
+    is_lenient: bool = False  # unknown fields of requests are ignored, in place of refused
 
 
 class Service:
@@ -70,6 +71,7 @@ class Service:
     def __init__(self, serving: Serving) -> None:
         self.serving = serving
         self.engine = serving.engine
+        self.defaults = serving.defaults.with_openai_temperature()
         self.tokenizer = serving.engine.tokenizer
         self.bandwidth = measure_limits(serving.engine)
         self.metrics = Metrics(serving.model_name, Stats.of(serving.engine), self.bandwidth)
@@ -81,6 +83,10 @@ class Service:
             sorted(serving.engine.eos_token_ids),
         )
         self._long_bodies = asyncio.Lock()
+        self._ignored = IgnoredFields() if serving.is_lenient else None
+
+    def json_of(self, body: bytes) -> object:
+        return json_of(body, self._ignored)
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.serving.model_name:
@@ -135,12 +141,13 @@ class Service:
             created=int(time.time()),
             has_usage_chunk=options.has_usage_chunk,
             has_running_usage=options.has_running_usage,
+            longest_proposal=longest_proposal(self.engine.level),
         )
 
     def _job(self, prepared: Prepared, make_grammar: MakeGrammar | None, client: str) -> Job:
         options = prepared.request.options
         salt = f"{client}\n{options.cache_salt}"  # clients share no prompts; no key has a \n
-        request = prepared.for_engine(self.serving.defaults, make_grammar, salt)
+        request = prepared.for_engine(self.defaults, make_grammar, salt)
         return Job(request, is_streamed=options.is_streamed, has_progress=options.has_progress)
 
     def facts(self) -> Facts:
@@ -148,7 +155,7 @@ class Service:
             self.serving.model_name,
             self.tokenizer.has_chat_template,
             self.engine.max_context,
-            self.serving.defaults.effective_temperature,
+            self.defaults.effective_temperature,
             chain_of(self.engine.level),
             self.bandwidth,
         )
@@ -190,18 +197,20 @@ def add_generation(app: FastAPI, service: Service) -> None:
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         body = await request.body()
-        asked = completion_request(json_of(body))
+        asked = completion_request(service.json_of(body))
         return await service.answer(asked, len(body), request.scope[CLIENT])
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         body = await request.body()
-        return await service.answer(chat_request(json_of(body)), len(body), request.scope[CLIENT])
+        return await service.answer(
+            chat_request(service.json_of(body)), len(body), request.scope[CLIENT]
+        )
 
     @app.post("/v1/responses")
     async def responses(request: Request) -> Response:
         body = await request.body()
-        asked = responses_request(json_of(body))
+        asked = responses_request(service.json_of(body))
 
         def reply_of(prepared: Prepared, key: str) -> Reply:
             return ResponsesAnswer(
@@ -209,7 +218,7 @@ def add_generation(app: FastAPI, service: Service) -> None:
                 Usage.of(prepared, cached_prompt_tokens=0),
                 key=key,
                 created=int(time.time()),
-                echoed=asked.echoed(service.serving.defaults),
+                echoed=asked.echoed(service.defaults),
                 blocks=BlockReader(prepared),
                 tokenizer=service.tokenizer,
             )
@@ -221,7 +230,7 @@ def add_messages(app: FastAPI, service: Service) -> None:
     @app.post(ANTHROPIC)
     async def messages(request: Request) -> Response:
         body = await request.body()
-        asked = messages_request(json_of(body))
+        asked = messages_request(service.json_of(body))
 
         def reply_of(prepared: Prepared, key: str) -> Reply:
             assert asked.params.max_tokens is not None
@@ -238,7 +247,7 @@ def add_messages(app: FastAPI, service: Service) -> None:
     @app.post(f"{ANTHROPIC}/count_tokens")
     async def count_tokens(request: Request) -> dict[str, int]:
         body = await request.body()
-        asked = count_request(json_of(body))
+        asked = count_request(service.json_of(body))
         service.check_model(asked.options.model)
         [ids] = await service.in_turn(len(body), lambda: asked.encoded(service.tokenizer))
         return {"input_tokens": len(ids)}
@@ -285,14 +294,14 @@ def add_texts(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize")
     async def tokenize(request: Request) -> dict[str, Any]:
         body = await request.body()
-        asked = tokenize_request(json_of(body))
+        asked = tokenize_request(service.json_of(body))
         service.check_model(asked.model)
         ids = await service.in_turn(len(body), lambda: asked.encoded(tokenizer))
         return {"count": len(ids), "max_model_len": service.engine.max_context, "tokens": ids}
 
     @app.post("/detokenize")
     async def detokenize(request: Request) -> dict[str, str]:
-        body = json_of(await request.body())
+        body = service.json_of(await request.body())
         asked = detokenize_request(body, service.engine.level.model.vocabulary)
         service.check_model(asked.model)
         text = await asyncio.to_thread(tokenizer.decode, asked.tokens, skip_special_tokens=False)
@@ -307,8 +316,7 @@ def add_errors(app: FastAPI) -> None:
         return problem.response(request.url.path)
 
     @app.exception_handler(SpecqdError)
-    @app.exception_handler(StoppedError)
-    async def on_error(request: Request, error: SpecqdError | StoppedError) -> JSONResponse:
+    async def on_error(request: Request, error: SpecqdError) -> JSONResponse:
         return problem_of(error).response(request.url.path)
 
     @app.exception_handler(HTTPException)

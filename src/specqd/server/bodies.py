@@ -1,21 +1,46 @@
 """JSON bodies, and the requests to vLLM's paths /tokenize and /detokenize, checked."""
 
+import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specqd.config.fields import Fields
+from specqd.config.fields import Fields, LenientObject
 from specqd.errors import FieldError
 from specqd.openai.json_text import check_characters, read_json
 from specqd.openai.requests import messages_of
 from specqd.server.problems import refused
 from specqd.text.tokenizer import Tokenizer
 
+_LOG = logging.getLogger("specqd.server")
+_INDEX = re.compile(r"\[\d+\]")
+_MOST_TOLD = 100  # names: clients choose them
 
-def json_of(body: bytes) -> object:
-    """Raises ProblemError for what is not JSON, RequestError for half a character in it."""
+
+class IgnoredFields:
+    """Makes objects lenient, and logs the name of each ignored field once."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+
+    def lenient(self, members: dict[str, Any]) -> LenientObject:
+        return LenientObject(members, self.tell)
+
+    def tell(self, name: str) -> None:
+        name = _INDEX.sub("[]", name)
+        if name not in self._names and len(self._names) < _MOST_TOLD:
+            self._names.add(name)
+            _LOG.warning("ignored in a request: %s, which is not known", name)
+
+
+def json_of(body: bytes, ignored: IgnoredFields | None = None) -> object:
+    """Raises ProblemError for what is not JSON, RequestError for half a character in it.
+
+    ignored: makes the body's objects lenient.
+    """
     try:
-        value = read_json(body)
+        value = read_json(body, ignored.lenient if ignored is not None else None)
         check_characters(value, body)
         return value
     except (ValueError, RecursionError) as error:

@@ -10,10 +10,10 @@ from types import FrameType
 
 import uvicorn
 
+from specqd.engine.thread import EngineThread
 from specqd.errors import MachineError
 from specqd.server.app import Service, make_app
 from specqd.server.connections import ACCEPTED_AT_ONCE, Connection, most_connections
-from specqd.server.engine_thread import EngineThread
 
 _BACKLOG = 2048
 _SLOW_READERS_SECONDS = 5  # for clients to take the last events
@@ -112,7 +112,7 @@ class _Server(uvicorn.Server):
             self._end_within(0)
 
     def _give_up(self) -> None:
-        self._thread.give_up()
+        self._thread.give_up("the server is ending; try again later")
         asyncio.get_running_loop().call_later(_SLOW_READERS_SECONDS, self._leave)
 
     def _leave(self) -> None:

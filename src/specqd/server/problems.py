@@ -7,9 +7,9 @@ from typing import Any
 from fastapi.responses import JSONResponse
 
 from specqd.anthropic import errors as anthropic
+from specqd.engine.thread import StoppedError
 from specqd.errors import ChatTemplateError, RequestError, SpecqdError, TokenizerError
 from specqd.openai.errors import code_of, param_of, refusal
-from specqd.server.engine_thread import StoppedError
 
 ANTHROPIC = "/v1/messages"  # its paths begin so
 _LOG = logging.getLogger("specqd.server")
@@ -50,7 +50,7 @@ def refused(message: str, param: str | None = None, code: str | None = None) -> 
     return ProblemError(400, message, param, code)
 
 
-def problem_of(error: SpecqdError | StoppedError) -> ProblemError:
+def problem_of(error: SpecqdError) -> ProblemError:
     """Status 400 for the client's errors, 500 or 503 for ours. Our files' names go to the log."""
     if isinstance(error, StoppedError):
         return ProblemError(503, str(error))

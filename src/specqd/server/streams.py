@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from specqd.engine.thread import EngineThread, Job
 from specqd.engine.updates import Update
 from specqd.errors import SpecqdError
 from specqd.openai.answers import Event, Reply
-from specqd.server.engine_thread import EngineThread, Job, StoppedError
 from specqd.server.problems import problem_of
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class AnswerResponse(Response):
             samples = [update async for update in self._updates()]  # one a sample
             samples.sort(key=lambda update: update.sample)
             response = JSONResponse(self._answer.whole(samples))
-        except (SpecqdError, StoppedError) as error:
+        except SpecqdError as error:
             response = problem_of(error).response(scope["path"])
         await response(scope, receive, send)
 
@@ -62,7 +62,7 @@ class AnswerResponse(Response):
             async for update in self._updates():
                 for event in answer.news(update):
                     yield written(event)
-        except (SpecqdError, StoppedError) as error:
+        except SpecqdError as error:
             for event in answer.failure(problem_of(error).described()):
                 yield written(event)
             return

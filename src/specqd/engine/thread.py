@@ -1,4 +1,4 @@
-"""The thread that owns the engine, and the jobs between it and an event loop.
+"""A thread that runs an engine, and the jobs between it and an event loop.
 
 Knows rounds and arrivals; knows nothing of HTTP. Every access to the engine is a command that the
 thread runs between two rounds. Updates wait on the loop's side, so a slow reader delays nobody. The
@@ -10,9 +10,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
-from queue import Empty, SimpleQueue
-from threading import Thread
+from contextlib import AbstractContextManager, nullcontext, suppress
+from queue import SimpleQueue
+from threading import Thread, current_thread
 from time import perf_counter
 from typing import Protocol, TypeVar
 
@@ -20,14 +20,15 @@ from specqd.engine.engine import Engine
 from specqd.engine.generation import Generation, GenerationRequest
 from specqd.engine.reports import Progress, Stats
 from specqd.engine.updates import Update
+from specqd.errors import SpecqdError
 
 T = TypeVar("T")
-_LOG = logging.getLogger("specqd.server")
+_LOG = logging.getLogger("specqd.engine")
 _STREAM_SECONDS = 1 / 60  # screens show no more
 
 
-class StoppedError(Exception):
-    """No request is served any more: the server is ending, or the engine failed."""
+class StoppedError(SpecqdError):
+    """No request is served any more: the thread is ending, or the engine failed."""
 
 
 class Watcher(Protocol):
@@ -165,11 +166,20 @@ class _Live:
 
 
 class EngineThread:
-    """Runs an engine; `submit`, `close` and `ask` are called from one event loop."""
+    """Runs an engine; `submit`, `close` and `ask` are called from one event loop.
 
-    def __init__(self, engine: Engine, watcher: Watcher | None = None) -> None:
+    alone: within it no other thread uses the engine; by default none ever does.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        watcher: Watcher | None = None,
+        alone: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self._engine = engine
         self._watcher = watcher
+        self._alone = alone
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._live: dict[Job, _Live] = {}
         self._handed_over_at = 0.0
@@ -196,18 +206,24 @@ class EngineThread:
         if self.failure is not None:
             raise self.failure
         if not self._thread.is_alive():
-            raise StoppedError("the engine's thread has ended; start the server again")
+            raise StoppedError("the engine's thread has ended; start it again")
 
-    def give_up(self) -> None:
+    def give_up(self, why: str) -> None:
         """Fails all jobs and refuses new ones."""
-        self.failure = StoppedError("the server is ending; try again later")
+        self.failure = StoppedError(why)
         for job in self._open:
             job.fail(self.failure)
 
-    async def stop(self) -> None:
-        """Stops after the current round; unfinished samples end as cancelled."""
+    def end(self) -> None:
+        """Stops after the current round, and waits for that; unfinished samples end as cancelled.
+        Any thread may call it, and a garbage collector on any."""
         self._commands.put(self._stop)
-        await asyncio.to_thread(self._thread.join)
+        if current_thread() is not self._thread:
+            self._thread.join()
+
+    async def stop(self) -> None:
+        """`end`, without blocking the loop."""
+        await asyncio.to_thread(self.end)
 
     async def submit(self, job: Job) -> None:
         """Queues all of a job's prompts, or none. Raises RequestError for what cannot be run.
@@ -248,24 +264,27 @@ class EngineThread:
         try:
             while not self._is_stopping:
                 self._run_commands()
-                if not self._engine.is_idle and not self._is_stopping:
-                    self._engine.step()
-                self._hand_over()
-            for job in list(self._live):
-                self._cancel(job)
+                if self._live and not self._is_stopping:
+                    with self._alone():
+                        if not self._engine.is_idle:  # another thread may have run the last round
+                            self._engine.step()
+                        self._hand_over()
+            with self._alone():
+                for job in list(self._live):
+                    self._cancel(job)
         except BaseException as error:  # panics of libraries too
             _LOG.exception("the engine failed")
             self._fail(error)
 
     def _run_commands(self) -> None:
-        """Runs all queued commands; waits for one where the engine is idle."""
-        if self._engine.is_idle:
-            self._commands.get()()
-        try:
-            while not self._is_stopping:
-                self._commands.get_nowait()()
-        except Empty:
-            pass
+        """Runs all queued commands; waits for one where there is no job."""
+        command = None if self._live else self._commands.get()
+        while command is not None or not self._commands.empty():
+            with self._alone():
+                (command or self._commands.get())()
+            command = None
+            if self._is_stopping:
+                break
 
     def _stop(self) -> None:
         self._is_stopping = True
@@ -287,7 +306,6 @@ class EngineThread:
                 self._watcher.finished("cancelled", perf_counter() - live.begun)
 
     def _hand_over(self) -> None:
-        assert self._loop is not None
         now, news = perf_counter(), []
         is_due = now - self._handed_over_at >= _STREAM_SECONDS
         if is_due:
@@ -300,16 +318,27 @@ class EngineThread:
             if not live.num_open:
                 del self._live[live.job]
         if news:
-            self._loop.call_soon_threadsafe(_deliver, news)
+            self._tell(_deliver, news)
+
+    def _tell(self, callback: Callable[[T], object], value: T) -> None:
+        """Calls back on the event loop; where that is closed, nobody waits, and the thread ends."""
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(callback, value)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+            self._is_stopping = True
 
     def _fail(self, error: BaseException) -> None:
         """Fails every job. The engine's state may be broken, so it is not used again."""
-        assert self._loop is not None
         self.fault = f"{type(error).__name__}: {error}"
         self.failure = StoppedError(f"the engine failed: {type(error).__name__}")
+        with suppress(BaseException), self._alone():
+            self._engine.fail(error)  # the requests of other threads
         jobs = list(self._live)
         for job in jobs:
-            self._loop.call_soon_threadsafe(job.fail, self.failure)
+            self._tell(job.fail, self.failure)
             with suppress(BaseException):  # gives back what it can
                 self._cancel(job)
         while not self._is_stopping:

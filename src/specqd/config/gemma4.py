@@ -1,0 +1,161 @@
+"""Gemma 4: heads by layer type, shared keys and values, embeddings by layer."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import sqrt
+
+from specqd.config.decoder import (
+    AttentionConfig,
+    DecoderConfig,
+    PerLayerConfig,
+    alternating_types,
+    check_heads,
+    read_activation,
+    read_decoder,
+    read_window,
+    windows_of,
+)
+from specqd.config.fields import Fields
+from specqd.config.gemma import read_cap
+from specqd.config.rope import RopeConfig, RopeDefaults, read_ropes_by_type, without_ropes
+
+_POSITIONS = 131_072
+_FULL = "full_attention"
+
+
+def read_gemma4(fields: Fields, context: int | None) -> DecoderConfig:
+    """Dense text models, with or without embeddings by layer; scores are not scaled."""
+    _refuse_what_is_missing(fields)
+    # The last layer always sees all positions, as in transformers.
+    types = [*alternating_types(fields, 6)[:-1], _FULL]
+    config = read_decoder(
+        without_ropes(fields),
+        context=context,
+        max_positions=_POSITIONS,
+        bos=(2,),
+        eos=(1,),
+        num_kv_heads=4,
+        head_dim=256,
+        activation=read_activation(fields, "hidden_activation", "gelu_pytorch_tanh"),
+        tied=True,
+        attention_bias=fields.flag("attention_bias"),
+        windows=windows_of(fields, types, read_window(fields, 512)),
+    )
+    attentions = _read_attentions(fields, types, config)
+    width, is_wide = config.intermediate_size, fields.flag("use_double_wide_mlp")
+    return replace(
+        config,
+        ropes=_read_ropes(fields, types, attentions, context),
+        norms="both",
+        qk_norm="one",
+        norms_values=True,
+        attention_scale=1.0,
+        attentions=attentions,
+        intermediate_sizes=tuple(
+            width * 2 if is_wide and each.kv_layer is not None else width for each in attentions
+        ),
+        embedding_scale=sqrt(config.hidden_size),
+        logit_softcap=read_cap(fields, "final_logit_softcapping", None),
+        per_layer=_read_per_layer(fields, config.vocab_size),
+        scales_layers=True,
+    )
+
+
+def _refuse_what_is_missing(fields: Fields) -> None:
+    if fields.flag("enable_moe_block"):
+        raise fields.error(
+            "enable_moe_block",
+            "is true: experts of Gemma 4 (26B-A4B) are not supported; use a dense Gemma 4",
+        )
+    if fields.get("use_bidirectional_attention") not in (None, "vision"):
+        raise fields.wrong("use_bidirectional_attention", "null or 'vision'")
+    if fields.get("rope_scaling") is not None:
+        raise fields.wrong("rope_scaling", "null, and rope_parameters by layer type,")
+
+
+def _read_attentions(
+    fields: Fields, types: Sequence[str], config: DecoderConfig
+) -> tuple[AttentionConfig, ...]:
+    """The last layers read the keys and values of the last layer of their type before them."""
+    num_shared = fields.integer("num_kv_shared_layers", 0, least=0, most=config.num_layers)
+    first_shared = config.num_layers - num_shared
+    values_are_keys = fields.flag("attention_k_eq_v")
+    own = [
+        AttentionConfig(*heads, values_are_keys=values_are_keys and kind == _FULL)
+        for kind, heads in zip(types, _read_heads(fields, types, config), strict=True)
+    ]
+    for layer in range(first_shared, config.num_layers):
+        before = [i for i in range(first_shared) if types[i] == types[layer]]
+        if not before or own[before[-1]] != own[layer]:
+            raise fields.error(
+                "num_kv_shared_layers",
+                f"is {num_shared}, but layer {layer} has no like layer before those that share",
+            )
+        own[layer] = replace(own[layer], values_are_keys=False, kv_layer=before[-1])
+    return tuple(own)
+
+
+def _read_heads(
+    fields: Fields, types: Sequence[str], config: DecoderConfig
+) -> list[tuple[int, int]]:
+    """Key/value heads and their size by layer: in the published fields, or as transformers saves
+    them, in `per_layer_config`."""
+    kv_heads, dim = config.num_kv_heads, config.head_dim
+    full_kv_heads = kv_heads
+    if fields.flag("attention_k_eq_v"):
+        full_kv_heads = fields.integer("num_global_key_value_heads", kv_heads)
+    full = full_kv_heads, fields.integer("global_head_dim", 512)
+    heads = [full if kind == _FULL else (kv_heads, dim) for kind in types]
+    saved = fields.part("per_layer_config")
+    if saved.values:
+        layers = [saved.part(str(layer)) for layer in range(config.num_layers)]
+        heads = [
+            (own.integer("num_key_value_heads", kv_heads), own.integer("head_dim", dim))
+            for own in layers
+        ]
+    for each in set(heads):
+        check_heads(fields, config.num_heads, *each)
+    return heads
+
+
+def _read_ropes(
+    fields: Fields,
+    types: Sequence[str],
+    attentions: Sequence[AttentionConfig],
+    context: int | None,
+) -> tuple[RopeConfig | None, ...]:
+    """The default rope of full attention turns a quarter of a head; a stated one all of it."""
+    stated = fields.get("rope_parameters")
+    is_stated = stated is not None
+    plain = without_ropes(fields)
+    ropes = read_ropes_by_type(
+        Fields(plain.path, {**plain.values, "rope_parameters": stated}, plain.within),
+        types,
+        _POSITIONS,
+        attentions[-1].head_dim,
+        full=RopeDefaults(
+            theta=1_000_000.0,
+            share=1.0 if is_stated else 0.25,
+            kind="default" if is_stated else "proportional",
+            may_be_proportional=True,
+        ),
+        sliding=RopeDefaults(theta=10_000.0),
+        context=context,
+    )
+    if ropes[-1].kind != "proportional" and ropes[-1].share != 1.0:
+        raise (
+            fields.part("rope_parameters")
+            .part(_FULL)
+            .wrong("rope_type", "'proportional' (for a partial_rotary_factor below 1)")
+        )
+    return ropes
+
+
+def _read_per_layer(fields: Fields, vocab_size: int) -> PerLayerConfig | None:
+    size = fields.integer("hidden_size_per_layer_input", 256, least=0, most=1 << 16)
+    if size == 0:
+        return None
+    rows = fields.integer("vocab_size_per_layer_input", 262_144)
+    if rows < vocab_size:
+        raise fields.wrong("vocab_size_per_layer_input", f"at least vocab_size ({vocab_size})")
+    return PerLayerConfig(size, rows)

@@ -1,0 +1,208 @@
+"""The Python API for asyncio: an engine thread behind an `LLM`."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Sequence as SequenceOf
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from weakref import finalize
+
+from specqd.engine.engine import Engine
+from specqd.engine.generation import GenerationRequest
+from specqd.engine.reports import Stats
+from specqd.engine.thread import EngineThread, Job
+from specqd.engine.updates import Update
+from specqd.errors import RequestError
+from specqd.llm.inputs import Messages, Prompt, prompts_of
+from specqd.llm.llm import LLM
+from specqd.llm.results import Completion, Result
+from specqd.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A request in the engine."""
+
+    thread: EngineThread
+    job: Job
+    engine: Engine
+    before: Stats
+
+    async def stats(self) -> Stats:
+        """The engine's work since the request came."""
+        return (await self.thread.ask(lambda: Stats.of(self.engine))).since(self.before)
+
+
+class AsyncStream:
+    """An async iterable of pieces of text; sets `result` at the end.
+
+    Leaving the loop early cancels the request before the next round; `result` stays None.
+    """
+
+    def __init__(
+        self, llm: "AsyncLLM", encode: Callable[[], list[int]], params: SamplingParams
+    ) -> None:
+        self._llm = llm
+        self._encode = encode
+        self._params = replace(params, n=1)
+        self.result: Result | None = None
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        prompt, params = await asyncio.to_thread(self._encode), self._params
+        parts: list[Update] = []
+        async with self._llm.running([prompt], params, is_streamed=True) as running:
+            while not running.job.is_over:
+                for update in await running.job.updates():
+                    parts.append(update)
+                    if update.text:
+                        yield update.text
+            [self.result] = self._llm.results([prompt], params, parts, await running.stats())
+
+
+class AsyncLLM:
+    """An `LLM` whose calls are awaited; requests that run at once are one batch.
+
+        async with AsyncLLM("./my-model") as llm:
+            result = await llm.chat([{"role": "user", "content": "Hello"}])
+            async for piece in llm.stream("Once upon a time"):
+                print(piece, end="")
+
+    It belongs to one event loop, until that is closed or `close` is called. Tokens, text and
+    log-probabilities are those of the LLM, which other threads may use meanwhile.
+
+    model: an LLM, or what names a model there. Loading blocks the event loop: make it before.
+    """
+
+    def __init__(self, model: LLM | str | Path | None = None) -> None:
+        self.llm = model if isinstance(model, LLM) else LLM(model)
+        self._thread: EngineThread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._end: finalize[[], AsyncLLM] | None = None
+
+    async def __aenter__(self) -> "AsyncLLM":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"Async{self.llm!r}"
+
+    async def close(self) -> None:
+        """Cancels all requests and ends the thread. The LLM stays; a later call begins anew."""
+        if self._thread is not None:
+            thread = self._started()
+            thread.give_up("the AsyncLLM was closed; call again")
+            self._forget()
+            await thread.stop()
+
+    async def generate(
+        self,
+        prompts: Prompt | SequenceOf[Prompt],
+        sampling_params: SamplingParams | None = None,
+    ) -> list[Result]:
+        """Completes one prompt or many. Results have their order."""
+        params, many = self.llm.resolved(sampling_params), prompts_of(prompts)
+        encoded = await asyncio.to_thread(lambda: [self.llm.encode(each) for each in many])
+        return await self._whole(encoded, params)
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> AsyncStream:
+        """Completes one prompt piece by piece."""
+        params = self.llm.resolved(sampling_params)
+        return AsyncStream(self, lambda: self.llm.encode(prompt), params)
+
+    async def chat(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **template_variables: Any,
+    ) -> Result:
+        """Answers a conversation. The arguments are those of `LLM.chat`."""
+        params = self.llm.resolved(sampling_params)
+        prompt = await asyncio.to_thread(
+            self.llm.encode_chat, messages, chat_template_kwargs, template_variables
+        )
+        [result] = await self._whole([prompt], params)
+        return result
+
+    def stream_chat(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **template_variables: Any,
+    ) -> AsyncStream:
+        """Answers a conversation piece by piece. The arguments are those of `LLM.chat`."""
+        params, llm = self.llm.resolved(sampling_params), self.llm
+        return AsyncStream(
+            self,
+            lambda: llm.encode_chat(messages, chat_template_kwargs, template_variables),
+            params,
+        )
+
+    async def _whole(self, prompts: list[list[int]], params: SamplingParams) -> list[Result]:
+        updates: list[Update] = []
+        async with self.running(prompts, params, is_streamed=False) as running:
+            while not running.job.is_over:
+                updates += await running.job.updates()
+            return self.results(prompts, params, updates, await running.stats())
+
+    @asynccontextmanager
+    async def running(
+        self, prompts: list[list[int]], params: SamplingParams, *, is_streamed: bool
+    ) -> AsyncIterator[_Running]:
+        """A request in the engine; closed at the end."""
+        thread, engine = self._started(), self.llm.engine
+        job = Job(GenerationRequest(prompts, params), is_streamed=is_streamed)
+        try:
+            before = await thread.ask(lambda: Stats.of(engine))
+            await thread.submit(job)
+            yield _Running(thread, job, engine, before)
+        finally:
+            thread.close(job)
+
+    def results(
+        self,
+        prompts: list[list[int]],
+        params: SamplingParams,
+        updates: SequenceOf[Update],
+        stats: Stats,
+    ) -> list[Result]:
+        """The results of all updates of a request."""
+        samples = [[u for u in updates if u.sample == i] for i in range(len(prompts) * params.n)]
+        results = []
+        for i, prompt in enumerate(prompts):
+            parts = samples[i * params.n : (i + 1) * params.n]
+            scored = parts[0][0].prompt_logprobs if params.prompt_logprobs is not None else None
+            completions = [Completion.of_updates(p, params.logprobs is not None) for p in parts]
+            results.append(Result(prompt, completions, stats, scored, self.llm.tokenizer))
+        return results
+
+    def _started(self) -> EngineThread:
+        """The thread of this event loop; raises RequestError within another one."""
+        loop = asyncio.get_running_loop()
+        if self._thread is not None and self._loop is not None and self._loop.is_closed():
+            thread = self._thread
+            self._forget()
+            thread.end()
+        if self._thread is None:
+            self._thread = EngineThread(self.llm.engine, alone=self.llm.turns.alone)
+            self._thread.start()
+            self._loop = loop
+            # At exit too: a daemon thread would keep native objects alive.
+            self._end = finalize(self, self._thread.end)
+        if self._loop is not loop:
+            raise RequestError(
+                "this AsyncLLM belongs to another event loop; close it there, or make another one"
+            )
+        return self._thread
+
+    def _forget(self) -> None:
+        if self._end is not None:
+            self._end.detach()
+        self._thread = self._loop = self._end = None

@@ -1,0 +1,100 @@
+"""What callers of the Python API pass, checked: prompts, sampling parameters, messages. Knows no
+models. Errors name the argument."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+from specqd.errors import FieldError, shown
+from specqd.sampling import SamplingParams
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
+
+_SAMPLING = frozenset(each.name for each in fields(SamplingParams))
+
+
+def checked_params(sampling_params: object) -> SamplingParams:
+    """The parameters; raises FieldError for another type."""
+    if sampling_params is None:
+        return SamplingParams()
+    if not isinstance(sampling_params, SamplingParams):
+        raise FieldError(
+            "sampling_params",
+            f"{shown(sampling_params)} is not a SamplingParams; write SamplingParams(max_tokens=9)",
+        )
+    return sampling_params
+
+
+def token_ids(name: str, value: object) -> list[int]:
+    """Token ids of any sequence or array of them; raises FieldError."""
+    is_list = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+    ids = list(value) if isinstance(value, Iterable) and is_list else None
+    if ids is None or not all(map(_is_whole, ids)):
+        raise FieldError(name, f"{shown(value)} is not a list of token ids")
+    return [int(each) for each in ids]
+
+
+def prompts_of(prompts: object) -> list[Prompt]:
+    """One prompt or many, as a list; raises FieldError."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | Mapping):
+        raise FieldError("prompts", f"{shown(prompts)} is not a text, token ids, or a list of them")
+    many = list(prompts)
+    if many and all(map(_is_whole, many)):
+        return [token_ids("prompts", many)]
+    return [
+        each if isinstance(each, str) else token_ids(f"prompts[{i}]", each)
+        for i, each in enumerate(many)
+    ]
+
+
+def messages_of(messages: object) -> Messages:
+    """The messages of a chat; raises FieldError where they are no list."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+        example = '[{"role": "user", "content": "Hello"}]'
+        raise FieldError("messages", f"{shown(messages)} is not a list of messages like {example}")
+    return messages
+
+
+def template_variables(given: object, words: Mapping[str, Any]) -> dict[str, Any]:
+    """Variables of a chat template, from vLLM's argument and from keyword arguments.
+
+    Raises FieldError for a sampling parameter among the latter, where it would have no effect.
+    """
+    if given is not None and not isinstance(given, Mapping):
+        raise FieldError("chat_template_kwargs", f"{shown(given)} is not a dict of variables")
+    for name in words:
+        if name in _SAMPLING:
+            raise FieldError(name, f"goes into SamplingParams({name}=...), the second argument")
+    return {**(given or {}), **words}
+
+
+def model_name(model: object) -> str | Path | None:
+    """What names a model; raises FieldError for another type."""
+    if model is not None and not isinstance(model, str | Path):
+        raise FieldError("model", f"{shown(model)} is not a directory, a .gguf file or owner/name")
+    return model
+
+
+def check_numbers(**numbers: object) -> None:
+    """Raises FieldError for a number that is neither None nor a whole one."""
+    for name, value in numbers.items():
+        if value is not None and not _is_whole(value):
+            raise FieldError(name, f"{shown(value)} is not a whole number")
+
+
+def check_words(draft: object, isa: object = None) -> None:
+    """Raises FieldError where `draft` or `isa` are no words."""
+    drafts: object = () if draft is None else [draft] if isinstance(draft, str) else draft
+    if not isinstance(drafts, Sequence) or not all(isinstance(each, str) for each in drafts):
+        raise FieldError("draft", f'{shown(draft)} is not a draft like "fp4", or a list of them')
+    if isa is not None and not isinstance(isa, str):
+        raise FieldError("isa", f"{shown(isa)} is not the name of an instruction set")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)

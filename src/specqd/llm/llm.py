@@ -1,0 +1,281 @@
+"""A model that generates; see `LLM`."""
+
+import warnings
+from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
+from copy import copy
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specqd import _native
+from specqd.config import read_config, read_generation_defaults
+from specqd.engine.chains import Drafts, DraftSpec, draft_format, parse_chain
+from specqd.engine.engine import Engine
+from specqd.engine.generation import Generation, GenerationRequest
+from specqd.engine.reports import Stats, chain_of
+from specqd.engine.turns import Turns
+from specqd.errors import FieldError, RequestError, SpecqdWarning, TokenizerError
+from specqd.hub import resolve, shipped_model
+from specqd.llm import inputs
+from specqd.llm.inputs import Messages, Prompt
+from specqd.llm.results import Completion, Result
+from specqd.llm.stream import Stream
+from specqd.model.loader import Progress
+from specqd.model.model import Machine, Model, Precision
+from specqd.sampling import SamplingParams
+from specqd.text.tokenizer import Tokenizer
+
+_ONE_PRECISION = (
+    "the weights are MXFP4 already: one precision, for which only n-grams or other models draft"
+)
+
+
+class LLM:
+    """A model that generates, exactly as without drafts.
+
+    Any number of threads may call it at once, also by `asyncio.to_thread`. One engine runs their
+    requests in one batch; each gets the tokens that it gets alone, and its statistics count the
+    work for all. `with LLM() as llm:` frees the memory at the end.
+
+    model: a Hugging Face directory, a GGUF file or `owner/name[@revision]`; None: the shipped one.
+    draft: `auto`, `none`, or drafts from the outermost in, such as `["fp4", "./small", "ngram"]`:
+        `fp4`, `mxfp4`, `MODEL[:bf16|:fp4|:mxfp4]` or `ngram[:FILE]`, each with an optional `:k=N`.
+    threads: of the native core; None: one on each usable core.
+    isa: an instruction set to force; None: the fastest.
+    precision: `fp4` generates from the 4-bit weights only (not lossless).
+    reading: the old spelling of `precision`.
+    cache_positions: tokens in the KV cache, over all sequences; None: four contexts, if they fit.
+    context: tokens of the longest sequence, prompt included; None: the model's own. It sets the KV
+        cache's size and the factors of LongRoPE.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        draft: str | SequenceOf[str] | None = "auto",
+        threads: int | None = None,
+        isa: str | None = None,
+        *,
+        precision: Precision | str = Precision.EXACT,
+        cache_positions: int | None = None,
+        context: int | None = None,
+        progress: Progress | None = None,
+        reading: Precision | str | None = None,
+    ) -> None:
+        inputs.check_words(draft, isa)
+        inputs.check_numbers(threads=threads, cache_positions=cache_positions, context=context)
+        if reading is not None:
+            warnings.warn("LLM(reading=...) is now precision=", SpecqdWarning, stacklevel=2)
+        precision = Precision.named(reading or precision)
+        specs = parse_chain(draft, precision)
+        named = inputs.model_name(model)
+        self.directory = shipped_model() if named is None else resolve(named)
+        own = read_config(self.directory)
+        _check_context(self.directory, context, own.max_positions)
+        if own.is_mxfp4:
+            specs = parse_chain(draft, precision, is_mxfp4=True)
+            if draft == "auto":
+                warnings.warn(f"{self.directory}: {_ONE_PRECISION}", SpecqdWarning, stacklevel=2)
+        self.tokenizer = Tokenizer.open(self.directory)
+        self.defaults = read_generation_defaults(self.directory)
+        self._drafts = Drafts(self.directory, precision, self.tokenizer)
+        self._drafts.check(specs)
+        self.turns = Turns()
+        progress = self._drafts.overall(specs, progress)
+        opened = Model.open(
+            self.directory,
+            machine=Machine.choose(threads, isa),
+            precision=precision,
+            draft=draft_format(specs),
+            cache_positions=cache_positions,
+            context=context,
+            progress=progress,
+        )
+        _check_vocabulary(self.directory, self.tokenizer, opened)
+        self._model: Model | None = opened
+        self._engine: Engine | None = self._engine_of(specs, progress)
+
+    @property
+    def model(self) -> Model:
+        """Raises RequestError after `close`."""
+        if self._model is None:
+            raise self._is_closed()
+        return self._model
+
+    @property
+    def engine(self) -> Engine:
+        """Raises RequestError after `close`."""
+        if self._engine is None:
+            raise self._is_closed()
+        return self._engine
+
+    def close(self) -> None:
+        """Frees the model's memory, unless another LLM of `with_draft` uses it. Later calls raise
+        RequestError, and so do those of other threads that still run."""
+        with self.turns.alone():
+            if self._engine is not None:
+                self._engine.end_all(self._is_closed())
+            self._engine = self._model = None
+            self._drafts.forget()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        levels = " > ".join(chain_of(self._engine.level)) if self._engine else "closed"
+        return f"LLM({str(self.directory)!r}, {levels})"
+
+    def with_draft(
+        self, draft: str | SequenceOf[str] | None, *, progress: Progress | None = None
+    ) -> "LLM":
+        """The same model with other drafts; nothing is loaded twice. Use one of the two at a time:
+        they share the KV cache, and each counts on all of it."""
+        inputs.check_words(draft)
+        is_mxfp4 = self.model.config.is_mxfp4
+        specs = parse_chain(draft, self.model.precision, is_mxfp4=is_mxfp4)
+        with self.turns.alone():
+            self._drafts.check(specs)
+            other = copy(self)
+            other._engine = other._engine_of(specs, self._drafts.overall(specs, progress))
+        return other
+
+    def _engine_of(self, specs: SequenceOf[DraftSpec], progress: Progress | None) -> Engine:
+        eos = self.defaults.eos_token_ids or self.model.config.eos_token_ids
+        level = self._drafts.chain(self.model, specs, progress)
+        if specs:
+            level.measure()
+        return Engine(level, self.tokenizer, eos_token_ids=eos)
+
+    def generate(
+        self,
+        prompts: Prompt | SequenceOf[Prompt],
+        sampling_params: SamplingParams | None = None,
+    ) -> list[Result]:
+        """Completes one prompt or many, each a text or token ids. Results have their order."""
+        engine = self.engine
+        encoded = [self.encode(prompt) for prompt in inputs.prompts_of(prompts)]
+        params = self.resolved(sampling_params)
+        with self.turns.alone():
+            before = Stats.of(engine)
+            generations = engine.submit(GenerationRequest(encoded, params))
+        try:
+            self.turns.run(self.step, lambda: all(g.finish_reason is not None for g in generations))
+        finally:
+            with self.turns.alone():
+                for generation in generations:
+                    engine.cancel(generation)
+                stats = Stats.of(engine).since(before)
+        for error in (g.error for g in generations if g.error is not None):
+            raise error
+        samples = iter(generations)
+        return [self.result_of(each, list(islice(samples, params.n)), stats) for each in encoded]
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Stream:
+        """Completes one prompt piece by piece."""
+        return Stream(self, self.encode(prompt), self.resolved(sampling_params))
+
+    def chat(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **template_variables: Any,
+    ) -> Result:
+        """Answers a conversation through the model's chat template.
+
+        template_variables: `tools`, `documents` and what else the template knows, such as
+            `enable_thinking`; vLLM's `chat_template_kwargs` may hold them too.
+        """
+        prompt = self.encode_chat(messages, chat_template_kwargs, template_variables)
+        return self.generate([prompt], sampling_params)[0]
+
+    def stream_chat(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **template_variables: Any,
+    ) -> Stream:
+        """Answers a conversation piece by piece. The arguments are those of `chat`."""
+        prompt = self.encode_chat(messages, chat_template_kwargs, template_variables)
+        return Stream(self, prompt, self.resolved(sampling_params))
+
+    def logprobs(self, token_ids: SequenceOf[int]) -> NDArray[np.float32]:
+        """Log-probabilities of the next token after each of `token_ids`: [n, vocab] float32."""
+        ids = inputs.token_ids("token_ids", token_ids)
+        with self.turns.alone():
+            logits = self.model.logits(ids)
+            isa = self.model.machine.isa
+        return np.stack([_native.log_softmax(row, isa) for row in logits])
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a text as the model expects them; ids pass through."""
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        return inputs.token_ids("prompt", prompt)
+
+    def encode_chat(
+        self,
+        messages: Messages,
+        chat_template_kwargs: Mapping[str, Any] | None,
+        template_variables: Mapping[str, Any],
+    ) -> list[int]:
+        """The prompt of a conversation. Both last arguments hold variables of the template."""
+        variables = inputs.template_variables(chat_template_kwargs, template_variables)
+        return self.tokenizer.chat(inputs.messages_of(messages), **variables)
+
+    def decode(self, token_ids: SequenceOf[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of token ids."""
+        ids = inputs.token_ids("token_ids", token_ids)
+        if ids and not 0 <= min(ids) <= max(ids) < 2**31:
+            raise FieldError("token_ids", "an id is from 0 to 2147483647")
+        return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def step(self) -> None:
+        """Runs one round for all callers; call it within `turns`. An error ends all requests."""
+        try:
+            self.engine.step()
+        except BaseException as error:
+            self.engine.fail(error)
+            raise
+
+    def resolved(self, sampling_params: SamplingParams | None) -> SamplingParams:
+        """The parameters, completed with the model's defaults."""
+        return inputs.checked_params(sampling_params).resolved(self.defaults)
+
+    def result_of(
+        self, prompt: list[int], generations: SequenceOf[Generation], stats: Stats
+    ) -> Result:
+        """The result of samples of one prompt that have ended."""
+        is_scored = generations[0].params.prompt_logprobs is not None
+        scored = generations[0].prompt_logprobs if is_scored else None
+        completions = [Completion.of(generation) for generation in generations]
+        return Result(prompt, completions, stats, scored, self.tokenizer)
+
+    def _is_closed(self) -> RequestError:
+        return RequestError(f"the LLM of {self.directory} is closed; make another one")
+
+
+def _check_context(directory: Path, asked: int | None, own: int) -> None:
+    if asked is not None and not 1 <= asked <= own:
+        raise RequestError(
+            f"{directory}: a context of {asked} tokens was asked for; the model's is {own}, ask "
+            "for that at most"
+        )
+
+
+def _check_vocabulary(directory: Path, tokenizer: Tokenizer, model: Model) -> None:
+    if tokenizer.vocab_size > model.config.vocab_size:
+        raise TokenizerError(
+            f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens and the model "
+            f"{model.config.vocab_size}; they do not belong together"
+        )

@@ -1,0 +1,95 @@
+"""What a call returns: completions with their origins, and the call's statistics."""
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from typing import Any
+
+from specqd.engine.generation import FinishReason, Generation, Origin, TokenLogprob
+from specqd.engine.reports import Stats
+from specqd.engine.updates import Update
+from specqd.llm.notebook import html_of
+from specqd.text.tokenizer import Tokenizer
+
+_SHOWN_CHARACTERS = 60
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Completion:
+    """One sample. `tokens` holds the new ones, the stop token included."""
+
+    tokens: list[int]
+    text: str
+    finish_reason: FinishReason
+    seed: int
+    logprobs: list[TokenLogprob] | None = None
+    origins: list[Origin] = field(default_factory=list, compare=False)  # of the tokens
+
+    @classmethod
+    def of(cls, generation: Generation) -> "Completion":
+        """The completion of a sample that has ended."""
+        return cls.of_updates([Update.of(0, generation)], generation.params.logprobs is not None)
+
+    @classmethod
+    def of_updates(cls, parts: SequenceOf[Update], has_logprobs: bool) -> "Completion":
+        """The completion of all updates of one sample."""
+        last = parts[-1]
+        assert last.finish_reason is not None
+        assert last.seed is not None
+        logprobs = [logprob for part in parts for logprob in part.logprobs]
+        return cls(
+            tokens=[token for part in parts for token in part.tokens],
+            text="".join(part.text for part in parts),
+            finish_reason=last.finish_reason,
+            seed=last.seed,
+            logprobs=logprobs if has_logprobs else None,
+            origins=[origin for part in parts for origin in part.origins],
+        )
+
+    def __repr__(self) -> str:
+        return f"Completion({_described(self)}, seed {self.seed})"
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """The `n` completions of one prompt, and the call's statistics.
+
+    A notebook shows its text with each token in the colour of the level that proposed it first.
+    """
+
+    prompt_tokens: list[int]
+    completions: list[Completion]
+    stats: Stats
+    prompt_logprobs: list[TokenLogprob] | None = None  # of all but its first token
+    _tokenizer: Tokenizer | None = field(default=None, compare=False)  # to show single tokens
+
+    @property
+    def text(self) -> str:
+        """The first completion's text."""
+        return self.completions[0].text
+
+    @property
+    def tokens(self) -> list[int]:
+        """The first completion's tokens."""
+        return self.completions[0].tokens
+
+    def __repr__(self) -> str:
+        others = f" and {len(self.completions) - 1} more" if len(self.completions) > 1 else ""
+        return f"Result({_described(self.completions[0])}{others})"
+
+    def _repr_html_(self) -> str:
+        chain = self.stats.chain
+        return "".join(
+            html_of(each.tokens, each.text, each.origins, chain, self._tokenizer)
+            for each in self.completions
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the tokenizer, which is large."""
+        return {**self.__dict__, "_tokenizer": None}
+
+
+def _described(completion: Completion) -> str:
+    text = repr(completion.text)
+    if len(text) > _SHOWN_CHARACTERS:
+        text = f"{text[:_SHOWN_CHARACTERS]}...{text[0]}"
+    return f"{text}, {len(completion.tokens)} tokens, {completion.finish_reason!r}"
