@@ -9,6 +9,7 @@ from support.family_shapes import (
     long_rope,
 )
 from support.random_models import ROPE_SCALINGS, Shape
+from support.random_recurrent import DELTA_NET
 
 PROMPT_LENGTH = 100  # beyond every window and every original context of rope scalings
 SEEDS = range(5)
@@ -237,5 +238,21 @@ CASES: dict[str, Shape] = {
         "gpt_oss", hidden=160, heads=2, kv_heads=2, head_dim=72, ffn=32, vocab=333, window=33,
         rope_scaling=ROPE_SCALINGS["yarn"],
         extra={"num_local_experts": 33, "num_experts_per_tok": 4},
+    ),
+    "qwen3_5 24, two value heads a key head": Shape(
+        "qwen3_5_text", hidden=72, heads=4, kv_heads=2, head_dim=24, ffn=84, layers=4, vocab=301,
+        rope_theta=1e7, spells_rope_parameters=True, extra=DELTA_NET,
+    ),
+    "qwen3_5 72 tied, one value head a key head": Shape(
+        "qwen3_5_text", hidden=144, heads=2, kv_heads=1, head_dim=72, ffn=172, layers=4, vocab=299,
+        is_tied=True, rope_theta=1e6, spells_rope_parameters=True,
+        extra=DELTA_NET | {"linear_num_value_heads": 2, "linear_key_head_dim": 40},
+    ),
+    "qwen3_5 40, three value heads a key head, every other layer": Shape(
+        "qwen3_5_text", hidden=200, heads=5, kv_heads=1, head_dim=40, ffn=260, layers=4, vocab=307,
+        rope_theta=1e6, spells_rope_parameters=True, extra=DELTA_NET | {
+            "linear_num_value_heads": 6, "linear_value_head_dim": 48,
+            "full_attention_interval": 2,
+        },
     ),
 }  # fmt: skip

@@ -17,6 +17,7 @@ from support.family_shapes import (
     long_rope,
 )
 from support.random_models import ROPE_SCALINGS, Shape, make_model
+from support.random_recurrent import DELTA_NET
 from support.reference import rms_error
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -120,6 +121,10 @@ GOLDENS: dict[str, Shape] = {
         "gpt_oss", hidden=64, heads=2, kv_heads=1, head_dim=24, ffn=32, vocab=263, window=11,
         has_biases=True, rope_scaling=ROPE_SCALINGS["yarn"] | {"truncate": False},
         extra={"num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "qwen3_5_text": Shape(
+        "qwen3_5_text", hidden=80, heads=4, kv_heads=2, head_dim=24, ffn=100, layers=4, vocab=263,
+        rope_theta=1e6, spells_rope_parameters=True, extra=DELTA_NET,
     ),
 }  # fmt: skip
 

@@ -24,6 +24,8 @@ from support.random_models import Shape, make_model, read_model
 from support.reference import rms_error
 
 REFERENCE_TOLERANCE = 1e-5  # RMS error over RMS: a few hundred roundings of 6e-8 each
+# transformers solves 64 rows of a recurrence at once in float32, which rounds more than the rule.
+RECURRENT_TOLERANCE = 5e-5
 
 
 def main() -> int:
@@ -35,9 +37,8 @@ def main() -> int:
     for name, shape in CASES.items():
         errors = [compare(shape, seed, with_ours) for seed in SEEDS]
         exact, bf16, ours = zip(*errors, strict=True)
-        is_right = max(exact) <= REFERENCE_TOLERANCE and (
-            not with_ours or median(ours) <= median(bf16)
-        )
+        tolerance = RECURRENT_TOLERANCE if "qwen3_5" in shape.model_type else REFERENCE_TOLERANCE
+        is_right = max(exact) <= tolerance and (not with_ours or median(ours) <= median(bf16))
         verdict = "" if is_right else "  WRONG"
         row = f"{max(exact):9.1e} {median(bf16):11.5f} {median(ours):10.5f}"
         print(f"{name:48} {row}{verdict}", flush=True)

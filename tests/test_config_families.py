@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from specqd.config import ExpertsConfig, RopeConfig, read_config
+from specqd.config.decoder import DeltaConfig
 from support.config_files import FULL, SHAPE, SLIDING, read, refusal
 
 GPT_OSS = {"quantization_config": {"quant_method": "mxfp4"}, "intermediate_size": 96}
@@ -244,6 +245,33 @@ FAMILY_TRAITS: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
             },
         ),
     ],
+    "qwen3_5_text": [
+        (
+            {},
+            {
+                "norm_offset": 1.0, "qk_norm": "one", "gates_attention": True, "head_dim": 256,
+                "ropes": (RopeConfig("default", 10_000.0, share=0.25),) * 4,
+                "delta": DeltaConfig(16, 32, 128, 128, 4, (True, True, True, False)),
+                "tied_embeddings": False,
+            },
+        ),
+        (
+            {
+                "layer_types": ["mamba", "attention", "linear_attention", "full_attention"],
+                "linear_num_key_heads": 2, "linear_num_value_heads": 6,
+                "linear_key_head_dim": 24, "linear_value_head_dim": 48,
+                "linear_conv_kernel_dim": 3, "head_dim": 24,
+                "rope_parameters": {
+                    "rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.5,
+                    "mrope_section": [1, 1, 1], "mrope_interleaved": True,
+                },
+            },
+            {
+                "ropes": (RopeConfig("default", 1e7, share=0.5),) * 4,
+                "delta": DeltaConfig(2, 6, 24, 48, 3, (True, False, True, False)),
+            },
+        ),
+    ],
     "gpt_oss": [
         (
             GPT_OSS,
@@ -346,6 +374,15 @@ def test_dynamic_rope_is_plain_rope_within_the_context(tmp_path: Path) -> None:
         ("gpt_neox", {"hidden_act": "silu"}, ["hidden_act is 'silu'", "gelu_new"]),
         ("starcoder2", {"hidden_act": "swish"}, ["hidden_act is 'swish'", "gelu_new"]),
         ("gpt_neox", {"num_key_value_heads": 2}, ["num_key_value_heads is 2", "8"]),
+        ("qwen3_5_text", {"attn_output_gate": False}, ["attn_output_gate is False; true is"]),
+        ("qwen3_5_text", {"output_gate_type": "sigmoid"}, ["output_gate_type", "swish is needed"]),
+        ("qwen3_5_text", {"hidden_act": "gelu"}, ["hidden_act is 'gelu'; silu is needed"]),
+        ("qwen3_5_text", {"linear_num_value_heads": 24}, ["24 is not a multiple of 16 key heads"]),
+        ("qwen3_5_text", {"linear_key_head_dim": 23}, ["linear_key_head_dim is 23", "even"]),
+        ("qwen3_5_text", {"linear_value_head_dim": 24}, ["is 24; a multiple of 16 is needed"]),
+        ("qwen3_5_text", {"layer_types": [FULL, "conv", FULL, FULL]}, ["has 'conv'; known"]),
+        ("qwen3_5_text", {"layer_types": ["mamba"] * 4}, ["has no full_attention"]),
+        ("qwen3_5_text", {"layer_types": [FULL]}, ["layer_types", "a list of 4 names"]),
         ("phi3", {"rope_scaling": {"type": "longrope", "long_factor": [1, -1]}}, ["short_factor"]),
     ],
 )

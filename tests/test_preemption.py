@@ -56,6 +56,12 @@ def sharing(tmp_path_factory: pytest.TempPathFactory, seed: int) -> LLM:
     return roomy(tmp_path_factory, shape, seed)
 
 
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory, seed: int) -> LLM:
+    """Its pages hold no states, so a preempted sequence reads its text again."""
+    return roomy(tmp_path_factory, FAMILY_SHAPES["qwen3_5_text"], seed)
+
+
 def roomy(tmp_path_factory: pytest.TempPathFactory, shape: Shape, seed: int) -> LLM:
     directory = make_model(tmp_path_factory.mktemp("models") / "small", shape, seed)
     return LLM(directory, "none", threads=2, cache_positions=64 * PAGE)
@@ -129,7 +135,7 @@ def test_preempted_sequences_equal_themselves_alone(
 
 
 @pytest.mark.parametrize("draft", ["none", "fp4:k=8", "auto"])
-@pytest.mark.parametrize("model", ["plain", "windowed", "sharing"])
+@pytest.mark.parametrize("model", ["plain", "windowed", "sharing", "hybrid"])
 def test_sequences_may_be_preempted_at_any_time(
     request: pytest.FixtureRequest,
     model: str,

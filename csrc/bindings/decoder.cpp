@@ -25,6 +25,12 @@ namespace {
 const std::vector<std::string> kNormKinds{"rms", "layer"};
 const std::vector<std::string> kActivations{"silu", "gelu", "gelu_tanh", "clamped_swiglu"};
 
+using FloatVector = nb::ndarray<const float, nb::numpy, nb::ndim<1>, nb::c_contig>;
+
+std::vector<float> floats_of(const FloatVector& values) {
+  return {values.data(), values.data() + values.size()};
+}
+
 Vector vector_of(const std::optional<BitVector>& bits) {
   if (!bits) return {};
   return Vector(bits->data(), bits->data() + bits->size());
@@ -49,6 +55,17 @@ void bind_layers(nb::module_& m) {
           },
           nb::kw_only(), "gate_up"_a, "down"_a, "gate_bias"_a = nb::none(),
           "up_bias"_a = nb::none(), "down_bias"_a = nb::none());
+  nb::class_<DeltaWeights>(m, "DeltaWeights",
+                           "What a recurrent layer has beside its products; `rates` are the rows\n"
+                           "of betas, then of decays.")
+      .def(
+          "__init__",
+          [](DeltaWeights* self, Weight rates, const BitVector& convolution,
+             const FloatVector& log_rate, const FloatVector& step_bias, const FloatVector& norm) {
+            new (self) DeltaWeights{rates, vector_of(convolution), floats_of(log_rate),
+                                    floats_of(step_bias), floats_of(norm)};
+          },
+          nb::kw_only(), "rates"_a, "convolution"_a, "log_rate"_a, "step_bias"_a, "norm"_a);
   nb::class_<PerLayerInput>(m, "PerLayerInput")
       .def(
           "__init__",
@@ -68,16 +85,16 @@ void bind_layers(nb::module_& m) {
   nb::class_<LayerWeights>(m, "LayerWeights")
       .def(
           "__init__",
-          [norm_of](LayerWeights* self, const OptionalNorm& attention_norm,
-                    const OptionalNorm& attention_post_norm, const OptionalNorm& feed_forward_norm,
-                    const OptionalNorm& feed_forward_post_norm, const OptionalNorm& query_norm,
-                    const OptionalNorm& key_norm, const OptionalNorm& value_norm,
-                    Weight query_key_value, Weight output, const Optional& query_key_value_bias,
-                    const Optional& output_bias, const Optional& sinks,
-                    std::vector<FeedForward> feed_forwards, Weight router,
-                    const Optional& router_bias, int64_t window, int rope, int attention,
-                    int kv_layer, bool values_are_keys,
-                    const std::optional<PerLayerInput>& per_layer, float output_scale) {
+          [norm_of](
+              LayerWeights* self, const OptionalNorm& attention_norm,
+              const OptionalNorm& attention_post_norm, const OptionalNorm& feed_forward_norm,
+              const OptionalNorm& feed_forward_post_norm, const OptionalNorm& query_norm,
+              const OptionalNorm& key_norm, const OptionalNorm& value_norm, Weight query_key_value,
+              Weight output, const Optional& query_key_value_bias, const Optional& output_bias,
+              const Optional& sinks, std::vector<FeedForward> feed_forwards, Weight router,
+              const Optional& router_bias, int64_t window, int rope, int attention, int kv_layer,
+              bool values_are_keys, const std::optional<PerLayerInput>& per_layer,
+              float output_scale, std::shared_ptr<DeltaWeights> delta) {
             new (self) LayerWeights{norm_of(attention_norm),
                                     norm_of(attention_post_norm),
                                     norm_of(feed_forward_norm),
@@ -99,14 +116,16 @@ void bind_layers(nb::module_& m) {
                                     kv_layer,
                                     values_are_keys,
                                     per_layer.value_or(PerLayerInput{}),
-                                    output_scale};
+                                    output_scale,
+                                    std::move(delta)};
           },
           nb::kw_only(), "attention_norm"_a.none(), "attention_post_norm"_a.none(),
           "feed_forward_norm"_a.none(), "feed_forward_post_norm"_a.none(), "query_norm"_a.none(),
           "key_norm"_a.none(), "value_norm"_a.none(), "query_key_value"_a, "output"_a,
           "query_key_value_bias"_a.none(), "output_bias"_a.none(), "sinks"_a.none(),
           "feed_forwards"_a, "router"_a.none(), "router_bias"_a.none(), "window"_a, "rope"_a,
-          "attention"_a, "kv_layer"_a, "values_are_keys"_a, "per_layer"_a.none(), "output_scale"_a);
+          "attention"_a, "kv_layer"_a, "values_are_keys"_a, "per_layer"_a.none(), "output_scale"_a,
+          "delta"_a.none() = nb::none());
 }
 
 void bind_spec(nb::module_& m) {
@@ -116,6 +135,14 @@ void bind_spec(nb::module_& m) {
           [](AttentionShape* self, int64_t heads, int64_t kv_heads, int64_t head_dim, float scale,
              float cap) { new (self) AttentionShape{heads, kv_heads, head_dim, scale, cap}; },
           nb::kw_only(), "heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "cap"_a);
+  nb::class_<StateShape>(m, "StateShape", "The heads of recurrent layers.")
+      .def(
+          "__init__",
+          [](StateShape* self, int64_t key_heads, int64_t value_heads, int64_t key_dim,
+             int64_t value_dim, int64_t taps) {
+            new (self) StateShape{0, key_heads, value_heads, key_dim, value_dim, taps};
+          },
+          nb::kw_only(), "key_heads"_a, "value_heads"_a, "key_dim"_a, "value_dim"_a, "taps"_a);
   nb::class_<DecoderSpec>(m, "DecoderSpec")
       .def(
           "__init__",
@@ -124,7 +151,8 @@ void bind_spec(nb::module_& m) {
              float norm_epsilon, const std::string& norm, float norm_offset, bool norms_whole_rows,
              const std::string& activation, bool is_gated, bool is_parallel, float logit_cap,
              float embedding_scale, float residual_scale, float logit_scale,
-             int64_t experts_per_token, bool shares_of_chosen) {
+             int64_t experts_per_token, bool shares_of_chosen, bool gates_attention,
+             const std::optional<StateShape>& delta) {
             new (self) DecoderSpec{hidden,
                                    vocabulary,
                                    std::move(attentions),
@@ -141,12 +169,15 @@ void bind_spec(nb::module_& m) {
                                    residual_scale,
                                    logit_scale,
                                    experts_per_token,
-                                   shares_of_chosen};
+                                   shares_of_chosen,
+                                   gates_attention,
+                                   delta.value_or(StateShape{})};
           },
           nb::kw_only(), "hidden"_a, "vocabulary"_a, "attentions"_a, "ropes"_a, "norm_epsilon"_a,
           "norm"_a, "norm_offset"_a, "norms_whole_rows"_a, "activation"_a, "is_gated"_a,
           "is_parallel"_a, "logit_cap"_a, "embedding_scale"_a, "residual_scale"_a, "logit_scale"_a,
-          "experts_per_token"_a, "shares_of_chosen"_a);
+          "experts_per_token"_a, "shares_of_chosen"_a, "gates_attention"_a = false,
+          "delta"_a.none() = nb::none());
 }
 
 void bind_partial_head(nb::module_& m) {

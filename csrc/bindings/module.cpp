@@ -271,10 +271,31 @@ void bind_cache(nb::module_& m) {
   nb::class_<KvCache>(m, "KvCache")
       .def(
           "__init__",
-          [](KvCache* self, const Decoder& decoder, int64_t pages) {
-            new (self) KvCache(decoder.kv_shape(), pages);
+          [](KvCache* self, const Decoder& decoder, int64_t pages, int64_t states) {
+            new (self) KvCache(decoder.kv_shape(), pages, decoder.state_shape(), states);
           },
-          "decoder"_a, "pages"_a)
+          "decoder"_a, "pages"_a, "states"_a = 0)
+      .def_prop_ro(
+          "has_states", [](const KvCache& cache) { return cache.states().exist(); },
+          "Whether layers are recurrent.")
+      .def_prop_ro(
+          "total_states", [](const KvCache& cache) { return cache.states().capacity(); },
+          "Most sequences that can have states of recurrent layers at once.")
+      .def_prop_ro("free_states", [](const KvCache& cache) { return cache.states().free(); })
+      .def_prop_ro(
+          "state_bytes",
+          [](const KvCache& cache) { return cache.states().shape().sequence_bytes(); },
+          "Most bytes of states that one sequence takes.")
+      .def(
+          "has_states_of",
+          [](const KvCache& cache, int sequence) { return cache.states().has(sequence); },
+          "sequence"_a)
+      .def(
+          "can_continue",
+          [](const KvCache& cache, int sequence, int64_t position) {
+            return cache.states().can_continue(sequence, position);
+          },
+          "sequence"_a, "position"_a, "Whether states allow a forward to begin at `position`.")
       .def_prop_ro("total_pages", &KvCache::total_pages)
       .def_prop_ro("free_pages", &KvCache::free_pages)
       .def_prop_ro("page_bytes",

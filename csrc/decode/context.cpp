@@ -22,6 +22,12 @@ size_t Context::match(std::span<const int32_t> tokens, size_t accepted) {
   return offset_ + at;
 }
 
+// The last settled token may be forwarded again for its logits.
+size_t Context::settled() const {
+  if (exact_ != nullptr && exact_->length() > 0) return exact_->settled();
+  return settled_ > 0 ? offset_ + settled_ - 1 : 0;
+}
+
 void Context::record(size_t start, std::span<const int32_t> tokens) {
   const size_t kept = start > offset_ ? start - offset_ : 0;
   if (kept < tokens_.size()) tokens_.resize(kept);

@@ -32,6 +32,9 @@ class Context {
   // `accepted` tokens never change, so later calls do not compare them again.
   size_t match(std::span<const int32_t> tokens, size_t accepted);
 
+  // The number of exact positions that no later row of the sequence will replace.
+  size_t settled() const;
+
   // Records that the cache holds `tokens` from position `start`, and nothing after them.
   void record(size_t start, std::span<const int32_t> tokens);
 

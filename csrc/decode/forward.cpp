@@ -16,6 +16,8 @@ void check_rows(const Decoder& decoder, const KvCache& cache, std::span<const in
     total += part.count;
     if (!decoder.has_pages(cache, part))
       throw std::invalid_argument("the cache lacks pages that the rows need");
+    if (!cache.states().can_continue(part.sequence, part.start))
+      throw std::invalid_argument("the states of the sequence cannot continue where rows start");
   }
   if (total != std::ssize(tokens) || total > decoder.max_rows())
     throw std::invalid_argument("rows do not match the tokens, or are too many");
@@ -41,6 +43,11 @@ std::shared_ptr<Context> ModelForward::context(const std::shared_ptr<Sequence>& 
     context = std::make_shared<Context>(slot, exact);
   }
   return context;
+}
+
+size_t ModelForward::resumable(const Context& context, size_t position) const {
+  const auto at = static_cast<int64_t>(position);
+  return cache_->states().can_continue(context.slot(), at) ? position : 0;
 }
 
 void ModelForward::adopt(const Sequence& sequence, std::shared_ptr<Context> context) {
@@ -97,7 +104,8 @@ void ModelForward::forward_whole(std::span<const Rows> batch) {
       throw CacheFull("the KV cache of " + std::to_string(cache_->total_pages() * kPagePositions) +
                       " positions is full; use shorter sequences or fewer at once");
     tokens_.insert(tokens_.end(), rows.tokens.begin(), rows.tokens.end());
-    rows_.push_back({rows.context->slot(), start, count, static_cast<int64_t>(rows.logits)});
+    rows_.push_back({rows.context->slot(), start, count, static_cast<int64_t>(rows.logits),
+                     static_cast<int64_t>(rows.context->settled())});
   }
   check_rows(*decoder_, *cache_, tokens_, rows_);
   run_concurrently([this] { decoder_->forward(precision_, *cache_, tokens_, rows_, head_); });

@@ -37,6 +37,12 @@ class LevelModel {
 
   // This model's context for a sequence, made on first use.
   virtual std::shared_ptr<Context> context(const std::shared_ptr<Sequence>& sequence) = 0;
+  // The last position up to `position` at which a forward of the context may begin: states of
+  // recurrent layers may be lost. Then it is 0.
+  virtual size_t resumable(const Context& context, size_t position) const {
+    (void)context;
+    return position;
+  }
   // Caches all rows and leaves the asked logits, in the batch's order. Throws CacheFull.
   virtual void forward(std::span<const Rows> batch) = 0;
   // Verifies a proposal for the sequence with the last forward's logits from `row`.
@@ -66,6 +72,7 @@ class ModelForward : public LevelModel {
   void read_partial_head() { head_ = HeadUse::kPartial; }
 
   std::shared_ptr<Context> context(const std::shared_ptr<Sequence>& sequence) override;
+  size_t resumable(const Context& context, size_t position) const override;
   // Sets the context that a sequence continues from.
   void adopt(const Sequence& sequence, std::shared_ptr<Context> context);
   // Splits more rows than one forward takes into several; the rows with logits must fit into the

@@ -183,8 +183,9 @@ std::vector<Proposal> Level::advance(std::span<const DraftRequest> requests) {
     const Sequence& sequence = *request.sequence;
     contexts.push_back(model_.context(request.sequence));
     // The last token is forwarded again: its logits are needed.
-    starts.push_back(std::min(contexts.back()->match(sequence.tokens, sequence.num_accepted()),
-                              sequence.tokens.size() - 1));
+    const size_t held = contexts.back()->match(sequence.tokens, sequence.num_accepted());
+    starts.push_back(
+        model_.resumable(*contexts.back(), std::min(held, sequence.tokens.size() - 1)));
     is_drafted = is_drafted || (request.at_most > 1 && !drafter_->is_silent());
   }
   std::vector<DraftRequest> draft_requests(requests.begin(), requests.end());

@@ -84,6 +84,25 @@ struct TileOut {
   uint16_t* patches;   // room for 512
 };
 
+// One head of a gated delta rule: a chunk of 32 positions, and the state at its beginning. A row
+// reads the state and the rows before it, so its bits do not depend on the rows beside it.
+constexpr int kDeltaChunk = 32;
+struct DeltaChunk {
+  int64_t key_dim, value_dim;  // even; a multiple of 16
+  const float* state;          // [key_dim][value_dim]; null: zeros
+  const float* keys;           // [key_dim][32 positions]
+  const float* decays;         // [32]
+  float* updates;              // [32][value_dim]
+};
+// Row `at` of a chunk, whose keys and decays hold its own already.
+struct DeltaRow {
+  int64_t at;
+  const float *key, *query;  // [key_dim]
+  const float* value;        // [value_dim]
+  float beta;
+  float* out;  // [value_dim]
+};
+
 struct Kernels {
   const char* name;
 
@@ -153,7 +172,19 @@ struct Kernels {
   // Merges a later chunk's part (values [n], maximum and sum) into the running one.
   void (*merge_part)(float* values, SoftmaxPart* running, const float* part_values,
                      SoftmaxPart part, int64_t n);
-  void (*scale)(float* x, float factor, int64_t n);  // x *= factor
+  void (*scale)(float* x, float factor, int64_t n);              // x *= factor
+  void (*sigmoid_gate)(const float* gate, int64_t n, float* x);  // x *= sigmoid(gate)
+
+  // Recurrent layers; docs/exactness.md gives the order of the sums.
+
+  // out[c] = silu(sum_j weights[j * stride + c] * rows[j][c]) of BF16 rows and weights, j
+  // ascending.
+  void (*short_conv)(const uint16_t* const* rows, const uint16_t* weights, int64_t stride,
+                     int64_t taps, int64_t n, float* out);
+  // Computes the row's output and its update of the state, from those of the rows before it.
+  void (*delta_row)(const DeltaChunk& chunk, const DeltaRow& row);
+  // The state after the chunk; `next` may be its state.
+  void (*delta_advance)(const DeltaChunk& chunk, float* next);
 
   const PickKernels* pick;
 

@@ -59,7 +59,13 @@ Decoder::Decoder(DecoderSpec spec, DecoderWeights weights, std::shared_ptr<Pool>
 void Decoder::place_layers() {
   std::vector<bool> sees_all(spec_.attentions.size(), false);
   longest_windows_.assign(spec_.attentions.size(), 0);
+  int64_t recurrent = 0;
   for (const LayerWeights& layer : weights_.layers) {
+    if (layer.is_recurrent()) {
+      cached_.push_back(recurrent++);
+      first_reader_ = std::ssize(cached_);
+      continue;
+    }
     const auto at = static_cast<size_t>(layer.attention);
     const AttentionShape& shape = spec_.attentions[at];
     sees_all[at] = sees_all[at] || layer.window == 0;
@@ -105,6 +111,11 @@ void Decoder::reserve_scratch() {
     head_outputs = std::max(head_outputs, shape.outputs());
   residual_.resize(rows * static_cast<size_t>(spec_.hidden));
   heads_.resize(rows * static_cast<size_t>(head_outputs));
+  if (spec_.gates_attention) gates_.resize(rows * static_cast<size_t>(head_outputs));
+  if (const StateShape states = state_shape(); states.layers > 0) {
+    delta_inputs_.resize(rows * static_cast<size_t>(delta_width()));
+    delta_rates_.resize(rows * static_cast<size_t>(2 * states.value_heads));
+  }
   hidden_.resize(rows * static_cast<size_t>(hidden_width));
   if (weights_.per_layer.exists())
     per_layer_.resize(rows * static_cast<size_t>(weights_.per_layer.projection->rows()));
@@ -142,6 +153,7 @@ size_t Decoder::fixed_bytes(Precision precision) const {
   if (weights_.per_layer.exists()) bytes += bytes_of(*weights_.per_layer.projection, precision);
   for (const LayerWeights& layer : weights_.layers) {
     bytes += bytes_of(*layer.query_key_value, precision) + bytes_of(*layer.output, precision);
+    if (layer.is_recurrent()) bytes += bytes_of(*layer.delta->rates, Precision::kExact);
     bytes += layer.router != nullptr ? bytes_of(*layer.router, Precision::kExact)
                                      : bytes_of(layer.feed_forwards.front(), precision);
     if (layer.per_layer.exists())
@@ -178,6 +190,7 @@ size_t Decoder::weight_bytes(Precision precision) const {
 size_t Decoder::seen_cache_bytes() const {
   int64_t words = 0;  // times kPagePositions
   for (size_t i = 0; i < weights_.layers.size(); ++i) {
+    if (weights_.layers[i].is_recurrent()) continue;
     const int64_t window = weights_.layers[i].window;
     int64_t positions = 0;
     for (const SequenceRows& rows :
@@ -188,7 +201,8 @@ size_t Decoder::seen_cache_bytes() const {
     }
     words += positions * kv_shape_.layers[static_cast<size_t>(cached_[i])].page_words();
   }
-  return static_cast<size_t>(words / kPagePositions) * sizeof(uint16_t);
+  return static_cast<size_t>(words / kPagePositions) * sizeof(uint16_t) +
+         static_cast<size_t>(state_bytes_);
 }
 
 bool Decoder::has_pages(const KvCache& cache, const ForwardRows& rows) const {
@@ -241,6 +255,7 @@ void Decoder::forward(Precision precision, const KvCache& cache, std::span<const
   plan_head(head);
   tell_read(tokens, sequences);
   prepare_positions(sequences);
+  plan_states(sequences);
   const int64_t layers = std::ssize(weights_.layers);
   const int64_t all_rows = logit_rows() == rows_ ? layers : first_reader_;
   pool_->run([&](Team& team) {
@@ -281,7 +296,10 @@ void Decoder::keep_asked_rows() {
 void Decoder::run_layers(Team& team, int64_t first, int64_t last) {
   for (int64_t layer = first; layer < last; ++layer) {
     const LayerWeights& weights = weights_.layers[static_cast<size_t>(layer)];
-    attend(team, layer);
+    if (weights.is_recurrent())
+      mix_recurrent(team, layer);
+    else
+      attend(team, layer);
     feed_forward(team, weights);
     if (weights.per_layer.exists()) add_per_layer(team, layer);
   }

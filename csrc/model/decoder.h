@@ -39,6 +39,16 @@ struct FeedForward {
 size_t bytes_of(const PackedWeight& weight, Precision precision);
 size_t bytes_of(const FeedForward& weights, Precision precision);
 
+constexpr int64_t kLargestDeltaDim = 256;  // of a recurrent layer's heads
+
+// A recurrent layer beside its products: `query_key_value` holds queries, keys, values and gates.
+struct DeltaWeights {
+  std::shared_ptr<PackedWeight> rates;     // betas, then decays, one of each per value head
+  Vector convolution;                      // [taps][channels]
+  std::vector<float> log_rate, step_bias;  // of decays, by value head
+  std::vector<float> norm;                 // [value_dim]
+};
+
 // What a layer adds to the residual stream x last: norm(projection(act(gate(x)) * e)), where e is
 // the layer's part of the token's per-layer embedding.
 struct PerLayerInput {
@@ -75,6 +85,8 @@ struct LayerWeights {
   bool values_are_keys = false;  // before norm and rotation
   PerLayerInput per_layer;
   float output_scale = 1.0f;  // of the residual stream behind the layer; 1 without a last norm
+  std::shared_ptr<DeltaWeights> delta;  // null: an attention layer
+  bool is_recurrent() const { return delta != nullptr; }
 };
 
 enum class NormKind : int { kRms = 0, kLayer = 1 };
@@ -95,6 +107,8 @@ struct DecoderSpec {
   float embedding_scale = 1.0f, residual_scale = 1.0f, logit_scale = 1.0f;
   int64_t experts_per_token = 0;
   bool shares_of_chosen = true;  // router softmax over the chosen experts only, else over all
+  bool gates_attention = false;  // by the sigmoids of the rows after queries, keys and values
+  StateShape delta;              // of recurrent layers
 };
 
 struct DecoderWeights {
@@ -112,6 +126,7 @@ struct ForwardRows {
   int64_t start;
   int64_t count;
   int64_t logits;
+  int64_t settled = 0;  // no later forward of the sequence begins before, except at 0
 };
 
 // The rows of the head that a forward reads: all, or those of the partial head. All other logits
@@ -127,6 +142,7 @@ class Decoder {
   const Kernels& kernels() const { return kernels_; }
   Pool& pool() { return *pool_; }
   const KvShape& kv_shape() const { return kv_shape_; }
+  StateShape state_shape() const;  // of recurrent layers
   int64_t max_rows() const { return max_rows_; }
 
   // Whether the cache holds every page that these rows write or read.
@@ -146,8 +162,8 @@ class Decoder {
   size_t weight_bytes(Precision precision) const;
   // Bytes of weights that the last forward read.
   size_t moved_bytes() const { return moved_bytes_; }
-  // Bytes of keys and values that the last forward read, in blocks of 32 positions. A block counts
-  // once per sequence, even if several of the sequence's rows read it.
+  // Bytes of keys, values and states that the last forward read or wrote: keys and values in blocks
+  // of 32 positions. A block counts once per sequence, even if several of its rows read it.
   size_t seen_cache_bytes() const;
 
   // Sums the squared inputs of the products of exact forwards from now on. By layer: queries, keys
@@ -199,6 +215,8 @@ class Decoder {
   void add_per_layer(Team& team, int64_t layer);
   void finish(Team& team);
   void share_attention(Team& team, int64_t layer);
+  void keep_gates(const AttentionShape& shape, int64_t first, int64_t count, const float* result,
+                  int64_t stride);
   void write_heads(int64_t layer, int64_t kv_head, const Attention::PageRows& part);
   void merge_head(const LayerWeights& layer, int64_t head, const Attention::PageRows& part);
   Attention& attention_of(const LayerWeights& layer) {
@@ -217,6 +235,17 @@ class Decoder {
   void norm(const Norm& norm, const float* x, int64_t n, float* out) const;
   void activate(const FeedForward& weights, int64_t first, int64_t count, float* result,
                 int64_t stride, int64_t rows, float* out) const;
+
+  // Recurrent layers (decoder_delta.cpp).
+  int64_t delta_width() const;  // outputs of a recurrent layer's first product
+  void plan_states(std::span<const ForwardRows> sequences);
+  void mix_recurrent(Team& team, int64_t layer);
+  void run_delta_head(int64_t layer, const SequenceRows& rows, int64_t key_head);
+  void run_delta_row(int64_t layer, const SequenceRows& rows, const StateStep& step,
+                     int64_t key_head, int64_t position);
+  DeltaChunk delta_chunk(const SequenceStates& states, int64_t layer, const StateStep& step,
+                         int64_t value_head) const;
+  void gate_head(const LayerWeights& weights, float* x, float* out) const;
 
   auto normed(const Norm& norm) const;
   auto put_output(const Vector& bias, Destination destination);
@@ -257,8 +286,9 @@ class Decoder {
   std::vector<Attention> attentions_;     // by shape
   std::vector<int64_t> longest_windows_;  // by shape; 0 if a layer sees all positions
   KvShape kv_shape_;
-  int64_t first_reader_ = 0;     // from this layer on, none has keys and values of its own
-  std::vector<int64_t> cached_;  // by layer: the layer of the cache that it reads
+  int64_t first_reader_ = 0;  // from this layer on, none has keys, values or states of its own
+  // By layer: the layer of the cache that it reads, or its number among recurrent ones.
+  std::vector<int64_t> cached_;
   void (*activate_)(const float* gate, const float* up, int64_t n, float* out);
   int64_t longest_window_ = 0;  // 0 if any layer sees all positions
 
@@ -287,6 +317,11 @@ class Decoder {
   };
   std::vector<Scratch> scratch_;
   std::vector<float> residual_, heads_, hidden_, aside_;
+  std::vector<float> gates_;                       // of attention, [rows][heads * head_dim]
+  std::vector<float> delta_inputs_, delta_rates_;  // [rows][channels + gates], [rows][2 heads]
+  std::vector<StateStep> state_steps_;             // of all sequences
+  std::vector<size_t> state_step_starts_;          // by sequence, and the end
+  int64_t state_bytes_ = 0;
   std::vector<float> per_layer_;  // [rows][layers][width]
   Memory prepared_;
   std::vector<float> logits_;

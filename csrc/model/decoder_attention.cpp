@@ -96,9 +96,23 @@ void Decoder::write_heads(int64_t layer_index, int64_t kv_head, const Attention:
 void Decoder::merge_head(const LayerWeights& layer, int64_t head, const Attention::PageRows& part) {
   Attention& attention = attention_of(layer);
   const AttentionShape& shape = attention.shape();
-  for (int64_t row = part.first; row < part.last; ++row)
-    attention.merge(row, head, layer.sinks,
-                    heads_.data() + row * shape.outputs() + head * shape.head_dim);
+  const int64_t dim = shape.head_dim;
+  for (int64_t row = part.first; row < part.last; ++row) {
+    float* const out = heads_.data() + row * shape.outputs() + head * dim;
+    attention.merge(row, head, layer.sinks, out);
+    if (spec_.gates_attention)
+      kernels_.sigmoid_gate(gates_.data() + row * shape.queries() + head * dim, dim, out);
+  }
+}
+
+// Keeps the outputs that follow queries, keys and values.
+void Decoder::keep_gates(const AttentionShape& shape, int64_t first, int64_t count,
+                         const float* result, int64_t stride) {
+  const int64_t width = shape.queries(), before = shape.outputs();
+  const int64_t from = std::max(first, before), to = std::min(first + count, before + width);
+  for (int64_t row = 0; from < to && row < rows_; ++row)
+    std::memcpy(gates_.data() + row * width + from - before, result + row * stride + from - first,
+                static_cast<size_t>(to - from) * sizeof(float));
 }
 
 void Decoder::attend(Team& team, int64_t layer_index) {
@@ -108,7 +122,10 @@ void Decoder::attend(Team& team, int64_t layer_index) {
   multiply(team, "queries, keys, values", precision_, qkv,
            prepare(team, precision_, rows_, qkv, normed(layer.attention_norm)),
            [&](int64_t first, int64_t count, const float* result, int64_t stride) {
-             const int64_t kept = std::min(count, qkv.rows() - first);
+             if (spec_.gates_attention)
+               keep_gates(attention_of(layer).shape(), first, count, result, stride);
+             const int64_t kept = std::min(count, std::min(qkv.rows(), outputs) - first);
+             if (kept <= 0) return;
              for (int64_t row = 0; row < rows_; ++row) {
                float* const out = heads_.data() + row * outputs + first;
                std::memcpy(out, result + row * stride, static_cast<size_t>(kept) * sizeof(float));

@@ -20,8 +20,9 @@ std::span<const int32_t> page_tokens(std::span<const int32_t> tokens, int64_t pa
 
 }  // namespace
 
-KvCache::KvCache(KvShape shape, int64_t pages)
+KvCache::KvCache(KvShape shape, int64_t pages, StateShape states, int64_t most_states)
     : shape_(std::move(shape)),
+      states_(std::make_unique<RecurrentStates>(states, most_states)),
       frame_words_(kFramePages * shape_.page_words()),
       references_(static_cast<size_t>(pages), 0),
       free_in_frame_(static_cast<size_t>((pages + kFramePages - 1) / kFramePages)),
@@ -47,6 +48,7 @@ void KvCache::release(int sequence) {
   // The last page first, so that it is evicted first: a page is useless without those before it.
   for (auto page = table.rbegin(); page != table.rend(); ++page) drop_page(*page);
   sequences_.erase(sequence);
+  states_->release(sequence);
 }
 
 int KvCache::fork(int sequence, int64_t length) {
@@ -58,6 +60,7 @@ int KvCache::fork(int sequence, int64_t length) {
   shared.assign(table.begin(), table.begin() + static_cast<std::ptrdiff_t>(pages));
   for (const int32_t page : shared)
     if (page != kNoPage) ++references_[static_cast<size_t>(page)];
+  states_->fork(sequence, copy);
   return copy;
 }
 
@@ -72,8 +75,8 @@ bool KvCache::make_writable(int sequence, int64_t first, int64_t last) {
   };
   int64_t needed = 0;
   for (size_t i = begin; i < end; ++i) needed += is_own(i) ? 0 : 1;
+  if (needed > free_pages() || !states_->reserve(sequence)) return false;
   if (needed == 0) return true;
-  if (needed > free_pages()) return false;
   if (table.size() < end) table.resize(end, kNoPage);
   for (size_t i = begin; i < end; ++i) {
     if (is_own(i)) continue;
@@ -89,6 +92,7 @@ bool KvCache::make_writable(int sequence, int64_t first, int64_t last) {
 int64_t KvCache::attach_prefix(int sequence, std::span<const int32_t> tokens, uint64_t salt) {
   auto& table = sequences_.at(sequence);
   assert(table.empty());
+  if (states_->exist()) return 0;
   const int64_t most = (static_cast<int64_t>(tokens.size()) - 1) / kPagePositions;
   int64_t parent = 0;
   for (int64_t i = 0; i < most; ++i) {

@@ -12,11 +12,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <set>
 #include <span>
 #include <unordered_map>
 #include <vector>
 
+#include "model/recurrent_states.h"
 #include "weights/pack.h"
 
 namespace specqd {
@@ -73,24 +75,28 @@ class KvView {
 
 class KvCache {
  public:
-  // Reserves address space for `pages` pages; a frame takes memory when it is first written.
-  KvCache(KvShape shape, int64_t pages);
+  // Reserves address space for `pages` pages; a frame takes memory when it is first written. At
+  // most `most_states` sequences can have states of recurrent layers.
+  KvCache(KvShape shape, int64_t pages, StateShape states = {}, int64_t most_states = 0);
 
   const KvShape& shape() const { return shape_; }
+  RecurrentStates& states() const { return *states_; }
   int64_t total_pages() const { return static_cast<int64_t>(references_.size()); }
   int64_t free_pages() const { return static_cast<int64_t>(free_.size()) + unused_published(); }
 
   int create();
   void release(int sequence);
   // A new sequence that shares all pages up to `length`; a shared page is copied before a write.
+  // Its states are a copy, or none if none are free.
   int fork(int sequence, int64_t length);
 
   // Makes positions [first, last) writable: allocates missing pages and copies shared or published
-  // ones. Returns false and changes nothing if there are too few free pages.
+  // ones. Returns false and changes nothing if there are too few free pages, or no free states.
   bool make_writable(int sequence, int64_t first, int64_t last);
 
   // Adds published pages that hold exactly the prefix of these tokens to an empty sequence, at most
-  // (n - 1) / 64 pages, so that a token remains to forward. Returns the number of positions.
+  // (n - 1) / 64 pages, so that a token remains to forward. Returns the number of positions; 0
+  // where layers are recurrent, because pages hold no states.
   int64_t attach_prefix(int sequence, std::span<const int32_t> tokens, uint64_t salt);
   // Publishes the sequence's full pages, which must hold the exact keys and values of `tokens`.
   void publish(int sequence, std::span<const int32_t> tokens, uint64_t salt);
@@ -137,6 +143,7 @@ class KvCache {
   KvView view(const int32_t* pages, int64_t layer, int64_t kv_head) const;
 
   KvShape shape_;
+  std::unique_ptr<RecurrentStates> states_;
   int64_t frame_words_;
   std::vector<int64_t> layer_starts_;  // of each layer's words in a frame
   Memory memory_;

@@ -299,7 +299,8 @@ def feed(model: Model, sequence: Sequence, feeding: str) -> None:
         model.publish(twin)
         model.release(twin)
         page = _native.PAGE_POSITIONS
-        assert model.adopt_prefix(sequence) == (sequence.prompt_length - 1) // page * page
+        held = 0 if model.cache.has_states else (sequence.prompt_length - 1) // page * page
+        assert model.adopt_prefix(sequence) == held
 
 
 def read_logits(model: Model) -> NDArray[np.float32]:
@@ -324,7 +325,9 @@ def digest(bits: NDArray[Any]) -> bytes:
 
 def position_of_words(model: Model) -> NDArray[np.int64]:
     """The position within the page of each word of a cache page."""
-    heads = model.config.num_layers * model.config.num_kv_heads
+    delta = model.config.delta
+    layers = model.config.num_layers - (sum(delta.layers) if delta else 0)
+    heads = layers * model.config.num_kv_heads
     dim = model.config.head_dim
     key_tiles, value_panels = -(-dim // 32), -(-dim // 16)
     at = np.arange(_native.PAGE_POSITIONS)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from support.random_models import ROPE_SCALINGS, Shape
+from support.random_recurrent import DELTA_NET
 
 GRANITE = {
     "embedding_multiplier": 12.0,
@@ -139,5 +140,10 @@ FAMILY_SHAPES: Mapping[str, Shape] = {
         "gpt_oss", hidden=64, heads=7, kv_heads=1, head_dim=40, ffn=96, vocab=263, context=1024,
         window=60, has_biases=True, rope_scaling=ROPE_SCALINGS["yarn"], is_peaked=True,
         extra={"num_local_experts": 5, "num_experts_per_tok": 2},
+    ),
+    "qwen3_5_text": Shape(
+        "qwen3_5_text", hidden=72, heads=4, kv_heads=2, head_dim=24, ffn=84, layers=4, vocab=271,
+        context=1024, rope_theta=1e6, spells_rope_parameters=True, is_peaked=True,
+        extra=DELTA_NET | {"full_attention_interval": 2},
     ),
 }  # fmt: skip

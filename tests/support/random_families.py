@@ -3,10 +3,11 @@
 Written from the models' definitions. Knows no readers.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from support import random_gemma4 as gemma4
+from support.random_recurrent import Linears, Sizes, recurrent_linears, recurrent_vectors
 
 if TYPE_CHECKING:
     from support.random_models import Shape
@@ -14,9 +15,8 @@ if TYPE_CHECKING:
 ModelType = Literal[
     "llama", "mistral", "ministral3", "qwen2", "qwen3", "olmo2", "olmo3", "granite",
     "granitemoehybrid", "glm4", "smollm3", "gemma2", "gemma3_text", "gemma4_text", "phi3",
-    "starcoder2", "gpt_neox", "stablelm", "mixtral", "qwen3_moe", "gpt_oss",
+    "starcoder2", "gpt_neox", "stablelm", "mixtral", "qwen3_moe", "gpt_oss", "qwen3_5_text",
 ]  # fmt: skip
-Sizes = Iterator[tuple[str, tuple[int, ...]]]
 
 ARCHITECTURES = {
     "granitemoehybrid": "GraniteMoeHybrid",
@@ -27,12 +27,13 @@ ARCHITECTURES = {
     "stablelm": "StableLm",
     "qwen3_moe": "Qwen3Moe",
     "gpt_oss": "GptOss",
+    "qwen3_5_text": "Qwen3_5",
 }
 PER_LAYER = ("layer_types", "no_rope_layers")  # entries that list layers
 ROUTERS = ("mlp.gate.weight", "block_sparse_moe.gate.weight", "mlp.router.weight")
 BYTES = ("_blocks", "_scales")  # tensors of MXFP4
 LAYER_NORMED = ("starcoder2", "gpt_neox", "stablelm")
-ZERO_CENTRED = ("gemma2", "gemma3_text")  # norms multiply by 1 + weight
+ZERO_CENTRED = ("gemma2", "gemma3_text", "qwen3_5_text")  # norms multiply by 1 + weight
 _NORMS_AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")
 NORMS_AFTER = {  # of attention and feed forward, by their names
     "olmo2": _NORMS_AFTER,
@@ -87,7 +88,7 @@ def family_config(shape: "Shape") -> Mapping[str, Any]:
                 "mamba_n_heads": 2,
                 "mamba_d_head": shape.hidden,
             }
-        case "olmo2" | "glm4":
+        case "olmo2" | "glm4" | "qwen3_5_text":
             entries = biases
         case "olmo3":
             entries = {**biases, "sliding_window": shape.window}
@@ -161,7 +162,7 @@ def _layer_sizes(shape: "Shape", index: int) -> Sizes:
     norms = ["input_layernorm", "post_attention_layernorm"]
     if kind in ("olmo2", "olmo3"):
         norms = list(NORMS_AFTER[kind])
-    if kind in ZERO_CENTRED or kind == "gemma4_text":
+    if kind in ("gemma2", "gemma3_text", "gemma4_text"):
         norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
     if kind == "glm4":
         norms += NORMS_AFTER[kind]
@@ -173,12 +174,14 @@ def _layer_sizes(shape: "Shape", index: int) -> Sizes:
         yield from gemma4.layer_sizes(shape, index)
         return
     feed_forward = _experts if _has_experts(shape, index) else _mlp
-    linears = _attention_linears(shape) | feed_forward(shape)
+    is_recurrent = _is_recurrent(shape, index)
+    mixer = recurrent_linears(shape) if is_recurrent else _attention_linears(shape)
+    linears = mixer | feed_forward(shape)
     for name, (rows, columns, is_biased) in linears.items():
         yield f"{name}.weight", (rows, columns)
         if is_biased:
             yield f"{name}.bias", (rows,)
-    yield from _head_norms(shape)
+    yield from recurrent_vectors(shape) if is_recurrent else _head_norms(shape)
     if kind == "gpt_oss":
         yield from _mxfp4_experts(shape)
         yield "self_attn.sinks", (shape.heads,)
@@ -187,16 +190,13 @@ def _layer_sizes(shape: "Shape", index: int) -> Sizes:
 def _head_norms(shape: "Shape") -> Sizes:
     dim, kind = shape.head_dim, shape.model_type
     for letter, heads in (("q", shape.heads), ("k", shape.kv_heads)):
-        if kind in ("qwen3", "qwen3_moe", "gemma3_text"):
+        if kind in ("qwen3", "qwen3_moe", "gemma3_text", "qwen3_5_text"):
             yield f"self_attn.{letter}_norm.weight", (dim,)
         if kind in ("olmo2", "olmo3"):
             yield f"self_attn.{letter}_norm.weight", (heads * dim,)
         if kind == "stablelm" and shape.extra.get("qk_layernorm"):
             for head in range(heads):
                 yield f"self_attn.{letter}_layernorm.norms.{head}.weight", (dim,)
-
-
-Linears = dict[str, tuple[int, int, bool]]  # rows, columns and whether there is a bias
 
 
 def _attention_linears(shape: "Shape") -> Linears:
@@ -206,9 +206,16 @@ def _attention_linears(shape: "Shape") -> Linears:
     if kind in ("phi3", "gpt_neox"):
         linears = {"self_attn.qkv_proj": (q + 2 * kv, hidden, qkv_biased)}
     else:
-        rows = {"q": q, "k": kv, "v": kv}
+        gates = q if kind == "qwen3_5_text" else 0
+        rows = {"q": q + gates, "k": kv, "v": kv}
         linears = {f"self_attn.{n}_proj": (rows[n], hidden, qkv_biased) for n in rows}
     return linears | {"self_attn.o_proj": (hidden, q, biased and kind not in ("stablelm", "glm4"))}
+
+
+def _is_recurrent(shape: "Shape", index: int) -> bool:
+    if shape.model_type != "qwen3_5_text":
+        return False
+    return bool((index + 1) % shape.extra.get("full_attention_interval", 4))
 
 
 def _mlp(shape: "Shape") -> Linears:

@@ -26,6 +26,7 @@ from support.random_families import (
     rope_parameters,
     tensor_sizes,
 )
+from support.random_recurrent import draw_recurrent
 from support.writers import bf16_bits, entry, read_raw, write_safetensors
 
 Tensors = dict[str, NDArray[np.uint16] | NDArray[np.uint8]]
@@ -178,6 +179,8 @@ def _draw(
     if name.endswith("_scales"):  # codes have an RMS of about 3, blocks 32 weights
         least = 125 - round(math.log2(3 * math.sqrt(32 * size[-1])))
         return rng.integers(least, least + 3, size).astype(np.float32)
+    if (drawn := draw_recurrent(rng, name, size)) is not None:
+        return drawn
     noise = rng.standard_normal(size, np.float32)
     if name.endswith(("bias", "sinks")):
         return np.float32(0.3) * noise
@@ -201,7 +204,7 @@ def _peak(rng: np.random.Generator, shape: Shape, weights: dict[str, NDArray[np.
         weights[name][...] = np.float32(factor) * (offset + weights[name]) - offset
 
     final_norm = module_name(shape, "model.norm")
-    modules = ("self_attn.o_proj", "mlp.down_proj", ".down_proj", ".w2")
+    modules = ("self_attn.o_proj", "linear_attn.out_proj", "mlp.down_proj", ".down_proj", ".w2")
     outputs = [module_name(shape, f"{name}.weight") for name in modules]
     if shape.model_type in NORMS_AFTER:
         outputs = [f"{name}.weight" for name in NORMS_AFTER[shape.model_type]]

@@ -21,6 +21,7 @@ from support.reference_positions import (
     tells_positions,
     window,
 )
+from support.reference_recurrent import gated_delta_net, is_recurrent
 
 Weights = Mapping[str, Array]
 KeysValues = dict[int, tuple[Array, Array]]  # by layer
@@ -82,8 +83,12 @@ def forward(
         layer = _layer(weights, index)
         before = x
         inputs = _norm(config, layer, "before_attention", x)
-        mixed = _attention(config, layer, index, inputs, keys_values)
-        x = x + _norm(config, layer, "after_attention", mixed) * branch_scale
+        if is_recurrent(layer):
+            mixed = gated_delta_net(config, layer, inputs)
+        else:
+            mixed = _attention(config, layer, index, inputs, keys_values)
+        mixed = _norm(config, layer, "after_attention", mixed)
+        x = x + mixed * branch_scale
         source = before if _is_parallel(config) else x
         inputs = _norm(config, layer, "before_mlp", source)
         x = (
@@ -175,6 +180,11 @@ def _cut(config: Config, name: str, weight: Array) -> Iterator[tuple[str, Array]
         ends = heads * dim, (heads + config["num_key_value_heads"]) * dim
         for letter, part in zip("qkv", np.split(weight, ends), strict=True):
             yield name.replace("qkv_proj", f"{letter}_proj"), part
+    elif config["model_type"] == "qwen3_5_text" and ".q_proj" in name:
+        parts = weight.reshape(heads, 2, dim, -1)
+        for i, part_name in enumerate(("q_proj", "gates")):
+            rows = parts[:, i].reshape(heads * dim, *weight.shape[1:])
+            yield name.replace("q_proj", part_name), rows
     elif config["model_type"] == "gpt_oss" and "mlp.experts." in name:
         ending = "bias" if name.endswith("_bias") else "weight"
         for expert, each in enumerate(weight):
@@ -223,7 +233,7 @@ def norm(config: Config, x: Array, weight: Array, bias: Array | None = None) -> 
         if name in config:
             centred = x - x.mean(axis=-1, keepdims=True)
             return rms_norm(centred, weight, config[name]) + (0 if bias is None else bias)
-    offset = config["model_type"] in ("gemma2", "gemma3_text")
+    offset = config["model_type"] in ("gemma2", "gemma3_text", "qwen3_5_text")
     return rms_norm(x, offset + weight, config.get("rms_norm_eps", 1e-6))
 
 
@@ -277,6 +287,8 @@ def _attention(
     shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
     shares = (shares / shares.sum(axis=-1, keepdims=True))[..., :n]
     mixed = np.einsum("hts,shd->thd", shares, v).reshape(n, heads * dim)
+    if "self_attn.gates.weight" in layer:
+        mixed = mixed / (1 + np.exp(-_linear(layer, "self_attn.gates", x)))
     return _linear(layer, "self_attn.o_proj", mixed)
 
 

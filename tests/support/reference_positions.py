@@ -33,6 +33,8 @@ def window(config: Config, index: int) -> int | None:
         if kind == "gemma3_text":
             every = config.get("sliding_window_pattern", 6)
         slides = (index + 1) % every != 0
+    elif kind == "qwen3_5_text":
+        return None
     elif kind.startswith("qwen") or kind == "smollm3":
         if not config.get("use_sliding_window", False):
             return None
@@ -58,7 +60,8 @@ def tells_positions(config: Config, index: int) -> bool:
 
 def rotated_dims(config: Config) -> int:
     """Number of dimensions of a head that rotate: the first ones."""
-    default = {"gpt_neox": 0.25, "stablelm": 0.25, "glm4": 0.5}.get(config["model_type"], 1.0)
+    shares = {"gpt_neox": 0.25, "stablelm": 0.25, "glm4": 0.5, "qwen3_5_text": 0.25}
+    default = shares.get(config["model_type"], 1.0)
     share = config.get("rotary_pct", config.get("partial_rotary_factor", default))
     share = (config.get("rope_parameters") or {}).get("partial_rotary_factor", share)
     return int(head_dim(config) * share)

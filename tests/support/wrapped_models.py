@@ -14,8 +14,8 @@ Naming = Literal["model.language_model.", "language_model."]
 
 
 def wrap_model(directory: Path, model: Path, naming: Naming, **more: Any) -> Path:
-    """Writes the model as the text part of a `mistral3` or `gemma4`, with `more` entries of
-    config.json."""
+    """Writes the model as the text part of a `mistral3`, `qwen3_5` or `gemma4`, with `more` entries
+    of config.json."""
     shutil.copytree(model, directory)
     config, tensors = read_model(model)
     wrapped = {"vision_tower.weight": np.full((64, 64), 0x7FC0, np.uint16)}  # NaN: nobody reads it
@@ -26,7 +26,8 @@ def wrap_model(directory: Path, model: Path, naming: Naming, **more: Any) -> Pat
             name = naming + name.removeprefix("model.")
         wrapped[name] = bits
     write_safetensors(directory / "model.safetensors", wrapped)
-    kind = "gemma4" if config["model_type"] == "gemma4_text" else "mistral3"
+    wrappers = {"qwen3_5_text": "qwen3_5", "gemma4_text": "gemma4"}
+    kind = wrappers.get(config["model_type"], "mistral3")
     around = {"model_type": kind, "text_config": config, "vision_config": {}, **more}
     (directory / "config.json").write_text(json.dumps(around))
     return directory

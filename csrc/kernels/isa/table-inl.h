@@ -3,6 +3,7 @@
 
 #include "kernels/isa/activations-inl.h"
 #include "kernels/isa/attention-inl.h"
+#include "kernels/isa/delta-inl.h"
 #include "kernels/isa/nested-inl.h"
 #include "kernels/isa/ops-inl.h"
 #include "kernels/isa/pick-inl.h"
@@ -39,6 +40,10 @@ constexpr Kernels generic_table(const char* name) {
           .softmax_part = softmax_part,
           .merge_part = merge_part,
           .scale = scale,
+          .sigmoid_gate = sigmoid_gate,
+          .short_conv = short_conv,
+          .delta_row = delta_row,
+          .delta_advance = delta_advance,
           .pick = &picking::kKernels,
           .read_bytes = read_bytes,
           .multiply_registers = multiply_registers};

@@ -87,7 +87,27 @@ def find_not_finite(pool: Pool, bits: Annotated[NDArray[numpy.uint16], dict(shap
 PAGE_POSITIONS: int = 64
 
 class KvCache:
-    def __init__(self, decoder: Decoder, pages: int) -> None: ...
+    def __init__(self, decoder: Decoder, pages: int, states: int = 0) -> None: ...
+
+    @property
+    def has_states(self) -> bool:
+        """Whether layers are recurrent."""
+
+    @property
+    def total_states(self) -> int:
+        """Most sequences that can have states of recurrent layers at once."""
+
+    @property
+    def free_states(self) -> int: ...
+
+    @property
+    def state_bytes(self) -> int:
+        """Most bytes of states that one sequence takes."""
+
+    def has_states_of(self, sequence: int) -> bool: ...
+
+    def can_continue(self, sequence: int, position: int) -> bool:
+        """Whether states allow a forward to begin at `position`."""
 
     @property
     def total_pages(self) -> int: ...
@@ -118,6 +138,14 @@ class Norm:
 class FeedForward:
     def __init__(self, *, gate_up: PackedWeight, down: PackedWeight, gate_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None = None, up_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None = None, down_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None = None) -> None: ...
 
+class DeltaWeights:
+    """
+    What a recurrent layer has beside its products; `rates` are the rows
+    of betas, then of decays.
+    """
+
+    def __init__(self, *, rates: PackedWeight, convolution: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)], log_rate: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', writable=False)], step_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', writable=False)], norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', writable=False)]) -> None: ...
+
 class PerLayerInput:
     def __init__(self, *, gate: PackedWeight, projection: PackedWeight, post_norm: Norm) -> None: ...
 
@@ -125,13 +153,18 @@ class PerLayerEmbedding:
     def __init__(self, *, table: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), device='cpu', writable=False)], projection: PackedWeight, norm: Norm) -> None: ...
 
 class LayerWeights:
-    def __init__(self, *, attention_norm: Norm | None, attention_post_norm: Norm | None, feed_forward_norm: Norm | None, feed_forward_post_norm: Norm | None, query_norm: Norm | None, key_norm: Norm | None, value_norm: Norm | None, query_key_value: PackedWeight, output: PackedWeight, query_key_value_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, output_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, sinks: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, feed_forwards: _Sequence[FeedForward], router: PackedWeight | None, router_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, window: int, rope: int, attention: int, kv_layer: int, values_are_keys: bool, per_layer: PerLayerInput | None, output_scale: float) -> None: ...
+    def __init__(self, *, attention_norm: Norm | None, attention_post_norm: Norm | None, feed_forward_norm: Norm | None, feed_forward_post_norm: Norm | None, query_norm: Norm | None, key_norm: Norm | None, value_norm: Norm | None, query_key_value: PackedWeight, output: PackedWeight, query_key_value_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, output_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, sinks: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, feed_forwards: _Sequence[FeedForward], router: PackedWeight | None, router_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, window: int, rope: int, attention: int, kv_layer: int, values_are_keys: bool, per_layer: PerLayerInput | None, output_scale: float, delta: DeltaWeights | None = None) -> None: ...
 
 class AttentionShape:
     def __init__(self, *, heads: int, kv_heads: int, head_dim: int, scale: float, cap: float) -> None: ...
 
+class StateShape:
+    """The heads of recurrent layers."""
+
+    def __init__(self, *, key_heads: int, value_heads: int, key_dim: int, value_dim: int, taps: int) -> None: ...
+
 class DecoderSpec:
-    def __init__(self, *, hidden: int, vocabulary: int, attentions: _Sequence[AttentionShape], ropes: _Sequence[RopeSpec], norm_epsilon: float, norm: str, norm_offset: float, norms_whole_rows: bool, activation: str, is_gated: bool, is_parallel: bool, logit_cap: float, embedding_scale: float, residual_scale: float, logit_scale: float, experts_per_token: int, shares_of_chosen: bool) -> None: ...
+    def __init__(self, *, hidden: int, vocabulary: int, attentions: _Sequence[AttentionShape], ropes: _Sequence[RopeSpec], norm_epsilon: float, norm: str, norm_offset: float, norms_whole_rows: bool, activation: str, is_gated: bool, is_parallel: bool, logit_cap: float, embedding_scale: float, residual_scale: float, logit_scale: float, experts_per_token: int, shares_of_chosen: bool, gates_attention: bool = False, delta: StateShape | None = None) -> None: ...
 
 class PartialHead:
     """Chooses the rows of the head that a draft reads."""

@@ -34,6 +34,7 @@ from specqd.config.llama import (
     read_smollm3,
 )
 from specqd.config.neox import read_gpt_neox, read_stablelm, read_starcoder2
+from specqd.config.qwen3_5 import read_qwen3_5
 from specqd.config.rope import RopeConfig
 from specqd.errors import ConfigError, shown
 from specqd.formats.gguf import GgufFile, is_gguf
@@ -64,6 +65,7 @@ _READERS: dict[str, Callable[[Fields, int | None], DecoderConfig]] = {
     "ministral3": read_ministral3,
     "qwen2": read_qwen2,
     "qwen3": read_qwen3,
+    "qwen3_5_text": read_qwen3_5,
     "olmo2": read_olmo2,
     "olmo3": read_olmo3,
     "granite": read_granite,
@@ -83,6 +85,7 @@ _READERS: dict[str, Callable[[Fields, int | None], DecoderConfig]] = {
 }
 _TEXT_PARTS = {  # wrapper -> types of its text model
     "mistral3": ("mistral", "ministral3"),
+    "qwen3_5": ("qwen3_5_text",),
     "gemma4": ("gemma4_text",),
 }
 _BF16_CHECKPOINTS = {"ministral3": "; those of Ministral 3 have names that end in -BF16"}

@@ -45,6 +45,26 @@ class ExpertsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaConfig:
+    """Layers with a gated delta rule instead of attention, after a convolution of `taps` rows.
+
+    Each key head serves the same number of value heads, consecutive ones.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+    layers: tuple[bool, ...]
+
+    @property
+    def channels(self) -> int:
+        """Queries, keys and values of all heads."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionConfig:
     """The keys and values of one layer.
 
@@ -112,7 +132,9 @@ class DecoderConfig:
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     has_sinks: bool = False
+    gates_attention: bool = False  # its outputs; the gates' rows follow each head's query
     experts: ExpertsConfig | None = None
+    delta: DeltaConfig | None = None
     attentions: tuple[AttentionConfig, ...] = ()  # by layer; empty: all as stated above
     norms_values: bool = False  # each head's, without a weight
     intermediate_sizes: tuple[int, ...] = ()  # by layer; empty: all as stated above

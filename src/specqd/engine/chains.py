@@ -269,7 +269,7 @@ class Drafts:
             pages = target.cache.total_pages
             twin = next((m for (d, _), m in self._models.items() if d == directory), None)
             if twin is not None:
-                cache = _native.KvCache(twin.decoder, pages)
+                cache = _native.KvCache(twin.decoder, pages, twin.cache.total_states)
                 parts = twin.config, twin.weights, twin.decoder, twin.machine
                 self._models[key] = Model(*parts, cache, precision)
             else:

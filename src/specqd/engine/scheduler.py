@@ -71,14 +71,16 @@ class Scheduler:
                 self.cached_prompt_tokens += cached
 
     def has_pages(self, ahead: int) -> bool:
-        """Whether the cache has pages for `ahead` more positions of each running sequence."""
+        """Whether the cache has pages for `ahead` more positions of each running sequence, and
+        states where layers are recurrent."""
         model, missing = self._model, 0
         for generation in self.running:
             tokens = generation.sequence.tokens
             end = len(tokens) + min(ahead, generation.most_tokens - generation.count)
             # Samples share their prompt's last page until they write it: each may need a copy.
             missing += model.missing_pages(generation.sequence, end) + (generation.params.n > 1)
-        return missing <= model.cache.free_pages
+        lacking = sum(model.lacks_states(generation.sequence) for generation in self.running)
+        return missing <= model.cache.free_pages and lacking <= model.cache.free_states
 
     def remove(self, generation: Generation) -> None:
         """Drops a sequence that has ended."""

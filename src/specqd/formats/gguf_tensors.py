@@ -124,6 +124,10 @@ class GgufTensors:
         heads = self._heads.get(name.split(".")[-2])
         return bits if heads is None else in_half_order(bits, heads)
 
+    def f32(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        """The values of tensor `name`, as `bf16` reads them."""
+        return widened(self.bf16(name, shape))
+
     def _unshifted(self, name: str, data: NDArray[Any]) -> NDArray[np.uint16]:
         wide = widened(data) if data.dtype == np.uint16 else data
         bits = without_one(wide)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specqd.errors import TensorError, shown
-from specqd.formats.bf16 import rounded_to_bf16
+from specqd.formats.bf16 import rounded_to_bf16, widened
 from specqd.formats.mapped import MappedFile
 from specqd.formats.small_file import read_small
 
@@ -97,6 +97,9 @@ class WeightSource(Protocol):
 
     def bf16(self, name: str, shape: tuple[int, ...]) -> NDArray[np.uint16]:
         """The BF16 bits of a tensor; raises TensorError as `check` does."""
+
+    def f32(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        """The values of a tensor, not rounded; raises TensorError as `check` does."""
 
     def matrices(self) -> Iterable[tuple[str, str, tuple[int, ...]]]:
         """The name, dtype and shape of every tensor with rows and columns."""
@@ -196,6 +199,12 @@ class TensorDirectory(Mapping[str, TensorView]):
         self.check(name, shape)
         view = self[name]
         return view.data if view.dtype == "BF16" else rounded_to_bf16(view.data)
+
+    def f32(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        """The values of tensor `name`, exactly. Raises TensorError as `check` does."""
+        self.check(name, shape)
+        view = self[name]
+        return widened(view.data) if view.dtype == "BF16" else view.data.astype(np.float32)
 
     def _why_missing(self, name: str) -> str:
         if f"{name.removesuffix('.weight')}.qweight" in self._shards:

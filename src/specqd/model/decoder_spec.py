@@ -4,11 +4,12 @@ import numpy as np
 
 from specqd import _native
 from specqd.config import DecoderConfig
+from specqd.config.decoder import DeltaConfig
 from specqd.config.rope import RopeConfig
 
 
 def decoder_spec(config: DecoderConfig) -> _native.DecoderSpec:
-    experts = config.experts
+    experts, delta = config.experts, config.delta
     return _native.DecoderSpec(
         hidden=config.hidden_size,
         vocabulary=config.vocab_size,
@@ -27,6 +28,18 @@ def decoder_spec(config: DecoderConfig) -> _native.DecoderSpec:
         logit_scale=config.logit_scale,
         experts_per_token=experts.per_token if experts else 0,
         shares_of_chosen=experts.shares_of_chosen if experts else True,
+        gates_attention=config.gates_attention,
+        delta=None if delta is None else _state_shape(delta),
+    )
+
+
+def _state_shape(delta: DeltaConfig) -> _native.StateShape:
+    return _native.StateShape(
+        key_heads=delta.key_heads,
+        value_heads=delta.value_heads,
+        key_dim=delta.key_dim,
+        value_dim=delta.value_dim,
+        taps=delta.taps,
     )
 
 

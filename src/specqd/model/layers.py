@@ -8,10 +8,12 @@ from numpy.typing import NDArray
 
 from specqd import _native
 from specqd.config import AttentionConfig, DecoderConfig, ExpertsConfig, PerLayerConfig
+from specqd.config.decoder import DeltaConfig
 from specqd.formats.bf16 import widened
 from specqd.model.importance import InputSquares, LayerInputs, Squares
 from specqd.model.loader import Bits, Loader, Source
 from specqd.model.mxfp4_experts import Mxfp4Experts
+from specqd.model.recurrent import delta_weights, recurrent_inputs, recurrent_output
 from specqd.model.tensor_names import TensorNames
 
 _ONE = 0x3F80  # as BF16 bits
@@ -67,6 +69,8 @@ class LayerReader:
 
         rotation, attention = c.rotation(index), c.attention(index)
         head_dim, has_keys = attention.head_dim, attention.kv_layer is None
+        delta = c.delta if c.delta and c.delta.layers[index] else None
+        has_keys = has_keys and delta is None
         experts = c.experts if c.experts and c.experts.layers[index] else None
         attention_norm, feed_forward_norm = (
             norm(names.attention_norm),
@@ -78,19 +82,19 @@ class LayerReader:
             attention_post_norm=norm(names.attention_post_norm),
             feed_forward_norm=feed_forward_norm,
             feed_forward_post_norm=norm(names.feed_forward_post_norm),
-            query_norm=self._head_norm(at + names.query_norm, c.num_heads, head_dim),
+            query_norm=None
+            if delta
+            else self._head_norm(at + names.query_norm, c.num_heads, head_dim),
             key_norm=self._head_norm(at + names.key_norm, attention.num_kv_heads, head_dim)
             if has_keys
             else None,
             value_norm=_unweighted_norm(head_dim) if c.norms_values and has_keys else None,
-            query_key_value=self._query_key_value(at, attention, inputs.query_key_value),
-            output=self._loader.pack(
-                [Source.whole(f"{at}{names.output}.weight", c.hidden_size)],
-                c.num_heads * head_dim,
-                importance=inputs.output,
-            ),
-            query_key_value_bias=self._query_key_value_bias(at, attention) if c.qkv_bias else None,
-            output_bias=self._bias(at + names.output, c.hidden_size, c.output_bias),
+            query_key_value=self._mixer_inputs(at, attention, delta, inputs),
+            output=self._mixer_output(at, attention, delta, inputs),
+            query_key_value_bias=self._query_key_value_bias(at, attention)
+            if c.qkv_bias and not delta
+            else None,
+            output_bias=self._bias(at + names.output, c.hidden_size, c.output_bias and not delta),
             sinks=self._loader.vector(at + names.sinks, c.num_heads) if c.has_sinks else None,
             feed_forwards=self._feed_forwards(experts, at, c.feed_forward_size(index), inputs),
             router=self._router(experts, at) if experts else None,
@@ -102,7 +106,30 @@ class LayerReader:
             values_are_keys=attention.values_are_keys,
             per_layer=self._per_layer_input(c.per_layer, at) if c.per_layer else None,
             output_scale=self._scale(at + names.layer_scale) if c.scales_layers else 1.0,
+            delta=None if delta is None else self._delta(at, delta),
         )
+
+    def _delta(self, at: str, delta: DeltaConfig) -> _native.DeltaWeights:
+        return delta_weights(self._loader, self._config, delta, at + self._names.recurrent)
+
+    def _mixer_inputs(
+        self, at: str, attention: AttentionConfig, delta: DeltaConfig | None, inputs: LayerInputs
+    ) -> _native.PackedWeight:
+        if delta is None:
+            return self._query_key_value(at, attention, inputs.query_key_value)
+        at += self._names.recurrent
+        return recurrent_inputs(self._loader, self._config, delta, at, inputs)
+
+    def _mixer_output(
+        self, at: str, attention: AttentionConfig, delta: DeltaConfig | None, inputs: LayerInputs
+    ) -> _native.PackedWeight:
+        c = self._config
+        if delta is not None:
+            at += self._names.recurrent
+            return recurrent_output(self._loader, c, delta, at, inputs)
+        source = Source.whole(f"{at}{self._names.output}.weight", c.hidden_size)
+        columns = c.num_heads * attention.head_dim
+        return self._loader.pack([source], columns, importance=inputs.output)
 
     def _bias(self, module: str, length: int, is_present: bool) -> Bits | None:
         return self._loader.vector(f"{module}.bias", length) if is_present else None
@@ -132,6 +159,8 @@ class LayerReader:
         rows = [count * attention.head_dim for count in heads]
         rotated = self._in_halves if c.rope_pairs == "neighbours" else None
         orders = [rotated, rotated, None]
+        if c.gates_attention:
+            return self._gated_sources(at, kind)
         if len(names) == 1:
             rows, orders = [sum(rows)], [self._by_kind if self._names.fused_by_head else None]
         elif attention.kv_layer is not None or attention.values_are_keys:
@@ -141,6 +170,20 @@ class LayerReader:
             Source(f"{at}{name}.{kind}", count, count, order)
             for name, count, order in zip(names, rows, orders, strict=True)
         ]
+
+    def _gated_sources(self, at: str, kind: str) -> list[Source]:
+        """Queries, keys, values and gates, of a tensor where each head's gates follow its query."""
+        c, (query, *others) = self._config, self._names.query_key_value
+        queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+
+        def half(which: int) -> Source:
+            def take(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+                return rows.reshape(c.num_heads, 2, c.head_dim)[:, which].reshape(-1)
+
+            return Source(f"{at}{query}.{kind}", 2 * queries, queries, take)
+
+        each = [Source.whole(f"{at}{name}.{kind}", keys) for name in others]
+        return [half(0), *each, half(1)]
 
     def _in_halves(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Rows of queries or keys with the first of each rotated pair before all second ones."""

@@ -6,6 +6,7 @@ Knows nothing of layers or families.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,7 +81,7 @@ class Loader:
         self.draft = draft
         self.calibration = planes.calibration if planes is not None else "none"
         self.matrices: list[PackedMatrix] = []
-        self.unpacked: dict[str, Bits] = {}
+        self.unpacked: dict[str, NDArray[Any]] = {}  # BF16 bits, or fp32
         self.sizes: dict[str, int] = {}  # number of weights in each tensor read
         self._planes = planes
         self._pool = pool
@@ -108,6 +109,16 @@ class Loader:
         self.unpacked[name] = bits
         self.sizes[name] = bits.size
         return bits
+
+    def wide(self, name: str, length: int) -> NDArray[np.float32]:
+        """A vector that is read in fp32: finite values [length]."""
+        values = self.tensors.f32(name, (length,))
+        bad = np.flatnonzero(~np.isfinite(values))
+        if bad.size:
+            raise self._not_finite(name, f"[{bad[0]}]")
+        self.unpacked[name] = values
+        self.sizes[name] = length
+        return values
 
     def pack(
         self,

@@ -23,6 +23,7 @@ from specqd.model.loader import Progress
 from specqd.model.weights import DecoderWeights, load_weights
 
 MAX_ROWS = 512  # of one forward, by default; longer prompts take several forwards
+_LEAST_STATES, _MOST_STATES = 2, 64  # sequences with states of recurrent layers
 _MOST_LOGITS = 1 << 24  # of one forward that scores a prompt: 64 MiB, and as much for their copy
 
 
@@ -132,7 +133,8 @@ class Model(_native.ModelForward):
             per_layer=weights.per_layer,
             max_rows=max_rows,
         )
-        cache = _native.KvCache(decoder, _cache_pages(decoder, config, cache_positions))
+        pages = _cache_pages(decoder, config, cache_positions)
+        cache = _native.KvCache(decoder, pages, _most_states(decoder))
         return cls(config, weights, decoder, machine, cache, precision)
 
     def as_draft(self) -> "Model":
@@ -167,9 +169,12 @@ class Model(_native.ModelForward):
     def fork(self, sequence: Sequence, other: Sequence) -> None:
         """Shares the cached pages of `sequence` with `other`, which begins with the same tokens.
 
-        Does nothing where pages were freed behind a window; `other` is then prefilled itself.
+        Does nothing where pages were freed behind a window, or where states of recurrent layers
+        are past that point; `other` is then prefilled itself.
         """
         context = self.context(sequence)
+        if not self.cache.can_continue(context.slot, len(other.tokens) - 1):
+            return
         held = min(context.length, len(other.tokens))
         first = self._first_seen(len(other.tokens) - 1) // _native.PAGE_POSITIONS
         last = -(-held // _native.PAGE_POSITIONS)
@@ -186,6 +191,11 @@ class Model(_native.ModelForward):
         first = min(context.length, len(sequence.tokens) - 1) // page
         pages = range(first, -(-end // page))
         return sum(not self.cache.has_page(context.slot, each) for each in pages)
+
+    def lacks_states(self, sequence: Sequence) -> bool:
+        """Whether the sequence still needs states of recurrent layers."""
+        cache = self.cache
+        return cache.has_states and not cache.has_states_of(self.context(sequence).slot)
 
     def publish(self, sequence: Sequence) -> None:
         """Offers cached pages of accepted tokens to later sequences of the same salt."""
@@ -261,6 +271,17 @@ class Model(_native.ModelForward):
                     f"token id {token} is outside the model's vocabulary of "
                     f"{self.config.vocab_size}; the tokenizer does not match the model"
                 )
+
+
+def _most_states(decoder: _native.Decoder) -> int:
+    """The number of sequences with states of recurrent layers: a quarter of the free memory."""
+    cache = _native.KvCache(decoder, 1)
+    if not cache.has_states:
+        return 0
+    available = _native.usable_memory()
+    if available < 0:
+        return _MOST_STATES
+    return max(_LEAST_STATES, min(_MOST_STATES, available // 4 // cache.state_bytes))
 
 
 def _cache_pages(

@@ -144,12 +144,12 @@ def is_packed(directory: Path) -> bool:
 def write_packed(
     path: Path,
     matrices: Mapping[str, _native.PackedWeight],
-    unpacked: Mapping[str, NDArray[np.uint16]],
+    unpacked: Mapping[str, NDArray[Any]],
     draft: DraftFormat,
     calibration: str,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Writes packed matrices and unpacked BF16 tensors under their names; syncs nothing."""
+    """Writes packed matrices and unpacked tensors (BF16 or fp32) by name; syncs nothing."""
     planes = {name: weight.planes() for name, weight in matrices.items()}
     tensors: dict[str, tuple[str, NDArray[Any]]] = {}
     for plane, dtype in _PLANES.items():
@@ -158,7 +158,8 @@ def write_packed(
                 tile = _PER_TILE.get(plane)
                 array = arrays[plane] if tile is None else arrays[plane].reshape(-1, tile)
                 tensors[f"{name}.{plane}"] = dtype, array
-    tensors |= {name: ("BF16", bits) for name, bits in unpacked.items()}
+    for name, values in unpacked.items():
+        tensors[name] = "F32" if values.dtype == np.float32 else "BF16", values
     everything, written = sum(array.nbytes for _, array in tensors.values()), 0
     with path.open("xb") as file:
         file.write(_header(tensors, draft, calibration))

@@ -36,6 +36,7 @@ class TensorNames:
     expert_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     expert_down: str = "down_proj"
     sinks: str = "self_attn.sinks"
+    recurrent: str = "linear_attn"
     layer_scale: str = "layer_scalar"
     per_layer_table: str = "model.embed_tokens_per_layer"
     per_layer_embedding: str = "model.per_layer_model_projection"

@@ -4,6 +4,9 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 
 from specqd import _native
 from specqd.config import DecoderConfig
@@ -41,7 +44,7 @@ class DecoderWeights:
 
     layers: list[_native.LayerWeights]
     matrices: list[PackedMatrix]
-    unpacked: dict[str, Bits]  # norms, biases and an untied embedding, by tensor
+    unpacked: dict[str, NDArray[Any]]  # norms, biases and an untied embedding, by tensor
     final_norm: _native.Norm
     head: _native.PackedWeight
     embedding: Bits | None

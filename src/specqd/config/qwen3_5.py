@@ -1,0 +1,74 @@
+"""Qwen 3.5: gated DeltaNet layers between layers of gated attention, and norms around zero."""
+
+from dataclasses import replace
+
+from specqd.config.decoder import DecoderConfig, DeltaConfig, layer_count, read_decoder
+from specqd.config.fields import Fields
+from specqd.config.rope import RopeDefaults
+from specqd.errors import shown
+
+_FULL = ("full_attention", "attention")  # the second is an old name
+_RECURRENT = ("linear_attention", "mamba")
+_LARGEST_HEAD = 256  # of recurrent layers
+_MOST_TAPS = 8
+
+
+def read_qwen3_5(fields: Fields, context: int | None) -> DecoderConfig:
+    """A quarter of each head rotates. The sections of `mrope` are for images and change no text."""
+    if not fields.flag("attn_output_gate", True):
+        raise fields.wrong("attn_output_gate", "true")
+    if fields.get("output_gate_type") not in (None, "swish", "silu"):
+        raise fields.wrong("output_gate_type", "swish")
+    config = read_decoder(
+        fields,
+        context=context,
+        max_positions=32768,
+        num_kv_heads=4,
+        head_dim=256,
+        rope=RopeDefaults(share=0.25),
+        attention_bias=fields.flag("attention_bias"),
+    )
+    if config.activation != "silu":
+        raise fields.wrong("hidden_act", "silu")
+    return replace(
+        config,
+        qk_norm="one",
+        norm_offset=1.0,
+        gates_attention=True,
+        delta=_read_delta(fields),
+    )
+
+
+def _read_delta(fields: Fields) -> DeltaConfig:
+    key_heads = fields.integer("linear_num_key_heads", 16)
+    value_heads = fields.integer("linear_num_value_heads", 32)
+    if value_heads % key_heads:
+        problem = f"{value_heads} is not a multiple of {key_heads} key heads"
+        raise fields.error("linear_num_value_heads", problem)
+    key_dim = fields.integer("linear_key_head_dim", 128, most=_LARGEST_HEAD)
+    value_dim = fields.integer("linear_value_head_dim", 128, most=_LARGEST_HEAD)
+    if key_dim % 2:
+        raise fields.wrong("linear_key_head_dim", "an even number")
+    if value_dim % 16:
+        raise fields.wrong("linear_value_head_dim", "a multiple of 16")
+    taps = fields.integer("linear_conv_kernel_dim", 4, most=_MOST_TAPS)
+    return DeltaConfig(
+        key_heads, value_heads, key_dim, value_dim, taps, _read_recurrent_layers(fields)
+    )
+
+
+def _read_recurrent_layers(fields: Fields) -> tuple[bool, ...]:
+    """By `layer_types`; or else every layer but each `full_attention_interval`-th."""
+    layers, types = layer_count(fields), fields.get("layer_types")
+    if types is None:
+        interval = fields.integer("full_attention_interval", 4)
+        types = [_RECURRENT[0] if (i + 1) % interval else _FULL[0] for i in range(layers)]
+    if not isinstance(types, list) or len(types) != layers:
+        raise fields.wrong("layer_types", f"a list of {layers} names")
+    for kind in types:
+        if kind not in (*_FULL, *_RECURRENT):
+            problem = f"has {shown(kind)}; known: full_attention, linear_attention"
+            raise fields.error("layer_types", problem)
+    if not set(types) & set(_FULL):
+        raise fields.error("layer_types", "has no full_attention; one layer at least needs it")
+    return tuple(kind in _RECURRENT for kind in types)

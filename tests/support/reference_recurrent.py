@@ -1,0 +1,65 @@
+"""Gated DeltaNet layers in NumPy float64: the recurrence row by row, without anchors or chunks."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from support.reference_positions import Array, Config
+
+L2_EPSILON = 1e-6
+
+
+def is_recurrent(layer: Mapping[str, Array]) -> bool:
+    return "linear_attn.A_log" in layer
+
+
+def gated_delta_net(config: Config, layer: Mapping[str, Array], x: Array) -> Array:
+    """The layer's output before it is added to the residual stream; x is [n, hidden]."""
+    key_heads, value_heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    key_dim, value_dim = config["linear_key_head_dim"], config["linear_value_head_dim"]
+    n, keys = len(x), key_heads * key_dim
+    weights = {name: layer[f"linear_attn.{name}.weight"] for name in _LINEARS}
+    mixed = _convolve(x @ weights["in_proj_qkv"].T, layer["linear_attn.conv1d.weight"])
+    q, k, v = np.split(mixed, (keys, 2 * keys), axis=1)
+    q, k = (_unit(part.reshape(n, key_heads, key_dim)) for part in (q, k))
+    q, k = (np.repeat(part, value_heads // key_heads, axis=1) for part in (q, k))
+    v = v.reshape(n, value_heads, value_dim)
+    beta = _sigmoid(x @ weights["in_proj_b"].T)
+    steps = np.logaddexp(0, x @ weights["in_proj_a"].T + layer["linear_attn.dt_bias"])
+    decay = np.exp(-np.exp(layer["linear_attn.A_log"]) * steps)
+    out = _recur(q / np.sqrt(key_dim), k, v, beta, decay)
+    out /= np.sqrt((out**2).mean(axis=-1, keepdims=True) + config["rms_norm_eps"])
+    z = (x @ weights["in_proj_z"].T).reshape(out.shape)
+    gated = out * layer["linear_attn.norm.weight"] * z * _sigmoid(z)
+    return gated.reshape(n, -1) @ weights["out_proj"].T
+
+
+_LINEARS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")
+
+
+def _recur(q: Array, k: Array, v: Array, beta: Array, decay: Array) -> Array:
+    """S = decay S; S += k (beta (v - S' k))'; the output is S' q. All are [n, heads, ...]."""
+    state = np.zeros((v.shape[1], k.shape[2], v.shape[2]))
+    out = np.empty_like(v)
+    for t in range(len(v)):
+        state *= decay[t, :, None, None]
+        update = beta[t, :, None] * (v[t] - np.einsum("hkv,hk->hv", state, k[t]))
+        state += k[t, :, :, None] * update[:, None, :]
+        out[t] = np.einsum("hkv,hk->hv", state, q[t])
+    return out
+
+
+def _convolve(x: Array, taps: Array) -> Array:
+    """A causal convolution by channel, then SiLU; x is [n, channels], taps [channels, 1, taps]."""
+    count = taps.shape[2]
+    padded = np.concatenate([np.zeros((count - 1, x.shape[1])), x])
+    y = sum(padded[j : j + len(x)] * taps[:, 0, j] for j in range(count))
+    return np.asarray(y * _sigmoid(y))
+
+
+def _unit(x: Array) -> Array:
+    return x / np.sqrt((x * x).sum(axis=-1, keepdims=True) + L2_EPSILON)
+
+
+def _sigmoid(x: Array) -> Array:
+    return 1 / (1 + np.exp(-x))

@@ -1,0 +1,174 @@
+"""Recurrent layers: the same bits for any split of a text into forwards and any proposal, and
+states that roll back as a length."""
+
+import random
+from collections.abc import Sequence as SequenceOf
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specqd import LLM, SamplingParams, _native
+from specqd._native import Context, DraftRequest, Level, NoDraft, Proposal, Rows
+from specqd.errors import CacheFullError
+from specqd.model import model as model_module
+from specqd.model.model import Machine, Model
+from support.exactness import Decoding, Request, Trace, difference
+from support.fake_model import FakeDrafter
+from support.family_shapes import FAMILY_SHAPES
+from support.random_models import make_model
+
+SHAPE = FAMILY_SHAPES["qwen3_5_text"]
+AROUND_ANCHORS = (1, 2, 3, 4, 31, 32, 33, 63, 64, 65, 95, 96, 97)
+NEW_TOKENS = 70
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
+    return make_model(tmp_path_factory.mktemp("models") / "hybrid", SHAPE, seed)
+
+
+@pytest.fixture(scope="module")
+def model(directory: Path) -> Model:
+    return Model.open(directory, machine=Machine.choose(1), cache_positions=1 << 13)
+
+
+class Scripted(FakeDrafter):
+    """Proposes a random number of the tokens that will come, then random ones."""
+
+    def __init__(self, tokens: SequenceOf[int], rng: random.Random) -> None:
+        self._tokens = tokens
+        self._rng = rng
+
+    def answer(self, request: DraftRequest) -> Proposal:
+        at, count = len(request.sequence.tokens), self._rng.randint(0, min(request.at_most, 40))
+        right = self._tokens[at : at + self._rng.randint(0, count)]
+        wrong = [self._rng.randrange(SHAPE.vocab) for _ in range(count - len(right))]
+        tokens = [*right, *wrong]
+        return Proposal(tokens, [0.5] * len(tokens))
+
+
+def request_of(rng: np.random.Generator, length: int, new_tokens: int = NEW_TOKENS) -> Request:
+    prompt = tuple(rng.integers(0, SHAPE.vocab, length).tolist())
+    return Request(prompt, new_tokens, "noisy", int(rng.integers(1 << 40)))
+
+
+def decoded(level: Level, request: Request, feeding: str = "whole") -> Trace:
+    """Decodes in memory that another text has used: it must not be read."""
+    level.model.logits([*reversed(request.prompt), *range(140)])
+    [trace] = Decoding(level, [request], feeding).run()
+    return trace
+
+
+def plainly(model: Model, request: Request) -> Trace:
+    return decoded(Level(model, NoDraft()), request)
+
+
+def written(request: Request, trace: Trace) -> list[int]:
+    return [*request.prompt, *(emission.token for emission in trace.emissions)]
+
+
+def self_draft(model: Model, length: int) -> Level:
+    return Level(model, Level(model.as_draft(), NoDraft(), length=length))
+
+
+@pytest.mark.parametrize("length", AROUND_ANCHORS)
+def test_proposals_of_up_to_40_tokens_change_no_bit(
+    model: Model, length: int, rng: np.random.Generator
+) -> None:
+    request = request_of(rng, length)
+    plain = plainly(model, request)
+    for _ in range(4):
+        script = Scripted(written(request, plain), random.Random(int(rng.integers(1 << 40))))
+        assert difference(plain, decoded(Level(model, script), request, "parts")) is None
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 5, 6, 7, 8, 40])
+def test_drafts_from_the_own_weights_change_no_bit(
+    model: Model, k: int, rng: np.random.Generator
+) -> None:
+    for length in (31, 32, 33):
+        request = request_of(rng, length)
+        assert difference(plainly(model, request), decoded(self_draft(model, k), request)) is None
+
+
+def test_a_text_has_the_same_logits_in_one_forward_and_in_parts(
+    model: Model, rng: np.random.Generator
+) -> None:
+    tokens = rng.integers(0, SHAPE.vocab, 300).tolist()
+    whole = model.logits(tokens)
+    for most in (1, 8, 40, 200):
+        slot, rows, start = model.cache.create(), [], 0
+        while start < len(tokens):
+            part = tokens[start : start + int(rng.integers(1, most + 1))]
+            model.forward([Rows(Context(slot), start, part, len(part))])
+            rows.append(model.decoder.logits())
+            start += len(part)
+        model.cache.release(slot)
+        assert np.concatenate(rows).tobytes() == whole.tobytes()
+
+
+def test_a_level_that_rolls_back_behind_its_states_reads_the_text_again(
+    model: Model, rng: np.random.Generator
+) -> None:
+    request = request_of(rng, 300)
+    level, sequence = Level(model, NoDraft()), request.sequence()
+    other = rng.integers(0, SHAPE.vocab, 300).tolist()
+    same = int(rng.integers(1, 150))  # states since then are gone
+    context = model.context(sequence)
+    model.forward([Rows(context, 0, [*request.prompt[:same], *other[same:]], 0)])
+    assert context.length == 300
+    assert not model.cache.can_continue(context.slot, same)
+    [step] = level.advance([DraftRequest(sequence, 1)])
+    level.release(sequence)
+    assert step.tokens[0] == plainly(model, request).emissions[0].token
+
+
+def test_a_fork_continues_from_a_copy_of_the_states(model: Model, rng: np.random.Generator) -> None:
+    for length in AROUND_ANCHORS:
+        first = request_of(rng, length, 40)
+        second = Request(first.prompt, 40, "noisy", first.seed + 1)
+        expected = [plainly(model, each) for each in (first, second)]
+        level = self_draft(model, 6)
+        leader, follower = first.sequence(), second.sequence()
+        [step] = level.advance([DraftRequest(leader, 8)])
+        leader.tokens.extend(step.tokens)
+        model.fork(leader, follower)
+        assert model.context(follower).length == length
+        for sequence, plain in zip((leader, follower), expected, strict=True):
+            tokens = [emission.token for emission in plain.emissions]
+            while len(sequence.tokens) < length + 40:
+                room = length + 40 - len(sequence.tokens)
+                [step] = level.advance([DraftRequest(sequence, room)])
+                sequence.tokens.extend(step.tokens)
+            assert sequence.tokens[length:] == tokens
+            level.release(sequence)
+
+
+def test_sequences_wait_for_states_and_none_leak(
+    directory: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_module, "_MOST_STATES", 2)
+    few = LLM(directory, "fp4:k=4", threads=2, cache_positions=1 << 12)
+    cache = few.engine.level.model.cache
+    assert cache.total_states == 2
+    params = SamplingParams(max_tokens=40, temperature=0.8, seed=3, n=2, ignore_eos=True)
+    prompts = [rng.integers(0, 256, int(rng.integers(1, 90))).tolist() for _ in range(5)]
+    together = few.generate(prompts, params)
+    for prompt, result in zip(prompts, together, strict=True):
+        [alone] = few.generate([prompt], params)
+        assert [each.tokens for each in result.completions] == [
+            each.tokens for each in alone.completions
+        ]
+    assert cache.free_states == cache.total_states
+    assert cache.free_pages == cache.total_pages
+
+
+def test_a_sequence_without_free_states_is_refused(directory: Path) -> None:
+    model = Model.open(directory, machine=Machine.choose(1), cache_positions=1 << 10)
+    cache = _native.KvCache(model.decoder, 8, 1)
+    small = Model(model.config, model.weights, model.decoder, model.machine, cache)
+    first, second = Context(cache.create()), Context(cache.create())
+    small.forward([Rows(first, 0, [1], 0)])
+    with pytest.raises(CacheFullError, match="fewer at once"):
+        small.forward([Rows(second, 0, [1], 0)])
