@@ -11,7 +11,7 @@ QUIET_PIP := --quiet --disable-pip-version-check
 unexport PYTHONPATH  # import only from the environments below
 
 .PHONY: build demo test test-slow test-all real-models wheel fuzz clang sanitize aarch64 amx lint
-.PHONY: format docs examples parity bench-peers clean
+.PHONY: format docs examples parity bench-peers bench-prefill clean
 
 build: $(VENV)/built
 
@@ -141,6 +141,15 @@ $(PEERS)/ready: benchmarks/peers/requirements.txt dist/built
 # shipped model and for SmolLM2; the default prompts come from Python's standard library.
 bench-peers: $(PEERS)/ready
 	PYTHON=$(PEERS)/bin/python PROMPTS=$(PROMPTS) CHATS=$(CHATS) bash benchmarks/peers/all.sh
+
+# Times prompts until the first token beside llama.cpp and OpenVINO, on what bench-peers prepared.
+# oneDNN stays off AMX: its BF16 products are illegal instructions on some virtual machines.
+bench-prefill: $(PEERS)/ready
+	for model in smollm2-135m-instruct llama-1g; do \
+		ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 $(PEERS)/bin/python benchmarks/peers/prefill.py \
+			build/peers/models/$$model --work build/peers --raw build/peers/prefill.jsonl \
+			--json benchmarks/results/tables/prefill.json || exit 1; done
+	$(PEERS)/bin/python docs/scripts/tables.py docs/performance.md
 
 clean:
 	rm -rf $(VENV) $(PARITY) $(PEERS) $(EMPTY) dist build build-clang build-thread \

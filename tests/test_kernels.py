@@ -57,6 +57,23 @@ def test_products_have_the_portable_bits_for_every_number_of_rows(
 
 
 @each_other_isa
+def test_products_of_many_rows_and_panels_have_the_portable_bits(
+    isa: str, rng: np.random.Generator
+) -> None:
+    """Many rows pass over blocks of tiles; here the blocks end within panels and within claims."""
+    table = testing.kernels(isa)
+    for plain in (False, True):
+        panels, tiles = int(rng.integers(7, 20)), int(rng.integers(1, 40))
+        packed = PORTABLE.pack(
+            tiled(weights_of("heavy tails", rng, panels * PANEL, tiles * BLOCK)), "fp4", plain
+        )
+        x = random_inputs(rng, int(rng.integers(64, 100)), tiles * BLOCK)
+        first, last = sorted(int(at) for at in rng.choice(panels + 1, 2, replace=False))
+        expected = PORTABLE.product("exact", packed, x, first, last)
+        assert_same_bits(table.product("exact", packed, x, first, last), expected)
+
+
+@each_other_isa
 def test_attention_products_have_the_portable_bits(isa: str, rng: np.random.Generator) -> None:
     table = testing.kernels(isa)
     for rows in ROWS:

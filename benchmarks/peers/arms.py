@@ -11,7 +11,8 @@ Engine = Literal["specqd", "llama.cpp", "openvino", "transformers"]
 Kind = Literal["plain", "quantised", "speculative"]
 
 BITS = {"bf16": 16, "mxfp4": 4.25, "q4_0": 4.5}  # per stored weight
-CONTEXT = 512  # positions
+CONTEXT = 512  # positions that prompt and answer may take
+LONGEST = 2048 + 64  # positions that a server has room for
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,9 @@ DECODE = (
     Arm("openvino", "mxfp4"),
     Arm("transformers"),
 )
+
+# Random prompts of many lengths.
+PREFILL = (Arm("specqd"), Arm("llama.cpp"), Arm("openvino"))
 
 
 def with_drafts(

@@ -8,7 +8,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from time import monotonic, perf_counter, sleep
 
-from arms import CONTEXT, Arm
+from arms import LONGEST, Arm
 from lifetime import end_with_parent
 from prepare import LLAMA_CPP, llama_cpp_tool
 from protocol import Run
@@ -76,7 +76,7 @@ class Server:
 def _flags(arm: Arm, folder: Path, threads: int) -> list[str]:
     count = str(threads)
     flags = ["-m", str(folder / f"{arm.weights}.gguf"), "--host", "127.0.0.1", "--no-ui"]
-    flags += ["-c", str(CONTEXT), "-np", "1", "--cache-ram", "0", "-t", count, "-tb", count]
+    flags += ["-c", str(LONGEST), "-np", "1", "--cache-ram", "0", "-t", count, "-tb", count]
     if arm.draft in ("mxfp4", "q4_0"):
         flags += ["--spec-type", "draft-simple", "-md", str(folder / f"{arm.draft}.gguf")]
         flags += ["-td", count, "-tbd", count, "--spec-draft-n-max", str(arm.length)]

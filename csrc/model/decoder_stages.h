@@ -12,7 +12,7 @@ constexpr int64_t kRowsPreparedByEach = 2;  // up to here a barrier costs more t
 constexpr int64_t kProductPanels = 16;      // most panels per claim
 // From this many rows on, the results of 16 panels do not fit into the cache.
 constexpr int64_t kManyRows = 64;
-constexpr int64_t kProductPanelsOfManyRows = 4;
+constexpr int64_t kProductPanelsOfManyRows = 8;
 constexpr int64_t kClaimsPerThread = 4;
 
 // Panels per claim when the threads share `panels` panels for `rows` rows. Even, because gate and

@@ -5,6 +5,7 @@
 
 #include "kernels/isa/amx_tiles-inl.h"
 #include "kernels/isa/product_avx512-inl.h"
+#include "kernels/isa/product_many_amx-inl.h"
 
 namespace specqd {
 namespace {
@@ -246,8 +247,8 @@ constexpr Kernels amx_table(const char* name) {
   table.exact_row_bytes = exact_row_bytes_bf16;
   table.prepare_exact = prepare_exact_amx;
   table.exact_block_bytes = kBf16BlockBytes;
-  table.exact_product = exact_product_by<AmxExact<T>>;
-  table.accumulate_plain = accumulate_plain_by<AmxExact<T>>;
+  table.exact_product = exact_product_amx<AmxExact<T>, T>;
+  table.accumulate_plain = accumulate_plain_amx<AmxExact<T>, T>;
   table.draft_product = draft_product_amx<T>;
   table.multiply_registers = multiply_registers_amx<T>;
   return table;
