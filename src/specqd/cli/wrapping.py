@@ -8,7 +8,7 @@ _TAB = 8
 class WordWrap:
     """Begins a new line before a word that would not fit into the present one.
 
-    The last word is held back until its end is known, or until it is as long as a line: then the
+    The last word is held back until its end is known, or until it is longer than a line: then the
     terminal breaks it. Lines may break on both sides of a character of double width.
     """
 
@@ -38,7 +38,7 @@ class WordWrap:
         if _cells(character) > 1:
             return self.finish() + self._placed(character)
         self._word += character
-        if not self._is_long and len(self._word) < self._columns():
+        if not self._is_long and len(self._word) <= self._columns():
             return ""
         self._is_long = True
         return self.finish()
