@@ -89,6 +89,7 @@ lint: $(VENV)/lint-ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/hadolint deploy/Containerfile
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.h' 'csrc/*.cpp')
 	$(BIN)/python -m nanobind.stubgen -q -m specqd._native -r -O dist
 	diff -r dist/_native src/specqd/_native

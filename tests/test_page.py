@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Iterable
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,6 +51,7 @@ def test_files_need_no_key_and_have_a_strict_policy(served: Served, path: str) -
         part.split(" ", 1) for part in reply.headers["content-security-policy"].split("; ")
     )
     assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == "'none'"
+    assert policy["trusted-types"] == "'none'"
     assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
     head = stranger(served).ask("HEAD", path)
     assert (head.status, head.body) == (200, b"")
@@ -76,15 +79,27 @@ def test_files_are_refused_to_other_hosts_and_origins(served: Served, path: str)
 
 
 def test_files_name_no_other_host_and_hold_no_inline_code() -> None:
+    names = {"http://www.w3.org/2000/svg", "https://github.com/markdown-it/markdown-it"}
     for path, asset in ASSETS.items():
         text = asset.body.decode()
-        addresses = set(re.findall(r"https?://[^\s\"'<]+", text))
-        assert addresses <= {"http://www.w3.org/2000/svg"}, path  # a name, not a place
+        addresses = set(re.findall(r"https?://[^\s\"'`$<]+", text))
+        assert addresses <= names, path  # of a format and of a project: nothing is fetched there
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text)
     markup = ASSETS["/"].body.decode()
     assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:", markup)
-    assert re.findall(r"<script[^>]*>([^<]*)</script>", markup) == [""]
+    assert set(re.findall(r"<script[^>]*>([^<]*)</script>", markup)) == {""}
     assert set(re.findall(r'(?:src|href)="(/[^"]*)"', markup)) <= set(ASSETS)
+
+
+def test_every_file_of_the_page_is_served_and_vendored_ones_have_their_licences() -> None:
+    folder = Path(files("specqd.server.page"))
+    found = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
+    ours = {path for path in found if path.suffix in (".js", ".css", ".svg", ".html")}
+    served = {Path(path).relative_to("/page") for path in ASSETS if path != "/"}
+    assert ours == served | {Path("index.html")}
+    licences = (folder / "vendor" / "LICENSE.markdown-it").read_text()
+    for name in ("markdown-it", "entities", "linkify-it", "mdurl", "punycode.js", "uc.micro"):
+        assert f"--- {name}\n" in licences
 
 
 # --- /page/facts ------------------------------------------------------------------------------
@@ -197,6 +212,14 @@ def test_progress_is_for_streams_only(served: Served) -> None:
     assert (reply.status, reply.error["param"]) == (400, "return_progress")
     plain = streamed(served, COMPLETIONS, {"prompt": "x"})
     assert not any("progress" in choice for choice in plain)
+
+
+def test_the_metrics_have_every_name_that_the_chart_reads(served: Served) -> None:
+    served.ask("POST", COMPLETIONS, {"prompt": "x", "max_tokens": 20, "temperature": 0})
+    names = set(re.findall(r'"((?:vllm|specqd):\w+)"', ASSETS["/page/live.js"].body.decode()))
+    assert len(names) == 5
+    for name in names:
+        served.metric(name)  # fails where it is missing
 
 
 # --- draft: none ------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
-"""Makes the pictures of docs/serving.md.
+"""Makes the pictures of docs/serving.md, on an idle machine:
 
-python tests/support/page_pictures.py docs
+python tests/support/page_pictures.py docs MODEL   # a model that chats
 """
 
 import sys
@@ -8,28 +8,47 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
-from support.browser import DESKTOP, PHONE, chromium, visiting
+from support.browser import PHONE, Visit, chromium, visiting
 from support.served import serving
 
-PROMPT = "class TestQueue(unittest.TestCase):\n    def setUp(self):\n"
+DESKTOP = (1280, 840)
+PROMPT = "Write a Python function that adds up a list, with an example. Then explain it in a list."
 
 
-def main(folder: Path) -> None:
-    with serving() as served, chromium() as browser:
-        for scheme in ("light", "dark"):
-            with visiting(browser, served.url, DESKTOP, scheme) as visit:
-                visit.set(temperature=0.6, max_tokens=84, seed=3)
-                visit.page.locator("#compare").check()
-                visit.send(PROMPT, runs=2)
-                visit.page.get_by_text("% of bandwidth").first.wait_for()
-                visit.page.locator(".token.d2").nth(1).hover()
-                visit.page.screenshot(path=folder / f"page-{scheme}.png")
-        with visiting(browser, served.url, PHONE) as visit:
-            visit.set(temperature=0.6, max_tokens=72, seed=3)
-            visit.send(PROMPT)
-            visit.page.get_by_text("% of bandwidth").wait_for()
+def ask(visit: Visit, prompt: str, tokens: int) -> None:
+    visit.set(temperature=0, max_tokens=tokens)
+    visit.send(prompt)
+    visit.page.get_by_text("% of bandwidth").first.wait_for()
+
+
+def race(visit: Visit) -> None:
+    """Shows the race at half of its time."""
+    visit.page.locator(".race").click()
+    winder = visit.page.locator("#race-winder")
+    winder.wait_for(timeout=60_000)
+    winder.fill(str(0.5 * float(winder.get_attribute("max") or 0)))
+
+
+def main(folder: Path, model: str) -> None:
+    with serving(model) as served, chromium() as browser:
+        with visiting(browser, served.url, DESKTOP) as visit:
+            visit.page.locator("#live-button").click()
+            visit.page.locator("#live-legend li").first.wait_for()
+            for _ in range(3):
+                ask(visit, PROMPT, 200)
+                visit.page.locator("#new").click()
+            ask(visit, PROMPT, 200)
+            visit.page.locator("#live-legend", has_text="tokens/s").wait_for()
+            visit.page.evaluate("document.activeElement.blur()")
+            visit.page.screenshot(path=folder / "page-light.png")
+        with visiting(browser, served.url, DESKTOP, "dark") as visit:
+            ask(visit, PROMPT, 200)
+            race(visit)
+            visit.page.screenshot(path=folder / "page-race.png")
+        with visiting(browser, served.url, PHONE, "dark") as visit:
+            ask(visit, "Name three uses of a hash table.", 90)
             visit.page.screenshot(path=folder / "page-phone.png")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -14,7 +14,23 @@ _TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-_FILES = ("page.css", "page.js", "api.js", "answer.js", "meter.js", "icon.svg")
+_FILES = (
+    "answer.js",
+    "api.js",
+    "conversation.js",
+    "icon.svg",
+    "live.js",
+    "markdown.js",
+    "meter.js",
+    "page.css",
+    "page.js",
+    "panels.css",
+    "race.js",
+    "scheme.js",
+    "shown.js",
+    "store.js",
+    "vendor/markdown-it.min.js",  # its licences: vendor/LICENSE.markdown-it
+)
 # Nothing from other origins, nothing inline, no text that becomes markup or script.
 _POLICY = "; ".join(
     (

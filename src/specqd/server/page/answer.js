@@ -1,70 +1,105 @@
-/** Shows answers: tokens by the level that proposed them, and figures below. Knows nothing of
- * requests. Inserts all text as text, never as markup. */
+/** Shows a run: its text, its tokens by the level that proposed them, and figures below. Knows
+ * nothing of requests. */
 
-const DRAW_MS = 80;
-const STYLES = 4; // drafting levels with different styles; then they repeat
+import { Prose } from "./markdown.js";
+import { Meter } from "./meter.js";
+import {
+  classOf,
+  copyOf,
+  count,
+  element,
+  following,
+  number,
+  percent,
+  tokenElement,
+} from "./shown.js";
 
-const origins = new WeakMap(); // by a token's element
+const DRAW_MS = 80; // at most so often, so that the browser leaves the cores to the model
+const FIGURES_MS = 250;
 
-export const classOf = (depth) => (depth ? `d${((depth - 1) % STYLES) + 1}` : "d0");
+const origins = new WeakMap(); // {token, chain} by a token's element
 
-export function element(name, className, text) {
-  const made = document.createElement(name);
-  if (className) made.className = className;
-  if (text !== undefined) made.textContent = text;
-  return made;
-}
-
-/** Changes the page, and scrolls to its end if the end was in view. */
-export function following(change) {
-  const page = document.documentElement;
-  const follows = page.scrollHeight - page.scrollTop - page.clientHeight < 80;
-  change();
-  if (follows) page.scrollTop = page.scrollHeight;
-}
-
-/** The text of one run. Draws at most once in DRAW_MS, so that the browser leaves the cores to the
- * model. */
-export class AnswerText {
-  text = "";
-  #waiting = [];
+export class RunView {
   #timer = 0;
+  #drawn = 0; // tokens
+  #figuresAt = -Infinity;
 
-  constructor(box) {
-    this.box = box;
+  /** limits: GB/s by level. prompt: the text that the run continues, where it is no chat. */
+  constructor(run, limits, prompt) {
+    this.run = run;
+    this.limits = limits;
+    this.section = copyOf("run-template");
+    this.find = (query) => this.section.querySelector(query);
+    this.tokens = this.find(".text");
+    this.prose = prompt === undefined ? new Prose(this.find(".prose")) : null;
+    this.find("h3").textContent = run.name || "Answer";
+    this.find("h3").classList.toggle("unseen", !run.name);
+    const name = run.name ? `${run.name}, tokens` : "Tokens";
+    this.tokens.ariaLabel = `${name}: left and right arrows step through them`;
+    if (prompt !== undefined) this.tokens.append(element("span", "before", prompt));
   }
 
-  add(tokens) {
-    this.#waiting.push(...tokens);
-    this.#timer ||= setTimeout(() => this.flush(), DRAW_MS);
+  /** Draws soon. */
+  news() {
+    this.#timer ||= setTimeout(() => following(() => this.#draw(false)), DRAW_MS);
   }
 
-  flush() {
+  /** Draws a run that has ended, and shows what can be done with it. */
+  finish() {
+    this.section.ariaBusy = "false";
+    this.#draw(true);
+    this.find(".tools").hidden = false;
+    const problem = this.find(".problem");
+    problem.textContent = this.run.problem ?? "";
+    problem.hidden = !this.run.problem;
+  }
+
+  #draw(isWhole) {
     clearTimeout(this.#timer);
     this.#timer = 0;
     const drawn = document.createDocumentFragment();
-    for (const token of this.#waiting.splice(0)) {
-      this.text += token.text;
+    for (const token of this.run.tokens.slice(this.#drawn)) {
       if (!token.text) continue; // a part of a character, which a later token completes
-      const span = element("span", `token ${classOf(token.depth)}`, token.text);
-      if (!token.text.trim()) span.classList.add("blank");
-      origins.set(span, token);
+      const span = tokenElement(token);
+      origins.set(span, { token, chain: this.run.chain });
       drawn.append(span);
     }
-    following(() => this.box.append(drawn));
+    this.#drawn = this.run.tokens.length;
+    this.tokens.append(drawn);
+    this.#drawText(isWhole);
+    if (!isWhole && performance.now() - this.#figuresAt < FIGURES_MS) return;
+    this.#figuresAt = performance.now();
+    this.#drawFigures(isWhole);
+  }
+
+  #drawText(isWhole) {
+    const thought = this.find(".thought");
+    thought.hidden = !this.run.thought;
+    thought.querySelector("p").textContent = this.run.thought;
+    const isSeen = isWhole || this.prose?.box.checkVisibility();
+    if (this.prose && isSeen) this.prose.draw(this.run.answer);
+  }
+
+  #drawFigures(isWhole) {
+    const meter = new Meter(this.run);
+    showFigures(this.find(".figures"), meter, this.limits, isWhole);
+    if (this.run.chain.length > 1) showLevels(this.find(".levels"), this.run.chain, meter);
   }
 }
 
+const ENDINGS = { length: ", cut", cancelled: ", stopped" };
+
 /** One line: tokens/s, GB/s with its share of the bandwidth, tokens. */
-export function showFigures(line, meter, limits, ending = "", seed = null) {
+function showFigures(line, meter, limits, isWhole) {
   const traffic = meter.traffic(limits);
   const speed = meter.tokensPerSecond;
+  const ending = (isWhole && ENDINGS[meter.run.ending]) || "";
   const parts = [
     speed && element("strong", "", `${number(speed)} tokens/s`),
     traffic && `${number(traffic.speed)} GB/s, ${percent(traffic.share)} of bandwidth`,
     meter.isShared && "shared with other requests",
     count(meter.tokens, "token") + ending,
-    seed !== null && `seed ${seed}`,
+    isWhole && !meter.run.asked.draft && `seed ${meter.run.asked.seed}`,
   ];
   const shown = parts.filter(Boolean).map((part) => {
     const item = element("span");
@@ -77,13 +112,13 @@ export function showFigures(line, meter, limits, ending = "", seed = null) {
 /** The levels of a chain; with a meter, the share of tokens that each proposed first, and the share
  * of its drafter's tokens that it accepted. */
 export function showLevels(list, chain, meter) {
+  const byDepth = meter?.byDepth;
   list.replaceChildren(
     ...chain.flatMap((name, depth) => {
-      const proposed = meter?.byDepth[depth] ?? 0;
-      if (meter && !proposed) return [];
+      if (meter && !byDepth[depth]) return [];
       const item = element("li");
       item.append(element("span", `name ${classOf(depth)}`, depth ? name : `${name} itself`));
-      if (meter) item.append(` ${percent(proposed / meter.tokens)}`);
+      if (meter) item.append(` ${percent(byDepth[depth] / meter.tokens)}`);
       const accepted = meter?.acceptance(name) ?? null;
       if (accepted !== null) {
         const below = chain.slice(depth + 1, depth + 2);
@@ -96,8 +131,27 @@ export function showLevels(list, chain, meter) {
   );
 }
 
+/** Whether two runs have the same tokens, and the ratio of their speeds. */
+export function verdictOf([drafted, plain]) {
+  const [ours, theirs] = [drafted.ids, plain.ids];
+  const isWhole = [drafted, plain].every((run) => run.ending && run.ending !== "cancelled");
+  const length = (isWhole ? Math.max : Math.min)(ours.length, theirs.length);
+  let first = 0;
+  while (first < length && ours[first] === theirs[first]) first += 1;
+  const isEqual = first === length;
+  const ratio = new Meter(drafted).tokensPerSecond / new Meter(plain).tokensPerSecond;
+  const different = `${ours[first] ?? "none"} and ${theirs[first] ?? "none"}`;
+  const parts = [
+    isEqual
+      ? `${isWhole ? "Equal" : "Equal so far"}: ${count(length, "token")}`
+      : `Different from token ${first + 1} on: ${different}`,
+    isEqual && Number.isFinite(ratio) && ratio > 0 && `${number(ratio)} times as fast as plain`,
+  ];
+  return { isEqual, isWhole, text: parts.filter(Boolean).join(" \u00b7 ") };
+}
+
 /** Shows level and confidence of the token under the pointer, or reached by the arrow keys. */
-export function inspectTokens(turns, tip, told, chainOf) {
+export function inspectTokens(turns, tip, told) {
   let current = null;
 
   function show(token) {
@@ -106,7 +160,7 @@ export function inspectTokens(turns, tip, told, chainOf) {
     tip.hidden = !token;
     if (!token) return;
     token.classList.add("inspected");
-    tip.textContent = described(origins.get(token), chainOf());
+    tip.textContent = described(origins.get(token));
     place();
   }
 
@@ -132,8 +186,8 @@ export function inspectTokens(turns, tip, told, chainOf) {
     const box = event.target.closest(".text");
     if (!step || !box || event.ctrlKey || event.metaKey || event.altKey) return;
     const tokens = [...box.querySelectorAll(".token")];
-    const at = tokens.indexOf(current);
-    const next = tokens[at < 0 ? (step > 0 ? 0 : tokens.length - 1) : at + step];
+    const place = tokens.indexOf(current);
+    const next = tokens[place < 0 ? (step > 0 ? 0 : tokens.length - 1) : place + step];
     if (!next) return;
     event.preventDefault();
     next.scrollIntoView({ block: "nearest" });
@@ -142,19 +196,8 @@ export function inspectTokens(turns, tip, told, chainOf) {
   });
 }
 
-function described(origin, chain) {
-  const [model] = chain;
-  const sure = origin.probability === null ? "unknown" : percent(origin.probability, 1);
-  const who = origin.depth ? `proposed by ${origin.level}` : `${model} itself`;
+function described({ token, chain }) {
+  const sure = token.probability === null ? "unknown" : percent(token.probability, 1);
+  const who = token.depth ? `proposed by ${chain[token.depth]}` : `${chain[0]} itself`;
   return `${who} \u00b7 confidence ${sure}`;
-}
-
-export const count = (many, what) => `${many} ${what}${many === 1 ? "" : "s"}`;
-
-export function percent(share, digits = 0) {
-  return `${(100 * share).toFixed(digits)}\u00a0%`;
-}
-
-export function number(value) {
-  return value >= 100 ? value.toFixed(0) : value.toPrecision(value >= 10 ? 3 : 2);
 }

@@ -19,6 +19,10 @@ export async function json(path, body, signal) {
   return (await call(path, body, signal)).json();
 }
 
+export async function text(path) {
+  return (await call(path)).text();
+}
+
 /** Parsed events of a streamed answer. */
 export async function* events(path, body, signal) {
   const response = await call(path, body, signal);

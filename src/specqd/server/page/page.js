@@ -1,209 +1,41 @@
-/** The page: sends requests, one after another, and shows each answer. */
+/** The page: its buttons, its settings and its start. */
 
+import { inspectTokens, showLevels } from "./answer.js";
 import * as api from "./api.js";
-import {
-  AnswerText,
-  count,
-  following,
-  inspectTokens,
-  number,
-  showFigures,
-  showLevels,
-} from "./answer.js";
-import { Meter } from "./meter.js";
+import { Conversation } from "./conversation.js";
+import { Live } from "./live.js";
+import { at, element, tell } from "./shown.js";
+import { chats, choices, choose, drop } from "./store.js";
 
-const FIGURES_MS = 250; // between updates of the figures
-const MOST_TOKENS = 512; // default
-const LARGEST_SEED = 2 ** 32;
+const OPEN = "specqd-open"; // of this tab: the chat that a reload shows again
 
-const at = (id) => document.getElementById(id);
-const [turns, prompt, send, stop, clear] = ["turns", "prompt", "send", "stop", "clear"].map(at);
+const [turns, prompt, send, stop] = ["turns", "prompt", "send", "stop"].map(at);
+const live = new Live();
 
 let facts = null; // about the model
-let history = []; // messages of the chat
-let running = null; // AbortController of the current request
-
-// --- Asking ------------------------------------------------------------------------------------
-
-async function ask(text) {
-  const turn = addTurn(text);
-  const controller = new AbortController();
-  setRunning(controller);
-  const views = [addRun(turn, text, hasComparison() ? "With drafts" : "")];
-  if (hasComparison()) views.push(addRun(turn, text, "Plain"));
-  const runs = [];
-  try {
-    const body = await bodyOf(text, controller.signal);
-    for (const [i, view] of views.entries()) {
-      if (i && controller.signal.aborted) break;
-      const asked = i ? { ...body, draft: "none" } : body;
-      runs.push(await write(view, asked, controller.signal));
-      if (runs.at(-1).problem) break;
-    }
-  } finally {
-    if (controller === running) setRunning(null);
-  }
-  let verdict = "";
-  if (runs.length > 1) following(() => (verdict = showVerdict(turn, runs)));
-  if (!turn.isConnected) return; // cleared meanwhile
-  const [{ answer, problem }] = runs;
-  at("told").textContent = [problem ?? answer, verdict].filter(Boolean).join(" \u2014 ");
-  if (!problem) {
-    history.push({ role: "user", content: text }, { role: "assistant", content: answer });
-  } else if (!prompt.value) {
-    prompt.value = text;
-    send.disabled = false;
-  }
-}
-
-/** Runs a request and shows its answer as it arrives. */
-async function write(view, body, signal) {
-  const { text, meter, section } = view;
-  const run = { tokens: [], answer: "", ending: null, problem: null, meter };
-  section.ariaBusy = "true";
-  const timer = setInterval(() => following(() => show(view)), FIGURES_MS);
-  try {
-    const path = facts.has_chat_template ? "/v1/chat/completions" : "/v1/completions";
-    for await (const event of api.events(path, body, signal)) {
-      for (const choice of event.choices) {
-        if (!choice.origins) continue; // the first chunk of a chat's answer
-        run.tokens.push(...choice.token_ids);
-        meter.add(
-          choice.origins.map((origin) => origin.depth),
-          choice.progress,
-        );
-        text.add(choice.origins);
-        run.ending = choice.finish_reason;
-      }
-    }
-  } catch (error) {
-    if (signal.aborted) run.ending = "cancelled";
-    else run.problem = error.message;
-  } finally {
-    clearInterval(timer);
-  }
-  text.flush();
-  run.answer = text.text;
-  following(() => finish(view, run, body));
-  return run;
-}
-
-async function bodyOf(text, signal) {
-  const value = (id) => (at(id).value === "" ? undefined : Number(at(id).value));
-  const asked = facts.has_chat_template
-    ? { messages: [...history, { role: "user", content: text }] }
-    : { prompt: text };
-  return {
-    ...asked,
-    stream: true,
-    return_token_ids: true,
-    return_origins: true,
-    return_progress: true,
-    temperature: value("temperature"),
-    max_tokens: value("max-tokens") ?? Math.min(mostTokens(), await roomAfter(asked, signal)),
-    seed: value("seed") ?? crypto.getRandomValues(new Uint32Array(1))[0] % LARGEST_SEED,
-  };
-}
-
-/** Tokens that the context has left for an answer; 1 where none is left, Infinity where the server
- * does not say: then the request is refused with the cause. */
-async function roomAfter(asked, signal) {
-  try {
-    const { count, max_model_len } = await api.json("/tokenize", asked, signal);
-    return Math.max(1, max_model_len - count);
-  } catch {
-    return Infinity;
-  }
-}
-
-const mostTokens = () => Math.min(MOST_TOKENS, Math.floor(facts.max_context / 2));
-const hasComparison = () => at("compare").checked && facts.chain.length > 1;
-
-// --- Showing -----------------------------------------------------------------------------------
-
-const copyOf = (id) => at(id).content.cloneNode(true).firstElementChild;
-
-function addTurn(text) {
-  at("welcome").hidden = true;
-  const turn = copyOf("turn-template");
-  turn.querySelector(".asked p").textContent = text;
-  turn.classList.toggle("completion", !facts.has_chat_template);
-  turns.append(turn);
-  document.documentElement.scrollTop = document.documentElement.scrollHeight;
-  return turn;
-}
-
-function addRun(turn, text, name) {
-  const section = copyOf("run-template");
-  const [title, box] = section.children;
-  title.textContent = name;
-  title.hidden = !name;
-  box.ariaLabel = `${name || "Answer"}: left and right arrows step through its tokens`;
-  if (!facts.has_chat_template) {
-    const before = document.createElement("span");
-    before.className = "before";
-    before.textContent = text;
-    box.append(before);
-  }
-  turn.querySelector(".runs").append(section);
-  return { section, text: new AnswerText(box), meter: new Meter() };
-}
-
-function show({ section, meter }, ending, seed) {
-  showFigures(section.querySelector(".figures"), meter, facts.bandwidth, ending, seed);
-  if (facts.chain.length > 1) showLevels(section.querySelector(".levels"), facts.chain, meter);
-}
-
-function finish(view, run, body) {
-  const { section } = view;
-  section.ariaBusy = "false";
-  const endings = { length: ", cut", cancelled: ", stopped" };
-  show(view, endings[run.ending], body.draft ? null : body.seed);
-  if (!run.problem) return;
-  const problem = section.querySelector(".problem");
-  problem.textContent = run.problem;
-  problem.hidden = false;
-}
-
-/** Whether both runs have the same tokens, and the ratio of their speeds. */
-function showVerdict(turn, [drafted, plain]) {
-  const [ours, theirs] = [drafted.tokens, plain.tokens];
-  const line = turn.querySelector(".verdict");
-  const isWhole = [drafted, plain].every((run) => run.ending && run.ending !== "cancelled");
-  const length = (isWhole ? Math.max : Math.min)(ours.length, theirs.length);
-  let first = 0;
-  while (first < length && ours[first] === theirs[first]) first += 1;
-  const isEqual = first === length;
-  const ratio = drafted.meter.tokensPerSecond / plain.meter.tokensPerSecond;
-  const parts = [
-    isEqual
-      ? `${isWhole ? "Equal" : "Equal so far"}: ${count(length, "token")}`
-      : `Different from token ${first + 1} on: ${ours[first] ?? "none"} and ${theirs[first] ?? "none"}`,
-    isEqual && Number.isFinite(ratio) && ratio > 0 && `${number(ratio)} times as fast as plain`,
-  ];
-  line.textContent = parts.filter(Boolean).join(" \u00b7 ");
-  line.classList.toggle("equal", isEqual);
-  line.hidden = false;
-  return line.textContent;
-}
-
-function setRunning(controller) {
-  running = controller;
-  stop.hidden = !controller;
-  send.hidden = Boolean(controller);
-  clear.disabled = !turns.querySelector(".turn");
-}
+let conversation = null;
 
 // --- The composer ------------------------------------------------------------------------------
+
+function settings() {
+  const value = (id) => (at(id).value === "" ? undefined : Number(at(id).value));
+  return {
+    temperature: value("temperature"),
+    maxTokens: value("max-tokens"),
+    seed: value("seed"),
+    system: at("system").value.trim(),
+    compares: at("compare").checked,
+  };
+}
 
 at("composer").addEventListener("submit", (event) => {
   event.preventDefault();
   const text = prompt.value;
-  if (running || !facts || !text.trim()) return;
+  if (!conversation || conversation.isRunning || !text.trim()) return;
   prompt.value = "";
   send.disabled = true;
   prompt.focus();
-  ask(text);
+  conversation.ask(text);
 });
 
 prompt.addEventListener("input", () => {
@@ -217,22 +49,11 @@ prompt.addEventListener("keydown", (event) => {
 });
 
 addEventListener("keydown", (event) => {
-  if (event.key === "Escape") running?.abort();
+  if (event.key === "Escape" && !document.querySelector("dialog[open]")) conversation?.stop();
 });
 
 stop.addEventListener("click", () => {
-  running?.abort();
-  prompt.focus();
-});
-
-clear.addEventListener("click", () => {
-  running?.abort();
-  setRunning(null);
-  history = [];
-  for (const turn of turns.querySelectorAll(".turn")) turn.remove();
-  at("welcome").hidden = false;
-  at("told").textContent = "The conversation is cleared.";
-  clear.disabled = true;
+  conversation.stop();
   prompt.focus();
 });
 
@@ -243,6 +64,107 @@ function showSettings(shows) {
 
 at("settings-button").addEventListener("click", () => showSettings(at("settings").hidden));
 at("settings").addEventListener("invalid", () => showSettings(true), true); // shows the message
+
+// --- What a conversation tells -----------------------------------------------------------------
+
+const on = {
+  running(is) {
+    stop.hidden = !is;
+    send.hidden = is;
+  },
+  refused(text) {
+    if (prompt.value) return;
+    prompt.value = text;
+    send.disabled = false;
+  },
+  changed(chat) {
+    const isEmpty = !turns.querySelector(".turn");
+    at("welcome").hidden = !isEmpty;
+    at("new").disabled = isEmpty;
+    sessionStorage.setItem(OPEN, chat.id);
+  },
+};
+
+// --- The header --------------------------------------------------------------------------------
+
+function openChat(chat, told) {
+  conversation.open(chat);
+  if (chat) at("system").value = chat.system ?? "";
+  tell(told);
+  prompt.focus();
+}
+
+at("new").addEventListener("click", () => openChat(undefined, "A new chat."));
+
+at("chats-button").addEventListener("click", () => {
+  showChats();
+  at("chats").showModal();
+});
+at("chats-close").addEventListener("click", () => at("chats").close());
+at("chats").addEventListener("click", (event) => {
+  if (event.target === at("chats")) at("chats").close(); // beside the list
+});
+at("forget").addEventListener("click", () => {
+  for (const chat of chats()) drop(chat);
+  showChats();
+});
+
+function showChats() {
+  const known = chats();
+  at("forget").disabled = !known.length;
+  at("no-chats").hidden = known.length > 0;
+  at("chat-list").replaceChildren(
+    ...known.map((chat) => {
+      const item = element("li");
+      const title = chat.turns[0].asked.trim().slice(0, 80);
+      const open = element("button", "quiet", title);
+      open.append(element("span", "when", new Date(chat.changed).toLocaleString()));
+      const remove = element("button", "quiet remove", "\u00d7");
+      remove.ariaLabel = `Delete: ${title}`;
+      open.type = remove.type = "button";
+      open.addEventListener("click", () => {
+        at("chats").close();
+        openChat(chat, "An earlier chat.");
+      });
+      remove.addEventListener("click", () => {
+        drop(chat);
+        showChats();
+        at("chats-close").focus();
+      });
+      item.append(open, remove);
+      return item;
+    }),
+  );
+}
+
+at("scheme").addEventListener("change", () => {
+  const scheme = at("scheme").value;
+  choose({ scheme });
+  document.documentElement.dataset.scheme = scheme;
+});
+
+function showTokens(shows) {
+  turns.classList.toggle("with-tokens", shows);
+  at("tokens-button").ariaPressed = String(shows);
+}
+
+at("tokens-button").addEventListener("click", () => {
+  const shows = at("tokens-button").ariaPressed !== "true";
+  choose({ tokens: shows });
+  showTokens(shows);
+});
+
+function showLive(shows) {
+  at("live-button").ariaPressed = String(shows);
+  if (shows) live.start(facts.chain);
+  else live.stop();
+}
+
+at("live-button").addEventListener("click", () => {
+  const shows = at("live-button").ariaPressed !== "true";
+  choose({ live: shows });
+  showLive(shows);
+});
 
 // --- The start ---------------------------------------------------------------------------------
 
@@ -255,22 +177,33 @@ async function open() {
     return;
   }
   at("key-dialog").close();
-  const kind = facts.has_chat_template ? "Message" : "Text to continue";
+  conversation = new Conversation(turns, facts, settings, on);
+  showFacts();
+  const chosen = choices();
+  showTokens(chosen.tokens ?? matchMedia("(min-width: 60rem)").matches);
+  showLive(chosen.live ?? false);
+  const last = chats().find((chat) => chat.id === sessionStorage.getItem(OPEN));
+  openChat(last, "");
+  prompt.dispatchEvent(new Event("input"));
+}
+
+function showFacts() {
+  const isChat = facts.has_chat_template;
+  const kind = isChat ? "Message" : "Text to continue";
   document.title = `${facts.model} \u00b7 SpecQD`;
   at("model").textContent = facts.model;
   document.querySelector("label[for=prompt]").textContent = kind;
-  prompt.placeholder = facts.has_chat_template ? `Message ${facts.model}` : kind;
-  prompt.classList.toggle("code", !facts.has_chat_template);
+  prompt.placeholder = isChat ? `Message ${facts.model}` : kind;
+  prompt.classList.toggle("code", !isChat);
+  at("system-label").hidden = !isChat;
+  at("tokens-button").hidden = !isChat;
   at("temperature").placeholder = facts.temperature;
-  at("max-tokens").placeholder = mostTokens();
+  at("max-tokens").placeholder = conversation.mostTokens;
   at("max-tokens").max = facts.max_context;
   at("compare-label").hidden = facts.chain.length < 2;
-  const does = facts.has_chat_template ? "answers" : "continues your text";
+  const does = isChat ? "answers" : "continues your text";
   at("welcome").querySelector("h2").textContent = `${facts.model} ${does}`;
   showLevels(at("welcome").querySelector(".levels"), facts.chain);
-  at("welcome").hidden = false;
-  prompt.dispatchEvent(new Event("input"));
-  prompt.focus();
 }
 
 function askForKey() {
@@ -287,5 +220,6 @@ at("key-form").addEventListener("submit", (event) => {
 });
 at("key-dialog").addEventListener("cancel", (event) => event.preventDefault());
 
-inspectTokens(turns, at("tip"), at("told"), () => facts.chain);
+at("scheme").value = choices().scheme ?? "auto";
+inspectTokens(turns, at("tip"), at("told"));
 open();

@@ -1,0 +1,60 @@
+/** Elements, numbers and scrolling, as the whole page shows them. Inserts text as text only. */
+
+const STYLES = 4; // drafting levels with different styles; then they repeat
+
+export const at = (id) => document.getElementById(id);
+export const copyOf = (id) => at(id).content.cloneNode(true).firstElementChild;
+export const classOf = (depth) => (depth ? `d${((depth - 1) % STYLES) + 1}` : "d0");
+
+export function element(name, className, text) {
+  const made = document.createElement(name);
+  if (className) made.className = className;
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+/** A token with its level's style. Spaces at its ends are outside the highlight. */
+export function tokenElement({ text, depth }) {
+  const span = element("span", `token ${classOf(depth)}`);
+  const [, before, word, after] = /^(\s*)(.*?)(\s*)$/s.exec(text);
+  if (word) span.append(before, element("span", "ink", word), after);
+  else span.append(text);
+  return span;
+}
+
+/** Changes the page, and scrolls to its end if the end was in view. */
+export function following(change) {
+  const page = document.documentElement;
+  const follows = page.scrollHeight - page.scrollTop - page.clientHeight < 80;
+  change();
+  if (follows) page.scrollTop = page.scrollHeight;
+}
+
+/** Says a text to screen readers. */
+export function tell(text) {
+  at("told").textContent = text;
+}
+
+/** Copies a text, and says on the button whether that worked. */
+export async function copyText(text, button) {
+  const before = (button.dataset.label ??= button.textContent);
+  let result = "Copied";
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    result = "Copying needs HTTPS or localhost"; // browsers forbid it elsewhere
+  }
+  button.textContent = result;
+  tell(result);
+  setTimeout(() => (button.textContent = before), 2000);
+}
+
+export const count = (many, what) => `${many} ${what}${many === 1 ? "" : "s"}`;
+
+export function percent(share, digits = 0) {
+  return `${(100 * share).toFixed(digits)}\u00a0%`;
+}
+
+export function number(value) {
+  return value >= 100 ? value.toFixed(0) : value.toPrecision(value >= 10 ? 3 : 2);
+}
