@@ -3,6 +3,7 @@ states that roll back as a length."""
 
 import random
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,10 @@ def directory(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
 
 @pytest.fixture(scope="module")
 def model(directory: Path) -> Model:
+    return model_of(directory)
+
+
+def model_of(directory: Path) -> Model:
     return Model.open(directory, machine=Machine.choose(1), cache_positions=1 << 13)
 
 
@@ -106,6 +111,19 @@ def test_a_text_has_the_same_logits_in_one_forward_and_in_parts(
             start += len(part)
         model.cache.release(slot)
         assert np.concatenate(rows).tobytes() == whole.tobytes()
+
+
+def test_a_last_recurrent_layer_sees_rows_without_logits(
+    tmp_path: Path, seed: int, rng: np.random.Generator
+) -> None:
+    last = model_of(make_model(tmp_path, replace(SHAPE, layers=3), seed))
+    tokens = rng.integers(0, SHAPE.vocab, 90).tolist()
+    expected = last.logits(tokens)[-1]
+    last.logits([*reversed(tokens)])  # other states in the memory
+    context = Context(last.cache.create())
+    last.forward([Rows(context, 0, tokens[:-1], 0)])
+    last.forward([Rows(context, len(tokens) - 1, tokens[-1:], 1)])
+    assert last.decoder.logits()[0].tobytes() == expected.tobytes()
 
 
 def test_a_level_that_rolls_back_behind_its_states_reads_the_text_again(
