@@ -18,7 +18,10 @@ PACKAGES = [re.search(r"^from (\w+)", snippet, re.MULTILINE)[1] for snippet in S
 served = a_server("chat_model", "--served-model-name", "my-model")
 
 
-@pytest.mark.parametrize(("package", "snippet"), zip(PACKAGES, SNIPPETS, strict=True), ids=PACKAGES)
+PAIRS = list(zip(PACKAGES, SNIPPETS, strict=True))
+
+
+@pytest.mark.parametrize(("package", "snippet"), PAIRS, ids=PACKAGES)
 def test_a_snippet_prints_an_answer(served: Served, package: str, snippet: str) -> None:
     if find_spec(package) is None:
         pytest.skip(f"needs {package}")
