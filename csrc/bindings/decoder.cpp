@@ -224,6 +224,27 @@ void bind_forward(nb::module_& m) {
             decoder.forward(is_draft ? Precision::kFp4 : Precision::kExact, cache, tokens, rows);
           },
           "is_draft"_a, "cache"_a, "tokens"_a, "sequences"_a, "starts"_a, "counts"_a, "logits"_a)
+      .def("tap", exclusively<Decoder>(&Decoder::tap), "boundaries"_a,
+           "Later forwards copy the residual stream at these boundaries: b is the input of layer "
+           "b,\n"
+           "and the number of layers is the input of the final norm. Ascending; none: no copies.")
+      .def_prop_ro(
+          "tapped",
+          [](const Decoder& decoder) {
+            const auto tapped = decoder.tapped();
+            return std::vector<int64_t>(tapped.begin(), tapped.end());
+          },
+          "The boundaries that forwards copy.")
+      .def(
+          "taps",
+          [](const Decoder& decoder) {
+            const Exclusive use(&decoder);
+            const auto bits = decoder.taps(0, decoder.rows());
+            return owned_array(std::vector<uint16_t>(bits.begin(), bits.end()),
+                               {static_cast<size_t>(decoder.rows()), decoder.tapped().size(),
+                                static_cast<size_t>(decoder.spec().hidden)});
+          },
+          "Returns copies of the last forward's rows, [rows, boundaries, hidden] BF16 bits.")
       .def("watch_inputs", exclusively<Decoder>(&Decoder::watch_inputs),
            "Sums the squared inputs of the products of exact forwards from now on.")
       .def(

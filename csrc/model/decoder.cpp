@@ -241,10 +241,12 @@ void Decoder::run(Team& team) {
   if (weights_.per_layer.exists()) embed_per_layer(team);
   for (int64_t layer = 0; layer < std::ssize(weights_.layers); ++layer) {
     const LayerWeights& weights = weights_.layers[static_cast<size_t>(layer)];
+    copy_taps(team, layer);
     attend(team, layer);
     feed_forward(team, weights);
     if (weights.per_layer.exists()) add_per_layer(team, layer);
   }
+  copy_taps(team, std::ssize(weights_.layers));
   finish(team);
 }
 

@@ -150,6 +150,15 @@ class Decoder {
   // once per sequence, even if several of the sequence's rows read it.
   size_t seen_cache_bytes() const;
 
+  // Later forwards copy the residual stream of all rows at these boundaries: b is the input of
+  // layer b, and the number of layers is the input of the final norm. Ascending; empty: nothing is
+  // copied. Throws std::invalid_argument for other boundaries.
+  void tap(std::vector<int64_t> boundaries);
+  int64_t rows() const { return rows_; }  // of the last forward
+  std::span<const int64_t> tapped() const { return tapped_; }
+  // Finite BF16 of the last forward's rows from `row`, [rows][boundaries][hidden].
+  std::span<const uint16_t> taps(int64_t row, int64_t rows) const;
+
   // Sums the squared inputs of the products of exact forwards from now on. By layer: queries, keys
   // and values; output; gate and up; down (experts share those of their layer). Last: the head.
   void watch_inputs();
@@ -196,6 +205,7 @@ class Decoder {
   void finish_per_layer_row(int64_t row);
   void add_per_layer(Team& team, int64_t layer);
   void finish(Team& team);
+  void copy_taps(Team& team, int64_t boundary);
   void share_attention(Team& team, int64_t layer);
   void write_heads(int64_t layer, int64_t kv_head, const Attention::PageRows& part);
   void merge_head(const LayerWeights& layer, int64_t head, const Attention::PageRows& part);
@@ -271,6 +281,8 @@ class Decoder {
   int64_t head_panels_ = 0;          // their number
 
   std::unique_ptr<InputSquares> inputs_;  // null: not watched
+  std::vector<int64_t> tapped_;           // boundaries; and copies of the residual stream there
+  std::vector<uint16_t> taps_;
 
   std::shared_ptr<PartialHead> partial_head_;
   bool is_target_ = true;  // owns partial_head_

@@ -163,6 +163,21 @@ class Decoder:
 
     def forward(self, is_draft: bool, cache: KvCache, tokens: _Sequence[int], sequences: _Sequence[int], starts: _Sequence[int], counts: _Sequence[int], logits: _Sequence[int]) -> None: ...
 
+    def tap(self, boundaries: _Sequence[int]) -> None:
+        """
+        Later forwards copy the residual stream at these boundaries: b is the input of layer b,
+        and the number of layers is the input of the final norm. Ascending; none: no copies.
+        """
+
+    @property
+    def tapped(self) -> list[int]:
+        """The boundaries that forwards copy."""
+
+    def taps(self) -> NDArray[numpy.uint16]:
+        """
+        Returns copies of the last forward's rows, [rows, boundaries, hidden] BF16 bits.
+        """
+
     def watch_inputs(self) -> None:
         """Sums the squared inputs of the products of exact forwards from now on."""
 
