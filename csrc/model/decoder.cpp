@@ -51,6 +51,7 @@ Decoder::Decoder(DecoderSpec spec, DecoderWeights weights, std::shared_ptr<Pool>
   for (const Precision precision : {Precision::kExact, Precision::kFp4})
     fixed_bytes_[static_cast<size_t>(precision)] = fixed_bytes(precision);
   partial_head_ = std::make_shared<PartialHead>(spec_.vocabulary);
+  is_target_ = weights_.entry == nullptr;
   reserve_scratch();
 }
 
@@ -95,6 +96,10 @@ void Decoder::reserve_scratch() {
                         layer.per_layer.projection->matrix().tiles});
   }
   const auto rows = static_cast<size_t>(max_rows_);
+  if (weights_.entry != nullptr) {
+    tiles = std::max(tiles, weights_.entry->fc->matrix().tiles);
+    pairs_.resize(rows * 2 * static_cast<size_t>(spec_.hidden));
+  }
   const auto slots = rows * static_cast<size_t>(experts > 0 ? spec_.experts_per_token : 1);
   const size_t row_bytes =
       std::max(kernels_.exact_row_bytes(tiles), kernels_.draft_row_bytes(tiles));
@@ -138,6 +143,7 @@ size_t bytes_of(const FeedForward& weights, Precision precision) {
 size_t Decoder::fixed_bytes(Precision precision) const {
   size_t bytes = bytes_of(*weights_.head, precision);
   if (weights_.per_layer.exists()) bytes += bytes_of(*weights_.per_layer.projection, precision);
+  if (weights_.entry != nullptr) bytes += bytes_of(*weights_.entry->fc, precision);
   for (const LayerWeights& layer : weights_.layers) {
     bytes += bytes_of(*layer.query_key_value, precision) + bytes_of(*layer.output, precision);
     bytes += layer.router != nullptr ? bytes_of(*layer.router, Precision::kExact)
@@ -237,7 +243,7 @@ void Decoder::forward(Precision precision, const KvCache& cache, std::span<const
 }
 
 void Decoder::run(Team& team) {
-  embed(team);
+  weights_.entry == nullptr ? embed(team) : enter_pairs(team);
   if (weights_.per_layer.exists()) embed_per_layer(team);
   for (int64_t layer = 0; layer < std::ssize(weights_.layers); ++layer) {
     const LayerWeights& weights = weights_.layers[static_cast<size_t>(layer)];

@@ -97,6 +97,25 @@ struct DecoderSpec {
   bool shares_of_chosen = true;  // router softmax over the chosen experts only, else over all
 };
 
+// The entry of an EAGLE-3 head, whose rows are pairs: a token, and what the target or the head
+// itself made of the tokens before it. The layer reads [embedding; hidden], each normed.
+struct HeadEntry {
+  std::shared_ptr<PackedWeight> fc;  // a row's features, [taps of the target] -> hidden
+  Norm features_norm;                // of all features of a row, before fc; or none
+  std::vector<Norm> tap_norms;       // of each tap, before fc; or none
+  Norm embedding_norm, hidden_norm;
+  std::shared_ptr<PackedWeight> embedding;  // null: DecoderWeights::embedding
+  bool keeps_normed = false;                // the residual stream begins with the normed hidden
+  bool recycles_normed = false;             // the final norm's output is the next row's hidden
+};
+
+// What the rows of a head's forward read beside their tokens, in BF16: features, [rows][columns of
+// fc]; or recycled hidden rows, [rows][hidden].
+struct HeadInputs {
+  std::span<const uint16_t> values;
+  bool are_recycled = false;
+};
+
 struct DecoderWeights {
   std::vector<LayerWeights> layers;
   Norm final_norm;
@@ -104,6 +123,7 @@ struct DecoderWeights {
   // Input embedding, BF16 [vocabulary, hidden]; null: the rows of the head.
   const uint8_t* embedding = nullptr;
   PerLayerEmbedding per_layer;
+  std::shared_ptr<const HeadEntry> entry = nullptr;  // null: rows begin with their embeddings
 };
 
 // `count` tokens of a sequence at positions from `start`; asks for logits of the last `logits`.
@@ -136,6 +156,14 @@ class Decoder {
   // asked logits in the order of the sequences. Token ids must be < vocabulary, rows <= max_rows().
   void forward(Precision precision, const KvCache& cache, std::span<const int32_t> tokens,
                std::span<const ForwardRows> sequences, HeadUse head = HeadUse::kWhole);
+
+  // The same for a head: rows are pairs. Token ids must be rows of the embedding.
+  void forward_pairs(Precision precision, const KvCache& cache, HeadInputs inputs,
+                     std::span<const int32_t> tokens, std::span<const ForwardRows> sequences,
+                     HeadUse head);
+  // The hidden row, BF16 [hidden], that a head's row of the last forward gives the next one.
+  void recycle(int64_t row, std::span<uint16_t> out) const;
+  const HeadEntry* entry() const { return weights_.entry.get(); }
 
   // Logits of the last forward: row `row` of the asked ones, [vocabulary].
   std::span<const float> logits(int64_t row) const;
@@ -198,6 +226,7 @@ class Decoder {
   void prepare_positions(std::span<const ForwardRows> sequences);
   void run(Team& team);
   void embed(Team& team);
+  void enter_pairs(Team& team);
   void attend(Team& team, int64_t layer);
   void feed_forward(Team& team, const LayerWeights& layer);
   // Per-layer embeddings (decoder_per_layer.cpp).
@@ -227,6 +256,7 @@ class Decoder {
                 int64_t stride, int64_t rows, float* out) const;
 
   auto normed(const Norm& norm) const;
+  auto attention_inputs(const LayerWeights& layer) const;
   auto put_output(const Vector& bias, Destination destination);
   void add_aside(Team& team, const Norm& norm, float scale = 1.0f);
 
@@ -297,6 +327,8 @@ class Decoder {
   std::vector<Scratch> scratch_;
   std::vector<float> residual_, heads_, hidden_, aside_;
   std::vector<float> per_layer_;  // [rows][layers][width]
+  HeadInputs inputs_of_pairs_;    // and pairs_, [rows][embedding; hidden]: of a head's forward
+  std::vector<float> pairs_;
   Memory prepared_;
   std::vector<float> logits_;
   int64_t logits_stride_ = 0;
