@@ -99,7 +99,9 @@ class Bench:
                 name, self.directory / name, self.seed
             )
             small = self.directory / f"{name}-small"
-            self._subjects[name] = exactness.with_small(subject, small)
+            subject = exactness.with_small(subject, small)
+            head = self.directory / f"{name}-head"
+            self._subjects[name] = exactness.with_head(subject, head, self.seed)
         return self._subjects[name]
 
     def model(self, name: str, isa: str, threads: int) -> Model:

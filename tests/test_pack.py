@@ -84,7 +84,9 @@ def assert_unpacks_to_its_file(directory: Path) -> None:
             for name, view in tensors.items()
             if view.data.ndim == 2 and not name.endswith("_bias")  # of experts
         }
-        assert linears - matrices <= {f"{names_of(config).embedding}.weight"}
+        names = names_of(config)
+        read_in_place = {f"{each}.weight" for each in (names.embedding, names.per_layer_table)}
+        assert linears - matrices <= read_in_place
         for packed in weights.matrices:
             if packed.weight.is_mxfp4:  # it is not repacked; see test_experts
                 continue

@@ -21,6 +21,7 @@ from specqd.bench.suggestion import (
     usable_arms,
 )
 from specqd.cli import main
+from specqd.engine.chains import parse_chain
 from specqd.errors import HubError, RequestError
 from support.family_shapes import FAMILY_SHAPES
 from support.random_models import Shape, make_model, swap_tokens
@@ -73,6 +74,13 @@ def test_each_model_is_tried_alone_in_both_precisions_and_in_a_chain() -> None:
 def test_a_model_in_mxfp4_is_not_its_own_draft() -> None:
     words = [words_of(chain) for chain in candidates(["s"], is_mxfp4=True)]
     assert words == [["ngram"], ["s:bf16"], ["s:fp4"], ["s:fp4", "ngram"]]
+
+
+def test_nothing_drafts_for_a_head() -> None:
+    chains = [words_of(chain) for chain in candidates(["head:h"])[3:]]
+    assert chains == [["head:h:bf16"], ["head:h:fp4"], ["fp4", "head:h:fp4"]]
+    for chain in chains:
+        parse_chain(chain)
 
 
 def test_a_chain_with_an_open_quotation_is_refused() -> None:

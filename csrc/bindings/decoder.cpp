@@ -214,6 +214,24 @@ void bind_partial_head(nb::module_& m) {
           "panels"_a, "Returns the panels to read of a head of `panels`.");
 }
 
+void bind_entry(nb::module_& m) {
+  using Weight = std::shared_ptr<PackedWeight>;
+  using OptionalNorm = std::optional<Norm>;
+  nb::class_<HeadEntry>(m, "HeadEntry", "The entry of a head: pairs of a feature and a token.")
+      .def(
+          "__init__",
+          [](HeadEntry* self, Weight fc, const OptionalNorm& features_norm,
+             std::vector<Norm> tap_norms, const Norm& embedding_norm, const Norm& hidden_norm,
+             Weight embedding, bool keeps_normed, bool recycles_normed) {
+            new (self) HeadEntry{std::move(fc),        features_norm ? *features_norm : Norm{},
+                                 std::move(tap_norms), embedding_norm,
+                                 hidden_norm,          std::move(embedding),
+                                 keeps_normed,         recycles_normed};
+          },
+          nb::kw_only(), "fc"_a, "features_norm"_a.none(), "tap_norms"_a, "embedding_norm"_a,
+          "hidden_norm"_a, "embedding"_a.none(), "keeps_normed"_a, "recycles_normed"_a);
+}
+
 void bind_forward(nb::module_& m) {
   nb::class_<Decoder>(m, "Decoder")
       .def(
@@ -222,16 +240,20 @@ void bind_forward(nb::module_& m) {
              const DecoderSpec& spec, const std::vector<LayerWeights>& layers,
              const Norm& final_norm, std::shared_ptr<PackedWeight> head,
              const std::optional<BitMatrix>& embedding,
-             const std::optional<PerLayerEmbedding>& per_layer, int64_t max_rows) {
-            DecoderWeights weights{layers, final_norm, std::move(head),
+             const std::optional<PerLayerEmbedding>& per_layer, int64_t max_rows,
+             std::shared_ptr<HeadEntry> entry) {
+            DecoderWeights weights{layers,
+                                   final_norm,
+                                   std::move(head),
                                    embedding ? row_source(*embedding).data : nullptr,
-                                   per_layer.value_or(PerLayerEmbedding{})};
+                                   per_layer.value_or(PerLayerEmbedding{}),
+                                   std::move(entry)};
             new (self)
                 Decoder(spec, std::move(weights), std::move(pool), kernels_or_throw(isa), max_rows);
           },
           nb::kw_only(), "pool"_a, "isa"_a, "spec"_a, "layers"_a, "final_norm"_a, "head"_a,
-          "embedding"_a.none(), "per_layer"_a = nb::none(), "max_rows"_a, nb::keep_alive<1, 8>(),
-          nb::keep_alive<1, 9>())
+          "embedding"_a.none(), "per_layer"_a = nb::none(), "max_rows"_a,
+          "entry"_a.none() = nb::none(), nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>())
       .def_prop_ro("max_rows", &Decoder::max_rows)
       .def_prop_ro("moved_bytes", &Decoder::moved_bytes)
       .def(
@@ -255,6 +277,27 @@ void bind_forward(nb::module_& m) {
             decoder.forward(is_draft ? Precision::kFp4 : Precision::kExact, cache, tokens, rows);
           },
           "is_draft"_a, "cache"_a, "tokens"_a, "sequences"_a, "starts"_a, "counts"_a, "logits"_a)
+      .def("tap", exclusively<Decoder>(&Decoder::tap), "boundaries"_a,
+           "Later forwards copy the residual stream at these boundaries: b is the input of layer "
+           "b,\n"
+           "and the number of layers is the input of the final norm. Ascending; none: no copies.")
+      .def_prop_ro(
+          "tapped",
+          [](const Decoder& decoder) {
+            const auto tapped = decoder.tapped();
+            return std::vector<int64_t>(tapped.begin(), tapped.end());
+          },
+          "The boundaries that forwards copy.")
+      .def(
+          "taps",
+          [](const Decoder& decoder) {
+            const Exclusive use(&decoder);
+            const auto bits = decoder.taps(0, decoder.rows());
+            return owned_array(std::vector<uint16_t>(bits.begin(), bits.end()),
+                               {static_cast<size_t>(decoder.rows()), decoder.tapped().size(),
+                                static_cast<size_t>(decoder.spec().hidden)});
+          },
+          "Returns copies of the last forward's rows, [rows, boundaries, hidden] BF16 bits.")
       .def("watch_inputs", exclusively<Decoder>(&Decoder::watch_inputs),
            "Sums the squared inputs of the products of exact forwards from now on.")
       .def(
@@ -298,6 +341,7 @@ void bind_decoder(nb::module_& m) {
   bind_layers(m);
   bind_spec(m);
   bind_partial_head(m);
+  bind_entry(m);
   bind_forward(m);
 }
 

@@ -33,6 +33,7 @@ using namespace nanobind::literals;
 namespace specqd {
 
 void bind_decoder(nb::module_& m);
+void bind_heads(nb::module_& m);
 void bind_policy(nb::module_& m, nb::module_& testing);
 void bind_kernels(nb::module_& m);
 void bind_levels(nb::module_& m);
@@ -337,6 +338,7 @@ NB_MODULE(_native, m) {
   specqd::bind_pick(m);
   specqd::bind_policy(m, testing);
   specqd::bind_sequence(m);
+  specqd::bind_heads(m);
   specqd::bind_levels(m);
   specqd::bind_kernels(m);
   specqd::bind_testing(testing);

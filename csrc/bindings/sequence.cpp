@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/bound_forward.h"
 #include "bindings/exclusive.h"
 #include "bindings/python_roles.h"
 #include "runtime/pool.h"
@@ -22,50 +23,6 @@ using namespace nanobind::literals;
 
 namespace specqd {
 namespace {
-
-// Releases the GIL while it computes. Every use marks the model, its decoder and its cache.
-class BoundForward : public ModelForward {
- public:
-  BoundForward(std::shared_ptr<Decoder> decoder, std::shared_ptr<KvCache> cache,
-               Precision precision, int64_t max_positions, std::shared_ptr<BoundForward> exact)
-      : ModelForward(decoder, cache, precision, max_positions, std::move(exact)),
-        decoder_(decoder.get()),
-        cache_(cache.get()) {}
-
-  std::shared_ptr<Context> context(const SequencePtr& sequence) override {
-    const Exclusive use(this, decoder_, cache_);
-    return ModelForward::context(sequence);
-  }
-  void adopt(const Sequence& sequence, std::shared_ptr<Context> context) {
-    const Exclusive use(this, decoder_, cache_);
-    ModelForward::adopt(sequence, std::move(context));
-  }
-  void forward(std::span<const Rows> batch) override {
-    Exclusive use(this, decoder_, cache_, &decoder_->partial_head());
-    for (const Rows& rows : batch) use.take(rows.context.get());
-    ModelForward::forward(batch);
-  }
-  ScoredTokens verify(int64_t row, std::span<const int32_t> proposal,
-                      const SequencePtr& sequence) override {
-    const Exclusive use(this, decoder_, cache_, &decoder_->partial_head(), sequence.get(),
-                        sequence->picker.get());
-    return ModelForward::verify(row, proposal, sequence);
-  }
-  void release(const SequencePtr& sequence) override {
-    const Exclusive use(this, decoder_, cache_);
-    ModelForward::release(sequence);
-  }
-
- protected:
-  void run_concurrently(const std::function<void()>& work) override {
-    const nb::gil_scoped_release released;
-    work();
-  }
-
- private:
-  Decoder* decoder_;
-  KvCache* cache_;
-};
 
 size_t place_in(const Tokens& tokens, int64_t at) {
   const auto place = at < 0 ? at + std::ssize(tokens) : at;
@@ -228,7 +185,14 @@ void bind_forwards(nb::module_& m) {
             context.record(start, tokens);
           },
           "start"_a, "tokens"_a,
-          "Records that the cache holds `tokens` from position `start`, and nothing after them.");
+          "Records that the cache holds `tokens` from position `start`, and nothing after them.")
+      .def(
+          "copy_features",
+          [](Context& context, Context& other) {
+            const Exclusive use(&context, &other);
+            context.features() = other.features();
+          },
+          "other"_a, "Takes the logged features of a context that begins with the same tokens.");
   nb::class_<Rows>(m, "Rows",
                    "Tokens to forward from position `start`; asks for logits of the last `logits`.")
       .def(nb::init<std::shared_ptr<Context>, size_t, TokenList, size_t>(), "context"_a, "start"_a,
@@ -264,6 +228,8 @@ void bind_forwards(nb::module_& m) {
             model.read_partial_head();
           },
           "Later forwards read the partial head only; by default, the whole.")
+      .def("log_features", exclusively<BoundForward>(&ModelForward::log_features),
+           "Later forwards log what the decoder taps, in both precisions.")
       .def("context", &BoundForward::context, "sequence"_a,
            "Returns this precision's context for a sequence, made on first use.")
       .def(

@@ -6,6 +6,8 @@
 #include <span>
 #include <vector>
 
+#include "decode/features.h"
+
 namespace specqd {
 
 // The tokens of one sequence whose keys and values a model's cache holds.
@@ -38,12 +40,16 @@ class Context {
   // Records that the cache holds `tokens` from position `start`, and nothing after them.
   void record(size_t start, std::span<const int32_t> tokens);
 
+  // Features of the positions in the cache, where the model logs them; both precisions share them.
+  FeatureLog& features() { return exact_ == nullptr ? features_ : exact_->features(); }
+
  private:
   int slot_;
   std::shared_ptr<Context> exact_;
   size_t offset_ = 0;  // positions before tokens_, which the exact context tracks
   std::vector<int32_t> tokens_;
   size_t settled_ = 0;  // the first tokens_ that equal accepted ones
+  FeatureLog features_;
 };
 
 // Tokens of one sequence to forward from position `start`; logits of the last `logits`.

@@ -50,6 +50,11 @@ size_t ModelForward::resumable(const Context& context, size_t position) const {
   return cache_->states().can_continue(context.slot(), at) ? position : 0;
 }
 
+std::shared_ptr<Context> ModelForward::held(const Sequence& sequence) const {
+  const auto found = contexts_.find(sequence.key);
+  return found == contexts_.end() ? nullptr : found->second;
+}
+
 void ModelForward::adopt(const Sequence& sequence, std::shared_ptr<Context> context) {
   contexts_[sequence.key] = std::move(context);
 }
@@ -112,6 +117,16 @@ void ModelForward::forward_whole(std::span<const Rows> batch) {
   bytes_read_ += decoder_->moved_bytes();
   cache_bytes_read_ += decoder_->seen_cache_bytes();
   for (const Rows& rows : batch) rows.context->record(rows.start, rows.tokens);
+  if (logs_features()) log(batch);
+}
+
+void ModelForward::log(std::span<const Rows> batch) {
+  int64_t row = 0;
+  for (const Rows& rows : batch) {
+    const int64_t count = std::ssize(rows.tokens);
+    rows.context->features().write(rows.start, rows.tokens.size(), decoder_->taps(row, count));
+    row += count;
+  }
 }
 
 ScoredTokens ModelForward::verify(int64_t row, std::span<const int32_t> proposal,

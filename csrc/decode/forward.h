@@ -70,6 +70,14 @@ class ModelForward : public LevelModel {
   size_t cache_bytes_read() const { return cache_bytes_read_; }  // bytes of keys and values
   // Later forwards read the partial head only; by default, the whole.
   void read_partial_head() { head_ = HeadUse::kPartial; }
+  // Later forwards log what the decoder taps, in both precisions.
+  void log_features() { (exact_ == nullptr ? this : exact_.get())->logs_features_ = true; }
+  bool logs_features() const {
+    return exact_ == nullptr ? logs_features_ : exact_->logs_features();
+  }
+  const Decoder& decoder() const { return *decoder_; }
+  // This model's context for a sequence; null before its first use.
+  std::shared_ptr<Context> held(const Sequence& sequence) const;
 
   std::shared_ptr<Context> context(const std::shared_ptr<Sequence>& sequence) override;
   size_t resumable(const Context& context, size_t position) const override;
@@ -91,6 +99,7 @@ class ModelForward : public LevelModel {
  private:
   std::vector<Rows> forward_surplus(std::span<const Rows> batch, size_t surplus);
   void forward_whole(std::span<const Rows> batch);
+  void log(std::span<const Rows> batch);
 
   std::shared_ptr<Decoder> decoder_;
   std::shared_ptr<KvCache> cache_;
@@ -100,6 +109,7 @@ class ModelForward : public LevelModel {
   std::shared_ptr<ModelForward> exact_;
   std::unordered_map<int64_t, std::shared_ptr<Context>> contexts_;  // by key
   size_t bytes_read_ = 0, cache_bytes_read_ = 0;
+  bool logs_features_ = false;
   std::vector<int32_t> tokens_;  // and rows_: of the forward in progress
   std::vector<ForwardRows> rows_;
 };

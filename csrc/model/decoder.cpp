@@ -52,6 +52,7 @@ Decoder::Decoder(DecoderSpec spec, DecoderWeights weights, std::shared_ptr<Pool>
   for (const Precision precision : {Precision::kExact, Precision::kFp4})
     fixed_bytes_[static_cast<size_t>(precision)] = fixed_bytes(precision);
   partial_head_ = std::make_shared<PartialHead>(spec_.vocabulary);
+  is_target_ = weights_.entry == nullptr;
   reserve_scratch();
 }
 
@@ -103,6 +104,10 @@ void Decoder::reserve_scratch() {
                         layer.per_layer.projection->matrix().tiles});
   }
   const auto rows = static_cast<size_t>(max_rows_);
+  if (weights_.entry != nullptr) {
+    tiles = std::max(tiles, weights_.entry->fc->matrix().tiles);
+    pairs_.resize(rows * 2 * static_cast<size_t>(spec_.hidden));
+  }
   const auto slots = rows * static_cast<size_t>(experts > 0 ? spec_.experts_per_token : 1);
   const size_t row_bytes =
       std::max(kernels_.exact_row_bytes(tiles), kernels_.draft_row_bytes(tiles));
@@ -151,6 +156,7 @@ size_t bytes_of(const FeedForward& weights, Precision precision) {
 size_t Decoder::fixed_bytes(Precision precision) const {
   size_t bytes = bytes_of(*weights_.head, precision);
   if (weights_.per_layer.exists()) bytes += bytes_of(*weights_.per_layer.projection, precision);
+  if (weights_.entry != nullptr) bytes += bytes_of(*weights_.entry->fc, precision);
   for (const LayerWeights& layer : weights_.layers) {
     bytes += bytes_of(*layer.query_key_value, precision) + bytes_of(*layer.output, precision);
     if (layer.is_recurrent()) bytes += bytes_of(*layer.delta->rates, Precision::kExact);
@@ -257,9 +263,10 @@ void Decoder::forward(Precision precision, const KvCache& cache, std::span<const
   prepare_positions(sequences);
   plan_states(sequences);
   const int64_t layers = std::ssize(weights_.layers);
-  const int64_t all_rows = logit_rows() == rows_ ? layers : first_reader_;
+  const bool needs_all = logit_rows() == rows_ || !tapped_.empty();
+  const int64_t all_rows = needs_all ? layers : first_reader_;
   pool_->run([&](Team& team) {
-    embed(team);
+    weights_.entry == nullptr ? embed(team) : enter_pairs(team);
     if (weights_.per_layer.exists()) embed_per_layer(team);
     run_layers(team, 0, all_rows);
     if (all_rows == layers) finish(team);
@@ -296,6 +303,7 @@ void Decoder::keep_asked_rows() {
 void Decoder::run_layers(Team& team, int64_t first, int64_t last) {
   for (int64_t layer = first; layer < last; ++layer) {
     const LayerWeights& weights = weights_.layers[static_cast<size_t>(layer)];
+    copy_taps(team, layer);
     if (weights.is_recurrent())
       mix_recurrent(team, layer);
     else
@@ -303,6 +311,7 @@ void Decoder::run_layers(Team& team, int64_t first, int64_t last) {
     feed_forward(team, weights);
     if (weights.per_layer.exists()) add_per_layer(team, layer);
   }
+  if (last == std::ssize(weights_.layers)) copy_taps(team, last);
 }
 
 void Decoder::norm(const uint16_t* weight, const uint16_t* bias, const float* x, int64_t n,

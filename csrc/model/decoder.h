@@ -111,6 +111,25 @@ struct DecoderSpec {
   StateShape delta;              // of recurrent layers
 };
 
+// The entry of an EAGLE-3 head, whose rows are pairs: a token, and what the target or the head
+// itself made of the tokens before it. The layer reads [embedding; hidden], each normed.
+struct HeadEntry {
+  std::shared_ptr<PackedWeight> fc;  // a row's features, [taps of the target] -> hidden
+  Norm features_norm;                // of all features of a row, before fc; or none
+  std::vector<Norm> tap_norms;       // of each tap, before fc; or none
+  Norm embedding_norm, hidden_norm;
+  std::shared_ptr<PackedWeight> embedding;  // null: DecoderWeights::embedding
+  bool keeps_normed = false;                // the residual stream begins with the normed hidden
+  bool recycles_normed = false;             // the final norm's output is the next row's hidden
+};
+
+// What the rows of a head's forward read beside their tokens, in BF16: features, [rows][columns of
+// fc]; or recycled hidden rows, [rows][hidden].
+struct HeadInputs {
+  std::span<const uint16_t> values;
+  bool are_recycled = false;
+};
+
 struct DecoderWeights {
   std::vector<LayerWeights> layers;
   Norm final_norm;
@@ -118,6 +137,7 @@ struct DecoderWeights {
   // Input embedding, BF16 [vocabulary, hidden]; null: the rows of the head.
   const uint8_t* embedding = nullptr;
   PerLayerEmbedding per_layer;
+  std::shared_ptr<const HeadEntry> entry = nullptr;  // null: rows begin with their embeddings
 };
 
 // `count` tokens of a sequence at positions from `start`; asks for logits of the last `logits`.
@@ -153,6 +173,14 @@ class Decoder {
   void forward(Precision precision, const KvCache& cache, std::span<const int32_t> tokens,
                std::span<const ForwardRows> sequences, HeadUse head = HeadUse::kWhole);
 
+  // The same for a head: rows are pairs. Token ids must be rows of the embedding.
+  void forward_pairs(Precision precision, const KvCache& cache, HeadInputs inputs,
+                     std::span<const int32_t> tokens, std::span<const ForwardRows> sequences,
+                     HeadUse head);
+  // The hidden row, BF16 [hidden], that a head's row of the last forward gives the next one.
+  void recycle(int64_t row, std::span<uint16_t> out) const;
+  const HeadEntry* entry() const { return weights_.entry.get(); }
+
   // Logits of the last forward: row `row` of the asked ones, [vocabulary].
   std::span<const float> logits(int64_t row) const;
   int64_t logit_rows() const { return static_cast<int64_t>(logit_rows_.size()); }
@@ -165,6 +193,15 @@ class Decoder {
   // Bytes of keys, values and states that the last forward read or wrote: keys and values in blocks
   // of 32 positions. A block counts once per sequence, even if several of its rows read it.
   size_t seen_cache_bytes() const;
+
+  // Later forwards copy the residual stream of all rows at these boundaries: b is the input of
+  // layer b, and the number of layers is the input of the final norm. Ascending; empty: nothing is
+  // copied. Throws std::invalid_argument for other boundaries.
+  void tap(std::vector<int64_t> boundaries);
+  int64_t rows() const { return rows_; }  // of the last forward
+  std::span<const int64_t> tapped() const { return tapped_; }
+  // Finite BF16 of the last forward's rows from `row`, [rows][boundaries][hidden].
+  std::span<const uint16_t> taps(int64_t row, int64_t rows) const;
 
   // Sums the squared inputs of the products of exact forwards from now on. By layer: queries, keys
   // and values; output; gate and up; down (experts share those of their layer). Last: the head.
@@ -207,6 +244,7 @@ class Decoder {
   void keep_asked_rows();
   void plan_attention();
   void embed(Team& team);
+  void enter_pairs(Team& team);
   void attend(Team& team, int64_t layer);
   void feed_forward(Team& team, const LayerWeights& layer);
   // Per-layer embeddings (decoder_per_layer.cpp).
@@ -214,6 +252,7 @@ class Decoder {
   void finish_per_layer_row(int64_t row);
   void add_per_layer(Team& team, int64_t layer);
   void finish(Team& team);
+  void copy_taps(Team& team, int64_t boundary);
   void share_attention(Team& team, int64_t layer);
   void keep_gates(const AttentionShape& shape, int64_t first, int64_t count, const float* result,
                   int64_t stride);
@@ -248,6 +287,7 @@ class Decoder {
   void gate_head(const LayerWeights& weights, float* x, float* out) const;
 
   auto normed(const Norm& norm) const;
+  auto attention_inputs(const LayerWeights& layer) const;
   auto put_output(const Vector& bias, Destination destination);
   void add_aside(Team& team, const Norm& norm, float scale = 1.0f);
 
@@ -304,6 +344,8 @@ class Decoder {
   int64_t head_panels_ = 0;          // their number
 
   std::unique_ptr<InputSquares> inputs_;  // null: not watched
+  std::vector<int64_t> tapped_;           // boundaries; and copies of the residual stream there
+  std::vector<uint16_t> taps_;
 
   std::shared_ptr<PartialHead> partial_head_;
   bool is_target_ = true;  // owns partial_head_
@@ -323,6 +365,8 @@ class Decoder {
   std::vector<size_t> state_step_starts_;          // by sequence, and the end
   int64_t state_bytes_ = 0;
   std::vector<float> per_layer_;  // [rows][layers][width]
+  HeadInputs inputs_of_pairs_;    // and pairs_, [rows][embedding; hidden]: of a head's forward
+  std::vector<float> pairs_;
   Memory prepared_;
   std::vector<float> logits_;
   int64_t logits_stride_ = 0;

@@ -120,7 +120,7 @@ void Decoder::attend(Team& team, int64_t layer_index) {
   const int64_t outputs = attention_of(layer).shape().outputs();
   const PackedWeight& qkv = *layer.query_key_value;
   multiply(team, "queries, keys, values", precision_, qkv,
-           prepare(team, precision_, rows_, qkv, normed(layer.attention_norm)),
+           prepare(team, precision_, rows_, qkv, attention_inputs(layer)),
            [&](int64_t first, int64_t count, const float* result, int64_t stride) {
              if (spec_.gates_attention)
                keep_gates(attention_of(layer).shape(), first, count, result, stride);

@@ -32,6 +32,13 @@ inline auto Decoder::normed(const Norm& norm) const {
   };
 }
 
+// Returns a function that makes a row's inputs of attention: those of a head are its pair.
+inline auto Decoder::attention_inputs(const LayerWeights& layer) const {
+  return [this, inputs = normed(layer.attention_norm)](int64_t row, float* scratch) {
+    return pairs_.empty() ? inputs(row, scratch) : pairs_.data() + row * 2 * spec_.hidden;
+  };
+}
+
 // Returns a function that takes the results of a block's last product, applies bias and scale, and
 // puts them where `destination` says.
 inline auto Decoder::put_output(const Vector& bias, Destination destination) {

@@ -11,7 +11,7 @@ from specqd.model.model import Model, Precision
 from specqd.text.tokenizer import Tokenizer
 from support.exactness import CORPUS, Subject
 
-# A chain's words, the outermost first; SMALL and CORPUS stand for a directory and a file.
+# A chain's words, the outermost first; SMALL, HEAD and CORPUS stand for directories and a file.
 CHAINS = (
     "ngram",
     "SMALL:bf16:k=3",
@@ -24,8 +24,9 @@ CHAINS = (
     "fp4:k=8+SMALL:k=4+ngram:CORPUS:k=3",
     "fp4:k=12+SMALL:bf16:k=8+SMALL:k=4+ngram:CORPUS:k=2",
 )
-DRAFTS = ("none", *(f"fp4:k={k}" for k in range(1, 9)), "fp4", *CHAINS)
-QUICK_DRAFTS = ("none", "fp4:k=1", "fp4:k=4", "fp4", *CHAINS[::2], CHAINS[-1])
+HEADS = ("head:HEAD:k=3", "fp4:k=5+head:HEAD:bf16:k=2")
+DRAFTS = ("none", *(f"fp4:k={k}" for k in range(1, 9)), "fp4", *CHAINS, *HEADS)
+QUICK_DRAFTS = ("none", "fp4:k=1", "fp4:k=4", "fp4", *CHAINS[::2], CHAINS[-1], *HEADS)
 STOPS = ("own", "random")  # who decides how long a draft is
 
 
@@ -75,8 +76,8 @@ def level_of(
     subject: Subject, model: Model, draft: str, drafts: Drafts, whims: random.Random | None = None
 ) -> Level:
     """The chain of levels that a cell's `draft` names; with whims, stopped at random."""
-    files = {"SMALL": str(subject.small), "CORPUS": str(CORPUS)}
-    words = [re.sub("SMALL|CORPUS", lambda m: files[m[0]], word) for word in draft.split("+")]
+    files = {"SMALL": str(subject.small), "HEAD": str(subject.head), "CORPUS": str(CORPUS)}
+    words = [re.sub("SMALL|HEAD|CORPUS", lambda m: files[m[0]], word) for word in draft.split("+")]
     specs = parse_chain(words)
     drafts.check(specs)
     level = drafts.chain(model, specs)

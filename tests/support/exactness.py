@@ -24,6 +24,7 @@ from specqd.hub import shipped_model
 from specqd.model.model import MAX_ROWS, Machine, Model
 from specqd.text.tokenizer import Tokenizer
 from support.family_shapes import FAMILY_SHAPES
+from support.random_heads import HeadShape, make_head
 from support.random_models import ROPE_SCALINGS, Shape, make_model, shorten_model
 
 SAMPLINGS: Mapping[str, Mapping[str, float]] = {
@@ -108,6 +109,7 @@ class Subject:
     context: int
     is_small: bool  # enough for portable kernels
     small: Path | None = None  # a smaller model with the same tokens
+    head: Path | None = None  # a random head
 
     def requests(self, rng: np.random.Generator) -> tuple[dict[str, Request], list[Request]]:
         """The request for each sampling, the same in every cell, and the other requests of a batch.
@@ -184,6 +186,15 @@ def with_small(subject: Subject, directory: Path) -> Subject:
         return subject
     layers = read_config(subject.directory).num_layers // 2
     return replace(subject, small=shorten_model(directory, subject.directory, layers))
+
+
+def with_head(subject: Subject, directory: Path, seed: int) -> Subject:
+    """The subject with a random head that reads two of its residuals."""
+    config = read_config(subject.directory)
+    target = Shape(hidden=config.hidden_size, vocab=config.vocab_size)
+    taps = (config.num_layers // 2, config.num_layers)
+    head = HeadShape(taps=taps, heads=3, kv_heads=1, head_dim=24, ffn=70, tokens=97)
+    return replace(subject, head=make_head(directory, target, head, seed))
 
 
 # --- Decoding -------------------------------------------------------------------------------------

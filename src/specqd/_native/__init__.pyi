@@ -183,8 +183,13 @@ class PartialHead:
     def panels(self, panels: int) -> list[int]:
         """Returns the panels to read of a head of `panels`."""
 
+class HeadEntry:
+    """The entry of a head: pairs of a feature and a token."""
+
+    def __init__(self, *, fc: PackedWeight, features_norm: Norm | None, tap_norms: _Sequence[Norm], embedding_norm: Norm, hidden_norm: Norm, embedding: PackedWeight | None, keeps_normed: bool, recycles_normed: bool) -> None: ...
+
 class Decoder:
-    def __init__(self, *, pool: Pool, isa: str, spec: DecoderSpec, layers: _Sequence[LayerWeights], final_norm: Norm, head: PackedWeight, embedding: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), device='cpu', writable=False)] | None, per_layer: PerLayerEmbedding | None = None, max_rows: int) -> None: ...
+    def __init__(self, *, pool: Pool, isa: str, spec: DecoderSpec, layers: _Sequence[LayerWeights], final_norm: Norm, head: PackedWeight, embedding: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), device='cpu', writable=False)] | None, per_layer: PerLayerEmbedding | None = None, max_rows: int, entry: HeadEntry | None = None) -> None: ...
 
     @property
     def max_rows(self) -> int: ...
@@ -195,6 +200,21 @@ class Decoder:
     def weight_bytes(self, is_draft: bool) -> int: ...
 
     def forward(self, is_draft: bool, cache: KvCache, tokens: _Sequence[int], sequences: _Sequence[int], starts: _Sequence[int], counts: _Sequence[int], logits: _Sequence[int]) -> None: ...
+
+    def tap(self, boundaries: _Sequence[int]) -> None:
+        """
+        Later forwards copy the residual stream at these boundaries: b is the input of layer b,
+        and the number of layers is the input of the final norm. Ascending; none: no copies.
+        """
+
+    @property
+    def tapped(self) -> list[int]:
+        """The boundaries that forwards copy."""
+
+    def taps(self) -> NDArray[numpy.uint16]:
+        """
+        Returns copies of the last forward's rows, [rows, boundaries, hidden] BF16 bits.
+        """
 
     def watch_inputs(self) -> None:
         """Sums the squared inputs of the products of exact forwards from now on."""
@@ -351,6 +371,11 @@ class Context:
         Records that the cache holds `tokens` from position `start`, and nothing after them.
         """
 
+    def copy_features(self, other: Context) -> None:
+        """
+        Takes the logged features of a context that begins with the same tokens.
+        """
+
 class Rows:
     """
     Tokens to forward from position `start`; asks for logits of the last `logits`.
@@ -401,6 +426,9 @@ class ModelForward(LevelModel):
     def read_partial_head(self) -> None:
         """Later forwards read the partial head only; by default, the whole."""
 
+    def log_features(self) -> None:
+        """Later forwards log what the decoder taps, in both precisions."""
+
     def context(self, sequence: Sequence) -> Context:
         """Returns this precision's context for a sequence, made on first use."""
 
@@ -425,6 +453,59 @@ class ModelForward(LevelModel):
 
     def release(self, sequence: Sequence) -> None:
         """Releases a sequence, in the exact precision too."""
+
+class HeadForward(LevelModel):
+    """
+    Forwards a trained head below the model whose features it reads.
+
+    `boundaries` are those of the model's taps that make a feature; it may tap more.
+    `ids` are the target's ids of the head's own tokens, ascending; none: the same ids.
+    """
+
+    def __init__(self, decoder: Decoder, cache: KvCache, is_draft: bool, above: ModelForward, boundaries: _Sequence[int], ids: _Sequence[int]) -> None: ...
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    @property
+    def max_positions(self) -> int: ...
+
+    @property
+    def max_rows(self) -> int: ...
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of weights that all forwards so far have read."""
+
+    @property
+    def cache_bytes_read(self) -> int:
+        """Bytes of keys and values that all forwards so far have read."""
+
+    def read_partial_head(self) -> None:
+        """
+        Later forwards read the partial head only; a head with ids of its own has no other.
+        """
+
+    def context(self, sequence: Sequence) -> Context:
+        """
+        Returns the head's context for a sequence. Entries that were made from other features
+        than the model above now has are forgotten.
+        """
+
+    def forward(self, batch: _Sequence[Rows]) -> None:
+        """Caches all rows and leaves the asked logits, in the batch's order."""
+
+    def verify(self, row: int, proposal: _Sequence[int], sequence: Sequence) -> tuple[list[int], list[float]]:
+        """
+        Returns the next token and its probability; the proposal must be empty.
+        """
+
+    def logits(self) -> NDArray[numpy.float32]:
+        """
+        Returns a copy of the last forward's logits by the target's ids, [rows, vocabulary].
+        """
+
+    def release(self, sequence: Sequence) -> None: ...
 
 LONGEST_PROPOSAL: int = 32
 

@@ -48,14 +48,15 @@ class LeftOut:
 
 
 def candidates(directories: Sequence[str], *, is_mxfp4: bool = False) -> list[str]:
-    """Chains to try: the model's own drafts; each other model alone in both precisions, and between
-    the model's own fp4 draft, if it has one, and n-grams."""
+    """Chains to try: the model's own drafts; each other model or head alone in both precisions, and
+    between the model's own fp4 draft, if it has one, and n-grams."""
     own = ["ngram"] if is_mxfp4 else ["fp4", "ngram", "auto"]
     outer = "" if is_mxfp4 else "fp4 "
     chains = []
     for directory in dict.fromkeys(directories):
         exact, draft = (shlex.quote(f"{directory}:{precision}") for precision in ("bf16", "fp4"))
-        chains += [exact, draft, f"{outer}{draft} ngram"]
+        inner = "" if directory.startswith("head:") else " ngram"  # nothing drafts for a head
+        chains += [exact, draft, f"{outer}{draft}{inner}"]
     return [*own, *chains]
 
 

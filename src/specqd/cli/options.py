@@ -92,8 +92,9 @@ def draft_option(command: Command) -> Command:
         metavar="DRAFT",
         help="auto (default: fp4|ngram), none, or a chain, outermost first, one option per level: "
         "fp4 (the model's own weights in 4 bits), mxfp4 (the same in MXFP4), "
-        "MODEL[:bf16|:fp4|:mxfp4], ngram[:FILE]; A|B for two side by side; :k=N at the end fixes "
-        "the draft length. Changes the speed, never the text.",
+        "MODEL[:bf16|:fp4|:mxfp4], head:DIR[:bf16|:fp4] (a trained EAGLE-3 head), ngram[:FILE]; "
+        "A|B for two side by side; :k=N at the end fixes the draft length. "
+        "Changes the speed, never the text.",
     )(command)
 
 

@@ -14,6 +14,7 @@ from specqd.engine.roles import Drafter
 from specqd.errors import HubError, RequestError, TokenizerError
 from specqd.formats.fp4 import DraftFormat
 from specqd.hub import model_name, resolve
+from specqd.model.heads import Head, HeadFiles, load_head
 from specqd.model.loader import Progress
 from specqd.model.model import Model, Precision
 from specqd.model.weights import Overall, bytes_to_pack, require_memory
@@ -23,8 +24,10 @@ from specqd.text.tokenizer import Tokenizer
 _AUTO = "fp4|ngram"
 _LONGEST = 64
 _KNOWN = (
-    "auto, none, fp4[:k=N], mxfp4[:k=N], MODEL[:bf16|:fp4|:mxfp4][:k=N], ngram[:FILE][:k=N], A|B"
+    "auto, none, fp4[:k=N], mxfp4[:k=N], MODEL[:bf16|:fp4|:mxfp4][:k=N], "
+    "head:DIR[:bf16|:fp4][:k=N], ngram[:FILE][:k=N], A|B"
 )
+_LAST = {"ngram": "n-grams read no weights", "head": "heads verify no tokens"}
 _FORMATS = {"fp4": DraftFormat.FP4, "mxfp4": DraftFormat.MXFP4}
 
 
@@ -33,8 +36,8 @@ class DraftSpec:
     """One level of a chain: what drafts, and how many tokens (None: as many as pay)."""
 
     word: str  # as it was written
-    kind: Literal["self", "model", "ngram"]  # self: the target's own weights
-    source: str = ""  # a model's directory or repository; a file of texts for n-grams
+    kind: Literal["self", "model", "head", "ngram"]  # self: the target's own weights
+    source: str = ""  # a model's or a head's directory; a file of texts for n-grams
     precision: Precision = Precision.FP4
     format: DraftFormat | None = None  # of the weights that are read in fp4; None: as loaded
     length: int | None = None
@@ -52,8 +55,8 @@ class DraftSpec:
 
     @classmethod
     def _parse_one(cls, word: str) -> "DraftSpec":
-        """`fp4`, `mxfp4`, `MODEL[:bf16|:fp4|:mxfp4]` or `ngram[:FILE]`, each with an optional
-        `:k=N`.
+        """`fp4`, `mxfp4`, `MODEL[:bf16|:fp4|:mxfp4]`, `head:DIR[:bf16|:fp4|:mxfp4]` or
+        `ngram[:FILE]`, each with an optional `:k=N`.
 
         Names may hold colons: options are taken off the end. Raises RequestError.
         """
@@ -69,12 +72,16 @@ class DraftSpec:
             return cls(word, "self", format=_FORMATS[kind], length=length)
         if kind in ("none", "auto", ""):
             raise RequestError(f"--draft {word}: not a draft; known: {_KNOWN}")
-        source, _, precision = name.rpartition(":")
+        is_head = kind == "head" and bool(colon)
+        if is_head and not rest:
+            raise RequestError(f"--draft {word}: names no directory; write head:DIR")
+        holder: Literal["model", "head"] = "head" if is_head else "model"
+        source, _, precision = (whole := rest if is_head else name).rpartition(":")
         if source and precision == "bf16":
-            return cls(word, "model", source, Precision.EXACT, length=length)
+            return cls(word, holder, source, Precision.EXACT, length=length)
         if source and precision in _FORMATS:
-            return cls(word, "model", source, format=_FORMATS[precision], length=length)
-        return cls(word, "model", name, length=length)
+            return cls(word, holder, source, format=_FORMATS[precision], length=length)
+        return cls(word, holder, whole, length=length)
 
 
 def _cut_length(word: str) -> tuple[str, int | None]:
@@ -126,9 +133,9 @@ def parse_chain(
                 f"--draft {spec.word}: the model's own fp4 precision drafts for the model alone; "
                 "name it first and once (another model's is MODEL:fp4)"
             )
-        if spec is specs[i] and spec.kind == "ngram" and i + 1 < len(specs):
+        if spec is specs[i] and spec.kind in _LAST and i + 1 < len(specs):
             raise RequestError(
-                f"--draft {spec.word}: n-grams read no weights, so nothing can draft for them; "
+                f"--draft {spec.word}: {_LAST[spec.kind]}, so nothing can draft for them; "
                 "name them last and once"
             )
     return specs
@@ -154,6 +161,7 @@ class Drafts:
         self._directories: dict[str, Path] = {}  # by source, those that may draft
         self._corpora: dict[str, list[list[int]]] = {}
         self._models: dict[tuple[Path, Precision], Model] = {}
+        self._heads: dict[tuple[Path, _native.Decoder], _native.Decoder] = {}  # by that above
 
     def check(self, specs: Sequence[DraftSpec]) -> None:
         """Finds what the levels are made of and refuses what cannot draft, or what would not fit
@@ -167,6 +175,9 @@ class Drafts:
                 if spec.source and spec.source not in self._corpora:
                     self._corpora[spec.source] = _read_corpus(spec, self._tokenizer)
                 continue
+            if spec.kind == "head":
+                self._check_head(spec, specs)
+                continue
             directory = self._target[0] if spec.kind == "self" else self._find(spec)
             if (directory, spec.precision) in taken:
                 raise RequestError(
@@ -179,7 +190,21 @@ class Drafts:
     def forget(self) -> None:
         """Drops all loaded models; chains that use them keep them."""
         self._models.clear()
+        self._heads.clear()
         self._corpora.clear()
+
+    def _check_head(self, spec: DraftSpec, specs: Sequence[DraftSpec]) -> None:
+        """Refuses what is no head of the level above it: the first member of the one before."""
+        try:
+            directory = resolve(spec.source).resolve()
+        except HubError as error:
+            raise HubError(f"--draft {spec.word}: {error}; known drafts: {_KNOWN}") from error
+        level = next(i for i, each in enumerate(specs) if spec in each.members)
+        above = self._target[0]
+        if level and specs[level - 1].kind == "model":
+            above = self._directories[specs[level - 1].source]
+        HeadFiles.open(directory, read_config(above))
+        self._directories[spec.source] = directory
 
     def overall(self, specs: Sequence[DraftSpec], progress: Progress | None) -> Progress | None:
         """One progress over the models of a checked chain that are still to be loaded."""
@@ -190,9 +215,12 @@ class Drafts:
         """The directories of the target and of the small models that are not loaded yet."""
         wanted = [self._target[0]]
         wanted += [
-            self._directories[spec.source] for spec in _members(specs) if spec.kind == "model"
+            self._directories[spec.source]
+            for spec in _members(specs)
+            if spec.kind in ("model", "head")
         ]
         loaded = {directory for directory, _ in self._models}
+        loaded |= {directory for directory, _ in self._heads}
         return [each for each in dict.fromkeys(wanted) if each not in loaded]
 
     def _find(self, spec: DraftSpec) -> Path:
@@ -232,6 +260,8 @@ class Drafts:
         if spec.kind == "ngram":
             corpus = self._corpora[spec.source] if spec.source else ()
             return NgramDrafter(corpus=corpus, length=spec.length)
+        if spec.kind == "head":
+            return self._head(above, spec, progress)
         directory = self._target[0] if spec.kind == "self" else self._directories[spec.source]
         model = self._model(directory, spec, above, progress)
         draft = model.weights.draft.value
@@ -242,6 +272,16 @@ class Drafts:
             length=spec.length,
             name=read if spec.kind == "self" else f"{model_name(directory)}:{read}",
         )
+
+    def _head(self, above: Model, spec: DraftSpec, progress: Progress | None) -> Level:
+        """The level of a head, which reads the features of the level above it."""
+        directory = self._directories[spec.source]
+        files, key = HeadFiles.open(directory, above.config), (directory, above.decoder)
+        if key not in self._heads:
+            self._heads[key] = load_head(files, above, spec.format, progress)
+        head = Head(files, self._heads[key], above, spec.precision)
+        head.draft_for(self._models[self._target])
+        return Level(head, NoDraft(), length=spec.length, name=f"head:{directory.name}")
 
     def _model(
         self, directory: Path, spec: DraftSpec, above: Model, progress: Progress | None

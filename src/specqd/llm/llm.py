@@ -43,7 +43,8 @@ class LLM:
 
     model: a Hugging Face directory, a GGUF file or `owner/name[@revision]`; None: the shipped one.
     draft: `auto`, `none`, or drafts from the outermost in, such as `["fp4", "./small", "ngram"]`:
-        `fp4`, `mxfp4`, `MODEL[:bf16|:fp4|:mxfp4]` or `ngram[:FILE]`, each with an optional `:k=N`.
+        `fp4`, `mxfp4`, `MODEL[:bf16|:fp4|:mxfp4]`, `head:DIR[:bf16|:fp4]` or `ngram[:FILE]`, each
+        with an optional `:k=N`.
     threads: of the native core; None: one on each usable core.
     isa: an instruction set to force; None: the fastest.
     precision: `fp4` generates from the 4-bit weights only (not lossless).

@@ -182,6 +182,7 @@ class Model(_native.ModelForward):
             copy = Context(self.cache.fork(context.slot, held))
             copy.record(0, sequence.tokens[:held])
             copy.match(other.tokens[:], other.num_accepted)
+            copy.copy_features(context)
             self.adopt(other, copy)
 
     def missing_pages(self, sequence: Sequence, end: int) -> int:
@@ -244,6 +245,33 @@ class Model(_native.ModelForward):
             if end > scored:
                 yield from self.decoder.logits()
             done = end
+
+    def features(
+        self, token_ids: SequenceOf[int], boundaries: SequenceOf[int]
+    ) -> NDArray[np.uint16]:
+        """The residual stream after each token: BF16 bits [n, boundaries, hidden].
+
+        Boundary b is the input of layer b, 0 the embeddings; the number of layers is the input of
+        the final norm. Raises RequestError for bad tokens or boundaries that do not ascend.
+        """
+        self.check_tokens(token_ids)
+        layers = self.config.num_layers
+        if sorted(set(boundaries)) != list(boundaries) or not {*boundaries} <= {*range(layers + 1)}:
+            raise RequestError(
+                f"boundaries {shown(list(boundaries))}: give ascending numbers from 0 to {layers}"
+            )
+        before, slot = self.decoder.tapped, self.cache.create()
+        self.decoder.tap(list(boundaries))
+        try:
+            context, parts = Context(slot), []
+            for first in range(0, len(token_ids), self.max_rows):
+                part = list(token_ids[first : first + self.max_rows])
+                self.forward([Rows(context, first, part, 0)])
+                parts.append(self.decoder.taps())
+        finally:
+            self.decoder.tap(before)
+            self.cache.release(slot)
+        return np.concatenate(parts)
 
     def draft_for(self, target: "Model") -> None:
         """Drafts for `target` from now on, from the rows of the head that its text suggests."""

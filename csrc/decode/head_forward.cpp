@@ -1,0 +1,245 @@
+#include "decode/head_forward.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "kernels/float_mode.h"
+
+namespace specqd {
+
+HeadForward::HeadForward(std::shared_ptr<Decoder> decoder, std::shared_ptr<KvCache> cache,
+                         Precision precision, std::shared_ptr<ModelForward> above,
+                         std::vector<int64_t> boundaries, std::vector<int32_t> ids)
+    : decoder_(std::move(decoder)),
+      cache_(std::move(cache)),
+      precision_(precision),
+      above_(std::move(above)),
+      boundaries_(std::move(boundaries)),
+      ids_(std::move(ids)) {
+  if (decoder_->entry() == nullptr) throw std::invalid_argument("the decoder is not a head");
+  const auto ascends = std::is_sorted(ids_.begin(), ids_.end(), std::less_equal<>());
+  const int64_t own = decoder_->spec().vocabulary;
+  const bool fits =
+      ids_.empty() ? own == vocabulary()
+                   : std::ssize(ids_) == own && ids_.front() >= 0 && ids_.back() < vocabulary();
+  if (!ascends || !fits) throw std::invalid_argument("ids must ascend within the vocabulary");
+  if (decoder_->entry()->fc->columns() != std::ssize(boundaries_) * above_->decoder().spec().hidden)
+    throw std::invalid_argument("the columns of fc are not those of the taps");
+  if (!ids_.empty())
+    by_target_id_.assign(static_cast<size_t>(vocabulary()),
+                         -std::numeric_limits<float>::infinity());
+}
+
+// --- Sequences -----------------------------------------------------------------------------------
+
+std::shared_ptr<Context> HeadForward::context(const std::shared_ptr<Sequence>& sequence) {
+  State& state = states_[sequence->key];
+  if (state.context == nullptr) {
+    state.context = std::make_shared<Context>(cache_->create());
+    state_of_context_[state.context.get()] = &state;
+  }
+  follow(state, *sequence);
+  return state.context;
+}
+
+void HeadForward::release(const std::shared_ptr<Sequence>& sequence) {
+  const auto held = states_.extract(sequence->key);
+  if (held.empty()) return;
+  state_of_context_.erase(held.mapped().context.get());
+  cache_->release(held.mapped().context->slot());
+}
+
+HeadForward::State& HeadForward::state_of(const Rows& rows) const {
+  const auto found = state_of_context_.find(rows.context.get());
+  if (found == state_of_context_.end()) throw std::invalid_argument("a context of another model");
+  return *found->second;
+}
+
+// The head has no entries of the tokens before `first`.
+void HeadForward::begin(State& state, const Sequence& sequence, size_t first) {
+  state.context->record(0, std::span(sequence.tokens).first(first));
+  state.first = state.settled = first;
+  state.hidden_for = 0;
+}
+
+// Forgets entries whose features have become known or have changed since, and what cannot be
+// continued.
+void HeadForward::follow(State& state, const Sequence& sequence) {
+  const std::shared_ptr<Context> source = above_->held(sequence);
+  if (source == nullptr) return;  // rows without a text, whose time is measured
+  if (source != state.source) {
+    state.source = source;
+    state.version = 0;
+    begin(state, sequence, 0);
+  }
+  const FeatureLog& log = log_of(state);
+  Context& context = *state.context;
+  const size_t last = sequence.tokens.size() - 1;
+  const size_t length = context.match(sequence.tokens, sequence.num_accepted());
+  const size_t end = std::min({log.end(), source->length(), last});
+  state.settled = std::min({state.settled, length, log.first_after(state.version) + 1});
+  state.version = log.version();
+  if (log.begin() >= end) {
+    if (length <= state.first || state.first == 0) begin(state, sequence, last);
+  } else if (length < state.first || state.settled < log.begin() + 1) {
+    begin(state, sequence, log.begin() + 1);
+  } else if (state.settled < length && state.settled <= end) {
+    context.record(state.settled, {});
+  }
+  const size_t start = std::min(context.length(), last);
+  if (start > end && state.hidden_for != start) {  // its hidden row must be made again
+    state.settled = std::max(state.settled, state.first + 1) - 1;
+    context.record(state.settled, {});
+  }
+}
+
+// The log of the sequence; an empty one where it holds other taps than are made now.
+const FeatureLog& HeadForward::log_of(const State& state) const {
+  const FeatureLog& log = state.source->features();
+  const Decoder& above = above_->decoder();
+  const size_t width = above.tapped().size() * static_cast<size_t>(above.spec().hidden);
+  return width > 0 && log.width() == width ? log : no_log_;
+}
+
+bool HeadForward::knows_feature(const State& state, size_t token) const {
+  const FeatureLog& log = log_of(state);
+  return token > log.begin() && token <= std::min(log.end(), state.source->length());
+}
+
+// --- Forwards ------------------------------------------------------------------------------------
+
+void HeadForward::forward(std::span<const Rows> batch) {
+  std::vector<Part> parts;
+  int64_t logits = 0;
+  for (const Rows& rows : batch) {
+    State& state = state_of(rows);
+    if (rows.start < state.first || rows.logits > rows.tokens.size())
+      throw std::invalid_argument("rows before the head's first, or more logits than tokens");
+    for (const int32_t token : rows.tokens)
+      if (token < 0 || token >= vocabulary())
+        throw std::invalid_argument("token id outside the vocabulary");
+    parts.push_back({&state, &rows, rows.start, logits});
+    logits += static_cast<int64_t>(rows.logits);
+  }
+  logits_.resize(static_cast<size_t>(logits * decoder_->spec().vocabulary));
+  while (pass(parts, false) || pass(parts, true)) {
+  }
+}
+
+// Forwards rows with features, or one recycled row of each sequence. Returns whether there were
+// any.
+bool HeadForward::pass(std::span<Part> parts, bool recycles) {
+  tokens_.clear();
+  inputs_.clear();
+  rows_.clear();
+  for (Part& part : parts) gather(part, recycles);
+  if (tokens_.empty()) return false;
+  const HeadInputs inputs{inputs_, recycles};
+  run_concurrently(
+      [&] { decoder_->forward_pairs(precision_, *cache_, inputs, tokens_, rows_, head_); });
+  bytes_read_ += decoder_->moved_bytes();
+  cache_bytes_read_ += decoder_->seen_cache_bytes();
+  take(parts, recycles);
+  return true;
+}
+
+void HeadForward::add_feature(const State& state, size_t token) {
+  const std::span<const int64_t> tapped = above_->decoder().tapped();
+  const std::span<const uint16_t> row = log_of(state).row(token - 1);
+  const size_t width = row.size() / tapped.size();
+  for (const int64_t boundary : boundaries_) {
+    const auto at = std::ranges::find(tapped, boundary) - tapped.begin();
+    if (at == std::ssize(tapped)) throw std::invalid_argument("the model above taps too little");
+    const auto tap = row.subspan(static_cast<size_t>(at) * width, width);
+    inputs_.insert(inputs_.end(), tap.begin(), tap.end());
+  }
+}
+
+// Adds the rows of a sequence to the pass: as many as have features, or the next one alone.
+void HeadForward::gather(Part& part, bool recycles) {
+  const State& state = *part.state;
+  const auto most = static_cast<size_t>(decoder_->max_rows());
+  part.count = 0;
+  for (size_t token = part.next; token < part.end() && tokens_.size() < most; ++token) {
+    const bool is_known = state.source != nullptr && knows_feature(state, token);
+    const bool has_hidden = !is_known && state.source != nullptr && state.hidden_for == token;
+    if (has_hidden != recycles) break;
+    const bool is_measured = state.source == nullptr;
+    if (!is_known && !is_measured && part.count > 0) break;  // the row before makes its hidden row
+    if (recycles)
+      inputs_.insert(inputs_.end(), state.hidden.begin(), state.hidden.end());
+    else if (is_known)
+      add_feature(state, token);
+    else
+      inputs_.insert(inputs_.end(), static_cast<size_t>(decoder_->entry()->fc->columns()), 0);
+    tokens_.push_back(part.rows->tokens[token - part.rows->start]);
+    ++part.count;
+    if (recycles) break;
+  }
+  if (part.count == 0) return;
+  const auto first = static_cast<int64_t>(part.next - state.first);
+  const auto count = static_cast<int64_t>(part.count);
+  if (!cache_->make_writable(state.context->slot(), first, first + count))
+    throw CacheFull("the head's KV cache is full; use shorter sequences or fewer at once");
+  const size_t unasked = part.end() - part.rows->logits, end = part.next + part.count;
+  const size_t asked = end > unasked ? std::min(part.count, end - unasked) : 0;
+  rows_.push_back({state.context->slot(), first, count, static_cast<int64_t>(asked)});
+}
+
+// Takes over what the pass left.
+void HeadForward::take(std::span<Part> parts, bool recycles) {
+  const int64_t width = decoder_->spec().vocabulary;
+  int64_t row = 0, logits = 0;
+  size_t at = 0;
+  for (Part& part : parts) {
+    if (part.count == 0) continue;
+    State& state = *part.state;
+    row += static_cast<int64_t>(part.count);
+    const int64_t asked = rows_[at++].logits;
+    for (int64_t i = 0; i < asked; ++i, ++part.logits, ++logits)
+      std::ranges::copy(decoder_->logits(logits), logits_.begin() + part.logits * width);
+    const bool is_known = !recycles && state.source != nullptr && knows_feature(state, part.next);
+    state.context->record(
+        part.next, std::span(part.rows->tokens).subspan(part.next - part.rows->start, part.count));
+    if (is_known && state.settled >= part.next) state.settled = part.next + part.count;
+    part.next += part.count;
+    state.hidden.resize(static_cast<size_t>(decoder_->spec().hidden));
+    decoder_->recycle(row - 1, state.hidden);
+    state.hidden_for = part.next;
+  }
+}
+
+// --- Picking -------------------------------------------------------------------------------------
+
+std::span<const float> HeadForward::logits(int64_t row) {
+  if (row < 0 || row >= logit_rows())
+    throw std::invalid_argument("the last forward has no such row of logits");
+  const auto width = static_cast<size_t>(decoder_->spec().vocabulary);
+  const auto own = std::span<const float>(logits_).subspan(static_cast<size_t>(row) * width, width);
+  if (ids_.empty()) return own;
+  for (size_t i = 0; i < width; ++i) by_target_id_[static_cast<size_t>(ids_[i])] = own[i];
+  return by_target_id_;
+}
+
+ScoredTokens HeadForward::verify(int64_t row, std::span<const int32_t> proposal,
+                                 const std::shared_ptr<Sequence>& sequence) {
+  if (!proposal.empty()) throw std::invalid_argument("a head verifies nothing");
+  const std::vector<int32_t> history = sequence->history({});
+  const Masks masks = sequence->masks({});
+  if (masks.width > 0 &&
+      (std::ssize(masks.words) != masks.width || masks.width * 32 < vocabulary()))
+    throw std::invalid_argument("masks must be [proposal + 1, vocabulary / 32]");
+  Picker& picker = *sequence->picker;
+  Picked picked{};
+  run_concurrently([&] {
+    const FlushSubnormals flush;
+    picked = pick(decoder_->kernels(), picker.params, logits(row), std::ssize(sequence->tokens),
+                  history, sequence->prompt_length, masks.width > 0 ? masks.words.data() : nullptr,
+                  picker.scratch);
+  });
+  if (picked.token < 0) return {};
+  return {{picked.token}, {picked.probability}};
+}
+
+}  // namespace specqd

@@ -1,0 +1,104 @@
+// Forwards a trained head below the model whose features it reads. Knows tokens and positions, but
+// no drafts and no requests.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "decode/forward.h"
+
+namespace specqd {
+
+// An EAGLE-3 head. Its row of token j is the pair of that token and the feature of position j - 1.
+//
+// The features come from the log of the model above. Where the log does not reach, the row reads
+// the hidden row that the head made of the row before, so such rows take a forward each. Once their
+// features are known, or have changed, they are forwarded again. The head's cache begins at the
+// first pair whose feature is known: rotary positions matter by their differences only.
+class HeadForward : public LevelModel {
+ public:
+  // `boundaries`: those of the taps of the model above that make a feature; it may tap more.
+  // `ids`: the target's id of each of the head's tokens, ascending; empty: the same ids.
+  HeadForward(std::shared_ptr<Decoder> decoder, std::shared_ptr<KvCache> cache, Precision precision,
+              std::shared_ptr<ModelForward> above, std::vector<int64_t> boundaries,
+              std::vector<int32_t> ids);
+
+  int64_t vocabulary() const override { return above_->vocabulary(); }
+  int64_t max_positions() const override { return above_->max_positions(); }
+  int64_t max_rows() const override { return decoder_->max_rows(); }
+  size_t bytes_read() const { return bytes_read_; }  // bytes of weights, all forwards so far
+  size_t cache_bytes_read() const { return cache_bytes_read_; }  // bytes of keys and values
+  // Later forwards read the partial head only; a head with ids of its own has no other.
+  void read_partial_head() {
+    if (ids_.empty()) head_ = HeadUse::kPartial;
+  }
+
+  std::shared_ptr<Context> context(const std::shared_ptr<Sequence>& sequence) override;
+  void forward(std::span<const Rows> batch) override;
+  // Picks the next token; a head verifies nothing, so the proposal must be empty.
+  ScoredTokens verify(int64_t row, std::span<const int32_t> proposal,
+                      const std::shared_ptr<Sequence>& sequence) override;
+  void release(const std::shared_ptr<Sequence>& sequence) override;
+
+  // Logits of the last forward by the target's ids, [vocabulary]: -infinity for ids that the head
+  // does not have. Valid until the next call.
+  std::span<const float> logits(int64_t row);
+  int64_t logit_rows() const { return std::ssize(logits_) / decoder_->spec().vocabulary; }
+
+ protected:
+  // As ModelForward's.
+  virtual void run_concurrently(const std::function<void()>& work) { work(); }
+
+ private:
+  // What the head has of one sequence.
+  struct State {
+    std::shared_ptr<Context> context;
+    std::shared_ptr<Context> source;  // of the model above; null before its first forward
+    size_t first = 0;                 // the token of the cache's first entry
+    size_t settled = 0;               // tokens before this one have entries made from features
+    int64_t version = 0;              // of the log that these entries were made from
+    std::vector<uint16_t> hidden;  // that the row of token hidden_for reads, if it has no feature
+    size_t hidden_for = 0;
+  };
+  // The rows of one sequence in a forward: those from `next` on are still to be made.
+  struct Part {
+    State* state;
+    const Rows* rows;
+    size_t next;
+    int64_t logits;    // index of its first row of logits
+    size_t count = 0;  // rows in the pass in progress
+    size_t end() const { return rows->start + rows->tokens.size(); }
+  };
+
+  State& state_of(const Rows& rows) const;
+  void follow(State& state, const Sequence& sequence);
+  void begin(State& state, const Sequence& sequence, size_t first);
+  const FeatureLog& log_of(const State& state) const;
+  bool knows_feature(const State& state, size_t token) const;
+  void add_feature(const State& state, size_t token);
+  bool pass(std::span<Part> parts, bool recycles);
+  void gather(Part& part, bool recycles);
+  void take(std::span<Part> parts, bool recycles);
+
+  std::shared_ptr<Decoder> decoder_;
+  std::shared_ptr<KvCache> cache_;
+  Precision precision_;
+  std::shared_ptr<ModelForward> above_;
+  std::vector<int64_t> boundaries_;
+  std::vector<int32_t> ids_;
+  HeadUse head_ = HeadUse::kWhole;
+  std::unordered_map<int64_t, State> states_;  // by sequence
+  std::unordered_map<const Context*, State*> state_of_context_;
+  FeatureLog no_log_;
+  size_t bytes_read_ = 0, cache_bytes_read_ = 0;
+  std::vector<float> logits_, by_target_id_;
+  std::vector<int32_t> tokens_;  // and the next two: of the pass in progress
+  std::vector<uint16_t> inputs_;
+  std::vector<ForwardRows> rows_;
+};
+
+}  // namespace specqd
