@@ -14,12 +14,14 @@ from specqd.sampling import SamplingParams
 
 
 class Pages:
-    """The part of a model that the scheduler uses: the pages that each sequence holds."""
+    """The part of a model that the scheduler uses: the pages that each sequence holds, and states
+    of recurrent layers, which none holds yet."""
 
-    def __init__(self, total: int, *, cached: int = 0) -> None:
+    def __init__(self, total: int, *, cached: int = 0, states: int = 1000) -> None:
         self.total_pages = total
         self.cache = self
         self.cached = cached  # positions of every prompt
+        self.free_states = states
         self.adopted: list[Any] = []
         self.forks: list[tuple[Any, Any]] = []
         self.held: dict[int, int] = {}
@@ -30,6 +32,9 @@ class Pages:
 
     def missing_pages(self, sequence: Any, end: int) -> int:
         return max(-(-end // PAGE_POSITIONS) - self.held.get(sequence.key, 0), 0)
+
+    def lacks_states(self, sequence: Any) -> bool:
+        return True
 
     def adopt_prefix(self, sequence: Any) -> int:
         self.adopted.append(sequence)
@@ -61,6 +66,17 @@ def generation(tokens: int, *, new: int = 0, n: int = 1, **fields: Any) -> Gener
     params = SamplingParams(n=n, prompt_logprobs=fields.pop("prompt_logprobs", None))
     stream: Any = None
     return Generation(sequence, params, 0, 0, fields.pop("most_tokens", 1000), stream, **fields)
+
+
+def test_no_more_sequences_are_admitted_than_there_are_states() -> None:
+    queue = scheduler(Pages(100, states=2))
+    first, second, third = (generation(10) for _ in range(3))
+    queue.waiting.extend([first, second, third])
+    queue.admit()
+    assert queue.running == [first, second]
+    queue.remove(first)
+    queue.admit()
+    assert queue.running == [second, third]
 
 
 def test_samples_wait_for_their_leaders_prompt_and_share_it() -> None:
