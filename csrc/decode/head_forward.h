@@ -50,7 +50,7 @@ class HeadForward : public LevelModel {
   int64_t logit_rows() const { return std::ssize(logits_) / decoder_->spec().vocabulary; }
 
  protected:
-  // As ModelForward's.
+  // See ModelForward.
   virtual void run_concurrently(const std::function<void()>& work) { work(); }
 
  private:

@@ -69,7 +69,7 @@ struct PerLayerEmbedding {
 
 struct LayerWeights {
   Norm attention_norm, attention_post_norm, feed_forward_norm, feed_forward_post_norm;
-  // Of heads (shared weight or one per head), or of whole rows; of values, of heads alone.
+  // Norms of heads (one weight for all or one per head) or of whole rows; values: heads alone.
   Norm query_norm, key_norm, value_norm;
   // Rows of queries, then of the layer's own keys, then of its own values.
   std::shared_ptr<PackedWeight> query_key_value, output;

@@ -40,7 +40,7 @@ class SequenceStates {
   explicit SequenceStates(const StateShape& shape);
 
   float* state(int64_t slot, int64_t layer, int64_t value_head) const;
-  // Of the chunk that holds `position`.
+  // The start of the chunk that holds `position`.
   float* keys(int64_t layer, int64_t position, int64_t key_head) const;
   float* updates(int64_t layer, int64_t position, int64_t value_head) const;
   float* decays(int64_t layer, int64_t position, int64_t value_head) const;

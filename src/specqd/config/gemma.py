@@ -58,6 +58,18 @@ def read_cap(fields: Fields, name: str, default: float | None) -> float | None:
 def _read_gemma(
     fields: Fields, context: int | None, layer_types: list[str], max_positions: int
 ) -> DecoderConfig:
+    windows = windows_of(fields, layer_types, read_window(fields, 4096))
+    return replace(
+        read_gemma_decoder(fields, context, max_positions, windows),
+        norm_offset=1.0,
+        attention_scale=1.0 / sqrt(fields.positive("query_pre_attn_scalar", 256.0)),
+    )
+
+
+def read_gemma_decoder(
+    fields: Fields, context: int | None, max_positions: int, windows: tuple[int, ...]
+) -> DecoderConfig:
+    """The entries that all of the Gemma families share."""
     config = read_decoder(
         fields,
         context=context,
@@ -69,12 +81,6 @@ def _read_gemma(
         activation=read_activation(fields, "hidden_activation", "gelu_pytorch_tanh"),
         tied=True,
         attention_bias=fields.flag("attention_bias"),
-        windows=windows_of(fields, layer_types, read_window(fields, 4096)),
+        windows=windows,
     )
-    return replace(
-        config,
-        norms="both",
-        norm_offset=1.0,
-        attention_scale=1.0 / sqrt(fields.positive("query_pre_attn_scalar", 256.0)),
-        embedding_scale=sqrt(config.hidden_size),
-    )
+    return replace(config, norms="both", embedding_scale=sqrt(config.hidden_size))

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import sqrt
 
 from specqd.config.decoder import (
     AttentionConfig,
@@ -10,13 +9,11 @@ from specqd.config.decoder import (
     PerLayerConfig,
     alternating_types,
     check_heads,
-    read_activation,
-    read_decoder,
     read_window,
     windows_of,
 )
 from specqd.config.fields import Fields
-from specqd.config.gemma import read_cap
+from specqd.config.gemma import read_cap, read_gemma_decoder
 from specqd.config.rope import RopeConfig, RopeDefaults, read_ropes_by_type, without_ropes
 
 _POSITIONS = 131_072
@@ -28,25 +25,13 @@ def read_gemma4(fields: Fields, context: int | None) -> DecoderConfig:
     _refuse_what_is_missing(fields)
     # The last layer always sees all positions, as in transformers.
     types = [*alternating_types(fields, 6)[:-1], _FULL]
-    config = read_decoder(
-        without_ropes(fields),
-        context=context,
-        max_positions=_POSITIONS,
-        bos=(2,),
-        eos=(1,),
-        num_kv_heads=4,
-        head_dim=256,
-        activation=read_activation(fields, "hidden_activation", "gelu_pytorch_tanh"),
-        tied=True,
-        attention_bias=fields.flag("attention_bias"),
-        windows=windows_of(fields, types, read_window(fields, 512)),
-    )
+    windows = windows_of(fields, types, read_window(fields, 512))
+    config = read_gemma_decoder(without_ropes(fields), context, _POSITIONS, windows)
     attentions = _read_attentions(fields, types, config)
     width, is_wide = config.intermediate_size, fields.flag("use_double_wide_mlp")
     return replace(
         config,
         ropes=_read_ropes(fields, types, attentions, context),
-        norms="both",
         qk_norm="one",
         norms_values=True,
         attention_scale=1.0,
@@ -54,7 +39,6 @@ def read_gemma4(fields: Fields, context: int | None) -> DecoderConfig:
         intermediate_sizes=tuple(
             width * 2 if is_wide and each.kv_layer is not None else width for each in attentions
         ),
-        embedding_scale=sqrt(config.hidden_size),
         logit_softcap=read_cap(fields, "final_logit_softcapping", None),
         per_layer=_read_per_layer(fields, config.vocab_size),
         scales_layers=True,
