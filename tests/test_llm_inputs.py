@@ -13,7 +13,7 @@ import pytest
 
 import specqd
 from specqd import LLM, SamplingParams
-from specqd.errors import RequestError, SpecqdError
+from specqd.errors import RequestError, SpecqdError, SpecqdWarning
 from support.fixtures import an_llm
 from support.refusals import refused
 
@@ -30,6 +30,20 @@ def test_arguments_may_have_vllms_names(llm: LLM, chat_model: Path) -> None:
         assert other.generate("ab", sampling_params=SHORT)[0].completions == expected
     answer = llm.chat(messages=MESSAGES, sampling_params=SHORT, chat_template_kwargs={"x": 1})
     assert answer.completions == llm.chat(MESSAGES, SHORT, x=1).completions
+
+
+def test_older_names_are_accepted_with_a_note(llm: LLM, chat_model: Path) -> None:
+    older: Any = LLM
+    with pytest.warns(SpecqdWarning, match="path_or_repo= is now model="):
+        other = older(path_or_repo=chat_model, draft="none", threads=1)
+    with pytest.warns(SpecqdWarning, match="reading= is now precision="):
+        assert "fp4" in repr(older(chat_model, "none", 1, reading="fp4"))
+    expected = llm.generate("ab", SHORT)[0].text
+    for call in (other.generate, other.stream, other.chat):
+        with pytest.warns(SpecqdWarning, match="params= is now sampling_params="):
+            answer = call(MESSAGES if call == other.chat else "ab", params=SHORT)
+        if call == other.generate:
+            assert answer[0].text == expected
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "temperature", "stop", "seed"])

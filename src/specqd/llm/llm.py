@@ -22,6 +22,7 @@ from specqd.errors import FieldError, RequestError, SpecqdWarning, TokenizerErro
 from specqd.hub import resolve, shipped_model
 from specqd.llm import inputs
 from specqd.llm.inputs import Messages, Prompt
+from specqd.llm.older_names import accepts_older
 from specqd.llm.results import Completion, Result
 from specqd.llm.stream import Stream
 from specqd.model.loader import Progress
@@ -48,12 +49,12 @@ class LLM:
     threads: of the native core; None: one on each usable core.
     isa: an instruction set to force; None: the fastest.
     precision: `fp4` generates from the 4-bit weights only (not lossless).
-    reading: the old spelling of `precision`.
     cache_positions: tokens in the KV cache, over all sequences; None: four contexts, if they fit.
     context: tokens of the longest sequence, prompt included; None: the model's own. It sets the KV
         cache's size and the factors of LongRoPE.
     """
 
+    @accepts_older(path_or_repo="model", reading="precision")
     def __init__(
         self,
         model: str | Path | None = None,
@@ -65,13 +66,10 @@ class LLM:
         cache_positions: int | None = None,
         context: int | None = None,
         progress: Progress | None = None,
-        reading: Precision | str | None = None,
     ) -> None:
         inputs.check_words(draft, isa)
         inputs.check_numbers(threads=threads, cache_positions=cache_positions, context=context)
-        if reading is not None:
-            warnings.warn("LLM(reading=...) is now precision=", SpecqdWarning, stacklevel=2)
-        precision = Precision.named(reading or precision)
+        precision = Precision.named(precision)
         specs = parse_chain(draft, precision)
         named = inputs.model_name(model)
         self.directory = shipped_model() if named is None else resolve(named)
@@ -155,6 +153,7 @@ class LLM:
             level.measure()
         return Engine(level, self.tokenizer, eos_token_ids=eos)
 
+    @accepts_older(params="sampling_params")
     def generate(
         self,
         prompts: Prompt | SequenceOf[Prompt],
@@ -179,10 +178,12 @@ class LLM:
         samples = iter(generations)
         return [self.result_of(each, list(islice(samples, params.n)), stats) for each in encoded]
 
+    @accepts_older(params="sampling_params")
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Stream:
         """Completes one prompt piece by piece."""
         return Stream(self, self.encode(prompt), self.resolved(sampling_params))
 
+    @accepts_older(params="sampling_params")
     def chat(
         self,
         messages: Messages,
