@@ -25,7 +25,7 @@ def parsed(path: Path) -> Any:
 
 
 def parameters(command: list[str]) -> dict[str, Any]:
-    """What `serve` would get; the command is only parsed."""
+    """The options that `serve` would get; the command is only parsed."""
     name, *arguments = command[command.index("serve") :]
     return serve.make_context(name, arguments).params
 

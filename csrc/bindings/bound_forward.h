@@ -11,12 +11,22 @@
 
 namespace specqd {
 
-// Releases the GIL while it computes.
-class BoundForward : public ModelForward {
+// A model that releases the GIL while it computes.
+template <class Forward>
+class WithoutGil : public Forward {
+ protected:
+  using Forward::Forward;
+  void run_concurrently(const std::function<void()>& work) override {
+    const nb::gil_scoped_release released;
+    work();
+  }
+};
+
+class BoundForward : public WithoutGil<ModelForward> {
  public:
   BoundForward(std::shared_ptr<Decoder> decoder, std::shared_ptr<KvCache> cache,
                Precision precision, int64_t max_positions, std::shared_ptr<BoundForward> exact)
-      : ModelForward(decoder, cache, precision, max_positions, std::move(exact)),
+      : WithoutGil(decoder, cache, precision, max_positions, std::move(exact)),
         decoder_(decoder.get()),
         cache_(cache.get()) {}
 
@@ -42,12 +52,6 @@ class BoundForward : public ModelForward {
   void release(const SequencePtr& sequence) override {
     const Exclusive use(this, decoder_, cache_);
     ModelForward::release(sequence);
-  }
-
- protected:
-  void run_concurrently(const std::function<void()>& work) override {
-    const nb::gil_scoped_release released;
-    work();
   }
 
  private:

@@ -16,13 +16,12 @@ using namespace nanobind::literals;
 namespace specqd {
 namespace {
 
-// Releases the GIL while it computes. Every use marks the head, its decoder, its cache and the
-// model above, whose features it reads.
-class BoundHead : public HeadForward {
+// Every use marks the head, its decoder, its cache and the model above, whose features it reads.
+class BoundHead : public WithoutGil<HeadForward> {
  public:
   BoundHead(std::shared_ptr<Decoder> decoder, std::shared_ptr<KvCache> cache, Precision precision,
             std::shared_ptr<BoundForward> above, std::vector<int64_t> boundaries, TokenList ids)
-      : HeadForward(decoder, cache, precision, above, std::move(boundaries), std::move(ids)),
+      : WithoutGil(decoder, cache, precision, above, std::move(boundaries), std::move(ids)),
         decoder_(decoder.get()),
         cache_(cache.get()),
         above_(above.get()) {}
@@ -44,12 +43,6 @@ class BoundHead : public HeadForward {
   void release(const SequencePtr& sequence) override {
     const Exclusive use(this, decoder_, cache_);
     HeadForward::release(sequence);
-  }
-
- protected:
-  void run_concurrently(const std::function<void()>& work) override {
-    const nb::gil_scoped_release released;
-    work();
   }
 
  private:

@@ -54,7 +54,7 @@ class HeadForward : public LevelModel {
   virtual void run_concurrently(const std::function<void()>& work) { work(); }
 
  private:
-  // What the head has of one sequence.
+  // The head's part of one sequence.
   struct State {
     std::shared_ptr<Context> context;
     std::shared_ptr<Context> source;  // of the model above; null before its first forward

@@ -49,8 +49,8 @@ struct DeltaWeights {
   std::vector<float> norm;                 // [value_dim]
 };
 
-// What a layer adds to the residual stream x last: norm(projection(act(gate(x)) * e)), where e is
-// the layer's part of the token's per-layer embedding.
+// The last addition of a layer to the residual stream x: norm(projection(act(gate(x)) * e)), where
+// e is the layer's part of the token's per-layer embedding.
 struct PerLayerInput {
   std::shared_ptr<PackedWeight> gate, projection;  // null: the model has no such input
   Norm post_norm;
@@ -123,8 +123,8 @@ struct HeadEntry {
   bool recycles_normed = false;             // the final norm's output is the next row's hidden
 };
 
-// What the rows of a head's forward read beside their tokens, in BF16: features, [rows][columns of
-// fc]; or recycled hidden rows, [rows][hidden].
+// Inputs of a head's rows beside their tokens, in BF16: features, [rows][columns of fc]; or
+// recycled hidden rows, [rows][hidden].
 struct HeadInputs {
   std::span<const uint16_t> values;
   bool are_recycled = false;

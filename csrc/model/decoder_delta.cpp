@@ -38,7 +38,7 @@ float sigmoid(double x) {
   return static_cast<float>(1.0 / (1.0 + scalar::exp(-bounded(x, kLargestInput))));
 }
 
-// What one thread computes of a row.
+// The part of a row that one thread computes.
 struct HeadRow {
   float query[kLargestDeltaDim], key[kLargestDeltaDim], value[kLargestDeltaDim];
   float out[kLargestDeltaDim];
@@ -60,11 +60,11 @@ void Decoder::plan_states(std::span<const ForwardRows> sequences) {
   state_steps_.clear();
   state_step_starts_.assign(1, 0);
   state_bytes_ = 0;
-  if (state_shape().layers == 0) return;
-  const int64_t state = state_shape().state_bytes(), row = state_shape().row_bytes();
+  RecurrentStates& states = cache_->states();
+  if (!states.exist()) return;
+  const int64_t state = states.shape().state_bytes(), row = states.shape().row_bytes();
   for (const ForwardRows& part : sequences) {
-    cache_->states().plan(part.sequence, part.start, part.start + part.count, part.settled,
-                          state_steps_);
+    states.plan(part.sequence, part.start, part.start + part.count, part.settled, state_steps_);
     for (size_t i = state_step_starts_.back(); i < state_steps_.size(); ++i) {
       const StateStep& step = state_steps_[i];
       state_bytes_ += (step.from != StateStep::kZeros ? state : 0) +

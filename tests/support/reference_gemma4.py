@@ -20,7 +20,7 @@ def kv_layer(config: Config, index: int) -> int:
 def per_layer_inputs(
     config: Config, weights: Mapping[str, Array], tokens: Sequence[int], x: Array
 ) -> Array | None:
-    """What each layer takes of the tokens whose embeddings are x, [n, layers, width]."""
+    """The part that each layer takes of the tokens whose embeddings are x, [n, layers, width]."""
     if "model.embed_tokens_per_layer.weight" not in weights:
         return None
     norm = weights["model.per_layer_projection_norm.weight"]

@@ -59,7 +59,7 @@ inline void key_products(const DeltaChunk& chunk, int64_t at, const float* key, 
   store(by_query + at, query_even + query_odd);
 }
 
-// What a row adds up over the earlier rows of its chunk, and over the state.
+// Sums of a row over the earlier rows of its chunk, and over the state.
 struct DeltaSums {
   float by_key[kDeltaChunk], by_query[kDeltaChunk];  // factors of the updates
   float from_state;

@@ -1,4 +1,4 @@
-"""What a text took: one line at its end, and a table of each level's work."""
+"""Tells what a text took: one line at its end, and a table of each level's work."""
 
 from typing import TYPE_CHECKING
 

@@ -61,7 +61,7 @@ class Origin(NamedTuple):
 
 @dataclass(slots=True)
 class Acceptance:
-    """How many drafted tokens of one sample the target accepted."""
+    """Counts the drafted tokens of one sample, and those that the target accepted."""
 
     drafted: int = 0  # tokens in all proposals
     accepted_counts: list[int] = field(default_factory=list)  # [j]: proposals that had j accepted

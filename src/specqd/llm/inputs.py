@@ -1,4 +1,4 @@
-"""What callers of the Python API pass, checked: prompts, sampling parameters, messages. Knows no
+"""Checks what callers of the Python API pass: prompts, sampling parameters, messages. Knows no
 models. Errors name the argument."""
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -74,7 +74,7 @@ def template_variables(given: object, words: Mapping[str, Any]) -> dict[str, Any
 
 
 def model_name(model: object) -> str | Path | None:
-    """What names a model; raises FieldError for another type."""
+    """The name or path of a model; raises FieldError for another type."""
     if model is not None and not isinstance(model, str | Path):
         raise FieldError("model", f"{shown(model)} is not a directory, a .gguf file or owner/name")
     return model

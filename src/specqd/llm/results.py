@@ -1,4 +1,4 @@
-"""What a call returns: completions with their origins, and the call's statistics."""
+"""The results of a call: completions with their origins, and the call's statistics."""
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
