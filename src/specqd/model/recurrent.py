@@ -28,7 +28,7 @@ def recurrent_output(
 def delta_weights(
     loader: Loader, config: DecoderConfig, delta: DeltaConfig, at: str
 ) -> _native.DeltaWeights:
-    """The layer's other weights; rates and the norm of outputs stay in FP32 where the file has it."""
+    """The layer's other weights; FP32 rates and norms of outputs stay FP32."""
     names = [f"{at}.{name}.weight" for name in ("in_proj_b", "in_proj_a")]
     rates = loader.pack(
         [Source.whole(name, delta.value_heads) for name in names], config.hidden_size
