@@ -142,6 +142,14 @@ def test_a_draft_that_is_never_right_costs_next_to_nothing(batch: int) -> None:
     assert seconds_per_token(WRONG, batch=batch, count=1500) <= 1.02 * plain
 
 
+@pytest.mark.parametrize("percent", [50, 95])
+def test_a_draft_that_is_never_right_costs_as_little_beside_another_drafter(percent: int) -> None:
+    """A proposal of several parts is one round: its time counts once for probes."""
+    free = FreeDrafter(often(TARGET, next_by_hash(64, salt=2), percent=percent), 0.01 * percent)
+    alone = seconds_per_token(None, below=free, count=1500)
+    assert seconds_per_token(WRONG, below=free, count=1500) <= 1.02 * alone
+
+
 @pytest.mark.parametrize("free_rows", values(1, 16, slow=[8, 24, 48]))
 @pytest.mark.parametrize("percent", [60, 90])
 def test_a_batch_drafts_as_much_as_all_of_its_rows_pay(free_rows: int, percent: int) -> None:

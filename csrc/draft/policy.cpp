@@ -40,11 +40,11 @@ void Draft::add(Proposal step) {
 void DraftPolicy::begin() { probes_.begin(kFirstBudget * costs_.of(1)->seconds(1.0)); }
 
 void DraftPolicy::pass(std::span<const DraftRequest> requests) {
-  double seconds = 0.0;
-  for (const DraftRequest& request : requests)
-    seconds += std::min(request.token_value_s, kLongestRound);
   // A probe teaches from every sequence of a batch, so the batch waits longer for the next.
-  if (!requests.empty()) probes_.pass(seconds / static_cast<double>(requests.size()));
+  for (const DraftRequest& request : requests)
+    if (request.rows == request.sharing)  // a proposal's later parts belong to the same round
+      probes_.pass(std::min(request.token_value_s, kLongestRound) /
+                   static_cast<double>(request.sharing));
 }
 
 void DraftPolicy::learn(std::span<Draft* const> drafts, const Round& round) {
