@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from secrets import randbelow
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from specqd import LLM
 from specqd.cli import main
+from support.browser import chromium
 from support.command_line import Refuse, Run
 from support.fixtures import a_model
 from support.openai_client import client_of
@@ -130,3 +132,9 @@ def packed(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
 def copy(packed: Path, tmp_path: Path) -> Path:
     """A packed model to damage."""
     return Path(shutil.copytree(packed, tmp_path / "copy"))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as browser:
+        yield browser

@@ -1,13 +1,12 @@
 """The page in Chromium: what it shows and announces, and that it asks no other host."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.browser import DESKTOP, PHONE, chromium, visiting
+from support.browser import DESKTOP, PHONE, visiting
 from support.fixtures import a_model, a_server
 from support.random_models import Shape
 from support.served import Served, serving
@@ -36,12 +35,6 @@ CONTRASTS = """() => {
     return [`${element.tagName}.${element.className}`, ratio];
   });
 }"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as browser:
-        yield browser
 
 
 pytestmark = pytest.mark.usefixtures("browser")  # skips before a server starts

@@ -2,10 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -15,67 +14,18 @@ from specqd._native import DraftRequest, Level, Proposal
 from specqd.engine import thread as engine_thread
 from specqd.engine.engine import Engine
 from specqd.engine.generation import GenerationRequest
-from specqd.engine.thread import EngineThread, Job, StoppedError, Watcher
+from specqd.engine.thread import EngineThread, Job, StoppedError
 from specqd.engine.updates import Update
 from specqd.errors import RequestError
+from support.engine_threads import engine_of, finished, job_of, run, updates_of
 from support.fake_model import FakeDrafter
 from support.faults import FaultError
-
-T = TypeVar("T")
-Work = Callable[[EngineThread], Awaitable[T]]
 
 
 @pytest.fixture(autouse=True)
 def pages_are_returned(llm: LLM) -> Iterator[None]:
     yield
     assert llm.model.cache.free_pages == llm.model.cache.total_pages
-
-
-def engine_of(llm: LLM, **limits: int) -> Engine:
-    return Engine(llm.engine.level, llm.tokenizer, **limits)
-
-
-def job_of(prompts: list[list[int]], params: SamplingParams) -> Job:
-    return Job(GenerationRequest(prompts, params))
-
-
-def run(engine: Engine, work: Work[T], watcher: Watcher | None = None) -> T:
-    async def within() -> T:
-        thread = EngineThread(engine, watcher)
-        thread.start()
-        try:
-            return await work(thread)
-        finally:
-            await thread.stop()
-
-    return asyncio.run(within())
-
-
-async def updates_of(thread: EngineThread, job: Job) -> list[Update]:
-    """All updates, in the order in which they came."""
-    await thread.submit(job)
-    updates = []
-    while not job.is_over:
-        updates += await job.updates()
-    thread.close(job)
-    return updates
-
-
-async def finished(thread: EngineThread, job: Job) -> list[Update]:
-    """Each sample's updates joined into one."""
-    updates = await updates_of(thread, job)
-    samples = [[u for u in updates if u.sample == i] for i in range(job.request.num_samples)]
-    return [
-        Update(
-            i,
-            "".join(part.text for part in parts),
-            [token for part in parts for token in part.tokens],
-            [logprob for part in parts for logprob in part.logprobs],
-            parts[-1].finish_reason,
-            None,
-        )
-        for i, parts in enumerate(samples)
-    ]
 
 
 async def until_it_fails(job: Job) -> None:
