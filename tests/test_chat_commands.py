@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from specqd import LLM, SamplingParams
-from specqd.cli.chat_settings import chat_sampling
 from specqd.cli.conversation import Dialogue, RunningText
 from specqd.config.generation import GenerationDefaults
+from specqd.sampling import chat_sampling
 from specqd.text.tokenizer import Tokenizer
 from support.command_line import PROGRAM, run_program
 from support.fixtures import a_model

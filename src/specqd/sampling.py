@@ -21,11 +21,17 @@ _OPEN_WHOLE = {
     "prompt_logprobs": (0, 1000),
 }
 _OPEN_REAL = {"top_p": (1e-6, 1), "min_p": (0, 1), "repetition_penalty": (0.01, 100)}
+# Of a chat where a model's authors recommend no sampling: greedy answers of small models repeat
+# themselves.
+CHAT_TEMPERATURE = 0.7
+CHAT_REPETITION_PENALTY = 1.05
 
 
 class Defaults(Protocol):
     """The settings that a model's authors recommend; None where they state none."""
 
+    @property
+    def do_sample(self) -> bool | None: ...
     @property
     def effective_temperature(self) -> float: ...
     @property
@@ -156,6 +162,15 @@ class SamplingParams:
 
 def _first(*values: T | None) -> T:
     return next(value for value in values if value is not None)
+
+
+def chat_sampling(params: SamplingParams, defaults: Defaults) -> SamplingParams:
+    """The parameters with a default that does not repeat itself: the model's own sampling, else
+    ours. A given temperature stands for itself."""
+    if defaults.do_sample or params.temperature is not None:
+        return params
+    penalty = params.repetition_penalty or defaults.repetition_penalty or CHAT_REPETITION_PENALTY
+    return replace(params, temperature=CHAT_TEMPERATURE, repetition_penalty=penalty)
 
 
 def _check_int(name: str, value: object, least: int, most: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from specqd.cli.chat_input import ChatInput, PipedInput, TerminalInput, history_file
-from specqd.cli.chat_settings import TEMPERATURE, Settings, chat_sampling
+from specqd.cli.chat_settings import Settings
 from specqd.cli.command import Command
 from specqd.cli.opening import open_llm
 from specqd.cli.options import (
@@ -64,7 +64,7 @@ def chat(
     a pipe, each line is one message or command, and a line that ends in a backslash continues in
     the next; answers go to standard output one after the other.
     """
-    from specqd.sampling import SamplingParams
+    from specqd.sampling import CHAT_TEMPERATURE, SamplingParams, chat_sampling
 
     given = SamplingParams(**sampling_of(sampling))
     llm = open_llm(model, draft, threads, isa, precision=precision, context=context)
@@ -82,8 +82,8 @@ def chat(
         lines = TerminalInput(words, history_file())
     talk.introduce()
     if is_terminal and params.temperature != given.temperature:
-        penalty = params.repetition_penalty
-        say(f"sampling: temperature {TEMPERATURE}, repetition penalty {penalty}; /set changes it")
+        ours = f"temperature {CHAT_TEMPERATURE}, repetition penalty {params.repetition_penalty}"
+        say(f"sampling: {ours}; /set changes it")
     while (line := _read(lines)) is not None:
         if not talk.take(line):
             break

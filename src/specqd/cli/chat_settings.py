@@ -1,4 +1,4 @@
-"""Sampling of a conversation: its default, and changes by `/set`."""
+"""Changes of a conversation's sampling by `/set`."""
 
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
@@ -9,21 +9,7 @@ from specqd.cli.command import Option
 from specqd.errors import RequestError
 
 if TYPE_CHECKING:
-    from specqd.config.generation import GenerationDefaults
     from specqd.sampling import SamplingParams
-
-# Where a model's authors recommend no sampling: greedy answers of small models repeat themselves.
-TEMPERATURE = 0.7
-REPETITION_PENALTY = 1.05
-
-
-def chat_sampling(params: "SamplingParams", defaults: "GenerationDefaults") -> "SamplingParams":
-    """The parameters with a default that does not repeat itself: the model's own sampling, else
-    ours. A given temperature stands for itself."""
-    if defaults.do_sample or params.temperature is not None:
-        return params
-    penalty = params.repetition_penalty or defaults.repetition_penalty or REPETITION_PENALTY
-    return replace(params, temperature=TEMPERATURE, repetition_penalty=penalty)
 
 
 class Settings:
