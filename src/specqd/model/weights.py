@@ -162,6 +162,18 @@ def _tell_rounding(tensors: WeightSource) -> None:
         )
 
 
+def left_out(directory: Path, weights: DecoderWeights) -> list[str]:
+    """The tensors of a directory that are not among these weights, by their names in the files."""
+    if is_gguf(directory):
+        return []
+    tensors = TensorDirectory.open(directory)
+    names = text_part(tensors) or {name: name for name in tensors}
+    read = {name for matrix in weights.matrices for name in matrix.names} | {*weights.unpacked}
+    experts = {name.partition("[")[0] for name in read if name.endswith("]")}
+    read |= {f"{name}_{part}" for name in experts for part in ("blocks", "scales")}
+    return sorted(name for name in tensors if names.get(name) not in read)
+
+
 def bytes_to_pack(directory: Path) -> int:
     """Bytes of the matrices that loading packs; 0 for a packed model."""
     return 0 if is_packed(directory) else matrix_bytes(open_weights(directory))
