@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specqd import LLM
+from specqd import LLM, _native
 from specqd.formats.fp4 import DraftFormat
 from specqd.model.heads import Head
 from specqd.model.model import Machine, Model, Precision
@@ -98,6 +98,39 @@ def test_pairs_of_guesses_are_made_again_once_their_features_are_known(
         text.sequence.tokens.extend(tokens[count : count + int(rng.integers(1, 5))])
         text.read()
         assert np.array_equal(text.forward(), wanted[count - 1 : len(text.sequence.tokens) - 1])
+
+
+def test_pairs_have_the_same_bits_in_parts_in_batches_and_on_all_instruction_sets(
+    directory: Path, family: str, rng: np.random.Generator
+) -> None:
+    vocab, found = SHAPES[family].vocab, {}
+    tokens = [random_text(rng, vocab, count) for count in (140, 2, 33)]
+    guesses = random_text(rng, vocab, 3)
+    for isa in _native.available_isas():
+        model = Model.open(
+            directory / "random", machine=Machine.choose(2, isa), cache_positions=1024
+        )
+        head = open_mtp(directory / "random", model)
+        together = [Text(model, head, each) for each in tokens]
+        for text in together:
+            text.read()
+        head.forward([text.rows() for text in together])
+        rows = head.logits()
+        for text, guess in zip(together, guesses, strict=True):
+            text.sequence.guess([guess])
+        head.forward([text.rows() for text in together])
+        found[isa] = np.concatenate([rows, head.logits()])
+        parts = Text(model, head, tokens[0][:50])
+        parts.read()
+        first = parts.forward()
+        parts.sequence.tokens.extend(tokens[0][50:])
+        parts.read()
+        again = np.concatenate([first, parts.forward(), parts.guess(guesses[0])])
+        assert np.array_equal(again[:-1], rows[:139])
+        assert np.array_equal(again[-1], found[isa][len(rows)])
+    first_isa, *others = found
+    for isa in others:
+        assert np.array_equal(found[isa], found[first_isa]), isa
 
 
 # --- Texts ----------------------------------------------------------------------------------------
