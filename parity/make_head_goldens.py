@@ -1,8 +1,11 @@
-"""Writes tests/goldens/heads: a small target, random heads, and logits of torch in float32."""
+"""Writes tests/goldens/heads and mtp: a small target and random heads, models with random MTP
+layers, and logits of torch in float32."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,8 +13,11 @@ import torch
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
 from eagle3 import Eagle3, residuals
+from mtp import Mtp, last_residuals
 from support.random_heads import HeadShape, make_head
 from support.random_models import ROPE_SCALINGS, Shape, make_model
+from support.random_mtp import make_mtp_model
+from support.random_recurrent import DELTA_NET
 from support.reference import rms_error
 
 ROOT = Path(__file__).resolve().parent.parent / "tests" / "goldens" / "heads"
@@ -38,33 +44,88 @@ HEADS = {
 }  # fmt: skip
 
 
+MTP_TARGETS: dict[str, tuple[Shape, dict[str, bool]]] = {
+    "mimo": (
+        Shape(
+            "qwen2", hidden=56, heads=7, kv_heads=1, head_dim=40, ffn=76, layers=3, vocab=269,
+            rope_theta=640000.0, is_peaked=True,
+        ),
+        {},
+    ),
+    "mimo-other-fields": (
+        Shape("qwen2", hidden=48, heads=3, kv_heads=3, head_dim=24, ffn=60, vocab=267,
+              is_tied=True),
+        {
+            "mtp_reads_normed": False, "mtp_recycles_normed": False, "mtp_hidden_first": False,
+            "mtp_blanks_first": False,
+        },
+    ),
+    "qwen3_5": (
+        Shape(
+            "qwen3_5_text", hidden=72, heads=4, kv_heads=2, head_dim=24, ffn=84, layers=4,
+            vocab=271, rope_theta=1e6, spells_rope_parameters=True,
+            extra=DELTA_NET | {"full_attention_interval": 2},
+        ),
+        {},
+    ),
+}  # fmt: skip
+
+
 def logits(
-    head: Path,
-    taps: Sequence[int],
+    head: Eagle3 | Mtp,
+    features: Sequence[Any],
     tokens: Sequence[int],
     guesses: Sequence[int],
-    dtype: torch.dtype,
 ) -> np.ndarray:
     """Logits after the prompt's pairs, after guesses that read recycled rows, and after the pairs
-    of the true text that replace them, [n, vocab]."""
-    features = residuals(ROOT / "target", tokens, dtype)
-    eagle, rows = Eagle3(head, ROOT / "target", dtype), []
+    of the true text that replace them, [n, vocab]. `features` are those of each position."""
+    rows = []
 
     def pairs(first: int, last: int) -> torch.Tensor:
         for at in range(first, last):
-            hidden = eagle.hidden_of([features[tap][at - 1] for tap in taps])
-            found, recycled = eagle.row(hidden, tokens[at])
+            found, recycled = head.row(head.hidden_of(features[at - 1]), tokens[at])
             rows.append(found)
         return recycled
 
     with torch.inference_mode():
         recycled = pairs(1, PROMPT)
         for guess in guesses:
-            found, recycled = eagle.row(recycled, guess)
+            found, recycled = head.row(recycled, guess)
             rows.append(found)
-        eagle.cut(PROMPT - 1)
+        head.cut(PROMPT - 1)
         pairs(PROMPT, len(tokens))
     return torch.stack(rows).numpy()
+
+
+def of_head(
+    head: Path, taps: Sequence[int], tokens: Sequence[int], guesses: Sequence[int],
+    dtype: torch.dtype,
+) -> np.ndarray:  # fmt: skip
+    layers = residuals(ROOT / "target", tokens, dtype)
+    features = [[layers[tap][at] for tap in taps] for at in range(len(tokens))]
+    return logits(Eagle3(head, ROOT / "target", dtype), features, tokens, guesses)
+
+
+def of_mtp(
+    model: Path, tokens: Sequence[int], guesses: Sequence[int], dtype: torch.dtype
+) -> np.ndarray:
+    return logits(Mtp(model, dtype), last_residuals(model, tokens, dtype), tokens, guesses)
+
+
+def write(
+    directory: Path, vocab: int, rng: np.random.Generator, run: Callable[..., np.ndarray]
+) -> None:
+    tokens = rng.integers(0, vocab, PROMPT + MORE)
+    guesses = rng.integers(0, vocab, GUESSES)
+    guesses[:ACCEPTED] = tokens[PROMPT : PROMPT + ACCEPTED]
+    truth = run(tokens.tolist(), guesses.tolist(), torch.float32)
+    known = np.isfinite(truth[0])
+    rough = run(tokens.tolist(), guesses.tolist(), torch.bfloat16)
+    error = rms_error(rough[:, known], truth[:, known])
+    np.savez_compressed(
+        directory / "golden.npz", tokens=tokens, guesses=guesses, logits=truth, bf16_error=error
+    )
+    print(f"{directory.name}: bf16 error {error:.5f}")
 
 
 def main() -> None:
@@ -72,18 +133,10 @@ def main() -> None:
     make_model(ROOT / "target", TARGET, SEED)
     for seed, (name, shape) in enumerate(HEADS.items()):
         head = make_head(ROOT / name, TARGET, shape, seed)
-        tokens = rng.integers(0, TARGET.vocab, PROMPT + MORE)
-        guesses = rng.integers(0, TARGET.vocab, GUESSES)
-        guesses[:ACCEPTED] = tokens[PROMPT : PROMPT + ACCEPTED]
-        arguments = head, shape.taps, tokens.tolist(), guesses.tolist()
-        truth = logits(*arguments, torch.float32)
-        known = np.isfinite(truth[0])
-        rough = logits(*arguments, torch.bfloat16)
-        error = rms_error(rough[:, known], truth[:, known])
-        np.savez_compressed(
-            head / "golden.npz", tokens=tokens, guesses=guesses, logits=truth, bf16_error=error
-        )
-        print(f"{name}: bf16 error {error:.5f}")
+        write(head, TARGET.vocab, rng, partial(of_head, head, shape.taps))
+    for name, (target, entries) in MTP_TARGETS.items():
+        model = make_mtp_model(ROOT.parent / "mtp" / name, target, SEED, **entries)
+        write(model, target.vocab, rng, partial(of_mtp, model))
 
 
 if __name__ == "__main__":

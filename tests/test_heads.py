@@ -1,28 +1,24 @@
 """Trained heads: logits against torch's, the same bits however rows are grouped, exact texts."""
 
-from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from specqd import LLM, SamplingParams, _native
+from specqd import LLM, _native
 from specqd._native import DraftRequest, Level, NoDraft, Rows, Sequence
-from specqd.engine.generation import GenerationRequest
 from specqd.formats.fp4 import DraftFormat
 from specqd.model.heads import Head, HeadFiles, load_head
 from specqd.model.model import Machine, Model, Precision
 from specqd.sampling import SamplingParams as Sampling
-from support.engines import preempt_at_random, run_to_end
+from support.engines import preempt_at_random
+from support.head_texts import Text, check_golden, random_text, texts
 from support.random_heads import HeadShape, make_head, make_knowing_head
 from support.random_models import Shape, make_model
-from support.reference import rms_error
 
 GOLDENS = Path(__file__).parent / "goldens" / "heads"
 NAMES = sorted(path.parent.name for path in GOLDENS.glob("*/golden.npz"))
-PROMPT, ACCEPTED = 24, 2  # of the goldens
 
 TARGET = Shape(layers=4, context=256, is_peaked=True)
 HEAD = HeadShape(taps=(1, 2, 3), heads=7, kv_heads=1, head_dim=40, tokens=97)
@@ -33,62 +29,14 @@ def open_head(directory: Path, above: Model, precision: Precision = Precision.EX
     return Head(files, load_head(files, above, DraftFormat.FP4), above, precision)
 
 
-class Text:
-    """A text under a model and its head, forwarded by hand."""
-
-    def __init__(self, model: Model, head: Head, tokens: SequenceOf[int]) -> None:
-        self.model, self.head = model, head
-        self.sequence = Sequence(list(tokens), Sampling().picker(0, 0), len(tokens))
-
-    def read(self, count: int | None = None) -> None:
-        """The model forwards all tokens but the last, or `count` of those that are missing."""
-        context = self.model.context(self.sequence)
-        end = len(self.sequence.tokens) - 1
-        end = end if count is None else min(end, context.length + count)
-        part = self.sequence.tokens[context.length : end]
-        self.model.forward([Rows(context, context.length, part, 0)])
-
-    def rows(self) -> Rows:
-        """The pairs that the head lacks, all with logits."""
-        context = self.head.context(self.sequence)
-        tokens = self.sequence.tokens[context.length :]
-        return Rows(context, context.length, tokens, len(tokens))
-
-    def forward(self) -> NDArray[np.float32]:
-        self.head.forward([self.rows()])
-        return self.head.logits()
-
-    def guess(self, token: int) -> NDArray[np.float32]:
-        self.sequence.guess([token])
-        return self.forward()
-
-
 # --- Against torch --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_err_no_more_than_torch_in_bf16(name: str) -> None:
     golden = np.load(GOLDENS / name / "golden.npz")
-    tokens, guesses, wanted = (
-        golden["tokens"].tolist(),
-        golden["guesses"].tolist(),
-        golden["logits"],
-    )
     model = Model.open(GOLDENS / "target", machine=Machine.choose(1))
-    text = Text(model, open_head(GOLDENS / name, model), tokens[:PROMPT])
-    text.read()
-    found = [text.forward()]
-    found += [text.guess(token) for token in guesses]
-    text.sequence.forget_guesses(len(guesses))
-    text.sequence.tokens.extend(tokens[PROMPT:])
-    context = model.context(text.sequence)
-    model.forward([Rows(context, PROMPT - 1, tokens[PROMPT - 1 : -1], 1)])
-    assert text.head.context(text.sequence).length == PROMPT
-    logits = np.concatenate([*found, text.forward()])
-    known = np.isfinite(wanted[0])
-    assert np.array_equal(np.isfinite(logits), np.isfinite(wanted))
-    for part in (slice(PROMPT - 1), slice(PROMPT - 1, PROMPT + 3), slice(PROMPT + 3, None)):
-        assert rms_error(logits[part, known], wanted[part, known]) <= golden["bf16_error"]
+    check_golden(model, open_head(GOLDENS / name, model), golden)
 
 
 def test_there_are_goldens() -> None:
@@ -119,14 +67,10 @@ def head(directory: Path, model: Model) -> Head:
     return open_head(directory / "head", model)
 
 
-def random_text(rng: np.random.Generator, count: int) -> list[int]:
-    return [int(token) for token in rng.integers(0, TARGET.vocab, count)]
-
-
 def test_pairs_have_the_same_bits_in_parts_and_in_batches(
     model: Model, head: Head, rng: np.random.Generator
 ) -> None:
-    texts = [random_text(rng, count) for count in (150, 2, 40)]
+    texts = [random_text(rng, TARGET.vocab, count) for count in (150, 2, 40)]
     alone = []
     for tokens in texts:
         text = Text(model, head, tokens)
@@ -150,7 +94,7 @@ def test_pairs_have_the_same_bits_in_parts_and_in_batches(
 def test_pairs_of_guesses_are_made_again_once_their_features_are_known(
     model: Model, head: Head, rng: np.random.Generator
 ) -> None:
-    tokens = random_text(rng, 60)
+    tokens = random_text(rng, TARGET.vocab, 60)
     fresh = Text(model, head, tokens)
     fresh.read()
     wanted = fresh.forward()
@@ -160,12 +104,12 @@ def test_pairs_of_guesses_are_made_again_once_their_features_are_known(
     while (count := len(text.sequence.tokens)) < len(tokens):
         accepted = int(rng.integers(0, 4))
         right = tokens[count : count + accepted]
-        for token in [*right, *random_text(rng, 2)]:
+        for token in [*right, *random_text(rng, TARGET.vocab, 2)]:
             text.guess(token)
         text.sequence.forget_guesses(len(right) + 2)
         text.sequence.tokens.extend(tokens[count : count + accepted + 1])
         context = model.context(text.sequence)
-        rejected = random_text(rng, 3)  # their features must not be read
+        rejected = random_text(rng, TARGET.vocab, 3)  # their features must not be read
         new = text.sequence.tokens[context.length : -1]
         model.forward([Rows(context, context.length, [*new, *rejected], 1)])
         context.record(len(text.sequence.tokens) - 1, [])
@@ -177,12 +121,12 @@ def test_a_head_of_the_fp4_precision_reads_exact_features_after_verification(
 ) -> None:
     draft = model.as_draft()
     head = open_head(directory / "head", draft)
-    tokens = random_text(rng, 30)
+    tokens = random_text(rng, TARGET.vocab, 30)
     text = Text(model, head, tokens)
     text.read()
     draft.context(text.sequence).begin(len(tokens))
     before = text.forward()
-    text.sequence.guess(guesses := random_text(rng, 2))
+    text.sequence.guess(guesses := random_text(rng, TARGET.vocab, 2))
     context = draft.context(text.sequence)
     draft.forward([Rows(context, len(tokens) - 1, [tokens[-1], guesses[0]], 1)])
     drafted = text.forward()  # from features of the fp4 precision
@@ -203,7 +147,7 @@ def test_a_head_of_the_fp4_precision_reads_exact_features_after_verification(
 def test_a_head_begins_late_behind_an_adopted_prefix(
     model: Model, head: Head, rng: np.random.Generator
 ) -> None:
-    tokens = random_text(rng, 100)
+    tokens = random_text(rng, TARGET.vocab, 100)
     first = Text(model, head, tokens)
     first.read()
     model.publish(first.sequence)
@@ -232,7 +176,7 @@ def test_a_head_begins_late_where_the_log_is_too_short(directory: Path) -> None:
 def test_a_head_without_features_still_proposes(
     model: Model, head: Head, rng: np.random.Generator
 ) -> None:
-    tokens = random_text(rng, 129)
+    tokens = random_text(rng, TARGET.vocab, 129)
     first = Text(model, head, tokens)
     first.read()
     model.publish(first.sequence)
@@ -253,7 +197,7 @@ def test_a_knowing_head_is_mostly_right_and_proposes_ids_of_the_target(
     level = Level(
         other, Level(open_head(directory / "knowing", other), NoDraft(), length=3, name="h")
     )
-    sequence = Sequence(random_text(rng, 10), Sampling().picker(0, 0), 10)
+    sequence = Sequence(random_text(rng, TARGET.vocab, 10), Sampling().picker(0, 0), 10)
     for _ in range(40):
         [made] = level.advance([DraftRequest(sequence, 8)])
         sequence.tokens.extend(made.tokens)
@@ -274,21 +218,6 @@ CHAINS = [
 ]
 
 
-def texts(llm: LLM, rng: np.random.Generator, temperature: float) -> list[str]:
-    """Texts of a batch of prompts with several samples each, while requests come and go."""
-    prompts = [random_text(rng, count) for count in (70, 3, 130)]
-    params = SamplingParams(
-        temperature=temperature, seed=5, max_tokens=40, n=2, ignore_eos=True, repetition_penalty=1.1
-    )
-    engine = llm.engine
-    first = engine.submit(GenerationRequest(prompts, params))
-    for _ in range(5):
-        engine.step()
-    later = engine.submit(GenerationRequest([prompts[2]], params))  # its prefix is cached
-    run_to_end(engine)
-    return [",".join(map(str, each.tokens)) for each in (*first, *later)]
-
-
 @pytest.mark.parametrize("words", CHAINS, ids="+".join)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("preempts", [False, True])
@@ -305,9 +234,9 @@ def test_texts_under_heads_are_those_of_plain_decoding(
         words = [word.replace(name, path) for word in words]
     plain = LLM(directory / "target", "none", threads=1)
     drafted = plain.with_draft(words)
-    wanted = texts(plain, np.random.default_rng(seed), temperature)
+    wanted = texts(plain, np.random.default_rng(seed), TARGET.vocab, temperature)
     if preempts:
         preempt_at_random(drafted.engine, np.random.default_rng(seed), monkeypatch)
-    assert texts(drafted, np.random.default_rng(seed), temperature) == wanted
+    assert texts(drafted, np.random.default_rng(seed), TARGET.vocab, temperature) == wanted
     chain = [each.name for each in drafted.engine.level.levels]
     assert any(name.startswith("head:") for name in chain)

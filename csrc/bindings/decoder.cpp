@@ -222,14 +222,18 @@ void bind_entry(nb::module_& m) {
           "__init__",
           [](HeadEntry* self, Weight fc, const OptionalNorm& features_norm,
              std::vector<Norm> tap_norms, const Norm& embedding_norm, const Norm& hidden_norm,
-             Weight embedding, bool keeps_normed, bool recycles_normed) {
-            new (self) HeadEntry{std::move(fc),        features_norm ? *features_norm : Norm{},
-                                 std::move(tap_norms), embedding_norm,
-                                 hidden_norm,          std::move(embedding),
-                                 keeps_normed,         recycles_normed};
+             Weight embedding, bool keeps_normed, bool recycles_normed, Weight projection,
+             bool hidden_first, bool blanks_first) {
+            new (self) HeadEntry{std::move(fc),         features_norm ? *features_norm : Norm{},
+                                 std::move(tap_norms),  embedding_norm,
+                                 hidden_norm,           std::move(embedding),
+                                 keeps_normed,          recycles_normed,
+                                 std::move(projection), hidden_first,
+                                 blanks_first};
           },
-          nb::kw_only(), "fc"_a, "features_norm"_a.none(), "tap_norms"_a, "embedding_norm"_a,
-          "hidden_norm"_a, "embedding"_a.none(), "keeps_normed"_a, "recycles_normed"_a);
+          nb::kw_only(), "fc"_a.none(), "features_norm"_a.none(), "tap_norms"_a, "embedding_norm"_a,
+          "hidden_norm"_a, "embedding"_a.none(), "keeps_normed"_a, "recycles_normed"_a,
+          "projection"_a.none() = nb::none(), "hidden_first"_a = false, "blanks_first"_a = false);
 }
 
 void bind_forward(nb::module_& m) {

@@ -24,8 +24,8 @@ HeadForward::HeadForward(std::shared_ptr<Decoder> decoder, std::shared_ptr<KvCac
       ids_.empty() ? own == vocabulary()
                    : std::ssize(ids_) == own && ids_.front() >= 0 && ids_.back() < vocabulary();
   if (!ascends || !fits) throw std::invalid_argument("ids must ascend within the vocabulary");
-  if (decoder_->entry()->fc->columns() != std::ssize(boundaries_) * above_->decoder().spec().hidden)
-    throw std::invalid_argument("the columns of fc are not those of the taps");
+  if (decoder_->feature_width() != std::ssize(boundaries_) * above_->decoder().spec().hidden)
+    throw std::invalid_argument("the head's features are not as wide as the taps");
   if (!ids_.empty())
     by_target_id_.assign(static_cast<size_t>(vocabulary()),
                          -std::numeric_limits<float>::infinity());
@@ -172,8 +172,9 @@ void HeadForward::gather(Part& part, bool recycles) {
     else if (is_known)
       add_feature(state, token);
     else
-      inputs_.insert(inputs_.end(), static_cast<size_t>(decoder_->entry()->fc->columns()), 0);
-    tokens_.push_back(part.rows->tokens[token - part.rows->start]);
+      inputs_.insert(inputs_.end(), static_cast<size_t>(decoder_->feature_width()), 0);
+    const bool is_blank = token == 1 && decoder_->entry()->blanks_first;
+    tokens_.push_back(is_blank ? kBlank : part.rows->tokens[token - part.rows->start]);
     ++part.count;
     if (recycles) break;
   }

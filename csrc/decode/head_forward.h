@@ -13,7 +13,8 @@
 
 namespace specqd {
 
-// An EAGLE-3 head. Its row of token j is the pair of that token and the feature of position j - 1.
+// An EAGLE-3 head or an MTP layer. Its row of token j is the pair of that token and the feature of
+// position j - 1.
 //
 // The features come from the log of the model above. Where the log does not reach, the row reads
 // the hidden row that the head made of the row before, so such rows take a forward each. Once their

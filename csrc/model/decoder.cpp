@@ -105,7 +105,8 @@ void Decoder::reserve_scratch() {
   }
   const auto rows = static_cast<size_t>(max_rows_);
   if (weights_.entry != nullptr) {
-    tiles = std::max(tiles, weights_.entry->fc->matrix().tiles);
+    for (const auto& weight : {weights_.entry->fc, weights_.entry->projection})
+      if (weight != nullptr) tiles = std::max(tiles, weight->matrix().tiles);
     pairs_.resize(rows * 2 * static_cast<size_t>(spec_.hidden));
   }
   const auto slots = rows * static_cast<size_t>(experts > 0 ? spec_.experts_per_token : 1);
@@ -156,7 +157,7 @@ size_t bytes_of(const FeedForward& weights, Precision precision) {
 size_t Decoder::fixed_bytes(Precision precision) const {
   size_t bytes = bytes_of(*weights_.head, precision);
   if (weights_.per_layer.exists()) bytes += bytes_of(*weights_.per_layer.projection, precision);
-  if (weights_.entry != nullptr) bytes += bytes_of(*weights_.entry->fc, precision);
+  if (weights_.entry != nullptr) bytes += entry_bytes(precision);
   for (const LayerWeights& layer : weights_.layers) {
     bytes += bytes_of(*layer.query_key_value, precision) + bytes_of(*layer.output, precision);
     if (layer.is_recurrent()) bytes += bytes_of(*layer.delta->rates, Precision::kExact);

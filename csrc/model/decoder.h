@@ -111,19 +111,25 @@ struct DecoderSpec {
   StateShape delta;              // of recurrent layers
 };
 
-// The entry of an EAGLE-3 head, whose rows are pairs: a token, and what the target or the head
-// itself made of the tokens before it. The layer reads [embedding; hidden], each normed.
+// The entry of a head, whose rows are pairs: a token, and what the target or the head itself made
+// of the tokens before it. A pair is [embedding; hidden], each normed. Attention reads it
+// (EAGLE-3), or its projection is the layer's residual stream (MTP).
 struct HeadEntry {
-  std::shared_ptr<PackedWeight> fc;  // a row's features, [taps of the target] -> hidden
+  std::shared_ptr<PackedWeight> fc;  // a row's features, [taps of the target] -> hidden; null: none
   Norm features_norm;                // of all features of a row, before fc; or none
   std::vector<Norm> tap_norms;       // of each tap, before fc; or none
   Norm embedding_norm, hidden_norm;
-  std::shared_ptr<PackedWeight> embedding;  // null: DecoderWeights::embedding
-  bool keeps_normed = false;                // the residual stream begins with the normed hidden
-  bool recycles_normed = false;             // the final norm's output is the next row's hidden
+  std::shared_ptr<PackedWeight> embedding;   // null: DecoderWeights::embedding
+  bool keeps_normed = false;                 // the residual stream begins with the normed hidden
+  bool recycles_normed = false;              // the final norm's output is the next row's hidden
+  std::shared_ptr<PackedWeight> projection;  // [2 hidden] -> hidden; null: attention reads pairs
+  bool hidden_first = false;                 // in the pair
+  bool blanks_first = false;                 // the first pair of a text has no embedding
 };
 
-// Inputs of a head's rows beside their tokens, in BF16: features, [rows][columns of fc]; or
+constexpr int32_t kBlank = -1;  // in place of a token of a pair: its embedding is zero
+
+// Inputs of a head's rows beside their tokens, in BF16: features, [rows][feature_width()]; or
 // recycled hidden rows, [rows][hidden].
 struct HeadInputs {
   std::span<const uint16_t> values;
@@ -173,13 +179,14 @@ class Decoder {
   void forward(Precision precision, const KvCache& cache, std::span<const int32_t> tokens,
                std::span<const ForwardRows> sequences, HeadUse head = HeadUse::kWhole);
 
-  // The same for a head: rows are pairs. Token ids must be rows of the embedding.
+  // The same for a head: rows are pairs. Token ids must be rows of the embedding, or kBlank.
   void forward_pairs(Precision precision, const KvCache& cache, HeadInputs inputs,
                      std::span<const int32_t> tokens, std::span<const ForwardRows> sequences,
                      HeadUse head);
   // The hidden row, BF16 [hidden], that a head's row of the last forward gives the next one.
   void recycle(int64_t row, std::span<uint16_t> out) const;
   const HeadEntry* entry() const { return weights_.entry.get(); }
+  int64_t feature_width() const;  // values of a feature that a head's row reads
 
   // Logits of the last forward: row `row` of the asked ones, [vocabulary].
   std::span<const float> logits(int64_t row) const;
@@ -245,6 +252,9 @@ class Decoder {
   void plan_attention();
   void embed(Team& team);
   void enter_pairs(Team& team);
+  const float* enter_feature(int64_t row, float* scratch) const;
+  void make_pair(int64_t row, uint16_t* bits);
+  size_t entry_bytes(Precision precision) const;
   void attend(Team& team, int64_t layer);
   void feed_forward(Team& team, const LayerWeights& layer);
   // Per-layer embeddings (decoder_per_layer.cpp).

@@ -32,10 +32,12 @@ inline auto Decoder::normed(const Norm& norm) const {
   };
 }
 
-// Returns a function that makes a row's inputs of attention: those of a head are its pair.
+// Returns a function that makes a row's inputs of attention: a pair, where a head does not project
+// it.
 inline auto Decoder::attention_inputs(const LayerWeights& layer) const {
-  return [this, inputs = normed(layer.attention_norm)](int64_t row, float* scratch) {
-    return pairs_.empty() ? inputs(row, scratch) : pairs_.data() + row * 2 * spec_.hidden;
+  const bool is_pair = weights_.entry != nullptr && weights_.entry->projection == nullptr;
+  return [this, is_pair, inputs = normed(layer.attention_norm)](int64_t row, float* scratch) {
+    return is_pair ? pairs_.data() + row * 2 * spec_.hidden : inputs(row, scratch);
   };
 }
 

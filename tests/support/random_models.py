@@ -160,7 +160,7 @@ def make_config(shape: Shape) -> dict[str, Any]:
 def make_tensors(shape: Shape, seed: int) -> Tensors:
     """Gaussian BF16 weights by their Hugging Face names, scaled so that activations stay near 1."""
     rng = np.random.default_rng(seed)
-    weights = {name: _draw(rng, shape, name, size) for name, size in tensor_sizes(shape)}
+    weights = {name: draw(rng, shape, name, size) for name, size in tensor_sizes(shape)}
     if shape.is_peaked:
         _peak(rng, shape, weights)
     head = "model.embed_tokens.weight" if shape.is_tied else "lm_head.weight"
@@ -171,7 +171,7 @@ def make_tensors(shape: Shape, seed: int) -> Tensors:
     }
 
 
-def _draw(
+def draw(
     rng: np.random.Generator, shape: Shape, name: str, size: tuple[int, ...]
 ) -> NDArray[np.float32]:
     if name.endswith("_blocks"):

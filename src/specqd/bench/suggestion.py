@@ -22,6 +22,7 @@ from specqd.bench.levels import (
 )
 from specqd.errors import HubError, SpecqdError
 from specqd.llm import LLM
+from specqd.model.mtp import has_mtp
 from specqd.sampling import SamplingParams
 
 HEATS = (2, 4, 8)  # prompts; clear losers leave after each heat but the last
@@ -47,11 +48,14 @@ class LeftOut:
     reason: str
 
 
-def candidates(directories: Sequence[str], *, is_mxfp4: bool = False) -> list[str]:
+def candidates(
+    directories: Sequence[str], *, is_mxfp4: bool = False, has_mtp: bool = False
+) -> list[str]:
     """Chains to try: the model's own drafts; each other model or head alone in both precisions, and
     between the model's own fp4 draft, if it has one, and n-grams."""
     own = ["ngram"] if is_mxfp4 else ["fp4", "ngram", "auto"]
     outer = "" if is_mxfp4 else "fp4 "
+    own += ["mtp", f"{outer}mtp"] if has_mtp else []
     chains = []
     for directory in dict.fromkeys(directories):
         exact, draft = (shlex.quote(f"{directory}:{precision}") for precision in ("bf16", "fp4"))
@@ -66,7 +70,9 @@ def usable_arms(plain: LLM, directories: Sequence[str]) -> tuple[list[Arm], list
     Skips all chains of a model that cannot draft. Raises HubError for a model that does not exist.
     """
     arms, left_out = make_arms(plain, []), list[LeftOut]()
-    for chain in candidates(directories, is_mxfp4=plain.model.config.is_mxfp4):
+    config = plain.model.config
+    traits = {"is_mxfp4": config.is_mxfp4, "has_mtp": has_mtp(plain.directory, config)}
+    for chain in candidates(directories, **traits):
         words = words_of(chain)
         if any(word.startswith(f"{each.draft}:") for each in left_out for word in words):
             continue

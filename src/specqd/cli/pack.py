@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from specqd.formats.fp4 import DraftFormat
 from specqd.formats.sync import sync
 
 if TYPE_CHECKING:
+    from specqd.config import DecoderConfig
     from specqd.model.importance import InputSquares
     from specqd.model.model import Machine
     from specqd.model.weights import DecoderWeights
@@ -82,7 +84,7 @@ def pack(
     from specqd.hub import resolve
     from specqd.model.model import Machine
     from specqd.model.packed import is_packed
-    from specqd.model.weights import load_weights
+    from specqd.model.weights import left_out, load_weights
     from specqd.text.calibration import read_calibration
     from specqd.text.tokenizer import Tokenizer
 
@@ -109,8 +111,31 @@ def pack(
                 inputs=inputs,
                 progress=bar,
             )
+        weights = _with_mtp(weights, directory, config, machine)
+        if missed := left_out(directory, weights):
+            more = f" and {len(missed) - 1} more" if len(missed) > 1 else ""
+            click.echo(
+                one_line(f"note: left out, as nothing reads it: {missed[0]}{more}"), err=True
+            )
         _write(unfinished, directory, weights, text.name if text else "none")
     click.echo(one_line(f"{out}: {_described(weights)}"))
+
+
+def _with_mtp(
+    weights: "DecoderWeights", directory: Path, config: "DecoderConfig", machine: "Machine"
+) -> "DecoderWeights":
+    """The weights, and those of the model's MTP layer, if it has one that drafts."""
+    from specqd.model.mtp import MtpFiles, has_mtp, load_mtp_weights
+
+    if not has_mtp(directory, config):
+        return weights
+    files = MtpFiles.open(directory, config)
+    layer = load_mtp_weights(files, machine.pool, machine.isa, weights.draft).loader
+    return replace(
+        weights,
+        matrices=weights.matrices + layer.matrices,
+        unpacked=weights.unpacked | layer.unpacked,
+    )
 
 
 def _measure(directory: Path, machine: "Machine", text: "CalibrationText") -> "InputSquares":

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from specqd.config.fields import Fields
+from specqd.config.mtp import MtpConfig
 from specqd.config.rope import RopeConfig, RopeDefaults, read_rope, rope_fields
 from specqd.errors import shown
 
@@ -140,6 +141,7 @@ class DecoderConfig:
     intermediate_sizes: tuple[int, ...] = ()  # by layer; empty: all as stated above
     per_layer: PerLayerConfig | None = None
     scales_layers: bool = False  # the residual stream behind each layer, by a number of its own
+    mtp: MtpConfig | None = None  # of the family; the checkpoint may lack the layer
 
     def attention(self, layer: int) -> AttentionConfig:
         if self.attentions:

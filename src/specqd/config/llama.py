@@ -12,6 +12,7 @@ from specqd.config.decoder import (
     windows_of,
 )
 from specqd.config.fields import Fields
+from specqd.config.mtp import MtpConfig, read_mtp
 from specqd.config.rope import (
     RopeDefaults,
     read_ropes_by_type,
@@ -88,6 +89,12 @@ def read_qwen2(fields: Fields, context: int | None) -> DecoderConfig:
         qkv_bias=True,
         windows=_qwen_windows(fields),
     )
+
+
+def read_mimo(fields: Fields, context: int | None) -> DecoderConfig:
+    """Qwen 2 with MTP layers behind the last one."""
+    family = MtpConfig(hidden_first=True, blanks_first=True)
+    return replace(read_qwen2(fields, context), mtp=read_mtp(fields, family))
 
 
 def read_qwen3(fields: Fields, context: int | None) -> DecoderConfig:

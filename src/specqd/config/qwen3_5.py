@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from specqd.config.decoder import DecoderConfig, DeltaConfig, layer_count, read_decoder
 from specqd.config.fields import Fields
+from specqd.config.mtp import MtpConfig, read_mtp
 from specqd.config.rope import RopeDefaults
 from specqd.errors import shown
 
@@ -36,6 +37,7 @@ def read_qwen3_5(fields: Fields, context: int | None) -> DecoderConfig:
         norm_offset=1.0,
         gates_attention=True,
         delta=_read_delta(fields),
+        mtp=read_mtp(fields, MtpConfig()),
     )
 
 

@@ -17,17 +17,18 @@ from specqd.hub import model_name, resolve
 from specqd.model.heads import Head, HeadFiles, load_head
 from specqd.model.loader import Progress
 from specqd.model.model import Model, Precision
+from specqd.model.mtp import MtpFiles, load_mtp
 from specqd.model.weights import Overall, bytes_to_pack, require_memory
 from specqd.text.text_file import read_text_file
 from specqd.text.tokenizer import Tokenizer
 
-_AUTO = "fp4|ngram"
 _LONGEST = 64
 _KNOWN = (
     "auto, none, fp4[:k=N], mxfp4[:k=N], MODEL[:bf16|:fp4|:mxfp4][:k=N], "
-    "head:DIR[:bf16|:fp4][:k=N], ngram[:FILE][:k=N], A|B"
+    "head:DIR[:bf16|:fp4][:k=N], mtp[:bf16|:fp4][:k=N], ngram[:FILE][:k=N], A|B"
 )
-_LAST = {"ngram": "n-grams read no weights", "head": "heads verify no tokens"}
+_HEADS_VERIFY = "heads verify no tokens"
+_LAST = {"ngram": "n-grams read no weights", "head": _HEADS_VERIFY, "mtp": _HEADS_VERIFY}
 _FORMATS = {"fp4": DraftFormat.FP4, "mxfp4": DraftFormat.MXFP4}
 
 
@@ -36,7 +37,8 @@ class DraftSpec:
     """One level of a chain: what drafts, and how many tokens (None: as many as pay)."""
 
     word: str  # as it was written
-    kind: Literal["self", "model", "head", "ngram"]  # self: the target's own weights
+    # self: the target's own weights; mtp: a layer of the model above
+    kind: Literal["self", "model", "head", "mtp", "ngram"]
     source: str = ""  # a model's or a head's directory; a file of texts for n-grams
     precision: Precision = Precision.FP4
     format: DraftFormat | None = None  # of the weights that are read in fp4; None: as loaded
@@ -55,8 +57,8 @@ class DraftSpec:
 
     @classmethod
     def _parse_one(cls, word: str) -> "DraftSpec":
-        """`fp4`, `mxfp4`, `MODEL[:bf16|:fp4|:mxfp4]`, `head:DIR[:bf16|:fp4|:mxfp4]` or
-        `ngram[:FILE]`, each with an optional `:k=N`.
+        """`fp4`, `mxfp4`, `MODEL[:bf16|:fp4|:mxfp4]`, `head:DIR[:bf16|:fp4|:mxfp4]`,
+        `mtp[:bf16|:fp4|:mxfp4]` or `ngram[:FILE]`, each with an optional `:k=N`.
 
         Names may hold colons: options are taken off the end. Raises RequestError.
         """
@@ -64,6 +66,13 @@ class DraftSpec:
         kind, colon, rest = name.partition(":")
         if kind == "ngram":
             return cls(word, "ngram", rest, length=length)
+        if kind == "mtp":
+            if colon and rest not in ("bf16", *_FORMATS):
+                raise RequestError(
+                    f"--draft {word}: {rest!r} is not understood; write mtp[:bf16|:fp4][:k=N]"
+                )
+            read = Precision.EXACT if rest == "bf16" else Precision.FP4
+            return cls(word, "mtp", precision=read, format=_FORMATS.get(rest), length=length)
         if kind in _FORMATS:
             if colon:
                 raise RequestError(
@@ -101,9 +110,10 @@ def parse_chain(
     precision: Precision = Precision.EXACT,
     *,
     is_mxfp4: bool = False,
+    has_mtp: bool = False,
 ) -> tuple[DraftSpec, ...]:
     """`auto`, `none` (or None), or levels from the outermost in, for a target of that precision,
-    whose weights may be MXFP4 already.
+    whose weights may be MXFP4 already, and which may have an MTP layer.
 
     Raises RequestError for what is not understood or cannot draft there.
     """
@@ -113,7 +123,8 @@ def parse_chain(
             raise RequestError("--draft none and --draft auto stand alone; leave the others out")
         has_draft = precision is Precision.EXACT and not is_mxfp4
         if words == ["auto"]:
-            auto = DraftSpec.parse(_AUTO if has_draft else "ngram")
+            members = {"fp4": has_draft, "mtp": has_mtp, "ngram": True}
+            auto = DraftSpec.parse("|".join(name for name, has in members.items() if has))
             return (replace(auto, format=None),)
         return ()
     specs = tuple(DraftSpec.parse(word) for word in words)
@@ -161,7 +172,8 @@ class Drafts:
         self._directories: dict[str, Path] = {}  # by source, those that may draft
         self._corpora: dict[str, list[list[int]]] = {}
         self._models: dict[tuple[Path, Precision], Model] = {}
-        self._heads: dict[tuple[Path, _native.Decoder], _native.Decoder] = {}  # by that above
+        # By directory, format and the decoder above.
+        self._heads: dict[tuple[Path, DraftFormat, _native.Decoder], _native.Decoder] = {}
 
     def check(self, specs: Sequence[DraftSpec]) -> None:
         """Finds what the levels are made of and refuses what cannot draft, or what would not fit
@@ -175,7 +187,7 @@ class Drafts:
                 if spec.source and spec.source not in self._corpora:
                     self._corpora[spec.source] = _read_corpus(spec, self._tokenizer)
                 continue
-            if spec.kind == "head":
+            if spec.kind in ("head", "mtp"):
                 self._check_head(spec, specs)
                 continue
             directory = self._target[0] if spec.kind == "self" else self._find(spec)
@@ -195,14 +207,14 @@ class Drafts:
 
     def _check_head(self, spec: DraftSpec, specs: Sequence[DraftSpec]) -> None:
         """Refuses what is no head of the level above it: the first member of the one before."""
-        try:
-            directory = resolve(spec.source).resolve()
-        except HubError as error:
-            raise HubError(f"--draft {spec.word}: {error}; known drafts: {_KNOWN}") from error
         level = next(i for i, each in enumerate(specs) if spec in each.members)
         above = self._target[0]
         if level and specs[level - 1].kind == "model":
             above = self._directories[specs[level - 1].source]
+        if spec.kind == "mtp":
+            MtpFiles.open(above, read_config(above))
+            return
+        directory = _resolve(spec)
         HeadFiles.open(directory, read_config(above))
         self._directories[spec.source] = directory
 
@@ -220,15 +232,12 @@ class Drafts:
             if spec.kind in ("model", "head")
         ]
         loaded = {directory for directory, _ in self._models}
-        loaded |= {directory for directory, _ in self._heads}
+        loaded |= {directory for directory, *_ in self._heads}
         return [each for each in dict.fromkeys(wanted) if each not in loaded]
 
     def _find(self, spec: DraftSpec) -> Path:
         if spec.source not in self._directories:
-            try:
-                directory = resolve(spec.source).resolve()
-            except HubError as error:
-                raise HubError(f"--draft {spec.word}: {error}; known drafts: {_KNOWN}") from error
+            directory = _resolve(spec)
             read_config(directory)
             _check_vocabulary(spec, self._tokenizer, Tokenizer.open(directory))
             self._directories[spec.source] = directory
@@ -260,7 +269,7 @@ class Drafts:
         if spec.kind == "ngram":
             corpus = self._corpora[spec.source] if spec.source else ()
             return NgramDrafter(corpus=corpus, length=spec.length)
-        if spec.kind == "head":
+        if spec.kind in ("head", "mtp"):
             return self._head(above, spec, progress)
         directory = self._target[0] if spec.kind == "self" else self._directories[spec.source]
         model = self._model(directory, spec, above, progress)
@@ -275,13 +284,22 @@ class Drafts:
 
     def _head(self, above: Model, spec: DraftSpec, progress: Progress | None) -> Level:
         """The level of a head, which reads the features of the level above it."""
-        directory = self._directories[spec.source]
-        files, key = HeadFiles.open(directory, above.config), (directory, above.decoder)
-        if key not in self._heads:
-            self._heads[key] = load_head(files, above, spec.format, progress)
+        model = next(d for (d, _), m in self._models.items() if m.decoder is above.decoder)
+        directory = model if spec.kind == "mtp" else self._directories[spec.source]
+        key = directory, spec.format or DraftFormat.FP4, above.decoder
+        files: HeadFiles | MtpFiles
+        if spec.kind == "mtp":
+            files = MtpFiles.open(directory, above.config)
+            name = "mtp" if model == self._target[0] else f"{model_name(model)}:mtp"
+            if key not in self._heads:
+                self._heads[key] = load_mtp(files, above, spec.format)
+        else:
+            files, name = HeadFiles.open(directory, above.config), f"head:{directory.name}"
+            if key not in self._heads:
+                self._heads[key] = load_head(files, above, spec.format, progress)
         head = Head(files, self._heads[key], above, spec.precision)
         head.draft_for(self._models[self._target])
-        return Level(head, NoDraft(), length=spec.length, name=f"head:{directory.name}")
+        return Level(head, NoDraft(), length=spec.length, name=name)
 
     def _model(
         self, directory: Path, spec: DraftSpec, above: Model, progress: Progress | None
@@ -329,6 +347,13 @@ class Drafts:
 
 def _members(specs: Sequence[DraftSpec]) -> list[DraftSpec]:
     return [member for spec in specs for member in spec.members]
+
+
+def _resolve(spec: DraftSpec) -> Path:
+    try:
+        return resolve(spec.source).resolve()
+    except HubError as error:
+        raise HubError(f"--draft {spec.word}: {error}; known drafts: {_KNOWN}") from error
 
 
 def _check_vocabulary(spec: DraftSpec, ours: Tokenizer, theirs: Tokenizer) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specqd import _native
-from specqd.config import read_config, read_generation_defaults
+from specqd.config import DecoderConfig, read_config, read_generation_defaults
 from specqd.engine.chains import Drafts, DraftSpec, draft_format, parse_chain
 from specqd.engine.engine import Engine
 from specqd.engine.generation import Generation, GenerationRequest
@@ -27,6 +27,7 @@ from specqd.llm.results import Completion, Result
 from specqd.llm.stream import Stream
 from specqd.model.loader import Progress
 from specqd.model.model import Machine, Model, Precision
+from specqd.model.mtp import has_mtp
 from specqd.sampling import SamplingParams
 from specqd.text.tokenizer import Tokenizer
 
@@ -44,8 +45,8 @@ class LLM:
 
     model: a Hugging Face directory, a GGUF file or `owner/name[@revision]`; None: the shipped one.
     draft: `auto`, `none`, or drafts from the outermost in, such as `["fp4", "./small", "ngram"]`:
-        `fp4`, `mxfp4`, `MODEL[:bf16|:fp4|:mxfp4]`, `head:DIR[:bf16|:fp4]` or `ngram[:FILE]`, each
-        with an optional `:k=N`.
+        `fp4`, `mxfp4`, `MODEL[:bf16|:fp4|:mxfp4]`, `head:DIR[:bf16|:fp4]`, `mtp[:bf16|:fp4]` or
+        `ngram[:FILE]`, each with an optional `:k=N`.
     threads: of the native core; None: one on each usable core.
     isa: an instruction set to force; None: the fastest.
     precision: `fp4` generates from the 4-bit weights only (not lossless).
@@ -70,15 +71,14 @@ class LLM:
         inputs.check_words(draft, isa)
         inputs.check_numbers(threads=threads, cache_positions=cache_positions, context=context)
         precision = Precision.named(precision)
-        specs = parse_chain(draft, precision)
+        parse_chain(draft, precision)  # refuses first what is not understood
         named = inputs.model_name(model)
         self.directory = shipped_model() if named is None else resolve(named)
         own = read_config(self.directory)
         _check_context(self.directory, context, own.max_positions)
-        if own.is_mxfp4:
-            specs = parse_chain(draft, precision, is_mxfp4=True)
-            if draft == "auto":
-                warnings.warn(f"{self.directory}: {_ONE_PRECISION}", SpecqdWarning, stacklevel=2)
+        if own.is_mxfp4 and draft == "auto":
+            warnings.warn(f"{self.directory}: {_ONE_PRECISION}", SpecqdWarning, stacklevel=2)
+        specs = _parse(draft, precision, self.directory, own)
         self.tokenizer = Tokenizer.open(self.directory)
         self.defaults = read_generation_defaults(self.directory)
         self._drafts = Drafts(self.directory, precision, self.tokenizer)
@@ -138,8 +138,7 @@ class LLM:
         """The same model with other drafts; nothing is loaded twice. Use one of the two at a time:
         they share the KV cache, and each counts on all of it."""
         inputs.check_words(draft)
-        is_mxfp4 = self.model.config.is_mxfp4
-        specs = parse_chain(draft, self.model.precision, is_mxfp4=is_mxfp4)
+        specs = _parse(draft, self.model.precision, self.directory, self.model.config)
         with self.turns.alone():
             self._drafts.check(specs)
             other = copy(self)
@@ -266,6 +265,15 @@ class LLM:
 
     def _is_closed(self) -> RequestError:
         return RequestError(f"the LLM of {self.directory} is closed; make another one")
+
+
+def _parse(
+    draft: str | SequenceOf[str] | None, precision: Precision, directory: Path, own: DecoderConfig
+) -> tuple[DraftSpec, ...]:
+    """The chain for that model; `auto` takes its MTP layer, if it has one."""
+    is_auto = draft is not None and "auto" in ([draft] if isinstance(draft, str) else draft)
+    has_layer = is_auto and has_mtp(directory, own)
+    return parse_chain(draft, precision, is_mxfp4=own.is_mxfp4, has_mtp=has_layer)
 
 
 def _check_context(directory: Path, asked: int | None, own: int) -> None:

@@ -5,6 +5,7 @@ Tensors decide what a head has; its configuration says the rest. Knows no reques
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from specqd.model.decoder_spec import rope_spec
 from specqd.model.loader import Loader, Progress, Source
 from specqd.model.model import Model, Precision
 
-_MAX_ROWS = 128  # of one forward; longer prompts take several
+MAX_ROWS = 128  # of one forward; longer prompts take several
 _LAYERS = ("midlayer.", "layers.0.")  # SpecForge's and AngelSlim's; NVIDIA's and speculators'
 _QUERY_KEY_VALUE = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _OUTPUT, _GATE_UP, _DOWN = "self_attn.o_proj", ("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj"
@@ -28,6 +29,15 @@ _LAYER += ("input_layernorm", "hidden_norm", "post_attention_layernorm")
 _LAYER += ("self_attn.q_norm", "self_attn.k_norm")
 _OTHERS = {"fc.weight", "norm.weight", "lm_head.weight", "embed_tokens.weight", "input_norm.weight"}
 _OTHERS |= {"d2t", "t2d"}  # t2d follows from d2t
+
+
+class HeadInputs(Protocol):
+    """What a head reads of the model above, and which of its tokens it has."""
+
+    @property
+    def taps(self) -> tuple[int, ...]: ...
+    @property
+    def ids(self) -> tuple[int, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +86,10 @@ class HeadFiles:
                     )
         ids = _read_ids(tensors, target.vocab_size)
         return cls(config, tensors, layer, hidden, head_dim, ffn, ids)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return self.config.taps
 
     @property
     def vocabulary(self) -> int | None:
@@ -166,14 +180,14 @@ class Head(_native.HeadForward):
     """A head below a model, as levels use it; its weights are read in one precision."""
 
     def __init__(
-        self, files: HeadFiles, decoder: _native.Decoder, above: Model, precision: Precision
+        self, files: HeadInputs, decoder: _native.Decoder, above: Model, precision: Precision
     ) -> None:
         """Lets the model above log what the head reads, beside what other heads read."""
         self.precision = precision
         self.machine = above.machine
         self.decoder = decoder
         self.cache = _native.KvCache(decoder, above.cache.total_pages)
-        taps, is_draft = list(files.config.taps), precision is Precision.FP4
+        taps, is_draft = list(files.taps), precision is Precision.FP4
         super().__init__(decoder, self.cache, is_draft, above, taps, list(files.ids))
         above.decoder.tap(sorted({*above.decoder.tapped, *taps}))
         above.log_features()
@@ -219,7 +233,7 @@ class _Reader:
             final_norm=final_norm,
             head=head,
             embedding=embedding,
-            max_rows=_MAX_ROWS,
+            max_rows=MAX_ROWS,
             entry=entry,
         )
         self._loader.finish()

@@ -43,19 +43,20 @@ class LayerReader:
 
     def head_inputs(self) -> Squares | None:
         """The importance of the head's inputs, once the final norm was read."""
-        return self._inputs.head if self._inputs else self._squared_norm(self._names.final_norm)
+        return self._inputs.head if self._inputs else self.squared_norm(self._names.final_norm)
 
     def _layer_inputs(self, index: int, at: str) -> LayerInputs:
         """Measured on a text; or else, of products behind a norm, its squared weights."""
         if self._inputs:
             return self._inputs.layers[index]
         norms = self._names.attention_norm, self._names.feed_forward_norm
-        attention, feed_forward = (self._squared_norm(name and at + name) for name in norms)
+        attention, feed_forward = (
+            None if name is None else self.squared_norm(at + name) for name in norms
+        )
         return LayerInputs(attention, None, feed_forward, None)
 
-    def _squared_norm(self, name: str | None) -> Squares | None:
-        if name is None:
-            return None
+    def squared_norm(self, name: str) -> Squares:
+        """The importance of a product's inputs behind a norm that was read."""
         weights = widened(self._loader.unpacked[f"{name}.weight"]).astype(np.float64)
         squares: Squares = (self._config.norm_offset + weights) ** 2
         return squares

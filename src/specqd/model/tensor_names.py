@@ -46,6 +46,21 @@ class TensorNames:
     per_layer_post_norm: str = "post_per_layer_input_norm"
 
 
+@dataclass(frozen=True, slots=True)
+class MtpNames:
+    """Module names of an MTP layer, which is one of the family's layers between others.
+
+    All begin with `prefix`; those of the layer follow `layers` and its index.
+    """
+
+    prefix: str
+    layers: str
+    embedding_norm: str
+    hidden_norm: str
+    projection: str
+    final_norm: str
+
+
 _DEFAULT = TensorNames()
 READ_IN_PLACE = (f"{_DEFAULT.per_layer_table}.weight",)  # matrices that are never packed
 _NORMS_AFTER = replace(
@@ -100,8 +115,29 @@ _BY_TYPE = {
     ),
 }
 
+_MIMO = "model.mtp_layers.0"  # holds the other modules too
+MTP_NAMES = {
+    "mimo": MtpNames(
+        prefix="model.mtp_layers.",
+        layers="model.mtp_layers",
+        embedding_norm=f"{_MIMO}.token_layernorm",
+        hidden_norm=f"{_MIMO}.hidden_layernorm",
+        projection=f"{_MIMO}.input_proj",
+        final_norm=f"{_MIMO}.final_layernorm",
+    ),
+    "qwen3_5_text": MtpNames(
+        prefix="mtp.",
+        layers="mtp.layers",
+        embedding_norm="mtp.pre_fc_norm_embedding",
+        hidden_norm="mtp.pre_fc_norm_hidden",
+        projection="mtp.fc",
+        final_norm="mtp.norm",
+    ),
+}
+
 # Prefixes of a text model's names in a model that also reads images -> in a text model.
 _TEXT_PREFIXES = {"model.language_model.": "model.", "language_model.": ""}
+_UNPREFIXED = (f"{_DEFAULT.head}.", "mtp.")  # also part of the text model
 
 
 def names_of(config: DecoderConfig) -> TensorNames:
@@ -119,6 +155,6 @@ def text_part(names: Collection[str]) -> dict[str, str]:
             return {
                 name: own + name.removeprefix(prefix) if name.startswith(prefix) else name
                 for name in names
-                if name.startswith((prefix, f"{_DEFAULT.head}."))
+                if name.startswith((prefix, *_UNPREFIXED))
             }
     return {}

@@ -93,7 +93,9 @@ def load_weights(
     MachineError, before packing, if the packed weights would not fit into memory.
     """
     require_memory([directory])
-    loader, names = _loader(directory, pool, isa, draft, progress), names_of(config)
+    loader, names = open_loader(directory, pool, isa, draft, progress), names_of(config)
+    if not loader.is_mapped:
+        _tell_rounding(loader.tensors)
     read = LayerReader(loader, config, names, inputs)
     input_name, output_name = f"{names.embedding}.weight", f"{names.head}.weight"
     tied, size = config.tied_embeddings, (config.vocab_size, config.hidden_size)
@@ -122,7 +124,7 @@ def load_weights(
     return weights
 
 
-def _loader(
+def open_loader(
     directory: Path,
     pool: _native.Pool,
     isa: str,
@@ -131,8 +133,7 @@ def _loader(
 ) -> Loader:
     """A loader over packed files, which state their format, or over files to be packed."""
     if not is_packed(directory):
-        tensors = _open(directory)
-        _tell_rounding(tensors)
+        tensors = open_weights(directory)
         return Loader(tensors, None, pool, isa, draft or DraftFormat.FP4, progress)
     planes = PackedFile.open(directory)
     if draft not in (None, planes.draft):
@@ -161,16 +162,28 @@ def _tell_rounding(tensors: WeightSource) -> None:
         )
 
 
+def left_out(directory: Path, weights: DecoderWeights) -> list[str]:
+    """The tensors of a directory that are not among these weights, by their names in the files."""
+    if is_gguf(directory):
+        return []
+    tensors = TensorDirectory.open(directory)
+    names = text_part(tensors) or {name: name for name in tensors}
+    read = {name for matrix in weights.matrices for name in matrix.names} | {*weights.unpacked}
+    experts = {name.partition("[")[0] for name in read if name.endswith("]")}
+    read |= {f"{name}_{part}" for name in experts for part in ("blocks", "scales")}
+    return sorted(name for name in tensors if names.get(name) not in read)
+
+
 def bytes_to_pack(directory: Path) -> int:
     """Bytes of the matrices that loading packs; 0 for a packed model."""
-    return 0 if is_packed(directory) else matrix_bytes(_open(directory))
+    return 0 if is_packed(directory) else matrix_bytes(open_weights(directory))
 
 
 def typical_bytes(directory: Path) -> int:
     """Bytes that a model's packed weights typically take: in memory, or mapped if packed before."""
     if is_packed(directory):
         return (directory / PACKED_WEIGHTS).stat().st_size
-    return _typical_bytes(_open(directory))
+    return _typical_bytes(open_weights(directory))
 
 
 def require_memory(directories: Iterable[Path]) -> None:
@@ -186,7 +199,8 @@ def require_memory(directories: Iterable[Path]) -> None:
         )
 
 
-def _open(path: Path) -> WeightSource:
+def open_weights(path: Path) -> WeightSource:
+    """The tensors of a text model, also of one that reads images too."""
     if is_gguf(path):
         return GgufTensors.open(path)
     tensors = TensorDirectory.open(path)

@@ -1,0 +1,283 @@
+"""MTP layers in checkpoints: the forms that are read, and what is refused in one line."""
+
+import json
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specqd import LLM, SamplingParams
+from specqd.engine.chains import DraftSpec, parse_chain
+from specqd.errors import ConfigError, RequestError, SpecqdWarning, TensorError
+from specqd.formats.fp4 import DraftFormat
+from specqd.model.model import Machine, Model, Precision
+from support.command_line import Run
+from support.family_shapes import FAMILY_SHAPES
+from support.head_texts import Text, random_text
+from support.random_models import Shape, Tensors, make_model, read_model
+from support.random_mtp import FORMS, make_mtp_model, mtp_tensors
+from support.refusals import refused
+from support.wrapped_models import Naming, wrap_model
+from support.writers import write_safetensors
+from test_mtp import open_mtp
+
+SHAPES = {"mimo": Shape("qwen2", context=256), "qwen3_5": FAMILY_SHAPES["qwen3_5_text"]}
+LAYERS = {name: f"{FORMS[shape.model_type].layers}.0." for name, shape in SHAPES.items()}
+PARAMS = SamplingParams(max_tokens=8, ignore_eos=True)
+
+
+@pytest.fixture(params=SHAPES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def directory(family: str, tmp_path: Path, seed: int) -> Path:
+    return make_mtp_model(tmp_path / "model", SHAPES[family], seed)
+
+
+def guesses_of(directory: Path, rng: np.random.Generator, vocab: int) -> Any:
+    """Logits of the MTP layer after a text and a guess, in both precisions."""
+    tokens, guess, found = random_text(rng, vocab, 12), int(rng.integers(vocab)), []
+    model = Model.open(directory, machine=Machine.choose(1), cache_positions=256)
+    for precision in Precision:
+        text = Text(model, open_mtp(directory, model, precision), tokens)
+        text.read()
+        found += [text.forward(), text.guess(guess)]
+    return np.concatenate(found)
+
+
+# --- Forms ----------------------------------------------------------------------------------------
+
+
+def test_mimo_is_qwen2_with_a_layer_that_is_read_when_asked(
+    tmp_path: Path, seed: int, rng: np.random.Generator
+) -> None:
+    shape = SHAPES["mimo"]
+    with_layer = make_mtp_model(tmp_path / "mimo", shape, seed)
+    plain = make_model(tmp_path / "qwen2", shape, seed)
+    tokens = random_text(rng, shape.vocab, 20)
+    ours, theirs = (Model.open(each, machine=Machine.choose(1)) for each in (with_layer, plain))
+    assert np.array_equal(ours.logits(tokens), theirs.logits(tokens))
+    assert ours.weights.parameters == theirs.weights.parameters
+
+
+@pytest.mark.parametrize("naming", ["model.language_model.", "language_model."])
+def test_the_layer_of_a_model_that_also_reads_images_is_found(
+    naming: Naming, tmp_path: Path, seed: int
+) -> None:
+    model = make_mtp_model(tmp_path / "model", SHAPES["qwen3_5"], seed)
+    wrapped = wrap_model(tmp_path / "wrapped", model, naming, tie_word_embeddings=False)
+    found = [
+        guesses_of(each, np.random.default_rng(seed), SHAPES["qwen3_5"].vocab)
+        for each in (model, wrapped)
+    ]
+    assert np.array_equal(*found)
+
+
+def test_the_layer_may_lie_in_a_shard_of_its_own(family: str, directory: Path, seed: int) -> None:
+    vocab = SHAPES[family].vocab
+    wanted = guesses_of(directory, np.random.default_rng(seed), vocab)
+    _, tensors = read_model(directory)
+    files = {name: f"{'mtp' if 'mtp' in name else 'rest'}.safetensors" for name in tensors}
+    for file in set(files.values()):
+        part = {name: bits for name, bits in tensors.items() if files[name] == file}
+        write_safetensors(directory / file, part)
+    (directory / "model.safetensors").unlink()
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    assert np.array_equal(guesses_of(directory, np.random.default_rng(seed), vocab), wanted)
+
+
+@pytest.mark.parametrize("calibrate", [[], ["--calibrate", "none"]])
+def test_a_packed_model_keeps_its_layer(
+    family: str, directory: Path, calibrate: list[str], tmp_path: Path, seed: int, run: Run
+) -> None:
+    status, _, err = run("pack", directory, packed := tmp_path / "packed", *calibrate)
+    assert (status, err) == (0, "")
+    vocab, rows = SHAPES[family].vocab, 24 if calibrate else 12  # a calibrated draft is another
+    found = [guesses_of(each, np.random.default_rng(seed), vocab) for each in (directory, packed)]
+    assert len(found[0]) == 24
+    assert np.array_equal(found[0][:rows], found[1][:rows])
+    names = [each.name for each in LLM(packed, threads=1).engine.level.levels]
+    assert names[1:] == ["fp4", "mtp", "ngram"]
+    why = refused(TensorError, LLM, packed, "mtp:mxfp4", threads=1)
+    assert "packed as fp4" in why
+
+
+def test_what_packing_leaves_out_is_told(directory: Path, tmp_path: Path, run: Run) -> None:
+    _, tensors = read_model(directory)
+    tensors |= {"rotary.inv_freq": np.zeros(8, np.uint16), "visual.weight": np.zeros(8, np.uint16)}
+    write_safetensors(directory / "model.safetensors", tensors)
+    status, _, err = run("pack", directory, tmp_path / "packed", "--calibrate", "none")
+    assert status == 0
+    assert err == "note: left out, as nothing reads it: rotary.inv_freq and 1 more\n"
+
+
+def test_of_several_layers_the_first_drafts(
+    family: str, directory: Path, seed: int, tmp_path: Path, run: Run
+) -> None:
+    vocab, shape = SHAPES[family].vocab, SHAPES[family]
+    wanted = guesses_of(directory, np.random.default_rng(seed), vocab)
+    _, tensors = read_model(directory)
+    at = LAYERS[family]
+    for number in (1, 2):
+        for name, bits in mtp_tensors(shape, seed + number).items():
+            if name.startswith(at):
+                tensors[name.replace(at, at.replace(".0.", f".{number}."))] = bits
+    write_safetensors(directory / "model.safetensors", tensors)
+    with pytest.warns(SpecqdWarning, match="3 MTP layers; the first one drafts"):
+        found = guesses_of(directory, np.random.default_rng(seed), vocab)
+    assert np.array_equal(found, wanted)
+    status, _, err = run("pack", directory, tmp_path / "packed", "--calibrate", "none")
+    assert status == 0
+    assert "the first one drafts" in err
+    assert "left out" in err
+
+
+# --- Words ----------------------------------------------------------------------------------------
+
+
+def test_words_name_the_layer() -> None:
+    spec = DraftSpec.parse("mtp:bf16:k=3")
+    assert (spec.kind, spec.precision, spec.length) == ("mtp", Precision.EXACT, 3)
+    assert DraftSpec.parse("mtp").precision is Precision.FP4
+    assert DraftSpec.parse("mtp:mxfp4").format is DraftFormat.MXFP4
+    assert DraftSpec.parse("./mtp").kind == "model"
+    assert "'x' is not understood" in refused(RequestError, parse_chain, "mtp:x")
+    assert "last" in refused(RequestError, parse_chain, ["mtp", "ngram"])
+
+
+def test_auto_takes_the_layer_where_there_is_one() -> None:
+    kinds = [each.kind for each in parse_chain("auto", has_mtp=True)[0].members]
+    assert kinds == ["self", "mtp", "ngram"]
+    kinds = [each.kind for each in parse_chain("auto", Precision.FP4, has_mtp=True)[0].members]
+    assert kinds == ["mtp", "ngram"]
+
+
+def test_the_layer_of_a_small_model_drafts_below_it(
+    family: str, directory: Path, tmp_path: Path, seed: int
+) -> None:
+    target = make_model(tmp_path / "target", replace(SHAPES[family], layers=4), seed)
+    llm = LLM(target, [f"{directory}:k=4", "mtp:k=2"], threads=1)
+    assert llm.engine.level.levels[2].name == "model:mtp"
+    plain = llm.with_draft("none").generate([[1, 2, 3]], PARAMS)[0].tokens
+    assert llm.generate([[1, 2, 3]], PARAMS)[0].tokens == plain
+
+
+# --- Refusals -------------------------------------------------------------------------------------
+
+
+def test_models_without_a_layer_are_refused_and_auto_goes_without(
+    family: str, tmp_path: Path, seed: int
+) -> None:
+    llama = make_model(tmp_path / "llama", Shape(), seed)
+    assert "llama have no MTP layer" in refused(TensorError, LLM, llama, "mtp", threads=1)
+    bare = make_mtp_model(tmp_path / "bare", SHAPES[family], seed)
+    write_safetensors(
+        bare / "model.safetensors",
+        {name: bits for name, bits in read_model(bare)[1].items() if "mtp" not in name},
+    )
+    assert "has no MTP layer" in refused(TensorError, LLM, bare, "mtp", threads=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        levels = LLM(bare, threads=1).engine.level.levels
+    assert [each.name for each in levels[1:]] == ["fp4", "ngram"]
+
+
+def test_a_model_packed_without_its_layer_says_what_to_do(
+    family: str, directory: Path, tmp_path: Path, run: Run
+) -> None:
+    _, tensors = read_model(directory)
+    bare = {name: bits for name, bits in tensors.items() if "mtp" not in name}
+    write_safetensors(directory / "model.safetensors", bare)
+    assert run("pack", directory, tmp_path / "packed", "--calibrate", "none")[0] == 0
+    assert "pack it again" in refused(TensorError, LLM, tmp_path / "packed", "mtp", threads=1)
+
+
+Damage = Callable[[Tensors, str], None]
+
+
+def resize(name: str, *shape: int) -> Damage:
+    return lambda tensors, at: tensors.__setitem__(at + name, np.zeros(shape, np.uint16))
+
+
+def drop(name: str) -> Damage:
+    return lambda tensors, at: tensors.__delitem__(at + name)
+
+
+def nan(name: str) -> Damage:
+    def damage(tensors: Tensors, at: str) -> None:
+        tensors[at + name] = (bits := tensors[at + name].copy())
+        bits.reshape(-1)[5] = 0x7FC0
+
+    return damage
+
+
+DAMAGES: dict[str, tuple[Damage, str]] = {
+    "no norm": (drop("input_layernorm.weight"), "input_layernorm.weight"),
+    "no values": (drop("self_attn.v_proj.weight"), "v_proj.weight"),
+    "queries of another width": (resize("self_attn.q_proj.weight", 32, 64), "q_proj.weight"),
+    "flat gate": (resize("mlp.gate_proj.weight", 640), "gate_proj.weight"),
+    "no rows": (resize("mlp.down_proj.weight", 0, 160), "down_proj.weight"),
+    "huge norm": (resize("post_attention_layernorm.weight", 1 << 16), "post_attention_layernorm"),
+    "experts": (resize("mlp.experts.0.gate_proj.weight", 8, 64), "mlp.experts.0"),
+    "an output head": (resize("shared_head.norm.weight", 64), "shared_head"),
+    "NaN in a matrix": (nan("mlp.up_proj.weight"), "NaN"),
+    "NaN in a norm": (nan("input_layernorm.weight"), "NaN"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_what_is_no_layer_of_the_model_is_refused_in_one_line(
+    name: str, family: str, directory: Path
+) -> None:
+    damage, why = DAMAGES[name]
+    _, tensors = read_model(directory)
+    damage(tensors, LAYERS[family])
+    write_safetensors(directory / "model.safetensors", tensors)
+    assert why in refused(TensorError, LLM, directory, "mtp", threads=1)
+    llm = LLM(directory, "fp4", threads=1)  # which does not read the layer
+    assert len(llm.generate([[1, 2, 3]], PARAMS)[0].tokens) == 8
+
+
+@pytest.mark.parametrize("damage", ["queries of another width", "experts"])
+def test_auto_goes_without_a_layer_of_another_form_and_says_so(
+    damage: str, family: str, directory: Path
+) -> None:
+    _, tensors = read_model(directory)
+    DAMAGES[damage][0](tensors, LAYERS[family])
+    write_safetensors(directory / "model.safetensors", tensors)
+    with pytest.warns(SpecqdWarning, match="the MTP layer is not used"):
+        llm = LLM(directory, threads=1)
+    assert [each.name for each in llm.engine.level.levels[1:]] == ["fp4", "ngram"]
+
+
+@pytest.mark.parametrize("part", ["projection", "embedding_norm", "hidden_norm", "final_norm"])
+@pytest.mark.parametrize("kind", ["shape", "NaN"])
+def test_damage_around_the_layer_is_refused_by_name(
+    part: str, kind: str, family: str, directory: Path
+) -> None:
+    name = f"{getattr(FORMS[SHAPES[family].model_type], part)}.weight"
+    _, tensors = read_model(directory)
+    (resize(name, 3, 5) if kind == "shape" else nan(name))(tensors, "")
+    write_safetensors(directory / "model.safetensors", tensors)
+    why = refused(TensorError, LLM, directory, "mtp", threads=1)
+    assert name in why
+    assert ("NaN" if kind == "NaN" else "[3, 5]") in why
+
+
+def test_a_field_of_another_type_is_refused(family: str, tmp_path: Path, seed: int) -> None:
+    model = make_mtp_model(tmp_path, SHAPES[family], seed, mtp_reads_normed="yes")
+    assert "mtp_reads_normed" in refused(ConfigError, LLM, model, "none", threads=1)
+
+
+def test_the_layer_is_packed_once_for_each_format(family: str, directory: Path) -> None:
+    llm = LLM(directory, "mtp:k=1", threads=1)
+    before = llm.engine.level.levels[1].model.decoder
+    assert llm.with_draft("mtp:k=2").engine.level.levels[1].model.decoder is before
+    assert llm.with_draft(["fp4", "mtp:bf16"]).engine.level.levels[2].model.decoder is before
+    assert llm.with_draft("mtp:mxfp4").engine.level.levels[1].model.decoder is not before
