@@ -306,12 +306,12 @@ def feed(model: Model, sequence: Sequence, feeding: str) -> None:
             start += len(part)
     elif feeding == "adopted":
         twin = Sequence(list(sequence.tokens), _native.Picker(), sequence.prompt_length)
+        model.context(twin).match(twin.tokens, twin.num_accepted)
         model.forward([Rows(model.context(twin), 0, twin.tokens, 0)])
         model.publish(twin)
         model.release(twin)
         page = _native.PAGE_POSITIONS
-        held = 0 if model.cache.has_states else (sequence.prompt_length - 1) // page * page
-        assert model.adopt_prefix(sequence) == held
+        assert model.adopt_prefix(sequence) == (sequence.prompt_length - 1) // page * page
 
 
 def read_logits(model: Model) -> NDArray[np.float32]:
