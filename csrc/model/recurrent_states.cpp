@@ -124,6 +124,31 @@ SlotPtr RecurrentStates::saved(int sequence, int64_t position) const {
   return saved == held.earlier.end() ? nullptr : saved->slot;
 }
 
+int64_t RecurrentStates::last_saved(int sequence) const {
+  return has(sequence) ? held_.at(sequence).newest.position : 0;
+}
+
+std::vector<uint8_t> RecurrentStates::row_bits(int sequence, int64_t first, int64_t last) const {
+  const SequenceStates& held = held_.at(sequence);
+  std::vector<uint8_t> bits;
+  const auto add = [&](const auto* from, int64_t count) {
+    const auto* const bytes = reinterpret_cast<const uint8_t*>(from);
+    bits.insert(bits.end(), bytes, bytes + count * static_cast<int64_t>(sizeof(*from)));
+  };
+  for (int64_t layer = 0; layer < shape_.layers; ++layer)
+    for (int64_t at = first; at < last; ++at) {
+      const int64_t row = at % kDeltaChunk;
+      add(held.inputs(layer, at), shape_.channels());
+      for (int64_t i = 0; i < shape_.key_heads * shape_.key_dim; ++i)
+        add(held.keys(layer, at, 0) + i * kDeltaChunk + row, 1);
+      for (int64_t head = 0; head < shape_.value_heads; ++head) {
+        add(held.updates(layer, at, head) + row * shape_.value_dim, shape_.value_dim);
+        add(held.decays(layer, at, head) + row, 1);
+      }
+    }
+  return bits;
+}
+
 void RecurrentStates::forget_earlier(int sequence) {
   if (has(sequence)) of(sequence).earlier.clear();
 }

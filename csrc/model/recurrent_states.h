@@ -103,6 +103,10 @@ class RecurrentStates {
 
   // The state of a sequence that was saved at the end of a page; null: none.
   SlotPtr saved(int sequence, int64_t position) const;
+  // The position of the newest saved state; 0: none.
+  int64_t last_saved(int sequence) const;
+  // Copies what the ring keeps of the positions [first, last), of one chunk.
+  std::vector<uint8_t> row_bits(int sequence, int64_t first, int64_t last) const;
   // Forgets saved states but the newest, after they were cached.
   void forget_earlier(int sequence);
 

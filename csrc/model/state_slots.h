@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
@@ -34,6 +35,7 @@ class StateSlot {
   float* state(int64_t layer, int64_t value_head) const;
   // Of the position `back` before the anchor, [channels] BF16; 1 <= back <= earlier_rows.
   uint16_t* inputs(int64_t layer, int64_t back) const;
+  std::span<const uint8_t> bits() const { return {memory_.data(), memory_.size()}; }
 
  private:
   StateShape shape_;
