@@ -58,7 +58,7 @@ def sharing(tmp_path_factory: pytest.TempPathFactory, seed: int) -> LLM:
 
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory: pytest.TempPathFactory, seed: int) -> LLM:
-    """Its pages hold no states, so a preempted sequence reads its text again."""
+    """A preempted sequence reads again what follows its last cached state."""
     return roomy(tmp_path_factory, FAMILY_SHAPES["qwen3_5_text"], seed)
 
 

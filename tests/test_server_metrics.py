@@ -65,7 +65,7 @@ def test_vllms_counters_are_those_of_the_target_alone(chance: random.Random) -> 
         Stats(0, 0, 0, 0.0, 0.0, levels, ("bf16", "fp4"))
         for levels in ((report(name="bf16"), report(name="fp4")), (target, draft))
     )
-    counted = Metrics("small", begun, {}).shown(Counts(0, 0, 0.0, 0, 0, now)).decode()
+    counted = Metrics("small", begun, {}).shown(Counts(0, 0, 0.0, 0, 0, 0, 0, now)).decode()
     found: dict[str, float] = {}
     for family in parser.text_string_to_metric_families(counted):
         for sample in family.samples:  # summed over labels, as scrapers do

@@ -272,10 +272,10 @@ void bind_cache(nb::module_& m) {
   nb::class_<KvCache>(m, "KvCache")
       .def(
           "__init__",
-          [](KvCache* self, const Decoder& decoder, int64_t pages, int64_t states) {
-            new (self) KvCache(decoder.kv_shape(), pages, decoder.state_shape(), states);
+          [](KvCache* self, const Decoder& decoder, int64_t pages, int64_t states, int64_t slots) {
+            new (self) KvCache(decoder.kv_shape(), pages, decoder.state_shape(), states, slots);
           },
-          "decoder"_a, "pages"_a, "states"_a = 0)
+          "decoder"_a, "pages"_a, "states"_a = 0, "slots"_a = 0)
       .def_prop_ro(
           "has_states", [](const KvCache& cache) { return cache.states().exist(); },
           "Whether layers are recurrent.")
@@ -284,9 +284,19 @@ void bind_cache(nb::module_& m) {
           "Most sequences that can have states of recurrent layers at once.")
       .def_prop_ro("free_states", [](const KvCache& cache) { return cache.states().free(); })
       .def_prop_ro(
-          "state_bytes",
-          [](const KvCache& cache) { return cache.states().shape().sequence_bytes(); },
+          "state_bytes", [](const KvCache& cache) { return cache.states().sequence_bytes(); },
           "Most bytes of states that one sequence takes.")
+      .def_prop_ro(
+          "slot_bytes", [](const KvCache& cache) { return cache.states().shape().slot_bytes(); },
+          "Bytes of the states at one position.")
+      .def_prop_ro(
+          "total_slots", [](const KvCache& cache) { return cache.states().slots().most_cached(); },
+          "Most states that are cached for later sequences.")
+      .def_prop_ro("cached_slots",
+                   [](const KvCache& cache) { return cache.states().slots().cached(); })
+      .def_prop_ro(
+          "used_slots", [](const KvCache& cache) { return cache.states().slots().in_use(); },
+          "States that sequences or the cache hold.")
       .def(
           "has_states_of",
           [](const KvCache& cache, int sequence) { return cache.states().has(sequence); },

@@ -93,6 +93,32 @@ void bind_pages(nb::module_& m) {
       "cache"_a, "sequence"_a, "page"_a, "bits"_a, "Fills a page with one word.");
 }
 
+nb::ndarray<nb::numpy, uint8_t> bytes_array(std::vector<uint8_t> bytes) {
+  const size_t size = bytes.size();
+  return owned_array(std::move(bytes), {size});
+}
+
+void bind_states(nb::module_& m) {
+  m.def(
+      "saved_state",
+      [](const KvCache& cache, int sequence) {
+        const int64_t position = cache.states().last_saved(sequence);
+        std::vector<uint8_t> bits;
+        if (const SlotPtr slot = cache.states().saved(sequence, position))
+          bits.assign(slot->bits().begin(), slot->bits().end());
+        return std::pair(position, bytes_array(std::move(bits)));
+      },
+      "cache"_a, "sequence"_a,
+      "Returns the position of the newest saved state of recurrent layers, and its bytes.");
+  m.def(
+      "state_rows",
+      [](const KvCache& cache, int sequence, int64_t first, int64_t last) {
+        return bytes_array(cache.states().row_bits(sequence, first, last));
+      },
+      "cache"_a, "sequence"_a, "first"_a, "last"_a,
+      "Returns the bytes of positions of one chunk from which recurrent layers compute.");
+}
+
 void bind_picks(nb::module_& m) {
   m.def("pick", &pick_with, "picker"_a, "logits"_a, "position"_a, "history"_a = nb::none(),
         "prompt_length"_a = 0, "mask"_a = nb::none(), "isa"_a = nb::none(),
@@ -139,6 +165,7 @@ void bind_measures(nb::module_& m) {
 
 void bind_testing(nb::module_& testing) {
   bind_pages(testing);
+  bind_states(testing);
   bind_picks(testing);
   bind_measures(testing);
   bind_tested_kernels(testing);

@@ -19,13 +19,15 @@ size_t Context::match(std::span<const int32_t> tokens, size_t accepted) {
   while (at < limit && tokens_[at] == tokens[offset_ + at]) ++at;
   tokens_.resize(at);
   settled_ = std::min(at, accepted > offset_ ? accepted - offset_ : 0);
+  accepted_ = accepted;
   return offset_ + at;
 }
 
-// The last settled token may be forwarded again for its logits.
+// The last accepted token may be forwarded again for its logits.
 size_t Context::settled() const {
-  if (exact_ != nullptr && exact_->length() > 0) return exact_->settled();
-  return settled_ > 0 ? offset_ + settled_ - 1 : 0;
+  if (exact_ != nullptr && exact_->length() > 0)
+    return std::min(exact_->settled(), exact_->length());
+  return accepted_ > 0 ? accepted_ - 1 : 0;
 }
 
 void Context::record(size_t start, std::span<const int32_t> tokens) {

@@ -34,7 +34,7 @@ class Context {
   // `accepted` tokens never change, so later calls do not compare them again.
   size_t match(std::span<const int32_t> tokens, size_t accepted);
 
-  // The number of exact positions that no later row of the sequence will replace.
+  // The positions below it hold accepted tokens, or will; once written, none is replaced.
   size_t settled() const;
 
   // Records that the cache holds `tokens` from position `start`, and nothing after them.
@@ -48,7 +48,8 @@ class Context {
   std::shared_ptr<Context> exact_;
   size_t offset_ = 0;  // positions before tokens_, which the exact context tracks
   std::vector<int32_t> tokens_;
-  size_t settled_ = 0;  // the first tokens_ that equal accepted ones
+  size_t settled_ = 0;   // the first tokens_ that equal accepted ones
+  size_t accepted_ = 0;  // tokens of the sequence that never change
   FeatureLog features_;
 };
 

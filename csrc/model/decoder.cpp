@@ -272,6 +272,7 @@ void Decoder::forward(Precision precision, const KvCache& cache, std::span<const
     run_layers(team, 0, all_rows);
     if (all_rows == layers) finish(team);
   });
+  cache_->states().finish();  // no recurrent layer reads the states of an earlier one
   if (all_rows == layers || logit_rows() == 0) return;
   keep_asked_rows();
   pool_->run([&](Team& team) {

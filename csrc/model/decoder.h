@@ -292,6 +292,8 @@ class Decoder {
   void run_delta_head(int64_t layer, const SequenceRows& rows, int64_t key_head);
   void run_delta_row(int64_t layer, const SequenceRows& rows, const StateStep& step,
                      int64_t key_head, int64_t position);
+  void keep_inputs(const SequenceStates& states, int64_t layer, const StateStep& step,
+                   int64_t key_head) const;
   DeltaChunk delta_chunk(const SequenceStates& states, int64_t layer, const StateStep& step,
                          int64_t value_head) const;
   void gate_head(const LayerWeights& weights, float* x, float* out) const;

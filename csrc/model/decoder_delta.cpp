@@ -62,13 +62,13 @@ void Decoder::plan_states(std::span<const ForwardRows> sequences) {
   state_bytes_ = 0;
   RecurrentStates& states = cache_->states();
   if (!states.exist()) return;
+  states.begin_forward();
   const int64_t state = states.shape().state_bytes(), row = states.shape().row_bytes();
   for (const ForwardRows& part : sequences) {
     states.plan(part.sequence, part.start, part.start + part.count, part.settled, state_steps_);
     for (size_t i = state_step_starts_.back(); i < state_steps_.size(); ++i) {
       const StateStep& step = state_steps_[i];
-      state_bytes_ += (step.from != StateStep::kZeros ? state : 0) +
-                      (step.to != StateStep::kNowhere ? state : 0) +
+      state_bytes_ += (step.from != nullptr ? state : 0) + (step.to != nullptr ? state : 0) +
                       row * (step.last - step.anchor);
     }
     state_step_starts_.push_back(state_steps_.size());
@@ -120,10 +120,26 @@ void Decoder::run_delta_head(int64_t layer_index, const SequenceRows& rows, int6
     const StateStep& step = state_steps_[i];
     for (int64_t position = step.first; position < step.last; ++position)
       run_delta_row(layer_index, rows, step, key_head, position);
-    if (step.to == StateStep::kNowhere) continue;
+    if (step.to == nullptr) continue;
     for (int64_t head = key_head * group; head < (key_head + 1) * group; ++head)
-      kernels_.delta_advance(delta_chunk(states, layer, step, head),
-                             states.state(step.to, layer, head));
+      kernels_.delta_advance(delta_chunk(states, layer, step, head), step.to->state(layer, head));
+    keep_inputs(states, layer, step, key_head);
+  }
+}
+
+// Copies the key head's inputs of the convolution that rows after the next anchor read.
+void Decoder::keep_inputs(const SequenceStates& states, int64_t layer, const StateStep& step,
+                          int64_t key_head) const {
+  const StateShape& shape = spec_.delta;
+  const int64_t keys = shape.key_heads * shape.key_dim;
+  const int64_t values = shape.value_heads / shape.key_heads * shape.value_dim;
+  for (int64_t back = 1; back <= shape.earlier_rows(); ++back) {
+    const uint16_t* const from = states.inputs(layer, step.anchor + kDeltaChunk - back);
+    uint16_t* const to = step.to->inputs(layer, back);
+    std::copy_n(from + key_head * shape.key_dim, shape.key_dim, to + key_head * shape.key_dim);
+    const int64_t key = keys + key_head * shape.key_dim, value = 2 * keys + key_head * values;
+    std::copy_n(from + key, shape.key_dim, to + key);
+    std::copy_n(from + value, values, to + value);
   }
 }
 
@@ -133,7 +149,7 @@ DeltaChunk Decoder::delta_chunk(const SequenceStates& states, int64_t layer, con
   const int64_t key_head = value_head / (shape.value_heads / shape.key_heads);
   return {shape.key_dim,
           shape.value_dim,
-          step.from == StateStep::kZeros ? nullptr : states.state(step.from, layer, value_head),
+          step.from == nullptr ? nullptr : step.from->state(layer, value_head),
           states.keys(layer, step.anchor, key_head),
           states.decays(layer, step.anchor, value_head),
           states.updates(layer, step.anchor, value_head)};

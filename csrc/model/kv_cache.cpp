@@ -20,9 +20,12 @@ std::span<const int32_t> page_tokens(std::span<const int32_t> tokens, int64_t pa
 
 }  // namespace
 
-KvCache::KvCache(KvShape shape, int64_t pages, StateShape states, int64_t most_states)
+static_assert(kSavedPositions == kPagePositions);
+
+KvCache::KvCache(KvShape shape, int64_t pages, StateShape states, int64_t most_states,
+                 int64_t most_slots)
     : shape_(std::move(shape)),
-      states_(std::make_unique<RecurrentStates>(states, most_states)),
+      states_(std::make_unique<RecurrentStates>(states, most_states, most_slots)),
       frame_words_(kFramePages * shape_.page_words()),
       references_(static_cast<size_t>(pages), 0),
       free_in_frame_(static_cast<size_t>((pages + kFramePages - 1) / kFramePages)),
@@ -92,17 +95,34 @@ bool KvCache::make_writable(int sequence, int64_t first, int64_t last) {
 int64_t KvCache::attach_prefix(int sequence, std::span<const int32_t> tokens, uint64_t salt) {
   auto& table = sequences_.at(sequence);
   assert(table.empty());
-  if (states_->exist()) return 0;
   const int64_t most = (static_cast<int64_t>(tokens.size()) - 1) / kPagePositions;
   int64_t parent = 0;
   for (int64_t i = 0; i < most; ++i) {
     const int32_t page = find({salt, parent, page_tokens(tokens, i)});
     if (page == kNoPage) break;
-    if (references_[static_cast<size_t>(page)]++ == 0) std::erase(idle_, page);
     table.push_back(page);
     parent = published_[static_cast<size_t>(page)].id;
   }
+  if (states_->exist()) table.resize(attach_state(sequence, table));
+  for (const int32_t page : table)
+    if (references_[static_cast<size_t>(page)]++ == 0) std::erase(idle_, page);
   return static_cast<int64_t>(table.size()) * kPagePositions;
+}
+
+// Begins at the last of these pages that has a cached state; returns the number of pages to it.
+// The sequence will save a state where these pages end, for others that leave them there.
+size_t KvCache::attach_state(int sequence, std::span<const int32_t> pages) {
+  if (pages.empty() || !states_->reserve(sequence)) return 0;
+  SequenceStates& states = states_->of(sequence);
+  states.branch = std::ssize(pages) * kPagePositions;
+  for (size_t count = pages.size(); count > 0; --count) {
+    const Published& page = published_[static_cast<size_t>(pages[count - 1])];
+    if (const SlotPtr slot = states_->slots().find(page.id)) {
+      states.begin({static_cast<int64_t>(count) * kPagePositions, slot});
+      return count;
+    }
+  }
+  return 0;
 }
 
 void KvCache::publish(int sequence, std::span<const int32_t> tokens, uint64_t salt) {
@@ -122,7 +142,10 @@ void KvCache::publish(int sequence, std::span<const int32_t> tokens, uint64_t sa
       known = page;
     }
     parent = published_[static_cast<size_t>(known)].id;
+    if (const SlotPtr slot = states_->saved(sequence, (i + 1) * kPagePositions))
+      states_->slots().cache(parent, slot);
   }
+  states_->forget_earlier(sequence);
 }
 
 uint64_t KvCache::Prefix::hash() const {
@@ -254,6 +277,7 @@ void KvCache::unpublish(int32_t page) {
   Published& entry = published_[static_cast<size_t>(page)];
   if (entry.id == 0) return;
   by_hash_.erase(Prefix{entry.salt, entry.parent, entry.tokens}.hash());
+  states_->slots().forget(entry.id);
   entry = {};
 }
 

@@ -76,8 +76,10 @@ class KvView {
 class KvCache {
  public:
   // Reserves address space for `pages` pages; a frame takes memory when it is first written. At
-  // most `most_states` sequences can have states of recurrent layers.
-  KvCache(KvShape shape, int64_t pages, StateShape states = {}, int64_t most_states = 0);
+  // most `most_states` sequences can have states of recurrent layers; beside theirs, at most
+  // `most_slots` are cached.
+  KvCache(KvShape shape, int64_t pages, StateShape states = {}, int64_t most_states = 0,
+          int64_t most_slots = 0);
 
   const KvShape& shape() const { return shape_; }
   RecurrentStates& states() const { return *states_; }
@@ -87,7 +89,7 @@ class KvCache {
   int create();
   void release(int sequence);
   // A new sequence that shares all pages up to `length`; a shared page is copied before a write.
-  // Its states are a copy, or none if none are free.
+  // Its states are shared likewise, or none if none are free.
   int fork(int sequence, int64_t length);
 
   // Makes positions [first, last) writable: allocates missing pages and copies shared or published
@@ -95,10 +97,11 @@ class KvCache {
   bool make_writable(int sequence, int64_t first, int64_t last);
 
   // Adds published pages that hold exactly the prefix of these tokens to an empty sequence, at most
-  // (n - 1) / 64 pages, so that a token remains to forward. Returns the number of positions; 0
-  // where layers are recurrent, because pages hold no states.
+  // (n - 1) / 64 pages, so that a token remains to forward. Where layers are recurrent, the last
+  // of them has a cached state. Returns the number of positions.
   int64_t attach_prefix(int sequence, std::span<const int32_t> tokens, uint64_t salt);
-  // Publishes the sequence's full pages, which must hold the exact keys and values of `tokens`.
+  // Publishes the sequence's full pages, which must hold the exact keys and values of `tokens`,
+  // and caches the states that it saved at their ends.
   void publish(int sequence, std::span<const int32_t> tokens, uint64_t salt);
   // Releases pages that end at or before `position`, because no later row reads them.
   void release_behind(int sequence, int64_t position);
@@ -129,6 +132,7 @@ class KvCache {
   static constexpr int32_t kNoPage = -1;
 
   int64_t unused_published() const;
+  size_t attach_state(int sequence, std::span<const int32_t> pages);
   int32_t take_page(int32_t before);
   int32_t best_free_page(int32_t before) const;
   void set_free(int32_t page);

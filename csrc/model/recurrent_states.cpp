@@ -8,36 +8,15 @@
 namespace specqd {
 namespace {
 
+constexpr int64_t kKeptEvery = 1536;  // so slots take as much memory as keys and values
+static_assert(kSavedPositions % kDeltaChunk == 0 && kKeptEvery % kSavedPositions == 0);
+
 // A row reads as many earlier rows of the ring as the convolution has taps, less one.
 int64_t most_rows_since(const StateShape& shape) {
-  return SequenceStates::kRingRows - (shape.taps - 1);
+  return SequenceStates::kRingRows - shape.earlier_rows();
 }
 
 }  // namespace
-
-int64_t StateShape::state_bytes() const {
-  return layers * value_heads * head_words() * static_cast<int64_t>(sizeof(float));
-}
-
-int64_t StateShape::row_bytes() const {
-  const int64_t floats = key_heads * key_dim + value_heads * (value_dim + 1);
-  return layers * (floats * static_cast<int64_t>(sizeof(float)) +
-                   channels() * static_cast<int64_t>(sizeof(uint16_t)));
-}
-
-int64_t StateShape::sequence_bytes() const {
-  return 2 * state_bytes() + SequenceStates::kRingRows * row_bytes();
-}
-
-SequenceStates::SequenceStates(const StateShape& shape)
-    : shape_(shape),
-      states_(static_cast<size_t>(2 * shape.state_bytes())),
-      ring_(static_cast<size_t>(kRingRows * shape.row_bytes())) {}
-
-float* SequenceStates::state(int64_t slot, int64_t layer, int64_t value_head) const {
-  const int64_t heads = (slot * shape_.layers + layer) * shape_.value_heads + value_head;
-  return reinterpret_cast<float*>(states_.data()) + heads * shape_.head_words();
-}
 
 // The ring is [chunk][layer][keys, updates, decays, inputs], so that a short sequence touches few
 // pages of memory.
@@ -64,40 +43,69 @@ uint16_t* SequenceStates::inputs(int64_t layer, int64_t position) const {
          position % kDeltaChunk * shape_.channels();
 }
 
-void SequenceStates::copy(const SequenceStates& other) {
-  committed_slot = other.committed_slot;
-  committed = other.committed;
-  provisional = other.provisional;
-  length = other.length;
-  const size_t bytes = states_.size() / 2;
-  for (const int64_t slot : {int64_t{0}, int64_t{1}}) {
-    const bool is_held = slot == committed_slot ? committed > 0 : provisional != kNoAnchor;
-    const size_t at = static_cast<size_t>(slot) * bytes;
-    if (is_held) std::memcpy(states_.data() + at, other.states_.data() + at, bytes);
+void SequenceStates::rewind(int64_t start) {
+  if (start == 0) {
+    committed = 0;
+    committed_slot = nullptr;
   }
-  const auto chunks = std::min<int64_t>((length + kDeltaChunk - 1) / kDeltaChunk, kRingChunks);
-  std::memcpy(ring_.data(), other.ring_.data(),
-              ring_.size() / kRingChunks * static_cast<size_t>(chunks));
+  if (start < provisional || start == 0) {
+    provisional = kNoAnchor;
+    provisional_slot = nullptr;
+  }
+  if (start < newest.position) newest = {0, nullptr};
+  std::erase_if(earlier, [start](const SavedState& saved) { return start < saved.position; });
+}
+
+bool SequenceStates::keeps(int64_t position) const {
+  return position % kKeptEvery == 0 || position == branch;
+}
+
+void SequenceStates::commit_provisional() {
+  committed = std::exchange(provisional, kNoAnchor);
+  committed_slot = std::exchange(provisional_slot, nullptr);
+}
+
+void SequenceStates::begin(const SavedState& saved) {
+  committed = length = saved.position;
+  committed_slot = saved.slot;
+  newest = saved;
+  const auto bytes = static_cast<size_t>(shape_.channels()) * sizeof(uint16_t);
+  for (int64_t layer = 0; layer < shape_.layers; ++layer)
+    for (int64_t back = 1; back <= shape_.earlier_rows(); ++back)
+      std::memcpy(inputs(layer, length - back), saved.slot->inputs(layer, back), bytes);
+}
+
+void SequenceStates::copy(const SequenceStates& other) {
+  committed = other.committed;
+  committed_slot = other.committed_slot;
+  provisional = other.provisional;
+  provisional_slot = other.provisional_slot;
+  length = other.length;
+  newest = other.newest;
+  const auto bytes = static_cast<size_t>(kDeltaChunk * shape_.row_bytes());
+  const int64_t first = std::max<int64_t>(committed - shape_.earlier_rows(), 0);
+  for (int64_t at = first / kDeltaChunk * kDeltaChunk; at < length; at += kDeltaChunk)
+    std::memcpy(chunk(0, at), other.chunk(0, at), bytes);
+}
+
+int64_t RecurrentStates::sequence_bytes() const {
+  return SequenceStates::kMostSlots * shape_.slot_bytes() +
+         SequenceStates::kRingRows * shape_.row_bytes();
 }
 
 bool RecurrentStates::reserve(int sequence) {
   if (!exist() || has(sequence)) return true;
   if (free() == 0) return false;
-  if (spare_.empty()) {
-    held_.emplace(sequence, shape_);
-    return true;
-  }
-  SequenceStates states = std::move(spare_.back());
-  spare_.pop_back();
-  states.committed = states.length = 0;
-  states.provisional = SequenceStates::kNoAnchor;
-  held_.emplace(sequence, std::move(states));
+  if (spare_rings_.empty())
+    spare_rings_.emplace_back(static_cast<size_t>(SequenceStates::kRingRows * shape_.row_bytes()));
+  held_.emplace(sequence, SequenceStates(shape_, std::move(spare_rings_.back())));
+  spare_rings_.pop_back();
   return true;
 }
 
 void RecurrentStates::release(int sequence) {
   auto held = held_.extract(sequence);
-  if (!held.empty()) spare_.push_back(std::move(held.mapped()));
+  if (!held.empty()) spare_rings_.push_back(held.mapped().take_ring());
 }
 
 bool RecurrentStates::fork(int from, int to) {
@@ -107,6 +115,44 @@ bool RecurrentStates::fork(int from, int to) {
   return true;
 }
 
+SlotPtr RecurrentStates::saved(int sequence, int64_t position) const {
+  const auto found = held_.find(sequence);
+  if (found == held_.end() || position > found->second.length) return nullptr;
+  const SequenceStates& held = found->second;
+  if (held.newest.slot != nullptr && held.newest.position == position) return held.newest.slot;
+  const auto saved = std::ranges::find(held.earlier, position, &SavedState::position);
+  return saved == held.earlier.end() ? nullptr : saved->slot;
+}
+
+int64_t RecurrentStates::last_saved(int sequence) const {
+  return has(sequence) ? held_.at(sequence).newest.position : 0;
+}
+
+std::vector<uint8_t> RecurrentStates::row_bits(int sequence, int64_t first, int64_t last) const {
+  const SequenceStates& held = held_.at(sequence);
+  std::vector<uint8_t> bits;
+  const auto add = [&](const auto* from, int64_t count) {
+    const auto* const bytes = reinterpret_cast<const uint8_t*>(from);
+    bits.insert(bits.end(), bytes, bytes + count * static_cast<int64_t>(sizeof(*from)));
+  };
+  for (int64_t layer = 0; layer < shape_.layers; ++layer)
+    for (int64_t at = first; at < last; ++at) {
+      const int64_t row = at % kDeltaChunk;
+      add(held.inputs(layer, at), shape_.channels());
+      for (int64_t i = 0; i < shape_.key_heads * shape_.key_dim; ++i)
+        add(held.keys(layer, at, 0) + i * kDeltaChunk + row, 1);
+      for (int64_t head = 0; head < shape_.value_heads; ++head) {
+        add(held.updates(layer, at, head) + row * shape_.value_dim, shape_.value_dim);
+        add(held.decays(layer, at, head) + row, 1);
+      }
+    }
+  return bits;
+}
+
+void RecurrentStates::forget_earlier(int sequence) {
+  if (has(sequence)) of(sequence).earlier.clear();
+}
+
 bool RecurrentStates::can_continue(int sequence, int64_t position) const {
   if (!exist() || position == 0) return true;
   const auto found = held_.find(sequence);
@@ -114,47 +160,65 @@ bool RecurrentStates::can_continue(int sequence, int64_t position) const {
   return found->second.committed <= position && position <= found->second.length;
 }
 
+void RecurrentStates::begin_forward() {
+  planned_.clear();
+  slots_.begin_forward();
+}
+
+void RecurrentStates::finish() {
+  for (const auto& [sequence, length] : planned_) of(sequence).length = length;
+  planned_.clear();
+}
+
+int64_t RecurrentStates::num_earlier() const {
+  int64_t count = 0;
+  for (const auto& [sequence, held] : held_) count += std::ssize(held.earlier);
+  return count;
+}
+
+// Saves the committed state, at the end of a page.
+void RecurrentStates::save(SequenceStates& held) {
+  held.newest = {held.committed, held.committed_slot};
+  if (held.keeps(held.committed) && slots_.make_room(num_earlier() + 1))
+    held.earlier.push_back(held.newest);
+}
+
 void RecurrentStates::plan(int sequence, int64_t start, int64_t end, int64_t settled,
                            std::vector<StateStep>& steps) {
-  SequenceStates& held = of(sequence);
   assert(can_continue(sequence, start));
-  if (start == 0) held.committed = 0;
-  if (start < held.provisional || start == 0) held.provisional = SequenceStates::kNoAnchor;
-  held.length = end;
+  SequenceStates& held = of(sequence);
+  held.rewind(start);
+  held.length = 0;
+  planned_.emplace_back(sequence, end);
   // The ring keeps the rows since the committed anchor.
   const auto must_commit = [&](int64_t anchor) {
     return anchor <= settled || end - held.committed > most_rows_since(shape_);
   };
-  const auto commit_provisional = [&] {
-    held.committed = std::exchange(held.provisional, SequenceStates::kNoAnchor);
-    held.committed_slot = 1 - held.committed_slot;
+  const int64_t last_page = std::min(settled, end - 1) / kSavedPositions * kSavedPositions;
+  const auto save_final = [&] {
+    if (held.committed == last_page || (held.committed <= settled && held.keeps(held.committed)))
+      save(held);
   };
-  bool is_provisional = held.provisional != SequenceStates::kNoAnchor;
-  if (is_provisional && must_commit(held.provisional)) {
-    commit_provisional();
-    is_provisional = false;
+  if (held.provisional != SequenceStates::kNoAnchor && must_commit(held.provisional)) {
+    held.commit_provisional();
+    save_final();
   }
+  bool is_provisional = held.provisional != SequenceStates::kNoAnchor;
   int64_t anchor = is_provisional ? held.provisional : held.committed;
+  const StateSlot* from = (is_provisional ? held.provisional_slot : held.committed_slot).get();
+  // Dropped before its successor is made, so that its memory can be written.
+  if (last_page > anchor) held.newest = {0, nullptr};
   for (;; anchor += kDeltaChunk) {
-    const int64_t slot = is_provisional ? 1 - held.committed_slot : held.committed_slot;
-    const int64_t from = anchor == 0 ? StateStep::kZeros : slot;
     const int64_t next = anchor + kDeltaChunk;
-    StateStep step{anchor, std::max(anchor, start), std::min(next, end), from, StateStep::kNowhere};
-    if (next >= end) {
-      steps.push_back(step);
-      return;
-    }
-    if (must_commit(next)) {
-      step.to = slot;
-      if (is_provisional) commit_provisional();
-      held.committed = next;
-      is_provisional = false;
-    } else {
-      step.to = 1 - held.committed_slot;
-      held.provisional = next;
-      is_provisional = true;
-    }
-    steps.push_back(step);
+    steps.push_back({anchor, std::max(anchor, start), std::min(next, end), from, nullptr});
+    if (next >= end) return;
+    is_provisional = is_provisional || !must_commit(next);
+    SlotPtr& slot = is_provisional ? held.provisional_slot : held.committed_slot;
+    const bool is_own = slot != nullptr && slot.get() == from && slot.use_count() == 2;
+    if (!is_own) slot = slots_.take();
+    steps.back().to = from = slot.get();
+    (is_provisional ? held.provisional : held.committed) = next;
+    if (!is_provisional) save_final();
   }
 }
 

@@ -25,8 +25,14 @@ CHAINS = (
     "fp4:k=12+SMALL:bf16:k=8+SMALL:k=4+ngram:CORPUS:k=2",
 )
 HEADS = ("head:HEAD:k=3", "fp4:k=5+head:HEAD:bf16:k=2")
-DRAFTS = ("none", *(f"fp4:k={k}" for k in range(1, 9)), "fp4", *CHAINS, *HEADS)
-QUICK_DRAFTS = ("none", "fp4:k=1", "fp4:k=4", "fp4", *CHAINS[::2], CHAINS[-1], *HEADS)
+LENGTHS = (*range(1, 9), 40)  # the last one is longer than a chunk of recurrent layers
+DRAFTS = ("none", *(f"fp4:k={k}" for k in LENGTHS), "fp4", *CHAINS, *HEADS)
+QUICK_DRAFTS = (
+    *("none", "fp4:k=1", "fp4:k=4", "fp4:k=40", "fp4"),
+    *CHAINS[::2],
+    CHAINS[-1],
+    *HEADS,
+)
 STOPS = ("own", "random")  # who decides how long a draft is
 
 

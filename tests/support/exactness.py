@@ -5,6 +5,7 @@ the bits of its reference: plain decoding alone, with one thread, its prompt in 
 """
 
 import hashlib
+import random
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from contextlib import suppress
@@ -40,7 +41,8 @@ SAMPLINGS: Mapping[str, Mapping[str, float]] = {
         "presence_penalty": 0.1,
     },
 }
-FEEDINGS = ("whole", "parts", "adopted")  # ways of a prompt into the cache
+# Ways of a prompt into the cache; a preempted sequence leaves it and comes back, again and again.
+FEEDINGS = ("whole", "parts", "adopted", "forked", "preempted")
 CORPUS = Path(__file__)  # source of prompts
 SLOW_ISAS = ("portable", "amx_emulated")  # for small models only
 PART_SIZES = (1, 7, 33, 2, 64, 20)  # rows of one sequence in one forward, when fed in parts
@@ -108,6 +110,7 @@ class Subject:
     new_tokens: int
     context: int
     is_small: bool  # enough for portable kernels
+    edges: tuple[int, ...] = ()  # lengths of prompts at which others of a batch begin
     small: Path | None = None  # a smaller model with the same tokens
     head: Path | None = None  # a random head
 
@@ -140,6 +143,11 @@ class Subject:
             Request(prompt(int(rng.integers(7, 40))), half, "shaped", seed(), 5, (1, 1, 12)),
             Request(prompt(64), half, "greedy", seed(), 20, (2, 8, 4, 6)),
         ]
+        if self.edges:
+            mates = [
+                Request(prompt(at), 64 + int(rng.integers(0, 4)), "noisy", seed(), 0, (64, 8, 2))
+                for at in self.edges
+            ]
         return mains, mates if self.is_small else mates[:2]
 
 
@@ -155,7 +163,9 @@ RANDOM_SHAPES: Mapping[str, Shape] = {
         "qwen3", layers=3, context=1024, window=70, rope_scaling=ROPE_SCALINGS["yarn"],
         is_tied=True, is_peaked=True,
     ),
+    "hybrid": FAMILY_SHAPES["qwen3_5_text"],
 }  # fmt: skip
+EDGES = (31, 32, 33, 63, 64, 65)  # around the anchors of recurrent states
 
 
 def random_subject(name: str, directory: Path, seed: int) -> Subject:
@@ -164,7 +174,8 @@ def random_subject(name: str, directory: Path, seed: int) -> Subject:
         (RANDOM_SHAPES[name], 416) if name in RANDOM_SHAPES else (FAMILY_SHAPES[name], 96)
     )
     make_model(directory, shape, seed)
-    return Subject(name, directory, new_tokens, shape.context, is_small=True)
+    edges = EDGES if name == "hybrid" else ()
+    return Subject(name, directory, new_tokens, shape.context, is_small=True, edges=edges)
 
 
 def trained_subjects(shared_models: Path) -> list[Subject]:
@@ -211,10 +222,11 @@ class Emission:
 
 @dataclass(slots=True)
 class Trace:
-    """Emissions, and full pages of the cache at the end: equal in every cell."""
+    """Emissions, and the cache at the end: equal in every cell."""
 
     emissions: list[Emission] = field(default_factory=list)
-    pages: list[bytes | None] = field(default_factory=list)  # None: freed behind a window
+    pages: list[bytes | None] = field(default_factory=list)  # full ones; None: freed
+    states: dict[int, bytes] = field(default_factory=dict)  # by position; of recurrent layers
 
 
 @dataclass(slots=True)
@@ -250,6 +262,7 @@ class Decoding:
         self.traces = [Trace() for _ in requests]
         self.drafted = Drafted()
         self._sequences: dict[int, Sequence] = {}
+        self._chance = random.Random(f"{feeding} {requests}")
         self._patience = [cycle(request.patience or (1 << 20,)) for request in requests]
 
     def run(self) -> list[Trace]:
@@ -263,6 +276,8 @@ class Decoding:
                 feed(self.level.model, self._sequences[request], self.feeding)
             if self._sequences:
                 self._advance()
+            if self.feeding == "preempted":
+                self._preempt()
             turn += 1
         return self.traces
 
@@ -281,9 +296,18 @@ class Decoding:
             self._sequences[i].tokens.extend(step.tokens)
             if len(step.tokens) == left[i]:
                 self.traces[i].pages = page_digests(self.level.model, self._sequences[i])
+                self.traces[i].states = state_digests(self.level.model, self._sequences[i])
                 self.level.release(self._sequences.pop(i))
             else:
                 self.level.model.forget_unseen(self._sequences[i])
+
+    def _preempt(self) -> None:
+        """Releases some sequences, which go on from what stays cached of them."""
+        for sequence in self._sequences.values():
+            if self._chance.random() < 0.05:
+                self.level.model.publish(sequence)
+                self.level.release(sequence)
+                self.level.model.adopt_prefix(sequence)
 
     def _emission(self, token: int, logits: NDArray[np.float32]) -> Emission:
         logprobs = _native.log_softmax(logits, self.level.model.machine.isa)
@@ -304,14 +328,23 @@ def feed(model: Model, sequence: Sequence, feeding: str) -> None:
             part = sequence.tokens[start : min(start + next(sizes), sequence.prompt_length - 1)]
             model.forward([Rows(context, start, part, 0)])
             start += len(part)
-    elif feeding == "adopted":
+    elif feeding in ("adopted", "forked"):
         twin = Sequence(list(sequence.tokens), _native.Picker(), sequence.prompt_length)
-        model.forward([Rows(model.context(twin), 0, twin.tokens, 0)])
-        model.publish(twin)
+        # The state of a recurrent layer is saved where the tokens before it are known to stay.
+        leaves_state = not model.cache.has_states or sequence.prompt_length % 2 == 1
+        if leaves_state:
+            model.context(twin).match(twin.tokens[:], twin.num_accepted)
+        model.forward([Rows(model.context(twin), 0, twin.tokens[:], 0)])
+        if feeding == "forked":
+            model.fork(twin, sequence)
+            assert model.context(sequence).length == sequence.prompt_length
+            model.forward([Rows(model.context(twin), twin.prompt_length, [*range(70)], 0)])
+        else:
+            model.publish(twin)
         model.release(twin)
-        page = _native.PAGE_POSITIONS
-        held = 0 if model.cache.has_states else (sequence.prompt_length - 1) // page * page
-        assert model.adopt_prefix(sequence) == held
+        if feeding == "adopted":
+            pages = (sequence.prompt_length - 1) // _native.PAGE_POSITIONS if leaves_state else 0
+            assert model.adopt_prefix(sequence) == pages * _native.PAGE_POSITIONS
 
 
 def read_logits(model: Model) -> NDArray[np.float32]:
@@ -330,54 +363,19 @@ def page_digests(model: Model, sequence: Sequence) -> list[bytes | None]:
     ]
 
 
+def state_digests(model: Model, sequence: Sequence) -> dict[int, bytes]:
+    """Digests of the newest saved state, and of the rows since the last anchor."""
+    context, cache = model.context(sequence), model.cache
+    if not cache.has_states or not context.length:
+        return {}
+    position, bits = testing.saved_state(cache, context.slot)
+    first = (context.length - 1) // 32 * 32
+    rows = testing.state_rows(cache, context.slot, first, context.length)
+    return {position: digest(bits), context.length: digest(rows)}
+
+
 def digest(bits: NDArray[Any]) -> bytes:
     return hashlib.blake2b(np.ascontiguousarray(bits).data, digest_size=12).digest()
-
-
-def position_of_words(model: Model) -> NDArray[np.int64]:
-    """The position within the page of each word of a cache page."""
-    delta = model.config.delta
-    layers = model.config.num_layers - (sum(delta.layers) if delta else 0)
-    heads = layers * model.config.num_kv_heads
-    dim = model.config.head_dim
-    key_tiles, value_panels = -(-dim // 32), -(-dim // 16)
-    at = np.arange(_native.PAGE_POSITIONS)
-    # Keys: [panel of 16 positions, tile of 32 dimensions, pair, position, 2]; values: [panel of 16
-    # dimensions, tile of 32 positions, pair, dimension, 2] (see docs/kernels.md).
-    keys = np.broadcast_to(at.reshape(4, 1, 1, 16, 1), (4, key_tiles, 16, 16, 2))
-    values = np.broadcast_to(at.reshape(1, 2, 16, 1, 2), (value_panels, 2, 16, 16, 2))
-    return np.tile(np.concatenate([keys.ravel(), values.ravel()]), heads)
-
-
-class KeepsDraftedCache:
-    """A model that is broken on purpose: verification leaves the draft's rows in the cache.
-
-    Verification computes the right logits; then the words of the positions that the draft had
-    written are put back.
-    """
-
-    def __init__(self, model: Model) -> None:
-        self._model = model
-        self._positions = position_of_words(model)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def forward(self, batch: SequenceOf[Rows]) -> None:
-        cache, size = self._model.cache, _native.PAGE_POSITIONS
-        drafted = {}
-        for rows in batch:
-            slot, end = rows.context.slot, rows.start + rows.logits - 1
-            if rows.logits > 1:
-                for page in range(rows.start // size, (end - 1) // size + 1):
-                    drafted[slot, page] = (rows.start, end, testing.page_bits(cache, slot, page))
-        self._model.forward(batch)
-        for (slot, page), (start, end, before) in drafted.items():
-            at = self._positions + page * size
-            kept = np.where(
-                (start <= at) & (at < end), before, testing.page_bits(cache, slot, page)
-            )
-            testing.write_page_bits(cache, slot, page, kept)
 
 
 # --- Comparing ------------------------------------------------------------------------------------
@@ -396,4 +394,7 @@ def difference(expected: Trace, found: Trace) -> str | None:
     for page, (one, other) in enumerate(zip(expected.pages, found.pages, strict=False)):
         if one is not None and other is not None and one != other:
             return f"page {page} of the cache differs"
+    for at in expected.states.keys() & found.states.keys():
+        if expected.states[at] != found.states[at]:
+            return f"the state at {at} differs"
     return None

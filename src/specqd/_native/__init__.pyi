@@ -87,7 +87,7 @@ def find_not_finite(pool: Pool, bits: Annotated[NDArray[numpy.uint16], dict(shap
 PAGE_POSITIONS: int = 64
 
 class KvCache:
-    def __init__(self, decoder: Decoder, pages: int, states: int = 0) -> None: ...
+    def __init__(self, decoder: Decoder, pages: int, states: int = 0, slots: int = 0) -> None: ...
 
     @property
     def has_states(self) -> bool:
@@ -103,6 +103,21 @@ class KvCache:
     @property
     def state_bytes(self) -> int:
         """Most bytes of states that one sequence takes."""
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of the states at one position."""
+
+    @property
+    def total_slots(self) -> int:
+        """Most states that are cached for later sequences."""
+
+    @property
+    def cached_slots(self) -> int: ...
+
+    @property
+    def used_slots(self) -> int:
+        """States that sequences or the cache hold."""
 
     def has_states_of(self, sequence: int) -> bool: ...
 

@@ -60,6 +60,16 @@ def write_page_bits(cache: specqd._native.KvCache, sequence: int, page: int, bit
 def poison(cache: specqd._native.KvCache, sequence: int, page: int, bits: int) -> None:
     """Fills a page with one word."""
 
+def saved_state(cache: specqd._native.KvCache, sequence: int) -> tuple[int, NDArray[numpy.uint8]]:
+    """
+    Returns the position of the newest saved state of recurrent layers, and its bytes.
+    """
+
+def state_rows(cache: specqd._native.KvCache, sequence: int, first: int, last: int) -> NDArray[numpy.uint8]:
+    """
+    Returns the bytes of positions of one chunk from which recurrent layers compute.
+    """
+
 def pick(picker: specqd._native.Picker, logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], position: int, history: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, prompt_length: int = 0, mask: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, isa: str | None = None) -> tuple[int, float]:
     """
     Returns the token at `position` and its probability; (-1, 0) if no token is allowed.

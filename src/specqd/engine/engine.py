@@ -194,6 +194,7 @@ class Engine:
     def _prefill_rows(self, generation: Generation, count: int) -> None:
         """Prefills `count` tokens and records missing prompt log-probabilities."""
         context, tokens = self._model.context(generation.sequence), generation.sequence.tokens
+        context.match(tokens[:], generation.sequence.num_accepted)
         known, top = generation.prompt_logprobs, generation.params.prompt_logprobs or 0
         end = context.length + count
         num_scored = 0 if generation.is_prompt_scored else max(end - len(known), 0)
@@ -251,6 +252,8 @@ class Engine:
         if reason is not None:
             self._end(generation, reason)
         else:
+            if before == 0:  # others may share the prompt from now on
+                self._model.publish(sequence)
             self._model.forget_unseen(sequence)
 
     def _logprob(self, row: Logits, token: int, top: int) -> TokenLogprob:

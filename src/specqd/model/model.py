@@ -24,6 +24,7 @@ from specqd.model.weights import DecoderWeights, load_weights
 
 MAX_ROWS = 512  # of one forward, by default; longer prompts take several forwards
 _LEAST_STATES, _MOST_STATES = 2, 64  # sequences with states of recurrent layers
+_MOST_SLOTS = 256  # states that are cached for later sequences
 _MOST_LOGITS = 1 << 24  # of one forward that scores a prompt: 64 MiB, and as much for their copy
 
 
@@ -134,7 +135,7 @@ class Model(_native.ModelForward):
             max_rows=max_rows,
         )
         pages = _cache_pages(decoder, config, cache_positions)
-        cache = _native.KvCache(decoder, pages, _most_states(decoder))
+        cache = _native.KvCache(decoder, pages, _most_states(decoder), _most_slots(decoder))
         return cls(config, weights, decoder, machine, cache, precision)
 
     def as_draft(self) -> "Model":
@@ -310,6 +311,15 @@ def _most_states(decoder: _native.Decoder) -> int:
     if available < 0:
         return _MOST_STATES
     return max(_LEAST_STATES, min(_MOST_STATES, available // 4 // cache.state_bytes))
+
+
+def _most_slots(decoder: _native.Decoder) -> int:
+    """The number of states that are cached for later sequences: an eighth of the free memory."""
+    cache = _native.KvCache(decoder, 1)
+    available = _native.usable_memory()
+    if not cache.has_states or available < 0:
+        return _MOST_SLOTS if cache.has_states else 0
+    return min(_MOST_SLOTS, available // 8 // cache.slot_bytes)
 
 
 def _cache_pages(

@@ -33,6 +33,7 @@ def score(model: Model, context: SequenceOf[int], continuation: SequenceOf[int])
     total, is_greedy = 0.0, True
     try:
         held = model.adopt_prefix(sequence)
+        model.context(sequence).match(sequence.tokens[:], len(context))
         rows = model.prefill(model.context(sequence), tokens[held:], len(continuation))
         for logits, token in zip(rows, continuation, strict=True):
             total += _native.logprob_of(logits, token, model.machine.isa)

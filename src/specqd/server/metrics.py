@@ -58,6 +58,8 @@ class Counts:
     running: int
     waiting: int
     cache_share: float  # of the pages that are in use
+    states: int  # of recurrent layers, those that samples or the cache hold
+    cached_states: int
     cached_prompt_tokens: int
     preemptions: int
     stats: Stats
@@ -69,6 +71,8 @@ class Counts:
             len(scheduler.running),
             len(scheduler.waiting),
             1.0 - cache.free_pages / cache.total_pages,
+            cache.used_slots,
+            cache.cached_slots,
             scheduler.cached_prompt_tokens,
             scheduler.preemptions,
             Stats.of(engine),
@@ -143,11 +147,15 @@ class Metrics(Collector):
     def _engine_counts(self, counts: Counts) -> Iterator[Metric]:
         gauge, counter = GaugeMetricFamily, CounterMetricFamily
         cached, stats = counts.cached_prompt_tokens, counts.stats
+        held = "States of recurrent layers that samples or the cache hold."
+        kept = "States of recurrent layers that are cached for later prompts."
         share = "Share of the KV cache's pages in use, from 0 to 1."
         for kind, name, text, value in (
             (gauge, "vllm:num_requests_running", "Samples that run.", counts.running),
             (gauge, "vllm:num_requests_waiting", "Samples that wait.", counts.waiting),
             (gauge, "vllm:kv_cache_usage_perc", share, counts.cache_share),
+            (gauge, "specqd:recurrent_states", held, counts.states),
+            (gauge, "specqd:recurrent_states_cached", kept, counts.cached_states),
             (counter, "vllm:num_preemptions", "Preemptions of samples.", counts.preemptions),
             (counter, "vllm:prompt_tokens", "Tokens of queued prompts.", stats.prompt_tokens),
             (counter, "vllm:generation_tokens", "Generated tokens.", stats.new_tokens),

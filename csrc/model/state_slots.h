@@ -1,0 +1,83 @@
+// States of recurrent layers at anchors, shared by reference counts, and those that stay cached.
+// Knows no sequences and no tokens.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "runtime/memory.h"
+
+namespace specqd {
+
+struct StateShape {
+  int64_t layers = 0;  // recurrent ones; 0: there are no states
+  int64_t key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0;
+  int64_t taps = 0;  // of the short convolution
+
+  // Channels of the convolution: queries, keys, values.
+  int64_t channels() const { return 2 * key_heads * key_dim + value_heads * value_dim; }
+  int64_t head_words() const { return key_dim * value_dim; }
+  int64_t earlier_rows() const { return taps - 1; }  // that the convolution reads beside its own
+  int64_t state_bytes() const;                       // of all layers at one anchor
+  int64_t slot_bytes() const;
+  int64_t row_bytes() const;  // of one position in the ring, all layers
+};
+
+// The state of all layers at one anchor, and the convolution's inputs right before it.
+class StateSlot {
+ public:
+  explicit StateSlot(const StateShape& shape);
+
+  float* state(int64_t layer, int64_t value_head) const;
+  // Of the position `back` before the anchor, [channels] BF16; 1 <= back <= earlier_rows.
+  uint16_t* inputs(int64_t layer, int64_t back) const;
+  std::span<const uint8_t> bits() const { return {memory_.data(), memory_.size()}; }
+
+ private:
+  StateShape shape_;
+  Memory memory_;
+};
+
+using SlotPtr = std::shared_ptr<StateSlot>;
+
+// All slots of a cache. A slot is free when nothing else holds it.
+class StateSlots {
+ public:
+  // Keeps at most `most_cached` slots for later sequences.
+  StateSlots(StateShape shape, int64_t most_cached) : shape_(shape), most_cached_(most_cached) {}
+
+  // Later calls of `take` return slots that are free now: a planned forward may still read one that
+  // is dropped meanwhile.
+  void begin_forward();
+  SlotPtr take();
+
+  // Keeps the slot by the id of a published page, and drops the least recently used if they are
+  // more than `most_cached`.
+  void cache(int64_t page, const SlotPtr& slot);
+  SlotPtr find(int64_t page);  // null: none
+  void forget(int64_t page) { cached_.erase(page); }
+  // Drops cached slots until there is room for `wanted` more; returns false if there is none.
+  bool make_room(int64_t wanted);
+
+  int64_t cached() const { return static_cast<int64_t>(cached_.size()); }
+  int64_t most_cached() const { return most_cached_; }
+  int64_t in_use() const;  // by sequences and cached ones
+
+ private:
+  struct Cached {
+    SlotPtr slot;
+    int64_t last_use;
+  };
+
+  StateShape shape_;
+  int64_t most_cached_, uses_ = 0;
+  std::vector<SlotPtr> slots_;
+  std::vector<size_t> free_;  // indices of slots_
+  std::unordered_map<int64_t, Cached> cached_;
+};
+
+}  // namespace specqd
