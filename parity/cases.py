@@ -255,4 +255,33 @@ CASES: dict[str, Shape] = {
             "full_attention_interval": 2,
         },
     ),
+    "qwen3_5_moe 24, 2 of 5 experts": Shape(
+        "qwen3_5_moe_text", hidden=72, heads=4, kv_heads=2, head_dim=24, ffn=36, layers=4,
+        vocab=301, rope_theta=1e7, spells_rope_parameters=True, extra=DELTA_NET | {
+            "num_experts": 5, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 60,
+        },
+    ),
+    "qwen3_5_moe 72 tied, 8 of 33 experts": Shape(
+        "qwen3_5_moe_text", hidden=144, heads=2, kv_heads=1, head_dim=72, ffn=52, layers=4,
+        vocab=299, is_tied=True, rope_theta=1e6, spells_rope_parameters=True, extra=DELTA_NET | {
+            "linear_key_head_dim": 40, "num_experts": 33, "num_experts_per_tok": 8,
+            "shared_expert_intermediate_size": 52,
+        },
+    ),
+    "qwen3_next 24, 2 of 5 experts, plain layers": Shape(
+        "qwen3_next", hidden=72, heads=4, kv_heads=2, head_dim=24, ffn=36, layers=4, vocab=301,
+        rope_theta=1e7, extra=DELTA_NET | {
+            "intermediate_size": 84, "num_experts": 5, "num_experts_per_tok": 2,
+            "shared_expert_intermediate_size": 60, "mlp_only_layers": [1],
+        },
+    ),
+    "qwen3_next 40, three value heads a key head, shares of all": Shape(
+        "qwen3_next", hidden=200, heads=5, kv_heads=1, head_dim=40, ffn=36, layers=4, vocab=307,
+        rope_theta=1e6, extra=DELTA_NET | {
+            "linear_num_value_heads": 6, "linear_value_head_dim": 48, "norm_topk_prob": False,
+            "full_attention_interval": 2, "decoder_sparse_step": 2, "num_experts": 17,
+            "num_experts_per_tok": 4, "shared_expert_intermediate_size": 44,
+            "intermediate_size": 100,
+        },
+    ),
 }  # fmt: skip

@@ -126,6 +126,19 @@ GOLDENS: dict[str, Shape] = {
         "qwen3_5_text", hidden=80, heads=4, kv_heads=2, head_dim=24, ffn=100, layers=4, vocab=263,
         rope_theta=1e6, spells_rope_parameters=True, extra=DELTA_NET,
     ),
+    "qwen3_5_moe_text": Shape(
+        "qwen3_5_moe_text", hidden=64, heads=4, kv_heads=2, head_dim=24, ffn=20, layers=4,
+        vocab=263, rope_theta=1e6, spells_rope_parameters=True, extra=DELTA_NET | {
+            "num_experts": 4, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 28,
+        },
+    ),
+    "qwen3_next": Shape(
+        "qwen3_next", hidden=64, heads=4, kv_heads=2, head_dim=24, ffn=20, layers=4, vocab=263,
+        rope_theta=1e6, extra=DELTA_NET | {
+            "intermediate_size": 52, "num_experts": 4, "num_experts_per_tok": 2,
+            "shared_expert_intermediate_size": 28, "mlp_only_layers": [0],
+        },
+    ),
 }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 import theirs
 from cases import CASES, PROMPT_LENGTH, SEEDS
 from support import reference
+from support.random_families import RECURRENT
 from support.random_models import Shape, make_model, read_model
 from support.reference import rms_error
 
@@ -37,7 +38,7 @@ def main() -> int:
     for name, shape in CASES.items():
         errors = [compare(shape, seed, with_ours) for seed in SEEDS]
         exact, bf16, ours = zip(*errors, strict=True)
-        tolerance = RECURRENT_TOLERANCE if "qwen3_5" in shape.model_type else REFERENCE_TOLERANCE
+        tolerance = RECURRENT_TOLERANCE if shape.model_type in RECURRENT else REFERENCE_TOLERANCE
         is_right = max(exact) <= tolerance and (not with_ours or median(ours) <= median(bf16))
         verdict = "" if is_right else "  WRONG"
         row = f"{max(exact):9.1e} {median(bf16):11.5f} {median(ours):10.5f}"

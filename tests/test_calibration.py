@@ -17,6 +17,7 @@ from specqd.text.calibration import read_calibration
 from specqd.text.tokenizer import Tokenizer
 from support import fp4
 from support.command_line import Refuse, Run
+from support.family_shapes import FAMILY_SHAPES
 from support.random_models import Shape, make_model, read_model
 from support.small_tokenizers import CONFIG, byte_level, saved
 
@@ -60,6 +61,49 @@ def test_sums_depend_neither_on_threads_nor_on_the_parts_of_a_text(
 def scales_of(model: Model, name: str) -> np.ndarray:
     [weight] = [each.weight for each in model.weights.matrices if name in each.names]
     return np.array(weight.planes()["scales"])
+
+
+BESIDE_EXPERTS = ("experts", "shared_expert")
+PER_LAYER = ("per_layer_input_gate", "per_layer_projection", "per_layer_model_projection")
+
+
+@pytest.mark.parametrize(
+    ("name", "modules"),
+    [
+        ("qwen3_5_moe_text", BESIDE_EXPERTS),
+        ("qwen3_next", BESIDE_EXPERTS),
+        ("gemma4_text", PER_LAYER),
+    ],
+)
+def test_matrices_of_every_kind_are_measured(
+    name: str, modules: tuple[str, ...], tmp_path: Path, seed: int, rng: np.random.Generator
+) -> None:
+    shape = FAMILY_SHAPES[name]
+    directory = make_model(tmp_path, shape, seed)
+    inputs = measure_inputs(opened(directory), [rng.integers(0, shape.vocab, 90).tolist()])
+    measured = Model.open(directory, machine=Machine.choose(1), inputs=inputs)
+    unmeasured = opened(directory)
+    for module in modules:
+        changed = [
+            ours.weight.planes()["scales"].tobytes() != theirs.weight.planes()["scales"].tobytes()
+            for ours, theirs in zip(
+                measured.weights.matrices, unmeasured.weights.matrices, strict=True
+            )
+            if any(f".{module}." in each for each in ours.names)
+        ]
+        # A small matrix may keep its scales, which are powers of two.
+        assert sum(changed) > len(changed) / 2, module
+
+
+def test_experts_and_the_one_beside_them_read_the_same_inputs(
+    tmp_path: Path, seed: int, rng: np.random.Generator
+) -> None:
+    shape = FAMILY_SHAPES["qwen3_5_moe_text"]
+    model = opened(make_model(tmp_path, shape, seed))
+    for layer in measure_inputs(model, [rng.integers(0, shape.vocab, 9).tolist()]).layers:
+        assert layer.gate_up is not None
+        np.testing.assert_array_equal(layer.gate_up, layer.shared_gate_up)
+        assert layer.per_layer_gate is None
 
 
 def test_loading_weights_errors_by_the_squared_norm_before_a_matrix(

@@ -245,6 +245,51 @@ FAMILY_TRAITS: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
             },
         ),
     ],
+    "qwen3_5_moe_text": [
+        (
+            {"intermediate_size": None},
+            {
+                "norm_offset": 1.0, "qk_norm": "one", "gates_attention": True, "head_dim": 256,
+                "delta": DeltaConfig(16, 32, 128, 128, 4, (True, True, True, False)),
+                "experts": ExpertsConfig(256, 8, 512, (True,) * 4, has_shared=True),
+                "intermediate_size": 512,
+            },
+        ),
+        (
+            {
+                "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 33,
+                "shared_expert_intermediate_size": 44,
+            },
+            {
+                "experts": ExpertsConfig(6, 2, 33, (True,) * 4, has_shared=True),
+                "intermediate_size": 44,
+            },
+        ),
+    ],
+    "qwen3_next": [
+        (
+            {},
+            {
+                "norm_offset": 1.0, "qk_norm": "one", "gates_attention": True, "head_dim": 256,
+                "delta": DeltaConfig(16, 32, 128, 128, 4, (True, True, True, False)),
+                "experts": ExpertsConfig(512, 10, 512, (True,) * 4, has_shared=True),
+                "intermediate_sizes": (512,) * 4,
+            },
+        ),
+        (
+            {
+                "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 33,
+                "shared_expert_intermediate_size": 44, "norm_topk_prob": False,
+                "decoder_sparse_step": 2, "mlp_only_layers": [1],
+            },
+            {
+                "experts": ExpertsConfig(
+                    6, 2, 33, (False, False, False, True), shares_of_chosen=False, has_shared=True
+                ),
+                "intermediate_sizes": (172, 172, 172, 44),
+            },
+        ),
+    ],
     "qwen3_5_text": [
         (
             {},
@@ -384,6 +429,17 @@ def test_dynamic_rope_is_plain_rope_within_the_context(tmp_path: Path) -> None:
         ("qwen3_5_text", {"layer_types": ["mamba"] * 4}, ["has no full_attention"]),
         ("qwen3_5_text", {"layer_types": [FULL]}, ["layer_types", "a list of 4 names"]),
         ("phi3", {"rope_scaling": {"type": "longrope", "long_factor": [1, -1]}}, ["short_factor"]),
+        ("qwen3_5_moe_text", {"num_experts": 10**9}, ["num_experts", "from 1 to 10000"]),
+        ("qwen3_5_moe_text", {"num_experts_per_tok": 257}, ["257", "number of experts (256)"]),
+        (
+            "qwen3_5_moe_text",
+            {"shared_expert_intermediate_size": 0},
+            ["shared_expert_intermediate_size is 0; an integer from 1"],
+        ),
+        ("qwen3_5_moe_text", {"moe_intermediate_size": "512"}, ["moe_intermediate_size is '512'"]),
+        ("qwen3_next", {"mlp_only_layers": 3}, ["mlp_only_layers is 3; a list of layers"]),
+        ("qwen3_next", {"decoder_sparse_step": 0}, ["decoder_sparse_step is 0; an integer from 1"]),
+        ("qwen3_next", {"num_experts": 0}, ["num_experts is 0; an integer from 1"]),
     ],
 )
 def test_impossible_trait_of_a_family_is_named(

@@ -21,10 +21,12 @@ from support.refusals import refused
 
 MACHINE = Machine.choose(1)
 GPT_OSS = FAMILY_SHAPES["gpt_oss"]
-each_mixture = pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "gpt_oss"])
+MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss")
+each_mixture = pytest.mark.parametrize("name", MIXTURES)
+SHARED = FAMILY_SHAPES["qwen3_5_moe_text"]
 
 
-@each_mixture
+@pytest.mark.parametrize("name", [*MIXTURES, "qwen3_5_moe_text", "qwen3_next"])
 def test_a_row_reads_the_experts_it_chooses(name: str, tmp_path: Path, seed: int) -> None:
     model = Model.open(make_model(tmp_path, FAMILY_SHAPES[name], seed), machine=MACHINE)
     assert model.config.experts is not None
@@ -96,6 +98,45 @@ def test_only_n_grams_and_other_models_draft_for_mxfp4_weights(tmp_path: Path, s
     assert parse_chain("auto", is_mxfp4=True) == parse_chain("ngram")
 
 
+def one_by_one(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Tensors of stacked experts as one tensor for each."""
+    each = {}
+    for name, bits in tensors.items():
+        before, _, stack = name.partition(".experts.")
+        for expert in range(len(bits) if stack else 0):
+            half = len(bits[expert]) // 2
+            parts = {"gate_proj": bits[expert][:half], "up_proj": bits[expert][half:]}
+            for part, rows in (parts if "gate" in stack else {stack: bits[expert]}).items():
+                each[f"{before}.experts.{expert}.{part}.weight"] = rows
+        if not stack:
+            each[name] = bits
+    return each
+
+
+def test_stacked_experts_and_one_tensor_for_each_are_the_same_model(
+    tmp_path: Path, seed: int
+) -> None:
+    stacked = Model.open(make_model(tmp_path, SHARED, seed), machine=MACHINE)
+    expected = stacked.logits(range(40))
+    _, tensors = read_model(tmp_path)
+    write_safetensors(tmp_path / "model.safetensors", one_by_one(tensors))
+    model = Model.open(tmp_path, machine=MACHINE)
+    np.testing.assert_array_equal(model.logits(range(40)), expected)
+    assert model.weights.parameters == stacked.weights.parameters
+
+
+def test_stacks_in_fp32_are_rounded_part_by_part(tmp_path: Path, seed: int) -> None:
+    expected = Model.open(make_model(tmp_path, SHARED, seed), machine=MACHINE).logits(range(9))
+    tensors = {
+        name: bf16_values(bits).astype(np.float32) if "experts." in name else bits
+        for name, bits in read_model(tmp_path)[1].items()
+    }
+    write_safetensors(tmp_path / "model.safetensors", tensors)
+    with pytest.warns(SpecqdWarning, match="FP32; they are rounded to BF16 once"):
+        found = Model.open(tmp_path, machine=MACHINE).logits(range(9))
+    np.testing.assert_array_equal(found, expected)
+
+
 def without(name: str) -> Callable[[dict[str, Any]], None]:
     def remove(tensors: dict[str, Any]) -> None:
         del tensors[name]
@@ -130,6 +171,57 @@ def test_damaged_mxfp4_is_refused(
     damage(tensors)
     write_safetensors(tmp_path / "model.safetensors", tensors)
     assert mentions in refused(TensorError, Model.open, tmp_path, machine=MACHINE)
+
+
+def cut(name: str) -> Callable[[dict[str, Any]], None]:
+    def shorten(tensors: dict[str, Any]) -> None:
+        tensors[name] = np.ascontiguousarray(tensors[name][..., :-1])
+
+    return shorten
+
+
+def diverge(tensors: dict[str, Any]) -> None:
+    stack = tensors["model.layers.2.mlp.experts.down_proj"].copy()
+    stack[3, 5, 1] = 0x7FC0
+    tensors["model.layers.2.mlp.experts.down_proj"] = stack
+
+
+@pytest.mark.parametrize(
+    ("damage", "changes", "mentions"),
+    [
+        (
+            without("model.layers.1.mlp.experts.down_proj"),
+            {},
+            ["tensor 'model.layers.1.mlp.experts.down_proj' is missing", "[9, 72, 36]"],
+        ),
+        (without("model.layers.3.mlp.shared_expert_gate.weight"), {}, ["shared_expert_gate"]),
+        (without("model.layers.0.mlp.shared_expert.up_proj.weight"), {}, ["shared_expert.up_proj"]),
+        (
+            cut("model.layers.2.mlp.experts.gate_up_proj"),
+            {},
+            ["has shape [9, 72, 71], [9, 72, 72] was expected"],
+        ),
+        (dict, {"num_experts": 10_000}, ["[9, 72, 72], [10000, 72, 72] was expected"]),
+        (dict, {"moe_intermediate_size": 2**31 - 1}, ["[9, 4294967294, 72] was expected"]),
+        (dict, {"shared_expert_intermediate_size": 2**31 - 1}, ["[2147483647, 72] was expected"]),
+        (diverge, {}, ["model.layers.2.mlp.experts.down_proj[3][5, 1] is NaN or infinite"]),
+    ],
+)
+def test_damaged_stacks_and_hostile_sizes_get_one_line(
+    damage: Callable[[dict[str, Any]], object],
+    changes: dict[str, Any],
+    mentions: list[str],
+    tmp_path: Path,
+    seed: int,
+) -> None:
+    make_model(tmp_path, SHARED, seed)
+    config, tensors = read_model(tmp_path)
+    damage(tensors)
+    write_safetensors(tmp_path / "model.safetensors", tensors)
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    message = refused(TensorError, Model.open, tmp_path, machine=MACHINE)
+    for mention in mentions:
+        assert mention in message
 
 
 @pytest.mark.parametrize(

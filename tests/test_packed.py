@@ -58,6 +58,8 @@ PACKED_FAMILIES = (
     "stablelm",
     "qwen3_moe",
     "gpt_oss",
+    "qwen3_5_moe_text",
+    "qwen3_next",
 )
 
 

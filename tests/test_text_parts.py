@@ -17,6 +17,7 @@ from support.wrapped_models import Naming, wrap_model
 SHAPES = {
     "ministral3": FAMILY_SHAPES["ministral3"],
     "qwen3_5_text": FAMILY_SHAPES["qwen3_5_text"],
+    "qwen3_5_moe_text": FAMILY_SHAPES["qwen3_5_moe_text"],
     "mistral, tied": Shape("mistral", window=9, is_tied=True),
     "gemma4_text": FAMILY_SHAPES["gemma4_text"],
 }

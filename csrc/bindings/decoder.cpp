@@ -1,4 +1,4 @@
-// Binds the decoder, its specification and its weights.
+// Binds the decoder and its specification.
 #include "model/decoder.h"
 
 #include <nanobind/nanobind.h>
@@ -24,109 +24,6 @@ namespace {
 
 const std::vector<std::string> kNormKinds{"rms", "layer"};
 const std::vector<std::string> kActivations{"silu", "gelu", "gelu_tanh", "clamped_swiglu"};
-
-using FloatVector = nb::ndarray<const float, nb::numpy, nb::ndim<1>, nb::c_contig>;
-
-std::vector<float> floats_of(const FloatVector& values) {
-  return {values.data(), values.data() + values.size()};
-}
-
-Vector vector_of(const std::optional<BitVector>& bits) {
-  if (!bits) return {};
-  return Vector(bits->data(), bits->data() + bits->size());
-}
-
-void bind_layers(nb::module_& m) {
-  using Weight = std::shared_ptr<PackedWeight>;
-  using Optional = std::optional<BitVector>;
-  nb::class_<Norm>(m, "Norm").def(
-      "__init__",
-      [](Norm* self, const BitVector& weight, const Optional& bias) {
-        new (self) Norm{vector_of(weight), vector_of(bias)};
-      },
-      "weight"_a, "bias"_a = nb::none());
-  nb::class_<FeedForward>(m, "FeedForward")
-      .def(
-          "__init__",
-          [](FeedForward* self, Weight gate_up, Weight down, const Optional& gate_bias,
-             const Optional& up_bias, const Optional& down_bias) {
-            new (self) FeedForward{gate_up, down, vector_of(gate_bias), vector_of(up_bias),
-                                   vector_of(down_bias)};
-          },
-          nb::kw_only(), "gate_up"_a, "down"_a, "gate_bias"_a = nb::none(),
-          "up_bias"_a = nb::none(), "down_bias"_a = nb::none());
-  nb::class_<DeltaWeights>(m, "DeltaWeights",
-                           "What a recurrent layer has beside its products; `rates` are the rows\n"
-                           "of betas, then of decays.")
-      .def(
-          "__init__",
-          [](DeltaWeights* self, Weight rates, const BitVector& convolution,
-             const FloatVector& log_rate, const FloatVector& step_bias, const FloatVector& norm) {
-            new (self) DeltaWeights{rates, vector_of(convolution), floats_of(log_rate),
-                                    floats_of(step_bias), floats_of(norm)};
-          },
-          nb::kw_only(), "rates"_a, "convolution"_a, "log_rate"_a, "step_bias"_a, "norm"_a);
-  nb::class_<PerLayerInput>(m, "PerLayerInput")
-      .def(
-          "__init__",
-          [](PerLayerInput* self, Weight gate, Weight projection, const Norm& post_norm) {
-            new (self) PerLayerInput{gate, projection, post_norm};
-          },
-          nb::kw_only(), "gate"_a, "projection"_a, "post_norm"_a);
-  nb::class_<PerLayerEmbedding>(m, "PerLayerEmbedding")
-      .def(
-          "__init__",
-          [](PerLayerEmbedding* self, const BitMatrix& table, Weight projection, const Norm& norm) {
-            new (self) PerLayerEmbedding{row_source(table).data, projection, norm};
-          },
-          nb::kw_only(), "table"_a, "projection"_a, "norm"_a, nb::keep_alive<1, 2>());
-  using OptionalNorm = std::optional<Norm>;
-  const auto norm_of = [](const OptionalNorm& norm) { return norm ? *norm : Norm{}; };
-  nb::class_<LayerWeights>(m, "LayerWeights")
-      .def(
-          "__init__",
-          [norm_of](
-              LayerWeights* self, const OptionalNorm& attention_norm,
-              const OptionalNorm& attention_post_norm, const OptionalNorm& feed_forward_norm,
-              const OptionalNorm& feed_forward_post_norm, const OptionalNorm& query_norm,
-              const OptionalNorm& key_norm, const OptionalNorm& value_norm, Weight query_key_value,
-              Weight output, const Optional& query_key_value_bias, const Optional& output_bias,
-              const Optional& sinks, std::vector<FeedForward> feed_forwards, Weight router,
-              const Optional& router_bias, int64_t window, int rope, int attention, int kv_layer,
-              bool values_are_keys, const std::optional<PerLayerInput>& per_layer,
-              float output_scale, std::shared_ptr<DeltaWeights> delta) {
-            new (self) LayerWeights{norm_of(attention_norm),
-                                    norm_of(attention_post_norm),
-                                    norm_of(feed_forward_norm),
-                                    norm_of(feed_forward_post_norm),
-                                    norm_of(query_norm),
-                                    norm_of(key_norm),
-                                    norm_of(value_norm),
-                                    query_key_value,
-                                    output,
-                                    vector_of(query_key_value_bias),
-                                    vector_of(output_bias),
-                                    vector_of(sinks),
-                                    std::move(feed_forwards),
-                                    router,
-                                    vector_of(router_bias),
-                                    window,
-                                    rope,
-                                    attention,
-                                    kv_layer,
-                                    values_are_keys,
-                                    per_layer.value_or(PerLayerInput{}),
-                                    output_scale,
-                                    std::move(delta)};
-          },
-          nb::kw_only(), "attention_norm"_a.none(), "attention_post_norm"_a.none(),
-          "feed_forward_norm"_a.none(), "feed_forward_post_norm"_a.none(), "query_norm"_a.none(),
-          "key_norm"_a.none(), "value_norm"_a.none(), "query_key_value"_a, "output"_a,
-          "query_key_value_bias"_a.none(), "output_bias"_a.none(), "sinks"_a.none(),
-          "feed_forwards"_a, "router"_a.none(), "router_bias"_a.none(), "window"_a, "rope"_a,
-          "attention"_a, "kv_layer"_a, "values_are_keys"_a, "per_layer"_a.none(), "output_scale"_a,
-          "delta"_a.none() = nb::none());
-}
 
 void bind_spec(nb::module_& m) {
   nb::class_<AttentionShape>(m, "AttentionShape")
@@ -342,7 +239,6 @@ void bind_forward(nb::module_& m) {
 }  // namespace
 
 void bind_decoder(nb::module_& m) {
-  bind_layers(m);
   bind_spec(m);
   bind_partial_head(m);
   bind_entry(m);

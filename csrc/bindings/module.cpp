@@ -32,6 +32,7 @@ using namespace nanobind::literals;
 
 namespace specqd {
 
+void bind_layers(nb::module_& m);
 void bind_decoder(nb::module_& m);
 void bind_heads(nb::module_& m);
 void bind_policy(nb::module_& m, nb::module_& testing);
@@ -344,6 +345,7 @@ NB_MODULE(_native, m) {
   specqd::bind_rope(m);
   specqd::bind_weights(m);
   specqd::bind_cache(m);
+  specqd::bind_layers(m);
   specqd::bind_decoder(m);
   specqd::bind_pick(m);
   specqd::bind_policy(m, testing);

@@ -86,15 +86,18 @@ void Decoder::place_layers() {
 }
 
 void Decoder::reserve_scratch() {
-  int64_t tiles = weights_.head->matrix().tiles, experts = 0, hidden_width = 0;
+  int64_t tiles = weights_.head->matrix().tiles, router_rows = 0, hidden_width = 0;
   for (const LayerWeights& layer : weights_.layers) {
     tiles = std::max({tiles, layer.query_key_value->matrix().tiles, layer.output->matrix().tiles});
-    for (const FeedForward& each : layer.feed_forwards) {
+    const auto reserve = [&](const FeedForward& each, int64_t copies) {
       tiles = std::max({tiles, each.gate_up->matrix().tiles, each.down->matrix().tiles});
-      const int64_t copies = layer.router != nullptr ? spec_.experts_per_token : 1;
       hidden_width = std::max(hidden_width, each.down->columns() * copies);
-    }
-    if (layer.router != nullptr) experts = std::max(experts, std::ssize(layer.feed_forwards));
+    };
+    for (const FeedForward& each : layer.feed_forwards)
+      reserve(each, layer.mixture != nullptr ? spec_.experts_per_token : 1);
+    if (layer.mixture == nullptr) continue;
+    router_rows = std::max(router_rows, layer.mixture->router->rows());
+    if (layer.mixture->has_shared()) reserve(layer.mixture->shared, 1);
   }
   if (weights_.per_layer.exists()) {
     tiles = std::max(tiles, weights_.per_layer.projection->matrix().tiles);
@@ -109,7 +112,8 @@ void Decoder::reserve_scratch() {
       if (weight != nullptr) tiles = std::max(tiles, weight->matrix().tiles);
     pairs_.resize(rows * 2 * static_cast<size_t>(spec_.hidden));
   }
-  const auto slots = rows * static_cast<size_t>(experts > 0 ? spec_.experts_per_token : 1);
+  const bool has_experts = router_rows > 0;
+  const auto slots = rows * static_cast<size_t>(has_experts ? spec_.experts_per_token : 1);
   const size_t row_bytes =
       std::max(kernels_.exact_row_bytes(tiles), kernels_.draft_row_bytes(tiles));
   int64_t head_outputs = 0;
@@ -125,7 +129,7 @@ void Decoder::reserve_scratch() {
   hidden_.resize(rows * static_cast<size_t>(hidden_width));
   if (weights_.per_layer.exists())
     per_layer_.resize(rows * static_cast<size_t>(weights_.per_layer.projection->rows()));
-  aside_.resize(slots * static_cast<size_t>(spec_.hidden));
+  aside_.resize((slots + (has_experts ? rows : 0)) * static_cast<size_t>(spec_.hidden));
   prepared_ = Memory(slots * row_bytes);
   scratch_.resize(static_cast<size_t>(pool_->threads()));
   for (Scratch& scratch : scratch_) {
@@ -133,12 +137,13 @@ void Decoder::reserve_scratch() {
     scratch.product.resize(rows * kProductPanels * kPanel);
     scratch.prepared = Memory(kRowsPreparedByEach * row_bytes);
   }
-  if (experts == 0) return;
-  const int64_t blocks = (experts + kBlock - 1) / kBlock;
+  if (!has_experts) return;
+  const int64_t blocks = (router_rows + kBlock - 1) / kBlock;
   router_scores_.resize(rows * static_cast<size_t>(blocks * kBlock));
+  shared_gates_.resize(rows);
   choices_.resize(slots);
   slot_row_.resize(slots);
-  expert_starts_.resize(static_cast<size_t>(experts + 1));
+  expert_starts_.resize(static_cast<size_t>(router_rows + 1));
   gathered_ = Memory(slots * row_bytes);
 }
 
@@ -161,8 +166,12 @@ size_t Decoder::fixed_bytes(Precision precision) const {
   for (const LayerWeights& layer : weights_.layers) {
     bytes += bytes_of(*layer.query_key_value, precision) + bytes_of(*layer.output, precision);
     if (layer.is_recurrent()) bytes += bytes_of(*layer.delta->rates, Precision::kExact);
-    bytes += layer.router != nullptr ? bytes_of(*layer.router, Precision::kExact)
-                                     : bytes_of(layer.feed_forwards.front(), precision);
+    if (layer.mixture == nullptr)
+      bytes += bytes_of(layer.feed_forwards.front(), precision);
+    else
+      bytes += bytes_of(*layer.mixture->router, Precision::kExact);
+    if (layer.mixture != nullptr && layer.mixture->has_shared())
+      bytes += bytes_of(layer.mixture->shared, precision);
     if (layer.per_layer.exists())
       bytes += bytes_of(*layer.per_layer.gate, precision) +
                bytes_of(*layer.per_layer.projection, precision);
@@ -171,14 +180,17 @@ size_t Decoder::fixed_bytes(Precision precision) const {
 }
 
 void Decoder::watch_inputs() {
+  static const Mixture kNoMixture;
   std::vector<const PackedWeight*> watched;
   for (const LayerWeights& layer : weights_.layers) {
     const FeedForward& first = layer.feed_forwards.front();
-    const bool has_experts = layer.router != nullptr;
-    for (const auto& weight : {layer.query_key_value, layer.output,
-                               has_experts ? layer.router : first.gate_up, first.down})
+    const FeedForward& shared = (layer.mixture ? *layer.mixture : kNoMixture).shared;
+    const PerLayerInput& own = layer.per_layer;
+    for (const auto& weight : {layer.query_key_value, layer.output, first.gate_up, first.down,
+                               shared.gate_up, shared.down, own.gate, own.projection})
       watched.push_back(weight.get());
   }
+  watched.push_back(weights_.per_layer.projection.get());
   watched.push_back(weights_.head.get());
   inputs_ = std::make_unique<InputSquares>(watched);
 }
@@ -186,7 +198,7 @@ void Decoder::watch_inputs() {
 size_t Decoder::weight_bytes(Precision precision) const {
   size_t bytes = fixed_bytes(precision);
   for (const LayerWeights& layer : weights_.layers) {
-    if (layer.router == nullptr) continue;
+    if (layer.mixture == nullptr) continue;
     size_t each = 0;
     for (const FeedForward& expert : layer.feed_forwards) each += bytes_of(expert, precision);
     bytes += each * static_cast<size_t>(spec_.experts_per_token) / layer.feed_forwards.size();
@@ -357,45 +369,6 @@ void Decoder::embed(Team& team) {
       if (spec_.embedding_scale != 1.0f) kernels_.scale(out, spec_.embedding_scale, hidden);
     }
   });
-}
-
-// Applies the activation to a range of outputs: alternating panels of gate and up projection, or
-// the up projection alone.
-void Decoder::activate(const FeedForward& weights, int64_t first, int64_t count, float* result,
-                       int64_t stride, int64_t rows, float* out) const {
-  const int64_t width = weights.down->columns(), step = spec_.is_gated ? 2 * kPanel : count;
-  for (int64_t row = 0; row < rows; ++row)
-    for (int64_t i = 0; i < count; i += step) {
-      const int64_t at = spec_.is_gated ? (first + i) / 2 : first;
-      const int64_t kept = std::min<int64_t>(spec_.is_gated ? kPanel : count, width - at);
-      float* const gate = result + row * stride + i;
-      float* const up = spec_.is_gated ? gate + kPanel : nullptr;
-      if (!weights.gate_bias.empty()) kernels_.add_bf16(gate, weights.gate_bias.data() + at, kept);
-      if (!weights.up_bias.empty()) kernels_.add_bf16(up, weights.up_bias.data() + at, kept);
-      activate_(gate, up, kept, out + row * width + at);
-    }
-}
-
-void Decoder::feed_forward(Team& team, const LayerWeights& layer) {
-  if (layer.router != nullptr) return mix_experts(team, layer);
-  const FeedForward& weights = layer.feed_forwards.front();
-  const int64_t width = weights.down->columns();
-  multiply(team, "gate and up", precision_, *weights.gate_up,
-           prepare(team, precision_, rows_, *weights.gate_up, normed(layer.feed_forward_norm)),
-           [&](int64_t first, int64_t count, float* result, int64_t stride) {
-             activate(weights, first, count, result, stride, rows_, hidden_.data());
-           });
-  const auto activated = [&](int64_t row, float*) -> const float* {
-    return hidden_.data() + row * width;
-  };
-  const bool has_norm = layer.feed_forward_post_norm.exists();
-  multiply(team, "down", precision_, *weights.down,
-           prepare(team, precision_, rows_, *weights.down, activated),
-           put_output(weights.down_bias, has_norm            ? Destination::kAside
-                                         : spec_.is_parallel ? Destination::kWithAside
-                                                             : Destination::kResidual));
-  const float scale = layer.per_layer.exists() ? 1.0f : layer.output_scale;
-  if (has_norm) add_aside(team, layer.feed_forward_post_norm, scale);
 }
 
 }  // namespace specqd

@@ -11,83 +11,13 @@
 #include "model/attention.h"
 #include "model/input_squares.h"
 #include "model/kv_cache.h"
+#include "model/layer_weights.h"
 #include "model/partial_head.h"
 #include "model/rope.h"
 #include "runtime/pool.h"
 #include "weights/pack.h"
 
 namespace specqd {
-
-// The precision of the weights that a forward uses.
-enum class Precision : int { kExact = 0, kFp4 = 1 };
-
-using Vector = std::vector<uint16_t>;  // BF16; empty if the model has none
-
-// The weight and bias of a norm. Without a weight there is no norm.
-struct Norm {
-  Vector weight, bias;
-  bool exists() const { return !weight.empty(); }
-};
-
-// Two products with an activation between them. `gate_up` interleaves the gate and the up
-// projection, or is the up projection alone.
-struct FeedForward {
-  std::shared_ptr<PackedWeight> gate_up, down;
-  Vector gate_bias, up_bias, down_bias;
-};
-
-size_t bytes_of(const PackedWeight& weight, Precision precision);
-size_t bytes_of(const FeedForward& weights, Precision precision);
-
-constexpr int64_t kLargestDeltaDim = 256;  // of a recurrent layer's heads
-
-// A recurrent layer beside its products: `query_key_value` holds queries, keys, values and gates.
-struct DeltaWeights {
-  std::shared_ptr<PackedWeight> rates;     // betas, then decays, one of each per value head
-  Vector convolution;                      // [taps][channels]
-  std::vector<float> log_rate, step_bias;  // of decays, by value head
-  std::vector<float> norm;                 // [value_dim]
-};
-
-// The last addition of a layer to the residual stream x: norm(projection(act(gate(x)) * e)), where
-// e is the layer's part of the token's per-layer embedding.
-struct PerLayerInput {
-  std::shared_ptr<PackedWeight> gate, projection;  // null: the model has no such input
-  Norm post_norm;
-  bool exists() const { return gate != nullptr; }
-};
-
-// The per-layer embedding of a token that enters as x, [layers][width]:
-// (norm(projection(x) / sqrt(hidden)) + sqrt(width) * table[token]) / sqrt(2), the norm by layer.
-struct PerLayerEmbedding {
-  const uint8_t* table = nullptr;            // BF16 [vocabulary, layers * width], read in place
-  std::shared_ptr<PackedWeight> projection;  // [layers * width, hidden]; null: there is none
-  Norm norm;                                 // [width]
-  bool exists() const { return projection != nullptr; }
-  int64_t width() const { return std::ssize(norm.weight); }
-};
-
-struct LayerWeights {
-  Norm attention_norm, attention_post_norm, feed_forward_norm, feed_forward_post_norm;
-  // Norms of heads (one weight for all or one per head) or of whole rows; values: heads alone.
-  Norm query_norm, key_norm, value_norm;
-  // Rows of queries, then of the layer's own keys, then of its own values.
-  std::shared_ptr<PackedWeight> query_key_value, output;
-  Vector query_key_value_bias, output_bias;
-  Vector sinks;                            // by head: a score whose value is zero
-  std::vector<FeedForward> feed_forwards;  // one, or the experts of the router
-  std::shared_ptr<PackedWeight> router;
-  Vector router_bias;
-  int64_t window = 0;  // positions that a row sees, its own included; 0: all
-  int rope = 0;        // index into DecoderSpec::ropes; -1: none
-  int attention = 0;   // index into DecoderSpec::attentions
-  int kv_layer = -1;   // the earlier layer whose keys and values it reads; -1: it has its own
-  bool values_are_keys = false;  // before norm and rotation
-  PerLayerInput per_layer;
-  float output_scale = 1.0f;  // of the residual stream behind the layer; 1 without a last norm
-  std::shared_ptr<DeltaWeights> delta;  // null: an attention layer
-  bool is_recurrent() const { return delta != nullptr; }
-};
 
 enum class NormKind : int { kRms = 0, kLayer = 1 };
 enum class Activation : int { kSilu = 0, kGelu = 1, kGeluTanh = 2, kClampedSwiglu = 3 };
@@ -211,7 +141,9 @@ class Decoder {
   std::span<const uint16_t> taps(int64_t row, int64_t rows) const;
 
   // Sums the squared inputs of the products of exact forwards from now on. By layer: queries, keys
-  // and values; output; gate and up; down (experts share those of their layer). Last: the head.
+  // and values; output; gate and up; down (experts share those of their layer); gate and up, and
+  // down, of the shared feed forward; gate and projection of the per-layer embedding. Last: the
+  // projection of all per-layer embeddings, and the head. Empty where there is no such matrix.
   void watch_inputs();
   std::vector<std::vector<double>> input_squares() const { return inputs_->sums(); }
   bool watches_inputs() const { return inputs_ != nullptr; }
@@ -257,6 +189,8 @@ class Decoder {
   size_t entry_bytes(Precision precision) const;
   void attend(Team& team, int64_t layer);
   void feed_forward(Team& team, const LayerWeights& layer);
+  void run_feed_forward(Team& team, const Norm& norm, const FeedForward& weights,
+                        Destination destination);
   // Per-layer embeddings (decoder_per_layer.cpp).
   void embed_per_layer(Team& team);
   void finish_per_layer_row(int64_t row);
@@ -306,7 +240,12 @@ class Decoder {
   // Mixture of experts (decoder_experts.cpp).
   void mix_experts(Team& team, const LayerWeights& layer);
   PreparedRows route(Team& team, const LayerWeights& layer);
-  void choose_experts(const LayerWeights& layer);
+  void choose_experts(const LayerWeights& layer, int64_t row);
+  void sum_experts(const LayerWeights& layer, int64_t row);
+  // Outputs of experts by slot, behind those of the shared feed forward by row.
+  float* slot_outputs(const Mixture& mixture) {
+    return aside_.data() + (mixture.has_shared() ? rows_ * spec_.hidden : 0);
+  }
   void sort_choices(int64_t experts);
   PreparedRows gather(Team& team, const PreparedRows& x);
   template <class Take>
@@ -389,7 +328,8 @@ class Decoder {
     int32_t expert, slot;
     float share;
   };
-  std::vector<float> router_scores_;    // [rows][experts, padded to whole blocks]
+  std::vector<float> router_scores_;    // [rows][rows of the router, padded to whole blocks]
+  std::vector<float> shared_gates_;     // [rows]
   std::vector<Choice> choices_;         // [rows][experts_per_token], best first
   std::vector<int32_t> slot_row_;       // by slot
   std::vector<int32_t> expert_starts_;  // first slot of each expert, [experts + 1]

@@ -17,48 +17,58 @@ int64_t pad(int64_t experts) { return (experts + kBlock - 1) / kBlock * kBlock; 
 // Scores every expert for each row; returns the prepared rows for the experts. Drafts read the
 // router exactly too, because it is small and decides much.
 PreparedRows Decoder::route(Team& team, const LayerWeights& layer) {
-  const int64_t experts = std::ssize(layer.feed_forwards), stride = pad(experts);
-  const PackedWeight& router = *layer.router;
-  const auto inputs = normed(layer.feed_forward_norm);
-  const PreparedRows x = prepare(team, Precision::kExact, rows_, router, inputs);
+  const Mixture& mixture = *layer.mixture;
+  const PackedWeight &router = *mixture.router, &gate_up = *layer.feed_forwards.front().gate_up;
+  const int64_t outputs = router.rows(), stride = pad(outputs);
+  const bool is_apart = mixture.router_norm.exists();
+  const auto inputs =
+      normed(mixture.experts_norm.exists() ? mixture.experts_norm : layer.feed_forward_norm);
+  const auto router_inputs = is_apart ? normed(mixture.router_norm) : inputs;
+  const PreparedRows x =
+      prepare(team, Precision::kExact, rows_, is_apart ? router : gate_up, router_inputs);
   multiply(team, "router", Precision::kExact, router, x,
            [&](int64_t first, int64_t count, float* result, int64_t result_stride) {
-             const int64_t kept = std::min(count, experts - first);
+             const int64_t kept = std::min(count, outputs - first);
              for (int64_t row = 0; row < rows_; ++row) {
                float* const from = result + row * result_stride;
-               if (!layer.router_bias.empty())
-                 kernels_.add_bf16(from, layer.router_bias.data() + first, kept);
+               if (!mixture.router_bias.empty())
+                 kernels_.add_bf16(from, mixture.router_bias.data() + first, kept);
+               if (mixture.score_scale != 1.0f) kernels_.scale(from, mixture.score_scale, kept);
                std::memcpy(router_scores_.data() + row * stride + first, from,
                            static_cast<size_t>(kept) * sizeof(float));
              }
            });
-  if (precision_ == Precision::kExact) return x;
-  return prepare(team, precision_, rows_, *layer.feed_forwards.front().gate_up, inputs);
+  if (precision_ == Precision::kExact && !is_apart) return x;
+  return prepare(team, precision_, rows_, gate_up, inputs);
 }
 
-// Chooses the best experts of each row, the lower index first among equals, and their shares.
-void Decoder::choose_experts(const LayerWeights& layer) {
-  const int64_t experts = std::ssize(layer.feed_forwards), stride = pad(experts);
-  const int64_t count = spec_.experts_per_token;
-  std::vector<float> shares(static_cast<size_t>(stride));
-  for (int64_t row = 0; row < rows_; ++row) {
-    float* const scores = router_scores_.data() + row * stride;
-    Choice* const chosen = choices_.data() + row * count;
-    for (int64_t place = 0; place < count; ++place) {
-      int64_t best = -1;
-      for (int64_t expert = 0; expert < experts; ++expert) {
-        const bool is_taken = std::any_of(chosen, chosen + place,
-                                          [&](const Choice& c) { return c.expert == expert; });
-        if (!is_taken && (best < 0 || scores[expert] > scores[best])) best = expert;
-      }
-      chosen[place] = {static_cast<int32_t>(best), 0, scores[best]};
+// Chooses the best experts of a row, the lower index first among equals, and their shares.
+void Decoder::choose_experts(const LayerWeights& layer, int64_t row) {
+  const Mixture& mixture = *layer.mixture;
+  const int64_t experts = std::ssize(layer.feed_forwards), count = spec_.experts_per_token;
+  float* const scores = router_scores_.data() + row * pad(mixture.router->rows());
+  Choice* const chosen = choices_.data() + row * count;
+  float& gate = shared_gates_[static_cast<size_t>(row)] = 1.0f;
+  if (mixture.router->rows() > experts) kernels_.sigmoid_gate(scores + experts, 1, &gate);
+  for (int64_t place = 0; place < count; ++place) {
+    int64_t best = -1;
+    for (int64_t expert = 0; expert < experts; ++expert) {
+      if (best >= 0 && !(scores[expert] > scores[best])) continue;
+      if (std::any_of(chosen, chosen + place, [&](const Choice& c) { return c.expert == expert; }))
+        continue;
+      best = expert;
     }
-    if (spec_.shares_of_chosen)
-      for (int64_t place = 0; place < count; ++place) scores[place] = chosen[place].share;
-    const int64_t among = spec_.shares_of_chosen ? count : experts;
-    const float sum = kernels_.softmax_part(scores, pad(among), 0, among, 1.0f).sum;
-    for (int64_t place = 0; place < count; ++place)
-      chosen[place].share = scores[spec_.shares_of_chosen ? place : chosen[place].expert] / sum;
+    chosen[place] = {static_cast<int32_t>(best), 0, scores[best]};
+  }
+  if (spec_.shares_of_chosen)
+    for (int64_t place = 0; place < count; ++place) scores[place] = chosen[place].share;
+  const int64_t among = spec_.shares_of_chosen ? count : experts;
+  const float sum = kernels_.softmax_part(scores, pad(among), 0, among, 1.0f).sum;
+  for (int64_t place = 0; place < count; ++place) {
+    Choice& each = chosen[place];
+    each.share = scores[spec_.shares_of_chosen ? place : each.expert] / sum;
+    if (!mixture.share_scales.empty())
+      each.share *= mixture.share_scales[static_cast<size_t>(each.expert)];
   }
 }
 
@@ -123,10 +133,14 @@ void Decoder::mix_experts(Team& team, const LayerWeights& layer) {
   const auto start_of = [&](size_t expert) { return expert_starts_[expert]; };
   const auto rows_of = [&](size_t expert) { return start_of(expert + 1) - start_of(expert); };
 
+  const Mixture& mixture = *layer.mixture;
+  if (mixture.has_shared())
+    run_feed_forward(team, layer.feed_forward_norm, mixture.shared, Destination::kAside);
   const PreparedRows x = route(team, layer);
   team.stage("choice of experts");
+  team.share(rows_, 1, [&](int64_t row, int64_t) { choose_experts(layer, row); });
+  team.stage("choice of experts");
   team.share(1, 1, [&](int64_t, int64_t) {
-    choose_experts(layer);
     sort_choices(std::ssize(layer.feed_forwards));
     for (const int32_t expert : chosen_)
       moved_bytes_ += bytes_of(layer.feed_forwards[static_cast<size_t>(expert)], precision_);
@@ -154,19 +168,43 @@ void Decoder::mix_experts(Team& team, const LayerWeights& layer) {
         for (int64_t row = 0; row < rows_of(expert); ++row) {
           float* const from = result + row * stride;
           if (!bias.empty()) kernels_.add_bf16(from, bias.data() + first, kept);
-          std::memcpy(aside_.data() + (start_of(expert) + row) * hidden + first, from,
+          std::memcpy(slot_outputs(mixture) + (start_of(expert) + row) * hidden + first, from,
                       static_cast<size_t>(kept) * sizeof(float));
         }
       });
   team.stage("sum of experts");
-  team.share(rows_, 1, [&](int64_t row, int64_t) {
-    for (int64_t place = 0; place < count; ++place) {
-      const Choice& choice = choices_[static_cast<size_t>(row * count + place)];
-      float* const from = aside_.data() + choice.slot * hidden;
-      kernels_.scale(from, choice.share * spec_.residual_scale, hidden);
-      kernels_.add(residual_.data() + row * hidden, from, hidden);
-    }
-  });
+  team.share(rows_, 1, [&](int64_t row, int64_t) { sum_experts(layer, row); });
+}
+
+// Adds a row's experts, best first, and then the shared feed forward, to the residual stream.
+void Decoder::sum_experts(const LayerWeights& layer, int64_t row) {
+  const Mixture& mixture = *layer.mixture;
+  const int64_t hidden = spec_.hidden, count = spec_.experts_per_token;
+  const auto norm_if_any = [&](const Norm& norm, float* x) {
+    if (norm.exists()) this->norm(norm, x, hidden, x);
+  };
+  float* sum = nullptr;
+  for (int64_t place = 0; place < count; ++place) {
+    const Choice& choice = choices_[static_cast<size_t>(row * count + place)];
+    float* const from = slot_outputs(mixture) + choice.slot * hidden;
+    kernels_.scale(from, choice.share * spec_.residual_scale, hidden);
+    if (place == 0)
+      sum = from;
+    else
+      kernels_.add(sum, from, hidden);
+  }
+  norm_if_any(mixture.experts_post_norm, sum);
+  if (mixture.has_shared()) {
+    float* const shared = aside_.data() + row * hidden;
+    norm_if_any(mixture.shared_post_norm, shared);
+    kernels_.scale(shared, shared_gates_[static_cast<size_t>(row)], hidden);
+    kernels_.add(sum, shared, hidden);
+  }
+  norm_if_any(layer.feed_forward_post_norm, sum);
+  float* const residual = residual_.data() + row * hidden;
+  kernels_.add(residual, sum, hidden);
+  if (layer.output_scale != 1.0f && !layer.per_layer.exists())
+    kernels_.scale(residual, layer.output_scale, hidden);
 }
 
 }  // namespace specqd

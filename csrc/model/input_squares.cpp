@@ -12,8 +12,8 @@ constexpr double kStep = 0x1p-28, kMost = 0x1p24;
 
 InputSquares::InputSquares(const std::vector<const PackedWeight*>& weights) {
   for (const PackedWeight* weight : weights) {
-    index_.emplace(weight, sums_.size());
-    sums_.emplace_back(static_cast<size_t>(weight->columns()), 0);
+    if (weight != nullptr) index_.emplace(weight, sums_.size());
+    sums_.emplace_back(weight != nullptr ? static_cast<size_t>(weight->columns()) : 0, 0);
   }
 }
 

@@ -14,6 +14,7 @@ namespace specqd {
 // at most 2^24, in steps of 2^-28.
 class InputSquares {
  public:
+  // A null weight has no inputs.
   explicit InputSquares(const std::vector<const PackedWeight*>& weights);
 
   // Adds one row of a weight's inputs; does nothing for other weights. Safe on several threads.

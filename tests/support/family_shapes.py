@@ -146,4 +146,19 @@ FAMILY_SHAPES: Mapping[str, Shape] = {
         context=1024, rope_theta=1e6, spells_rope_parameters=True, is_peaked=True,
         extra=DELTA_NET | {"full_attention_interval": 2},
     ),
+    "qwen3_5_moe_text": Shape(
+        "qwen3_5_moe_text", hidden=72, heads=4, kv_heads=2, head_dim=24, ffn=36, layers=4,
+        vocab=271, context=1024, rope_theta=1e6, spells_rope_parameters=True, is_peaked=True,
+        extra=DELTA_NET | {
+            "full_attention_interval": 2, "num_experts": 9, "num_experts_per_tok": 4,
+            "shared_expert_intermediate_size": 52,
+        },
+    ),
+    "qwen3_next": Shape(
+        "qwen3_next", hidden=72, heads=4, kv_heads=2, head_dim=24, ffn=36, layers=4, vocab=271,
+        context=1024, rope_theta=1e6, is_peaked=True, extra=DELTA_NET | {
+            "full_attention_interval": 2, "num_experts": 5, "num_experts_per_tok": 2,
+            "shared_expert_intermediate_size": 36, "intermediate_size": 84, "mlp_only_layers": [1],
+        },
+    ),
 }  # fmt: skip

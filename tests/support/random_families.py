@@ -16,6 +16,7 @@ ModelType = Literal[
     "llama", "mistral", "ministral3", "qwen2", "qwen3", "olmo2", "olmo3", "granite",
     "granitemoehybrid", "glm4", "smollm3", "gemma2", "gemma3_text", "gemma4_text", "phi3",
     "starcoder2", "gpt_neox", "stablelm", "mixtral", "qwen3_moe", "gpt_oss", "qwen3_5_text",
+    "qwen3_5_moe_text", "qwen3_next",
 ]  # fmt: skip
 
 ARCHITECTURES = {
@@ -28,12 +29,15 @@ ARCHITECTURES = {
     "qwen3_moe": "Qwen3Moe",
     "gpt_oss": "GptOss",
     "qwen3_5_text": "Qwen3_5",
+    "qwen3_5_moe_text": "Qwen3_5Moe",
+    "qwen3_next": "Qwen3Next",
 }
+RECURRENT = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 PER_LAYER = ("layer_types", "no_rope_layers")  # entries that list layers
 ROUTERS = ("mlp.gate.weight", "block_sparse_moe.gate.weight", "mlp.router.weight")
 BYTES = ("_blocks", "_scales")  # tensors of MXFP4
 LAYER_NORMED = ("starcoder2", "gpt_neox", "stablelm")
-ZERO_CENTRED = ("gemma2", "gemma3_text", "qwen3_5_text")  # norms multiply by 1 + weight
+ZERO_CENTRED = ("gemma2", "gemma3_text", *RECURRENT)  # norms multiply by 1 + weight
 _NORMS_AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")
 NORMS_AFTER = {  # of attention and feed forward, by their names
     "olmo2": _NORMS_AFTER,
@@ -90,6 +94,8 @@ def family_config(shape: "Shape") -> Mapping[str, Any]:
             }
         case "olmo2" | "glm4" | "qwen3_5_text":
             entries = biases
+        case "qwen3_5_moe_text" | "qwen3_next":
+            entries = {**biases, "moe_intermediate_size": shape.ffn}
         case "olmo3":
             entries = {**biases, "sliding_window": shape.window}
         case "mistral" | "ministral3" | "phi3" | "mixtral":
@@ -182,6 +188,8 @@ def _layer_sizes(shape: "Shape", index: int) -> Sizes:
         if is_biased:
             yield f"{name}.bias", (rows,)
     yield from recurrent_vectors(shape) if is_recurrent else _head_norms(shape)
+    if kind == "qwen3_5_moe_text":
+        yield from _stacked_experts(shape, "mlp.experts")
     if kind == "gpt_oss":
         yield from _mxfp4_experts(shape)
         yield "self_attn.sinks", (shape.heads,)
@@ -190,7 +198,7 @@ def _layer_sizes(shape: "Shape", index: int) -> Sizes:
 def _head_norms(shape: "Shape") -> Sizes:
     dim, kind = shape.head_dim, shape.model_type
     for letter, heads in (("q", shape.heads), ("k", shape.kv_heads)):
-        if kind in ("qwen3", "qwen3_moe", "gemma3_text", "qwen3_5_text"):
+        if kind in ("qwen3", "qwen3_moe", "gemma3_text", *RECURRENT):
             yield f"self_attn.{letter}_norm.weight", (dim,)
         if kind in ("olmo2", "olmo3"):
             yield f"self_attn.{letter}_norm.weight", (heads * dim,)
@@ -206,21 +214,22 @@ def _attention_linears(shape: "Shape") -> Linears:
     if kind in ("phi3", "gpt_neox"):
         linears = {"self_attn.qkv_proj": (q + 2 * kv, hidden, qkv_biased)}
     else:
-        gates = q if kind == "qwen3_5_text" else 0
+        gates = q if kind in RECURRENT else 0
         rows = {"q": q + gates, "k": kv, "v": kv}
         linears = {f"self_attn.{n}_proj": (rows[n], hidden, qkv_biased) for n in rows}
     return linears | {"self_attn.o_proj": (hidden, q, biased and kind not in ("stablelm", "glm4"))}
 
 
 def _is_recurrent(shape: "Shape", index: int) -> bool:
-    if shape.model_type != "qwen3_5_text":
+    if shape.model_type not in RECURRENT:
         return False
     return bool((index + 1) % shape.extra.get("full_attention_interval", 4))
 
 
 def _mlp(shape: "Shape") -> Linears:
-    kind, hidden, ffn = shape.model_type, shape.hidden, shape.ffn
-    unbiased = ("olmo2", "olmo3", "granitemoehybrid", "glm4", "stablelm", "qwen3_moe")
+    kind, hidden = shape.model_type, shape.hidden
+    ffn = shape.extra.get("intermediate_size", shape.ffn)  # that of experts may differ
+    unbiased = ("olmo2", "olmo3", "granitemoehybrid", "glm4", "stablelm", "qwen3_moe", *RECURRENT)
     biased = kind == "gpt_neox" or (shape.has_biases and kind not in unbiased)
     if kind in ("phi3", "granitemoehybrid", "glm4"):
         linears = {"mlp.gate_up_proj": (2 * ffn, hidden, False)}
@@ -232,11 +241,12 @@ def _mlp(shape: "Shape") -> Linears:
 
 
 def _has_experts(shape: "Shape", index: int) -> bool:
-    if shape.model_type in ("mixtral", "gpt_oss"):
+    if shape.model_type in ("mixtral", "gpt_oss", "qwen3_5_moe_text"):
         return True
     step = shape.extra.get("decoder_sparse_step", 1)
     is_plain = index in shape.extra.get("mlp_only_layers", [])
-    return shape.model_type == "qwen3_moe" and (index + 1) % step == 0 and not is_plain
+    is_sparse = (index + 1) % step == 0 and not is_plain
+    return shape.model_type in ("qwen3_moe", "qwen3_next") and is_sparse
 
 
 def _experts(shape: "Shape") -> Linears:
@@ -250,10 +260,28 @@ def _experts(shape: "Shape") -> Linears:
         block, count = "mlp", shape.extra["num_experts"]
         names = {"gate_proj": (ffn, hidden), "up_proj": (ffn, hidden), "down_proj": (hidden, ffn)}
     linears = {f"{block}.gate": (count, hidden, False)}
+    if shape.model_type in RECURRENT:
+        linears |= _shared_expert(shape)
+    if shape.model_type == "qwen3_5_moe_text":
+        return linears
     for expert in range(count):
         for name, size in names.items():
             linears[f"{block}.experts.{expert}.{name}"] = (*size, False)
     return linears
+
+
+def _shared_expert(shape: "Shape") -> Linears:
+    at, width = "mlp.shared_expert", shape.extra["shared_expert_intermediate_size"]
+    linears = {f"{at}.{name}_proj": (width, shape.hidden, False) for name in ("gate", "up")}
+    down = {f"{at}.down_proj": (shape.hidden, width, False)}
+    return {f"{at}_gate": (1, shape.hidden, False)} | linears | down
+
+
+def _stacked_experts(shape: "Shape", at: str) -> Sizes:
+    """Experts as one tensor for gates and ups, and one for downs."""
+    hidden, ffn, count = shape.hidden, shape.ffn, shape.extra["num_experts"]
+    yield f"{at}.gate_up_proj", (count, 2 * ffn, hidden)
+    yield f"{at}.down_proj", (count, hidden, ffn)
 
 
 def _mxfp4_experts(shape: "Shape") -> Sizes:

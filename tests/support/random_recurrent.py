@@ -33,6 +33,8 @@ def _sizes(shape: "Shape") -> tuple[int, int, int]:
 def recurrent_linears(shape: "Shape") -> Linears:
     channels, values, heads = _sizes(shape)
     rows = {"in_proj_qkv": channels, "in_proj_z": values, "in_proj_b": heads, "in_proj_a": heads}
+    if shape.model_type == "qwen3_next":  # by key head
+        rows = {"in_proj_qkvz": channels + values, "in_proj_ba": 2 * heads}
     linears = {f"linear_attn.{name}": (count, shape.hidden, False) for name, count in rows.items()}
     return linears | {"linear_attn.out_proj": (shape.hidden, values, False)}
 

@@ -16,6 +16,7 @@ from support.reference_positions import (
     Array,
     Config,
     head_dim,
+    is_qwen3_5,
     query_scales,
     rope,
     tells_positions,
@@ -180,7 +181,7 @@ def _cut(config: Config, name: str, weight: Array) -> Iterator[tuple[str, Array]
         ends = heads * dim, (heads + config["num_key_value_heads"]) * dim
         for letter, part in zip("qkv", np.split(weight, ends), strict=True):
             yield name.replace("qkv_proj", f"{letter}_proj"), part
-    elif config["model_type"] == "qwen3_5_text" and ".q_proj" in name:
+    elif is_qwen3_5(config) and ".q_proj" in name:
         parts = weight.reshape(heads, 2, dim, -1)
         for i, part_name in enumerate(("q_proj", "gates")):
             rows = parts[:, i].reshape(heads * dim, *weight.shape[1:])
@@ -192,6 +193,10 @@ def _cut(config: Config, name: str, weight: Array) -> Iterator[tuple[str, Array]
             parts = {"gate": each[::2], "up": each[1::2]} if "gate_up" in name else {"down": each}
             for part, rows in parts.items():
                 yield f"{at}{part}_proj.{ending}", rows
+    elif weight.ndim == 3 and "experts." in name:  # a stack
+        for expert, each in enumerate(weight):
+            one = f"{name.replace('experts.', f'experts.{expert}.')}.weight"
+            yield from _cut(config, one, each)
     elif "gate_up_proj" in name:
         for half, part in zip(("gate", "up"), np.split(weight, 2), strict=True):
             yield name.replace("gate_up_proj", f"{half}_proj"), part
@@ -233,7 +238,7 @@ def norm(config: Config, x: Array, weight: Array, bias: Array | None = None) -> 
         if name in config:
             centred = x - x.mean(axis=-1, keepdims=True)
             return rms_norm(centred, weight, config[name]) + (0 if bias is None else bias)
-    offset = config["model_type"] in ("gemma2", "gemma3_text", "qwen3_5_text")
+    offset = config["model_type"] in ("gemma2", "gemma3_text") or is_qwen3_5(config)
     return rms_norm(x, offset + weight, config.get("rms_norm_eps", 1e-6))
 
 
@@ -337,6 +342,14 @@ def _rotate(config: Config, index: int, x: Array) -> Array:
 def _mlp(config: Config, layer: Weights, x: Array, routers: list[Array]) -> Array:
     if "mlp.gate.weight" not in layer:
         return _feed_forward(config, layer, "mlp", x)
+    out = _experts(config, layer, x, routers)
+    if "mlp.shared_expert_gate.weight" in layer:
+        gate = 1 / (1 + np.exp(-_linear(layer, "mlp.shared_expert_gate", x)))
+        out += gate * _feed_forward(config, layer, "mlp.shared_expert", x)
+    return out
+
+
+def _experts(config: Config, layer: Weights, x: Array, routers: list[Array]) -> Array:
     routers.append(_linear(layer, "mlp.gate", x))
     chosen, shares = _choose_experts(config, routers[-1])
     out = np.zeros_like(x)

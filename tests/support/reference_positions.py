@@ -11,6 +11,11 @@ Array = NDArray[np.float64]
 Config = Mapping[str, Any]  # the content of config.json
 
 
+def is_qwen3_5(config: Config) -> bool:
+    """Whether the model has gated attention between recurrent layers."""
+    return config["model_type"].startswith(("qwen3_5", "qwen3_next"))
+
+
 def head_dim(config: Config, index: int = 0) -> int:
     if config["model_type"] == "gemma4_text" and window(config, index) is None:
         return int(config.get("global_head_dim", 512))
@@ -33,7 +38,7 @@ def window(config: Config, index: int) -> int | None:
         if kind == "gemma3_text":
             every = config.get("sliding_window_pattern", 6)
         slides = (index + 1) % every != 0
-    elif kind == "qwen3_5_text":
+    elif is_qwen3_5(config):
         return None
     elif kind.startswith("qwen") or kind == "smollm3":
         if not config.get("use_sliding_window", False):
@@ -60,8 +65,8 @@ def tells_positions(config: Config, index: int) -> bool:
 
 def rotated_dims(config: Config) -> int:
     """Number of dimensions of a head that rotate: the first ones."""
-    shares = {"gpt_neox": 0.25, "stablelm": 0.25, "glm4": 0.5, "qwen3_5_text": 0.25}
-    default = shares.get(config["model_type"], 1.0)
+    shares = {"gpt_neox": 0.25, "stablelm": 0.25, "glm4": 0.5}
+    default = 0.25 if is_qwen3_5(config) else shares.get(config["model_type"], 1.0)
     share = config.get("rotary_pct", config.get("partial_rotary_factor", default))
     share = (config.get("rope_parameters") or {}).get("partial_rotary_factor", share)
     return int(head_dim(config) * share)

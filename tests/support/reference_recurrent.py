@@ -18,7 +18,7 @@ def gated_delta_net(config: Config, layer: Mapping[str, Array], x: Array) -> Arr
     key_heads, value_heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
     key_dim, value_dim = config["linear_key_head_dim"], config["linear_value_head_dim"]
     n, keys = len(x), key_heads * key_dim
-    weights = {name: layer[f"linear_attn.{name}.weight"] for name in _LINEARS}
+    weights = _linears(config, layer)
     mixed = _convolve(x @ weights["in_proj_qkv"].T, layer["linear_attn.conv1d.weight"])
     q, k, v = np.split(mixed, (keys, 2 * keys), axis=1)
     q, k = (_unit(part.reshape(n, key_heads, key_dim)) for part in (q, k))
@@ -35,6 +35,22 @@ def gated_delta_net(config: Config, layer: Mapping[str, Array], x: Array) -> Arr
 
 
 _LINEARS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")
+
+
+def _linears(config: Config, layer: Mapping[str, Array]) -> dict[str, Array]:
+    """The weights of linears; those that are fused by key head are taken apart."""
+    if "linear_attn.in_proj_qkvz.weight" not in layer:
+        return {name: layer[f"linear_attn.{name}.weight"] for name in _LINEARS}
+    heads, key_dim = config["linear_num_key_heads"], config["linear_key_head_dim"]
+    group = config["linear_num_value_heads"] // heads
+    ends = np.cumsum([key_dim, key_dim, group * config["linear_value_head_dim"]])
+    fused = {name: layer[f"linear_attn.in_proj_{name}.weight"] for name in ("qkvz", "ba")}
+    by_head = {name: w.reshape(heads, -1, w.shape[1]) for name, w in fused.items()}
+    parts = [*np.split(by_head["qkvz"], ends, axis=1), *np.split(by_head["ba"], 2, axis=1)]
+    q, k, v, z, b, a = (part.reshape(-1, part.shape[2]) for part in parts)
+    split = {"in_proj_qkv": np.concatenate([q, k, v]), "in_proj_z": z}
+    rest = {"in_proj_b": b, "in_proj_a": a, "out_proj": layer["linear_attn.out_proj.weight"]}
+    return split | rest
 
 
 def _recur(q: Array, k: Array, v: Array, beta: Array, decay: Array) -> Array:

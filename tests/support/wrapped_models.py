@@ -26,8 +26,8 @@ def wrap_model(directory: Path, model: Path, naming: Naming, **more: Any) -> Pat
             name = naming + name.removeprefix("model.")
         wrapped[name] = bits
     write_safetensors(directory / "model.safetensors", wrapped)
-    wrappers = {"qwen3_5_text": "qwen3_5", "gemma4_text": "gemma4"}
-    kind = wrappers.get(config["model_type"], "mistral3")
+    text = config["model_type"]
+    kind = text.removesuffix("_text") if text.endswith("_text") else "mistral3"
     around = {"model_type": kind, "text_config": config, "vision_config": {}, **more}
     (directory / "config.json").write_text(json.dumps(around))
     return directory

@@ -167,8 +167,16 @@ class PerLayerInput:
 class PerLayerEmbedding:
     def __init__(self, *, table: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), device='cpu', writable=False)], projection: PackedWeight, norm: Norm) -> None: ...
 
+class Mixture:
+    """
+    What a layer has beside its experts. The router's rows are one for each
+    expert, and one for the gate of the shared feed forward, if it has one.
+    """
+
+    def __init__(self, *, router: PackedWeight, router_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None = None, shared: FeedForward | None = None, experts_norm: Norm | None = None, router_norm: Norm | None = None, experts_post_norm: Norm | None = None, shared_post_norm: Norm | None = None, score_scale: float = 1.0, share_scales: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', writable=False)] | None = None) -> None: ...
+
 class LayerWeights:
-    def __init__(self, *, attention_norm: Norm | None, attention_post_norm: Norm | None, feed_forward_norm: Norm | None, feed_forward_post_norm: Norm | None, query_norm: Norm | None, key_norm: Norm | None, value_norm: Norm | None, query_key_value: PackedWeight, output: PackedWeight, query_key_value_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, output_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, sinks: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, feed_forwards: _Sequence[FeedForward], router: PackedWeight | None, router_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, window: int, rope: int, attention: int, kv_layer: int, values_are_keys: bool, per_layer: PerLayerInput | None, output_scale: float, delta: DeltaWeights | None = None) -> None: ...
+    def __init__(self, *, attention_norm: Norm | None, attention_post_norm: Norm | None, feed_forward_norm: Norm | None, feed_forward_post_norm: Norm | None, query_norm: Norm | None, key_norm: Norm | None, value_norm: Norm | None, query_key_value: PackedWeight, output: PackedWeight, query_key_value_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, output_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, sinks: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, feed_forwards: _Sequence[FeedForward], mixture: Mixture | None, window: int, rope: int, attention: int, kv_layer: int, values_are_keys: bool, per_layer: PerLayerInput | None, output_scale: float, delta: DeltaWeights | None = None) -> None: ...
 
 class AttentionShape:
     def __init__(self, *, heads: int, kv_heads: int, head_dim: int, scale: float, cap: float) -> None: ...

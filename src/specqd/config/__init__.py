@@ -13,7 +13,13 @@ from specqd.config.decoder import (
     ExpertsConfig,
     PerLayerConfig,
 )
-from specqd.config.experts import read_gpt_oss, read_mixtral, read_qwen3_moe
+from specqd.config.experts import (
+    read_gpt_oss,
+    read_mixtral,
+    read_qwen3_5_moe,
+    read_qwen3_moe,
+    read_qwen3_next,
+)
 from specqd.config.fields import Fields
 from specqd.config.gemma import read_gemma2, read_gemma3
 from specqd.config.gemma4 import read_gemma4
@@ -68,6 +74,8 @@ _READERS: dict[str, Callable[[Fields, int | None], DecoderConfig]] = {
     "qwen3": read_qwen3,
     "mimo": read_mimo,
     "qwen3_5_text": read_qwen3_5,
+    "qwen3_5_moe_text": read_qwen3_5_moe,
+    "qwen3_next": read_qwen3_next,
     "olmo2": read_olmo2,
     "olmo3": read_olmo3,
     "granite": read_granite,
@@ -88,6 +96,7 @@ _READERS: dict[str, Callable[[Fields, int | None], DecoderConfig]] = {
 _TEXT_PARTS = {  # wrapper -> types of its text model
     "mistral3": ("mistral", "ministral3"),
     "qwen3_5": ("qwen3_5_text",),
+    "qwen3_5_moe": ("qwen3_5_moe_text",),
     "gemma4": ("gemma4_text",),
 }
 _BF16_CHECKPOINTS = {"ministral3": "; those of Ministral 3 have names that end in -BF16"}

@@ -33,7 +33,9 @@ _ROPE = RopeDefaults()
 class ExpertsConfig:
     """Layers where a router chooses `per_token` of `count` feed forwards of width `size`.
 
-    The shares are a softmax over the scores of the chosen experts, or of all.
+    The shares are a softmax over the scores of the chosen experts, or of all. With `has_shared`,
+    every row passes through the layer's own feed forward too. With `has_own_norms`, experts and
+    router have norms of their own, and so have both parts of the sum.
     """
 
     count: int
@@ -43,6 +45,8 @@ class ExpertsConfig:
     shares_of_chosen: bool = True
     has_router_bias: bool = False
     is_mxfp4: bool = False  # in the file
+    has_shared: bool = False
+    has_own_norms: bool = False
 
 
 @dataclass(frozen=True, slots=True)

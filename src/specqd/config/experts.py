@@ -1,4 +1,4 @@
-"""The families whose feed forwards are a mixture of experts: Mixtral, Qwen3-MoE, gpt-oss."""
+"""The families whose feed forwards are a mixture of experts: Mixtral, Qwen's, gpt-oss."""
 
 from dataclasses import replace
 
@@ -12,6 +12,7 @@ from specqd.config.decoder import (
     windows_of,
 )
 from specqd.config.fields import Fields
+from specqd.config.qwen3_5 import read_qwen3_5
 from specqd.config.rope import RopeDefaults, with_default_rope
 from specqd.errors import ConfigError
 from specqd.formats.fp4 import BLOCK
@@ -35,7 +36,6 @@ def read_mixtral(fields: Fields, context: int | None) -> DecoderConfig:
 
 def read_qwen3_moe(fields: Fields, context: int | None) -> DecoderConfig:
     """Experts in every `decoder_sparse_step`-th layer, a plain feed forward in the others."""
-    layers = layer_count(fields)
     window = read_window(fields, 4096) if fields.flag("use_sliding_window") else 0
     config = read_decoder(
         fields,
@@ -45,18 +45,56 @@ def read_qwen3_moe(fields: Fields, context: int | None) -> DecoderConfig:
         attention_bias=fields.flag("attention_bias"),
         window=window,
     )
-    step, plain = fields.integer("decoder_sparse_step", 1), fields.get("mlp_only_layers") or []
-    if not isinstance(plain, list):
-        raise fields.wrong("mlp_only_layers", "a list of layers")
     experts = read_experts(
         fields,
         size=fields.integer("moe_intermediate_size", 768),
         count=128,
         per_token=8,
-        layers=tuple(layer not in plain and (layer + 1) % step == 0 for layer in range(layers)),
+        layers=_sparse_layers(fields),
         shares_of_chosen=fields.flag("norm_topk_prob"),
     )
     return replace(config, qk_norm="one", experts=experts)
+
+
+def read_qwen3_5_moe(fields: Fields, context: int | None) -> DecoderConfig:
+    """Qwen 3.5 with experts in every layer, beside one that every row passes through."""
+    width = fields.integer("shared_expert_intermediate_size", 512)
+    fields = Fields(fields.path, {**fields.values, "intermediate_size": width}, fields.within)
+    experts = read_experts(
+        fields, size=fields.integer("moe_intermediate_size", 512), count=256, per_token=8
+    )
+    return replace(read_qwen3_5(fields, context), experts=replace(experts, has_shared=True))
+
+
+def read_qwen3_next(fields: Fields, context: int | None) -> DecoderConfig:
+    """Before Qwen 3.5: experts beside a shared one, but plain feed forwards in some layers."""
+    experts = read_experts(
+        fields,
+        size=fields.integer("moe_intermediate_size", 512),
+        count=512,
+        per_token=10,
+        layers=_sparse_layers(fields),
+        shares_of_chosen=fields.flag("norm_topk_prob", True),
+    )
+    config, width = (
+        read_qwen3_5(fields, context),
+        fields.integer("shared_expert_intermediate_size", 512),
+    )
+    return replace(
+        config,
+        experts=replace(experts, has_shared=True),
+        intermediate_sizes=tuple(
+            width if is_sparse else config.intermediate_size for is_sparse in experts.layers
+        ),
+    )
+
+
+def _sparse_layers(fields: Fields) -> tuple[bool, ...]:
+    step, plain = fields.integer("decoder_sparse_step", 1), fields.get("mlp_only_layers") or []
+    if not isinstance(plain, list):
+        raise fields.wrong("mlp_only_layers", "a list of layers")
+    layers = range(layer_count(fields))
+    return tuple(layer not in plain and (layer + 1) % step == 0 for layer in layers)
 
 
 _GPT_OSS_ROPE = {

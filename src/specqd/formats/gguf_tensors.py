@@ -107,8 +107,8 @@ class GgufTensors:
                 f"{list(shape)} was expected; the file does not hold what its metadata says"
             )
 
-    def bf16(self, name: str, shape: tuple[int, ...]) -> NDArray[np.uint16]:
-        """The BF16 bits of tensor `name`; raises TensorError as `check` does.
+    def bf16(self, name: str, shape: tuple[int, ...], at: int | None = None) -> NDArray[np.uint16]:
+        """The BF16 bits of tensor `name`, or of its part `at`; raises TensorError as `check` does.
 
         They are mapped, except where they are rounded from wider floats, dequantised, or their
         rows reordered.

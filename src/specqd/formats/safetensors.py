@@ -95,14 +95,15 @@ class WeightSource(Protocol):
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """Raises TensorError unless there is such a tensor of `shape`, of a type that is read."""
 
-    def bf16(self, name: str, shape: tuple[int, ...]) -> NDArray[np.uint16]:
-        """The BF16 bits of a tensor; raises TensorError as `check` does."""
+    def bf16(self, name: str, shape: tuple[int, ...], at: int | None = None) -> NDArray[np.uint16]:
+        """The BF16 bits of a tensor, or of its part `at` along the first dimension; raises
+        TensorError as `check` does."""
 
     def f32(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """The values of a tensor, not rounded; raises TensorError as `check` does."""
 
     def matrices(self) -> Iterable[tuple[str, str, tuple[int, ...]]]:
-        """The name, dtype and shape of every tensor with rows and columns."""
+        """The name, dtype and shape of every tensor with rows and columns, or a stack of such."""
 
     def check_unchanged(self) -> None:
         """Raises TensorError if a file changed since it was mapped."""
@@ -160,7 +161,7 @@ class TensorDirectory(Mapping[str, TensorView]):
 
     def matrices(self) -> Iterable[tuple[str, str, tuple[int, ...]]]:
         extents = ((name, shard.extents[name]) for name, shard in self._shards.items())
-        return ((name, at.dtype, at.shape) for name, at in extents if len(at.shape) == 2)
+        return ((name, at.dtype, at.shape) for name, at in extents if is_matrix(at.shape))
 
     def __getitem__(self, name: str) -> TensorView:
         return self._shards[name].view(name)
@@ -191,14 +192,16 @@ class TensorDirectory(Mapping[str, TensorView]):
                 f"{list(shape)} was expected; the weights do not belong to this config.json"
             )
 
-    def bf16(self, name: str, shape: tuple[int, ...]) -> NDArray[np.uint16]:
-        """The BF16 bits of tensor `name`: mapped, or rounded from FP16 or FP32.
+    def bf16(self, name: str, shape: tuple[int, ...], at: int | None = None) -> NDArray[np.uint16]:
+        """The BF16 bits of tensor `name`, or of its part `at`: mapped, or rounded from FP16 or
+        FP32.
 
         Raises TensorError as `check` does.
         """
         self.check(name, shape)
         view = self[name]
-        return view.data if view.dtype == "BF16" else rounded_to_bf16(view.data)
+        data: NDArray[Any] = view.data if at is None else view.data[at]
+        return data if view.dtype == "BF16" else rounded_to_bf16(data)
 
     def f32(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """The values of tensor `name`, exactly. Raises TensorError as `check` does."""
@@ -210,6 +213,12 @@ class TensorDirectory(Mapping[str, TensorView]):
         if f"{name.removesuffix('.weight')}.qweight" in self._shards:
             return "there is a .qweight, as in GPTQ and AWQ checkpoints: use the BF16 checkpoint"
         return "the weights do not belong to this config.json or are incomplete"
+
+
+def is_matrix(shape: tuple[int, ...]) -> bool:
+    """Whether a tensor is a matrix or a stack of matrices; the taps of a convolution are neither,
+    [channels, 1, taps]."""
+    return len(shape) == 2 or (len(shape) == 3 and shape[1] > 1)
 
 
 def _open_shard(path: Path) -> _Shard:

@@ -318,8 +318,7 @@ class _Reader:
                     down=self._pack([(f"{at}{_DOWN}.weight", hidden)], files.ffn),
                 )
             ],
-            router=None,
-            router_bias=None,
+            mixture=None,
             window=0,
             rope=0,
             attention=0,

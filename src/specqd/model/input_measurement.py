@@ -1,6 +1,7 @@
 """Measures on a text how much each input of a matrix matters to a draft. Knows token ids only."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 import numpy as np
 
@@ -30,6 +31,9 @@ def measure_inputs(
             model.cache.release(slot)
         if progress:
             progress(done, len(sequences))
-    *sums, head = (np.array(each) for each in model.decoder.input_squares())
-    layers = [LayerInputs(*sums[at : at + 4]) for at in range(0, len(sums), 4)]
-    return InputSquares(layers, head)
+    sums = [np.array(each) if each else None for each in model.decoder.input_squares()]
+    *of_layers, per_layer, head = sums
+    assert head is not None
+    step = len(fields(LayerInputs))
+    layers = [LayerInputs(*of_layers[at : at + step]) for at in range(0, len(of_layers), step)]
+    return InputSquares(layers, per_layer, head)

@@ -1,18 +1,15 @@
 """Reads the weights of a layer: a family's tensors, by name. Knows no files."""
 
-from collections.abc import Sequence
-from operator import itemgetter
-
 import numpy as np
 from numpy.typing import NDArray
 
 from specqd import _native
-from specqd.config import AttentionConfig, DecoderConfig, ExpertsConfig, PerLayerConfig
+from specqd.config import AttentionConfig, DecoderConfig, PerLayerConfig
 from specqd.config.decoder import DeltaConfig
 from specqd.formats.bf16 import widened
+from specqd.model.feed_forwards import FeedForwardReader
 from specqd.model.importance import InputSquares, LayerInputs, Squares
 from specqd.model.loader import Bits, Loader, Source
-from specqd.model.mxfp4_experts import Mxfp4Experts
 from specqd.model.recurrent import delta_weights, recurrent_inputs, recurrent_output
 from specqd.model.tensor_names import TensorNames
 
@@ -33,6 +30,7 @@ class LayerReader:
         self._config = config
         self._names = names
         self._inputs = inputs
+        self._feed_forwards = FeedForwardReader(loader, config, names)
 
     def norm(self, name: str | None, length: int) -> _native.Norm | None:
         """A norm of the residual stream, with a bias for layer norms; None without a name."""
@@ -53,7 +51,11 @@ class LayerReader:
         attention, feed_forward = (
             None if name is None else self.squared_norm(at + name) for name in norms
         )
-        return LayerInputs(attention, None, feed_forward, None)
+        experts, experts_norm = self._config.experts, self._names.experts_norm
+        gate_up = feed_forward
+        if experts is not None and experts.has_own_norms and experts_norm is not None:
+            gate_up = self.squared_norm(at + experts_norm)
+        return LayerInputs(attention, None, gate_up, None, shared_gate_up=feed_forward)
 
     def squared_norm(self, name: str) -> Squares:
         """The importance of a product's inputs behind a norm that was read."""
@@ -72,12 +74,14 @@ class LayerReader:
         head_dim, has_keys = attention.head_dim, attention.kv_layer is None
         delta = c.delta if c.delta and c.delta.layers[index] else None
         has_keys = has_keys and delta is None
-        experts = c.experts if c.experts and c.experts.layers[index] else None
         attention_norm, feed_forward_norm = (
             norm(names.attention_norm),
             norm(names.feed_forward_norm),
         )
+        if c.experts and c.experts.has_own_norms:
+            norm(names.experts_norm)  # tells which inputs matter
         inputs = self._layer_inputs(index, at)
+        feed_forwards, mixture = self._feed_forwards.read(index, at, inputs)
         return _native.LayerWeights(
             attention_norm=attention_norm,
             attention_post_norm=norm(names.attention_post_norm),
@@ -97,37 +101,34 @@ class LayerReader:
             else None,
             output_bias=self._bias(at + names.output, c.hidden_size, c.output_bias and not delta),
             sinks=self._loader.vector(at + names.sinks, c.num_heads) if c.has_sinks else None,
-            feed_forwards=self._feed_forwards(experts, at, c.feed_forward_size(index), inputs),
-            router=self._router(experts, at) if experts else None,
-            router_bias=self._router_bias(experts, at) if experts else None,
+            feed_forwards=feed_forwards,
+            mixture=mixture,
             window=c.windows[index],
             rope=-1 if rotation is None else c.distinct_rotations.index(rotation),
             attention=c.distinct_heads.index((attention.num_kv_heads, head_dim)),
             kv_layer=-1 if attention.kv_layer is None else attention.kv_layer,
             values_are_keys=attention.values_are_keys,
-            per_layer=self._per_layer_input(c.per_layer, at) if c.per_layer else None,
+            per_layer=self._per_layer_input(c.per_layer, at, inputs) if c.per_layer else None,
             output_scale=self._scale(at + names.layer_scale) if c.scales_layers else 1.0,
             delta=None if delta is None else self._delta(at, delta),
         )
 
     def _delta(self, at: str, delta: DeltaConfig) -> _native.DeltaWeights:
-        return delta_weights(self._loader, self._config, delta, at + self._names.recurrent)
+        return delta_weights(self._loader, self._config, delta, self._names, at)
 
     def _mixer_inputs(
         self, at: str, attention: AttentionConfig, delta: DeltaConfig | None, inputs: LayerInputs
     ) -> _native.PackedWeight:
         if delta is None:
             return self._query_key_value(at, attention, inputs.query_key_value)
-        at += self._names.recurrent
-        return recurrent_inputs(self._loader, self._config, delta, at, inputs)
+        return recurrent_inputs(self._loader, self._config, delta, self._names, at, inputs)
 
     def _mixer_output(
         self, at: str, attention: AttentionConfig, delta: DeltaConfig | None, inputs: LayerInputs
     ) -> _native.PackedWeight:
         c = self._config
         if delta is not None:
-            at += self._names.recurrent
-            return recurrent_output(self._loader, c, delta, at, inputs)
+            return recurrent_output(self._loader, c, delta, self._names, at, inputs)
         source = Source.whole(f"{at}{self._names.output}.weight", c.hidden_size)
         columns = c.num_heads * attention.head_dim
         return self._loader.pack([source], columns, importance=inputs.output)
@@ -211,14 +212,18 @@ class LayerReader:
     def _scale(self, name: str) -> float:
         return float(widened(self._loader.vector(name, 1))[0])
 
-    def _per_layer_input(self, per_layer: PerLayerConfig, at: str) -> _native.PerLayerInput:
+    def _per_layer_input(
+        self, per_layer: PerLayerConfig, at: str, inputs: LayerInputs
+    ) -> _native.PerLayerInput:
         hidden, names = self._config.hidden_size, self._names
         gate = Source.whole(f"{at}{names.per_layer_gate}.weight", per_layer.size)
         projection = Source.whole(f"{at}{names.per_layer_projection}.weight", hidden)
         norm = self._loader.vector(f"{at}{names.per_layer_post_norm}.weight", hidden)
         return _native.PerLayerInput(
-            gate=self._loader.pack([gate], hidden),
-            projection=self._loader.pack([projection], per_layer.size),
+            gate=self._loader.pack([gate], hidden, importance=inputs.per_layer_gate),
+            projection=self._loader.pack(
+                [projection], per_layer.size, importance=inputs.per_layer_projection
+            ),
             post_norm=_native.Norm(norm),
         )
 
@@ -233,104 +238,12 @@ class LayerReader:
         table = f"{names.per_layer_table}.weight"
         return _native.PerLayerEmbedding(
             table=self._loader.embedding(table, (per_layer.vocab_size, width)),
-            projection=self._loader.pack([projection], c.hidden_size),
+            projection=self._loader.pack(
+                [projection],
+                c.hidden_size,
+                importance=self._inputs.per_layer if self._inputs else None,
+            ),
             norm=_native.Norm(norm),
-        )
-
-    def _router(self, experts: ExpertsConfig, at: str) -> _native.PackedWeight:
-        source = Source.whole(f"{at}{self._names.router}.weight", experts.count)
-        return self._loader.pack([source], self._config.hidden_size)
-
-    def _router_bias(self, experts: ExpertsConfig, at: str) -> Bits | None:
-        return self._bias(at + self._names.router, experts.count, experts.has_router_bias)
-
-    def _feed_forwards(
-        self, experts: ExpertsConfig | None, at: str, width: int, inputs: LayerInputs
-    ) -> list[_native.FeedForward]:
-        names = self._names
-        if experts is None:
-            modules = [at + name for name in names.gate_up]
-            return [self._feed_forward(modules, at + names.down, width, inputs)]
-        if experts.is_mxfp4:
-            return self._mxfp4_feed_forwards(experts, f"{at}{names.experts}.")
-        each = [f"{at}{names.experts}.{expert}." for expert in range(experts.count)]
-        share = experts.per_token / experts.count
-        return [
-            self._feed_forward(
-                [at_expert + name for name in names.expert_gate_up],
-                at_expert + names.expert_down,
-                experts.size,
-                inputs,
-                share,
-            )
-            for at_expert in each
-        ]
-
-    def _mxfp4_feed_forwards(self, experts: ExpertsConfig, at: str) -> list[_native.FeedForward]:
-        """The file's own MXFP4 weights, in tile order."""
-        names, hidden, size = self._names, self._config.hidden_size, experts.size
-        stacks = {
-            2: (at + names.expert_gate_up[0], 2 * size, hidden),  # gates and ups alternate
-            1: (at + names.expert_down, hidden, size),
-        }
-        tensors = {
-            parts: Mxfp4Experts(self._loader.tensors, name, experts.count, rows, columns)
-            for parts, (name, rows, columns) in stacks.items()
-        }
-        biases = {
-            parts: self._loader.small(f"{stack.name}_bias", (stack.experts, stack.rows))
-            for parts, stack in tensors.items()
-        }
-        share, feed_forwards = experts.per_token / experts.count, []
-        for expert in range(experts.count):
-            gate_up, down = (
-                self._loader.take_mxfp4(stack, expert, parts, share)
-                for parts, stack in tensors.items()
-            )
-            feed_forwards.append(
-                _native.FeedForward(
-                    gate_up=gate_up,
-                    down=down,
-                    gate_bias=np.ascontiguousarray(biases[2][expert, ::2]),
-                    up_bias=np.ascontiguousarray(biases[2][expert, 1::2]),
-                    down_bias=biases[1][expert],
-                )
-            )
-        return feed_forwards
-
-    def _feed_forward(
-        self,
-        modules: Sequence[str],
-        down: str,
-        width: int,
-        inputs: LayerInputs,
-        read_share: float = 1.0,
-    ) -> _native.FeedForward:
-        """Reads a feed forward; `modules` are gate and up, their fused tensor, or an ungated up."""
-        c = self._config
-        if not c.is_gated or len(modules) == 2:
-            sources = [Source.whole(f"{module}.weight", width) for module in modules]
-        else:
-            name, halves = f"{modules[0]}.weight", (slice(width), slice(width, None))
-            sources = [Source(name, 2 * width, width, itemgetter(half)) for half in halves]
-        gate_up = self._loader.pack(
-            sources,
-            c.hidden_size,
-            interleaved=c.is_gated,
-            read_share=read_share,
-            importance=inputs.gate_up,
-        )
-        output = [Source.whole(f"{down}.weight", c.hidden_size)]
-        packed_down = self._loader.pack(
-            output, width, read_share=read_share, importance=inputs.down
-        )
-        biases = [self._bias(module, width, c.mlp_bias) for module in modules]
-        return _native.FeedForward(
-            gate_up=gate_up,
-            down=packed_down,
-            gate_bias=biases[0],
-            up_bias=biases[1] if len(biases) == 2 else None,
-            down_bias=self._bias(down, c.hidden_size, c.mlp_bias),
         )
 
 

@@ -6,6 +6,7 @@ Knows nothing of layers or families.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -27,13 +28,15 @@ Progress = Callable[[int, int], None]  # bytes of weights packed so far, total b
 class Source:
     """`count` rows of a tensor that has `rows`: those that `take` returns of a range of all rows.
 
-    The range is made when the tensor's shape was checked: a hostile size takes no memory.
+    The range is made when the tensor's shape was checked: a hostile size takes no memory. A tensor
+    that is one of a `stack` has the stack's name and its place.
     """
 
     name: str
     rows: int
     count: int
     take: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None = None
+    stack: "Stack | None" = None
 
     @classmethod
     def whole(cls, name: str, rows: int) -> "Source":
@@ -46,6 +49,20 @@ class Source:
     def row(self, at: int) -> int:
         """The tensor's row that is row `at` of these."""
         return at if self.take is None else int(self.take(np.arange(self.rows))[at])
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """The tensor `name` [count, rows, columns], whose matrix `at` is meant."""
+
+    name: str
+    count: int
+    at: int
+
+    def rows(self, rows: int, kept: slice | None = None) -> Source:
+        """All rows of the matrix, or some."""
+        name, kept = f"{self.name}[{self.at}]", kept or slice(None)
+        return Source(name, rows, len(range(rows)[kept]), itemgetter(kept), self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +173,7 @@ class Loader:
         interleaved: bool,
         importance: NDArray[np.float64] | None,
     ) -> _native.PackedWeight:
-        shapes = {each.name: (each.rows, columns) for each in sources}
-        tensors = {name: self.tensors.bf16(name, shape) for name, shape in shapes.items()}
+        tensors = {each.name: self._tensor(each, columns) for each in sources}
         views = [np.ascontiguousarray(each.of(tensors[each.name])) for each in sources]
         relative = _relative(importance) if self.draft is DraftFormat.FP4 else None
         packed = _native.pack(self._pool, self._isa, views, interleaved, self.draft.value, relative)
@@ -166,6 +182,12 @@ class Loader:
             raise self._not_finite(sources[at].name, f"[{sources[at].row(row)}, {column}]")
         self._count(sum(view.nbytes for view in views))
         return packed
+
+    def _tensor(self, source: Source, columns: int) -> Bits:
+        stack = source.stack
+        if stack is None:
+            return self.tensors.bf16(source.name, (source.rows, columns))
+        return self.tensors.bf16(stack.name, (stack.count, source.rows, columns), stack.at)
 
     def take_mxfp4(
         self, stack: Mxfp4Experts, expert: int, parts: int, read_share: float

@@ -13,7 +13,7 @@ class TensorNames:
     A single name in `query_key_value` is a fused tensor: rows of queries, keys and values (by head,
     if `fused_by_head`). A single name in `gate_up` is fused too, or the only projection of a feed
     forward without gates. None is a norm that the family lacks. An expert's modules follow
-    `experts` and its number.
+    `experts` and its number; or, where the family stacks them, all are one tensor each.
     """
 
     embedding: str = "model.embed_tokens"
@@ -35,8 +35,19 @@ class TensorNames:
     experts: str = "mlp.experts"
     expert_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     expert_down: str = "down_proj"
+    expert_stacks: tuple[str, str] | None = None  # gates and ups, and downs, of all experts
+    shared_gate_up: tuple[str, ...] = ()  # of the feed forward beside the experts
+    shared_down: str = ""
+    shared_gate: str | None = None  # the gate of its output
+    experts_norm: str | None = None
+    experts_post_norm: str | None = None
+    shared_post_norm: str | None = None
+    router_norm: str | None = None  # this and the next are tensors, not modules
+    share_scales: str | None = None  # factors on shares by expert
     sinks: str = "self_attn.sinks"
     recurrent: str = "linear_attn"
+    recurrent_inputs: tuple[str, ...] = ("in_proj_qkv", "in_proj_z")  # one: fused by key head
+    recurrent_rates: tuple[str, ...] = ("in_proj_b", "in_proj_a")  # likewise
     layer_scale: str = "layer_scalar"
     per_layer_table: str = "model.embed_tokens_per_layer"
     per_layer_embedding: str = "model.per_layer_model_projection"
@@ -62,6 +73,13 @@ class MtpNames:
 
 
 _DEFAULT = TensorNames()
+_SHARED_EXPERT = replace(
+    _DEFAULT,
+    shared_gate_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
+    shared_down="mlp.shared_expert.down_proj",
+    shared_gate="mlp.shared_expert_gate",
+)
+_STACKS = ("gate_up_proj", "down_proj")
 READ_IN_PLACE = (f"{_DEFAULT.per_layer_table}.weight",)  # matrices that are never packed
 _NORMS_AFTER = replace(
     _DEFAULT,
@@ -99,6 +117,10 @@ _BY_TYPE = {
         experts="block_sparse_moe.experts",
         expert_gate_up=("w1", "w3"),
         expert_down="w2",
+    ),
+    "qwen3_5_moe_text": replace(_SHARED_EXPERT, expert_stacks=_STACKS),
+    "qwen3_next": replace(
+        _SHARED_EXPERT, recurrent_inputs=("in_proj_qkvz",), recurrent_rates=("in_proj_ba",)
     ),
     "gpt_oss": replace(_DEFAULT, router="mlp.router", expert_gate_up=("gate_up_proj",)),
     "gpt_neox": replace(

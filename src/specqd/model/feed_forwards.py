@@ -1,0 +1,189 @@
+"""Reads the feed forwards of a layer: a single one, or experts and what lies beside them."""
+
+from collections.abc import Sequence
+from operator import itemgetter
+
+import numpy as np
+
+from specqd import _native
+from specqd.config import DecoderConfig, ExpertsConfig
+from specqd.formats.bf16 import widened
+from specqd.model.importance import LayerInputs, Squares
+from specqd.model.loader import Bits, Loader, Source, Stack
+from specqd.model.mxfp4_experts import Mxfp4Experts
+from specqd.model.tensor_names import TensorNames
+
+
+class FeedForwardReader:
+    """Reads feed forwards from a loader, by a family's names. Knows no files."""
+
+    def __init__(self, loader: Loader, config: DecoderConfig, names: TensorNames) -> None:
+        self._loader = loader
+        self._config = config
+        self._names = names
+
+    def read(
+        self, index: int, at: str, inputs: LayerInputs
+    ) -> tuple[list[_native.FeedForward], _native.Mixture | None]:
+        """The feed forwards of layer `index`, whose tensors' names begin with `at`."""
+        names, experts = self._names, self._config.experts
+        width = self._config.feed_forward_size(index)
+        if experts is None or not experts.layers[index]:
+            modules = [at + name for name in names.gate_up]
+            return [self._plain(modules, at + names.down, width, inputs.gate_up, inputs.down)], None
+        shared = None
+        if experts.has_shared:
+            shared = self._plain(
+                [at + name for name in names.shared_gate_up],
+                at + names.shared_down,
+                width,
+                inputs.shared_gate_up,
+                inputs.shared_down,
+            )
+        return self._experts(experts, at, inputs), self._mixture(experts, at, shared)
+
+    def _mixture(
+        self, experts: ExpertsConfig, at: str, shared: _native.FeedForward | None
+    ) -> _native.Mixture:
+        names, hidden = self._names, self._config.hidden_size
+        router = [Source.whole(f"{at}{names.router}.weight", experts.count)]
+        if names.shared_gate is not None:
+            router.append(Source.whole(f"{at}{names.shared_gate}.weight", 1))
+        scales = names.share_scales
+        return _native.Mixture(
+            router=self._loader.pack(router, hidden),
+            router_bias=self._bias(at + names.router, experts.count, experts.has_router_bias),
+            shared=shared,
+            experts_norm=self._norm(names.experts_norm and f"{at}{names.experts_norm}.weight"),
+            router_norm=self._norm(names.router_norm and at + names.router_norm),
+            experts_post_norm=self._norm(
+                names.experts_post_norm and f"{at}{names.experts_post_norm}.weight"
+            ),
+            shared_post_norm=self._norm(
+                names.shared_post_norm and f"{at}{names.shared_post_norm}.weight"
+            ),
+            score_scale=hidden**-0.5 if experts.has_own_norms else 1.0,
+            share_scales=None
+            if scales is None
+            else widened(self._loader.vector(at + scales, experts.count)),
+        )
+
+    def _norm(self, tensor: str | None) -> _native.Norm | None:
+        if tensor is None:
+            return None
+        return _native.Norm(self._loader.vector(tensor, self._config.hidden_size))
+
+    def _experts(
+        self, experts: ExpertsConfig, at: str, inputs: LayerInputs
+    ) -> list[_native.FeedForward]:
+        names = self._names
+        at = f"{at}{names.experts}."
+        if experts.is_mxfp4:
+            return self._mxfp4_experts(experts, at)
+        share = experts.per_token / experts.count
+        # transformers saves one tensor for each expert, though some families publish stacks.
+        if names.expert_stacks and not self._loader.has(f"{at}0.{names.expert_down}.weight"):
+            return [
+                self._stacked(experts, at, expert, inputs, share) for expert in range(experts.count)
+            ]
+        return [
+            self._plain(
+                [f"{at}{expert}.{name}" for name in names.expert_gate_up],
+                f"{at}{expert}.{names.expert_down}",
+                experts.size,
+                inputs.gate_up,
+                inputs.down,
+                share,
+            )
+            for expert in range(experts.count)
+        ]
+
+    def _stacked(
+        self, experts: ExpertsConfig, at: str, expert: int, inputs: LayerInputs, share: float
+    ) -> _native.FeedForward:
+        """An expert of a family that stacks them: all gates before all ups, without biases."""
+        assert self._names.expert_stacks is not None
+        gate_up, down = (
+            Stack(at + name, experts.count, expert) for name in self._names.expert_stacks
+        )
+        size, hidden = experts.size, self._config.hidden_size
+        halves = [gate_up.rows(2 * size, half) for half in (slice(size), slice(size, None))]
+        return _native.FeedForward(
+            gate_up=self._loader.pack(
+                halves, hidden, interleaved=True, read_share=share, importance=inputs.gate_up
+            ),
+            down=self._loader.pack(
+                [down.rows(hidden)], size, read_share=share, importance=inputs.down
+            ),
+        )
+
+    def _mxfp4_experts(self, experts: ExpertsConfig, at: str) -> list[_native.FeedForward]:
+        """The file's own MXFP4 weights, in tile order."""
+        names, hidden, size = self._names, self._config.hidden_size, experts.size
+        stacks = {
+            2: (at + names.expert_gate_up[0], 2 * size, hidden),  # gates and ups alternate
+            1: (at + names.expert_down, hidden, size),
+        }
+        tensors = {
+            parts: Mxfp4Experts(self._loader.tensors, name, experts.count, rows, columns)
+            for parts, (name, rows, columns) in stacks.items()
+        }
+        biases = {
+            parts: self._loader.small(f"{stack.name}_bias", (stack.experts, stack.rows))
+            for parts, stack in tensors.items()
+        }
+        share, feed_forwards = experts.per_token / experts.count, []
+        for expert in range(experts.count):
+            gate_up, down = (
+                self._loader.take_mxfp4(stack, expert, parts, share)
+                for parts, stack in tensors.items()
+            )
+            feed_forwards.append(
+                _native.FeedForward(
+                    gate_up=gate_up,
+                    down=down,
+                    gate_bias=np.ascontiguousarray(biases[2][expert, ::2]),
+                    up_bias=np.ascontiguousarray(biases[2][expert, 1::2]),
+                    down_bias=biases[1][expert],
+                )
+            )
+        return feed_forwards
+
+    def _plain(
+        self,
+        modules: Sequence[str],
+        down: str,
+        width: int,
+        gate_up_inputs: Squares | None,
+        down_inputs: Squares | None,
+        read_share: float = 1.0,
+    ) -> _native.FeedForward:
+        """Reads a feed forward; `modules` are gate and up, their fused tensor, or an ungated up."""
+        c = self._config
+        if not c.is_gated or len(modules) == 2:
+            sources = [Source.whole(f"{module}.weight", width) for module in modules]
+        else:
+            name, halves = f"{modules[0]}.weight", (slice(width), slice(width, None))
+            sources = [Source(name, 2 * width, width, itemgetter(half)) for half in halves]
+        gate_up = self._loader.pack(
+            sources,
+            c.hidden_size,
+            interleaved=c.is_gated,
+            read_share=read_share,
+            importance=gate_up_inputs,
+        )
+        output = [Source.whole(f"{down}.weight", c.hidden_size)]
+        packed_down = self._loader.pack(
+            output, width, read_share=read_share, importance=down_inputs
+        )
+        biases = [self._bias(module, width, c.mlp_bias) for module in modules]
+        return _native.FeedForward(
+            gate_up=gate_up,
+            down=packed_down,
+            gate_bias=biases[0],
+            up_bias=biases[1] if len(biases) == 2 else None,
+            down_bias=self._bias(down, c.hidden_size, c.mlp_bias),
+        )
+
+    def _bias(self, module: str, length: int, is_present: bool) -> Bits | None:
+        return self._loader.vector(f"{module}.bias", length) if is_present else None
