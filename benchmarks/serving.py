@@ -114,13 +114,13 @@ class Result:
 def host(setting: Setting, pipe: Connection) -> None:
     """Serves each chain on its own port. On the pipe, answers an arm's number with its statistics
     and None with the bandwidth."""
-    from specqd.cli.serve import PROMPT_ROWS
     from specqd.engine.engine import Engine
     from specqd.llm import LLM
     from specqd.model.bandwidth import bandwidth_at
     from specqd.server.app import Service, Serving
     from specqd.server.guard import Access
     from specqd.server.listening import listen, run
+    from specqd.server.opening import PROMPT_ROWS
 
     room = setting.most_at_once * (PROMPT_CHARACTERS + setting.most_tokens + 256)
     plain = LLM(setting.model, PLAIN, setting.threads, setting.isa, cache_positions=room)

@@ -1,7 +1,9 @@
 """`specqd batch`: a file of OpenAI requests in, a file of answers out."""
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -9,6 +11,11 @@ from specqd.cli.command import Command
 from specqd.cli.opening import open_llm
 from specqd.cli.options import IN_FILE, OUT_FILE, draft_option, machine_options, model_argument
 from specqd.cli.terminal import ProgressBar, one_line
+from specqd.errors import RequestError
+
+if TYPE_CHECKING:
+    from specqd.openai.batch import Answers, Batch
+    from specqd.ray.worker import Workers
 
 
 @click.command(cls=Command)
@@ -22,6 +29,17 @@ from specqd.cli.terminal import ProgressBar, one_line
 )
 @draft_option
 @machine_options
+@click.option(
+    "--ray",
+    metavar="ADDRESS",
+    help="Use the workers of this Ray cluster; `auto`: the one of this machine. Needs specqd[ray].",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Copies of the model in the cluster, of --threads cores each. Default: all that fit.",
+)
 def batch(
     requests: Path,
     model: str | None,
@@ -29,6 +47,8 @@ def batch(
     draft: tuple[str, ...],
     threads: int | None,
     isa: str | None,
+    ray: str | None,
+    workers: int | None,
 ) -> None:
     """Answer a file of OpenAI batch requests.
 
@@ -41,10 +61,15 @@ def batch(
     Examples:
       specqd batch requests.jsonl -o answers.jsonl
       specqd batch requests.jsonl -o answers.jsonl Qwen/Qwen3-0.6B --draft fp4
+      specqd batch requests.jsonl -o answers.jsonl Qwen/Qwen3-0.6B --ray auto
     """
-    from specqd.engine.reports import Stats
     from specqd.hub import shipped_model
-    from specqd.openai.batch import answer_batch, open_answers, read_batch
+    from specqd.openai.batch import open_answers, read_batch
+
+    if ray is not None and find_spec("ray") is None:
+        raise RequestError("--ray needs ray; pip install 'specqd[ray]'")
+    if workers is not None and ray is None:
+        raise click.UsageError("--workers counts copies in a Ray cluster; name it by --ray ADDRESS")
 
     asked = read_batch(requests, _name(model or str(shipped_model())))
     with open_answers(out, asked) as answers:
@@ -53,16 +78,46 @@ def batch(
             done = f"specqd: {out}: all {before} requests are answered already"
             print(one_line(done), file=sys.stderr)
             return
-        llm = open_llm(model, draft, threads, isa)
-        with ProgressBar("Answering") as bar:
-            refused = answer_batch(llm, asked, answers, bar)
+        if ray is None:
+            refused, told = _answer(asked, answers, model, draft, threads, isa)
+        else:
+            from specqd.ray.options import absolute
+            from specqd.ray.worker import Workers
+
+            words = tuple(absolute(word) or word for word in draft)
+            made = Workers(absolute(model), asked.model, words, threads, isa, workers)
+            refused, told = _answer_by_ray(ray, made, asked, answers), []
         new = len(answers.done) - before
-    stats = Stats.of(llm.engine)
-    parts = [f"{new} {'answer' if new == 1 else 'answers'}", f"{stats.new_tokens} tokens"]
-    parts += [f"{stats.tokens_per_s:.1f} tokens/s"]
+    parts = [f"{new} {'answer' if new == 1 else 'answers'}", *told]
     parts += [f"{refused} refused with status 400"] if refused else []
     parts += [f"{before} answered before"] if before else []
     print(f"specqd: {', '.join(parts)}", file=sys.stderr)
+
+
+def _answer(
+    asked: "Batch",
+    answers: "Answers",
+    model: str | None,
+    draft: tuple[str, ...],
+    threads: int | None,
+    isa: str | None,
+) -> tuple[int, list[str]]:
+    """Answers in this process; returns the number of refused requests, and the speed."""
+    from specqd.engine.reports import Stats
+    from specqd.openai.batch import answer_batch
+
+    llm = open_llm(model, draft, threads, isa)
+    with ProgressBar("Answering") as bar:
+        refused = answer_batch(llm, asked, answers, bar)
+    stats = Stats.of(llm.engine)
+    return refused, [f"{stats.new_tokens} tokens", f"{stats.tokens_per_s:.1f} tokens/s"]
+
+
+def _answer_by_ray(address: str, workers: "Workers", asked: "Batch", answers: "Answers") -> int:
+    from specqd.ray.batch_files import answer_batch
+
+    with ProgressBar("Answering") as bar:
+        return answer_batch(address, workers, asked, answers, bar)
 
 
 def _name(model: str) -> str:

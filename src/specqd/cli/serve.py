@@ -18,8 +18,6 @@ from specqd.cli.terminal import say
 from specqd.errors import RequestError
 
 NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
-PROMPT_ROWS = 128  # prompts' rows in one round, while other sequences decode
-DRAIN_SECONDS = 60  # for open requests to end after SIGTERM
 
 _EPILOG = """\b
 Examples:
@@ -106,28 +104,23 @@ def serve(
     if not all(key.isascii() and key.isprintable() for key in api_keys):
         raise click.UsageError("--api-key: HTTP headers carry printable ASCII only")
 
-    from specqd.engine.engine import Engine
-    from specqd.hub import model_name
-    from specqd.server.app import Service, Serving
     from specqd.server.guard import Access
     from specqd.server.listening import listen, run
+    from specqd.server.opening import DRAIN_SECONDS, open_service
 
     sock = listen(host, port)
     llm = open_llm(model, draft, threads, isa, cache_positions=cache_positions, context=context)
-    engine = Engine(
-        llm.engine.level,
-        llm.tokenizer,
-        eos_token_ids=llm.defaults.eos_token_ids or llm.model.config.eos_token_ids,
-        max_batch=max_batch,
-        prompt_rows=PROMPT_ROWS,
-    )
     names = frozenset(each.lower() for each in (host, *allow_host))
-    name = served_model_name or model_name(llm.directory)
-    access = Access(api_keys=api_keys, host_names=names)
-    service = Service(Serving(engine, name, llm.defaults, access, is_lenient=lenient))
+    service = open_service(
+        llm,
+        Access(api_keys=api_keys, host_names=names),
+        max_batch=max_batch,
+        name=served_model_name,
+        is_lenient=lenient,
+    )
     address = sock.getsockname()
     shown = f"[{address[0]}]" if ":" in address[0] else address[0]
-    say(f"serving {name} at http://{shown}:{address[1]}")
+    say(f"serving {service.serving.model_name} at http://{shown}:{address[1]}")
     if not api_keys and not ip_address(address[0]).is_loopback:
         say("warning: anyone who can reach this port can use it; set --api-key")
     run(service, sock, DRAIN_SECONDS, say)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from specqd.engine.generation import Generation, MakeGrammar
 from specqd.engine.reports import chain_of
@@ -53,6 +53,7 @@ class BatchRequest:
     key: str  # a digest of the line and the model's name
     request: Request
     problem: RequestError | None  # why it has no answer
+    line: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ def read_batch(path: Path, model: str) -> Batch:
             if not line.strip():
                 continue
             try:
-                request = _request(line, model)
+                request = read_request(line, model)
                 if request.custom_id in first:
                     where = f"line {first[request.custom_id]}"
                     raise RequestError(f"custom_id: {shown(request.custom_id)} is that of {where}")
@@ -90,7 +91,8 @@ def read_batch(path: Path, model: str) -> Batch:
     return Batch(path, model, created, tuple(requests.values()))
 
 
-def _request(line: bytes, model: str) -> BatchRequest:
+def read_request(line: bytes, model: str) -> BatchRequest:
+    """A line of the input, checked; raises RequestError. model: its name in the answers."""
     try:
         entry = read_json(line)
     except (ValueError, RecursionError) as error:
@@ -118,8 +120,18 @@ def _request(line: bytes, model: str) -> BatchRequest:
     try:
         check_characters(entry["body"], line)
     except RequestError as error:
-        return BatchRequest(custom_id, key, request, error)
-    return BatchRequest(custom_id, key, request, None)
+        return BatchRequest(custom_id, key, request, error, line)
+    return BatchRequest(custom_id, key, request, None, line)
+
+
+class Sink(Protocol):
+    """Takes answers as they are made."""
+
+    done: set[str]  # custom_ids that have an answer
+
+    def append(self, answers: Mapping[str, Json]) -> None:
+        """Adds answers by custom_id."""
+        ...
 
 
 class Answers:
@@ -210,7 +222,7 @@ class _Running:
         return next((s.error for s in self.samples if s.error is not None), None)
 
 
-def answer_batch(llm: LLM, batch: Batch, answers: Answers, progress: Progress) -> int:
+def answer_batch(llm: LLM, batch: Batch, answers: Sink, progress: Progress) -> int:
     """Answers the requests that have no answer yet; returns the number that was refused.
 
     Each answer equals that of the request alone. Where only the model can refuse a request, such as
@@ -241,7 +253,7 @@ def answer_batch(llm: LLM, batch: Batch, answers: Answers, progress: Progress) -
                 running = [each for each in running if not each.is_done]
                 lines = {each.line.custom_id: _line(each, batch, llm) for each in finished}
                 answers.append(lines)
-                refused += sum(line["response"]["status_code"] != 200 for line in lines.values())
+                refused += sum(map(is_refused, lines.values()))
     finally:
         for sample in (sample for each in running for sample in each.samples):
             llm.engine.cancel(sample)
@@ -289,6 +301,10 @@ def _line(running: _Running, batch: Batch, llm: LLM) -> Json:
     except SpecqdError as error:  # also the tokenizer's, at log-probabilities' tokens
         return _refusal(line, error)
     return _response(line, 200, whole)
+
+
+def is_refused(answer: Json) -> bool:
+    return bool(answer["response"]["status_code"] != 200)
 
 
 def _refusal(line: BatchRequest, error: SpecqdError) -> Json:

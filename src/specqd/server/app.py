@@ -170,7 +170,11 @@ class Service:
 
 
 def make_app(service: Service) -> ASGIApp:
-    serving = service.serving
+    return Guard(make_paths(service), service.serving.access)
+
+
+def make_paths(service: Service) -> FastAPI:
+    """All paths, without checks of access. A request's scope must hold its client's key."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -190,7 +194,7 @@ def make_app(service: Service) -> ASGIApp:
     add_generation(app, service)
     add_messages(app, service)
     add_page(app, service.facts())
-    return Guard(app, serving.access)
+    return app
 
 
 def add_generation(app: FastAPI, service: Service) -> None:

@@ -130,10 +130,18 @@ class Metrics(Collector):
         self._finished.labels(self._model_name, _REASONS.get(reason, reason)).inc()
 
     def shown(self, counts: Counts) -> bytes:
+        self._note(counts)
+        return generate_latest(self._registry)
+
+    def families(self, counts: Counts) -> list[Metric]:
+        """The same as objects."""
+        self._note(counts)
+        return list(self._registry.collect())
+
+    def _note(self, counts: Counts) -> None:
         shares = self._shares.shares(counts.stats.levels)
         stats = counts.stats.since(self._begun)
         self._latest = (replace(counts, stats=stats), shares)
-        return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
         if self._latest is None:

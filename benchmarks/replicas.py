@@ -1,0 +1,360 @@
+"""Replicas by Ray Serve on this machine: what they answer, survive and bring.
+
+    python benchmarks/replicas.py requests|kill|update|speed|prefix [MODEL] [--seed 0]
+
+Starts a Ray cluster with a small object store in this process's children, and ends it. Needs
+`specqd[ray]` and two cores. The model is the shipped one by default.
+
+requests: 200 ragged requests at once, whole, streamed and left in the middle, to two replicas of a
+    core each. kill: SIGKILL to one of them while 40 streams run. update: 12 clients go on while the
+    replicas are replaced. These end with status 1 where an answer differs from that of the request
+    alone, or is lost without an error.
+speed: tokens/s of two replicas of a core each over one of two cores, in turns, by requests at once.
+prefix: prompt tokens that the cache saves, with routing by prefix and at random.
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import random
+import signal
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import ray
+from ray import serve
+
+from specqd import LLM, SamplingParams
+from specqd.hub import shipped_model
+from specqd.ray import app
+
+Json = dict[str, Any]
+URL = "http://127.0.0.1:8000"
+COMPLETIONS = "/v1/completions"
+OBJECT_STORE_BYTES = 200_000_000
+SOURCES = sorted(Path(os.__file__).parent.glob("*.py"))
+
+
+def prompts(chance: random.Random, count: int, most: int = 300) -> list[str]:
+    """Beginnings of files of Python's library, of ragged lengths."""
+    texts = [path.read_text(errors="ignore") for path in chance.sample(SOURCES, 60)]
+    return [chance.choice(texts)[: chance.randrange(20, most)] for _ in range(count)]
+
+
+def bodies(chance: random.Random, count: int, most_tokens: int = 48) -> list[Json]:
+    return [
+        {
+            "prompt": prompt,
+            "max_tokens": chance.randrange(4, most_tokens),
+            "temperature": chance.choice([0, 0.8]),
+            "seed": chance.randrange(1 << 40),
+        }
+        for prompt in prompts(chance, count)
+    ]
+
+
+def alone(model: Path, asked: list[Json]) -> list[str]:
+    """The texts of the requests, one at a time."""
+    with LLM(model, threads=1) as llm:
+        texts = []
+        for body in asked:
+            names = ("max_tokens", "temperature", "seed")
+            params = SamplingParams(**{name: body[name] for name in names})
+            texts.append(llm.generate(body["prompt"], params)[0].text)
+    return texts
+
+
+@dataclass
+class Reply:
+    """A stream's text so far and how it ended: `whole`, `error` (told), `left` or `cut`."""
+
+    text: str = ""
+    end: str = "cut"
+    error: str = ""
+    chunks: int = 0
+    usage: Json = field(default_factory=dict)
+
+
+async def whole(client: httpx.AsyncClient, body: Json, base: str = URL) -> Reply:
+    try:
+        answer = await client.post(base + COMPLETIONS, json=body)
+    except httpx.TransportError as error:
+        return Reply(error=repr(error))
+    if answer.status_code != 200:
+        told = "error" if "error" in answer.text else "cut"
+        return Reply(end=told, error=f"{answer.status_code} {answer.text}")
+    found = answer.json()
+    return Reply(found["choices"][0]["text"], "whole", usage=found["usage"])
+
+
+async def streamed(
+    client: httpx.AsyncClient,
+    body: Json,
+    leave_after: int | None = None,
+    on_chunk: Callable[[], None] = lambda: None,
+) -> Reply:
+    reply = Reply()
+    try:
+        async with client.stream("POST", URL + COMPLETIONS, json=body | {"stream": True}) as answer:
+            if answer.status_code != 200:
+                return Reply(end="error", error=f"{answer.status_code} {await answer.aread()!r}")
+            async for line in answer.aiter_lines():
+                if not line.startswith("data: "):
+                    continue
+                if line == "data: [DONE]":
+                    reply.end = "whole"
+                    continue
+                chunk = json.loads(line.removeprefix("data: "))
+                if "error" in chunk:
+                    reply.end, reply.error = "error", chunk["error"]["message"]
+                    continue
+                reply.text += chunk["choices"][0]["text"]
+                reply.chunks += 1
+                on_chunk()
+                if reply.chunks == leave_after:
+                    reply.end = "left"
+                    break
+    except httpx.TransportError as error:
+        reply.error = repr(error)
+    return reply
+
+
+def checked(replies: list[Reply], expected: list[str], allowed: set[str]) -> Counter[str]:
+    """How many ended in which way; ends the program at a wrong text or a cut answer."""
+    for reply, text in zip(replies, expected, strict=True):
+        is_right = reply.text == text if reply.end == "whole" else text.startswith(reply.text)
+        if not is_right or reply.end not in allowed:
+            sys.exit(f"wrong: {reply} for {text!r}")
+    return Counter(reply.end for reply in replies)
+
+
+async def idle(client: httpx.AsyncClient) -> Counter[str]:
+    """Waits until no sample runs; returns the generated tokens by replica."""
+    while True:
+        text = (await client.get(URL + "/metrics")).text
+        values = {
+            name: float(value)
+            for name, value in (line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+        }
+        busy = sum(value for name, value in values.items() if "num_requests_" in name)
+        if not busy:
+            break
+        await asyncio.sleep(0.2)
+    tokens: Counter[str] = Counter()
+    for name, value in values.items():
+        if name.startswith("vllm:generation_tokens_total"):
+            tokens[name.partition('replica="')[2][:8]] += int(value)
+    return tokens
+
+
+def deploy(model: Path, name: str = "default", route: str = "/", **options: Any) -> None:
+    serve.run(app({"model": str(model), "draft": "auto", **options}), name=name, route_prefix=route)
+
+
+def processes() -> dict[str, int]:
+    """Process ids of the replicas by name."""
+    handle = serve.get_deployment_handle("replica", "default")
+    return dict(handle.broadcast("process").results(timeout_s=30))
+
+
+async def requests_trial(client: httpx.AsyncClient, model: Path, chance: random.Random) -> Json:
+    asked = bodies(chance, 200)
+    expected = alone(model, asked)
+    deploy(model, replicas=2, threads=1)
+    kinds = [chance.choice(["whole", "stream", "leave"]) for _ in asked]
+
+    def sent(body: Json, kind: str) -> Awaitable[Reply]:
+        if kind == "whole":
+            return whole(client, body)
+        return streamed(client, body, chance.randrange(1, 4) if kind == "leave" else None)
+
+    replies = await asyncio.gather(*map(sent, asked, kinds))
+    ends = checked(list(replies), expected, {"whole", "left"})
+    return {"ends": ends, "tokens_by_replica": await idle(client)}
+
+
+async def kill_trial(client: httpx.AsyncClient, model: Path, chance: random.Random) -> Json:
+    asked = [body | {"max_tokens": 300} for body in bodies(chance, 40)]
+    again = bodies(chance, 20)
+    expected, later = alone(model, asked), alone(model, again)
+    deploy(model, replicas=2, threads=1)
+    before = processes()
+    victim = chance.choice(list(before.values()))
+    goal, seen = chance.randrange(40, 200), 0
+
+    def on_chunk() -> None:
+        nonlocal seen
+        seen += 1
+        if seen == goal:
+            os.kill(victim, signal.SIGKILL)
+
+    replies = await asyncio.gather(*(streamed(client, body, None, on_chunk) for body in asked))
+    ends = checked(list(replies), expected, {"whole", "error"})
+    killed = time.monotonic()
+    while victim in (now := processes()).values() or len(now) < 2:
+        await asyncio.sleep(0.5)
+    seconds = time.monotonic() - killed
+    served = await asyncio.gather(*(whole(client, body) for body in again))
+    tokens = await idle(client)
+    return {
+        "ends": ends,
+        "errors": Counter(reply.error for reply in replies if reply.error),
+        "two_replicas_again_after_s": round(seconds, 1),
+        "later": checked(list(served), later, {"whole"}),
+        "new_replica_served": any(
+            name.startswith(key)
+            for name in now.keys() - before.keys()
+            for key in tokens
+            if tokens[key]
+        ),
+    }
+
+
+async def update_trial(client: httpx.AsyncClient, model: Path, chance: random.Random) -> Json:
+    asked = bodies(chance, 60)
+    expected = alone(model, asked)
+    deploy(model, replicas=2, threads=1)
+    before = set(processes())
+    ends: Counter[str] = Counter()
+    is_updated = False
+
+    async def go_on(own: random.Random) -> None:
+        while not is_updated:
+            i = own.randrange(len(asked))
+            send = own.choice([whole, streamed])
+            ends.update(checked([await send(client, asked[i])], [expected[i]], {"whole"}))
+
+    clients = [asyncio.create_task(go_on(random.Random(chance.random()))) for _ in range(12)]
+    await asyncio.to_thread(deploy, model, replicas=2, threads=1, max_batch=8)
+    while before & set(await asyncio.to_thread(processes)):
+        await asyncio.sleep(0.5)
+    is_updated = True
+    await asyncio.gather(*clients)
+    return {"ends": ends, "replaced": len(before - set(processes()))}
+
+
+async def speed_trial(client: httpx.AsyncClient, model: Path, chance: random.Random) -> Json:
+    deploy(model, "two", "/two", replicas=2, threads=1, max_batch=32, routing="random")
+    deploy(model, "one", "/one", replicas=1, threads=2, max_batch=64, routing="random")
+    found: Json = {}
+    for at_once in (1, 4, 16, 64):
+        ratios, speeds = [], {"two": [], "one": []}
+        for _ in range(9 if at_once < 64 else 5):
+            asked = [
+                body | {"max_tokens": chance.randrange(24, 72), "ignore_eos": True}
+                for body in bodies(chance, max(at_once, 4))
+            ]
+            for arm in chance.sample(["two", "one"], 2):
+                speeds[arm].append(await _speed(client, asked, at_once, f"{URL}/{arm}"))
+            ratios.append(speeds["two"][-1] / speeds["one"][-1])
+        found[str(at_once)] = {
+            "two": round(statistics.median(speeds["two"])),
+            "one": round(statistics.median(speeds["one"])),
+            "two_over_one": [round(each, 2) for each in interval(ratios)],
+        }
+        print(at_once, found[str(at_once)], flush=True)
+    return found
+
+
+async def _speed(client: httpx.AsyncClient, asked: list[Json], at_once: int, base: str) -> float:
+    """Tokens/s of whole answers, `at_once` of them at a time."""
+    places = asyncio.Semaphore(at_once)
+
+    async def one(body: Json) -> int:
+        async with places:
+            reply = await whole(client, body, base)
+        assert reply.end == "whole", reply
+        return int(reply.usage["completion_tokens"])
+
+    begun = time.perf_counter()
+    tokens = sum(await asyncio.gather(*map(one, asked)))
+    return tokens / (time.perf_counter() - begun)
+
+
+def interval(values: list[float]) -> list[float]:
+    """The median and its 95 % interval by the bootstrap."""
+    rng = random.Random(0)
+    medians = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(2000))
+    return [statistics.median(values), medians[50], medians[-51]]
+
+
+async def prefix_trial(client: httpx.AsyncClient, model: Path, chance: random.Random) -> Json:
+    begins = [text[:700] for text in prompts(chance, 40, 1200) if len(text) >= 700][:16]
+    asked = [
+        {"prompt": begin + tail, "max_tokens": 4, "temperature": 0}
+        for begin in begins
+        for tail in prompts(chance, 12, 60)
+    ]
+    chance.shuffle(asked)
+    found: Json = {"requests": len(asked), "beginnings": len(begins)}
+    for routing in ("prefix", "random"):
+        deploy(model, replicas=2, threads=1, routing=routing, cache_positions=4096)
+        places = asyncio.Semaphore(8)
+
+        async def one(body: Json, places: asyncio.Semaphore = places) -> Reply:
+            async with places:
+                return await whole(client, body)
+
+        begun = time.perf_counter()
+        replies = await asyncio.gather(*map(one, asked))
+        assert all(reply.end == "whole" for reply in replies), replies
+        read = sum(reply.usage["prompt_tokens"] for reply in replies)
+        cached = sum(r.usage["prompt_tokens_details"]["cached_tokens"] for r in replies)
+        found[routing] = {
+            "prompt_tokens": read,
+            "cached": cached,
+            "share": round(cached / read, 3),
+            "seconds": round(time.perf_counter() - begun, 1),
+            "tokens_by_replica": await idle(client),
+        }
+        serve.delete("default")
+    return found
+
+
+TRIALS = {
+    "requests": requests_trial,
+    "kill": kill_trial,
+    "update": update_trial,
+    "speed": speed_trial,
+    "prefix": prefix_trial,
+}
+
+
+async def run(trial: str, model: Path, seed: int) -> None:
+    async with httpx.AsyncClient(timeout=120, limits=httpx.Limits(max_connections=300)) as client:
+        found = await TRIALS[trial](client, model, random.Random(seed))
+    print(json.dumps({"trial": trial, "seed": seed, **found}, indent=1))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("trial", choices=TRIALS)
+    parser.add_argument("model", nargs="?", type=Path, default=shipped_model())
+    parser.add_argument("--seed", type=int, default=0)
+    settings = parser.parse_args()
+    cores = 4 if settings.trial == "speed" else 2
+    ray.init(
+        num_cpus=cores,
+        object_store_memory=OBJECT_STORE_BYTES,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
+    try:
+        asyncio.run(run(settings.trial, settings.model, settings.seed))
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

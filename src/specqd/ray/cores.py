@@ -1,0 +1,40 @@
+"""Gives each replica of a machine cores of its own, those of one NUMA node where they suffice."""
+
+import os
+import re
+from pathlib import Path
+
+_NODES = Path("/sys/devices/system/node")
+
+
+def take_cores(count: int, place: int) -> None:
+    """Limits this process, all of its threads, to `count` cores. place: among the replicas of this
+    machine. Where an update runs old and new replicas side by side, they share cores."""
+    chosen = chosen_cores(os.sched_getaffinity(0), count, place, _nodes())
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), chosen)
+
+
+def chosen_cores(usable: set[int], count: int, place: int, nodes: list[set[int]]) -> set[int]:
+    """`count` cores; different places get different ones, until all are taken."""
+    ordered: list[list[int]] = []  # groups of `count`, none over two nodes
+    rest = sorted(usable)
+    for node in nodes:
+        cores = sorted(usable & node)
+        ordered += [cores[i : i + count] for i in range(0, len(cores) - count + 1, count)]
+    taken = {core for group in ordered for core in group}
+    rest = [core for core in rest if core not in taken]
+    ordered += [rest[i : i + count] for i in range(0, len(rest) - count + 1, count)]
+    return set(ordered[place % len(ordered)]) if ordered else usable
+
+
+def _nodes() -> list[set[int]]:
+    return [_cores(path.read_text()) for path in sorted(_NODES.glob("node[0-9]*/cpulist"))]
+
+
+def _cores(text: str) -> set[int]:
+    """The numbers of a list such as `0-3,8`."""
+    found: set[int] = set()
+    for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
+        found |= set(range(int(first), int(last or first) + 1))
+    return found

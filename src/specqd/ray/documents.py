@@ -1,0 +1,81 @@
+"""Answers to the rows of a Ray Data dataset."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from ray.data import Dataset
+
+from specqd.errors import RequestError
+from specqd.hub import SHIPPED
+from specqd.openai.answers import Json
+from specqd.openai.batch import is_refused
+from specqd.ray.options import absolute
+from specqd.ray.worker import Worker, Workers
+
+_URLS = {"prompt": "/v1/completions", "messages": "/v1/chat/completions"}
+
+
+def batch(
+    dataset: Dataset,
+    *,
+    model: str | Path | None = None,
+    draft: str | Sequence[str] = (),
+    request: Mapping[str, Any] | None = None,
+    workers: int | None = None,
+    threads: int | None = None,
+    isa: str | None = None,
+) -> Dataset:
+    """Adds the columns `text`, `finish_reason` and `error` to a dataset of prompts or chats.
+
+    A row has the column `prompt` or `messages`, and may have `seed`. A row that the model refuses
+    has the cause in `error`. An answer depends on nothing but the row, `request` and the model, so
+    Ray may run rows again. Without a seed it follows from these.
+
+    model: a path that exists on each machine, or `owner/name`; None: the shipped one.
+    draft, isa: as in LLM. request: fields of all requests, such as `{"max_tokens": 64}`.
+    workers: copies of the model; None: as many as the cluster has room for.
+    threads: cores of a worker; None: all of the smallest machine.
+    """
+    given = None if model is None else str(model)
+    words = (draft,) if isinstance(draft, str) else tuple(draft)
+    name = SHIPPED if given is None else Path(given).name if Path(given).is_dir() else given
+    made = Workers(absolute(given), name, words, threads, isa, workers)
+    return dataset.map_batches(
+        _Rows,
+        fn_constructor_kwargs={"workers": made, "request": dict(request or {})},
+        **made.placed(),
+    )
+
+
+class _Rows:
+    def __init__(self, workers: Workers, request: Mapping[str, Any]) -> None:
+        self._request = request
+        self._worker = Worker(workers)
+
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        lines = [_line(str(i), row, self._request) for i, row in enumerate(rows.to_pylist())]
+        found = [_columns(answer) for answer in self._worker.answers(lines)]
+        for name in ("text", "finish_reason", "error"):
+            rows = rows.append_column(name, pa.array([each[name] for each in found], pa.string()))
+        return rows
+
+
+def _line(custom_id: str, row: Mapping[str, Any], request: Mapping[str, Any]) -> bytes:
+    asked = [name for name in _URLS if row.get(name) is not None]
+    if len(asked) != 1:
+        raise RequestError("a row needs the column `prompt` or `messages`, and not both")
+    own = {name: row[name] for name in (*asked, "seed") if row.get(name) is not None}
+    entry = {"custom_id": custom_id, "method": "POST", "url": _URLS[asked[0]]}
+    return json.dumps(entry | {"body": {**request, **own}}).encode()
+
+
+def _columns(answer: Json) -> dict[str, str | None]:
+    body = answer["response"]["body"]
+    if is_refused(answer):
+        return {"text": None, "finish_reason": None, "error": body["error"]["message"]}
+    [choice, *_] = body["choices"]
+    text = choice["text"] if "text" in choice else choice["message"]["content"]
+    return {"text": text, "finish_reason": choice["finish_reason"], "error": None}

@@ -1,0 +1,40 @@
+"""The metrics of several replicas as one answer to Prometheus; each sample names its replica."""
+
+from collections.abc import Iterable, Iterator
+from copy import copy
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+
+def labelled(families: Iterable[Metric], replica: str) -> list[Metric]:
+    """The families with the label `replica` on each sample."""
+    named = []
+    for family in families:
+        family = copy(family)
+        family.samples = [_named(sample, replica) for sample in family.samples]
+        named.append(family)
+    return named
+
+
+def _named(sample: Sample, replica: str) -> Sample:
+    labels = {**sample.labels, "replica": replica}
+    return Sample(sample.name, labels, sample.value, sample.timestamp, sample.exemplar)
+
+
+class Merged(Collector):
+    """The families of all replicas, each family once."""
+
+    def __init__(self, replicas: Iterable[list[Metric]]) -> None:
+        self._replicas = list(replicas)
+
+    def collect(self) -> Iterator[Metric]:
+        merged: dict[str, Metric] = {}
+        for family in (family for families in self._replicas for family in families):
+            if family.name in merged:
+                merged[family.name].samples += family.samples
+            else:
+                merged[family.name] = copy(family)
+                merged[family.name].samples = list(family.samples)
+        yield from merged.values()

@@ -1,0 +1,97 @@
+"""The arguments of `serve run specqd.ray:app NAME=VALUE ...`, checked."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from specqd.errors import RequestError, shown
+
+_FLAGS = {"true": True, "false": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """model, draft, isa, context, cache_positions: as in LLM; draft's words separated by commas.
+
+    replicas: copies of the model. max_replicas: Serve adds copies up to this number while more than
+        `ongoing` requests wait or run on each, and removes idle ones down to `replicas`.
+    threads: cores of a replica, which Ray reserves; None: all of the machine that builds the
+        application, which means a replica for each machine.
+    pin: a replica takes cores of its own on its machine, those of one NUMA node where they suffice.
+    max_batch: sequences that a replica decodes at once. ongoing: requests on a replica at which
+        Serve prefers another one or adds one; by default max_batch.
+    fronts: processes that take requests and choose replicas. routing: `prefix` or `random`.
+    """
+
+    model: str | None = None
+    draft: tuple[str, ...] = ()
+    replicas: int = 1
+    max_replicas: int | None = None
+    threads: int | None = None
+    pin: bool = False
+    isa: str | None = None
+    max_batch: int = 16
+    ongoing: int | None = None
+    context: int | None = None
+    cache_positions: int | None = None
+    served_model_name: str | None = None
+    lenient: bool = False
+    fronts: int = 1
+    routing: str = "prefix"
+    allow_host: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "Options":
+        """Values may be texts, as a command line has them. Raises RequestError."""
+        known = {each.name: each.type for each in fields(cls)}
+        for name in given:
+            if name not in known:
+                raise RequestError(f"{shown(name)} is no argument; known: {', '.join(known)}")
+        options = cls(**{name: _value(name, known[name], given[name]) for name in given})
+        if options.routing not in ("prefix", "random"):
+            raise RequestError(f"routing={shown(options.routing)} is not prefix or random")
+        if options.max_replicas is not None and options.max_replicas < options.replicas:
+            raise RequestError(
+                f"max_replicas={options.max_replicas} is below replicas={options.replicas}"
+            )
+        return options
+
+    @property
+    def cores(self) -> int:
+        """Cores that Ray reserves for a replica."""
+        return self.threads or len(os.sched_getaffinity(0))
+
+    @property
+    def most_ongoing(self) -> int:
+        return self.ongoing or self.max_batch
+
+
+def _value(name: str, kind: Any, given: Any) -> Any:
+    if "int" in str(kind):
+        try:
+            number = int(given)
+        except (TypeError, ValueError):
+            number = 0
+        if number < 1:
+            raise RequestError(f"{name}={shown(given)} is not a whole number of at least 1")
+        return number
+    if kind is bool:
+        if (flag := _FLAGS.get(str(given).lower())) is None:
+            raise RequestError(f"{name}={shown(given)} is not true or false")
+        return flag
+    if "tuple" in str(kind):
+        words = given.split(",") if isinstance(given, str) else list(given)
+        return tuple(str(word).strip() for word in words if str(word).strip())
+    if not isinstance(given, str) or not given:
+        raise RequestError(f"{name}={shown(given)} is not a text")
+    return given
+
+
+def absolute(model: str | None) -> str | None:
+    """A local model's path, also for processes with another working directory."""
+    if model is not None and Path(model).exists():
+        return str(Path(model).resolve())
+    return model

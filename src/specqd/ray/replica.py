@@ -1,0 +1,108 @@
+"""A replica: the server's application in a process of Ray Serve, without sockets."""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator
+
+from prometheus_client.core import Metric
+from ray import serve
+from starlette.types import Message
+
+from specqd.llm import LLM
+from specqd.ray.asked import Asked
+from specqd.ray.cores import take_cores
+from specqd.ray.metrics import labelled
+from specqd.ray.options import Options
+from specqd.server.app import Service, make_paths
+from specqd.server.guard import Access
+from specqd.server.metrics import Counts
+from specqd.server.opening import open_service
+
+
+class Replica:
+    """Ray Serve's deployment. Its answers are those of `specqd serve`."""
+
+    async def __init__(  # type: ignore[misc] # Ray Serve awaits it, on the loop of the requests
+        self, options: Options, model: str | None, draft: tuple[str, ...]
+    ) -> None:
+        context = serve.get_replica_context()
+        self._name = context.replica_tag
+        if options.pin:
+            take_cores(options.cores, context.rank.local_rank)
+        self._service = await asyncio.to_thread(_open, options, model, draft)
+        self._app = make_paths(self._service)
+        self._service.thread.start()
+
+    async def answer(self, asked: Asked) -> AsyncGenerator[list[Message], None]:
+        """The ASGI messages of the answer; those that are there together come together."""
+        messages: asyncio.Queue[Message | None] = asyncio.Queue()
+        given = [{"type": "http.request", "body": asked.body, "more_body": False}]
+
+        async def receive() -> Message:
+            if given:
+                return given.pop()
+            return await asyncio.Future()  # a client that leaves cancels the generator
+
+        async def answer() -> None:
+            try:
+                await self._app(asked.scope(), receive, messages.put)
+            finally:
+                messages.put_nowait(None)
+
+        answering = asyncio.create_task(answer())
+        try:
+            while batch := await _together(messages):
+                yield batch
+            await answering
+        finally:
+            answering.cancel()
+            await asyncio.gather(answering, return_exceptions=True)
+
+    async def families(self) -> list[Metric]:
+        counts = await self._service.thread.ask(lambda: Counts.of(self._service.engine))
+        return labelled(self._service.metrics.families(counts), self._name)
+
+    async def process(self) -> tuple[str, int]:
+        """The replica's name and process id, for those who observe it."""
+        return self._name, os.getpid()
+
+    async def check_health(self) -> None:
+        """Called by Ray Serve, which starts the replica again after an error."""
+        self._service.thread.check()
+
+    async def __del__(self) -> None:
+        """Called by Ray Serve once the open requests have ended."""
+        if hasattr(self, "_service"):
+            await self._service.thread.stop()
+
+
+def _open(options: Options, model: str | None, draft: tuple[str, ...]) -> Service:
+    llm = LLM(
+        model,
+        draft or "auto",
+        options.threads,
+        options.isa,
+        cache_positions=options.cache_positions,
+        context=options.context,
+    )
+    return open_service(
+        llm,
+        Access(),  # the front has checked it
+        max_batch=options.max_batch,
+        name=options.served_model_name,
+        is_lenient=options.lenient,
+    )
+
+
+async def _together(messages: asyncio.Queue[Message | None]) -> list[Message]:
+    """The next messages; empty at the end."""
+    batch: list[Message] = []
+    message = await messages.get()
+    while message is not None:
+        batch.append(message)
+        if messages.empty():
+            return batch
+        message = messages.get_nowait()
+    if batch:
+        messages.put_nowait(None)  # for the next call
+    return batch

@@ -1,0 +1,74 @@
+"""A model in an actor of Ray Data, and how many of them fit into a cluster."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.data import ActorPoolStrategy
+
+from specqd.errors import MachineError
+from specqd.llm import LLM
+from specqd.openai.answers import Json
+from specqd.openai.batch import Batch, answer_batch, read_request
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """The model that each worker loads, and its cores. count: None: as many as fit."""
+
+    model: str | None  # a path that exists on each machine, or owner/name
+    name: str  # in answers
+    draft: tuple[str, ...] = ()
+    threads: int | None = None  # None: the cores of the cluster's smallest machine
+    isa: str | None = None
+    count: int | None = None
+
+    def placed(self) -> dict[str, Any]:
+        """The arguments of `map_batches` for the connected cluster. Raises MachineError."""
+        cores = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+        usable = [each for each in cores if each]
+        if not usable:
+            raise MachineError("the Ray cluster has no CPU; start a worker: ray start --address")
+        threads = self.threads or min(usable)
+        fitting = sum(each // threads for each in usable)
+        if not fitting:
+            raise MachineError(
+                f"no machine of the Ray cluster has {threads} CPUs; the largest has {max(usable)}"
+            )
+        return {
+            "compute": ActorPoolStrategy(size=self.count or fitting),
+            "num_cpus": threads,
+            "batch_size": None,  # a block
+            "batch_format": "pyarrow",
+        }
+
+
+class Worker:
+    """A loaded model that answers lines of a batch file."""
+
+    def __init__(self, workers: Workers, created: int = 0) -> None:
+        self._name, self._created = workers.name, created
+        self._llm = LLM(workers.model, workers.draft or "auto", workers.threads, workers.isa)
+
+    def answers(self, lines: Sequence[bytes]) -> list[Json]:
+        """The lines' answers in the order of the lines. They depend on nothing but the line, the
+        model and `created`, so a line that is answered again has the same answer."""
+        requests = tuple(read_request(line, self._name) for line in lines)
+        collected = _Collected()
+        batch = Batch(Path(self._name), self._name, self._created, requests)
+        answer_batch(self._llm, batch, collected, lambda done, total: None)
+        return [collected.answers[request.custom_id] for request in requests]
+
+
+class _Collected:
+    """Answers in memory."""
+
+    def __init__(self) -> None:
+        self.done: set[str] = set()
+        self.answers: dict[str, Json] = {}
+
+    def append(self, answers: Mapping[str, Json]) -> None:
+        self.done.update(answers)
+        self.answers.update(answers)

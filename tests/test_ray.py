@@ -1,0 +1,244 @@
+"""Several processes by Ray, as far as no cluster is needed. `benchmarks/replicas.py` and
+`benchmarks/batch_kills.py` start clusters."""
+
+import importlib.util
+import json
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from specqd.errors import RequestError
+from support.command_line import Refuse
+from support.refusals import refused
+
+PACKAGE = Path(importlib.util.find_spec("specqd").origin).parent  # type: ignore[union-attr]
+PAGE = 256  # characters
+
+
+def test_nothing_else_imports_ray() -> None:
+    """Every other module is imported with ray made unimportable."""
+    paths = [path.relative_to(PACKAGE).with_suffix("") for path in PACKAGE.rglob("*.py")]
+    names = sorted(
+        "specqd." + ".".join(path.parts).removesuffix(".__init__")
+        for path in paths
+        if path.parts[0] not in ("ray", "lm_eval", "__main__", "__init__")
+        and path.name not in ("template_worker", "level_plot")
+    )
+    program = (
+        "import importlib, sys\n"
+        "sys.modules |= dict.fromkeys(('ray', 'pyarrow'))\n"
+        f"for name in {names!r}:\n"
+        "    try:\n"
+        "        importlib.import_module(name)\n"
+        "    except ModuleNotFoundError as error:\n"
+        "        assert error.name not in ('ray', 'pyarrow'), (name, error)\n"
+        "assert not any(name.startswith('specqd.ray') for name in sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_batches_over_ray_say_what_they_need(
+    tmp_path: Path, refuse: Refuse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        "specqd.cli.batch.find_spec", lambda name: None if name == "ray" else find_spec(name)
+    )
+    source = tmp_path / "in.jsonl"
+    source.write_text("")
+    problem = refuse("batch", source, "-o", tmp_path / "out.jsonl", "--ray", "auto")
+    assert problem == "--ray needs ray; pip install 'specqd[ray]'"
+
+
+# --- With Ray ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def with_ray() -> None:
+    pytest.importorskip("ray.serve", reason="needs specqd[ray]")
+    pytest.importorskip("ray.data", reason="needs specqd[ray]")
+
+
+@pytest.mark.usefixtures("with_ray")
+def test_arguments_come_as_texts_or_as_values() -> None:
+    from specqd.ray.options import Options
+
+    texts = {"model": "m", "draft": "fp4, ngram", "replicas": "2", "pin": "true", "threads": "3"}
+    values = {"model": "m", "draft": ["fp4", "ngram"], "replicas": 2, "pin": True, "threads": 3}
+    assert Options.of(texts) == Options.of(values)
+    assert (Options.of(texts).draft, Options.of(texts).cores) == (("fp4", "ngram"), 3)
+
+
+@pytest.mark.usefixtures("with_ray")
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"replica": "2"}, "'replica' is no argument; known: model, draft, replicas"),
+        ({"replicas": "two"}, "replicas='two' is not a whole number of at least 1"),
+        ({"replicas": "0"}, "replicas='0' is not a whole number of at least 1"),
+        ({"replicas": "2", "max_replicas": "1"}, "max_replicas=1 is below replicas=2"),
+        ({"pin": "yes"}, "pin='yes' is not true or false"),
+        ({"model": ""}, "model='' is not a text"),
+        ({"routing": "best"}, "routing='best' is not prefix or random"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_one_line(given: dict[str, Any], problem: str) -> None:
+    from specqd.ray.options import Options
+
+    assert refused(RequestError, Options.of, given).startswith(problem)
+
+
+@pytest.mark.usefixtures("with_ray")
+def test_prompts_that_begin_alike_share_pages(chance: random.Random) -> None:
+    from specqd.ray.routing import pages_of
+
+    begin = "".join(chance.choices("abc é\U0001f600", k=chance.randrange(PAGE, 3 * PAGE)))
+    tails = [mark + begin[: chance.randrange(3 * PAGE)] for mark in "xy"]
+    first, second = (pages_of({"prompt": begin + tail}, "key") for tail in tails)
+    whole = len(begin) // PAGE
+    assert first[:whole] == second[:whole]
+    assert not set(first[whole:]) & set(second[whole:])
+    assert len(first) == len(begin + tails[0]) // PAGE
+    others = [({"prompt": begin}, "other key"), ({"prompt": begin, "cache_salt": "s"}, "key")]
+    for body, client in others:
+        assert not set(pages_of(body, client)) & set(first)
+
+
+@pytest.mark.usefixtures("with_ray")
+def test_turns_of_a_chat_share_the_pages_of_the_turns_before(chance: random.Random) -> None:
+    from specqd.ray.routing import pages_of
+
+    def text() -> str:
+        return "".join(chance.choices("abc ", k=chance.randrange(10, 3 * PAGE)))
+
+    chat = [{"role": "system", "content": "s" * PAGE}, {"role": "user", "content": text()}]
+    longer = [*chat, {"role": "assistant", "content": text()}, {"role": "user", "content": text()}]
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    before, after = (pages_of({"messages": each, "tools": tools}, "") for each in (chat, longer))
+    assert before
+    assert after[: len(before)] == before
+
+
+@pytest.mark.usefixtures("with_ray")
+@pytest.mark.parametrize(
+    "body", [{}, {"prompt": ""}, {"prompt": 5}, {"prompt": None}, {"messages": {"a": 1}}]
+)
+def test_bodies_without_a_long_prompt_have_no_page(body: dict[str, Any]) -> None:
+    from specqd.ray.routing import pages_of
+
+    assert pages_of(body, "") == ()
+
+
+@pytest.mark.usefixtures("with_ray")
+def test_labelled_metrics_of_replicas_merge_into_families_once() -> None:
+    from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+    from prometheus_client.parser import text_string_to_metric_families
+
+    from specqd.ray.metrics import Merged, labelled
+
+    replicas = []
+    for name, count in (("a", 3), ("b", 4)):
+        registry = CollectorRegistry()
+        Counter("vllm:requests", "Requests.", ["model_name"], registry=registry).labels("m").inc(
+            count
+        )
+        Histogram("vllm:seconds", "Seconds.", registry=registry, buckets=(1,)).observe(count)
+        replicas.append(labelled(registry.collect(), name))
+    text = generate_latest(Merged(replicas)).decode()
+    assert text.count("# TYPE vllm:requests_total") == text.count("# TYPE vllm:seconds ") == 1
+    found = {
+        (sample.name, sample.labels["replica"]): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert [found["vllm:requests_total", name] for name in "ab"] == [3, 4]
+    assert [found["vllm:seconds_sum", name] for name in "ab"] == [3, 4]
+    assert len(re.findall(r'vllm:seconds_bucket\{le="1.0",replica="."\}', text)) == 2
+
+
+@pytest.mark.usefixtures("with_ray")
+def test_replicas_of_a_machine_get_different_cores_of_one_node(chance: random.Random) -> None:
+    from specqd.ray.cores import chosen_cores
+
+    nodes = [set(range(8)), set(range(8, 16))]
+    usable = set(range(16))
+    count = chance.choice([1, 2, 3, 4, 8])
+    fitting = 2 * (8 // count)
+    chosen = [chosen_cores(usable, count, place, nodes) for place in range(fitting)]
+    assert len(set().union(*chosen)) == fitting * count
+    assert all(any(cores <= node for node in nodes) for cores in chosen)
+    assert chosen_cores(usable, count, 0, nodes) == chosen_cores(usable, count, 0, nodes)
+    assert len(chosen_cores(usable, 16, 0, nodes)) == 16  # over both nodes
+    assert chosen_cores(usable, 17, 0, nodes) == usable
+
+
+def replica(name: str) -> Any:
+    return SimpleNamespace(replica_id=name)
+
+
+class Routes:
+    """A router without Serve: its rules alone."""
+
+    def __init__(self) -> None:
+        from specqd.ray.routing import PrefixRouter
+
+        self.router = PrefixRouter.__new__(PrefixRouter)
+        self.router.initialize_state()
+        self.replicas = [replica(name) for name in "abc"]
+        self.number = 0
+
+    def request(self, *pages: bytes) -> Any:
+        self.number += 1
+        metadata = SimpleNamespace(internal_request_id=str(self.number))
+        context = SimpleNamespace(should_backoff=False)
+        asked = SimpleNamespace(pages=pages)
+        return SimpleNamespace(args=[asked], metadata=metadata, routing_context=context)
+
+    async def ranks(self, request: Any) -> list[list[str]]:
+        ranks = await self.router.choose_replicas(self.replicas, request)
+        return [[each.replica_id for each in rank] for rank in ranks]
+
+
+@pytest.mark.usefixtures("with_ray")
+def test_the_longest_cached_beginning_chooses_the_replica() -> None:
+    import asyncio
+
+    async def scenario() -> None:
+        routes = Routes()
+        assert await routes.ranks(routes.request(b"1", b"2")) == [["a", "b", "c"]]
+        first = routes.request(b"1", b"2")
+        routes.router.on_request_routed(first, "a", None)
+        routes.router.on_request_completed("a", first.metadata.internal_request_id)
+        assert await routes.ranks(routes.request(b"1", b"3")) == [["a"], ["a", "b", "c"]]
+        longer = routes.request(b"1", b"2", b"4")
+        routes.router.on_request_routed(longer, "b", None)
+        assert await routes.ranks(routes.request(b"1", b"2", b"4")) == [["b"], ["a", "b", "c"]]
+        assert await routes.ranks(routes.request(b"1", b"2", b"9")) == [
+            ["a", "b"],
+            ["a", "b", "c"],
+        ]
+        assert await routes.ranks(routes.request()) == [["a", "b", "c"]]
+        for _ in range(5):  # one more than the cache is worth
+            routes.router.on_request_routed(routes.request(b"1"), "b", None)
+        assert await routes.ranks(routes.request(b"1", b"2", b"4")) == [["a"], ["a", "b", "c"]]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("with_ray")
+def test_rows_of_a_dataset_are_lines_of_a_batch_file() -> None:
+    from specqd.openai.batch import read_request
+    from specqd.ray.documents import _line
+
+    row = {"prompt": "x", "seed": 5, "other": 1, "messages": None}
+    line = _line("7", row, {"max_tokens": 3})
+    assert json.loads(line)["body"] == {"max_tokens": 3, "prompt": "x", "seed": 5}
+    assert read_request(line, "m").custom_id == "7"
+    for wrong in ({"text": "x"}, {"prompt": "x", "messages": []}):
+        assert "and not both" in refused(RequestError, _line, "0", wrong, {})
