@@ -76,8 +76,10 @@ class KvView {
 class KvCache {
  public:
   // Reserves address space for `pages` pages; a frame takes memory when it is first written. At
-  // most `most_states` sequences can have states of recurrent layers.
-  KvCache(KvShape shape, int64_t pages, StateShape states = {}, int64_t most_states = 0);
+  // most `most_states` sequences can have states of recurrent layers. A huge page holds several
+  // heads, so those of nodes need small ones.
+  KvCache(KvShape shape, int64_t pages, StateShape states = {}, int64_t most_states = 0,
+          bool uses_huge_pages = true);
 
   const KvShape& shape() const { return shape_; }
   RecurrentStates& states() const { return *states_; }

@@ -29,6 +29,7 @@ def batch(
     draft: tuple[str, ...],
     threads: int | None,
     isa: str | None,
+    numa: str,
 ) -> None:
     """Answer a file of OpenAI batch requests.
 
@@ -53,7 +54,7 @@ def batch(
             done = f"specqd: {out}: all {before} requests are answered already"
             print(one_line(done), file=sys.stderr)
             return
-        llm = open_llm(model, draft, threads, isa)
+        llm = open_llm(model, draft, threads, isa, numa)
         with ProgressBar("Answering") as bar:
             refused = answer_batch(llm, asked, answers, bar)
         new = len(answers.done) - before

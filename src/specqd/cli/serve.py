@@ -93,6 +93,7 @@ def serve(
     served_model_name: str | None,
     threads: int | None,
     isa: str | None,
+    numa: str,
 ) -> None:
     """Serve a model over OpenAI's HTTP API.
 
@@ -113,7 +114,9 @@ def serve(
     from specqd.server.listening import listen, run
 
     sock = listen(host, port)
-    llm = open_llm(model, draft, threads, isa, cache_positions=cache_positions, context=context)
+    llm = open_llm(
+        model, draft, threads, isa, numa, cache_positions=cache_positions, context=context
+    )
     engine = Engine(
         llm.engine.level,
         llm.tokenizer,
