@@ -1,4 +1,4 @@
-// The Python module: binds the machine, packed weights, ropes and the KV cache. No arithmetic.
+// The Python module: binds packed weights, ropes and the KV cache. No arithmetic.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
@@ -22,10 +22,9 @@
 #include "model/decoder.h"
 #include "model/kv_cache.h"
 #include "model/rope.h"
-#include "runtime/bandwidth.h"
-#include "runtime/cpu.h"
 #include "runtime/memory.h"
 #include "runtime/pool.h"
+#include "runtime/topology.h"
 #include "weights/pack.h"
 
 using namespace nanobind::literals;
@@ -37,6 +36,7 @@ void bind_decoder(nb::module_& m);
 void bind_heads(nb::module_& m);
 void bind_policy(nb::module_& m, nb::module_& testing);
 void bind_kernels(nb::module_& m);
+void bind_machine(nb::module_& m, nb::module_& testing);
 void bind_levels(nb::module_& m);
 void bind_ngram(nb::module_& m);
 void bind_pick(nb::module_& m);
@@ -82,7 +82,7 @@ using Bytes2 = nb::ndarray<const uint8_t, nb::numpy, nb::ndim<2>, nb::c_contig>;
 // Like pack, from codes [rows, blocks * 16] and scales [rows, blocks]; an error's column is a
 // block.
 std::variant<std::shared_ptr<PackedWeight>, std::tuple<int64_t, int64_t, int64_t>> take_mxfp4(
-    const std::vector<std::pair<Bytes2, Bytes2>>& sources) {
+    Pool& pool, const std::vector<std::pair<Bytes2, Bytes2>>& sources) {
   std::vector<Mxfp4Source> rows;
   for (const auto& [codes, scales] : sources)
     rows.push_back({codes.data(), scales.data(), static_cast<int64_t>(codes.shape(0))});
@@ -95,7 +95,8 @@ std::variant<std::shared_ptr<PackedWeight>, std::tuple<int64_t, int64_t, int64_t
   std::shared_ptr<PackedWeight> weight;
   {
     const nb::gil_scoped_release released;
-    weight = PackedWeight::take_mxfp4(rows, static_cast<int64_t>(first_scales.shape(1)), &error);
+    weight =
+        PackedWeight::take_mxfp4(pool, rows, static_cast<int64_t>(first_scales.shape(1)), &error);
   }
   if (weight == nullptr) return std::tuple(error.source, error.row, error.column);
   return weight;
@@ -159,46 +160,23 @@ std::map<std::string, size_t> plane_bytes(const PackedWeight& weight) {
   return planes;
 }
 
-void bind_machine(nb::module_& m) {
-  m.def("available_isas", &available_isas);
-  m.def("amx_refusal", &amx_refusal);
-  m.def("usable_threads", &usable_threads);
-  m.def("usable_memory", &usable_memory);
-  m.def("cpu_model", &cpu_model);
-  nb::class_<Pool>(m, "Pool")
-      .def(
-          "__init__",
-          [](Pool* self, int threads) {
-            if (threads < 1) throw std::invalid_argument("a pool needs at least one thread");
-            new (self) Pool(threads);
-          },
-          "threads"_a)
-      .def_prop_ro("threads", &Pool::threads)
-      .def("start_trace", &Pool::start_trace, nb::call_guard<nb::gil_scoped_release>(),
-           "Records the stages of all forwards from now on.")
-      .def(
-          "stop_trace",
-          [](Pool& pool) {
-            std::vector<Trace::Span> spans;
-            {
-              const nb::gil_scoped_release released;
-              spans = pool.stop_trace();
-            }
-            std::vector<std::tuple<int, std::string, int64_t, int64_t>> out;
-            for (const Trace::Span& span : spans)
-              out.emplace_back(span.thread, span.stage, span.begin, span.end);
-            return out;
-          },
-          "Returns (thread, stage, begin, end) of what was recorded, in nanoseconds; a stage\n"
-          "\"wait\" is a barrier.");
-  m.def(
-      "read_seconds",
-      [](Pool& pool, const std::string& isa, size_t bytes, int repeats) {
-        const nb::gil_scoped_release released;
-        return measure_read_seconds(pool, kernels_or_throw(isa), bytes, repeats);
-      },
-      "pool"_a, "isa"_a, "bytes"_a, "repeats"_a,
-      "Returns the seconds of each of `repeats` reads of `bytes` bytes by all threads.");
+std::map<std::string, std::map<int, size_t>> plane_nodes(const PackedWeight& weight) {
+  std::map<std::string, std::map<int, size_t>> found;
+  const auto add = [&](const char* name, const auto& plane) {
+    if (plane.empty()) return;
+    for (const auto& [node, bytes] : nodes_of(plane.data(), plane.size_bytes()))
+      found[name][node] += bytes;
+  };
+  for (size_t copy = 0; copy < weight.copies(); ++copy) {
+    const PackedWeight::Planes planes = weight.planes(static_cast<int>(copy));
+    add("codes", planes.codes);
+    add("scales", planes.scales);
+    add("residuals", planes.residuals);
+    add("patch_starts", planes.patch_starts);
+    add("patches", planes.patches);
+    add("plain", planes.plain);
+  }
+  return found;
 }
 
 void bind_weights(nb::module_& m) {
@@ -209,11 +187,17 @@ void bind_weights(nb::module_& m) {
       .def_prop_ro("is_mxfp4", &PackedWeight::is_mxfp4)
       .def_prop_ro("patch_count", &PackedWeight::patch_count)
       .def("plane_bytes", &plane_bytes)
+      .def_prop_ro("copies", &PackedWeight::copies,
+                   "Of all planes: one for each node that has its own.")
+      .def(
+          "plane_nodes", &plane_nodes,
+          "Returns the bytes of each plane by NUMA node, over all copies, from a sample of pages;\n"
+          "-1: not in memory. A plane is empty where the system does not tell.")
       .def("planes", &planes, nb::sig("def planes(self) -> dict[str, NDArray[numpy.generic]]"),
            "Returns the planes by name: flat, read-only views without a copy.");
   m.def("pack", &pack, "pool"_a, "isa"_a, "sources"_a, "interleaved"_a, "format"_a,
         "importance"_a.none() = nb::none());
-  m.def("take_mxfp4", &take_mxfp4, "sources"_a);
+  m.def("take_mxfp4", &take_mxfp4, "pool"_a, "sources"_a);
   m.def("map_planes", &map_planes, "pool"_a, "codes"_a, "scales"_a, "scale_code"_a,
         "residuals"_a.none(), "patch_starts"_a.none(), "patches"_a.none(), "plain"_a.none(),
         nb::kw_only(), "source_rows"_a, "columns"_a, "interleaved"_a,
@@ -273,8 +257,9 @@ void bind_cache(nb::module_& m) {
   nb::class_<KvCache>(m, "KvCache")
       .def(
           "__init__",
-          [](KvCache* self, const Decoder& decoder, int64_t pages, int64_t states, int64_t slots) {
-            new (self) KvCache(decoder.kv_shape(), pages, decoder.state_shape(), states, slots);
+          [](KvCache* self, Decoder& decoder, int64_t pages, int64_t states, int64_t slots) {
+            new (self) KvCache(decoder.kv_shape(), pages, decoder.state_shape(), states, slots,
+                               decoder.pool().nodes() == 1);
           },
           "decoder"_a, "pages"_a, "states"_a = 0, "slots"_a = 0)
       .def_prop_ro(
@@ -341,7 +326,7 @@ NB_MODULE(_native, m) {
   m.doc() = "SpecQD's native core.";
   nanobind::module_ testing =
       m.def_submodule("testing", "Functions of the core that only tests and benchmarks call.");
-  specqd::bind_machine(m);
+  specqd::bind_machine(m, testing);
   specqd::bind_rope(m);
   specqd::bind_weights(m);
   specqd::bind_cache(m);

@@ -133,8 +133,8 @@ void Decoder::reserve_scratch() {
   prepared_ = Memory(slots * row_bytes);
   scratch_.resize(static_cast<size_t>(pool_->threads()));
   for (Scratch& scratch : scratch_) {
-    scratch.row.resize(static_cast<size_t>(tiles * kBlock));
-    scratch.product.resize(rows * kProductPanels * kPanel);
+    scratch.row = Memory(static_cast<size_t>(tiles * kBlock) * sizeof(float));
+    scratch.product = Memory(rows * kProductPanels * kPanel * sizeof(float));
     scratch.prepared = Memory(kRowsPreparedByEach * row_bytes);
   }
   if (!has_experts) return;

@@ -304,9 +304,10 @@ class Decoder {
   std::vector<Rope> ropes_;
   int64_t angles_ = 0;
 
-  struct Scratch {  // per thread
-    std::vector<float> row, product;
-    Memory prepared;
+  struct Scratch {  // per thread, which touches it first
+    Memory row, product, prepared;
+    float* floats() const { return reinterpret_cast<float*>(row.data()); }
+    float* products() const { return reinterpret_cast<float*>(product.data()); }
   };
   std::vector<Scratch> scratch_;
   std::vector<float> residual_, heads_, hidden_, aside_;

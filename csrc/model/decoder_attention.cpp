@@ -156,9 +156,21 @@ void Decoder::share_attention(Team& team, int64_t layer_index) {
     attention.run(*cache_, cached_[static_cast<size_t>(layer_index)], layer.window, first, last,
                   team.thread());
   };
+  // Keys and values lie on the node whose threads write and read their head, if all nodes get
+  // equally many for their threads; else where they were first written.
+  bool are_divided = true;
+  for (int node = 1; node < team.nodes(); ++node)
+    are_divided = are_divided && team.is_even(node, kv_heads);
+  const auto share_heads = [&](int64_t items, int64_t grain, const auto& body) {
+    const auto bound = [&](int node) { return team.part(node, kv_heads) * (items / kv_heads); };
+    if (are_divided)
+      team.share_by_node(items, grain, bound, body);
+    else
+      team.share(items, grain, body);
+  };
   team.stage("attention");
   if (attention.is_simple() && kv_heads >= team.threads()) {
-    team.share(kv_heads, 1, [&](int64_t kv_head, int64_t) {
+    share_heads(kv_heads, 1, [&](int64_t kv_head, int64_t) {
       for (const auto& part : parts) write_heads(layer_index, kv_head, part);
       run(kv_head * passes, (kv_head + 1) * passes);
       for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
@@ -168,12 +180,12 @@ void Decoder::share_attention(Team& team, int64_t layer_index) {
   }
   // One thread writes all rows of a page, because the last row of a block clears the rows after it.
   const int64_t count = std::ssize(parts), items = passes * kv_heads;
-  team.share(kv_heads * count, 1, [&](int64_t i, int64_t) {
+  share_heads(kv_heads * count, 1, [&](int64_t i, int64_t) {
     write_heads(layer_index, i / count, parts[static_cast<size_t>(i % count)]);
   });
   team.stage("attention");
-  team.share(items, std::max<int64_t>(items / (team.threads() * kAttentionClaimsPerThread), 1),
-             run);
+  share_heads(items, std::max<int64_t>(items / (team.threads() * kAttentionClaimsPerThread), 1),
+              run);
   team.stage("attention");
   const int64_t merges = attention.shape().heads * count;
   team.share(merges, std::max<int64_t>(merges / (team.threads() * kClaimsPerThread), 1),

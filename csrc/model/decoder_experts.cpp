@@ -110,20 +110,35 @@ void Decoder::multiply_experts(Team& team, const char* stage, const LayerWeights
                                const PreparedRows& x, bool is_gathered, const Take& take) {
   const auto product =
       precision_ == Precision::kFp4 ? kernels_.draft_product : kernels_.exact_product;
-  float* const out = scratch_[static_cast<size_t>(team.thread())].product.data();
+  float* const out = scratch_[static_cast<size_t>(team.thread())].products();
   const int64_t panels = (layer.feed_forwards.front().*weight)->matrix().panels;
   const int64_t chosen = std::ssize(chosen_),
                 grain = panels_of_claim(panels * chosen, rows_, team.threads());
-  const int64_t claims = (panels + grain - 1) / grain;
+  // The claims of each node: chosen experts, and of each the node's panels.
+  const auto claims_of = [&](int node) {
+    return (team.bound(node + 1, panels) - team.bound(node, panels) + grain - 1) / grain;
+  };
+  const auto bound = [&](int node) {
+    int64_t claims = 0;
+    for (int before = 0; before < node; ++before) claims += chosen * claims_of(before);
+    return claims;
+  };
   team.stage(stage);
-  team.share(chosen * claims, 1, [&](int64_t claim, int64_t) {
+  team.share_by_node(bound(team.nodes()), 1, bound, [&](int64_t claim, int64_t) {
+    int node = 0;
+    while (claim >= bound(node + 1)) ++node;
+    claim -= bound(node);
+    const int64_t claims = claims_of(node), end = team.bound(node + 1, panels);
     const auto expert = static_cast<size_t>(chosen_[static_cast<size_t>(claim / claims)]);
-    const int64_t first = claim % claims * grain, last = std::min(first + grain, panels);
+    const PackedWeight& each = *(layer.feed_forwards[expert].*weight);
+    const int64_t first = team.bound(node, panels) + claim % claims * grain;
+    const int64_t last = std::min(first + grain, end);
     const int64_t start = expert_starts_[expert], rows = expert_starts_[expert + 1] - start;
     const size_t skipped = is_gathered ? static_cast<size_t>(start) * x.stride : 0;
     const int64_t stride = (last - first) * kPanel;
-    product((layer.feed_forwards[expert].*weight)->matrix(), first, last,
-            {x.data + skipped, x.stride, rows}, out, stride);
+    product(each.matrix(team.node()), first, last, {x.data + skipped, x.stride, rows}, out, stride);
+    if (team.nodes() > 1)
+      team.tally(panels, first, last, bytes_of(each, precision_) / static_cast<size_t>(panels));
     take(expert, first * kPanel, stride, out, stride);
   });
 }

@@ -74,7 +74,7 @@ PreparedRows Decoder::prepare(Team& team, Precision precision, int64_t rows,
                           (rows > kRowsPreparedByEach || team.thread() == 0);
   const auto fill = [&](uint8_t* data, int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
-      const float* inputs = make(row, scratch.row.data());
+      const float* inputs = make(row, scratch.floats());
       if (is_counted) inputs_->add(next, inputs);
       (is_draft ? kernels_.prepare_draft : kernels_.prepare_exact)(
           inputs, next.columns(), tiles, data + static_cast<size_t>(row) * stride);
@@ -112,13 +112,15 @@ void Decoder::multiply_runs(Team& team, const char* stage, Precision precision,
                             const PackedWeight& weight, std::span<const PanelRun> runs,
                             const PreparedRows& x, const Take& take) {
   team.stage(stage);
-  const PackedMatrix& matrix = weight.matrix();
-  float* const out = scratch_[static_cast<size_t>(team.thread())].product.data();
+  const PackedMatrix& matrix = weight.matrix(team.node());
+  float* const out = scratch_[static_cast<size_t>(team.thread())].products();
   const bool is_draft = precision == Precision::kFp4;
   const auto product = is_draft ? kernels_.draft_product : kernels_.exact_product;
   const int64_t panels = runs.back().before + runs.back().last - runs.back().first;
   const int64_t grain = panels_of_claim(panels, x.count, team.threads());
-  team.share(panels, grain, [&](int64_t first, int64_t last) {
+  const size_t panel_bytes =
+      team.nodes() > 1 ? bytes_of(weight, precision) / static_cast<size_t>(matrix.panels) : 0;
+  const auto work = [&](int64_t first, int64_t last) {
     auto run = std::upper_bound(runs.begin(), runs.end(), first,
                                 [](int64_t at, const PanelRun& r) { return at < r.before; }) -
                1;
@@ -129,9 +131,15 @@ void Decoder::multiply_runs(Team& team, const char* stage, Precision precision,
       if (is_draft && first < last) fetch_panel(matrix, run[1].first);
       const int64_t stride = (to - from) * kPanel;
       product(matrix, from, to, x, out, stride);
+      team.tally(matrix.panels, from, to, panel_bytes);
       take(from * kPanel, stride, out, stride);
     }
-  });
+  };
+  // The first rows of a head, which drafts read, lie on few nodes: reading far beats idling.
+  if (panels == matrix.panels)
+    team.share_by_node(panels, grain, panels_of(team, panels), work);
+  else
+    team.share(panels, grain, work);
 }
 
 }  // namespace specqd

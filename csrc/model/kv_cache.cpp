@@ -23,7 +23,7 @@ std::span<const int32_t> page_tokens(std::span<const int32_t> tokens, int64_t pa
 static_assert(kSavedPositions == kPagePositions);
 
 KvCache::KvCache(KvShape shape, int64_t pages, StateShape states, int64_t most_states,
-                 int64_t most_slots)
+                 int64_t most_slots, bool uses_huge_pages)
     : shape_(std::move(shape)),
       states_(std::make_unique<RecurrentStates>(states, most_states, most_slots)),
       frame_words_(kFramePages * shape_.page_words()),
@@ -35,7 +35,8 @@ KvCache::KvCache(KvShape shape, int64_t pages, StateShape states, int64_t most_s
     layer_starts_.push_back(words);
     words += kFramePages * layer.page_words();
   }
-  memory_ = Memory(free_in_frame_.size() * static_cast<size_t>(frame_words_) * sizeof(uint16_t));
+  memory_ = Memory(free_in_frame_.size() * static_cast<size_t>(frame_words_) * sizeof(uint16_t),
+                   uses_huge_pages);
   for (int64_t page = 0; page < pages; ++page) set_free(static_cast<int32_t>(page));
 }
 

@@ -77,9 +77,9 @@ class KvCache {
  public:
   // Reserves address space for `pages` pages; a frame takes memory when it is first written. At
   // most `most_states` sequences can have states of recurrent layers; beside theirs, at most
-  // `most_slots` are cached.
+  // `most_slots` are cached. A huge page holds several heads, so those of nodes need small ones.
   KvCache(KvShape shape, int64_t pages, StateShape states = {}, int64_t most_states = 0,
-          int64_t most_slots = 0);
+          int64_t most_slots = 0, bool uses_huge_pages = true);
 
   const KvShape& shape() const { return shape_; }
   RecurrentStates& states() const { return *states_; }

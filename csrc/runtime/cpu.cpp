@@ -4,14 +4,12 @@
 #include <cmath>
 #include <fstream>
 #include <limits>
-#include <set>
 #include <sstream>
-#include <thread>
 
 #include "kernels/float_mode.h"
+#include "runtime/topology.h"
 
 #if defined(__linux__)
-#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -196,20 +194,7 @@ std::string amx_refusal() {
 }
 
 int usable_threads() {
-  int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-#if defined(__linux__)
-  cpu_set_t mask;
-  if (sched_getaffinity(0, sizeof(mask), &mask) == 0) {
-    std::set<std::string> siblings;  // counts cores: a core's hyperthreads share its memory pipes
-    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-      if (!CPU_ISSET(cpu, &mask)) continue;
-      const std::string topology = "/sys/devices/system/cpu/cpu" + std::to_string(cpu);
-      const std::string list = first_line(topology + "/topology/thread_siblings_list");
-      siblings.insert(list.empty() ? std::to_string(cpu) : list);
-    }
-    cores = static_cast<int>(siblings.size());
-  }
-#endif
+  int cores = count_cores(allowed_here().cpus);
   const double quota = cgroup_cpu_quota();
   if (quota < cores) cores = static_cast<int>(std::ceil(quota));
   return std::max(cores, 1);

@@ -7,6 +7,7 @@
 #include <malloc.h>
 #endif
 
+#include <algorithm>
 #include <new>
 
 namespace specqd {
@@ -16,7 +17,7 @@ constexpr size_t kHugePage = size_t{2} << 20;
 
 }  // namespace
 
-Memory::Memory(size_t bytes) : size_(bytes) {
+Memory::Memory(size_t bytes, bool uses_huge_pages) : size_(bytes) {
   if (bytes == 0) return;
   mapped_ = bytes >= kHugePage ? bytes + kHugePage : bytes;
   mapping_ = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE,
@@ -29,7 +30,19 @@ Memory::Memory(size_t bytes) : size_(bytes) {
   if (bytes >= kHugePage) address = (address + kHugePage - 1) / kHugePage * kHugePage;
   data_ = reinterpret_cast<uint8_t*>(address);
 #if defined(MADV_HUGEPAGE)
-  if (bytes >= kHugePage) madvise(data_, bytes, MADV_HUGEPAGE);
+  if (bytes >= kHugePage) madvise(data_, bytes, uses_huge_pages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+#else
+  static_cast<void>(uses_huge_pages);
+#endif
+}
+
+void Memory::split_at(size_t offset) {
+#if defined(MADV_NOHUGEPAGE)
+  const size_t begin = offset / kHugePage * kHugePage;
+  if (size_ >= kHugePage && offset > begin && begin < size_)
+    madvise(data_ + begin, std::min(kHugePage, size_ - begin), MADV_NOHUGEPAGE);
+#else
+  static_cast<void>(offset);
 #endif
 }
 

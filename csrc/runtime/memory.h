@@ -8,16 +8,19 @@
 namespace specqd {
 
 // Zeroed anonymous memory. From 2 MB on it is aligned to 2 MB and uses huge pages. Untouched pages
-// cost nothing. Throws std::bad_alloc.
+// cost nothing, and a page lies on the node of the thread that touches it first. Throws
+// std::bad_alloc.
 class Memory {
  public:
   Memory() = default;
-  explicit Memory(size_t bytes);
+  explicit Memory(size_t bytes, bool uses_huge_pages = true);
   ~Memory();
   Memory(Memory&& other) noexcept { *this = std::move(other); }
   Memory& operator=(Memory&& other) noexcept;
   uint8_t* data() const { return data_; }
   size_t size() const { return size_; }
+  // Uses small pages around this offset: what lies before and behind it may be put on two nodes.
+  void split_at(size_t offset);
   void keep_first(size_t bytes);  // returns the rest to the system
 
  private:

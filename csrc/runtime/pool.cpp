@@ -7,7 +7,9 @@
 #endif
 
 #include <new>
+#include <optional>
 #include <set>
+#include <stdexcept>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -71,6 +73,45 @@ constexpr int kSpinsPerCheck = 32;
 // read, which release order does not guarantee: a thread that parked in between was never woken.
 constexpr auto kBeforeWaking = std::memory_order_seq_cst;
 
+int count_threads(const Placement& placement) {
+  int threads = 0;
+  for (const NodeThreads& node : placement.nodes) {
+    if (node.threads < 1) throw std::invalid_argument("each node of a pool needs a thread");
+    threads += node.threads;
+  }
+  if (threads < 1) throw std::invalid_argument("a pool needs at least one thread");
+  return threads;
+}
+
+#if defined(__linux__)
+// Binds the calling thread to CPUs; returns whether the system did so.
+bool bind_to(const std::set<int>& cpus) {
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  for (const int cpu : cpus)
+    if (cpu < CPU_SETSIZE) CPU_SET(cpu, &mask);
+  return sched_setaffinity(0, sizeof(mask), &mask) == 0;
+}
+
+// Keeps the calling thread's affinity mask, and puts it back.
+class KeepAffinity {
+ public:
+  KeepAffinity() : is_known_(sched_getaffinity(0, sizeof(mask_), &mask_) == 0) {}
+  ~KeepAffinity() {
+    if (is_known_) sched_setaffinity(0, sizeof(mask_), &mask_);
+  }
+  KeepAffinity(const KeepAffinity&) = delete;
+  KeepAffinity& operator=(const KeepAffinity&) = delete;
+
+ private:
+  cpu_set_t mask_;
+  bool is_known_;
+};
+#else
+bool bind_to(const std::set<int>&) { return false; }
+struct KeepAffinity {};
+#endif
+
 // Ends the body of a thread because that of another one has thrown.
 struct OtherFailed {};
 
@@ -97,7 +138,48 @@ void Pool::await_change(const std::atomic<uint32_t>& value, uint32_t old, int th
   while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
 }
 
+Team::Team(Pool& pool, int thread)
+    : pool_(pool), thread_(thread), node_(pool.places_[static_cast<size_t>(thread)].node) {}
+
 int Team::threads() const { return pool_.threads_; }
+
+int Team::nodes() const { return pool_.nodes(); }
+
+bool Team::replicates() const { return pool_.placement_.replicates; }
+
+int64_t Team::bound(int node, int64_t panels) const { return pool_.bound(node, panels); }
+
+int64_t Team::part(int node, int64_t items) const {
+  return items * pool_.first_threads_[static_cast<size_t>(node)] / pool_.threads_;
+}
+
+bool Team::is_even(int node, int64_t items) const {
+  return items * pool_.first_threads_[static_cast<size_t>(node)] % pool_.threads_ == 0;
+}
+
+int64_t Pool::bound(int node, int64_t panels) const {
+  if (node == nodes()) return panels;
+  return panels * first_threads_[static_cast<size_t>(node)] / threads_ / 2 * 2;
+}
+
+int64_t Team::claim_on(int node, int64_t least, int64_t grain) {
+  auto& claimed = pool_.node_claims_[static_cast<size_t>(node)].count;
+  const int64_t at = claimed.load(std::memory_order_relaxed);
+  if (at < least) return std::numeric_limits<int64_t>::max();
+  return claimed.fetch_add(grain, std::memory_order_relaxed);
+}
+
+void Team::tally(int64_t panels, int64_t first, int64_t last, size_t panel_bytes) {
+  if (nodes() == 1) return;
+  auto& bytes = pool_.places_[static_cast<size_t>(thread_)].bytes;
+  for (int node = 0; node < nodes(); ++node) {
+    const int64_t from = std::max(first, bound(node, panels));
+    const int64_t to = std::min(last, bound(node + 1, panels));
+    if (from < to)
+      bytes[static_cast<size_t>(replicates() ? node_ : node)] +=
+          static_cast<uint64_t>(to - from) * panel_bytes;
+  }
+}
 
 int64_t Team::claim(int64_t grain) {
   return pool_.claimed_.fetch_add(grain, std::memory_order_relaxed);
@@ -126,6 +208,7 @@ bool Pool::meet(Meeting& meeting, int thread) {
   if (meeting.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == all) {
     meeting.arrived.store(0, std::memory_order_relaxed);
     claimed_.store(0, std::memory_order_relaxed);
+    for (Claims& claims : node_claims_) claims.count.store(0, std::memory_order_relaxed);
     meeting.phase.store(phase + 1, kBeforeWaking);
     if (all > 1) meeting.phase.notify_all();
   } else {
@@ -134,7 +217,22 @@ bool Pool::meet(Meeting& meeting, int thread) {
   return !is_barrier || !has_failed_.load(std::memory_order_relaxed);
 }
 
-Pool::Pool(int threads) : threads_(threads), places_(static_cast<size_t>(threads)) {
+Pool::Pool(Placement placement)
+    : placement_(std::move(placement)),
+      threads_(count_threads(placement_)),
+      places_(static_cast<size_t>(threads_)) {
+  const size_t nodes = placement_.nodes.size();
+  if (nodes > 1) node_claims_ = std::vector<Claims>(nodes);
+  size_t thread = 0;
+  for (size_t node = 0; node < nodes; ++node) {
+    first_threads_.push_back(static_cast<int64_t>(thread));
+    is_bound_ = is_bound_ || !placement_.nodes[node].cpus.empty();
+    for (int i = 0; i < placement_.nodes[node].threads; ++i, ++thread) {
+      places_[thread].node = static_cast<int>(node);
+      places_[thread].bytes.assign(nodes, 0);
+    }
+  }
+  first_threads_.push_back(threads_);
   start();
   Pools::all().add(this);
 }
@@ -149,6 +247,7 @@ void Pool::start() {
   error_ = nullptr;
   round_ = barrier_.arrived = end_.arrived = 0;
   claimed_ = 0;
+  for (Claims& claims : node_claims_) claims.count = 0;
   workers_ = std::make_unique<std::vector<std::thread>>();
   try {
     workers_->reserve(static_cast<size_t>(threads_ - 1));
@@ -180,6 +279,31 @@ void Pool::forget_workers() {
   new (&running_) std::mutex;
 }
 
+void Pool::bind(int thread) {
+  Place& place = places_[static_cast<size_t>(thread)];
+  const std::set<int>& cpus = placement_.nodes[static_cast<size_t>(place.node)].cpus;
+  if (!cpus.empty()) place.is_unbound = !bind_to(cpus);
+}
+
+int Pool::unbound() const {
+  return static_cast<int>(
+      std::ranges::count_if(places_, [](const Place& place) { return place.is_unbound.load(); }));
+}
+
+std::vector<std::vector<uint64_t>> Pool::tally() const {
+  const size_t nodes = placement_.nodes.size();
+  std::vector<std::vector<uint64_t>> bytes(nodes, std::vector<uint64_t>(nodes));
+  for (const Place& place : places_)
+    for (size_t node = 0; node < nodes; ++node)
+      bytes[static_cast<size_t>(place.node)][node] += place.bytes[node];
+  return bytes;
+}
+
+void Pool::reset_tally() {
+  const std::lock_guard<std::mutex> lock(running_);
+  for (Place& place : places_) std::ranges::fill(place.bytes, 0);
+}
+
 void Pool::start_trace() {
   const std::lock_guard<std::mutex> lock(running_);
   trace_ = std::make_unique<Trace>(threads_);
@@ -193,6 +317,7 @@ std::vector<Trace::Span> Pool::stop_trace() {
 
 void Pool::work(int thread) {
   const FlushSubnormals flush;
+  bind(thread);
   Team team(*this, thread);
   for (uint32_t round = 0;; ++round) {
     await_change(round_, round, thread);
@@ -218,6 +343,11 @@ void Pool::run_erased(Task task, const void* context) {
   const std::lock_guard<std::mutex> lock(running_);
   if (workers_ == nullptr) start();
   const FlushSubnormals flush;
+  std::optional<KeepAffinity> kept;
+  if (is_bound_) {
+    kept.emplace();
+    bind(0);
+  }
   task_ = task;
   context_ = context;
   round_.fetch_add(1, kBeforeWaking);

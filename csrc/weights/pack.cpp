@@ -179,6 +179,7 @@ std::shared_ptr<PackedWeight> PackedWeight::pack(Pool& pool, const Kernels& kern
 
   auto weight = std::make_shared<PackedWeight>();
   weight->planes_ = Memory(layout.end());
+  layout.split(pool, panels, weight->planes_);
   uint8_t* const base = weight->planes_.data();
   Packing packing{kernels,
                   map.pack_rows(sources, columns),
@@ -191,9 +192,13 @@ std::shared_ptr<PackedWeight> PackedWeight::pack(Pool& pool, const Kernels& kern
                   layout,
                   std::vector<PanelPatches>(static_cast<size_t>(panels)),
                   std::vector<int64_t>(static_cast<size_t>(panels), -1)};
-  pool.run([&](Team& team) {
-    team.share(panels, 1, [&](int64_t panel, int64_t) { packing.pack_panel(panel); });
-  });
+  const auto each_panel = [&](const auto& body) {
+    pool.run([&](Team& team) {
+      team.share_in_place(panels, 1, panels_of(team, panels),
+                          [&](int64_t panel, int64_t) { body(panel); });
+    });
+  };
+  each_panel([&](int64_t panel) { packing.pack_panel(panel); });
   if (*error = find_bad_weight(packing, sources); error->source >= 0) return nullptr;
 
   weight->columns_ = columns;
@@ -207,15 +212,15 @@ std::shared_ptr<PackedWeight> PackedWeight::pack(Pool& pool, const Kernels& kern
   if (packing.patch_count > layout.max_patches()) {  // more than 16 bits per weight
     weight->planes_.keep_first(layout.residuals_at());
     weight->exact_ = Memory(layout.plain);
+    layout.split_plain(pool, panels, weight->exact_);
     auto* const plain = reinterpret_cast<uint16_t*>(weight->exact_.data());
-    pool.run([&](Team& team) {
-      team.share(panels, 1, [&](int64_t panel, int64_t) {
-        for (int64_t t = 0; t < tiles; ++t)
-          gather_tile(packing.rows.data() + panel * kPanel, columns, t,
-                      plain + (panel * tiles + t) * kTileWeights);
-      });
+    each_panel([&](int64_t panel) {
+      for (int64_t t = 0; t < tiles; ++t)
+        gather_tile(packing.rows.data() + panel * kPanel, columns, t,
+                    plain + (panel * tiles + t) * kTileWeights);
     });
     m.plain = plain;
+    weight->replicate(pool);
     return weight;
   }
 
@@ -227,22 +232,21 @@ std::shared_ptr<PackedWeight> PackedWeight::pack(Pool& pool, const Kernels& kern
   std::vector<uint32_t> panel_starts{0};
   for (const PanelPatches& panel : packing.found)
     panel_starts.push_back(panel_starts.back() + static_cast<uint32_t>(panel.patches.size()));
-  pool.run([&](Team& team) {
-    team.share(panels, 1, [&](int64_t panel, int64_t) {
-      PanelPatches& found = packing.found[static_cast<size_t>(panel)];
-      uint32_t start = panel_starts[static_cast<size_t>(panel)];
-      std::copy(found.patches.begin(), found.patches.end(), patches + start);
-      for (int64_t t = 0; t < tiles; ++t) {
-        starts[panel * tiles + t] = start;
-        start += found.counts[static_cast<size_t>(t)];
-      }
-      found = {};
-    });
+  each_panel([&](int64_t panel) {
+    PanelPatches& found = packing.found[static_cast<size_t>(panel)];
+    uint32_t start = panel_starts[static_cast<size_t>(panel)];
+    std::copy(found.patches.begin(), found.patches.end(), patches + start);
+    for (int64_t t = 0; t < tiles; ++t) {
+      starts[panel * tiles + t] = start;
+      start += found.counts[static_cast<size_t>(t)];
+    }
+    found = {};
   });
   starts[count] = panel_starts.back();
   m.residuals = base + layout.residuals_at();
   m.patch_starts = starts;
   m.patches = patches;
+  weight->replicate(pool);
   return weight;
 }
 

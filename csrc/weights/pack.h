@@ -1,6 +1,7 @@
 // Packs a BF16 matrix into planes that hold both precisions (docs/kernels.md draws them).
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -40,6 +41,8 @@ struct PackError {
   int64_t column = 0;
 };
 
+// Panels of a new matrix are first touched by threads of the node that shall have them.
+//
 // One packed matrix. Its outputs are the rows of all sources in order (stacked), or, for two
 // sources, alternating panels of 16 rows (interleaved), so that a gate and its up projection are
 // computed side by side.
@@ -58,7 +61,7 @@ class PackedWeight {
 
   // Packs weights that are stored as MXFP4: one source, or two interleaved ones with equally many
   // rows. A scale out of BF16's range is an error at its block (`column`).
-  static std::shared_ptr<PackedWeight> take_mxfp4(std::span<const Mxfp4Source> sources,
+  static std::shared_ptr<PackedWeight> take_mxfp4(Pool& pool, std::span<const Mxfp4Source> sources,
                                                   int64_t blocks, PackError* error);
 
   // Views of a weight's planes. All weights have codes, scales and their code (shift, base). A
@@ -70,7 +73,7 @@ class PackedWeight {
     std::span<const uint32_t> patch_starts = {};
     std::span<const uint16_t> patches = {}, plain = {};
   };
-  Planes planes() const;
+  Planes planes(int node = 0) const;  // of a node's copy, if nodes have copies
 
   // A weight over planes that were packed before, such as those of a mapped file; `owner` keeps
   // them alive. `source_rows` are the sources' rows as for pack(). The planes are not trusted: if
@@ -82,6 +85,11 @@ class PackedWeight {
                                            std::string* problem);
 
   const PackedMatrix& matrix() const { return matrix_; }
+  // The same for the threads of a node, which may have a copy of its own.
+  const PackedMatrix& matrix(int node) const {
+    return replicas_.empty() ? matrix_ : replicas_[static_cast<size_t>(node)].matrix;
+  }
+  size_t copies() const { return std::max<size_t>(replicas_.size(), 1); }
   int64_t columns() const { return columns_; }
   int64_t rows() const { return static_cast<int64_t>(packed_row_.size()); }
   bool is_nested() const { return matrix_.residuals != nullptr; }
@@ -103,6 +111,14 @@ class PackedWeight {
   int64_t patch_count() const { return patch_count_; }
 
  private:
+  struct Replica {
+    PackedMatrix matrix;
+    Memory planes, exact;
+  };
+  void replicate(Pool& pool);  // if the pool's nodes have copies
+  void place(Pool& pool);      // copies the planes to the nodes
+  Replica copy(Pool& pool, int node) const;
+
   PackedMatrix matrix_;
   int64_t columns_ = 0;
   int64_t patch_count_ = 0;
@@ -110,6 +126,7 @@ class PackedWeight {
   Memory planes_;
   Memory exact_;                       // patches, or plain tiles
   std::shared_ptr<const void> owner_;  // keeps mapped planes alive
+  std::vector<Replica> replicas_;      // by node; empty: all nodes share one
 };
 
 // Finds the first weight of a row-major matrix that is not finite.

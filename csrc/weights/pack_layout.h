@@ -67,6 +67,22 @@ struct PlaneLayout {
   int64_t max_patches() const {
     return (static_cast<int64_t>(plain) - static_cast<int64_t>(starts_at() + starts)) / 2;
   }
+  // Where panels that lie on different nodes meet, no huge page may hold both.
+  void split(const Pool& pool, int64_t panels, Memory& planes) const {
+    for (int node = 1; node < pool.nodes(); ++node) {
+      const auto at = static_cast<size_t>(pool.bound(node, panels));
+      const auto of = [&](size_t plane) { return plane / static_cast<size_t>(panels) * at; };
+      planes.split_at(of(codes));
+      planes.split_at(scales_at() + of(scales));
+      planes.split_at(residuals_at() + of(residuals));
+      planes.split_at(starts_at() + of(starts));
+    }
+  }
+  void split_plain(const Pool& pool, int64_t panels, Memory& tiles) const {
+    for (int node = 1; node < pool.nodes(); ++node)
+      tiles.split_at(plain / static_cast<size_t>(panels) *
+                     static_cast<size_t>(pool.bound(node, panels)));
+  }
   size_t codes, scales, residuals, starts, plain;
 };
 

@@ -25,7 +25,8 @@ void put_block(const uint8_t* block, int64_t n, uint8_t* tile) {
 
 }  // namespace
 
-std::shared_ptr<PackedWeight> PackedWeight::take_mxfp4(std::span<const Mxfp4Source> sources,
+std::shared_ptr<PackedWeight> PackedWeight::take_mxfp4(Pool& pool,
+                                                       std::span<const Mxfp4Source> sources,
                                                        int64_t blocks, PackError* error) {
   const auto interleaved = static_cast<int64_t>(sources.size());
   const int64_t panels = (sources[0].rows + kPanel - 1) / kPanel * interleaved;
@@ -59,6 +60,7 @@ std::shared_ptr<PackedWeight> PackedWeight::take_mxfp4(std::span<const Mxfp4Sour
   weight->matrix_.tiles = blocks;
   weight->matrix_.codes = codes;
   weight->matrix_.scales = scales;
+  weight->place(pool);
   return weight;
 }
 

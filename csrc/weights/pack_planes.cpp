@@ -9,8 +9,8 @@
 
 namespace specqd {
 
-PackedWeight::Planes PackedWeight::planes() const {
-  const PackedMatrix& m = matrix_;
+PackedWeight::Planes PackedWeight::planes(int node) const {
+  const PackedMatrix& m = matrix(node);
   const auto count = static_cast<size_t>(m.panels * m.tiles);
   Planes planes{.codes = {m.codes, count * kTileCodes},
                 .scales = {m.scales, count * kPanel},
@@ -139,6 +139,7 @@ std::shared_ptr<PackedWeight> PackedWeight::map(Pool& pool, const Planes& planes
     m.patch_starts = planes.patch_starts.data();
     m.patches = planes.patches.data();
   }
+  if (pool.placement().copies_mapped) weight->place(pool);
   return weight;
 }
 

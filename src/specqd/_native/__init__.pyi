@@ -25,11 +25,66 @@ def usable_memory() -> int: ...
 
 def cpu_model() -> str: ...
 
+class NumaNode:
+    """CPUs and memory that this process may use."""
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def cpus(self) -> set[int]: ...
+
+    @property
+    def cores(self) -> int:
+        """Hyperthreads of one core count once."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Negative: unknown."""
+
+    @property
+    def free_bytes(self) -> int:
+        """Negative: unknown."""
+
+class Topology:
+    """The NUMA nodes of this machine; at least one is usable."""
+
+    @property
+    def nodes(self) -> list[NumaNode]: ...
+
+    @property
+    def unused(self) -> list[int]:
+        """Ids of nodes without CPUs or memory for this process."""
+
+def topology() -> Topology:
+    """Reads the NUMA nodes within the affinity mask and the cgroup."""
+
 class Pool:
+    @overload
     def __init__(self, threads: int) -> None: ...
+
+    @overload
+    def __init__(self, nodes: _Sequence[tuple[int, int, Set[int]]], *, replicates: bool = False, copies_mapped: bool = False) -> None:
+        """
+        Threads on NUMA nodes: (node's id, threads, CPUs that they are bound to; none: all).
+        """
 
     @property
     def threads(self) -> int: ...
+
+    @property
+    def nodes(self) -> list[tuple[int, int]]:
+        """The id and number of threads of each NUMA node."""
+
+    @property
+    def replicates(self) -> bool: ...
+
+    @property
+    def copies_mapped(self) -> bool: ...
+
+    @property
+    def unbound(self) -> int:
+        """Threads that the system did not bind to their node's CPUs."""
 
     def start_trace(self) -> None:
         """Records the stages of all forwards from now on."""
@@ -66,12 +121,22 @@ class PackedWeight:
 
     def plane_bytes(self) -> dict[str, int]: ...
 
+    @property
+    def copies(self) -> int:
+        """Of all planes: one for each node that has its own."""
+
+    def plane_nodes(self) -> dict[str, dict[int, int]]:
+        """
+        Returns the bytes of each plane by NUMA node, over all copies, from a sample of pages;
+        -1: not in memory. A plane is empty where the system does not tell.
+        """
+
     def planes(self) -> dict[str, NDArray[numpy.generic]]:
         """Returns the planes by name: flat, read-only views without a copy."""
 
 def pack(pool: Pool, isa: str, sources: _Sequence[Annotated[NDArray[numpy.uint16], dict(shape=(None, None), device='cpu', writable=False)]], interleaved: bool, format: str, importance: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> PackedWeight | tuple[int, int, int]: ...
 
-def take_mxfp4(sources: _Sequence[tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', writable=False)], Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', writable=False)]]]) -> PackedWeight | tuple[int, int, int]: ...
+def take_mxfp4(pool: Pool, sources: _Sequence[tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', writable=False)], Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', writable=False)]]]) -> PackedWeight | tuple[int, int, int]: ...
 
 def map_planes(pool: Pool, codes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], scales: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], scale_code: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], residuals: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, patch_starts: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, patches: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, plain: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, *, source_rows: _Sequence[int], columns: int, interleaved: bool) -> PackedWeight | str:
     """

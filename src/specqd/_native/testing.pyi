@@ -1,6 +1,6 @@
 """Functions of the core that only tests and benchmarks call."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Annotated
 
 import numpy
@@ -8,6 +8,14 @@ from numpy.typing import NDArray
 
 import specqd._native
 
+
+def topology(root: str, cpus: Set[int], memory_nodes: Set[int]) -> specqd._native.Topology:
+    """The same of another directory than /sys/devices/system."""
+
+def tally(pool: specqd._native.Pool) -> list[list[int]]:
+    """
+    Returns the bytes of panels read since the last call, [threads' node][panels' node].
+    """
 
 class Calibration:
     """Stated confidence -> observed acceptance."""

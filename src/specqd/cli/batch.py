@@ -47,6 +47,7 @@ def batch(
     draft: tuple[str, ...],
     threads: int | None,
     isa: str | None,
+    numa: str,
     ray: str | None,
     workers: int | None,
 ) -> None:
@@ -70,6 +71,8 @@ def batch(
         raise RequestError("--ray needs ray; pip install 'specqd[ray]'")
     if workers is not None and ray is None:
         raise click.UsageError("--workers counts copies in a Ray cluster; name it by --ray ADDRESS")
+    if ray is not None and numa != "auto":
+        raise click.UsageError("--numa has no effect on workers of --ray; leave it out")
 
     asked = read_batch(requests, _name(model or str(shipped_model())))
     with open_answers(out, asked) as answers:
@@ -79,7 +82,7 @@ def batch(
             print(one_line(done), file=sys.stderr)
             return
         if ray is None:
-            refused, told = _answer(asked, answers, model, draft, threads, isa)
+            refused, told = _answer(asked, answers, model, draft, threads, isa, numa)
         else:
             from specqd.ray.options import absolute
             from specqd.ray.worker import Workers
@@ -101,12 +104,13 @@ def _answer(
     draft: tuple[str, ...],
     threads: int | None,
     isa: str | None,
+    numa: str,
 ) -> tuple[int, list[str]]:
     """Answers in this process; returns the number of refused requests, and the speed."""
     from specqd.engine.reports import Stats
     from specqd.openai.batch import answer_batch
 
-    llm = open_llm(model, draft, threads, isa)
+    llm = open_llm(model, draft, threads, isa, numa)
     with ProgressBar("Answering") as bar:
         refused = answer_batch(llm, asked, answers, bar)
     stats = Stats.of(llm.engine)

@@ -36,7 +36,7 @@ def bench() -> None:
 @bench.command()
 @machine_options
 @_json_option
-def bandwidth(threads: int | None, isa: str | None, json_file: Path | None) -> None:
+def bandwidth(threads: int | None, isa: str | None, numa: str, json_file: Path | None) -> None:
     """Measure memory bandwidth by working-set size: the upper limit of decoding speed.
 
     \b
@@ -47,7 +47,7 @@ def bandwidth(threads: int | None, isa: str | None, json_file: Path | None) -> N
     from specqd.model.bandwidth import MEGABYTE, SIZES, measure
     from specqd.model.model import Machine
 
-    machine = Machine.choose(threads, isa)
+    machine = Machine.choose(threads, isa, numa)
     click.echo(f"{_native.cpu_model()}, {machine.pool.threads} threads, {machine.isa}")
     click.echo("  working set      GB/s   quartiles")
     sizes = []
@@ -78,6 +78,7 @@ def kernels(
     megabytes: float,
     threads: int | None,
     isa: str | None,
+    numa: str,
     json_file: Path | None,
 ) -> None:
     """Time products with random weights in both precisions, against the bandwidth.
@@ -93,7 +94,7 @@ def kernels(
     from specqd.bench import kernels as speeds
     from specqd.model.model import Machine
 
-    machine = Machine.choose(threads, isa)
+    machine = Machine.choose(threads, isa, numa)
     packed = speeds.random_weights(speeds.weights_of(megabytes))
     click.echo(f"{_native.cpu_model()}, {machine.pool.threads} threads, {machine.isa}")
     click.echo("precision  rows  Gweights/s    GB/s   share of bandwidth   x BF16 limit")
@@ -166,6 +167,7 @@ def forward(
     repeats: int,
     threads: int | None,
     isa: str | None,
+    numa: str,
     trace: Path | None,
 ) -> None:
     """Time the stages of one forward in both precisions.
@@ -181,7 +183,7 @@ def forward(
     from specqd.bench import stages
     from specqd.model.model import Precision
 
-    opened = open_llm(model, "none", threads, isa).model
+    opened = open_llm(model, "none", threads, isa, numa).model
     machine = opened.machine
     click.echo(f"{_native.cpu_model()}, {machine.pool.threads} threads, {machine.isa}")
     measured = [
@@ -254,6 +256,7 @@ def levels(
     temperatures: tuple[float, ...],
     threads: int | None,
     isa: str | None,
+    numa: str,
     json_file: Path | None,
     plot: Path | None,
 ) -> None:
@@ -279,7 +282,7 @@ def levels(
     if plot is not None:
         require_matplotlib()
     prompts = read_prompts(prompts_file, limit)
-    plain = open_llm(model, PLAIN, threads, isa)
+    plain = open_llm(model, PLAIN, threads, isa, numa)
     arms = make_arms(plain, chains or default_chains(small))
     comparison = Comparison.on(
         plain,

@@ -51,6 +51,7 @@ def chat(
     context: int | None,
     threads: int | None,
     isa: str | None,
+    numa: str,
     **sampling: Any,
 ) -> None:
     """Chat with a model.
@@ -67,7 +68,7 @@ def chat(
     from specqd.sampling import CHAT_TEMPERATURE, SamplingParams, chat_sampling
 
     given = SamplingParams(**sampling_of(sampling))
-    llm = open_llm(model, draft, threads, isa, precision=precision, context=context)
+    llm = open_llm(model, draft, threads, isa, numa, precision=precision, context=context)
     params = chat_sampling(given, llm.defaults)
     if not llm.tokenizer.has_chat_template and params.max_tokens is None:
         params = replace(params, max_tokens=128)

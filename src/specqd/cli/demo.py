@@ -55,6 +55,7 @@ def demo(
     seed: int,
     threads: int | None,
     isa: str | None,
+    numa: str,
 ) -> None:
     """Compare plain decoding with drafts.
 
@@ -70,7 +71,7 @@ def demo(
     from specqd.sampling import SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    plain = open_llm(model, "none", threads, isa)
+    plain = open_llm(model, "none", threads, isa, numa)
     click.echo(harmless("\n".join(introduction(plain))))
     arms = make_arms(plain, ["fp4"])
     [ids] = encoded_ends(plain, [prompt], max_tokens)

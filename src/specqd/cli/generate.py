@@ -90,6 +90,7 @@ def generate(
     context: int | None,
     threads: int | None,
     isa: str | None,
+    numa: str,
     is_json: bool,
     has_stats: bool,
     is_explained: bool,
@@ -111,7 +112,7 @@ def generate(
     from specqd.sampling import SamplingParams
 
     params = SamplingParams(**sampling_of(sampling))
-    llm = open_llm(model, draft, threads, isa, precision=precision, context=context)
+    llm = open_llm(model, draft, threads, isa, numa, precision=precision, context=context)
     ids = prompt_ids(llm, text, is_chat, system)
     if is_json or is_explained:
         result = llm.generate([ids], params)[0]

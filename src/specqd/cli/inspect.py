@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from specqd.model.loader import PackedMatrix
     from specqd.model.model import Machine, Model
 
+_READ = 128 * 10**6  # bytes that a node's threads read to measure its bandwidth
 _PLANES = ("codes", "scales", "residuals", "patches", "plain")
 
 
@@ -88,6 +89,49 @@ class PackedReport:
         return 2 * self.weights
 
 
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """A NUMA node: what this process may use of it and uses. Sizes are in bytes; None: unknown."""
+
+    id: int
+    cores: int
+    threads: int
+    memory_bytes: int | None
+    free_bytes: int | None
+    gb_per_s: float | None  # of its own threads that read its own memory; None: too little memory
+    plane_bytes: int | None
+
+    @classmethod
+    def all_of(cls, model: "Model") -> "list[NodeReport]":
+        """Measures the bandwidth of each node."""
+        from specqd import _native
+        from specqd.model.bandwidth import bandwidth_at
+        from specqd.model.model import Machine
+        from specqd.model.numa import bytes_by_node
+
+        machine = model.machine
+        nodes, threads = _native.topology().nodes, dict(machine.pool.nodes)
+        planes = bytes_by_node(each.weight for each in model.weights.matrices)
+        reports = []
+        for node in nodes:
+            pool = machine.pool
+            if len(nodes) > 1:
+                pool = _native.Pool([(node.id, threads.get(node.id, node.cores), node.cpus)])
+            has_room = not 0 <= _native.usable_memory() < 2 * _READ
+            reports.append(
+                cls(
+                    node.id,
+                    node.cores,
+                    threads.get(node.id, 0),
+                    node.memory_bytes if node.memory_bytes >= 0 else None,
+                    node.free_bytes if node.free_bytes >= 0 else None,
+                    bandwidth_at(Machine(pool, machine.isa), _READ, 3) if has_room else None,
+                    planes.get(node.id, 0) if planes else None,
+                )
+            )
+        return reports
+
+
 @click.command(cls=suggest.WithDrafts)
 @model_argument
 @machine_options
@@ -98,6 +142,7 @@ def inspect(
     model: str | None,
     threads: int | None,
     isa: str | None,
+    numa: str,
     has_matrices: bool,
     drafts: tuple[str, ...],
     prompts: Path | None,
@@ -122,7 +167,7 @@ def inspect(
         raise click.UsageError("--matrices cannot be combined with --drafts; give one of them")
     if (prompts is not None or temperature is not None) and not drafts:
         raise click.UsageError("--prompts and --temperature need --drafts; add it")
-    llm = open_llm(model, "none", threads, isa)
+    llm = open_llm(model, "none", threads, isa, numa)
     if drafts:
         directories = [each for each in drafts if each]
         suggest.suggest(llm, model, directories, prompts, temperature or 0.0, is_json=is_json)
@@ -133,7 +178,7 @@ def inspect(
         return
     machine = llm.model.machine
     lines = [*shape_lines(llm), "", *packed_lines(llm.model, packed)]
-    lines += ["", *machine_lines(machine)]
+    lines += ["", *machine_lines(machine), *node_lines(llm.model)]
     if has_matrices:
         lines += ["", *matrix_lines(packed)]
     click.echo("\n".join(harmless(line) for line in lines))
@@ -172,6 +217,10 @@ def described(llm: "LLM", packed: PackedReport) -> dict[str, Any]:
             "amx_refusal": _native.amx_refusal() or None,
             "threads": machine.pool.threads,
             "usable_memory_bytes": _native.usable_memory(),
+            "numa": numa_use(machine),
+            "nodes": [asdict(each) for each in NodeReport.all_of(model)],
+            "unused_nodes": _native.topology().unused,
+            "unbound_threads": machine.pool.unbound,
         },
     }
 
@@ -262,6 +311,36 @@ def machine_lines(machine: "Machine") -> list[str]:
         f"  threads           {machine.pool.threads}",
         f"  memory left       {f'{memory / 1e9:.1f} GB' if memory >= 0 else 'unknown'}",
     ]
+
+
+def numa_use(machine: "Machine") -> str:
+    """`one`, `spread` or `replicate`."""
+    if len(machine.pool.nodes) == 1:
+        return "one"
+    return "replicate" if machine.pool.replicates else "spread"
+
+
+def node_lines(model: "Model") -> list[str]:
+    from specqd import _native
+
+    def gigabytes(size: int | None) -> str:
+        return "unknown" if size is None else f"{size / 1e9:.1f} GB"
+
+    rows = [["  node", "cores", "threads", "memory", "free", "GB/s", "planes"]]
+    for node in NodeReport.all_of(model):
+        sizes = [gigabytes(node.memory_bytes), gigabytes(node.free_bytes)]
+        speed = "unknown" if node.gb_per_s is None else f"{node.gb_per_s:.1f}"
+        planes = "unknown" if node.plane_bytes is None else f"{node.plane_bytes / 1e6:.2f} MB"
+        counts = [f"  {node.id}", str(node.cores), str(node.threads)]
+        rows.append([*counts, *sizes, speed, planes])
+    lines = [f"  NUMA use          {numa_use(model.machine)}", "", *aligned(rows)]
+    if unused := _native.topology().unused:
+        lines.append(
+            f"  nodes without cores or memory for this process: {', '.join(map(str, unused))}"
+        )
+    if unbound := model.machine.pool.unbound:
+        lines.append(f"  the system did not bind {unbound} threads to their node")
+    return lines
 
 
 def matrix_lines(packed: PackedReport) -> list[str]:

@@ -16,6 +16,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 IN_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 OUT_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 MODEL_IS = "A directory, a .gguf file, owner/name[@revision] or a short name: `specqd models`."
+_NUMA = ("auto", "one", "spread", "replicate")
 _ISAS = ("amx", "avx512bf16", "avx512", "avx2vnni", "avx2", "portable")
 
 
@@ -66,7 +67,14 @@ def machine_options(command: Command) -> Command:
         help="Threads. Default: all usable cores.",
     )
     isa = option("--isa", type=click.Choice(_ISAS), help="Instruction set. Default: the fastest.")
-    return threads(isa(command))
+    numa = option(
+        "--numa",
+        type=click.Choice(_NUMA),
+        default="auto",
+        help="NUMA nodes. auto (default): use all. one: use one. spread: divide the weights among "
+        "all, also those of packed models. replicate: copy them to each.",
+    )
+    return threads(isa(numa(command)))
 
 
 def _threads(context: click.Context, parameter: click.Parameter, count: int | None) -> int | None:

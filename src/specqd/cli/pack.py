@@ -68,6 +68,7 @@ def pack(
     rule: str | None,
     threads: int | None,
     isa: str | None,
+    numa: str,
 ) -> None:
     """Pack a model's weights once.
 
@@ -95,7 +96,7 @@ def pack(
     if is_packed(directory):
         raise RequestError(f"{directory}: is packed already; name the model it was packed from")
     tokenizer = Tokenizer.open(directory)
-    config, machine = read_config(directory), Machine.choose(threads, isa)
+    config, machine = read_config(directory), Machine.choose(threads, isa, numa)
     text = None
     if DraftFormat(draft) is DraftFormat.FP4 and not config.is_mxfp4 and calibrate != "none":
         text = read_calibration(tokenizer, None if calibrate is None else Path(calibrate))

@@ -91,6 +91,7 @@ def serve(
     served_model_name: str | None,
     threads: int | None,
     isa: str | None,
+    numa: str,
 ) -> None:
     """Serve a model over OpenAI's HTTP API.
 
@@ -109,7 +110,9 @@ def serve(
     from specqd.server.opening import DRAIN_SECONDS, open_service
 
     sock = listen(host, port)
-    llm = open_llm(model, draft, threads, isa, cache_positions=cache_positions, context=context)
+    llm = open_llm(
+        model, draft, threads, isa, numa, cache_positions=cache_positions, context=context
+    )
     names = frozenset(each.lower() for each in (host, *allow_host))
     service = open_service(
         llm,

@@ -53,6 +53,8 @@ class LLM:
     cache_positions: tokens in the KV cache, over all sequences; None: four contexts, if they fit.
     context: tokens of the longest sequence, prompt included; None: the model's own. It sets the KV
         cache's size and the factors of LongRoPE.
+    numa: `one` uses one NUMA node, `spread` divides the weights among all, `replicate` copies them
+        to each; `auto` spreads. With one node all do the same.
     """
 
     @accepts_older(path_or_repo="model", reading="precision")
@@ -66,6 +68,7 @@ class LLM:
         precision: Precision | str = Precision.EXACT,
         cache_positions: int | None = None,
         context: int | None = None,
+        numa: str = "auto",
         progress: Progress | None = None,
     ) -> None:
         inputs.check_words(draft, isa)
@@ -88,7 +91,7 @@ class LLM:
             progress = self._drafts.overall(specs, progress)
             opened = Model.open(
                 self.directory,
-                machine=Machine.choose(threads, isa),
+                machine=Machine.choose(threads, isa, numa),
                 precision=precision,
                 draft=draft_format(specs),
                 cache_positions=cache_positions,

@@ -197,7 +197,7 @@ class Loader:
         sources = [Source.whole(name, stack.rows // parts)] * parts
         if self._planes is None:
             arrays = stack.parts(expert, parts)
-            taken = _native.take_mxfp4(arrays)
+            taken = _native.take_mxfp4(self._pool, arrays)
             if isinstance(taken, tuple):
                 part, row, block = taken
                 raise stack.wrong(

@@ -20,6 +20,7 @@ from specqd.formats.fp4 import DraftFormat
 from specqd.model.decoder_spec import decoder_spec
 from specqd.model.importance import InputSquares
 from specqd.model.loader import Progress
+from specqd.model.numa import make_pool
 from specqd.model.weights import DecoderWeights, load_weights
 
 MAX_ROWS = 512  # of one forward, by default; longer prompts take several forwards
@@ -53,8 +54,10 @@ class Machine:
     isa: str
 
     @classmethod
-    def choose(cls, threads: int | None = None, isa: str | None = None) -> "Machine":
-        """Takes all usable cores and the fastest instruction set by default.
+    def choose(
+        cls, threads: int | None = None, isa: str | None = None, numa: str = "auto"
+    ) -> "Machine":
+        """Takes all usable cores and the fastest instruction set by default; `make_pool` has numa.
 
         Raises MachineError for anything that this machine does not have.
         """
@@ -63,9 +66,7 @@ class Machine:
             raise MachineError(
                 f"--isa {isa}: not available here; choose one of {', '.join(available)}"
             )
-        if threads is not None and not 1 <= threads <= 1024:
-            raise MachineError(f"--threads {threads}: choose a number from 1 to 1024")
-        return cls(_native.Pool(threads or _native.usable_threads()), isa or available[0])
+        return cls(make_pool(threads, numa), isa or available[0])
 
 
 class Model(_native.ModelForward):

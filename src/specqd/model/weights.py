@@ -92,7 +92,7 @@ def load_weights(
     the draft; by default, norms tell. Raises TensorError for bad files, and
     MachineError, before packing, if the packed weights would not fit into memory.
     """
-    require_memory([directory])
+    require_memory([directory], pool)
     loader, names = open_loader(directory, pool, isa, draft, progress), names_of(config)
     if not loader.is_mapped:
         _tell_rounding(loader.tensors)
@@ -186,9 +186,16 @@ def typical_bytes(directory: Path) -> int:
     return _typical_bytes(open_weights(directory))
 
 
-def require_memory(directories: Iterable[Path]) -> None:
-    """Raises MachineError if the models' packed weights would not fit into memory together."""
-    needed = {each: typical_bytes(each) for each in directories if not is_packed(each)}
+def require_memory(directories: Iterable[Path], pool: _native.Pool | None = None) -> None:
+    """Raises MachineError if the models' packed weights would not fit into memory together, with
+    the copies that the pool's NUMA nodes need."""
+    copies = len(pool.nodes) if pool is not None and pool.replicates else 1
+    copies_mapped = pool is not None and pool.copies_mapped
+    needed = {
+        each: copies * typical_bytes(each)
+        for each in directories
+        if copies_mapped or not is_packed(each)
+    }
     available = _native.usable_memory()
     total = sum(needed.values()) + _PACKING_HEADROOM
     if needed and 0 <= available < total:

@@ -1,0 +1,133 @@
+// Binds the machine: its cores and NUMA nodes, pools of threads, and the speed of memory.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/set.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <set>
+#include <stdexcept>
+#include <tuple>
+#include <utility>
+
+#include "bindings/bindings.h"
+#include "bindings/kernel_table.h"
+#include "runtime/bandwidth.h"
+#include "runtime/cpu.h"
+#include "runtime/pool.h"
+#include "runtime/topology.h"
+
+using namespace nanobind::literals;
+
+namespace specqd {
+namespace {
+
+void bind_topology(nb::module_& m, nb::module_& testing) {
+  nb::class_<NumaNode>(m, "NumaNode", "CPUs and memory that this process may use.")
+      .def_ro("id", &NumaNode::id)
+      .def_ro("cpus", &NumaNode::cpus)
+      .def_ro("cores", &NumaNode::cores, "Hyperthreads of one core count once.")
+      .def_ro("memory_bytes", &NumaNode::memory_bytes, "Negative: unknown.")
+      .def_ro("free_bytes", &NumaNode::free_bytes, "Negative: unknown.");
+  nb::class_<Topology>(m, "Topology", "The NUMA nodes of this machine; at least one is usable.")
+      .def_ro("nodes", &Topology::nodes)
+      .def_ro("unused", &Topology::unused, "Ids of nodes without CPUs or memory for this process.");
+  m.def(
+      "topology", [] { return read_topology(allowed_here()); },
+      "Reads the NUMA nodes within the affinity mask and the cgroup.");
+  testing.def(
+      "topology",
+      [](const std::string& root, const std::set<int>& cpus, const std::set<int>& memory_nodes) {
+        return read_topology({cpus, memory_nodes}, root);
+      },
+      "root"_a, "cpus"_a, "memory_nodes"_a,
+      "The same of another directory than /sys/devices/system.");
+  testing.def(
+      "tally",
+      [](Pool& pool) {
+        auto bytes = pool.tally();
+        pool.reset_tally();
+        return bytes;
+      },
+      "pool"_a,
+      "Returns the bytes of panels read since the last call, [threads' node][panels' node].");
+}
+
+void bind_pool(nb::module_& m) {
+  nb::class_<Pool>(m, "Pool")
+      .def(
+          "__init__",
+          [](Pool* self, int threads) {
+            if (threads < 1) throw std::invalid_argument("a pool needs at least one thread");
+            new (self) Pool(threads);
+          },
+          "threads"_a)
+      .def(
+          "__init__",
+          [](Pool* self, const std::vector<std::tuple<int, int, std::set<int>>>& nodes,
+             bool replicates, bool copies_mapped) {
+            Placement placement{{}, replicates, copies_mapped};
+            for (const auto& [node, threads, cpus] : nodes)
+              placement.nodes.push_back({node, threads, cpus});
+            new (self) Pool(std::move(placement));
+          },
+          "nodes"_a, nb::kw_only(), "replicates"_a = false, "copies_mapped"_a = false,
+          "Threads on NUMA nodes: (node's id, threads, CPUs that they are bound to; none: all).")
+      .def_prop_ro("threads", &Pool::threads)
+      .def_prop_ro(
+          "nodes",
+          [](const Pool& pool) {
+            std::vector<std::pair<int, int>> nodes;
+            for (const NodeThreads& each : pool.placement().nodes)
+              nodes.emplace_back(each.node, each.threads);
+            return nodes;
+          },
+          "The id and number of threads of each NUMA node.")
+      .def_prop_ro("replicates", [](const Pool& pool) { return pool.placement().replicates; })
+      .def_prop_ro("copies_mapped", [](const Pool& pool) { return pool.placement().copies_mapped; })
+      .def_prop_ro("unbound", &Pool::unbound,
+                   "Threads that the system did not bind to their node's CPUs.")
+      .def("start_trace", &Pool::start_trace, nb::call_guard<nb::gil_scoped_release>(),
+           "Records the stages of all forwards from now on.")
+      .def(
+          "stop_trace",
+          [](Pool& pool) {
+            std::vector<Trace::Span> spans;
+            {
+              const nb::gil_scoped_release released;
+              spans = pool.stop_trace();
+            }
+            std::vector<std::tuple<int, std::string, int64_t, int64_t>> out;
+            for (const Trace::Span& span : spans)
+              out.emplace_back(span.thread, span.stage, span.begin, span.end);
+            return out;
+          },
+          "Returns (thread, stage, begin, end) of what was recorded, in nanoseconds; a stage\n"
+          "\"wait\" is a barrier.");
+}
+
+}  // namespace
+
+void bind_machine(nb::module_& m, nb::module_& testing) {
+  m.def("available_isas", &available_isas);
+  m.def("amx_refusal", &amx_refusal);
+  m.def("usable_threads", &usable_threads);
+  m.def("usable_memory", &usable_memory);
+  m.def("cpu_model", &cpu_model);
+  bind_topology(m, testing);
+  bind_pool(m);
+  m.def(
+      "read_seconds",
+      [](Pool& pool, const std::string& isa, size_t bytes, int repeats) {
+        const nb::gil_scoped_release released;
+        return measure_read_seconds(pool, kernels_or_throw(isa), bytes, repeats);
+      },
+      "pool"_a, "isa"_a, "bytes"_a, "repeats"_a,
+      "Returns the seconds of each of `repeats` reads of `bytes` bytes by all threads.");
+}
+
+}  // namespace specqd

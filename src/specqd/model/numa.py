@@ -1,0 +1,68 @@
+"""Which NUMA nodes the threads of models run on, and where packed weights lie."""
+
+import warnings
+from collections import Counter
+from collections.abc import Iterable
+
+from specqd import _native
+from specqd.errors import MachineError, SpecqdWarning, shown
+
+NUMA = ("auto", "one", "spread", "replicate")
+
+NodeThreads = tuple[int, int, set[int]]  # a node's id, its threads, and their CPUs
+
+
+def make_pool(
+    threads: int | None, numa: str = "auto", topology: _native.Topology | None = None
+) -> _native.Pool:
+    """A pool of `threads` threads, by default one on each usable core; raises MachineError.
+
+    auto: spread, where there are several nodes, but mapped files stay where they are. one: threads
+    of one node only. spread: weights are divided among the nodes. replicate: each node has them
+    all.
+    """
+    if numa not in NUMA:
+        raise MachineError(f"--numa {shown(numa)}: not known; choose one of {', '.join(NUMA)}")
+    if threads is not None and not 1 <= threads <= 1024:
+        raise MachineError(f"--threads {threads}: choose a number from 1 to 1024")
+    topology = topology or _native.topology()
+    usable = _native.usable_threads()
+    if len(topology.nodes) == 1:
+        if numa in ("spread", "replicate"):
+            warnings.warn(
+                f"--numa {numa}: there is one usable NUMA node, so it changes nothing",
+                SpecqdWarning,
+                stacklevel=2,
+            )
+        return _native.Pool(threads or usable)
+    if numa == "one":
+        node = max(topology.nodes, key=lambda each: (each.cores, each.free_bytes))
+        return _native.Pool([(node.id, threads or min(usable, node.cores), node.cpus)])
+    return _native.Pool(
+        divide(threads or usable, topology.nodes),
+        replicates=numa == "replicate",
+        copies_mapped=numa != "auto",
+    )
+
+
+def divide(threads: int, nodes: Iterable[_native.NumaNode]) -> list[NodeThreads]:
+    """Threads by node in proportion to its cores; nodes for which none are left are not used."""
+    nodes = list(nodes)
+    cores = sum(node.cores for node in nodes)
+    found, before = [], 0
+    for node in nodes:
+        after = before + node.cores
+        count = threads * after // cores - threads * before // cores
+        if count:
+            found.append((node.id, count, node.cpus))
+        before = after
+    return found
+
+
+def bytes_by_node(weights: Iterable[_native.PackedWeight]) -> dict[int, int]:
+    """Bytes of planes on each node; -1: not in memory. Empty where the system does not tell."""
+    found: Counter[int] = Counter()
+    for weight in weights:
+        for nodes in weight.plane_nodes().values():
+            found.update(nodes)
+    return dict(sorted(found.items()))
