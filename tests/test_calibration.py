@@ -7,12 +7,15 @@ import numpy as np
 import pytest
 
 from specqd import LLM, SamplingParams
+from specqd._native import FEEDBACK_INPUTS, testing
 from specqd.errors import RequestError
 from specqd.formats.bf16 import widened
 from specqd.formats.fp4 import DraftFormat
 from specqd.hub import shipped_model
+from specqd.model.importance import Importance, LayerInputs, MeasuredInputs
 from specqd.model.input_measurement import measure_inputs
 from specqd.model.model import Machine, Model
+from specqd.model.packed import PackedFile
 from specqd.text.calibration import read_calibration
 from specqd.text.tokenizer import Tokenizer
 from support import fp4
@@ -21,6 +24,7 @@ from support.family_shapes import FAMILY_SHAPES
 from support.random_models import Shape, make_model, read_model
 from support.small_tokenizers import CONFIG, byte_level, saved
 
+PARTS = ("query_key_value", "output", "gate_up", "down")
 SHAPE = Shape("llama", hidden=64, ffn=96, vocab=259, layers=2)
 
 
@@ -31,17 +35,31 @@ def opened(directory: Path, threads: int = 1, draft: DraftFormat | None = None) 
 def test_inputs_of_the_first_layer_are_its_normed_embeddings(
     tmp_path: Path, seed: int, rng: np.random.Generator
 ) -> None:
-    model = opened(make_model(tmp_path, SHAPE, seed))
+    hidden = FEEDBACK_INPUTS + 64
+    shape = Shape("llama", hidden=hidden, heads=4, ffn=96, vocab=259, layers=2)
+    model = opened(make_model(tmp_path, shape, seed))
     config, tensors = read_model(tmp_path)
     tokens = [[int(i) for i in rng.integers(0, 259, n)] for n in (1, 2, 40)]
     measured = measure_inputs(model, tokens)
     rows = widened(tensors["model.embed_tokens.weight"]).astype(np.float64)[np.concatenate(tokens)]
     norm = widened(tensors["model.layers.0.input_layernorm.weight"]).astype(np.float64)
     normed = rows / np.sqrt((rows**2).mean(1, keepdims=True) + config["rms_norm_eps"]) * norm
-    # Steps of 2^-28 a row, and fp32 in the norm: 64 sums and a handful of other roundings, twice.
     found = measured.layers[0].query_key_value
-    np.testing.assert_allclose(found, (normed**2).sum(0), rtol=2 * 70 * 2**-24, atol=43 * 2**-28)
-    assert [len(each) for each in (measured.layers[1].down, measured.head)] == [96, 64]
+    assert found is not None
+    assert found.products is not None
+    # fp32 in the norm: a few hundred roundings of one sum; then 43 of products and 43 of sums.
+    bound = 600 * 2.0**-24
+    for first, count in ((0, FEEDBACK_INPUTS), (FEEDBACK_INPUTS, 64)):
+        group = normed[:, first : first + count]
+        later = np.triu_indices(count)
+        limit = np.abs(group).T @ np.abs(group) * bound
+        error = np.abs(found.products[first : first + count, :count] - group.T @ group)
+        assert (error <= limit)[later].all()
+    at = np.arange(hidden)
+    np.testing.assert_array_equal(found.squares, found.products[at, at % FEEDBACK_INPUTS])
+    down, head = measured.layers[1].down, measured.head
+    assert down is not None
+    assert [len(down.squares), len(head.squares)] == [96, hidden]
 
 
 def test_sums_depend_neither_on_threads_nor_on_the_parts_of_a_text(
@@ -52,10 +70,20 @@ def test_sums_depend_neither_on_threads_nor_on_the_parts_of_a_text(
     expected = measure_inputs(opened(directory), [tokens])
     model = Model.open(directory, machine=Machine.choose(2), max_rows=9)
     found = measure_inputs(model, [tokens])
-    np.testing.assert_array_equal(found.head, expected.head)
     for ours, theirs in zip(found.layers, expected.layers, strict=True):
-        for name in ("query_key_value", "output", "gate_up", "down"):
-            np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+        for name in PARTS:
+            assert_same_sums(getattr(ours, name), getattr(theirs, name))
+    assert_same_sums(found.head, expected.head)
+
+
+def assert_same_sums(ours: Importance, theirs: Importance) -> None:
+    assert ours.products is not None
+    assert theirs.products is not None
+    later = np.triu(np.ones((len(ours.squares),) * 2, bool))
+    for found, expected in ((ours.products, theirs.products), (ours.squares, theirs.squares)):
+        is_summed = later if found.ndim == 2 else slice(None)
+        found, expected = (each[..., : len(ours.squares)][is_summed] for each in (found, expected))
+        np.testing.assert_array_equal(found, expected)
 
 
 def scales_of(model: Model, name: str) -> np.ndarray:
@@ -125,6 +153,34 @@ def test_loading_weights_errors_by_the_squared_norm_before_a_matrix(
     np.testing.assert_array_equal(scales_of(model, name), expected)
 
 
+@pytest.mark.parametrize("family", ["qwen2", "mixtral", "qwen3_moe", "qwen3_5_text"])
+def test_measured_inputs_round_every_matrix_otherwise_and_keep_its_exact_bits(
+    family: str, tmp_path: Path, seed: int, rng: np.random.Generator
+) -> None:
+    model = opened(make_model(tmp_path, FAMILY_SHAPES[family], seed))
+    inputs = measure_inputs(model, [[int(i) for i in rng.integers(0, 250, 50)]])
+    measured = Model.open(tmp_path, machine=model.machine, inputs=inputs)
+    squares_alone = MeasuredInputs(
+        [LayerInputs(*(unpaired(getattr(each, name)) for name in PARTS)) for each in inputs.layers],
+        unpaired(inputs.head),
+    )
+    nearest = Model.open(tmp_path, machine=model.machine, inputs=squares_alone)
+    isa = model.machine.isa
+    for loaded, before, after in zip(
+        *(each.weights.matrices for each in (model, nearest, measured)), strict=True
+    ):
+        bits = testing.unpack(loaded.weight, isa)
+        np.testing.assert_array_equal(testing.unpack(after.weight, isa), bits)
+        assert after.weight.patch_count <= before.weight.patch_count
+        codes = (np.array(each.weight.planes()["codes"]) for each in (before, after))
+        is_measured = not after.names[0].endswith((".gate.weight", ".in_proj_b.weight"))
+        assert (next(codes) != next(codes)).any() == is_measured, after.names
+
+
+def unpaired(importance: Importance) -> Importance:
+    return Importance(importance.squares)
+
+
 def test_pack_calibrates_on_a_text_and_says_so(
     tmp_path: Path, seed: int, run: Run, refuse: Refuse
 ) -> None:
@@ -138,6 +194,8 @@ def test_pack_calibrates_on_a_text_and_says_so(
         assert status == 0, err
         packed = opened(tmp_path / "packed" / name)
         assert packed.weights.calibration == name
+        rounding = PackedFile.open(tmp_path / "packed" / name).tensors.metadata["rounding"]
+        assert rounding == ("nearest" if name == "none" else "error-feedback")
         found[name] = scales_of(packed, "model.layers.0.mlp.down_proj.weight").tobytes()
         llm = LLM(tmp_path / "packed" / name, "fp4:k=4", threads=1)
         params = SamplingParams(max_tokens=30, ignore_eos=True)
@@ -190,4 +248,4 @@ def test_the_shipped_text_has_a_few_thousand_tokens_of_many_kinds() -> None:
 def test_inputs_are_only_summed_where_asked(tmp_path: Path, seed: int) -> None:
     model = opened(make_model(tmp_path, SHAPE, seed))
     with pytest.raises(RuntimeError, match=r"watch_inputs\(\) comes first"):
-        model.decoder.input_squares()
+        model.decoder.take_input_products()

@@ -198,6 +198,6 @@ def test_rows_without_logits_stop_behind_the_last_layer_with_keys(
     model = open_model(directory)
     model.decoder.watch_inputs()
     model.forward([Rows(Context(model.cache.create()), 0, tokens, 0)])
-    *sums, _, _ = model.decoder.input_squares()
-    reached = [any(map(any, sums[at : at + 8])) for at in range(0, len(sums), 8)]
+    *sums, _, _ = model.decoder.take_input_products()
+    reached = [any(each.any() for each in sums[at : at + 8]) for at in range(0, len(sums), 8)]
     assert reached == [True] * 3 + [False] * 3

@@ -17,7 +17,7 @@ from specqd.hub import shipped_model
 from specqd.model.tensor_names import names_of
 from specqd.model.weights import load_weights
 from support import fp4
-from support.kernel_values import each_isa, tiled
+from support.kernel_values import each_isa, in_tiles, nibbles, tiled
 from support.random_models import Shape, make_config, make_model, make_tensors
 from support.refusals import refused
 from support.trained_models import SHARED_MODELS
@@ -212,19 +212,6 @@ def test_packing_does_not_depend_on_threads(rng: np.random.Generator) -> None:
 
 
 # --- The cast is that of tests/support/fp4.py ------------------------------------------------
-
-
-def in_tiles(plane: NDArray) -> NDArray:
-    """A plane [rows, blocks, 32], [tiles, 512]."""
-    return tiled(plane.reshape(len(plane), -1)).reshape(-1, 512)
-
-
-def nibbles(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Codes in tile order, [tiles, 512]; each 16-bit word holds four rows k / 2."""
-    words = codes.reshape(-1, 4, 32, 2).astype(np.uint16)  # tile, k / 8, lane, byte
-    words = words[..., 0] | words[..., 1] << 8
-    rows = [words >> 4 * i & 15 for i in range(4)]
-    return np.stack(rows, axis=2).reshape(-1, 512).astype(np.uint8)
 
 
 def every_code_at_every_scale() -> Bits:

@@ -16,6 +16,7 @@
 #include "bindings/exclusive.h"
 #include "decode/forward.h"
 #include "model/kv_cache.h"
+#include "weights/error_feedback.h"
 
 using namespace nanobind::literals;
 
@@ -200,16 +201,25 @@ void bind_forward(nb::module_& m) {
           },
           "Returns copies of the last forward's rows, [rows, boundaries, hidden] BF16 bits.")
       .def("watch_inputs", exclusively<Decoder>(&Decoder::watch_inputs),
-           "Sums the squared inputs of the products of exact forwards from now on.")
+           "Sums the products of each two inputs of exact forwards' matrices from now on.")
       .def(
-          "input_squares",
-          [](const Decoder& decoder) {
+          "take_input_products",
+          [](Decoder& decoder) {
             const Exclusive use(&decoder);
             if (!decoder.watches_inputs()) throw std::logic_error("watch_inputs() comes first");
-            return decoder.input_squares();
+            std::vector<nb::ndarray<nb::numpy, float>> all;
+            for (std::vector<float>& sums : decoder.take_input_products()) {
+              const auto group = static_cast<size_t>(kFeedbackInputs),
+                         columns = sums.size() / group;
+              all.push_back(owned_array(std::move(sums), {columns, group}));
+            }
+            return all;
           },
-          "Returns the sums, [columns] each: by layer of queries, keys and values, of the output,\n"
-          "of gate and up, and of down; last, of the head.")
+          "Ends the watch. Returns the sums, [columns, group] each, of each input with those of "
+          "its\n"
+          "group: by layer of queries, keys and values, of the output, of gate and up, and of "
+          "down;\n"
+          "last, of the head. Only inputs from their own on are summed; others hold anything.")
       .def_prop_ro(
           "partial_head", [](const Decoder& decoder) { return &decoder.partial_head(); },
           nb::rv_policy::reference_internal, "The partial head of drafts for this model.")

@@ -20,6 +20,7 @@
 #include "bindings/kernel_table.h"
 #include "kernels/bf16.h"
 #include "runtime/pool.h"
+#include "weights/error_feedback.h"
 #include "weights/pack.h"
 
 using namespace nanobind::literals;
@@ -43,7 +44,8 @@ namespace {
 
 std::unique_ptr<Packed> pack(const Kernels& kernels, In<uint16_t, 3> tiles,
                              const std::string& format, bool plain,
-                             const std::optional<In<float, 1>>& importance) {
+                             const std::optional<In<float, 1>>& importance,
+                             const std::optional<In<float, 2>>& factors) {
   if (tiles.shape(2) != kTileWeights) throw std::invalid_argument("a tile has 512 weights");
   const size_t count = tiles.shape(0) * tiles.shape(1);
   auto packed = std::make_unique<Packed>();
@@ -58,6 +60,12 @@ std::unique_ptr<Packed> pack(const Kernels& kernels, In<uint16_t, 3> tiles,
       throw std::invalid_argument("importance must be [tiles * 32]");
     weights.assign(importance->data(), importance->data() + weights.size());
   }
+  if (factors && (factors->shape(0) != weights.size() || factors->shape(1) % kBlock != 0 ||
+                  factors->shape(1) == 0))
+    throw std::invalid_argument("factors must be [tiles * 32, group]");
+  ErrorFeedback feedback(
+      factors ? std::span(factors->data(), factors->size()) : std::span<const float>(),
+      factors ? static_cast<int64_t>(factors->shape(1)) : kFeedbackInputs);
   uint16_t largest = 0;
   for (size_t i = 0; i < tiles.size(); ++i)
     largest = std::max(largest, static_cast<uint16_t>(tiles.data()[i] & kBf16MagnitudeMask));
@@ -68,7 +76,8 @@ std::unique_ptr<Packed> pack(const Kernels& kernels, In<uint16_t, 3> tiles,
     uint16_t tile_patches[kTileWeights];
     const TileOut out{packed->codes.data() + i * kTileCodes, packed->scales.data() + i * kPanel,
                       packed->residuals.data() + i * kTileWeights, tile_patches};
-    const int n = kernels.encode_tile(tiles.data() + i * kTileWeights, scales, out);
+    const int n = kernels.encode_tile(tiles.data() + i * kTileWeights, scales,
+                                      feedback.tile(static_cast<int64_t>(i % tiles.shape(1))), out);
     plain |= n == kNoPatch;
     if (plain) continue;
     patches.insert(patches.end(), tile_patches, tile_patches + n);
@@ -134,10 +143,12 @@ void bind_kernels(nb::module_& m) {
       .def(
           "pack",
           [](KernelTable k, In<uint16_t, 3> tiles, const std::string& format, bool plain,
-             const std::optional<In<float, 1>>& importance) {
-            return pack(*k.at, tiles, format, plain, importance);
+             const std::optional<In<float, 1>>& importance,
+             const std::optional<In<float, 2>>& factors) {
+            return pack(*k.at, tiles, format, plain, importance, factors);
           },
-          "tiles"_a, "format"_a = "fp4", "plain"_a = false, "importance"_a.none() = nb::none())
+          "tiles"_a, "format"_a = "fp4", "plain"_a = false, "importance"_a.none() = nb::none(),
+          "factors"_a.none() = nb::none())
       .def(
           "time_product",
           [](KernelTable k, const std::string& precision, const Packed& packed, In<float, 2> x,

@@ -25,6 +25,7 @@
 #include "runtime/memory.h"
 #include "runtime/pool.h"
 #include "runtime/topology.h"
+#include "weights/error_feedback.h"
 #include "weights/pack.h"
 
 using namespace nanobind::literals;
@@ -51,21 +52,30 @@ const std::vector<std::string> kRopeKinds{"default", "linear",   "llama3",
 template <class T>
 using Plane = nb::ndarray<const T, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+using Products = nb::ndarray<const float, nb::numpy, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
 // Returns a packed weight, or (source, row, column) of the first weight that is not finite.
 std::variant<std::shared_ptr<PackedWeight>, std::tuple<int64_t, int64_t, int64_t>> pack(
     Pool& pool, const std::string& isa, const std::vector<BitMatrix>& sources, bool interleaved,
-    const std::string& format, const std::optional<Plane<float>>& importance) {
+    const std::string& format, const std::optional<Plane<float>>& importance,
+    const std::optional<Products>& products) {
   std::vector<RowSource> rows;
   for (const BitMatrix& source : sources) rows.push_back(row_source(source));
   const auto columns = static_cast<int64_t>(sources.at(0).shape(1));
   for (const BitMatrix& source : sources)
     if (static_cast<int64_t>(source.shape(1)) != columns)
       throw std::invalid_argument("matrices packed together need equal columns");
-  PackedWeight::Options options{interleaved, draft_format_named(format), {}};
+  PackedWeight::Options options{interleaved, draft_format_named(format), {}, {}};
   if (importance) {
     if (static_cast<int64_t>(importance->size()) != columns)
       throw std::invalid_argument("importance must be [columns]");
     options.importance = {importance->data(), importance->size()};
+  }
+  if (products) {
+    if (static_cast<int64_t>(products->shape(0)) != columns ||
+        static_cast<int64_t>(products->shape(1)) != kFeedbackInputs)
+      throw std::invalid_argument("products must be [columns, group]");
+    options.products = {products->data(), products->size()};
   }
   PackError error;
   std::shared_ptr<PackedWeight> weight;
@@ -195,8 +205,9 @@ void bind_weights(nb::module_& m) {
           "-1: not in memory. A plane is empty where the system does not tell.")
       .def("planes", &planes, nb::sig("def planes(self) -> dict[str, NDArray[numpy.generic]]"),
            "Returns the planes by name: flat, read-only views without a copy.");
+  m.attr("FEEDBACK_INPUTS") = kFeedbackInputs;
   m.def("pack", &pack, "pool"_a, "isa"_a, "sources"_a, "interleaved"_a, "format"_a,
-        "importance"_a.none() = nb::none());
+        "importance"_a.none() = nb::none(), "products"_a.none() = nb::none());
   m.def("take_mxfp4", &take_mxfp4, "pool"_a, "sources"_a);
   m.def("map_planes", &map_planes, "pool"_a, "codes"_a, "scales"_a, "scale_code"_a,
         "residuals"_a.none(), "patch_starts"_a.none(), "patches"_a.none(), "plain"_a.none(),

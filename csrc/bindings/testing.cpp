@@ -26,6 +26,7 @@
 #include "runtime/bandwidth.h"
 #include "runtime/cpu.h"
 #include "runtime/pool.h"
+#include "weights/error_feedback.h"
 #include "weights/pack.h"
 
 using namespace nanobind::literals;
@@ -47,6 +48,20 @@ nb::ndarray<nb::numpy, uint16_t> unpack(const PackedWeight& weight, const std::s
       weight.read_row(kernels, static_cast<int64_t>(row), bits.data() + row * columns);
   }
   return owned_array(std::move(bits), {rows, columns});
+}
+
+nb::ndarray<nb::numpy, float> factors_of(
+    Pool& pool, const nb::ndarray<const float, nb::numpy, nb::ndim<2>, nb::c_contig>& products) {
+  constexpr auto kGroup = static_cast<size_t>(kFeedbackInputs);
+  if (products.shape(1) != kGroup) throw std::invalid_argument("products must be [columns, group]");
+  std::vector<float> factors;
+  {
+    nb::gil_scoped_release released;
+    factors = feedback_factors(pool, {products.data(), products.size()},
+                               static_cast<int64_t>(products.shape(0)));
+  }
+  const size_t padded = factors.size() / kGroup;
+  return owned_array(std::move(factors), {padded, kGroup});
 }
 
 std::pair<int32_t, float> pick_with(Picker& picker, const Row<float>& logits, int64_t position,
@@ -169,6 +184,7 @@ void bind_testing(nb::module_& testing) {
   bind_picks(testing);
   bind_measures(testing);
   bind_tested_kernels(testing);
+  testing.def("feedback_factors", &factors_of, "pool"_a, "products"_a);
   testing.def("unpack", &unpack, "weight"_a, "isa"_a,
               "Returns a weight's BF16 bits, [rows, columns].");
   testing.def("logit_rows", &Decoder::logit_rows, "decoder"_a,

@@ -84,6 +84,15 @@ struct TileOut {
   uint16_t* patches;   // room for 512
 };
 
+// Rounding with error feedback: inputs are rounded in order, and what they lack is added to later
+// ones of their group (weights/error_feedback.h).
+struct TileFeedback {
+  const float* factors;  // [32][stride], from the tile's first input on
+  int64_t stride;
+  int64_t inputs;  // from the tile's first to the last of its group, a multiple of 32
+  float* pending;  // [inputs][16]: what is added to the weights of these inputs
+};
+
 // One head of a gated delta rule: a chunk of 32 positions, and the state at its beginning. A row
 // reads the state and the rows before it, so its bits do not depend on the rows beside it.
 constexpr int kDeltaChunk = 32;
@@ -132,9 +141,15 @@ struct Kernels {
 
   // Packing.
 
+  // sums[i * sums_stride + j] += x[row * stride + i] * x[row * stride + j] for each row in order,
+  // i <= j < count; others with i, j < count hold anything. count is a multiple of 32.
+  void (*add_products)(const float* x, int64_t rows, int64_t stride, int64_t count, float* sums,
+                       int64_t sums_stride);
   // Encodes one tile of BF16 bits in tile order into nested planes; returns the number of patches
   // written, or kNoPatch if a weight of 2 or more in magnitude would be one.
-  int (*encode_tile)(const uint16_t* tile, const TileScales& scales, const TileOut& out);
+  // `feedback` may be null: each weight is rounded to the nearest value.
+  int (*encode_tile)(const uint16_t* tile, const TileScales& scales, const TileFeedback* feedback,
+                     const TileOut& out);
   void (*decode_tile)(const PackedMatrix& w, int64_t tile, uint16_t* out);
 
   // Elementwise operations, in the fixed order of sixteen lanes.

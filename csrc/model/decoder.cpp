@@ -192,7 +192,7 @@ void Decoder::watch_inputs() {
   }
   watched.push_back(weights_.per_layer.projection.get());
   watched.push_back(weights_.head.get());
-  inputs_ = std::make_unique<InputSquares>(watched);
+  inputs_ = std::make_unique<InputProducts>(watched, std::ssize(aside_) / spec_.hidden);
 }
 
 size_t Decoder::weight_bytes(Precision precision) const {

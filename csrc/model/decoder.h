@@ -5,11 +5,12 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "kernels/kernels.h"
 #include "model/attention.h"
-#include "model/input_squares.h"
+#include "model/input_products.h"
 #include "model/kv_cache.h"
 #include "model/layer_weights.h"
 #include "model/partial_head.h"
@@ -145,7 +146,10 @@ class Decoder {
   // down, of the shared feed forward; gate and projection of the per-layer embedding. Last: the
   // projection of all per-layer embeddings, and the head. Empty where there is no such matrix.
   void watch_inputs();
-  std::vector<std::vector<double>> input_squares() const { return inputs_->sums(); }
+  // Ends the watch.
+  std::vector<std::vector<float>> take_input_products() {
+    return std::exchange(inputs_, nullptr)->take();
+  }
   bool watches_inputs() const { return inputs_ != nullptr; }
 
   // The partial head of drafts for this model. Exact forwards record prompts and picks in it.
@@ -294,8 +298,8 @@ class Decoder {
   std::vector<PanelRun> head_runs_;  // panels of the head that are read
   int64_t head_panels_ = 0;          // their number
 
-  std::unique_ptr<InputSquares> inputs_;  // null: not watched
-  std::vector<int64_t> tapped_;           // boundaries; and copies of the residual stream there
+  std::unique_ptr<InputProducts> inputs_;  // null: not watched
+  std::vector<int64_t> tapped_;            // boundaries; and copies of the residual stream there
   std::vector<uint16_t> taps_;
 
   std::shared_ptr<PartialHead> partial_head_;

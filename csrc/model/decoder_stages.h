@@ -69,23 +69,22 @@ PreparedRows Decoder::prepare(Team& team, Precision precision, int64_t rows,
   const int64_t tiles = next.matrix().tiles;
   const size_t stride =
       is_draft ? kernels_.draft_row_bytes(tiles) : kernels_.exact_row_bytes(tiles);
-  // A row that every thread prepares counts once.
-  const bool is_counted = inputs_ != nullptr && precision == Precision::kExact &&
-                          (rows > kRowsPreparedByEach || team.thread() == 0);
+  const bool is_watched = inputs_ != nullptr && precision == Precision::kExact;
   const auto fill = [&](uint8_t* data, int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
       const float* inputs = make(row, scratch.floats());
-      if (is_counted) inputs_->add(next, inputs);
+      if (is_watched) inputs_->hold(next, row, inputs);
       (is_draft ? kernels_.prepare_draft : kernels_.prepare_exact)(
           inputs, next.columns(), tiles, data + static_cast<size_t>(row) * stride);
     }
   };
   team.stage("inputs");
-  if (rows <= kRowsPreparedByEach) {
+  if (rows <= kRowsPreparedByEach && !is_watched) {
     fill(scratch.prepared.data(), 0, rows);
     return {scratch.prepared.data(), stride, rows};
   }
   team.share(rows, 1, [&](int64_t first, int64_t last) { fill(prepared_.data(), first, last); });
+  if (is_watched) inputs_->add(team, kernels_, next, rows);
   return {prepared_.data(), stride, rows};
 }
 

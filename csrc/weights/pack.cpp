@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "kernels/bf16.h"
+#include "weights/error_feedback.h"
 #include "weights/pack_layout.h"
 
 namespace specqd {
@@ -77,6 +78,7 @@ struct Packing {
   DraftFormat format;
   ScaleCode scale;
   const std::vector<float> importance;  // [tiles * 32]
+  const std::vector<float> factors;     // of feedback, or empty
   uint8_t* base;
   PlaneLayout layout;
   std::vector<PanelPatches> found;
@@ -92,6 +94,7 @@ void Packing::pack_panel(int64_t panel) {
   counts.reserve(static_cast<size_t>(tiles));
   alignas(64) uint16_t gathered[kTileWeights];
   uint16_t tile_patches[kTileWeights];
+  ErrorFeedback feedback(factors);
   for (int64_t t = 0; t < tiles; ++t) {
     gather_tile(panel_rows, columns, t, gathered);
     if (const int64_t at = find_not_finite(gathered, kTileWeights); at >= 0) {
@@ -103,7 +106,7 @@ void Packing::pack_panel(int64_t panel) {
         base + tile * kTileCodes, base + layout.scales_at() + static_cast<size_t>(tile * kPanel),
         base + layout.residuals_at() + static_cast<size_t>(tile * kTileWeights), tile_patches};
     const TileScales scales{format, scale, importance.data() + t * kBlock};
-    const int made = kernels.encode_tile(gathered, scales, out);
+    const int made = kernels.encode_tile(gathered, scales, feedback.tile(t), out);
     if (made == kNoPatch) {
       patch_count += layout.max_patches() + 1;  // the weight will be plain
       continue;
@@ -188,6 +191,8 @@ std::shared_ptr<PackedWeight> PackedWeight::pack(Pool& pool, const Kernels& kern
                   options.format,
                   scale_code_for(options.format, largest_magnitude(pool, sources, columns)),
                   padded_importance(options.importance, tiles),
+                  options.products.empty() ? std::vector<float>()
+                                           : feedback_factors(pool, options.products, columns),
                   base,
                   layout,
                   std::vector<PanelPatches>(static_cast<size_t>(panels)),

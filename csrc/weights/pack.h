@@ -52,6 +52,7 @@ class PackedWeight {
     bool interleaved = false;
     DraftFormat format = DraftFormat::kFp4;
     std::span<const float> importance;  // [columns], > 0, or empty: all inputs count the same
+    std::span<const float> products;    // of inputs, as feedback_factors() takes; or empty
   };
 
   // Fills `error` and returns null if a weight is not finite.

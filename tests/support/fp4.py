@@ -106,6 +106,40 @@ def cast(bits: Bits, draft: DraftFormat, importance: Floats | None = None) -> Bl
     return Blocks(_grid_index(relative.scaled(best)) | signs, bytes_.astype(np.uint8), shift, base)
 
 
+def cast_with_feedback(bits: Bits, importance: Floats, factors: Floats) -> Blocks:
+    """Cast to FP4; later weights make up for the errors of earlier ones.
+
+    `factors` [padded K, group]: what the error (exact minus rounded weight) of input k adds to
+    input j > k of its group, in the order of k. A weight plus what was added to it takes the
+    nearest code of its own sign whose residual fits; one that is a patch anyway, of all 16.
+    """
+    nearest = cast(bits, DraftFormat.FP4, importance)
+    padded = _padded(np.asarray(bits, np.uint16)).reshape(len(bits), -1)
+    scale_bits = np.repeat(nearest.scale_bits, BLOCK, axis=1)
+    scales, weights = _float32(scale_bits), _float32(padded)
+    from_low = (padded & 0x7FFF).astype(np.int32) - scale_bits + ONE
+    codes = np.zeros(padded.shape, np.uint8)
+    group = factors.shape[1]
+    pending = np.zeros(padded.shape, np.float32)
+    for k in range(padded.shape[1]):
+        scaled = (weights[:, k] + pending[:, k]) * (np.float32(1) / scales[:, k])
+        residuals = from_low[:, k, None] - LOW
+        fits = (residuals >= 0) & (residuals <= 255)
+        is_patch = ~fits.any(1)
+        is_negative = np.where(is_patch, np.signbit(scaled), padded[:, k] >> 15).astype(bool)
+        along = np.where(is_negative, -scaled, scaled)
+        index = _grid_index(along)
+        least, most = fits.argmax(1), 7 - fits[:, ::-1].argmax(1)
+        index = np.where(is_patch, index, np.clip(index, least, most)).astype(np.uint8)
+        codes[:, k] = index | is_negative.astype(np.uint8) << 3
+        error = weights[:, k] - np.where(is_negative, -GRID[index], GRID[index]) * scales[:, k]
+        first = k // group * group
+        later = slice(k + 1, min(first + group, padded.shape[1]))
+        pending[:, later] += error[:, None] * factors[k, later.start - first : later.stop - first]
+    shape = nearest.codes.shape
+    return Blocks(codes.reshape(shape), nearest.scales, nearest.shift, nearest.base)
+
+
 def decode(blocks: Blocks) -> NDArray[np.float64]:
     """The values of a tensor, exactly, [..., blocks, 32]; finite or infinite scales only."""
     values = np.where(blocks.codes & 8, -GRID[blocks.codes & 7], GRID[blocks.codes & 7])
@@ -114,8 +148,12 @@ def decode(blocks: Blocks) -> NDArray[np.float64]:
 
 def nest(bits: Bits, draft: DraftFormat, importance: Floats | None = None) -> Nested:
     """Split BF16 `bits` [rows, K] into a draft, 8-bit residuals and patches, losslessly."""
+    return nest_blocks(bits, cast(bits, draft, importance))
+
+
+def nest_blocks(bits: Bits, blocks: Blocks) -> Nested:
+    """Split BF16 `bits` [rows, K] into these blocks, 8-bit residuals and patches, losslessly."""
     bits = np.asarray(bits, np.uint16)
-    blocks = cast(bits, draft, importance)
     padded = _padded(bits)
     magnitudes = (padded & 0x7FFF).astype(np.int32)
     residuals = magnitudes - _lowest(blocks)

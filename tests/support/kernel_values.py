@@ -35,6 +35,19 @@ def tiled(matrix: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(split.transpose(0, 2, 3, 1, 4)).reshape(panels, tiles, TILE)
 
 
+def in_tiles(plane: NDArray[Any]) -> NDArray[Any]:
+    """A plane [rows, blocks, 32], [tiles, 512]."""
+    return tiled(plane.reshape(len(plane), -1)).reshape(-1, 512)
+
+
+def nibbles(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Codes in tile order, [tiles, 512]; each 16-bit word holds four rows k / 2."""
+    words = codes.reshape(-1, 4, 32, 2).astype(np.uint16)  # tile, k / 8, lane, byte
+    words = words[..., 0] | words[..., 1] << 8
+    rows = [words >> 4 * i & 15 for i in range(4)]
+    return np.stack(rows, axis=2).reshape(-1, 512).astype(np.uint8)
+
+
 def assert_same_bits(actual: NDArray[Any], expected: NDArray[Any]) -> None:
     """Equal bits; all NaN count as equal, since their payload is not arithmetic."""
     assert actual.shape == expected.shape

@@ -120,33 +120,110 @@ inline I16 choose_scales(const TileBlocks& blocks, const TileScales& scales) {
   return best;
 }
 
+// Rounds each weight to the nearest code.
+struct NearestCodes {
+  const TileBlocks& blocks;
+  F16 inverse;  // of the scales, over the same power of two as the blocks
+
+  I16 next(int k, I16 weights) {
+    return grid_index(round_to_grid(blocks.at[k] * inverse)) | (weights & 0x8000) >> 12;
+  }
+};
+
+// Rounds each weight plus what earlier ones lack, to a code whose residual fits. A weight that is a
+// patch under any code may take all codes of both signs.
+class FeedbackCodes {
+ public:
+  FeedbackCodes(const TileFeedback& feedback, I16 scale)
+      : feedback_(feedback),
+        scale_(bits_as<F16>(scale << 20)),
+        inverse_(splat(1.0f) / scale_),
+        shift_((scale << 4) - 0x3f80) {}
+
+  I16 next(int k, I16 weights) {
+    const I16 from_low = (weights & kBf16MagnitudeMask) - shift_;
+    I16 least{}, most{};
+#pragma GCC unroll 8
+    for (int index = 0; index < 8; ++index) {
+      least = least + ((from_low > kLow[index] + 255) & 1);
+      if (index > 0) most = most + ((from_low >= kLow[index]) & 1);
+    }
+    const I16 is_patch = (least > most) | (from_low < kLow[0]);
+    const F16 value = bits_as<F16>(weights << 16), wanted = value + load(pending(k));
+    const F16 scaled = min(max(wanted * inverse_, splat(-8.0f)), splat(8.0f));  // 8 if NaN
+    const I16 sign = select(is_patch, bits_as<I16>(scaled), weights << 16) & kSign;
+    const F16 along = max(bits_as<F16>(bits_as<I16>(scaled) ^ sign), F16{});
+    const I16 nearest = grid_index(round_to_grid(along));
+    const I16 index = select(is_patch, nearest, max(min(nearest, most), least));
+    const F16 rounded = bits_as<F16>(bits_as<I16>(grid_value(index)) | sign) * scale_;
+    store(errors_ + k * kPanel, value - rounded);
+    for (int later = k + 1; later < kBlock; ++later) add(k, later);
+    return index | (sign >> 28 & 8);
+  }
+
+  // Adds what the tile's weights lack to the group's inputs behind it.
+  void finish() {
+    for (int64_t later = kBlock; later < feedback_.inputs; later += 4) {
+      F16 sums[4];
+      for (int i = 0; i < 4; ++i) sums[i] = load(pending(later + i));
+      for (int k = 0; k < kBlock; ++k) {
+        const F16 error = load(errors_ + k * kPanel);
+        for (int i = 0; i < 4; ++i) sums[i] = sums[i] + error * splat(factor(k, later + i));
+      }
+      for (int i = 0; i < 4; ++i) store(pending(later + i), sums[i]);
+    }
+  }
+
+ private:
+  static constexpr int32_t kSign = INT32_MIN;
+
+  // 0, 0.5, 1, 1.5, 2, 3, 4, 6.
+  static F16 grid_value(I16 index) {
+    const I16 large = (index << 22) + (126 << 23);  // from 1 on
+    const I16 half = (index == 1) & 0x3f000000;
+    return bits_as<F16>(select(index > 1, large, half));
+  }
+
+  float* pending(int64_t input) const { return feedback_.pending + input * kPanel; }
+  float factor(int k, int64_t later) const {
+    return feedback_.factors[k * feedback_.stride + later];
+  }
+  void add(int k, int later) {
+    store(pending(later),
+          load(pending(later)) + load(errors_ + k * kPanel) * splat(factor(k, later)));
+  }
+
+  const TileFeedback& feedback_;
+  F16 scale_, inverse_;
+  I16 shift_;
+  alignas(64) float errors_[kTileWeights];
+};
+
 inline int get_code(const uint8_t* codes, int row, int lane) {
   uint16_t word;
   std::memcpy(&word, codes + ((row / 4) * 32 + lane) * 2, 2);
   return word >> (4 * (row % 4)) & 15;
 }
 
-int encode_tile(const uint16_t* tile, const TileScales& scales, const TileOut& out) {
-  const TileBlocks blocks(tile);
-  const I16 scale = choose_scales(blocks, scales);
-  const F16 inverse = splat(1.0f) / blocks.divided(scale);
+// Writes codes and residuals; sets a bit in `misfits` for each weight whose residual does not fit,
+// by row of pairs: even k in the lower half.
+template <class Codes>
+void write_codes(const uint16_t* tile, I16 scale, Codes& codes, const TileOut& out,
+                 uint32_t* misfits) {
   const I16 shift = ((scale << 4) - 0x3f80) & 0xffff;
   const H32 shifts = bits_as<H32>(shift | shift << 16);
-  const I16 bytes = (scale - scales.code.first()) >> static_cast<int>(scales.code.shift - 20);
-  store_as(out.scales, convert<Lanes<uint8_t, kPanel>>(bytes));
-  uint32_t misfits[kBlock / 2];  // a bit per weight of a row of pairs: even k low, odd k high
   for (int group = 0; group < kBlock / 8; ++group) {
     U16 words{};  // codes of four rows, even k in the lower half
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
       const int row = group * 4 + i;
       const U16 pairs = load_as<U16>(tile + row * 32), magnitudes = pairs & 0x7fff7fffu;
-      const I16 even = grid_index(round_to_grid(blocks.at[row * 2] * inverse));
-      const I16 odd = grid_index(round_to_grid(blocks.at[row * 2 + 1] * inverse));
-      const U16 index = bits_as<U16>(even | odd << 16);
-      words |= (index | (pairs & 0x80008000u) >> 12) << (4 * i);
-      const U16 residuals =
-          bits_as<U16>(bits_as<H32>(magnitudes) - bits_as<H32>(low_of_pairs(index)) - shifts);
+      const I16 even = codes.next(row * 2, bits_as<I16>(pairs & 0xffff));
+      const I16 odd = codes.next(row * 2 + 1, bits_as<I16>(pairs >> 16));
+      const U16 both = bits_as<U16>(even | odd << 16);
+      words |= both << (4 * i);
+      const U16 residuals = bits_as<U16>(bits_as<H32>(magnitudes) -
+                                         bits_as<H32>(low_of_pairs(both & 0x00070007u)) - shifts);
       const I16 fits_even = (bits_as<I16>(residuals) & 0xff00) == 0;
       const I16 fits_odd = (bits_as<I16>(residuals >> 16) & 0xff00) == 0;
       misfits[row] = lane_bits(~fits_even) | lane_bits(~fits_odd) << 16;
@@ -155,6 +232,10 @@ int encode_tile(const uint16_t* tile, const TileScales& scales, const TileOut& o
     }
     store_as(out.codes + group * 64, words);
   }
+}
+
+// Returns the number of patches, or kNoPatch.
+inline int write_patches(const uint16_t* tile, const uint32_t* misfits, uint16_t* out) {
   int patches = 0;
   for (int row = 0; row < kBlock / 2; row += 2) {
     uint64_t left = misfits[row] | static_cast<uint64_t>(misfits[row + 1]) << 32;
@@ -162,11 +243,29 @@ int encode_tile(const uint16_t* tile, const TileScales& scales, const TileOut& o
       const int bit = __builtin_ctzll(left);
       const int at = (row + bit / 32) * 32 + bit % 16 * 2 + bit / 16 % 2;
       if ((tile[at] & 0x4000) != 0) return kNoPatch;
-      out.patches[patches++] =
+      out[patches++] =
           static_cast<uint16_t>(at << 7 | (tile[at] >> 15) << 6 | (tile[at] >> 8 & 0x3f));
     }
   }
   return patches;
+}
+
+int encode_tile(const uint16_t* tile, const TileScales& scales, const TileFeedback* feedback,
+                const TileOut& out) {
+  const TileBlocks blocks(tile);
+  const I16 scale = choose_scales(blocks, scales);
+  const I16 bytes = (scale - scales.code.first()) >> static_cast<int>(scales.code.shift - 20);
+  store_as(out.scales, convert<Lanes<uint8_t, kPanel>>(bytes));
+  uint32_t misfits[kBlock / 2];
+  if (feedback == nullptr) {
+    NearestCodes codes{blocks, splat(1.0f) / blocks.divided(scale)};
+    write_codes(tile, scale, codes, out, misfits);
+  } else {
+    FeedbackCodes codes(*feedback, scale);
+    write_codes(tile, scale, codes, out, misfits);
+    codes.finish();
+  }
+  return write_patches(tile, misfits, out.patches);
 }
 
 // For each code, the BF16 bits of its least magnitude at scale byte 0, modulo 2^16, and its sign.

@@ -32,6 +32,32 @@ inline void store_bf16_part(uint16_t* to, F16 rounded, int64_t count) {
   std::memcpy(to, padded, static_cast<size_t>(count) * sizeof(uint16_t));
 }
 
+void add_products(const float* x, int64_t rows, int64_t stride, int64_t count, float* sums,
+                  int64_t sums_stride) {
+  constexpr int64_t kHigh = 4, kWide = 2 * kLanes;
+  for (int64_t i = 0; i < count; i += kHigh)
+    for (int64_t j = i / kWide * kWide; j < count; j += kWide) {
+      F16 left[kHigh], right[kHigh];
+      for (int64_t at = 0; at < kHigh; ++at) {
+        left[at] = load(sums + (i + at) * sums_stride + j);
+        right[at] = load(sums + (i + at) * sums_stride + j + kLanes);
+      }
+      for (int64_t row = 0; row < rows; ++row) {
+        const float* const inputs = x + row * stride;
+        const F16 first = load(inputs + j), second = load(inputs + j + kLanes);
+        for (int64_t at = 0; at < kHigh; ++at) {
+          const F16 other = splat(inputs[i + at]);
+          left[at] = left[at] + other * first;
+          right[at] = right[at] + other * second;
+        }
+      }
+      for (int64_t at = 0; at < kHigh; ++at) {
+        store(sums + (i + at) * sums_stride + j, left[at]);
+        store(sums + (i + at) * sums_stride + j + kLanes, right[at]);
+      }
+    }
+}
+
 void rms_norm(const float* x, const uint16_t* weight, int64_t n, float epsilon, float offset,
               float* out) {
   const int64_t whole = n / kLanes * kLanes;

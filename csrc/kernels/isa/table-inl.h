@@ -23,6 +23,7 @@ constexpr Kernels generic_table(const char* name) {
           .draft_product = draft_product,
           .accumulate_plain = accumulate_plain_by<InRowGroups<GenericExact>>,
           .exact_block_bytes = kFloatBlockBytes,
+          .add_products = add_products,
           .encode_tile = encode_tile,
           .decode_tile = decode_tile,
           .rms_norm = rms_norm,

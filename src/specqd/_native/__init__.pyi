@@ -134,7 +134,9 @@ class PackedWeight:
     def planes(self) -> dict[str, NDArray[numpy.generic]]:
         """Returns the planes by name: flat, read-only views without a copy."""
 
-def pack(pool: Pool, isa: str, sources: _Sequence[Annotated[NDArray[numpy.uint16], dict(shape=(None, None), device='cpu', writable=False)]], interleaved: bool, format: str, importance: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> PackedWeight | tuple[int, int, int]: ...
+FEEDBACK_INPUTS: int = 256
+
+def pack(pool: Pool, isa: str, sources: _Sequence[Annotated[NDArray[numpy.uint16], dict(shape=(None, None), device='cpu', writable=False)]], interleaved: bool, format: str, importance: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, products: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None) -> PackedWeight | tuple[int, int, int]: ...
 
 def take_mxfp4(pool: Pool, sources: _Sequence[tuple[Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', writable=False)], Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', writable=False)]]]) -> PackedWeight | tuple[int, int, int]: ...
 
@@ -305,12 +307,15 @@ class Decoder:
         """
 
     def watch_inputs(self) -> None:
-        """Sums the squared inputs of the products of exact forwards from now on."""
-
-    def input_squares(self) -> list[list[float]]:
         """
-        Returns the sums, [columns] each: by layer of queries, keys and values, of the output,
-        of gate and up, and of down; last, of the head.
+        Sums the products of each two inputs of exact forwards' matrices from now on.
+        """
+
+    def take_input_products(self) -> list[NDArray[numpy.float32]]:
+        """
+        Ends the watch. Returns the sums, [columns, group] each, of each input with those of its
+        group: by layer of queries, keys and values, of the output, of gate and up, and of down;
+        last, of the head. Only inputs from their own on are summed; others hold anything.
         """
 
     @property
@@ -874,7 +879,7 @@ class KernelTable:
     @property
     def name(self) -> str: ...
 
-    def pack(self, tiles: Annotated[NDArray[numpy.uint16], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], format: str = 'fp4', plain: bool = False, importance: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> Packed: ...
+    def pack(self, tiles: Annotated[NDArray[numpy.uint16], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], format: str = 'fp4', plain: bool = False, importance: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, factors: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None) -> Packed: ...
 
     def time_product(self, precision: str, packed: Packed, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], pool: Pool, repeats: int = 5, rounds: int = 1) -> list[float]: ...
 

@@ -152,6 +152,8 @@ def kernel_names() -> list[str]:
     two are for tests only: AVX-512 BF16 for the other kind of core, and AMX on emulated tiles.
     """
 
+def feedback_factors(pool: specqd._native.Pool, products: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', writable=False)]) -> NDArray[numpy.float32]: ...
+
 def unpack(weight: specqd._native.PackedWeight, isa: str) -> NDArray[numpy.uint16]:
     """Returns a weight's BF16 bits, [rows, columns]."""
 

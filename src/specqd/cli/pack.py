@@ -23,7 +23,7 @@ from specqd.formats.sync import sync
 
 if TYPE_CHECKING:
     from specqd.config import DecoderConfig
-    from specqd.model.importance import InputSquares
+    from specqd.model.importance import MeasuredInputs
     from specqd.model.model import Machine
     from specqd.model.weights import DecoderWeights
     from specqd.text.calibration import CalibrationText
@@ -139,7 +139,7 @@ def _with_mtp(
     )
 
 
-def _measure(directory: Path, machine: "Machine", text: "CalibrationText") -> "InputSquares":
+def _measure(directory: Path, machine: "Machine", text: "CalibrationText") -> "MeasuredInputs":
     from specqd.model.input_measurement import measure_inputs
     from specqd.model.model import Model
 

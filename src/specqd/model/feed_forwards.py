@@ -8,7 +8,7 @@ import numpy as np
 from specqd import _native
 from specqd.config import DecoderConfig, ExpertsConfig
 from specqd.formats.bf16 import widened
-from specqd.model.importance import LayerInputs, Squares
+from specqd.model.importance import Importance, LayerInputs
 from specqd.model.loader import Bits, Loader, Source, Stack
 from specqd.model.mxfp4_experts import Mxfp4Experts
 from specqd.model.tensor_names import TensorNames
@@ -154,8 +154,8 @@ class FeedForwardReader:
         modules: Sequence[str],
         down: str,
         width: int,
-        gate_up_inputs: Squares | None,
-        down_inputs: Squares | None,
+        gate_up_inputs: Importance | None,
+        down_inputs: Importance | None,
         read_share: float = 1.0,
     ) -> _native.FeedForward:
         """Reads a feed forward; `modules` are gate and up, their fused tensor, or an ungated up."""

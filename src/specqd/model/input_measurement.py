@@ -4,16 +4,17 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specqd._native import PAGE_POSITIONS, Context
-from specqd.model.importance import InputSquares, LayerInputs
+from specqd.model.importance import Importance, LayerInputs, MeasuredInputs
 from specqd.model.loader import Progress
 from specqd.model.model import Model
 
 
 def measure_inputs(
     model: Model, sequences: Sequence[Sequence[int]], progress: Progress | None = None
-) -> InputSquares:
+) -> MeasuredInputs:
     """Runs one exact forward over each sequence of token ids.
 
     A sequence is cut where the model's context or the cache ends.
@@ -31,9 +32,13 @@ def measure_inputs(
             model.cache.release(slot)
         if progress:
             progress(done, len(sequences))
-    sums = [np.array(each) if each else None for each in model.decoder.input_squares()]
-    *of_layers, per_layer, head = sums
+    *of_layers, per_layer, head = map(_measured, model.decoder.take_input_products())
     assert head is not None
     step = len(fields(LayerInputs))
     layers = [LayerInputs(*of_layers[at : at + step]) for at in range(0, len(of_layers), step)]
-    return InputSquares(layers, per_layer, head)
+    return MeasuredInputs(layers, per_layer, head)
+
+
+def _measured(products: NDArray[np.float32]) -> Importance | None:
+    """The importance of a matrix's inputs; None: there is no such matrix."""
+    return Importance.measured(products) if products.size else None

@@ -8,7 +8,7 @@ from specqd.config import AttentionConfig, DecoderConfig, PerLayerConfig
 from specqd.config.decoder import DeltaConfig
 from specqd.formats.bf16 import widened
 from specqd.model.feed_forwards import FeedForwardReader
-from specqd.model.importance import InputSquares, LayerInputs, Squares
+from specqd.model.importance import Importance, LayerInputs, MeasuredInputs
 from specqd.model.loader import Bits, Loader, Source
 from specqd.model.recurrent import delta_weights, recurrent_inputs, recurrent_output
 from specqd.model.tensor_names import TensorNames
@@ -24,7 +24,7 @@ class LayerReader:
         loader: Loader,
         config: DecoderConfig,
         names: TensorNames,
-        inputs: InputSquares | None = None,
+        inputs: MeasuredInputs | None = None,
     ) -> None:
         self._loader = loader
         self._config = config
@@ -39,7 +39,7 @@ class LayerReader:
         bias = self._loader.vector(f"{name}.bias", length) if self._config.norm == "layer" else None
         return _native.Norm(self._loader.vector(f"{name}.weight", length), bias)
 
-    def head_inputs(self) -> Squares | None:
+    def head_inputs(self) -> Importance | None:
         """The importance of the head's inputs, once the final norm was read."""
         return self._inputs.head if self._inputs else self.squared_norm(self._names.final_norm)
 
@@ -57,11 +57,10 @@ class LayerReader:
             gate_up = self.squared_norm(at + experts_norm)
         return LayerInputs(attention, None, gate_up, None, shared_gate_up=feed_forward)
 
-    def squared_norm(self, name: str) -> Squares:
+    def squared_norm(self, name: str) -> Importance:
         """The importance of a product's inputs behind a norm that was read."""
         weights = widened(self._loader.unpacked[f"{name}.weight"]).astype(np.float64)
-        squares: Squares = (self._config.norm_offset + weights) ** 2
-        return squares
+        return Importance((self._config.norm_offset + weights) ** 2)
 
     def layer(self, index: int) -> _native.LayerWeights:
         c, names = self._config, self._names
@@ -200,7 +199,7 @@ class LayerReader:
         return heads.transpose(1, 0, 2).reshape(-1)
 
     def _query_key_value(
-        self, at: str, attention: AttentionConfig, importance: Squares | None
+        self, at: str, attention: AttentionConfig, importance: Importance | None
     ) -> _native.PackedWeight:
         sources = self._query_key_value_sources(at, attention, "weight")
         return self._loader.pack(sources, self._config.hidden_size, importance=importance)

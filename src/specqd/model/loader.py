@@ -16,6 +16,7 @@ from specqd import _native
 from specqd.errors import TensorError
 from specqd.formats.fp4 import DraftFormat
 from specqd.formats.safetensors import TensorDirectory, WeightSource
+from specqd.model.importance import Importance
 from specqd.model.mxfp4_experts import Mxfp4Experts
 from specqd.model.packed import PackedFile
 from specqd.model.tensor_names import READ_IN_PLACE
@@ -144,11 +145,11 @@ class Loader:
         *,
         interleaved: bool = False,
         read_share: float = 1.0,
-        importance: NDArray[np.float64] | None = None,
+        importance: Importance | None = None,
     ) -> _native.PackedWeight:
         """Packs rows of tensors [rows, columns] into one matrix, or maps the packed one.
 
-        `importance` [columns] weights the squared errors of the draft by input; None: all the same.
+        `importance` tells how much errors of the draft matter by input; None: all the same.
         """
         if self._planes is None:
             packed = self._pack_tensors(sources, columns, interleaved, importance)
@@ -171,12 +172,21 @@ class Loader:
         sources: Sequence[Source],
         columns: int,
         interleaved: bool,
-        importance: NDArray[np.float64] | None,
+        importance: Importance | None,
     ) -> _native.PackedWeight:
         tensors = {each.name: self._tensor(each, columns) for each in sources}
         views = [np.ascontiguousarray(each.of(tensors[each.name])) for each in sources]
-        relative = _relative(importance) if self.draft is DraftFormat.FP4 else None
-        packed = _native.pack(self._pool, self._isa, views, interleaved, self.draft.value, relative)
+        if self.draft is not DraftFormat.FP4:
+            importance = None
+        packed = _native.pack(
+            self._pool,
+            self._isa,
+            views,
+            interleaved,
+            self.draft.value,
+            _relative(importance.squares) if importance else None,
+            importance.products if importance else None,
+        )
         if isinstance(packed, tuple):
             at, row, column = packed
             raise self._not_finite(sources[at].name, f"[{sources[at].row(row)}, {column}]")
@@ -242,11 +252,11 @@ class Loader:
         )
 
 
-def _relative(importance: NDArray[np.float64] | None) -> NDArray[np.float32] | None:
-    """Importance over its largest, at least 2^-24: what the native cast takes."""
-    if importance is None or not importance.max() > 0:
+def _relative(squares: NDArray[np.float64]) -> NDArray[np.float32] | None:
+    """Squares over their largest, at least 2^-24: what the native cast takes."""
+    if not squares.max() > 0:
         return None
-    relative: NDArray[np.float32] = np.maximum(importance / importance.max(), 2.0**-24).astype("f4")
+    relative: NDArray[np.float32] = np.maximum(squares / squares.max(), 2.0**-24).astype("f4")
     return relative
 
 

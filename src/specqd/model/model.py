@@ -18,7 +18,7 @@ from specqd.config import DecoderConfig, read_config
 from specqd.errors import MachineError, RequestError, shown
 from specqd.formats.fp4 import DraftFormat
 from specqd.model.decoder_spec import decoder_spec
-from specqd.model.importance import InputSquares
+from specqd.model.importance import MeasuredInputs
 from specqd.model.loader import Progress
 from specqd.model.numa import make_pool
 from specqd.model.weights import DecoderWeights, load_weights
@@ -100,7 +100,7 @@ class Model(_native.ModelForward):
         machine: Machine | None = None,
         precision: Precision = Precision.EXACT,
         draft: DraftFormat | None = None,
-        inputs: InputSquares | None = None,
+        inputs: MeasuredInputs | None = None,
         cache_positions: int | None = None,
         max_rows: int = MAX_ROWS,
         context: int | None = None,

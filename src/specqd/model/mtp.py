@@ -18,6 +18,7 @@ from specqd.formats.fp4 import DraftFormat
 from specqd.formats.safetensors import TensorDirectory
 from specqd.model.decoder_spec import decoder_spec
 from specqd.model.heads import MAX_ROWS
+from specqd.model.importance import Importance
 from specqd.model.layers import LayerReader
 from specqd.model.loader import Loader, Progress, Source
 from specqd.model.model import Model
@@ -177,7 +178,9 @@ def load_mtp_weights(
         projection=loader.pack(
             [Source.whole(f"{names.projection}.weight", hidden)],
             2 * hidden,
-            importance=np.concatenate([read.squared_norm(name) for name in pair]),
+            importance=Importance(
+                np.concatenate([read.squared_norm(name).squares for name in pair])
+            ),
         ),
         final_norm=norm(names.final_norm),
         loader=loader,

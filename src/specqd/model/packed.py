@@ -185,6 +185,7 @@ def _header(
         "version": VERSION,
         "draft_format": draft.value,
         "calibration": calibration,
+        "rounding": "nearest" if calibration == "none" else "error-feedback",
     }
     header: dict[str, Any] = {"__metadata__": metadata}
     begin = 0

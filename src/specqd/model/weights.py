@@ -16,7 +16,7 @@ from specqd.formats.gguf import is_gguf
 from specqd.formats.gguf_quants import BLOCK_FORMATS
 from specqd.formats.gguf_tensors import GgufTensors
 from specqd.formats.safetensors import TensorDirectory, WeightSource
-from specqd.model.importance import InputSquares
+from specqd.model.importance import MeasuredInputs
 from specqd.model.layers import LayerReader
 from specqd.model.loader import (
     Bits,
@@ -83,7 +83,7 @@ def load_weights(
     isa: str,
     *,
     draft: DraftFormat | None = None,
-    inputs: InputSquares | None = None,
+    inputs: MeasuredInputs | None = None,
     progress: Progress | None = None,
 ) -> DecoderWeights:
     """Packs the matrices of a directory or GGUF file, or maps those of a packed model.
