@@ -85,7 +85,7 @@ def agreement(
     counts: list[tuple[int, int]] = []
     for begin in range(0, len(prompts), at_once):
         sequences = [
-            _sequence(prompt, params, number, stop_ids)
+            new_sequence(prompt, params, number, stop_ids)
             for number, prompt in enumerate(prompts[begin : begin + at_once], begin)
         ]
         try:
@@ -97,9 +97,10 @@ def agreement(
     return Agreement(params.temperature or 0.0, agreed, judged)
 
 
-def _sequence(
+def new_sequence(
     prompt: SequenceOf[int], params: SamplingParams, number: int, stop_ids: frozenset[int]
 ) -> Sequence:
+    """A sequence that begins with a prompt; its noise follows from the seed plus its number."""
     return Sequence(
         list(prompt),
         params.picker((params.seed or 0) + number, 0),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specqd.cli.agreement import agreement_lines, measure_agreement
+from specqd.cli.bench_head import bench_head
 from specqd.cli.command import Group
 from specqd.cli.opening import open_llm
 from specqd.cli.options import IN_FILE, OUT_FILE, machine_options, model_argument
@@ -31,6 +32,9 @@ _json_option = click.option(
 @click.group(cls=Group)
 def bench() -> None:
     """Measure bandwidth, kernels and drafts on this machine."""
+
+
+bench.add_command(bench_head)
 
 
 @bench.command()

@@ -183,6 +183,7 @@ class Head(_native.HeadForward):
         self, files: HeadInputs, decoder: _native.Decoder, above: Model, precision: Precision
     ) -> None:
         """Lets the model above log what the head reads, beside what other heads read."""
+        self.files = files
         self.precision = precision
         self.machine = above.machine
         self.decoder = decoder

@@ -1,0 +1,192 @@
+"""Measures how often a trained head foresees the target's tokens, guess by guess.
+
+Teacher-forced: after every token of the target's own text the head makes a whole proposal, whether
+the one before was right or not. Knows tokens; knows no text.
+"""
+
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+from specqd._native import DraftRequest, Level, NoDraft, Rows, Sequence
+from specqd.bench.agreement import new_sequence
+from specqd.engine.engine import Engine
+from specqd.errors import RequestError
+from specqd.llm import LLM
+from specqd.model.heads import Head, HeadFiles, load_head
+from specqd.model.model import Model
+from specqd.sampling import SamplingParams
+
+Clock = Callable[[], float]
+Progress = Callable[[int, int], None]  # prompts so far, all
+_OTHER_THETAS = (1e4, 5e5, 1e6)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadAcceptance:
+    """Guesses by their place; a guess counts as right with all before it."""
+
+    reading: str  # of the configuration: `as stated`, or what differs
+    temperature: float
+    judged: tuple[int, ...]
+    right: tuple[int, ...]
+    reached: tuple[int, ...]  # judged, and all before them right
+    step_s: float  # a forward of the head, mean
+    target_s: float  # a forward of the target for one token, mean
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """By place: the share of proposals that are right up to it."""
+        return tuple(r / j if j else 0.0 for r, j in zip(self.right, self.judged, strict=True))
+
+    @property
+    def conditional(self) -> tuple[float, ...]:
+        """By place: the share that is right among those with all before them right."""
+        return tuple(r / j if j else 0.0 for r, j in zip(self.right, self.reached, strict=True))
+
+    @property
+    def accepted_length(self) -> float:
+        """Mean tokens of a round with a proposal of that length, the target's own included."""
+        return 1.0 + sum(self.shares)
+
+    def described(self) -> dict[str, Any]:
+        """The acceptance as a JSON object."""
+        return {
+            "reading": self.reading,
+            "temperature": self.temperature,
+            "judged": self.judged[0],
+            "acceptance_at": self.conditional,
+            "mean_accepted_length": self.accepted_length,
+            "step_s": self.step_s,
+            "target_s": self.target_s,
+        }
+
+
+def head_level(engine: Engine) -> Level:
+    """The level of a head that drafts for the target alone. Raises RequestError for others."""
+    level = engine.level.drafter
+    if not isinstance(level, Level) or not isinstance(level.model, Head):
+        raise RequestError("--draft: bench head measures a head alone; write head:DIR")
+    return level
+
+
+def head_acceptance(
+    llm: LLM,
+    level: Level,
+    prompts: SequenceOf[SequenceOf[int]],
+    params: SamplingParams,
+    progress: Progress,
+    reading: str = "as stated",
+    clock: Clock = perf_counter,
+) -> HeadAcceptance:
+    """Judges the proposals of a head's level along the text that the target writes.
+
+    params: resolved; the noise of a prompt follows from the seed (0 by default) plus its number.
+    """
+    length = level.length
+    assert length is not None
+    assert params.max_tokens is not None
+    target, places = llm.model, range(length)
+    judged: list[_Judged] = []
+    before, spent, forwards = (level.stats.seconds, level.stats.forwards), 0.0, 0
+    for number, prompt in enumerate(prompts, 1):
+        target.check_tokens(prompt)
+        sequence = new_sequence(prompt, params, number - 1, llm.engine.eos_token_ids)
+        run = _Run(target, level, sequence, clock)
+        try:
+            run.write(params.max_tokens, length)
+        finally:
+            level.release(sequence)
+            target.release(sequence)
+        judged += run.proposals
+        spent, forwards = spent + run.seconds, forwards + run.forwards
+        progress(number, len(prompts))
+    steps = level.stats.forwards - before[1]
+    step_s = (level.stats.seconds - before[0]) / max(steps, 1)
+    temperature = params.temperature or 0.0
+    return HeadAcceptance(
+        reading,
+        temperature,
+        judged=tuple(sum(each.end > place for each in judged) for place in places),
+        right=tuple(sum(each.right > place for each in judged) for place in places),
+        reached=tuple(sum(each.end > place <= each.right for each in judged) for place in places),
+        step_s=step_s,
+        target_s=spent / max(forwards, 1),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """One proposal: how many of its tokens the text reaches, and how many of these are right."""
+
+    end: int
+    right: int
+
+
+class _Run:
+    """One text of the target, and the proposals after each of its tokens."""
+
+    def __init__(self, target: Model, level: Level, sequence: Sequence, clock: Clock) -> None:
+        self._target, self._level, self._sequence, self._clock = target, level, sequence, clock
+        self._made: list[tuple[int, list[int]]] = []  # where a proposal begins, and its tokens
+        self.seconds, self.forwards = 0.0, 0
+
+    def write(self, most: int, length: int) -> None:
+        """Writes at most that many tokens."""
+        sequence, tokens = self._sequence, self._sequence.tokens
+        if len(tokens) > 1:
+            self._target.forward([Rows(self._target.context(sequence), 0, tokens[:-1], 0)])
+        for _ in range(most):
+            token = self._pick()
+            tokens.append(token)
+            if sequence.is_stop(token):
+                return
+            [proposal] = self._level.propose([DraftRequest(sequence, length)])
+            self._made.append((len(tokens), proposal.tokens))
+
+    def _pick(self) -> int:
+        target, sequence, begun = self._target, self._sequence, self._clock()
+        rows = Rows(target.context(sequence), len(sequence.tokens) - 1, [sequence.tokens[-1]], 1)
+        target.forward([rows])
+        self.seconds, self.forwards = self.seconds + self._clock() - begun, self.forwards + 1
+        return target.verify(0, [], sequence)[0][0]
+
+    @property
+    def proposals(self) -> Iterator[_Judged]:
+        text = self._sequence.tokens[:]
+        for first, proposed in self._made:
+            truth = text[first : first + len(proposed)]
+            pairs = zip(proposed, truth, strict=False)
+            right = next((i for i, (a, b) in enumerate(pairs) if a != b), len(truth))
+            yield _Judged(len(truth), right)
+
+
+def readings(head: Head, layers: int) -> Iterator[tuple[str, HeadFiles]]:
+    """Other readings of a head's configuration, where makers contradict each other: what differs,
+    and the files. A head that is read wrongly drafts worse, and shows no other sign of it."""
+    files, config = head.files, head.files.config
+    for step in (-1, 1):
+        taps = tuple(tap + step for tap in config.taps)
+        if taps[0] >= 0 and taps[-1] <= layers:
+            yield f"layer ids {step:+d}", replace(files, config=replace(config, taps=taps))
+    for theta in _OTHER_THETAS:
+        if theta != config.rope.theta:
+            rope = replace(config.rope, theta=theta)
+            yield f"rope theta {theta:g}", replace(files, config=replace(config, rope=rope))
+    other = replace(config, recycles_normed=not config.recycles_normed)
+    yield "norm_output " + _word(other.recycles_normed), replace(files, config=other)
+    other = replace(config, keeps_normed=not config.keeps_normed)
+    yield "norm_before_residual " + _word(other.keeps_normed), replace(files, config=other)
+
+
+def _word(flag: bool) -> str:
+    return str(flag).lower()
+
+
+def level_of(files: HeadFiles, head: Head, target: Model, length: int) -> Level:
+    """A level of the same head, read from these files."""
+    other = Head(files, load_head(files, target), target, head.precision)
+    other.draft_for(target)
+    return Level(other, NoDraft(), length=length)

@@ -1,0 +1,160 @@
+"""`specqd bench head`: how often a trained head is right, guess by guess."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from specqd.cli.command import Command
+from specqd.cli.opening import open_llm
+from specqd.cli.options import IN_FILE, OUT_FILE, machine_options, model_argument
+from specqd.cli.terminal import ProgressBar, aligned, one_line
+from specqd.errors import RequestError
+
+if TYPE_CHECKING:
+    from specqd.bench.heads import HeadAcceptance
+    from specqd.llm import LLM
+    from specqd.sampling import SamplingParams
+
+
+@click.command("head", cls=Command)
+@model_argument
+@click.option(
+    "--draft", "word", required=True, metavar="head:DIR[:bf16|:fp4]", help="The head to measure."
+)
+@click.option(
+    "--prompts",
+    "prompts_file",
+    required=True,
+    type=IN_FILE,
+    help='File with one JSON object per line: {"prompt": "..."}.',
+)
+@click.option(
+    "--guesses",
+    default=4,
+    show_default=True,
+    type=click.IntRange(1, 32),
+    help="Tokens of each proposal.",
+)
+@click.option(
+    "--limit", default=8, show_default=True, type=click.IntRange(1), help="Prompts to use."
+)
+@click.option(
+    *("-n", "--max-tokens"),
+    default=64,
+    show_default=True,
+    type=click.IntRange(2),
+    help="New tokens after each prompt.",
+)
+@click.option(
+    "--temperature",
+    "temperatures",
+    multiple=True,
+    default=(0.0, 0.8),
+    show_default=True,
+    help="Sampling temperature; 0: greedy. May repeat.",
+)
+@click.option(
+    "--probe",
+    is_flag=True,
+    help="Also read the head's configuration in other ways, one difference at a time.",
+)
+@machine_options
+@click.option("--json", "json_file", type=OUT_FILE, help="Also write the results to this file.")
+def bench_head(
+    model: str | None,
+    word: str,
+    prompts_file: Path,
+    guesses: int,
+    limit: int,
+    max_tokens: int,
+    temperatures: tuple[float, ...],
+    probe: bool,
+    threads: int | None,
+    isa: str | None,
+    json_file: Path | None,
+) -> None:
+    """Measure how often a trained head is right, guess by guess.
+
+    The model writes; after each of its tokens the head proposes some more. A guess counts where
+    all before it are right. "length" is the mean of tokens in a round with such a proposal, the
+    model's own included. "step" is a forward of the head, over one of the model.
+
+    \b
+    Examples:
+      specqd bench head ./model --draft head:./head --prompts prompts.jsonl
+      specqd bench head ./model --draft head:./head --prompts prompts.jsonl --probe
+    """
+    from specqd import _native
+    from specqd.bench.levels import encoded_ends, read_prompts
+    from specqd.sampling import SamplingParams
+
+    if not word.startswith("head:") or "|" in word or ":k=" in word:
+        raise RequestError(f"--draft {word}: write head:DIR, head:DIR:bf16 or head:DIR:fp4")
+    texts = read_prompts(prompts_file, limit)
+    llm = open_llm(model, f"{word}:k={guesses}", threads, isa)
+    prompts = encoded_ends(llm, texts, max_tokens)
+    common = SamplingParams(max_tokens=max_tokens)
+    machine = llm.model.machine
+    click.echo(
+        one_line(
+            f"{llm.directory.name} on {_native.cpu_model()}, {machine.pool.threads} threads, "
+            f"{machine.isa}; {len(prompts)} prompts of {prompts_file.name}, {max_tokens} new "
+            "tokens each"
+        )
+    )
+    measured = list(_measured(llm, prompts, common, temperatures, probe))
+    click.echo("\n".join(_lines(measured, guesses)))
+    content = json.dumps({"head": word, "results": [each.described() for each in measured]})
+    if json_file:
+        json_file.write_text(content + "\n", encoding="utf-8")
+    if not sys.stdout.isatty():
+        click.echo(content)
+
+
+def _measured(
+    llm: "LLM",
+    prompts: Sequence[Sequence[int]],
+    common: "SamplingParams",
+    temperatures: Sequence[float],
+    probe: bool,
+) -> "Iterator[HeadAcceptance]":
+    from dataclasses import replace
+
+    from specqd.bench import heads
+
+    level = heads.head_level(llm.engine)
+    assert level.length is not None
+    levels = {"as stated": level}
+    if probe:
+        others = heads.readings(level.model, llm.model.config.num_layers)
+        made = (
+            (name, heads.level_of(f, level.model, llm.model, level.length)) for name, f in others
+        )
+        levels |= dict(made)
+    for temperature in temperatures:
+        params = replace(common, temperature=temperature).resolved(llm.defaults)
+        for reading, each in levels.items():
+            with ProgressBar(f"Temperature {temperature:g}, {reading}") as bar:
+                yield heads.head_acceptance(llm, each, prompts, params, bar, reading)
+
+
+def _lines(measured: "Sequence[HeadAcceptance]", guesses: int) -> list[str]:
+    places = [f"guess {place}" for place in range(1, guesses + 1)]
+    rows = [["configuration", "temperature", *places, "length", "step ms", "step", "positions"]]
+    for each in measured:
+        rows.append(
+            [
+                one_line(each.reading),
+                f"{each.temperature:g}",
+                *(f"{share:.3f}" for share in each.conditional),
+                f"{each.accepted_length:.2f}",
+                f"{1e3 * each.step_s:.3f}",
+                f"{each.step_s / each.target_s:.1%}" if each.target_s else "-",
+                str(each.judged[0]),
+            ]
+        )
+    return aligned(rows)

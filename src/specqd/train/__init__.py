@@ -1,0 +1,1 @@
+"""Trains EAGLE-3 heads: texts, features and a loop. Only `head` and `loop` import torch."""

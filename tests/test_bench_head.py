@@ -1,0 +1,158 @@
+"""`specqd bench head`: guesses are counted by place along the target's own text."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specqd import LLM, SamplingParams
+from specqd._native import DraftRequest, Proposal
+from specqd.bench.heads import head_acceptance, head_level, level_of, readings
+from specqd.cli import main
+from specqd.errors import RequestError
+from support.head_training import write_lines
+from support.random_heads import HeadShape, make_head
+from support.random_models import Shape, make_model
+
+SHAPE = Shape(layers=4, context=128, is_peaked=True)
+NEW, GUESSES = 20, 3
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"), SHAPE, seed=1)
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_head(tmp_path_factory.mktemp("head"), SHAPE, HeadShape(), seed=2)
+
+
+@pytest.fixture(scope="module")
+def llm(model: Path, head: Path) -> LLM:
+    return LLM(model, f"head:{head}:k={GUESSES}")
+
+
+def quiet(done: int, total: int) -> None:
+    assert 0 < done <= total
+
+
+@dataclass
+class Stats:
+    seconds: float = 0.0
+    forwards: int = 0
+
+
+class FakeLevel:
+    """Proposes the truth, but for the tokens at some places of the text."""
+
+    def __init__(self, truth: list[int], wrong: set[int]) -> None:
+        self.truth, self.wrong = truth, wrong
+        self.length, self.stats = GUESSES, Stats()
+
+    def propose(self, requests: list[DraftRequest]) -> list[Proposal]:
+        [request] = requests
+        first = len(request.sequence.tokens)
+        tokens = [
+            -1 if at in self.wrong or at >= len(self.truth) else self.truth[at]
+            for at in range(first, first + request.at_most)
+        ]
+        self.stats.forwards += request.at_most
+        self.stats.seconds += 0.5 * request.at_most
+        return [Proposal(tokens, [1.0] * len(tokens))]
+
+    def release(self, sequence: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_guesses_count_where_all_before_them_are_right(
+    llm: LLM, rng: np.random.Generator, temperature: float
+) -> None:
+    prompt = rng.integers(0, 250, int(rng.integers(1, 9))).tolist()
+    params = SamplingParams(max_tokens=NEW, temperature=temperature, seed=3)
+    params = params.resolved(llm.defaults)
+    [made] = llm.generate([prompt], params)[0].completions
+    truth = [*prompt, *made.tokens]
+    new = len(truth) - len(prompt)
+    wrong = {len(prompt) + int(at) for at in rng.choice(NEW, 6, replace=False)}
+    level: Any = FakeLevel(truth, wrong)
+    seconds = iter(range(10**6))
+    found = head_acceptance(llm, level, [prompt], params, quiet, clock=lambda: next(seconds))
+    starts = range(len(prompt) + 1, len(truth) + 1)
+    for place in range(GUESSES):
+        known = [at for at in starts if at + place < len(truth)]
+        good = [at for at in known if not wrong & {*range(at, at + place)}]
+        assert found.judged[place] == len(known)
+        assert found.reached[place] == len(good)
+        assert found.right[place] == len([at for at in good if at + place not in wrong])
+    shares = [r / j if j else 0.0 for r, j in zip(found.right, found.judged, strict=True)]
+    assert found.accepted_length == pytest.approx(1 + sum(shares))
+    if new > 1:
+        assert found.step_s == pytest.approx(0.5)
+    assert found.target_s == 1.0
+
+
+def test_a_head_is_measured_on_the_text_that_the_model_writes(
+    llm: LLM, rng: np.random.Generator
+) -> None:
+    prompts = [rng.integers(0, 250, 5).tolist() for _ in range(2)]
+    params = SamplingParams(max_tokens=NEW, temperature=0.0).resolved(llm.defaults)
+    new = [len(each.completions[0].tokens) for each in llm.generate(prompts, params)]
+    found = head_acceptance(llm, head_level(llm.engine), prompts, params, quiet)
+    for place in range(GUESSES):
+        assert found.judged[place] == sum(max(count - 1 - place, 0) for count in new)
+    assert found.step_s > 0
+    assert found.target_s > 0
+
+
+def test_other_readings_differ_in_one_thing(llm: LLM) -> None:
+    head = head_level(llm.engine).model
+    stated, others = head.files.config, dict(readings(head, SHAPE.layers))
+    assert others["layer ids -1"].config.taps == tuple(tap - 1 for tap in stated.taps)
+    assert others["layer ids +1"].config.taps == tuple(tap + 1 for tap in stated.taps)
+    assert others["norm_output true"].config.recycles_normed
+    assert others["norm_before_residual true"].config.keeps_normed
+    for name, files in others.items():
+        differing = [
+            field
+            for field in ("taps", "rope", "keeps_normed", "recycles_normed", "num_heads")
+            if getattr(files.config, field) != getattr(stated, field)
+        ]
+        assert len(differing) == 1, name
+        level = level_of(files, head, llm.model, GUESSES)
+        params = SamplingParams(max_tokens=4, temperature=0.0).resolved(llm.defaults)
+        assert head_acceptance(llm, level, [[5, 6, 7]], params, quiet, name).reading == name
+
+
+@pytest.mark.parametrize("draft", ["none", "fp4", "ngram", "auto"])
+def test_other_drafts_are_refused(model: Path, draft: str) -> None:
+    with pytest.raises(RequestError, match="write head:DIR"):
+        head_level(LLM(model, draft).engine)
+
+
+def test_the_command_prints_a_table_and_one_json_object(
+    model: Path, head: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = write_lines(tmp_path / "prompts.jsonl", [{"prompt": "abc"}, {"prompt": "xyz"}])
+    words = ["bench", "head", model, "--draft", f"head:{head}", "--prompts", prompts, "-n", 8]
+    assert main(list(map(str, [*words, "--guesses", 2, "--temperature", 0]))) == 0
+    *table, last = capsys.readouterr().out.splitlines()
+    assert "guess 2" in table[1]
+    [result] = json.loads(last)["results"]
+    assert result["reading"] == "as stated"
+    assert len(result["acceptance_at"]) == 2
+
+
+@pytest.mark.parametrize("word", ["fp4", "head:x|ngram", "head:x:k=3"])
+def test_the_command_refuses_other_words(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], word: str
+) -> None:
+    prompts = write_lines(tmp_path / "prompts.jsonl", [{"prompt": "abc"}])
+    words = ["bench", "head", str(model), "--draft", word, "--prompts", str(prompts)]
+    assert main(words) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.endswith("write head:DIR, head:DIR:bf16 or head:DIR:fp4")
