@@ -161,9 +161,12 @@ def test_texts_under_mtp_layers_are_those_of_plain_decoding(
     assert "mtp" in [each.name for each in drafted.engine.level.levels]
 
 
-def test_a_knowing_layer_is_mostly_right(directory: Path, family: str, seed: int) -> None:
-    llm = LLM(directory / "knowing", "mtp:k=3", threads=1)
-    texts(llm, np.random.default_rng(seed), SHAPES[family].vocab, 0.0)
+def test_a_knowing_layer_is_right_ten_times_as_often_as_by_chance(
+    directory: Path, family: str, seed: int
+) -> None:
+    llm, vocab = LLM(directory / "knowing", "mtp:k=3", threads=1), SHAPES[family].vocab
+    for temperature in (0.0, 0.8):  # a greedy text may repeat a few tokens that it does not know
+        texts(llm, np.random.default_rng(seed), vocab, temperature)
     stats = llm.engine.level.stats
     assert stats.drafted >= 100
-    assert stats.accepted > 0.2 * stats.drafted
+    assert stats.accepted > 10 * stats.drafted / vocab
