@@ -22,11 +22,12 @@ from support.refusals import refused
 MACHINE = Machine.choose(1)
 GPT_OSS = FAMILY_SHAPES["gpt_oss"]
 MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss")
+BESIDE = ("qwen3_5_moe_text", "qwen3_next", "gemma4_text, experts")  # a shared feed forward
 each_mixture = pytest.mark.parametrize("name", MIXTURES)
 SHARED = FAMILY_SHAPES["qwen3_5_moe_text"]
 
 
-@pytest.mark.parametrize("name", [*MIXTURES, "qwen3_5_moe_text", "qwen3_next"])
+@pytest.mark.parametrize("name", [*MIXTURES, *BESIDE])
 def test_a_row_reads_the_experts_it_chooses(name: str, tmp_path: Path, seed: int) -> None:
     model = Model.open(make_model(tmp_path, FAMILY_SHAPES[name], seed), machine=MACHINE)
     assert model.config.experts is not None
@@ -222,6 +223,23 @@ def test_damaged_stacks_and_hostile_sizes_get_one_line(
     message = refused(TensorError, Model.open, tmp_path, machine=MACHINE)
     for mention in mentions:
         assert mention in message
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "experts.gate_up_proj", "experts.down_proj", "router.proj.weight", "router.scale",
+        "router.per_expert_scale", "pre_feedforward_layernorm_2.weight",
+        "post_feedforward_layernorm_1.weight", "post_feedforward_layernorm_2.weight",
+    ],
+)  # fmt: skip
+def test_a_part_that_a_mixture_lacks_is_named(name: str, tmp_path: Path, seed: int) -> None:
+    make_model(tmp_path, FAMILY_SHAPES["gemma4_text, experts"], seed)
+    _, tensors = read_model(tmp_path)
+    del tensors[f"model.layers.2.{name}"]
+    write_safetensors(tmp_path / "model.safetensors", tensors)
+    message = refused(TensorError, Model.open, tmp_path, machine=MACHINE)
+    assert f"tensor 'model.layers.2.{name}' is missing" in message
 
 
 @pytest.mark.parametrize(
