@@ -2,6 +2,7 @@
 
 from support.family_shapes import (
     GEMMA4,
+    GEMMA4_EXPERTS,
     GEMMA4_KEYS,
     GRANITE,
     MINISTRAL_ROPE,
@@ -159,6 +160,18 @@ CASES: dict[str, Shape] = {
         extra=GEMMA4 | {
             "global_head_dim": 512, "attention_k_eq_v": True, "num_global_key_value_heads": 2,
             "hidden_size_per_layer_input": 40, "use_double_wide_mlp": False,
+        },
+    ),
+    "gemma4 24 and 48, 2 of 5 experts": Shape(
+        "gemma4_text", hidden=144, heads=4, kv_heads=2, head_dim=24, ffn=172, layers=4, vocab=301,
+        is_tied=True, window=33, rope_theta=1e6, rope_scaling=PROPORTIONAL,
+        spells_rope_parameters=True, extra=GEMMA4_EXPERTS,
+    ),
+    "gemma4 24 and 48, 4 of 17 experts, 3 of 6 layers share": Shape(
+        "gemma4_text", hidden=200, heads=4, kv_heads=1, head_dim=24, ffn=100, layers=6, vocab=307,
+        is_tied=True, window=17, extra=GEMMA4 | {
+            "enable_moe_block": True, "num_experts": 17, "top_k_experts": 4,
+            "moe_intermediate_size": 52,
         },
     ),
     "phi3 40, window 17": Shape(

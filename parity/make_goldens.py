@@ -10,6 +10,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 import theirs
 from support.family_shapes import (
     GEMMA4,
+    GEMMA4_EXPERTS,
     GEMMA4_KEYS,
     GRANITE,
     MINISTRAL_ROPE,
@@ -89,6 +90,11 @@ GOLDENS: dict[str, Shape] = {
         "gemma4_text", hidden=40, heads=4, kv_heads=2, head_dim=24, ffn=60, layers=4, vocab=263,
         is_tied=True, window=9, rope_theta=300.0, rope_scaling=PROPORTIONAL,
         spells_rope_parameters=True, extra=GEMMA4_KEYS | {"final_logit_softcapping": 3.0},
+    ),
+    "gemma4_text-experts": Shape(
+        "gemma4_text", hidden=40, heads=4, kv_heads=2, head_dim=24, ffn=60, layers=4, vocab=263,
+        is_tied=True, window=9, rope_theta=300.0, rope_scaling=PROPORTIONAL,
+        spells_rope_parameters=True, extra=GEMMA4_EXPERTS | {"final_logit_softcapping": 3.0},
     ),
     "phi3": Shape(
         "phi3", hidden=80, heads=2, kv_heads=1, head_dim=40, ffn=84, vocab=269,

@@ -5,10 +5,16 @@ from typing import Any
 
 import pytest
 
-from specqd.config import AttentionConfig, PerLayerConfig, RopeConfig
+from specqd.config import AttentionConfig, ExpertsConfig, PerLayerConfig, RopeConfig
 from support.config_files import FULL, SHAPE, SLIDING, read, refusal
 
 GEMMA4 = {"model_type": "gemma4_text", **SHAPE}
+EXPERTS = {
+    "enable_moe_block": True,
+    "num_experts": 8,
+    "top_k_experts": 3,
+    "moe_intermediate_size": 44,
+}
 LOCAL = RopeConfig("default", 1e4)
 TRAITS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (
@@ -57,6 +63,16 @@ TRAITS: list[tuple[dict[str, Any], dict[str, Any]]] = [
         },
     ),
     (
+        EXPERTS,
+        {
+            "experts": ExpertsConfig(
+                8, 3, 44, (True,) * 4, has_shared=True, has_own_norms=True
+            ),
+            "intermediate_sizes": (172,) * 4,
+        },
+    ),
+    ({**EXPERTS, "enable_moe_block": False}, {"experts": None}),
+    (
         {
             "layer_types": [SLIDING, FULL] * 2, "head_dim": 24,
             "per_layer_config": {"1": {"head_dim": 40, "num_key_value_heads": 4}},
@@ -79,10 +95,11 @@ def test_traits_are_read(tmp_path: Path, changes: dict[str, Any], traits: dict[s
 @pytest.mark.parametrize(
     ("changes", "mentions"),
     [
-        (
-            {"enable_moe_block": True},
-            ["enable_moe_block is true", "26B-A4B", "use a dense Gemma 4"],
-        ),
+        ({"enable_moe_block": True}, ["moe_intermediate_size is missing; an integer from 1"]),
+        (EXPERTS | {"num_experts": None}, ["num_experts is missing; an integer from 1 to 10000"]),
+        (EXPERTS | {"num_experts": 10**9}, ["num_experts is 1000000000; an integer from 1 to"]),
+        (EXPERTS | {"top_k_experts": None}, ["top_k_experts is missing; an integer from 1"]),
+        (EXPERTS | {"top_k_experts": 9}, ["top_k_experts is 9; at most the number of experts (8)"]),
         (
             {"use_bidirectional_attention": "all"},
             ["use_bidirectional_attention is 'all'; null or 'vision' is needed"],

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specqd import SamplingParams
 from specqd._native import testing
 from specqd.engine.chains import parse_chain
 from specqd.errors import ConfigError, RequestError, SpecqdWarning, TensorError
@@ -22,11 +23,12 @@ from support.refusals import refused
 MACHINE = Machine.choose(1)
 GPT_OSS = FAMILY_SHAPES["gpt_oss"]
 MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss")
+BESIDE = ("qwen3_5_moe_text", "qwen3_next", "gemma4_text, experts")  # a shared feed forward
 each_mixture = pytest.mark.parametrize("name", MIXTURES)
 SHARED = FAMILY_SHAPES["qwen3_5_moe_text"]
 
 
-@pytest.mark.parametrize("name", [*MIXTURES, "qwen3_5_moe_text", "qwen3_next"])
+@pytest.mark.parametrize("name", [*MIXTURES, *BESIDE])
 def test_a_row_reads_the_experts_it_chooses(name: str, tmp_path: Path, seed: int) -> None:
     model = Model.open(make_model(tmp_path, FAMILY_SHAPES[name], seed), machine=MACHINE)
     assert model.config.experts is not None
@@ -96,6 +98,17 @@ def test_only_n_grams_and_other_models_draft_for_mxfp4_weights(tmp_path: Path, s
     with pytest.raises(RequestError, match="MXFP4 already"):
         llm.with_draft(["fp4", "ngram"])
     assert parse_chain("auto", is_mxfp4=True) == parse_chain("ngram")
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_mixture_drafts_for_itself_by_default(name: str, tmp_path: Path, seed: int) -> None:
+    directory = make_model(tmp_path, FAMILY_SHAPES[name], seed)
+    params = SamplingParams(max_tokens=40, temperature=0.8, seed=seed, ignore_eos=True)
+    written = [
+        LLM(directory, draft, threads=1).generate([[5, 6, 7]], params)[0].tokens
+        for draft in ("none", "auto")
+    ]
+    assert written[0] == written[1]
 
 
 def one_by_one(tensors: dict[str, Any]) -> dict[str, Any]:
@@ -222,6 +235,23 @@ def test_damaged_stacks_and_hostile_sizes_get_one_line(
     message = refused(TensorError, Model.open, tmp_path, machine=MACHINE)
     for mention in mentions:
         assert mention in message
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "experts.gate_up_proj", "experts.down_proj", "router.proj.weight", "router.scale",
+        "router.per_expert_scale", "pre_feedforward_layernorm_2.weight",
+        "post_feedforward_layernorm_1.weight", "post_feedforward_layernorm_2.weight",
+    ],
+)  # fmt: skip
+def test_a_part_that_a_mixture_lacks_is_named(name: str, tmp_path: Path, seed: int) -> None:
+    make_model(tmp_path, FAMILY_SHAPES["gemma4_text, experts"], seed)
+    _, tensors = read_model(tmp_path)
+    del tensors[f"model.layers.2.{name}"]
+    write_safetensors(tmp_path / "model.safetensors", tensors)
+    message = refused(TensorError, Model.open, tmp_path, machine=MACHINE)
+    assert f"tensor 'model.layers.2.{name}' is missing" in message
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,12 @@ GEMMA4_KEYS = {
     "hidden_size_per_layer_input": 0,
     "final_logit_softcapping": 30.0,
 }
+GEMMA4_EXPERTS = GEMMA4_KEYS | {
+    "enable_moe_block": True,
+    "num_experts": 5,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 36,
+}
 PROPORTIONAL = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
 
 FAMILY_SHAPES: Mapping[str, Shape] = {
@@ -106,6 +112,11 @@ FAMILY_SHAPES: Mapping[str, Shape] = {
         "gemma4_text", hidden=72, heads=4, kv_heads=2, head_dim=24, ffn=84, layers=4, vocab=263,
         context=1024, is_tied=True, window=70, rope_theta=1e6, rope_scaling=PROPORTIONAL,
         spells_rope_parameters=True, extra=GEMMA4_KEYS, is_peaked=True,
+    ),
+    "gemma4_text, experts": Shape(
+        "gemma4_text", hidden=72, heads=4, kv_heads=2, head_dim=24, ffn=84, layers=4, vocab=263,
+        context=1024, is_tied=True, window=70, rope_theta=1e6, rope_scaling=PROPORTIONAL,
+        spells_rope_parameters=True, extra=GEMMA4_EXPERTS, is_peaked=True,
     ),
     "phi3": Shape(
         "phi3", hidden=80, heads=2, kv_heads=1, head_dim=40, ffn=84, vocab=269, context=1024,

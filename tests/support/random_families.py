@@ -34,7 +34,12 @@ ARCHITECTURES = {
 }
 RECURRENT = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 PER_LAYER = ("layer_types", "no_rope_layers")  # entries that list layers
-ROUTERS = ("mlp.gate.weight", "block_sparse_moe.gate.weight", "mlp.router.weight")
+ROUTERS = (
+    "mlp.gate.weight",
+    "block_sparse_moe.gate.weight",
+    "mlp.router.weight",
+    "router.proj.weight",
+)
 BYTES = ("_blocks", "_scales")  # tensors of MXFP4
 LAYER_NORMED = ("starcoder2", "gpt_neox", "stablelm")
 ZERO_CENTRED = ("gemma2", "gemma3_text", *RECURRENT)  # norms multiply by 1 + weight

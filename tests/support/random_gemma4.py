@@ -43,12 +43,26 @@ def layer_sizes(shape: "Shape", index: int) -> Sizes:
     yield "mlp.gate_proj.weight", (wide, hidden)
     yield "mlp.up_proj.weight", (wide, hidden)
     yield "mlp.down_proj.weight", (hidden, wide)
+    if extra.get("enable_moe_block"):
+        yield from _experts(shape)
     width = extra.get("hidden_size_per_layer_input", 256)
     if width > 0:
         yield "per_layer_input_gate.weight", (width, hidden)
         yield "per_layer_projection.weight", (hidden, width)
         yield "post_per_layer_input_norm.weight", (hidden,)
     yield "layer_scalar", (1,)
+
+
+def _experts(shape: "Shape") -> Sizes:
+    count, width = shape.extra["num_experts"], shape.extra["moe_intermediate_size"]
+    for norm in ("post_feedforward_layernorm_1", "post_feedforward_layernorm_2"):
+        yield f"{norm}.weight", (shape.hidden,)
+    yield "pre_feedforward_layernorm_2.weight", (shape.hidden,)
+    yield "router.proj.weight", (count, shape.hidden)
+    yield "router.scale", (shape.hidden,)
+    yield "router.per_expert_scale", (count,)
+    yield "experts.gate_up_proj", (count, 2 * width, shape.hidden)
+    yield "experts.down_proj", (count, shape.hidden, width)
 
 
 def shorten(

@@ -190,6 +190,8 @@ def draw(
         return (shape.model_type not in ZERO_CENTRED) + np.float32(0.2) * noise
     # Large router scores give an expert that is barely chosen a small share.
     gain = ROUTER_GAIN if name.endswith(ROUTERS) else 1.0
+    if name.endswith("router.proj.weight"):  # its inputs are divided by as much
+        gain *= math.sqrt(shape.hidden)
     return noise / np.float32(np.sqrt(size[-1]) / gain)
 
 

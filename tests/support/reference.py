@@ -4,7 +4,7 @@ Written from the models' definitions, to be read. Knows nothing of caches, batch
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,16 @@ from numpy.typing import NDArray
 
 from support import reference_gemma4
 from support.fp4 import bf16_values
+from support.reference_feed_forward import (
+    Weights,
+    experts_per_token,
+    feed_forward,
+    gelu_tanh,
+    linear,
+    norm,
+    norm_if_any,
+    rms_norm,
+)
 from support.reference_positions import (
     Array,
     Config,
@@ -24,7 +34,6 @@ from support.reference_positions import (
 )
 from support.reference_recurrent import gated_delta_net, is_recurrent
 
-Weights = Mapping[str, Array]
 KeysValues = dict[int, tuple[Array, Array]]  # by layer
 
 
@@ -57,7 +66,7 @@ def router_margins(
     least = np.full(len(tokens), np.inf)
     for scores in routers:
         falling = -np.sort(-scores, axis=-1)
-        last = config["num_experts_per_tok"] - 1
+        last = experts_per_token(config) - 1
         gaps = falling[:, last] - falling[:, last + 1]
         least = np.minimum(least, gaps / np.sqrt((scores**2).mean()))
     return least
@@ -83,25 +92,22 @@ def forward(
     for index in range(config["num_hidden_layers"]):
         layer = _layer(weights, index)
         before = x
-        inputs = _norm(config, layer, "before_attention", x)
+        inputs = norm_if_any(config, layer, "before_attention", x)
         if is_recurrent(layer):
             mixed = gated_delta_net(config, layer, inputs)
         else:
             mixed = _attention(config, layer, index, inputs, keys_values)
-        mixed = _norm(config, layer, "after_attention", mixed)
+        mixed = norm_if_any(config, layer, "after_attention", mixed)
         x = x + mixed * branch_scale
         source = before if _is_parallel(config) else x
-        inputs = _norm(config, layer, "before_mlp", source)
-        x = (
-            x
-            + _norm(config, layer, "after_mlp", _mlp(config, layer, inputs, routers)) * branch_scale
-        )
+        added = feed_forward(config, layer, source, routers)
+        x = x + norm_if_any(config, layer, "after_mlp", added) * branch_scale
         if per_layer is not None:
-            gate = _gelu_tanh(_linear(layer, "per_layer_input_gate", x))
-            added = _linear(layer, "per_layer_projection", gate * per_layer[:, index])
-            x = x + _norm(config, layer, "post_per_layer_input_norm", added)
+            gate = gelu_tanh(linear(layer, "per_layer_input_gate", x))
+            added = linear(layer, "per_layer_projection", gate * per_layer[:, index])
+            x = x + norm_if_any(config, layer, "post_per_layer_input_norm", added)
         x = x * layer.get("layer_scalar", 1.0)
-    x = _norm(config, weights, "model.norm", x)
+    x = norm_if_any(config, weights, "model.norm", x)
     head = embedding if is_tied(config) else weights["lm_head.weight"]
     logits = x @ head.T / config.get("logits_scaling", 1.0)
     return soft_cap(logits, cap_of(config, "final_logit_softcapping", 30.0))
@@ -137,6 +143,7 @@ _NAMES = {
         ("shared_mlp.input_linear", "mlp.gate_up_proj"),
         ("shared_mlp.output_linear", "mlp.down_proj"),
     ),
+    "gemma4_text": (("router.proj", "mlp.gate"), (".experts.", ".mlp.experts.")),
     "mixtral": (
         ("block_sparse_moe", "mlp"),
         (".w1.", ".gate_proj."),
@@ -226,43 +233,19 @@ def _is_parallel(config: Config) -> bool:
     return bool(config.get("use_parallel_residual", config["model_type"] == "gpt_neox"))
 
 
-def _norm(config: Config, weights: Weights, name: str, x: Array) -> Array:
-    """Returns x where the model has no such norm."""
-    if f"{name}.weight" not in weights:
-        return x
-    return norm(config, x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
-
-
-def norm(config: Config, x: Array, weight: Array, bias: Array | None = None) -> Array:
-    for name in ("layer_norm_eps", "norm_epsilon"):
-        if name in config:
-            centred = x - x.mean(axis=-1, keepdims=True)
-            return rms_norm(centred, weight, config[name]) + (0 if bias is None else bias)
-    offset = config["model_type"] in ("gemma2", "gemma3_text") or is_qwen3_5(config)
-    return rms_norm(x, offset + weight, config.get("rms_norm_eps", 1e-6))
-
-
-def rms_norm(x: Array, weight: Array, eps: float) -> Array:
-    return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps) * weight
-
-
 def _layer(weights: Weights, index: int) -> Weights:
     prefix = f"model.layers.{index}."
     return {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
 
 
-def _linear(layer: Weights, name: str, x: Array) -> Array:
-    return x @ layer[f"{name}.weight"].T + layer.get(f"{name}.bias", np.zeros(1))
-
-
 def _keys_values(config: Config, layer: Weights, index: int, x: Array) -> tuple[Array, Array]:
     """Keys and values of a layer's own, [n, kv_heads, head_dim] each."""
     dim = head_dim(config, index)
-    raw = _linear(layer, "self_attn.k_proj", x)
+    raw = linear(layer, "self_attn.k_proj", x)
     kv_heads = raw.shape[1] // dim
     k = _normed_heads(config, layer, "k", raw, kv_heads)
     has_values = "self_attn.v_proj.weight" in layer
-    v = _linear(layer, "self_attn.v_proj", x) if has_values else raw
+    v = linear(layer, "self_attn.v_proj", x) if has_values else raw
     v = v.reshape(len(x), kv_heads, dim)
     if config["model_type"] == "gemma4_text":
         v = rms_norm(v, np.ones(dim), config.get("rms_norm_eps", 1e-6))
@@ -275,7 +258,7 @@ def _attention(
     """Keeps keys and values by layer, for later layers that share them."""
     n, dim = len(x), head_dim(config, index)
     heads = config["num_attention_heads"]
-    q = _normed_heads(config, layer, "q", _linear(layer, "self_attn.q_proj", x), heads)
+    q = _normed_heads(config, layer, "q", linear(layer, "self_attn.q_proj", x), heads)
     if tells_positions(config, index):
         q = _rotate(config, index, q)
     source = reference_gemma4.kv_layer(config, index)
@@ -293,8 +276,8 @@ def _attention(
     shares = (shares / shares.sum(axis=-1, keepdims=True))[..., :n]
     mixed = np.einsum("hts,shd->thd", shares, v).reshape(n, heads * dim)
     if "self_attn.gates.weight" in layer:
-        mixed = mixed / (1 + np.exp(-_linear(layer, "self_attn.gates", x)))
-    return _linear(layer, "self_attn.o_proj", mixed)
+        mixed = mixed / (1 + np.exp(-linear(layer, "self_attn.gates", x)))
+    return linear(layer, "self_attn.o_proj", mixed)
 
 
 def score_scale(config: Config) -> float:
@@ -337,60 +320,3 @@ def _rotate(config: Config, index: int, x: Array) -> Array:
         return np.concatenate([turned.reshape(*x.shape[:2], -1), x[..., 2 * half :]], axis=-1)
     first, second, rest = np.split(x, (half, 2 * half), axis=-1)
     return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
-
-
-def _mlp(config: Config, layer: Weights, x: Array, routers: list[Array]) -> Array:
-    if "mlp.gate.weight" not in layer:
-        return _feed_forward(config, layer, "mlp", x)
-    out = _experts(config, layer, x, routers)
-    if "mlp.shared_expert_gate.weight" in layer:
-        gate = 1 / (1 + np.exp(-_linear(layer, "mlp.shared_expert_gate", x)))
-        out += gate * _feed_forward(config, layer, "mlp.shared_expert", x)
-    return out
-
-
-def _experts(config: Config, layer: Weights, x: Array, routers: list[Array]) -> Array:
-    routers.append(_linear(layer, "mlp.gate", x))
-    chosen, shares = _choose_experts(config, routers[-1])
-    out = np.zeros_like(x)
-    for expert in np.unique(chosen):
-        rows, places = np.nonzero(chosen == expert)
-        result = _feed_forward(config, layer, f"mlp.experts.{expert}", x[rows])
-        out[rows] += shares[rows, places, None] * result
-    return out
-
-
-def _choose_experts(config: Config, scores: Array) -> tuple[NDArray[np.int64], Array]:
-    """The best experts of each row and their shares, [n, experts per token]."""
-    chosen = np.argsort(-scores, axis=-1, kind="stable")[:, : config["num_experts_per_tok"]]
-    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    shares = np.take_along_axis(powers, chosen, axis=-1)
-    among_chosen = config.get("norm_topk_prob", config["model_type"] != "qwen3_moe")
-    return chosen, shares / (shares if among_chosen else powers).sum(axis=-1, keepdims=True)
-
-
-def _feed_forward(config: Config, layer: Weights, at: str, x: Array) -> Array:
-    if config["model_type"] == "gpt_oss":
-        gate = np.minimum(_linear(layer, f"{at}.gate_proj", x), 7)
-        up = np.clip(_linear(layer, f"{at}.up_proj", x), -7, 7)
-        return _linear(layer, f"{at}.down_proj", gate / (1 + np.exp(-1.702 * gate)) * (up + 1))
-    act = _ACTIVATIONS[config.get("hidden_activation") or config.get("hidden_act", "silu")]
-    up = _linear(layer, f"{at}.up_proj", x)
-    has_gate = f"{at}.gate_proj.weight" in layer
-    hidden = act(_linear(layer, f"{at}.gate_proj", x)) * up if has_gate else act(up)
-    return _linear(layer, f"{at}.down_proj", hidden)
-
-
-def _gelu(x: Array) -> Array:
-    return x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2
-
-
-def _gelu_tanh(x: Array) -> Array:
-    return x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
-
-
-_ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
-    "silu": lambda x: x / (1 + np.exp(-x)),
-    "gelu": _gelu,
-    "gelu_pytorch_tanh": _gelu_tanh,
-}

@@ -322,16 +322,18 @@ def read_experts(
     fields: Fields,
     *,
     size: int,
-    count: int,
-    per_token: int,
+    count: int | None,
+    per_token: int | None,
+    per_token_name: str = "num_experts_per_tok",
     layers: tuple[bool, ...] | None = None,
     shares_of_chosen: bool = True,
 ) -> ExpertsConfig:
     """Reads experts; the arguments are a model type's defaults. `count` has two spellings."""
-    for name in ("num_local_experts", "num_experts"):
-        count = fields.integer(name, count, most=_MOST_EXPERTS)
-    per_token = fields.integer("num_experts_per_tok", per_token)
+    if fields.get("num_local_experts") is not None:
+        count = fields.integer("num_local_experts", most=_MOST_EXPERTS)
+    count = fields.integer("num_experts", count, most=_MOST_EXPERTS)
+    per_token = fields.integer(per_token_name, per_token)
     if per_token > count:
-        raise fields.wrong("num_experts_per_tok", f"at most the number of experts ({count})")
+        raise fields.wrong(per_token_name, f"at most the number of experts ({count})")
     every = (True,) * layer_count(fields)
     return ExpertsConfig(count, per_token, size, layers or every, shares_of_chosen)

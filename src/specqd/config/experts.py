@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from specqd.config.decoder import (
     DecoderConfig,
+    ExpertsConfig,
     alternating_types,
     layer_count,
     read_decoder,
@@ -63,7 +64,7 @@ def read_qwen3_5_moe(fields: Fields, context: int | None) -> DecoderConfig:
     experts = read_experts(
         fields, size=fields.integer("moe_intermediate_size", 512), count=256, per_token=8
     )
-    return replace(read_qwen3_5(fields, context), experts=replace(experts, has_shared=True))
+    return _with_experts(fields, context, experts)
 
 
 def read_qwen3_next(fields: Fields, context: int | None) -> DecoderConfig:
@@ -76,17 +77,16 @@ def read_qwen3_next(fields: Fields, context: int | None) -> DecoderConfig:
         layers=_sparse_layers(fields),
         shares_of_chosen=fields.flag("norm_topk_prob", True),
     )
-    config, width = (
-        read_qwen3_5(fields, context),
-        fields.integer("shared_expert_intermediate_size", 512),
-    )
-    return replace(
-        config,
-        experts=replace(experts, has_shared=True),
-        intermediate_sizes=tuple(
-            width if is_sparse else config.intermediate_size for is_sparse in experts.layers
-        ),
-    )
+    return _with_experts(fields, context, experts)
+
+
+def _with_experts(fields: Fields, context: int | None, experts: ExpertsConfig) -> DecoderConfig:
+    """Qwen 3.5 with experts beside a shared one; an MTP layer with experts is not read."""
+    config = read_qwen3_5(fields, context)
+    width = fields.integer("shared_expert_intermediate_size", 512)
+    sizes = tuple(width if sparse else config.intermediate_size for sparse in experts.layers)
+    experts = replace(experts, has_shared=True)
+    return replace(config, experts=experts, intermediate_sizes=sizes, mtp=None)
 
 
 def _sparse_layers(fields: Fields) -> tuple[bool, ...]:

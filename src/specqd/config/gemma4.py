@@ -6,9 +6,11 @@ from dataclasses import replace
 from specqd.config.decoder import (
     AttentionConfig,
     DecoderConfig,
+    ExpertsConfig,
     PerLayerConfig,
     alternating_types,
     check_heads,
+    read_experts,
     read_window,
     windows_of,
 )
@@ -21,7 +23,7 @@ _FULL = "full_attention"
 
 
 def read_gemma4(fields: Fields, context: int | None) -> DecoderConfig:
-    """Dense text models, with or without embeddings by layer; scores are not scaled."""
+    """With or without embeddings by layer and experts; scores are not scaled."""
     _refuse_what_is_missing(fields)
     # The last layer always sees all positions, as in transformers.
     types = [*alternating_types(fields, 6)[:-1], _FULL]
@@ -42,19 +44,27 @@ def read_gemma4(fields: Fields, context: int | None) -> DecoderConfig:
         logit_softcap=read_cap(fields, "final_logit_softcapping", None),
         per_layer=_read_per_layer(fields, config.vocab_size),
         scales_layers=True,
+        experts=_read_experts(fields) if fields.flag("enable_moe_block") else None,
     )
 
 
 def _refuse_what_is_missing(fields: Fields) -> None:
-    if fields.flag("enable_moe_block"):
-        raise fields.error(
-            "enable_moe_block",
-            "is true: experts of Gemma 4 (26B-A4B) are not supported; use a dense Gemma 4",
-        )
     if fields.get("use_bidirectional_attention") not in (None, "vision"):
         raise fields.wrong("use_bidirectional_attention", "null or 'vision'")
     if fields.get("rope_scaling") is not None:
         raise fields.wrong("rope_scaling", "null, and rope_parameters by layer type,")
+
+
+def _read_experts(fields: Fields) -> ExpertsConfig:
+    """In every layer, beside the feed forward that every row passes through."""
+    experts = read_experts(
+        fields,
+        size=fields.integer("moe_intermediate_size"),
+        count=None,
+        per_token=None,
+        per_token_name="top_k_experts",
+    )
+    return replace(experts, has_shared=True, has_own_norms=True)
 
 
 def _read_attentions(

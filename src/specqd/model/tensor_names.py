@@ -94,6 +94,19 @@ _NORMS_AROUND = replace(
     feed_forward_norm="pre_feedforward_layernorm",
 )
 _BY_TYPE = {
+    "gemma4_text": replace(
+        _NORMS_AROUND,
+        router="router.proj",
+        experts="experts",
+        expert_stacks=_STACKS,
+        shared_gate_up=_DEFAULT.gate_up,
+        shared_down=_DEFAULT.down,
+        experts_norm="pre_feedforward_layernorm_2",
+        experts_post_norm="post_feedforward_layernorm_2",
+        shared_post_norm="post_feedforward_layernorm_1",
+        router_norm="router.scale",
+        share_scales="router.per_expert_scale",
+    ),
     "phi3": replace(
         _DEFAULT, query_key_value=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)
     ),
