@@ -4,13 +4,14 @@ VENV := .venv
 PARITY := .venv-parity
 PEERS := .venv-peers
 EMPTY := .venv-wheel
+RAY := .venv-ray
 BIN := $(VENV)/bin
 SOURCES := $(shell git ls-files -co --exclude-standard src csrc 2>/dev/null || find src csrc -type f)
 QUIET_PIP := --quiet --disable-pip-version-check
 
 unexport PYTHONPATH  # import only from the environments below
 
-.PHONY: build demo test test-slow test-all real-models wheel fuzz clang sanitize aarch64 amx lint
+.PHONY: build demo test test-slow test-all test-ray real-models wheel fuzz clang sanitize aarch64 amx lint
 .PHONY: format docs examples parity bench-peers bench-prefill clean
 
 build: $(VENV)/built
@@ -47,6 +48,14 @@ test-slow: $(VENV)/test-ready
 	$(BIN)/python -m pytest -n 2 -m slow
 
 test-all: test test-slow
+
+# Ray has 70 packages, so it gets an environment of its own. No cluster is started.
+test-ray: dist/built
+	test -x $(RAY)/bin/python || $(PYTHON) -m venv $(RAY)
+	$(RAY)/bin/pip install $(QUIET_PIP) --force-reinstall --no-deps dist/specqd-*.whl
+	$(RAY)/bin/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[ray]" \
+		pytest hypothesis kubernetes-validate
+	$(RAY)/bin/python -m pytest tests/test_ray.py tests/test_deploy.py
 
 # Tests the wheel as a user gets it: in a new environment, outside the source tree.
 wheel: dist/built
@@ -154,5 +163,5 @@ bench-prefill: $(PEERS)/ready
 	$(PEERS)/bin/python docs/scripts/tables.py docs/performance.md
 
 clean:
-	rm -rf $(VENV) $(PARITY) $(PEERS) $(EMPTY) dist build build-clang build-thread \
+	rm -rf $(VENV) $(PARITY) $(PEERS) $(EMPTY) $(RAY) dist build build-clang build-thread \
 		build-address build-aarch64 build-amx build-docs

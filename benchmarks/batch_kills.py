@@ -31,7 +31,7 @@ def write_requests(path: Path, count: int, rng: random.Random) -> None:
     with path.open("w") as file:
         for i in range(count):
             body: dict[str, Any] = {"prompt": " ".join(rng.choices(words, k=rng.randrange(1, 12)))}
-            body |= {"max_tokens": rng.randrange(1, 16), "temperature": rng.choice([0, 0.8])}
+            body |= {"max_tokens": rng.randrange(1, 10), "temperature": rng.choice([0, 0.8])}
             if rng.random() < 0.01:
                 body["max_tokens"] = 100_000  # refused by the model
             line = {"custom_id": f"line {i}", "method": "POST", "url": "/v1/completions"}

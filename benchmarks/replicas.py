@@ -160,16 +160,21 @@ def deploy(model: Path, name: str = "default", route: str = "/", **options: Any)
     serve.run(app({"model": str(model), "draft": "auto", **options}), name=name, route_prefix=route)
 
 
-def processes() -> dict[str, int]:
-    """Process ids of the replicas by name."""
+async def processes() -> dict[str, int]:
+    """Process ids of the living replicas by name."""
     handle = serve.get_deployment_handle("replica", "default")
-    return dict(handle.broadcast("process").results(timeout_s=30))
+    told = handle.broadcast("process")
+    try:
+        found = await told.results_async(timeout_s=10, return_exceptions=True)
+    except TimeoutError:
+        return {}
+    return dict(each for each in found if not isinstance(each, BaseException))
 
 
 async def requests_trial(client: httpx.AsyncClient, model: Path, chance: random.Random) -> Json:
     asked = bodies(chance, 200)
     expected = alone(model, asked)
-    deploy(model, replicas=2, threads=1)
+    await asyncio.to_thread(deploy, model, replicas=2, threads=1)
     kinds = [chance.choice(["whole", "stream", "leave"]) for _ in asked]
 
     def sent(body: Json, kind: str) -> Awaitable[Reply]:
@@ -186,8 +191,8 @@ async def kill_trial(client: httpx.AsyncClient, model: Path, chance: random.Rand
     asked = [body | {"max_tokens": 300} for body in bodies(chance, 40)]
     again = bodies(chance, 20)
     expected, later = alone(model, asked), alone(model, again)
-    deploy(model, replicas=2, threads=1)
-    before = processes()
+    await asyncio.to_thread(deploy, model, replicas=2, threads=1)
+    before = await processes()
     victim = chance.choice(list(before.values()))
     goal, seen = chance.randrange(40, 200), 0
 
@@ -200,7 +205,7 @@ async def kill_trial(client: httpx.AsyncClient, model: Path, chance: random.Rand
     replies = await asyncio.gather(*(streamed(client, body, None, on_chunk) for body in asked))
     ends = checked(list(replies), expected, {"whole", "error"})
     killed = time.monotonic()
-    while victim in (now := processes()).values() or len(now) < 2:
+    while victim in (now := await processes()).values() or len(now) < 2:
         await asyncio.sleep(0.5)
     seconds = time.monotonic() - killed
     served = await asyncio.gather(*(whole(client, body) for body in again))
@@ -222,8 +227,8 @@ async def kill_trial(client: httpx.AsyncClient, model: Path, chance: random.Rand
 async def update_trial(client: httpx.AsyncClient, model: Path, chance: random.Random) -> Json:
     asked = bodies(chance, 60)
     expected = alone(model, asked)
-    deploy(model, replicas=2, threads=1)
-    before = set(processes())
+    await asyncio.to_thread(deploy, model, replicas=2, threads=1)
+    before = set(await processes())
     ends: Counter[str] = Counter()
     is_updated = False
 
@@ -235,16 +240,20 @@ async def update_trial(client: httpx.AsyncClient, model: Path, chance: random.Ra
 
     clients = [asyncio.create_task(go_on(random.Random(chance.random()))) for _ in range(12)]
     await asyncio.to_thread(deploy, model, replicas=2, threads=1, max_batch=8)
-    while before & set(await asyncio.to_thread(processes)):
+    while before & set(await processes()):
         await asyncio.sleep(0.5)
     is_updated = True
     await asyncio.gather(*clients)
-    return {"ends": ends, "replaced": len(before - set(processes()))}
+    return {"ends": ends, "replaced": len(before - set(await processes()))}
 
 
 async def speed_trial(client: httpx.AsyncClient, model: Path, chance: random.Random) -> Json:
-    deploy(model, "two", "/two", replicas=2, threads=1, max_batch=32, routing="random")
-    deploy(model, "one", "/one", replicas=1, threads=2, max_batch=64, routing="random")
+    await asyncio.to_thread(
+        deploy, model, "two", "/two", replicas=2, threads=1, max_batch=32, routing="random"
+    )
+    await asyncio.to_thread(
+        deploy, model, "one", "/one", replicas=1, threads=2, max_batch=64, routing="random"
+    )
     found: Json = {}
     for at_once in (1, 4, 16, 64):
         ratios, speeds = [], {"two": [], "one": []}
@@ -297,7 +306,9 @@ async def prefix_trial(client: httpx.AsyncClient, model: Path, chance: random.Ra
     chance.shuffle(asked)
     found: Json = {"requests": len(asked), "beginnings": len(begins)}
     for routing in ("prefix", "random"):
-        deploy(model, replicas=2, threads=1, routing=routing, cache_positions=4096)
+        await asyncio.to_thread(
+            deploy, model, replicas=2, threads=1, routing=routing, cache_positions=4096
+        )
         places = asyncio.Semaphore(8)
 
         async def one(body: Json, places: asyncio.Semaphore = places) -> Reply:

@@ -66,6 +66,107 @@ def test_the_service_passes_systemds_own_check(tmp_path: Path) -> None:
     assert "specqd.service" not in done.stderr
 
 
+# --- Kubernetes ----------------------------------------------------------------------------------
+
+KUBERNETES = {
+    each["kind"]: each
+    for path in sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+    for each in yaml.safe_load_all(path.read_text())
+}
+GROUP_FIELDS = {"rayStartParams", "template"}  # of KubeRay's v1 types
+
+
+def container(template: Any) -> Any:
+    [found] = template["spec"]["containers"]
+    return found
+
+
+def pods() -> dict[str, Any]:
+    """The pod templates of all manifests."""
+    cluster = KUBERNETES["RayService"]["spec"]["rayClusterConfig"]
+    [workers] = cluster["workerGroupSpecs"]
+    return {
+        "deployment": KUBERNETES["Deployment"]["spec"]["template"],
+        "head": cluster["headGroupSpec"]["template"],
+        "workers": workers["template"],
+    }
+
+
+def test_the_pods_of_the_deployment_start_the_server() -> None:
+    pytest.importorskip("fastapi", reason="needs specqd[serve]")
+    from specqd.server.opening import DRAIN_SECONDS
+
+    pod = container(pods()["deployment"])
+    [entry] = re.findall(r"^ENTRYPOINT (\[.*\])$", CONTAINERFILE, re.MULTILINE)
+    found = parameters([*yaml.safe_load(entry), *pod["args"]])
+    assert found["port"] == pod["ports"][0]["containerPort"]
+    assert found["threads"] == int(pod["resources"]["limits"]["cpu"])
+    assert KUBERNETES["Service"]["metadata"]["name"] in found["allow_host"]
+    assert pod["startupProbe"]["httpGet"]["path"] == pod["livenessProbe"]["httpGet"]["path"]
+    assert pod["livenessProbe"]["httpGet"]["path"] == "/health"
+    compile(pod["readinessProbe"]["exec"]["command"][2], "probe", "exec")
+    patience = KUBERNETES["Deployment"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert patience > DRAIN_SECONDS + pod["lifecycle"]["preStop"]["sleep"]["seconds"]
+
+
+def test_manifests_select_the_pods_of_the_deployment() -> None:
+    labels = KUBERNETES["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert KUBERNETES["Service"]["spec"]["selector"] == labels
+    for kind in ("Deployment", "PodDisruptionBudget"):
+        assert KUBERNETES[kind]["spec"]["selector"]["matchLabels"] == labels
+
+
+@pytest.mark.parametrize("name", ["deployment", "head", "workers"])
+def test_pods_take_whole_cores_of_their_own(name: str) -> None:
+    """Requests that equal limits, in whole cores: what the static CPU manager asks for."""
+    resources = container(pods()[name])["resources"]
+    assert resources["requests"] == resources["limits"]
+    assert resources["limits"]["cpu"].isdecimal()
+
+
+def test_the_ray_service_has_kuberays_fields() -> None:
+    service = KUBERNETES["RayService"]
+    assert service["apiVersion"] == "ray.io/v1"
+    assert set(service["spec"]) == {"serveConfigV2", "rayClusterConfig"}
+    cluster = service["spec"]["rayClusterConfig"]
+    own = {"rayVersion", "enableInTreeAutoscaling", "headGroupSpec", "workerGroupSpecs"}
+    assert set(cluster) == own
+    assert set(cluster["headGroupSpec"]) == GROUP_FIELDS
+    [workers] = cluster["workerGroupSpecs"]
+    assert set(workers) == GROUP_FIELDS | {"groupName", "replicas", "minReplicas", "maxReplicas"}
+    for group in (cluster["headGroupSpec"], workers):
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+    [application] = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"]
+    assert set(application) == {"name", "import_path", "route_prefix", "args"}
+    arguments = application["args"]
+    assert arguments["threads"] == int(container(workers["template"])["resources"]["limits"]["cpu"])
+    assert workers["minReplicas"] <= arguments["replicas"] <= arguments["max_replicas"]
+    assert arguments["max_replicas"] <= workers["maxReplicas"]
+
+
+def test_ray_serve_takes_the_services_application() -> None:
+    pytest.importorskip("ray.serve", reason="needs specqd[ray]")
+    from ray.serve.schema import ServeDeploySchema
+
+    from specqd.ray.options import Options
+
+    config = yaml.safe_load(KUBERNETES["RayService"]["spec"]["serveConfigV2"])
+    [application] = ServeDeploySchema.model_validate(config).applications
+    assert Options.of(application.args).replicas == 2
+    assert application.import_path == "specqd.ray:app"
+
+
+def test_manifests_follow_the_schemas_of_kubernetes() -> None:
+    validate = pytest.importorskip("kubernetes_validate", reason="needs specqd[lint]").validate
+    whole = [each for kind, each in KUBERNETES.items() if kind != "RayService"]
+    inner = [  # no schema of KubeRay is at hand; its pods are Kubernetes' own
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": pod["spec"]}
+        for name, pod in pods().items()
+    ]
+    for manifest in [*whole, *inner]:
+        validate(manifest, "1.37", strict=True)
+
+
 def test_the_recipe_and_the_citation_agree_with_the_project() -> None:
     recipe = parsed(DEPLOY / "conda" / "recipe.yaml")
     names = {re.split("[<>=]", each)[0] for each in PROJECT["dependencies"]}

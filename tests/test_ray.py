@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from specqd.errors import RequestError
+from support.batches import answer_file, line, write_lines
 from support.command_line import Refuse
 from support.refusals import refused
 
@@ -237,8 +238,57 @@ def test_rows_of_a_dataset_are_lines_of_a_batch_file() -> None:
     from specqd.ray.documents import _line
 
     row = {"prompt": "x", "seed": 5, "other": 1, "messages": None}
-    line = _line("7", row, {"max_tokens": 3})
-    assert json.loads(line)["body"] == {"max_tokens": 3, "prompt": "x", "seed": 5}
-    assert read_request(line, "m").custom_id == "7"
+    made = _line("7", row, {"max_tokens": 3})
+    assert json.loads(made)["body"] == {"max_tokens": 3, "prompt": "x", "seed": 5}
+    assert read_request(made, "m").custom_id == "7"
     for wrong in ({"text": "x"}, {"prompt": "x", "messages": []}):
         assert "and not both" in refused(RequestError, _line, "0", wrong, {})
+
+
+@pytest.mark.usefixtures("with_ray")
+def test_workers_give_the_answers_of_a_batch_file_in_any_order(
+    tmp_path: Path, small_model: Path, chance: random.Random
+) -> None:
+    import pyarrow as pa
+
+    from specqd import LLM
+    from specqd.openai.batch import read_batch
+    from specqd.ray.batch_files import _Lines
+    from specqd.ray.worker import Workers
+
+    asked = [
+        line(f"{i}", "/v1/completions", {"prompt": "ab" * (i + 1), "max_tokens": 8, "n": 2})
+        for i in range(chance.randrange(2, 8))
+    ]
+    asked.append(line("long", "/v1/completions", {"prompt": "x" * 5_000}))
+    source, out = write_lines(tmp_path / "in.jsonl", asked), tmp_path / "out.jsonl"
+    assert answer_file(LLM(small_model, "none", threads=2), source, out) == 1
+    batch = read_batch(source, "small")
+    worker = _Lines(Workers(str(small_model), "small", threads=2), batch.created)
+    lines = [each.line for each in chance.sample(batch.requests, len(batch.requests))]
+    found = [
+        answer
+        for part in (lines[:1], lines[1:])
+        for answer in worker(pa.table({"line": part}))["answer"].to_pylist()
+    ]
+    assert sorted(found) == sorted(out.read_text().splitlines())
+
+
+@pytest.mark.usefixtures("with_ray")
+def test_rows_get_their_text_or_the_cause_of_a_refusal(small_model: Path) -> None:
+    import pyarrow as pa
+
+    from specqd import LLM, SamplingParams
+    from specqd.ray.documents import _Rows
+    from specqd.ray.worker import Workers
+
+    rows = pa.Table.from_pylist(
+        [{"prompt": "ab", "seed": 5, "id": 1}, {"prompt": "x" * 5_000, "seed": 6, "id": 2}]
+    )
+    answer = _Rows(Workers(str(small_model), "small", threads=2), {"max_tokens": 9})
+    good, bad = answer(rows).to_pylist()
+    params = SamplingParams(max_tokens=9, temperature=1.0, seed=5)
+    expected = LLM(small_model, "none", threads=2).generate("ab", params)[0]
+    assert (good["id"], good["text"], good["error"]) == (1, expected.text, None)
+    assert (bad["id"], bad["text"], bad["finish_reason"]) == (2, None, None)
+    assert "context" in bad["error"]

@@ -77,9 +77,11 @@ class Forwarder:
             answer.cancel()  # where the client has left
 
     async def _metrics(self) -> Response:
-        """The metrics of all replicas, each with its label."""
-        results = await self._replicas.broadcast("families").results_async(timeout_s=_PROBE_SECONDS)
-        return Response(generate_latest(Merged(results)), media_type=CONTENT_TYPE)
+        """The metrics of all living replicas, each with its label."""
+        told = self._replicas.broadcast("families")
+        results = await told.results_async(timeout_s=_PROBE_SECONDS, return_exceptions=True)
+        living = [each for each in results if not isinstance(each, BaseException)]
+        return Response(generate_latest(Merged(living)), media_type=CONTENT_TYPE)
 
 
 def _members(body: bytes) -> Mapping[str, Any]:
