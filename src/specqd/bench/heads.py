@@ -166,7 +166,9 @@ class _Run:
 def readings(head: Head, layers: int) -> Iterator[tuple[str, HeadFiles]]:
     """Other readings of a head's configuration, where makers contradict each other: what differs,
     and the files. A head that is read wrongly drafts worse, and shows no other sign of it."""
-    files, config = head.files, head.files.config
+    files = head.files
+    assert isinstance(files, HeadFiles)  # of an EAGLE-3 head
+    config = files.config
     for step in (-1, 1):
         taps = tuple(tap + step for tap in config.taps)
         if taps[0] >= 0 and taps[-1] <= layers:

@@ -75,6 +75,7 @@ def bench_head(
     probe: bool,
     threads: int | None,
     isa: str | None,
+    numa: str,
     json_file: Path | None,
 ) -> None:
     """Measure how often a trained head is right, guess by guess.
@@ -95,7 +96,7 @@ def bench_head(
     if not word.startswith("head:") or "|" in word or ":k=" in word:
         raise RequestError(f"--draft {word}: write head:DIR, head:DIR:bf16 or head:DIR:fp4")
     texts = read_prompts(prompts_file, limit)
-    llm = open_llm(model, f"{word}:k={guesses}", threads, isa)
+    llm = open_llm(model, f"{word}:k={guesses}", threads, isa, numa)
     prompts = encoded_ends(llm, texts, max_tokens)
     common = SamplingParams(max_tokens=max_tokens)
     machine = llm.model.machine

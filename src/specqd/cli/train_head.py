@@ -115,6 +115,7 @@ def train_head(
     minutes: float,
     threads: int | None,
     isa: str | None,
+    numa: str,
     **settings: Any,
 ) -> None:
     """Train an EAGLE-3 head: one small layer that drafts for MODEL.
@@ -140,7 +141,8 @@ def train_head(
     chosen = make_settings(read_config(resolve(model)), **settings)
     sources = training.Sources(texts, prompts)
     course = files.begin_directory(out, chosen, model, sources.described())
-    llm = open_llm(model, "auto", threads, isa, cache_positions=_TEXTS_AT_ONCE * chosen.length)
+    positions = _TEXTS_AT_ONCE * chosen.length
+    llm = open_llm(model, "auto", threads, isa, numa, cache_positions=positions)
     with ProgressBar("Writing texts") as bar:
         written = training.make_texts(llm, sources, chosen, out, bar)
     with ProgressBar("Training") as bar, _told_of_checkpoints(out):
