@@ -167,10 +167,11 @@ CASES: dict[str, Shape] = {
         is_tied=True, window=33, rope_theta=1e6, rope_scaling=PROPORTIONAL,
         spells_rope_parameters=True, extra=GEMMA4_EXPERTS,
     ),
-    "gemma4 24 and 48, 4 of 17 experts, 3 of 6 layers share": Shape(
-        "gemma4_text", hidden=200, heads=4, kv_heads=1, head_dim=24, ffn=100, layers=6, vocab=307,
+    "gemma4 24 and 48, 4 of 9 experts, 2 of 4 layers share": Shape(
+        "gemma4_text", hidden=144, heads=4, kv_heads=1, head_dim=24, ffn=100, layers=4, vocab=307,
         is_tied=True, window=17, extra=GEMMA4 | {
-            "enable_moe_block": True, "num_experts": 17, "top_k_experts": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2,
+            "enable_moe_block": True, "num_experts": 9, "top_k_experts": 4,
             "moe_intermediate_size": 52,
         },
     ),

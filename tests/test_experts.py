@@ -14,6 +14,7 @@ from specqd.engine.chains import parse_chain
 from specqd.errors import ConfigError, RequestError, SpecqdWarning, TensorError
 from specqd.llm import LLM
 from specqd.model.model import Machine, Model
+from specqd.model.weights import bytes_to_pack
 from support import reference
 from support.family_shapes import FAMILY_SHAPES
 from support.fp4 import bf16_values
@@ -130,12 +131,13 @@ def test_stacked_experts_and_one_tensor_for_each_are_the_same_model(
     tmp_path: Path, seed: int
 ) -> None:
     stacked = Model.open(make_model(tmp_path, SHARED, seed), machine=MACHINE)
-    expected = stacked.logits(range(40))
+    expected, counted = stacked.logits(range(40)), bytes_to_pack(tmp_path)
     _, tensors = read_model(tmp_path)
     write_safetensors(tmp_path / "model.safetensors", one_by_one(tensors))
     model = Model.open(tmp_path, machine=MACHINE)
     np.testing.assert_array_equal(model.logits(range(40)), expected)
     assert model.weights.parameters == stacked.weights.parameters
+    assert counted == bytes_to_pack(tmp_path)  # and the memory that packing is said to need
 
 
 def test_stacks_in_fp32_are_rounded_part_by_part(tmp_path: Path, seed: int) -> None:
