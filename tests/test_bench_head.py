@@ -16,6 +16,7 @@ from specqd.errors import RequestError
 from support.head_training import write_lines
 from support.random_heads import HeadShape, make_head
 from support.random_models import Shape, make_model
+from support.random_mtp import make_mtp_model
 
 SHAPE = Shape(layers=4, context=128, is_peaked=True)
 NEW, GUESSES = 20, 3
@@ -147,6 +148,21 @@ def test_the_command_prints_a_table_and_one_json_object(
     assert len(result["acceptance_at"]) == 2
 
 
+def test_other_readings_of_an_mtp_layer_are_tried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = Shape("qwen2", context=256, is_peaked=True)
+    model = make_mtp_model(tmp_path / "model", shape, 1, is_knowing=True)
+    prompts = write_lines(tmp_path / "prompts.jsonl", [{"prompt": "abc"}, {"prompt": "xyz"}])
+    words = ["bench", "head", model, "--draft", "mtp", "--prompts", prompts, "-n", 20]
+    assert main(list(map(str, [*words, "--guesses", 2, "--temperature", 0, "--probe"]))) == 0
+    results = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
+    found = {each["reading"]: each["mean_accepted_length"] for each in results}
+    fields = ("reads_normed false", "recycles_normed false", "hidden_first false")
+    assert {*found} == {"as stated", *(f"mtp_{field}" for field in (*fields, "blanks_first false"))}
+    assert found["as stated"] > found["mtp_hidden_first false"]  # which swaps the halves
+
+
 @pytest.mark.parametrize("word", ["fp4", "head:x|ngram", "head:x:k=3"])
 def test_the_command_refuses_other_words(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], word: str
@@ -155,4 +171,4 @@ def test_the_command_refuses_other_words(
     words = ["bench", "head", str(model), "--draft", word, "--prompts", str(prompts)]
     assert main(words) == 1
     [line] = capsys.readouterr().err.splitlines()
-    assert line.endswith("write head:DIR, head:DIR:bf16 or head:DIR:fp4")
+    assert line.endswith("write head:DIR or mtp, with :bf16 or :fp4 behind it")

@@ -121,10 +121,11 @@ def test_both_precisions_of_a_packed_model_give_the_logits_of_its_model(
 
 @pytest.mark.parametrize("name", PACKED_FAMILIES)
 def test_fused_tensors_and_experts_are_packed_and_mapped(
-    name: str, tmp_path: Path, seed: int, rng: np.random.Generator
+    name: str, tmp_path: Path, seed: int, rng: np.random.Generator, run: Run
 ) -> None:
     model = make_model(tmp_path / "model", FAMILY_SHAPES[name], seed)
-    assert main(["pack", str(model), str(tmp_path / "packed"), "--calibrate", "none"]) == 0
+    status, _, err = run("pack", model, tmp_path / "packed", "--calibrate", "none")
+    assert (status, err) == (0, "")  # nothing is left out
     tokens = [BOS, *map(int, rng.integers(0, 256, 20))]
     found, expected = opened(tmp_path / "packed"), opened(model)
     np.testing.assert_array_equal(found.logits(tokens), expected.logits(tokens))

@@ -17,10 +17,12 @@ from specqd.errors import RequestError
 from specqd.llm import LLM
 from specqd.model.heads import Head, HeadFiles, load_head
 from specqd.model.model import Model
+from specqd.model.mtp import MtpFiles, load_mtp
 from specqd.sampling import SamplingParams
 
 Clock = Callable[[], float]
 Progress = Callable[[int, int], None]  # prompts so far, all
+Files = HeadFiles | MtpFiles
 _OTHER_THETAS = (1e4, 5e5, 1e6)
 
 
@@ -68,7 +70,7 @@ def head_level(engine: Engine) -> Level:
     """The level of a head that drafts for the target alone. Raises RequestError for others."""
     level = engine.level.drafter
     if not isinstance(level, Level) or not isinstance(level.model, Head):
-        raise RequestError("--draft: bench head measures a head alone; write head:DIR")
+        raise RequestError("--draft: bench head measures a head alone; write head:DIR or mtp")
     return level
 
 
@@ -163,11 +165,19 @@ class _Run:
             yield _Judged(len(truth), right)
 
 
-def readings(head: Head, layers: int) -> Iterator[tuple[str, HeadFiles]]:
+def readings(head: Head, layers: int) -> Iterator[tuple[str, Files]]:
     """Other readings of a head's configuration, where makers contradict each other: what differs,
     and the files. A head that is read wrongly drafts worse, and shows no other sign of it."""
     files = head.files
-    assert isinstance(files, HeadFiles)  # of an EAGLE-3 head
+    if isinstance(files, MtpFiles):
+        for name in ("reads_normed", "recycles_normed", "hidden_first", "blanks_first"):
+            flag = not getattr(files.mtp, name)
+            yield (
+                f"mtp_{name} {_word(flag)}",
+                replace(files, mtp=replace(files.mtp, **{name: flag})),
+            )
+        return
+    assert isinstance(files, HeadFiles)
     config = files.config
     for step in (-1, 1):
         taps = tuple(tap + step for tap in config.taps)
@@ -187,8 +197,9 @@ def _word(flag: bool) -> str:
     return str(flag).lower()
 
 
-def level_of(files: HeadFiles, head: Head, target: Model, length: int) -> Level:
+def level_of(files: Files, head: Head, target: Model, length: int) -> Level:
     """A level of the same head, read from these files."""
-    other = Head(files, load_head(files, target), target, head.precision)
+    decoder = load_mtp(files, target) if isinstance(files, MtpFiles) else load_head(files, target)
+    other = Head(files, decoder, target, head.precision)
     other.draft_for(target)
     return Level(other, NoDraft(), length=length)

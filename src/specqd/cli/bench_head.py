@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 @click.command("head", cls=Command)
 @model_argument
 @click.option(
-    "--draft", "word", required=True, metavar="head:DIR[:bf16|:fp4]", help="The head to measure."
+    "--draft",
+    "word",
+    required=True,
+    metavar="head:DIR|mtp[:bf16|:fp4]",
+    help="The head to measure, or the model's own MTP layer.",
 )
 @click.option(
     "--prompts",
@@ -93,8 +97,9 @@ def bench_head(
     from specqd.bench.levels import encoded_ends, read_prompts
     from specqd.sampling import SamplingParams
 
-    if not word.startswith("head:") or "|" in word or ":k=" in word:
-        raise RequestError(f"--draft {word}: write head:DIR, head:DIR:bf16 or head:DIR:fp4")
+    is_head = word.startswith("head:") or word.partition(":")[0] == "mtp"
+    if not is_head or "|" in word or ":k=" in word:
+        raise RequestError(f"--draft {word}: write head:DIR or mtp, with :bf16 or :fp4 behind it")
     texts = read_prompts(prompts_file, limit)
     llm = open_llm(model, f"{word}:k={guesses}", threads, isa, numa)
     prompts = encoded_ends(llm, texts, max_tokens)

@@ -169,8 +169,8 @@ def left_out(directory: Path, weights: DecoderWeights) -> list[str]:
     tensors = TensorDirectory.open(directory)
     names = text_part(tensors) or {name: name for name in tensors}
     read = {name for matrix in weights.matrices for name in matrix.names} | {*weights.unpacked}
-    experts = {name.partition("[")[0] for name in read if name.endswith("]")}
-    read |= {f"{name}_{part}" for name in experts for part in ("blocks", "scales")}
+    experts = {name.partition("[")[0] for name in read if name.endswith("]")}  # in one tensor
+    read |= {f"{name}{part}" for name in experts for part in ("", "_blocks", "_scales")}
     return sorted(name for name in tensors if names.get(name) not in read)
 
 
