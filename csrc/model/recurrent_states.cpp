@@ -119,7 +119,8 @@ SlotPtr RecurrentStates::saved(int sequence, int64_t position) const {
   const auto found = held_.find(sequence);
   if (found == held_.end() || position > found->second.length) return nullptr;
   const SequenceStates& held = found->second;
-  if (held.newest.slot != nullptr && held.newest.position == position) return held.newest.slot;
+  if (held.newest.position == position) return held.newest.slot;
+  if (held.provisional == position) return held.provisional_slot;
   const auto saved = std::ranges::find(held.earlier, position, &SavedState::position);
   return saved == held.earlier.end() ? nullptr : saved->slot;
 }

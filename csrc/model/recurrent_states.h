@@ -101,7 +101,7 @@ class RecurrentStates {
   // Shares the states of `from`; returns false if there is no room.
   bool fork(int from, int to);
 
-  // The state of a sequence that was saved at the end of a page; null: none.
+  // The state of a sequence at the end of a page, where the rows before it are final; null: none.
   SlotPtr saved(int sequence, int64_t position) const;
   // The position of the newest saved state; 0: none.
   int64_t last_saved(int sequence) const;
