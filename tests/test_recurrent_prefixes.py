@@ -239,6 +239,32 @@ def test_requests_that_share_prefixes_equal_themselves_alone(
     assert_no_slot_is_held(llm.model.cache)
 
 
+@pytest.mark.slow
+def test_no_slot_leaks_over_2000_requests(
+    llm: LLM, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, cache = llm.engine, llm.model.cache
+    preempt_at_random(engine, rng, monkeypatch)
+    commons = [tokens_of(rng, int(rng.integers(60, 300))) for _ in range(40)]
+    for begun in range(0, 2000, 10):
+        for _ in range(10):
+            common = commons[int(rng.integers(len(commons)))]
+            prompt = [*common, *tokens_of(rng, int(rng.integers(1, 90)))]
+            params = params_of(rng, int(rng.integers(1, 40)), n=int(rng.choice([1, 1, 1, 3])))
+            submitted = engine.submit(GenerationRequest([prompt], params))
+            for _ in range(int(rng.integers(0, 5))):
+                engine.step()
+            if rng.random() < 0.2:
+                engine.cancel(submitted[0])
+        if begun % 500 == 0:
+            run_to_end(engine)
+            assert_no_slot_is_held(cache)
+    run_to_end(engine)
+    assert_no_slot_is_held(cache)
+    assert engine.scheduler.preemptions > 100
+    assert cache.free_pages == cache.total_pages
+
+
 def test_the_least_recently_used_state_is_dropped_first(
     directory: Path, rng: np.random.Generator
 ) -> None:
@@ -307,3 +333,30 @@ def unshared(model: Model, tokens: list[int]) -> _native.Sequence:
     sequence = new_sequence(tokens)
     assert model.context(sequence).length == 0
     return sequence
+
+
+def test_a_state_that_is_shared_when_a_forward_begins_is_not_written_by_it(
+    model: Model, rng: np.random.Generator
+) -> None:
+    """Threads run its sequences side by side, so one may still read what all others left."""
+    prompt = tokens_of(rng, 98)  # its last anchor is no end of a page
+    leader = new_sequence(prompt)
+    context = model.context(leader)
+    context.match(prompt, len(prompt))
+    model.forward([Rows(context, 0, prompt, 0)])
+    followers = [new_sequence(prompt) for _ in range(3)]
+    for each in followers:
+        model.fork(leader, each)
+    model.release(leader)
+    contexts = [model.context(each) for each in followers]
+    [shared] = {testing.state_slot(model.cache, each.slot) for each in contexts}
+    for each in contexts:
+        each.match(prompt, len(prompt) + 40)  # so that the next state is final at once
+    model.forward([Rows(each, 98, tokens_of(rng, 40), 0) for each in contexts])
+    assert [each.length for each in contexts] == [138] * 3
+    own = {testing.state_slot(model.cache, each.slot) for each in contexts}
+    assert len(own) == 3
+    assert shared not in own
+    for each in followers:
+        model.release(each)
+    assert_no_slot_is_held(model.cache)

@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from specqd.openai.answers import form_of
 from specqd.openai.requests import Prepared, chat_request, completion_request
 from support.command_line import Run
 from support.engines import run_to_end
+from support.family_shapes import FAMILY_SHAPES
 from support.fixtures import a_model, an_llm
 from support.openai_client import CHAT, COMPLETIONS, NO_WHITE_SPACE, closed, function
 from support.random_models import EOS, Shape
@@ -52,8 +53,21 @@ class Asked:
     leaves: bool  # after its first bytes
 
 
-directory = a_model(Shape(is_peaked=True, context=1024), HERMES)
+llama = a_model(Shape(is_peaked=True, context=1024), HERMES)
+hybrid = a_model(replace(FAMILY_SHAPES["qwen3_5_text"], vocab=320), HERMES)
 plain = an_llm("directory")
+
+
+@pytest.fixture(scope="module", params=["llama auto", "llama fp4:k=5", "llama none", "hybrid auto"])
+def case(request: pytest.FixtureRequest) -> list[str]:
+    """A model, and what drafts for it."""
+    return str(request.param).split()
+
+
+@pytest.fixture(scope="module")
+def directory(request: pytest.FixtureRequest, case: list[str]) -> Path:
+    made: Path = request.getfixturevalue(case[0])
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +75,10 @@ def grammars(plain: LLM) -> JsonGrammars:
     return JsonGrammars(plain.tokenizer, plain.model.vocabulary, [EOS])
 
 
-def asked_of(rng: np.random.Generator) -> Asked:
+def asked_of(rng: np.random.Generator, common: list[int]) -> Asked:
+    """A request whose prompt may begin with these tokens, which others share."""
     body: Json = {
-        "max_tokens": int(rng.integers(50, 340)),  # the longest prompts have some 500
+        "max_tokens": int(rng.integers(50, 340)),  # the longest prompts have some 600
         "temperature": float(rng.choice([0.0, 0.9])),
         "seed": int(rng.integers(1 << 40)),
         "n": int(rng.choice([1, 1, 2])),
@@ -72,6 +87,7 @@ def asked_of(rng: np.random.Generator) -> Asked:
         "return_token_ids": True,
     }
     prompt = rng.integers(0, 256, int(rng.choice([1, 30, 65, 200]))).tolist()
+    prompt = [*common[: int(rng.choice([0, 70, 130]))], *prompt]
     messages = [{"role": "user", "content": f"{prompt[:20]}"}]
     held = {"logit_bias": NO_WHITE_SPACE, "repetition_penalty": 1.0}
     kind = rng.choice(["free", "schema", "chat", "tools"], p=[0.4, 0.25, 0.1, 0.25])
@@ -153,9 +169,9 @@ def alone(llm: LLM, grammars: JsonGrammars, asked: Asked) -> list[Json]:
     return [form.whole(Update.of(i, sample)) for i, sample in enumerate(samples)]
 
 
-@pytest.fixture(params=["auto", "fp4:k=5", "none"])
-def served(directory: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
-    arguments = ["--draft", request.param, "--cache-positions", str(CACHE)]
+@pytest.fixture
+def served(directory: Path, case: list[str]) -> Iterator[Served]:
+    arguments = ["--draft", case[1], "--cache-positions", str(CACHE)]
     with serving(str(directory), *arguments, "--max-batch", str(AT_ONCE)) as served:
         yield served
 
@@ -163,7 +179,8 @@ def served(directory: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
 def test_requests_of_every_kind_equal_themselves_alone_in_all_bits(
     served: Served, plain: LLM, grammars: JsonGrammars, rng: np.random.Generator
 ) -> None:
-    requests = [asked_of(rng) for _ in range(48)]
+    common = rng.integers(0, 256, 130).tolist()
+    requests = [asked_of(rng, common) for _ in range(48)]
     with ThreadPoolExecutor(AT_ONCE) as clients:
         answers = list(clients.map(lambda asked: answered(served, asked), requests))
     for asked, choices in zip(requests, answers, strict=True):
@@ -177,6 +194,9 @@ def test_requests_of_every_kind_equal_themselves_alone_in_all_bits(
     while served.metric("vllm:num_requests_running") and time.monotonic() < deadline:
         time.sleep(0.01)
     assert served.metric("vllm:kv_cache_usage_perc") == 0
+    assert served.metric("vllm:prefix_cache_hits_total") > 0
+    states = served.metric("specqd:recurrent_states")
+    assert states == served.metric("specqd:recurrent_states_cached")
 
 
 def test_answers_among_others_equal_those_of_the_command_line(

@@ -126,6 +126,13 @@ void bind_states(nb::module_& m) {
       "cache"_a, "sequence"_a,
       "Returns the position of the newest saved state of recurrent layers, and its bytes.");
   m.def(
+      "state_slot",
+      [](const KvCache& cache, int sequence) {
+        return reinterpret_cast<uintptr_t>(cache.states().of(sequence).committed_slot.get());
+      },
+      "cache"_a, "sequence"_a,
+      "Identifies the slot of a sequence's committed state, among those in use; 0: zeros.");
+  m.def(
       "state_rows",
       [](const KvCache& cache, int sequence, int64_t first, int64_t last) {
         return bytes_array(cache.states().row_bits(sequence, first, last));

@@ -119,7 +119,8 @@ SlotPtr RecurrentStates::saved(int sequence, int64_t position) const {
   const auto found = held_.find(sequence);
   if (found == held_.end() || position > found->second.length) return nullptr;
   const SequenceStates& held = found->second;
-  if (held.newest.slot != nullptr && held.newest.position == position) return held.newest.slot;
+  if (held.newest.position == position) return held.newest.slot;
+  if (held.provisional == position) return held.provisional_slot;
   const auto saved = std::ranges::find(held.earlier, position, &SavedState::position);
   return saved == held.earlier.end() ? nullptr : saved->slot;
 }
@@ -206,16 +207,13 @@ void RecurrentStates::plan(int sequence, int64_t start, int64_t end, int64_t set
   bool is_provisional = held.provisional != SequenceStates::kNoAnchor;
   int64_t anchor = is_provisional ? held.provisional : held.committed;
   const StateSlot* from = (is_provisional ? held.provisional_slot : held.committed_slot).get();
-  // Dropped before its successor is made, so that its memory can be written.
-  if (last_page > anchor) held.newest = {0, nullptr};
   for (;; anchor += kDeltaChunk) {
     const int64_t next = anchor + kDeltaChunk;
     steps.push_back({anchor, std::max(anchor, start), std::min(next, end), from, nullptr});
     if (next >= end) return;
     is_provisional = is_provisional || !must_commit(next);
     SlotPtr& slot = is_provisional ? held.provisional_slot : held.committed_slot;
-    const bool is_own = slot != nullptr && slot.get() == from && slot.use_count() == 2;
-    if (!is_own) slot = slots_.take();
+    if (slot.get() != from || !slots_.is_writable(slot)) slot = slots_.take();
     steps.back().to = from = slot.get();
     (is_provisional ? held.provisional : held.committed) = next;
     if (!is_provisional) save_final();

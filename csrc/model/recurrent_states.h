@@ -33,8 +33,8 @@ struct SavedState {
 class SequenceStates {
  public:
   static constexpr int64_t kRingChunks = 4, kRingRows = kRingChunks * kDeltaChunk;
-  // Committed, provisional, and the newest at the end of a page.
-  static constexpr int64_t kMostSlots = 3;
+  // Committed, provisional, the newest at the end of a page, and one dropped in the same forward.
+  static constexpr int64_t kMostSlots = 4;
 
   SequenceStates(const StateShape& shape, Memory ring) : shape_(shape), ring_(std::move(ring)) {}
 
@@ -101,7 +101,7 @@ class RecurrentStates {
   // Shares the states of `from`; returns false if there is no room.
   bool fork(int from, int to);
 
-  // The state of a sequence that was saved at the end of a page; null: none.
+  // The state of a sequence at the end of a page, where the rows before it are final; null: none.
   SlotPtr saved(int sequence, int64_t position) const;
   // The position of the newest saved state; 0: none.
   int64_t last_saved(int sequence) const;

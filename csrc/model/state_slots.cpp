@@ -34,8 +34,14 @@ uint16_t* StateSlot::inputs(int64_t layer, int64_t back) const {
 
 void StateSlots::begin_forward() {
   free_.clear();
-  for (size_t i = 0; i < slots_.size(); ++i)
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    slots_[i]->was_shared = slots_[i].use_count() > 2;
     if (slots_[i].use_count() == 1) free_.push_back(i);
+  }
+}
+
+bool StateSlots::is_writable(const SlotPtr& slot) const {
+  return slot != nullptr && !slot->was_shared && slot.use_count() == 2;
 }
 
 SlotPtr StateSlots::take() {

@@ -37,6 +37,8 @@ class StateSlot {
   uint16_t* inputs(int64_t layer, int64_t back) const;
   std::span<const uint8_t> bits() const { return {memory_.data(), memory_.size()}; }
 
+  bool was_shared = false;  // when the last forward was planned
+
  private:
   StateShape shape_;
   Memory memory_;
@@ -50,10 +52,12 @@ class StateSlots {
   // Keeps at most `most_cached` slots for later sequences.
   StateSlots(StateShape shape, int64_t most_cached) : shape_(shape), most_cached_(most_cached) {}
 
-  // Later calls of `take` return slots that are free now: a planned forward may still read one that
-  // is dropped meanwhile.
+  // While a forward is planned, others may drop a slot that one of its steps reads. So only slots
+  // that are free at this call are taken, and only those that have one holder are written.
   void begin_forward();
   SlotPtr take();
+  // Whether the holder of this slot may write it in the forward that is planned.
+  bool is_writable(const SlotPtr& slot) const;
 
   // Keeps the slot by the id of a published page, and drops the least recently used if they are
   // more than `most_cached`.

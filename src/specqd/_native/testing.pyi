@@ -73,6 +73,11 @@ def saved_state(cache: specqd._native.KvCache, sequence: int) -> tuple[int, NDAr
     Returns the position of the newest saved state of recurrent layers, and its bytes.
     """
 
+def state_slot(cache: specqd._native.KvCache, sequence: int) -> int:
+    """
+    Identifies the slot of a sequence's committed state, among those in use; 0: zeros.
+    """
+
 def state_rows(cache: specqd._native.KvCache, sequence: int, first: int, last: int) -> NDArray[numpy.uint8]:
     """
     Returns the bytes of positions of one chunk from which recurrent layers compute.
