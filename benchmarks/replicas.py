@@ -297,11 +297,11 @@ def interval(values: list[float]) -> list[float]:
 
 
 async def prefix_trial(client: httpx.AsyncClient, model: Path, chance: random.Random) -> Json:
-    begins = [text[:700] for text in prompts(chance, 40, 1200) if len(text) >= 700][:16]
+    begins = [text[:700] for text in prompts(chance, 40, 1200) if len(text) >= 700][:8]
     asked = [
         {"prompt": begin + tail, "max_tokens": 4, "temperature": 0}
         for begin in begins
-        for tail in prompts(chance, 12, 60)
+        for tail in prompts(chance, 8, 60)
     ]
     chance.shuffle(asked)
     found: Json = {"requests": len(asked), "beginnings": len(begins)}
@@ -327,6 +327,7 @@ async def prefix_trial(client: httpx.AsyncClient, model: Path, chance: random.Ra
             "seconds": round(time.perf_counter() - begun, 1),
             "tokens_by_replica": await idle(client),
         }
+        print(routing, found[routing], flush=True)
         serve.delete("default")
     return found
 
