@@ -198,7 +198,6 @@ def test_threads_are_bound_to_their_node_and_the_caller_is_not() -> None:
     before = set(os.listdir("/proc/self/task"))
     pool = _native.Pool([(0, 1, {cpus[0]}), (1, 2, {cpus[-1]})])
     workers = set(os.listdir("/proc/self/task")) - before
-    testing.tally(pool)
     _native.pack(pool, ISA, [np.zeros((64, 32), np.uint16)], False, "fp4")
     assert len(workers) == 2
     for worker in workers:
@@ -243,7 +242,7 @@ def logits_of(model: Model, tokens: list[int]) -> NDArray[np.float32]:
 
 
 SHAPES = {**FAMILY_SHAPES, "llama": WIDE}
-FAMILIES = ["llama", "qwen3_moe", "gpt_oss", "qwen3_5_text", "gemma4_text"]
+FAMILIES = ["llama", "qwen3_moe", "gpt_oss", "qwen3_5_text"]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -251,7 +250,7 @@ def test_nodes_change_no_bit(name: str, tmp_path: Path, seed: int) -> None:
     shape = SHAPES[name]
     directory = make_model(tmp_path / "model", shape, seed)
     rng = np.random.default_rng(seed)
-    tokens = rng.integers(0, 256, 90).tolist()
+    tokens = rng.integers(0, 256, 70).tolist()
 
     def opened(pool: _native.Pool) -> Model:
         return Model.open(directory, machine=Machine(pool, ISA), cache_positions=2048)
@@ -270,8 +269,8 @@ def test_drafted_text_is_the_same_on_all_nodes(
 ) -> None:
     """Through LLM(numa=...), of four injected nodes."""
     directory = make_model(tmp_path / "model", WIDE, seed)
-    prompts = [[1, 2, 3], [9] * 80]
-    params = SamplingParams(max_tokens=20, temperature=0.8, seed=seed, ignore_eos=True)
+    prompts = [[1, 2, 3], [9] * 70]
+    params = SamplingParams(max_tokens=12, temperature=0.8, seed=seed, ignore_eos=True)
 
     def texts(llm: LLM) -> list[list[int]]:
         return [each.tokens for each in llm.generate(prompts, params)]
@@ -280,8 +279,8 @@ def test_drafted_text_is_the_same_on_all_nodes(
     root = write_sysfs(tmp_path / "sys", {i: (str(i), 9) for i in range(4)})
     topology = testing.topology(root, {0, 1, 2, 3}, ALL)
     monkeypatch.setattr(_native, "topology", lambda: topology)
-    for mode, nodes in [("auto", 4), ("one", 1), ("replicate", 4)]:
-        llm = LLM(directory, "auto", 4, numa=mode)
+    for mode, nodes in [("auto", 4), ("replicate", 4)]:
+        llm = LLM(directory, "fp4:k=2", 4, numa=mode)
         assert len(llm.model.machine.pool.nodes) == nodes
         assert texts(llm) == expected
 

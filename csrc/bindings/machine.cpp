@@ -1,5 +1,6 @@
 // Binds the machine: its cores and NUMA nodes, pools of threads, and the speed of memory.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -46,6 +47,12 @@ void bind_topology(nb::module_& m, nb::module_& testing) {
       },
       "root"_a, "cpus"_a, "memory_nodes"_a,
       "The same of another directory than /sys/devices/system.");
+  testing.def(
+      "nodes_of",
+      [](const nb::ndarray<const uint8_t, nb::numpy, nb::ndim<1>, nb::c_contig>& bytes) {
+        return nodes_of(bytes.data(), bytes.size());
+      },
+      "bytes"_a, "Returns the bytes by NUMA node, from a sample of pages; -1: not in memory.");
   testing.def(
       "tally",
       [](Pool& pool) {

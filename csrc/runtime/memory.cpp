@@ -39,7 +39,8 @@ Memory::Memory(size_t bytes, bool uses_huge_pages) : size_(bytes) {
 void Memory::split_at(size_t offset) {
 #if defined(MADV_NOHUGEPAGE)
   const size_t begin = offset / kHugePage * kHugePage;
-  if (size_ >= kHugePage && offset > begin && begin < size_)
+  // A small block may share a huge page with its neighbours, where the system makes them unasked.
+  if (offset < size_ && (offset > begin || size_ < kHugePage))
     madvise(data_ + begin, std::min(kHugePage, size_ - begin), MADV_NOHUGEPAGE);
 #else
   static_cast<void>(offset);

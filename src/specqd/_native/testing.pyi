@@ -12,6 +12,11 @@ import specqd._native
 def topology(root: str, cpus: Set[int], memory_nodes: Set[int]) -> specqd._native.Topology:
     """The same of another directory than /sys/devices/system."""
 
+def nodes_of(bytes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', writable=False)]) -> dict[int, int]:
+    """
+    Returns the bytes by NUMA node, from a sample of pages; -1: not in memory.
+    """
+
 def tally(pool: specqd._native.Pool) -> list[list[int]]:
     """
     Returns the bytes of panels read since the last call, [threads' node][panels' node].
