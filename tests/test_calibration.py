@@ -1,13 +1,14 @@
 """Inputs are measured on a text, and `specqd pack` weights the errors of drafts by them."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from specqd import LLM, SamplingParams
-from specqd._native import FEEDBACK_INPUTS, testing
+from specqd._native import FEEDBACK_INPUTS, available_isas, testing
 from specqd.errors import RequestError
 from specqd.formats.bf16 import widened
 from specqd.formats.fp4 import DraftFormat
@@ -73,6 +74,17 @@ def test_sums_depend_neither_on_threads_nor_on_the_parts_of_a_text(
     for ours, theirs in zip(found.layers, expected.layers, strict=True):
         for name in PARTS:
             assert_same_sums(getattr(ours, name), getattr(theirs, name))
+    assert_same_sums(found.head, expected.head)
+
+
+@pytest.mark.parametrize("isa", available_isas())
+def test_sums_have_the_same_bits_on_every_instruction_set(
+    isa: str, tmp_path: Path, seed: int, rng: np.random.Generator
+) -> None:
+    directory = make_model(tmp_path, SHAPE, seed)
+    tokens = [[int(i) for i in rng.integers(0, 259, 20)]]
+    expected = measure_inputs(Model.open(directory, machine=Machine.choose(1, "portable")), tokens)
+    found = measure_inputs(Model.open(directory, machine=Machine.choose(1, isa)), tokens)
     assert_same_sums(found.head, expected.head)
 
 
@@ -163,9 +175,12 @@ def test_measured_inputs_round_every_matrix_otherwise_and_keep_its_exact_bits(
     inputs = measure_inputs(model, [[int(i) for i in rng.integers(0, 250, 50)]])
     measured = Model.open(tmp_path, machine=model.machine, inputs=inputs)
     squares_alone = MeasuredInputs(
-        [LayerInputs(*(unpaired(getattr(each, name)) for name in PARTS)) for each in inputs.layers],
-        None,
-        unpaired(inputs.head),
+        [
+            LayerInputs(*(unpaired(getattr(each, part.name)) for part in fields(LayerInputs)))
+            for each in inputs.layers
+        ],
+        unpaired(inputs.per_layer),
+        Importance(inputs.head.squares),
     )
     nearest = Model.open(tmp_path, machine=model.machine, inputs=squares_alone)
     isa = model.machine.isa
@@ -180,8 +195,8 @@ def test_measured_inputs_round_every_matrix_otherwise_and_keep_its_exact_bits(
         assert (next(codes) != next(codes)).any() == is_measured, after.names
 
 
-def unpaired(importance: Importance) -> Importance:
-    return Importance(importance.squares)
+def unpaired(importance: Importance | None) -> Importance | None:
+    return None if importance is None else Importance(importance.squares)
 
 
 def test_pack_calibrates_on_a_text_and_says_so(
