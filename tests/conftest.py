@@ -35,9 +35,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.option.seed is None:
-        config.option.seed = randbelow(1 << 32)
     worker = getattr(config, "workerinput", None)
+    if worker:
+        config.option.seed = worker["seed"]
+    elif config.option.seed is None:
+        config.option.seed = randbelow(1 << 32)
     if worker and hasattr(os, "sched_setaffinity"):
         # A worker has cores of its own: a barrier that waits for another one's core takes long.
         number, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
@@ -47,6 +49,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(f"random inputs: --seed {terminalreporter.config.option.seed}")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["seed"] = node.config.option.seed  # that which is printed
 
 
 @pytest.hookimpl(optionalhook=True)

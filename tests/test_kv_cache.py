@@ -15,6 +15,7 @@ from specqd.errors import MachineError
 from specqd.model.decoder_spec import decoder_spec
 from specqd.model.model import Model
 from specqd.model.weights import load_weights
+from support.broken_models import position_of_words
 from support.cached_models import (
     NAN,
     PAGE,
@@ -29,7 +30,6 @@ from support.cached_models import (
     poison_free_pages,
     random_tokens,
 )
-from support.exactness import position_of_words
 from support.fixtures import a_model
 from support.random_models import Shape
 

@@ -14,6 +14,7 @@ from specqd.errors import HubError, TensorError
 from specqd.formats.fp4 import DraftFormat
 from specqd.formats.safetensors import TensorDirectory
 from specqd.hub import shipped_model
+from specqd.model.loader import Source
 from specqd.model.tensor_names import names_of
 from specqd.model.weights import load_weights
 from support import fp4
@@ -73,6 +74,13 @@ def stored_models() -> dict[str, Path]:
     return models | {f"golden {path.parent.name}": path.parent for path in goldens}
 
 
+def stored(tensors: TensorDirectory, source: Source) -> NDArray[np.uint16]:
+    """The tensor of a source, which may be one of a stack."""
+    if source.stack is None:
+        return tensors[source.name].data
+    return tensors[source.stack.name].data[source.stack.at]
+
+
 def assert_unpacks_to_its_file(directory: Path) -> None:
     config = read_config(directory)
     tensors = TensorDirectory.open(directory)
@@ -90,7 +98,7 @@ def assert_unpacks_to_its_file(directory: Path) -> None:
         for packed in weights.matrices:
             if packed.weight.is_mxfp4:  # it is not repacked; see test_experts
                 continue
-            stacked = np.concatenate([each.of(tensors[each.name].data) for each in packed.sources])
+            stacked = np.concatenate([each.of(stored(tensors, each)) for each in packed.sources])
             np.testing.assert_array_equal(
                 testing.unpack(packed.weight, ISA), stacked, str(packed.names)
             )

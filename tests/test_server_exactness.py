@@ -180,16 +180,21 @@ def test_requests_of_every_kind_equal_themselves_alone_in_all_bits(
     served: Served, plain: LLM, grammars: JsonGrammars, rng: np.random.Generator
 ) -> None:
     common = rng.integers(0, 256, 130).tolist()
-    requests = [asked_of(rng, common) for _ in range(48)]
-    with ThreadPoolExecutor(AT_ONCE) as clients:
-        answers = list(clients.map(lambda asked: answered(served, asked), requests))
-    for asked, choices in zip(requests, answers, strict=True):
-        if choices is not None:
-            assert list(map(shared_fields, choices)) == list(
-                map(shared_fields, alone(plain, grammars, asked))
-            ), asked
+    leavers = 0
+    for _ in range(5):
+        requests = [asked_of(rng, common) for _ in range(48)]
+        with ThreadPoolExecutor(AT_ONCE) as clients:
+            answers = list(clients.map(lambda asked: answered(served, asked), requests))
+        for asked, choices in zip(requests, answers, strict=True):
+            if choices is not None:
+                assert list(map(shared_fields, choices)) == list(
+                    map(shared_fields, alone(plain, grammars, asked))
+                ), asked
+        leavers += answers.count(None)
+        if leavers and served.metric("vllm:num_preemptions_total") > 0:  # mostly at once
+            break
     assert served.metric("vllm:num_preemptions_total") > 0
-    assert any(choices is None for choices in answers)
+    assert leavers > 0
     deadline = time.monotonic() + 30
     while served.metric("vllm:num_requests_running") and time.monotonic() < deadline:
         time.sleep(0.01)

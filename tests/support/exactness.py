@@ -343,8 +343,8 @@ def feed(model: Model, sequence: Sequence, feeding: str) -> None:
             model.publish(twin)
         model.release(twin)
         if feeding == "adopted":
-            pages = (sequence.prompt_length - 1) // _native.PAGE_POSITIONS if leaves_state else 0
-            assert model.adopt_prefix(sequence) == pages * _native.PAGE_POSITIONS
+            missed = sequence.prompt_length - 1 - model.adopt_prefix(sequence)
+            assert missed < _native.PAGE_POSITIONS or not leaves_state  # other cells may leave some
 
 
 def read_logits(model: Model) -> NDArray[np.float32]:

@@ -34,10 +34,9 @@ def add_panics(directory: Path) -> Path:
 
 def main(fault: str, arguments: list[str]) -> int:
     from specqd.cli import main as run
-    from specqd.cli import serve
     from specqd.engine.engine import Engine
     from specqd.engine.generation import Generation
-    from specqd.server import listening
+    from specqd.server import listening, opening
 
     step = Engine.step
 
@@ -49,7 +48,7 @@ def main(fault: str, arguments: list[str]) -> int:
         return step(engine)
 
     Engine.step = faulty  # type: ignore[method-assign]
-    serve.DRAIN_SECONDS = listening._SLOW_READERS_SECONDS = listening._LAST_SECONDS = 1
+    opening.DRAIN_SECONDS = listening._SLOW_READERS_SECONDS = listening._LAST_SECONDS = 1
     return run(arguments)
 
 

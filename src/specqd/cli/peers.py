@@ -29,7 +29,7 @@ _REFUSED = (
         "One process uses all cores; --threads N sets how many.",
     ),
     (
-        "--numa -C --cpu-mask -Cr --cpu-range --cpu-strict --prio",
+        "-C --cpu-mask -Cr --cpu-range --cpu-strict --prio",
         "--threads N sets how many cores work; taskset(1) chooses them.",
     ),
     (

@@ -174,7 +174,8 @@ class Loader:
         interleaved: bool,
         importance: Importance | None,
     ) -> _native.PackedWeight:
-        tensors = {each.name: self._tensor(each, columns) for each in sources}
+        named = {each.name: each for each in sources}  # several sources may share a tensor
+        tensors = {name: self._tensor(source, columns) for name, source in named.items()}
         views = [np.ascontiguousarray(each.of(tensors[each.name])) for each in sources]
         if self.draft is not DraftFormat.FP4:
             importance = None
