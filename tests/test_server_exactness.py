@@ -19,7 +19,7 @@ from specqd.openai.requests import Prepared, chat_request, completion_request
 from support.command_line import Run
 from support.engines import run_to_end
 from support.family_shapes import FAMILY_SHAPES
-from support.fixtures import a_model, an_llm
+from support.fixtures import a_model
 from support.openai_client import CHAT, COMPLETIONS, NO_WHITE_SPACE, closed, function
 from support.random_models import EOS, Shape
 from support.scripted_models import HERMES
@@ -55,7 +55,6 @@ class Asked:
 
 llama = a_model(Shape(is_peaked=True, context=1024), HERMES)
 hybrid = a_model(replace(FAMILY_SHAPES["qwen3_5_text"], vocab=320), HERMES)
-plain = an_llm("directory")
 
 
 @pytest.fixture(scope="module", params=["llama auto", "llama fp4:k=5", "llama none", "hybrid auto"])
@@ -68,6 +67,11 @@ def case(request: pytest.FixtureRequest) -> list[str]:
 def directory(request: pytest.FixtureRequest, case: list[str]) -> Path:
     made: Path = request.getfixturevalue(case[0])
     return made
+
+
+@pytest.fixture(scope="module")
+def plain(directory: Path) -> LLM:
+    return LLM(directory, "none", threads=2)
 
 
 @pytest.fixture(scope="module")
