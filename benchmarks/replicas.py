@@ -129,7 +129,7 @@ async def streamed(
 
 
 def checked(replies: list[Reply], expected: list[str], allowed: set[str]) -> Counter[str]:
-    """How many ended in which way; ends the program at a wrong text or a cut answer."""
+    """Counts answers by how they ended; ends the program at a wrong text or a cut answer."""
     for reply, text in zip(replies, expected, strict=True):
         is_right = reply.text == text if reply.end == "whole" else text.startswith(reply.text)
         if not is_right or reply.end not in allowed:

@@ -83,7 +83,7 @@ struct StateStep {
 
 class RecurrentStates {
  public:
-  // Of at most `capacity` sequences, and at most `most_cached` slots beside theirs.
+  // Holds states of at most `capacity` sequences, and at most `most_cached` slots beside theirs.
   RecurrentStates(StateShape shape, int64_t capacity, int64_t most_cached)
       : shape_(shape), capacity_(capacity), slots_(shape, most_cached) {}
 

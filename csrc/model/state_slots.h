@@ -33,7 +33,8 @@ class StateSlot {
   explicit StateSlot(const StateShape& shape);
 
   float* state(int64_t layer, int64_t value_head) const;
-  // Of the position `back` before the anchor, [channels] BF16; 1 <= back <= earlier_rows.
+  // The inputs of the position `back` before the anchor, [channels] BF16; 1 <= back <=
+  // earlier_rows.
   uint16_t* inputs(int64_t layer, int64_t back) const;
   std::span<const uint8_t> bits() const { return {memory_.data(), memory_.size()}; }
 

@@ -27,7 +27,7 @@ struct NodeThreads {
   std::set<int> cpus = {};
 };
 
-// How a pool uses NUMA nodes. Weights are divided among them by panels, or each has all.
+// The use of NUMA nodes by a pool. Weights are divided among them by panels, or each has all.
 struct Placement {
   std::vector<NodeThreads> nodes;
   bool replicates = false;

@@ -1,4 +1,4 @@
-// How later weights of a row make up for the errors of those that are rounded before them.
+// Error feedback: later weights of a row make up for the errors of those rounded before them.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ class ErrorFeedback {
   // `factors` [padded columns][group]; if empty, weights are rounded to the nearest code.
   explicit ErrorFeedback(std::span<const float> factors, int64_t group = kFeedbackInputs);
 
-  // Of a tile of the panel; tiles come in order, from 0. Null without factors.
+  // The feedback of a tile of the panel; tiles come in order, from 0. Null without factors.
   const TileFeedback* tile(int64_t tile);
 
  private:

@@ -1,4 +1,4 @@
-"""How much the inputs of a matrix matter to a draft. Knows no weights and no text."""
+"""The importance of a matrix's inputs to a draft. Knows no weights and no text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
