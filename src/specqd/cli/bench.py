@@ -13,7 +13,13 @@ from specqd.cli.agreement import agreement_lines, measure_agreement
 from specqd.cli.bench_head import bench_head
 from specqd.cli.command import Group
 from specqd.cli.opening import open_llm
-from specqd.cli.options import IN_FILE, OUT_FILE, machine_options, model_argument
+from specqd.cli.options import (
+    IN_FILE,
+    OUT_FILE,
+    machine_options,
+    model_argument,
+    temperatures_option,
+)
 from specqd.cli.terminal import ProgressBar, aligned, one_line
 
 if TYPE_CHECKING:
@@ -238,14 +244,7 @@ def _stage_lines(times: "ForwardTimes") -> list[str]:
     type=click.IntRange(2),
     help="New tokens of each run.",
 )
-@click.option(
-    "--temperature",
-    "temperatures",
-    multiple=True,
-    default=(0.0, 0.8),
-    show_default=True,
-    help="Sampling temperature; 0: greedy. May repeat.",
-)
+@temperatures_option
 @machine_options
 @_json_option
 @click.option("--plot", type=OUT_FILE, help="Also plot the results; needs specqd[bench].")

@@ -10,7 +10,13 @@ import click
 
 from specqd.cli.command import Command
 from specqd.cli.opening import open_llm
-from specqd.cli.options import IN_FILE, OUT_FILE, machine_options, model_argument
+from specqd.cli.options import (
+    IN_FILE,
+    OUT_FILE,
+    machine_options,
+    model_argument,
+    temperatures_option,
+)
 from specqd.cli.terminal import ProgressBar, aligned, one_line
 from specqd.errors import RequestError
 
@@ -53,14 +59,7 @@ if TYPE_CHECKING:
     type=click.IntRange(2),
     help="New tokens after each prompt.",
 )
-@click.option(
-    "--temperature",
-    "temperatures",
-    multiple=True,
-    default=(0.0, 0.8),
-    show_default=True,
-    help="Sampling temperature; 0: greedy. May repeat.",
-)
+@temperatures_option
 @click.option(
     "--probe",
     is_flag=True,

@@ -25,6 +25,16 @@ def option(*names: str, also: Sequence[str] = (), **settings: Any) -> Callable[[
     return click.option(*names, cls=Option, also=also, **settings)
 
 
+temperatures_option = click.option(  # of measurements
+    "--temperature",
+    "temperatures",
+    multiple=True,
+    default=(0.0, 0.8),
+    show_default=True,
+    help="Sampling temperature; 0: greedy. May repeat.",
+)
+
+
 def model_argument(command: Command) -> Command:
     """MODEL, by default the shipped one; also as -m, as llama.cpp has it."""
     by_option = click.option(
