@@ -62,14 +62,19 @@ NgramDrafter::Candidate NgramDrafter::look_up(const DraftRequest& request) {
   const Sequence& sequence = *request.sequence;
   Indexed& indexed = this->indexed(request.sequence);
   const auto guesses = std::span(sequence.tokens).subspan(indexed.length);
-  const Limits limits{static_cast<size_t>(most), length_ ? 0.0 : kLeastStated};
-  auto [tokens, confidences] = indexed.index.propose(guesses, limits, corpus_.get());
-  Candidate found{{std::move(tokens), std::move(confidences)}, &indexed};
-  const std::vector<int32_t>& all = found.proposal.tokens;
-  const auto stop =
-      std::find_if(all.begin(), all.end(), [&](int32_t token) { return sequence.is_stop(token); });
-  if (stop != all.end()) found.proposal.cut(static_cast<size_t>(stop - all.begin()) + 1);
-  return found;
+  if (!indexed.found || indexed.found->at_most != most ||
+      !std::ranges::equal(indexed.found->guesses, guesses)) {
+    const Limits limits{static_cast<size_t>(most), length_ ? 0.0 : kLeastStated};
+    auto [tokens, confidences] = indexed.index.propose(guesses, limits, corpus_.get());
+    const auto stop =
+        std::ranges::find_if(tokens, [&](int32_t token) { return sequence.is_stop(token); });
+    const bool stops = stop != tokens.end();
+    const auto length = static_cast<size_t>(stop - tokens.begin()) + stops;
+    indexed.found = {
+        {guesses.begin(), guesses.end()}, most, {std::move(tokens), std::move(confidences)}};
+    indexed.found->proposal.cut(length);
+  }
+  return {indexed.found->proposal, &indexed};
 }
 
 // Remembers the token after the first `count`, so that it is scored although nobody verifies it:
@@ -98,6 +103,7 @@ NgramDrafter::Indexed& NgramDrafter::indexed(const std::shared_ptr<Sequence>& se
         std::span(sequence->tokens).subspan(indexed.length, accepted - indexed.length);
     if (indexed.withheld) learn(*sequence, *indexed.withheld, next);
     indexed.withheld.reset();
+    indexed.found.reset();
     indexed.index.append(next);
     indexed.length = accepted;
   }

@@ -39,12 +39,19 @@ class NgramDrafter : public Drafter {
     double confidence;
     bool is_first;  // of its proposal
   };
+  // What a look-up found. A choice asks for the value of a proposal and then for the proposal.
+  struct Found {
+    std::vector<int32_t> guesses;
+    int64_t at_most;
+    Proposal proposal;
+  };
   // The index of a sequence's accepted tokens, which never change.
   struct Indexed {
     std::shared_ptr<Sequence> sequence;
     NgramIndex index{};
     size_t length = 0;
     std::optional<Withheld> withheld{};  // since the last accepted token
+    std::optional<Found> found{};        // since then
   };
   // A proposal before it is weighed. Where it has no tokens, `indexed` may be null.
   struct Candidate {
