@@ -54,9 +54,10 @@ struct RowMap {
 };
 
 // Puts the parts of a block on the nodes of a pool; that of a node ends where the next one begins.
+// Threads that may run on all nodes have no node.
 template <class Begin>
 void put_on_nodes(const Pool& pool, Memory& block, const Begin& begin) {
-  if (pool.nodes() == 1) return;
+  if (pool.nodes() == 1 && pool.placement().nodes.front().cpus.empty()) return;
   for (int node = 0; node < pool.nodes(); ++node)
     block.put_on(pool.placement().nodes[static_cast<size_t>(node)].node, begin(node),
                  begin(node + 1));
