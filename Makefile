@@ -11,8 +11,8 @@ QUIET_PIP := --quiet --disable-pip-version-check
 
 unexport PYTHONPATH  # import only from the environments below
 
-.PHONY: build demo test test-slow test-all test-ray real-models wheel fuzz clang sanitize aarch64 amx lint
-.PHONY: format docs examples parity bench-peers bench-prefill clean
+.PHONY: build demo test test-slow test-all test-ray real-models wheel fuzz clang sanitize aarch64 amx numa
+.PHONY: lint format docs examples parity bench-peers bench-prefill clean
 
 build: $(VENV)/built
 
@@ -81,6 +81,10 @@ $(VENV)/fuzz-ready: $(VENV)/test-ready
 fuzz: $(VENV)/fuzz-ready
 	$(BIN)/python fuzz/targets.py | \
 		xargs -P 2 -I TARGET $(BIN)/python fuzz/fuzz.py TARGET $(or $(SECONDS),60)
+
+# On Debian: shows in emulated machines of 1, 2 and 4 nodes where weights lie, and compares bits.
+numa: build
+	.ci/numa
 
 # On Debian: compares tokens on emulated aarch64 with those of this machine.
 aarch64: build
@@ -164,4 +168,4 @@ bench-prefill: $(PEERS)/ready
 
 clean:
 	rm -rf $(VENV) $(PARITY) $(PEERS) $(EMPTY) $(RAY) dist build build-clang build-thread \
-		build-address build-aarch64 build-amx build-docs
+		build-address build-aarch64 build-amx build-numa build-docs

@@ -126,9 +126,14 @@ def main() -> None:
             head.kill_all_processes(check_alive=False, allow_graceful=False)
         expected, found = (path.read_bytes().splitlines() for path in (alone, out))
         if sorted(expected) != sorted(found) or len(done) < len(kills):
+            others = sorted(set(found) - set(expected))
+            for line in others[:3]:
+                start = line.partition(b'"response"')[0]
+                pair = [each for each in expected if each.startswith(start)]
+                print(line.decode(), *(each.decode() for each in pair), sep="\n")
             sys.exit(
-                f"{len(found)} lines of {len(expected)}, {len(set(found) - set(expected))} of "
-                f"them others; {len(done)} of {len(kills)} kills"
+                f"{len(found)} lines of {len(expected)}, {len(others)} of them others; "
+                f"{len(done)} of {len(kills)} kills"
             )
         print(f"{len(found)} lines, each that of the undisturbed run")
 

@@ -1,14 +1,15 @@
 """Replicas by Ray Serve on this machine: what they answer, survive and bring.
 
-    python benchmarks/replicas.py requests|kill|update|speed|prefix [MODEL] [--seed 0]
+    python benchmarks/replicas.py requests|kill|update|scale|speed|prefix [MODEL] [--seed 0]
 
 Starts a Ray cluster with a small object store in this process's children, and ends it. Needs
 `specqd[ray]` and two cores. The model is the shipped one by default.
 
 requests: 200 ragged requests at once, whole, streamed and left in the middle, to two replicas of a
     core each. kill: SIGKILL to one of them while 40 streams run. update: 12 clients go on while the
-    replicas are replaced. These end with status 1 where an answer differs from that of the request
-    alone, or is lost without an error.
+    replicas are replaced. scale: 12 clients go on until Serve has added a second replica, then
+    leave until it has removed one. These end with status 1 where an answer differs from that of the
+    request alone, or is lost without an error.
 speed: tokens/s of two replicas of a core each over one of two cores, in turns, by requests at once.
 prefix: prompt tokens that the cache saves, with routing by prefix and at random.
 """
@@ -41,6 +42,7 @@ Json = dict[str, Any]
 URL = "http://127.0.0.1:8000"
 COMPLETIONS = "/v1/completions"
 OBJECT_STORE_BYTES = 200_000_000
+DRAFTS = ("auto", "none")
 SOURCES = sorted(Path(os.__file__).parent.glob("*.py"))
 
 
@@ -137,27 +139,30 @@ def checked(replies: list[Reply], expected: list[str], allowed: set[str]) -> Cou
     return Counter(reply.end for reply in replies)
 
 
+async def metrics(client: httpx.AsyncClient) -> dict[str, float]:
+    text = (await client.get(URL + "/metrics")).text
+    lines = (line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+    return {name: float(value) for name, value in lines}
+
+
 async def idle(client: httpx.AsyncClient) -> Counter[str]:
     """Waits until no sample runs; returns the generated tokens by replica."""
-    while True:
-        text = (await client.get(URL + "/metrics")).text
-        values = {
-            name: float(value)
-            for name, value in (line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
-        }
-        busy = sum(value for name, value in values.items() if "num_requests_" in name)
-        if not busy:
-            break
+    while sum(value for name, value in (await metrics(client)).items() if "num_requests_" in name):
         await asyncio.sleep(0.2)
+    return await tokens_by_replica(client)
+
+
+async def tokens_by_replica(client: httpx.AsyncClient) -> Counter[str]:
     tokens: Counter[str] = Counter()
-    for name, value in values.items():
+    for name, value in (await metrics(client)).items():
         if name.startswith("vllm:generation_tokens_total"):
             tokens[name.partition('replica="')[2][:8]] += int(value)
-    return tokens
+    return +tokens
 
 
 def deploy(model: Path, name: str = "default", route: str = "/", **options: Any) -> None:
-    serve.run(app({"model": str(model), "draft": "auto", **options}), name=name, route_prefix=route)
+    arguments = {"model": str(model), "draft": "auto", **options}
+    serve.run(app(arguments), name=name, route_prefix=route)
 
 
 async def processes() -> dict[str, int]:
@@ -247,30 +252,74 @@ async def update_trial(client: httpx.AsyncClient, model: Path, chance: random.Ra
     return {"ends": ends, "replaced": len(before - set(await processes()))}
 
 
+async def scale_trial(client: httpx.AsyncClient, model: Path, chance: random.Random) -> Json:
+    asked = bodies(chance, 60)
+    expected = alone(model, asked)
+    options: Json = {"replicas": 1, "max_replicas": 2, "ongoing": 3, "idle_seconds": 20}
+    await asyncio.to_thread(deploy, model, threads=1, **options)
+    before, begun = set(await processes()), time.monotonic()
+    found: Json = {"before": len(before)}
+    ends: Counter[str] = Counter()
+    wants_more = True
+
+    async def go_on(own: random.Random) -> None:
+        while wants_more:
+            i = own.randrange(len(asked))
+            ends.update(checked([await whole(client, asked[i])], [expected[i]], {"whole"}))
+
+    clients = [asyncio.create_task(go_on(random.Random(chance.random()))) for _ in range(12)]
+    while len(now := await processes()) < 2:
+        await asyncio.sleep(0.5)
+    found["two_after_s"] = round(time.monotonic() - begun)
+    new = [name for name in now if name not in before]
+    while not any(name.startswith(key) for key in await tokens_by_replica(client) for name in new):
+        await asyncio.sleep(0.5)
+    found["the_new_one_served"] = True
+    wants_more = False
+    await asyncio.gather(*clients)
+    begun = time.monotonic()
+    while len(await processes()) > 1:
+        await asyncio.sleep(0.5)
+    found["one_after_s"] = round(time.monotonic() - begun)
+    served = await asyncio.gather(*(whole(client, body) for body in asked[:5]))
+    return {**found, "ends": ends, "later": checked(list(served), expected[:5], {"whole"})}
+
+
 async def speed_trial(client: httpx.AsyncClient, model: Path, chance: random.Random) -> Json:
-    await asyncio.to_thread(
-        deploy, model, "two", "/two", replicas=2, threads=1, max_batch=32, routing="random"
-    )
-    await asyncio.to_thread(
-        deploy, model, "one", "/one", replicas=1, threads=2, max_batch=64, routing="random"
-    )
+    await deploy_arms(model)
+    return await measure_arms(client, chance)
+
+
+async def deploy_arms(model: Path) -> None:
+    """/two-DRAFT: two replicas of a core each. /one-DRAFT: one replica of two cores."""
+    for name, replicas in (("two", 2), ("one", 1)):
+        options: Json = {"replicas": replicas, "threads": 2 // replicas, "routing": "random"}
+        options["max_batch"] = 64 // replicas
+        for draft in DRAFTS:
+            arm = f"{name}-{draft}"
+            await asyncio.to_thread(deploy, model, arm, f"/{arm}", draft=draft, **options)
+
+
+async def measure_arms(client: httpx.AsyncClient, chance: random.Random) -> Json:
     found: Json = {}
     for at_once in (1, 4, 16, 64):
-        ratios, speeds = [], {"two": [], "one": []}
+        speeds: dict[str, list[float]] = {f"{n}-{d}": [] for n in ("two", "one") for d in DRAFTS}
         for _ in range(9 if at_once < 64 else 5):
             asked = [
                 body | {"max_tokens": chance.randrange(24, 72), "ignore_eos": True}
                 for body in bodies(chance, max(at_once, 4))
             ]
-            for arm in chance.sample(["two", "one"], 2):
+            for arm in chance.sample(list(speeds), len(speeds)):
                 speeds[arm].append(await _speed(client, asked, at_once, f"{URL}/{arm}"))
-            ratios.append(speeds["two"][-1] / speeds["one"][-1])
-        found[str(at_once)] = {
-            "two": round(statistics.median(speeds["two"])),
-            "one": round(statistics.median(speeds["one"])),
-            "two_over_one": [round(each, 2) for each in interval(ratios)],
-        }
-        print(at_once, found[str(at_once)], flush=True)
+        for draft in DRAFTS:
+            two, one = speeds[f"two-{draft}"], speeds[f"one-{draft}"]
+            ratios = [a / b for a, b in zip(two, one, strict=True)]
+            found[f"{draft} {at_once}"] = {
+                "two": [round(each) for each in interval(two)],
+                "one": [round(each) for each in interval(one)],
+                "two_over_one": [round(each, 2) for each in interval(ratios)],
+            }
+            print(draft, at_once, found[f"{draft} {at_once}"], flush=True)
     return found
 
 
@@ -336,6 +385,7 @@ TRIALS = {
     "requests": requests_trial,
     "kill": kill_trial,
     "update": update_trial,
+    "scale": scale_trial,
     "speed": speed_trial,
     "prefix": prefix_trial,
 }
@@ -353,7 +403,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", type=Path, default=shipped_model())
     parser.add_argument("--seed", type=int, default=0)
     settings = parser.parse_args()
-    cores = 4 if settings.trial == "speed" else 2
+    cores = 8 if settings.trial == "speed" else 2  # for Ray's count: four arms take turns
     ray.init(
         num_cpus=cores,
         object_store_memory=OBJECT_STORE_BYTES,

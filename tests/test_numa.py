@@ -1,6 +1,7 @@
 """NUMA: weights are read where they lie, and no bit changes."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -158,6 +159,38 @@ def test_planes_lie_in_memory_of_this_machine(tmp_path: Path, seed: int) -> None
             assert all(min(by_node) >= 0 for by_node in nodes.values())
 
 
+@pytest.mark.skipif(not _native.may_put_on(0), reason="the system forbids mbind")
+@pytest.mark.parametrize("mode", ["one", "spread", "replicate"])
+def test_pages_of_weights_stay_on_their_node(mode: str, tmp_path: Path, seed: int) -> None:
+    """The pool's nodes are node 0, as machines of one node have no other. The kernel never moves
+    pages whose policy is not "default"."""
+    directory = make_model(tmp_path, WIDE, seed)
+    node = (0, 1, os.sched_getaffinity(0))
+    pool = _native.Pool([node] if mode == "one" else [node] * 2, replicates=mode == "replicate")
+    model = Model.open(directory, machine=Machine(pool, ISA), cache_positions=256)
+    policies = policies_by_address()
+    for packed in model.weights.matrices:
+        planes = packed.weight.planes()
+        for name in ("codes", "scales", "residuals", "patches"):
+            middle = planes[name].ctypes.data + planes[name].nbytes // 2
+            first = max(each for each in policies if each <= middle)
+            assert policies[first] == "prefer:0", name
+
+
+def policies_by_address() -> dict[int, str]:
+    """The NUMA policy of each mapping of this process."""
+    lines = Path("/proc/self/numa_maps").read_text().splitlines()
+    return {int(line.split()[0], 16): line.split()[1] for line in lines}
+
+
+def test_many_small_matrices_do_not_use_up_the_mappings_of_a_process() -> None:
+    """The system allows 65,530. A model of 94 layers with 128 experts has 24,000 matrices."""
+    before = testing.mappings_of_blocks(0, 0, 0)
+    count = testing.mappings_of_blocks(12_000, 5 << 20, 8)
+    assert count - before < 60_000
+    assert testing.mappings_of_blocks(0, 0, 0) == before
+
+
 def test_copies_are_counted_before_they_are_made(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +229,8 @@ def test_inspect_shows_nodes(
     assert "NUMA use          spread" in out
     assert "nodes without cores or memory for this process: 5" in out
     assert "the system did not bind 1 threads to their node" in out
+    assert machine["fixes_pages"] is False  # there is no node 2 here
+    assert "the system does not fix pages to nodes (mbind), and may move them" in out
     assert "NUMA use          one" in run(*arguments, "--numa", "one")[1]
 
 

@@ -179,6 +179,29 @@ def test_replicas_of_a_machine_get_different_cores_of_one_node(chance: random.Ra
     assert chosen_cores(usable, 17, 0, nodes) == usable
 
 
+@pytest.mark.usefixtures("with_ray")
+def test_open_requests_decide_how_many_replicas_run(chance: random.Random) -> None:
+    """By Ray Serve's own rule with our settings; its delays are its own."""
+    from ray.serve.autoscaling_policy import replica_queue_length_autoscaling_policy
+
+    from specqd.ray.options import Options
+    from specqd.ray.serving import _replicas
+
+    least, most = sorted(chance.sample(range(1, 9), 2))
+    ongoing, seconds = chance.randrange(1, 33), chance.randrange(1, 900)
+    given = {"replicas": least, "max_replicas": most, "ongoing": ongoing, "idle_seconds": seconds}
+    config = _replicas(Options.of({**given, "threads": 1}))._deployment_config.autoscaling_config
+    assert (config.min_replicas, config.max_replicas) == (least, most)
+    assert config.downscale_delay_s == seconds
+    for running in (least, most):
+        requests = chance.randrange(200)
+        context = SimpleNamespace(
+            current_num_replicas=running, total_num_requests=requests, config=config
+        )
+        wanted, _ = replica_queue_length_autoscaling_policy(context)
+        assert wanted == pytest.approx(requests / ongoing)
+
+
 def replica(name: str) -> Any:
     return SimpleNamespace(replica_id=name)
 

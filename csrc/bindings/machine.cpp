@@ -9,6 +9,9 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <fstream>
+#include <iterator>
 #include <optional>
 #include <set>
 #include <stdexcept>
@@ -19,6 +22,7 @@
 #include "bindings/kernel_table.h"
 #include "runtime/bandwidth.h"
 #include "runtime/cpu.h"
+#include "runtime/memory.h"
 #include "runtime/pool.h"
 #include "runtime/topology.h"
 
@@ -40,6 +44,23 @@ void bind_topology(nb::module_& m, nb::module_& testing) {
   m.def(
       "topology", [] { return read_topology(allowed_here()); },
       "Reads the NUMA nodes within the affinity mask and the cgroup.");
+  m.def("may_put_on", &may_put_on, "node"_a,
+        "Returns whether the system fixes this process's pages to a NUMA node on request.");
+  testing.def(
+      "mappings_of_blocks",
+      [](int blocks, size_t bytes, int parts) {
+        std::vector<Memory> all;
+        for (int i = 0; i < blocks; ++i) {
+          Memory& block = all.emplace_back(bytes);
+          for (size_t part = 0; part < static_cast<size_t>(parts); ++part)
+            block.put_on(static_cast<int>(part % 2), bytes * part / static_cast<size_t>(parts),
+                         bytes * (part + 1) / static_cast<size_t>(parts));
+        }
+        std::ifstream maps("/proc/self/maps");
+        return std::count(std::istreambuf_iterator<char>(maps), {}, '\n');
+      },
+      "blocks"_a, "bytes"_a, "parts"_a,
+      "Returns the mappings of this process while it has blocks with parts on nodes 0 and 1.");
   testing.def(
       "topology",
       [](const std::string& root, const std::set<int>& cpus, const std::set<int>& memory_nodes) {

@@ -3,17 +3,53 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#if defined(__linux__)
+#include <sys/syscall.h>
+#endif
 #if defined(__GLIBC__)
 #include <malloc.h>
 #endif
 
 #include <algorithm>
+#include <atomic>
+#include <climits>
 #include <new>
+#include <vector>
 
 namespace specqd {
 namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
+
+// A part of a block is one to three mappings, and the system allows 65,530 a process by default. A
+// model of many small experts has more parts than that.
+constexpr int64_t kMostParts = 16'000;
+std::atomic<int64_t> parts_in_use{0};
+
+// Linux's mbind with the policy "preferred": unlike "bind", a full node does not end the process.
+// Automatic balancing leaves pages with such a policy alone.
+bool prefer(int node, void* data, size_t bytes) {
+#if defined(__linux__)
+  constexpr int kPreferred = 1;
+  constexpr size_t kBits = CHAR_BIT * sizeof(unsigned long);
+  const auto id = static_cast<size_t>(node);
+  std::vector<unsigned long> nodes(id / kBits + 1);
+  nodes.back() = 1UL << id % kBits;
+  return syscall(SYS_mbind, data, bytes, kPreferred, nodes.data(), nodes.size() * kBits + 1, 0) ==
+         0;
+#else
+  static_cast<void>(node), static_cast<void>(data), static_cast<void>(bytes);
+  return false;
+#endif
+}
+
+void refuse_huge_pages(void* data, size_t bytes) {
+#if defined(MADV_NOHUGEPAGE)
+  madvise(data, bytes, MADV_NOHUGEPAGE);
+#else
+  static_cast<void>(data), static_cast<void>(bytes);
+#endif
+}
 
 }  // namespace
 
@@ -36,15 +72,23 @@ Memory::Memory(size_t bytes, bool uses_huge_pages) : size_(bytes) {
 #endif
 }
 
-void Memory::split_at(size_t offset) {
-#if defined(MADV_NOHUGEPAGE)
-  const size_t begin = offset / kHugePage * kHugePage;
-  // A small block may share a huge page with its neighbours, where the system makes them unasked.
-  if (offset < size_ && (offset > begin || size_ < kHugePage))
-    madvise(data_ + begin, std::min(kHugePage, size_ - begin), MADV_NOHUGEPAGE);
-#else
-  static_cast<void>(offset);
-#endif
+void Memory::put_on(int node, size_t first, size_t last) {
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const size_t begin = first / page * page;
+  const size_t end = last == size_ ? (last + page - 1) / page * page : last / page * page;
+  if (begin >= end) return;
+  if (parts_in_use.fetch_add(1) >= kMostParts) {  // small pages; equal neighbours are one mapping
+    --parts_in_use;
+    return refuse_huge_pages(data_, size_);
+  }
+  ++parts_;
+  if (prefer(node, data_ + begin, end - begin)) return;
+  for (const size_t edge : {begin, end}) {
+    const size_t huge = edge / kHugePage * kHugePage;
+    // A small block may share a huge page with its neighbours, where the system makes them unasked.
+    if (huge < size_ && (edge > huge || size_ < kHugePage))
+      refuse_huge_pages(data_ + huge, std::min(kHugePage, size_ - huge));
+  }
 }
 
 void Memory::keep_first(size_t bytes) {
@@ -55,6 +99,7 @@ void Memory::keep_first(size_t bytes) {
 
 Memory::~Memory() {
   if (mapping_ != nullptr) munmap(mapping_, mapped_);
+  parts_in_use -= parts_;
 }
 
 Memory& Memory::operator=(Memory&& other) noexcept {
@@ -62,7 +107,13 @@ Memory& Memory::operator=(Memory&& other) noexcept {
   std::swap(size_, other.size_);
   std::swap(mapping_, other.mapping_);
   std::swap(mapped_, other.mapped_);
+  std::swap(parts_, other.parts_);
   return *this;
+}
+
+bool may_put_on(int node) {
+  const Memory block(1);
+  return prefer(node, block.data(), 1);
 }
 
 void release_free_memory() {

@@ -182,7 +182,7 @@ std::shared_ptr<PackedWeight> PackedWeight::pack(Pool& pool, const Kernels& kern
 
   auto weight = std::make_shared<PackedWeight>();
   weight->planes_ = Memory(layout.end());
-  layout.split(pool, panels, weight->planes_);
+  layout.put_planes_on_nodes(pool, panels, weight->planes_, true);
   uint8_t* const base = weight->planes_.data();
   Packing packing{kernels,
                   map.pack_rows(sources, columns),
@@ -217,7 +217,7 @@ std::shared_ptr<PackedWeight> PackedWeight::pack(Pool& pool, const Kernels& kern
   if (packing.patch_count > layout.max_patches()) {  // more than 16 bits per weight
     weight->planes_.keep_first(layout.residuals_at());
     weight->exact_ = Memory(layout.plain);
-    layout.split_plain(pool, panels, weight->exact_);
+    put_plane_on_nodes(pool, panels, weight->exact_, 0, layout.plain);
     auto* const plain = reinterpret_cast<uint16_t*>(weight->exact_.data());
     each_panel([&](int64_t panel) {
       for (int64_t t = 0; t < tiles; ++t)
@@ -237,6 +237,8 @@ std::shared_ptr<PackedWeight> PackedWeight::pack(Pool& pool, const Kernels& kern
   std::vector<uint32_t> panel_starts{0};
   for (const PanelPatches& panel : packing.found)
     panel_starts.push_back(panel_starts.back() + static_cast<uint32_t>(panel.patches.size()));
+  put_patches_on_nodes(pool, panels, weight->exact_,
+                       [&](int64_t panel) { return panel_starts[static_cast<size_t>(panel)]; });
   each_panel([&](int64_t panel) {
     PanelPatches& found = packing.found[static_cast<size_t>(panel)];
     uint32_t start = panel_starts[static_cast<size_t>(panel)];

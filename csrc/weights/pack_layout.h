@@ -6,6 +6,8 @@
 #include <span>
 #include <vector>
 
+#include "runtime/memory.h"
+#include "runtime/pool.h"
 #include "weights/pack.h"
 
 namespace specqd {
@@ -51,6 +53,33 @@ struct RowMap {
   }
 };
 
+// Puts the parts of a block on the nodes of a pool; that of a node ends where the next one begins.
+// Threads that may run on all nodes have no node.
+template <class Begin>
+void put_on_nodes(const Pool& pool, Memory& block, const Begin& begin) {
+  if (pool.nodes() == 1 && pool.placement().nodes.front().cpus.empty()) return;
+  for (int node = 0; node < pool.nodes(); ++node)
+    block.put_on(pool.placement().nodes[static_cast<size_t>(node)].node, begin(node),
+                 begin(node + 1));
+}
+
+// Puts each panel's patches, which fill a block, on its node. first(panel): of all patches.
+template <class First>
+void put_patches_on_nodes(const Pool& pool, int64_t panels, Memory& block, const First& first) {
+  put_on_nodes(pool, block, [&](int node) {
+    return node == pool.nodes() ? block.size() : first(pool.bound(node, panels)) * sizeof(uint16_t);
+  });
+}
+
+// Puts each panel of a plane, which begins at an offset of a block, on its node.
+inline void put_plane_on_nodes(const Pool& pool, int64_t panels, Memory& block, size_t offset,
+                               size_t bytes) {
+  put_on_nodes(pool, block, [&](int node) {
+    return offset +
+           bytes / static_cast<size_t>(panels) * static_cast<size_t>(pool.bound(node, panels));
+  });
+}
+
 // The bytes and offsets of each plane for a number of tiles.
 struct PlaneLayout {
   explicit PlaneLayout(size_t tiles)
@@ -67,21 +96,12 @@ struct PlaneLayout {
   int64_t max_patches() const {
     return (static_cast<int64_t>(plain) - static_cast<int64_t>(starts_at() + starts)) / 2;
   }
-  // Where panels that lie on different nodes meet, no huge page may hold both.
-  void split(const Pool& pool, int64_t panels, Memory& planes) const {
-    for (int node = 1; node < pool.nodes(); ++node) {
-      const auto at = static_cast<size_t>(pool.bound(node, panels));
-      const auto of = [&](size_t plane) { return plane / static_cast<size_t>(panels) * at; };
-      planes.split_at(of(codes));
-      planes.split_at(scales_at() + of(scales));
-      planes.split_at(residuals_at() + of(residuals));
-      planes.split_at(starts_at() + of(starts));
-    }
-  }
-  void split_plain(const Pool& pool, int64_t panels, Memory& tiles) const {
-    for (int node = 1; node < pool.nodes(); ++node)
-      tiles.split_at(plain / static_cast<size_t>(panels) *
-                     static_cast<size_t>(pool.bound(node, panels)));
+  void put_planes_on_nodes(const Pool& pool, int64_t panels, Memory& block, bool is_nested) const {
+    put_plane_on_nodes(pool, panels, block, 0, codes);
+    put_plane_on_nodes(pool, panels, block, scales_at(), scales);
+    if (!is_nested) return;
+    put_plane_on_nodes(pool, panels, block, residuals_at(), residuals);
+    put_plane_on_nodes(pool, panels, block, starts_at(), starts);
   }
   size_t codes, scales, residuals, starts, plain;
 };

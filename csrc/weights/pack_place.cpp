@@ -25,8 +25,17 @@ PackedWeight::Replica PackedWeight::copy(Pool& pool, int node) const {
   if (is_plain) to.exact = Memory(layout.plain);
   if (is_whole)
     to.exact = Memory((static_cast<size_t>(patch_count_) + kPatchPadding) * sizeof(uint16_t));
-  if (node < 0) layout.split(pool, panels, to.planes);
-  if (node < 0 && is_plain) layout.split_plain(pool, panels, to.exact);
+  if (node < 0) {
+    layout.put_planes_on_nodes(pool, panels, to.planes, is_whole);
+    if (is_plain) put_plane_on_nodes(pool, panels, to.exact, 0, layout.plain);
+    if (is_whole)
+      put_patches_on_nodes(pool, panels, to.exact,
+                           [&](int64_t panel) { return matrix_.patch_starts[panel * tiles]; });
+  } else {
+    const int id = pool.placement().nodes[static_cast<size_t>(node)].node;
+    to.planes.put_on(id, 0, to.planes.size());
+    to.exact.put_on(id, 0, to.exact.size());
+  }
   uint8_t* const base = to.planes.data();
   auto* const starts = reinterpret_cast<uint32_t*>(base + layout.starts_at());
   auto* const exact = reinterpret_cast<uint16_t*>(to.exact.data());

@@ -59,6 +59,11 @@ class Topology:
 def topology() -> Topology:
     """Reads the NUMA nodes within the affinity mask and the cgroup."""
 
+def may_put_on(node: int) -> bool:
+    """
+    Returns whether the system fixes this process's pages to a NUMA node on request.
+    """
+
 class Pool:
     @overload
     def __init__(self, threads: int) -> None: ...

@@ -9,6 +9,11 @@ from numpy.typing import NDArray
 import specqd._native
 
 
+def mappings_of_blocks(blocks: int, bytes: int, parts: int) -> int:
+    """
+    Returns the mappings of this process while it has blocks with parts on nodes 0 and 1.
+    """
+
 def topology(root: str, cpus: Set[int], memory_nodes: Set[int]) -> specqd._native.Topology:
     """The same of another directory than /sys/devices/system."""
 

@@ -221,6 +221,7 @@ def described(llm: "LLM", packed: PackedReport) -> dict[str, Any]:
             "nodes": [asdict(each) for each in NodeReport.all_of(model)],
             "unused_nodes": _native.topology().unused,
             "unbound_threads": machine.pool.unbound,
+            "fixes_pages": fixes_pages(),
         },
     }
 
@@ -340,7 +341,17 @@ def node_lines(model: "Model") -> list[str]:
         )
     if unbound := model.machine.pool.unbound:
         lines.append(f"  the system did not bind {unbound} threads to their node")
+    if not fixes_pages():
+        lines.append("  the system does not fix pages to nodes (mbind), and may move them")
     return lines
+
+
+def fixes_pages() -> bool:
+    """Whether weights stay on the nodes where they are put; true of one node."""
+    from specqd import _native
+
+    nodes = _native.topology().nodes
+    return len(nodes) == 1 or all(_native.may_put_on(node.id) for node in nodes)
 
 
 def matrix_lines(packed: PackedReport) -> list[str]:

@@ -16,7 +16,8 @@ class Options:
     """model, draft, isa, context, cache_positions: as in LLM; draft's words separated by commas.
 
     replicas: copies of the model. max_replicas: Serve adds copies up to this number while more than
-        `ongoing` requests wait or run on each, and removes idle ones down to `replicas`.
+        `ongoing` requests wait or run on each, and removes them down to `replicas`, after
+        `idle_seconds` in which fewer would do.
     threads: cores of a replica, which Ray reserves; None: all of the machine that builds the
         application, which means a replica for each machine.
     pin: a replica takes cores of its own on its machine, those of one NUMA node where they suffice.
@@ -29,6 +30,7 @@ class Options:
     draft: tuple[str, ...] = ()
     replicas: int = 1
     max_replicas: int | None = None
+    idle_seconds: int = 600
     threads: int | None = None
     pin: bool = False
     isa: str | None = None

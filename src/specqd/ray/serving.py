@@ -55,6 +55,7 @@ def _replicas(options: Options) -> serve.Deployment:
                 "min_replicas": options.replicas,
                 "max_replicas": options.max_replicas,
                 "target_ongoing_requests": options.most_ongoing,
+                "downscale_delay_s": options.idle_seconds,
             }
         }
     if options.routing == "prefix":
