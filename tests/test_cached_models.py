@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +14,19 @@ from specqd.hub import SHIPPED, SHORT_NAMES, model_name, resolve, shipped_model
 from specqd.model.weights import typical_bytes
 from support.command_line import run_program
 from support.fake_hub import FakeHub, commit_of
+from support.gguf_files import convert
 from support.random_models import Shape, make_model
 from support.refusals import refused
 
 SHORT, REPOSITORY = "qwen3:0.6b", "Qwen/Qwen3-0.6B"
+NAMED = f"{REPOSITORY}:Small-BF16"  # a GGUF file of it
+
+
+def refused_line(ran: subprocess.CompletedProcess[bytes]) -> str:
+    """The one-line error of a command."""
+    assert (ran.returncode, ran.stdout) == (1, b"")
+    [line] = ran.stderr.decode().splitlines()
+    return line
 
 
 @pytest.fixture
@@ -83,6 +93,72 @@ def test_models_are_pulled_listed_and_removed(program: Program, hub: FakeHub, mo
     assert set(program.models()) == {SHIPPED}
 
 
+@pytest.fixture
+def ggufs(hub: FakeHub, tmp_path: Path, model: Path) -> Path:
+    """The repository with one GGUF file in place of safetensors."""
+    directory = tmp_path / "ggufs"
+    directory.mkdir()
+    convert(model, directory / "Small-BF16.gguf", "BF16")
+    (directory / "README.md").write_text("x")
+    hub.repositories[REPOSITORY] = directory
+    return directory
+
+
+OPTIONS = ("-p", "ab", "-n", "7", "--temperature", "0", "--draft")
+
+
+@pytest.mark.parametrize("has_config", [False, True])
+def test_the_only_gguf_file_of_a_repository_is_its_model(
+    program: Program, hub: FakeHub, ggufs: Path, model: Path, has_config: bool
+) -> None:
+    if has_config:
+        shutil.copy(model / "config.json", ggufs)
+    pulled = program("pull", SHORT)
+    assert pulled.returncode == 0, pulled.stderr
+    assert "Small-BF16.gguf" in hub.fetched()
+    assert "README.md" not in hub.fetched()
+    assert b": 0 MB in " in pulled.stdout
+    assert pulled.stdout.endswith(b"/Small-BF16.gguf\n")
+    expected = program("generate", str(ggufs / "Small-BF16.gguf"), *OPTIONS, "none")
+    assert expected.returncode == 0, expected.stderr
+    ran = program("generate", SHORT, *OPTIONS, "fp4")
+    assert ran.stdout == expected.stdout, ran.stderr
+    assert set(program.models()) == {SHIPPED, NAMED}
+    assert program.models()[NAMED]["fits"] is True
+    ran = program("generate", NAMED, *OPTIONS, "none")
+    assert ran.stdout == expected.stdout, ran.stderr
+    hub.repositories.clear()
+    ran = program("generate", NAMED, *OPTIONS, "none")
+    assert ran.stdout == expected.stdout, ran.stderr
+    assert refused_line(program("rm", NAMED)).endswith(f"name {REPOSITORY}")
+    assert program("rm", SHORT).returncode == 0
+    assert set(program.models()) == {SHIPPED}
+
+
+def test_one_of_several_gguf_files_is_named(program: Program, ggufs: Path, model: Path) -> None:
+    convert(model, ggufs / "Small-XL-F16.gguf", "F16")
+    for name in ("mmproj-F16.gguf", "Small-Q8_0-00001-of-00002.gguf"):
+        (ggufs / name).write_bytes(b"x")
+    line = refused_line(program("pull", SHORT))
+    assert line.endswith(f"has several GGUF files; name {REPOSITORY}:FILE with one of BF16, XL-F16")
+    assert "has no GGUF file 'Q8_0'" in refused_line(program("pull", f"{REPOSITORY}:Q8_0"))
+    for name in ("xl-f16", "Small-XL-F16.gguf"):
+        pulled = program("pull", f"{REPOSITORY}@main:{name}")
+        assert pulled.stdout.endswith(b"/Small-XL-F16.gguf\n"), pulled.stderr
+
+
+def test_gguf_files_in_parts_are_refused(program: Program, ggufs: Path) -> None:
+    (ggufs / "Small-BF16.gguf").rename(ggufs / "Small-BF16-00001-of-00002.gguf")
+    assert "llama-gguf-split --merge" in refused_line(program("pull", SHORT))
+
+
+def test_a_linked_gguf_file_drafts_for_itself(tmp_path: Path, ggufs: Path) -> None:
+    link = tmp_path / "linked.gguf"
+    link.symlink_to((ggufs / "Small-BF16.gguf").rename(tmp_path / "content"))
+    ran = run_program("generate", str(link), *OPTIONS, "fp4", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+
+
 def test_one_revision_may_be_removed(program: Program) -> None:
     program("pull", REPOSITORY)
     assert b"is not in the cache" in program("rm", f"{REPOSITORY}@v9").stderr
@@ -117,10 +193,7 @@ def test_a_cached_model_that_cannot_run_is_told(
 def test_what_cannot_be_pulled_or_removed_is_named(
     program: Program, model: Path, words: tuple[str, str], problem: str
 ) -> None:
-    ran = program(*words)
-    assert (ran.returncode, ran.stdout) == (1, b"")
-    assert problem in ran.stderr.decode()
-    assert ran.stderr.count(b"\n") == 1
+    assert problem in refused_line(program(*words))
     assert model.is_dir()
 
 
@@ -145,5 +218,6 @@ def test_a_model_of_the_cache_is_shown_by_its_repository(
     snapshot.mkdir(parents=True)
     assert model_name(snapshot) == "org/a--b"
     assert model_name(tmp_path / "x.gguf") == "x.gguf"
+    assert model_name(snapshot / "Q8_0" / "x-Q8_0.gguf") == "org/a--b:x-Q8_0"
     monkeypatch.chdir(snapshot)
     assert model_name(Path()) == "123"

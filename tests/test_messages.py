@@ -17,9 +17,10 @@ from specqd.errors import FieldError
 from specqd.openai.answers import Usage
 from specqd.openai.parts import BlockReader
 from specqd.openai.requests import Prepared
+from specqd.openai.speculation import DraftMetrics
 from specqd.openai.tool_calls import CallForm
 from support.events import events_of, kinds_of
-from support.openai_client import CHAT, NO_WHITE_SPACE, closed, function
+from support.openai_client import CHAT, MESSAGES, NO_WHITE_SPACE, closed, function
 from support.random_models import BOS, EOS, Shape, make_model
 from support.refusals import refused
 from support.scripted_models import CALLING, HERMES, make_scripted_model
@@ -28,7 +29,6 @@ from support.served import Served, add_template, serving
 pytest.importorskip("llguidance", reason="needs specqd[serve]")
 anthropic = pytest.importorskip("anthropic", reason="needs Anthropic's client")
 
-MESSAGES = "/v1/messages"
 KEY = "a-key"
 CITY = {"city": "Zürich <3"}
 SCHEMAS = {"weather": closed(city={"type": "string"}), "stop": closed(is_now={"type": "boolean"})}
@@ -196,7 +196,7 @@ def test_an_end_has_its_reason(served: Served) -> None:
 def test_a_text_that_fills_the_context_says_so() -> None:
     request = messages_request(body_of("A"))
     blocks = BlockReader(Prepared(request, [[1]], request.params))
-    answer = MessagesAnswer("m", Usage(1, 299), "key", blocks, 300)
+    answer = MessagesAnswer("m", Usage(1, 299), "key", blocks, DraftMetrics(0), 300)
     whole = answer.whole([Update(0, "text", [], [], "length", None)])
     assert whole["stop_reason"] == "model_context_window_exceeded"
 
@@ -205,7 +205,7 @@ def test_arguments_that_are_cut_are_passed_on_as_they_are() -> None:
     request = messages_request(body_of("A", tools=TOOLS))
     form = CallForm("", "", "", True, {})
     prepared = Prepared(request, [[1]], request.params, form)
-    answer = MessagesAnswer("m", Usage(1, 300), "key", BlockReader(prepared), 300)
+    answer = MessagesAnswer("m", Usage(1, 300), "key", BlockReader(prepared), DraftMetrics(0), 300)
     text = '<tool_call>{"name": "weather", "arguments": {"city": "Zü'
     whole = answer.whole([Update(0, text, [], [], "length", None)])
     [call] = whole["content"]

@@ -13,10 +13,11 @@ from specqd import __version__
 from specqd.engine.reports import LevelReport, Stats
 from specqd.server.bandwidth import RecentShares, shares_of
 from specqd.server.metrics import Counts, Metrics
+from support.events import events_of
 from support.level_reports import report
-from support.openai_client import CHAT, COMPLETIONS
-from support.random_models import Shape, make_model
-from support.served import Served, serving
+from support.openai_client import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from support.random_models import EOS, Shape, make_model
+from support.served import Served, add_template, serving
 
 pytest.importorskip("fastapi", reason="needs specqd[serve]")
 
@@ -82,37 +83,62 @@ def test_vllms_counters_are_those_of_the_target_alone(chance: random.Random) -> 
 
 @pytest.fixture
 def served(tmp_path: Path, seed: int) -> Iterator[Served]:
-    directory = make_model(tmp_path / "small", Shape(is_peaked=True), seed)
+    directory = add_template(make_model(tmp_path / "small", Shape(is_peaked=True), seed))
     with serving(str(directory), "--draft", "fp4:k=3") as served:
         yield served
 
 
-def test_a_request_is_told_what_the_metrics_count(served: Served, rng: np.random.Generator) -> None:
-    def speculation_of(answer: Any) -> Any:
-        return answer["metrics"]["speculative_decoding"]
+def speculation_of(answer: Any) -> Any:
+    return answer["metrics"]["speculative_decoding"]
 
-    prompt = rng.integers(0, 256, 20).tolist()
-    body = {"prompt": prompt, "max_tokens": int(rng.integers(20, 80)), "ignore_eos": True}
-    body |= {"temperature": float(rng.choice([0.0, 0.8]))}
-    first = speculation_of(served.ask("POST", COMPLETIONS, body).content)
-    stream = body | {"stream": True, "stream_options": {"include_usage": True}}
-    *chunks, last = served.ask("POST", COMPLETIONS, stream).chunks
-    assert not any("metrics" in chunk for chunk in chunks)
-    both = (first, speculation_of(last))
-    for told, counted in (
+
+def streamed_speculation(served: Served, path: str, body: dict[str, Any]) -> Any:
+    """The drafts' counts in a stream, which must come once."""
+    if path in (COMPLETIONS, CHAT):
+        usage = {"stream": True, "stream_options": {"include_usage": True}}
+        events = served.ask("POST", path, body | usage).chunks
+    else:
+        events = [event.get("response", event) for event in events_of(served, path, body)]
+    [answer] = [event for event in events if "metrics" in event]
+    return speculation_of(answer)
+
+
+def test_a_request_is_told_what_the_metrics_count(served: Served, rng: np.random.Generator) -> None:
+    shared: dict[str, Any] = {"logit_bias": {str(EOS): -100}}
+    shared |= {"temperature": float(rng.choice([0.0, 0.8]))}
+    text = "".join(map(chr, rng.integers(97, 123, 20)))
+    chat = {"messages": [{"role": "user", "content": text}]}
+    count = int(rng.integers(20, 80))
+    body = shared | {"prompt": text, "max_tokens": count}
+    bodies = {
+        COMPLETIONS: body,
+        CHAT: shared | chat | {"max_tokens": count},
+        RESPONSES: shared | {"input": text, "max_output_tokens": count},
+        MESSAGES: shared | chat | {"max_tokens": count},
+    }
+    told = [
+        of_answer
+        for path, each in bodies.items()
+        for of_answer in (
+            speculation_of(served.ask("POST", path, each).content),
+            streamed_speculation(served, path, each),
+        )
+    ]
+    assert len(told) == 8
+    for name, counted in (
         ("num_spec_steps", "drafts"),
         ("num_draft_tokens", "draft_tokens"),
         ("num_accepted_draft_tokens", "accepted_tokens"),
     ):
         total = served.metric(f"vllm:spec_decode_num_{counted}_total")
-        assert total == sum(each[told] for each in both) > 0
-    for each in both:
+        assert total == sum(each[name] for each in told) > 0
+    for each in told:
         steps, accepted = each["num_spec_steps"], each["num_accepted_draft_tokens"]
         histogram = each["acceptance_histogram"]
         assert (each["num_spec_tokens"], len(histogram), sum(histogram)) == (3, 4, steps)
         assert accepted == sum(count * steps for count, steps in enumerate(histogram))
-        assert each["mean_acceptance_length"] == 1 + accepted / steps
-        assert each["draft_acceptance_rate"] == accepted / each["num_draft_tokens"]
+        assert each["mean_acceptance_length"] == 1 + accepted / max(steps, 1)
+        assert each["draft_acceptance_rate"] == accepted / max(each["num_draft_tokens"], 1)
     plain = speculation_of(served.ask("POST", COMPLETIONS, body | {"draft": "none"}).content)
     assert (plain["acceptance_histogram"], plain["mean_acceptance_length"]) == ([0] * 4, 1.0)
     assert speculation_of(served.ask("POST", COMPLETIONS, body | {"n": 2}).content) is None

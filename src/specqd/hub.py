@@ -1,11 +1,11 @@
 """Resolves the name of a model to a local directory.
 
-Owns the form of repository ids, short names, the list of files that a model needs, and the shipped
-model. The cache, access tokens and offline mode belong to huggingface_hub.
+Owns the form of repository ids, short names, the files that a model needs, the choice among GGUF
+files, and the shipped model. The cache, access tokens and offline mode belong to huggingface_hub.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -19,11 +19,14 @@ from specqd.formats.gguf import is_gguf
 from specqd.formats.safetensors import INDEX, WEIGHTS, read_index
 from specqd.model.packed import WEIGHTS as PACKED_WEIGHTS
 
-# owner/name, optionally @revision (a branch, tag or commit; branches may hold slashes).
+# owner/name, optionally @revision (a branch, tag or commit; branches may hold slashes) and :FILE,
+# a GGUF file's name or the end that tells it from the others.
 _REPO = re.compile(
-    r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@(?P<revision>[\w./-]+))?",
+    r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@(?P<revision>[\w./-]+))?"
+    r"(?::(?P<file>[\w.-]+))?",
     re.ASCII,
 )
+_PART = re.compile(r"-\d{5}-of-\d{5}$")  # of a GGUF file's stem
 # Well-known chat models by family and size. Each is of a kind that read_config accepts.
 SHORT_NAMES = {
     "gemma3:270m": "google/gemma-3-270m-it",
@@ -61,7 +64,7 @@ _DESCRIPTION = [
 
 
 def resolve(path_or_repo: str | Path) -> Path:
-    """The local directory or GGUF file of a model; fetches `owner/name[@revision]` and the
+    """The local directory or GGUF file of a model; fetches `owner/name[@revision][:FILE]` and the
     repositories of short names.
 
     Files in the Hugging Face cache are not fetched again. Raises HubError.
@@ -84,8 +87,8 @@ def resolve(path_or_repo: str | Path) -> Path:
     return _fetch(*_repository(str(path_or_repo)))
 
 
-def _repository(name: str) -> tuple[str, str | None]:
-    """The repository and the revision that a name stands for."""
+def _repository(name: str) -> tuple[str, str | None, str | None]:
+    """The repository, the revision and the GGUF file that a name stands for."""
     repo = _REPO.fullmatch(SHORT_NAMES.get(name, name))
     if repo is None:
         near = get_close_matches(name, SHORT_NAMES)
@@ -94,33 +97,46 @@ def _repository(name: str) -> tuple[str, str | None]:
             f"{name!r}: no such directory, and not a repository{meant}; "
             "name a model directory or owner/name[@revision]"
         )
-    return repo["repo"], repo["revision"]
+    return repo["repo"], repo["revision"], repo["file"]
+
+
+def real_path(path: Path) -> Path:
+    """The absolute path, without links. A file that is a link keeps its name, which tells its
+    format: in Hugging Face's cache the content has another name."""
+    return path.resolve() if path.is_dir() else path.parent.resolve() / path.name
 
 
 def model_name(path: Path) -> str:
-    """The name to show for a model: its directory's, or owner/name if it is in the cache."""
-    if path.parent.name == "snapshots" and path.parent.parent.name.startswith("models--"):
-        return path.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
+    """The name to show for a model: its directory's, or owner/name if it is in the cache, with
+    :FILE for a GGUF file."""
+    for place in (path, *path.parents):
+        repo = place.parent.parent.name
+        if place.parent.name == "snapshots" and repo.startswith("models--"):
+            name = repo.removeprefix("models--").replace("--", "/", 1)
+            return name if place == path else f"{name}:{path.stem}"
     return path.name or path.resolve().name
 
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """A repository in the cache. `path` is the snapshot that its name alone stands for, or the
-    newest one."""
+    """A repository in the cache, or one of its GGUF files. `path` lies in the snapshot that the
+    name of the repository alone stands for, or in the newest one."""
 
     name: str
     path: Path
-    size_bytes: int  # on the disk, all revisions
+    size_bytes: int  # on the disk; of a repository, all revisions
 
 
 def cached_models() -> list[CachedModel]:
-    """The cached repositories that hold a model, by name. Fetches nothing."""
+    """The cached repositories with a model, and cached GGUF files, by name. Fetches nothing."""
     found = []
     for repo in _cached_repositories():
         named = repo.refs.get("main") or max(repo.revisions, key=lambda each: each.last_modified)
-        if (named.snapshot_path / "config.json").is_file():
-            found.append(CachedModel(repo.repo_id, named.snapshot_path, repo.size_on_disk))
+        path = named.snapshot_path
+        files = [path / name for name in _gguf_files(_local_files(path))]
+        if (path / "config.json").is_file() and not (files and _missing_weights(path)):
+            found.append(CachedModel(repo.repo_id, path, repo.size_on_disk))
+        found += [CachedModel(model_name(file), file, file.stat().st_size) for file in files]
     return sorted(found, key=lambda each: each.name.lower())
 
 
@@ -131,7 +147,9 @@ def remove_cached(name: str) -> int:
     """
     import huggingface_hub
 
-    repo_id, revision = _repository(name)
+    repo_id, revision, file = _repository(name)
+    if file is not None:
+        raise HubError(f"{name}: rm removes all files of a repository; name {repo_id}")
     commits = [
         each.commit_hash
         for repo in _cached_repositories()
@@ -165,29 +183,96 @@ def shipped_model() -> Path:
     return path
 
 
-def _fetch(repo: str, revision: str | None) -> Path:
+def _fetch(repo: str, revision: str | None, file: str | None) -> Path:
     """Fetches and checks the description first: an unsupported model costs no large download."""
     asked = repo if revision is None else f"{repo}@{revision}"
-    path = _download(asked, repo, revision, _DESCRIPTION, is_shown=False)
+    patterns = _DESCRIPTION if file is None else []
+    path = _download(asked, repo, revision, patterns, is_shown=False)
+    if file is not None:
+        return _fetch_gguf(asked, repo, path, _files_of(repo, path), file)
+    if (path / "config.json").is_file():
+        read_config(path)
+        if not _fetch_weights(asked, repo, path):
+            return path
+    names = _files_of(repo, path)
+    if any(is_gguf(Path(name)) for name in names):
+        return _fetch_gguf(asked, repo, path, names, None)
+    lacks = "safetensors weights, or not all of them"
     if not (path / "config.json").is_file():
-        raise HubError(
-            f"{asked}: the repository has no config.json; name one of a model in Hugging Face "
-            "layout, or fetch its .gguf file and name that"
-        )
-    read_config(path)
+        lacks = "config.json, and no GGUF files"
+    raise HubError(
+        f"{asked}: the repository has no {lacks}; name a repository of a model in Hugging Face "
+        "layout, or with GGUF files"
+    )
+
+
+def _fetch_weights(asked: str, repo: str, path: Path) -> list[str]:
+    """Fetches what the snapshot needs beside its description; returns the weights that the
+    repository lacks."""
     wanted = _missing_weights(path)
     if not any((path / name).exists() for name in ("tokenizer.json", "tokenizer.model")):
         wanted.append("tokenizer.model")
     if WEIGHTS in wanted:
         wanted.append(PACKED_WEIGHTS)
     if wanted:
-        path = _download(asked, repo, path.name, wanted, is_shown=True)  # of the same commit
-    if _missing_weights(path):
+        _download(asked, repo, path.name, wanted, is_shown=True)  # of the same commit
+    return _missing_weights(path)
+
+
+def _fetch_gguf(asked: str, repo: str, snapshot: Path, names: list[str], file: str | None) -> Path:
+    """Fetches the only GGUF file among the names, or the one that `file` names."""
+    whole = _gguf_files(names)
+    if not whole:
         raise HubError(
-            f"{asked}: the repository has no safetensors weights, or not all of them; "
-            "name a repository that has them all"
+            f"{asked}: the repository has no GGUF file in one piece; fetch the parts, join them "
+            "with `llama-gguf-split --merge`, and name the file"
         )
-    return path
+    ends = _ends(whole)
+    fitting = [name for name, end in zip(whole, ends, strict=True) if _is_called(name, end, file)]
+    if len(fitting) != 1:
+        problem = "has several GGUF files" if file is None else f"has no GGUF file {file!r}"
+        raise HubError(f"{asked}: {problem}; name {asked}:FILE with one of {', '.join(ends)}")
+    if not (snapshot / fitting[0]).exists():
+        _download(asked, repo, snapshot.name, fitting, is_shown=True)
+    return snapshot / fitting[0]
+
+
+def _is_called(name: str, end: str, file: str | None) -> bool:
+    stem = Path(name).stem.lower()
+    return file is None or file.lower().removesuffix(".gguf") in (end.lower(), stem)
+
+
+def _gguf_files(names: Iterable[str]) -> list[str]:
+    """The GGUF files that hold a whole language model."""
+    files = (Path(name) for name in names)
+    return sorted(
+        str(file)
+        for file in files
+        if is_gguf(file) and not _PART.search(file.stem) and not file.name.startswith("mmproj")
+    )
+
+
+def _ends(names: Sequence[str]) -> list[str]:
+    """What tells the files apart: their names behind the words that they have in common."""
+    stems = [re.split(r"(?<=[-.])", Path(name).stem) for name in names]
+    shared = 0
+    while all(len(stem) > shared + 1 and stem[shared] == stems[0][shared] for stem in stems):
+        shared += 1
+    return ["".join(stem[shared:]) for stem in stems]
+
+
+def _files_of(repo: str, snapshot: Path) -> list[str]:
+    """The repository's files at the snapshot's commit; without a network, those in the cache."""
+    import huggingface_hub
+
+    try:
+        return huggingface_hub.HfApi().list_repo_files(repo, revision=snapshot.name)
+    except Exception:  # as when fetching
+        return _local_files(snapshot)
+
+
+def _local_files(snapshot: Path) -> list[str]:
+    return [str(file.relative_to(snapshot)) for file in snapshot.rglob("*") if file.is_file()]
 
 
 def _missing_weights(path: Path) -> list[str]:

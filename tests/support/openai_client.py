@@ -7,7 +7,7 @@ import pytest
 from support.served import Served
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-RESPONSES = "/v1/responses"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 # Random models would write white space without end where a schema allows it.
 NO_WHITE_SPACE = {str(ord(space)): -100.0 for space in "\n\t\r "}
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from specqd.engine.updates import Update
 from specqd.openai.answers import Event, Json, Usage
 from specqd.openai.parts import Block, BlockReader, id_of
+from specqd.openai.speculation import DraftMetrics
 
 _KINDS = {"server_error": "api_error"}  # of errors, where OpenAI's name is another
 
@@ -20,6 +21,7 @@ class MessagesAnswer:
     usage: Usage
     key: str  # of the ids
     blocks: BlockReader
+    metrics: DraftMetrics
     most_tokens: int
     _content: list[Json] = field(default_factory=list)
     _last: Update | None = None
@@ -29,6 +31,7 @@ class MessagesAnswer:
 
     def news(self, update: Update) -> Iterator[Event]:
         self._last = update
+        self.metrics.note(update)
         for step, block, text in self.blocks.read(update):
             if step == "begin":
                 begun = self._block(block)
@@ -40,7 +43,7 @@ class MessagesAnswer:
                 yield _event("content_block_stop", index=block.index)
 
     def ending(self) -> Iterator[Event]:
-        yield _event("message_delta", delta=self._stop(), usage=self._usage())
+        yield _event("message_delta", delta=self._stop(), **self._counts())
         yield _event("message_stop")
 
     def failure(self, error: Json) -> Iterator[Event]:
@@ -51,7 +54,7 @@ class MessagesAnswer:
         for update in samples:
             for _ in self.news(update):
                 pass
-        return self._described()
+        return self._described() | self._counts()
 
     def _described(self) -> Json:
         message: Json = {"id": f"msg_{self.key}", "type": "message", "role": "assistant"}
@@ -71,6 +74,10 @@ class MessagesAnswer:
             return {"stop_reason": "stop_sequence", "stop_sequence": last.stop_text}
         reason = "tool_use" if self.blocks.has_calls else "end_turn"
         return {"stop_reason": reason, "stop_sequence": None}
+
+    def _counts(self) -> Json:
+        """The members that count, once all updates are there."""
+        return {"usage": self._usage()} | self.metrics.described()
 
     def _usage(self) -> Json:
         cached = self.usage.cached_prompt_tokens or 0

@@ -102,7 +102,8 @@ def pull(model: str) -> None:
     if Path(model).expanduser().exists():
         raise RequestError(f"{model}: is here already; pull fetches owner/name or a short name")
     path = resolve(model)
-    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    size = sum(file.stat().st_size for file in files)
     click.echo(one_line(f"{model}: {_shown_bytes(size)} in {path}"))
 
 

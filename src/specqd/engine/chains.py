@@ -13,7 +13,7 @@ from specqd.config import read_config
 from specqd.engine.roles import Drafter
 from specqd.errors import HubError, RequestError, TokenizerError
 from specqd.formats.fp4 import DraftFormat
-from specqd.hub import model_name, resolve
+from specqd.hub import model_name, real_path, resolve
 from specqd.model.heads import Head, HeadFiles, load_head
 from specqd.model.loader import Progress
 from specqd.model.model import Model, Precision
@@ -167,7 +167,7 @@ class Drafts:
 
     def __init__(self, directory: Path, precision: Precision, tokenizer: Tokenizer) -> None:
         """Takes the directory, precision and tokenizer of the target, which may be loaded later."""
-        self._target = (directory.resolve(), precision)
+        self._target = (real_path(directory), precision)
         self._tokenizer = tokenizer
         self._directories: dict[str, Path] = {}  # by source, those that may draft
         self._corpora: dict[str, list[list[int]]] = {}
@@ -351,7 +351,7 @@ def _members(specs: Sequence[DraftSpec]) -> list[DraftSpec]:
 
 def _resolve(spec: DraftSpec) -> Path:
     try:
-        return resolve(spec.source).resolve()
+        return real_path(resolve(spec.source))
     except HubError as error:
         raise HubError(f"--draft {spec.word}: {error}; known drafts: {_KNOWN}") from error
 

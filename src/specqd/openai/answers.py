@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any, NamedTuple, Protocol
 
-from specqd.engine.generation import Acceptance, Origin, TokenLogprob
+from specqd.engine.generation import Origin, TokenLogprob
 from specqd.engine.updates import Update
 from specqd.openai.parts import PartReader, Thought, id_of
 from specqd.openai.requests import ChatRequest, CompletionRequest, Prepared
-from specqd.openai.speculation import speculation_of
+from specqd.openai.speculation import DraftMetrics
 from specqd.text.token_texts import Places, TokenTexts, bytes_of, spelled
 from specqd.text.tokenizer import Tokenizer
 
@@ -110,8 +110,7 @@ class Answer:
     created: int  # seconds since 1970
     has_usage_chunk: bool = False
     has_running_usage: bool = False
-    longest_proposal: int | None = None  # 0: nothing drafts; None: no metrics are written
-    _acceptances: list[Acceptance] = field(default_factory=list)  # of samples that ended
+    metrics: DraftMetrics | None = None  # None: the member is left out
 
     def opening(self, num_samples: int) -> Iterator[Event]:
         for sample in range(num_samples):
@@ -145,17 +144,11 @@ class Answer:
         return whole | self._metrics()
 
     def _note(self, update: Update) -> None:
-        if update.acceptance is not None:
-            self._acceptances.append(update.acceptance)
+        if self.metrics is not None:
+            self.metrics.note(update)
 
     def _metrics(self) -> Json:
-        """vLLM's member; null for several samples, as there."""
-        if self.longest_proposal is None:
-            return {}
-        speculation = None
-        if self.longest_proposal and len(self._acceptances) == 1:
-            speculation = speculation_of(self._acceptances[0], self.longest_proposal)
-        return {"metrics": {"speculative_decoding": speculation}}
+        return {} if self.metrics is None else self.metrics.described()
 
     def _envelope(self, kind: str, choices: list[Json]) -> Json:
         return {

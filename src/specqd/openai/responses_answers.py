@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from specqd.engine.updates import Update
 from specqd.openai.answers import Event, Json, Usage
 from specqd.openai.parts import Block, BlockReader, Kind, id_of
+from specqd.openai.speculation import DraftMetrics
 from specqd.text.tokenizer import Tokenizer
 
 _PREFIXES: Mapping[Kind, str] = {"thought": "rs_", "text": "msg_", "call": "fc_"}
@@ -23,6 +24,7 @@ class ResponsesAnswer:
     created: int  # seconds since 1970
     echoed: Json  # the members that repeat the request
     blocks: BlockReader
+    metrics: DraftMetrics
     tokenizer: Tokenizer
     _output: list[Json] = field(default_factory=list)
     _thoughts: list[str] = field(default_factory=list)
@@ -35,6 +37,7 @@ class ResponsesAnswer:
 
     def news(self, update: Update) -> Iterator[Event]:
         self._last = update
+        self.metrics.note(update)
         for step, block, text in self.blocks.read(update):
             if step == "begin":
                 yield from self._begin(block)
@@ -135,8 +138,10 @@ class ResponsesAnswer:
             "truncation": "disabled",
             "usage": self._usage() if is_over else None,
         }
-        seed = {"seed": self._last.seed} if is_over and self._last is not None else {}
-        return response | self.echoed | seed
+        response |= self.echoed
+        if is_over and self._last is not None:
+            response |= {"seed": self._last.seed} | self.metrics.described()
+        return response
 
     def _usage(self) -> Json:
         usage = self.usage

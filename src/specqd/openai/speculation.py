@@ -1,15 +1,33 @@
-"""vLLM's JSON of how the drafts for one sample fared. Knows counts only."""
+"""vLLM's JSON of how the drafts for one sample fared, in answers of all APIs. Knows counts only."""
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from specqd.engine.generation import Acceptance
+from specqd.engine.updates import Update
 
 
-def speculation_of(acceptance: Acceptance, longest: int) -> dict[str, Any]:
-    """The members of `metrics.speculative_decoding`; rounds without a draft do not count.
+@dataclass(slots=True)
+class DraftMetrics:
+    """The member `metrics` of one answer."""
 
-    longest: tokens of the longest possible proposal.
-    """
+    longest: int  # tokens of the longest possible proposal; 0: nothing drafts
+    _acceptances: list[Acceptance] = field(default_factory=list)  # of samples that ended
+
+    def note(self, update: Update) -> None:
+        if update.acceptance is not None:
+            self._acceptances.append(update.acceptance)
+
+    def described(self) -> dict[str, Any]:
+        """Null for several samples, as in vLLM."""
+        speculation = None
+        if self.longest and len(self._acceptances) == 1:
+            speculation = _described(self._acceptances[0], self.longest)
+        return {"metrics": {"speculative_decoding": speculation}}
+
+
+def _described(acceptance: Acceptance, longest: int) -> dict[str, Any]:
+    """Rounds without a draft do not count."""
     counts = acceptance.accepted_counts
     counts = counts + [0] * (longest + 1 - len(counts))
     steps, accepted = sum(counts), sum(j * count for j, count in enumerate(counts))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from specqd.errors import RequestError, shown
+from specqd.hub import real_path
 
 _FLAGS = {"true": True, "false": False}
 
@@ -95,5 +96,5 @@ def _value(name: str, kind: Any, given: Any) -> Any:
 def absolute(model: str | None) -> str | None:
     """A local model's path, also for processes with another working directory."""
     if model is not None and Path(model).exists():
-        return str(Path(model).resolve())
+        return str(real_path(Path(model)))
     return model

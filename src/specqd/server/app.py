@@ -29,6 +29,7 @@ from specqd.openai.requests import Prepared, chat_request, completion_request
 from specqd.openai.requests import Request as ApiRequest
 from specqd.openai.responses_answers import ResponsesAnswer
 from specqd.openai.responses_requests import responses_request
+from specqd.openai.speculation import DraftMetrics
 from specqd.server.bandwidth import measure_limits
 from specqd.server.bodies import IgnoredFields, detokenize_request, json_of, tokenize_request
 from specqd.server.guard import CLIENT, Access, Guard
@@ -141,8 +142,12 @@ class Service:
             created=int(time.time()),
             has_usage_chunk=options.has_usage_chunk,
             has_running_usage=options.has_running_usage,
-            longest_proposal=longest_proposal(self.engine.level),
+            metrics=self.draft_metrics(),
         )
+
+    def draft_metrics(self) -> DraftMetrics:
+        """Of one answer."""
+        return DraftMetrics(longest_proposal(self.engine.level))
 
     def _job(self, prepared: Prepared, make_grammar: MakeGrammar | None, client: str) -> Job:
         options = prepared.request.options
@@ -224,6 +229,7 @@ def add_generation(app: FastAPI, service: Service) -> None:
                 created=int(time.time()),
                 echoed=asked.echoed(service.defaults),
                 blocks=BlockReader(prepared),
+                metrics=service.draft_metrics(),
                 tokenizer=service.tokenizer,
             )
 
@@ -243,6 +249,7 @@ def add_messages(app: FastAPI, service: Service) -> None:
                 Usage.of(prepared, cached_prompt_tokens=0),
                 key,
                 BlockReader(prepared),
+                service.draft_metrics(),
                 asked.params.max_tokens,
             )
 
