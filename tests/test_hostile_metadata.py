@@ -4,6 +4,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,10 @@ SHAPES = {
     "qwen3": Shape("qwen3", rope_scaling=ROPE_SCALINGS["yarn"]),
     **FAMILY_SHAPES,
 }
-GGUF_FAMILIES = ("llama", "qwen2", "qwen3", "olmo2")
+GGUF_SHAPES = {
+    **{family: Shape(family) for family in ("llama", "qwen2", "qwen3", "olmo2")},
+    "qwen35": replace(FAMILY_SHAPES["qwen3_5_text"], spells_rope_parameters=False),
+}
 FIELDS = (  # beside those that a family's config.json has
     "head_dim", "rope_scaling", "rope_parameters", "rope_theta", "layer_types", "no_rope_layers",
     "rotary_pct", "rotary_emb_base", "partial_rotary_factor", "hidden_act", "hidden_activation",
@@ -171,13 +175,13 @@ def test_any_generation_default_is_refused_or_works(tmp_path: Path, data: st.Dat
     check(lambda: read_generation_defaults(tmp_path))
 
 
-@pytest.mark.parametrize("family", GGUF_FAMILIES)
+@pytest.mark.parametrize("family", GGUF_SHAPES)
 @given(data=st.data())
 @many
 def test_any_metadata_of_a_gguf_file_is_refused_or_works(
     family: str, tmp_path: Path, machine: Machine, seed: int, data: st.DataObject
 ) -> None:
-    shape = Shape(family)  # type: ignore[arg-type]
+    shape = GGUF_SHAPES[family]
     if not (tmp_path / "model").exists():
         make_model(tmp_path / "model", shape, seed)
     known = model_metadata(make_config(shape)) | tokenizer_metadata(tmp_path / "model")
@@ -185,7 +189,7 @@ def test_any_metadata_of_a_gguf_file_is_refused_or_works(
         f"{family}.rope.scaling.type", f"{family}.rope.scaling.factor", "split.count",
         f"{family}.expert_count", f"{family}.attention.sliding_window", "general.alignment",
         "tokenizer.chat_template", "tokenizer.chat_templates", "tokenizer.ggml.eot_token_id",
-        f"{family}.attention.sliding_window_pattern",
+        f"{family}.attention.sliding_window_pattern", f"{family}.nextn_predict_layers",
     )  # fmt: skip
     changes = data.draw(
         st.dictionaries(st.sampled_from([*known, *more]), gguf_values, min_size=1, max_size=3)

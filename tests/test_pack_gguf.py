@@ -23,6 +23,7 @@ SHAPES = {
     "gemma3": replace(
         FAMILY_SHAPES["gemma3_text"], layers=18, rope_scaling=None, spells_rope_parameters=False
     ),
+    "hybrid": replace(FAMILY_SHAPES["qwen3_5_text"], spells_rope_parameters=False),
 }
 CHAT = [{"role": "user", "content": "hi"}]
 TEMPLATES = {

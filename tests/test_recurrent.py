@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from specqd import LLM, SamplingParams, _native
 from specqd._native import Context, DraftRequest, Level, NoDraft, Proposal, Rows
@@ -103,14 +104,38 @@ def test_a_text_has_the_same_logits_in_one_forward_and_in_parts(
     tokens = rng.integers(0, SHAPE.vocab, 300).tolist()
     whole = model.logits(tokens)
     for most in (1, 8, 40, 200):
-        slot, rows, start = model.cache.create(), [], 0
-        while start < len(tokens):
-            part = tokens[start : start + int(rng.integers(1, most + 1))]
-            model.forward([Rows(Context(slot), start, part, len(part))])
-            rows.append(model.decoder.logits())
-            start += len(part)
-        model.cache.release(slot)
-        assert np.concatenate(rows).tobytes() == whole.tobytes()
+        assert in_parts(model, tokens, most, rng).tobytes() == whole.tobytes()
+
+
+@pytest.mark.parametrize(("key_dim", "value_dim"), [(26, 112), (128, 128)])
+def test_wide_heads_have_the_same_logits_in_parts_and_on_every_instruction_set(
+    key_dim: int, value_dim: int, tmp_path: Path, seed: int, rng: np.random.Generator
+) -> None:
+    dims = {"linear_key_head_dim": key_dim, "linear_value_head_dim": value_dim}
+    shape = replace(SHAPE, layers=2, extra=SHAPE.extra | dims)
+    directory = make_model(tmp_path, shape, seed)
+    tokens = rng.integers(0, SHAPE.vocab, 100).tolist()
+    results = set()
+    for isa in _native.available_isas():
+        machine = Machine(_native.Pool(2), isa)
+        wide = Model.open(directory, machine=machine, cache_positions=1 << 9)
+        results.add(wide.logits(tokens).tobytes())
+        results.add(in_parts(wide, tokens, 12, rng).tobytes())
+    assert len(results) == 1
+
+
+def in_parts(
+    model: Model, tokens: list[int], most: int, rng: np.random.Generator
+) -> NDArray[np.float32]:
+    """The logits of forwards of at most `most` rows."""
+    slot, rows, start = model.cache.create(), [], 0
+    while start < len(tokens):
+        part = tokens[start : start + int(rng.integers(1, most + 1))]
+        model.forward([Rows(Context(slot), start, part, len(part))])
+        rows.append(model.decoder.logits())
+        start += len(part)
+    model.cache.release(slot)
+    return np.concatenate(rows)
 
 
 def test_a_last_recurrent_layer_sees_rows_without_logits(

@@ -10,6 +10,7 @@ from specqd.bench import stages
 from specqd.errors import RequestError
 from specqd.model.model import Machine, Model, Precision
 from support.command_line import Run as RunMain
+from support.family_shapes import FAMILY_SHAPES
 from support.random_models import Shape, make_model
 
 LAYERS = 3
@@ -21,6 +22,13 @@ PRODUCTS = ["queries, keys, values", "output", "gate and up", "down"]
 def model(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Model:
     directory = make_model(tmp_path_factory.mktemp("stages"), Shape(layers=LAYERS), seed)
     return Model.open(directory, machine=Machine.choose(2))
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Model:
+    directory = tmp_path_factory.mktemp("models") / "hybrid"
+    make_model(directory, FAMILY_SHAPES["qwen3_5_text"], seed)
+    return Model.open(directory, machine=Machine.choose(2), cache_positions=1 << 12)
 
 
 @pytest.mark.parametrize("precision", list(Precision))
@@ -51,18 +59,43 @@ def test_a_trace_ends_and_later_forwards_are_not_recorded(model: Model) -> None:
     assert model.machine.pool.stop_trace() == []
 
 
-def test_a_context_that_ends_before_is_refused(model: Model) -> None:
+@pytest.mark.parametrize("follow", [False, True])
+def test_a_context_that_ends_before_is_refused(model: Model, follow: bool) -> None:
+    last = model.config.max_positions - (4 if follow else 0)
     with pytest.raises(RequestError, match="context ends"):
-        stages.measure(model, Precision.EXACT, 1, model.config.max_positions, repeats=1)
+        stages.measure(model, Precision.EXACT, 1, last, repeats=4, follow=follow)
+
+
+@pytest.mark.parametrize("precision", list(Precision))
+def test_states_are_made_where_forwards_follow_one_another(
+    hybrid: Model, precision: Precision
+) -> None:
+    """A forward at one place reads the state of its anchor; one in 32 makes the next state."""
+    staying, following = (
+        stages.measure(hybrid, precision, 1, position=40, repeats=40, follow=follow)
+        for follow in (False, True)
+    )
+    assert "next states" in {stage.name for stage in following.stages}
+    assert "next states" not in {stage.name for stage in staying.stages}
+    assert 0 < staying.moved_bytes < following.moved_bytes
+
+
+def test_many_rows_are_repeated_where_states_cannot_continue(hybrid: Model) -> None:
+    times = stages.measure(hybrid, Precision.EXACT, 200, position=40, repeats=2)
+    assert times.rows == 200
 
 
 def test_the_trace_of_a_forward_is_chromes(run: RunMain, tmp_path: Path, seed: int) -> None:
     file = tmp_path / "forward.json"
     directory = make_model(tmp_path / "model", Shape(), seed)
     options = ["--rows", "2", "--repeats", "2", "--threads", "2", "--trace", str(file)]
-    status, printed, _ = run("bench", "forward", str(directory), *options)
+    results = tmp_path / "results.json"
+    status, printed, _ = run("bench", "forward", str(directory), *options, "--json", str(results))
     assert status == 0
     assert "gate and up" in printed
+    exact, fp4 = json.loads(results.read_text())["forwards"]
+    assert exact["moved_bytes"] > fp4["moved_bytes"]
+    assert f"MB at {exact['share']:.0%} of the bandwidth" in printed
     events = json.loads(file.read_text())["traceEvents"]
     assert {event["pid"] for event in events} == {0, 1}
     kinds = Counter(event["ph"] for event in events)

@@ -103,13 +103,14 @@ struct DeltaChunk {
   const float* decays;         // [32]
   float* updates;              // [32][value_dim]
 };
-// Row `at` of a chunk, whose keys and decays hold its own already.
-struct DeltaRow {
-  int64_t at;
-  const float *key, *query;  // [key_dim]
-  const float* value;        // [value_dim]
-  float beta;
-  float* out;  // [value_dim]
+// Rows [at, at + count) of a chunk, whose keys and decays hold their own already.
+constexpr int kDeltaRows = 8;
+struct DeltaRows {
+  int64_t at, count;    // at most kDeltaRows
+  const float* inputs;  // [count][2][key_dim]: keys and queries
+  const float* values;  // [count][value_dim]
+  const float* betas;   // [count]
+  float* out;           // [count][value_dim]
 };
 
 struct Kernels {
@@ -197,7 +198,7 @@ struct Kernels {
   void (*short_conv)(const uint16_t* const* rows, const uint16_t* weights, int64_t stride,
                      int64_t taps, int64_t n, float* out);
   // Computes the row's output and its update of the state, from those of the rows before it.
-  void (*delta_row)(const DeltaChunk& chunk, const DeltaRow& row);
+  void (*delta_rows)(const DeltaChunk& chunk, const DeltaRows& rows);
   // The state after the chunk; `next` may be its state.
   void (*delta_advance)(const DeltaChunk& chunk, float* next);
 

@@ -227,14 +227,17 @@ class Decoder {
   int64_t delta_width() const;  // outputs of a recurrent layer's first product
   void plan_states(std::span<const ForwardRows> sequences);
   void mix_recurrent(Team& team, int64_t layer);
-  void run_delta_head(int64_t layer, const SequenceRows& rows, int64_t key_head);
-  void run_delta_row(int64_t layer, const SequenceRows& rows, const StateStep& step,
-                     int64_t key_head, int64_t position);
+  void run_delta_head(Team& team, int64_t layer, const SequenceRows& rows, int64_t key_head);
+  void run_delta_rows(int64_t layer, const SequenceRows& rows, const StateStep& step,
+                      int64_t key_head, int64_t position, int64_t count);
+  void convolve_delta(const DeltaWeights& weights, const SequenceStates& states, int64_t layer,
+                      int64_t position, const float* in, int64_t first, int64_t count,
+                      float* out) const;
   void keep_inputs(const SequenceStates& states, int64_t layer, const StateStep& step,
                    int64_t key_head) const;
   DeltaChunk delta_chunk(const SequenceStates& states, int64_t layer, const StateStep& step,
                          int64_t value_head) const;
-  void gate_head(const LayerWeights& weights, float* x, float* out) const;
+  void gate_head(const DeltaWeights& weights, float* x, float* out) const;
 
   auto normed(const Norm& norm) const;
   auto attention_inputs(const LayerWeights& layer) const;

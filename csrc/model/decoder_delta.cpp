@@ -15,12 +15,19 @@ constexpr double kNormEpsilon = 1e-6;  // of queries and keys; fixed in every mo
 constexpr double kLinearFrom = 20.0;   // where softplus(x) = x
 constexpr double kLargestLogRate = 80.0, kLargestInput = 600.0;
 constexpr int64_t kMostTaps = 8;
+constexpr const char* kRecurrence = "recurrence";
 
-// 1 / |x|, in double.
-double inverse_norm(const float* x, int64_t n) {
-  double sum = 0.0;
-  for (int64_t i = 0; i < n; ++i) sum += static_cast<double>(x[i]) * static_cast<double>(x[i]);
-  return 1.0 / __builtin_sqrt(sum + kNormEpsilon);
+// 1 / |x| of two vectors, in double. Sums of several vectors run side by side in the processor.
+struct InverseNorms {
+  double first, second;
+};
+InverseNorms inverse_norms(const float* x, const float* y, int64_t n) {
+  double of_x = 0.0, of_y = 0.0;
+  for (int64_t i = 0; i < n; ++i) {
+    of_x += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+    of_y += static_cast<double>(y[i]) * static_cast<double>(y[i]);
+  }
+  return {1.0 / __builtin_sqrt(of_x + kNormEpsilon), 1.0 / __builtin_sqrt(of_y + kNormEpsilon)};
 }
 
 // Within [-limit, limit]; NaN becomes the lower end. The functions below need finite arguments.
@@ -38,10 +45,11 @@ float sigmoid(double x) {
   return static_cast<float>(1.0 / (1.0 + scalar::exp(-bounded(x, kLargestInput))));
 }
 
-// The part of a row that one thread computes.
-struct HeadRow {
-  float query[kLargestDeltaDim], key[kLargestDeltaDim], value[kLargestDeltaDim];
-  float out[kLargestDeltaDim];
+// The parts of some rows that one thread computes: queries and keys, then a value head at a time.
+struct HeadRows {
+  static constexpr int64_t kWords = kDeltaRows * kLargestDeltaDim;
+  float inputs[2 * kWords], values[kWords], out[kWords];
+  float betas[kDeltaRows];
 };
 
 }  // namespace
@@ -96,9 +104,9 @@ void Decoder::mix_recurrent(Team& team, int64_t layer_index) {
   multiply(team, "decays and betas", Precision::kExact, rate,
            prepare(team, Precision::kExact, rows_, rate, inputs), keep(delta_rates_, rates));
   const int64_t heads = shape.key_heads;
-  team.stage("recurrence");
+  team.stage(kRecurrence);
   team.share(std::ssize(sequences_) * heads, 1, [&](int64_t item, int64_t) {
-    run_delta_head(layer_index, sequences_[static_cast<size_t>(item / heads)], item % heads);
+    run_delta_head(team, layer_index, sequences_[static_cast<size_t>(item / heads)], item % heads);
   });
   const int64_t channels = shape.channels();
   const auto mixed = [&](int64_t row, float*) -> const float* {
@@ -110,7 +118,8 @@ void Decoder::mix_recurrent(Team& team, int64_t layer_index) {
 }
 
 // Runs all rows of a sequence through one key head and its value heads, in order.
-void Decoder::run_delta_head(int64_t layer_index, const SequenceRows& rows, int64_t key_head) {
+void Decoder::run_delta_head(Team& team, int64_t layer_index, const SequenceRows& rows,
+                             int64_t key_head) {
   const StateShape& shape = spec_.delta;
   const size_t index = static_cast<size_t>(&rows - sequences_.data());
   const int64_t layer = cached_[static_cast<size_t>(layer_index)];
@@ -118,12 +127,15 @@ void Decoder::run_delta_head(int64_t layer_index, const SequenceRows& rows, int6
   const SequenceStates& states = cache_->states().of(rows.sequence);
   for (size_t i = state_step_starts_[index]; i < state_step_starts_[index + 1]; ++i) {
     const StateStep& step = state_steps_[i];
-    for (int64_t position = step.first; position < step.last; ++position)
-      run_delta_row(layer_index, rows, step, key_head, position);
+    for (int64_t position = step.first; position < step.last; position += kDeltaRows)
+      run_delta_rows(layer_index, rows, step, key_head, position,
+                     std::min<int64_t>(kDeltaRows, step.last - position));
     if (step.to == nullptr) continue;
+    team.stage("next states");
     for (int64_t head = key_head * group; head < (key_head + 1) * group; ++head)
       kernels_.delta_advance(delta_chunk(states, layer, step, head), step.to->state(layer, head));
     keep_inputs(states, layer, step, key_head);
+    team.stage(kRecurrence);
   }
 }
 
@@ -155,60 +167,75 @@ DeltaChunk Decoder::delta_chunk(const SequenceStates& states, int64_t layer, con
           states.updates(layer, step.anchor, value_head)};
 }
 
-void Decoder::run_delta_row(int64_t layer_index, const SequenceRows& rows, const StateStep& step,
-                            int64_t key_head, int64_t position) {
-  const LayerWeights& weights = weights_.layers[static_cast<size_t>(layer_index)];
+// Runs the rows at [position, position + count) of a chunk through one key head.
+void Decoder::run_delta_rows(int64_t layer_index, const SequenceRows& rows, const StateStep& step,
+                             int64_t key_head, int64_t position, int64_t count) {
+  const DeltaWeights& weights = *weights_.layers[static_cast<size_t>(layer_index)].delta;
   const StateShape& shape = spec_.delta;
   const SequenceStates& states = cache_->states().of(rows.sequence);
   const int64_t layer = cached_[static_cast<size_t>(layer_index)];
-  const int64_t row = rows.first_row + position - rows.start, channels = shape.channels();
-  const int64_t group = shape.value_heads / shape.key_heads, at = position - step.anchor;
-  float* const in = delta_inputs_.data() + row * delta_width();
+  const int64_t first_row = rows.first_row + position - rows.start, width = delta_width();
+  const int64_t keys = shape.key_heads * shape.key_dim, at = position - step.anchor;
+  const int64_t group = shape.value_heads / shape.key_heads, dim = shape.key_dim;
+  float* const in = delta_inputs_.data() + first_row * width;
 
-  static constexpr uint16_t kBeforeText[kLargestDeltaDim] = {};
-  const auto convolve = [&](int64_t first, int64_t count, float* out) {
-    const uint16_t* taps[kMostTaps];
-    kernels_.round_bf16_finite(in + first, count, states.inputs(layer, position) + first);
-    for (int64_t tap = 0; tap < shape.taps; ++tap) {
-      const int64_t from = position + tap - (shape.taps - 1);
-      taps[tap] = from < 0 ? kBeforeText : states.inputs(layer, from) + first;
-    }
-    kernels_.short_conv(taps, weights.delta->convolution.data() + first, channels, shape.taps,
-                        count, out);
-  };
-
-  HeadRow head;
-  const int64_t dim = shape.key_dim, keys = shape.key_heads * dim;
-  convolve(key_head * dim, dim, head.query);
-  convolve(keys + key_head * dim, dim, head.key);
-  const double query_scale =
-      inverse_norm(head.query, dim) / __builtin_sqrt(static_cast<double>(dim));
-  kernels_.scale(head.query, static_cast<float>(query_scale), dim);
-  kernels_.scale(head.key, static_cast<float>(inverse_norm(head.key, dim)), dim);
-  float* const kept_keys = states.keys(layer, position, key_head) + at;
-  for (int64_t i = 0; i < dim; ++i) kept_keys[i * kDeltaChunk] = head.key[i];
-
-  const float* const rates = delta_rates_.data() + row * 2 * shape.value_heads;
+  HeadRows head;
+  for (int64_t n = 0; n < count; ++n) {
+    const auto convolve = [&](int64_t first, float* out) {
+      convolve_delta(weights, states, layer, position + n, in + n * width, first, dim, out);
+    };
+    float *const key = head.inputs + 2 * n * dim, *const query = key + dim;
+    convolve(key_head * dim, query);
+    convolve(keys + key_head * dim, key);
+    const auto [of_key, of_query] = inverse_norms(key, query, dim);
+    const double root = __builtin_sqrt(static_cast<double>(dim));
+    kernels_.scale(query, static_cast<float>(of_query / root), dim);
+    kernels_.scale(key, static_cast<float>(of_key), dim);
+    float* const kept = states.keys(layer, position, key_head) + at + n;
+    for (int64_t i = 0; i < dim; ++i) kept[i * kDeltaChunk] = key[i];
+  }
   for (int64_t value_head = key_head * group; value_head < (key_head + 1) * group; ++value_head) {
-    const auto h = static_cast<size_t>(value_head);
-    convolve(2 * keys + value_head * shape.value_dim, shape.value_dim, head.value);
-    const double step_size = static_cast<double>(rates[shape.value_heads + value_head]) +
-                             static_cast<double>(weights.delta->step_bias[h]);
-    states.decays(layer, position, value_head)[at] =
-        decay_of(weights.delta->log_rate[h], step_size);
-    kernels_.delta_row(
-        delta_chunk(states, layer, step, value_head),
-        {at, head.key, head.query, head.value, sigmoid(rates[value_head]), head.out});
-    gate_head(weights, head.out, in + channels + value_head * shape.value_dim);
+    const int64_t values = value_head * shape.value_dim;
+    for (int64_t n = 0; n < count; ++n) {
+      convolve_delta(weights, states, layer, position + n, in + n * width, 2 * keys + values,
+                     shape.value_dim, head.values + n * shape.value_dim);
+      const float* const rates = delta_rates_.data() + (first_row + n) * 2 * shape.value_heads;
+      head.betas[n] = sigmoid(rates[value_head]);
+      const auto h = static_cast<size_t>(value_head);
+      states.decays(layer, position, value_head)[at + n] =
+          decay_of(weights.log_rate[h], static_cast<double>(rates[shape.value_heads + value_head]) +
+                                            static_cast<double>(weights.step_bias[h]));
+    }
+    kernels_.delta_rows(delta_chunk(states, layer, step, value_head),
+                        {at, count, head.inputs, head.values, head.betas, head.out});
+    for (int64_t n = 0; n < count; ++n)
+      gate_head(weights, head.out + n * shape.value_dim,
+                in + n * width + shape.channels() + values);
   }
 }
 
+// Keeps `count` channels of a row's inputs of the convolution, and convolves them.
+void Decoder::convolve_delta(const DeltaWeights& weights, const SequenceStates& states,
+                             int64_t layer, int64_t position, const float* in, int64_t first,
+                             int64_t count, float* out) const {
+  static constexpr uint16_t kBeforeText[kLargestDeltaDim] = {};
+  const StateShape& shape = spec_.delta;
+  const uint16_t* taps[kMostTaps];
+  kernels_.round_bf16_finite(in + first, count, states.inputs(layer, position) + first);
+  for (int64_t tap = 0; tap < shape.taps; ++tap) {
+    const int64_t from = position + tap - (shape.taps - 1);
+    taps[tap] = from < 0 ? kBeforeText : states.inputs(layer, from) + first;
+  }
+  kernels_.short_conv(taps, weights.convolution.data() + first, shape.channels(), shape.taps, count,
+                      out);
+}
+
 // out = rms(x) * weight * silu(out), with a weight in fp32.
-void Decoder::gate_head(const LayerWeights& weights, float* x, float* out) const {
+void Decoder::gate_head(const DeltaWeights& weights, float* x, float* out) const {
   static constexpr uint16_t kZeros[kLargestDeltaDim] = {};
   const int64_t dim = spec_.delta.value_dim;
   kernels_.rms_norm(x, kZeros, dim, spec_.norm_epsilon, 1.0f, x);
-  for (int64_t i = 0; i < dim; ++i) x[i] *= weights.delta->norm[static_cast<size_t>(i)];
+  for (int64_t i = 0; i < dim; ++i) x[i] *= weights.norm[static_cast<size_t>(i)];
   kernels_.silu_times(out, x, dim, out);
 }
 

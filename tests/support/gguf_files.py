@@ -57,8 +57,19 @@ _FAMILY_LAYERS = {
     "gemma2": _AROUND,
     "gemma3_text": _AROUND,
     "phi3": {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
+    "qwen3_5_text": {
+        "post_attention_layernorm": "post_attention_norm",
+        "linear_attn.in_proj_qkv": "attn_qkv",
+        "linear_attn.in_proj_z": "attn_gate",
+        "linear_attn.in_proj_b": "ssm_beta",
+        "linear_attn.in_proj_a": "ssm_alpha",
+        "linear_attn.conv1d": "ssm_conv1d",
+        "linear_attn.norm": "ssm_norm",
+        "linear_attn.out_proj": "ssm_out",
+    },
 }
-_ARCHITECTURES = {"gemma3_text": "gemma3"}
+_BARE = {"linear_attn.A_log": "ssm_a", "linear_attn.dt_bias": "ssm_dt.bias"}
+_ARCHITECTURES = {"gemma3_text": "gemma3", "qwen3_5_text": "qwen35"}
 _FAMILY_KEYS = {  # fields of config.json that some families have
     "sliding_window": "attention.sliding_window",
     "attention_multiplier": "attention.scale",
@@ -222,7 +233,9 @@ def converted(directory: Path) -> tuple[dict[str, Any], dict[str, NDArray[np.flo
         values = (bits.astype(np.uint32) << 16).view(np.float32)
         if config["model_type"] in ("llama", "granite"):
             values = in_pair_order(name, values, config)
-        if config["model_type"].startswith("gemma") and name.endswith("norm.weight"):
+        if config["model_type"] == "qwen3_5_text" and "linear_attn" in name:
+            values = _in_tiles(name, values, config)
+        elif config["model_type"].startswith(("gemma", "qwen3_5")) and name.endswith("norm.weight"):
             values = values + np.float32(1)
         converted[llama_cpp_name(name, config["model_type"])] = values
     return model_metadata(config) | tokenizer_metadata(directory), converted
@@ -237,6 +250,28 @@ def in_pair_order(name: str, values: NDArray[Any], config: Mapping[str, Any]) ->
         return values
     halves = values.reshape(config[heads], 2, -1, *values.shape[1:])
     return np.ascontiguousarray(np.moveaxis(halves, 1, 2)).reshape(values.shape)
+
+
+def _in_tiles(name: str, values: NDArray[Any], config: Mapping[str, Any]) -> NDArray[Any]:
+    """A tensor of a recurrent layer: value head j of key head i comes at j * key heads + i."""
+    part = name.split("linear_attn.")[1]
+    key_heads, value_heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    dim, ratio = config["linear_value_head_dim"], value_heads // key_heads
+    order = [i * ratio + j for j in range(ratio) for i in range(key_heads)]
+    channels = np.concatenate([np.arange(head * dim, (head + 1) * dim) for head in order])
+    before = 2 * key_heads * config["linear_key_head_dim"]
+    if part == "A_log":
+        return -np.exp(values[order])
+    if part == "dt_bias" or part.startswith(("in_proj_a", "in_proj_b")):
+        return values[order]
+    if part == "in_proj_z.weight":
+        return values[channels]
+    if part == "out_proj.weight":
+        return values[:, channels].copy()
+    if part == "norm.weight":
+        return values
+    tiled = np.concatenate([values[:before], values[before:][channels]])
+    return tiled[:, 0] if part == "conv1d.weight" else tiled
 
 
 def model_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -260,6 +295,18 @@ def model_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
     for name, key in _FAMILY_KEYS.items():
         if config.get(name) is not None and not kind.startswith("qwen"):
             values[f"{kind}.{key}"] = config[name]
+    if kind == "qwen35":
+        width = config["linear_num_value_heads"] * config["linear_value_head_dim"]
+        values |= {
+            "qwen35.rope.dimension_count": config["head_dim"] // 4,
+            "qwen35.rope.dimension_sections": [11, 11, 10, 0],
+            "qwen35.ssm.conv_kernel": config["linear_conv_kernel_dim"],
+            "qwen35.ssm.state_size": config["linear_key_head_dim"],
+            "qwen35.ssm.group_count": config["linear_num_key_heads"],
+            "qwen35.ssm.time_step_rank": config["linear_num_value_heads"],
+            "qwen35.ssm.inner_size": width,
+            "qwen35.full_attention_interval": config["full_attention_interval"],
+        }
     if kind == "phi3":
         values.setdefault("phi3.attention.sliding_window", 0)
     return {"general.architecture": kind, "general.name": "converted"} | values
@@ -299,6 +346,9 @@ def _kind(token: str, added: set[str]) -> int:
 
 
 def llama_cpp_name(name: str, model_type: str) -> str:
+    for ours, theirs in _BARE.items():
+        if name.endswith(ours):
+            return f"blk.{name.split('.')[2]}.{theirs}"
     module, _, kind = name.rpartition(".")
     if module in _MODEL:
         return f"{_MODEL[module]}.{kind}"

@@ -43,7 +43,7 @@ constexpr Kernels generic_table(const char* name) {
           .scale = scale,
           .sigmoid_gate = sigmoid_gate,
           .short_conv = short_conv,
-          .delta_row = delta_row,
+          .delta_rows = delta_rows,
           .delta_advance = delta_advance,
           .pick = &picking::kKernels,
           .read_bytes = read_bytes,

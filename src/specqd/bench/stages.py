@@ -5,19 +5,26 @@ Knows models and the pool's trace. Recording costs two clock readings a stage.
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
+from specqd import _native
 from specqd._native import Context, Rows
-from specqd.model.model import Model, Precision
+from specqd.model.bandwidth import bandwidth_at
+from specqd.model.model import Machine, Model, Precision
+
+_LARGEST_READ = 10**9  # bytes; larger ones have the same bandwidth
 
 Span = tuple[int, str, int, int]  # thread, stage, begin and end in nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Medians over forwards; the mean over threads of the time of all calls in a forward."""
+    """The time of all calls in a forward, as a mean over threads and the median over forwards.
+
+    Of a stage that is not in every forward: that median, times the share of forwards with it.
+    """
 
     name: str
     calls: int  # a thread's, in one forward
@@ -26,43 +33,107 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class ForwardTimes:
-    """`seconds` is the median of whole forwards; `spans` are those of the fastest one."""
+    """`seconds` is the median of whole forwards; `spans` are those of the fastest one.
+
+    `moved_bytes` counts the weights, keys, values and states of a forward, as a mean.
+    """
 
     precision: str
     rows: int
     seconds: float
+    moved_bytes: int
+    gb_per_s: float  # the machine's, before and after
     stages: list[Stage]  # longest first
     spans: list[Span]
 
+    @property
+    def share(self) -> float:
+        """The time that reading `moved_bytes` takes at the bandwidth, over `seconds`."""
+        return self.moved_bytes / 1e9 / self.gb_per_s / self.seconds
+
+    def described(self) -> dict[str, Any]:
+        """All but the spans as a JSON object."""
+        facts = asdict(replace(self, spans=[]))
+        del facts["spans"]
+        return facts | {"share": self.share}
+
 
 def measure(
-    model: Model, precision: Precision, rows: int, position: int, repeats: int
+    model: Model,
+    precision: Precision,
+    rows: int,
+    position: int,
+    repeats: int,
+    follow: bool = False,
 ) -> ForwardTimes:
     """Times forwards of `rows` rows at `position`, with the logits of all.
 
-    `model` is the exact precision. Raises RequestError where the context ends before.
+    With `follow`, each begins where the one before it ended, as in decoding. `model` is the exact
+    precision. Raises RequestError where the context ends before.
     """
-    tokens = [1 + i % (model.config.vocab_size - 1) for i in range(position + rows)]
+    starts = [position + rows * (i if follow else 0) for i in range(repeats + 1)]
+    tokens = [1 + i % (model.config.vocab_size - 1) for i in range(starts[-1] + rows)]
     model.check_tokens(tokens)
-    reading = model if precision is Precision.EXACT else model.as_draft()
-    context = Context(model.cache.create())
+    text = _Text(model, precision, tokens, accepted=len(tokens) if follow else position)
     try:
-        if position > 0:
-            model.forward([Rows(context, 0, tokens[:position], 0)])
-        own = context if reading is model else Context(context.slot, context)
-        batch = [Rows(own, position, tokens[position:], rows)]
-        reading.forward(batch)
-        forwards = [_traced(reading, batch) for _ in range(repeats)]
+        text.forward(starts[0], rows)
+        before = _bandwidth(model.machine, text.moved_bytes)
+        text.moved_bytes = 0
+        forwards = [text.forward(start, rows) for start in starts[1:]]
+        moved = text.moved_bytes // repeats
     finally:
-        model.cache.release(context.slot)
+        text.release()
     seconds = [_length(spans) for spans in forwards]
     return ForwardTimes(
         precision.value,
         rows,
         median(seconds),
+        moved,
+        (before + _bandwidth(model.machine, moved)) / 2,
         _stages(forwards, model.machine.pool.threads),
         forwards[seconds.index(min(seconds))],
     )
+
+
+def _bandwidth(machine: Machine, size: int) -> float:
+    """GB/s of plain reads of `size` bytes; of fewer where those would fill the memory."""
+    available = _native.usable_memory()
+    most = _LARGEST_READ if available < 0 else min(_LARGEST_READ, available // 2)
+    return bandwidth_at(machine, max(1, min(size, most)))
+
+
+class _Text:
+    """Tokens in the cache, of which parts are forwarded in one precision."""
+
+    def __init__(
+        self, model: Model, precision: Precision, tokens: list[int], accepted: int
+    ) -> None:
+        self._model = model
+        self._tokens = tokens
+        self._exact = Context(model.cache.create())
+        self._exact.match(tokens, accepted)
+        is_exact = precision is Precision.EXACT
+        self._reading = model if is_exact else model.as_draft()
+        self._own = self._exact if is_exact else Context(self._exact.slot, self._exact)
+        self.moved_bytes = 0
+
+    def forward(self, start: int, rows: int) -> list[Span]:
+        """Returns the spans of a forward of the rows from `start`.
+
+        Reads what is before them where it is missing, or where states cannot continue there.
+        """
+        can_continue = self._model.cache.can_continue(self._exact.slot, start)
+        if self._own.length < start or not can_continue:
+            self._model.forward([Rows(self._exact, 0, self._tokens[:start], 0)])
+            self._own.begin(start + 1)
+        reading, tokens = self._reading, self._tokens[start : start + rows]
+        before = reading.bytes_read + reading.cache_bytes_read
+        spans = _traced(reading, [Rows(self._own, start, tokens, rows)])
+        self.moved_bytes += reading.bytes_read + reading.cache_bytes_read - before
+        return spans
+
+    def release(self) -> None:
+        self._model.cache.release(self._exact.slot)
 
 
 def chrome_trace(times: Sequence[ForwardTimes]) -> dict[str, Any]:
@@ -104,14 +175,15 @@ def _length(spans: list[Span]) -> float:
 
 
 def _stages(forwards: list[list[Span]], threads: int) -> list[Stage]:
-    totals: dict[str, list[float]] = defaultdict(lambda: [0.0] * len(forwards))
+    totals: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     calls: dict[str, int] = defaultdict(int)
     for i, spans in enumerate(forwards):
         for _, name, begin, end in spans:
             totals[name][i] += (end - begin) / 1e9 / threads
             calls[name] += 1
+    count = len(forwards)
     stages = [
-        Stage(name, round(calls[name] / len(forwards) / threads), median(seconds))
-        for name, seconds in totals.items()
+        Stage(name, round(calls[name] / count / threads), median(each.values()) * len(each) / count)
+        for name, each in totals.items()
     ]
     return sorted(stages, key=lambda stage: -stage.seconds)

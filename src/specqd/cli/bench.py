@@ -164,7 +164,13 @@ def _kernel_line(speed: "KernelSpeed") -> str:
 @click.option(
     "--repeats", default=50, show_default=True, type=click.IntRange(1), help="Forwards to time."
 )
+@click.option(
+    "--follow",
+    is_flag=True,
+    help="Begin each forward where the one before it ended, as in decoding.",
+)
 @machine_options
+@_json_option
 @click.option(
     "--trace",
     type=OUT_FILE,
@@ -175,15 +181,18 @@ def forward(
     rows: int,
     position: int,
     repeats: int,
+    follow: bool,
     threads: int | None,
     isa: str | None,
     numa: str,
+    json_file: Path | None,
     trace: Path | None,
 ) -> None:
-    """Time the stages of one forward in both precisions.
+    """Time the stages of one forward in both precisions, against the bandwidth.
 
     A stage is a product, attention, the preparation of inputs, or the wait of a thread for the
-    others. Times are medians over forwards, of all layers together, as a mean over threads.
+    others. Times are medians over forwards, of all layers together, as a mean over threads. The
+    bandwidth is that of plain reads of as many bytes, up to 1 GB, timed before and after.
 
     \b
     Example:
@@ -196,11 +205,13 @@ def forward(
     opened = open_llm(model, "none", threads, isa, numa).model
     machine = opened.machine
     click.echo(f"{_native.cpu_model()}, {machine.pool.threads} threads, {machine.isa}")
-    measured = [
-        stages.measure(opened, precision, rows, position, repeats) for precision in Precision
-    ]
-    for times in measured:
+    measured = []
+    for precision in Precision:
+        times = stages.measure(opened, precision, rows, position, repeats, follow)
+        measured.append(times)
         click.echo("\n".join(_stage_lines(times)))
+    forwards = [each.described() for each in measured]
+    _write_json(json_file, machine, {"isa": machine.isa, "forwards": forwards})
     if trace is not None:
         trace.write_text(json.dumps(stages.chrome_trace(measured)) + "\n", encoding="utf-8")
 
@@ -211,7 +222,11 @@ def _stage_lines(times: "ForwardTimes") -> list[str]:
         share = stage.seconds / times.seconds
         rows.append([stage.name, f"{stage.calls}", f"{1e3 * stage.seconds:.3f}", f"{share:.0%}"])
     title = f"{times.precision}, {times.rows} rows: {1e3 * times.seconds:.3f} ms"
-    return ["", title, *aligned(rows)]
+    read = (
+        f"{times.moved_bytes / 1e6:.1f} MB at {times.share:.0%} of the bandwidth, "
+        f"{times.gb_per_s:.1f} GB/s"
+    )
+    return ["", title, read, *aligned(rows)]
 
 
 @bench.command()

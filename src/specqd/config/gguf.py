@@ -22,6 +22,7 @@ _MODEL_TYPES = {  # by general.architecture
     "phi3": "phi3",
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
+    "qwen35": "qwen3_5_text",
 }
 _UNCERTAIN = {  # architecture -> what its files do not say
     "gptneox": "which GELU the model uses, and the base of its rope",
@@ -44,6 +45,13 @@ _COPIED = {  # keys of an architecture -> fields of config.json
     "logit_scale": "logits_scaling",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
+}
+_RECURRENT = {  # keys of qwen35 -> fields of config.json; all are needed
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+    "full_attention_interval": "full_attention_interval",
 }
 _SCALING = {  # keys of its rope scaling -> fields of rope_scaling
     "factor": "factor",
@@ -80,6 +88,8 @@ def config_fields(gguf: GgufFile) -> Fields:
     values["head_dim"] = _head_dim(gguf, architecture, values)
     values |= _vocabulary(gguf) | _biases(gguf)
     values |= _windows(gguf, architecture)
+    if architecture == "qwen35":
+        values |= _recurrent(gguf, architecture, values)
     if architecture in _GEMMA_SCALED_BY_HEAD:
         values["query_pre_attn_scalar"] = _gemma_scalar(gguf, architecture, values)
     if architecture == "granite" and "attention_multiplier" not in values:
@@ -107,9 +117,33 @@ def _head_dim(gguf: GgufFile, architecture: str, values: Mapping[str, Any]) -> A
     default = hidden // heads if isinstance(hidden, int) and isinstance(heads, int) and heads else 0
     key, value = (default if size is None else size for size in sizes)
     rotated = gguf.get(f"{architecture}.rope.dimension_count")
-    if key != value or rotated not in (None, key):
+    is_partial = architecture == "qwen35" and rotated is not None
+    if key != value or (rotated not in (None, key) and not is_partial):
         raise _error(gguf, f"keys of {key}, values of {value}, {rotated} rotated: not supported")
     return key
+
+
+def _recurrent(gguf: GgufFile, architecture: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Qwen 3.5's recurrent layers and partial rope. Its MTP layers are counted as blocks."""
+
+    def number(key: str, least: int = 1) -> int:
+        value = gguf.get(f"{architecture}.{key}")
+        if type(value) is not int or value < least:
+            raise _error(gguf, f"{architecture}.{key} is {shown(value)}, not a number from {least}")
+        return value
+
+    fields: dict[str, Any] = {name: number(key) for key, name in _RECURRENT.items()}
+    width, heads = number("ssm.inner_size"), fields["linear_num_value_heads"]
+    if width % heads:
+        raise _error(gguf, f"{width} values cannot be divided among {heads} heads")
+    mtp = f"{architecture}.nextn_predict_layers"
+    layers = number("block_count") - (0 if gguf.get(mtp) is None else number(mtp[7:], 0))
+    rotated, head_dim = number("rope.dimension_count"), number("attention.key_length")
+    return fields | {
+        "linear_value_head_dim": width // heads,
+        "partial_rotary_factor": rotated / head_dim,
+        "num_hidden_layers": layers,
+    }
 
 
 def _vocabulary(gguf: GgufFile) -> dict[str, Any]:

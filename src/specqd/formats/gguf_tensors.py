@@ -1,7 +1,7 @@
 """The tensors of a GGUF file under their Hugging Face names, in Hugging Face's order of rows.
 
-Owns llama.cpp's names, its order of q and k rows and its shift of Gemma's norms. Does not know
-which tensors a model needs.
+Owns llama.cpp's names, its order of q and k rows and its shift of norms. Does not know which
+tensors a model needs.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,6 +15,7 @@ from specqd.errors import TensorError, shown
 from specqd.formats.bf16 import rounded_to_bf16, widened
 from specqd.formats.gguf import READABLE, GgufFile
 from specqd.formats.gguf_quants import BLOCK_FORMATS, bf16_of_blocks
+from specqd.formats.gguf_recurrent import RECURRENT, RecurrentLayout, logarithms
 
 _MODEL = {
     "token_embd": "model.embed_tokens",
@@ -44,8 +45,20 @@ _LAYERS = {  # by architecture, where the names differ from Llama's
     "gemma2": _AROUND,
     "gemma3": _AROUND,
     "phi3": _LAYER | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+    "qwen35": _LAYER
+    | {
+        "post_attention_norm": "post_attention_layernorm",
+        "attn_qkv": f"{RECURRENT}in_proj_qkv",
+        "attn_gate": f"{RECURRENT}in_proj_z",
+        "ssm_beta": f"{RECURRENT}in_proj_b",
+        "ssm_alpha": f"{RECURRENT}in_proj_a",
+        "ssm_conv1d": f"{RECURRENT}conv1d",
+        "ssm_norm": f"{RECURRENT}norm",
+        "ssm_out": f"{RECURRENT}out_proj",
+    },
 }
-_SHIFTED_NORMS = ("gemma2", "gemma3")  # the file holds 1 + w for a norm's weight w
+_BARE = {"ssm_a": f"{RECURRENT}A_log", "ssm_dt.bias": f"{RECURRENT}dt_bias"}  # no modules
+_SHIFTED_NORMS = ("gemma2", "gemma3", "qwen35")  # the file holds 1 + w for a norm's weight w
 _REORDERED = ("llama", "granite")
 _DERIVED = ("rope_freqs.weight",)  # not a weight: follows from the configuration
 
@@ -53,8 +66,15 @@ _DERIVED = ("rope_freqs.weight",)  # not a weight: follows from the configuratio
 class GgufTensors:
     """A `WeightSource` over one GGUF file."""
 
-    def __init__(self, gguf: GgufFile, names: dict[str, str], heads: dict[str, int]) -> None:
+    def __init__(
+        self,
+        gguf: GgufFile,
+        names: dict[str, str],
+        heads: dict[str, int],
+        recurrent: RecurrentLayout | None,
+    ) -> None:
         self.path = gguf.path
+        self._recurrent = recurrent
         self._has_shifted_norms = gguf.get("general.architecture") in _SHIFTED_NORMS
         self._gguf = gguf
         self._names = names  # Hugging Face's name -> the file's
@@ -66,6 +86,7 @@ class GgufTensors:
         gguf = GgufFile.open(path)
         architecture = gguf.get("general.architecture")
         modules = _LAYERS.get(architecture, _LAYER) if isinstance(architecture, str) else _LAYER
+        recurrent = RecurrentLayout.of(gguf, "qwen35") if architecture == "qwen35" else None
         names = {}
         for name, tensor in gguf.tensors.items():
             if tensor.dtype not in READABLE:
@@ -76,12 +97,12 @@ class GgufTensors:
             known = _hugging_face_name(name, modules)
             if known is not None:
                 names[known] = name
-            elif name not in _DERIVED:
+            elif name not in _DERIVED and not _is_mtp(gguf, name):
                 raise TensorError(
                     f"{path}: tensor {shown(name)} belongs to no supported model; "
                     "use the model's Hugging Face directory"
                 )
-        return cls(gguf, names, _reordered(gguf))
+        return cls(gguf, names, _reordered(gguf), recurrent)
 
     def __contains__(self, name: object) -> bool:
         return name in self._names
@@ -101,6 +122,8 @@ class GgufTensors:
                 "the file does not hold what its metadata says"
             )
         found = self._gguf.tensors[self._names[name]].shape
+        if self._is_recurrent(name) and len(shape) == 3:  # llama.cpp drops a dimension of 1
+            shape = shape[:1] + shape[2:]
         if found != shape:
             raise TensorError(
                 f"{self.path}: tensor {shown(name)} has shape {list(found)}, "
@@ -113,20 +136,42 @@ class GgufTensors:
         They are mapped, except where they are rounded from wider floats, dequantised, or their
         rows reordered.
         """
-        self.check(name, shape)
-        data = self._gguf.data(self._names[name])
-        blocks = BLOCK_FORMATS.get(self._gguf.tensors[self._names[name]].dtype)
-        if blocks is not None:
-            data = bf16_of_blocks(data, blocks)
-        if self._has_shifted_norms and name.endswith("norm.weight"):
+        data = self._data(name, shape)
+        is_recurrent = self._is_recurrent(name)
+        if self._has_shifted_norms and name.endswith("norm.weight") and not is_recurrent:
             return self._unshifted(name, data)
         bits = data if data.dtype == np.uint16 else rounded_to_bf16(data)
+        if is_recurrent and self._recurrent is not None:
+            return self._recurrent.restored(name, bits)
         heads = self._heads.get(name.split(".")[-2])
         return bits if heads is None else in_half_order(bits, heads)
 
     def f32(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """The values of tensor `name`, as `bf16` reads them."""
-        return widened(self.bf16(name, shape))
+        """The values of tensor `name`, as `bf16` reads them; of recurrent layers unrounded."""
+        if self._recurrent is None or not self._is_recurrent(name):
+            return widened(self.bf16(name, shape))
+        data = self._data(name, shape)
+        wide = widened(data) if data.dtype == np.uint16 else data.astype(np.float32)
+        values = self._recurrent.restored(name, wide)
+        if not name.endswith("A_log"):
+            return values
+        found = logarithms(values)
+        if found is None:
+            raise TensorError(
+                f"{self.path}: tensor {shown(self._names[name])} has a rate that is not below 0; "
+                "the file is damaged, use another copy"
+            )
+        return found
+
+    def _data(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        """Floats as in the file, or BF16 bits."""
+        self.check(name, shape)
+        data = self._gguf.data(self._names[name])
+        blocks = BLOCK_FORMATS.get(self._gguf.tensors[self._names[name]].dtype)
+        return data if blocks is None else bf16_of_blocks(data, blocks)
+
+    def _is_recurrent(self, name: str) -> bool:
+        return self._recurrent is not None and f".{RECURRENT}" in name
 
     def _unshifted(self, name: str, data: NDArray[Any]) -> NDArray[np.uint16]:
         wide = widened(data) if data.dtype == np.uint16 else data
@@ -172,9 +217,17 @@ def _reordered(gguf: GgufFile) -> dict[str, int]:
     return {"q_proj": heads, "k_proj": kv_heads}
 
 
+def _is_mtp(gguf: GgufFile, name: str) -> bool:
+    """Whether the tensor belongs to an MTP layer; those of GGUF files are not read."""
+    return gguf.get("general.architecture") == "qwen35" and ".nextn." in name
+
+
 def _hugging_face_name(name: str, modules: Mapping[str, str]) -> str | None:
     """The name in safetensors checkpoints; None for an unknown tensor."""
     parts = name.split(".")
+    bare = ".".join(parts[2:])
+    if parts[0] == "blk" and bare in _BARE and f"{RECURRENT}norm" in modules.values():
+        return f"model.layers.{parts[1]}.{_BARE[bare]}"
     if parts[-1] not in ("weight", "bias"):
         return None
     if parts[0] == "blk" and len(parts) == 4 and parts[2] in modules:
