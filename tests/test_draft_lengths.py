@@ -150,6 +150,31 @@ def test_a_draft_that_is_never_right_costs_as_little_beside_another_drafter(perc
     assert seconds_per_token(WRONG, below=free, count=1500) <= 1.02 * alone
 
 
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(("first", "row"), [(0.05, 0.004), (0.1, 0.05), (0.5, 0.1), (1.0, 1.0)])
+def test_a_draft_with_a_cache_of_its_own_catches_up_within_the_share_of_probes(
+    first: float, row: float, batch: int
+) -> None:
+    """A probe pays for the rows that were not forwarded while the draft was not asked."""
+    clock = Clock()
+    target = TimedModel(TARGET).takes(clock, 1.0, 0.1, free=3)
+    draft = Level(TimedModel(WRONG).takes(clock, first, row), NoDraft(), clock=clock)
+    level = Level(target, draft, clock=clock)
+    level.measure()
+    sequences = [Sequence([i + 1, 2, 3], _native.Picker(), 3) for i in range(batch)]
+    spent = []  # by the draft, in seconds
+    for forwards in (400, 1600):  # the first ones teach that it is never right
+        while level.stats.forwards < forwards:
+            results = level.advance([DraftRequest(sequence, 1000) for sequence in sequences])
+            for sequence, result in zip(sequences, results, strict=True):
+                sequence.tokens.extend(result.tokens)
+        asked, rows = draft.stats.forwards, draft.stats.rows
+        spent.append(asked * first + (rows - asked) * row)
+    assert spent[0] > 0
+    saved = 4 * (first + (batch - 1) * row)  # that the budget may hold
+    assert spent[1] - spent[0] <= 0.01 * (1600 - 400) + saved
+
+
 @pytest.mark.parametrize("free_rows", values(1, 16, slow=[8, 24, 48]))
 @pytest.mark.parametrize("percent", [60, 90])
 def test_a_batch_drafts_as_much_as_all_of_its_rows_pay(free_rows: int, percent: int) -> None:

@@ -91,9 +91,9 @@ class TokenRate {
 
 // Allows rounds that do not seem to pay, for a bounded share of the time.
 //
-// A probe may begin while nothing is owed. It is charged what it turned out to cost, and what its
-// accepted tokens save is paid back: a probe that was right is free, and the next may follow at
-// once.
+// A probe may begin while nothing is owed, if what it must make up for first can be paid. It is
+// charged what it turned out to cost, and what its accepted tokens save is paid back: a probe that
+// was right is free, and the next may follow at once.
 class ProbeBudget {
  public:
   explicit ProbeBudget(double share = 0.01) : share_(share) {}
@@ -102,6 +102,7 @@ class ProbeBudget {
   void begin(double seconds) { most_ = saved_ = seconds; }
   void pass(double seconds) { refund(share_ * seconds); }  // so much time went by
   bool is_open() const { return saved_ > 0.0; }
+  double saved() const { return saved_; }
   void charge(double seconds) { saved_ -= seconds; }
   void refund(double seconds) { saved_ = std::min(saved_ + seconds, most_); }
 

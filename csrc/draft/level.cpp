@@ -93,7 +93,9 @@ std::vector<Proposal> Level::propose(std::span<const DraftRequest> requests) {
   drafts.reserve(requests.size());
   for (const DraftRequest& request : requests) {
     drafts.emplace_back(request, longest(request));
-    model_.context(request.sequence)->begin(request.sequence->tokens.size());
+    const std::shared_ptr<Context> context = model_.context(request.sequence);
+    context->begin(request.sequence->tokens.size());
+    drafts.back().lag = lag(*request.sequence, *context);
   }
   {
     const Guesses guesses(drafts);
@@ -130,6 +132,15 @@ int64_t Level::longest(const DraftRequest& request) {
   return std::min({request.at_most, length_.value_or(kLongestProposal), room});
 }
 
+// Rows behind the prompt that a forward takes before that of the last token. A prompt is read once,
+// whatever comes of it.
+int64_t Level::lag(const Sequence& sequence, Context& context) const {
+  const size_t last = sequence.tokens.size() - 1;
+  const size_t held = context.match(sequence.tokens, sequence.num_accepted());
+  const auto start = static_cast<int64_t>(model_.resumable(context, std::min(held, last)));
+  return start < sequence.prompt_length - 1 ? 0 : static_cast<int64_t>(last) - start;
+}
+
 bool Level::knows(const Sequence& sequence) {
   size_t& known = known_[sequence.key];
   const auto first = sequence.tokens.begin() + static_cast<std::ptrdiff_t>(known);
@@ -144,19 +155,22 @@ bool Level::knows(const Sequence& sequence) {
 void Level::extend(std::span<Draft* const> drafts) {
   const double begun = clock_(), inside = stats.seconds + stats.pick_seconds;
   const int64_t rows_before = stats.rows;
+  const bool lags = std::ranges::any_of(drafts, [](const Draft* draft) { return draft->lag > 0; });
   size_t made = 0;
   std::vector<Proposal> steps = advance(requests_of(drafts));
   for (size_t i = 0; i < drafts.size(); ++i) {
     made += steps[i].tokens.size();
     const Calibration& own = policy_.acceptance(*drafts[i]->request.sequence).own;
+    drafts[i]->lag = 0;
     steps[i].reached = 1.0;
     for (const double stated : steps[i].confidences) steps[i].reached *= own.probability(stated);
     drafts[i]->add(std::move(steps[i]));
   }
   const int64_t rows = stats.rows - rows_before;
-  if (rows > std::ssize(drafts) * (kLongestProposal + 1)) return;  // it prefilled a prompt
   const double took = clock_() - begun;
-  policy_.charge(drafts, took);
+  const bool is_usual = rows <= std::ssize(drafts) * (kLongestProposal + 1);
+  if (is_usual || lags) policy_.charge(drafts, took);
+  if (!is_usual) return;  // it caught up, or prefilled a prompt
   policy_.learn(drafts, {made, rows, took - (stats.seconds + stats.pick_seconds - inside)});
 }
 

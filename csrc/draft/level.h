@@ -69,6 +69,7 @@ class Level : public Drafter {
   double forward_seconds(const std::shared_ptr<Context>& context, int64_t rows);
 
   int64_t longest(const DraftRequest& request);
+  int64_t lag(const Sequence& sequence, Context& context) const;
   // Whether the model has all tokens of the sequence: vocabularies of one tokenizer may be padded
   // to different sizes, and a model may use the padding.
   bool knows(const Sequence& sequence);

@@ -78,10 +78,24 @@ std::vector<Draft*> DraftPolicy::select(std::span<Draft* const> drafts) {
     value += saved + share;
   }
   if (!going.empty() && value > round_seconds(going.size())) return going;
-  if (!probes_.is_open()) return {};
-  for (Draft* draft : all)
+  return probes_among(all);
+}
+
+// The drafts for which the budget pays what they must make up for.
+std::vector<Draft*> DraftPolicy::probes_among(std::span<Draft* const> drafts) {
+  std::vector<Draft*> probes;
+  if (!probes_.is_open()) return probes;
+  const RowCosts& costs = *costs_.of(drafts.size());
+  const auto usual = static_cast<double>(drafts.size());
+  double lag = 0.0;
+  for (Draft* draft : drafts) {
+    const double all = lag + static_cast<double>(draft->lag);
+    if (costs.seconds(usual + all) - costs.seconds(usual) > probes_.saved()) continue;
+    lag = all;
     draft->proposal.probe_from = std::min(draft->proposal.probe_from, draft->count());
-  return all;
+    probes.push_back(draft);
+  }
+  return probes;
 }
 
 double DraftPolicy::proposal_value(const DraftRequest& request, int64_t longest, size_t count) {

@@ -24,6 +24,7 @@ struct Draft {
   int64_t longest;
   Proposal proposal;
   double confidence;  // in the last token
+  int64_t lag = 0;  // rows of accepted tokens that the next round forwards first, but the prompt's
   bool is_done = false;
 
   int64_t count() const { return std::ssize(proposal.tokens); }
@@ -75,7 +76,7 @@ class DraftPolicy {
   void refund(double seconds) { probes_.refund(seconds); }
 
   // Returns the drafts for which another round pays: those with a positive value, if together they
-  // save more than the round costs. Otherwise none, or all of them as a probe.
+  // save more than the round costs. Otherwise none, or those that the budget allows as a probe.
   std::vector<Draft*> select(std::span<Draft* const> drafts);
   // Seconds that a proposal is expected to save, in a batch of `count`.
   double proposal_value(const DraftRequest& request, int64_t longest, size_t count);
@@ -83,6 +84,7 @@ class DraftPolicy {
  private:
   double value_of_rest(const Draft& draft, double round_share);
   double round_seconds(size_t count);
+  std::vector<Draft*> probes_among(std::span<Draft* const> drafts);
   double made() const { return made_.value().value_or(1.0); }
 
   BatchCosts& costs_;
