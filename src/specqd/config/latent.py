@@ -185,7 +185,7 @@ def _read_experts(
 def _check_groups(fields: Fields, experts: ExpertsConfig, choice: SigmoidChoice) -> None:
     groups, chosen = choice.groups, choice.chosen_groups
     if experts.count % groups or (groups > 1 and experts.count // groups < 2):
-        problem = f"is {groups}; {experts.count} experts do not make as many equal groups of two up"
+        problem = f"is {groups}; {experts.count} experts must fall into groups of two or more"
         raise fields.error("n_group", problem)
     if chosen > groups:
         raise fields.wrong("topk_group", f"at most n_group ({groups})")

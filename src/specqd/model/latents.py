@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 from specqd import _native
 from specqd.config.decoder import DecoderConfig, LatentConfig
-from specqd.model.importance import LayerInputs
+from specqd.formats.bf16 import widened
+from specqd.model.importance import Importance, LayerInputs
 from specqd.model.loader import HeadPart, Loader, Source
 from specqd.model.tensor_names import TensorNames
 
@@ -52,8 +53,9 @@ class LatentReader:
         if latent.query_rank is not None:
             norm = self._loader.vector(f"{at}{names.query_latent_norm}.weight", latent.query_rank)
             query_norm = _native.Norm(norm)
+            importance = inputs.latent_queries or Importance(widened(norm).astype(np.float64) ** 2)
             queries = self._loader.pack(
-                [self._queries(at)], latent.query_rank, importance=inputs.latent_queries
+                [self._queries(at)], latent.query_rank, importance=importance
             )
         norm = self._loader.vector(f"{at}{names.latent_norm}.weight", latent.rank)
         name, dim = f"{at}{names.latent_keys_values}.weight", latent.plain_dim + latent.value_dim
