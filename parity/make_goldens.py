@@ -11,6 +11,7 @@ import numpy as np
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
 import theirs
+from support.decided_tokens import decided_tokens
 from support.family_shapes import (
     DEEPSEEK_ROPE,
     GEMMA4,
@@ -21,7 +22,7 @@ from support.family_shapes import (
     PROPORTIONAL,
     long_rope,
 )
-from support.random_latent import DEEPSEEK, GLM4_MOE, GLM4_MOE_LITE, MOONLIGHT
+from support.random_latent import DEEPSEEK, GLM4_MOE, GLM4_MOE_LITE, MOONLIGHT, SIGMOID
 from support.random_models import ROPE_SCALINGS, Shape, make_model
 from support.random_recurrent import DELTA_NET
 from support.reference import rms_error
@@ -173,9 +174,11 @@ def main() -> None:
     for name in sys.argv[1:] or GOLDENS:
         shape = GOLDENS[name]
         directory = make_model(ROOT / "tests" / "goldens" / name, shape, SEED)
-        tokens = np.random.default_rng(SEED).integers(0, shape.vocab, TOKENS)
-        logits = theirs.logits(directory, tokens.tolist(), "float32")
-        bf16_error = rms_error(theirs.logits(directory, tokens.tolist(), "bfloat16"), logits)
+        tokens = np.random.default_rng(SEED).integers(0, shape.vocab, TOKENS).tolist()
+        if shape.model_type in SIGMOID:  # else chance would decide the error, as in run.py
+            tokens = decided_tokens(directory, shape, SEED, TOKENS)
+        logits = theirs.logits(directory, tokens, "float32")
+        bf16_error = rms_error(theirs.logits(directory, tokens, "bfloat16"), logits)
         path = directory / "golden.npz"
         np.savez_compressed(path, tokens=tokens, logits=logits, bf16_error=bf16_error)
         print(f"{path.relative_to(ROOT)}: bf16 error {bf16_error:.5f}")

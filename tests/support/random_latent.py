@@ -67,6 +67,8 @@ def latent_norms(shape: "Shape") -> Sizes:
 
 
 def has_experts(shape: "Shape", index: int) -> bool:
+    if "mlp_layer_types" in shape.extra:
+        return bool(shape.extra["mlp_layer_types"][index] == "sparse")
     return bool(index >= shape.extra.get("first_k_dense_replace", 1))
 
 
