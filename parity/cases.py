@@ -1,6 +1,7 @@
 """Shapes for parity: every model type, awkward sizes, every rope scaling and trait."""
 
 from support.family_shapes import (
+    DEEPSEEK_ROPE,
     GEMMA4,
     GEMMA4_EXPERTS,
     GEMMA4_KEYS,
@@ -9,6 +10,7 @@ from support.family_shapes import (
     PROPORTIONAL,
     long_rope,
 )
+from support.random_latent import DEEPSEEK, GLM4_MOE, GLM4_MOE_LITE, MOONLIGHT
 from support.random_models import ROPE_SCALINGS, Shape
 from support.random_recurrent import DELTA_NET
 
@@ -296,6 +298,44 @@ CASES: dict[str, Shape] = {
             "full_attention_interval": 2, "decoder_sparse_step": 2, "num_experts": 17,
             "num_experts_per_tok": 4, "shared_expert_intermediate_size": 44,
             "intermediate_size": 100,
+        },
+    ),
+    "glm4_moe 40, 3 of 8 experts, biases, norms of heads": Shape(
+        "glm4_moe", hidden=280, heads=7, kv_heads=1, head_dim=40, ffn=36, layers=3, vocab=301,
+        rope_theta=1e6, has_biases=True, extra=GLM4_MOE,
+    ),
+    "glm4_moe 72 tied, 4 of 12 experts in 2 of 3 groups": Shape(
+        "glm4_moe", hidden=144, heads=2, kv_heads=2, head_dim=72, ffn=28, layers=3, vocab=299,
+        is_tied=True, extra=GLM4_MOE | {
+            "n_routed_experts": 12, "n_group": 3, "topk_group": 2, "num_experts_per_tok": 4,
+            "use_qk_norm": False, "norm_topk_prob": False, "first_k_dense_replace": 0,
+        },
+    ),
+    "glm4_moe_lite 24 and 8, 3 of 8 experts": Shape(
+        "glm4_moe_lite", hidden=144, heads=5, kv_heads=5, head_dim=8, ffn=36, layers=3, vocab=301,
+        rope_theta=1e6, extra=GLM4_MOE_LITE,
+    ),
+    "glm4_moe_lite 192 and 64, halves rotate, plain layers": Shape(
+        "glm4_moe_lite", hidden=160, heads=4, kv_heads=4, head_dim=64, ffn=36, layers=4, vocab=307,
+        rope_theta=1e6, spells_rope_parameters=True, extra=GLM4_MOE_LITE | {
+            "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256,
+            "kv_lora_rank": 112, "rope_interleave": False,
+            "mlp_layer_types": ["sparse", "dense", "sparse", "dense"],
+        },
+    ),
+    "deepseek_v3 24 and 8, 3 of 8 experts in 2 of 4 groups, rope yarn": Shape(
+        "deepseek_v3", hidden=72, heads=4, kv_heads=4, head_dim=8, ffn=36, layers=4, vocab=301,
+        rope_scaling=DEEPSEEK_ROPE, extra=DEEPSEEK,
+    ),
+    "deepseek_v3 24 and 8, queries without a latent, tied": Shape(
+        "deepseek_v3", hidden=144, heads=7, kv_heads=7, head_dim=8, ffn=36, layers=3, vocab=299,
+        is_tied=True, rope_theta=5e4, extra=MOONLIGHT,
+    ),
+    "deepseek_v3 128 and 64, latent of 512, 6 of 33 experts": Shape(
+        "deepseek_v3", hidden=200, heads=5, kv_heads=5, head_dim=64, ffn=44, layers=2, vocab=307,
+        rope_theta=5e4, extra=MOONLIGHT | {
+            "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+            "v_head_dim": 128, "n_routed_experts": 33, "num_experts_per_tok": 6,
         },
     ),
 }  # fmt: skip

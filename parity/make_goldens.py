@@ -1,4 +1,7 @@
-"""Writes tests/goldens: small random models, and logits of transformers in float32."""
+"""Writes tests/goldens: small random models, and logits of transformers in float32.
+
+Arguments: the names of goldens; without any, all.
+"""
 
 import sys
 from pathlib import Path
@@ -8,7 +11,9 @@ import numpy as np
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
 import theirs
+from support.decided_tokens import decided_tokens
 from support.family_shapes import (
+    DEEPSEEK_ROPE,
     GEMMA4,
     GEMMA4_EXPERTS,
     GEMMA4_KEYS,
@@ -17,6 +22,7 @@ from support.family_shapes import (
     PROPORTIONAL,
     long_rope,
 )
+from support.random_latent import DEEPSEEK, GLM4_MOE, GLM4_MOE_LITE, MOONLIGHT, SIGMOID
 from support.random_models import ROPE_SCALINGS, Shape, make_model
 from support.random_recurrent import DELTA_NET
 from support.reference import rms_error
@@ -145,15 +151,34 @@ GOLDENS: dict[str, Shape] = {
             "shared_expert_intermediate_size": 28, "mlp_only_layers": [0],
         },
     ),
+    "glm4_moe": Shape(
+        "glm4_moe", hidden=48, heads=4, kv_heads=2, head_dim=24, ffn=20, layers=3, vocab=263,
+        has_biases=True, extra=GLM4_MOE,
+    ),
+    "glm4_moe_lite": Shape(
+        "glm4_moe_lite", hidden=48, heads=3, kv_heads=3, head_dim=8, ffn=20, layers=3, vocab=263,
+        rope_theta=1e6, spells_rope_parameters=True, extra=GLM4_MOE_LITE,
+    ),
+    "deepseek_v3": Shape(
+        "deepseek_v3", hidden=48, heads=3, kv_heads=3, head_dim=8, ffn=20, layers=3, vocab=263,
+        rope_scaling=DEEPSEEK_ROPE | {"original_max_position_embeddings": 32}, extra=DEEPSEEK,
+    ),
+    "deepseek_v3-moonlight": Shape(
+        "deepseek_v3", hidden=48, heads=3, kv_heads=3, head_dim=8, ffn=20, layers=3, vocab=263,
+        rope_theta=5e4, extra=MOONLIGHT,
+    ),
 }  # fmt: skip
 
 
 def main() -> None:
-    for name, shape in GOLDENS.items():
+    for name in sys.argv[1:] or GOLDENS:
+        shape = GOLDENS[name]
         directory = make_model(ROOT / "tests" / "goldens" / name, shape, SEED)
-        tokens = np.random.default_rng(SEED).integers(0, shape.vocab, TOKENS)
-        logits = theirs.logits(directory, tokens.tolist(), "float32")
-        bf16_error = rms_error(theirs.logits(directory, tokens.tolist(), "bfloat16"), logits)
+        tokens = np.random.default_rng(SEED).integers(0, shape.vocab, TOKENS).tolist()
+        if shape.model_type in SIGMOID:  # else chance would decide the error, as in run.py
+            tokens = decided_tokens(directory, shape, SEED, TOKENS)
+        logits = theirs.logits(directory, tokens, "float32")
+        bf16_error = rms_error(theirs.logits(directory, tokens, "bfloat16"), logits)
         path = directory / "golden.npz"
         np.savez_compressed(path, tokens=tokens, logits=logits, bf16_error=bf16_error)
         print(f"{path.relative_to(ROOT)}: bf16 error {bf16_error:.5f}")

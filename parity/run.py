@@ -20,7 +20,9 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 import theirs
 from cases import CASES, PROMPT_LENGTH, SEEDS
 from support import reference
+from support.decided_tokens import decided_tokens
 from support.random_families import RECURRENT
+from support.random_latent import SIGMOID
 from support.random_models import Shape, make_model, read_model
 from support.reference import rms_error
 
@@ -49,10 +51,9 @@ def main() -> int:
 
 def compare(shape: Shape, seed: int, with_ours: bool) -> tuple[float, float, float]:
     """Relative RMS errors of the reference, of transformers in BF16, and of ours."""
-    rng = np.random.default_rng(seed + 1000)
-    tokens = rng.integers(0, shape.vocab, PROMPT_LENGTH).tolist()
     with tempfile.TemporaryDirectory() as folder:
         directory = make_model(Path(folder), shape, seed)
+        tokens = tokens_for(directory, shape, seed + 1000)
         truth = theirs.logits(directory, tokens, "float32")
         config, tensors = read_model(directory)
         return (
@@ -60,6 +61,15 @@ def compare(shape: Shape, seed: int, with_ours: bool) -> tuple[float, float, flo
             rms_error(theirs.logits(directory, tokens, "bfloat16"), truth),
             rms_error(our_logits(directory, tokens), truth) if with_ours else np.nan,
         )
+
+
+def tokens_for(directory: Path, shape: Shape, seed: int) -> list[int]:
+    """Random tokens. A sigmoid's share is large also where its expert is barely chosen, so that
+    chance would decide: there, tokens whose experts are chosen by clear margins."""
+    if shape.model_type in SIGMOID:
+        return decided_tokens(directory, shape, seed, PROMPT_LENGTH)
+    tokens: list[int] = np.random.default_rng(seed).integers(0, shape.vocab, PROMPT_LENGTH).tolist()
+    return tokens
 
 
 def our_logits(directory: Path, tokens: Sequence[int]) -> NDArray[np.float32]:

@@ -104,6 +104,7 @@ def scales_of(model: Model, name: str) -> np.ndarray:
 
 
 BESIDE_EXPERTS = ("experts", "shared_expert")
+LATENT = ("q_a_proj", "q_b_proj", "kv_b_proj")
 PER_LAYER = ("per_layer_input_gate", "per_layer_projection", "per_layer_model_projection")
 
 
@@ -114,6 +115,7 @@ PER_LAYER = ("per_layer_input_gate", "per_layer_projection", "per_layer_model_pr
         ("qwen3_next", BESIDE_EXPERTS),
         ("gemma4_text", PER_LAYER),
         ("gemma4_text, experts", ("experts", "mlp")),
+        ("deepseek_v3", ("experts", "shared_experts", *LATENT)),
     ],
 )
 def test_matrices_of_every_kind_are_measured(

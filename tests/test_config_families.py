@@ -1,5 +1,6 @@
 """Each family's traits are read as transformers reads them."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,10 +8,19 @@ from typing import Any
 import pytest
 
 from specqd.config import ExpertsConfig, RopeConfig, read_config
-from specqd.config.decoder import DeltaConfig
+from specqd.config.decoder import DeltaConfig, LatentConfig, SigmoidChoice
 from support.config_files import FULL, GRANITE_DENSE, SHAPE, SLIDING, YARN, read
 
 GPT_OSS = {"quantization_config": {"quant_method": "mxfp4"}, "intermediate_size": 96}
+LATENT = {"num_key_value_heads": 8}
+MOONLIGHT = LATENT | {
+    "q_lora_rank": None, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+    "v_head_dim": 128, "n_routed_experts": 64, "num_experts_per_tok": 6, "n_shared_experts": 2,
+    "moe_intermediate_size": 1408, "first_k_dense_replace": 1, "moe_layer_freq": 1, "n_group": 1,
+    "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.446, "rope_theta": 50000.0,
+    "rope_scaling": None, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
+    "num_nextn_predict_layers": 0,
+}  # fmt: skip
 FAMILY_TRAITS: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
     "olmo2": [({}, {"norms": "after", "qk_norm": "row", "norm_eps": 1e-5})],
     "olmo3": [
@@ -308,6 +318,69 @@ FAMILY_TRAITS: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
                 "ropes": (RopeConfig("default", 1e7, share=0.5),) * 4,
                 "delta": DeltaConfig(2, 6, 24, 48, 3, (True, False, True, False)),
             },
+        ),
+    ],
+    "glm4_moe": [
+        (
+            {"head_dim": 24, "use_qk_norm": True, "attention_bias": True},
+            {
+                "num_kv_heads": 2, "head_dim": 24, "norm_eps": 1e-5, "qk_norm": "one",
+                "qkv_bias": True, "output_bias": False, "rope_pairs": "halves", "latent": None,
+                "ropes": (RopeConfig("default", 1e4, share=0.5),) * 4,
+                "experts": ExpertsConfig(
+                    128, 8, 1408, (False, True, True, True), has_shared=True,
+                    sigmoids=SigmoidChoice(),
+                ),
+                "intermediate_sizes": (172, 1408, 1408, 1408), "mtp": None,
+            },
+        ),
+    ],
+    "glm4_moe_lite": [
+        (
+            LATENT,
+            {
+                "latent": LatentConfig(512, 64, 192, 256, 768), "head_dim": 576,
+                "num_kv_heads": 1, "norm_eps": 1e-5, "attention_scale": 1 / 16,
+                "experts": ExpertsConfig(
+                    64, 4, 1536, (False, True, True, True), has_shared=True,
+                    sigmoids=SigmoidChoice(scale=1.8),
+                ),
+            },
+        ),
+        (
+            LATENT | {"mlp_layer_types": ["sparse", "dense"] * 2, "rope_interleave": False},
+            {"intermediate_sizes": (1536, 172, 1536, 172), "rope_pairs": "halves"},
+        ),
+    ],
+    "deepseek_v3": [
+        (
+            LATENT,
+            {
+                "latent": LatentConfig(512, 64, 128, 128, 1536), "head_dim": 576,
+                "num_kv_heads": 1, "norm_eps": 1e-6, "attention_scale": 192**-0.5,
+                "rope_pairs": "neighbours", "ropes": (RopeConfig("default", 1e4),) * 4,
+                "experts": ExpertsConfig(
+                    256, 8, 2048, (False, False, False, True), has_shared=True,
+                    sigmoids=SigmoidChoice(8, 4, 2.5),
+                ),
+                "intermediate_sizes": (172, 172, 172, 2048), "eos_token_ids": (1,),
+            },
+        ),
+        (
+            MOONLIGHT,
+            {
+                "latent": LatentConfig(512, 64, 128, 128),
+                "ropes": (RopeConfig("default", 5e4),) * 4,
+                "experts": ExpertsConfig(
+                    64, 6, 1408, (False, True, True, True), has_shared=True,
+                    sigmoids=SigmoidChoice(1, 1, 2.446),
+                ),
+                "intermediate_sizes": (172, 2816, 2816, 2816), "mtp": None,
+            },
+        ),
+        (
+            LATENT | {"rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
+            {"attention_scale": 192**-0.5 * (0.1 * math.log(8.0) + 1.0) ** 2},
         ),
     ],
     "gpt_oss": [

@@ -7,6 +7,8 @@ import pytest
 
 from support.config_files import FULL, GRANITE_DENSE, SHAPE, YARN, refusal
 
+LATENT = {"num_key_value_heads": 8}
+
 
 @pytest.mark.parametrize(
     ("model_type", "changes", "mentions"),
@@ -74,6 +76,33 @@ from support.config_files import FULL, GRANITE_DENSE, SHAPE, YARN, refusal
         ("qwen3_next", {"mlp_only_layers": 3}, ["mlp_only_layers is 3; a list of layers"]),
         ("qwen3_next", {"decoder_sparse_step": 0}, ["decoder_sparse_step is 0; an integer from 1"]),
         ("qwen3_next", {"num_experts": 0}, ["num_experts is 0; an integer from 1"]),
+        ("deepseek_v3", {}, ["num_key_value_heads is 2", "query heads (8)"]),
+        ("deepseek_v3", LATENT | {"attention_bias": True}, ["attention_bias is True; false is"]),
+        ("deepseek_v3", LATENT | {"kv_lora_rank": 40}, ["is 40; a multiple of 16 is needed"]),
+        ("deepseek_v3", LATENT | {"kv_lora_rank": 1024}, ["1088 is above 1024, the largest"]),
+        ("deepseek_v3", LATENT | {"v_head_dim": 8}, ["v_head_dim is 8; a multiple of 16"]),
+        ("deepseek_v3", LATENT | {"qk_rope_head_dim": 7}, ["7 is odd"]),
+        ("deepseek_v3", LATENT | {"q_lora_rank": 0}, ["q_lora_rank is 0; an integer from 1"]),
+        ("deepseek_v3", LATENT | {"scoring_func": "softmax"}, ["is 'softmax'; 'sigmoid' is"]),
+        ("deepseek_v3", LATENT | {"topk_method": "greedy"}, ["topk_method is 'greedy'"]),
+        ("deepseek_v3", LATENT | {"moe_layer_freq": 2}, ["moe_layer_freq is 2; 1 is needed"]),
+        ("deepseek_v3", LATENT | {"n_group": 7}, ["n_group is 7", "256 experts"]),
+        ("deepseek_v3", LATENT | {"n_group": 256}, ["groups of two or more"]),
+        ("deepseek_v3", LATENT | {"topk_group": 9}, ["topk_group is 9; at most n_group (8)"]),
+        ("deepseek_v3", LATENT | {"num_experts_per_tok": 129}, ["is 129", "(128)"]),
+        ("deepseek_v3", LATENT | {"n_routed_experts": 10**9}, ["n_routed_experts", "to 10000"]),
+        ("deepseek_v3", LATENT | {"n_shared_experts": 0}, ["n_shared_experts is 0; an integer"]),
+        (
+            "deepseek_v3",
+            LATENT | {"quantization_config": {"quant_method": "fp8"}},
+            ["quantised checkpoint (FP8)", "BF16 checkpoint"],
+        ),
+        ("glm4_moe_lite", LATENT | {"mlp_layer_types": ["dense"]}, ["a list of 4 names"]),
+        (
+            "glm4_moe_lite",
+            LATENT | {"mlp_layer_types": ["dense", "moe", "dense", "dense"]},
+            ["has 'moe'; known: dense, sparse"],
+        ),
     ],
 )
 def test_impossible_trait_of_a_family_is_named(

@@ -24,7 +24,10 @@ from support.refusals import refused
 MACHINE = Machine.choose(1)
 GPT_OSS = FAMILY_SHAPES["gpt_oss"]
 MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss")
-BESIDE = ("qwen3_5_moe_text", "qwen3_next", "gemma4_text, experts")  # a shared feed forward
+BESIDE = (  # a shared feed forward
+    *("qwen3_5_moe_text", "qwen3_next", "gemma4_text, experts"),
+    *("glm4_moe", "glm4_moe_lite", "deepseek_v3"),
+)
 each_mixture = pytest.mark.parametrize("name", MIXTURES)
 SHARED = FAMILY_SHAPES["qwen3_5_moe_text"]
 

@@ -39,6 +39,9 @@ FIELDS = (  # beside those that a family's config.json has
     "quantization_config", "clip_qkv", "use_parallel_residual", "original_max_position_embeddings",
     "attn_logit_softcapping", "query_pre_attn_scalar", "use_bidirectional_attention",
     "num_local_experts", "position_embedding_type", "layers_block_type", "text_config",
+    "q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "n_group",
+    "topk_group", "n_routed_experts", "n_shared_experts", "first_k_dense_replace",
+    "mlp_layer_types", "rope_interleave", "use_qk_norm",
 )  # fmt: skip
 MEMBERS = (
     "rope_type", "type", "factor", "rope_theta", "quant_method", "content", "special",

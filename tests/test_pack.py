@@ -14,7 +14,7 @@ from specqd.errors import HubError, TensorError
 from specqd.formats.fp4 import DraftFormat
 from specqd.formats.safetensors import TensorDirectory
 from specqd.hub import shipped_model
-from specqd.model.loader import Source
+from specqd.model.loader import HeadPart, Source
 from specqd.model.tensor_names import names_of
 from specqd.model.weights import load_weights
 from support import fp4
@@ -75,10 +75,15 @@ def stored_models() -> dict[str, Path]:
 
 
 def stored(tensors: TensorDirectory, source: Source) -> NDArray[np.uint16]:
-    """The tensor of a source, which may be one of a stack."""
-    if source.stack is None:
+    """The tensor of a source, which may be one of a stack or a part of each head."""
+    part = source.within
+    if isinstance(part, HeadPart):
+        heads = tensors[part.name].data.reshape(part.heads, part.dim, part.columns)
+        each = [head[part.first : part.first + part.count] for head in heads]
+        return np.concatenate([head.T if part.is_transposed else head for head in each])
+    if part is None:
         return tensors[source.name].data
-    return tensors[source.stack.name].data[source.stack.at]
+    return tensors[part.name].data[part.at]
 
 
 def assert_unpacks_to_its_file(directory: Path) -> None:
@@ -86,7 +91,8 @@ def assert_unpacks_to_its_file(directory: Path) -> None:
     tensors = TensorDirectory.open(directory)
     for draft in DraftFormat:
         weights = load_weights(directory, config, POOL, ISA, draft=draft)
-        matrices = {name for packed in weights.matrices for name in packed.names}
+        read = {name for packed in weights.matrices for name in packed.names}
+        matrices = read | {name.partition("[")[0] for name in read}  # parts of a tensor
         linears = {
             name
             for name, view in tensors.items()

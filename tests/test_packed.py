@@ -61,6 +61,9 @@ PACKED_FAMILIES = (
     "qwen3_5_moe_text",
     "qwen3_next",
     "gemma4_text, experts",
+    "glm4_moe",
+    "glm4_moe_lite",
+    "deepseek_v3",
 )
 
 

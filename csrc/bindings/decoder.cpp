@@ -30,9 +30,11 @@ void bind_spec(nb::module_& m) {
   nb::class_<AttentionShape>(m, "AttentionShape")
       .def(
           "__init__",
-          [](AttentionShape* self, int64_t heads, int64_t kv_heads, int64_t head_dim, float scale,
-             float cap) { new (self) AttentionShape{heads, kv_heads, head_dim, scale, cap}; },
-          nb::kw_only(), "heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "cap"_a);
+          [](AttentionShape* self, int64_t heads, int64_t kv_heads, int64_t head_dim,
+             int64_t value_dim, float scale, float cap) {
+            new (self) AttentionShape{heads, kv_heads, head_dim, value_dim, scale, cap};
+          },
+          nb::kw_only(), "heads"_a, "kv_heads"_a, "head_dim"_a, "value_dim"_a, "scale"_a, "cap"_a);
   nb::class_<StateShape>(m, "StateShape", "The heads of recurrent layers.")
       .def(
           "__init__",

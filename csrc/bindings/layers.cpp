@@ -40,7 +40,8 @@ void bind_mixture(nb::module_& m) {
              const std::optional<FeedForward>& shared, const std::optional<Norm>& experts_norm,
              const std::optional<Norm>& router_norm, const std::optional<Norm>& experts_post_norm,
              const std::optional<Norm>& shared_post_norm, float score_scale,
-             const std::optional<FloatVector>& share_scales) {
+             const std::optional<FloatVector>& share_scales,
+             const std::optional<FloatVector>& choice_bias, int64_t groups, int64_t chosen_groups) {
             new (self) Mixture{std::move(router),
                                vector_of(router_bias),
                                shared.value_or(FeedForward{}),
@@ -49,12 +50,16 @@ void bind_mixture(nb::module_& m) {
                                norm_of(experts_post_norm),
                                norm_of(shared_post_norm),
                                score_scale,
-                               share_scales ? floats_of(*share_scales) : std::vector<float>{}};
+                               share_scales ? floats_of(*share_scales) : std::vector<float>{},
+                               choice_bias ? floats_of(*choice_bias) : std::vector<float>{},
+                               groups,
+                               chosen_groups};
           },
           nb::kw_only(), "router"_a, "router_bias"_a = nb::none(), "shared"_a = nb::none(),
           "experts_norm"_a = nb::none(), "router_norm"_a = nb::none(),
           "experts_post_norm"_a = nb::none(), "shared_post_norm"_a = nb::none(),
-          "score_scale"_a = 1.0f, "share_scales"_a = nb::none());
+          "score_scale"_a = 1.0f, "share_scales"_a = nb::none(), "choice_bias"_a = nb::none(),
+          "groups"_a = 1, "chosen_groups"_a = 1);
 }
 
 }  // namespace
@@ -89,6 +94,15 @@ void bind_layers(nb::module_& m) {
                                     floats_of(step_bias), floats_of(norm)};
           },
           nb::kw_only(), "rates"_a, "convolution"_a, "log_rate"_a, "step_bias"_a, "norm"_a);
+  nb::class_<LatentWeights>(m, "LatentWeights",
+                            "What a latent layer's attention has beside its first product.")
+      .def(
+          "__init__",
+          [](LatentWeights* self, Weight queries, const std::optional<Norm>& query_norm,
+             const Norm& norm, Weight keys, Weight values) {
+            new (self) LatentWeights{queries, norm_of(query_norm), norm, keys, values};
+          },
+          nb::kw_only(), "queries"_a.none(), "query_norm"_a.none(), "norm"_a, "keys"_a, "values"_a);
   nb::class_<PerLayerInput>(m, "PerLayerInput")
       .def(
           "__init__",
@@ -116,7 +130,8 @@ void bind_layers(nb::module_& m) {
              const Optional& sinks, std::vector<FeedForward> feed_forwards,
              std::shared_ptr<Mixture> mixture, int64_t window, int rope, int attention,
              int kv_layer, bool values_are_keys, const std::optional<PerLayerInput>& per_layer,
-             float output_scale, std::shared_ptr<DeltaWeights> delta) {
+             float output_scale, std::shared_ptr<DeltaWeights> delta,
+             std::shared_ptr<LatentWeights> latent) {
             new (self) LayerWeights{norm_of(attention_norm),
                                     norm_of(attention_post_norm),
                                     norm_of(feed_forward_norm),
@@ -138,7 +153,8 @@ void bind_layers(nb::module_& m) {
                                     values_are_keys,
                                     per_layer.value_or(PerLayerInput{}),
                                     output_scale,
-                                    std::move(delta)};
+                                    std::move(delta),
+                                    std::move(latent)};
           },
           nb::kw_only(), "attention_norm"_a.none(), "attention_post_norm"_a.none(),
           "feed_forward_norm"_a.none(), "feed_forward_post_norm"_a.none(), "query_norm"_a.none(),
@@ -146,7 +162,7 @@ void bind_layers(nb::module_& m) {
           "query_key_value_bias"_a.none(), "output_bias"_a.none(), "sinks"_a.none(),
           "feed_forwards"_a, "mixture"_a.none(), "window"_a, "rope"_a, "attention"_a, "kv_layer"_a,
           "values_are_keys"_a, "per_layer"_a.none(), "output_scale"_a,
-          "delta"_a.none() = nb::none());
+          "delta"_a.none() = nb::none(), "latent"_a.none() = nb::none());
 }
 
 }  // namespace specqd

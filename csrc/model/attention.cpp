@@ -113,9 +113,9 @@ void Attention::write(const KvView& view, int64_t position, const float* key,
       view.keys(page) + at / kPanel * shape_.key_tiles() * kTileWeights + at % kPanel * 2;
   for (int64_t d = 0; d < shape_.head_dim; d += 2)
     std::memcpy(keys + d / kBlock * kTileWeights + d % kBlock / 2 * 32, bits + d, 4);
-  kernels_.round_bf16_finite(value, shape_.head_dim, bits);
+  kernels_.round_bf16_finite(value, shape_.value_dim, bits);
   uint16_t* values = view.values(page) + at / kBlock * kTileWeights + at % kBlock / 2 * 32 + at % 2;
-  for (int64_t d = 0; d < shape_.head_dim; ++d)
+  for (int64_t d = 0; d < shape_.value_dim; ++d)
     values[d / kPanel * kPageTiles * kTileWeights + d % kPanel * 2] = bits[d];
 }
 
@@ -242,22 +242,22 @@ void Attention::merge(int64_t row, int64_t head, std::span<const uint16_t> sinks
   const RowParts& parts = row_parts_[static_cast<size_t>(row)];
   Kernels::SoftmaxPart running = part_sums_[part_index(parts.first, head)];
   std::memcpy(out, part_values(parts.first, head),
-              static_cast<size_t>(shape_.head_dim) * sizeof(float));
+              static_cast<size_t>(shape_.value_dim) * sizeof(float));
   for (int64_t i = 1; i < parts.count; ++i) {
     const int64_t part = parts.first + i * parts.stride;
     if (i + kPartsAhead < parts.count) {  // may be in another core's cache
       const float* const ahead = part_values(part + kPartsAhead * parts.stride, head);
-      for (int64_t d = 0; d < shape_.head_dim; d += 16) __builtin_prefetch(ahead + d);
+      for (int64_t d = 0; d < shape_.value_dim; d += 16) __builtin_prefetch(ahead + d);
     }
     kernels_.merge_part(out, &running, part_values(part, head), part_sums_[part_index(part, head)],
-                        shape_.head_dim);
+                        shape_.value_dim);
   }
   if (!sinks.empty()) {
     static constexpr float kZeros[kLargestHeadDim] = {};
     const float sink = bf16_to_float(sinks[static_cast<size_t>(head)]);
-    kernels_.merge_part(out, &running, kZeros, {sink, 1.0f}, shape_.head_dim);
+    kernels_.merge_part(out, &running, kZeros, {sink, 1.0f}, shape_.value_dim);
   }
-  kernels_.scale(out, 1.0f / running.sum, shape_.head_dim);
+  kernels_.scale(out, 1.0f / running.sum, shape_.value_dim);
 }
 
 }  // namespace specqd

@@ -27,15 +27,17 @@ struct SequenceRows {
 constexpr int64_t kLargestHeadDim = 1024;
 
 struct AttentionShape {
-  int64_t heads, kv_heads, head_dim;
-  float scale;  // of scores
-  float cap;    // soft cap of scaled scores; 0: none
+  int64_t heads, kv_heads;
+  int64_t head_dim, value_dim;  // of queries and keys; of values, at most as many
+  float scale;                  // of scores
+  float cap;                    // soft cap of scaled scores; 0: none
   int64_t group() const { return heads / kv_heads; }
   int64_t queries() const { return heads * head_dim; }
   int64_t keys() const { return kv_heads * head_dim; }
-  int64_t outputs() const { return queries() + 2 * keys(); }  // queries, keys, values of a row
+  int64_t values() const { return kv_heads * value_dim; }
+  int64_t outputs() const { return queries() + keys() + values(); }  // of a row
   int64_t key_tiles() const { return (head_dim + kBlock - 1) / kBlock; }
-  int64_t value_width() const { return (head_dim + kPanel - 1) / kPanel * kPanel; }
+  int64_t value_width() const { return (value_dim + kPanel - 1) / kPanel * kPanel; }
 };
 
 class Attention {
@@ -59,7 +61,7 @@ class Attention {
   // are contiguous, so that they are the rows of one product.
   uint8_t* query(int64_t row, int64_t head);
 
-  // Writes keys and values (fp32, [head_dim]) of a position into the cache.
+  // Writes a key and a value (fp32, [head_dim] and [value_dim]) of a position into the cache.
   void write(const KvView& view, int64_t position, const float* key, const float* value) const;
   // Zeroes the values after position `last` in its block of 32, because a product reads whole
   // blocks.
@@ -74,7 +76,7 @@ class Attention {
   // positions before it.
   void run(const KvCache& cache, int64_t layer, int64_t window, int64_t first, int64_t last,
            int thread);
-  // Writes attention's output of a row's head, [head_dim]; all passes of the head must have run.
+  // Writes attention's output of a row's head, [value_dim]; all passes of the head must have run.
   // `sinks` (BF16, by head; may be empty) are scores whose value is zero.
   void merge(int64_t row, int64_t head, std::span<const uint16_t> sinks, float* out);
 

@@ -76,7 +76,7 @@ void Decoder::place_layers() {
       continue;
     }
     cached_.push_back(std::ssize(kv_shape_.layers));
-    kv_shape_.layers.push_back({shape.kv_heads, shape.head_dim});
+    kv_shape_.layers.push_back({shape.kv_heads, shape.head_dim, shape.value_dim});
     first_reader_ = std::ssize(cached_);
   }
   for (size_t i = 0; i < sees_all.size(); ++i)
@@ -95,6 +95,7 @@ void Decoder::reserve_scratch() {
     };
     for (const FeedForward& each : layer.feed_forwards)
       reserve(each, layer.mixture != nullptr ? spec_.experts_per_token : 1);
+    if (layer.latent != nullptr) tiles = std::max(tiles, latent_tiles(*layer.latent));
     if (layer.mixture == nullptr) continue;
     router_rows = std::max(router_rows, layer.mixture->router->rows());
     if (layer.mixture->has_shared()) reserve(layer.mixture->shared, 1);
@@ -130,7 +131,7 @@ void Decoder::reserve_scratch() {
   if (weights_.per_layer.exists())
     per_layer_.resize(rows * static_cast<size_t>(weights_.per_layer.projection->rows()));
   aside_.resize((slots + (has_experts ? rows : 0)) * static_cast<size_t>(spec_.hidden));
-  prepared_ = Memory(slots * row_bytes);
+  prepared_ = Memory(std::max(slots * row_bytes, reserve_latents()));
   scratch_.resize(static_cast<size_t>(pool_->threads()));
   for (Scratch& scratch : scratch_) {
     scratch.row = Memory(static_cast<size_t>(tiles * kBlock) * sizeof(float));
@@ -140,6 +141,7 @@ void Decoder::reserve_scratch() {
   if (!has_experts) return;
   const int64_t blocks = (router_rows + kBlock - 1) / kBlock;
   router_scores_.resize(rows * static_cast<size_t>(blocks * kBlock));
+  choice_scores_.resize(router_scores_.size());
   shared_gates_.resize(rows);
   choices_.resize(slots);
   slot_row_.resize(slots);
@@ -166,6 +168,7 @@ size_t Decoder::fixed_bytes(Precision precision) const {
   for (const LayerWeights& layer : weights_.layers) {
     bytes += bytes_of(*layer.query_key_value, precision) + bytes_of(*layer.output, precision);
     if (layer.is_recurrent()) bytes += bytes_of(*layer.delta->rates, Precision::kExact);
+    if (layer.latent != nullptr) bytes += bytes_of(*layer.latent, precision);
     if (layer.mixture == nullptr)
       bytes += bytes_of(layer.feed_forwards.front(), precision);
     else
@@ -181,18 +184,23 @@ size_t Decoder::fixed_bytes(Precision precision) const {
 
 void Decoder::watch_inputs() {
   static const Mixture kNoMixture;
+  static const LatentWeights kNoLatent;
   std::vector<const PackedWeight*> watched;
   for (const LayerWeights& layer : weights_.layers) {
     const FeedForward& first = layer.feed_forwards.front();
     const FeedForward& shared = (layer.mixture ? *layer.mixture : kNoMixture).shared;
     const PerLayerInput& own = layer.per_layer;
-    for (const auto& weight : {layer.query_key_value, layer.output, first.gate_up, first.down,
-                               shared.gate_up, shared.down, own.gate, own.projection})
+    const LatentWeights& latent = layer.latent ? *layer.latent : kNoLatent;
+    for (const auto& weight :
+         {layer.query_key_value, layer.output, first.gate_up, first.down, shared.gate_up,
+          shared.down, own.gate, own.projection, latent.queries, latent.keys, latent.values})
       watched.push_back(weight.get());
   }
   watched.push_back(weights_.per_layer.projection.get());
   watched.push_back(weights_.head.get());
-  inputs_ = std::make_unique<InputProducts>(watched, std::ssize(aside_) / spec_.hidden);
+  int64_t rows = std::ssize(aside_) / spec_.hidden;
+  if (!by_head_.empty()) rows = std::max(rows, max_rows_ * spec_.attentions.front().heads);
+  inputs_ = std::make_unique<InputProducts>(watched, rows);
 }
 
 size_t Decoder::weight_bytes(Precision precision) const {

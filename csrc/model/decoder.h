@@ -143,8 +143,9 @@ class Decoder {
 
   // Sums the squared inputs of the products of exact forwards from now on. By layer: queries, keys
   // and values; output; gate and up; down (experts share those of their layer); gate and up, and
-  // down, of the shared feed forward; gate and projection of the per-layer embedding. Last: the
-  // projection of all per-layer embeddings, and the head. Empty where there is no such matrix.
+  // down, of the shared feed forward; gate and projection of the per-layer embedding; a latent
+  // layer's queries, keys and values. Last: the projection of all per-layer embeddings, and the
+  // head. Empty where there is no such matrix.
   void watch_inputs();
   // Ends the watch.
   std::vector<std::vector<float>> take_input_products() {
@@ -166,6 +167,13 @@ class Decoder {
   // The destination of a block's output: added to the residual stream, kept in aside_, or added
   // together with aside_.
   enum class Destination { kResidual, kAside, kWithAside };
+
+  // An expert that a row has chosen. A slot is one row of one expert; slots are ordered by expert,
+  // then by row.
+  struct Choice {
+    int32_t expert, slot;
+    float share;
+  };
 
   struct Rope {
     RopeSpec spec;
@@ -192,6 +200,7 @@ class Decoder {
   void make_pair(int64_t row, uint16_t* bits);
   size_t entry_bytes(Precision precision) const;
   void attend(Team& team, int64_t layer);
+  void project(Team& team, const LayerWeights& layer);
   void feed_forward(Team& team, const LayerWeights& layer);
   void run_feed_forward(Team& team, const Norm& norm, const FeedForward& weights,
                         Destination destination);
@@ -202,8 +211,10 @@ class Decoder {
   void finish(Team& team);
   void copy_taps(Team& team, int64_t boundary);
   void share_attention(Team& team, int64_t layer);
-  void keep_gates(const AttentionShape& shape, int64_t first, int64_t count, const float* result,
-                  int64_t stride);
+  // Copies those of a product's outputs [first, first + count) that lie in [from, to) to
+  // `out`, [rows][out_stride].
+  void keep_outputs(int64_t first, int64_t count, const float* result, int64_t stride, int64_t from,
+                    int64_t to, float* out, int64_t out_stride) const;
   void write_heads(int64_t layer, int64_t kv_head, const Attention::PageRows& part);
   void merge_head(const LayerWeights& layer, int64_t head, const Attention::PageRows& part);
   Attention& attention_of(const LayerWeights& layer) {
@@ -244,10 +255,26 @@ class Decoder {
   auto put_output(const Vector& bias, Destination destination);
   void add_aside(Team& team, const Norm& norm, float scale = 1.0f);
 
+  // Latent attention (decoder_latent.cpp).
+  static int64_t latent_tiles(const LatentWeights& weights);  // of its widest matrix
+  size_t reserve_latents();  // returns the bytes of prepared rows of all heads
+  void project_latents(Team& team, const LayerWeights& layer);
+  void norm_latent(const LatentWeights& weights, float* latent) const;
+  void expand_latents(Team& team, const LayerWeights& layer);
+  // Multiplies a row's part of each head, which lie one after the other in `x`, by the head's part
+  // of `weight`, and calls take(head, first_output, outputs, result, stride). Ends with a barrier.
+  template <class Take>
+  void multiply_heads(Team& team, const char* stage, const PackedWeight& weight, int64_t heads,
+                      const PreparedRows& x, const Take& take);
+
   // Mixture of experts (decoder_experts.cpp).
   void mix_experts(Team& team, const LayerWeights& layer);
   PreparedRows route(Team& team, const LayerWeights& layer);
   void choose_experts(const LayerWeights& layer, int64_t row);
+  void score_choices(const Mixture& mixture, int64_t experts, const float* sigmoids,
+                     float* out) const;
+  void share_among(const Mixture& mixture, int64_t experts, std::span<Choice> chosen,
+                   float* scores) const;
   void sum_experts(const LayerWeights& layer, int64_t row);
   // Outputs of experts by slot, behind those of the shared feed forward by row.
   float* slot_outputs(const Mixture& mixture) {
@@ -319,6 +346,8 @@ class Decoder {
   std::vector<Scratch> scratch_;
   std::vector<float> residual_, heads_, hidden_, aside_;
   std::vector<float> gates_;                       // of attention, [rows][heads * head_dim]
+  std::vector<float> query_latents_;               // [rows][rank]
+  std::vector<float> by_head_;                     // queries, then outputs, of latent layers
   std::vector<float> delta_inputs_, delta_rates_;  // [rows][channels + gates], [rows][2 heads]
   std::vector<StateStep> state_steps_;             // of all sequences
   std::vector<size_t> state_step_starts_;          // by sequence, and the end
@@ -330,13 +359,9 @@ class Decoder {
   std::vector<float> logits_;
   int64_t logits_stride_ = 0;
 
-  // The experts chosen by the rows of the layer in progress. A slot is one row of one expert; slots
-  // are ordered by expert, then by row.
-  struct Choice {
-    int32_t expert, slot;
-    float share;
-  };
+  // The experts chosen by the rows of the layer in progress.
   std::vector<float> router_scores_;    // [rows][rows of the router, padded to whole blocks]
+  std::vector<float> choice_scores_;    // likewise: by which experts are chosen
   std::vector<float> shared_gates_;     // [rows]
   std::vector<Choice> choices_;         // [rows][experts_per_token], best first
   std::vector<int32_t> slot_row_;       // by slot

@@ -68,10 +68,14 @@ void Decoder::write_key_value(const LayerWeights& layer, int64_t kv_head, int64_
   const AttentionShape& shape = attention.shape();
   const int64_t dim = shape.head_dim;
   float* const key = heads_.data() + row * shape.outputs() + shape.queries() + kv_head * dim;
-  float* const value = key + shape.keys();
-  if (layer.values_are_keys) std::memcpy(value, key, static_cast<size_t>(dim) * sizeof(float));
+  const int64_t value_dim = shape.value_dim, before = dim - value_dim;
+  float* const value =
+      heads_.data() + row * shape.outputs() + shape.queries() + shape.keys() + kv_head * value_dim;
+  if (layer.latent != nullptr) norm_latent(*layer.latent, key + before);
+  if (layer.values_are_keys)
+    std::memcpy(value, key + before, static_cast<size_t>(value_dim) * sizeof(float));
   norm_heads(layer.key_norm, dim, key, kv_head, 1);
-  norm_heads(layer.value_norm, dim, value, kv_head, 1);
+  norm_heads(layer.value_norm, value_dim, value, kv_head, 1);
   rotate(rope_of(layer), key, position);
   attention.write(view, position, key, value);
 }
@@ -105,25 +109,25 @@ void Decoder::merge_head(const LayerWeights& layer, int64_t head, const Attentio
   }
 }
 
-// Keeps the outputs that follow queries, keys and values.
-void Decoder::keep_gates(const AttentionShape& shape, int64_t first, int64_t count,
-                         const float* result, int64_t stride) {
-  const int64_t width = shape.queries(), before = shape.outputs();
-  const int64_t from = std::max(first, before), to = std::min(first + count, before + width);
-  for (int64_t row = 0; from < to && row < rows_; ++row)
-    std::memcpy(gates_.data() + row * width + from - before, result + row * stride + from - first,
-                static_cast<size_t>(to - from) * sizeof(float));
+void Decoder::keep_outputs(int64_t first, int64_t count, const float* result, int64_t stride,
+                           int64_t from, int64_t to, float* out, int64_t out_stride) const {
+  const int64_t begin = std::max(first, from), end = std::min(first + count, to);
+  for (int64_t row = 0; begin < end && row < rows_; ++row)
+    std::memcpy(out + row * out_stride + begin - from, result + row * stride + begin - first,
+                static_cast<size_t>(end - begin) * sizeof(float));
 }
 
-void Decoder::attend(Team& team, int64_t layer_index) {
-  const LayerWeights& layer = weights_.layers[static_cast<size_t>(layer_index)];
-  const int64_t outputs = attention_of(layer).shape().outputs();
+// Multiplies queries, keys and values of all rows.
+void Decoder::project(Team& team, const LayerWeights& layer) {
+  const AttentionShape& shape = attention_of(layer).shape();
+  const int64_t outputs = shape.outputs(), queries = shape.queries();
   const PackedWeight& qkv = *layer.query_key_value;
   multiply(team, "queries, keys, values", precision_, qkv,
            prepare(team, precision_, rows_, qkv, attention_inputs(layer)),
            [&](int64_t first, int64_t count, const float* result, int64_t stride) {
              if (spec_.gates_attention)
-               keep_gates(attention_of(layer).shape(), first, count, result, stride);
+               keep_outputs(first, count, result, stride, outputs, outputs + queries, gates_.data(),
+                            queries);
              const int64_t kept = std::min(count, std::min(qkv.rows(), outputs) - first);
              if (kept <= 0) return;
              for (int64_t row = 0; row < rows_; ++row) {
@@ -133,12 +137,18 @@ void Decoder::attend(Team& team, int64_t layer_index) {
                  kernels_.add_bf16(out, layer.query_key_value_bias.data() + first, kept);
              }
            });
-
   if (spec_.norms_whole_rows) norm_whole_rows(team, layer);
+}
+
+void Decoder::attend(Team& team, int64_t layer_index) {
+  const LayerWeights& layer = weights_.layers[static_cast<size_t>(layer_index)];
+  layer.latent != nullptr ? project_latents(team, layer) : project(team, layer);
   share_attention(team, layer_index);
-  const auto attended = [&](int64_t row, float*) -> const float* {
-    return heads_.data() + row * outputs;
-  };
+  if (layer.latent != nullptr) expand_latents(team, layer);
+  const int64_t width =
+      layer.latent != nullptr ? layer.output->columns() : attention_of(layer).shape().outputs();
+  const float* const outputs = layer.latent != nullptr ? by_head_.data() : heads_.data();
+  const auto attended = [&](int64_t row, float*) -> const float* { return outputs + row * width; };
   const bool is_aside = spec_.is_parallel || layer.attention_post_norm.exists();
   multiply(team, "output", precision_, *layer.output,
            prepare(team, precision_, rows_, *layer.output, attended),

@@ -1,7 +1,7 @@
 // Keys and values of many sequences in pages of 64 positions, which sequences may share.
 //
 // A page holds all cached layers, each with heads of its own number and size. Keys are stored as
-// the panels of a matrix [positions, head_dim], values as those of its transpose [head_dim,
+// the panels of a matrix [positions, head_dim], values as those of a transpose [value_dim,
 // positions], so that attention consists of two exact products. Eight pages make a frame,
 // [layer][key-value head][keys of 8 pages, values of 8 pages]. Consecutive pages of a sequence
 // mostly share a frame; a chunk of a head's keys is then contiguous in memory.
@@ -29,9 +29,9 @@ constexpr int64_t kFramePages = kChunkPositions / kPagePositions;
 
 // The keys and values of one layer.
 struct KvLayer {
-  int64_t kv_heads, head_dim;
-  int64_t key_tiles() const { return (head_dim + kBlock - 1) / kBlock; }     // per panel
-  int64_t value_panels() const { return (head_dim + kPanel - 1) / kPanel; }  // 2 tiles each
+  int64_t kv_heads, head_dim, value_dim;
+  int64_t key_tiles() const { return (head_dim + kBlock - 1) / kBlock; }      // per panel
+  int64_t value_panels() const { return (value_dim + kPanel - 1) / kPanel; }  // 2 tiles each
   int64_t key_words() const { return kPagePositions / kPanel * key_tiles() * kTileWeights; }
   int64_t value_words() const { return value_panels() * (kPagePositions / kBlock) * kTileWeights; }
   int64_t page_words() const { return kv_heads * (key_words() + value_words()); }

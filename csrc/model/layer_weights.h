@@ -40,6 +40,19 @@ struct DeltaWeights {
   std::vector<float> norm;                 // [value_dim]
 };
 
+// A latent layer's attention beside its first product, whose outputs are queries, or their latent,
+// and then a key: its part with positions, and the latent of all heads' keys and values. A head's
+// part of `keys` makes of its query what it asks of the latent; its part of `values` makes its
+// output of the latents that attention has summed.
+struct LatentWeights {
+  std::shared_ptr<PackedWeight> queries;  // of the queries' latent; null: they have none
+  Norm query_norm, norm;                  // of both latents
+  std::shared_ptr<PackedWeight> keys;     // [heads * latent, plain part of a query]
+  std::shared_ptr<PackedWeight> values;   // [heads * outputs, latent]
+};
+
+size_t bytes_of(const LatentWeights& weights, Precision precision);
+
 // The last addition of a layer to the residual stream x: norm(projection(act(gate(x)) * e)), where
 // e is the layer's part of the token's per-layer embedding.
 struct PerLayerInput {
@@ -71,6 +84,11 @@ struct Mixture {
   Norm experts_post_norm, shared_post_norm;
   float score_scale = 1.0f;
   std::vector<float> share_scales;  // by expert; empty: all are 1
+  // Choice by the sigmoids of scores plus these, by expert; empty: by scores. Of `groups`, those
+  // `chosen_groups` count whose best two have the largest sums. Shares are the sigmoids.
+  std::vector<float> choice_bias;
+  int64_t groups = 1, chosen_groups = 1;
+  bool takes_sigmoids() const { return !choice_bias.empty(); }
   bool has_shared() const { return shared.down != nullptr; }
 };
 
@@ -88,10 +106,11 @@ struct LayerWeights {
   int rope = 0;                            // index into DecoderSpec::ropes; -1: none
   int attention = 0;                       // index into DecoderSpec::attentions
   int kv_layer = -1;  // the earlier layer whose keys and values it reads; -1: it has its own
-  bool values_are_keys = false;  // before norm and rotation
+  bool values_are_keys = false;  // their last part, before the norm of keys and rotation
   PerLayerInput per_layer;
   float output_scale = 1.0f;  // of the residual stream behind the layer; 1 without a last norm
-  std::shared_ptr<DeltaWeights> delta;  // null: an attention layer
+  std::shared_ptr<DeltaWeights> delta;    // null: an attention layer
+  std::shared_ptr<LatentWeights> latent;  // null: queries, keys and values are products
   bool is_recurrent() const { return delta != nullptr; }
 };
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from support.random_latent import DEEPSEEK, GLM4_MOE, GLM4_MOE_LITE, MOONLIGHT
 from support.random_models import ROPE_SCALINGS, Shape
 from support.random_recurrent import DELTA_NET
 
@@ -31,6 +32,14 @@ MINISTRAL_ROPE = {
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.4,
+}
+
+DEEPSEEK_ROPE = {
+    "rope_type": "yarn",
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+    "mscale": 0.7,
+    "mscale_all_dim": 1.0,
 }
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
@@ -171,5 +180,21 @@ FAMILY_SHAPES: Mapping[str, Shape] = {
             "full_attention_interval": 2, "num_experts": 5, "num_experts_per_tok": 2,
             "shared_expert_intermediate_size": 36, "intermediate_size": 84, "mlp_only_layers": [1],
         },
+    ),
+    "glm4_moe": Shape(
+        "glm4_moe", hidden=56, heads=7, kv_heads=1, head_dim=40, ffn=36, layers=3, vocab=261,
+        context=1024, has_biases=True, is_peaked=True, extra=GLM4_MOE,
+    ),
+    "glm4_moe_lite": Shape(
+        "glm4_moe_lite", hidden=72, heads=5, kv_heads=5, head_dim=8, ffn=36, layers=3, vocab=263,
+        context=1024, rope_theta=1e6, is_peaked=True, extra=GLM4_MOE_LITE,
+    ),
+    "deepseek_v3": Shape(
+        "deepseek_v3", hidden=72, heads=3, kv_heads=3, head_dim=8, ffn=36, layers=3, vocab=271,
+        context=1024, rope_scaling=DEEPSEEK_ROPE, is_peaked=True, extra=DEEPSEEK,
+    ),
+    "deepseek_v3, queries without a latent": Shape(
+        "deepseek_v3", hidden=56, heads=4, kv_heads=4, head_dim=8, ffn=36, layers=3, vocab=269,
+        context=1024, is_peaked=True, extra=MOONLIGHT,
     ),
 }  # fmt: skip

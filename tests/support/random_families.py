@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from support import random_gemma4 as gemma4
+from support import random_latent as latent
 from support.random_recurrent import Linears, Sizes, recurrent_linears, recurrent_vectors
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ ModelType = Literal[
     "llama", "mistral", "ministral3", "qwen2", "qwen3", "olmo2", "olmo3", "granite",
     "granitemoehybrid", "glm4", "smollm3", "gemma2", "gemma3_text", "gemma4_text", "phi3",
     "starcoder2", "gpt_neox", "stablelm", "mixtral", "qwen3_moe", "gpt_oss", "qwen3_5_text",
-    "qwen3_5_moe_text", "qwen3_next",
+    "qwen3_5_moe_text", "qwen3_next", "glm4_moe", "glm4_moe_lite", "deepseek_v3",
 ]  # fmt: skip
 
 ARCHITECTURES = {
@@ -31,9 +32,12 @@ ARCHITECTURES = {
     "qwen3_5_text": "Qwen3_5",
     "qwen3_5_moe_text": "Qwen3_5Moe",
     "qwen3_next": "Qwen3Next",
+    "glm4_moe": "Glm4Moe",
+    "glm4_moe_lite": "Glm4MoeLite",
+    "deepseek_v3": "DeepseekV3",
 }
 RECURRENT = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
-PER_LAYER = ("layer_types", "no_rope_layers")  # entries that list layers
+PER_LAYER = ("layer_types", "no_rope_layers", "mlp_layer_types")  # entries that list layers
 ROUTERS = (
     "mlp.gate.weight",
     "block_sparse_moe.gate.weight",
@@ -52,6 +56,7 @@ NORMS_AFTER = {  # of attention and feed forward, by their names
     "gemma4_text": (*_NORMS_AFTER, "post_per_layer_input_norm"),
     "glm4": ("post_self_attn_layernorm", "post_mlp_layernorm"),
 }
+_UNBIASED_OUTPUTS = ("stablelm", "glm4", "glm4_moe")
 
 # Names of modules that differ from Llama's.
 _NEOX = {
@@ -99,7 +104,7 @@ def family_config(shape: "Shape") -> Mapping[str, Any]:
             }
         case "olmo2" | "glm4" | "qwen3_5_text":
             entries = biases
-        case "qwen3_5_moe_text" | "qwen3_next":
+        case "qwen3_5_moe_text" | "qwen3_next" | "glm4_moe" | "glm4_moe_lite" | "deepseek_v3":
             entries = {**biases, "moe_intermediate_size": shape.ffn}
         case "olmo3":
             entries = {**biases, "sliding_window": shape.window}
@@ -186,18 +191,28 @@ def _layer_sizes(shape: "Shape", index: int) -> Sizes:
         return
     feed_forward = _experts if _has_experts(shape, index) else _mlp
     is_recurrent = _is_recurrent(shape, index)
-    mixer = recurrent_linears(shape) if is_recurrent else _attention_linears(shape)
-    linears = mixer | feed_forward(shape)
+    linears = _mixer_linears(shape, is_recurrent) | feed_forward(shape)
     for name, (rows, columns, is_biased) in linears.items():
         yield f"{name}.weight", (rows, columns)
         if is_biased:
             yield f"{name}.bias", (rows,)
-    yield from recurrent_vectors(shape) if is_recurrent else _head_norms(shape)
+    if kind in latent.LATENT:
+        yield from latent.latent_norms(shape)
+    else:
+        yield from recurrent_vectors(shape) if is_recurrent else _head_norms(shape)
+    if "mlp.gate" in linears and kind in latent.SIGMOID:
+        yield "mlp.gate.e_score_correction_bias", (shape.extra["n_routed_experts"],)
     if kind == "qwen3_5_moe_text":
         yield from _stacked_experts(shape, "mlp.experts")
     if kind == "gpt_oss":
         yield from _mxfp4_experts(shape)
         yield "self_attn.sinks", (shape.heads,)
+
+
+def _mixer_linears(shape: "Shape", is_recurrent: bool) -> Linears:
+    if shape.model_type in latent.LATENT:
+        return latent.latent_linears(shape)
+    return recurrent_linears(shape) if is_recurrent else _attention_linears(shape)
 
 
 def _head_norms(shape: "Shape") -> Sizes:
@@ -207,6 +222,8 @@ def _head_norms(shape: "Shape") -> Sizes:
             yield f"self_attn.{letter}_norm.weight", (dim,)
         if kind in ("olmo2", "olmo3"):
             yield f"self_attn.{letter}_norm.weight", (heads * dim,)
+        if shape.extra.get("use_qk_norm"):
+            yield f"self_attn.{letter}_norm.weight", (dim,)
         if kind == "stablelm" and shape.extra.get("qk_layernorm"):
             for head in range(heads):
                 yield f"self_attn.{letter}_layernorm.norms.{head}.weight", (dim,)
@@ -222,7 +239,7 @@ def _attention_linears(shape: "Shape") -> Linears:
         gates = q if kind in RECURRENT else 0
         rows = {"q": q + gates, "k": kv, "v": kv}
         linears = {f"self_attn.{n}_proj": (rows[n], hidden, qkv_biased) for n in rows}
-    return linears | {"self_attn.o_proj": (hidden, q, biased and kind not in ("stablelm", "glm4"))}
+    return linears | {"self_attn.o_proj": (hidden, q, biased and kind not in _UNBIASED_OUTPUTS)}
 
 
 def _is_recurrent(shape: "Shape", index: int) -> bool:
@@ -234,7 +251,10 @@ def _is_recurrent(shape: "Shape", index: int) -> bool:
 def _mlp(shape: "Shape") -> Linears:
     kind, hidden = shape.model_type, shape.hidden
     ffn = shape.extra.get("intermediate_size", shape.ffn)  # that of experts may differ
-    unbiased = ("olmo2", "olmo3", "granitemoehybrid", "glm4", "stablelm", "qwen3_moe", *RECURRENT)
+    unbiased = (
+        *("olmo2", "olmo3", "granitemoehybrid", "glm4", "stablelm", "qwen3_moe"),
+        *(*RECURRENT, *latent.SIGMOID),
+    )
     biased = kind == "gpt_neox" or (shape.has_biases and kind not in unbiased)
     if kind in ("phi3", "granitemoehybrid", "glm4"):
         linears = {"mlp.gate_up_proj": (2 * ffn, hidden, False)}
@@ -248,6 +268,8 @@ def _mlp(shape: "Shape") -> Linears:
 def _has_experts(shape: "Shape", index: int) -> bool:
     if shape.model_type in ("mixtral", "gpt_oss", "qwen3_5_moe_text"):
         return True
+    if shape.model_type in latent.SIGMOID:
+        return latent.has_experts(shape, index)
     step = shape.extra.get("decoder_sparse_step", 1)
     is_plain = index in shape.extra.get("mlp_only_layers", [])
     is_sparse = (index + 1) % step == 0 and not is_plain
@@ -262,11 +284,14 @@ def _experts(shape: "Shape") -> Linears:
         block, count = "block_sparse_moe", shape.extra["num_local_experts"]
         names = {"w1": (ffn, hidden), "w3": (ffn, hidden), "w2": (hidden, ffn)}
     else:
-        block, count = "mlp", shape.extra["num_experts"]
+        count = shape.extra.get("num_experts") or shape.extra["n_routed_experts"]
+        block = "mlp"
         names = {"gate_proj": (ffn, hidden), "up_proj": (ffn, hidden), "down_proj": (hidden, ffn)}
     linears = {f"{block}.gate": (count, hidden, False)}
     if shape.model_type in RECURRENT:
         linears |= _shared_expert(shape)
+    if shape.model_type in latent.SIGMOID:
+        linears |= latent.shared_experts(shape)
     if shape.model_type == "qwen3_5_moe_text":
         return linears
     for expert in range(count):

@@ -14,7 +14,6 @@ from support import reference_gemma4
 from support.fp4 import bf16_values
 from support.reference_feed_forward import (
     Weights,
-    experts_per_token,
     feed_forward,
     gelu_tanh,
     linear,
@@ -22,13 +21,15 @@ from support.reference_feed_forward import (
     norm_if_any,
     rms_norm,
 )
+from support.reference_latent import is_latent, latent_attention
 from support.reference_positions import (
     Array,
     Config,
     head_dim,
     is_qwen3_5,
+    is_visible,
     query_scales,
-    rope,
+    rotate,
     tells_positions,
     window,
 )
@@ -59,17 +60,11 @@ def values(tensors: Mapping[str, NDArray[Any]]) -> Weights:
 def router_margins(
     config: Config, tensors: Mapping[str, NDArray[Any]], tokens: Sequence[int]
 ) -> Array:
-    """The score of the last chosen expert minus that of the next one, over the RMS of scores: the
-    least of all layers for each token, [n]."""
-    routers: list[Array] = []
-    forward(config, values(tensors), tokens, routers)
-    least = np.full(len(tokens), np.inf)
-    for scores in routers:
-        falling = -np.sort(-scores, axis=-1)
-        last = experts_per_token(config) - 1
-        gaps = falling[:, last] - falling[:, last + 1]
-        least = np.minimum(least, gaps / np.sqrt((scores**2).mean()))
-    return least
+    """By how much scores of experts may err before another one is chosen, over their RMS: the least
+    of all layers for each token, [n]."""
+    margins: list[Array] = []
+    forward(config, values(tensors), tokens, margins)
+    return np.minimum.reduce([np.full(len(tokens), np.inf), *margins])
 
 
 def rms_error(found: NDArray[Any], truth: NDArray[Any]) -> float:
@@ -79,10 +74,10 @@ def rms_error(found: NDArray[Any], truth: NDArray[Any]) -> float:
 
 
 def forward(
-    config: Config, weights: Weights, tokens: Sequence[int], routers: list[Array] | None = None
+    config: Config, weights: Weights, tokens: Sequence[int], margins: list[Array] | None = None
 ) -> Array:
-    """Logits after each token, [n, vocab]. Appends each router's scores, [n, experts]."""
-    routers = [] if routers is None else routers
+    """Logits after each token, [n, vocab]. Appends each router's margins, [n]."""
+    margins = [] if margins is None else margins
     weights = canonical(config, weights)
     embedding = weights["model.embed_tokens.weight"]
     x = embedding[np.asarray(tokens)] * embedding_scale(config)
@@ -95,12 +90,14 @@ def forward(
         inputs = norm_if_any(config, layer, "before_attention", x)
         if is_recurrent(layer):
             mixed = gated_delta_net(config, layer, inputs)
+        elif is_latent(layer):
+            mixed = latent_attention(config, layer, inputs)
         else:
             mixed = _attention(config, layer, index, inputs, keys_values)
         mixed = norm_if_any(config, layer, "after_attention", mixed)
         x = x + mixed * branch_scale
         source = before if _is_parallel(config) else x
-        added = feed_forward(config, layer, source, routers)
+        added = feed_forward(config, layer, source, margins)
         x = x + norm_if_any(config, layer, "after_mlp", added) * branch_scale
         if per_layer is not None:
             gate = gelu_tanh(linear(layer, "per_layer_input_gate", x))
@@ -249,7 +246,7 @@ def _keys_values(config: Config, layer: Weights, index: int, x: Array) -> tuple[
     v = v.reshape(len(x), kv_heads, dim)
     if config["model_type"] == "gemma4_text":
         v = rms_norm(v, np.ones(dim), config.get("rms_norm_eps", 1e-6))
-    return _rotate(config, index, k) if tells_positions(config, index) else k, v
+    return rotate(config, index, k) if tells_positions(config, index) else k, v
 
 
 def _attention(
@@ -260,7 +257,7 @@ def _attention(
     heads = config["num_attention_heads"]
     q = _normed_heads(config, layer, "q", linear(layer, "self_attn.q_proj", x), heads)
     if tells_positions(config, index):
-        q = _rotate(config, index, q)
+        q = rotate(config, index, q)
     source = reference_gemma4.kv_layer(config, index)
     if source == index:
         keys_values[index] = _keys_values(config, layer, index, x)
@@ -268,7 +265,7 @@ def _attention(
     k, v = (np.repeat(t, heads // t.shape[1], axis=1) for t in keys_values[source])
     scores = np.einsum("thd,shd->hts", q, k) * score_scale(config)
     scores = soft_cap(scores, cap_of(config, "attn_logit_softcapping", 50.0))
-    scores = np.where(_is_visible(n, window(config, index)), scores, -np.inf)
+    scores = np.where(is_visible(n, window(config, index)), scores, -np.inf)
     sinks = layer.get("self_attn.sinks")
     if sinks is not None:  # one more score per head, with the value zero
         scores = np.concatenate([scores, np.broadcast_to(sinks[:, None, None], (heads, n, 1))], -1)
@@ -300,23 +297,3 @@ def _normed_heads(config: Config, layer: Weights, letter: str, x: Array, heads: 
         names = [f"self_attn.{letter}_layernorm.norms.{head}.weight" for head in range(heads)]
         weight = np.stack([layer[name] for name in names])
     return x if weight is None else norm(config, x, weight)
-
-
-def _is_visible(n: int, window: int | None) -> NDArray[np.bool_]:
-    distance = np.arange(n)[:, None] - np.arange(n)
-    return (distance >= 0) & (distance < (window or n))
-
-
-def _rotate(config: Config, index: int, x: Array) -> Array:
-    """Rotates dimensions i and i + half of x, [n, heads, head_dim], by position * angle i; of GLM
-    dimensions 2i and 2i + 1."""
-    frequencies, scale = rope(config, index, len(x))
-    angles = np.arange(len(x))[:, None, None] * frequencies
-    cos, sin = np.cos(angles) * scale, np.sin(angles) * scale
-    half = len(frequencies)
-    if config["model_type"] == "glm4":
-        first, second = x[..., 0 : 2 * half : 2], x[..., 1 : 2 * half : 2]
-        turned = np.stack([first * cos - second * sin, second * cos + first * sin], axis=-1)
-        return np.concatenate([turned.reshape(*x.shape[:2], -1), x[..., 2 * half :]], axis=-1)
-    first, second, rest = np.split(x, (half, 2 * half), axis=-1)
-    return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)

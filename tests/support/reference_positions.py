@@ -19,6 +19,8 @@ def is_qwen3_5(config: Config) -> bool:
 def head_dim(config: Config, index: int = 0) -> int:
     if config["model_type"] == "gemma4_text" and window(config, index) is None:
         return int(config.get("global_head_dim", 512))
+    if "qk_rope_head_dim" in config:  # the part that rotates
+        return int(config["qk_rope_head_dim"])
     if config.get("head_dim") is not None:
         return int(config["head_dim"])
     if config["model_type"] == "qwen3":
@@ -65,7 +67,7 @@ def tells_positions(config: Config, index: int) -> bool:
 
 def rotated_dims(config: Config) -> int:
     """Number of dimensions of a head that rotate: the first ones."""
-    shares = {"gpt_neox": 0.25, "stablelm": 0.25, "glm4": 0.5}
+    shares = {"gpt_neox": 0.25, "stablelm": 0.25, "glm4": 0.5, "glm4_moe": 0.5}
     default = 0.25 if is_qwen3_5(config) else shares.get(config["model_type"], 1.0)
     share = config.get("rotary_pct", config.get("partial_rotary_factor", default))
     share = (config.get("rope_parameters") or {}).get("partial_rotary_factor", share)
@@ -154,3 +156,23 @@ def _yarn(frequencies: Array, settings: Config, context: int, base: float) -> tu
         if mscale and mscale_all:
             scale = attention_scale(mscale) / attention_scale(mscale_all)
     return frequencies / factor * stretch + frequencies * (1 - stretch), float(scale)
+
+
+def is_visible(n: int, window: int | None) -> NDArray[np.bool_]:
+    distance = np.arange(n)[:, None] - np.arange(n)
+    return (distance >= 0) & (distance < (window or n))
+
+
+def rotate(config: Config, index: int, x: Array) -> Array:
+    """Rotates dimensions i and i + half of x, [n, heads, head_dim], by position * angle i; in some
+    families dimensions 2i and 2i + 1."""
+    frequencies, scale = rope(config, index, len(x))
+    angles = np.arange(len(x))[:, None, None] * frequencies
+    cos, sin = np.cos(angles) * scale, np.sin(angles) * scale
+    half = len(frequencies)
+    if config["model_type"] == "glm4" or config.get("rope_interleave", "kv_lora_rank" in config):
+        first, second = x[..., 0 : 2 * half : 2], x[..., 1 : 2 * half : 2]
+        turned = np.stack([first * cos - second * sin, second * cos + first * sin], axis=-1)
+        return np.concatenate([turned.reshape(*x.shape[:2], -1), x[..., 2 * half :]], axis=-1)
+    first, second, rest = np.split(x, (half, 2 * half), axis=-1)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)

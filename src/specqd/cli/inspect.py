@@ -245,6 +245,9 @@ def shape_lines(llm: "LLM") -> list[str]:
 
 
 def _heads(config: "DecoderConfig") -> str:
+    if config.latent is not None:
+        latent = config.latent
+        return f"one latent of {latent.rank} and {latent.rope_dim} that rotate for all"
     heads = " or ".join(f"{count} key/value, of {dim}" for count, dim in config.distinct_heads)
     shared = sum(each.kv_layer is not None for each in config.attentions)
     return heads + (f"; {shared} layers share keys and values" if shared else "")

@@ -25,6 +25,7 @@ from specqd.config.gemma import read_gemma2, read_gemma3
 from specqd.config.gemma4 import read_gemma4
 from specqd.config.generation import GenerationDefaults, read_generation_defaults
 from specqd.config.gguf import config_fields
+from specqd.config.latent import read_deepseek_v3, read_glm4_moe, read_glm4_moe_lite
 from specqd.config.llama import (
     read_glm4,
     read_granite,
@@ -92,6 +93,9 @@ _READERS: dict[str, Callable[[Fields, int | None], DecoderConfig]] = {
     "mixtral": read_mixtral,
     "qwen3_moe": read_qwen3_moe,
     "gpt_oss": read_gpt_oss,
+    "glm4_moe": read_glm4_moe,
+    "glm4_moe_lite": read_glm4_moe_lite,
+    "deepseek_v3": read_deepseek_v3,
 }
 _TEXT_PARTS = {  # wrapper -> types of its text model
     "mistral3": ("mistral", "ministral3"),

@@ -30,6 +30,19 @@ _ROPE = RopeDefaults()
 
 
 @dataclass(frozen=True, slots=True)
+class SigmoidChoice:
+    """Experts are chosen by the sigmoids of their scores plus a bias of each expert.
+
+    Only those of the `chosen_groups` groups count whose best two have the largest sums. Shares are
+    the sigmoids, times `scale`.
+    """
+
+    groups: int = 1
+    chosen_groups: int = 1
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertsConfig:
     """Layers where a router chooses `per_token` of `count` feed forwards of width `size`.
 
@@ -47,6 +60,26 @@ class ExpertsConfig:
     is_mxfp4: bool = False  # in the file
     has_shared: bool = False
     has_own_norms: bool = False
+    sigmoids: SigmoidChoice | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LatentConfig:
+    """Attention of all heads to one row a position: a latent of `rank`, and `rope_dim` that rotate.
+
+    Of the latent follow `plain_dim` values of a head's key, which the rotated part completes, and
+    its value of `value_dim`. Queries have a latent of `query_rank`, or none.
+    """
+
+    rank: int
+    rope_dim: int
+    plain_dim: int
+    value_dim: int
+    query_rank: int | None = None
+
+    @property
+    def query_dim(self) -> int:
+        return self.plain_dim + self.rope_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +106,8 @@ class DeltaConfig:
 class AttentionConfig:
     """The keys and values of one layer.
 
-    With `values_are_keys`, values are the keys before norm and rotation. `kv_layer` is the earlier
-    layer whose keys and values are read; None: the layer has its own.
+    With `values_are_keys`, values are the keys before norm and rotation, or their latent.
+    `kv_layer` is the earlier layer whose keys and values are read; None: the layer has its own.
     """
 
     num_kv_heads: int
@@ -140,6 +173,7 @@ class DecoderConfig:
     gates_attention: bool = False  # its outputs; the gates' rows follow each head's query
     experts: ExpertsConfig | None = None
     delta: DeltaConfig | None = None
+    latent: LatentConfig | None = None  # of all layers; `head_dim` is then its row's
     attentions: tuple[AttentionConfig, ...] = ()  # by layer; empty: all as stated above
     norms_values: bool = False  # each head's, without a weight
     intermediate_sizes: tuple[int, ...] = ()  # by layer; empty: all as stated above
@@ -150,7 +184,7 @@ class DecoderConfig:
     def attention(self, layer: int) -> AttentionConfig:
         if self.attentions:
             return self.attentions[layer]
-        return AttentionConfig(self.num_kv_heads, self.head_dim)
+        return AttentionConfig(self.num_kv_heads, self.head_dim, self.latent is not None)
 
     def feed_forward_size(self, layer: int) -> int:
         return self.intermediate_sizes[layer] if self.intermediate_sizes else self.intermediate_size
@@ -158,7 +192,8 @@ class DecoderConfig:
     def rotation(self, layer: int) -> tuple[RopeConfig, int] | None:
         """The layer's rope and the size of the heads that it rotates."""
         rope = self.ropes[layer]
-        return None if rope is None else (rope, self.attention(layer).head_dim)
+        dim = self.latent.rope_dim if self.latent else self.attention(layer).head_dim
+        return None if rope is None else (rope, dim)
 
     @property
     def is_mxfp4(self) -> bool:
@@ -324,6 +359,7 @@ def read_experts(
     size: int,
     count: int | None,
     per_token: int | None,
+    count_name: str = "num_experts",
     per_token_name: str = "num_experts_per_tok",
     layers: tuple[bool, ...] | None = None,
     shares_of_chosen: bool = True,
@@ -331,7 +367,7 @@ def read_experts(
     """Reads experts; the arguments are a model type's defaults. `count` has two spellings."""
     if fields.get("num_local_experts") is not None:
         count = fields.integer("num_local_experts", most=_MOST_EXPERTS)
-    count = fields.integer("num_experts", count, most=_MOST_EXPERTS)
+    count = fields.integer(count_name, count, most=_MOST_EXPERTS)
     per_token = fields.integer(per_token_name, per_token)
     if per_token > count:
         raise fields.wrong(per_token_name, f"at most the number of experts ({count})")

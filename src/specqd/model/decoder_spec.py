@@ -48,6 +48,7 @@ def attention_shape(config: DecoderConfig, kv_heads: int, head_dim: int) -> _nat
         heads=config.num_heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
+        value_dim=config.latent.rank if config.latent else head_dim,
         scale=config.attention_scale or float(np.float32(1) / np.sqrt(np.float32(head_dim))),
         cap=config.attention_softcap or 0.0,
     )

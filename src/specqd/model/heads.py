@@ -252,6 +252,7 @@ class _Reader:
                     heads=config.num_heads,
                     kv_heads=config.num_kv_heads,
                     head_dim=files.head_dim,
+                    value_dim=files.head_dim,
                     scale=float(np.float32(1) / np.sqrt(np.float32(files.head_dim))),
                     cap=0.0,
                 )

@@ -38,6 +38,9 @@ class LayerInputs:
     shared_down: Importance | None = None
     per_layer_gate: Importance | None = None
     per_layer_projection: Importance | None = None
+    latent_queries: Importance | None = None
+    latent_keys: Importance | None = None  # of all heads alike, as the next
+    latent_values: Importance | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from specqd.config.decoder import DeltaConfig
 from specqd.formats.bf16 import widened
 from specqd.model.feed_forwards import FeedForwardReader
 from specqd.model.importance import Importance, LayerInputs, MeasuredInputs
+from specqd.model.latents import LatentReader
 from specqd.model.loader import Bits, Loader, Source
 from specqd.model.recurrent import delta_weights, recurrent_inputs, recurrent_output
 from specqd.model.tensor_names import TensorNames
@@ -31,6 +32,8 @@ class LayerReader:
         self._names = names
         self._inputs = inputs
         self._feed_forwards = FeedForwardReader(loader, config, names)
+        latent = config.latent
+        self._latent = None if latent is None else LatentReader(loader, config, latent, names)
 
     def norm(self, name: str | None, length: int) -> _native.Norm | None:
         """A norm of the residual stream, with a bias for layer norms; None without a name."""
@@ -110,6 +113,7 @@ class LayerReader:
             per_layer=self._per_layer_input(c.per_layer, at, inputs) if c.per_layer else None,
             output_scale=self._scale(at + names.layer_scale) if c.scales_layers else 1.0,
             delta=None if delta is None else self._delta(at, delta),
+            latent=None if self._latent is None else self._latent.weights(at, inputs),
         )
 
     def _delta(self, at: str, delta: DeltaConfig) -> _native.DeltaWeights:
@@ -118,6 +122,8 @@ class LayerReader:
     def _mixer_inputs(
         self, at: str, attention: AttentionConfig, delta: DeltaConfig | None, inputs: LayerInputs
     ) -> _native.PackedWeight:
+        if self._latent is not None:
+            return self._latent.inputs(at, inputs)
         if delta is None:
             return self._query_key_value(at, attention, inputs.query_key_value)
         return recurrent_inputs(self._loader, self._config, delta, self._names, at, inputs)
@@ -126,6 +132,8 @@ class LayerReader:
         self, at: str, attention: AttentionConfig, delta: DeltaConfig | None, inputs: LayerInputs
     ) -> _native.PackedWeight:
         c = self._config
+        if self._latent is not None:
+            return self._latent.output(at, inputs)
         if delta is not None:
             return recurrent_output(self._loader, c, delta, self._names, at, inputs)
         source = Source.whole(f"{at}{self._names.output}.weight", c.hidden_size)

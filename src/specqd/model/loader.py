@@ -29,15 +29,15 @@ Progress = Callable[[int, int], None]  # bytes of weights packed so far, total b
 class Source:
     """`count` rows of a tensor that has `rows`: those that `take` returns of a range of all rows.
 
-    The range is made when the tensor's shape was checked: a hostile size takes no memory. A tensor
-    that is one of a `stack` has the stack's name and its place.
+    The range is made when the tensor's shape was checked: a hostile size takes no memory. A matrix
+    that is `within` another tensor has a name made of that tensor's.
     """
 
     name: str
     rows: int
     count: int
     take: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None = None
-    stack: "Stack | None" = None
+    within: "Stack | HeadPart | None" = None
 
     @classmethod
     def whole(cls, name: str, rows: int) -> "Source":
@@ -47,9 +47,18 @@ class Source:
         """Selects these rows of the tensor's bits [rows, ...]."""
         return bits if self.take is None else bits[self.take(np.arange(self.rows))]
 
-    def row(self, at: int) -> int:
-        """The tensor's row that is row `at` of these."""
-        return at if self.take is None else int(self.take(np.arange(self.rows))[at])
+    def bits(self, tensors: WeightSource, columns: int) -> Bits:
+        """All rows of the tensor, [rows, columns]."""
+        if self.within is None:
+            return tensors.bf16(self.name, (self.rows, columns))
+        return self.within.bits(tensors, self.rows, columns)
+
+    def place(self, row: int, column: int) -> str:
+        """The name and place in the file of the weight at `row` and `column` of these."""
+        row = row if self.take is None else int(self.take(np.arange(self.rows))[row])
+        if isinstance(self.within, HeadPart):
+            return self.within.place(row, column)
+        return f"{self.name}[{row}, {column}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +73,39 @@ class Stack:
         """All rows of the matrix, or some."""
         name, kept = f"{self.name}[{self.at}]", kept or slice(None)
         return Source(name, rows, len(range(rows)[kept]), itemgetter(kept), self)
+
+    def bits(self, tensors: WeightSource, rows: int, columns: int) -> Bits:
+        return tensors.bf16(self.name, (self.count, rows, columns), self.at)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPart:
+    """Rows [first, first + count) of each head of the tensor `name` [heads * dim, columns]."""
+
+    name: str
+    heads: int
+    dim: int
+    columns: int
+    first: int
+    count: int
+    is_transposed: bool = False  # each head's part
+
+    def rows(self, part: str) -> Source:
+        """All of them, one head after the other; `part` is their name."""
+        rows = self.heads * (self.columns if self.is_transposed else self.count)
+        return Source(f"{self.name}[{part}]", rows, rows, within=self)
+
+    def bits(self, tensors: WeightSource, rows: int, columns: int) -> Bits:
+        whole = tensors.bf16(self.name, (self.heads * self.dim, self.columns))
+        heads = whole.reshape(self.heads, self.dim, self.columns)
+        heads = heads[:, self.first : self.first + self.count]
+        return (heads.swapaxes(1, 2) if self.is_transposed else heads).reshape(rows, columns)
+
+    def place(self, row: int, column: int) -> str:
+        height = self.columns if self.is_transposed else self.count
+        head, row = divmod(row, height)
+        row, column = (column, row) if self.is_transposed else (row, column)
+        return f"{self.name}[{head * self.dim + self.first + row}, {column}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +217,7 @@ class Loader:
         importance: Importance | None,
     ) -> _native.PackedWeight:
         named = {each.name: each for each in sources}  # several sources may share a tensor
-        tensors = {name: self._tensor(source, columns) for name, source in named.items()}
+        tensors = {name: source.bits(self.tensors, columns) for name, source in named.items()}
         views = [np.ascontiguousarray(each.of(tensors[each.name])) for each in sources]
         if self.draft is not DraftFormat.FP4:
             importance = None
@@ -190,15 +232,9 @@ class Loader:
         )
         if isinstance(packed, tuple):
             at, row, column = packed
-            raise self._not_finite(sources[at].name, f"[{sources[at].row(row)}, {column}]")
+            raise self._not_finite(sources[at].place(row, column), "")
         self._count(sum(view.nbytes for view in views))
         return packed
-
-    def _tensor(self, source: Source, columns: int) -> Bits:
-        stack = source.stack
-        if stack is None:
-            return self.tensors.bf16(source.name, (source.rows, columns))
-        return self.tensors.bf16(stack.name, (stack.count, source.rows, columns), stack.at)
 
     def take_mxfp4(
         self, stack: Mxfp4Experts, expert: int, parts: int, read_share: float

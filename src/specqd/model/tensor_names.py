@@ -44,10 +44,17 @@ class TensorNames:
     shared_post_norm: str | None = None
     router_norm: str | None = None  # this and the next are tensors, not modules
     share_scales: str | None = None  # factors on shares by expert
+    choice_bias: str = "mlp.gate.e_score_correction_bias"
     sinks: str = "self_attn.sinks"
     recurrent: str = "linear_attn"
     recurrent_inputs: tuple[str, ...] = ("in_proj_qkv", "in_proj_z")  # one: fused by key head
     recurrent_rates: tuple[str, ...] = ("in_proj_b", "in_proj_a")  # likewise
+    query_latent: str = "self_attn.q_a_proj"
+    query_latent_norm: str = "self_attn.q_a_layernorm"
+    latent_queries: str = "self_attn.q_b_proj"
+    latent: str = "self_attn.kv_a_proj_with_mqa"
+    latent_norm: str = "self_attn.kv_a_layernorm"
+    latent_keys_values: str = "self_attn.kv_b_proj"
     layer_scale: str = "layer_scalar"
     per_layer_table: str = "model.embed_tokens_per_layer"
     per_layer_embedding: str = "model.per_layer_model_projection"
@@ -78,6 +85,11 @@ _SHARED_EXPERT = replace(
     shared_gate_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
     shared_down="mlp.shared_expert.down_proj",
     shared_gate="mlp.shared_expert_gate",
+)
+_SHARED_EXPERTS = replace(
+    _DEFAULT,
+    shared_gate_up=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
+    shared_down="mlp.shared_experts.down_proj",
 )
 _STACKS = ("gate_up_proj", "down_proj")
 READ_IN_PLACE = (f"{_DEFAULT.per_layer_table}.weight",)  # matrices that are never packed
@@ -135,6 +147,9 @@ _BY_TYPE = {
     "qwen3_next": replace(
         _SHARED_EXPERT, recurrent_inputs=("in_proj_qkvz",), recurrent_rates=("in_proj_ba",)
     ),
+    "glm4_moe": _SHARED_EXPERTS,
+    "glm4_moe_lite": _SHARED_EXPERTS,
+    "deepseek_v3": _SHARED_EXPERTS,
     "gpt_oss": replace(_DEFAULT, router="mlp.router", expert_gate_up=("gate_up_proj",)),
     "gpt_neox": replace(
         _DEFAULT,

@@ -1,0 +1,215 @@
+"""The families with DeepSeek's experts: a choice by sigmoids, and most with latent attention."""
+
+import math
+from dataclasses import replace
+
+from specqd.config.decoder import (
+    DecoderConfig,
+    ExpertsConfig,
+    LatentConfig,
+    SigmoidChoice,
+    check_heads,
+    layer_count,
+    read_decoder,
+    read_experts,
+)
+from specqd.config.fields import Fields
+from specqd.config.rope import RopeConfig, RopeDefaults
+from specqd.errors import shown
+
+_PANEL = 16  # outputs of a head's products come in panels of this many
+_MLP_TYPES = ("dense", "sparse")
+
+
+def read_deepseek_v3(fields: Fields, context: int | None) -> DecoderConfig:
+    """Latent attention; experts in all layers but the first ones, chosen among groups."""
+    config = _read_latent_decoder(
+        fields,
+        context,
+        max_positions=4096,
+        eps=1e-6,
+        latent=LatentConfig(512, 64, 128, 128, 1536),
+    )
+    experts = _read_experts(
+        fields,
+        config.num_layers,
+        size=2048,
+        count=256,
+        per_token=8,
+        choice=SigmoidChoice(8, 4, 2.5),
+        first=3,
+    )
+    return _with_experts(fields, config, experts)
+
+
+def read_glm4_moe_lite(fields: Fields, context: int | None) -> DecoderConfig:
+    """The same with other defaults; `mlp_layer_types` says which layers have experts."""
+    config = _read_latent_decoder(
+        fields,
+        context,
+        max_positions=202_752,
+        eps=1e-5,
+        latent=LatentConfig(512, 64, 192, 256, 768),
+    )
+    experts = _read_experts(
+        fields,
+        config.num_layers,
+        size=1536,
+        count=64,
+        per_token=4,
+        choice=SigmoidChoice(scale=1.8),
+        first=1,
+    )
+    return _with_experts(fields, config, replace(experts, layers=_sparse_layers(fields)))
+
+
+def read_glm4_moe(fields: Fields, context: int | None) -> DecoderConfig:
+    """Plain attention, half of each head rotated, beside DeepSeek's experts."""
+    config = read_decoder(
+        fields,
+        context=context,
+        max_positions=131_072,
+        num_kv_heads=8,
+        eps=("rms_norm_eps", 1e-5),
+        rope=RopeDefaults(share=0.5),
+        qkv_bias=fields.flag("attention_bias"),
+    )
+    experts = _read_experts(
+        fields,
+        config.num_layers,
+        size=1408,
+        count=128,
+        per_token=8,
+        choice=SigmoidChoice(),
+        first=1,
+    )
+    config = _with_experts(fields, config, experts)
+    return replace(config, qk_norm="one" if fields.flag("use_qk_norm") else None)
+
+
+def _read_latent_decoder(
+    fields: Fields, context: int | None, *, max_positions: int, eps: float, latent: LatentConfig
+) -> DecoderConfig:
+    """A decoder with latent attention; `latent` holds the family's defaults."""
+    if fields.flag("attention_bias"):
+        raise fields.wrong("attention_bias", "false")
+    latent = _read_latent(fields, latent)
+    heads = fields.integer("num_attention_heads")
+    if fields.integer("num_key_value_heads", heads) != heads:
+        raise fields.wrong("num_key_value_heads", f"the number of query heads ({heads})")
+    turning = {"head_dim": latent.rope_dim, "num_key_value_heads": 1}
+    config = read_decoder(
+        Fields(fields.path, {**fields.values, **turning}, fields.within),
+        context=context,
+        max_positions=max_positions,
+        bos=(0,),
+        eos=(1,),
+        eps=("rms_norm_eps", eps),
+    )
+    row = latent.rank + latent.rope_dim
+    check_heads(fields, heads, 1, row)
+    [rope] = config.distinct_ropes
+    return replace(
+        config,
+        head_dim=row,
+        latent=latent,
+        attention_scale=latent.query_dim**-0.5 * _score_growth(rope) ** 2,
+        rope_pairs="neighbours" if fields.flag("rope_interleave", True) else "halves",
+    )
+
+
+def _read_latent(fields: Fields, family: LatentConfig) -> LatentConfig:
+    def panels(name: str, default: int) -> int:
+        value = fields.integer(name, default, most=1024)
+        if value % _PANEL:
+            raise fields.error(name, f"is {value}; a multiple of {_PANEL} is needed")
+        return value
+
+    query_rank = family.query_rank
+    if "q_lora_rank" in fields.values:  # a null is not the same as absent
+        has_rank = fields.get("q_lora_rank") is not None
+        query_rank = fields.integer("q_lora_rank", most=1 << 16) if has_rank else None
+    return LatentConfig(
+        rank=panels("kv_lora_rank", family.rank),
+        rope_dim=fields.integer("qk_rope_head_dim", family.rope_dim, most=1024),
+        plain_dim=fields.integer("qk_nope_head_dim", family.plain_dim, most=1024),
+        value_dim=panels("v_head_dim", family.value_dim),
+        query_rank=query_rank,
+    )
+
+
+def _score_growth(rope: RopeConfig) -> float:
+    """YaRN's factor on queries and on keys, which DeepSeek applies to the scores."""
+    if rope.kind != "yarn" or not rope.mscale_all_dim or rope.factor <= 1:
+        return 1.0
+    return 0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0
+
+
+def _read_experts(
+    fields: Fields,
+    layers: int,
+    *,
+    size: int,
+    count: int,
+    per_token: int,
+    choice: SigmoidChoice,
+    first: int,
+) -> ExpertsConfig:
+    """Experts behind the first layers; the arguments are a family's defaults."""
+    for name, only in (
+        ("scoring_func", "sigmoid"),
+        ("topk_method", "noaux_tc"),
+        ("moe_layer_freq", 1),
+    ):
+        if fields.get(name) not in (None, only):
+            raise fields.wrong(name, shown(only))
+    choice = SigmoidChoice(
+        groups=fields.integer("n_group", choice.groups),
+        chosen_groups=fields.integer("topk_group", choice.chosen_groups),
+        scale=fields.positive("routed_scaling_factor", choice.scale),
+    )
+    dense = fields.integer("first_k_dense_replace", first, least=0)
+    experts = read_experts(
+        fields,
+        size=fields.integer("moe_intermediate_size", size),
+        count=count,
+        per_token=per_token,
+        count_name="n_routed_experts",
+        layers=tuple(layer >= dense for layer in range(layers)),
+        shares_of_chosen=fields.flag("norm_topk_prob", True),
+    )
+    _check_groups(fields, experts, choice)
+    return replace(experts, has_shared=True, sigmoids=choice)
+
+
+def _check_groups(fields: Fields, experts: ExpertsConfig, choice: SigmoidChoice) -> None:
+    groups, chosen = choice.groups, choice.chosen_groups
+    if experts.count % groups or (groups > 1 and experts.count // groups < 2):
+        problem = f"is {groups}; {experts.count} experts must fall into groups of two or more"
+        raise fields.error("n_group", problem)
+    if chosen > groups:
+        raise fields.wrong("topk_group", f"at most n_group ({groups})")
+    if experts.per_token > experts.count // groups * chosen:
+        among = experts.count // groups * chosen
+        raise fields.wrong("num_experts_per_tok", f"at most the experts of topk_group ({among})")
+
+
+def _sparse_layers(fields: Fields) -> tuple[bool, ...]:
+    layers, types = layer_count(fields), fields.get("mlp_layer_types")
+    if types is None:
+        return (False, *[True] * (layers - 1))
+    if not isinstance(types, list) or len(types) != layers:
+        raise fields.wrong("mlp_layer_types", f"a list of {layers} names")
+    for kind in types:
+        if kind not in _MLP_TYPES:
+            raise fields.error(
+                "mlp_layer_types", f"has {shown(kind)}; known: {', '.join(_MLP_TYPES)}"
+            )
+    return tuple(kind == "sparse" for kind in types)
+
+
+def _with_experts(fields: Fields, config: DecoderConfig, experts: ExpertsConfig) -> DecoderConfig:
+    """The shared experts are one feed forward; that of layers without experts is wider."""
+    width = experts.size * fields.integer("n_shared_experts", 1, most=1024)
+    sizes = tuple(width if sparse else config.intermediate_size for sparse in experts.layers)
+    return replace(config, experts=experts, intermediate_sizes=sizes)
