@@ -5,13 +5,15 @@ PARITY := .venv-parity
 PEERS := .venv-peers
 EMPTY := .venv-wheel
 RAY := .venv-ray
+CLIENTS := .venv-clients
 BIN := $(VENV)/bin
 SOURCES := $(shell git ls-files -co --exclude-standard src csrc 2>/dev/null || find src csrc -type f)
 QUIET_PIP := --quiet --disable-pip-version-check
 
 unexport PYTHONPATH  # import only from the environments below
 
-.PHONY: build demo test test-slow test-all test-ray real-models wheel fuzz clang sanitize aarch64 amx numa
+.PHONY: build demo test test-slow test-all test-ray test-clients real-models wheel fuzz clang \
+	sanitize aarch64 amx numa
 .PHONY: lint format docs examples parity bench-peers bench-prefill clean
 
 build: $(VENV)/built
@@ -56,6 +58,17 @@ test-ray: dist/built
 	$(RAY)/bin/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[ray]" \
 		pytest hypothesis kubernetes-validate
 	$(RAY)/bin/python -m pytest tests/test_ray.py tests/test_deploy.py
+
+# The clients of docs/clients.md, in an environment of their own: some of them are large. Needs npm.
+test-clients: dist/built
+	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/pip install $(QUIET_PIP) --force-reinstall --no-deps dist/specqd-*.whl
+	$(CLIENTS)/bin/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[serve,test]" \
+		langchain-openai litellm mcp 'lm-eval[api]' transformers aiperf
+	npm install --no-audit --no-fund --prefix $(CLIENTS)/npm @openai/codex @anthropic-ai/claude-code
+	PATH="$(CURDIR)/$(CLIENTS)/bin:$(CURDIR)/$(CLIENTS)/npm/node_modules/.bin:$$PATH" \
+		$(CLIENTS)/bin/python -m pytest tests/test_client_commands.py \
+		tests/test_client_snippets.py tests/test_clients.py
 
 # Tests the wheel as a user gets it: in a new environment, outside the source tree.
 wheel: dist/built
@@ -167,5 +180,5 @@ bench-prefill: $(PEERS)/ready
 	$(PEERS)/bin/python docs/scripts/tables.py docs/performance.md
 
 clean:
-	rm -rf $(VENV) $(PARITY) $(PEERS) $(EMPTY) $(RAY) dist build build-clang build-thread \
-		build-address build-aarch64 build-amx build-numa build-docs
+	rm -rf $(VENV) $(PARITY) $(PEERS) $(EMPTY) $(RAY) $(CLIENTS) dist build build-clang \
+		build-thread build-address build-aarch64 build-amx build-numa build-docs
