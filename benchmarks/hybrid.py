@@ -3,7 +3,7 @@
     python benchmarks/hybrid.py make OUT [--size 0.8B]
     python benchmarks/hybrid.py OUT [--only forwards rounds memory]
 
-A model has the shape of Qwen3.5-0.8B or 4B (1.5 and 8.4 GB). Prints JSON:
+A model has the shape of Qwen3.5-0.8B or 4B (1.5 and 8.4 GB). Prints one JSON object for each part:
 
 - forwards: those of `specqd bench forward --follow`, one row from position 1,024 on in both
   precisions, then five rows and a prompt of 512, with all stages. The share of the bandwidth counts
@@ -141,7 +141,7 @@ def memory(model: Model) -> dict[str, float]:
     sizes_cached = []
     for i in range(SEQUENCES):
         context = _decoded(model, 100 + i, _native.PAGE_POSITIONS, 1)
-        cache.publish(context.slot, _tokens(100 + i, _native.PAGE_POSITIONS), "")
+        cache.publish(context.slot, _tokens(100 + i, _native.PAGE_POSITIONS))
         cache.release(context.slot)
         sizes_cached.append(_resident_mb())
     return {
@@ -191,9 +191,9 @@ def main() -> None:
         return
     llm = LLM(options.words[0], f"fp4:k={DRAFTED}", cache_positions=1 << 14)
     machine = llm.model.machine
-    results = {name: parts[name](llm) for name in options.only}
-    facts = {"cpu": _native.cpu_model(), "threads": machine.pool.threads, "isa": machine.isa}
-    print(json.dumps(facts | results, indent=1))
+    print(f"{_native.cpu_model()}, {machine.pool.threads} threads, {machine.isa}", file=sys.stderr)
+    for name in options.only:
+        print(json.dumps({name: parts[name](llm)}), flush=True)
 
 
 if __name__ == "__main__":

@@ -197,7 +197,7 @@ struct Kernels {
   // ascending.
   void (*short_conv)(const uint16_t* const* rows, const uint16_t* weights, int64_t stride,
                      int64_t taps, int64_t n, float* out);
-  // Computes the row's output and its update of the state, from those of the rows before it.
+  // Computes the rows' outputs and their updates of the state, each from those of the rows before.
   void (*delta_rows)(const DeltaChunk& chunk, const DeltaRows& rows);
   // The state after the chunk; `next` may be its state.
   void (*delta_advance)(const DeltaChunk& chunk, float* next);

@@ -42,7 +42,7 @@ class ForwardTimes:
     rows: int
     seconds: float
     moved_bytes: int
-    gb_per_s: float  # the machine's, before and after
+    gb_per_s: float  # the machine's, afterwards: memory just freed would slow the forwards
     stages: list[Stage]  # longest first
     spans: list[Span]
 
@@ -77,7 +77,6 @@ def measure(
     text = _Text(model, precision, tokens, accepted=len(tokens) if follow else position)
     try:
         text.forward(starts[0], rows)
-        before = _bandwidth(model.machine, text.moved_bytes)
         text.moved_bytes = 0
         forwards = [text.forward(start, rows) for start in starts[1:]]
         moved = text.moved_bytes // repeats
@@ -89,7 +88,7 @@ def measure(
         rows,
         median(seconds),
         moved,
-        (before + _bandwidth(model.machine, moved)) / 2,
+        _bandwidth(model.machine, moved),
         _stages(forwards, model.machine.pool.threads),
         forwards[seconds.index(min(seconds))],
     )

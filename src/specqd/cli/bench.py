@@ -192,7 +192,7 @@ def forward(
 
     A stage is a product, attention, the preparation of inputs, or the wait of a thread for the
     others. Times are medians over forwards, of all layers together, as a mean over threads. The
-    bandwidth is that of plain reads of as many bytes, up to 1 GB, timed before and after.
+    bandwidth is that of plain reads of as many bytes, up to 1 GB, timed afterwards.
 
     \b
     Example:
