@@ -346,11 +346,11 @@ def interval(values: list[float]) -> list[float]:
 
 
 async def prefix_trial(client: httpx.AsyncClient, model: Path, chance: random.Random) -> Json:
-    begins = [text[:700] for text in prompts(chance, 40, 1200) if len(text) >= 700][:8]
+    begins = [text[:900] for text in prompts(chance, 200, 1800) if len(text) >= 900][:16]
     asked = [
         {"prompt": begin + tail, "max_tokens": 4, "temperature": 0}
         for begin in begins
-        for tail in prompts(chance, 8, 60)
+        for tail in prompts(chance, 4, 60)
     ]
     chance.shuffle(asked)
     found: Json = {"requests": len(asked), "beginnings": len(begins)}
