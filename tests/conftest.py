@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from secrets import randbelow
@@ -22,6 +23,8 @@ from support.random_models import PACKED_SHAPE, Shape, make_model
 from support.served import TEMPLATE, Served
 
 os.environ["SPECQD_CONFIG"] = os.devnull  # not the user's own file
+# Ignored in what a shell script starts in the background; the programs under test inherit it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Times of examples tell nothing, and an example may write over the files of the one before.
 settings.register_profile(
