@@ -22,6 +22,7 @@ from support.decided_tokens import decided_tokens, rounding_error
 from support.family_shapes import FAMILY_SHAPES
 from support.random_models import ROPE_SCALINGS, Shape, make_model, read_model, write_safetensors
 from support.reference import rms_error
+from support.writers import bf16_bits
 
 CHUNK = testing.CHUNK_POSITIONS
 
@@ -97,6 +98,12 @@ def forward_in_parts(
     return np.concatenate(logits)
 
 
+def mxfp4_values(bits: NDArray[np.uint16]) -> NDArray[np.float64]:
+    """A matrix's values in MXFP4."""
+    rows, columns = bits.shape
+    return fp4.decode(fp4.cast(bits, DraftFormat.MXFP4)).reshape(rows, -1)[:, :columns]
+
+
 # --- Against float64 --------------------------------------------------------------------------
 
 
@@ -126,16 +133,17 @@ def test_long_sequences_are_right_over_several_chunks_of_attention(
 def test_the_fp4_precision_is_the_model_with_mxfp4_weights(tmp_path: Path, seed: int) -> None:
     """Equal but for int8 inputs: 127 steps up to the largest of 32, about 2.5 times their RMS, so
     that a product errs by 2.5 / 127 / sqrt(12) of its inputs. The variances of four products per
-    layer and of the head add."""
+    layer and of the head add. The model's own head has MXFP4's values, so that the panels that a
+    draft reads exactly are no exception."""
     shape = Shape(hidden=96, ffn=200)
-    model = open_random(tmp_path, shape, seed, draft=DraftFormat.MXFP4)
-    config, tensors = read_model(tmp_path)
+    config, tensors = read_model(make_model(tmp_path, shape, seed))
+    cast = {name: mxfp4_values(bits) for name, bits in tensors.items() if bits.ndim == 2}
+    tensors["lm_head.weight"] = bf16_bits(cast["lm_head.weight"])
+    write_safetensors(tmp_path / "model.safetensors", tensors)
+    model = Model.open(tmp_path, machine=MACHINE, draft=DraftFormat.MXFP4)
     weights = {name: fp4.bf16_values(bits) for name, bits in tensors.items()}
     for packed in model.weights.matrices:
-        for name in packed.names:
-            blocks = fp4.decode(fp4.cast(tensors[name], DraftFormat.MXFP4))
-            rows, columns = tensors[name].shape
-            weights[name] = blocks.reshape(rows, -1)[:, :columns]
+        weights |= {name: cast[name] for name in packed.names}
     tokens = random_tokens(seed, 60, shape.vocab)
     expected = reference.forward(config, weights, tokens)
     draft = forward_in_parts(model, tokens, [60], is_draft=True)
@@ -308,4 +316,6 @@ def test_bytes_per_forward_are_those_of_the_planes_it_reads(tmp_path: Path, seed
     planes = [packed.weight.plane_bytes() for packed in model.weights.matrices]
     assert model.bytes_per_forward == sum(sum(each.values()) for each in planes)
     draft = sum(each["codes"] + each["scales"] for each in planes)
-    assert model.as_draft().bytes_per_forward == draft
+    panels, best = Shape().vocab // 16, 8  # of the head; those that a row of a draft reads exactly
+    exact = sum(planes[-1].values()) * best // panels
+    assert model.as_draft().bytes_per_forward == draft + exact

@@ -1,8 +1,8 @@
-"""Drafts that read a part of the head: what is kept has the bits of the
-whole, what is left out has no logit, and no sequence changes."""
+"""The head of drafts: its best panels are exact, what a partial head leaves out has no logit,
+and no sequence changes."""
 
 from collections.abc import Sequence as SequenceOf
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +11,19 @@ from numpy.typing import NDArray
 
 from specqd import LLM, SamplingParams, _native
 from specqd._native import Context, DraftRequest, Level, NoDraft, Rows, Sequence, testing
+from specqd.formats.fp4 import DraftFormat
 from specqd.model.model import Machine, Model
 from support.family_shapes import FAMILY_SHAPES
-from support.random_models import Shape, make_model
+from support.kernel_values import BLOCK, PANEL, PORTABLE, bf16_values, tiled
+from support.random_models import (
+    Shape,
+    make_model,
+    make_tensors,
+    read_model,
+    write_safetensors,
+)
 
-PANEL = 16
+BEST_PANELS = 8
 SHAPES = {
     "llama": Shape(hidden=96, ffn=64, vocab=1013, is_peaked=True, context=256),
     "qwen2, tied": Shape("qwen2", hidden=40, ffn=48, vocab=700, is_tied=True),
@@ -47,21 +55,63 @@ def logits_of(
 
 
 def listed(model: Model) -> NDArray[np.bool_]:
-    """[vocabulary]: whether the id is among those that have logits."""
+    """[panels]: whether a partial head reads the panel."""
     panels = -(-model.vocabulary // PANEL)
     found = np.zeros(panels, bool)
     found[model.decoder.partial_head.panels(panels)] = True
-    return np.repeat(found, PANEL)[: model.vocabulary]
+    return found
+
+
+def make_idle_model(directory: Path, shape: Shape, seed: int) -> Path:
+    """A model whose layers add zero: the head reads normed embeddings in every precision."""
+    make_model(directory, shape, seed)
+    tensors = make_tensors(shape, seed)
+    for name, bits in tensors.items():
+        if "o_proj." in name or "down_proj." in name:
+            bits[:] = 0
+    write_safetensors(directory / "model.safetensors", tensors)
+    return directory
+
+
+def head_of(directory: Path) -> NDArray[np.uint16]:
+    _, tensors = read_model(directory)
+    tied = tensors["model.embed_tokens.weight"]
+    return np.asarray(tensors.get("lm_head.weight", tied), np.uint16)
+
+
+def fp4_logits(model: Model, directory: Path, tokens: SequenceOf[int]) -> NDArray[np.float32]:
+    """What an idle model's head computes of its FP4 weights alone: [rows, panels, 16]."""
+    _, tensors = read_model(directory)
+    config, head = model.config, head_of(directory)
+    rows, tiles = -(-len(head) // PANEL) * PANEL, -(-head.shape[1] // BLOCK)
+    padded = np.zeros((rows, tiles * BLOCK), np.uint16)
+    padded[: head.shape[0], : head.shape[1]] = head
+    packed = PORTABLE.pack(tiled(padded), DraftFormat.MXFP4.value)
+    embeddings = bf16_values(tensors["model.embed_tokens.weight"])[list(tokens)]
+    embeddings *= np.float32(config.embedding_scale)
+    norm = tensors["model.norm.weight"]
+    normed = [
+        PORTABLE.rms_norm(row, norm, config.norm_eps, config.norm_offset) for row in embeddings
+    ]
+    logits = PORTABLE.product("fp4", packed, np.stack(normed))
+    if config.logit_softcap:
+        cap = config.logit_softcap
+        logits = np.stack([PORTABLE.soft_cap(row, config.logit_scale, cap) for row in logits])
+    else:
+        logits *= np.float32(config.logit_scale)
+    return logits.reshape(len(logits), -1, PANEL)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("isa", testing.kernel_names())
 @pytest.mark.parametrize("name", SHAPES)
-def test_kept_logits_have_the_bits_of_the_whole_and_the_others_are_minus_infinity(
+def test_a_draft_s_logits_are_exact_in_each_row_s_best_panels(
     name: str, isa: str, threads: int, tmp_path: Path, seed: int, rng: np.random.Generator
 ) -> None:
+    """All others are those of the FP4 weights, or -inf where a partial head does not read them."""
     machine = Machine(_native.Pool(threads), isa)
-    model = Model.open(make_model(tmp_path, SHAPES[name], seed), machine=machine)
+    make_idle_model(tmp_path, SHAPES[name], seed)
+    model = Model.open(tmp_path, machine=machine, draft=DraftFormat.MXFP4)
     unread = 2 * PANEL  # the last ids: of one panel, whatever the draws, nothing is listed
     some = [int(i) for i in rng.integers(0, model.vocabulary - unread, 5)]
     model.decoder.partial_head.see(some)
@@ -69,12 +119,22 @@ def test_kept_logits_have_the_bits_of_the_whole_and_the_others_are_minus_infinit
     for lengths, ids in product(([1], [3], [9, 1, 24]), FIRST_IDS):
         model.decoder.partial_head.set_first_ids(ids)
         sequences = [[int(i) for i in rng.integers(0, model.vocabulary, n)] for n in lengths]
-        whole = logits_of(model, sequences)
-        found = logits_of(model, sequences, is_partial=True)
-        kept = listed(model)
-        assert not kept.all()
-        np.testing.assert_array_equal(found[:, kept], whole[:, kept])
-        assert np.isneginf(found[:, ~kept]).all()
+        tokens = list(chain.from_iterable(sequences))
+        coarse = fp4_logits(model, tmp_path, tokens)
+        exact = np.full_like(coarse, np.nan).reshape(len(tokens), -1)
+        exact[:, : model.vocabulary] = np.concatenate([model.logits(each) for each in sequences])
+        for is_partial in (False, True):
+            expected = coarse.copy()
+            if is_partial:
+                expected[:, ~listed(model)] = -np.inf
+                assert not listed(model).all()
+            for row, panels in enumerate(expected):
+                best = np.argsort(-panels.max(axis=-1), kind="stable")[:BEST_PANELS]
+                best = best[np.isfinite(panels[best, 0])]
+                panels[best] = exact[row].reshape(panels.shape)[best]
+            found = logits_of(model, sequences, is_partial=is_partial)
+            expected = expected.reshape(len(tokens), -1)[:, : model.vocabulary]
+            np.testing.assert_array_equal(found, expected)
 
 
 def test_an_exact_precision_after_a_short_one_has_all_its_logits(
@@ -92,12 +152,18 @@ def test_bytes_moved_are_those_of_the_panels_read(tmp_path: Path, seed: int) -> 
     model = Model.open(make_model(tmp_path, SHAPES["llama"], seed), machine=Machine.choose(1))
     model.decoder.partial_head.set_first_ids(130)
     moved = {}
-    for is_partial in (False, True):
-        logits_of(model, [[1, 2, 3]], is_partial=is_partial)
-        moved[is_partial] = model.decoder.moved_bytes
-    assert moved[False] == model.as_draft().bytes_per_forward
+    for rows, is_partial in product((1, 3), (False, True)):
+        logits_of(model, [list(range(rows))], is_partial=is_partial)
+        moved[rows, is_partial] = model.decoder.moved_bytes
+    assert moved[1, False] == model.as_draft().bytes_per_forward
     panels, tiles = -(-1013 // PANEL), 96 // 32
-    assert moved[False] - moved[True] == (panels - 9) * tiles * (256 + 16)
+    head = model.weights.matrices[-1]
+    exact = sum(head.weight.plane_bytes().values()) * BEST_PANELS // panels
+    for rows in (1, 3):
+        assert moved[rows, False] - moved[rows, True] == (panels - 9) * tiles * (256 + 16)
+    for is_partial in (False, True):
+        read_again = moved[3, is_partial] - moved[1, is_partial]
+        assert read_again == pytest.approx(2 * exact, abs=2)
 
 
 # --- No sequence changes --------------------------------------------------------------------------

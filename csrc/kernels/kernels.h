@@ -170,6 +170,8 @@ struct Kernels {
   // out = f(gate) * (up + 1), with inputs clamped to 7.
   void (*clamped_swiglu)(const float* gate, const float* up, int64_t n, float* out);
   void (*soft_cap)(float* x, int64_t n, float factor, float cap);  // x = cap tanh(factor x / cap)
+  // out[p] = the largest of x[16 p] to x[16 p + 15].
+  void (*panel_maxima)(const float* x, int64_t panels, float* out);
   // Rotates pairs (x[i], x[i + half]) by the angle whose cosine and sine are given, [half].
   void (*rotate)(float* x, const float* cosine, const float* sine, int64_t half);
   void (*round_bf16)(const float* x, int64_t n, uint16_t* out);

@@ -204,7 +204,7 @@ void Decoder::watch_inputs() {
 }
 
 size_t Decoder::weight_bytes(Precision precision) const {
-  size_t bytes = fixed_bytes(precision);
+  size_t bytes = fixed_bytes(precision) + best_panel_bytes(precision);
   for (const LayerWeights& layer : weights_.layers) {
     if (layer.mixture == nullptr) continue;
     size_t each = 0;
@@ -279,9 +279,9 @@ void Decoder::forward(Precision precision, const KvCache& cache, std::span<const
   cache_ = &cache;
   tokens_ = tokens;
   moved_bytes_ = fixed_bytes_[static_cast<size_t>(precision)];
-  plan_head(head);
   tell_read(tokens, sequences);
   prepare_positions(sequences);
+  plan_head(head);
   plan_states(sequences);
   const int64_t layers = std::ssize(weights_.layers);
   const bool needs_all = logit_rows() == rows_ || !tapped_.empty();

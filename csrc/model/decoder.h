@@ -188,6 +188,8 @@ class Decoder {
   size_t fixed_bytes(Precision precision) const;  // that every forward reads
   bool tells() const { return is_target_ && precision_ == Precision::kExact; }
   void tell_read(std::span<const int32_t> tokens, std::span<const ForwardRows> sequences);
+  size_t head_bytes(Precision precision, int64_t panels) const;
+  size_t best_panel_bytes(Precision precision) const;  // that a row of a draft reads exactly
   void plan_head(HeadUse head);
   void leave_out(Team& team);
   void prepare_positions(std::span<const ForwardRows> sequences);
@@ -209,6 +211,9 @@ class Decoder {
   void finish_per_layer_row(int64_t row);
   void add_per_layer(Team& team, int64_t layer);
   void finish(Team& team);
+  void put_logits(int64_t row, int64_t first, int64_t count, float* outputs);
+  void choose_panels(Team& team);
+  void reread_panels(Team& team, const PreparedRows& x);
   void copy_taps(Team& team, int64_t boundary);
   void share_attention(Team& team, int64_t layer);
   // Copies those of a product's outputs [first, first + count) that lie in [from, to) to
@@ -325,8 +330,10 @@ class Decoder {
   std::vector<int64_t> logit_rows_;                      // batch row of each row of logits
   int64_t rows_ = 0;
   size_t fixed_bytes_[2] = {}, moved_bytes_ = 0;
-  std::vector<PanelRun> head_runs_;  // panels of the head that are read
-  int64_t head_panels_ = 0;          // their number
+  std::vector<PanelRun> head_runs_;   // panels of the head that are read
+  int64_t head_panels_ = 0;           // their number
+  std::vector<float> panel_maxima_;   // of a draft's logits, [asked rows][panels of the head]
+  std::vector<int64_t> best_panels_;  // that it reads exactly, [asked rows][panels]
 
   std::unique_ptr<InputProducts> inputs_;  // null: not watched
   std::vector<int64_t> tapped_;            // boundaries; and copies of the residual stream there

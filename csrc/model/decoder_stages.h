@@ -69,7 +69,7 @@ PreparedRows Decoder::prepare(Team& team, Precision precision, int64_t rows,
   const int64_t tiles = next.matrix().tiles;
   const size_t stride =
       is_draft ? kernels_.draft_row_bytes(tiles) : kernels_.exact_row_bytes(tiles);
-  const bool is_watched = inputs_ != nullptr && precision == Precision::kExact;
+  const bool is_watched = inputs_ != nullptr && precision_ == Precision::kExact;
   const auto fill = [&](uint8_t* data, int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
       const float* inputs = make(row, scratch.floats());

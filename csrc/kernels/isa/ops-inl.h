@@ -127,6 +127,11 @@ void scale(float* x, float factor, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x[i] = x[i] * factor;
 }
 
+void panel_maxima(const float* x, int64_t panels, float* out) {
+  static_assert(kPanel == kLanes);
+  for (int64_t panel = 0; panel < panels; ++panel) out[panel] = max_lanes(load(x + panel * kPanel));
+}
+
 // silu(g) * u = g / (1 + e^-g) * u
 inline F16 silu_times(F16 gate, F16 up) { return (gate / (splat(1.0f) + exp(-gate))) * up; }
 

@@ -35,6 +35,7 @@ constexpr Kernels generic_table(const char* name) {
           .gelu_tanh_times = gelu_tanh_times,
           .clamped_swiglu = clamped_swiglu,
           .soft_cap = soft_cap,
+          .panel_maxima = panel_maxima,
           .rotate = rotate,
           .round_bf16 = round_bf16,
           .round_bf16_finite = round_bf16_finite,
