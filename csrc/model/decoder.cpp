@@ -204,7 +204,7 @@ void Decoder::watch_inputs() {
 }
 
 size_t Decoder::weight_bytes(Precision precision) const {
-  size_t bytes = fixed_bytes(precision) + best_panel_bytes(precision);
+  size_t bytes = fixed_bytes(precision);
   for (const LayerWeights& layer : weights_.layers) {
     if (layer.mixture == nullptr) continue;
     size_t each = 0;

@@ -123,8 +123,8 @@ class Decoder {
   std::span<const float> logits(int64_t row) const;
   int64_t logit_rows() const { return static_cast<int64_t>(logit_rows_.size()); }
 
-  // Bytes of weights that a forward of one row reads in that precision, without the input
-  // embedding.
+  // Bytes of weights that a forward of one row reads in that precision, without the input embedding
+  // and a draft's best panels.
   size_t weight_bytes(Precision precision) const;
   // Bytes of weights that the last forward read.
   size_t moved_bytes() const { return moved_bytes_; }
@@ -189,7 +189,6 @@ class Decoder {
   bool tells() const { return is_target_ && precision_ == Precision::kExact; }
   void tell_read(std::span<const int32_t> tokens, std::span<const ForwardRows> sequences);
   size_t head_bytes(Precision precision, int64_t panels) const;
-  size_t best_panel_bytes(Precision precision) const;  // that a row of a draft reads exactly
   void plan_head(HeadUse head);
   void leave_out(Team& team);
   void prepare_positions(std::span<const ForwardRows> sequences);

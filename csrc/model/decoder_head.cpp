@@ -35,11 +35,6 @@ size_t Decoder::head_bytes(Precision precision, int64_t panels) const {
          static_cast<size_t>(weights_.head->matrix().panels);
 }
 
-size_t Decoder::best_panel_bytes(Precision precision) const {
-  if (precision == Precision::kExact) return 0;
-  return head_bytes(Precision::kExact, std::min(kBestPanels, weights_.head->matrix().panels));
-}
-
 void Decoder::plan_head(HeadUse head) {
   const int64_t panels = weights_.head->matrix().panels;
   head_panels_ = panels;
