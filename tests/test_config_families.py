@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specqd.config import ExpertsConfig, RopeConfig, read_config
-from specqd.config.decoder import DeltaConfig
+from specqd.config.recurrent import DeltaConfig
 from support.config_files import FULL, GRANITE_DENSE, SHAPE, SLIDING, YARN, read
 
 GPT_OSS = {"quantization_config": {"quant_method": "mxfp4"}, "intermediate_size": 96}
@@ -243,7 +243,7 @@ FAMILY_TRAITS: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
             {"intermediate_size": None},
             {
                 "norm_offset": 1.0, "qk_norm": "one", "gates_attention": True, "head_dim": 256,
-                "delta": DeltaConfig(16, 32, 128, 128, 4, (True, True, True, False)),
+                "recurrent": DeltaConfig(16, 32, 128, 128, 4, (True, True, True, False)),
                 "experts": ExpertsConfig(256, 8, 512, (True,) * 4, has_shared=True),
                 "intermediate_size": 512,
             },
@@ -264,7 +264,7 @@ FAMILY_TRAITS: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
             {},
             {
                 "norm_offset": 1.0, "qk_norm": "one", "gates_attention": True, "head_dim": 256,
-                "delta": DeltaConfig(16, 32, 128, 128, 4, (True, True, True, False)),
+                "recurrent": DeltaConfig(16, 32, 128, 128, 4, (True, True, True, False)),
                 "experts": ExpertsConfig(512, 10, 512, (True,) * 4, has_shared=True),
                 "intermediate_sizes": (512,) * 4,
             },
@@ -289,7 +289,7 @@ FAMILY_TRAITS: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
             {
                 "norm_offset": 1.0, "qk_norm": "one", "gates_attention": True, "head_dim": 256,
                 "ropes": (RopeConfig("default", 10_000.0, share=0.25),) * 4,
-                "delta": DeltaConfig(16, 32, 128, 128, 4, (True, True, True, False)),
+                "recurrent": DeltaConfig(16, 32, 128, 128, 4, (True, True, True, False)),
                 "tied_embeddings": False,
             },
         ),
@@ -306,7 +306,7 @@ FAMILY_TRAITS: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
             },
             {
                 "ropes": (RopeConfig("default", 1e7, share=0.5),) * 4,
-                "delta": DeltaConfig(2, 6, 24, 48, 3, (True, False, True, False)),
+                "recurrent": DeltaConfig(2, 6, 24, 48, 3, (True, False, True, False)),
             },
         ),
     ],

@@ -32,10 +32,9 @@ size_t bytes_of(const FeedForward& weights, Precision precision);
 
 constexpr int64_t kLargestDeltaDim = 256;  // of a recurrent layer's heads
 
-// A recurrent layer beside its products: `query_key_value` holds queries, keys, values and gates.
+// The delta rule of a recurrent layer: `query_key_value` holds queries, keys, values and gates.
 struct DeltaWeights {
   std::shared_ptr<PackedWeight> rates;     // betas, then decays, one of each per value head
-  Vector convolution;                      // [taps][channels]
   std::vector<float> log_rate, step_bias;  // of decays, by value head
   std::vector<float> norm;                 // [value_dim]
 };
@@ -91,8 +90,11 @@ struct LayerWeights {
   bool values_are_keys = false;  // before norm and rotation
   PerLayerInput per_layer;
   float output_scale = 1.0f;  // of the residual stream behind the layer; 1 without a last norm
-  std::shared_ptr<DeltaWeights> delta;  // null: an attention layer
-  bool is_recurrent() const { return delta != nullptr; }
+  // A recurrent layer: a short convolution, [taps][channels], whose outputs enter a delta rule. Or
+  // there is none: `query_key_value` then holds gates of its inputs, gates of its outputs, values.
+  Vector convolution, convolution_bias;
+  std::shared_ptr<DeltaWeights> delta;
+  bool is_recurrent() const { return !convolution.empty(); }
 };
 
 }  // namespace specqd

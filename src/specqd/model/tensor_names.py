@@ -48,6 +48,7 @@ class TensorNames:
     recurrent: str = "linear_attn"
     recurrent_inputs: tuple[str, ...] = ("in_proj_qkv", "in_proj_z")  # one: fused by key head
     recurrent_rates: tuple[str, ...] = ("in_proj_b", "in_proj_a")  # likewise
+    convolution: str = "conv1d"
     layer_scale: str = "layer_scalar"
     per_layer_table: str = "model.embed_tokens_per_layer"
     per_layer_embedding: str = "model.per_layer_model_projection"
