@@ -167,7 +167,7 @@ def test_loading_weights_errors_by_the_squared_norm_before_a_matrix(
     np.testing.assert_array_equal(scales_of(model, name), expected)
 
 
-@pytest.mark.parametrize("family", ["qwen2", "mixtral", "qwen3_moe", "qwen3_5_text"])
+@pytest.mark.parametrize("family", ["qwen2", "mixtral", "qwen3_moe", "qwen3_5_text", "lfm2"])
 def test_measured_inputs_round_every_matrix_otherwise_and_keep_its_exact_bits(
     family: str, tmp_path: Path, seed: int, rng: np.random.Generator
 ) -> None:

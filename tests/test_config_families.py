@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specqd.config import ExpertsConfig, RopeConfig, read_config
-from specqd.config.recurrent import DeltaConfig
+from specqd.config.recurrent import ConvolutionConfig, DeltaConfig
 from support.config_files import FULL, GRANITE_DENSE, SHAPE, SLIDING, YARN, read
 
 GPT_OSS = {"quantization_config": {"quant_method": "mxfp4"}, "intermediate_size": 96}
@@ -307,6 +307,39 @@ FAMILY_TRAITS: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
             {
                 "ropes": (RopeConfig("default", 1e7, share=0.5),) * 4,
                 "recurrent": DeltaConfig(2, 6, 24, 48, 3, (True, False, True, False)),
+            },
+        ),
+    ],
+    "lfm2": [
+        (
+            {},
+            {
+                "recurrent": ConvolutionConfig(64, 3, (False,) * 4), "qk_norm": "one",
+                "ropes": (RopeConfig("default", 1e6),) * 4, "norm_eps": 1e-5, "head_dim": 8,
+                "tied_embeddings": True, "intermediate_size": 256,
+                "bos_token_id": 1, "eos_token_ids": (2,),
+            },
+        ),
+        (
+            {
+                "full_attn_idxs": [1, 3], "conv_L_cache": 4, "conv_bias": True, "norm_eps": 1e-6,
+                "block_ff_dim": 121, "block_multiple_of": 20, "block_ffn_dim_multiplier": 1.1,
+                "tie_embedding": False, "tie_word_embeddings": True, "rope_theta": 5e5,
+            },
+            {
+                "recurrent": ConvolutionConfig(64, 4, (True, False, True, False), has_bias=True),
+                "ropes": (RopeConfig("default", 5e5),) * 4, "norm_eps": 1e-6,
+                "tied_embeddings": False, "intermediate_size": 100,
+            },
+        ),
+        (
+            {
+                "layer_types": ["conv", "conv", "full_attention", "conv"], "full_attn_idxs": [0],
+                "block_auto_adjust_ff_dim": False,
+            },
+            {
+                "recurrent": ConvolutionConfig(64, 3, (True, True, False, True)),
+                "intermediate_size": 172,
             },
         ),
     ],

@@ -35,6 +35,8 @@ FIELDS = (  # beside those that a family's config.json has
     "quantization_config", "clip_qkv", "use_parallel_residual", "original_max_position_embeddings",
     "attn_logit_softcapping", "query_pre_attn_scalar", "use_bidirectional_attention",
     "num_local_experts", "position_embedding_type", "layers_block_type", "text_config",
+    "full_attn_idxs", "block_ff_dim", "block_multiple_of", "block_ffn_dim_multiplier",
+    "block_auto_adjust_ff_dim", "conv_L_cache", "tie_embedding", "norm_eps",
 )  # fmt: skip
 MEMBERS = (
     "rope_type", "type", "factor", "rope_theta", "quant_method", "content", "special",

@@ -30,7 +30,7 @@ def logits_of(model: Model, tokens: list[int]) -> NDArray[np.float32]:
 
 
 SHAPES = {**FAMILY_SHAPES, "llama": WIDE}
-FAMILIES = ["llama", "qwen3_moe", "gpt_oss", "qwen3_5_text"]
+FAMILIES = ["llama", "qwen3_moe", "gpt_oss", "qwen3_5_text", "lfm2"]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

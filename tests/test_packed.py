@@ -60,6 +60,7 @@ PACKED_FAMILIES = (
     "gpt_oss",
     "qwen3_5_moe_text",
     "qwen3_next",
+    "lfm2",
     "gemma4_text, experts",
 )
 

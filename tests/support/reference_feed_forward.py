@@ -24,7 +24,8 @@ def norm(config: Config, x: Array, weight: Array, bias: Array | None = None) -> 
             centred = x - x.mean(axis=-1, keepdims=True)
             return rms_norm(centred, weight, config[name]) + (0 if bias is None else bias)
     offset = config["model_type"] in ("gemma2", "gemma3_text") or is_qwen3_5(config)
-    return rms_norm(x, offset + weight, config.get("rms_norm_eps", 1e-6))
+    eps = config.get("norm_eps", config.get("rms_norm_eps", 1e-6))
+    return rms_norm(x, offset + weight, eps)
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:

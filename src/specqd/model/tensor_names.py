@@ -94,7 +94,22 @@ _NORMS_AROUND = replace(
     attention_norm="input_layernorm",
     feed_forward_norm="pre_feedforward_layernorm",
 )
+_LFM2 = replace(
+    _DEFAULT,
+    final_norm="model.embedding_norm",
+    attention_norm="operator_norm",
+    feed_forward_norm="ffn_norm",
+    query_norm="self_attn.q_layernorm",
+    key_norm="self_attn.k_layernorm",
+    output="self_attn.out_proj",
+    gate_up=("feed_forward.w1", "feed_forward.w3"),
+    down="feed_forward.w2",
+    recurrent="conv",
+    recurrent_inputs=("in_proj",),
+    convolution="conv",
+)
 _BY_TYPE = {
+    "lfm2": _LFM2,
     "gemma4_text": replace(
         _NORMS_AROUND,
         router="router.proj",
