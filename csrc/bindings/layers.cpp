@@ -40,7 +40,9 @@ void bind_mixture(nb::module_& m) {
              const std::optional<FeedForward>& shared, const std::optional<Norm>& experts_norm,
              const std::optional<Norm>& router_norm, const std::optional<Norm>& experts_post_norm,
              const std::optional<Norm>& shared_post_norm, float score_scale,
-             const std::optional<FloatVector>& share_scales) {
+             const std::optional<FloatVector>& share_scales,
+             const std::optional<FloatVector>& choice_bias, int64_t groups, int64_t chosen_groups,
+             float least_sum) {
             new (self) Mixture{std::move(router),
                                vector_of(router_bias),
                                shared.value_or(FeedForward{}),
@@ -49,12 +51,17 @@ void bind_mixture(nb::module_& m) {
                                norm_of(experts_post_norm),
                                norm_of(shared_post_norm),
                                score_scale,
-                               share_scales ? floats_of(*share_scales) : std::vector<float>{}};
+                               share_scales ? floats_of(*share_scales) : std::vector<float>{},
+                               choice_bias ? floats_of(*choice_bias) : std::vector<float>{},
+                               groups,
+                               chosen_groups,
+                               least_sum};
           },
           nb::kw_only(), "router"_a, "router_bias"_a = nb::none(), "shared"_a = nb::none(),
           "experts_norm"_a = nb::none(), "router_norm"_a = nb::none(),
           "experts_post_norm"_a = nb::none(), "shared_post_norm"_a = nb::none(),
-          "score_scale"_a = 1.0f, "share_scales"_a = nb::none());
+          "score_scale"_a = 1.0f, "share_scales"_a = nb::none(), "choice_bias"_a = nb::none(),
+          "groups"_a = 1, "chosen_groups"_a = 1, "least_sum"_a = 0.0f);
 }
 
 }  // namespace

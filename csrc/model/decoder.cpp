@@ -139,6 +139,7 @@ void Decoder::reserve_scratch() {
   if (!has_experts) return;
   const int64_t blocks = (router_rows + kBlock - 1) / kBlock;
   router_scores_.resize(rows * static_cast<size_t>(blocks * kBlock));
+  choice_scores_.resize(router_scores_.size());
   shared_gates_.resize(rows);
   choices_.resize(slots);
   slot_row_.resize(slots);

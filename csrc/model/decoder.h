@@ -167,6 +167,13 @@ class Decoder {
   // together with aside_.
   enum class Destination { kResidual, kAside, kWithAside };
 
+  // An expert that a row has chosen. A slot is one row of one expert; slots are ordered by expert,
+  // then by row.
+  struct Choice {
+    int32_t expert, slot;
+    float share;
+  };
+
   struct Rope {
     RopeSpec spec;
     std::vector<float> inverse_frequencies;
@@ -250,6 +257,10 @@ class Decoder {
   void mix_experts(Team& team, const LayerWeights& layer);
   PreparedRows route(Team& team, const LayerWeights& layer);
   void choose_experts(const LayerWeights& layer, int64_t row);
+  void score_choices(const Mixture& mixture, int64_t experts, const float* sigmoids,
+                     float* out) const;
+  void share_among(const Mixture& mixture, int64_t experts, std::span<Choice> chosen,
+                   float* scores) const;
   void sum_experts(const LayerWeights& layer, int64_t row);
   // Outputs of experts by slot, behind those of the shared feed forward by row.
   float* slot_outputs(const Mixture& mixture) {
@@ -333,13 +344,9 @@ class Decoder {
   std::vector<float> logits_;
   int64_t logits_stride_ = 0;
 
-  // The experts chosen by the rows of the layer in progress. A slot is one row of one expert; slots
-  // are ordered by expert, then by row.
-  struct Choice {
-    int32_t expert, slot;
-    float share;
-  };
+  // The experts chosen by the rows of the layer in progress.
   std::vector<float> router_scores_;    // [rows][rows of the router, padded to whole blocks]
+  std::vector<float> choice_scores_;    // likewise: by which experts are chosen
   std::vector<float> shared_gates_;     // [rows]
   std::vector<Choice> choices_;         // [rows][experts_per_token], best first
   std::vector<int32_t> slot_row_;       // by slot

@@ -2,6 +2,7 @@
 // those.
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "kernels/bf16.h"
 #include "model/decoder.h"
@@ -42,6 +43,34 @@ PreparedRows Decoder::route(Team& team, const LayerWeights& layer) {
   return prepare(team, precision_, rows_, gate_up, inputs);
 }
 
+// The values by which experts are chosen: their sigmoids and biases, -infinity outside of the best
+// groups, the lower index first among equals.
+void Decoder::score_choices(const Mixture& mixture, int64_t experts, const float* sigmoids,
+                            float* out) const {
+  constexpr float kNone = -std::numeric_limits<float>::infinity();
+  for (int64_t i = 0; i < experts; ++i)
+    out[i] = sigmoids[i] + mixture.choice_bias[static_cast<size_t>(i)];
+  const int64_t size = experts / mixture.groups;
+  const auto sum_of_two = [&](int64_t group) {
+    float best = kNone, second = kNone;
+    for (int64_t i = group * size; i < (group + 1) * size; ++i) {
+      second = std::max(second, std::min(best, out[i]));
+      best = std::max(best, out[i]);
+    }
+    return best + second;
+  };
+  for (int64_t rest = mixture.groups - mixture.chosen_groups; rest > 0; --rest) {
+    int64_t worst = -1;
+    float least = 0.0f;
+    for (int64_t group = 0; group < mixture.groups; ++group) {
+      if (out[group * size] == kNone) continue;
+      if (const float sum = sum_of_two(group); worst < 0 || sum <= least)
+        worst = group, least = sum;
+    }
+    std::fill_n(out + worst * size, size, kNone);
+  }
+}
+
 // Chooses the best experts of a row, the lower index first among equals, and their shares.
 void Decoder::choose_experts(const LayerWeights& layer, int64_t row) {
   const Mixture& mixture = *layer.mixture;
@@ -50,25 +79,50 @@ void Decoder::choose_experts(const LayerWeights& layer, int64_t row) {
   Choice* const chosen = choices_.data() + row * count;
   float& gate = shared_gates_[static_cast<size_t>(row)] = 1.0f;
   if (mixture.router->rows() > experts) kernels_.sigmoid_gate(scores + experts, 1, &gate);
+  const float* by = scores;
+  if (mixture.takes_sigmoids()) {
+    float* const choice = choice_scores_.data() + row * pad(mixture.router->rows());
+    std::fill_n(choice, experts, 1.0f);
+    kernels_.sigmoid_gate(scores, experts, choice);
+    std::copy_n(choice, experts, scores);
+    score_choices(mixture, experts, scores, choice);
+    by = choice;
+  }
   for (int64_t place = 0; place < count; ++place) {
     int64_t best = -1;
     for (int64_t expert = 0; expert < experts; ++expert) {
-      if (best >= 0 && !(scores[expert] > scores[best])) continue;
+      if (best >= 0 && !(by[expert] > by[best])) continue;
       if (std::any_of(chosen, chosen + place, [&](const Choice& c) { return c.expert == expert; }))
         continue;
       best = expert;
     }
     chosen[place] = {static_cast<int32_t>(best), 0, scores[best]};
   }
+  share_among(mixture, experts, {chosen, static_cast<size_t>(count)}, scores);
+  if (mixture.share_scales.empty()) return;
+  for (Choice& each : std::span(chosen, static_cast<size_t>(count)))
+    each.share *= mixture.share_scales[static_cast<size_t>(each.expert)];
+}
+
+// Turns the scores of a row's chosen experts into shares; overwrites `scores`, those of all.
+void Decoder::share_among(const Mixture& mixture, int64_t experts, std::span<Choice> chosen,
+                          float* scores) const {
+  if (mixture.takes_sigmoids()) {
+    float sum = mixture.least_sum;
+    for (const Choice& each : chosen) sum += each.share;
+    if (spec_.shares_of_chosen)
+      for (Choice& each : chosen) each.share /= sum;
+    return;
+  }
+  const int64_t count = std::ssize(chosen);
   if (spec_.shares_of_chosen)
-    for (int64_t place = 0; place < count; ++place) scores[place] = chosen[place].share;
+    for (int64_t place = 0; place < count; ++place)
+      scores[place] = chosen[static_cast<size_t>(place)].share;
   const int64_t among = spec_.shares_of_chosen ? count : experts;
   const float sum = kernels_.softmax_part(scores, pad(among), 0, among, 1.0f).sum;
   for (int64_t place = 0; place < count; ++place) {
-    Choice& each = chosen[place];
+    Choice& each = chosen[static_cast<size_t>(place)];
     each.share = scores[spec_.shares_of_chosen ? place : each.expert] / sum;
-    if (!mixture.share_scales.empty())
-      each.share *= mixture.share_scales[static_cast<size_t>(each.expert)];
   }
 }
 

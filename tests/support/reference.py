@@ -14,7 +14,6 @@ from support import reference_gemma4
 from support.fp4 import bf16_values
 from support.reference_feed_forward import (
     Weights,
-    experts_per_token,
     feed_forward,
     gelu_tanh,
     linear,
@@ -59,17 +58,11 @@ def values(tensors: Mapping[str, NDArray[Any]]) -> Weights:
 def router_margins(
     config: Config, tensors: Mapping[str, NDArray[Any]], tokens: Sequence[int]
 ) -> Array:
-    """The score of the last chosen expert minus that of the next one, over the RMS of scores: the
-    least of all layers for each token, [n]."""
-    routers: list[Array] = []
-    forward(config, values(tensors), tokens, routers)
-    least = np.full(len(tokens), np.inf)
-    for scores in routers:
-        falling = -np.sort(-scores, axis=-1)
-        last = experts_per_token(config) - 1
-        gaps = falling[:, last] - falling[:, last + 1]
-        least = np.minimum(least, gaps / np.sqrt((scores**2).mean()))
-    return least
+    """By how much scores of experts may err before another one is chosen, over their RMS: the least
+    of all layers for each token, [n]."""
+    margins: list[Array] = []
+    forward(config, values(tensors), tokens, margins)
+    return np.minimum.reduce([np.full(len(tokens), np.inf), *margins])
 
 
 def rms_error(found: NDArray[Any], truth: NDArray[Any]) -> float:
@@ -79,10 +72,10 @@ def rms_error(found: NDArray[Any], truth: NDArray[Any]) -> float:
 
 
 def forward(
-    config: Config, weights: Weights, tokens: Sequence[int], routers: list[Array] | None = None
+    config: Config, weights: Weights, tokens: Sequence[int], margins: list[Array] | None = None
 ) -> Array:
-    """Logits after each token, [n, vocab]. Appends each router's scores, [n, experts]."""
-    routers = [] if routers is None else routers
+    """Logits after each token, [n, vocab]. Appends each router's margins, [n]."""
+    margins = [] if margins is None else margins
     weights = canonical(config, weights)
     embedding = weights["model.embed_tokens.weight"]
     x = embedding[np.asarray(tokens)] * embedding_scale(config)
@@ -100,7 +93,7 @@ def forward(
         mixed = norm_if_any(config, layer, "after_attention", mixed)
         x = x + mixed * branch_scale
         source = before if _is_parallel(config) else x
-        added = feed_forward(config, layer, source, routers)
+        added = feed_forward(config, layer, source, margins)
         x = x + norm_if_any(config, layer, "after_mlp", added) * branch_scale
         if per_layer is not None:
             gate = gelu_tanh(linear(layer, "per_layer_input_gate", x))
@@ -139,6 +132,7 @@ _LFM2 = (
 )
 _NAMES = {
     "lfm2": _LFM2,
+    "lfm2_moe": (*_LFM2, ("mlp.expert_bias", "mlp.gate.e_score_correction_bias")),
     "gpt_neox": (
         ("gpt_neox.embed_in", "model.embed_tokens"),
         ("gpt_neox.final_layer_norm", "model.norm"),
@@ -169,8 +163,10 @@ _AROUND = (
     ("pre_feedforward_layernorm", "before_mlp"),
     ("post_feedforward_layernorm", "after_mlp"),
 )
+_LFM2_NORMS = (("operator_norm", "before_attention"), ("ffn_norm", "before_mlp"))
 _NORM_NAMES = {
-    "lfm2": (("operator_norm", "before_attention"), ("ffn_norm", "before_mlp")),
+    "lfm2": _LFM2_NORMS,
+    "lfm2_moe": _LFM2_NORMS,
     "llama": (
         ("input_layernorm", "before_attention"),
         ("post_attention_layernorm", "before_mlp"),

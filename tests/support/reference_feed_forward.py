@@ -36,15 +36,16 @@ def linear(layer: Weights, name: str, x: Array) -> Array:
     return x @ layer[f"{name}.weight"].T + layer.get(f"{name}.bias", np.zeros(1))
 
 
-def feed_forward(config: Config, layer: Weights, x: Array, routers: list[Array]) -> Array:
-    """The output for rows x of the residual stream, before its norm. Appends scores of experts."""
+def feed_forward(config: Config, layer: Weights, x: Array, margins: list[Array]) -> Array:
+    """The output for rows x of the residual stream, before its norm. Appends a router's margins."""
     residual, x = x, norm_if_any(config, layer, "before_mlp", x)
     if "mlp.gate.weight" not in layer:
         return plain(config, layer, "mlp", x)
     if "router.scale" in layer:
-        return _gemma4(config, layer, x, residual, routers)
-    routers.append(linear(layer, "mlp.gate", x))
-    out = _experts(config, layer, x, routers[-1])
+        return _gemma4(config, layer, x, residual, margins)
+    out = _experts(config, layer, x, linear(layer, "mlp.gate", x), margins)
+    if "mlp.shared_experts.up_proj.weight" in layer:
+        out += plain(config, layer, "mlp.shared_experts", x)
     if "mlp.shared_expert_gate.weight" in layer:
         gate = 1 / (1 + np.exp(-linear(layer, "mlp.shared_expert_gate", x)))
         out += gate * plain(config, layer, "mlp.shared_expert", x)
@@ -52,19 +53,28 @@ def feed_forward(config: Config, layer: Weights, x: Array, routers: list[Array])
 
 
 def _gemma4(
-    config: Config, layer: Weights, x: Array, residual: Array, routers: list[Array]
+    config: Config, layer: Weights, x: Array, residual: Array, margins: list[Array]
 ) -> Array:
     """Experts, and the feed forward beside them, each with norms of its own."""
     dense = norm_if_any(config, layer, "after_mlp_1", plain(config, layer, "mlp", x))
     scaled = norm(config, residual, layer["router.scale"]) / math.sqrt(x.shape[1])
-    routers.append(linear(layer, "mlp.gate", scaled))
     inputs = norm_if_any(config, layer, "before_mlp_2", residual)
-    out = _experts(config, layer, inputs, routers[-1])
+    out = _experts(config, layer, inputs, linear(layer, "mlp.gate", scaled), margins)
     return dense + norm_if_any(config, layer, "after_mlp_2", out)
 
 
-def _experts(config: Config, layer: Weights, x: Array, scores: Array) -> Array:
-    chosen, shares = _choose_experts(config, scores)
+def _experts(
+    config: Config, layer: Weights, x: Array, scores: Array, margins: list[Array]
+) -> Array:
+    bias = layer.get("mlp.gate.e_score_correction_bias")
+    if config.get("use_expert_bias") is False:
+        bias = np.zeros(scores.shape[-1])
+    if bias is None:
+        chosen, shares = _choose_experts(config, scores)
+        margins.append(_gaps(scores, experts_per_token(config)) / _rms(scores))
+    else:
+        chosen, shares, gaps = _choose_by_sigmoids(config, scores, bias)
+        margins.append(gaps / _rms(scores))
     if "router.per_expert_scale" in layer:
         shares = shares * layer["router.per_expert_scale"][chosen]
     out = np.zeros_like(x)
@@ -86,6 +96,47 @@ def _choose_experts(config: Config, scores: Array) -> tuple[NDArray[np.int64], A
     shares = np.take_along_axis(powers, chosen, axis=-1)
     among_chosen = config.get("norm_topk_prob", config["model_type"] != "qwen3_moe")
     return chosen, shares / (shares if among_chosen else powers).sum(axis=-1, keepdims=True)
+
+
+def _choose_by_sigmoids(
+    config: Config, scores: Array, bias: Array
+) -> tuple[NDArray[np.int64], Array, Array]:
+    """The same, and how much the scores may err before the choice changes, [n]."""
+    sigmoids = 1 / (1 + np.exp(-scores))
+    choice, count = sigmoids + bias, experts_per_token(config)
+    groups, chosen_groups = config.get("n_group", 1), config.get("topk_group", 1)
+    gaps = np.full(len(scores), np.inf)
+    if chosen_groups < groups:
+        by_group = choice.reshape(len(scores), groups, -1)
+        sums = np.sort(by_group, axis=-1)[..., -2:].sum(axis=-1)
+        gaps = _gaps(sums, chosen_groups) / 2
+        best = np.argsort(-sums, axis=-1, kind="stable")[:, :chosen_groups]
+        is_chosen = np.zeros_like(sums, bool)
+        np.put_along_axis(is_chosen, best, True, axis=-1)
+        choice = np.where(is_chosen.repeat(by_group.shape[-1], axis=-1), choice, -np.inf)
+    chosen = np.argsort(-choice, axis=-1, kind="stable")[:, :count]
+    shares = np.take_along_axis(sigmoids, chosen, axis=-1)
+    if config.get("norm_topk_prob", True):
+        least = 1e-6 if config["model_type"] == "lfm2_moe" else 1e-20
+        shares = shares / (shares.sum(axis=-1, keepdims=True) + least)
+    if count < scores.shape[-1]:
+        gaps = np.minimum(gaps, _gaps(choice, count))
+    return (
+        chosen,
+        shares * config.get("routed_scaling_factor", 1.0),
+        4 * gaps,
+    )  # a sigmoid rises by a fourth
+
+
+def _gaps(values: Array, count: int) -> Array:
+    """How much more the last of the best `count` is than the next one, [n]."""
+    falling = -np.sort(-values, axis=-1)
+    gaps: Array = falling[:, count - 1] - falling[:, count]
+    return gaps
+
+
+def _rms(x: Array) -> float:
+    return float(np.sqrt((x * x).mean()))
 
 
 def plain(config: Config, layer: Weights, at: str, x: Array) -> Array:

@@ -31,6 +31,21 @@ _ROPE = RopeDefaults()
 
 
 @dataclass(frozen=True, slots=True)
+class SigmoidChoice:
+    """Experts are chosen by the sigmoids of their scores plus a bias of each expert.
+
+    Only those of the `chosen_groups` groups count whose best two have the largest sums. Shares are
+    the sigmoids, times `scale`; those of the chosen, over their sum and `least_sum`.
+    """
+
+    groups: int = 1
+    chosen_groups: int = 1
+    scale: float = 1.0
+    least_sum: float = 1e-20
+    has_bias: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertsConfig:
     """Layers where a router chooses `per_token` of `count` feed forwards of width `size`.
 
@@ -48,6 +63,7 @@ class ExpertsConfig:
     is_mxfp4: bool = False  # in the file
     has_shared: bool = False
     has_own_norms: bool = False
+    sigmoids: SigmoidChoice | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specqd import _native
 from specqd.config import DecoderConfig, ExpertsConfig
@@ -49,7 +50,7 @@ class FeedForwardReader:
         router = [Source.whole(f"{at}{names.router}.weight", experts.count)]
         if names.shared_gate is not None:
             router.append(Source.whole(f"{at}{names.shared_gate}.weight", 1))
-        scales = names.share_scales
+        choice = experts.sigmoids
         return _native.Mixture(
             router=self._loader.pack(router, hidden),
             router_bias=self._bias(at + names.router, experts.count, experts.has_router_bias),
@@ -63,10 +64,25 @@ class FeedForwardReader:
                 names.shared_post_norm and f"{at}{names.shared_post_norm}.weight"
             ),
             score_scale=hidden**-0.5 if experts.has_own_norms else 1.0,
-            share_scales=None
-            if scales is None
-            else widened(self._loader.vector(at + scales, experts.count)),
+            share_scales=self._share_scales(experts, at),
+            choice_bias=self._choice_bias(experts, at),
+            groups=choice.groups if choice else 1,
+            chosen_groups=choice.chosen_groups if choice else 1,
+            least_sum=choice.least_sum if choice else 0.0,
         )
+
+    def _choice_bias(self, experts: ExpertsConfig, at: str) -> NDArray[np.float32] | None:
+        if experts.sigmoids is None:
+            return None
+        if not experts.sigmoids.has_bias:
+            return np.zeros(experts.count, np.float32)
+        return self._loader.wide(at + self._names.choice_bias, experts.count)
+
+    def _share_scales(self, experts: ExpertsConfig, at: str) -> NDArray[np.float32] | None:
+        if experts.sigmoids is not None:
+            return np.full(experts.count, experts.sigmoids.scale, np.float32)
+        scales = self._names.share_scales
+        return None if scales is None else widened(self._loader.vector(at + scales, experts.count))
 
     def _norm(self, tensor: str | None) -> _native.Norm | None:
         if tensor is None:

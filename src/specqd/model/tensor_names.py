@@ -44,6 +44,7 @@ class TensorNames:
     shared_post_norm: str | None = None
     router_norm: str | None = None  # this and the next are tensors, not modules
     share_scales: str | None = None  # factors on shares by expert
+    choice_bias: str = "mlp.gate.e_score_correction_bias"
     sinks: str = "self_attn.sinks"
     recurrent: str = "linear_attn"
     recurrent_inputs: tuple[str, ...] = ("in_proj_qkv", "in_proj_z")  # one: fused by key head
@@ -110,6 +111,14 @@ _LFM2 = replace(
 )
 _BY_TYPE = {
     "lfm2": _LFM2,
+    "lfm2_moe": replace(
+        _LFM2,
+        router="feed_forward.gate",
+        experts="feed_forward.experts",
+        expert_gate_up=("w1", "w3"),
+        expert_down="w2",
+        choice_bias="feed_forward.expert_bias",
+    ),
     "gemma4_text": replace(
         _NORMS_AROUND,
         router="router.proj",
