@@ -112,6 +112,7 @@ PER_LAYER = ("per_layer_input_gate", "per_layer_projection", "per_layer_model_pr
     [
         ("qwen3_5_moe_text", BESIDE_EXPERTS),
         ("qwen3_next", BESIDE_EXPERTS),
+        ("lfm2_moe", ("experts", "conv")),
         ("gemma4_text", PER_LAYER),
         ("gemma4_text, experts", ("experts", "mlp")),
     ],

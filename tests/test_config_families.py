@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from specqd.config import ExpertsConfig, RopeConfig, read_config
+from specqd.config.decoder import SigmoidChoice
 from specqd.config.recurrent import ConvolutionConfig, DeltaConfig
 from support.config_files import FULL, GRANITE_DENSE, SHAPE, SLIDING, YARN, read
 
@@ -340,6 +341,33 @@ FAMILY_TRAITS: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
             {
                 "recurrent": ConvolutionConfig(64, 3, (True, True, False, True)),
                 "intermediate_size": 172,
+            },
+        ),
+    ],
+    "lfm2_moe": [
+        (
+            {"layer_types": ["conv", "conv", FULL, "conv"]},
+            {
+                "recurrent": ConvolutionConfig(64, 3, (True, True, False, True)),
+                "qk_norm": "one", "norm_eps": 1e-5, "tied_embeddings": True,
+                "ropes": (RopeConfig("default", 1e6),) * 4, "intermediate_size": 172,
+                "experts": ExpertsConfig(
+                    32, 4, 1792, (False, False, True, True), sigmoids=SigmoidChoice(least_sum=1e-6)
+                ),
+            },
+        ),
+        (
+            {
+                "layer_types": [FULL] * 4, "num_dense_layers": 1, "num_experts": 6,
+                "num_experts_per_tok": 2, "moe_intermediate_size": 33, "norm_topk_prob": False,
+                "use_expert_bias": False, "routed_scaling_factor": 2.5, "tie_embedding": False,
+            },
+            {
+                "experts": ExpertsConfig(
+                    6, 2, 33, (False, True, True, True), shares_of_chosen=False,
+                    sigmoids=SigmoidChoice(scale=2.5, least_sum=1e-6, has_bias=False),
+                ),
+                "tied_embeddings": False,
             },
         ),
     ],

@@ -84,6 +84,27 @@ from support.config_files import FULL, GRANITE_DENSE, SHAPE, YARN, refusal
         ),
         ("lfm2", {"block_multiple_of": 0}, ["block_multiple_of is 0; an integer from 1"]),
         ("lfm2", {"norm_eps": 0}, ["norm_eps is 0; a number from 1e-30"]),
+        ("lfm2_moe", {}, ["layer_types is missing; a list of 4 names is needed"]),
+        (
+            "lfm2_moe",
+            {"layer_types": [FULL] * 4, "num_dense_layers": -1},
+            ["num_dense_layers is -1; an integer from 0"],
+        ),
+        (
+            "lfm2_moe",
+            {"layer_types": [FULL] * 4, "num_experts_per_tok": 33},
+            ["num_experts_per_tok is 33; at most the number of experts (32)"],
+        ),
+        (
+            "lfm2_moe",
+            {"layer_types": [FULL] * 4, "routed_scaling_factor": 0},
+            ["routed_scaling_factor is 0; a number from 1e-30"],
+        ),
+        (
+            "lfm2_moe",
+            {"layer_types": [FULL] * 4, "use_expert_bias": 1},
+            ["use_expert_bias is 1; true or false is needed"],
+        ),
         ("qwen3_5_moe_text", {"num_experts": 10**9}, ["num_experts", "from 1 to 10000"]),
         ("qwen3_5_moe_text", {"num_experts_per_tok": 257}, ["257", "number of experts (256)"]),
         (

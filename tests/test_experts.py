@@ -23,7 +23,7 @@ from support.refusals import refused
 
 MACHINE = Machine.choose(1)
 GPT_OSS = FAMILY_SHAPES["gpt_oss"]
-MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss")
+MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss", "lfm2_moe")
 BESIDE = ("qwen3_5_moe_text", "qwen3_next", "gemma4_text, experts")  # a shared feed forward
 each_mixture = pytest.mark.parametrize("name", MIXTURES)
 SHARED = FAMILY_SHAPES["qwen3_5_moe_text"]

@@ -37,6 +37,7 @@ FIELDS = (  # beside those that a family's config.json has
     "num_local_experts", "position_embedding_type", "layers_block_type", "text_config",
     "full_attn_idxs", "block_ff_dim", "block_multiple_of", "block_ffn_dim_multiplier",
     "block_auto_adjust_ff_dim", "conv_L_cache", "tie_embedding", "norm_eps",
+    "num_dense_layers", "use_expert_bias", "routed_scaling_factor",
 )  # fmt: skip
 MEMBERS = (
     "rope_type", "type", "factor", "rope_theta", "quant_method", "content", "special",

@@ -61,6 +61,7 @@ PACKED_FAMILIES = (
     "qwen3_5_moe_text",
     "qwen3_next",
     "lfm2",
+    "lfm2_moe",
     "gemma4_text, experts",
 )
 

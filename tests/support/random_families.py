@@ -17,7 +17,7 @@ ModelType = Literal[
     "llama", "mistral", "ministral3", "qwen2", "qwen3", "olmo2", "olmo3", "granite",
     "granitemoehybrid", "glm4", "smollm3", "gemma2", "gemma3_text", "gemma4_text", "phi3",
     "starcoder2", "gpt_neox", "stablelm", "mixtral", "qwen3_moe", "gpt_oss", "qwen3_5_text",
-    "qwen3_5_moe_text", "qwen3_next", "lfm2",
+    "qwen3_5_moe_text", "qwen3_next", "lfm2", "lfm2_moe",
 ]  # fmt: skip
 
 ARCHITECTURES = {
@@ -32,6 +32,7 @@ ARCHITECTURES = {
     "qwen3_5_text": "Qwen3_5",
     "qwen3_5_moe_text": "Qwen3_5Moe",
     "qwen3_next": "Qwen3Next",
+    "lfm2_moe": "Lfm2Moe",
 }
 RECURRENT = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 PER_LAYER = ("layer_types", "no_rope_layers")  # entries that list layers
@@ -140,7 +141,7 @@ def family_config(shape: "Shape") -> Mapping[str, Any]:
             entries["rotary_emb_base"] = shape.rope_theta
         case "stablelm":
             entries = {"layer_norm_eps": 1e-5, "use_qkv_bias": shape.has_biases}
-        case "lfm2":
+        case "lfm2" | "lfm2_moe":
             entries = dict(lfm2.config_of(shape))
     return entries | dict(shape.extra)
 

@@ -2,7 +2,13 @@
 
 from dataclasses import replace
 
-from specqd.config.decoder import DecoderConfig, layer_count, read_decoder
+from specqd.config.decoder import (
+    DecoderConfig,
+    SigmoidChoice,
+    layer_count,
+    read_decoder,
+    read_experts,
+)
 from specqd.config.fields import Fields
 from specqd.config.recurrent import MOST_TAPS, ConvolutionConfig, read_recurrent_layers
 from specqd.config.rope import RopeDefaults
@@ -12,6 +18,27 @@ _MOST_WIDTH = 2**31 - 1
 
 def read_lfm2(fields: Fields, context: int | None) -> DecoderConfig:
     return _read(fields, context, _width(fields), _layer_types(fields))
+
+
+def read_lfm2_moe(fields: Fields, context: int | None) -> DecoderConfig:
+    """Experts behind the first layers, chosen by sigmoids."""
+    width, types = fields.integer("intermediate_size"), fields.get("layer_types")
+    config = _read(fields, context, width, types)
+    dense = fields.integer("num_dense_layers", 2, least=0)
+    experts = read_experts(
+        fields,
+        size=fields.integer("moe_intermediate_size", 1792),
+        count=32,
+        per_token=4,
+        layers=tuple(layer >= dense for layer in range(config.num_layers)),
+        shares_of_chosen=fields.flag("norm_topk_prob", True),
+    )
+    choice = SigmoidChoice(
+        scale=fields.positive("routed_scaling_factor", 1.0),
+        least_sum=1e-6,
+        has_bias=fields.flag("use_expert_bias", True),
+    )
+    return replace(config, experts=replace(experts, sigmoids=choice))
 
 
 def _read(fields: Fields, context: int | None, width: int, types: object) -> DecoderConfig:
