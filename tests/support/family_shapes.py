@@ -165,8 +165,8 @@ FAMILY_SHAPES: Mapping[str, Shape] = {
             "shared_expert_intermediate_size": 52,
         },
     ),
-    "lfm2": Shape(
-        "lfm2", hidden=72, heads=3, kv_heads=1, head_dim=24, ffn=84, layers=4, vocab=271,
+    "lfm2": Shape(  # threads share the convolution's channels by 128
+        "lfm2", hidden=136, heads=3, kv_heads=1, head_dim=24, ffn=84, layers=4, vocab=271,
         context=1024, rope_theta=1e6, is_peaked=True, has_biases=True, extra={
             "layer_types": ["conv", "full_attention", "conv", "conv"],
         },
