@@ -284,6 +284,35 @@ CASES: dict[str, Shape] = {
             "shared_expert_intermediate_size": 52,
         },
     ),
+    "lfm2 24, biases, adjusted width": Shape(
+        "lfm2", hidden=72, heads=3, kv_heads=1, head_dim=24, ffn=112, layers=4, vocab=301,
+        rope_theta=1e6, has_biases=True, extra={
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+            "block_auto_adjust_ff_dim": True, "block_ff_dim": 150, "block_multiple_of": 16,
+            "block_ffn_dim_multiplier": 1.1,
+        },
+    ),
+    "lfm2 7:1 heads of 40 tied, 5 taps": Shape(
+        "lfm2", hidden=280, heads=7, kv_heads=1, head_dim=40, ffn=172, layers=3, vocab=307,
+        is_tied=True, rope_theta=1e6, spells_rope_parameters=True,
+        extra={"layer_types": ["full_attention", "conv", "conv"], "conv_L_cache": 5},
+    ),
+    "lfm2_moe 24, 2 of 5 experts, biases": Shape(
+        "lfm2_moe", hidden=72, heads=3, kv_heads=1, head_dim=24, ffn=36, layers=4, vocab=301,
+        rope_theta=1e6, has_biases=True, extra={
+            "layer_types": ["conv", "full_attention", "conv", "conv"], "num_dense_layers": 2,
+            "intermediate_size": 100, "num_experts": 5, "num_experts_per_tok": 2,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
+    "lfm2_moe 40 tied, 3 of 9 experts, no biases": Shape(
+        "lfm2_moe", hidden=280, heads=7, kv_heads=1, head_dim=40, ffn=52, layers=3, vocab=307,
+        is_tied=True, rope_theta=1e6, spells_rope_parameters=True, extra={
+            "layer_types": ["full_attention", "conv", "conv"], "num_dense_layers": 0,
+            "intermediate_size": 100, "num_experts": 9, "num_experts_per_tok": 3,
+            "use_expert_bias": False, "norm_topk_prob": False,
+        },
+    ),
     "qwen3_next 24, 2 of 5 experts, plain layers": Shape(
         "qwen3_next", hidden=72, heads=4, kv_heads=2, head_dim=24, ffn=36, layers=4, vocab=301,
         rope_theta=1e7, extra=DELTA_NET | {

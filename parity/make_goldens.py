@@ -144,6 +144,22 @@ GOLDENS: dict[str, Shape] = {
             "num_experts": 4, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 28,
         },
     ),
+    "lfm2": Shape(
+        "lfm2", hidden=72, heads=3, kv_heads=1, head_dim=24, ffn=100, layers=4, vocab=263,
+        is_tied=True, rope_theta=1e6, has_biases=True, extra={
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+            "block_auto_adjust_ff_dim": True, "block_ff_dim": 121, "block_multiple_of": 20,
+            "block_ffn_dim_multiplier": 1.1, "conv_L_cache": 4,
+        },
+    ),
+    "lfm2_moe": Shape(
+        "lfm2_moe", hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=20, layers=4, vocab=263,
+        rope_theta=1e6, extra={
+            "layer_types": ["conv", "full_attention", "conv", "conv"], "num_dense_layers": 1,
+            "intermediate_size": 52, "num_experts": 5, "num_experts_per_tok": 2,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
     "qwen3_next": Shape(
         "qwen3_next", hidden=64, heads=4, kv_heads=2, head_dim=24, ffn=20, layers=4, vocab=263,
         rope_theta=1e6, extra=DELTA_NET | {

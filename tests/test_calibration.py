@@ -113,6 +113,7 @@ PER_LAYER = ("per_layer_input_gate", "per_layer_projection", "per_layer_model_pr
     [
         ("qwen3_5_moe_text", BESIDE_EXPERTS),
         ("qwen3_next", BESIDE_EXPERTS),
+        ("lfm2_moe", ("experts", "conv")),
         ("gemma4_text", PER_LAYER),
         ("gemma4_text, experts", ("experts", "mlp")),
         ("deepseek_v3", ("experts", "shared_experts", *LATENT)),
@@ -169,7 +170,7 @@ def test_loading_weights_errors_by_the_squared_norm_before_a_matrix(
     np.testing.assert_array_equal(scales_of(model, name), expected)
 
 
-@pytest.mark.parametrize("family", ["qwen2", "mixtral", "qwen3_moe", "qwen3_5_text"])
+@pytest.mark.parametrize("family", ["qwen2", "mixtral", "qwen3_moe", "qwen3_5_text", "lfm2"])
 def test_measured_inputs_round_every_matrix_otherwise_and_keep_its_exact_bits(
     family: str, tmp_path: Path, seed: int, rng: np.random.Generator
 ) -> None:

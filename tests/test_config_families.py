@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from specqd.config import ExpertsConfig, RopeConfig, read_config
-from specqd.config.decoder import DeltaConfig, LatentConfig, SigmoidChoice
+from specqd.config.decoder import LatentConfig, SigmoidChoice
 from support.config_files import FULL, GRANITE_DENSE, SHAPE, SLIDING, YARN, read
+from support.recurrent_traits import RECURRENT_TRAITS
 
 GPT_OSS = {"quantization_config": {"quant_method": "mxfp4"}, "intermediate_size": 96}
 LATENT = {"num_key_value_heads": 8}
@@ -248,78 +249,6 @@ FAMILY_TRAITS: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
             },
         ),
     ],
-    "qwen3_5_moe_text": [
-        (
-            {"intermediate_size": None},
-            {
-                "norm_offset": 1.0, "qk_norm": "one", "gates_attention": True, "head_dim": 256,
-                "delta": DeltaConfig(16, 32, 128, 128, 4, (True, True, True, False)),
-                "experts": ExpertsConfig(256, 8, 512, (True,) * 4, has_shared=True),
-                "intermediate_size": 512,
-            },
-        ),
-        (
-            {
-                "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 33,
-                "shared_expert_intermediate_size": 44,
-            },
-            {
-                "experts": ExpertsConfig(6, 2, 33, (True,) * 4, has_shared=True),
-                "intermediate_size": 44,
-            },
-        ),
-    ],
-    "qwen3_next": [
-        (
-            {},
-            {
-                "norm_offset": 1.0, "qk_norm": "one", "gates_attention": True, "head_dim": 256,
-                "delta": DeltaConfig(16, 32, 128, 128, 4, (True, True, True, False)),
-                "experts": ExpertsConfig(512, 10, 512, (True,) * 4, has_shared=True),
-                "intermediate_sizes": (512,) * 4,
-            },
-        ),
-        (
-            {
-                "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 33,
-                "shared_expert_intermediate_size": 44, "norm_topk_prob": False,
-                "decoder_sparse_step": 2, "mlp_only_layers": [1],
-            },
-            {
-                "experts": ExpertsConfig(
-                    6, 2, 33, (False, False, False, True), shares_of_chosen=False, has_shared=True
-                ),
-                "intermediate_sizes": (172, 172, 172, 44),
-            },
-        ),
-    ],
-    "qwen3_5_text": [
-        (
-            {},
-            {
-                "norm_offset": 1.0, "qk_norm": "one", "gates_attention": True, "head_dim": 256,
-                "ropes": (RopeConfig("default", 10_000.0, share=0.25),) * 4,
-                "delta": DeltaConfig(16, 32, 128, 128, 4, (True, True, True, False)),
-                "tied_embeddings": False,
-            },
-        ),
-        (
-            {
-                "layer_types": ["mamba", "attention", "linear_attention", "full_attention"],
-                "linear_num_key_heads": 2, "linear_num_value_heads": 6,
-                "linear_key_head_dim": 24, "linear_value_head_dim": 48,
-                "linear_conv_kernel_dim": 3, "head_dim": 24,
-                "rope_parameters": {
-                    "rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.5,
-                    "mrope_section": [1, 1, 1], "mrope_interleaved": True,
-                },
-            },
-            {
-                "ropes": (RopeConfig("default", 1e7, share=0.5),) * 4,
-                "delta": DeltaConfig(2, 6, 24, 48, 3, (True, False, True, False)),
-            },
-        ),
-    ],
     "glm4_moe": [
         (
             {"head_dim": 24, "use_qk_norm": True, "attention_bias": True},
@@ -407,7 +336,7 @@ FAMILY_TRAITS: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
 
 @pytest.mark.parametrize(
     ("model_type", "changes", "traits"),
-    [(name, *case) for name, cases in FAMILY_TRAITS.items() for case in cases],
+    [(name, *case) for name, cases in (FAMILY_TRAITS | RECURRENT_TRAITS).items() for case in cases],
 )
 def test_families_have_their_traits(
     tmp_path: Path, model_type: str, changes: dict[str, Any], traits: dict[str, Any]

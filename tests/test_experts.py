@@ -23,7 +23,7 @@ from support.refusals import refused
 
 MACHINE = Machine.choose(1)
 GPT_OSS = FAMILY_SHAPES["gpt_oss"]
-MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss")
+MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss", "lfm2_moe")
 BESIDE = (  # a shared feed forward
     *("qwen3_5_moe_text", "qwen3_next", "gemma4_text, experts"),
     *("glm4_moe", "glm4_moe_lite", "deepseek_v3"),

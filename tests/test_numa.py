@@ -32,7 +32,7 @@ def logits_of(model: Model, tokens: list[int]) -> NDArray[np.float32]:
 
 
 SHAPES = {**FAMILY_SHAPES, "llama": WIDE}
-FAMILIES = ["llama", "qwen3_moe", "gpt_oss", "qwen3_5_text", "deepseek_v3"]
+FAMILIES = ["llama", "qwen3_moe", "gpt_oss", "qwen3_5_text", "lfm2", "deepseek_v3"]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -60,6 +60,8 @@ PACKED_FAMILIES = (
     "gpt_oss",
     "qwen3_5_moe_text",
     "qwen3_next",
+    "lfm2",
+    "lfm2_moe",
     "gemma4_text, experts",
     "glm4_moe",
     "glm4_moe_lite",

@@ -62,6 +62,11 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory, seed: int) -> LLM:
     return roomy(tmp_path_factory, FAMILY_SHAPES["qwen3_5_text"], seed)
 
 
+@pytest.fixture(scope="module")
+def convolutions(tmp_path_factory: pytest.TempPathFactory, seed: int) -> LLM:
+    return roomy(tmp_path_factory, FAMILY_SHAPES["lfm2"], seed)
+
+
 def roomy(tmp_path_factory: pytest.TempPathFactory, shape: Shape, seed: int) -> LLM:
     directory = make_model(tmp_path_factory.mktemp("models") / "small", shape, seed)
     return LLM(directory, "none", threads=2, cache_positions=64 * PAGE)
@@ -135,7 +140,7 @@ def test_preempted_sequences_equal_themselves_alone(
 
 
 @pytest.mark.parametrize("draft", ["none", "fp4:k=8", "auto"])
-@pytest.mark.parametrize("model", ["plain", "windowed", "sharing", "hybrid"])
+@pytest.mark.parametrize("model", ["plain", "windowed", "sharing", "hybrid", "convolutions"])
 def test_sequences_may_be_preempted_at_any_time(
     request: pytest.FixtureRequest,
     model: str,

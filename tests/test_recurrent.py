@@ -18,16 +18,22 @@ from specqd.model.model import Machine, Model
 from support.exactness import Decoding, Request, Trace, difference
 from support.fake_model import FakeDrafter
 from support.family_shapes import FAMILY_SHAPES
-from support.random_models import make_model
+from support.random_models import Shape, make_model
 
-SHAPE = FAMILY_SHAPES["qwen3_5_text"]
+SHAPES = {name: FAMILY_SHAPES[name] for name in ("qwen3_5_text", "lfm2")}
+VOCABULARY = min(shape.vocab for shape in SHAPES.values())
 AROUND_ANCHORS = (1, 2, 3, 4, 31, 32, 33, 63, 64, 65, 95, 96, 97)
 NEW_TOKENS = 70
 
 
+@pytest.fixture(scope="module", params=SHAPES)
+def shape(request: pytest.FixtureRequest) -> Shape:
+    return SHAPES[request.param]
+
+
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
-    return make_model(tmp_path_factory.mktemp("models") / "hybrid", SHAPE, seed)
+def directory(shape: Shape, tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
+    return make_model(tmp_path_factory.mktemp("models") / "hybrid", shape, seed)
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +55,13 @@ class Scripted(FakeDrafter):
     def answer(self, request: DraftRequest) -> Proposal:
         at, count = len(request.sequence.tokens), self._rng.randint(0, min(request.at_most, 40))
         right = self._tokens[at : at + self._rng.randint(0, count)]
-        wrong = [self._rng.randrange(SHAPE.vocab) for _ in range(count - len(right))]
+        wrong = [self._rng.randrange(VOCABULARY) for _ in range(count - len(right))]
         tokens = [*right, *wrong]
         return Proposal(tokens, [0.5] * len(tokens))
 
 
 def request_of(rng: np.random.Generator, length: int, new_tokens: int = NEW_TOKENS) -> Request:
-    prompt = tuple(rng.integers(0, SHAPE.vocab, length).tolist())
+    prompt = tuple(rng.integers(0, VOCABULARY, length).tolist())
     return Request(prompt, new_tokens, "noisy", int(rng.integers(1 << 40)))
 
 
@@ -101,7 +107,7 @@ def test_drafts_from_the_own_weights_change_no_bit(
 def test_a_text_has_the_same_logits_in_one_forward_and_in_parts(
     model: Model, rng: np.random.Generator
 ) -> None:
-    tokens = rng.integers(0, SHAPE.vocab, 300).tolist()
+    tokens = rng.integers(0, VOCABULARY, 300).tolist()
     whole = model.logits(tokens)
     for most in (1, 8, 40, 200):
         assert in_parts(model, tokens, most, rng).tobytes() == whole.tobytes()
@@ -112,9 +118,10 @@ def test_wide_heads_have_the_same_logits_in_parts_and_on_every_instruction_set(
     key_dim: int, value_dim: int, tmp_path: Path, seed: int, rng: np.random.Generator
 ) -> None:
     dims = {"linear_key_head_dim": key_dim, "linear_value_head_dim": value_dim}
-    shape = replace(SHAPE, layers=2, extra=SHAPE.extra | dims)
+    delta_net = SHAPES["qwen3_5_text"]
+    shape = replace(delta_net, layers=2, extra=delta_net.extra | dims)
     directory = make_model(tmp_path, shape, seed)
-    tokens = rng.integers(0, SHAPE.vocab, 100).tolist()
+    tokens = rng.integers(0, VOCABULARY, 100).tolist()
     results = set()
     for isa in _native.available_isas():
         machine = Machine(_native.Pool(2), isa)
@@ -139,10 +146,12 @@ def in_parts(
 
 
 def test_a_last_recurrent_layer_sees_rows_without_logits(
-    tmp_path: Path, seed: int, rng: np.random.Generator
+    shape: Shape, tmp_path: Path, seed: int, rng: np.random.Generator
 ) -> None:
-    last = model_of(make_model(tmp_path, replace(SHAPE, layers=3), seed))
-    tokens = rng.integers(0, SHAPE.vocab, 90).tolist()
+    types = shape.extra.get("layer_types", [None] * 4)[:3]
+    extra = {**shape.extra, "layer_types": types} if types[0] else shape.extra
+    last = model_of(make_model(tmp_path, replace(shape, layers=3, extra=extra), seed))
+    tokens = rng.integers(0, VOCABULARY, 90).tolist()
     expected = last.logits(tokens)[-1]
     last.logits([*reversed(tokens)])  # other states in the memory
     context = Context(last.cache.create())
@@ -156,7 +165,7 @@ def test_a_level_that_rolls_back_behind_its_states_reads_the_text_again(
 ) -> None:
     request = request_of(rng, 300)
     level, sequence = Level(model, NoDraft()), request.sequence()
-    other = rng.integers(0, SHAPE.vocab, 300).tolist()
+    other = rng.integers(0, VOCABULARY, 300).tolist()
     same = int(rng.integers(1, 150))  # states since then are gone
     context = model.context(sequence)
     model.forward([Rows(context, 0, [*request.prompt[:same], *other[same:]], 0)])
@@ -186,6 +195,18 @@ def test_a_fork_continues_from_a_copy_of_the_states(model: Model, rng: np.random
                 sequence.tokens.extend(step.tokens)
             assert sequence.tokens[length:] == tokens
             level.release(sequence)
+
+
+def test_a_convolution_alone_reads_the_rows_right_before(tmp_path: Path, seed: int) -> None:
+    shape = SHAPES["lfm2"]
+    model = model_of(make_model(tmp_path, shape, seed))
+    context = Context(model.cache.create())
+    model.forward([Rows(context, 0, [*range(40)], 0)])
+    before = model.cache_bytes_read
+    model.forward([Rows(context, 40, [1], 1)])
+    rows, layers = 3, shape.extra["layer_types"].count("conv")
+    states = rows * layers * shape.hidden * 2
+    assert model.cache_bytes_read - before == model.cache.page_bytes + states
 
 
 def test_sequences_wait_for_states_and_none_leak(

@@ -35,14 +35,17 @@ void bind_spec(nb::module_& m) {
             new (self) AttentionShape{heads, kv_heads, head_dim, value_dim, scale, cap};
           },
           nb::kw_only(), "heads"_a, "kv_heads"_a, "head_dim"_a, "value_dim"_a, "scale"_a, "cap"_a);
-  nb::class_<StateShape>(m, "StateShape", "The heads of recurrent layers.")
+  nb::class_<StateShape>(m, "StateShape",
+                         "The convolution of recurrent layers, and the heads of their delta rule,\n"
+                         "if they have one.")
       .def(
           "__init__",
-          [](StateShape* self, int64_t key_heads, int64_t value_heads, int64_t key_dim,
-             int64_t value_dim, int64_t taps) {
-            new (self) StateShape{0, key_heads, value_heads, key_dim, value_dim, taps};
+          [](StateShape* self, int64_t channels, int64_t taps, int64_t key_heads,
+             int64_t value_heads, int64_t key_dim, int64_t value_dim) {
+            new (self) StateShape{0, channels, taps, key_heads, value_heads, key_dim, value_dim};
           },
-          nb::kw_only(), "key_heads"_a, "value_heads"_a, "key_dim"_a, "value_dim"_a, "taps"_a);
+          nb::kw_only(), "channels"_a, "taps"_a, "key_heads"_a = 0, "value_heads"_a = 0,
+          "key_dim"_a = 0, "value_dim"_a = 0);
   nb::class_<DecoderSpec>(m, "DecoderSpec")
       .def(
           "__init__",
@@ -52,7 +55,7 @@ void bind_spec(nb::module_& m) {
              const std::string& activation, bool is_gated, bool is_parallel, float logit_cap,
              float embedding_scale, float residual_scale, float logit_scale,
              int64_t experts_per_token, bool shares_of_chosen, bool gates_attention,
-             const std::optional<StateShape>& delta) {
+             const std::optional<StateShape>& states) {
             new (self) DecoderSpec{hidden,
                                    vocabulary,
                                    std::move(attentions),
@@ -71,13 +74,13 @@ void bind_spec(nb::module_& m) {
                                    experts_per_token,
                                    shares_of_chosen,
                                    gates_attention,
-                                   delta.value_or(StateShape{})};
+                                   states.value_or(StateShape{})};
           },
           nb::kw_only(), "hidden"_a, "vocabulary"_a, "attentions"_a, "ropes"_a, "norm_epsilon"_a,
           "norm"_a, "norm_offset"_a, "norms_whole_rows"_a, "activation"_a, "is_gated"_a,
           "is_parallel"_a, "logit_cap"_a, "embedding_scale"_a, "residual_scale"_a, "logit_scale"_a,
           "experts_per_token"_a, "shares_of_chosen"_a, "gates_attention"_a = false,
-          "delta"_a.none() = nb::none());
+          "states"_a.none() = nb::none());
 }
 
 void bind_partial_head(nb::module_& m) {

@@ -41,7 +41,8 @@ void bind_mixture(nb::module_& m) {
              const std::optional<Norm>& router_norm, const std::optional<Norm>& experts_post_norm,
              const std::optional<Norm>& shared_post_norm, float score_scale,
              const std::optional<FloatVector>& share_scales,
-             const std::optional<FloatVector>& choice_bias, int64_t groups, int64_t chosen_groups) {
+             const std::optional<FloatVector>& choice_bias, int64_t groups, int64_t chosen_groups,
+             float least_sum) {
             new (self) Mixture{std::move(router),
                                vector_of(router_bias),
                                shared.value_or(FeedForward{}),
@@ -53,13 +54,14 @@ void bind_mixture(nb::module_& m) {
                                share_scales ? floats_of(*share_scales) : std::vector<float>{},
                                choice_bias ? floats_of(*choice_bias) : std::vector<float>{},
                                groups,
-                               chosen_groups};
+                               chosen_groups,
+                               least_sum};
           },
           nb::kw_only(), "router"_a, "router_bias"_a = nb::none(), "shared"_a = nb::none(),
           "experts_norm"_a = nb::none(), "router_norm"_a = nb::none(),
           "experts_post_norm"_a = nb::none(), "shared_post_norm"_a = nb::none(),
           "score_scale"_a = 1.0f, "share_scales"_a = nb::none(), "choice_bias"_a = nb::none(),
-          "groups"_a = 1, "chosen_groups"_a = 1);
+          "groups"_a = 1, "chosen_groups"_a = 1, "least_sum"_a = 0.0f);
 }
 
 }  // namespace
@@ -84,16 +86,16 @@ void bind_layers(nb::module_& m) {
           nb::kw_only(), "gate_up"_a, "down"_a, "gate_bias"_a = nb::none(),
           "up_bias"_a = nb::none(), "down_bias"_a = nb::none());
   nb::class_<DeltaWeights>(m, "DeltaWeights",
-                           "What a recurrent layer has beside its products; `rates` are the rows\n"
-                           "of betas, then of decays.")
+                           "The delta rule of a recurrent layer; `rates` are the rows of betas,\n"
+                           "then of decays.")
       .def(
           "__init__",
-          [](DeltaWeights* self, Weight rates, const BitVector& convolution,
-             const FloatVector& log_rate, const FloatVector& step_bias, const FloatVector& norm) {
-            new (self) DeltaWeights{rates, vector_of(convolution), floats_of(log_rate),
-                                    floats_of(step_bias), floats_of(norm)};
+          [](DeltaWeights* self, Weight rates, const FloatVector& log_rate,
+             const FloatVector& step_bias, const FloatVector& norm) {
+            new (self)
+                DeltaWeights{rates, floats_of(log_rate), floats_of(step_bias), floats_of(norm)};
           },
-          nb::kw_only(), "rates"_a, "convolution"_a, "log_rate"_a, "step_bias"_a, "norm"_a);
+          nb::kw_only(), "rates"_a, "log_rate"_a, "step_bias"_a, "norm"_a);
   nb::class_<LatentWeights>(m, "LatentWeights",
                             "What a latent layer's attention has beside its first product.")
       .def(
@@ -130,8 +132,8 @@ void bind_layers(nb::module_& m) {
              const Optional& sinks, std::vector<FeedForward> feed_forwards,
              std::shared_ptr<Mixture> mixture, int64_t window, int rope, int attention,
              int kv_layer, bool values_are_keys, const std::optional<PerLayerInput>& per_layer,
-             float output_scale, std::shared_ptr<DeltaWeights> delta,
-             std::shared_ptr<LatentWeights> latent) {
+             float output_scale, const Optional& convolution, const Optional& convolution_bias,
+             std::shared_ptr<DeltaWeights> delta, std::shared_ptr<LatentWeights> latent) {
             new (self) LayerWeights{norm_of(attention_norm),
                                     norm_of(attention_post_norm),
                                     norm_of(feed_forward_norm),
@@ -153,6 +155,8 @@ void bind_layers(nb::module_& m) {
                                     values_are_keys,
                                     per_layer.value_or(PerLayerInput{}),
                                     output_scale,
+                                    vector_of(convolution),
+                                    vector_of(convolution_bias),
                                     std::move(delta),
                                     std::move(latent)};
           },
@@ -162,6 +166,7 @@ void bind_layers(nb::module_& m) {
           "query_key_value_bias"_a.none(), "output_bias"_a.none(), "sinks"_a.none(),
           "feed_forwards"_a, "mixture"_a.none(), "window"_a, "rope"_a, "attention"_a, "kv_layer"_a,
           "values_are_keys"_a, "per_layer"_a.none(), "output_scale"_a,
+          "convolution"_a.none() = nb::none(), "convolution_bias"_a.none() = nb::none(),
           "delta"_a.none() = nb::none(), "latent"_a.none() = nb::none());
 }
 

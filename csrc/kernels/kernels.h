@@ -113,6 +113,15 @@ struct DeltaRows {
   float* out;           // [count][value_dim]
 };
 
+// A causal convolution of each channel: the BF16 rows of positions, the oldest first, and their
+// BF16 weights, [taps][stride].
+struct ShortConv {
+  const uint16_t* const* rows;
+  const uint16_t* weights;
+  int64_t stride, taps;
+  bool has_silu;  // of the sum
+};
+
 struct Kernels {
   const char* name;
 
@@ -195,10 +204,8 @@ struct Kernels {
 
   // Recurrent layers; docs/exactness.md gives the order of the sums.
 
-  // out[c] = silu(sum_j weights[j * stride + c] * rows[j][c]) of BF16 rows and weights, j
-  // ascending.
-  void (*short_conv)(const uint16_t* const* rows, const uint16_t* weights, int64_t stride,
-                     int64_t taps, int64_t n, float* out);
+  // out[c] = sum_j weights[j * stride + c] * rows[j][c], j ascending, for c < n.
+  void (*short_conv)(const ShortConv& conv, int64_t n, float* out);
   // Computes the rows' outputs and their updates of the state, each from those of the rows before.
   void (*delta_rows)(const DeltaChunk& chunk, const DeltaRows& rows);
   // The state after the chunk; `next` may be its state.

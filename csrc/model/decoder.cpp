@@ -86,9 +86,10 @@ void Decoder::place_layers() {
 }
 
 void Decoder::reserve_scratch() {
-  int64_t tiles = weights_.head->matrix().tiles, router_rows = 0, hidden_width = 0;
+  int64_t tiles = weights_.head->matrix().tiles, router_rows = 0, hidden_width = 0, recurrent = 0;
   for (const LayerWeights& layer : weights_.layers) {
     tiles = std::max({tiles, layer.query_key_value->matrix().tiles, layer.output->matrix().tiles});
+    if (layer.is_recurrent()) recurrent = std::max(recurrent, layer.query_key_value->rows());
     const auto reserve = [&](const FeedForward& each, int64_t copies) {
       tiles = std::max({tiles, each.gate_up->matrix().tiles, each.down->matrix().tiles});
       hidden_width = std::max(hidden_width, each.down->columns() * copies);
@@ -123,10 +124,8 @@ void Decoder::reserve_scratch() {
   residual_.resize(rows * static_cast<size_t>(spec_.hidden));
   heads_.resize(rows * static_cast<size_t>(head_outputs));
   if (spec_.gates_attention) gates_.resize(rows * static_cast<size_t>(head_outputs));
-  if (const StateShape states = state_shape(); states.layers > 0) {
-    delta_inputs_.resize(rows * static_cast<size_t>(delta_width()));
-    delta_rates_.resize(rows * static_cast<size_t>(2 * states.value_heads));
-  }
+  recurrent_inputs_.resize(rows * static_cast<size_t>(recurrent));
+  delta_rates_.resize(rows * static_cast<size_t>(2 * spec_.states.value_heads));
   hidden_.resize(rows * static_cast<size_t>(hidden_width));
   if (weights_.per_layer.exists())
     per_layer_.resize(rows * static_cast<size_t>(weights_.per_layer.projection->rows()));
@@ -167,7 +166,7 @@ size_t Decoder::fixed_bytes(Precision precision) const {
   if (weights_.entry != nullptr) bytes += entry_bytes(precision);
   for (const LayerWeights& layer : weights_.layers) {
     bytes += bytes_of(*layer.query_key_value, precision) + bytes_of(*layer.output, precision);
-    if (layer.is_recurrent()) bytes += bytes_of(*layer.delta->rates, Precision::kExact);
+    if (layer.delta != nullptr) bytes += bytes_of(*layer.delta->rates, Precision::kExact);
     if (layer.latent != nullptr) bytes += bytes_of(*layer.latent, precision);
     if (layer.mixture == nullptr)
       bytes += bytes_of(layer.feed_forwards.front(), precision);

@@ -39,7 +39,7 @@ struct DecoderSpec {
   int64_t experts_per_token = 0;
   bool shares_of_chosen = true;  // router softmax over the chosen experts only, else over all
   bool gates_attention = false;  // by the sigmoids of the rows after queries, keys and values
-  StateShape delta;              // of recurrent layers
+  StateShape states;             // of recurrent layers
 };
 
 // The entry of a head, whose rows are pairs: a token, and what the target or the head itself made
@@ -238,18 +238,20 @@ class Decoder {
   void activate(const FeedForward& weights, int64_t first, int64_t count, float* result,
                 int64_t stride, int64_t rows, float* out) const;
 
-  // Recurrent layers (decoder_delta.cpp).
-  int64_t delta_width() const;  // outputs of a recurrent layer's first product
+  // Recurrent layers (decoder_recurrent.cpp).
   void plan_states(std::span<const ForwardRows> sequences);
+  std::span<const StateStep> steps_of(const SequenceRows& rows) const;
   void mix_recurrent(Team& team, int64_t layer);
+  void convolve(int64_t layer, const SequenceStates& states, int64_t position, int64_t first,
+                int64_t count, const float* in, float* out) const;
+  void keep_inputs(int64_t layer, const SequenceStates& states, const StateStep& step,
+                   int64_t first, int64_t count) const;
+  void run_convolution(int64_t layer, const SequenceRows& rows, int64_t first);
+
+  // The delta rule (decoder_delta.cpp).
   void run_delta_head(Team& team, int64_t layer, const SequenceRows& rows, int64_t key_head);
   void run_delta_rows(int64_t layer, const SequenceRows& rows, const StateStep& step,
                       int64_t key_head, int64_t position, int64_t count);
-  void convolve_delta(const DeltaWeights& weights, const SequenceStates& states, int64_t layer,
-                      int64_t position, const float* in, int64_t first, int64_t count,
-                      float* out) const;
-  void keep_inputs(const SequenceStates& states, int64_t layer, const StateStep& step,
-                   int64_t key_head) const;
   DeltaChunk delta_chunk(const SequenceStates& states, int64_t layer, const StateStep& step,
                          int64_t value_head) const;
   void gate_head(const DeltaWeights& weights, float* x, float* out) const;
@@ -351,12 +353,13 @@ class Decoder {
   };
   std::vector<Scratch> scratch_;
   std::vector<float> residual_, heads_, hidden_, aside_;
-  std::vector<float> gates_;                       // of attention, [rows][heads * head_dim]
-  std::vector<float> query_latents_;               // [rows][rank]
-  std::vector<float> by_head_;                     // queries, then outputs, of latent layers
-  std::vector<float> delta_inputs_, delta_rates_;  // [rows][channels + gates], [rows][2 heads]
-  std::vector<StateStep> state_steps_;             // of all sequences
-  std::vector<size_t> state_step_starts_;          // by sequence, and the end
+  std::vector<float> gates_;               // of attention, [rows][heads * head_dim]
+  std::vector<float> query_latents_;       // [rows][rank]
+  std::vector<float> by_head_;             // queries, then outputs, of latent layers
+  std::vector<float> recurrent_inputs_;    // [rows][outputs of the first product]
+  std::vector<float> delta_rates_;         // [rows][2 heads]
+  std::vector<StateStep> state_steps_;     // of all sequences
+  std::vector<size_t> state_step_starts_;  // by sequence, and the end
   int64_t state_bytes_ = 0;
   std::vector<float> per_layer_;  // [rows][layers][width]
   HeadInputs inputs_of_pairs_;    // and pairs_, [rows][embedding; hidden]: of a head's forward

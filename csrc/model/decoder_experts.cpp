@@ -11,8 +11,6 @@
 namespace specqd {
 namespace {
 
-constexpr float kLeastSum = 1e-20f;  // of sigmoids; fixed in every model
-
 int64_t pad(int64_t experts) { return (experts + kBlock - 1) / kBlock * kBlock; }
 
 }  // namespace
@@ -110,7 +108,7 @@ void Decoder::choose_experts(const LayerWeights& layer, int64_t row) {
 void Decoder::share_among(const Mixture& mixture, int64_t experts, std::span<Choice> chosen,
                           float* scores) const {
   if (mixture.takes_sigmoids()) {
-    float sum = kLeastSum;
+    float sum = mixture.least_sum;
     for (const Choice& each : chosen) sum += each.share;
     if (spec_.shares_of_chosen)
       for (Choice& each : chosen) each.share /= sum;

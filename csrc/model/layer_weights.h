@@ -32,10 +32,9 @@ size_t bytes_of(const FeedForward& weights, Precision precision);
 
 constexpr int64_t kLargestDeltaDim = 256;  // of a recurrent layer's heads
 
-// A recurrent layer beside its products: `query_key_value` holds queries, keys, values and gates.
+// The delta rule of a recurrent layer: `query_key_value` holds queries, keys, values and gates.
 struct DeltaWeights {
   std::shared_ptr<PackedWeight> rates;     // betas, then decays, one of each per value head
-  Vector convolution;                      // [taps][channels]
   std::vector<float> log_rate, step_bias;  // of decays, by value head
   std::vector<float> norm;                 // [value_dim]
 };
@@ -85,9 +84,11 @@ struct Mixture {
   float score_scale = 1.0f;
   std::vector<float> share_scales;  // by expert; empty: all are 1
   // Choice by the sigmoids of scores plus these, by expert; empty: by scores. Of `groups`, those
-  // `chosen_groups` count whose best two have the largest sums. Shares are the sigmoids.
+  // `chosen_groups` count whose best two have the largest sums. Shares are the sigmoids, over their
+  // sum and `least_sum` where they are shares of the chosen.
   std::vector<float> choice_bias;
   int64_t groups = 1, chosen_groups = 1;
+  float least_sum = 0.0f;
   bool takes_sigmoids() const { return !choice_bias.empty(); }
   bool has_shared() const { return shared.down != nullptr; }
 };
@@ -109,9 +110,12 @@ struct LayerWeights {
   bool values_are_keys = false;  // their last part, before the norm of keys and rotation
   PerLayerInput per_layer;
   float output_scale = 1.0f;  // of the residual stream behind the layer; 1 without a last norm
-  std::shared_ptr<DeltaWeights> delta;    // null: an attention layer
+  // A recurrent layer: a short convolution, [taps][channels], whose outputs enter a delta rule. Or
+  // there is none: `query_key_value` then holds gates of its inputs, gates of its outputs, values.
+  Vector convolution, convolution_bias;
+  std::shared_ptr<DeltaWeights> delta;
   std::shared_ptr<LatentWeights> latent;  // null: queries, keys and values are products
-  bool is_recurrent() const { return delta != nullptr; }
+  bool is_recurrent() const { return !convolution.empty(); }
 };
 
 }  // namespace specqd

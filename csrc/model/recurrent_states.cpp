@@ -40,7 +40,7 @@ float* SequenceStates::decays(int64_t layer, int64_t position, int64_t value_hea
 
 uint16_t* SequenceStates::inputs(int64_t layer, int64_t position) const {
   return reinterpret_cast<uint16_t*>(decays(layer, position, shape_.value_heads)) +
-         position % kDeltaChunk * shape_.channels();
+         position % kDeltaChunk * shape_.channels;
 }
 
 void SequenceStates::rewind(int64_t start) {
@@ -69,7 +69,7 @@ void SequenceStates::begin(const SavedState& saved) {
   committed = length = saved.position;
   committed_slot = saved.slot;
   newest = saved;
-  const auto bytes = static_cast<size_t>(shape_.channels()) * sizeof(uint16_t);
+  const auto bytes = static_cast<size_t>(shape_.channels) * sizeof(uint16_t);
   for (int64_t layer = 0; layer < shape_.layers; ++layer)
     for (int64_t back = 1; back <= shape_.earlier_rows(); ++back)
       std::memcpy(inputs(layer, length - back), saved.slot->inputs(layer, back), bytes);
@@ -139,7 +139,7 @@ std::vector<uint8_t> RecurrentStates::row_bits(int sequence, int64_t first, int6
   for (int64_t layer = 0; layer < shape_.layers; ++layer)
     for (int64_t at = first; at < last; ++at) {
       const int64_t row = at % kDeltaChunk;
-      add(held.inputs(layer, at), shape_.channels());
+      add(held.inputs(layer, at), shape_.channels);
       for (int64_t i = 0; i < shape_.key_heads * shape_.key_dim; ++i)
         add(held.keys(layer, at, 0) + i * kDeltaChunk + row, 1);
       for (int64_t head = 0; head < shape_.value_heads; ++head) {

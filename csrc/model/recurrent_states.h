@@ -2,8 +2,8 @@
 //
 // A state exists only at anchors, positions that are multiples of 32. A row computes its output
 // from the state at the anchor at or below it and from the rows since, which lie in a ring by
-// position: convolution inputs, keys, updates and decays. Rows past a sequence's length are never
-// read, as in the KV cache.
+// position: convolution inputs; keys, updates and decays of a delta rule. Rows past a sequence's
+// length are never read, as in the KV cache.
 //
 // A sequence works with two anchors. The committed one stays at or below every position that a
 // later forward may begin at. The provisional one is newer; it was made of rows that may be

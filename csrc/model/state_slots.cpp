@@ -10,13 +10,13 @@ int64_t StateShape::state_bytes() const {
 
 int64_t StateShape::slot_bytes() const {
   return state_bytes() +
-         layers * earlier_rows() * channels() * static_cast<int64_t>(sizeof(uint16_t));
+         layers * earlier_rows() * channels * static_cast<int64_t>(sizeof(uint16_t));
 }
 
 int64_t StateShape::row_bytes() const {
   const int64_t floats = key_heads * key_dim + value_heads * (value_dim + 1);
   return layers * (floats * static_cast<int64_t>(sizeof(float)) +
-                   channels() * static_cast<int64_t>(sizeof(uint16_t)));
+                   channels * static_cast<int64_t>(sizeof(uint16_t)));
 }
 
 StateSlot::StateSlot(const StateShape& shape)
@@ -29,7 +29,7 @@ float* StateSlot::state(int64_t layer, int64_t value_head) const {
 
 uint16_t* StateSlot::inputs(int64_t layer, int64_t back) const {
   return reinterpret_cast<uint16_t*>(memory_.data() + shape_.state_bytes()) +
-         (layer * shape_.earlier_rows() + back - 1) * shape_.channels();
+         (layer * shape_.earlier_rows() + back - 1) * shape_.channels;
 }
 
 void StateSlots::begin_forward() {

@@ -13,8 +13,7 @@ from specqd.model.model import Model
 
 def position_of_words(model: Model) -> NDArray[np.int64]:
     """The position within the page of each word of a cache page."""
-    delta = model.config.delta
-    layers = model.config.num_layers - (sum(delta.layers) if delta else 0)
+    layers = model.config.recurrent_layers.count(False)
     heads = layers * model.config.num_kv_heads
     dim = model.config.head_dim
     key_tiles, value_panels = -(-dim // 32), -(-dim // 16)

@@ -164,7 +164,9 @@ RANDOM_SHAPES: Mapping[str, Shape] = {
         is_tied=True, is_peaked=True,
     ),
     "hybrid": FAMILY_SHAPES["qwen3_5_text"],
+    "convolutions": FAMILY_SHAPES["lfm2"],
 }  # fmt: skip
+RECURRENT = ("hybrid", "convolutions")
 EDGES = (31, 32, 33, 63, 64, 65)  # around the anchors of recurrent states
 
 
@@ -174,7 +176,7 @@ def random_subject(name: str, directory: Path, seed: int) -> Subject:
         (RANDOM_SHAPES[name], 416) if name in RANDOM_SHAPES else (FAMILY_SHAPES[name], 96)
     )
     make_model(directory, shape, seed)
-    edges = EDGES if name == "hybrid" else ()
+    edges = EDGES if name in RECURRENT else ()
     return Subject(name, directory, new_tokens, shape.context, is_small=True, edges=edges)
 
 

@@ -174,6 +174,20 @@ FAMILY_SHAPES: Mapping[str, Shape] = {
             "shared_expert_intermediate_size": 52,
         },
     ),
+    "lfm2": Shape(  # threads share the convolution's channels by 128
+        "lfm2", hidden=136, heads=3, kv_heads=1, head_dim=24, ffn=84, layers=4, vocab=271,
+        context=1024, rope_theta=1e6, is_peaked=True, has_biases=True, extra={
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+        },
+    ),
+    "lfm2_moe": Shape(
+        "lfm2_moe", hidden=72, heads=3, kv_heads=1, head_dim=24, ffn=36, layers=4, vocab=271,
+        context=1024, rope_theta=1e6, is_peaked=True, extra={
+            "layer_types": ["conv", "full_attention", "conv", "conv"], "num_dense_layers": 1,
+            "intermediate_size": 84, "num_experts": 9, "num_experts_per_tok": 2,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
     "qwen3_next": Shape(
         "qwen3_next", hidden=72, heads=4, kv_heads=2, head_dim=24, ffn=36, layers=4, vocab=271,
         context=1024, rope_theta=1e6, is_peaked=True, extra=DELTA_NET | {

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from support import random_gemma4 as gemma4
 from support import random_latent as latent
+from support import random_lfm2 as lfm2
 from support.random_recurrent import Linears, Sizes, recurrent_linears, recurrent_vectors
 
 if TYPE_CHECKING:
@@ -17,7 +18,8 @@ ModelType = Literal[
     "llama", "mistral", "ministral3", "qwen2", "qwen3", "olmo2", "olmo3", "granite",
     "granitemoehybrid", "glm4", "smollm3", "gemma2", "gemma3_text", "gemma4_text", "phi3",
     "starcoder2", "gpt_neox", "stablelm", "mixtral", "qwen3_moe", "gpt_oss", "qwen3_5_text",
-    "qwen3_5_moe_text", "qwen3_next", "glm4_moe", "glm4_moe_lite", "deepseek_v3",
+    "qwen3_5_moe_text", "qwen3_next", "lfm2", "lfm2_moe", "glm4_moe", "glm4_moe_lite",
+    "deepseek_v3",
 ]  # fmt: skip
 
 ARCHITECTURES = {
@@ -32,6 +34,7 @@ ARCHITECTURES = {
     "qwen3_5_text": "Qwen3_5",
     "qwen3_5_moe_text": "Qwen3_5Moe",
     "qwen3_next": "Qwen3Next",
+    "lfm2_moe": "Lfm2Moe",
     "glm4_moe": "Glm4Moe",
     "glm4_moe_lite": "Glm4MoeLite",
     "deepseek_v3": "DeepseekV3",
@@ -43,6 +46,7 @@ ROUTERS = (
     "block_sparse_moe.gate.weight",
     "mlp.router.weight",
     "router.proj.weight",
+    "feed_forward.gate.weight",
 )
 BYTES = ("_blocks", "_scales")  # tensors of MXFP4
 LAYER_NORMED = ("starcoder2", "gpt_neox", "stablelm")
@@ -74,7 +78,12 @@ _GRANITE_HYBRID = {
     "mlp.gate_up_proj": "shared_mlp.input_linear",
     "mlp.down_proj": "shared_mlp.output_linear",
 }
-_RENAMED = {"gpt_neox": _NEOX, "starcoder2": _STARCODER, "granitemoehybrid": _GRANITE_HYBRID}
+_RENAMED = {
+    "gpt_neox": _NEOX,
+    "starcoder2": _STARCODER,
+    "granitemoehybrid": _GRANITE_HYBRID,
+    **dict.fromkeys(lfm2.TYPES, lfm2.NAMES),
+}
 
 
 def module_name(shape: "Shape", name: str) -> str:
@@ -138,6 +147,8 @@ def family_config(shape: "Shape") -> Mapping[str, Any]:
             entries["rotary_emb_base"] = shape.rope_theta
         case "stablelm":
             entries = {"layer_norm_eps": 1e-5, "use_qkv_bias": shape.has_biases}
+        case "lfm2" | "lfm2_moe":
+            entries = dict(lfm2.config_of(shape))
     return entries | dict(shape.extra)
 
 
@@ -175,6 +186,9 @@ def _norm(shape: "Shape", name: str) -> Sizes:
 
 def _layer_sizes(shape: "Shape", index: int) -> Sizes:
     kind = shape.model_type
+    if kind in lfm2.TYPES:
+        yield from lfm2.layer_sizes(shape, index)
+        return
     norms = ["input_layernorm", "post_attention_layernorm"]
     if kind in ("olmo2", "olmo3"):
         norms = list(NORMS_AFTER[kind])

@@ -206,7 +206,8 @@ def _peak(rng: np.random.Generator, shape: Shape, weights: dict[str, NDArray[np.
         weights[name][...] = np.float32(factor) * (offset + weights[name]) - offset
 
     final_norm = module_name(shape, "model.norm")
-    modules = ("self_attn.o_proj", "linear_attn.out_proj", "mlp.down_proj", ".down_proj", ".w2")
+    attention = ("self_attn.o_proj", "linear_attn.out_proj", "conv.out_proj")
+    modules = (*attention, "mlp.down_proj", ".down_proj", ".w2")
     outputs = [module_name(shape, f"{name}.weight") for name in modules] + ["experts.down_proj"]
     if shape.model_type in NORMS_AFTER:
         outputs = [f"{name}.weight" for name in NORMS_AFTER[shape.model_type]]

@@ -55,7 +55,7 @@ def draw_recurrent(
         drawn = np.log(rng.uniform(0.01, 16, size))
     elif name.endswith("dt_bias"):
         drawn = rng.uniform(-6, 1, size)
-    elif name.endswith("conv1d.weight"):
+    elif name.endswith(("conv1d.weight", "conv.conv.weight")):
         drawn = rng.normal(0, 0.5, size)
     elif name.endswith("linear_attn.norm.weight"):
         drawn = rng.normal(1, 0.2, size)

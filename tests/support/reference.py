@@ -33,7 +33,7 @@ from support.reference_positions import (
     tells_positions,
     window,
 )
-from support.reference_recurrent import gated_delta_net, is_recurrent
+from support.reference_recurrent import is_recurrent, recurrent
 
 KeysValues = dict[int, tuple[Array, Array]]  # by layer
 
@@ -89,7 +89,7 @@ def forward(
         before = x
         inputs = norm_if_any(config, layer, "before_attention", x)
         if is_recurrent(layer):
-            mixed = gated_delta_net(config, layer, inputs)
+            mixed = recurrent(config, layer, inputs)
         elif is_latent(layer):
             mixed = latent_attention(config, layer, inputs)
         else:
@@ -124,7 +124,19 @@ def canonical(config: Config, weights: Weights) -> Weights:
     return dict(part for item in renamed.items() for part in _cut(config, *item))
 
 
+_LFM2 = (
+    ("model.embedding_norm", "model.norm"),
+    ("self_attn.out_proj", "self_attn.o_proj"),
+    ("q_layernorm", "q_norm"),
+    ("k_layernorm", "k_norm"),
+    ("feed_forward", "mlp"),
+    (".w1.", ".gate_proj."),
+    (".w2.", ".down_proj."),
+    (".w3.", ".up_proj."),
+)
 _NAMES = {
+    "lfm2": _LFM2,
+    "lfm2_moe": (*_LFM2, ("mlp.expert_bias", "mlp.gate.e_score_correction_bias")),
     "gpt_neox": (
         ("gpt_neox.embed_in", "model.embed_tokens"),
         ("gpt_neox.final_layer_norm", "model.norm"),
@@ -155,7 +167,10 @@ _AROUND = (
     ("pre_feedforward_layernorm", "before_mlp"),
     ("post_feedforward_layernorm", "after_mlp"),
 )
+_LFM2_NORMS = (("operator_norm", "before_attention"), ("ffn_norm", "before_mlp"))
 _NORM_NAMES = {
+    "lfm2": _LFM2_NORMS,
+    "lfm2_moe": _LFM2_NORMS,
     "llama": (
         ("input_layernorm", "before_attention"),
         ("post_attention_layernorm", "before_mlp"),

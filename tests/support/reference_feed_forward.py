@@ -24,7 +24,8 @@ def norm(config: Config, x: Array, weight: Array, bias: Array | None = None) -> 
             centred = x - x.mean(axis=-1, keepdims=True)
             return rms_norm(centred, weight, config[name]) + (0 if bias is None else bias)
     offset = config["model_type"] in ("gemma2", "gemma3_text") or is_qwen3_5(config)
-    return rms_norm(x, offset + weight, config.get("rms_norm_eps", 1e-6))
+    eps = config.get("norm_eps", config.get("rms_norm_eps", 1e-6))
+    return rms_norm(x, offset + weight, eps)
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
@@ -66,6 +67,8 @@ def _experts(
     config: Config, layer: Weights, x: Array, scores: Array, margins: list[Array]
 ) -> Array:
     bias = layer.get("mlp.gate.e_score_correction_bias")
+    if config.get("use_expert_bias") is False:
+        bias = np.zeros(scores.shape[-1])
     if bias is None:
         chosen, shares = _choose_experts(config, scores)
         margins.append(_gaps(scores, experts_per_token(config)) / _rms(scores))
@@ -114,10 +117,12 @@ def _choose_by_sigmoids(
     chosen = np.argsort(-choice, axis=-1, kind="stable")[:, :count]
     shares = np.take_along_axis(sigmoids, chosen, axis=-1)
     if config.get("norm_topk_prob", True):
-        shares = shares / (shares.sum(axis=-1, keepdims=True) + 1e-20)
+        least = 1e-6 if config["model_type"] == "lfm2_moe" else 1e-20
+        shares = shares / (shares.sum(axis=-1, keepdims=True) + least)
     if count < scores.shape[-1]:
         gaps = np.minimum(gaps, _gaps(choice, count))
-    return chosen, shares * config["routed_scaling_factor"], 4 * gaps  # a sigmoid rises by a fourth
+    shares = shares * config.get("routed_scaling_factor", 1.0)
+    return chosen, shares, 4 * gaps  # a sigmoid rises by a fourth
 
 
 def _gaps(values: Array, count: int) -> Array:

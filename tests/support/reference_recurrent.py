@@ -1,4 +1,5 @@
-"""Gated DeltaNet layers in NumPy float64: the recurrence row by row, without anchors or chunks."""
+"""Recurrent layers in NumPy float64: a recurrence row by row, without anchors or chunks; or a
+convolution alone."""
 
 from collections.abc import Mapping
 
@@ -10,16 +11,31 @@ L2_EPSILON = 1e-6
 
 
 def is_recurrent(layer: Mapping[str, Array]) -> bool:
-    return "linear_attn.A_log" in layer
+    return "linear_attn.A_log" in layer or "conv.conv.weight" in layer
 
 
-def gated_delta_net(config: Config, layer: Mapping[str, Array], x: Array) -> Array:
+def recurrent(config: Config, layer: Mapping[str, Array], x: Array) -> Array:
     """The layer's output before it is added to the residual stream; x is [n, hidden]."""
+    return (_gated_convolution if "conv.conv.weight" in layer else _delta_net)(config, layer, x)
+
+
+def _gated_convolution(config: Config, layer: Mapping[str, Array], x: Array) -> Array:
+    def bias(name: str) -> Array:
+        return layer.get(f"conv.{name}.bias", np.zeros(1))
+
+    mixed = x @ layer["conv.in_proj.weight"].T + bias("in_proj")
+    before, after, values = np.split(mixed, 3, axis=1)
+    convolved = _convolve(before * values, layer["conv.conv.weight"]) + bias("conv")
+    return after * convolved @ layer["conv.out_proj.weight"].T + bias("out_proj")
+
+
+def _delta_net(config: Config, layer: Mapping[str, Array], x: Array) -> Array:
     key_heads, value_heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
     key_dim, value_dim = config["linear_key_head_dim"], config["linear_value_head_dim"]
     n, keys = len(x), key_heads * key_dim
     weights = _linears(config, layer)
     mixed = _convolve(x @ weights["in_proj_qkv"].T, layer["linear_attn.conv1d.weight"])
+    mixed = mixed * _sigmoid(mixed)  # SiLU
     q, k, v = np.split(mixed, (keys, 2 * keys), axis=1)
     q, k = (_unit(part.reshape(n, key_heads, key_dim)) for part in (q, k))
     q, k = (np.repeat(part, value_heads // key_heads, axis=1) for part in (q, k))
@@ -66,11 +82,10 @@ def _recur(q: Array, k: Array, v: Array, beta: Array, decay: Array) -> Array:
 
 
 def _convolve(x: Array, taps: Array) -> Array:
-    """A causal convolution by channel, then SiLU; x is [n, channels], taps [channels, 1, taps]."""
+    """A causal convolution by channel; x is [n, channels], taps [channels, 1, taps]."""
     count = taps.shape[2]
     padded = np.concatenate([np.zeros((count - 1, x.shape[1])), x])
-    y = sum(padded[j : j + len(x)] * taps[:, 0, j] for j in range(count))
-    return np.asarray(y * _sigmoid(y))
+    return np.asarray(sum(padded[j : j + len(x)] * taps[:, 0, j] for j in range(count)))
 
 
 def _unit(x: Array) -> Array:

@@ -12,21 +12,22 @@ void sigmoid_gate(const float* gate, int64_t n, float* x) {
   combine(x, gate, n, x, [](F16 v, F16 g) { return sigmoid_times(v, g); });
 }
 
-void short_conv(const uint16_t* const* rows, const uint16_t* weights, int64_t stride, int64_t taps,
-                int64_t n, float* out) {
+void short_conv(const ShortConv& conv, int64_t n, float* out) {
+  const auto activated = [&](F16 x) { return conv.has_silu ? silu_times(x, splat(1.0f)) : x; };
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
     F16 sum{};
-    for (int64_t tap = 0; tap < taps; ++tap)
-      sum = fma(load_bf16(weights + tap * stride + i), load_bf16(rows[tap] + i), sum);
-    store(out + i, silu_times(sum, splat(1.0f)));
+    for (int64_t tap = 0; tap < conv.taps; ++tap)
+      sum =
+          fma(load_bf16(conv.weights + tap * conv.stride + i), load_bf16(conv.rows[tap] + i), sum);
+    store(out + i, activated(sum));
   }
   if (i == n) return;
   F16 sum{};
-  for (int64_t tap = 0; tap < taps; ++tap)
-    sum = fma(load_bf16_part(weights + tap * stride + i, n - i),
-              load_bf16_part(rows[tap] + i, n - i), sum);
-  store_part(out + i, silu_times(sum, splat(1.0f)), n - i);
+  for (int64_t tap = 0; tap < conv.taps; ++tap)
+    sum = fma(load_bf16_part(conv.weights + tap * conv.stride + i, n - i),
+              load_bf16_part(conv.rows[tap] + i, n - i), sum);
+  store_part(out + i, activated(sum), n - i);
 }
 
 // The decay from each row of the chunk to row `last`, downwards from it; returns the one from the

@@ -227,11 +227,11 @@ class FeedForward:
 
 class DeltaWeights:
     """
-    What a recurrent layer has beside its products; `rates` are the rows
-    of betas, then of decays.
+    The delta rule of a recurrent layer; `rates` are the rows of betas,
+    then of decays.
     """
 
-    def __init__(self, *, rates: PackedWeight, convolution: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)], log_rate: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', writable=False)], step_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', writable=False)], norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', writable=False)]) -> None: ...
+    def __init__(self, *, rates: PackedWeight, log_rate: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', writable=False)], step_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', writable=False)], norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', writable=False)]) -> None: ...
 
 class LatentWeights:
     """What a latent layer's attention has beside its first product."""
@@ -250,21 +250,24 @@ class Mixture:
     expert, and one for the gate of the shared feed forward, if it has one.
     """
 
-    def __init__(self, *, router: PackedWeight, router_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None = None, shared: FeedForward | None = None, experts_norm: Norm | None = None, router_norm: Norm | None = None, experts_post_norm: Norm | None = None, shared_post_norm: Norm | None = None, score_scale: float = 1.0, share_scales: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', writable=False)] | None = None, choice_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', writable=False)] | None = None, groups: int = 1, chosen_groups: int = 1) -> None: ...
+    def __init__(self, *, router: PackedWeight, router_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None = None, shared: FeedForward | None = None, experts_norm: Norm | None = None, router_norm: Norm | None = None, experts_post_norm: Norm | None = None, shared_post_norm: Norm | None = None, score_scale: float = 1.0, share_scales: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', writable=False)] | None = None, choice_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', writable=False)] | None = None, groups: int = 1, chosen_groups: int = 1, least_sum: float = 0.0) -> None: ...
 
 class LayerWeights:
-    def __init__(self, *, attention_norm: Norm | None, attention_post_norm: Norm | None, feed_forward_norm: Norm | None, feed_forward_post_norm: Norm | None, query_norm: Norm | None, key_norm: Norm | None, value_norm: Norm | None, query_key_value: PackedWeight, output: PackedWeight, query_key_value_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, output_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, sinks: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, feed_forwards: _Sequence[FeedForward], mixture: Mixture | None, window: int, rope: int, attention: int, kv_layer: int, values_are_keys: bool, per_layer: PerLayerInput | None, output_scale: float, delta: DeltaWeights | None = None, latent: LatentWeights | None = None) -> None: ...
+    def __init__(self, *, attention_norm: Norm | None, attention_post_norm: Norm | None, feed_forward_norm: Norm | None, feed_forward_post_norm: Norm | None, query_norm: Norm | None, key_norm: Norm | None, value_norm: Norm | None, query_key_value: PackedWeight, output: PackedWeight, query_key_value_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, output_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, sinks: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, feed_forwards: _Sequence[FeedForward], mixture: Mixture | None, window: int, rope: int, attention: int, kv_layer: int, values_are_keys: bool, per_layer: PerLayerInput | None, output_scale: float, convolution: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None = None, convolution_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None = None, delta: DeltaWeights | None = None, latent: LatentWeights | None = None) -> None: ...
 
 class AttentionShape:
     def __init__(self, *, heads: int, kv_heads: int, head_dim: int, value_dim: int, scale: float, cap: float) -> None: ...
 
 class StateShape:
-    """The heads of recurrent layers."""
+    """
+    The convolution of recurrent layers, and the heads of their delta rule,
+    if they have one.
+    """
 
-    def __init__(self, *, key_heads: int, value_heads: int, key_dim: int, value_dim: int, taps: int) -> None: ...
+    def __init__(self, *, channels: int, taps: int, key_heads: int = 0, value_heads: int = 0, key_dim: int = 0, value_dim: int = 0) -> None: ...
 
 class DecoderSpec:
-    def __init__(self, *, hidden: int, vocabulary: int, attentions: _Sequence[AttentionShape], ropes: _Sequence[RopeSpec], norm_epsilon: float, norm: str, norm_offset: float, norms_whole_rows: bool, activation: str, is_gated: bool, is_parallel: bool, logit_cap: float, embedding_scale: float, residual_scale: float, logit_scale: float, experts_per_token: int, shares_of_chosen: bool, gates_attention: bool = False, delta: StateShape | None = None) -> None: ...
+    def __init__(self, *, hidden: int, vocabulary: int, attentions: _Sequence[AttentionShape], ropes: _Sequence[RopeSpec], norm_epsilon: float, norm: str, norm_offset: float, norms_whole_rows: bool, activation: str, is_gated: bool, is_parallel: bool, logit_cap: float, embedding_scale: float, residual_scale: float, logit_scale: float, experts_per_token: int, shares_of_chosen: bool, gates_attention: bool = False, states: StateShape | None = None) -> None: ...
 
 class PartialHead:
     """Chooses the rows of the head that a draft reads."""

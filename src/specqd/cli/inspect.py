@@ -262,8 +262,8 @@ def _feed_forward(config: "DecoderConfig") -> str:
 
 
 def _windows(config: "DecoderConfig") -> str:
-    if config.delta is not None:
-        full = config.delta.layers.count(False)
+    if any(config.recurrent_layers):
+        full = config.recurrent_layers.count(False)
         return f"full attention on {full} of {config.num_layers} layers, the others recurrent"
     windowed = [window for window in config.windows if window]
     if not windowed:

@@ -26,6 +26,7 @@ from specqd.config.gemma4 import read_gemma4
 from specqd.config.generation import GenerationDefaults, read_generation_defaults
 from specqd.config.gguf import config_fields
 from specqd.config.latent import read_deepseek_v3, read_glm4_moe, read_glm4_moe_lite
+from specqd.config.lfm2 import read_lfm2, read_lfm2_moe
 from specqd.config.llama import (
     read_glm4,
     read_granite,
@@ -77,6 +78,8 @@ _READERS: dict[str, Callable[[Fields, int | None], DecoderConfig]] = {
     "qwen3_5_text": read_qwen3_5,
     "qwen3_5_moe_text": read_qwen3_5_moe,
     "qwen3_next": read_qwen3_next,
+    "lfm2": read_lfm2,
+    "lfm2_moe": read_lfm2_moe,
     "olmo2": read_olmo2,
     "olmo3": read_olmo3,
     "granite": read_granite,

@@ -9,6 +9,7 @@ from typing import Literal
 
 from specqd.config.fields import Fields
 from specqd.config.mtp import MtpConfig
+from specqd.config.recurrent import ConvolutionConfig, DeltaConfig
 from specqd.config.rope import RopeConfig, RopeDefaults, read_rope, rope_fields
 from specqd.errors import shown
 
@@ -34,12 +35,14 @@ class SigmoidChoice:
     """Experts are chosen by the sigmoids of their scores plus a bias of each expert.
 
     Only those of the `chosen_groups` groups count whose best two have the largest sums. Shares are
-    the sigmoids, times `scale`.
+    the sigmoids, times `scale`; those of the chosen, over their sum and `least_sum`.
     """
 
     groups: int = 1
     chosen_groups: int = 1
     scale: float = 1.0
+    least_sum: float = 1e-20
+    has_bias: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,26 +83,6 @@ class LatentConfig:
     @property
     def query_dim(self) -> int:
         return self.plain_dim + self.rope_dim
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaConfig:
-    """Layers with a gated delta rule instead of attention, after a convolution of `taps` rows.
-
-    Each key head serves the same number of value heads, consecutive ones.
-    """
-
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    taps: int
-    layers: tuple[bool, ...]
-
-    @property
-    def channels(self) -> int:
-        """Queries, keys and values of all heads."""
-        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +155,7 @@ class DecoderConfig:
     has_sinks: bool = False
     gates_attention: bool = False  # its outputs; the gates' rows follow each head's query
     experts: ExpertsConfig | None = None
-    delta: DeltaConfig | None = None
+    recurrent: DeltaConfig | ConvolutionConfig | None = None
     latent: LatentConfig | None = None  # of all layers; `head_dim` is then its row's
     attentions: tuple[AttentionConfig, ...] = ()  # by layer; empty: all as stated above
     norms_values: bool = False  # each head's, without a weight
@@ -180,6 +163,10 @@ class DecoderConfig:
     per_layer: PerLayerConfig | None = None
     scales_layers: bool = False  # the residual stream behind each layer, by a number of its own
     mtp: MtpConfig | None = None  # of the family; the checkpoint may lack the layer
+
+    @property
+    def recurrent_layers(self) -> tuple[bool, ...]:
+        return self.recurrent.layers if self.recurrent else (False,) * self.num_layers
 
     def attention(self, layer: int) -> AttentionConfig:
         if self.attentions:

@@ -2,16 +2,14 @@
 
 from dataclasses import replace
 
-from specqd.config.decoder import DecoderConfig, DeltaConfig, layer_count, read_decoder
+from specqd.config.decoder import DecoderConfig, layer_count, read_decoder
 from specqd.config.fields import Fields
 from specqd.config.mtp import MtpConfig, read_mtp
+from specqd.config.recurrent import MOST_TAPS, DeltaConfig, read_recurrent_layers
 from specqd.config.rope import RopeDefaults
-from specqd.errors import shown
 
-_FULL = ("full_attention", "attention")  # the second is an old name
-_RECURRENT = ("linear_attention", "mamba")
+_RECURRENT = ("linear_attention", "mamba")  # the second is an old name
 _LARGEST_HEAD = 256  # of recurrent layers
-_MOST_TAPS = 8
 
 
 def read_qwen3_5(fields: Fields, context: int | None) -> DecoderConfig:
@@ -36,7 +34,7 @@ def read_qwen3_5(fields: Fields, context: int | None) -> DecoderConfig:
         qk_norm="one",
         norm_offset=1.0,
         gates_attention=True,
-        delta=_read_delta(fields),
+        recurrent=_read_delta(fields),
         mtp=read_mtp(fields, MtpConfig()),
     )
 
@@ -53,24 +51,10 @@ def _read_delta(fields: Fields) -> DeltaConfig:
         raise fields.wrong("linear_key_head_dim", "an even number")
     if value_dim % 16:
         raise fields.wrong("linear_value_head_dim", "a multiple of 16")
-    taps = fields.integer("linear_conv_kernel_dim", 4, most=_MOST_TAPS)
-    return DeltaConfig(
-        key_heads, value_heads, key_dim, value_dim, taps, _read_recurrent_layers(fields)
-    )
-
-
-def _read_recurrent_layers(fields: Fields) -> tuple[bool, ...]:
-    """By `layer_types`; or else every layer but each `full_attention_interval`-th."""
+    taps = fields.integer("linear_conv_kernel_dim", 4, most=MOST_TAPS)
     layers, types = layer_count(fields), fields.get("layer_types")
     if types is None:
         interval = fields.integer("full_attention_interval", 4)
-        types = [_RECURRENT[0] if (i + 1) % interval else _FULL[0] for i in range(layers)]
-    if not isinstance(types, list) or len(types) != layers:
-        raise fields.wrong("layer_types", f"a list of {layers} names")
-    for kind in types:
-        if kind not in (*_FULL, *_RECURRENT):
-            problem = f"has {shown(kind)}; known: full_attention, linear_attention"
-            raise fields.error("layer_types", problem)
-    if not set(types) & set(_FULL):
-        raise fields.error("layer_types", "has no full_attention; one layer at least needs it")
-    return tuple(kind in _RECURRENT for kind in types)
+        types = [_RECURRENT[0] if (i + 1) % interval else "full_attention" for i in range(layers)]
+    recurrent = read_recurrent_layers(fields, types, _RECURRENT, layers)
+    return DeltaConfig(key_heads, value_heads, key_dim, value_dim, taps, recurrent)

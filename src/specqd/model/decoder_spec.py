@@ -4,12 +4,12 @@ import numpy as np
 
 from specqd import _native
 from specqd.config import DecoderConfig
-from specqd.config.decoder import DeltaConfig
+from specqd.config.recurrent import ConvolutionConfig, DeltaConfig
 from specqd.config.rope import RopeConfig
 
 
 def decoder_spec(config: DecoderConfig) -> _native.DecoderSpec:
-    experts, delta = config.experts, config.delta
+    experts, recurrent = config.experts, config.recurrent
     return _native.DecoderSpec(
         hidden=config.hidden_size,
         vocabulary=config.vocab_size,
@@ -29,17 +29,21 @@ def decoder_spec(config: DecoderConfig) -> _native.DecoderSpec:
         experts_per_token=experts.per_token if experts else 0,
         shares_of_chosen=experts.shares_of_chosen if experts else True,
         gates_attention=config.gates_attention,
-        delta=None if delta is None else _state_shape(delta),
+        states=None if recurrent is None else _state_shape(recurrent),
     )
 
 
-def _state_shape(delta: DeltaConfig) -> _native.StateShape:
+def _state_shape(recurrent: DeltaConfig | ConvolutionConfig) -> _native.StateShape:
+    channels, taps = recurrent.channels, recurrent.taps
+    if isinstance(recurrent, ConvolutionConfig):
+        return _native.StateShape(channels=channels, taps=taps)
     return _native.StateShape(
-        key_heads=delta.key_heads,
-        value_heads=delta.value_heads,
-        key_dim=delta.key_dim,
-        value_dim=delta.value_dim,
-        taps=delta.taps,
+        channels=channels,
+        taps=taps,
+        key_heads=recurrent.key_heads,
+        value_heads=recurrent.value_heads,
+        key_dim=recurrent.key_dim,
+        value_dim=recurrent.value_dim,
     )
 
 

@@ -5,13 +5,12 @@ from numpy.typing import NDArray
 
 from specqd import _native
 from specqd.config import AttentionConfig, DecoderConfig, PerLayerConfig
-from specqd.config.decoder import DeltaConfig
 from specqd.formats.bf16 import widened
 from specqd.model.feed_forwards import FeedForwardReader
 from specqd.model.importance import Importance, LayerInputs, MeasuredInputs
 from specqd.model.latents import LatentReader
 from specqd.model.loader import Bits, Loader, Source
-from specqd.model.recurrent import delta_weights, recurrent_inputs, recurrent_output
+from specqd.model.recurrent import RecurrentReader, RecurrentWeights
 from specqd.model.tensor_names import TensorNames
 
 _ONE = 0x3F80  # as BF16 bits
@@ -73,9 +72,7 @@ class LayerReader:
             return self.norm(name and at + name, c.hidden_size)
 
         rotation, attention = c.rotation(index), c.attention(index)
-        head_dim, has_keys = attention.head_dim, attention.kv_layer is None
-        delta = c.delta if c.delta and c.delta.layers[index] else None
-        has_keys = has_keys and delta is None
+        head_dim = attention.head_dim
         attention_norm, feed_forward_norm = (
             norm(names.attention_norm),
             norm(names.feed_forward_norm),
@@ -84,24 +81,30 @@ class LayerReader:
             norm(names.experts_norm)  # tells which inputs matter
         inputs = self._layer_inputs(index, at)
         feed_forwards, mixture = self._feed_forwards.read(index, at, inputs)
+        recurrent = self._recurrent(index, at, inputs)
+        has_keys = attention.kv_layer is None and recurrent is None
         return _native.LayerWeights(
             attention_norm=attention_norm,
             attention_post_norm=norm(names.attention_post_norm),
             feed_forward_norm=feed_forward_norm,
             feed_forward_post_norm=norm(names.feed_forward_post_norm),
             query_norm=None
-            if delta
+            if recurrent
             else self._head_norm(at + names.query_norm, c.num_heads, head_dim),
             key_norm=self._head_norm(at + names.key_norm, attention.num_kv_heads, head_dim)
             if has_keys
             else None,
             value_norm=_unweighted_norm(head_dim) if c.norms_values and has_keys else None,
-            query_key_value=self._mixer_inputs(at, attention, delta, inputs),
-            output=self._mixer_output(at, attention, delta, inputs),
-            query_key_value_bias=self._query_key_value_bias(at, attention)
-            if c.qkv_bias and not delta
-            else None,
-            output_bias=self._bias(at + names.output, c.hidden_size, c.output_bias and not delta),
+            query_key_value=recurrent.inputs
+            if recurrent
+            else self._query_key_value(at, attention, inputs),
+            output=recurrent.output if recurrent else self._output(at, attention, inputs),
+            query_key_value_bias=recurrent.input_bias
+            if recurrent
+            else self._query_key_value_bias(at, attention),
+            output_bias=recurrent.output_bias
+            if recurrent
+            else self._bias(at + names.output, c.hidden_size, c.output_bias),
             sinks=self._loader.vector(at + names.sinks, c.num_heads) if c.has_sinks else None,
             feed_forwards=feed_forwards,
             mixture=mixture,
@@ -112,32 +115,25 @@ class LayerReader:
             values_are_keys=attention.values_are_keys,
             per_layer=self._per_layer_input(c.per_layer, at, inputs) if c.per_layer else None,
             output_scale=self._scale(at + names.layer_scale) if c.scales_layers else 1.0,
-            delta=None if delta is None else self._delta(at, delta),
+            convolution=recurrent.convolution if recurrent else None,
+            convolution_bias=recurrent.convolution_bias if recurrent else None,
+            delta=recurrent.delta if recurrent else None,
             latent=None if self._latent is None else self._latent.weights(at, inputs),
         )
 
-    def _delta(self, at: str, delta: DeltaConfig) -> _native.DeltaWeights:
-        return delta_weights(self._loader, self._config, delta, self._names, at)
+    def _recurrent(self, index: int, at: str, inputs: LayerInputs) -> RecurrentWeights | None:
+        """None for a layer with attention."""
+        if not self._config.recurrent_layers[index]:
+            return None
+        return RecurrentReader(self._loader, self._config, self._names, at, inputs).read()
 
-    def _mixer_inputs(
-        self, at: str, attention: AttentionConfig, delta: DeltaConfig | None, inputs: LayerInputs
+    def _output(
+        self, at: str, attention: AttentionConfig, inputs: LayerInputs
     ) -> _native.PackedWeight:
-        if self._latent is not None:
-            return self._latent.inputs(at, inputs)
-        if delta is None:
-            return self._query_key_value(at, attention, inputs.query_key_value)
-        return recurrent_inputs(self._loader, self._config, delta, self._names, at, inputs)
-
-    def _mixer_output(
-        self, at: str, attention: AttentionConfig, delta: DeltaConfig | None, inputs: LayerInputs
-    ) -> _native.PackedWeight:
-        c = self._config
         if self._latent is not None:
             return self._latent.output(at, inputs)
-        if delta is not None:
-            return recurrent_output(self._loader, c, delta, self._names, at, inputs)
-        source = Source.whole(f"{at}{self._names.output}.weight", c.hidden_size)
-        columns = c.num_heads * attention.head_dim
+        source = Source.whole(f"{at}{self._names.output}.weight", self._config.hidden_size)
+        columns = self._config.num_heads * attention.head_dim
         return self._loader.pack([source], columns, importance=inputs.output)
 
     def _bias(self, module: str, length: int, is_present: bool) -> Bits | None:
@@ -207,12 +203,17 @@ class LayerReader:
         return heads.transpose(1, 0, 2).reshape(-1)
 
     def _query_key_value(
-        self, at: str, attention: AttentionConfig, importance: Importance | None
+        self, at: str, attention: AttentionConfig, inputs: LayerInputs
     ) -> _native.PackedWeight:
+        if self._latent is not None:
+            return self._latent.inputs(at, inputs)
         sources = self._query_key_value_sources(at, attention, "weight")
-        return self._loader.pack(sources, self._config.hidden_size, importance=importance)
+        columns, importance = self._config.hidden_size, inputs.query_key_value
+        return self._loader.pack(sources, columns, importance=importance)
 
-    def _query_key_value_bias(self, at: str, attention: AttentionConfig) -> Bits:
+    def _query_key_value_bias(self, at: str, attention: AttentionConfig) -> Bits | None:
+        if not self._config.qkv_bias:
+            return None
         sources = self._query_key_value_sources(at, attention, "bias")
         return np.concatenate([s.of(self._loader.vector(s.name, s.rows)) for s in sources])
 

@@ -91,10 +91,9 @@ def _holds(directory: Path, names: MtpNames) -> bool:
 
 def _layer_of(target: DecoderConfig) -> DecoderConfig:
     """A model of one layer: like the target's first one with attention."""
-    recurrent = target.delta.layers if target.delta else (False,)
-    like = recurrent.index(False)
+    like = target.recurrent_layers.index(False)
     ropes, windows = (target.ropes[like],), (target.windows[like],)
-    return replace(target, num_layers=1, ropes=ropes, windows=windows, delta=None)
+    return replace(target, num_layers=1, ropes=ropes, windows=windows, recurrent=None)
 
 
 def _check(directory: Path, layer: DecoderConfig, names: MtpNames) -> int:

@@ -49,6 +49,7 @@ class TensorNames:
     recurrent: str = "linear_attn"
     recurrent_inputs: tuple[str, ...] = ("in_proj_qkv", "in_proj_z")  # one: fused by key head
     recurrent_rates: tuple[str, ...] = ("in_proj_b", "in_proj_a")  # likewise
+    convolution: str = "conv1d"
     query_latent: str = "self_attn.q_a_proj"
     query_latent_norm: str = "self_attn.q_a_layernorm"
     latent_queries: str = "self_attn.q_b_proj"
@@ -105,7 +106,30 @@ _NORMS_AROUND = replace(
     attention_norm="input_layernorm",
     feed_forward_norm="pre_feedforward_layernorm",
 )
+_LFM2 = replace(
+    _DEFAULT,
+    final_norm="model.embedding_norm",
+    attention_norm="operator_norm",
+    feed_forward_norm="ffn_norm",
+    query_norm="self_attn.q_layernorm",
+    key_norm="self_attn.k_layernorm",
+    output="self_attn.out_proj",
+    gate_up=("feed_forward.w1", "feed_forward.w3"),
+    down="feed_forward.w2",
+    recurrent="conv",
+    recurrent_inputs=("in_proj",),
+    convolution="conv",
+)
 _BY_TYPE = {
+    "lfm2": _LFM2,
+    "lfm2_moe": replace(
+        _LFM2,
+        router="feed_forward.gate",
+        experts="feed_forward.experts",
+        expert_gate_up=("w1", "w3"),
+        expert_down="w2",
+        choice_bias="feed_forward.expert_bias",
+    ),
     "gemma4_text": replace(
         _NORMS_AROUND,
         router="router.proj",

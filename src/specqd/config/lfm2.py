@@ -1,0 +1,91 @@
+"""LFM2: short convolutions between layers of attention; later ones have experts."""
+
+from dataclasses import replace
+
+from specqd.config.decoder import (
+    DecoderConfig,
+    SigmoidChoice,
+    layer_count,
+    read_decoder,
+    read_experts,
+)
+from specqd.config.fields import Fields
+from specqd.config.recurrent import MOST_TAPS, ConvolutionConfig, read_recurrent_layers
+from specqd.config.rope import RopeDefaults
+
+_MOST_WIDTH = 2**31 - 1
+
+
+def read_lfm2(fields: Fields, context: int | None) -> DecoderConfig:
+    return _read(fields, context, _width(fields), _layer_types(fields))
+
+
+def read_lfm2_moe(fields: Fields, context: int | None) -> DecoderConfig:
+    """Experts behind the first layers, chosen by sigmoids."""
+    width, types = fields.integer("intermediate_size"), fields.get("layer_types")
+    config = _read(fields, context, width, types)
+    dense = fields.integer("num_dense_layers", 2, least=0)
+    experts = read_experts(
+        fields,
+        size=fields.integer("moe_intermediate_size", 1792),
+        count=32,
+        per_token=4,
+        layers=tuple(layer >= dense for layer in range(config.num_layers)),
+        shares_of_chosen=fields.flag("norm_topk_prob", True),
+    )
+    choice = SigmoidChoice(
+        scale=fields.positive("routed_scaling_factor", 1.0),
+        least_sum=1e-6,
+        has_bias=fields.flag("use_expert_bias", True),
+    )
+    return replace(config, experts=replace(experts, sigmoids=choice))
+
+
+def _read(fields: Fields, context: int | None, width: int, types: object) -> DecoderConfig:
+    is_tied = fields.flag("tie_embedding", fields.flag("tie_word_embeddings", True))
+    stated = {**fields.values, "intermediate_size": width, "tie_word_embeddings": is_tied}
+    config = read_decoder(
+        Fields(fields.path, stated, fields.within),
+        context=context,
+        max_positions=128_000,
+        bos=(1,),
+        eos=(2,),
+        num_kv_heads=8,
+        eps=("norm_eps", 1e-5),
+        rope=RopeDefaults(theta=1_000_000.0),
+        activation="silu",
+    )
+    convolution = ConvolutionConfig(
+        channels=config.hidden_size,
+        taps=fields.integer("conv_L_cache", 3, least=2, most=MOST_TAPS),
+        layers=read_recurrent_layers(fields, types, ("conv",), config.num_layers),
+        has_bias=fields.flag("conv_bias"),
+    )
+    return replace(config, qk_norm="one", recurrent=convolution)
+
+
+def _width(fields: Fields) -> int:
+    """Of feed forwards: as stated, or two thirds of that, rounded up."""
+    name = "intermediate_size" if fields.get("block_ff_dim") is None else "block_ff_dim"
+    width = fields.integer(name)
+    if fields.flag("block_auto_adjust_ff_dim", True):
+        multiple = fields.integer("block_multiple_of", 256)
+        width = int(fields.positive("block_ffn_dim_multiplier", 1.0) * int(2 * width / 3))
+        width = multiple * -(-width // multiple)
+    if not 1 <= width <= _MOST_WIDTH:
+        problem = f"is adjusted to {width}; an integer from 1 to {_MOST_WIDTH} is needed"
+        raise fields.error(name, problem)
+    return width
+
+
+def _layer_types(fields: Fields) -> object:
+    """`layer_types`; or an old spelling, the layers with attention, which are all by default."""
+    if fields.get("layer_types") is not None:
+        return fields.get("layer_types")
+    layers = range(layer_count(fields))
+    full = list(layers) if fields.get("full_attn_idxs") is None else fields.get("full_attn_idxs")
+    if not isinstance(full, list) or not all(type(layer) is int for layer in full):
+        raise fields.wrong("full_attn_idxs", "a list of layers")
+    if not set(full) & set(layers):
+        raise fields.error("full_attn_idxs", "has no layer; one layer at least needs attention")
+    return ["full_attention" if layer in full else "conv" for layer in layers]

@@ -1,0 +1,57 @@
+"""Layers with a short convolution instead of attention, and which layers of a model they are."""
+
+from dataclasses import dataclass
+
+from specqd.config.fields import Fields
+from specqd.errors import shown
+
+MOST_TAPS = 8
+_FULL = ("full_attention", "attention")  # the second is an old name
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaConfig:
+    """Layers with a gated delta rule, after a convolution of `taps` rows.
+
+    Each key head serves the same number of value heads, consecutive ones.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+    layers: tuple[bool, ...]
+
+    @property
+    def channels(self) -> int:
+        """Queries, keys and values of all heads."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionConfig:
+    """Layers with a convolution of `taps` rows alone, between gates of its inputs and outputs.
+
+    `has_bias`: so do the convolution and both linears around it.
+    """
+
+    channels: int
+    taps: int
+    layers: tuple[bool, ...]
+    has_bias: bool = False
+
+
+def read_recurrent_layers(
+    fields: Fields, types: object, recurrent: tuple[str, ...], num_layers: int
+) -> tuple[bool, ...]:
+    """Whether each layer is one of those types, which have old names too, or full attention."""
+    if not isinstance(types, list) or len(types) != num_layers:
+        raise fields.wrong("layer_types", f"a list of {num_layers} names")
+    for kind in types:
+        if kind not in (*_FULL, *recurrent):
+            problem = f"has {shown(kind)}; known: {_FULL[0]}, {recurrent[0]}"
+            raise fields.error("layer_types", problem)
+    if not set(types) & set(_FULL):
+        raise fields.error("layer_types", f"has no {_FULL[0]}; one layer at least needs it")
+    return tuple(kind in recurrent for kind in types)
