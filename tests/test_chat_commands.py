@@ -167,3 +167,28 @@ def test_a_turn_may_be_taken_back(model: Path) -> None:
         assert (conversation.saved(), conversation.shown(), conversation.prompt("x")) == before
         assert conversation.take_back() == ("a", "b\n")
         assert conversation.take_back() is None
+
+
+def test_a_text_behind_the_model_is_answered_and_the_program_ends(
+    model: Path, tmp_path: Path
+) -> None:
+    expected = answer(model, "ab cd", replace(OURS, seed=5))
+    for words in (("ab cd",), ("ab", "cd"), ("-p", "ab cd")):
+        ran = run_program("chat", model, *words, *OPTIONS, "--seed", "5")
+        assert (ran.returncode, ran.stdout.decode(), ran.stderr) == (0, expected, b"")
+    with terminal(tmp_path, model, "ab cd", *OPTIONS, "--seed", "5") as session:
+        session.expect("stopped: length, seed 5")
+        assert session.wait() == 0
+    assert b"/help" not in session.raw
+
+
+def test_what_is_piped_stands_before_the_text(model: Path) -> None:
+    expected = answer(model, "ab\ncd", replace(OURS, seed=5))
+    ran = run_program("chat", model, "cd", *OPTIONS, "--seed", "5", input=b"ab\n")
+    assert (ran.returncode, ran.stdout.decode()) == (0, expected)
+
+
+def test_a_text_that_does_not_fit_is_an_error(model: Path) -> None:
+    ran = run_program("chat", model, "ab cd", *OPTIONS, "--context", "3")
+    assert ran.returncode == 1
+    assert b"shorten the message" in ran.stderr

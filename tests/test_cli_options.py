@@ -346,3 +346,19 @@ def test_no_name_is_there_twice() -> None:
                 for name in (*parameter.opts, *getattr(parameter, "also", ()))
             ]
         assert len(names) == len(set(names))
+
+
+def test_the_prompt_may_stand_behind_the_model(small_model: Path, run: Run) -> None:
+    given = run("generate", small_model, "-p", "ab cd", "-n", "5")
+    assert run("generate", small_model, "ab cd", "-n", "5")[:2] == given[:2]
+    assert run("generate", "-n", "5", small_model, "ab", "cd")[:2] == given[:2]
+    status, _, err = run("generate", small_model, "ab", "-p", "cd")
+    assert status == 2
+    assert "give one of them" in err
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "run"])
+def test_a_text_in_place_of_a_model_is_told(run: Run, command: str) -> None:
+    status, _, err = run(command, "Why is the sky blue?")
+    assert status == 2
+    assert "is not a model; name one first, such as qwen3:0.6b, then the text" in err

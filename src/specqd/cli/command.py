@@ -4,6 +4,7 @@ A value comes from the command line, else from the variable `SPECQD_` and the op
 from the configuration file.
 """
 
+import os
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,9 @@ class Model(click.Argument):
     def process_value(self, ctx: click.Context, value: Any) -> Any:
         by_option = ctx.meta.pop(_MODEL_GIVEN, None)
         if by_option is None:
+            if isinstance(value, str) and " " in value and not os.path.exists(value):
+                problem = f"{value!r} is not a model; name one first, such as qwen3:0.6b, then the"
+                raise click.UsageError(f"{problem} text", ctx)
             return super().process_value(ctx, value)
         if ctx.get_parameter_source(self.name) is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"MODEL is given twice: {value} and -m {by_option}", ctx)

@@ -25,10 +25,12 @@ from specqd.cli.options import (
     model_argument,
     option,
     precision_option,
+    prompt_of,
     prompt_options,
     sampling_of,
     sampling_options,
     system_option,
+    text_argument,
 )
 from specqd.cli.summary import level_table, summary
 from specqd.cli.terminal import has_colour, one_line, say
@@ -54,6 +56,7 @@ _PATIENCE = 1.0  # seconds of silence on standard input before the user is told
 
 @click.command(cls=Command, epilog=_EPILOG)
 @model_argument
+@text_argument
 @prompt_options
 @option("--chat", "is_chat", is_flag=True, help="Apply the chat template.")
 @system_option("System message; with --chat.")
@@ -81,6 +84,7 @@ _PATIENCE = 1.0  # seconds of silence on standard input before the user is told
 @option("--explain-html", "page", type=OUT_FILE, help="Write it as an HTML page.")
 def generate(
     model: str | None,
+    words: tuple[str, ...],
     prompt: str | None,
     file: str | None,
     is_chat: bool,
@@ -99,15 +103,15 @@ def generate(
 ) -> None:
     """Continue a text: the new text to stdout, a summary to stderr.
 
-    The text is that of -p or -f, else standard input. With -p, a pipe or file on standard input
-    stands before it. One newline at the end of a file or of standard input is dropped. Sampling
-    options default to the model's generation_config.json.
+    The text is that behind MODEL, of -p or -f, else standard input. A pipe or file on standard
+    input stands before a text behind MODEL or of -p. One newline at the end of a file or of
+    standard input is dropped. Sampling options default to the model's generation_config.json.
     """
     if sampling["logprobs"] is not None and not is_json:
         raise click.UsageError("--logprobs needs JSON; add --json")
     if system is not None and not is_chat:
         raise click.UsageError("--system needs a chat; add --chat")
-    text = read_prompt(prompt, file)
+    text = read_prompt(prompt_of(words, prompt), file)
 
     from specqd.sampling import SamplingParams
 

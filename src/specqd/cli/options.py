@@ -56,6 +56,20 @@ def model_argument(command: Command) -> Command:
     return argument(by_option(command))
 
 
+def text_argument(command: Command) -> Command:
+    """TEXT behind MODEL, the words of which are joined."""
+    return click.argument(
+        "words", nargs=-1, metavar="[TEXT]...", help="The same as -p; words are joined by spaces."
+    )(command)
+
+
+def prompt_of(words: Sequence[str], prompt: str | None) -> str | None:
+    """The text of -p, or that behind MODEL."""
+    if words and prompt is not None:
+        raise click.UsageError("TEXT and -p both name a prompt; give one of them")
+    return " ".join(words) if words else prompt
+
+
 def complete_model(
     context: click.Context, parameter: click.Parameter, begun: str
 ) -> list[CompletionItem]:

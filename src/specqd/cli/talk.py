@@ -109,7 +109,7 @@ class Talk:
         try:
             if line.startswith("//") or not line.startswith("/"):
                 self._repeats = 0
-                self._answer(line.removeprefix("/") if line.startswith("//") else line)
+                self.answer(line.removeprefix("/") if line.startswith("//") else line)
             else:
                 self._obey(command, rest.strip())
         except SpecqdError as error:
@@ -168,7 +168,7 @@ class Talk:
         message, answer = taken
         self._repeats += 1
         try:
-            self._answer(message)
+            self.answer(message)
         except BaseException:
             self._conversation.record(message, answer)
             raise
@@ -187,7 +187,8 @@ class Talk:
             raise RequestError(f"{path}: {error.strerror}; name a new file") from error
         say(f"saved to {path}")
 
-    def _answer(self, message: str) -> None:
+    def answer(self, message: str) -> None:
+        """Answers a message, and keeps both."""
         if self._llm.tokenizer.has_chat_template and not message.strip():
             return
         prompt = self._conversation.prompt(message)
