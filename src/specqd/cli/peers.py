@@ -112,6 +112,7 @@ _REFUSED = (
     ),
     ("--download-dir --models-dir", "The variable HF_HOME sets the directory of the cache."),
     ("-hft --hf-token", "`hf auth login` or the variable HF_TOKEN gives the token."),
+    ("--allowed-origins --cors-origins", "--allow-origin ORIGIN names one; it may repeat."),
     ("--api-key-file", "The variable SPECQD_API_KEY holds keys, separated by spaces."),
     (
         "--disable-log-requests --no-enable-log-requests --enable-log-requests --disable-log-stats "
