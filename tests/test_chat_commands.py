@@ -14,7 +14,7 @@ from specqd.sampling import chat_sampling
 from specqd.text.tokenizer import Tokenizer
 from support.command_line import PROGRAM, run_program
 from support.fixtures import a_model
-from support.random_models import Shape
+from support.random_models import Shape, make_model
 from support.served import TEMPLATE
 from support.terminal_session import TerminalSession
 
@@ -192,3 +192,32 @@ def test_a_text_that_does_not_fit_is_an_error(model: Path) -> None:
     ran = run_program("chat", model, "ab cd", *OPTIONS, "--context", "3")
     assert ran.returncode == 1
     assert b"shorten the message" in ran.stderr
+
+
+def test_thinking_reaches_a_template_that_knows_it(tmp_path: Path, seed: int) -> None:
+    model = make_model(tmp_path / "thinker", Shape(is_peaked=True, context=1 << 14), seed)
+    switch = "{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}"
+    (model / "chat_template.jinja").write_text(TEMPLATE + switch)
+    params = replace(OURS, temperature=0, repetition_penalty=None, seed=5)
+    words = ("-n", "12", "--ignore-eos", "--temperature", "0")
+    for thinks in (True, False):
+        flag = "--think" if thinks else "--no-think"
+        llm = LLM(model, "none")
+        text = llm.chat([{"role": "user", "content": "ab"}], params, enable_thinking=thinks).text
+        line = text if text.endswith("\n") else f"{text}\n"
+        assert piped(model, "ab\n", "--temperature", "0", flag)[:2] == (0, line)
+        script = f"/set {'think' if thinks else 'nothink'}\nab\n"
+        assert piped(model, script, "--temperature", "0")[:2] == (0, line)
+        ran = run_program("generate", model, "ab", "--chat", flag, *words)
+        assert ran.stdout.decode().rstrip("\n") == text.rstrip("\n")
+
+
+@pytest.mark.parametrize("command", [("chat",), ("generate", "--chat")])
+def test_thinking_is_refused_where_the_template_has_no_switch(
+    model: Path, command: tuple[str, ...]
+) -> None:
+    ran = run_program(*command, "--no-think", str(model), "ab")
+    assert ran.returncode == 1
+    assert b"has no enable_thinking" in ran.stderr
+    ran = run_program("generate", "--think", str(model), "ab")
+    assert (ran.returncode, b"add --chat" in ran.stderr) == (2, True)

@@ -25,6 +25,7 @@ from specqd.cli.options import (
     sampling_options,
     system_option,
     text_argument,
+    think_option,
 )
 from specqd.cli.talk import COMMANDS, LEAVE, Talk
 from specqd.cli.terminal import say
@@ -46,6 +47,7 @@ Examples:
 @text_argument
 @option("-p", "--prompt", metavar="TEXT", help="Answer TEXT, and end.")
 @system_option("The system message.")
+@think_option
 @partial(sampling_options, max_tokens=None)
 @draft_option
 @precision_option
@@ -56,6 +58,7 @@ def chat(
     words: tuple[str, ...],
     prompt: str | None,
     system: str | None,
+    thinks: bool | None,
     draft: tuple[str, ...],
     precision: str,
     context: int | None,
@@ -89,7 +92,7 @@ def chat(
         params = replace(params, skip_special_tokens=False)  # they say which channel it is
     is_terminal = sys.stdin.isatty() and sys.stderr.isatty()
     settings = Settings(click.get_current_context(), params)
-    talk = Talk(llm, params, settings, system, is_terminal=is_terminal)
+    talk = Talk(llm, params, settings, system, is_terminal=is_terminal, thinks=thinks)
     if text is not None:
         talk.answer(text)
         return

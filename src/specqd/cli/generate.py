@@ -16,6 +16,7 @@ import click
 from specqd.cli import explain
 from specqd.cli.answers import ChanneledAnswer, RawAnswer, write_answer
 from specqd.cli.command import Command
+from specqd.cli.conversation import thinking
 from specqd.cli.opening import open_llm
 from specqd.cli.options import (
     OUT_FILE,
@@ -31,6 +32,7 @@ from specqd.cli.options import (
     sampling_options,
     system_option,
     text_argument,
+    think_option,
 )
 from specqd.cli.summary import level_table, summary
 from specqd.cli.terminal import has_colour, one_line, say
@@ -60,6 +62,7 @@ _PATIENCE = 1.0  # seconds of silence on standard input before the user is told
 @prompt_options
 @option("--chat", "is_chat", is_flag=True, help="Apply the chat template.")
 @system_option("System message; with --chat.")
+@think_option
 @sampling_options
 @draft_option
 @precision_option
@@ -89,6 +92,7 @@ def generate(
     file: str | None,
     is_chat: bool,
     system: str | None,
+    thinks: bool | None,
     draft: tuple[str, ...],
     precision: str,
     context: int | None,
@@ -111,13 +115,15 @@ def generate(
         raise click.UsageError("--logprobs needs JSON; add --json")
     if system is not None and not is_chat:
         raise click.UsageError("--system needs a chat; add --chat")
+    if thinks is not None and not is_chat:
+        raise click.UsageError("--think and --no-think need a chat; add --chat")
     text = read_prompt(prompt_of(words, prompt), file)
 
     from specqd.sampling import SamplingParams
 
     params = SamplingParams(**sampling_of(sampling))
     llm = open_llm(model, draft, threads, isa, numa, precision=precision, context=context)
-    ids = prompt_ids(llm, text, is_chat, system)
+    ids = prompt_ids(llm, text, is_chat, system, thinks)
     if is_json or is_explained:
         result = llm.generate([ids], params)[0]
     else:
@@ -201,11 +207,14 @@ def _decoded(data: bytes, origin: str) -> str:
         ) from error
 
 
-def prompt_ids(llm: "LLM", text: str, is_chat: bool, system: str | None = None) -> "Prompt":
+def prompt_ids(
+    llm: "LLM", text: str, is_chat: bool, system: str | None, thinks: bool | None
+) -> "Prompt":
     if not is_chat:
         return llm.encode(text)
     first = [] if system is None else [{"role": "system", "content": system}]
-    return llm.tokenizer.chat([*first, {"role": "user", "content": text}])
+    variables = thinking(llm.tokenizer, thinks)
+    return llm.tokenizer.chat([*first, {"role": "user", "content": text}], **variables)
 
 
 def described(result: "Result", *, has_origins: bool = False) -> dict[str, Any]:

@@ -181,6 +181,14 @@ def system_option(help_text: str) -> Callable[[Command], Command]:
     return option("--system", also=names, metavar="TEXT", help=help_text)
 
 
+think_option = option(
+    "--think/--no-think",
+    "thinks",
+    default=None,
+    help="Let the model reason before it answers, or not, where its chat template has a switch.",
+)
+
+
 def sampling_options(command: Command, *, max_tokens: int | None = 128) -> Command:
     """Adds options with the names of SamplingParams' fields, and this default for --max-tokens."""
     most = "-1: up to the end of the context."

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 HELP = """\
 /system TEXT     set the system message; /system shows it, /system - removes it
 /set NAME VALUE  set a sampling option, as /set temperature 0.5; /set shows them,
-                 /set NAME - sets the first value again
+                 /set NAME - sets the first value again; /set think, /set nothink
 /regenerate      answer the last message again, with another seed
 /save FILE       write the conversation: as JSON if FILE ends in .json, else as text
 /clear           start again; the system message stays
@@ -80,12 +80,15 @@ class Talk:
         system: str | None,
         *,
         is_terminal: bool,
+        thinks: bool | None = None,
     ) -> None:
         self._llm = llm
         self._params = params
         self._settings = settings
         self._is_terminal = is_terminal
         self._conversation = converse(llm.tokenizer, system)
+        if thinks is not None:
+            self._conversation.think(thinks)
         self._last: Answer | None = None
         self._repeats = 0  # times that the last message was answered again
 
@@ -151,6 +154,8 @@ class Talk:
         name, _, value = words.partition(" ")
         if name == "system":
             self._set_system(value.strip())
+        elif words in ("think", "nothink"):  # as Ollama has them
+            self._conversation.think(words == "think")
         elif value:
             self._params = self._settings.changed(self._params, name, value.strip())
         elif name:
