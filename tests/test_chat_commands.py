@@ -221,3 +221,12 @@ def test_thinking_is_refused_where_the_template_has_no_switch(
     assert b"has no enable_thinking" in ran.stderr
     ran = run_program("generate", "--think", str(model), "ab")
     assert (ran.returncode, b"add --chat" in ran.stderr) == (2, True)
+
+
+def test_one_message_to_a_model_without_a_template_is_told(tmp_path: Path, seed: int) -> None:
+    model = make_model(tmp_path / "writer", Shape(is_peaked=True), seed)
+    ran = run_program("chat", model, "ab", *OPTIONS)
+    assert ran.returncode == 0
+    assert ran.stderr.decode().splitlines() == [
+        "specqd: writer has no chat template: it continues what you write"
+    ]

@@ -93,10 +93,10 @@ def chat(
     is_terminal = sys.stdin.isatty() and sys.stderr.isatty()
     settings = Settings(click.get_current_context(), params)
     talk = Talk(llm, params, settings, system, is_terminal=is_terminal, thinks=thinks)
+    talk.introduce(is_brief=text is not None)
     if text is not None:
         talk.answer(text)
         return
-    talk.introduce()
     if is_terminal and params.temperature != given.temperature:
         ours = f"temperature {CHAT_TEMPERATURE}, repetition penalty {params.repetition_penalty}"
         say(f"sampling: {ours}; /set changes it")

@@ -92,16 +92,17 @@ class Talk:
         self._last: Answer | None = None
         self._repeats = 0  # times that the last message was answered again
 
-    def introduce(self) -> None:
+    def introduce(self, *, is_brief: bool = False) -> None:
+        """is_brief: no commands are told."""
         from specqd.hub import model_name
 
         name = model_name(self._llm.directory)
         if not self._llm.tokenizer.has_chat_template:
             say(
-                f"{name} has no chat template: it continues what you write; "
-                "an empty line lets it go on"
+                f"{name} has no chat template: it continues what you write"
+                + ("" if is_brief else "; an empty line lets it go on")
             )
-        if self._is_terminal:
+        if self._is_terminal and not is_brief:
             say(f"{name}: /help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
 
     def take(self, line: str) -> bool:
