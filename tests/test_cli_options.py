@@ -362,3 +362,8 @@ def test_a_text_in_place_of_a_model_is_told(run: Run, command: str) -> None:
     status, _, err = run(command, "Why is the sky blue?")
     assert status == 2
     assert "is not a model; name one first, such as qwen3:0.6b, then the text" in err
+
+
+def test_the_list_of_commands_is_not_cut_at_80_columns(run: Run) -> None:
+    commands = run("--help")[1].partition("Commands:")[2].partition("Try:")[0]
+    assert "..." not in commands
