@@ -180,8 +180,10 @@ def test_prompts_are_read_from_options_files_and_standard_input(
     by_file = run_program("generate", small_model, "-f", file, *rest)
     by_pipe = run_program("generate", small_model, *rest, input=f"{text}\n".encode())
     by_dash = run_program("generate", small_model, "-p", "-", *rest, input=text.encode())
+    by_named = run_program("generate", small_model, "-f", "-", *rest, input=text.encode())
     assert by_option.returncode == 0
     assert by_option.stdout == by_file.stdout == by_pipe.stdout == by_dash.stdout
+    assert by_named.stdout == by_option.stdout
 
 
 def test_chat_goes_through_the_template(tmp_path: Path, seed: int, run: Run) -> None:

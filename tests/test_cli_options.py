@@ -367,3 +367,8 @@ def test_a_text_in_place_of_a_model_is_told(run: Run, command: str) -> None:
 def test_the_list_of_commands_is_not_cut_at_80_columns(run: Run) -> None:
     commands = run("--help")[1].partition("Commands:")[2].partition("Try:")[0]
     assert "..." not in commands
+
+
+def test_one_token_has_no_speed(small_model: Path, run: Run) -> None:
+    err = run("generate", small_model, "-p", "ab", "-n", "1", "--ignore-eos")[2]
+    assert err == "specqd: 1 token, stopped: length\n"

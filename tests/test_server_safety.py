@@ -156,6 +156,7 @@ def test_only_json_bodies_are_accepted(served: Served, kind: str) -> None:
     [
         (b"", "body"),
         (b"{", "not JSON"),
+        (b'{"prompt": "x",\n "n": 1,}', "not JSON in UTF-8 (line 2, column "),
         (b"[" * 100_000, "body"),
         (b"\xff\xfe", "body"),
         (b"[]", "body"),

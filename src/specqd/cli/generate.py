@@ -172,9 +172,9 @@ def read_prompt(prompt: str | None, file: str | None) -> str:
     """The prompt of -p or -f, else all of standard input; before -p, what is piped in."""
     if prompt is not None and file is not None:
         raise click.UsageError("-p and -f both name a prompt; give one of them")
-    if file is not None:
+    if file is not None and file != "-":
         return _decoded(Path(file).read_bytes(), file)
-    if prompt is None and sys.stdin.isatty():
+    if prompt is None and file is None and sys.stdin.isatty():
         raise click.UsageError("no prompt: give -p TEXT, -f FILE or standard input")
     if prompt is None or prompt == "-":
         return _read_input()

@@ -170,8 +170,8 @@ def prompt_options(command: Command) -> Command:
     )
     file = option(
         *("-f", "--file"),
-        type=click.Path(exists=True, dir_okay=False),
-        help="File with the text to continue.",
+        type=click.Path(exists=True, dir_okay=False, allow_dash=True),
+        help="File with the text to continue; -: standard input.",
     )
     return prompt(file(command))
 

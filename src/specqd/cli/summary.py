@@ -20,11 +20,11 @@ _TITLES = (
 def summary(llm: "LLM", result: "Result", params: "SamplingParams") -> str:
     """One line: tokens, tokens/s, why the text ended, and the seed if it was sampled."""
     stats, completion = result.stats, result.completions[0]
-    parts = [
-        f"{len(completion.tokens)} tokens",
-        f"{stats.tokens_per_s:.1f} tokens/s",
-        f"stopped: {_end(llm, result, completion)}",
-    ]
+    count = len(completion.tokens)
+    parts = [f"{count} {'token' if count == 1 else 'tokens'}"]
+    if stats.decoded_tokens:  # the first token comes with the prompt
+        parts.append(f"{stats.tokens_per_s:.1f} tokens/s")
+    parts.append(f"stopped: {_end(llm, result, completion)}")
     if params.resolved(llm.defaults).temperature:
         parts.append(f"seed {completion.seed}")
     return ", ".join(parts)

@@ -24,7 +24,7 @@ from specqd.formats.sync import sync
 from specqd.llm import LLM
 from specqd.openai.answers import Answer, Json, Usage, form_of
 from specqd.openai.errors import code_of, param_of, refusal
-from specqd.openai.json_text import check_characters, read_json
+from specqd.openai.json_text import check_characters, place_of, read_json
 from specqd.openai.requests import (
     ChatRequest,
     Prepared,
@@ -96,7 +96,8 @@ def read_request(line: bytes, model: str) -> BatchRequest:
     try:
         entry = read_json(line)
     except (ValueError, RecursionError) as error:
-        raise RequestError("is not JSON in UTF-8, one request a line") from error
+        problem = f"is not JSON in UTF-8{place_of(error)}; write one request a line"
+        raise RequestError(problem) from error
     if not isinstance(entry, dict):
         raise RequestError(f"is not an object with {', '.join(_MEMBERS)}")
     for name in entry:
