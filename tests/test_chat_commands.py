@@ -9,6 +9,7 @@ import pytest
 
 from specqd import LLM, SamplingParams
 from specqd.cli.conversation import Dialogue, RunningText
+from specqd.cli.talk import COMMANDS, HELP, LEAVE
 from specqd.config.generation import GenerationDefaults
 from specqd.sampling import chat_sampling
 from specqd.text.tokenizer import Tokenizer
@@ -230,3 +231,8 @@ def test_one_message_to_a_model_without_a_template_is_told(tmp_path: Path, seed:
     assert ran.stderr.decode().splitlines() == [
         "specqd: writer has no chat template: it continues what you write"
     ]
+
+
+def test_the_help_names_all_commands_within_80_columns() -> None:
+    assert max(map(len, HELP.splitlines())) <= 80
+    assert {*COMMANDS, *LEAVE} <= set(HELP.replace(",", " ").split())

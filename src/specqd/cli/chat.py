@@ -104,7 +104,7 @@ def chat(
 
 
 def _terminal(settings: Settings) -> TerminalInput:
-    names = dict.fromkeys((*COMMANDS, *LEAVE), ()) | {"/set": settings.names}
+    names = dict.fromkeys((*COMMANDS, *LEAVE), ()) | {"/set": [*settings.names, "think", "nothink"]}
     return TerminalInput(names, history_file())
 
 

@@ -25,17 +25,20 @@ if TYPE_CHECKING:
 
 HELP = """\
 /system TEXT     set the system message; /system shows it, /system - removes it
-/set NAME VALUE  set a sampling option, as /set temperature 0.5; /set shows them,
-                 /set NAME - sets the first value again; /set think, /set nothink
+/set NAME VALUE  set a sampling option, as /set temperature 0.5; /set shows all,
+                 /set NAME - sets the first value again
+/set nothink     answer without reasoning first; /set think: with reasoning
 /regenerate      answer the last message again, with another seed
-/save FILE       write the conversation: as JSON if FILE ends in .json, else as text
+/save FILE       write the conversation: as JSON if FILE ends in .json
 /clear           start again; the system message stays
 /stats           show time, tokens and each level's work of the last answer
-/explain         show the last answer, coloured by the level that drafted each token
+/explain         show the last answer, coloured by the level that drafted
+                 each token
 /help            show this
 /bye, /quit      leave; also /exit and Ctrl-D
-Enter sends; Alt-Enter, Ctrl-J or \\ before Enter start a new line; // sends a leading slash.
-Ctrl-C stops an answer; its text so far stays in the conversation."""
+Enter sends; Alt-Enter, Ctrl-J or \\ before Enter start a new line.
+// sends a leading slash. Ctrl-C stops an answer; its text so far stays in the
+conversation."""
 LEAVE = ("/bye", "/quit", "/exit")
 COMMANDS = ("/system", "/set", "/regenerate", "/save", "/clear", "/stats", "/explain", "/help")
 _SEEDS = 1 << 64
