@@ -18,7 +18,7 @@ import pytest
 from specqd import LLM, SamplingParams
 from specqd.cli import main
 from specqd.errors import RequestError
-from specqd.openai.batch import answer_batch, open_answers, read_batch
+from specqd.openai.batch import Answers, Batch, answer_batch, open_answers, read_batch
 from support.batches import answer_file
 from support.batches import write_lines as write
 from support.command_line import PROGRAM
@@ -389,3 +389,32 @@ def test_progress_shows_on_a_terminal(tmp_path: Path, model: Path, seed: int) ->
             shown += os.read(leader, 4096)
         process.kill()
     os.close(leader)
+
+
+def test_ctrl_c_tells_how_to_continue(
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source, out = write(tmp_path / "in.jsonl", [line("a"), line("b"), line("c")]), tmp_path / "out"
+
+    def interrupted(llm: LLM, batch: Batch, answers: Answers, progress: object) -> int:
+        answers.append({"b": {"custom_id": "b"}})
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("specqd.openai.batch.answer_batch", interrupted)
+        assert main(["batch", str(source), str(model), "-o", str(out)]) == 130
+    told = capsys.readouterr().err
+    assert told.strip() == "specqd: 1 of 3 requests are answered; the same command continues"
+
+
+def test_a_dash_is_no_file_for_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = write(tmp_path / "in.jsonl", [line("a")])
+    assert main(["batch", str(source), "-o", "-"]) == 2
+    assert "name a file" in capsys.readouterr().err
+    assert not (tmp_path / "-").exists()

@@ -184,7 +184,7 @@ def test_a_cached_model_that_cannot_run_is_told(
     ("words", "problem"),
     [
         (("rm", "qwen3:0.6b"), "is not in the cache; `specqd models` lists what is"),
-        (("rm", "no such"), "no such directory, and not a repository"),
+        (("rm", "no such"), "no such file or directory, and not a repository"),
         (("rm", "repository"), "is not in the cache but here"),
         (("pull", "repository"), "is here already"),
         (("pull", "org/nothing"), "nor a repository"),
@@ -198,7 +198,10 @@ def test_what_cannot_be_pulled_or_removed_is_named(
 
 
 def test_a_name_that_is_nearly_a_short_one_is_answered_with_it() -> None:
-    assert "did you mean qwen3:0.6b" in refused(HubError, resolve, "qwen3:0.6")
+    for name in ("qwen3", "qwen3:0.6", "qwen3:latest"):
+        problem = refused(HubError, resolve, name)
+        assert "name one of qwen3:0.6b, qwen3:1.7b, qwen3:4b, qwen3:8b, or a model" in problem
+    assert "name one of smollm2:135m" in refused(HubError, resolve, "smolm2:135m")
 
 
 def test_short_names_are_plain() -> None:

@@ -157,7 +157,7 @@ def chains_that_cannot_be(directory: Path, scratch: Path) -> dict[str, list[str]
     small, target = str(directory / "small"), str(directory / "target")
     return {
         "known drafts: auto, none, fp4": ["int4"],
-        "no such directory": [small, f"{directory}/missing:bf16"],
+        "no such file or directory": [small, f"{directory}/missing:bf16"],
         "is a file": [str(scratch / "c.txt")],
         "mamba": [str(scratch / "odd")],
         "cannot draft for itself": [small, small],

@@ -9,12 +9,13 @@ import pytest
 
 from specqd import LLM, SamplingParams
 from specqd.cli.conversation import Dialogue, RunningText
+from specqd.cli.talk import COMMANDS, HELP, LEAVE
 from specqd.config.generation import GenerationDefaults
 from specqd.sampling import chat_sampling
 from specqd.text.tokenizer import Tokenizer
 from support.command_line import PROGRAM, run_program
 from support.fixtures import a_model
-from support.random_models import Shape
+from support.random_models import Shape, make_model
 from support.served import TEMPLATE
 from support.terminal_session import TerminalSession
 
@@ -167,3 +168,71 @@ def test_a_turn_may_be_taken_back(model: Path) -> None:
         assert (conversation.saved(), conversation.shown(), conversation.prompt("x")) == before
         assert conversation.take_back() == ("a", "b\n")
         assert conversation.take_back() is None
+
+
+def test_a_text_behind_the_model_is_answered_and_the_program_ends(
+    model: Path, tmp_path: Path
+) -> None:
+    expected = answer(model, "ab cd", replace(OURS, seed=5))
+    for words in (("ab cd",), ("ab", "cd"), ("-p", "ab cd")):
+        ran = run_program("chat", model, *words, *OPTIONS, "--seed", "5")
+        assert (ran.returncode, ran.stdout.decode(), ran.stderr) == (0, expected, b"")
+    with terminal(tmp_path, model, "ab cd", *OPTIONS, "--seed", "5") as session:
+        session.expect("stopped: length, seed 5")
+        assert session.wait() == 0
+    assert b"/help" not in session.raw
+
+
+def test_what_is_piped_stands_before_the_text(model: Path) -> None:
+    expected = answer(model, "ab\ncd", replace(OURS, seed=5))
+    ran = run_program("chat", model, "cd", *OPTIONS, "--seed", "5", input=b"ab\n")
+    assert (ran.returncode, ran.stdout.decode()) == (0, expected)
+
+
+def test_a_text_that_does_not_fit_is_an_error(model: Path) -> None:
+    ran = run_program("chat", model, "ab cd", *OPTIONS, "--context", "3")
+    assert ran.returncode == 1
+    assert b"shorten the message" in ran.stderr
+
+
+def test_thinking_reaches_a_template_that_knows_it(tmp_path: Path, seed: int) -> None:
+    model = make_model(tmp_path / "thinker", Shape(is_peaked=True, context=1 << 14), seed)
+    switch = "{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}"
+    (model / "chat_template.jinja").write_text(TEMPLATE + switch)
+    params = replace(OURS, temperature=0, repetition_penalty=None, seed=5)
+    words = ("-n", "12", "--ignore-eos", "--temperature", "0")
+    for thinks in (True, False):
+        flag = "--think" if thinks else "--no-think"
+        llm = LLM(model, "none")
+        text = llm.chat([{"role": "user", "content": "ab"}], params, enable_thinking=thinks).text
+        line = text if text.endswith("\n") else f"{text}\n"
+        assert piped(model, "ab\n", "--temperature", "0", flag)[:2] == (0, line)
+        script = f"/set {'think' if thinks else 'nothink'}\nab\n"
+        assert piped(model, script, "--temperature", "0")[:2] == (0, line)
+        ran = run_program("generate", model, "ab", "--chat", flag, *words)
+        assert ran.stdout.decode().rstrip("\n") == text.rstrip("\n")
+
+
+@pytest.mark.parametrize("command", [("chat",), ("generate", "--chat")])
+def test_thinking_is_refused_where_the_template_has_no_switch(
+    model: Path, command: tuple[str, ...]
+) -> None:
+    ran = run_program(*command, "--no-think", str(model), "ab")
+    assert ran.returncode == 1
+    assert b"has no enable_thinking" in ran.stderr
+    ran = run_program("generate", "--think", str(model), "ab")
+    assert (ran.returncode, b"add --chat" in ran.stderr) == (2, True)
+
+
+def test_one_message_to_a_model_without_a_template_is_told(tmp_path: Path, seed: int) -> None:
+    model = make_model(tmp_path / "writer", Shape(is_peaked=True), seed)
+    ran = run_program("chat", model, "ab", *OPTIONS)
+    assert ran.returncode == 0
+    assert ran.stderr.decode().splitlines() == [
+        "specqd: writer has no chat template: it continues what you write"
+    ]
+
+
+def test_the_help_names_all_commands_within_80_columns() -> None:
+    assert max(map(len, HELP.splitlines())) <= 80
+    assert {*COMMANDS, *LEAVE} <= set(HELP.replace(",", " ").split())

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import resource
 import signal
 import subprocess
@@ -156,8 +157,16 @@ def test_stop_strings_end_the_text(small_model: Path, run: Run) -> None:
 def test_the_fp4_precision_generates(words: tuple[str, str], small_model: Path, run: Run) -> None:
     status, _, err = run("generate", small_model, "-p", "ab", "-n", "8", "--stats", *words)
     assert status == 0
-    assert "\nfp4 " in err
+    assert re.search(r"\nlevel +fp4\n", err)
     assert "bf16" not in err
+
+
+def test_the_table_of_levels_fits_80_columns(small_model: Path, run: Run) -> None:
+    words = ("-n", "120", "--ignore-eos", "--stats", "--draft", "fp4:k=60", "--draft", "ngram:k=3")
+    err = run("generate", small_model, "-p", "ab", *words)[2]
+    assert re.search(r"\nlevel +bf16 +fp4\nforwards +\d+ +\d+\n", err)
+    assert "bf16: accepted by position " in err
+    assert max(map(len, err.splitlines())) <= 80
 
 
 def test_prompts_are_read_from_options_files_and_standard_input(
@@ -171,8 +180,10 @@ def test_prompts_are_read_from_options_files_and_standard_input(
     by_file = run_program("generate", small_model, "-f", file, *rest)
     by_pipe = run_program("generate", small_model, *rest, input=f"{text}\n".encode())
     by_dash = run_program("generate", small_model, "-p", "-", *rest, input=text.encode())
+    by_named = run_program("generate", small_model, "-f", "-", *rest, input=text.encode())
     assert by_option.returncode == 0
     assert by_option.stdout == by_file.stdout == by_pipe.stdout == by_dash.stdout
+    assert by_named.stdout == by_option.stdout
 
 
 def test_chat_goes_through_the_template(tmp_path: Path, seed: int, run: Run) -> None:

@@ -14,7 +14,7 @@ import pytest
 from specqd import LLM, SamplingParams, _native
 from specqd.cli.app import app
 from specqd.cli.command import Option
-from specqd.cli.peers import COMMANDS, refused_names
+from specqd.cli.peers import COMMANDS, refused_commands, refused_names
 from specqd.cli.settings import read_settings
 from specqd.text.tokenizer import Tokenizer
 from support.command_line import PROGRAM, Refuse, Run, run_program
@@ -64,6 +64,10 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
         return path
 
     return write
+
+
+def names_of(parameter: click.Parameter) -> set[str]:
+    return {*parameter.opts, *getattr(parameter, "also", ())}
 
 
 def parsed(command: str, *arguments: str) -> dict[str, Any]:
@@ -128,9 +132,31 @@ def test_two_models_are_wrong_usage(small_model: Path, run: Run) -> None:
 def test_an_option_that_is_lacking_is_answered_with_ours(
     run: Run, name: str, hint: str, value: tuple[str, ...]
 ) -> None:
-    status, out, err = run("generate", "-p", "ab", name, *value)
+    taken = {name for each in app.commands["generate"].params for name in names_of(each)}
+    status, out, err = run("serve" if name in taken else "generate", name, *value)
     assert (status, out) == (2, "")
     assert err.splitlines()[-1] == f"Error: No such option: {name}. {hint}"
+
+
+@pytest.mark.parametrize(("name", "hint"), refused_commands().items())
+def test_a_command_that_is_lacking_is_answered_with_ours(run: Run, name: str, hint: str) -> None:
+    status, out, err = run(name, "qwen3:0.6b", "--verbose")
+    assert (status, out) == (2, "")
+    assert err.splitlines()[-1] == f"Error: No such command: {name}. {hint}"
+
+
+def test_a_name_may_have_underscores() -> None:
+    words = ("--max_tokens", "7", "--top_p=0.5", "--n_predict", "3")
+    assert parsed("generate", *words) == parsed("generate", *(w.replace("_", "-") for w in words))
+    assert parsed("generate", "--stop", "a_b")["stop"] == ("a_b",)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("--tmperature", "--temperature"), ("--ctx-sise", "--ctx-size")]
+)
+def test_a_misspelt_option_is_told_a_name_that_works(run: Run, typed: str, meant: str) -> None:
+    err = run("generate", typed, "1", "-p", "ab")[2]
+    assert err.splitlines()[-1] == f"Error: No such option '{typed}'. Did you mean '{meant}'?"
 
 
 @pytest.mark.parametrize(("name", "ours"), COMMANDS.items())
@@ -320,3 +346,29 @@ def test_no_name_is_there_twice() -> None:
                 for name in (*parameter.opts, *getattr(parameter, "also", ()))
             ]
         assert len(names) == len(set(names))
+
+
+def test_the_prompt_may_stand_behind_the_model(small_model: Path, run: Run) -> None:
+    given = run("generate", small_model, "-p", "ab cd", "-n", "5")
+    assert run("generate", small_model, "ab cd", "-n", "5")[:2] == given[:2]
+    assert run("generate", "-n", "5", small_model, "ab", "cd")[:2] == given[:2]
+    status, _, err = run("generate", small_model, "ab", "-p", "cd")
+    assert status == 2
+    assert "give one of them" in err
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "run"])
+def test_a_text_in_place_of_a_model_is_told(run: Run, command: str) -> None:
+    status, _, err = run(command, "Why is the sky blue?")
+    assert status == 2
+    assert "is not a model; name one first, such as qwen3:0.6b, then the text" in err
+
+
+def test_the_list_of_commands_is_not_cut_at_80_columns(run: Run) -> None:
+    commands = run("--help")[1].partition("Commands:")[2].partition("Try:")[0]
+    assert "..." not in commands
+
+
+def test_one_token_has_no_speed(small_model: Path, run: Run) -> None:
+    err = run("generate", small_model, "-p", "ab", "-n", "1", "--ignore-eos")[2]
+    assert err == "specqd: 1 token, stopped: length\n"

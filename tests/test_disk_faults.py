@@ -42,7 +42,10 @@ def test_a_full_disk_while_packing_is_one_line_and_leaves_nothing(
     for most_bytes in (0, 100, int(rng.integers(1000, 50_000))):
         ended = limited([*PROGRAM, "pack", str(model), str(tmp_path / "packed")], most_bytes)
         assert ended.returncode == 1
-        assert is_one_line(ended.stderr.splitlines(keepends=True)[-1])
+        last = ended.stderr.splitlines(keepends=True)[-1]
+        assert is_one_line(last)
+        assert last.startswith(f"specqd: error: {tmp_path}/")
+        assert last.endswith("; free space there, then try again\n")
         assert list(tmp_path.iterdir()) == []
 
 
@@ -124,7 +127,10 @@ def test_a_full_disk_cuts_a_batch_off_and_the_next_run_completes_it(
     for most_bytes in sorted(int(each) for each in rng.integers(1, whole.stat().st_size, 3)):
         ended = limited([*command, str(out)], most_bytes)
         assert ended.returncode == 1
-        assert is_one_line(ended.stderr.splitlines(keepends=True)[-1])
+        last = ended.stderr.splitlines(keepends=True)[-1]
+        assert is_one_line(last)
+        assert last.startswith(f"specqd: error: {out}: ")
+        assert last.endswith("; free space there, then try again\n")
         assert "Traceback" not in ended.stderr
         assert out.stat().st_size <= most_bytes
     subprocess.run([*command, str(out)], capture_output=True, check=True, timeout=120)

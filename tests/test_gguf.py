@@ -97,7 +97,7 @@ def refusal(path: Path, kind: type[SpecqdError] = TensorError) -> str:
 HEAD = b"GGUF" + struct.pack("<I", 3)
 TENSOR = string("t") + struct.pack("<IQIQ", 1, 4, 0, 0)
 HOSTILE = {
-    "empty": (b"", "cannot be read"),
+    "empty": (b"", "is empty; fetch the file again"),
     "no magic": (b"GGML" + bytes(60), "does not begin as a GGUF file"),
     "version 1": (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1 is not"),
     "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "is not 2 or 3, in little-endian"),

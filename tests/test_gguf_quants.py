@@ -126,7 +126,7 @@ def test_the_note_names_the_types_and_says_what_the_model_is(
     assert status == 0
     assert note.endswith(
         "m.gguf: the weights are Q8_0, Q4_1 and FP32; they are dequantised and rounded to BF16 "
-        "once, and the rounded model is the model"
+        "once; output is exact for those BF16 weights"
     )
 
 
@@ -172,6 +172,6 @@ def test_any_blocks_are_read_or_refused(
 def test_the_warning_is_given_once_a_load(tmp_path: Path, mixed: Any) -> None:
     metadata, _, tensors = mixed
     path = write_gguf(tmp_path / "m.gguf", metadata, tensors)
-    with pytest.warns(SpecqdWarning, match="the rounded model is the model") as caught:
+    with pytest.warns(SpecqdWarning, match="output is exact for those BF16 weights") as caught:
         LLM(path, "none", 1)
     assert len(caught) == 1

@@ -56,7 +56,16 @@ def test_local_directory_wins_over_a_repository(model_directory, no_hub, monkeyp
 
 
 def test_directory_without_a_config_is_refused(tmp_path):
-    assert "has no config.json" in refusal(tmp_path)
+    assert "has no config.json; name a Hugging Face model dir" in refusal(tmp_path)
+
+
+def test_a_directory_of_gguf_files_is_told_their_names(tmp_path):
+    for name in ("b.gguf", "a.gguf"):
+        (tmp_path / name).touch()
+    problem = refusal(tmp_path)
+    assert problem.endswith(f"name {tmp_path / 'a.gguf'}, or another of its 2 .gguf files")
+    (tmp_path / "b.gguf").unlink()
+    assert refusal(tmp_path).endswith(f"name {tmp_path / 'a.gguf'}")
 
 
 def test_file_in_place_of_a_directory_is_refused(tmp_path):

@@ -4,6 +4,7 @@ import gc
 import pickle
 import re
 import weakref
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import specqd
 from specqd import LLM, SamplingParams
 from specqd.errors import RequestError, SpecqdError, SpecqdWarning
+from specqd.llm.peers import OF_GENERATE, OF_LLM
 from support.fixtures import an_llm
 from support.refusals import refused
 
@@ -30,6 +32,26 @@ def test_arguments_may_have_vllms_names(llm: LLM, chat_model: Path) -> None:
         assert other.generate("ab", sampling_params=SHORT)[0].completions == expected
     answer = llm.chat(messages=MESSAGES, sampling_params=SHORT, chat_template_kwargs={"x": 1})
     assert answer.completions == llm.chat(MESSAGES, SHORT, x=1).completions
+
+
+def test_results_may_be_read_by_vllms_names(llm: LLM) -> None:
+    [result] = llm.generate(["ab"], replace(SHORT, n=2))
+    assert (result.prompt, result.prompt_token_ids) == ("ab", llm.encode("ab"))
+    assert result.outputs == result.completions
+    assert [each.token_ids for each in result.outputs] == [c.tokens for c in result.completions]
+    assert pickle.loads(pickle.dumps(result)).prompt is None
+
+
+@pytest.mark.parametrize("name", OF_LLM)
+def test_an_argument_that_a_model_lacks_is_answered_with_ours(name: str) -> None:
+    made: Any = LLM
+    assert refused(RequestError, made, "no such", **{name: 1}) == f"{name}: {OF_LLM[name]}"
+
+
+@pytest.mark.parametrize("name", OF_GENERATE)
+def test_an_argument_that_generate_lacks_is_answered_with_ours(llm: LLM, name: str) -> None:
+    generate: Any = llm.generate
+    assert refused(RequestError, generate, "ab", **{name: 1}) == f"{name}: {OF_GENERATE[name]}"
 
 
 def test_older_names_are_accepted_with_a_note(llm: LLM, chat_model: Path) -> None:

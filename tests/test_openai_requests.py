@@ -332,3 +332,26 @@ def test_a_bad_chat_is_refused_by_its_field(field: str, given: dict[str, object]
 def test_a_body_that_is_no_object_of_known_fields_is_refused(body: object) -> None:
     for parse in (completion_request, chat_request):
         assert "\x1b" not in refused(RequestError, parse, body)
+
+
+@pytest.mark.parametrize(
+    ("field", "remedy"),
+    [
+        ("max_token", "did you mean max_tokens?"),
+        ("temprature", "did you mean temperature?"),
+        ("foo", "leave it out"),
+        ("x" * 9999, "leave it out"),
+    ],
+)
+def test_an_unknown_field_is_told_a_name_like_it(field: str, remedy: str) -> None:
+    with pytest.raises(FieldError) as raised:
+        chat_request({"messages": MESSAGES, field: 1})
+    assert str(raised.value).endswith(f"this field is not known; {remedy}")
+
+
+@pytest.mark.parametrize("role", ["user", "system", "developer", "tool"])
+@pytest.mark.parametrize("rest", [{}, {"content": None}])
+def test_a_message_needs_a_text_but_one_of_an_assistant(role: str, rest: dict[str, None]) -> None:
+    with pytest.raises(FieldError, match=r"messages\[1\]\.content: is missing"):
+        chat_request({"messages": [*MESSAGES, {"role": role, **rest}]})
+    chat_request({"messages": [*MESSAGES, {"role": "assistant", **rest}]})

@@ -49,7 +49,7 @@ def test_a_good_model_is_not_refused(model: Path, run: Run) -> None:
 def test_a_missing_directory_is_named(tmp_path: Path, refuse: Refuse) -> None:
     missing = tmp_path / "nowhere"
     assert str(missing) in refuse("generate", missing, "-p", "x")
-    assert "no such directory" in refuse("inspect", missing)
+    assert "no such file or directory" in refuse("inspect", missing)
 
 
 def test_a_truncated_file_is_to_be_fetched_again(model: Path, refused: Refuse) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from specqd.cli import main
-from support.command_line import Refuse
+from support.command_line import Refuse, Run
 from support.fixtures import a_model, a_server
 from support.openai_client import CHAT, COMPLETIONS
 from support.random_models import Shape, make_model
@@ -115,6 +115,34 @@ def test_other_origins_are_refused_without_cors_headers(served: Served) -> None:
     assert served.ask("GET", "/v1/models", headers={"Origin": served.url}).status == 200
     preflight = served.ask("OPTIONS", COMPLETIONS, headers={"Origin": "https://evil.example"})
     assert preflight.status == 403
+    assert "--allow-origin" in preflight.error["message"]
+
+
+def test_pages_of_an_allowed_origin_may_use_the_server(directory: Path) -> None:
+    ours, allowed = "http://localhost:3000", "access-control-allow-origin"
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-a"}
+    with serving(str(directory), "--allow-origin", f"{ours}/", key=KEY) as served:
+        preflight = served.ask(
+            "OPTIONS", COMPLETIONS, headers={"Origin": ours, "Authorization": "", **asked}
+        )
+        assert (preflight.status, preflight.headers[allowed]) == (200, ours)
+        assert preflight.headers["access-control-allow-headers"] == "x-a"
+        body = {"prompt": "x", "max_tokens": 2}
+        answer = served.ask("POST", COMPLETIONS, body, {"Origin": ours})
+        assert (answer.status, answer.headers[allowed]) == (200, ours)
+        refused = served.ask("POST", COMPLETIONS, body, {"Origin": ours, "Authorization": ""})
+        assert (refused.status, refused.headers[allowed]) == (401, ours)
+        for other in ("http://localhost:3001", "https://localhost:3000", "null"):
+            reply = served.ask("POST", COMPLETIONS, body, {"Origin": other})
+            assert reply.status == 403
+            assert allowed not in reply.headers
+
+
+@pytest.mark.parametrize("origin", ["localhost:3000", "http://a/b", "a", "http://"])
+def test_a_text_that_is_no_origin_is_refused(run: Run, origin: str) -> None:
+    status, _, err = run("serve", "--allow-origin", origin)
+    assert status == 2
+    assert "is no origin such as http://localhost:3000" in err
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
@@ -128,6 +156,7 @@ def test_only_json_bodies_are_accepted(served: Served, kind: str) -> None:
     [
         (b"", "body"),
         (b"{", "not JSON"),
+        (b'{"prompt": "x",\n "n": 1,}', "not JSON in UTF-8 (line 2, column "),
         (b"[" * 100_000, "body"),
         (b"\xff\xfe", "body"),
         (b"[]", "body"),

@@ -1,5 +1,9 @@
 """The errors a user can cause. Each message says what is wrong, where, and what to do."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 
 class SpecqdError(Exception):
     """A problem that the user can solve; its message is one line."""
@@ -56,6 +60,16 @@ class CacheFullError(MachineError):
 
 class SpecqdWarning(UserWarning):
     """A fact that a user should know; nothing has to be done. The message is one line."""
+
+
+@contextmanager
+def naming_file(path: Path) -> Iterator[None]:
+    """Adds the file to an error of the system that names none, such as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def shown(value: object) -> str:

@@ -76,7 +76,7 @@ def resolve(path_or_repo: str | Path) -> Path:
         raise HubError(f"{str(path_or_repo)!r}: cannot be read as a path: {error}") from error
     if is_directory:
         if not (path / "config.json").is_file():
-            raise HubError(f"{path}: has no config.json; name a Hugging Face model directory")
+            raise HubError(f"{path}: has no config.json; {_instead_of(path)}")
         return path
     if exists and is_gguf(path):
         return path
@@ -87,15 +87,28 @@ def resolve(path_or_repo: str | Path) -> Path:
     return _fetch(*_repository(str(path_or_repo)))
 
 
+def _instead_of(directory: Path) -> str:
+    """What to name in place of a directory without a model."""
+    try:
+        files = _gguf_files(each.name for each in directory.iterdir())
+    except OSError:  # a directory that may not be read
+        files = []
+    if not files:
+        return "name a Hugging Face model directory or a .gguf file"
+    rest = f", or another of its {len(files)} .gguf files" if len(files) > 1 else ""
+    return f"name {directory / files[0]}{rest}"
+
+
 def _repository(name: str) -> tuple[str, str | None, str | None]:
     """The repository, the revision and the GGUF file that a name stands for."""
     repo = _REPO.fullmatch(SHORT_NAMES.get(name, name))
     if repo is None:
-        near = get_close_matches(name, SHORT_NAMES)
-        meant = f"; did you mean {' or '.join(near)}?" if near else ""
+        family = [each for each in SHORT_NAMES if each.startswith(f"{name.partition(':')[0]}:")]
+        near = family or get_close_matches(name, SHORT_NAMES)
+        meant = f"one of {', '.join(near)}, or " if near else ""
         raise HubError(
-            f"{name!r}: no such directory, and not a repository{meant}; "
-            "name a model directory or owner/name[@revision]"
+            f"{name!r}: no such file or directory, and not a repository; name {meant}"
+            "a model directory, a .gguf file or owner/name[@revision]"
         )
     return repo["repo"], repo["revision"], repo["file"]
 

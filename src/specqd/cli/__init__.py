@@ -3,12 +3,15 @@
 Exit status: 0 done, 1 an error that the user can fix (one line), 2 wrong usage, 130 Ctrl-C.
 """
 
+import errno
 import os
 import sys
 import warnings
 from collections.abc import Sequence
 from io import TextIOWrapper
 from typing import TextIO
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, a quota, the longest file
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,8 +60,10 @@ def _run(arguments: Sequence[str] | None) -> int:
     except MemoryError:
         problem = "out of memory; close other programs, use a smaller model or --context"
     except OSError as error:
-        named = f"{error.filename}: " if error.filename else ""
-        problem = f"{named}{error.strerror or error}"
+        name = error.filename2 or error.filename  # of a copy: what was written
+        named = f"{name}: " if name else ""
+        remedy = "; free space there, then try again" if error.errno in _FULL else ""
+        problem = f"{named}{error.strerror or error}{remedy}"
     print(f"specqd: error: {one_line(problem)}", file=sys.stderr)
     return 1
 

@@ -18,8 +18,8 @@ from specqd.cli.train_head import train_head
 _EPILOG = """\b
 Try:
   specqd demo
+  specqd chat smollm2:135m "Why is the sky blue?"
   specqd chat qwen3:0.6b
-  specqd generate smollm2:135m --chat -p "Why is the sky blue?"
   specqd generate ./my-model -p "Once upon a time" -n 200 --temperature 0.8
   specqd models
   specqd serve --port 8000

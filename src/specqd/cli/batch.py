@@ -1,6 +1,8 @@
 """`specqd batch`: a file of OpenAI requests in, a file of answers out."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +12,7 @@ import click
 from specqd.cli.command import Command
 from specqd.cli.opening import open_llm
 from specqd.cli.options import IN_FILE, OUT_FILE, draft_option, machine_options, model_argument
-from specqd.cli.terminal import ProgressBar, one_line
+from specqd.cli.terminal import ProgressBar, one_line, say
 from specqd.errors import RequestError
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     *("-o", "--out"),
     required=True,
     type=OUT_FILE,
+    callback=lambda context, parameter, path: _file(path),
     help="File for the answers, one per line, in order of completion.",
 )
 @draft_option
@@ -75,7 +78,7 @@ def batch(
         raise click.UsageError("--numa has no effect on workers of --ray; leave it out")
 
     asked = read_batch(requests, _name(model or str(shipped_model())))
-    with open_answers(out, asked) as answers:
+    with open_answers(out, asked) as answers, _telling_how_to_continue(asked, answers):
         before = len(answers.done)
         if before == len(asked.requests):
             done = f"specqd: {out}: all {before} requests are answered already"
@@ -95,6 +98,23 @@ def batch(
     parts += [f"{refused} refused with status 400"] if refused else []
     parts += [f"{before} answered before"] if before else []
     print(f"specqd: {', '.join(parts)}", file=sys.stderr)
+
+
+def _file(path: Path) -> Path:
+    if str(path) == "-":
+        raise click.BadParameter("A later run continues the answers; name a file.")
+    return path
+
+
+@contextmanager
+def _telling_how_to_continue(asked: "Batch", answers: "Answers") -> Iterator[None]:
+    """At Ctrl-C, tells how much is done."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        done = f"{len(answers.done)} of {len(asked.requests)} requests are answered"
+        say(f"{done}; the same command continues")
+        raise
 
 
 def _answer(

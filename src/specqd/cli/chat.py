@@ -11,16 +11,21 @@ import click
 from specqd.cli.chat_input import ChatInput, PipedInput, TerminalInput, history_file
 from specqd.cli.chat_settings import Settings
 from specqd.cli.command import Command
+from specqd.cli.generate import read_prompt
 from specqd.cli.opening import open_llm
 from specqd.cli.options import (
     context_option,
     draft_option,
     machine_options,
     model_argument,
+    option,
     precision_option,
+    prompt_of,
     sampling_of,
     sampling_options,
     system_option,
+    text_argument,
+    think_option,
 )
 from specqd.cli.talk import COMMANDS, LEAVE, Talk
 from specqd.cli.terminal import say
@@ -29,6 +34,8 @@ from specqd.text.channels import has_channels
 _EPILOG = """\b
 Examples:
   specqd chat qwen3:0.6b
+  specqd chat qwen3:0.6b "Why is the sky blue?"
+  cat notes.txt | specqd chat qwen3:0.6b "Summarise this text."
   specqd chat qwen3:0.6b --system "Answer in one sentence." --seed 7
   specqd chat ./my-model --temperature 0.8 --draft fp4 --draft ./smaller
   printf 'Who was Ada Lovelace?\\nAnd her mother?\\n' | specqd chat ./my-model
@@ -37,7 +44,10 @@ Examples:
 
 @click.command(cls=Command, epilog=_EPILOG)
 @model_argument
+@text_argument
+@option("-p", "--prompt", metavar="TEXT", help="Answer TEXT, and end.")
 @system_option("The system message.")
+@think_option
 @partial(sampling_options, max_tokens=None)
 @draft_option
 @precision_option
@@ -45,7 +55,10 @@ Examples:
 @machine_options
 def chat(
     model: str | None,
+    words: tuple[str, ...],
+    prompt: str | None,
     system: str | None,
+    thinks: bool | None,
     draft: tuple[str, ...],
     precision: str,
     context: int | None,
@@ -56,7 +69,8 @@ def chat(
 ) -> None:
     """Chat with a model.
 
-    In the conversation, /help lists the commands.
+    In the conversation, /help lists the commands. With TEXT, that is answered and the program ends;
+    before it stands what a pipe or file on standard input has.
 
     Sampling is the model's own, from its generation_config.json. Where that states none, the
     temperature is 0.7 and the repetition penalty 1.05; --temperature 0 is greedy.
@@ -67,6 +81,8 @@ def chat(
     """
     from specqd.sampling import CHAT_TEMPERATURE, SamplingParams, chat_sampling
 
+    text = prompt_of(words, prompt)
+    text = None if text is None else read_prompt(text, None)
     given = SamplingParams(**sampling_of(sampling))
     llm = open_llm(model, draft, threads, isa, numa, precision=precision, context=context)
     params = chat_sampling(given, llm.defaults)
@@ -76,15 +92,23 @@ def chat(
         params = replace(params, skip_special_tokens=False)  # they say which channel it is
     is_terminal = sys.stdin.isatty() and sys.stderr.isatty()
     settings = Settings(click.get_current_context(), params)
-    talk = Talk(llm, params, settings, system, is_terminal=is_terminal)
-    lines: ChatInput = PipedInput(sys.stdin.buffer)
-    if is_terminal:
-        words = dict.fromkeys((*COMMANDS, *LEAVE), ()) | {"/set": settings.names}
-        lines = TerminalInput(words, history_file())
-    talk.introduce()
+    talk = Talk(llm, params, settings, system, is_terminal=is_terminal, thinks=thinks)
+    talk.introduce(is_brief=text is not None)
+    if text is not None:
+        talk.answer(text)
+        return
     if is_terminal and params.temperature != given.temperature:
         ours = f"temperature {CHAT_TEMPERATURE}, repetition penalty {params.repetition_penalty}"
         say(f"sampling: {ours}; /set changes it")
+    _converse(talk, _terminal(settings) if is_terminal else PipedInput(sys.stdin.buffer))
+
+
+def _terminal(settings: Settings) -> TerminalInput:
+    names = dict.fromkeys((*COMMANDS, *LEAVE), ()) | {"/set": [*settings.names, "think", "nothink"]}
+    return TerminalInput(names, history_file())
+
+
+def _converse(talk: Talk, lines: ChatInput) -> None:
     while (line := _read(lines)) is not None:
         if not talk.take(line):
             break

@@ -4,6 +4,7 @@ A value comes from the command line, else from the variable `SPECQD_` and the op
 from the configuration file.
 """
 
+import os
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from specqd.cli.peers import COMMANDS, refused_options
+from specqd.cli.peers import COMMANDS, refused_commands, refused_options
 
 if TYPE_CHECKING:
     from click.parser import _OptionParser
@@ -47,6 +48,9 @@ class Model(click.Argument):
     def process_value(self, ctx: click.Context, value: Any) -> Any:
         by_option = ctx.meta.pop(_MODEL_GIVEN, None)
         if by_option is None:
+            if isinstance(value, str) and " " in value and not os.path.exists(value):
+                problem = f"{value!r} is not a model; name one first, such as qwen3:0.6b, then the"
+                raise click.UsageError(f"{problem} text", ctx)
             return super().process_value(ctx, value)
         if ctx.get_parameter_source(self.name) is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"MODEL is given twice: {value} and -m {by_option}", ctx)
@@ -65,6 +69,7 @@ class Command(click.Command):
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.context_settings.setdefault("auto_envvar_prefix", ENVIRONMENT_PREFIX)
+        self.context_settings.setdefault("token_normalize_func", _dashed)  # --top_p is --top-p
 
     @cached_property
     def _refused(self) -> list[click.Option]:
@@ -76,6 +81,9 @@ class Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:  # suggests none of the refused options
+            names = [name for each in super().get_params(ctx) for name in _all_names(each)]
+            raise click.NoSuchOption(error.option_name, possibilities=names, ctx=ctx) from error
         except click.BadParameter as error:
             if origin := _origin(ctx, error.param):
                 problem = f"{error.message} It is set in {origin}."
@@ -92,11 +100,17 @@ class Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if hint := refused_commands().get(args[0]):
+            raise click.UsageError(f"No such command: {args[0]}. {hint}", ctx)
         return super().resolve_command(ctx, [COMMANDS.get(args[0], args[0]), *args[1:]])
 
 
 def _variable(name: str) -> str:
     return f"{ENVIRONMENT_PREFIX}_{name.lstrip('-').replace('-', '_').upper()}"
+
+
+def _dashed(token: str) -> str:
+    return token.replace("_", "-")
 
 
 def _all_names(parameter: click.Parameter) -> list[str]:

@@ -8,6 +8,8 @@ from specqd.errors import RequestError
 if TYPE_CHECKING:
     from specqd.text.tokenizer import Tokenizer
 
+_THINKING = "enable_thinking"
+
 
 class Conversation(Protocol):
     """Grows by a message and its answer."""
@@ -16,6 +18,9 @@ class Conversation(Protocol):
     def system(self) -> str | None: ...
     @system.setter
     def system(self, text: str | None) -> None: ...
+    def think(self, thinks: bool) -> None:
+        """Lets the model reason before its next answers, or not."""
+
     def prompt(self, message: str) -> list[int]:
         """Token ids of the conversation with this message. Changes nothing."""
 
@@ -42,9 +47,14 @@ class Dialogue:
     tokenizer: "Tokenizer"
     system: str | None = None
     messages: list[dict[str, str]] = field(default_factory=list)
+    variables: dict[str, Any] = field(default_factory=dict)  # of the template
+
+    def think(self, thinks: bool) -> None:
+        self.variables = thinking(self.tokenizer, thinks)
 
     def prompt(self, message: str) -> list[int]:
-        return self.tokenizer.chat([*self._all(), {"role": "user", "content": message}])
+        messages = [*self._all(), {"role": "user", "content": message}]
+        return self.tokenizer.chat(messages, **self.variables)
 
     def _all(self) -> list[dict[str, str]]:
         first = [] if self.system is None else [{"role": "system", "content": self.system}]
@@ -90,6 +100,9 @@ class RunningText:
         if text is not None:
             raise RequestError("this model has no chat template, and so no system message")
 
+    def think(self, thinks: bool) -> None:
+        thinking(self.tokenizer, thinks)
+
     def prompt(self, message: str) -> list[int]:
         text = self._with(message)
         if not text:
@@ -121,6 +134,19 @@ class RunningText:
     def _with(self, message: str) -> str:
         begins_line = not message or not self.text or self.text.endswith("\n")
         return self.text + ("" if begins_line else "\n") + message
+
+
+def thinking(tokenizer: "Tokenizer", thinks: bool | None) -> dict[str, Any]:
+    """Variables of the template for --think and --no-think; raises RequestError where it does not
+    know them."""
+    if thinks is None:
+        return {}
+    if not tokenizer.has_template_variable(_THINKING):
+        raise RequestError(
+            f"the chat template of this model has no {_THINKING}, so --think and --no-think have "
+            "no effect; leave them out"
+        )
+    return {_THINKING: thinks}
 
 
 def converse(tokenizer: "Tokenizer", system: str | None = None) -> Conversation:

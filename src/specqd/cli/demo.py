@@ -108,7 +108,7 @@ def introduction(llm: "LLM") -> list[str]:
         f"{model_name(llm.directory)} on {_native.cpu_model()}, {machine.pool.threads} threads, "
         f"{machine.isa}",
         "Weights: {:.1f} MB in BF16; an exact forward reads {:.1f} MB, of which {:.1f} MB are the "
-        "MXFP4 draft.".format(*(size / 1e6 for size in sizes)),
+        "FP4 draft.".format(*(size / 1e6 for size in sizes)),
     ]
 
 

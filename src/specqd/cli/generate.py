@@ -16,6 +16,7 @@ import click
 from specqd.cli import explain
 from specqd.cli.answers import ChanneledAnswer, RawAnswer, write_answer
 from specqd.cli.command import Command
+from specqd.cli.conversation import thinking
 from specqd.cli.opening import open_llm
 from specqd.cli.options import (
     OUT_FILE,
@@ -25,10 +26,13 @@ from specqd.cli.options import (
     model_argument,
     option,
     precision_option,
+    prompt_of,
     prompt_options,
     sampling_of,
     sampling_options,
     system_option,
+    text_argument,
+    think_option,
 )
 from specqd.cli.summary import level_table, summary
 from specqd.cli.terminal import has_colour, one_line, say
@@ -54,9 +58,11 @@ _PATIENCE = 1.0  # seconds of silence on standard input before the user is told
 
 @click.command(cls=Command, epilog=_EPILOG)
 @model_argument
+@text_argument
 @prompt_options
 @option("--chat", "is_chat", is_flag=True, help="Apply the chat template.")
 @system_option("System message; with --chat.")
+@think_option
 @sampling_options
 @draft_option
 @precision_option
@@ -81,10 +87,12 @@ _PATIENCE = 1.0  # seconds of silence on standard input before the user is told
 @option("--explain-html", "page", type=OUT_FILE, help="Write it as an HTML page.")
 def generate(
     model: str | None,
+    words: tuple[str, ...],
     prompt: str | None,
     file: str | None,
     is_chat: bool,
     system: str | None,
+    thinks: bool | None,
     draft: tuple[str, ...],
     precision: str,
     context: int | None,
@@ -99,21 +107,23 @@ def generate(
 ) -> None:
     """Continue a text: the new text to stdout, a summary to stderr.
 
-    The text is that of -p or -f, else standard input. With -p, a pipe or file on standard input
-    stands before it. One newline at the end of a file or of standard input is dropped. Sampling
-    options default to the model's generation_config.json.
+    The text is that behind MODEL, of -p or -f, else standard input. A pipe or file on standard
+    input stands before a text behind MODEL or of -p. One newline at the end of a file or of
+    standard input is dropped. Sampling options default to the model's generation_config.json.
     """
     if sampling["logprobs"] is not None and not is_json:
         raise click.UsageError("--logprobs needs JSON; add --json")
     if system is not None and not is_chat:
         raise click.UsageError("--system needs a chat; add --chat")
-    text = read_prompt(prompt, file)
+    if thinks is not None and not is_chat:
+        raise click.UsageError("--think and --no-think need a chat; add --chat")
+    text = read_prompt(prompt_of(words, prompt), file)
 
     from specqd.sampling import SamplingParams
 
     params = SamplingParams(**sampling_of(sampling))
     llm = open_llm(model, draft, threads, isa, numa, precision=precision, context=context)
-    ids = prompt_ids(llm, text, is_chat, system)
+    ids = prompt_ids(llm, text, is_chat, system, thinks)
     if is_json or is_explained:
         result = llm.generate([ids], params)[0]
     else:
@@ -162,9 +172,9 @@ def read_prompt(prompt: str | None, file: str | None) -> str:
     """The prompt of -p or -f, else all of standard input; before -p, what is piped in."""
     if prompt is not None and file is not None:
         raise click.UsageError("-p and -f both name a prompt; give one of them")
-    if file is not None:
+    if file is not None and file != "-":
         return _decoded(Path(file).read_bytes(), file)
-    if prompt is None and sys.stdin.isatty():
+    if prompt is None and file is None and sys.stdin.isatty():
         raise click.UsageError("no prompt: give -p TEXT, -f FILE or standard input")
     if prompt is None or prompt == "-":
         return _read_input()
@@ -197,11 +207,14 @@ def _decoded(data: bytes, origin: str) -> str:
         ) from error
 
 
-def prompt_ids(llm: "LLM", text: str, is_chat: bool, system: str | None = None) -> "Prompt":
+def prompt_ids(
+    llm: "LLM", text: str, is_chat: bool, system: str | None, thinks: bool | None
+) -> "Prompt":
     if not is_chat:
         return llm.encode(text)
     first = [] if system is None else [{"role": "system", "content": system}]
-    return llm.tokenizer.chat([*first, {"role": "user", "content": text}])
+    variables = thinking(llm.tokenizer, thinks)
+    return llm.tokenizer.chat([*first, {"role": "user", "content": text}], **variables)
 
 
 def described(result: "Result", *, has_origins: bool = False) -> dict[str, Any]:

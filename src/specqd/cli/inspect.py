@@ -149,7 +149,7 @@ def inspect(
     temperature: float | None,
     is_json: bool,
 ) -> None:
-    """Show a model's shape, bits per weight and memory, and this machine.
+    """Show a model's shape, size and memory, and this machine.
 
     With --drafts: measure for each format of draft weights at how many positions the model's own
     draft picks the model's token; each format is loaded in turn. Then time the own drafts and the

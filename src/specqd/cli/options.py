@@ -56,6 +56,20 @@ def model_argument(command: Command) -> Command:
     return argument(by_option(command))
 
 
+def text_argument(command: Command) -> Command:
+    """TEXT behind MODEL, the words of which are joined."""
+    return click.argument(
+        "words", nargs=-1, metavar="[TEXT]...", help="The same as -p; words are joined by spaces."
+    )(command)
+
+
+def prompt_of(words: Sequence[str], prompt: str | None) -> str | None:
+    """The text of -p, or that behind MODEL."""
+    if words and prompt is not None:
+        raise click.UsageError("TEXT and -p both name a prompt; give one of them")
+    return " ".join(words) if words else prompt
+
+
 def complete_model(
     context: click.Context, parameter: click.Parameter, begun: str
 ) -> list[CompletionItem]:
@@ -156,8 +170,8 @@ def prompt_options(command: Command) -> Command:
     )
     file = option(
         *("-f", "--file"),
-        type=click.Path(exists=True, dir_okay=False),
-        help="File with the text to continue.",
+        type=click.Path(exists=True, dir_okay=False, allow_dash=True),
+        help="File with the text to continue; -: standard input.",
     )
     return prompt(file(command))
 
@@ -165,6 +179,14 @@ def prompt_options(command: Command) -> Command:
 def system_option(help_text: str) -> Callable[[Command], Command]:
     names = ("-sys", "--system-prompt")
     return option("--system", also=names, metavar="TEXT", help=help_text)
+
+
+think_option = option(
+    "--think/--no-think",
+    "thinks",
+    default=None,
+    help="Let the model reason before it answers, or not, where its chat template has a switch.",
+)
 
 
 def sampling_options(command: Command, *, max_tokens: int | None = 128) -> Command:

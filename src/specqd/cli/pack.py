@@ -17,7 +17,7 @@ import click
 from specqd.cli.command import Command
 from specqd.cli.options import MODEL_IS, complete_model, machine_options
 from specqd.cli.terminal import ProgressBar, one_line
-from specqd.errors import RequestError, SpecqdWarning
+from specqd.errors import RequestError, SpecqdWarning, naming_file
 from specqd.formats.fp4 import DraftFormat
 from specqd.formats.sync import sync
 
@@ -171,9 +171,10 @@ def _new_directory(path: Path) -> Iterator[Path]:
     unfinished = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
     unfinished.mkdir(parents=True)
     try:
-        yield unfinished
-        for each in (*unfinished.rglob("*"), unfinished):
-            sync(each)  # before the name: nothing checks the contents of files
+        with naming_file(path):
+            yield unfinished
+            for each in (*unfinished.rglob("*"), unfinished):
+                sync(each)  # before the name: nothing checks the contents of files
         unfinished.replace(path)
         sync(path.parent)
     except BaseException:

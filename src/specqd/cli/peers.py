@@ -15,7 +15,20 @@ COMMANDS = {
     "list": "models",
     "ls": "models",
     "show": "inspect",
+    "download": "pull",
+    "remove": "rm",
+    "delete": "rm",
+    "run-batch": "batch",
 }
+# Names of commands that SpecQD lacks, and the way to do it here.
+_REFUSED_COMMANDS = (
+    ("ps stop", "Nothing runs in the background; Ctrl-C ends `specqd serve`."),
+    ("create cp push convert quantize", "Models are used as they are; `specqd pack` packs one."),
+    ("embed embeddings rerank", "SpecQD generates text only."),
+    ("login logout", "`hf auth login` keeps the token for gated models."),
+    ("help", "`specqd --help` lists commands, `specqd COMMAND --help` options."),
+    ("version", "`specqd --version` shows it."),
+)
 
 # The names of options, and the way to do it here.
 _REFUSED = (
@@ -55,6 +68,11 @@ _REFUSED = (
     ),
     ("--speculative-config", "--draft DRAFT names a draft, one option per level."),
     (
+        "--temperature --temp --top-p --top-k --min-p --seed -s --repeat-penalty -n --max-tokens "
+        "--predict --n-predict --stop --system --system-prompt -sys",
+        "`specqd generate`, `specqd chat` and each request to a server take it.",
+    ),
+    (
         "--typical --typical-p --mirostat --mirostat-lr --mirostat-ent --dynatemp-range "
         "--xtc-probability --xtc-threshold --dry-multiplier --top-nsigma --samplers --tfs",
         "Sampling knows --temperature, --top-p, --top-k, --min-p and penalties.",
@@ -88,6 +106,37 @@ _REFUSED = (
         "-cnv --conversation -no-cnv --no-conversation -i --interactive --interactive-first",
         "`specqd chat` is the conversation, `specqd generate` continues one text.",
     ),
+    (
+        "--revision -hff --hf-file -mu --model-url",
+        "MODEL has it all: owner/name@revision, or owner/name:FILE for a GGUF file.",
+    ),
+    ("--download-dir --models-dir", "The variable HF_HOME sets the directory of the cache."),
+    ("-hft --hf-token", "`hf auth login` or the variable HF_TOKEN gives the token."),
+    ("--allowed-origins --cors-origins", "--allow-origin ORIGIN names one; it may repeat."),
+    ("--api-key-file", "The variable SPECQD_API_KEY holds keys, separated by spaces."),
+    (
+        "--disable-log-requests --no-enable-log-requests --enable-log-requests --disable-log-stats "
+        "--disable-uvicorn-access-log --uvicorn-log-level --log-level --log-file -lv "
+        "--log-verbosity",
+        "Requests are not logged, only counted at /metrics; leave it out.",
+    ),
+    (
+        "--embedding --embeddings --rerank --reranking --pooling --task --runner",
+        "SpecQD generates text only.",
+    ),
+    ("-mm --mmproj --image --audio --limit-mm-per-prompt", "Only text is read."),
+    (
+        "--generation-config --override-generation-config",
+        "The model's generation_config.json gives the defaults; edit it there.",
+    ),
+    (
+        "-to --timeout --max-logprobs -cb --cont-batching --slots --metrics --props --cache-reuse "
+        "--no-enable-prefix-caching --no-enable-chunked-prefill --compilation-config -O",
+        "Not needed here; leave it out.",
+    ),
+    ("-e --escape --no-escape", "Prompts are taken as they are; the shell's $'\\n' is a newline."),
+    ("--echo", "The prompt is not printed; leave it out."),
+    ("--url", "Commands load the model themselves; docs/clients.md names clients of a server."),
     ("--keepalive --keep-alive", "`specqd serve` keeps a model loaded."),
     (
         "--no-display-prompt --simple-io --color -co --log-disable --nowordwrap --no-warmup",
@@ -114,6 +163,11 @@ def refused_options(taken: Container[str]) -> list[click.Option]:
 def refused_names() -> list[tuple[str, str]]:
     """Each name, and what is said to it."""
     return [(name, hint) for names, hint in _REFUSED for name in names.split()]
+
+
+def refused_commands() -> dict[str, str]:
+    """Each name of a command that SpecQD lacks, and what is said to it."""
+    return {name: hint for names, hint in _REFUSED_COMMANDS for name in names.split()}
 
 
 def _refused(name: str, hint: str) -> click.Option:

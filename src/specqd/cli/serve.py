@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 import click
 
@@ -50,6 +51,14 @@ Examples:
 @click.option(
     "--allow-host", multiple=True, metavar="NAME", help="Accept this Host header. May repeat."
 )
+@click.option(
+    "--allow-origin",
+    multiple=True,
+    metavar="ORIGIN",
+    callback=lambda context, parameter, given: frozenset(map(_origin, given)),
+    help="Let pages of this origin use the server (CORS), such as http://localhost:3000. "
+    "'*': of all. May repeat.",
+)
 @option(
     "--max-batch",
     also=("-np", "--parallel", "--max-num-seqs"),
@@ -84,6 +93,7 @@ def serve(
     port: int,
     api_keys: tuple[str, ...],
     allow_host: tuple[str, ...],
+    allow_origin: frozenset[str],
     max_batch: int,
     context: int | None,
     cache_positions: int | None,
@@ -116,7 +126,7 @@ def serve(
     names = frozenset(each.lower() for each in (host, *allow_host))
     service = open_service(
         llm,
-        Access(api_keys=api_keys, host_names=names),
+        Access(api_keys=api_keys, host_names=names, origins=allow_origin),
         max_batch=max_batch,
         name=served_model_name,
         is_lenient=lenient,
@@ -127,3 +137,12 @@ def serve(
     if not api_keys and not ip_address(address[0]).is_loopback:
         say("warning: anyone who can reach this port can use it; set --api-key")
     run(service, sock, DRAIN_SECONDS, say)
+
+
+def _origin(given: str) -> str:
+    """An origin as browsers write it; raises BadParameter for another text."""
+    parts = urlsplit(given)
+    origin = f"{parts.scheme}://{parts.netloc}"
+    if given != "*" and (not parts.scheme or not parts.netloc or given.rstrip("/") != origin):
+        raise click.BadParameter(f"{given!r} is no origin such as http://localhost:3000.")
+    return given if given == "*" else origin.lower()

@@ -1,5 +1,6 @@
-"""Tells what a text took: one line at its end, and a table of each level's work."""
+"""Tells what a text took: one line at its end, and a table of each level's work, for 80 columns."""
 
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from specqd.cli.terminal import aligned
@@ -9,15 +10,21 @@ if TYPE_CHECKING:
     from specqd.llm import LLM, Completion, Result
     from specqd.sampling import SamplingParams
 
+_COLUMNS = 80
+_TITLES = (
+    *("level", "forwards", "rows", "ms per forward", "GB/s", "pick, ms", "token value, ms"),
+    *("drafted", "accepted", "acceptance", "mean length"),
+)
+
 
 def summary(llm: "LLM", result: "Result", params: "SamplingParams") -> str:
     """One line: tokens, tokens/s, why the text ended, and the seed if it was sampled."""
     stats, completion = result.stats, result.completions[0]
-    parts = [
-        f"{len(completion.tokens)} tokens",
-        f"{stats.tokens_per_s:.1f} tokens/s",
-        f"stopped: {_end(llm, result, completion)}",
-    ]
+    count = len(completion.tokens)
+    parts = [f"{count} {'token' if count == 1 else 'tokens'}"]
+    if stats.decoded_tokens:  # the first token comes with the prompt
+        parts.append(f"{stats.tokens_per_s:.1f} tokens/s")
+    parts.append(f"stopped: {_end(llm, result, completion)}")
     if params.resolved(llm.defaults).temperature:
         parts.append(f"seed {completion.seed}")
     return ", ".join(parts)
@@ -45,40 +52,36 @@ def is_full(llm: "LLM", result: "Result") -> bool:
 
 
 def level_table(stats: "Stats") -> list[str]:
-    """A row per level, outermost first; then acceptance by position in the proposal."""
-    rows = [
-        [
-            *("level", "forwards", "rows", "ms/forward", "GB/s", "pick ms"),
-            *("token value ms", "drafted", "accepted", "", "mean length"),
-        ]
-    ]
-    for level in stats.levels:
-        rows.append(
-            [
-                level.name,
-                str(level.forwards),
-                str(level.rows),
-                f"{1e3 * level.seconds / max(level.forwards, 1):.2f}",
-                f"{level.gb_per_s:.1f}",
-                f"{1e3 * level.pick_seconds:.1f}",
-                "-" if level.token_value_s is None else f"{1e3 * level.token_value_s:.2f}",
-                *_acceptance_cells(level),
-            ]
-        )
-    positions = []
+    """A column per level, outermost first; then acceptance by position in the proposal."""
+    columns = [_TITLES, *(_cells(level) for level in stats.levels)]
+    lines = aligned(list(zip(*columns, strict=True)))
     for level in stats.levels:
         if level.drafted:
             shares = " ".join(f"{share:.2f}" for share in level.acceptance_at)
-            positions.append(f"{level.name}: accepted by position {shares}")
-    return [*aligned(rows), *positions]
+            told = f"{level.name}: accepted by position {shares}"
+            lines += wrap(told, _COLUMNS, subsequent_indent="  ", break_on_hyphens=False)
+    return lines
 
 
-def _acceptance_cells(level: "LevelReport") -> list[str]:
+def _cells(level: "LevelReport") -> tuple[str, ...]:
+    return (
+        level.name,
+        str(level.forwards),
+        str(level.rows),
+        f"{1e3 * level.seconds / max(level.forwards, 1):.2f}",
+        f"{level.gb_per_s:.1f}",
+        f"{1e3 * level.pick_seconds:.1f}",
+        "-" if level.token_value_s is None else f"{1e3 * level.token_value_s:.2f}",
+        *_acceptance_cells(level),
+    )
+
+
+def _acceptance_cells(level: "LevelReport") -> tuple[str, ...]:
     if level.acceptance is None or level.mean_accepted_length is None:
-        return ["-"] * 4
-    return [
+        return ("-",) * 4
+    return (
         str(level.drafted),
         str(level.accepted),
         f"{level.acceptance:.0%}",
         f"{level.mean_accepted_length:.2f}",
-    ]
+    )

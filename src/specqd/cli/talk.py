@@ -25,17 +25,20 @@ if TYPE_CHECKING:
 
 HELP = """\
 /system TEXT     set the system message; /system shows it, /system - removes it
-/set NAME VALUE  set a sampling option, as /set temperature 0.5; /set shows them,
+/set NAME VALUE  set a sampling option, as /set temperature 0.5; /set shows all,
                  /set NAME - sets the first value again
+/set nothink     answer without reasoning first; /set think: with reasoning
 /regenerate      answer the last message again, with another seed
-/save FILE       write the conversation: as JSON if FILE ends in .json, else as text
+/save FILE       write the conversation: as JSON if FILE ends in .json
 /clear           start again; the system message stays
 /stats           show time, tokens and each level's work of the last answer
-/explain         show the last answer, coloured by the level that drafted each token
+/explain         show the last answer, coloured by the level that drafted
+                 each token
 /help            show this
 /bye, /quit      leave; also /exit and Ctrl-D
-Enter sends; Alt-Enter, Ctrl-J or \\ before Enter start a new line; // sends a leading slash.
-Ctrl-C stops an answer; its text so far stays in the conversation."""
+Enter sends; Alt-Enter, Ctrl-J or \\ before Enter start a new line.
+// sends a leading slash. Ctrl-C stops an answer; its text so far stays in the
+conversation."""
 LEAVE = ("/bye", "/quit", "/exit")
 COMMANDS = ("/system", "/set", "/regenerate", "/save", "/clear", "/stats", "/explain", "/help")
 _SEEDS = 1 << 64
@@ -80,25 +83,29 @@ class Talk:
         system: str | None,
         *,
         is_terminal: bool,
+        thinks: bool | None = None,
     ) -> None:
         self._llm = llm
         self._params = params
         self._settings = settings
         self._is_terminal = is_terminal
         self._conversation = converse(llm.tokenizer, system)
+        if thinks is not None:
+            self._conversation.think(thinks)
         self._last: Answer | None = None
         self._repeats = 0  # times that the last message was answered again
 
-    def introduce(self) -> None:
+    def introduce(self, *, is_brief: bool = False) -> None:
+        """is_brief: no commands are told."""
         from specqd.hub import model_name
 
         name = model_name(self._llm.directory)
         if not self._llm.tokenizer.has_chat_template:
             say(
-                f"{name} has no chat template: it continues what you write; "
-                "an empty line lets it go on"
+                f"{name} has no chat template: it continues what you write"
+                + ("" if is_brief else "; an empty line lets it go on")
             )
-        if self._is_terminal:
+        if self._is_terminal and not is_brief:
             say(f"{name}: /help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
 
     def take(self, line: str) -> bool:
@@ -109,7 +116,7 @@ class Talk:
         try:
             if line.startswith("//") or not line.startswith("/"):
                 self._repeats = 0
-                self._answer(line.removeprefix("/") if line.startswith("//") else line)
+                self.answer(line.removeprefix("/") if line.startswith("//") else line)
             else:
                 self._obey(command, rest.strip())
         except SpecqdError as error:
@@ -151,6 +158,8 @@ class Talk:
         name, _, value = words.partition(" ")
         if name == "system":
             self._set_system(value.strip())
+        elif words in ("think", "nothink"):  # as Ollama has them
+            self._conversation.think(words == "think")
         elif value:
             self._params = self._settings.changed(self._params, name, value.strip())
         elif name:
@@ -168,7 +177,7 @@ class Talk:
         message, answer = taken
         self._repeats += 1
         try:
-            self._answer(message)
+            self.answer(message)
         except BaseException:
             self._conversation.record(message, answer)
             raise
@@ -187,7 +196,8 @@ class Talk:
             raise RequestError(f"{path}: {error.strerror}; name a new file") from error
         say(f"saved to {path}")
 
-    def _answer(self, message: str) -> None:
+    def answer(self, message: str) -> None:
+        """Answers a message, and keeps both."""
         if self._llm.tokenizer.has_chat_template and not message.strip():
             return
         prompt = self._conversation.prompt(message)

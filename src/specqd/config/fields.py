@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ from specqd.formats.small_file import MOST_JSON_BYTES, read_small
 T = TypeVar("T")
 
 POSITIVE = (1e-30, 1e30)  # finite in fp32, and so is the inverse
+_LEAST_LIKENESS = 0.8  # of a field's name to the one that was probably meant
 _LONGEST_NAME = 64  # of a field that is repeated in a message as it is
 
 
@@ -61,7 +63,9 @@ class Fields:
         values = {field: value for field, value in body.items() if value is not None}
         for field in [field for field in values if field not in known]:
             if not isinstance(body, LenientObject):
-                raise FieldError(within + _named(field), "this field is not known; leave it out")
+                near = get_close_matches(field[:_LONGEST_NAME], known, 1, _LEAST_LIKENESS)
+                remedy = f"did you mean {near[0]}?" if near else "leave it out"
+                raise FieldError(within + _named(field), f"this field is not known; {remedy}")
             body.tell(within + _named(field))
             del values[field]
         return cls(None, values, within)

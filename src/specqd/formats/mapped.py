@@ -23,8 +23,10 @@ class MappedFile:
             with path.open("rb") as file:
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
                 return cls(path.absolute(), data, os.fstat(file.fileno()))
-        except (OSError, ValueError) as error:  # mmap refuses an empty file with ValueError
-            raise TensorError(f"{path}: cannot be read: {error}") from error
+        except OSError as error:
+            raise TensorError(f"{path}: cannot be read: {error.strerror or error}") from error
+        except ValueError as error:  # mmap's
+            raise TensorError(f"{path}: is empty; fetch the file again") from error
 
     def check_unchanged(self) -> None:
         """Raises TensorError if the file was cut or written to since it was mapped.

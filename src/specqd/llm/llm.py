@@ -20,7 +20,7 @@ from specqd.engine.reports import Stats, chain_of
 from specqd.engine.turns import Turns
 from specqd.errors import FieldError, RequestError, SpecqdWarning, TokenizerError
 from specqd.hub import resolve, shipped_model
-from specqd.llm import inputs
+from specqd.llm import inputs, peers
 from specqd.llm.inputs import Messages, Prompt
 from specqd.llm.older_names import accepts_older
 from specqd.llm.results import Completion, Result
@@ -58,6 +58,7 @@ class LLM:
     """
 
     @accepts_older(path_or_repo="model", reading="precision")
+    @peers.refuses(peers.OF_LLM)
     def __init__(
         self,
         model: str | Path | None = None,
@@ -156,6 +157,7 @@ class LLM:
         return Engine(level, self.tokenizer, eos_token_ids=eos)
 
     @accepts_older(params="sampling_params")
+    @peers.refuses(peers.OF_GENERATE)
     def generate(
         self,
         prompts: Prompt | SequenceOf[Prompt],

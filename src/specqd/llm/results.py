@@ -45,6 +45,11 @@ class Completion:
             origins=[origin for part in parts for origin in part.origins],
         )
 
+    @property
+    def token_ids(self) -> list[int]:
+        """The same as `tokens`, under vLLM's name."""
+        return self.tokens
+
     def __repr__(self) -> str:
         return f"Completion({_described(self)}, seed {self.seed})"
 
@@ -71,6 +76,21 @@ class Result:
     def tokens(self) -> list[int]:
         """The first completion's tokens."""
         return self.completions[0].tokens
+
+    @property
+    def outputs(self) -> list[Completion]:
+        """The same as `completions`, under vLLM's name."""
+        return self.completions
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """The same as `prompt_tokens`, under vLLM's name."""
+        return self.prompt_tokens
+
+    @property
+    def prompt(self) -> str | None:
+        """The prompt's tokens as a text, without special ones; None after pickling."""
+        return None if self._tokenizer is None else self._tokenizer.decode(self.prompt_tokens)
 
     def __repr__(self) -> str:
         others = f" and {len(self.completions) - 1} more" if len(self.completions) > 1 else ""

@@ -156,7 +156,7 @@ def _tell_rounding(tensors: WeightSource) -> None:
             f"{tensors.path}: the weights are {listed}; they are "
             + ("dequantised and " if quantised else "")
             + "rounded to BF16 once"
-            + (", and the rounded model is the model" if quantised else ""),
+            + ("; output is exact for those BF16 weights" if quantised else ""),
             SpecqdWarning,
             stacklevel=2,
         )

@@ -19,12 +19,12 @@ from typing import BinaryIO, Protocol
 from specqd.engine.generation import Generation, MakeGrammar
 from specqd.engine.reports import chain_of
 from specqd.engine.updates import Update
-from specqd.errors import RequestError, SpecqdError, TokenizerError, shown
+from specqd.errors import RequestError, SpecqdError, TokenizerError, naming_file, shown
 from specqd.formats.sync import sync
 from specqd.llm import LLM
 from specqd.openai.answers import Answer, Json, Usage, form_of
 from specqd.openai.errors import code_of, param_of, refusal
-from specqd.openai.json_text import check_characters, read_json
+from specqd.openai.json_text import check_characters, place_of, read_json
 from specqd.openai.requests import (
     ChatRequest,
     Prepared,
@@ -96,7 +96,8 @@ def read_request(line: bytes, model: str) -> BatchRequest:
     try:
         entry = read_json(line)
     except (ValueError, RecursionError) as error:
-        raise RequestError("is not JSON in UTF-8, one request a line") from error
+        problem = f"is not JSON in UTF-8{place_of(error)}; write one request a line"
+        raise RequestError(problem) from error
     if not isinstance(entry, dict):
         raise RequestError(f"is not an object with {', '.join(_MEMBERS)}")
     for name in entry:
@@ -144,9 +145,10 @@ class Answers:
     def append(self, answers: Mapping[str, Json]) -> None:
         """Adds lines by custom_id. They are on the disk when this returns."""
         lines = [json.dumps(answer) + "\n" for answer in answers.values()]
-        self._file.write("".join(lines).encode())
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with naming_file(Path(self._file.name)):
+            self._file.write("".join(lines).encode())
+            self._file.flush()
+            os.fsync(self._file.fileno())
         self.done.update(answers)
 
 
@@ -159,7 +161,7 @@ def open_answers(path: Path, batch: Batch) -> Iterator[Answers]:
     is_new = not path.exists()
     if not is_new and not path.is_file():
         raise RequestError(f"{path}: is not a file; name one to write answers to")
-    with path.open("a+b") as file:
+    with _named_file(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -170,6 +172,17 @@ def open_answers(path: Path, batch: Batch) -> Iterator[Answers]:
             sync(path.absolute().parent)
         done = _read_answers(file, path, batch)
         yield Answers(file, done)
+
+
+@contextmanager
+def _named_file(path: Path) -> Iterator[BinaryIO]:
+    """The file. Its errors name it, also that of its end, which tries again what was refused."""
+    file = path.open("a+b")
+    try:
+        yield file
+    finally:
+        with naming_file(path):
+            file.close()
 
 
 def _read_answers(file: BinaryIO, path: Path, batch: Batch) -> list[str]:

@@ -22,6 +22,13 @@ def read_json(body: bytes | str, object_of: ObjectOf | None = None) -> object:
     return json.loads(text, object_hook=object_of)
 
 
+def place_of(error: Exception) -> str:
+    """The place where JSON is wrong, to go behind a message; empty where that is not known."""
+    if not isinstance(error, json.JSONDecodeError):
+        return ""
+    return f" (line {error.lineno}, column {error.colno})"
+
+
 def check_characters(value: object, written: bytes | str) -> None:
     """Raises RequestError where a text in JSON's value has a lone surrogate. written: the JSON."""
     text = written if isinstance(written, str) else written.decode()

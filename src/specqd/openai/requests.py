@@ -38,6 +38,7 @@ _CHAT = SHARED | set(openai_tools.FIELDS)
 _CHAT |= {"messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"}
 _CHAT |= {"reasoning_effort"}
 _SET_BY_US = ("add_generation_prompt", "documents", "messages", "self", "tools")  # in templates
+_WITH_CONTENT = ("system", "user", "tool")  # roles; an assistant may call tools and say nothing
 
 Message = Mapping[str, Any]
 
@@ -255,6 +256,8 @@ def _message(name: str, message: object) -> Message:
         return {**message, "role": role, "content": "\n".join(texts)}
     if content is not None and not isinstance(content, str):
         raise FieldError(f"{name}.content", f"{shown(content)} is not a text or a list of parts")
+    if content is None and role in _WITH_CONTENT:
+        raise FieldError(f"{name}.content", "is missing; a text is needed")
     return {**message, "role": role}
 
 

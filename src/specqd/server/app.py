@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from specqd import __version__
@@ -175,7 +176,16 @@ class Service:
 
 
 def make_app(service: Service) -> ASGIApp:
-    return Guard(make_paths(service), service.serving.access)
+    access = service.serving.access
+    guarded = Guard(make_paths(service), access)
+    if not access.origins:
+        return guarded
+    return CORSMiddleware(
+        guarded,
+        allow_origins=sorted(access.origins),
+        allow_methods=("GET", "POST"),
+        allow_headers=("*",),
+    )
 
 
 def make_paths(service: Service) -> FastAPI:
@@ -335,6 +345,9 @@ def add_errors(app: FastAPI) -> None:
         problem = str(error.detail)
         if error.status_code == 404:
             problem = f"there is no {shown(request.url.path)}; known: {', '.join(_PATHS)}"
+        elif error.status_code == 405 and error.headers:
+            allowed = error.headers.get("allow", "")
+            problem = f"{shown(request.method)} is not answered here; send {allowed}"
         response = ProblemError(error.status_code, problem).response(request.url.path)
         response.headers.update(error.headers or {})  # of a 405: the allowed methods
         return response

@@ -8,7 +8,7 @@ from typing import Any
 
 from specqd.config.fields import Fields, LenientObject
 from specqd.errors import FieldError
-from specqd.openai.json_text import check_characters, read_json
+from specqd.openai.json_text import check_characters, place_of, read_json
 from specqd.openai.requests import messages_of
 from specqd.server.problems import refused
 from specqd.text.tokenizer import Tokenizer
@@ -44,7 +44,7 @@ def json_of(body: bytes, ignored: IgnoredFields | None = None) -> object:
         check_characters(value, body)
         return value
     except (ValueError, RecursionError) as error:
-        raise refused("the body is not JSON in UTF-8") from error
+        raise refused(f"the body is not JSON in UTF-8{place_of(error)}") from error
 
 
 @dataclass(frozen=True, slots=True)

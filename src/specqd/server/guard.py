@@ -1,8 +1,7 @@
 """Access checks before a request is read: names, keys, and the size and time of its body.
 
 A web page can send requests to a local server, under its own name (Origin) or, by DNS rebinding,
-under a host name that is not ours (Host). Both are refused; no answer permits reading across
-origins.
+under a host name that is not ours (Host). Both are refused; `Access.origins` excepts origins.
 """
 
 import asyncio
@@ -29,10 +28,12 @@ _OPEN_PATHS = frozenset({"/health", *ASSETS})
 @dataclass(frozen=True, slots=True)
 class Access:
     """api_keys: a request needs one of them, unless there are none.
-    host_names: allowed in Host, as are localhost and every IP address."""
+    host_names: allowed in Host, as are localhost and every IP address.
+    origins: whose pages may send requests and read answers; "*": those of all."""
 
     api_keys: tuple[str, ...] = ()
     host_names: frozenset[str] = frozenset()
+    origins: frozenset[str] = frozenset()
     most_body_bytes: int = 4 << 20
     most_bytes_in_all: int = 64 << 20  # of bodies, each without its first SHORT_BODY_BYTES
 
@@ -87,10 +88,11 @@ class Guard:
                 code="host_refused",
             )
         origin = headers.get("origin")
-        if origin is not None and origin.lower() != f"{scheme}://{host}".lower():
-            raise ProblemError(
-                403, "pages of another origin may not use this server", code="origin_refused"
-            )
+        if origin is None or not self._access.origins.isdisjoint((origin, "*")):
+            return
+        if origin.lower() != f"{scheme}://{host}".lower():
+            problem = "pages of another origin may not use this server; see --allow-origin"
+            raise ProblemError(403, problem, code="origin_refused")
 
     def _is_ours(self, host: str) -> bool:
         try:

@@ -204,6 +204,10 @@ class Tokenizer:
     def id_of(self, token: str | None) -> int | None:
         return None if token is None else self._backend.token_to_id(token)
 
+    def has_template_variable(self, name: str) -> bool:
+        """Whether the chat template mentions this variable."""
+        return self.has_chat_template and name in self._template(False).source
+
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
