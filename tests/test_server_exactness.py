@@ -173,7 +173,7 @@ def alone(llm: LLM, grammars: JsonGrammars, asked: Asked) -> list[Json]:
     return [form.whole(Update.of(i, sample)) for i, sample in enumerate(samples)]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def served(directory: Path, case: list[str]) -> Iterator[Served]:
     arguments = ["--draft", case[1], "--cache-positions", str(CACHE)]
     with serving(str(directory), *arguments, "--max-batch", str(AT_ONCE), threads=2) as served:
