@@ -110,7 +110,7 @@ chat_model = a_model(Shape(is_peaked=True, context=512), TEMPLATE)
 @pytest.fixture(scope="session")
 def llm(chat_model: Path) -> LLM:
     """The chat model without drafts, by the Python API."""
-    return LLM(chat_model, "none", threads=2)
+    return LLM(chat_model, "none", threads=1)
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ from support.fixtures import an_llm
 PARAMS = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
 
 
-llm = an_llm("small_model", threads=1)
+llm = an_llm("small_model")
 
 
 @pytest.fixture(scope="module")

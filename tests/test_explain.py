@@ -24,7 +24,7 @@ SPANS = [Span("def", 0, 0.5), Span(HOSTILE, 1, 0.25), Span("\n", 1, 0.75), Span(
 CHAIN = ["bf16", "<b>fp4</b>\x1b", "ngram"]
 
 
-llm = an_llm("small_model", "fp4:k=3", threads=1)
+llm = an_llm("small_model", "fp4:k=3")
 
 
 # --- Depths -----------------------------------------------------------------------------------

@@ -172,7 +172,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory, seed: int) -> LLM:
     make_model(directory / "target", SHAPES["llama"], seed)
     small = Shape("qwen3", hidden=48, ffn=90, layers=1, vocab=1013, context=256, is_peaked=True)
     make_model(directory / "small", small, seed + 1)
-    return LLM(directory / "target", "none", threads=2)
+    return LLM(directory / "target", "none", threads=1)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -2,12 +2,14 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from specqd import _native
-from specqd._native import DraftRequest, Level, NoDraft, Proposal, Sequence
+from specqd._native import DraftRequest, Level, NoDraft, Proposal, Rows, Sequence, testing
 from specqd.engine.roles import Drafter
 from specqd.model.model import Machine, Model, Precision
 from support.fake_model import FakeDrafter
@@ -132,6 +134,38 @@ def test_a_proposal_of_the_models_own_picks_is_accepted_whole(
     level = Level(pair[0], Knowing([5, 6, 7, *said]))
     assert decode(level, [[5, 6, 7]], temperature)[0] == [said]
     assert level.stats.accepted == level.stats.drafted > NEW_TOKENS // 2
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A grammar that allows every token at the first places, then none."""
+
+    places: int
+    vocabulary: int
+
+    def masks(self, proposal: list[int]) -> NDArray[np.uint32]:
+        allowed = np.zeros((len(proposal) + 1, -(-self.vocabulary // 32) * 32), bool)
+        allowed[: self.places, : self.vocabulary] = True
+        return np.packbits(allowed, axis=1, bitorder="little").view(np.uint32)
+
+
+@pytest.mark.parametrize("places", [None, 2])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_verified_tokens_have_their_probabilities_and_end_where_nothing_is_allowed(
+    temperature: float, places: int | None, pair: list[Model]
+) -> None:
+    model, prompt = pair[0], [5, 6, 7]
+    [said], _ = decode(Level(model, NoDraft()), [prompt], temperature)
+    proposal, picker = said[:4], _native.Picker(temperature=temperature, seed=0)
+    grammar = None if places is None else Ending(places, model.config.vocab_size)
+    sequence = Sequence(prompt, picker, len(prompt), grammar=grammar)
+    model.forward([Rows(model.context(sequence), 0, [*prompt, *proposal], 5)])
+    tokens, probabilities = model.verify(0, proposal, sequence)
+    assert tokens == said[: places or 5]
+    rows = model.decoder.logits()[: len(tokens)]
+    picks = [testing.pick(picker, row, i) for i, row in enumerate(rows, len(prompt))]
+    assert list(zip(tokens, probabilities, strict=True)) == picks
+    model.release(sequence)
 
 
 def test_these_models_accept_and_reject(pair: list[Model]) -> None:

@@ -18,12 +18,12 @@ GREEDY = SamplingParams(max_tokens=40, temperature=0)
 @pytest.fixture(scope="module")
 def llm() -> LLM:
     """The shipped model."""
-    return LLM(threads=2)
+    return LLM(threads=1)
 
 
 @pytest.fixture(scope="module")
 def small(chat_model: Path) -> LLM:
-    return LLM(chat_model, threads=2)
+    return LLM(chat_model, threads=1)
 
 
 @pytest.fixture(autouse=True)

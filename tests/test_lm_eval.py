@@ -40,7 +40,7 @@ class Request:
 
 @pytest.fixture(scope="module")
 def model(small_model: Path) -> SpecqdLM:
-    return SpecqdLM(str(small_model), threads=2)
+    return SpecqdLM(str(small_model), threads=1)
 
 
 llm = an_llm("small_model")

@@ -213,7 +213,7 @@ def test_sequences_wait_for_states_and_none_leak(
     directory: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_module, "_MOST_STATES", 2)
-    few = LLM(directory, "fp4:k=4", threads=2, cache_positions=1 << 12)
+    few = LLM(directory, "fp4:k=4", threads=1, cache_positions=1 << 12)
     cache = few.engine.level.model.cache
     assert cache.total_states == 2
     params = SamplingParams(max_tokens=40, temperature=0.8, seed=3, n=2, ignore_eos=True)

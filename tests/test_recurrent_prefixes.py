@@ -30,7 +30,7 @@ def model(directory: Path) -> Model:
 
 @pytest.fixture
 def llm(directory: Path) -> LLM:
-    return LLM(directory, "fp4:k=4", threads=2, cache_positions=1 << 13)
+    return LLM(directory, "fp4:k=4", threads=1, cache_positions=1 << 13)
 
 
 def tokens_of(rng: np.random.Generator, count: int) -> list[int]:

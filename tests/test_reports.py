@@ -13,7 +13,7 @@ from support.level_reports import report
 GREEDY = SamplingParams(max_tokens=40, temperature=0, seed=1, ignore_eos=True)
 
 
-llm = an_llm("small_model", "fp4:k=4", threads=1)
+llm = an_llm("small_model", "fp4:k=4")
 
 
 def run(llm: LLM, count: int = 40, prompts: int = 1) -> Stats:

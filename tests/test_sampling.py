@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specqd._native import testing
+from specqd._native import Picker, testing
 from specqd.errors import RequestError
 from specqd.sampling import SamplingParams
 from support.refusals import refused
@@ -177,12 +177,11 @@ def test_open_values_of_a_picker_are_neutral(rng: np.random.Generator) -> None:
     assert greedy[0] == logits.argmax()
     neutral = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
     left, given = SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, **neutral)
+    pickers = [left.picker(1, 0), given.picker(1, 0), Picker(temperature=1.0, seed=1)]
     history = np.arange(50, dtype=np.int32)
     for position in range(20):
-        picks = [
-            testing.pick(each.picker(1, 0), logits, position, history) for each in (left, given)
-        ]
-        assert picks[0] == picks[1]
+        picks = [testing.pick(picker, logits, position, history) for picker in pickers]
+        assert picks[0] == picks[1] == picks[2]
 
 
 def test_checked_values_cannot_be_changed() -> None:

@@ -71,7 +71,7 @@ def directory(request: pytest.FixtureRequest, case: list[str]) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(directory: Path) -> LLM:
-    return LLM(directory, "none", threads=2)
+    return LLM(directory, "none", threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -173,10 +173,10 @@ def alone(llm: LLM, grammars: JsonGrammars, asked: Asked) -> list[Json]:
     return [form.whole(Update.of(i, sample)) for i, sample in enumerate(samples)]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def served(directory: Path, case: list[str]) -> Iterator[Served]:
     arguments = ["--draft", case[1], "--cache-positions", str(CACHE)]
-    with serving(str(directory), *arguments, "--max-batch", str(AT_ONCE)) as served:
+    with serving(str(directory), *arguments, "--max-batch", str(AT_ONCE), threads=2) as served:
         yield served
 
 

@@ -287,7 +287,7 @@ def test_a_batch_answers_calls_as_the_server_does(
         line(script, CHAT, body | given | {"chat_template_kwargs": {"script": script}})
         for script, given in ((s, {"tool_choice": c}) for s, c in choices.items())
     ]
-    answers = answered(LLM(scripted, "none", threads=2), tmp_path, lines)
+    answers = answered(LLM(scripted, "none", threads=1), tmp_path, lines)
     assert len(answers) == len(choices)
     for answer in answers:
         [found] = answer["response"]["body"]["choices"]

@@ -30,12 +30,12 @@ def decided_tokens(directory: Path, shape: Shape, seed: int, count: int) -> list
     sqrt(2) times that. The margin is three times the latter.
     """
     margin = 3 * math.sqrt(2) * rounding_error(shape) / 2
+    config, tensors = read_model(directory)
     rng = np.random.default_rng(seed)
-    tokens: list[int] = rng.integers(0, shape.vocab, count).tolist()
-    for _ in range(10 * count):
-        margins = reference.router_margins(*read_model(directory), tokens)
-        if margins.min() > margin:
-            return tokens
-        first = int(np.argmax(margins <= margin))  # earlier tokens do not depend on it
-        tokens[first] = int(rng.integers(shape.vocab))
+    tokens = rng.integers(0, shape.vocab, count)
+    for _ in range(10 * count):  # a margin hardly depends on later tokens, so this ends
+        is_close = reference.router_margins(config, tensors, tokens.tolist()) <= margin
+        if not is_close.any():
+            return tokens.tolist()
+        tokens[is_close] = rng.integers(0, shape.vocab, is_close.sum())
     raise AssertionError(f"no router of {shape.model_type} is decided")

@@ -7,6 +7,7 @@ draft's positions, or positions of other tokens, fails here at once.
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
 from itertools import count
 
 import numpy as np
@@ -50,6 +51,14 @@ class FakeDrafter:
         pass
 
 
+@dataclass(slots=True)
+class Cells:
+    """The positions of one sequence."""
+
+    tokens: list[int] = field(default_factory=list)
+    writers: list["FakeModel"] = field(default_factory=list)  # which model wrote each
+
+
 class FakeModel:
     """The part of a Model that a Level uses."""
 
@@ -65,8 +74,7 @@ class FakeModel:
         self.forwards: list[list[int]] = []  # rows of each sequence
         self._exact = exact
         self._slots = exact._slots if exact else count()
-        # By slot: token and writer of each position.
-        self._cells: dict[int, list[tuple[int, FakeModel]]] = exact._cells if exact else {}
+        self._cells: dict[int, Cells] = exact._cells if exact else {}
         self._contexts: dict[int, Context] = {}
         self._rows: list[list[int]] = []
 
@@ -82,7 +90,7 @@ class FakeModel:
             exact = None if self._exact is None else self._exact.context(sequence)
             slot = next(self._slots) if exact is None else exact.slot
             self._contexts[sequence.key] = Context(slot, exact)
-            self._cells.setdefault(slot, [])
+            self._cells.setdefault(slot, Cells())
         return self._contexts[sequence.key]
 
     def release(self, sequence: Sequence) -> None:
@@ -96,22 +104,24 @@ class FakeModel:
         self._rows = []
         self.forwards.append([len(rows.tokens) for rows in batch])
         for rows in batch:
-            cells, end = self._cells[rows.context.slot], rows.start + len(rows.tokens)
-            assert rows.start <= len(cells), "a gap in the cache"
-            writers = [writer for _, writer in cells[: rows.start]]
-            assert self._exact is not None or all(w is self for w in writers), "a draft's leftovers"
-            cells[rows.start : end] = [(token, self) for token in rows.tokens]
-            seen = [token for token, _ in cells[:end]]
-            self._rows += [seen[: end - i] for i in range(rows.logits - 1, -1, -1)]
-            rows.context.record(rows.start, rows.tokens)
+            cells, tokens = self._cells[rows.context.slot], rows.tokens
+            start, end = rows.start, rows.start + len(tokens)
+            assert start <= len(cells.tokens), "a gap in the cache"
+            writers = cells.writers[:start]
+            assert self._exact is not None or writers.count(self) == start, "a draft's leftovers"
+            cells.tokens[start:end] = tokens
+            cells.writers[start:end] = [self] * len(tokens)
+            self._rows += [cells.tokens[: end - i] for i in range(rows.logits - 1, -1, -1)]
+            rows.context.record(start, tokens)
 
     def verify(
         self, row: int, proposal: SequenceOf[int], sequence: Sequence
     ) -> tuple[list[int], list[float]]:
         masks = sequence.masks(proposal)
         tokens: list[int] = []
+        before = sequence.tokens[:]
         for i in range(len(proposal) + 1):
-            expected = [*sequence.tokens, *proposal[:i]]
+            expected = [*before, *proposal[:i]]
             assert self._rows[row + i] == expected, "the cache holds other tokens"
             token = self._next(tuple(expected), None if masks is None else masks[i])
             if token is None:

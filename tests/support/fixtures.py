@@ -26,12 +26,12 @@ def a_model(shape: Shape, template: str = "", seed: int | None = None) -> Any:
     return directory
 
 
-def an_llm(model: str, draft: str = "none", threads: int = 2, **options: Any) -> Any:
-    """The Python API of the model that the fixture `model` gives."""
+def an_llm(model: str, draft: str = "none", **options: Any) -> Any:
+    """The Python API of the model that the fixture `model` gives, on one thread."""
 
     @pytest.fixture(scope="module")
     def llm(request: pytest.FixtureRequest) -> LLM:
-        return LLM(request.getfixturevalue(model), draft, threads=threads, **options)
+        return LLM(request.getfixturevalue(model), draft, threads=1, **options)
 
     return llm
 

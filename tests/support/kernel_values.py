@@ -48,14 +48,14 @@ def nibbles(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.stack(rows, axis=2).reshape(-1, 512).astype(np.uint8)
 
 
-def assert_same_bits(actual: NDArray[Any], expected: NDArray[Any]) -> None:
+def assert_same_bits(actual: NDArray[Any], expected: NDArray[Any], name: str = "") -> None:
     """Equal bits; all NaN count as equal, since their payload is not arithmetic."""
     assert actual.shape == expected.shape
     if actual.dtype == np.float32:
         both_nan = np.isnan(actual) & np.isnan(expected)
         actual, expected = actual.view(np.uint32), expected.view(np.uint32)
         actual, expected = np.where(both_nan, 0, actual), np.where(both_nan, 0, expected)
-    np.testing.assert_array_equal(actual, expected)
+    np.testing.assert_array_equal(actual, expected, name)
 
 
 def any_finite(rng: np.random.Generator, *shape: int) -> Bits:

@@ -92,7 +92,7 @@ class Served:
 
 @contextmanager
 def serving(
-    *arguments: str, key: str | None = None, program: Sequence[str] = PROGRAM
+    *arguments: str, key: str | None = None, program: Sequence[str] = PROGRAM, threads: int = 1
 ) -> Iterator[Served]:
     """Runs a server and ends it by SIGTERM. Skips the test where specqd[serve] is missing."""
     for name in ("fastapi", "uvicorn", "prometheus_client"):
@@ -102,7 +102,7 @@ def serving(
     if key is not None:
         environment["SPECQD_API_KEY"] = key
     process = subprocess.Popen(
-        [*program, "serve", *arguments, "--port", "0", "--threads", "2"],
+        [*program, "serve", *arguments, "--port", "0", "--threads", str(threads)],
         stderr=subprocess.PIPE,
         env=environment,
         text=True,
