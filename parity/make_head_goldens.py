@@ -44,6 +44,7 @@ HEADS = {
 }  # fmt: skip
 
 
+EXPERTS = {"full_attention_interval": 2, "num_experts": 5, "num_experts_per_tok": 2}
 MTP_TARGETS: dict[str, tuple[Shape, dict[str, bool]]] = {
     "mimo": (
         Shape(
@@ -65,6 +66,24 @@ MTP_TARGETS: dict[str, tuple[Shape, dict[str, bool]]] = {
             "qwen3_5_text", hidden=72, heads=4, kv_heads=2, head_dim=24, ffn=84, layers=4,
             vocab=271, rope_theta=1e6, spells_rope_parameters=True,
             extra=DELTA_NET | {"full_attention_interval": 2},
+        ),
+        {},
+    ),
+    "qwen3_5_moe": (
+        Shape(
+            "qwen3_5_moe_text", hidden=56, heads=3, kv_heads=1, head_dim=24, ffn=40, layers=2,
+            vocab=263, rope_theta=1e6, spells_rope_parameters=True,
+            extra=DELTA_NET | EXPERTS | {"shared_expert_intermediate_size": 52},
+        ),
+        {},
+    ),
+    "qwen3_next": (
+        Shape(
+            "qwen3_next", hidden=56, heads=4, kv_heads=2, head_dim=24, ffn=24, layers=2, vocab=261,
+            extra=DELTA_NET | EXPERTS | {
+                "shared_expert_intermediate_size": 24, "intermediate_size": 60,
+                "mlp_only_layers": [1],
+            },
         ),
         {},
     ),

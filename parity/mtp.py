@@ -88,6 +88,25 @@ class Mtp:
         mixed = mixed if gate is None else mixed * gate.sigmoid()
         return self.linear(f"{at}o_proj", mixed.reshape(-1))
 
+    def feed_forward(self, at: str, x: Tensor) -> Tensor:
+        gate = torch.nn.functional.silu(self.linear(f"{at}gate_proj", x))
+        return self.linear(f"{at}down_proj", gate * self.linear(f"{at}up_proj", x))
+
+    def experts(self, at: str, x: Tensor) -> Tensor:
+        """Qwen's, beside a shared one behind a gate; stacked, or tensors of their own."""
+        scores = self.linear(f"{at}gate", x).float().softmax(-1)
+        shares, chosen = scores.topk(self.config["num_experts_per_tok"])
+        out = self.linear(f"{at}shared_expert_gate", x).sigmoid()
+        out = out * self.feed_forward(f"{at}shared_expert.", x)
+        for share, expert in zip((shares / shares.sum()).to(x.dtype), chosen.tolist(), strict=True):
+            if f"{at}experts.gate_up_proj" in self.w:
+                gate, up = (self.w[f"{at}experts.gate_up_proj"][expert] @ x).chunk(2)
+                down = self.w[f"{at}experts.down_proj"][expert]
+                out = out + share * (down @ (torch.nn.functional.silu(gate) * up))
+            else:
+                out = out + share * self.feed_forward(f"{at}experts.{expert}.", x)
+        return out
+
     def row(self, hidden: Tensor, token: int) -> tuple[Tensor, Tensor]:
         """Logits, and the hidden row that the next row may read."""
         names, at = self.names, self.names["at"]
@@ -98,8 +117,11 @@ class Mtp:
         x = self.w[f"{names['p']}.weight"] @ torch.cat(pair)
         x = x + self.attend(self.norm(x, f"{at}input_layernorm"))
         n = self.norm(x, f"{at}post_attention_layernorm")
-        gate = torch.nn.functional.silu(self.linear(f"{at}mlp.gate_proj", n))
-        x = x + self.linear(f"{at}mlp.down_proj", gate * self.linear(f"{at}mlp.up_proj", n))
+        x = x + (
+            self.experts(f"{at}mlp.", n)
+            if f"{at}mlp.gate.weight" in self.w
+            else self.feed_forward(f"{at}mlp.", n)
+        )
         normed = self.norm(x, names["norm"])
         recycled = normed if self.flag("recycles_normed", True) else x
         return (self.head @ normed).float(), recycled

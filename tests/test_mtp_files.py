@@ -23,9 +23,10 @@ from support.random_mtp import FORMS, make_mtp_model, mtp_tensors
 from support.refusals import refused
 from support.wrapped_models import Naming, wrap_model
 from support.writers import write_safetensors
-from test_mtp import open_mtp
+from test_mtp import QWENS, open_mtp
 
-SHAPES = {"mimo": Shape("qwen2", context=256), "qwen3_5": FAMILY_SHAPES["qwen3_5_text"]}
+SHAPES = {"mimo": Shape("qwen2", context=256)}
+SHAPES |= {name: FAMILY_SHAPES[kind] for name, kind in QWENS.items()}
 LAYERS = {name: f"{FORMS[shape.model_type].layers}.0." for name, shape in SHAPES.items()}
 PARAMS = SamplingParams(max_tokens=8, ignore_eos=True)
 
@@ -138,6 +139,20 @@ def test_of_several_layers_the_first_drafts(
     assert "left out" in err
 
 
+def test_experts_may_be_stacked_or_tensors_of_their_own(tmp_path: Path, seed: int) -> None:
+    shape, at = SHAPES["qwen3_5_moe"], "mtp.layers.0.mlp.experts."
+    directory = make_mtp_model(tmp_path, shape, seed)
+    wanted = guesses_of(directory, np.random.default_rng(seed), shape.vocab)
+    _, tensors = read_model(directory)
+    stacks = tensors.pop(f"{at}gate_up_proj"), tensors.pop(f"{at}down_proj")
+    for expert, (gate_up, down) in enumerate(zip(*stacks, strict=True)):
+        parts = {"gate": gate_up[: shape.ffn], "up": gate_up[shape.ffn :], "down": down}
+        tensors |= {f"{at}{expert}.{name}_proj.weight": bits for name, bits in parts.items()}
+    write_safetensors(directory / "model.safetensors", tensors)
+    found = guesses_of(directory, np.random.default_rng(seed), shape.vocab)
+    assert np.array_equal(found, wanted)
+
+
 # --- Words ----------------------------------------------------------------------------------------
 
 
@@ -226,7 +241,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "huge norm": (resize("post_attention_layernorm.weight", 1 << 16), "post_attention_layernorm"),
     "experts": (resize("mlp.experts.0.gate_proj.weight", 8, 64), "mlp.experts.0"),
     "an output head": (resize("shared_head.norm.weight", 64), "shared_head"),
-    "NaN in a matrix": (nan("mlp.up_proj.weight"), "NaN"),
+    "NaN in a matrix": (nan("self_attn.o_proj.weight"), "NaN"),
     "NaN in a norm": (nan("input_layernorm.weight"), "NaN"),
 }
 
@@ -242,6 +257,28 @@ def test_what_is_no_layer_of_the_model_is_refused_in_one_line(
     assert why in refused(TensorError, LLM, directory, "mtp", threads=1)
     llm = LLM(directory, "fp4", threads=1)  # which does not read the layer
     assert len(llm.generate([[1, 2, 3]], PARAMS)[0].tokens) == 8
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        *(("qwen3_5_moe", f"mlp.experts.{name}_proj") for name in ("gate_up", "down")),
+        *(("qwen3_next", f"mlp.experts.{name}_proj.weight") for name in ("0.gate", "4.down")),
+        *((each, f"mlp.{name}.weight") for each in ("qwen3_5_moe", "qwen3_next") for name in (
+            "gate", "shared_expert_gate", "shared_expert.up_proj",
+        )),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["shape", "NaN", "missing"])
+def test_damage_to_experts_of_the_layer_is_refused_by_name(
+    name: str, kind: str, family: str, directory: Path
+) -> None:
+    damage = {"shape": resize(name, 3, 5), "NaN": nan(name), "missing": drop(name)}[kind]
+    _, tensors = read_model(directory)
+    damage(tensors, LAYERS[family])
+    write_safetensors(directory / "model.safetensors", tensors)
+    why = refused(TensorError, LLM, directory, "mtp", threads=1)
+    assert "mlp." in why if kind == "missing" else name in why
 
 
 @pytest.mark.parametrize("damage", ["queries of another width", "experts"])

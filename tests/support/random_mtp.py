@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,12 @@ QWEN3_5 = MtpForm(
     "qwen3_5_text", "mtp.layers", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc",
     "mtp.norm",
 )  # fmt: skip
-FORMS = {"qwen2": MIMO, "qwen3_5_text": QWEN3_5}  # MiMo is Qwen 2 with such a layer
+FORMS = {  # by the type of the shape: MiMo is Qwen 2 with such a layer
+    "qwen2": MIMO,
+    "qwen3_5_text": QWEN3_5,
+    "qwen3_5_moe_text": replace(QWEN3_5, model_type="qwen3_5_moe_text"),
+    "qwen3_next": replace(QWEN3_5, model_type="qwen3_next"),
+}
 
 
 def make_mtp_model(
@@ -68,12 +73,10 @@ def _sizes(shape: Shape) -> Sizes:
     yield f"{form.projection}.weight", (hidden, 2 * hidden)
     for norm in (form.embedding_norm, form.hidden_norm, form.final_norm):
         yield f"{norm}.weight", (hidden,)
-    sizes = dict(tensor_sizes(shape))
-    like = next(name for name in sizes if name.endswith("self_attn.q_proj.weight"))
-    at = like.removesuffix("self_attn.q_proj.weight")
-    for name, size in sizes.items():
-        if name.startswith(at):
-            yield f"{form.layers}.0.{name.removeprefix(at)}", size
+    like = replace(shape, layers=1, extra={**shape.extra, "full_attention_interval": 1})
+    for name, size in tensor_sizes(like):
+        if name.startswith("model.layers."):
+            yield name.replace("model.layers", form.layers), size
 
 
 def _teach(shape: Shape, model: Tensors, layer: Tensors, hidden_first: bool) -> None:
@@ -82,9 +85,9 @@ def _teach(shape: Shape, model: Tensors, layer: Tensors, hidden_first: bool) -> 
     parts = [np.eye(hidden), np.zeros((hidden, hidden))]
     parts = parts[::-1] if hidden_first else parts
     layer[f"{form.projection}.weight"] = bf16_bits(np.concatenate(parts, 1).astype(np.float32))
-    for name in ("self_attn.o_proj", "mlp.down_proj"):
-        whole = f"{form.layers}.0.{name}.weight"
-        layer[whole] = np.zeros_like(layer[whole])
+    for name, bits in layer.items():
+        if "o_proj" in name or "down_proj" in name:
+            layer[name] = np.zeros_like(bits)
     plain = np.full(hidden, shape.model_type not in ZERO_CENTRED, np.float32)
     layer[f"{form.embedding_norm}.weight"] = bf16_bits(plain)
     layer[f"{form.final_norm}.weight"] = model["model.norm.weight"]

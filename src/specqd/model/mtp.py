@@ -5,13 +5,14 @@ The layer is one of the model's family, so its reader is that of all layers. Kno
 
 import re
 import warnings
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from specqd import _native
-from specqd.config import DecoderConfig
+from specqd.config import DecoderConfig, ExpertsConfig
 from specqd.config.mtp import MtpConfig
 from specqd.errors import SpecqdWarning, TensorError, shown
 from specqd.formats.fp4 import DraftFormat
@@ -90,15 +91,28 @@ def _holds(directory: Path, names: MtpNames) -> bool:
 
 
 def _layer_of(target: DecoderConfig) -> DecoderConfig:
-    """A model of one layer: like the target's first one with attention."""
+    """A model of one layer: the first one's feed forward behind the attention of the first layer
+    that is not recurrent."""
     like = target.recurrent_layers.index(False)
     ropes, windows = (target.ropes[like],), (target.windows[like],)
-    return replace(target, num_layers=1, ropes=ropes, windows=windows, recurrent=None)
+    experts = target.experts
+    if experts is not None:
+        experts = replace(experts, layers=experts.layers[:1]) if experts.layers[0] else None
+    return replace(
+        target,
+        num_layers=1,
+        ropes=ropes,
+        windows=windows,
+        recurrent=None,
+        experts=experts,
+        intermediate_sizes=(target.feed_forward_size(0),),
+    )
 
 
 def _check(directory: Path, layer: DecoderConfig, names: MtpNames) -> int:
     """Checks all tensors of the first MTP layer; returns the number of layers."""
-    tensors, wanted = open_weights(directory), _shapes(layer, names_of(layer), names)
+    tensors = open_weights(directory)
+    wanted = _shapes(layer, names_of(layer), names, tensors)
     for name, shape in wanted.items():
         tensors.check(name, shape)
     assert isinstance(tensors, TensorDirectory)
@@ -115,8 +129,10 @@ def _check(directory: Path, layer: DecoderConfig, names: MtpNames) -> int:
     return 1 + len(later)
 
 
-def _shapes(layer: DecoderConfig, modules: TensorNames, names: MtpNames) -> _Shapes:
-    """The tensors of an MTP layer."""
+def _shapes(
+    layer: DecoderConfig, modules: TensorNames, names: MtpNames, tensors: Container[str]
+) -> _Shapes:
+    """The tensors of an MTP layer; experts may be stacked, or tensors of their own."""
     hidden, dim, at = layer.hidden_size, layer.head_dim, f"{names.layers}.0."
     queries, keys = layer.num_heads * dim, layer.num_kv_heads * dim
     rows = (queries * (1 + layer.gates_attention), keys, keys)
@@ -126,17 +142,54 @@ def _shapes(layer: DecoderConfig, modules: TensorNames, names: MtpNames) -> _Sha
     shapes |= dict.fromkeys(norms, (hidden,))
     if layer.qk_norm is not None:
         shapes |= {at + modules.query_norm: (dim,), at + modules.key_norm: (dim,)}
-    for name in modules.gate_up:
-        shapes[at + name] = (layer.intermediate_size, hidden)
-    shapes[at + modules.down] = (hidden, layer.intermediate_size)
     shapes[at + modules.output] = (hidden, queries)
     biases = {at + modules.output: hidden} if layer.output_bias else {}
     for name, count in zip(modules.query_key_value, rows, strict=True):
         shapes[at + name] = (count, hidden)
         if layer.qkv_bias:
             biases[at + name] = count
-    tensors: _Shapes = {f"{name}.weight": shape for name, shape in shapes.items()}
-    return tensors | {f"{name}.bias": (count,) for name, count in biases.items()}
+    stacks: _Shapes = {}
+    if layer.experts is None:
+        width = layer.feed_forward_size(0)
+        shapes |= _feed_forward(at, modules.gate_up, modules.down, width, hidden)
+    else:
+        stacks = _stacks(layer.experts, modules, at, hidden)
+        is_stacked = any(name in tensors for name in stacks)
+        stacks = stacks if is_stacked else {}
+        shapes |= _experts(layer, layer.experts, modules, at, is_stacked)
+    found: _Shapes = {f"{name}.weight": shape for name, shape in shapes.items()}
+    return found | {f"{name}.bias": (count,) for name, count in biases.items()} | stacks
+
+
+def _feed_forward(at: str, gate_up: Sequence[str], down: str, width: int, hidden: int) -> _Shapes:
+    shapes: _Shapes = {at + name: (width, hidden) for name in gate_up}
+    return shapes | {at + down: (hidden, width)}
+
+
+def _stacks(experts: ExpertsConfig, modules: TensorNames, at: str, hidden: int) -> _Shapes:
+    """All experts as two tensors, where the family publishes such."""
+    if modules.expert_stacks is None:
+        return {}
+    gate_up, down = (f"{at}{modules.experts}.{name}" for name in modules.expert_stacks)
+    count, size = experts.count, experts.size
+    return {gate_up: (count, 2 * size, hidden), down: (count, hidden, size)}
+
+
+def _experts(
+    layer: DecoderConfig, experts: ExpertsConfig, modules: TensorNames, at: str, is_stacked: bool
+) -> _Shapes:
+    """The router, the shared expert, and the others where they are not stacked."""
+    hidden, width = layer.hidden_size, layer.feed_forward_size(0)
+    shapes: _Shapes = {at + modules.router: (experts.count, hidden)}
+    if modules.shared_gate is not None:
+        shapes[at + modules.shared_gate] = (1, hidden)
+    if experts.has_shared:
+        shapes |= _feed_forward(at, modules.shared_gate_up, modules.shared_down, width, hidden)
+    for expert in range(0 if is_stacked else experts.count):
+        own = f"{at}{modules.experts}.{expert}."
+        gate_up, down = modules.expert_gate_up, modules.expert_down
+        shapes |= _feed_forward(own, gate_up, down, experts.size, hidden)
+    return shapes
 
 
 @dataclass(frozen=True, slots=True)

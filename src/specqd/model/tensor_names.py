@@ -190,6 +190,14 @@ _BY_TYPE = {
 }
 
 _MIMO = "model.mtp_layers.0"  # holds the other modules too
+_QWEN = MtpNames(
+    prefix="mtp.",
+    layers="mtp.layers",
+    embedding_norm="mtp.pre_fc_norm_embedding",
+    hidden_norm="mtp.pre_fc_norm_hidden",
+    projection="mtp.fc",
+    final_norm="mtp.norm",
+)
 MTP_NAMES = {
     "mimo": MtpNames(
         prefix="model.mtp_layers.",
@@ -199,14 +207,9 @@ MTP_NAMES = {
         projection=f"{_MIMO}.input_proj",
         final_norm=f"{_MIMO}.final_layernorm",
     ),
-    "qwen3_5_text": MtpNames(
-        prefix="mtp.",
-        layers="mtp.layers",
-        embedding_norm="mtp.pre_fc_norm_embedding",
-        hidden_norm="mtp.pre_fc_norm_hidden",
-        projection="mtp.fc",
-        final_norm="mtp.norm",
-    ),
+    "qwen3_5_text": _QWEN,
+    "qwen3_5_moe_text": _QWEN,
+    "qwen3_next": _QWEN,
 }
 
 # Prefixes of a text model's names in a model that also reads images -> in a text model.
