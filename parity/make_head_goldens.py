@@ -13,8 +13,9 @@ import torch
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
 from eagle3 import Eagle3, residuals
-from mtp import Mtp, last_residuals
+from mtp import Mtp, last_residuals, open_mtp
 from support.random_heads import HeadShape, make_head
+from support.random_latent import DEEPSEEK, GLM4_MOE
 from support.random_models import ROPE_SCALINGS, Shape, make_model
 from support.random_mtp import make_mtp_model
 from support.random_recurrent import DELTA_NET
@@ -87,6 +88,20 @@ MTP_TARGETS: dict[str, tuple[Shape, dict[str, bool]]] = {
         ),
         {},
     ),
+    "glm4_moe": (
+        Shape(
+            "glm4_moe", hidden=56, heads=7, kv_heads=1, head_dim=40, ffn=24, layers=2, vocab=259,
+            has_biases=True, extra=GLM4_MOE,
+        ),
+        {},
+    ),
+    "deepseek_v3": (
+        Shape(
+            "deepseek_v3", hidden=56, heads=3, kv_heads=3, head_dim=8, ffn=24, layers=2, vocab=269,
+            extra=DEEPSEEK,
+        ),
+        {"mtp_recycles_normed": False},
+    ),
 }  # fmt: skip
 
 
@@ -128,7 +143,7 @@ def of_head(
 def of_mtp(
     model: Path, tokens: Sequence[int], guesses: Sequence[int], dtype: torch.dtype
 ) -> np.ndarray:
-    return logits(Mtp(model, dtype), last_residuals(model, tokens, dtype), tokens, guesses)
+    return logits(open_mtp(model, dtype), last_residuals(model, tokens, dtype), tokens, guesses)
 
 
 def write(

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+import transformers
+from safetensors.torch import load_file, save_file
 
 from eagle3 import Tensor, residuals
 
 MIMO = {"at": "model.mtp_layers.0.", "e": "model.mtp_layers.0.token_layernorm",
         "h": "model.mtp_layers.0.hidden_layernorm", "p": "model.mtp_layers.0.input_proj",
         "norm": "model.mtp_layers.0.final_layernorm"}  # fmt: skip
+NUMBERED = ("glm4_moe", "glm4_moe_lite", "deepseek_v3")
 QWEN3_5 = {"at": "mtp.layers.0.", "e": "mtp.pre_fc_norm_embedding", "h": "mtp.pre_fc_norm_hidden",
            "p": "mtp.fc", "norm": "mtp.norm"}  # fmt: skip
 
@@ -36,6 +38,7 @@ class Mtp:
     def __init__(self, model: Path, dtype: torch.dtype) -> None:
         self.config: dict[str, Any] = json.loads((model / "config.json").read_text())
         self.is_mimo = self.config["model_type"] == "mimo"
+        self.norm_offset = int(self.config["model_type"] not in ("mimo", *NUMBERED))
         self.names = MIMO if self.is_mimo else QWEN3_5
         self.w = {n: t.to(dtype) for n, t in load_file(model / "model.safetensors").items()}
         self.embedding = self.w["model.embed_tokens.weight"]
@@ -47,7 +50,7 @@ class Mtp:
         return bool(self.config.get(f"mtp_{name}", default))
 
     def norm(self, x: Tensor, name: str) -> Tensor:
-        wide, weight = x.float(), self.w[f"{name}.weight"].float() + (not self.is_mimo)
+        wide, weight = x.float(), self.w[f"{name}.weight"].float() + self.norm_offset
         scale = torch.rsqrt((wide**2).mean(-1, keepdim=True) + self.config["rms_norm_eps"])
         return (wide * scale * weight).to(x.dtype)
 
@@ -128,3 +131,46 @@ class Mtp:
 
     def cut(self, rows: int) -> None:
         del self.keys[rows:], self.values[rows:]
+
+
+class NumberedMtp(Mtp):
+    """The layer behind the last one of GLM and DeepSeek: transformers' own, as a model of it alone.
+    Every row forwards all rows before it again."""
+
+    def __init__(self, model: Path, dtype: torch.dtype) -> None:
+        super().__init__(model, dtype)
+        self.at = f"model.layers.{self.config['num_hidden_layers']}."
+        one = self.config | {"num_hidden_layers": 1, "first_k_dense_replace": 0}
+        if one["model_type"] == "glm4_moe_lite":
+            one["mlp_layer_types"] = ["sparse"]
+        layer = {n.replace(self.at, "model.layers.0."): t for n, t in self.w.items()
+                 if n.startswith(self.at)}  # fmt: skip
+        layer |= {n: t for n, t in self.w.items() if not n.startswith("model.layers.")}
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "config.json").write_text(json.dumps(one))
+            save_file(layer, Path(folder) / "model.safetensors", {"format": "pt"})
+            self.model = transformers.AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, attn_implementation="eager"
+            ).model
+        self.model.norm = torch.nn.Identity()
+        self.rows: list[Tensor] = []
+
+    def row(self, hidden: Tensor, token: int) -> tuple[Tensor, Tensor]:
+        is_blank = not self.rows and self.flag("blanks_first", True)
+        embedded = torch.zeros_like(hidden) if is_blank else self.embedding[token]
+        pair = [self.norm(embedded, f"{self.at}enorm"), self.norm(hidden, f"{self.at}hnorm")]
+        pair = pair[::-1] if self.flag("hidden_first", False) else pair
+        self.rows.append(self.w[f"{self.at}eh_proj.weight"] @ torch.cat(pair))
+        inputs = torch.stack(self.rows)[None]
+        x = self.model(inputs_embeds=inputs, use_cache=False).last_hidden_state[0, -1]
+        normed = self.norm(x, f"{self.at}shared_head.norm")
+        recycled = normed if self.flag("recycles_normed", True) else x
+        return (self.head @ normed).float(), recycled
+
+    def cut(self, rows: int) -> None:
+        del self.rows[rows:]
+
+
+def open_mtp(model: Path, dtype: torch.dtype) -> Mtp:
+    kind = json.loads((model / "config.json").read_text())["model_type"]
+    return (NumberedMtp if kind in NUMBERED else Mtp)(model, dtype)

@@ -5,14 +5,13 @@ The layer is one of the model's family, so its reader is that of all layers. Kno
 
 import re
 import warnings
-from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from specqd import _native
-from specqd.config import DecoderConfig, ExpertsConfig
+from specqd.config import DecoderConfig
 from specqd.config.mtp import MtpConfig
 from specqd.errors import SpecqdWarning, TensorError, shown
 from specqd.formats.fp4 import DraftFormat
@@ -23,11 +22,10 @@ from specqd.model.importance import Importance
 from specqd.model.layers import LayerReader
 from specqd.model.loader import Loader, Progress, Source
 from specqd.model.model import Model
+from specqd.model.mtp_shapes import shapes_of
 from specqd.model.packed import PackedFile, is_packed
-from specqd.model.tensor_names import MTP_NAMES, MtpNames, TensorNames, names_of
+from specqd.model.tensor_names import MTP_TYPES, MtpNames, mtp_names_of, names_of
 from specqd.model.weights import open_loader, open_weights
-
-_Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +46,10 @@ class MtpFiles:
         if target.mtp is None:
             raise TensorError(
                 f"{directory}: models of type {target.model_type} have no MTP layer that is read "
-                f"(known: {', '.join(MTP_NAMES)}); draft with fp4 or ngram"
+                f"(known: {', '.join(MTP_TYPES)}); draft with fp4 or ngram"
             )
-        names, layer = MTP_NAMES[target.model_type], _layer_of(target)
+        names = mtp_names_of(target)
+        layer = _layer_of(target, names)
         if not _holds(directory, names):
             again = "; if its model has one, pack it again" if is_packed(directory) else ""
             raise TensorError(
@@ -73,7 +72,7 @@ class MtpFiles:
 
 def has_mtp(directory: Path, target: DecoderConfig) -> bool:
     """Whether the model's files hold an MTP layer that drafts; warns of one that cannot."""
-    if target.mtp is None or not _holds(directory, MTP_NAMES[target.model_type]):
+    if target.mtp is None or not _holds(directory, mtp_names_of(target)):
         return False
     try:
         MtpFiles.open(directory, target)
@@ -90,14 +89,13 @@ def _holds(directory: Path, names: MtpNames) -> bool:
     return name in open_weights(directory)
 
 
-def _layer_of(target: DecoderConfig) -> DecoderConfig:
-    """A model of one layer: the first one's feed forward behind the attention of the first layer
-    that is not recurrent."""
+def _layer_of(target: DecoderConfig, names: MtpNames) -> DecoderConfig:
+    """A model of one layer, with the attention of the first one that is not recurrent."""
     like = target.recurrent_layers.index(False)
     ropes, windows = (target.ropes[like],), (target.windows[like],)
-    experts = target.experts
+    experts, fed = target.experts, range(target.num_layers)[names.feed_forward_of]
     if experts is not None:
-        experts = replace(experts, layers=experts.layers[:1]) if experts.layers[0] else None
+        experts = replace(experts, layers=(True,)) if experts.layers[fed] else None
     return replace(
         target,
         num_layers=1,
@@ -105,91 +103,28 @@ def _layer_of(target: DecoderConfig) -> DecoderConfig:
         windows=windows,
         recurrent=None,
         experts=experts,
-        intermediate_sizes=(target.feed_forward_size(0),),
+        intermediate_sizes=(target.feed_forward_size(fed),),
     )
 
 
 def _check(directory: Path, layer: DecoderConfig, names: MtpNames) -> int:
     """Checks all tensors of the first MTP layer; returns the number of layers."""
     tensors = open_weights(directory)
-    wanted = _shapes(layer, names_of(layer), names, tensors)
+    wanted = shapes_of(layer, names_of(layer), names, tensors)
     for name, shape in wanted.items():
         tensors.check(name, shape)
     assert isinstance(tensors, TensorDirectory)
     numbered, later = re.compile(rf"{re.escape(names.layers)}\.(\d+)\."), set()
     for name in tensors:
         found = numbered.match(name)
-        if found and found[1] != "0":
-            later.add(found[1])
-        elif name.startswith(names.prefix) and name not in wanted:
+        if found and int(found[1]) != names.index:
+            later |= {found[1]} if int(found[1]) > names.index else set()
+        elif name.startswith(names.prefix) and name not in (*wanted, *names.repeated):
             raise TensorError(
                 f"{directory}: tensor {shown(name)}: no known MTP layer of {layer.model_type} has "
                 "it; draft with fp4 or ngram"
             )
     return 1 + len(later)
-
-
-def _shapes(
-    layer: DecoderConfig, modules: TensorNames, names: MtpNames, tensors: Container[str]
-) -> _Shapes:
-    """The tensors of an MTP layer; experts may be stacked, or tensors of their own."""
-    hidden, dim, at = layer.hidden_size, layer.head_dim, f"{names.layers}.0."
-    queries, keys = layer.num_heads * dim, layer.num_kv_heads * dim
-    rows = (queries * (1 + layer.gates_attention), keys, keys)
-    shapes: _Shapes = {names.projection: (hidden, 2 * hidden)}
-    norms = [names.embedding_norm, names.hidden_norm, names.final_norm]
-    norms += [f"{at}{norm}" for norm in (modules.attention_norm, modules.feed_forward_norm)]
-    shapes |= dict.fromkeys(norms, (hidden,))
-    if layer.qk_norm is not None:
-        shapes |= {at + modules.query_norm: (dim,), at + modules.key_norm: (dim,)}
-    shapes[at + modules.output] = (hidden, queries)
-    biases = {at + modules.output: hidden} if layer.output_bias else {}
-    for name, count in zip(modules.query_key_value, rows, strict=True):
-        shapes[at + name] = (count, hidden)
-        if layer.qkv_bias:
-            biases[at + name] = count
-    stacks: _Shapes = {}
-    if layer.experts is None:
-        width = layer.feed_forward_size(0)
-        shapes |= _feed_forward(at, modules.gate_up, modules.down, width, hidden)
-    else:
-        stacks = _stacks(layer.experts, modules, at, hidden)
-        is_stacked = any(name in tensors for name in stacks)
-        stacks = stacks if is_stacked else {}
-        shapes |= _experts(layer, layer.experts, modules, at, is_stacked)
-    found: _Shapes = {f"{name}.weight": shape for name, shape in shapes.items()}
-    return found | {f"{name}.bias": (count,) for name, count in biases.items()} | stacks
-
-
-def _feed_forward(at: str, gate_up: Sequence[str], down: str, width: int, hidden: int) -> _Shapes:
-    shapes: _Shapes = {at + name: (width, hidden) for name in gate_up}
-    return shapes | {at + down: (hidden, width)}
-
-
-def _stacks(experts: ExpertsConfig, modules: TensorNames, at: str, hidden: int) -> _Shapes:
-    """All experts as two tensors, where the family publishes such."""
-    if modules.expert_stacks is None:
-        return {}
-    gate_up, down = (f"{at}{modules.experts}.{name}" for name in modules.expert_stacks)
-    count, size = experts.count, experts.size
-    return {gate_up: (count, 2 * size, hidden), down: (count, hidden, size)}
-
-
-def _experts(
-    layer: DecoderConfig, experts: ExpertsConfig, modules: TensorNames, at: str, is_stacked: bool
-) -> _Shapes:
-    """The router, the shared expert, and the others where they are not stacked."""
-    hidden, width = layer.hidden_size, layer.feed_forward_size(0)
-    shapes: _Shapes = {at + modules.router: (experts.count, hidden)}
-    if modules.shared_gate is not None:
-        shapes[at + modules.shared_gate] = (1, hidden)
-    if experts.has_shared:
-        shapes |= _feed_forward(at, modules.shared_gate_up, modules.shared_down, width, hidden)
-    for expert in range(0 if is_stacked else experts.count):
-        own = f"{at}{modules.experts}.{expert}."
-        gate_up, down = modules.expert_gate_up, modules.expert_down
-        shapes |= _feed_forward(own, gate_up, down, experts.size, hidden)
-    return shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +149,7 @@ def load_mtp_weights(
     """Packs the layer, or maps it from a packed file. Raises TensorError for bad weights."""
     loader = open_loader(files.directory, pool, isa, draft, progress)
     config, names = files.layer, files.names
-    modules = replace(names_of(config), layers=names.layers, final_norm=names.final_norm)
+    modules = replace(names_of(config), final_norm=names.final_norm)
     read, hidden = LayerReader(loader, config, modules), config.hidden_size
 
     def norm(name: str) -> _native.Norm:
@@ -224,7 +159,7 @@ def load_mtp_weights(
     pair = [names.embedding_norm, names.hidden_norm]
     pair = pair[::-1] if files.mtp.hidden_first else pair
     weights = MtpWeights(
-        layer=read.layer(0),
+        layer=read.layer(0, names.layer),
         embedding_norm=embedding_norm,
         hidden_norm=hidden_norm,
         projection=loader.pack(
