@@ -13,8 +13,9 @@ import torch
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
 from eagle3 import Eagle3, residuals
-from mtp import Mtp, last_residuals
+from mtp import Mtp, last_residuals, open_mtp
 from support.random_heads import HeadShape, make_head
+from support.random_latent import DEEPSEEK, GLM4_MOE
 from support.random_models import ROPE_SCALINGS, Shape, make_model
 from support.random_mtp import make_mtp_model
 from support.random_recurrent import DELTA_NET
@@ -44,6 +45,7 @@ HEADS = {
 }  # fmt: skip
 
 
+EXPERTS = {"full_attention_interval": 2, "num_experts": 5, "num_experts_per_tok": 2}
 MTP_TARGETS: dict[str, tuple[Shape, dict[str, bool]]] = {
     "mimo": (
         Shape(
@@ -67,6 +69,38 @@ MTP_TARGETS: dict[str, tuple[Shape, dict[str, bool]]] = {
             extra=DELTA_NET | {"full_attention_interval": 2},
         ),
         {},
+    ),
+    "qwen3_5_moe": (
+        Shape(
+            "qwen3_5_moe_text", hidden=56, heads=3, kv_heads=1, head_dim=24, ffn=40, layers=2,
+            vocab=263, rope_theta=1e6, spells_rope_parameters=True,
+            extra=DELTA_NET | EXPERTS | {"shared_expert_intermediate_size": 52},
+        ),
+        {},
+    ),
+    "qwen3_next": (
+        Shape(
+            "qwen3_next", hidden=56, heads=4, kv_heads=2, head_dim=24, ffn=24, layers=2, vocab=261,
+            extra=DELTA_NET | EXPERTS | {
+                "shared_expert_intermediate_size": 24, "intermediate_size": 60,
+                "mlp_only_layers": [1],
+            },
+        ),
+        {},
+    ),
+    "glm4_moe": (
+        Shape(
+            "glm4_moe", hidden=56, heads=7, kv_heads=1, head_dim=40, ffn=24, layers=2, vocab=259,
+            has_biases=True, extra=GLM4_MOE,
+        ),
+        {},
+    ),
+    "deepseek_v3": (
+        Shape(
+            "deepseek_v3", hidden=56, heads=3, kv_heads=3, head_dim=8, ffn=24, layers=2, vocab=269,
+            extra=DEEPSEEK,
+        ),
+        {"mtp_recycles_normed": False},
     ),
 }  # fmt: skip
 
@@ -109,7 +143,7 @@ def of_head(
 def of_mtp(
     model: Path, tokens: Sequence[int], guesses: Sequence[int], dtype: torch.dtype
 ) -> np.ndarray:
-    return logits(Mtp(model, dtype), last_residuals(model, tokens, dtype), tokens, guesses)
+    return logits(open_mtp(model, dtype), last_residuals(model, tokens, dtype), tokens, guesses)
 
 
 def write(

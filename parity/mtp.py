@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+import transformers
+from safetensors.torch import load_file, save_file
 
 from eagle3 import Tensor, residuals
 
 MIMO = {"at": "model.mtp_layers.0.", "e": "model.mtp_layers.0.token_layernorm",
         "h": "model.mtp_layers.0.hidden_layernorm", "p": "model.mtp_layers.0.input_proj",
         "norm": "model.mtp_layers.0.final_layernorm"}  # fmt: skip
+NUMBERED = ("glm4_moe", "glm4_moe_lite", "deepseek_v3")
 QWEN3_5 = {"at": "mtp.layers.0.", "e": "mtp.pre_fc_norm_embedding", "h": "mtp.pre_fc_norm_hidden",
            "p": "mtp.fc", "norm": "mtp.norm"}  # fmt: skip
 
@@ -36,6 +38,7 @@ class Mtp:
     def __init__(self, model: Path, dtype: torch.dtype) -> None:
         self.config: dict[str, Any] = json.loads((model / "config.json").read_text())
         self.is_mimo = self.config["model_type"] == "mimo"
+        self.norm_offset = int(self.config["model_type"] not in ("mimo", *NUMBERED))
         self.names = MIMO if self.is_mimo else QWEN3_5
         self.w = {n: t.to(dtype) for n, t in load_file(model / "model.safetensors").items()}
         self.embedding = self.w["model.embed_tokens.weight"]
@@ -47,7 +50,7 @@ class Mtp:
         return bool(self.config.get(f"mtp_{name}", default))
 
     def norm(self, x: Tensor, name: str) -> Tensor:
-        wide, weight = x.float(), self.w[f"{name}.weight"].float() + (not self.is_mimo)
+        wide, weight = x.float(), self.w[f"{name}.weight"].float() + self.norm_offset
         scale = torch.rsqrt((wide**2).mean(-1, keepdim=True) + self.config["rms_norm_eps"])
         return (wide * scale * weight).to(x.dtype)
 
@@ -88,6 +91,25 @@ class Mtp:
         mixed = mixed if gate is None else mixed * gate.sigmoid()
         return self.linear(f"{at}o_proj", mixed.reshape(-1))
 
+    def feed_forward(self, at: str, x: Tensor) -> Tensor:
+        gate = torch.nn.functional.silu(self.linear(f"{at}gate_proj", x))
+        return self.linear(f"{at}down_proj", gate * self.linear(f"{at}up_proj", x))
+
+    def experts(self, at: str, x: Tensor) -> Tensor:
+        """Qwen's, beside a shared one behind a gate; stacked, or tensors of their own."""
+        scores = self.linear(f"{at}gate", x).float().softmax(-1)
+        shares, chosen = scores.topk(self.config["num_experts_per_tok"])
+        out = self.linear(f"{at}shared_expert_gate", x).sigmoid()
+        out = out * self.feed_forward(f"{at}shared_expert.", x)
+        for share, expert in zip((shares / shares.sum()).to(x.dtype), chosen.tolist(), strict=True):
+            if f"{at}experts.gate_up_proj" in self.w:
+                gate, up = (self.w[f"{at}experts.gate_up_proj"][expert] @ x).chunk(2)
+                down = self.w[f"{at}experts.down_proj"][expert]
+                out = out + share * (down @ (torch.nn.functional.silu(gate) * up))
+            else:
+                out = out + share * self.feed_forward(f"{at}experts.{expert}.", x)
+        return out
+
     def row(self, hidden: Tensor, token: int) -> tuple[Tensor, Tensor]:
         """Logits, and the hidden row that the next row may read."""
         names, at = self.names, self.names["at"]
@@ -98,11 +120,57 @@ class Mtp:
         x = self.w[f"{names['p']}.weight"] @ torch.cat(pair)
         x = x + self.attend(self.norm(x, f"{at}input_layernorm"))
         n = self.norm(x, f"{at}post_attention_layernorm")
-        gate = torch.nn.functional.silu(self.linear(f"{at}mlp.gate_proj", n))
-        x = x + self.linear(f"{at}mlp.down_proj", gate * self.linear(f"{at}mlp.up_proj", n))
+        x = x + (
+            self.experts(f"{at}mlp.", n)
+            if f"{at}mlp.gate.weight" in self.w
+            else self.feed_forward(f"{at}mlp.", n)
+        )
         normed = self.norm(x, names["norm"])
         recycled = normed if self.flag("recycles_normed", True) else x
         return (self.head @ normed).float(), recycled
 
     def cut(self, rows: int) -> None:
         del self.keys[rows:], self.values[rows:]
+
+
+class NumberedMtp(Mtp):
+    """The layer behind the last one of GLM and DeepSeek: transformers' own, as a model of it alone.
+    Every row forwards all rows before it again."""
+
+    def __init__(self, model: Path, dtype: torch.dtype) -> None:
+        super().__init__(model, dtype)
+        self.at = f"model.layers.{self.config['num_hidden_layers']}."
+        one = self.config | {"num_hidden_layers": 1, "first_k_dense_replace": 0}
+        if one["model_type"] == "glm4_moe_lite":
+            one["mlp_layer_types"] = ["sparse"]
+        layer = {n.replace(self.at, "model.layers.0."): t for n, t in self.w.items()
+                 if n.startswith(self.at)}  # fmt: skip
+        layer |= {n: t for n, t in self.w.items() if not n.startswith("model.layers.")}
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "config.json").write_text(json.dumps(one))
+            save_file(layer, Path(folder) / "model.safetensors", {"format": "pt"})
+            self.model = transformers.AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, attn_implementation="eager"
+            ).model
+        self.model.norm = torch.nn.Identity()
+        self.rows: list[Tensor] = []
+
+    def row(self, hidden: Tensor, token: int) -> tuple[Tensor, Tensor]:
+        is_blank = not self.rows and self.flag("blanks_first", True)
+        embedded = torch.zeros_like(hidden) if is_blank else self.embedding[token]
+        pair = [self.norm(embedded, f"{self.at}enorm"), self.norm(hidden, f"{self.at}hnorm")]
+        pair = pair[::-1] if self.flag("hidden_first", False) else pair
+        self.rows.append(self.w[f"{self.at}eh_proj.weight"] @ torch.cat(pair))
+        inputs = torch.stack(self.rows)[None]
+        x = self.model(inputs_embeds=inputs, use_cache=False).last_hidden_state[0, -1]
+        normed = self.norm(x, f"{self.at}shared_head.norm")
+        recycled = normed if self.flag("recycles_normed", True) else x
+        return (self.head @ normed).float(), recycled
+
+    def cut(self, rows: int) -> None:
+        del self.rows[rows:]
+
+
+def open_mtp(model: Path, dtype: torch.dtype) -> Mtp:
+    kind = json.loads((model / "config.json").read_text())["model_type"]
+    return (NumberedMtp if kind in NUMBERED else Mtp)(model, dtype)

@@ -9,6 +9,7 @@ import pytest
 
 from specqd.config import ExpertsConfig, RopeConfig, read_config
 from specqd.config.decoder import LatentConfig, SigmoidChoice
+from specqd.config.mtp import MtpConfig
 from support.config_files import FULL, GRANITE_DENSE, SHAPE, SLIDING, YARN, read
 from support.recurrent_traits import RECURRENT_TRAITS
 
@@ -260,7 +261,8 @@ FAMILY_TRAITS: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
                     128, 8, 1408, (False, True, True, True), has_shared=True,
                     sigmoids=SigmoidChoice(),
                 ),
-                "intermediate_sizes": (172, 1408, 1408, 1408), "mtp": None,
+                "intermediate_sizes": (172, 1408, 1408, 1408),
+                "mtp": MtpConfig(blanks_first=True),
             },
         ),
     ],
@@ -304,7 +306,8 @@ FAMILY_TRAITS: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
                     64, 6, 1408, (False, True, True, True), has_shared=True,
                     sigmoids=SigmoidChoice(1, 1, 2.446),
                 ),
-                "intermediate_sizes": (172, 2816, 2816, 2816), "mtp": None,
+                "intermediate_sizes": (172, 2816, 2816, 2816),
+                "mtp": MtpConfig(blanks_first=True),
             },
         ),
         (

@@ -19,7 +19,10 @@ from support.random_mtp import make_mtp_model
 
 GOLDENS = sorted(path.parent for path in Path(__file__).parent.glob("goldens/mtp/*/golden.npz"))
 MIMO = Shape("qwen2", layers=3, context=256, vocab=300, is_peaked=True)
-SHAPES = {"mimo": MIMO, "qwen3_5": replace(FAMILY_SHAPES["qwen3_5_text"], context=256)}
+FAMILIES = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
+FAMILIES |= {name: name for name in ("qwen3_next", "glm4_moe", "glm4_moe_lite", "deepseek_v3")}
+SHAPES = {name: replace(FAMILY_SHAPES[kind], context=256) for name, kind in FAMILIES.items()}
+SHAPES["mimo"] = MIMO
 
 
 def open_mtp(directory: Path, above: Model, precision: Precision = Precision.EXACT) -> Head:
@@ -37,7 +40,7 @@ def test_logits_err_no_more_than_torch_in_bf16(directory: Path) -> None:
 
 
 def test_there_are_goldens() -> None:
-    assert len(GOLDENS) == 3
+    assert len(GOLDENS) == 7
 
 
 @pytest.mark.parametrize("family", SHAPES)

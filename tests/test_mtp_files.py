@@ -19,15 +19,21 @@ from support.command_line import Run
 from support.family_shapes import FAMILY_SHAPES
 from support.head_texts import Text, random_text
 from support.random_models import Shape, Tensors, make_model, read_model
-from support.random_mtp import FORMS, make_mtp_model, mtp_tensors
+from support.random_mtp import form_of, make_mtp_model, mtp_tensors
 from support.refusals import refused
 from support.wrapped_models import Naming, wrap_model
 from support.writers import write_safetensors
-from test_mtp import open_mtp
+from test_mtp import FAMILIES, open_mtp
 
-SHAPES = {"mimo": Shape("qwen2", context=256), "qwen3_5": FAMILY_SHAPES["qwen3_5_text"]}
-LAYERS = {name: f"{FORMS[shape.model_type].layers}.0." for name, shape in SHAPES.items()}
+SHAPES = {"mimo": Shape("qwen2", context=256)}
+SHAPES |= {name: FAMILY_SHAPES[kind] for name, kind in FAMILIES.items()}
+LAYERS = {name: form_of(shape).layer for name, shape in SHAPES.items()}
 PARAMS = SamplingParams(max_tokens=8, ignore_eos=True)
+
+
+def without_layer(family: str, tensors: Tensors) -> Tensors:
+    layer = mtp_tensors(SHAPES[family], 0)
+    return {name: bits for name, bits in tensors.items() if name not in layer}
 
 
 @pytest.fixture(params=SHAPES)
@@ -83,7 +89,8 @@ def test_the_layer_may_lie_in_a_shard_of_its_own(family: str, directory: Path, s
     vocab = SHAPES[family].vocab
     wanted = guesses_of(directory, np.random.default_rng(seed), vocab)
     _, tensors = read_model(directory)
-    files = {name: f"{'mtp' if 'mtp' in name else 'rest'}.safetensors" for name in tensors}
+    rest = without_layer(family, tensors)
+    files = {name: f"{'rest' if name in rest else 'mtp'}.safetensors" for name in tensors}
     for file in set(files.values()):
         part = {name: bits for name, bits in tensors.items() if files[name] == file}
         write_safetensors(directory / file, part)
@@ -127,7 +134,8 @@ def test_of_several_layers_the_first_drafts(
     for number in (1, 2):
         for name, bits in mtp_tensors(shape, seed + number).items():
             if name.startswith(at):
-                tensors[name.replace(at, at.replace(".0.", f".{number}."))] = bits
+                head, own, _ = at.rsplit(".", 2)
+                tensors[name.replace(at, f"{head}.{int(own) + number}.")] = bits
     write_safetensors(directory / "model.safetensors", tensors)
     with pytest.warns(SpecqdWarning, match="3 MTP layers; the first one drafts"):
         found = guesses_of(directory, np.random.default_rng(seed), vocab)
@@ -136,6 +144,35 @@ def test_of_several_layers_the_first_drafts(
     assert status == 0
     assert "the first one drafts" in err
     assert "left out" in err
+
+
+def test_experts_may_be_stacked_or_tensors_of_their_own(tmp_path: Path, seed: int) -> None:
+    shape, at = SHAPES["qwen3_5_moe"], "mtp.layers.0.mlp.experts."
+    directory = make_mtp_model(tmp_path, shape, seed)
+    wanted = guesses_of(directory, np.random.default_rng(seed), shape.vocab)
+    _, tensors = read_model(directory)
+    stacks = tensors.pop(f"{at}gate_up_proj"), tensors.pop(f"{at}down_proj")
+    for expert, (gate_up, down) in enumerate(zip(*stacks, strict=True)):
+        parts = {"gate": gate_up[: shape.ffn], "up": gate_up[shape.ffn :], "down": down}
+        tensors |= {f"{at}{expert}.{name}_proj.weight": bits for name, bits in parts.items()}
+    write_safetensors(directory / "model.safetensors", tensors)
+    found = guesses_of(directory, np.random.default_rng(seed), shape.vocab)
+    assert np.array_equal(found, wanted)
+
+
+def test_copies_of_the_embedding_and_the_output_head_beside_the_layer_are_not_read(
+    tmp_path: Path, seed: int
+) -> None:
+    shape = SHAPES["glm4_moe"]
+    directory = make_mtp_model(tmp_path, shape, seed)
+    wanted = guesses_of(directory, np.random.default_rng(seed), shape.vocab)
+    _, tensors = read_model(directory)
+    for name in ("embed_tokens", "shared_head.head"):
+        copy = np.zeros((shape.vocab, shape.hidden), np.uint16)
+        tensors[f"model.layers.{shape.layers}.{name}.weight"] = copy
+    write_safetensors(directory / "model.safetensors", tensors)
+    found = guesses_of(directory, np.random.default_rng(seed), shape.vocab)
+    assert np.array_equal(found, wanted)
 
 
 # --- Words ----------------------------------------------------------------------------------------
@@ -177,10 +214,7 @@ def test_models_without_a_layer_are_refused_and_auto_goes_without(
     llama = make_model(tmp_path / "llama", Shape(), seed)
     assert "llama have no MTP layer" in refused(TensorError, LLM, llama, "mtp", threads=1)
     bare = make_mtp_model(tmp_path / "bare", SHAPES[family], seed)
-    write_safetensors(
-        bare / "model.safetensors",
-        {name: bits for name, bits in read_model(bare)[1].items() if "mtp" not in name},
-    )
+    write_safetensors(bare / "model.safetensors", without_layer(family, read_model(bare)[1]))
     assert "has no MTP layer" in refused(TensorError, LLM, bare, "mtp", threads=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -192,8 +226,7 @@ def test_a_model_packed_without_its_layer_says_what_to_do(
     family: str, directory: Path, tmp_path: Path, run: Run
 ) -> None:
     _, tensors = read_model(directory)
-    bare = {name: bits for name, bits in tensors.items() if "mtp" not in name}
-    write_safetensors(directory / "model.safetensors", bare)
+    write_safetensors(directory / "model.safetensors", without_layer(family, tensors))
     assert run("pack", directory, tmp_path / "packed", "--calibrate", "none")[0] == 0
     assert "pack it again" in refused(TensorError, LLM, tmp_path / "packed", "mtp", threads=1)
 
@@ -219,14 +252,14 @@ def nan(name: str) -> Damage:
 
 DAMAGES: dict[str, tuple[Damage, str]] = {
     "no norm": (drop("input_layernorm.weight"), "input_layernorm.weight"),
-    "no values": (drop("self_attn.v_proj.weight"), "v_proj.weight"),
+    "no output": (drop("self_attn.o_proj.weight"), "o_proj.weight"),
     "queries of another width": (resize("self_attn.q_proj.weight", 32, 64), "q_proj.weight"),
     "flat gate": (resize("mlp.gate_proj.weight", 640), "gate_proj.weight"),
     "no rows": (resize("mlp.down_proj.weight", 0, 160), "down_proj.weight"),
     "huge norm": (resize("post_attention_layernorm.weight", 1 << 16), "post_attention_layernorm"),
     "experts": (resize("mlp.experts.0.gate_proj.weight", 8, 64), "mlp.experts.0"),
     "an output head": (resize("shared_head.norm.weight", 64), "shared_head"),
-    "NaN in a matrix": (nan("mlp.up_proj.weight"), "NaN"),
+    "NaN in a matrix": (nan("self_attn.o_proj.weight"), "NaN"),
     "NaN in a norm": (nan("input_layernorm.weight"), "NaN"),
 }
 
@@ -242,6 +275,34 @@ def test_what_is_no_layer_of_the_model_is_refused_in_one_line(
     assert why in refused(TensorError, LLM, directory, "mtp", threads=1)
     llm = LLM(directory, "fp4", threads=1)  # which does not read the layer
     assert len(llm.generate([[1, 2, 3]], PARAMS)[0].tokens) == 8
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        *(("qwen3_5_moe", f"mlp.experts.{name}_proj") for name in ("gate_up", "down")),
+        *(("qwen3_next", f"mlp.experts.{name}_proj.weight") for name in ("0.gate", "4.down")),
+        *((each, f"mlp.{name}.weight") for each in ("qwen3_5_moe", "qwen3_next") for name in (
+            "gate", "shared_expert_gate", "shared_expert.up_proj",
+        )),
+        ("glm4_moe", "mlp.gate.e_score_correction_bias"), ("glm4_moe", "self_attn.k_norm.weight"),
+        *(("deepseek_v3", f"self_attn.{name}.weight") for name in (
+            "q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa", "kv_a_layernorm",
+            "kv_b_proj",
+        )),
+        ("glm4_moe_lite", "mlp.shared_experts.down_proj.weight"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["shape", "NaN", "missing"])
+def test_damage_to_parts_that_only_some_layers_have_is_refused_by_name(
+    name: str, kind: str, family: str, directory: Path
+) -> None:
+    damage = {"shape": resize(name, 3, 5), "NaN": nan(name), "missing": drop(name)}[kind]
+    _, tensors = read_model(directory)
+    damage(tensors, LAYERS[family])
+    write_safetensors(directory / "model.safetensors", tensors)
+    why = refused(TensorError, LLM, directory, "mtp", threads=1)
+    assert name.split(".")[0] in why if kind == "missing" else name in why
 
 
 @pytest.mark.parametrize("damage", ["queries of another width", "experts"])
@@ -261,7 +322,7 @@ def test_auto_goes_without_a_layer_of_another_form_and_says_so(
 def test_damage_around_the_layer_is_refused_by_name(
     part: str, kind: str, family: str, directory: Path
 ) -> None:
-    name = f"{getattr(FORMS[SHAPES[family].model_type], part)}.weight"
+    name = f"{getattr(form_of(SHAPES[family]), part)}.weight"
     _, tensors = read_model(directory)
     (resize(name, 3, 5) if kind == "shape" else nan(name))(tensors, "")
     write_safetensors(directory / "model.safetensors", tensors)

@@ -127,6 +127,56 @@ def native_logits(llm: LLM, directory: Path, tokens: list[int]) -> np.ndarray:
     return logits
 
 
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_gradients_are_those_of_all_rows_at_once(
+    llm: LLM,
+    model: Path,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    vocabulary: int | None,
+) -> None:
+    """Rows pass the output few at a time, and the model's shares are made once for all steps."""
+    monkeypatch.setattr(loop, "_ROWS", int(rng.integers(1, 9)))
+    texts, settings = random_texts(rng, 3), settings_for(model, vocabulary=vocabulary, batch=3)
+    teacher = Teacher(llm.model, settings, choose_ids(llm, settings, texts))
+    trainer = loop.make_trainer(teacher, len(texts))
+    loss = trainer.backward(loop.make_batch(teacher, texts))
+    found = {name: each.grad for name, each in trainer.head.named_parameters()}
+    trainer.optimiser.zero_grad()
+    wanted = _loss_of_whole_texts(trainer, texts)
+    wanted.backward()
+    assert loss == pytest.approx(wanted.item(), rel=1e-4, abs=1e-6)
+    for name, each in trainer.head.named_parameters():
+        assert (found[name] is None) == (each.grad is None)
+        if each.grad is not None:
+            torch.testing.assert_close(found[name], each.grad, rtol=1e-3, atol=1e-6)
+
+
+def _loss_of_whole_texts(trainer: loop.Trainer, texts: list[Text]) -> torch.Tensor:
+    """The loss by its definition: text by text, all logits of a guess at once."""
+    teacher, steps = trainer.teacher, trainer.teacher.settings.steps
+    parts: list[list[torch.Tensor]] = [[] for _ in range(steps)]
+    for text in texts:
+        lesson, count = teacher.lesson(text.tokens), len(text.tokens)
+        known = lesson.is_known & (np.arange(count) >= text.learned - 1)
+        embedded = torch.from_numpy(np.pad(teacher.embeddings(text.tokens), ((0, steps), (0, 0))))
+        rows = [embedded[None, 1 + step : count + step] for step in range(steps)]
+        features = torch.from_numpy(lesson.features[None, :-1])
+        for step, normed in enumerate(trainer.head(features, rows)):
+            for row in range(count - 1 - step):
+                if known[row + 1 + step]:
+                    output = trainer.head.lm_head
+                    weights = trainer.output if output is None else output.weight
+                    shares = torch.from_numpy(lesson.logits[row + 1 + step]).softmax(-1)
+                    guess = (normed[0, row] @ weights.T).log_softmax(-1)
+                    parts[step].append(-(shares * guess).sum())
+    weights = [trainer.teacher.settings.step_weight**step for step in range(steps)]
+    means = [torch.stack(each).mean() if each else torch.zeros(()) for each in parts]
+    total = sum(weight * mean for weight, mean in zip(weights, means, strict=True))
+    assert isinstance(total, torch.Tensor)
+    return total / sum(weights)
+
+
 def test_training_lowers_the_loss(llm: LLM, model: Path, rng: np.random.Generator) -> None:
     """The same texts again and again: what the head cannot learn then is a defect."""
     texts, settings = random_texts(rng, 2), settings_for(model, epochs=60, rate=3e-3)

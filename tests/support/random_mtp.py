@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from support.random_families import ZERO_CENTRED, tensor_sizes
+from support.random_families import RECURRENT, ZERO_CENTRED, tensor_sizes
 from support.random_models import Shape, Tensors, draw, make_model, read_model
 from support.writers import bf16_bits, write_safetensors
 
@@ -17,26 +17,28 @@ Sizes = Iterator[tuple[str, tuple[int, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class MtpForm:
-    """How a family's MTP layer is named; those of each layer follow `layers` and its number."""
+    """How a family's MTP layer is named; those of the layer itself follow `layer`."""
 
     model_type: str
-    layers: str
+    layer: str
     embedding_norm: str
     hidden_norm: str
     projection: str
     final_norm: str
 
 
-MIMO = MtpForm(
-    "mimo", "model.mtp_layers", *(f"model.mtp_layers.0.{name}" for name in (
-        "token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm",
-    )),
-)  # fmt: skip
-QWEN3_5 = MtpForm(
-    "qwen3_5_text", "mtp.layers", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc",
-    "mtp.norm",
-)  # fmt: skip
-FORMS = {"qwen2": MIMO, "qwen3_5_text": QWEN3_5}  # MiMo is Qwen 2 with such a layer
+def form_of(shape: Shape) -> MtpForm:
+    """MiMo is Qwen 2 with such a layer."""
+    if shape.model_type == "qwen2":
+        at = "model.mtp_layers.0."
+        names = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
+        return MtpForm("mimo", at, *(at + name for name in names))
+    if shape.model_type in RECURRENT:
+        names = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
+        return MtpForm(shape.model_type, "mtp.layers.0.", *(f"mtp.{name}" for name in names))
+    at = f"model.layers.{shape.layers}."
+    names = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
+    return MtpForm(shape.model_type, at, *(at + name for name in names))
 
 
 def make_mtp_model(
@@ -48,7 +50,7 @@ def make_mtp_model(
     """
     make_model(directory, shape, seed)
     config, tensors = read_model(directory)
-    config |= {"model_type": FORMS[shape.model_type].model_type, **entries}
+    config |= {"model_type": form_of(shape).model_type, **entries}
     (directory / "config.json").write_text(json.dumps(config))
     layer = mtp_tensors(shape, seed + 1)
     if is_knowing:
@@ -64,27 +66,25 @@ def mtp_tensors(shape: Shape, seed: int) -> Tensors:
 
 
 def _sizes(shape: Shape) -> Sizes:
-    form, hidden = FORMS[shape.model_type], shape.hidden
+    form, hidden = form_of(shape), shape.hidden
     yield f"{form.projection}.weight", (hidden, 2 * hidden)
     for norm in (form.embedding_norm, form.hidden_norm, form.final_norm):
         yield f"{norm}.weight", (hidden,)
-    sizes = dict(tensor_sizes(shape))
-    like = next(name for name in sizes if name.endswith("self_attn.q_proj.weight"))
-    at = like.removesuffix("self_attn.q_proj.weight")
-    for name, size in sizes.items():
-        if name.startswith(at):
-            yield f"{form.layers}.0.{name.removeprefix(at)}", size
+    every = {"full_attention_interval": 1, "first_k_dense_replace": 0}
+    for name, size in tensor_sizes(replace(shape, layers=1, extra={**shape.extra, **every})):
+        if name.startswith("model.layers.0."):
+            yield name.replace("model.layers.0.", form.layer), size
 
 
 def _teach(shape: Shape, model: Tensors, layer: Tensors, hidden_first: bool) -> None:
     """The residual stream is the token's embedding; the layer adds nothing to it."""
-    form, hidden = FORMS[shape.model_type], shape.hidden
+    form, hidden = form_of(shape), shape.hidden
     parts = [np.eye(hidden), np.zeros((hidden, hidden))]
     parts = parts[::-1] if hidden_first else parts
     layer[f"{form.projection}.weight"] = bf16_bits(np.concatenate(parts, 1).astype(np.float32))
-    for name in ("self_attn.o_proj", "mlp.down_proj"):
-        whole = f"{form.layers}.0.{name}.weight"
-        layer[whole] = np.zeros_like(layer[whole])
+    for name, bits in layer.items():
+        if "o_proj" in name or "down_proj" in name:
+            layer[name] = np.zeros_like(bits)
     plain = np.full(hidden, shape.model_type not in ZERO_CENTRED, np.float32)
     layer[f"{form.embedding_norm}.weight"] = bf16_bits(plain)
     layer[f"{form.final_norm}.weight"] = model["model.norm.weight"]

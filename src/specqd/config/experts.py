@@ -81,12 +81,12 @@ def read_qwen3_next(fields: Fields, context: int | None) -> DecoderConfig:
 
 
 def _with_experts(fields: Fields, context: int | None, experts: ExpertsConfig) -> DecoderConfig:
-    """Qwen 3.5 with experts beside a shared one; an MTP layer with experts is not read."""
+    """Qwen 3.5 with experts beside a shared one."""
     config = read_qwen3_5(fields, context)
     width = fields.integer("shared_expert_intermediate_size", 512)
     sizes = tuple(width if sparse else config.intermediate_size for sparse in experts.layers)
     experts = replace(experts, has_shared=True)
-    return replace(config, experts=experts, intermediate_sizes=sizes, mtp=None)
+    return replace(config, experts=experts, intermediate_sizes=sizes)
 
 
 def _sparse_layers(fields: Fields) -> tuple[bool, ...]:

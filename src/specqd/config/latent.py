@@ -14,6 +14,7 @@ from specqd.config.decoder import (
     read_experts,
 )
 from specqd.config.fields import Fields
+from specqd.config.mtp import MtpConfig, read_mtp
 from specqd.config.rope import RopeConfig, RopeDefaults
 from specqd.errors import shown
 
@@ -212,4 +213,5 @@ def _with_experts(fields: Fields, config: DecoderConfig, experts: ExpertsConfig)
     """The shared experts are one feed forward; that of layers without experts is wider."""
     width = experts.size * fields.integer("n_shared_experts", 1, most=1024)
     sizes = tuple(width if sparse else config.intermediate_size for sparse in experts.layers)
-    return replace(config, experts=experts, intermediate_sizes=sizes)
+    mtp = read_mtp(fields, MtpConfig(blanks_first=True))
+    return replace(config, experts=experts, intermediate_sizes=sizes, mtp=mtp)

@@ -64,9 +64,10 @@ class LayerReader:
         weights = widened(self._loader.unpacked[f"{name}.weight"]).astype(np.float64)
         return Importance((self._config.norm_offset + weights) ** 2)
 
-    def layer(self, index: int) -> _native.LayerWeights:
+    def layer(self, index: int, at: str | None = None) -> _native.LayerWeights:
+        """Layer `index`, whose modules' names begin with `at`: by default, with its number."""
         c, names = self._config, self._names
-        at = f"{names.layers}.{index}."
+        at = at or f"{names.layers}.{index}."
 
         def norm(name: str | None) -> _native.Norm | None:
             return self.norm(name and at + name, c.hidden_size)

@@ -22,11 +22,10 @@ from specqd.model.importance import Importance
 from specqd.model.layers import LayerReader
 from specqd.model.loader import Loader, Progress, Source
 from specqd.model.model import Model
+from specqd.model.mtp_shapes import shapes_of
 from specqd.model.packed import PackedFile, is_packed
-from specqd.model.tensor_names import MTP_NAMES, MtpNames, TensorNames, names_of
+from specqd.model.tensor_names import MTP_TYPES, MtpNames, mtp_names_of, names_of
 from specqd.model.weights import open_loader, open_weights
-
-_Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +46,10 @@ class MtpFiles:
         if target.mtp is None:
             raise TensorError(
                 f"{directory}: models of type {target.model_type} have no MTP layer that is read "
-                f"(known: {', '.join(MTP_NAMES)}); draft with fp4 or ngram"
+                f"(known: {', '.join(MTP_TYPES)}); draft with fp4 or ngram"
             )
-        names, layer = MTP_NAMES[target.model_type], _layer_of(target)
+        names = mtp_names_of(target)
+        layer = _layer_of(target, names)
         if not _holds(directory, names):
             again = "; if its model has one, pack it again" if is_packed(directory) else ""
             raise TensorError(
@@ -72,7 +72,7 @@ class MtpFiles:
 
 def has_mtp(directory: Path, target: DecoderConfig) -> bool:
     """Whether the model's files hold an MTP layer that drafts; warns of one that cannot."""
-    if target.mtp is None or not _holds(directory, MTP_NAMES[target.model_type]):
+    if target.mtp is None or not _holds(directory, mtp_names_of(target)):
         return False
     try:
         MtpFiles.open(directory, target)
@@ -89,54 +89,42 @@ def _holds(directory: Path, names: MtpNames) -> bool:
     return name in open_weights(directory)
 
 
-def _layer_of(target: DecoderConfig) -> DecoderConfig:
-    """A model of one layer: like the target's first one with attention."""
+def _layer_of(target: DecoderConfig, names: MtpNames) -> DecoderConfig:
+    """A model of one layer, with the attention of the first one that is not recurrent."""
     like = target.recurrent_layers.index(False)
     ropes, windows = (target.ropes[like],), (target.windows[like],)
-    return replace(target, num_layers=1, ropes=ropes, windows=windows, recurrent=None)
+    experts, fed = target.experts, range(target.num_layers)[names.feed_forward_of]
+    if experts is not None:
+        experts = replace(experts, layers=(True,)) if experts.layers[fed] else None
+    return replace(
+        target,
+        num_layers=1,
+        ropes=ropes,
+        windows=windows,
+        recurrent=None,
+        experts=experts,
+        intermediate_sizes=(target.feed_forward_size(fed),),
+    )
 
 
 def _check(directory: Path, layer: DecoderConfig, names: MtpNames) -> int:
     """Checks all tensors of the first MTP layer; returns the number of layers."""
-    tensors, wanted = open_weights(directory), _shapes(layer, names_of(layer), names)
+    tensors = open_weights(directory)
+    wanted = shapes_of(layer, names_of(layer), names, tensors)
     for name, shape in wanted.items():
         tensors.check(name, shape)
     assert isinstance(tensors, TensorDirectory)
     numbered, later = re.compile(rf"{re.escape(names.layers)}\.(\d+)\."), set()
     for name in tensors:
         found = numbered.match(name)
-        if found and found[1] != "0":
-            later.add(found[1])
-        elif name.startswith(names.prefix) and name not in wanted:
+        if found and int(found[1]) != names.index:
+            later |= {found[1]} if int(found[1]) > names.index else set()
+        elif name.startswith(names.prefix) and name not in (*wanted, *names.repeated):
             raise TensorError(
                 f"{directory}: tensor {shown(name)}: no known MTP layer of {layer.model_type} has "
                 "it; draft with fp4 or ngram"
             )
     return 1 + len(later)
-
-
-def _shapes(layer: DecoderConfig, modules: TensorNames, names: MtpNames) -> _Shapes:
-    """The tensors of an MTP layer."""
-    hidden, dim, at = layer.hidden_size, layer.head_dim, f"{names.layers}.0."
-    queries, keys = layer.num_heads * dim, layer.num_kv_heads * dim
-    rows = (queries * (1 + layer.gates_attention), keys, keys)
-    shapes: _Shapes = {names.projection: (hidden, 2 * hidden)}
-    norms = [names.embedding_norm, names.hidden_norm, names.final_norm]
-    norms += [f"{at}{norm}" for norm in (modules.attention_norm, modules.feed_forward_norm)]
-    shapes |= dict.fromkeys(norms, (hidden,))
-    if layer.qk_norm is not None:
-        shapes |= {at + modules.query_norm: (dim,), at + modules.key_norm: (dim,)}
-    for name in modules.gate_up:
-        shapes[at + name] = (layer.intermediate_size, hidden)
-    shapes[at + modules.down] = (hidden, layer.intermediate_size)
-    shapes[at + modules.output] = (hidden, queries)
-    biases = {at + modules.output: hidden} if layer.output_bias else {}
-    for name, count in zip(modules.query_key_value, rows, strict=True):
-        shapes[at + name] = (count, hidden)
-        if layer.qkv_bias:
-            biases[at + name] = count
-    tensors: _Shapes = {f"{name}.weight": shape for name, shape in shapes.items()}
-    return tensors | {f"{name}.bias": (count,) for name, count in biases.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +149,7 @@ def load_mtp_weights(
     """Packs the layer, or maps it from a packed file. Raises TensorError for bad weights."""
     loader = open_loader(files.directory, pool, isa, draft, progress)
     config, names = files.layer, files.names
-    modules = replace(names_of(config), layers=names.layers, final_norm=names.final_norm)
+    modules = replace(names_of(config), final_norm=names.final_norm)
     read, hidden = LayerReader(loader, config, modules), config.hidden_size
 
     def norm(name: str) -> _native.Norm:
@@ -171,7 +159,7 @@ def load_mtp_weights(
     pair = [names.embedding_norm, names.hidden_norm]
     pair = pair[::-1] if files.mtp.hidden_first else pair
     weights = MtpWeights(
-        layer=read.layer(0),
+        layer=read.layer(0, names.layer),
         embedding_norm=embedding_norm,
         hidden_norm=hidden_norm,
         projection=loader.pack(

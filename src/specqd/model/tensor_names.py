@@ -69,7 +69,9 @@ class TensorNames:
 class MtpNames:
     """Module names of an MTP layer, which is one of the family's layers between others.
 
-    All begin with `prefix`; those of the layer follow `layers` and its index.
+    All begin with `prefix`; those of the layer follow `layers` and `index`. `feed_forward_of` is
+    the model's layer whose kind of feed forward it has. `repeated` are tensors that some files
+    hold again, though they are the model's.
     """
 
     prefix: str
@@ -78,6 +80,14 @@ class MtpNames:
     hidden_norm: str
     projection: str
     final_norm: str
+    index: int = 0
+    feed_forward_of: int = 0
+    repeated: tuple[str, ...] = ()
+
+    @property
+    def layer(self) -> str:
+        """What the names of the layer's own modules begin with."""
+        return f"{self.layers}.{self.index}."
 
 
 _DEFAULT = TensorNames()
@@ -190,7 +200,15 @@ _BY_TYPE = {
 }
 
 _MIMO = "model.mtp_layers.0"  # holds the other modules too
-MTP_NAMES = {
+_QWEN_MTP = MtpNames(
+    prefix="mtp.",
+    layers="mtp.layers",
+    embedding_norm="mtp.pre_fc_norm_embedding",
+    hidden_norm="mtp.pre_fc_norm_hidden",
+    projection="mtp.fc",
+    final_norm="mtp.norm",
+)
+_MTP = {
     "mimo": MtpNames(
         prefix="model.mtp_layers.",
         layers="model.mtp_layers",
@@ -199,15 +217,31 @@ MTP_NAMES = {
         projection=f"{_MIMO}.input_proj",
         final_norm=f"{_MIMO}.final_layernorm",
     ),
-    "qwen3_5_text": MtpNames(
-        prefix="mtp.",
-        layers="mtp.layers",
-        embedding_norm="mtp.pre_fc_norm_embedding",
-        hidden_norm="mtp.pre_fc_norm_hidden",
-        projection="mtp.fc",
-        final_norm="mtp.norm",
-    ),
+    "qwen3_5_text": _QWEN_MTP,
+    "qwen3_5_moe_text": _QWEN_MTP,
+    "qwen3_next": _QWEN_MTP,
 }
+_NUMBERED_MTP = ("glm4_moe", "glm4_moe_lite", "deepseek_v3")  # the layer follows the model's own
+MTP_TYPES = (*_MTP, *_NUMBERED_MTP)
+
+
+def mtp_names_of(config: DecoderConfig) -> MtpNames:
+    """The names of an MTP layer of this model, which must be of MTP_TYPES."""
+    if config.model_type not in _NUMBERED_MTP:
+        return _MTP[config.model_type]
+    at = f"{_DEFAULT.layers}.{config.num_layers}."
+    return MtpNames(
+        prefix=at,
+        layers=_DEFAULT.layers,
+        embedding_norm=f"{at}enorm",
+        hidden_norm=f"{at}hnorm",
+        projection=f"{at}eh_proj",
+        final_norm=f"{at}shared_head.norm",
+        index=config.num_layers,
+        feed_forward_of=-1,
+        repeated=(f"{at}embed_tokens.weight", f"{at}shared_head.head.weight"),
+    )
+
 
 # Prefixes of a text model's names in a model that also reads images -> in a text model.
 _TEXT_PREFIXES = {"model.language_model.": "model.", "language_model.": ""}

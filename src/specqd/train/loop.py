@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from safetensors import torch as tensors_file
 from torch import Tensor
-from torch.nn.functional import log_softmax
+from torch.nn.functional import cross_entropy, linear
 
 from specqd.errors import RequestError
 from specqd.train.files import STATE
@@ -20,6 +20,7 @@ from specqd.train.texts import Text
 from specqd.train.vocabulary import known_by_target, offsets_of
 
 WEIGHTS = "model.safetensors"
+_ROWS = 256  # whose logits are held at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,8 @@ class Batch:
     features: Tensor  # [batch, n, taps * hidden]
     embeddings: list[Tensor]  # by step: [batch, n, hidden]
     is_learned: list[Tensor]  # by step: [batch, n]
-    logits: list[Tensor]  # the model's, of the learned rows of each step: [rows, tokens]
+    shares: Tensor  # the model's probabilities behind each learned token: [learned, tokens]
+    learned: list[Tensor]  # by step, which rows of `shares` its learned rows foresee
 
 
 def make_batch(teacher: Teacher, texts: Sequence[Text]) -> Batch:
@@ -39,24 +41,27 @@ def make_batch(teacher: Teacher, texts: Sequence[Text]) -> Batch:
     features = np.zeros((len(texts), rows, lessons[0].features.shape[1]), np.float32)
     width = teacher.model.config.hidden_size
     embeddings = [np.zeros((len(texts), rows, width), np.float32) for _ in range(steps)]
-    learned = [np.zeros((len(texts), rows), bool) for _ in range(steps)]
-    logits: list[list[np.ndarray]] = [[] for _ in range(steps)]
+    is_learned = [np.zeros((len(texts), rows), bool) for _ in range(steps)]
+    logits, positions = [], []
     for at, (text, lesson) in enumerate(zip(texts, lessons, strict=True)):
         count = len(text.tokens) - 1
         features[at, :count] = lesson.features[:-1]
         embedded = teacher.embeddings(text.tokens)
+        known = lesson.is_known.copy()
+        known[: max(text.learned - 1, 1)] = False
         for step in range(steps):
             first = step + 1  # row t reads token t + first, and foresees the one behind it
             embeddings[step][at, : count + 1 - first] = embedded[first:]
-            is_learned = lesson.is_known.copy()
-            is_learned[: max(text.learned - 1, 0)] = False
-            learned[step][at, : count + 1 - first] = is_learned[first:]
-            logits[step].append(lesson.logits[first:][is_learned[first:]])
+            is_learned[step][at, : count + 1 - first] = known[first:]
+        logits.append(lesson.logits[known])
+        positions.append(np.flatnonzero(known))
+    position = torch.from_numpy(np.concatenate(positions))
     return Batch(
         torch.from_numpy(features),
         [torch.from_numpy(each) for each in embeddings],
-        [torch.from_numpy(each) for each in learned],
-        [torch.from_numpy(np.concatenate(each)) for each in logits],
+        [torch.from_numpy(each) for each in is_learned],
+        torch.from_numpy(np.concatenate(logits)).softmax(-1),
+        [(position > step).nonzero()[:, 0] for step in range(steps)],
     )
 
 
@@ -79,35 +84,45 @@ class Trainer:
         for group in self.optimiser.param_groups:
             group["lr"] = settings.rate * rate_share(self.step, self.total, settings.warmup)
         batch = make_batch(self.teacher, texts)
-        loss = self._loss(batch)
         self.optimiser.zero_grad()
-        loss.backward()
+        loss = self.backward(batch)
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), settings.clip)
         self.optimiser.step()
         self.step += 1
-        return float(loss.item())
+        return loss
 
-    def _loss(self, batch: Batch) -> Tensor:
-        weights = [self.teacher.settings.step_weight**step for step in range(len(batch.logits))]
-        parts = []
-        for weight, ours, theirs in zip(weights, self._logits(batch), batch.logits, strict=True):
-            if len(theirs):
-                parts.append(weight * -(theirs.softmax(-1) * log_softmax(ours, -1)).sum(-1).mean())
-        if not parts:
-            return sum(each.sum() * 0.0 for each in self.head.parameters())
-        return torch.stack(parts).sum() / sum(weights)
+    def backward(self, batch: Batch) -> float:
+        """Adds the loss's gradients to the parameters'; returns the loss.
 
-    def _logits(self, batch: Batch) -> Iterator[Tensor]:
-        """The head's logits of the learned rows, by step."""
-        config, own = self.teacher.model.config, self.head.lm_head
+        Few rows at a time pass the output, so the logits of a batch are never held together.
+        """
+        weights = [self.teacher.settings.step_weight**step for step in range(len(batch.learned))]
+        normed, gradients, loss = [], [], 0.0
+        steps = zip(weights, self._learned_rows(batch), batch.learned, strict=True)
+        for weight, rows, learned in steps:
+            ends = rows.detach().requires_grad_()
+            for few, their in zip(ends.split(_ROWS), learned.split(_ROWS), strict=True):
+                entropy = cross_entropy(self._logits(few), batch.shares[their], reduction="sum")
+                part = weight / sum(weights) / max(len(learned), 1) * entropy
+                part.backward()
+                loss += part.item()
+            normed.append(rows)
+            gradients.append(ends.grad)
+        torch.autograd.backward(normed, gradients)
+        return loss
+
+    def _learned_rows(self, batch: Batch) -> list[Tensor]:
+        """The head's normed rows that are learned, by step."""
         normed = self.head(batch.features, batch.embeddings)
-        for rows, is_learned in zip(normed, batch.is_learned, strict=True):
-            if own is not None:
-                yield own(rows[is_learned])
-                continue
-            logits = config.logit_scale * (rows[is_learned] @ self.output.T)
-            cap = config.logit_softcap
-            yield logits if cap is None else cap * torch.tanh(logits / cap)
+        return [rows[learned] for rows, learned in zip(normed, batch.is_learned, strict=True)]
+
+    def _logits(self, rows: Tensor) -> Tensor:
+        """The head's logits of normed rows."""
+        if self.head.lm_head is not None:
+            return self.head.lm_head(rows)
+        config = self.teacher.model.config
+        logits, cap = config.logit_scale * linear(rows, self.output), config.logit_softcap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def agreement(self, texts: Sequence[Text]) -> list[float]:
         """By step, the share of rows whose likeliest token is the model's; empty without texts."""
@@ -117,9 +132,10 @@ class Trainer:
         with torch.no_grad():
             for text in texts:
                 batch = make_batch(self.teacher, [text])
-                for step, ours in enumerate(self._logits(batch)):
-                    theirs = batch.logits[step].argmax(-1)
-                    agreed[:, step] += float((ours.argmax(-1) == theirs).sum()), len(theirs)
+                theirs = batch.shares.argmax(-1)
+                for step, rows in enumerate(self._learned_rows(batch)):
+                    is_same = self._logits(rows).argmax(-1) == theirs[batch.learned[step]]
+                    agreed[:, step] += float(is_same.sum()), len(is_same)
         return [float(each) for each in agreed[0] / np.maximum(agreed[1], 1)]
 
     def save(self, out: Path) -> None:
