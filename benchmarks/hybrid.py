@@ -10,8 +10,8 @@ A model has the shape of Qwen3.5-0.8B or 4B (1.5 and 8.4 GB). Prints one JSON ob
   weights, keys, values and states.
 - rounds: with drafts of four tokens, nearly all rejected; the shares that the recurrence and new
   states at anchors take.
-- memory: what the process grew by for each sequence (keys and values apart) and each state that
-  stays cached, and what the cache counts.
+- memory: what the process grew by for each sequence and each state that stays cached, both without
+  keys and values, and what the cache counts.
 """
 
 import argparse
@@ -130,28 +130,30 @@ def rounds(llm: LLM) -> dict[str, float]:
 
 def memory(model: Model) -> dict[str, float]:
     cache = model.cache
-    sequences, sizes = [], []
-    for i in range(SEQUENCES + 1):  # the first one makes room for rows too
-        sequences.append(_decoded(model, 1 + i, BEGIN, TOKENS))
-        sizes.append(_resident_mb())
-    slots = cache.used_slots / len(sequences)
-    pages = -(-(BEGIN + TOKENS) // _native.PAGE_POSITIONS) * cache.page_bytes / 1e6
-    for context in sequences:
-        cache.release(context.slot)
-    sizes_cached = []
-    for i in range(SEQUENCES):
+    page = cache.page_bytes / 1e6
+    before, sizes = cache.cached_slots, []
+    for i in range(SEQUENCES + 1):  # the first one makes room for rows and states too
         context = _decoded(model, 100 + i, _native.PAGE_POSITIONS, 1)
         cache.publish(context.slot, _tokens(100 + i, _native.PAGE_POSITIONS))
         cache.release(context.slot)
-        sizes_cached.append(_resident_mb())
+        sizes.append(_resident_mb())
+    cached_slots = cache.cached_slots
+    sequences, sizes_held = [], []
+    for i in range(SEQUENCES + 1):
+        sequences.append(_decoded(model, 1 + i, BEGIN, TOKENS))
+        sizes_held.append(_resident_mb())
+    slots = (cache.used_slots - cached_slots) / len(sequences)
+    for context in sequences:
+        cache.release(context.slot)
+    pages = -(-(BEGIN + TOKENS) // _native.PAGE_POSITIONS)
     return {
-        "sequence_mb": (sizes[-1] - sizes[0]) / SEQUENCES - pages,
+        "sequence_mb": float(np.median(np.diff(sizes_held))) - pages * page,
         "slots_of_a_sequence": slots,
         "most_of_a_sequence_mb": cache.state_bytes / 1e6,
-        "cached_mb": (sizes_cached[-1] - sizes[-1]) / SEQUENCES,
-        "cached_slots": cache.cached_slots,
+        "cached_mb": float(np.median(np.diff(sizes))) - page,
+        "cached_slots": cached_slots - before,
         "slot_mb": cache.slot_bytes / 1e6,
-        "page_mb": cache.page_bytes / 1e6,
+        "page_mb": page,
     }
 
 

@@ -20,7 +20,14 @@ from support.fixtures import a_model
 from support.random_models import make_model
 
 SHAPE = FAMILY_SHAPES["qwen3_5_text"]
-directory = a_model(SHAPE)
+hybrid = a_model(SHAPE)
+convolutions = a_model(FAMILY_SHAPES["lfm2"])
+
+
+@pytest.fixture(params=["hybrid", "convolutions"])
+def directory(request: pytest.FixtureRequest) -> Path:
+    made: Path = request.getfixturevalue(request.param)
+    return made
 
 
 @pytest.fixture

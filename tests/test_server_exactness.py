@@ -55,9 +55,11 @@ class Asked:
 
 llama = a_model(Shape(is_peaked=True, context=1024), HERMES)
 hybrid = a_model(replace(FAMILY_SHAPES["qwen3_5_text"], vocab=320), HERMES)
+convolutions = a_model(replace(FAMILY_SHAPES["lfm2"], vocab=320), HERMES)
+CASES = ["llama auto", "llama fp4:k=5", "llama none", "hybrid auto", "convolutions auto"]
 
 
-@pytest.fixture(scope="module", params=["llama auto", "llama fp4:k=5", "llama none", "hybrid auto"])
+@pytest.fixture(scope="module", params=CASES)
 def case(request: pytest.FixtureRequest) -> list[str]:
     """A model, and what drafts for it."""
     return str(request.param).split()
