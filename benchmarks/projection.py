@@ -55,7 +55,7 @@ def extended(shallow: Costs, deep: Costs, layers: tuple[int, int], wanted: int) 
     return {rows: deep[rows] + (wanted - layers[1]) * each[rows] for rows in ROWS}
 
 
-def interpolated(costs: Costs, rows: int) -> float:
+def interpolated(costs: Costs, rows: float) -> float:
     low = max(known for known in costs if known <= rows)
     high = min((known for known in costs if known >= rows), default=low)
     share = 0.0 if high == low else (rows - low) / (high - low)
