@@ -232,3 +232,16 @@ def test_random_operations_lose_no_page(directory: Path, chance: random.Random) 
     mirrored.check()
     last = mirrored.cache.create()
     assert testing.make_writable(mirrored.cache, last, 0, 12 * PAGE)
+
+
+def test_sequences_that_grow_by_turns_have_their_pages_in_a_row(cache: _native.KvCache) -> None:
+    """Attention reads a chunk of keys in one run."""
+    slots = [cache.create(), cache.create()]
+    pages = testing.CHUNK_POSITIONS // PAGE
+    for page in range(pages):
+        for slot in slots:
+            assert testing.make_writable(cache, slot, page * PAGE, (page + 1) * PAGE)
+    words = PAGE * 32  # keys of 16 dimensions are padded
+    for slot in slots:
+        distances = [testing.page_distance(cache, slot, page) for page in range(pages)]
+        assert distances == [page * words for page in range(pages)]

@@ -92,6 +92,14 @@ void bind_pages(nb::module_& m) {
       },
       "cache"_a, "sequence"_a, "page"_a, "Returns a copy of a page's words.");
   m.def(
+      "page_distance",
+      [](const KvCache& cache, int sequence, int64_t page) {
+        const KvView view = cache.view(sequence, 0, 0);
+        return view.keys(page) - view.keys(0);
+      },
+      "cache"_a, "sequence"_a, "page"_a,
+      "Returns the words from the first keys of a sequence to those of a page.");
+  m.def(
       "write_page_bits",
       [](KvCache& cache, int sequence, int64_t page, const BitVector& bits) {
         if (static_cast<int64_t>(bits.size()) != cache.shape().page_words())

@@ -72,6 +72,11 @@ def make_writable(cache: specqd._native.KvCache, sequence: int, first: int, last
 def page_bits(cache: specqd._native.KvCache, sequence: int, page: int) -> NDArray[numpy.uint16]:
     """Returns a copy of a page's words."""
 
+def page_distance(cache: specqd._native.KvCache, sequence: int, page: int) -> int:
+    """
+    Returns the words from the first keys of a sequence to those of a page.
+    """
+
 def write_page_bits(cache: specqd._native.KvCache, sequence: int, page: int, bits: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)]) -> None:
     """Replaces a page's words."""
 
