@@ -61,6 +61,7 @@ def test_a_played_race_ends_with_its_verdict(browser: Any, served: Served) -> No
         answer(visit, *bodies)
         visit.send("Hello")
         visit.page.locator(".race").click()
+        visit.page.locator("#race").wait_for()
         assert visit.page.locator("#race-pace").input_value() == "16"  # slower, to be seen
         visit.page.locator("#race-pace").select_option("1")
         visit.page.locator("#race-verdict", has_text="2.0 times as fast").wait_for()
