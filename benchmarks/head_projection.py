@@ -14,7 +14,6 @@ model's fp4 drafts. `head` drafts for the model, and `fp4 head` for that draft. 
 the best fixed ones: k tokens for the model, and in brackets those of the head for the draft.
 """
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from time import perf_counter
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
-from projection import Costs, best, both_costs, extended, interpolated
+from projection import Costs, best, both_costs, cost_options, extended, interpolated
 
 from specqd import _native
 from specqd._native import Rows
@@ -73,7 +72,7 @@ def head_costs(model: Model, directory: Path, repeats: int) -> tuple[Costs, floa
     guesses = []
 
     def forward() -> float:
-        """Of the pairs that the head lacks."""
+        """Forwards the pairs that the head lacks; returns the seconds."""
         context = head.context(sequence)
         begun = perf_counter()
         head.forward([Rows(context, context.length, sequence.tokens[context.length :], 1)])
@@ -140,14 +139,8 @@ def table(exact: Costs, draft: Costs, first: Costs, guess: float) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", type=Path)
+    parser = cost_options(__doc__.splitlines()[0])
     parser.add_argument("head", type=Path)
-    parser.add_argument("--shallow", type=Path)
-    parser.add_argument("--layers", type=int)
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--isa")
-    parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args()
     if not options.head.exists():
         write_head(options.head, options.model)

@@ -107,7 +107,7 @@ def forwards(model: Model) -> list[dict[str, Any]]:
 
 
 def rounds(llm: LLM) -> dict[str, float]:
-    """What new states take of rounds with drafts, most of which are rejected."""
+    """Measures the share of new states in rounds with drafts, most of which are rejected."""
     engine, pool = llm.engine, llm.model.machine.pool
     params = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
     [generation] = engine.submit(GenerationRequest([list(range(1, BEGIN))], params))

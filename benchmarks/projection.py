@@ -92,16 +92,22 @@ def table(exact: Costs, draft: Costs, small: float | None, below: list[float]) -
     return lines
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def cost_options(description: str) -> argparse.ArgumentParser:
+    """A parser of the options by which costs of a model are measured."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("model", type=Path)
     parser.add_argument("--shallow", type=Path)
     parser.add_argument("--layers", type=int)
-    parser.add_argument("--small", type=Path)
-    parser.add_argument("--below", type=float, action="append")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--isa")
     parser.add_argument("--repeats", type=int, default=7)
+    return parser
+
+
+def main() -> None:
+    parser = cost_options(__doc__.splitlines()[0])
+    parser.add_argument("--small", type=Path)
+    parser.add_argument("--below", type=float, action="append")
     options = parser.parse_args()
     machine = Machine.choose(options.threads, options.isa)
     small = None

@@ -80,7 +80,7 @@ def head_of(directory: Path) -> NDArray[np.uint16]:
 
 
 def fp4_logits(model: Model, directory: Path, tokens: SequenceOf[int]) -> NDArray[np.float32]:
-    """What an idle model's head computes of its FP4 weights alone: [rows, panels, 16]."""
+    """Logits that an idle model's head has by its FP4 weights alone, [rows, panels, 16]."""
     _, tensors = read_model(directory)
     config, head = model.config, head_of(directory)
     rows, tiles = -(-len(head) // PANEL) * PANEL, -(-head.shape[1] // BLOCK)

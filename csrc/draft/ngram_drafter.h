@@ -39,7 +39,7 @@ class NgramDrafter : public Drafter {
     double confidence;
     bool is_first;  // of its proposal
   };
-  // What a look-up found. A choice asks for the value of a proposal and then for the proposal.
+  // The result of a look-up. A choice asks for the value of a proposal and then for the proposal.
   struct Found {
     std::vector<int32_t> guesses;
     int64_t at_most;

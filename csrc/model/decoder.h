@@ -189,6 +189,7 @@ class Decoder {
   bool tells() const { return is_target_ && precision_ == Precision::kExact; }
   void tell_read(std::span<const int32_t> tokens, std::span<const ForwardRows> sequences);
   size_t head_bytes(Precision precision, int64_t panels) const;
+  int64_t exact_panels() const;  // of the head, for each row of a draft
   void plan_head(HeadUse head);
   void leave_out(Team& team);
   void prepare_positions(std::span<const ForwardRows> sequences);

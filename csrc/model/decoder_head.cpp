@@ -35,6 +35,8 @@ size_t Decoder::head_bytes(Precision precision, int64_t panels) const {
          static_cast<size_t>(weights_.head->matrix().panels);
 }
 
+int64_t Decoder::exact_panels() const { return std::min(kBestPanels, head_panels_); }
+
 void Decoder::plan_head(HeadUse head) {
   const int64_t panels = weights_.head->matrix().panels;
   head_panels_ = panels;
@@ -44,7 +46,7 @@ void Decoder::plan_head(HeadUse head) {
     head_runs_.assign(1, {0, panels, 0});
   moved_bytes_ -= head_bytes(precision_, panels) - head_bytes(precision_, head_panels_);
   if (precision_ == Precision::kExact) return;
-  const int64_t best = logit_rows() * std::min(kBestPanels, head_panels_);
+  const int64_t best = logit_rows() * exact_panels();
   best_panels_.resize(static_cast<size_t>(best));
   panel_maxima_.resize(static_cast<size_t>(logit_rows() * panels));
   moved_bytes_ += head_bytes(Precision::kExact, best);
@@ -97,8 +99,7 @@ void Decoder::finish(Team& team) {
 
 // Lists each row's panels with the largest logits, the largest first; the earlier of equal ones.
 void Decoder::choose_panels(Team& team) {
-  const int64_t panels = weights_.head->matrix().panels;
-  const int64_t most = std::min(kBestPanels, head_panels_);
+  const int64_t panels = weights_.head->matrix().panels, most = exact_panels();
   team.stage("best panels");
   team.share(logit_rows(), 1, [&](int64_t row, int64_t) {
     const float* const maxima = panel_maxima_.data() + row * panels;
@@ -117,7 +118,7 @@ void Decoder::choose_panels(Team& team) {
 // Replaces the logits of the listed panels by exact ones.
 void Decoder::reread_panels(Team& team, const PreparedRows& x) {
   const PackedMatrix& matrix = weights_.head->matrix(team.node());
-  const int64_t most = std::min(kBestPanels, head_panels_);
+  const int64_t most = exact_panels();
   const size_t panel_bytes = head_bytes(Precision::kExact, 1);
   float* const out = scratch_[static_cast<size_t>(team.thread())].products();
   team.stage("exact panels");

@@ -88,7 +88,7 @@ def resolve(path_or_repo: str | Path) -> Path:
 
 
 def _instead_of(directory: Path) -> str:
-    """What to name in place of a directory without a model."""
+    """Tells what to name in place of a directory without a model."""
     try:
         files = _gguf_files(each.name for each in directory.iterdir())
     except OSError:  # a directory that may not be read
@@ -266,7 +266,7 @@ def _gguf_files(names: Iterable[str]) -> list[str]:
 
 
 def _ends(names: Sequence[str]) -> list[str]:
-    """What tells the files apart: their names behind the words that they have in common."""
+    """Returns the files' names behind the words that they have in common."""
     stems = [re.split(r"(?<=[-.])", Path(name).stem) for name in names]
     shared = 0
     while all(len(stem) > shared + 1 and stem[shared] == stems[0][shared] for stem in stems):

@@ -17,7 +17,7 @@ Sizes = Iterator[tuple[str, tuple[int, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class MtpForm:
-    """How a family's MTP layer is named; those of the layer itself follow `layer`."""
+    """Names a family's MTP layer; the names of the layer's own modules begin with `layer`."""
 
     model_type: str
     layer: str

@@ -126,7 +126,7 @@ def _choose_by_sigmoids(
 
 
 def _gaps(values: Array, count: int) -> Array:
-    """How much more the last of the best `count` is than the next one, [n]."""
+    """Returns by how much the last of the best `count` exceeds the next one, [n]."""
     falling = -np.sort(-values, axis=-1)
     gaps: Array = falling[:, count - 1] - falling[:, count]
     return gaps

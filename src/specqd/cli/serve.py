@@ -57,7 +57,7 @@ Examples:
     metavar="ORIGIN",
     callback=lambda context, parameter, given: frozenset(map(_origin, given)),
     help="Let pages of this origin use the server (CORS), such as http://localhost:3000. "
-    "'*': of all. May repeat.",
+    "'*' allows all origins. May repeat.",
 )
 @option(
     "--max-batch",

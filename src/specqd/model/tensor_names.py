@@ -86,7 +86,7 @@ class MtpNames:
 
     @property
     def layer(self) -> str:
-        """What the names of the layer's own modules begin with."""
+        """The beginning of the names of the layer's own modules."""
         return f"{self.layers}.{self.index}."
 
 

@@ -147,7 +147,7 @@ class Service:
         )
 
     def draft_metrics(self) -> DraftMetrics:
-        """Of one answer."""
+        """Returns empty metrics for one answer, which collects them."""
         return DraftMetrics(longest_proposal(self.engine.level))
 
     def _job(self, prepared: Prepared, make_grammar: MakeGrammar | None, client: str) -> Job:
