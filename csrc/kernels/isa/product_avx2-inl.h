@@ -246,10 +246,10 @@ struct IntegerSum {
 #endif
 
 // The scales of eight outputs.
-inline __m256 scales_of(const uint8_t* scales, __m128i shift, __m256i base) {
+inline __m256 scales_of(const uint8_t* scales, __m256i shift, __m256i base) {
   const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(scales));
   return _mm256_castsi256_ps(
-      _mm256_add_epi32(_mm256_sll_epi32(_mm256_cvtepu8_epi32(bytes), shift), base));
+      _mm256_add_epi32(_mm256_sllv_epi32(_mm256_cvtepu8_epi32(bytes), shift), base));
 }
 
 // Adds a block's products of rows, `stride` bytes apart, to their sums of sixteen outputs. One load
@@ -285,7 +285,7 @@ template <int Rows>
 template <int Rows>
 [[gnu::noinline]] void draft_rows_avx2(const PackedMatrix& w, int64_t panel, const PreparedRows& x,
                                        float* out, int64_t out_stride) {
-  const __m128i shift = _mm_cvtsi32_si128(static_cast<int>(w.scale.shift));
+  const __m256i shift = _mm256_set1_epi32(static_cast<int>(w.scale.shift));
   const __m256i base = _mm256_set1_epi32(static_cast<int32_t>(w.scale.base));
   const uint8_t* codes = w.codes + panel * w.tiles * kTileCodes;
   const uint8_t* scales = w.scales + panel * w.tiles * kPanel;

@@ -18,8 +18,8 @@ namespace {
 // The BF16 bits of a tile's scales, repeated in both halves of each output's lane.
 inline __m512i scale_bits_of(const PackedMatrix& w, int64_t tile) {
   const auto* const scales = reinterpret_cast<const __m128i*>(w.scales + tile * kPanel);
-  const __m128i shift = _mm_cvtsi32_si128(static_cast<int>(w.scale.shift - 16));
-  const __m512i bits = _mm512_sll_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128(scales)), shift);
+  const __m512i shift = _mm512_set1_epi32(static_cast<int>(w.scale.shift - 16));
+  const __m512i bits = _mm512_sllv_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128(scales)), shift);
   return _mm512_add_epi16(_mm512_or_si512(bits, _mm512_slli_epi32(bits, 16)),
                           _mm512_set1_epi16(static_cast<int16_t>(w.scale.base >> 16)));
 }
@@ -151,7 +151,8 @@ template <int Rows, bool Shuffles>
   for (int m = 0; m < Rows; ++m) row[m] = x.data + m * x.stride;
   __m512 total[Rows];
   for (int m = 0; m < Rows; ++m) total[m] = _mm512_setzero_ps();
-  const __m128i shift = _mm_cvtsi32_si128(static_cast<int>(w.scale.shift));
+  // A count in each lane: one in a register for all lanes costs a second instruction inside.
+  const __m512i shift = _mm512_set1_epi32(static_cast<int>(w.scale.shift));
   const __m512i base = _mm512_set1_epi32(static_cast<int32_t>(w.scale.base));
   for (int64_t t = 0; t < w.tiles; ++t) {
     __m512i sum[Rows];
@@ -181,7 +182,7 @@ template <int Rows, bool Shuffles>
     }
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(scales));
     const __m512 scale = _mm512_castsi512_ps(
-        _mm512_add_epi32(_mm512_sll_epi32(_mm512_cvtepu8_epi32(bytes), shift), base));
+        _mm512_add_epi32(_mm512_sllv_epi32(_mm512_cvtepu8_epi32(bytes), shift), base));
     for (int m = 0; m < Rows; ++m) {
       const __m512 x_scale = _mm512_set1_ps(load_as<float>(row[m] + offsetof(DraftBlock, scale)));
       total[m] =
