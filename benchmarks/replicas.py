@@ -1,6 +1,6 @@
-"""Replicas by Ray Serve on this machine: what they answer, survive and bring.
+"""Replicas by Ray Serve on this machine: what they answer and survive.
 
-    python benchmarks/replicas.py requests|kill|update|scale|speed|prefix [MODEL] [--seed 0]
+    python benchmarks/replicas.py requests|kill|update|scale [MODEL] [--seed 0]
 
 Starts a Ray cluster with a small object store in this process's children, and ends it. Needs
 `specqd[ray]` and two cores. The model is the shipped one by default.
@@ -10,8 +10,6 @@ requests: 200 ragged requests at once, whole, streamed and left in the middle, t
     replicas are replaced. scale: 12 clients go on until Serve has added a second replica, then
     leave until it has removed one. These end with status 1 where an answer differs from that of the
     request alone, or is lost without an error.
-speed: tokens/s of two replicas of a core each over one of two cores, in turns, by requests at once.
-prefix: prompt tokens that the cache saves, with routing by prefix and at random.
 """
 
 import argparse
@@ -21,7 +19,6 @@ import logging
 import os
 import random
 import signal
-import statistics
 import sys
 import time
 from collections import Counter
@@ -39,10 +36,10 @@ from specqd.hub import shipped_model
 from specqd.ray import app
 
 Json = dict[str, Any]
+Trial = Callable[[httpx.AsyncClient, Path, random.Random], Awaitable[Json]]
 URL = "http://127.0.0.1:8000"
 COMPLETIONS = "/v1/completions"
 OBJECT_STORE_BYTES = 200_000_000
-DRAFTS = ("auto", "none")
 SOURCES = sorted(Path(os.__file__).parent.glob("*.py"))
 
 
@@ -285,125 +282,27 @@ async def scale_trial(client: httpx.AsyncClient, model: Path, chance: random.Ran
     return {**found, "ends": ends, "later": checked(list(served), expected[:5], {"whole"})}
 
 
-async def speed_trial(client: httpx.AsyncClient, model: Path, chance: random.Random) -> Json:
-    await deploy_arms(model)
-    return await measure_arms(client, chance)
-
-
-async def deploy_arms(model: Path) -> None:
-    """/two-DRAFT: two replicas of a core each. /one-DRAFT: one replica of two cores."""
-    for name, replicas in (("two", 2), ("one", 1)):
-        options: Json = {"replicas": replicas, "threads": 2 // replicas, "routing": "random"}
-        options["max_batch"] = 64 // replicas
-        for draft in DRAFTS:
-            arm = f"{name}-{draft}"
-            await asyncio.to_thread(deploy, model, arm, f"/{arm}", draft=draft, **options)
-
-
-async def measure_arms(client: httpx.AsyncClient, chance: random.Random) -> Json:
-    found: Json = {}
-    for at_once in (1, 4, 16, 64):
-        speeds: dict[str, list[float]] = {f"{n}-{d}": [] for n in ("two", "one") for d in DRAFTS}
-        for _ in range(9 if at_once < 64 else 5):
-            asked = [
-                body | {"max_tokens": chance.randrange(24, 72), "ignore_eos": True}
-                for body in bodies(chance, max(at_once, 4))
-            ]
-            for arm in chance.sample(list(speeds), len(speeds)):
-                speeds[arm].append(await _speed(client, asked, at_once, f"{URL}/{arm}"))
-        for draft in DRAFTS:
-            two, one = speeds[f"two-{draft}"], speeds[f"one-{draft}"]
-            ratios = [a / b for a, b in zip(two, one, strict=True)]
-            found[f"{draft} {at_once}"] = {
-                "two": [round(each) for each in interval(two)],
-                "one": [round(each) for each in interval(one)],
-                "two_over_one": [round(each, 2) for each in interval(ratios)],
-            }
-            print(draft, at_once, found[f"{draft} {at_once}"], flush=True)
-    return found
-
-
-async def _speed(client: httpx.AsyncClient, asked: list[Json], at_once: int, base: str) -> float:
-    """Tokens/s of whole answers, `at_once` of them at a time."""
-    places = asyncio.Semaphore(at_once)
-
-    async def one(body: Json) -> int:
-        async with places:
-            reply = await whole(client, body, base)
-        assert reply.end == "whole", reply
-        return int(reply.usage["completion_tokens"])
-
-    begun = time.perf_counter()
-    tokens = sum(await asyncio.gather(*map(one, asked)))
-    return tokens / (time.perf_counter() - begun)
-
-
-def interval(values: list[float]) -> list[float]:
-    """The median and its 95 % interval by the bootstrap."""
-    rng = random.Random(0)
-    medians = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(2000))
-    return [statistics.median(values), medians[50], medians[-51]]
-
-
-async def prefix_trial(client: httpx.AsyncClient, model: Path, chance: random.Random) -> Json:
-    begins = [text[:900] for text in prompts(chance, 200, 1800) if len(text) >= 900][:16]
-    asked = [
-        {"prompt": begin + tail, "max_tokens": 4, "temperature": 0}
-        for begin in begins
-        for tail in prompts(chance, 4, 60)
-    ]
-    chance.shuffle(asked)
-    found: Json = {"requests": len(asked), "beginnings": len(begins)}
-    for routing in ("prefix", "random"):
-        await asyncio.to_thread(
-            deploy, model, replicas=2, threads=1, routing=routing, cache_positions=4096
-        )
-        places = asyncio.Semaphore(8)
-
-        async def one(body: Json, places: asyncio.Semaphore = places) -> Reply:
-            async with places:
-                return await whole(client, body)
-
-        begun = time.perf_counter()
-        replies = await asyncio.gather(*map(one, asked))
-        assert all(reply.end == "whole" for reply in replies), replies
-        read = sum(reply.usage["prompt_tokens"] for reply in replies)
-        cached = sum(r.usage["prompt_tokens_details"]["cached_tokens"] for r in replies)
-        found[routing] = {
-            "prompt_tokens": read,
-            "cached": cached,
-            "share": round(cached / read, 3),
-            "seconds": round(time.perf_counter() - begun, 1),
-            "tokens_by_replica": await idle(client),
-        }
-        print(routing, found[routing], flush=True)
-        serve.delete("default")
-    return found
-
-
 TRIALS = {
     "requests": requests_trial,
     "kill": kill_trial,
     "update": update_trial,
     "scale": scale_trial,
-    "speed": speed_trial,
-    "prefix": prefix_trial,
 }
 
 
-async def run(trial: str, model: Path, seed: int) -> None:
+async def run(trial: Trial, model: Path, seed: int) -> None:
     async with httpx.AsyncClient(timeout=120, limits=httpx.Limits(max_connections=300)) as client:
-        found = await TRIALS[trial](client, model, random.Random(seed))
-    print(json.dumps({"trial": trial, "seed": seed, **found}, indent=1))
+        found = await trial(client, model, random.Random(seed))
+    print(json.dumps({"trial": trial.__name__, "seed": seed, **found}, indent=1))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("trial", choices=TRIALS)
+def main(trials: dict[str, Trial], description: str, cores: int) -> None:
+    """Runs the trial that the command line names, in a cluster that counts `cores`."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("trial", choices=trials)
     parser.add_argument("model", nargs="?", type=Path, default=shipped_model())
     parser.add_argument("--seed", type=int, default=0)
     settings = parser.parse_args()
-    cores = 8 if settings.trial == "speed" else 2  # for Ray's count: four arms take turns
     ray.init(
         num_cpus=cores,
         object_store_memory=OBJECT_STORE_BYTES,
@@ -412,11 +311,11 @@ def main() -> None:
         logging_level=logging.ERROR,
     )
     try:
-        asyncio.run(run(settings.trial, settings.model, settings.seed))
+        asyncio.run(run(trials[settings.trial], settings.model, settings.seed))
     finally:
         serve.shutdown()
         ray.shutdown()
 
 
 if __name__ == "__main__":
-    main()
+    main(TRIALS, "Replicas by Ray Serve: what they answer and survive.", cores=2)

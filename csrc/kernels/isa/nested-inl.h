@@ -279,9 +279,10 @@ struct CodeWords {
 };
 constexpr CodeWords kCodeWords;
 
-// Where a position of a tile lies in a decoded tile.
+// Where the upper byte of each position of a tile lies in a decoded tile. `patches` hold positions
+// from bit 7 on.
 struct InTileOrder {
-  static H16 place(H16 positions) { return positions; }
+  static H16 upper_bytes(H16 patches) { return patches >> 6 | 1; }
 };
 
 // The patches of a tile: upper bytes of decoded weights.
@@ -317,8 +318,8 @@ class TilePatches {
                                              0xffff, 0xffff, 0xffff, 0xffff};
       const H16 is_some = load_as<H16>(kOnes + 16 - (count < 16 ? count : 16));
       const H16 kept = (load_as<H16>(patches) & is_some) | (all<H16>(patches[0]) & ~is_some);
-      store_as(place, Place::place(kept >> 7) * 2 + 1);
-      store_as(byte, (kept & 0x3f) | (kept & 0x40) << 1);
+      store_as(place, Place::upper_bytes(kept));
+      store_as(byte, (kept & 0x7f) + (kept & 0x40));  // the sign moves from bit 6 to 7
       asm("" : "+m"(place), "+m"(byte));  // otherwise GCC extracts them from registers one by one
     }
     [[gnu::always_inline]] void put(uint16_t* tile) const {

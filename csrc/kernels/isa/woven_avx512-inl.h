@@ -31,9 +31,9 @@ constexpr WovenOrder kWovenOrder;
 struct InWovenOrder {
   // A position's bits are: three of the row, r, four of the output, the chain. In a woven tile, r
   // and the chain exchange places, and r is inverted.
-  static H16 place(H16 positions) {
-    const H16 differ = (positions ^ positions >> 5) & 1;
-    return positions ^ differ ^ differ << 5 ^ 1;
+  static H16 upper_bytes(H16 patches) {
+    const H16 differ = (patches ^ patches >> 5) & 1 << 7;
+    return (patches ^ differ ^ differ << 5 ^ 1 << 7) >> 6 | 1;
   }
 };
 
