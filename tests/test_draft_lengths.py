@@ -55,6 +55,17 @@ class TimedModel(FakeModel):
         self.clock.now += self.first + self.more * max(rows - self.free, 0)
 
 
+class VariedModel(TimedModel):
+    """States all kinds of confidence, whatever its tokens are worth."""
+
+    def verify(
+        self, row: int, proposal: SequenceOf[int], sequence: Sequence
+    ) -> tuple[list[int], list[float]]:
+        tokens, _ = super().verify(row, proposal, sequence)
+        place = len(sequence.tokens)
+        return tokens, [hash((place + i, token)) % 100 / 100 for i, token in enumerate(tokens)]
+
+
 class FreeDrafter(FakeDrafter):
     """Proposes by a rule, for nothing, as many tokens as are worth their rows; knows its chances.
 
@@ -148,6 +159,31 @@ def test_a_draft_that_is_never_right_costs_as_little_beside_another_drafter(perc
     free = FreeDrafter(often(TARGET, next_by_hash(64, salt=2), percent=percent), 0.01 * percent)
     alone = seconds_per_token(None, below=free, count=1500)
     assert seconds_per_token(WRONG, below=free, count=1500) <= 1.02 * alone
+
+
+@pytest.mark.parametrize("percent", [70, 95])
+def test_a_draft_that_is_never_right_is_not_tried_anew_at_each_confidence(percent: int) -> None:
+    """Beside a better draft each trial costs that one's tokens."""
+
+    def seconds(beside: Rule | None) -> float:
+        clock = Clock()
+        target = VariedModel(TARGET).takes(clock, 1.0, 0.1)
+        rules = {0.25: often(TARGET, WRONG, percent=percent)} | ({0.02: beside} if beside else {})
+        drafts = [
+            Level(VariedModel(rule).takes(clock, cost, cost / 10), NoDraft(), clock=clock)
+            for cost, rule in rules.items()
+        ]
+        level = Level(target, DraftChoice(drafts), clock=clock)
+        level.measure()
+        begun = clock.now
+        sequence = Sequence([1, 2, 3], _native.Picker(), 3)
+        while len(sequence.tokens) < 1500:
+            [made] = level.advance([DraftRequest(sequence, 1000)])
+            sequence.tokens.extend(made.tokens)
+        return clock.now - begun
+
+    assert seconds(beside=WRONG) <= 1.01 * seconds(beside=None)
+    assert seconds(beside=TARGET) <= 0.5 * seconds(beside=None)  # a better one is found
 
 
 @pytest.mark.parametrize("batch", [1, 3])

@@ -19,6 +19,17 @@ def test_calibration_learns_how_often_a_confidence_is_right() -> None:
     assert calibration.probability(0.2) == pytest.approx(0.2, abs=0.1)
 
 
+def test_what_was_not_seen_is_expected_to_be_no_better_than_what_was() -> None:
+    calibration = Calibration()
+    assert calibration.cautious_probability(0.99) == calibration.probability(0.99)
+    for confidence in (0.1, 0.4, 0.65, 0.9):
+        calibration.observe(confidence, is_accepted=False)
+    assert calibration.cautious_probability(0.99) < 0.3 < calibration.probability(0.99)
+    for _ in range(300):
+        calibration.observe(0.99, is_accepted=True)
+    assert calibration.cautious_probability(0.99) > 0.95
+
+
 def test_row_costs_are_interpolated_and_extended() -> None:
     costs = RowCosts()
     assert costs.seconds(3) == 0.0

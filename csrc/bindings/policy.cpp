@@ -20,6 +20,7 @@ void bind_policy(nb::module_& m, nb::module_& testing) {
   nb::class_<Calibration>(testing, "Calibration", "Stated confidence -> observed acceptance.")
       .def(nb::init<double, double>(), "floor"_a = 0.0, "memory"_a = 300.0)
       .def("probability", &Calibration::probability, "confidence"_a)
+      .def("cautious_probability", &Calibration::cautious_probability, "confidence"_a)
       .def_prop_ro("mean", &Calibration::mean)
       .def("observe", &Calibration::observe, "confidence"_a, "is_accepted"_a);
   nb::class_<TokenRate>(testing, "TokenRate", "Tokens a second of a level, over its recent rounds.")

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <span>
 
 namespace specqd {
 namespace {
@@ -16,25 +17,38 @@ size_t bin_of(double confidence) {
   return static_cast<size_t>(at - kBinEdges.begin());
 }
 
+double sum(std::span<const double> values) {
+  return std::accumulate(values.begin(), values.end(), 0.0);
+}
+
 }  // namespace
 
 Calibration::Calibration(double floor, double memory) : memory_(memory) {
   for (size_t i = 0; i < kBins; ++i) {
     const double low = i == 0 ? 0.0 : kBinEdges[i - 1];
     const double high = i == kBinEdges.size() ? 1.0 : kBinEdges[i];
-    weight_[i] = kPriorWeight;
-    accepted_[i] = kPriorWeight * (floor + (1.0 - floor) * (low + high) / 2.0);
+    prior_[i] = floor + (1.0 - floor) * (low + high) / 2.0;
   }
 }
 
 double Calibration::probability(double confidence) const {
   const size_t i = bin_of(confidence);
-  return accepted_[i] / weight_[i];
+  return at(i, prior_[i]);
+}
+
+double Calibration::cautious_probability(double confidence) const {
+  const size_t i = bin_of(confidence);
+  const double seen = sum(weight_), of_others = (sum(accepted_) + prior_[i]) / (seen + 1.0);
+  return at(i, std::min(prior_[i], of_others));
 }
 
 double Calibration::mean() const {
-  return std::accumulate(accepted_.begin(), accepted_.end(), 0.0) /
-         std::accumulate(weight_.begin(), weight_.end(), 0.0);
+  return (sum(accepted_) + kPriorWeight * sum(prior_)) /
+         (sum(weight_) + kPriorWeight * static_cast<double>(kBins));
+}
+
+double Calibration::at(size_t i, double prior) const {
+  return (accepted_[i] + kPriorWeight * prior) / (weight_[i] + kPriorWeight);
 }
 
 void Calibration::observe(double confidence, bool is_accepted) {

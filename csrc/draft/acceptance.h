@@ -19,14 +19,19 @@ class Calibration {
 
   // The chance that a token stated with this confidence is accepted.
   double probability(double confidence) const;
+  // The same, but what was not seen yet is expected to be no better than what was. A drafter that
+  // would take the place of a better one must not be tried anew at each confidence.
+  double cautious_probability(double confidence) const;
   double mean() const;  // acceptance over all confidences
   void observe(double confidence, bool is_accepted);
 
  private:
   static constexpr size_t kBins = 14;
 
+  double at(size_t bin, double prior) const;
+
   double memory_;
-  std::array<double, kBins> weight_, accepted_;
+  std::array<double, kBins> prior_, weight_{}, accepted_{};  // observations do not hold the prior
 };
 
 // A level's acceptance, by its confidence in a token.

@@ -72,7 +72,8 @@ std::vector<Draft*> DraftPolicy::select(std::span<Draft* const> drafts) {
   double value = 0.0;  // without the cost of the next round, which is that of fewer drafts
   for (Draft* draft : all) {
     if (draft->request.token_value_s == kAlwaysDraft) return all;
-    const double saved = value_of_rest(*draft, share);
+    const Calibration& next = acceptance(*draft->request.sequence).next;
+    const double saved = value_of_rest(*draft, next.probability(draft->confidence), share);
     if (saved <= 0.0) continue;
     going.push_back(draft);
     value += saved + share;
@@ -100,16 +101,18 @@ std::vector<Draft*> DraftPolicy::probes_among(std::span<Draft* const> drafts) {
 
 double DraftPolicy::proposal_value(const DraftRequest& request, int64_t longest, size_t count) {
   if (request.token_value_s == kAlwaysDraft || longest <= 0) return 0.0;
-  return value_of_rest(Draft(request, longest), round_seconds(count) / static_cast<double>(count));
+  const Calibration& next = acceptance(*request.sequence).next;
+  return value_of_rest(Draft(request, longest), next.cautious_probability(request.confidence),
+                       round_seconds(count) / static_cast<double>(count));
 }
 
 // Seconds that the best number of further rounds saves, net of their rows' cost in verification
-// and of `round_share` for each round; at most 0 where none pays. The first row of a verification
-// may cost more than the next, so a round may pay only with those after it.
-double DraftPolicy::value_of_rest(const Draft& draft, double round_share) {
+// and of `round_share` for each round; at most 0 where none pays. `follows`: the chance of the next
+// token. The first row of a verification may cost more than the next, so a round may pay only with
+// those after it.
+double DraftPolicy::value_of_rest(const Draft& draft, double follows, double round_share) {
   const DraftRequest& request = draft.request;
   const Calibration& next = acceptance(*request.sequence).next;
-  double follows = next.probability(draft.confidence);
   double reached = draft.proposal.reached, best = -kAlwaysDraft, saved = 0.0;
   auto at = static_cast<double>(draft.count());
   const auto longest = static_cast<double>(draft.longest);

@@ -78,11 +78,11 @@ class DraftPolicy {
   // Returns the drafts for which another round pays: those with a positive value, if together they
   // save more than the round costs. Otherwise none, or those that the budget allows as a probe.
   std::vector<Draft*> select(std::span<Draft* const> drafts);
-  // Seconds that a proposal is expected to save, in a batch of `count`.
+  // Seconds that a proposal is expected to save, in a batch of `count`, as a choice compares them.
   double proposal_value(const DraftRequest& request, int64_t longest, size_t count);
 
  private:
-  double value_of_rest(const Draft& draft, double round_share);
+  double value_of_rest(const Draft& draft, double follows, double round_share);
   double round_seconds(size_t count);
   std::vector<Draft*> probes_among(std::span<Draft* const> drafts);
   double made() const { return made_.value().value_or(1.0); }
