@@ -17,10 +17,18 @@ namespace {
 // Planes are prefetched this many tiles before their use.
 constexpr int kExactTilesAhead = 8;
 constexpr int kPlainTilesAhead = 8;
-constexpr int kDraftTilesAhead = 16;
+constexpr int kDraftTilesNear = 16, kDraftTilesFar = 24;
 
 // Forced inline: GCC 12 drops calls of a function that only prefetches, as it sees no effects.
 [[gnu::always_inline]] inline void fetch(const void* at) { __builtin_prefetch(at); }
+
+// Prefetches codes of a draft in two steps: far ahead into the second-level cache, then into the
+// first. Lines on their way from memory to the first-level cache would fill its few buffers, which
+// cost a draft of one row 13 % of its speed.
+[[gnu::always_inline]] inline void fetch_codes(const uint8_t* codes) {
+  __builtin_prefetch(codes + kDraftTilesFar * kTileCodes, 0, 2);
+  __builtin_prefetch(codes + kDraftTilesNear * kTileCodes);
+}
 
 // Policies of prefetching: the distance in tiles, and the cache.
 struct FetchNear {

@@ -126,7 +126,7 @@ inline void decode_draft_tile(const uint8_t* codes, uint8_t* out) {
   const __m512i weights_of =
       _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(kWeights)));
   for (int group = 0; group < 4; ++group) {
-    fetch(codes + group * 64 + kDraftTilesAhead * kTileCodes);
+    fetch_codes(codes + group * 64);
     const __m512i both = _mm512_loadu_si512(codes + group * 64);
     const __m512i high = _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
     _mm512_store_si512(out + group * 128,

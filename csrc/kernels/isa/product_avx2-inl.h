@@ -260,7 +260,7 @@ template <int Rows>
   const __m256i nibble = _mm256_set1_epi8(15), weights_of = table_of(kUnsignedWeights.of_code);
 #pragma GCC unroll 1
   for (int group = 0; group < 4; ++group) {
-    fetch(codes + kDraftTilesAhead * kTileCodes);
+    fetch_codes(codes);
     const __m256i left = load_32(codes), right = load_32(codes + 32);
 #pragma GCC unroll 2
     for (int high = 0; high < 2; ++high) {

@@ -160,7 +160,7 @@ template <int Rows, bool Shuffles>
       sum[m] = _mm512_set1_epi32(load_as<int32_t>(row[m] + offsetof(DraftBlock, correction)));
 #pragma GCC unroll 4
     for (int group = 0; group < 4; ++group) {
-      fetch(codes + group * 64 + kDraftTilesAhead * kTileCodes);
+      fetch_codes(codes + group * 64);
       const __m512i both = _mm512_loadu_si512(codes + group * 64);
       const __m512i low = _mm512_shuffle_epi8(weights_of, _mm512_and_si512(both, nibble));
       const __m512i high =
