@@ -35,6 +35,15 @@ struct FetchNear {
   static constexpr int kTilesAhead = kExactTilesAhead;
   [[gnu::always_inline]] static void from(const void* at) { __builtin_prefetch(at); }
 };
+// Far ahead into the second-level cache, then into the first.
+struct FetchInTwoSteps {
+  static constexpr int kTilesAhead = 12;
+  [[gnu::always_inline]] static void from(const uint8_t* at) {
+    __builtin_prefetch(at, 0, 2);
+    __builtin_prefetch(at - 4 * kTileWeights);
+  }
+  [[gnu::always_inline]] static void from(const uint16_t* at) { __builtin_prefetch(at); }
+};
 struct FetchIntoSecondLevel {
   static constexpr int kTilesAhead = 2 * kExactTilesAhead;
   [[gnu::always_inline]] static void from(const void* at) { __builtin_prefetch(at, 0, 2); }

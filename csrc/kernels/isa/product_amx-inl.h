@@ -23,7 +23,7 @@ struct AmxExact {
   static constexpr int kDecodedAhead = 8;
   static constexpr size_t kBlockBytes = kBf16BlockBytes;
   static constexpr int64_t kRows = 3 * kTileRows;
-  using Decoder = Avx512Decoder;
+  using Decoder = Avx512DecoderBy<FetchInTwoSteps>;
 
   class Scope {
    public:
