@@ -165,9 +165,11 @@ void Decoder::multiply_experts(Team& team, const char* stage, const LayerWeights
   const auto product =
       precision_ == Precision::kFp4 ? kernels_.draft_product : kernels_.exact_product;
   float* const out = scratch_[static_cast<size_t>(team.thread())].products();
-  const int64_t panels = (layer.feed_forwards.front().*weight)->matrix().panels;
-  const int64_t chosen = std::ssize(chosen_),
-                grain = panels_of_claim(panels * chosen, rows_, team.threads());
+  const PackedWeight& any = *(layer.feed_forwards.front().*weight);
+  const int64_t panels = any.matrix().panels;
+  const size_t panel_bytes = bytes_of(any, precision_) / static_cast<size_t>(panels);
+  const int64_t chosen = std::ssize(chosen_);
+  const int64_t grain = panels_of_claim(panels * chosen, panel_bytes, rows_, team.threads());
   // The claims of each node: chosen experts, and of each the node's panels.
   const auto claims_of = [&](int node) {
     return (team.bound(node + 1, panels) - team.bound(node, panels) + grain - 1) / grain;

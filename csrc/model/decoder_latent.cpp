@@ -54,7 +54,7 @@ void Decoder::multiply_heads(Team& team, const char* stage, const PackedWeight& 
       precision_ == Precision::kFp4 ? kernels_.draft_product : kernels_.exact_product;
   const int64_t panels = matrix.panels / heads;
   const size_t panel_bytes = bytes_of(weight, precision_) / static_cast<size_t>(matrix.panels);
-  const int64_t grain = panels_of_claim(matrix.panels, rows_, team.threads());
+  const int64_t grain = panels_of_claim(matrix.panels, panel_bytes, rows_, team.threads());
   team.share_by_node(matrix.panels, grain, panels_of(team, matrix.panels),
                      [&](int64_t first, int64_t last) {
                        for (int64_t to; first < last; first = to) {

@@ -10,16 +10,20 @@ namespace specqd {
 
 constexpr int64_t kRowsPreparedByEach = 2;  // up to here a barrier costs more than a second copy
 constexpr int64_t kProductPanels = 16;      // most panels per claim
+constexpr int64_t kClaimBytes = 512 << 10;  // about the most: a thread waits for another's claim
 // From this many rows on, the results of 16 panels do not fit into the cache.
 constexpr int64_t kManyRows = 64;
 constexpr int64_t kProductPanelsOfManyRows = 8;
 constexpr int64_t kClaimsPerThread = 4;
 
-// Panels per claim when the threads share `panels` panels for `rows` rows. Even, because gate and
-// up panels come in pairs.
-inline int64_t panels_of_claim(int64_t panels, int64_t rows, int64_t threads) {
-  const int64_t fair = panels / (threads * kClaimsPerThread) / 2 * 2;
-  return std::clamp<int64_t>(fair, 2, rows < kManyRows ? kProductPanels : kProductPanelsOfManyRows);
+// Panels per claim when the threads share `panels` panels of so many bytes for `rows` rows. Even,
+// because gate and up panels come in pairs.
+inline int64_t panels_of_claim(int64_t panels, size_t panel_bytes, int64_t rows, int64_t threads) {
+  const int64_t fair = panels / (threads * kClaimsPerThread);
+  const int64_t brief = kClaimBytes / static_cast<int64_t>(panel_bytes);
+  const int64_t most =
+      rows < kManyRows ? std::min(kProductPanels, brief) : kProductPanelsOfManyRows;
+  return std::max<int64_t>(std::min(fair, most) / 2 * 2, 2);
 }
 
 // Returns a function that makes a row's inputs: the residual stream, normed if there is a norm.
@@ -116,9 +120,8 @@ void Decoder::multiply_runs(Team& team, const char* stage, Precision precision,
   const bool is_draft = precision == Precision::kFp4;
   const auto product = is_draft ? kernels_.draft_product : kernels_.exact_product;
   const int64_t panels = runs.back().before + runs.back().last - runs.back().first;
-  const int64_t grain = panels_of_claim(panels, x.count, team.threads());
-  const size_t panel_bytes =
-      team.nodes() > 1 ? bytes_of(weight, precision) / static_cast<size_t>(matrix.panels) : 0;
+  const size_t panel_bytes = bytes_of(weight, precision) / static_cast<size_t>(matrix.panels);
+  const int64_t grain = panels_of_claim(panels, panel_bytes, x.count, team.threads());
   const auto work = [&](int64_t first, int64_t last) {
     auto run = std::upper_bound(runs.begin(), runs.end(), first,
                                 [](int64_t at, const PanelRun& r) { return at < r.before; }) -
