@@ -107,7 +107,7 @@ def forward_seconds(model: Path, name: str, at_once: int) -> float:
         ]
         assert not any(process.wait() for process in started)
         forwards = [each for file in files for each in json.loads(file.read_text())["forwards"]]
-    return statistics.mean(each["seconds"] for each in forwards if each["precision"] == "exact")
+    return statistics.mean(each["seconds"] for each in forwards if each["precision"] == "bf16")
 
 
 async def capacity_trial(client: httpx.AsyncClient, model: Path, chance: random.Random) -> Json:
