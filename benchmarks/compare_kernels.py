@@ -2,10 +2,10 @@
 
     python benchmarks/compare_kernels.py OLD/src NEW/src [--cache] [--isa NAME ...] [--rows 1 4 ...]
 
-OLD/src and NEW/src hold a built package each. Each runs in a process of its own, and only one works
-at a time. Other programs and the clock slow a machine for longer than a turn, so a pair of turns
-meets the same machine: the ratio of a pair is far steadier than a speed. Speed also depends on the
-place of memory, so each sitting starts the processes anew.
+OLD/src and NEW/src hold a built package each; this process uses the installed one. Each runs in a
+process of its own, and only one works at a time. Other programs and the clock slow a machine for
+longer than a turn, so a pair of turns meets the same machine: the ratio of a pair is far steadier
+than a speed. Speed also depends on the place of memory, so each sitting starts processes anew.
 
 Prints new over old in weights per second: the median of all pairs with its 95 % interval, and the
 least and greatest median of a sitting.
@@ -14,12 +14,13 @@ least and greatest median of a sitting.
 import argparse
 import json
 import os
-import random
 import statistics
 import subprocess
 import sys
 from collections import defaultdict
 from itertools import product
+
+from specqd.bench.levels import Interval
 
 CACHE_WEIGHTS = 256 * 1024  # per thread: packed, they fit into the second-level cache
 TURN_MS = {True: 2.0, False: 6.0}  # in the cache, from memory
@@ -95,12 +96,11 @@ def ratios(old: Build, new: Build, case: Case, pairs: int) -> list[float]:
 
 def told(case: Case, sittings: list[list[float]]) -> str:
     every = [ratio for sitting in sittings for ratio in sitting]
-    rng = random.Random(0)
-    drawn = sorted(statistics.median(rng.choices(every, k=len(every))) for _ in range(1000))
+    whole = Interval.of(every)
     medians = [statistics.median(sitting) for sitting in sittings]
     return (
-        f"{case[0]:5} {case[1]:12} M={case[2]:<3} {statistics.median(every):.3f}"
-        f" [{drawn[25]:.3f}, {drawn[-26]:.3f}]  sittings {min(medians):.3f} to {max(medians):.3f}"
+        f"{case[0]:5} {case[1]:12} M={case[2]:<3} {whole.median:.3f}"
+        f" [{whole.low:.3f}, {whole.high:.3f}]  sittings {min(medians):.3f} to {max(medians):.3f}"
     )
 
 

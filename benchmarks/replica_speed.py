@@ -24,6 +24,8 @@ import httpx
 from ray import serve
 from replicas import URL, Json, Reply, bodies, deploy, idle, main, prompts, whole
 
+from specqd.bench.levels import Interval
+
 DRAFTS = ("auto", "none")
 REPLICAS = {"two": 2, "one": 1}
 CORES = 2
@@ -66,10 +68,9 @@ async def answers(
 
 
 def interval(values: list[float], digits: int = 0) -> list[float]:
-    """The median and its 95 % interval by the bootstrap."""
-    rng = random.Random(0)
-    medians = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(2000))
-    return [round(x, digits) for x in (statistics.median(values), medians[50], medians[-51])]
+    """The median and its 95 % interval."""
+    found = Interval.of(values)
+    return [round(x, digits) for x in (found.median, found.low, found.high)]
 
 
 async def speed_trial(client: httpx.AsyncClient, model: Path, chance: random.Random) -> Json:
