@@ -96,7 +96,8 @@ def _spread(values: Mapping[str, Any], digits: int | None) -> list[float]:
 
 
 def _counts(summary: Mapping[str, Any]) -> str:
-    counts = f"{summary['rounds']} rounds in {summary['sittings']} sittings"
+    sittings = "sitting" if summary["sittings"] == 1 else "sittings"
+    counts = f"{summary['rounds']} rounds in {summary['sittings']} {sittings}"
     return f"medians and quartiles of {counts}"
 
 
