@@ -20,9 +20,14 @@ import sys
 from collections import defaultdict
 from itertools import product
 
-from specqd.bench.levels import Interval
+import numpy as np
+from kernels import CACHE_WEIGHTS
 
-CACHE_WEIGHTS = 256 * 1024  # per thread: packed, they fit into the second-level cache
+from specqd import _native
+from specqd.bench.kernels import random_weights, weights_of
+from specqd.bench.levels import Interval
+from specqd.model.model import Machine
+
 TURN_MS = {True: 2.0, False: 6.0}  # in the cache, from memory
 
 Case = tuple[str, str, int]  # precision, instruction set, rows
@@ -30,12 +35,6 @@ Case = tuple[str, str, int]  # precision, instruction set, rows
 
 def work(options: dict[str, float]) -> None:
     """Times a case for each line read, and prints weights per second."""
-    import numpy as np
-
-    from specqd import _native
-    from specqd.bench.kernels import random_weights, weights_of
-    from specqd.model.model import Machine
-
     machine = Machine.choose(int(options["threads"]))
     count = CACHE_WEIGHTS * machine.pool.threads
     if options["megabytes"] > 0:

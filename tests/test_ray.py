@@ -1,5 +1,5 @@
-"""Several processes by Ray, as far as no cluster is needed. `benchmarks/replicas.py` and
-`benchmarks/batch_kills.py` start clusters."""
+"""Several processes by Ray, as far as no cluster is needed. `benchmarks/replicas.py`,
+`replica_speed.py` and `batch_kills.py` start clusters."""
 
 import importlib.util
 import json
