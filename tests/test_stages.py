@@ -53,6 +53,26 @@ def test_a_threads_stages_follow_one_another(model: Model) -> None:
     assert all(ends.values())
 
 
+def test_each_forward_is_compared_with_the_read_after_it(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Reads:
+        """Takes twice as long at each read."""
+
+        def __init__(self) -> None:
+            self._seconds = 1.0
+
+        def read_seconds(self) -> float:
+            self._seconds *= 2
+            return self._seconds
+
+    monkeypatch.setattr(stages, "plain_reads", lambda machine, size: Reads())
+    monkeypatch.setattr(stages, "_length", lambda spans: 16.0)
+    monkeypatch.setattr(stages, "_read_size", lambda moved: moved)
+    times = stages.measure(model, Precision.EXACT, 1, POSITION, repeats=3)
+    assert times.shares == pytest.approx([3 / 16, 4 / 16, 6 / 16])
+
+
 def test_a_trace_ends_and_later_forwards_are_not_recorded(model: Model) -> None:
     stages.measure(model, Precision.FP4, 1, 0, repeats=1)
     model.logits([1, 2])
@@ -95,7 +115,9 @@ def test_the_trace_of_a_forward_is_chromes(run: RunMain, tmp_path: Path, seed: i
     assert "gate and up" in printed
     exact, fp4 = json.loads(results.read_text())["forwards"]
     assert exact["moved_bytes"] > fp4["moved_bytes"]
-    assert f"MB at {exact['share']:.0%} of the bandwidth" in printed
+    low, middle, high = exact["shares"]
+    assert low <= middle <= high
+    assert f"MB at {middle:.0%} [{low:.0%}, {high:.0%}] of the bandwidth" in printed
     events = json.loads(file.read_text())["traceEvents"]
     assert {event["pid"] for event in events} == {0, 1}
     kinds = Counter(event["ph"] for event in events)

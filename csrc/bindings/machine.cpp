@@ -148,14 +148,16 @@ void bind_machine(nb::module_& m, nb::module_& testing) {
   m.def("cpu_model", &cpu_model);
   bind_topology(m, testing);
   bind_pool(m);
-  m.def(
-      "read_seconds",
-      [](Pool& pool, const std::string& isa, size_t bytes, int repeats) {
-        const nb::gil_scoped_release released;
-        return measure_read_seconds(pool, kernels_or_throw(isa), bytes, repeats);
-      },
-      "pool"_a, "isa"_a, "bytes"_a, "repeats"_a,
-      "Returns the seconds of each of `repeats` reads of `bytes` bytes by all threads.");
+  nb::class_<PlainReads>(m, "PlainReads", "Memory that all threads of a pool read.")
+      .def(
+          "__init__",
+          [](PlainReads* self, Pool& pool, const std::string& isa, size_t bytes) {
+            const nb::gil_scoped_release released;
+            new (self) PlainReads(pool, kernels_or_throw(isa), bytes);
+          },
+          "pool"_a, "isa"_a, "bytes"_a, nb::keep_alive<1, 2>())
+      .def("read_seconds", &PlainReads::read_seconds, nb::call_guard<nb::gil_scoped_release>(),
+           "Returns the seconds of one read.");
 }
 
 }  // namespace specqd

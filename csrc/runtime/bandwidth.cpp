@@ -4,42 +4,44 @@
 #include <chrono>
 #include <cstring>
 
-#include "runtime/memory.h"
-
 namespace specqd {
 namespace {
 
-// Seconds of each of `repeats` runs of work(thread) on all threads.
+// Seconds of a run of work(thread) on all threads.
 template <class F>
-std::vector<double> measure_seconds(Pool& pool, int repeats, const F& work) {
+double measure_seconds(Pool& pool, const F& work) {
   using Clock = std::chrono::steady_clock;
-  std::vector<double> seconds;
-  for (int i = 0; i < repeats; ++i) {
-    const auto start = Clock::now();
-    pool.run([&](Team& team) { work(static_cast<size_t>(team.thread())); });
-    seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
-  }
-  return seconds;
+  const auto start = Clock::now();
+  pool.run([&](Team& team) { work(static_cast<size_t>(team.thread())); });
+  return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
 }  // namespace
 
-std::vector<double> measure_read_seconds(Pool& pool, const Kernels& kernels, size_t bytes,
-                                         int repeats) {
-  const size_t share = bytes / static_cast<size_t>(pool.threads()) / 256 * 256;
-  const Memory memory(share * static_cast<size_t>(pool.threads()));
-  pool.run([&](Team& team) {
-    std::memset(memory.data() + static_cast<size_t>(team.thread()) * share, team.thread() + 1,
-                share);
+PlainReads::PlainReads(Pool& pool, const Kernels& kernels, size_t bytes)
+    : pool_(pool),
+      kernels_(kernels),
+      share_(bytes / static_cast<size_t>(pool.threads()) / 256 * 256),
+      memory_(share_ * static_cast<size_t>(pool.threads())) {
+  pool_.run([&](Team& team) {
+    std::memset(memory_.data() + static_cast<size_t>(team.thread()) * share_, team.thread() + 1,
+                share_);
   });
+}
+
+double PlainReads::read_seconds() {
   std::atomic<uint64_t> sink{0};
-  return measure_seconds(pool, repeats, [&](size_t thread) {
-    sink += kernels.read_bytes(memory.data() + thread * share, share);
+  return measure_seconds(pool_, [&](size_t thread) {
+    sink += kernels_.read_bytes(memory_.data() + thread * share_, share_);
   });
 }
 
 std::vector<double> measure_product_seconds(Pool& pool, const Kernels& kernels, int repeats) {
-  return measure_seconds(pool, repeats, [&](size_t) { kernels.multiply_registers(kPeakRounds); });
+  std::vector<double> seconds;
+  for (int i = 0; i < repeats; ++i)
+    seconds.push_back(
+        measure_seconds(pool, [&](size_t) { kernels.multiply_registers(kPeakRounds); }));
+  return seconds;
 }
 
 }  // namespace specqd

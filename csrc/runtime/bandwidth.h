@@ -6,13 +6,24 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "runtime/memory.h"
 #include "runtime/pool.h"
 
 namespace specqd {
 
-// Seconds of each of `repeats` reads of `bytes` bytes of memory by all threads of the pool.
-std::vector<double> measure_read_seconds(Pool& pool, const Kernels& kernels, size_t bytes,
-                                         int repeats);
+// Memory that all threads of a pool read, each an equal share. Outlived by the pool.
+class PlainReads {
+ public:
+  PlainReads(Pool& pool, const Kernels& kernels, size_t bytes);
+  double read_seconds();
+
+ private:
+  Pool& pool_;
+  const Kernels& kernels_;
+  size_t share_;
+  Memory memory_;
+};
+
 // Seconds of each of `repeats` runs in which every thread of the pool computes kPeakProducts exact
 // products.
 constexpr int64_t kPeakRounds = 4096;

@@ -100,10 +100,13 @@ class Pool:
         "wait" is a barrier.
         """
 
-def read_seconds(pool: Pool, isa: str, bytes: int, repeats: int) -> list[float]:
-    """
-    Returns the seconds of each of `repeats` reads of `bytes` bytes by all threads.
-    """
+class PlainReads:
+    """Memory that all threads of a pool read."""
+
+    def __init__(self, pool: Pool, isa: str, bytes: int) -> None: ...
+
+    def read_seconds(self) -> float:
+        """Returns the seconds of one read."""
 
 class RopeSpec:
     def __init__(self, kind: str, dims: int, theta: float, factor: float, original_max_positions: float, low_freq_factor: float, high_freq_factor: float, beta_fast: float, beta_slow: float, attention_factor: float, mscale: float, mscale_all_dim: float, truncate: bool, factors: _Sequence[float], query_growth: float, turning_pairs: int) -> None: ...

@@ -6,13 +6,13 @@ Knows models and the pool's trace. Recording costs two clock readings a stage.
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 from specqd import _native
 from specqd._native import Context, Rows
-from specqd.model.bandwidth import bandwidth_at
-from specqd.model.model import Machine, Model, Precision
+from specqd.model.bandwidth import plain_reads
+from specqd.model.model import Model, Precision
 
 _LARGEST_READ = 10**9  # bytes; larger ones have the same bandwidth
 
@@ -35,27 +35,25 @@ class Stage:
 class ForwardTimes:
     """`seconds` is the median of whole forwards; `spans` are those of the fastest one.
 
-    `moved_bytes` counts the weights, keys, values and states of a forward, as a mean.
+    `moved_bytes` counts the weights, keys, values and states of a forward, as a mean. `shares` are
+    quartiles of the time that reading them takes at the bandwidth, over a forward's: each forward
+    is compared with the plain read after it.
     """
 
     precision: str
     rows: int
     seconds: float
     moved_bytes: int
-    gb_per_s: float  # the machine's, afterwards: memory just freed would slow the forwards
+    gb_per_s: float  # the median of the plain reads
+    shares: list[float]
     stages: list[Stage]  # longest first
     spans: list[Span]
-
-    @property
-    def share(self) -> float:
-        """The time that reading `moved_bytes` takes at the bandwidth, over `seconds`."""
-        return self.moved_bytes / 1e9 / self.gb_per_s / self.seconds
 
     def described(self) -> dict[str, Any]:
         """All but the spans as a JSON object."""
         facts = asdict(replace(self, spans=[]))
         del facts["spans"]
-        return facts | {"share": self.share}
+        return facts
 
 
 def measure(
@@ -66,7 +64,7 @@ def measure(
     repeats: int,
     follow: bool = False,
 ) -> ForwardTimes:
-    """Times forwards of `rows` rows at `position`, with the logits of all.
+    """Times forwards of `rows` rows at `position`, with the logits of all, by turns with reads.
 
     With `follow`, each begins where the one before it ended, as in decoding. `model` is the exact
     precision. Raises RequestError where the context ends before.
@@ -77,28 +75,35 @@ def measure(
     text = _Text(model, precision, tokens, accepted=len(tokens) if follow else position)
     try:
         text.forward(starts[0], rows)
+        size = _read_size(text.moved_bytes)
+        reads = plain_reads(model.machine, size)
         text.moved_bytes = 0
-        forwards = [text.forward(start, rows) for start in starts[1:]]
+        forwards, speeds = [], []
+        for start in starts[1:]:
+            forwards.append(text.forward(start, rows))
+            speeds.append(size / reads.read_seconds())
         moved = text.moved_bytes // repeats
     finally:
         text.release()
     seconds = [_length(spans) for spans in forwards]
+    shares = [moved / speed / each for speed, each in zip(speeds, seconds, strict=True)]
     return ForwardTimes(
         precision.value,
         rows,
         median(seconds),
         moved,
-        _bandwidth(model.machine, moved),
+        median(speeds) / 1e9,
+        quantiles(shares, n=4, method="inclusive") if repeats > 1 else 3 * shares,
         _stages(forwards, model.machine.pool.threads),
         forwards[seconds.index(min(seconds))],
     )
 
 
-def _bandwidth(machine: Machine, size: int) -> float:
-    """GB/s of plain reads of `size` bytes; of fewer where those would fill the memory."""
+def _read_size(moved_bytes: int) -> int:
+    """Bytes to read beside a forward: as many as it does, but for the limits of memory."""
     available = _native.usable_memory()
     most = _LARGEST_READ if available < 0 else min(_LARGEST_READ, available // 2)
-    return bandwidth_at(machine, max(1, min(size, most)))
+    return max(1, min(moved_bytes, most))
 
 
 class _Text:

@@ -192,7 +192,8 @@ def forward(
 
     A stage is a product, attention, the preparation of inputs, or the wait of a thread for the
     others. Times are medians over forwards, of all layers together, as a mean over threads. The
-    bandwidth is that of plain reads of as many bytes, up to 1 GB, timed afterwards.
+    bandwidth is that of plain reads of as many bytes, up to 1 GB, after each forward; with the
+    quartiles of each forward against its read.
 
     \b
     Example:
@@ -222,9 +223,10 @@ def _stage_lines(times: "ForwardTimes") -> list[str]:
         share = stage.seconds / times.seconds
         rows.append([stage.name, f"{stage.calls}", f"{1e3 * stage.seconds:.3f}", f"{share:.0%}"])
     title = f"{times.precision}, {times.rows} rows: {1e3 * times.seconds:.3f} ms"
+    low, middle, high = times.shares
     read = (
-        f"{times.moved_bytes / 1e6:.1f} MB at {times.share:.0%} of the bandwidth, "
-        f"{times.gb_per_s:.1f} GB/s"
+        f"{times.moved_bytes / 1e6:.1f} MB at {middle:.0%} [{low:.0%}, {high:.0%}] of the "
+        f"bandwidth, {times.gb_per_s:.1f} GB/s"
     )
     return ["", title, read, *aligned(rows)]
 

@@ -44,11 +44,19 @@ def measure(machine: Machine, sizes: Sequence[int]) -> Iterator[Bandwidth]:
         yield Bandwidth(size, middle, lower, upper, repeats)
 
 
+def plain_reads(machine: Machine, working_set_bytes: int) -> _native.PlainReads:
+    """Memory of this size to read repeatedly, warmed up."""
+    reads = _native.PlainReads(machine.pool, machine.isa, working_set_bytes)
+    for _ in range(_WARM_UP):
+        reads.read_seconds()
+    return reads
+
+
 def bandwidth_at(machine: Machine, working_set_bytes: int, repeats: int = _FEWEST) -> float:
     """The median GB/s of repeated plain reads of `working_set_bytes`."""
     return median(_read_speeds(machine, working_set_bytes, repeats))
 
 
 def _read_speeds(machine: Machine, size: int, repeats: int) -> list[float]:
-    seconds = _native.read_seconds(machine.pool, machine.isa, size, repeats + _WARM_UP)
-    return [size / each / 1e9 for each in seconds[_WARM_UP:]]
+    reads = plain_reads(machine, size)
+    return [size / reads.read_seconds() / 1e9 for _ in range(repeats)]
