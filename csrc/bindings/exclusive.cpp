@@ -1,38 +1,45 @@
 #include "bindings/exclusive.h"
 
+#include <algorithm>
 #include <thread>
-#include <unordered_map>
+#include <vector>
 
 namespace specqd {
 namespace {
 
-struct User {
+struct Use {
+  const void* object;
   std::thread::id thread;
-  int depth = 0;
 };
 
-std::unordered_map<const void*, User>& users() {
-  static auto* const by_object = new std::unordered_map<const void*, User>;
-  return *by_object;
+// All uses of all threads: few, and searched at every use, so they lie side by side.
+std::vector<Use>& uses() {
+  static auto* const all = new std::vector<Use>;
+  return *all;
 }
 
 }  // namespace
 
 void Exclusive::take(const void* object) {
   const std::thread::id self = std::this_thread::get_id();
-  taken_.reserve(taken_.size() + 1);
-  User& user = users().try_emplace(object, User{self}).first->second;
-  if (user.thread != self)
-    throw InUse(
-        "another thread uses this object of the core; share one LLM between threads, or give each "
-        "thread objects of its own");
-  ++user.depth;
-  taken_.push_back(object);
+  for (const Use& use : uses())
+    if (use.object == object && use.thread != self)
+      throw InUse(
+          "another thread uses this object of the core; share one LLM between threads, or give "
+          "each thread objects of its own");
+  uses().push_back({object, self});
+  ++taken_;
 }
 
+// A thread's own uses end in the reverse order of their beginning.
 Exclusive::~Exclusive() {
-  for (const void* object : taken_)
-    if (const auto at = users().find(object); --at->second.depth == 0) users().erase(at);
+  const std::thread::id self = std::this_thread::get_id();
+  std::vector<Use>& all = uses();
+  for (; taken_ > 0; --taken_) {
+    const auto last = std::find_if(all.rbegin(), all.rend(),
+                                   [self](const Use& use) { return use.thread == self; });
+    all.erase(std::next(last).base());
+  }
 }
 
 }  // namespace specqd

@@ -1,8 +1,8 @@
 // Native objects take no locks: a thread that uses one which another thread uses gets an error.
 #pragma once
 
+#include <cstddef>
 #include <stdexcept>
-#include <vector>
 
 namespace specqd {
 
@@ -27,7 +27,7 @@ class Exclusive {
   void take(const void* object);  // throws InUse
 
  private:
-  std::vector<const void*> taken_;
+  size_t taken_ = 0;
 };
 
 // The method as a function of a bound class, which marks its object.

@@ -202,12 +202,13 @@ std::vector<Proposal> Level::advance(std::span<const DraftRequest> requests) {
         model_.resumable(*contexts.back(), std::min(held, sequence.tokens.size() - 1)));
     is_drafted = is_drafted || (request.at_most > 1 && !drafter_->is_silent());
   }
-  std::vector<DraftRequest> draft_requests(requests.begin(), requests.end());
+  std::vector<DraftRequest> draft_requests;
   std::vector<Proposal> proposals(requests.size());
   if (is_drafted) {
     draft_requests = this->draft_requests(requests, starts);
     proposals = drafter_->propose(draft_requests);
   }
+  const std::span<const DraftRequest> asked = is_drafted ? draft_requests : requests;
   std::vector<Rows> batch;
   int64_t num_rows = 0;
   bool is_prompt = false;
@@ -236,8 +237,7 @@ std::vector<Proposal> Level::advance(std::span<const DraftRequest> requests) {
   const double picked = clock_();
   size_t made = 0;
   for (const ScoredTokens& answer : answers) made += answer.tokens.size();
-  std::vector<Proposal> verified =
-      conclude(draft_requests, contexts, proposals, std::move(answers));
+  std::vector<Proposal> verified = conclude(asked, contexts, proposals, std::move(answers));
   ++stats.forwards;
   stats.rows += num_rows;
   stats.seconds += forwarded - drafted;
