@@ -9,6 +9,10 @@ from pathlib import Path
 from secrets import randbelow
 from typing import Any
 
+# A worker has one core: a BLAS with more threads would wait for itself in every small product.
+# Before NumPy is imported, which reads it once.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import combinations, product
+from itertools import combinations, cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -208,15 +208,29 @@ def test_bits_do_not_depend_on_max_rows(bench: Bench, name: str) -> None:
     assert bench.differences(cell, traces) == []
 
 
-@pytest.mark.parametrize("name", values(*exactness.RANDOM_SHAPES, slow=FAMILY_SHAPES))
+# Each instruction set with one and two threads by turns, and with both.
+BY_TURNS = list(zip(exactness.isas(), cycle((1, 2)), strict=False))
+BOTH = list(product(exactness.isas(), (1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("name", "machines"),
+    [
+        *((name, BY_TURNS) for name in exactness.RANDOM_SHAPES),
+        *(
+            pytest.param(name, BOTH, marks=pytest.mark.slow)
+            for name in exactness.RANDOM_SHAPES | FAMILY_SHAPES
+        ),
+    ],
+)
 def test_both_precisions_give_the_same_logits_on_every_instruction_set(
-    bench: Bench, name: str, rng: np.random.Generator
+    bench: Bench, name: str, machines: list[tuple[str, int]], rng: np.random.Generator
 ) -> None:
     """Equal fp4 logits make acceptance and its statistics the same everywhere."""
     vocab = (exactness.RANDOM_SHAPES | FAMILY_SHAPES)[name].vocab
     tokens = rng.integers(0, vocab, 600).tolist()
     found: dict[str, set[bytes]] = {"exact": set(), "fp4": set()}
-    for isa, threads in product(exactness.isas(), (1, 2)):
+    for isa, threads in machines:
         model = bench.model(name, isa, threads)
         found["exact"].add(exactness.digest(model.logits(tokens)))
         found["fp4"].add(exactness.digest(model.as_draft().logits(tokens)))

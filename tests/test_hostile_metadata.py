@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specqd.config import read_generation_defaults
@@ -19,6 +19,7 @@ from specqd.text.tokenizer import Tokenizer
 from support.family_shapes import FAMILY_SHAPES
 from support.gguf_files import convert, model_metadata, tokenizer_metadata
 from support.random_models import ROPE_SCALINGS, Shape, make_config, make_model
+from support.slow import values
 from support.wrapped_models import wrap_model
 
 SHAPES = {
@@ -74,9 +75,8 @@ json_values = st.recursive(
     max_leaves=8,
 )
 gguf_values = scalars | st.lists(scalars, max_size=4)
-many = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+few, many = settings(max_examples=20), settings(max_examples=60)
+some = pytest.mark.parametrize("examples", values(few, slow=[many]), ids=["few", "many"])
 
 
 @pytest.fixture(scope="module")
@@ -143,14 +143,18 @@ def rewrite(directory: Path, file: str, data: st.DataObject, fields: tuple[str, 
     (directory / file).write_text(json.dumps(values), encoding="utf-8")
 
 
-@given(data=st.data())
-@many
+@some
 def test_any_value_in_config_json_is_refused_or_works(
-    model: Path, tmp_path: Path, machine: Machine, data: st.DataObject
+    model: Path, tmp_path: Path, machine: Machine, examples: settings
 ) -> None:
-    copy = shutil.copytree(model, tmp_path / "model", dirs_exist_ok=True)
-    rewrite(copy, "config.json", data, FIELDS)
-    check(lambda: use(copy, machine))
+    @examples
+    @given(data=st.data())
+    def try_one(data: st.DataObject) -> None:
+        copy = shutil.copytree(model, tmp_path / "model", dirs_exist_ok=True)
+        rewrite(copy, "config.json", data, FIELDS)
+        check(lambda: use(copy, machine))
+
+    try_one()
 
 
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "tokenizer.json"])

@@ -9,7 +9,14 @@ from numpy.typing import NDArray
 
 from specqd import _native
 from specqd._native import testing
-from support.cached_models import PAGE, VOCABULARY, open_model, random_tokens
+from support.cached_models import (
+    NAN,
+    PAGE,
+    VOCABULARY,
+    open_model,
+    poison_free_pages,
+    random_tokens,
+)
 from support.fixtures import a_model
 from support.random_models import Shape
 
@@ -245,3 +252,38 @@ def test_sequences_that_grow_by_turns_have_their_pages_in_a_row(cache: _native.K
     for slot in slots:
         distances = [testing.page_distance(cache, slot, page) for page in range(pages)]
         assert distances == [page * words for page in range(pages)]
+
+
+def test_a_full_frame_is_followed_by_an_unused_one(cache: _native.KvCache) -> None:
+    """Not by the first page of a frame whose next page is another sequence's."""
+    frame = testing.CHUNK_POSITIONS
+    growing, other = cache.create(), cache.create()
+    assert testing.make_writable(cache, growing, 0, frame)
+    assert testing.make_writable(cache, other, 0, 2 * PAGE)
+    cache.release_behind(other, PAGE)
+    for at in range(frame, 2 * frame, PAGE):
+        assert testing.make_writable(cache, growing, at, at + PAGE)
+    first, last = (testing.page_distance(cache, growing, at // PAGE) for at in (frame, at))
+    assert last - first == (frame // PAGE - 1) * PAGE * 32
+
+
+def test_only_what_precedes_the_first_position_is_copied(cache: _native.KvCache) -> None:
+    poison_free_pages(cache)
+    leader = cache.create()
+    assert testing.make_writable(cache, leader, 0, 2 * PAGE)
+    testing.poison(cache, leader, 1, 7)
+    for first, kept in ((PAGE, NAN), (PAGE + 1, 7)):
+        fork = cache.fork(leader, 2 * PAGE)
+        assert testing.make_writable(cache, fork, first, first + 1)
+        assert (testing.page_bits(cache, fork, 1) == kept).all()
+        cache.release(fork)
+        poison_free_pages(cache)
+
+
+def test_a_sequence_may_write_its_own_pages_though_none_is_free(directory: Path) -> None:
+    cache = open_model(directory, pages=4).cache
+    slot = cache.create()
+    assert testing.make_writable(cache, slot, 0, 4 * PAGE)
+    assert cache.free_pages == 0
+    for page in range(4):
+        assert testing.make_writable(cache, slot, page * PAGE, (page + 1) * PAGE)

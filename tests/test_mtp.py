@@ -1,6 +1,6 @@
 """MTP layers: logits against torch's, and exact texts under chains with them."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -142,22 +142,33 @@ CHAINS = [["mtp"], ["mtp:bf16:k=4"], ["fp4", "mtp"], ["fp4:k=6", "mtp:k=3"], ["m
 CHAINS += [["auto"]]
 
 
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """A model without drafts, and its texts by temperature."""
+
+    llm: LLM
+    texts: dict[float, list[str]]
+
+
+@pytest.fixture(scope="module", params=["random", "knowing"])
+def plain(request: pytest.FixtureRequest, directory: Path, family: str, seed: int) -> Plain:
+    llm, vocab = LLM(directory / str(request.param), "none", threads=1), SHAPES[family].vocab
+    made = {t: texts(llm, np.random.default_rng(seed), vocab, t) for t in (0.0, 0.8)}
+    return Plain(llm, made)
+
+
 @pytest.mark.parametrize("words", CHAINS, ids="+".join)
-@pytest.mark.parametrize("layer", ["random", "knowing"])
 @pytest.mark.parametrize("preempts", [False, True])
 def test_texts_under_mtp_layers_are_those_of_plain_decoding(
-    directory: Path,
+    plain: Plain,
     family: str,
-    layer: str,
     words: list[str],
     preempts: bool,
     seed: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plain, vocab = LLM(directory / layer, "none", threads=1), SHAPES[family].vocab
-    drafted = plain.with_draft(words)
-    for temperature in (0.0, 0.8):
-        wanted = texts(plain, np.random.default_rng(seed), vocab, temperature)
+    drafted, vocab = plain.llm.with_draft(words), SHAPES[family].vocab
+    for temperature, wanted in plain.texts.items():
         if preempts:
             preempt_at_random(drafted.engine, np.random.default_rng(seed), monkeypatch)
         assert texts(drafted, np.random.default_rng(seed), vocab, temperature) == wanted

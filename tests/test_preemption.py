@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, product
 
 import numpy as np
 import pytest
@@ -142,8 +142,16 @@ def test_preempted_sequences_equal_themselves_alone(
     )
 
 
-@pytest.mark.parametrize("draft", ["none", "fp4:k=8", "auto"])
-@pytest.mark.parametrize("model", ["plain", "windowed", "sharing", "hybrid", "convolutions"])
+MODELS = ("plain", "windowed", "sharing", "hybrid", "convolutions")
+CASES = [*product(MODELS, ["fp4:k=8"]), ("plain", "none"), ("plain", "auto"), ("hybrid", "auto")]
+RARE = [
+    pytest.param(*case, marks=pytest.mark.slow)
+    for case in product(MODELS, ("none", "auto"))
+    if case not in CASES
+]
+
+
+@pytest.mark.parametrize(("model", "draft"), [*CASES, *RARE])
 def test_sequences_may_be_preempted_at_any_time(
     request: pytest.FixtureRequest,
     model: str,

@@ -147,6 +147,22 @@ def test_texts_that_part_leave_a_state_where_they_part(
     assert_no_slot_is_held(model.cache)
 
 
+def test_texts_that_go_on_take_no_room_for_states_that_are_cached(
+    model: Model, rng: np.random.Generator
+) -> None:
+    cache = _native.KvCache(model.decoder, 64, 8, 2)
+    small = Model(model.config, model.weights, model.decoder, model.machine, cache)
+    for _ in range(3):
+        common = tokens_of(rng, 150)
+        first, second, third = ([*common, each, *tokens_of(rng, 200)] for each in (1, 2, 3))
+        published(small, first)
+        sequence = new_sequence(second)
+        small.adopt_prefix(sequence)
+        Level(small, NoDraft()).advance([DraftRequest(sequence, 1)])
+        small.publish(sequence)  # and is not released
+        assert adopted(small, third) == 128
+
+
 def test_long_prompts_leave_a_state_every_1536_tokens(
     tmp_path: Path, rng: np.random.Generator, seed: int
 ) -> None:

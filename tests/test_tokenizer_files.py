@@ -1,5 +1,6 @@
 """A tokenizer's directory: files that are missing, unreadable or malformed, and chat templates."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,15 @@ UNREADABLE = [b"", b"{", b"[]", b'{"version": "1.0"}', b'{"model": {"type": "Non
 def test_an_unreadable_tokenizer_is_named(tmp_path: Path, content: bytes, mention: str) -> None:
     (tmp_path / "tokenizer.json").write_bytes(content)
     assert f"tokenizer.json: {mention}" in one_line_of(tmp_path)
+
+
+@pytest.mark.parametrize("token_id", [(1 << 24) + 1, (1 << 32) - 1])
+def test_a_huge_id_is_refused_before_memory_is_taken(tmp_path: Path, token_id: int) -> None:
+    path = saved(tmp_path, byte_level()) / "tokenizer.json"
+    read = json.loads(path.read_text())
+    read["model"]["vocab"]["huge"] = token_id
+    path.write_text(json.dumps(read))
+    assert f"the id {token_id} is larger than 16777216" in one_line_of(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -269,7 +270,7 @@ def write_tokenizer(directory: Path, vocab: int) -> None:
         raise ValueError(f"a vocabulary of {vocab} is not {FIRST_PAIR} to {LARGEST_VOCABULARY}")
     alphabet = _byte_alphabet()
     printable_first = sorted(alphabet, key=ord)
-    pairs = [(a, b) for a in printable_first for b in printable_first][: vocab - FIRST_PAIR]
+    pairs = list(islice(product(printable_first, repeat=2), vocab - FIRST_PAIR))
     tokens = [*alphabet, "<s>", "</s>", *(a + b for a, b in pairs)]
     byte_level: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False}
     byte_level |= {"trim_offsets": False, "use_regex": False}

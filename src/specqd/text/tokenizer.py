@@ -37,6 +37,7 @@ NAMED_TOKENS = (
 # Characters. Shorter texts take a few milliseconds with the GIL held; longer ones go to the
 # library's threads, which release it.
 _LONG_TEXT = 1 << 14
+_LARGEST_ID = 1 << 24  # the library takes time and memory for all ids up to the largest
 _LONGEST_CAUSE = 200  # characters of the library's message
 # Raised at wrong arguments and at signals. The library's panics are BaseExceptions.
 _NOT_ITS_FAILURES = (TypeError, OverflowError, MemoryError, KeyboardInterrupt, SystemExit)
@@ -103,6 +104,8 @@ class Tokenizer:
         if text is not None:
             with told_as_unusable(path):
                 backend = tokenizers.Tokenizer.from_str(text)
+            if (largest := max(backend.get_vocab().values(), default=0)) > _LARGEST_ID:
+                raise TokenizerError(f"{path}: the id {largest} is larger than {_LARGEST_ID}")
         else:
             with told_as_unusable(model):
                 backend, ends = sentencepiece_tokenizer(read_sentencepiece(model), settings)
