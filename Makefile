@@ -13,7 +13,7 @@ QUIET_PIP := --quiet --disable-pip-version-check
 unexport PYTHONPATH  # import only from the environments below
 
 .PHONY: build demo test test-slow test-all test-ray test-clients real-models wheel fuzz clang \
-	sanitize aarch64 amx numa
+	sanitize aarch64 amx numa image
 .PHONY: lint format docs examples parity bench-peers bench-prefill clean
 
 build: $(VENV)/built
@@ -107,6 +107,10 @@ aarch64: build
 amx: $(VENV)/test-ready
 	.ci/amx
 
+# On Debian, as root: builds deploy/Containerfile without a registry, and asks the image's server.
+image:
+	.ci/image
+
 $(VENV)/lint-ready: pyproject.toml | $(VENV)/built
 	$(BIN)/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[serve,lint]"
 	touch $@
@@ -181,4 +185,4 @@ bench-prefill: $(PEERS)/ready
 
 clean:
 	rm -rf $(VENV) $(PARITY) $(PEERS) $(EMPTY) $(RAY) $(CLIENTS) dist build build-clang \
-		build-thread build-address build-aarch64 build-amx build-numa build-docs
+		build-thread build-address build-aarch64 build-amx build-numa build-image build-docs

@@ -48,6 +48,14 @@ def test_the_container_copies_what_the_build_needs_and_is_not_root() -> None:
     assert int(re.findall(r"^USER (\d+)$", CONTAINERFILE, re.MULTILINE)[-1]) > 0
 
 
+def test_the_image_gets_what_the_container_copies_and_nothing_that_was_built_here() -> None:
+    first, *rules = (ROOT / ".dockerignore").read_text().splitlines()[1:]
+    assert first == "*"
+    copied = re.findall(r"^COPY (?!--from)(.*) \S+$", CONTAINERFILE, re.MULTILINE)
+    assert {rule[1:] for rule in rules if rule[0] == "!"} == set(" ".join(copied).split())
+    assert {rule for rule in rules if rule[0] != "!"} == {"**/__pycache__", "**/*.so"}
+
+
 def test_the_service_starts_the_server() -> None:
     [command] = re.findall(r"^ExecStart=(.*)$", SERVICE, re.MULTILINE)
     assert parameters(shlex.split(command))["port"] == 8000
