@@ -56,7 +56,7 @@ test-ray: dist/built
 	test -x $(RAY)/bin/python || $(PYTHON) -m venv $(RAY)
 	$(RAY)/bin/pip install $(QUIET_PIP) --force-reinstall --no-deps dist/specqd-*.whl
 	$(RAY)/bin/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[ray]" \
-		pytest hypothesis kubernetes-validate
+		pytest hypothesis kubernetes-validate py-rattler-build
 	$(RAY)/bin/python -m pytest tests/test_ray.py tests/test_deploy.py
 
 # The clients of docs/clients.md, in an environment of their own: some of them are large. Needs npm.

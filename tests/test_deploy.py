@@ -186,3 +186,16 @@ def test_the_recipe_and_the_citation_agree_with_the_project() -> None:
     assert recipe["about"]["license"] == PROJECT["license"]
     for path in recipe["about"]["license_file"]:
         assert (ROOT / path).is_file()
+
+
+@pytest.mark.parametrize("platform", ["linux-64", "linux-aarch64", "osx-arm64"])
+def test_rattler_build_renders_the_recipe(platform: str) -> None:
+    rattler = pytest.importorskip("rattler_build", reason="needs specqd[lint]")
+    recipe = rattler.Stage0Recipe.from_file(DEPLOY / "conda" / "recipe.yaml")
+    config = rattler.RenderConfig(rattler.PlatformConfig(target_platform=platform))
+    [rendered] = recipe.render(rattler.VariantConfig({"python": ["3.13.*"]}), config)
+    found = rendered.recipe.to_dict()
+    compiler, *others = found["requirements"]["build"]
+    assert re.fullmatch(rf"(gxx|clangxx)_{platform}", compiler)
+    assert not [each for each in others if "$" in each]
+    assert found["build"]["string"].startswith("py313")  # a package for each version of Python
