@@ -134,11 +134,8 @@ def test_a_response_is_the_answer_of_its_chat(tmp_path: Path, run: Run) -> None:
     assert (response["model"], response["created_at"]) == ("small", int(source.stat().st_mtime))
     [item] = response["output"]
     assert item["content"][0]["text"] == chat["choices"][0]["message"]["content"]
-    is_cut = chat["choices"][0]["finish_reason"] == "length"
-    assert response["status"] == ("incomplete" if is_cut else "completed")
     assert response["usage"]["output_tokens"] == chat["usage"]["completion_tokens"]
-    assert (response["instructions"], response["max_output_tokens"]) == ("xy", 6)
-    assert (response["seed"], response["temperature"]) == (7, 0.9)
+    assert (response["instructions"], response["seed"]) == ("xy", 7)
     assert "metrics" not in response  # it would differ between runs
     assert answers["too long"]["status_code"] == 400
 
