@@ -13,7 +13,7 @@ QUIET_PIP := --quiet --disable-pip-version-check
 unexport PYTHONPATH  # import only from the environments below
 
 .PHONY: build demo test test-slow test-all test-ray test-clients real-models wheel fuzz clang \
-	sanitize aarch64 amx numa
+	sanitize aarch64 amx numa image
 .PHONY: lint format docs examples parity bench-peers bench-prefill clean
 
 build: $(VENV)/built
@@ -56,7 +56,7 @@ test-ray: dist/built
 	test -x $(RAY)/bin/python || $(PYTHON) -m venv $(RAY)
 	$(RAY)/bin/pip install $(QUIET_PIP) --force-reinstall --no-deps dist/specqd-*.whl
 	$(RAY)/bin/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[ray]" \
-		pytest hypothesis kubernetes-validate
+		pytest hypothesis kubernetes-validate py-rattler-build
 	$(RAY)/bin/python -m pytest tests/test_ray.py tests/test_deploy.py
 
 # The clients of docs/clients.md, in an environment of their own: some of them are large. Needs npm.
@@ -106,6 +106,10 @@ aarch64: build
 # On Debian: runs the tests of kernels and of exactness on emulated AMX.
 amx: $(VENV)/test-ready
 	.ci/amx
+
+# On Debian, as root: builds deploy/Containerfile without a registry, and asks the image's server.
+image:
+	.ci/image
 
 $(VENV)/lint-ready: pyproject.toml | $(VENV)/built
 	$(BIN)/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[serve,lint]"
@@ -181,4 +185,4 @@ bench-prefill: $(PEERS)/ready
 
 clean:
 	rm -rf $(VENV) $(PARITY) $(PEERS) $(EMPTY) $(RAY) $(CLIENTS) dist build build-clang \
-		build-thread build-address build-aarch64 build-amx build-numa build-docs
+		build-thread build-address build-aarch64 build-amx build-numa build-image build-docs

@@ -111,6 +111,35 @@ def test_answers_are_those_of_each_request_alone(
         }
 
 
+def test_a_response_is_the_answer_of_its_chat(tmp_path: Path, run: Run) -> None:
+    shared = {"temperature": 0.9, "seed": 7}
+    messages = [{"role": "system", "content": "xy"}, {"role": "user", "content": "ab"}]
+    source = write(
+        tmp_path / "in.jsonl",
+        [
+            line("chat", "/v1/chat/completions", messages=messages, max_tokens=6, **shared),
+            line(
+                *("response", "/v1/responses"),
+                **{"instructions": "xy", "input": "ab", "max_output_tokens": 6, **shared},
+            ),
+            line("too long", "/v1/responses", input="ab" * 200),
+        ],
+    )
+    out = tmp_path / "out.jsonl"
+    assert run(source, out) == 1
+    answers = {name: each["response"] for name, each in read(out).items()}
+    chat, response = (answers[name]["body"] for name in ("chat", "response"))
+    key = answers["response"]["request_id"].removeprefix("req_")
+    assert (response["object"], response["id"]) == ("response", f"resp_{key}")
+    assert (response["model"], response["created_at"]) == ("small", int(source.stat().st_mtime))
+    [item] = response["output"]
+    assert item["content"][0]["text"] == chat["choices"][0]["message"]["content"]
+    assert response["usage"]["output_tokens"] == chat["usage"]["completion_tokens"]
+    assert (response["instructions"], response["seed"]) == ("xy", 7)
+    assert "metrics" not in response  # it would differ between runs
+    assert answers["too long"]["status_code"] == 400
+
+
 def test_lines_have_openais_fields(tmp_path: Path, run: Run) -> None:
     chat = line("b", "/v1/chat/completions", messages=[{"role": "user", "content": "x"}])
     chat["body"] |= {"max_tokens": 3, "logprobs": True, "top_logprobs": 2, "seed": 6}

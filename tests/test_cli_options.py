@@ -152,6 +152,22 @@ def test_a_name_may_have_underscores() -> None:
 
 
 @pytest.mark.parametrize(
+    ("typed", "meant"), [("4k", 4096), ("32K", 32768), ("4096", 4096), ("1k", 1024)]
+)
+@pytest.mark.parametrize("name", ["--context", "--ctx-size", "--cache-positions"])
+def test_numbers_of_positions_may_be_in_k(name: str, typed: str, meant: int) -> None:
+    serve = app.commands["serve"]
+    found = serve.make_context("serve", [name, typed]).params
+    assert found["cache_positions" if name == "--cache-positions" else "context"] == meant
+
+
+@pytest.mark.parametrize("typed", ["0", "0k", "-1", "4kk", "k", "4 k", "4.5k", "four", "1m"])
+def test_wrong_numbers_of_positions_are_refused_with_an_example(typed: str) -> None:
+    with pytest.raises(click.BadParameter, match="is not a number from 1, such as 4096 or 4k"):
+        app.commands["generate"].make_context("generate", ["--context", typed])
+
+
+@pytest.mark.parametrize(
     ("typed", "meant"), [("--tmperature", "--temperature"), ("--ctx-sise", "--ctx-size")]
 )
 def test_a_misspelt_option_is_told_a_name_that_works(run: Run, typed: str, meant: str) -> None:

@@ -48,6 +48,14 @@ def test_the_container_copies_what_the_build_needs_and_is_not_root() -> None:
     assert int(re.findall(r"^USER (\d+)$", CONTAINERFILE, re.MULTILINE)[-1]) > 0
 
 
+def test_the_image_gets_what_the_container_copies_and_nothing_that_was_built_here() -> None:
+    first, *rules = (ROOT / ".dockerignore").read_text().splitlines()[1:]
+    assert first == "*"
+    copied = re.findall(r"^COPY (?!--from)(.*) \S+$", CONTAINERFILE, re.MULTILINE)
+    assert {rule[1:] for rule in rules if rule[0] == "!"} == set(" ".join(copied).split())
+    assert {rule for rule in rules if rule[0] != "!"} == {"**/__pycache__", "**/*.so"}
+
+
 def test_the_service_starts_the_server() -> None:
     [command] = re.findall(r"^ExecStart=(.*)$", SERVICE, re.MULTILINE)
     assert parameters(shlex.split(command))["port"] == 8000
@@ -178,3 +186,16 @@ def test_the_recipe_and_the_citation_agree_with_the_project() -> None:
     assert recipe["about"]["license"] == PROJECT["license"]
     for path in recipe["about"]["license_file"]:
         assert (ROOT / path).is_file()
+
+
+@pytest.mark.parametrize("platform", ["linux-64", "linux-aarch64", "osx-arm64"])
+def test_rattler_build_renders_the_recipe(platform: str) -> None:
+    rattler = pytest.importorskip("rattler_build", reason="needs specqd[lint]")
+    recipe = rattler.Stage0Recipe.from_file(DEPLOY / "conda" / "recipe.yaml")
+    config = rattler.RenderConfig(rattler.PlatformConfig(target_platform=platform))
+    [rendered] = recipe.render(rattler.VariantConfig({"python": ["3.13.*"]}), config)
+    found = rendered.recipe.to_dict()
+    compiler, *others = found["requirements"]["build"]
+    assert re.fullmatch(rf"(gxx|clangxx)_{platform}", compiler)
+    assert not [each for each in others if "$" in each]
+    assert found["build"]["string"].startswith("py313")  # a package for each version of Python

@@ -91,6 +91,37 @@ def test_every_option_is_read() -> None:
     assert request.template_variables == variables
 
 
+@pytest.mark.parametrize(
+    ("given", "schema", "pattern"),
+    [
+        ({"guided_json": {"type": "null"}}, {"type": "null"}, None),
+        ({"guided_json": '{"type": "null"}'}, {"type": "null"}, None),
+        ({"guided_regex": "a+"}, None, "a+"),
+        ({"guided_choice": ["a.b", "c/d"]}, None, r"a\.b|c\/d"),
+        ({"structured_outputs": {"json": {"type": "null"}}}, {"type": "null"}, None),
+        ({"structured_outputs": {"json_object": True}}, {"type": "object"}, None),
+        ({"structured_outputs": {"json_object": False, "regex": "b"}}, None, "b"),
+        ({"structured_outputs": {"choice": ["x"]}}, None, "x"),
+    ],
+)
+def test_vllms_restrictions_are_read(
+    given: dict[str, Any], schema: dict[str, Any] | None, pattern: str | None
+) -> None:
+    options = completion_request({"prompt": "x", **given}).options
+    assert (options.schema, options.pattern, options.has_rules) == (schema, pattern, True)
+
+
+def test_a_grammar_of_vllm_is_told_what_is_read_in_its_place() -> None:
+    body = {"prompt": "x", "guided_grammar": "root ::= x"}
+    said = refused(FieldError, completion_request, body)
+    assert "give a schema in response_format, or a regular expression in guided_regex" in said
+
+
+def test_a_pattern_does_not_go_with_tools() -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": [function("f")]}
+    assert "tools" in refused(FieldError, chat_request, body | {"guided_regex": "a"})
+
+
 def test_vllms_top_k_of_minus_one_means_all_tokens() -> None:
     assert completion_request({"prompt": "ab", "top_k": -1}).params.top_k == 0
 
@@ -238,6 +269,18 @@ def check_refusal(read: Callable[[Any], object], body: dict[str, Any], field: st
         ("response_format.json_schema.schema", schema_format(name="x", schema=[])),
         ("response_format.json_schema.name", schema_format(schema={})),
         ("ignore_eos", {"ignore_eos": True, "response_format": {"type": "json_object"}}),
+        ("guided_json", {"guided_json": "{"}),
+        ("guided_json", {"guided_json": [1]}),
+        ("guided_regex", {"guided_regex": 1}),
+        ("guided_choice", {"guided_choice": []}),
+        ("guided_choice", {"guided_choice": ["a", ""]}),
+        ("guided_grammar", {"guided_grammar": "root ::= x"}),
+        ("structured_outputs.grammar", {"structured_outputs": {"grammar": "root ::= x"}}),
+        ("structured_outputs.structural_tag", {"structured_outputs": {"structural_tag": "x"}}),
+        ("structured_outputs.x", {"structured_outputs": {"x": 1}}),
+        ("structured_outputs.json", {"guided_regex": "a", "structured_outputs": {"json": {}}}),
+        ("guided_json", {"guided_json": {}, "response_format": {"type": "json_object"}}),
+        ("ignore_eos", {"ignore_eos": True, "guided_regex": "a"}),
         ("prompt", {"prompt": None}),
         ("prompt", {"prompt": []}),
         ("prompt", {"prompt": {"a": 1}}),

@@ -1,6 +1,7 @@
 """Texts follow their schema, and their bits depend on neither drafts nor neighbours."""
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -172,6 +173,42 @@ def test_the_first_mask_of_a_costly_schema_is_made_before_the_engine_asks(llm: L
         [row] = grammar.masks([])
         [quote] = llm.encode('"')
         assert [i for i in range(llm.model.vocabulary) if row[i // 32] >> (i % 32) & 1] == [quote]
+
+
+@pytest.mark.parametrize(
+    ("given", "pattern"),
+    [
+        ({"guided_regex": r"[0-9]{3}/[a-c]+\."}, r"[0-9]{3}/[a-c]+\."),
+        ({"guided_choice": ["a/b (c)", "a-b & c?\n"]}, r"a/b \(c\)|a-b & c\?\n"),
+        ({"structured_outputs": {"choice": ["größer", '"x"']}}, 'größer|"x"'),
+        ({"structured_outputs": {"json": {"enum": [1, "b"]}}}, '1|"b"'),
+        ({"guided_json": '{"type": "boolean"}'}, "true|false"),
+    ],
+)
+def test_texts_follow_vllms_restrictions(
+    client: Any, given: dict[str, Any], pattern: str, rng: np.random.Generator
+) -> None:
+    answer = client.chat.completions.create(
+        model="small",
+        messages=[{"role": "user", "content": "?"}],
+        max_tokens=200,
+        temperature=1.0,
+        seed=int(rng.integers(1 << 40)),
+        logit_bias=NO_WHITE_SPACE if "json" in str(given) else {},
+        extra_body=given,
+    )
+    assert answer.choices[0].finish_reason == "stop"
+    assert re.fullmatch(pattern, answer.choices[0].message.content)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "says"),
+    [("(", "unclosed group"), ("(?=a)b", "look-around"), ("a" * 65_537, "longer than 65536")],
+)
+def test_patterns_that_cannot_be_followed_are_400(served: Served, pattern: str, says: str) -> None:
+    reply = served.ask("POST", COMPLETIONS, {"prompt": "x", "guided_regex": pattern})
+    assert (reply.status, reply.error["param"]) == (400, "guided_regex")
+    assert says in reply.error["message"]
 
 
 def test_openais_client_parses_into_a_pydantic_model(client: Any) -> None:

@@ -65,7 +65,7 @@ def count_request(body: object) -> ChatRequest:
 def _chat(fields: Fields, options: Options) -> ChatRequest:
     variables, schema = _output(fields)
     if schema is not None:
-        options = replace(options, schema=schema, schema_field="output_config.format")
+        options = replace(options, schema=schema, rules_field="output_config.format")
     fields.object("cache_control")
     return ChatRequest(
         with_names(_messages(fields)),

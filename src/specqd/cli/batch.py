@@ -56,10 +56,11 @@ def batch(
 ) -> None:
     """Answer a file of OpenAI batch requests.
 
-    Each line of REQUESTS is {"custom_id", "method": "POST", "url", "body"} with url /v1/completions
-    or /v1/chat/completions. All lines are checked before any work; a request that only the model
-    can refuse gets an answer with status 400. After a kill, run the same command again: it
-    continues, and no answer is lost or written twice. The name of the model in a body is ignored.
+    Each line of REQUESTS is {"custom_id", "method": "POST", "url", "body"} with url
+    /v1/completions, /v1/chat/completions or /v1/responses. All lines are checked before any work; a
+    request that only the model can refuse gets an answer with status 400. After a kill, run the
+    same command again: it continues, and no answer is lost or written twice. The name of the model
+    in a body is ignored.
 
     \b
     Examples:

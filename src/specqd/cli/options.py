@@ -1,5 +1,6 @@
 """Arguments and options that several commands share."""
 
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +19,20 @@ OUT_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 MODEL_IS = "A directory, a .gguf file, owner/name[@revision] or a short name: `specqd models`."
 _NUMA = ("auto", "one", "spread", "replicate")
 _ISAS = ("amx", "avx512bf16", "avx512", "avx2vnni", "avx2", "portable")
+
+
+class Positions(click.IntRange):
+    """A number of positions; 4k or 4K is 4096."""
+
+    name = "positions"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, str) and (written := re.fullmatch(r"(\d{1,9})k", value.strip(), re.I)):
+            value = int(written[1]) * 1024
+        try:
+            return int(super().convert(value, param, ctx))
+        except click.BadParameter:
+            self.fail(f"{value!r} is not a number from {self.min}, such as 4096 or 4k.", param, ctx)
 
 
 def option(*names: str, also: Sequence[str] = (), **settings: Any) -> Callable[[Command], Command]:
@@ -135,10 +150,10 @@ def context_option(command: Command) -> Command:
     return option(
         "--context",
         also=("-c", "--ctx-size", "--num-ctx", "--max-model-len", "--max-context"),
-        type=click.IntRange(1),
+        type=Positions(1),
         metavar="N",
-        help="Context length in tokens, prompt included. A shorter one needs less memory, and lets "
-        "longrope models use their short factors. Default: the model's.",
+        help="Context length in tokens, prompt included; 4k is 4096. A shorter one needs less "
+        "memory, and lets longrope models use their short factors. Default: the model's.",
     )(command)
 
 

@@ -9,6 +9,7 @@ import click
 from specqd.cli.command import Command
 from specqd.cli.opening import open_llm
 from specqd.cli.options import (
+    Positions,
     context_option,
     draft_option,
     machine_options,
@@ -70,9 +71,10 @@ Examples:
 @context_option
 @click.option(
     "--cache-positions",
-    type=click.IntRange(1),
+    type=Positions(1),
     metavar="N",
-    help="Tokens in the KV cache, over all sequences. Default: four contexts, if they fit.",
+    help="Tokens in the KV cache, over all sequences; 64k is 65536. Default: four contexts, if "
+    "they fit.",
 )
 @click.option(
     "--lenient",

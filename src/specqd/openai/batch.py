@@ -22,9 +22,10 @@ from specqd.engine.updates import Update
 from specqd.errors import RequestError, SpecqdError, TokenizerError, naming_file, shown
 from specqd.formats.sync import sync
 from specqd.llm import LLM
-from specqd.openai.answers import Answer, Json, Usage, form_of
+from specqd.openai.answers import Answer, Json, Reply, Usage, form_of
 from specqd.openai.errors import code_of, param_of, refusal
 from specqd.openai.json_text import check_characters, place_of, read_json
+from specqd.openai.parts import BlockReader
 from specqd.openai.requests import (
     ChatRequest,
     Prepared,
@@ -32,11 +33,14 @@ from specqd.openai.requests import (
     chat_request,
     completion_request,
 )
+from specqd.openai.responses_answers import ResponsesAnswer
+from specqd.openai.responses_requests import ResponsesRequest, responses_request
 
 _MEMBERS = ("custom_id", "method", "url", "body")
-_PARSERS: Mapping[str, Callable[[object], Request]] = {
+_PARSERS: Mapping[str, Callable[[object], Request | ResponsesRequest]] = {
     "/v1/completions": completion_request,
     "/v1/chat/completions": chat_request,
+    "/v1/responses": responses_request,
 }
 _HEAD = b'{"id": "batch_req_'  # of every line that we write
 _MOST_SUBMITTED = 64  # samples: more than the engine's batch, so that no place stays empty
@@ -51,9 +55,13 @@ class BatchRequest:
 
     custom_id: str
     key: str  # a digest of the line and the model's name
-    request: Request
+    asked: Request | ResponsesRequest
     problem: RequestError | None  # why it has no answer
     line: bytes
+
+    @property
+    def request(self) -> Request:
+        return self.asked.chat if isinstance(self.asked, ResponsesRequest) else self.asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,18 +119,19 @@ def read_request(line: bytes, model: str) -> BatchRequest:
     if not isinstance(url, str) or url not in _PARSERS:
         raise RequestError(f"url: {shown(url)} is not supported; known: {', '.join(_PARSERS)}")
     try:
-        request = _PARSERS[url](entry.get("body"))
+        asked = _PARSERS[url](entry.get("body"))
     except RequestError as error:
         raise RequestError(f"body.{error}".replace("body.body:", "body:")) from error
-    if request.options.is_streamed:
-        raise RequestError("body.stream: true; the answers of a batch are not streamed")
     content = json.dumps([model, entry], sort_keys=True)
     key = sha256(content.encode()).hexdigest()[:32]
+    request = BatchRequest(custom_id, key, asked, None, line)
+    if request.request.options.is_streamed:
+        raise RequestError("body.stream: true; the answers of a batch are not streamed")
     try:
         check_characters(entry["body"], line)
     except RequestError as error:
-        return BatchRequest(custom_id, key, request, error, line)
-    return BatchRequest(custom_id, key, request, None, line)
+        return replace(request, problem=error)
+    return request
 
 
 class Sink(Protocol):
@@ -305,8 +314,7 @@ def _line(running: _Running, batch: Batch, llm: LLM) -> Json:
     line, prepared, samples = running.line, running.prepared, running.samples
     usage = Usage.of(prepared)
     usage.completion_tokens = sum(sample.count for sample in samples)
-    form = form_of(prepared, llm.tokenizer, line.key, chain_of(llm.engine.level))
-    answer = Answer(form, batch.model, usage, line.key, batch.created)
+    answer = _reply(line, prepared, usage, batch, llm)
     try:
         if running.error is not None:
             raise running.error
@@ -314,6 +322,22 @@ def _line(running: _Running, batch: Batch, llm: LLM) -> Json:
     except SpecqdError as error:  # also the tokenizer's, at log-probabilities' tokens
         return _refusal(line, error)
     return _response(line, 200, whole)
+
+
+def _reply(line: BatchRequest, prepared: Prepared, usage: Usage, batch: Batch, llm: LLM) -> Reply:
+    if isinstance(line.asked, ResponsesRequest):
+        echoed = line.asked.echoed(llm.defaults.with_openai_temperature())
+        return ResponsesAnswer(
+            batch.model,
+            usage,
+            line.key,
+            batch.created,
+            echoed,
+            blocks=BlockReader(prepared),
+            tokenizer=llm.tokenizer,
+        )
+    form = form_of(prepared, llm.tokenizer, line.key, chain_of(llm.engine.level))
+    return Answer(form, batch.model, usage, line.key, batch.created)
 
 
 def is_refused(answer: Json) -> bool:

@@ -1,4 +1,4 @@
-"""Grammars for JSON schemas and tool calls, by llguidance, with bounds on the schemas.
+"""Grammars for JSON schemas, patterns and tool calls, by llguidance, with bounds.
 
 Knows schemas and tokens; knows nothing of the levels that ask for masks along their proposals.
 """
@@ -43,9 +43,11 @@ class JsonGrammars:
         Takes up to 1 s: do not call it on the event loop or between rounds.
         """
         options, use = prepared.request.options, prepared.tool_use
-        schema, field = options.schema, options.schema_field
+        schema, field = options.schema, options.rules_field
         if not prepared.has_rules:
             return None
+        if options.pattern is not None:
+            return self.of_pattern(options.pattern, field)
         if use is None or prepared.call_form is None:
             assert schema is not None
             return self.of_schema(schema, field)
@@ -61,7 +63,14 @@ class JsonGrammars:
         written = llguidance.LLMatcher.grammar_from_json_schema
         return self._of_rules(lambda: written(schema), field)
 
-    def _of_rules(self, write: Callable[[], str], field: str) -> MakeGrammar:
+    def of_pattern(self, pattern: str, field: str) -> MakeGrammar:
+        """See of_request. The whole text must match. field: the name for errors."""
+        if len(pattern) > MOST_SCHEMA_CHARACTERS:
+            raise FieldError(field, f"is longer than {MOST_SCHEMA_CHARACTERS} characters")
+        written = llguidance.LLMatcher.grammar_from_regex
+        return self._of_rules(lambda: written(pattern), field, "pattern")
+
+    def _of_rules(self, write: Callable[[], str], field: str, kind: str = "schema") -> MakeGrammar:
         limits = llguidance.LLParserLimits(initial_lexer_fuel=_LEXER_FUEL)
         try:
             tokens = self._tokens(field)
@@ -69,16 +78,16 @@ class JsonGrammars:
             first = matcher.deep_copy()
             bits = first.compute_bitmask()  # the costliest mask: here it delays no other request
         except ValueError as error:
-            raise _unfollowable(error, field) from error
+            raise _unfollowable(error, field, kind) from error
         if first.is_error():
-            raise _unfollowable(first.get_error(), field)
+            raise _unfollowable(first.get_error(), field, kind)
         words = -(-self._vocabulary // 32)
         mask = np.frombuffer(bits, np.uint32)[:words]
         return lambda: JsonGrammar(matcher, mask)
 
     def _tokens(self, field: str) -> llguidance.LLTokenizer:
         if not self._eos:
-            raise FieldError(field, "the model has no end token, which a text with a schema needs")
+            raise FieldError(field, "the model has no end token, which a text with rules needs")
         if self._tables is None:
             self._tables = llguidance.LLTokenizer(
                 self._tokenizer.to_json(), n_vocab=self._vocabulary, eos_token=self._eos
@@ -188,6 +197,7 @@ def _is_local(reference: object) -> bool:
     return not isinstance(reference, str) or reference.startswith("#")
 
 
-def _unfollowable(error: object, field: str) -> FieldError:
-    first = next(iter(str(error).splitlines()), "it is not understood")
-    return FieldError(field, f"the schema cannot be followed: {first[:300]}")
+def _unfollowable(error: object, field: str, kind: str) -> FieldError:
+    lines = str(error).splitlines() or ["it is not understood"]
+    found = next((each for each in lines if each.startswith("error: ")), lines[0])
+    return FieldError(field, f"the {kind} cannot be followed: {found[:300]}")

@@ -8,6 +8,8 @@ from typing import Any
 
 from specqd.config.fields import Fields
 from specqd.errors import FieldError, shown
+from specqd.openai import restrictions
+from specqd.openai.restrictions import Restriction
 from specqd.sampling import SamplingParams
 
 MOST_SAMPLES = 128  # n of one prompt, as OpenAI has it
@@ -31,7 +33,7 @@ _ENDS = ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos")
 _SHOWN = ("stream", "stream_options", "logprobs", "return_token_ids", "return_origins")
 _OTHERS = ("model", "n", "top_k", "logit_bias", "response_format", "cache_salt", "draft")
 SHARED = {*SAMPLING, *WITHOUT_EFFECT, *_ENDS, *_SHOWN, *_OTHERS}
-SHARED |= {"return_progress", "metadata", "store"}
+SHARED |= {"return_progress", "metadata", "store"} | restrictions.FIELDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +46,18 @@ class Options:
     has_running_usage: bool = False  # in its other chunks too
     has_token_ids: bool = False
     schema: dict[str, Any] | None = None  # the text must be JSON that follows it
-    schema_field: str = "response_format"  # in which it was given
+    pattern: str | None = None  # that the whole text must match
+    rules_field: str = "response_format"  # in which either was given
     cache_salt: str = ""  # cached prompts are shared among requests of one salt
     has_origins: bool = False  # each token's text, and the level that proposed it first
     has_progress: bool = False  # with each chunk, the levels' work so far
     is_plain: bool = False  # without drafts, with the same text
     new_tokens: int = 1  # for which there must be room; without max_tokens, one
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether the text must follow a schema or a pattern."""
+        return self.schema is not None or self.pattern is not None
 
 
 def sampling_params(fields: Fields, most: int | None, logprobs: int | None) -> SamplingParams:
@@ -89,16 +97,18 @@ def options_of(fields: Fields, most: int | None) -> Options:
         raise FieldError("return_progress", "goes with stream: true")
     if fields.text("draft") not in (None, "none"):
         raise fields.wrong("draft", '"none"')
-    schema = _schema(fields)
-    if schema is not None and fields.flag("ignore_eos"):
-        raise FieldError("ignore_eos", "text that follows a schema ends by itself; leave it out")
+    rules = _rules(fields)
+    if rules is not None and fields.flag("ignore_eos"):
+        raise FieldError("ignore_eos", "text that follows rules ends by itself; leave it out")
     return Options(
         fields.text("model"),
         is_streamed,
         has_usage_chunk,
         has_running_usage,
         fields.flag("return_token_ids"),
-        schema,
+        rules.schema if rules is not None else None,
+        rules.pattern if rules is not None else None,
+        rules.field if rules is not None else "response_format",
         cache_salt=fields.text("cache_salt") or "",
         has_origins=fields.flag("return_origins"),
         has_progress=has_progress,
@@ -121,6 +131,16 @@ def _usage_options(fields: Fields) -> tuple[bool, bool]:
     if is_running and not at_end:
         raise options.error("continuous_usage_stats", "goes with include_usage: true")
     return at_end, is_running
+
+
+def _rules(fields: Fields) -> Restriction | None:
+    found = restrictions.restrictions_of(fields)
+    if (schema := _schema(fields)) is not None:
+        found.insert(0, Restriction("response_format", schema))
+    if len(found) > 1:
+        problem = f"{found[0].field} restricts the text, too; give one of them"
+        raise FieldError(found[1].field, problem)
+    return found[0] if found else None
 
 
 def _schema(fields: Fields) -> dict[str, Any] | None:

@@ -61,7 +61,7 @@ class CompletionRequest:
     @property
     def has_rules(self) -> bool:
         """Whether a grammar restricts the text."""
-        return self.options.schema is not None
+        return self.options.has_rules
 
     def encoded(self, tokenizer: Tokenizer) -> list[list[int]]:
         """The prompts' ids. The model may still refuse some."""
@@ -85,14 +85,18 @@ class ChatRequest:
     def has_rules(self) -> bool:
         """Whether a grammar restricts the text."""
         has_tool_rules = self.tool_use is not None and self.tool_use.has_rules
-        return has_tool_rules or self.options.schema is not None
+        return has_tool_rules or self.options.has_rules
 
     def check_rules(self) -> None:
         """Raises FieldError where no text could follow them all."""
-        must_call = self.tool_use is not None and self.tool_use.must_call
-        if must_call and self.options.schema is not None:
-            field, why = self.options.schema_field, "tool_choice demands a call, which is no such"
+        if self.tool_use is None or not self.options.has_rules:
+            return
+        field = self.options.rules_field
+        if self.tool_use.must_call:
+            why = "tool_choice demands a call, which is no such"
             raise FieldError(field, f"{why} text; drop one")
+        if self.options.pattern is not None:
+            raise FieldError(field, "does not go with tools; drop one")
 
     def encoded(self, tokenizer: Tokenizer) -> list[list[int]]:
         """The one prompt's ids. Runs the model's template; raises TokenizerError where it fails."""

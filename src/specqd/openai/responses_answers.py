@@ -24,8 +24,8 @@ class ResponsesAnswer:
     created: int  # seconds since 1970
     echoed: Json  # the members that repeat the request
     blocks: BlockReader
-    metrics: DraftMetrics
     tokenizer: Tokenizer
+    metrics: DraftMetrics | None = None  # None: the member is left out
     _output: list[Json] = field(default_factory=list)
     _thoughts: list[str] = field(default_factory=list)
     _last: Update | None = None
@@ -37,7 +37,8 @@ class ResponsesAnswer:
 
     def news(self, update: Update) -> Iterator[Event]:
         self._last = update
-        self.metrics.note(update)
+        if self.metrics is not None:
+            self.metrics.note(update)
         for step, block, text in self.blocks.read(update):
             if step == "begin":
                 yield from self._begin(block)
@@ -140,7 +141,8 @@ class ResponsesAnswer:
         }
         response |= self.echoed
         if is_over and self._last is not None:
-            response |= {"seed": self._last.seed} | self.metrics.described()
+            response["seed"] = self._last.seed
+            response |= {} if self.metrics is None else self.metrics.described()
         return response
 
     def _usage(self) -> Json:

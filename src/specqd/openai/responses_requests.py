@@ -129,7 +129,7 @@ def _with_schema(options: Options, fields: Fields) -> Options:
     form = text.nested("format", ("type", "name", "description", "schema", "strict"))
     if form is None:
         return options
-    return replace(options, schema=flat_schema(form), schema_field="text.format")
+    return replace(options, schema=flat_schema(form), rules_field="text.format")
 
 
 # --- Items of the input -------------------------------------------------------------------------
