@@ -60,11 +60,13 @@ test-ray: dist/built
 	$(RAY)/bin/python -m pytest tests/test_ray.py tests/test_deploy.py
 
 # The clients of docs/clients.md, in an environment of their own: some of them are large. Needs npm.
+# Their bounds contradict each other (LiteLLM wants an older openai), so pip takes them one by one.
 test-clients: dist/built
 	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/pip install $(QUIET_PIP) --force-reinstall --no-deps dist/specqd-*.whl
-	$(CLIENTS)/bin/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[serve,test]" \
-		langchain-openai litellm mcp 'lm-eval[api]' transformers aiperf
+	for client in "$$(ls dist/specqd-*.whl)[serve,test]" langchain-openai mcp 'lm-eval[api]' \
+		transformers aiperf litellm; do \
+		$(CLIENTS)/bin/pip install $(QUIET_PIP) "$$client" || exit 1; done
 	npm install --no-audit --no-fund --prefix $(CLIENTS)/npm @openai/codex @anthropic-ai/claude-code
 	PATH="$(CURDIR)/$(CLIENTS)/bin:$(CURDIR)/$(CLIENTS)/npm/node_modules/.bin:$$PATH" \
 		$(CLIENTS)/bin/python -m pytest tests/test_client_commands.py \
