@@ -197,11 +197,13 @@ def test_a_knowing_head_is_mostly_right_and_proposes_ids_of_the_target(
     level = Level(
         other, Level(open_head(directory / "knowing", other), NoDraft(), length=3, name="h")
     )
-    sequence = Sequence(random_text(rng, TARGET.vocab, 10), Sampling().picker(0, 0), 10)
-    for _ in range(40):
-        [made] = level.advance([DraftRequest(sequence, 8)])
-        sequence.tokens.extend(made.tokens)
-    assert level.stats.drafted >= 100
+    for _ in range(8):  # a text may end in a cycle in which the head is always wrong
+        sequence = Sequence(random_text(rng, TARGET.vocab, 10), Sampling().picker(0, 0), 10)
+        for _ in range(10):
+            [made] = level.advance([DraftRequest(sequence, 8)])
+            sequence.tokens.extend(made.tokens)
+        level.release(sequence)
+    assert level.stats.drafted >= 200
     assert level.stats.accepted > 0.2 * level.stats.drafted
 
 
