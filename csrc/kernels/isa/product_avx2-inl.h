@@ -32,33 +32,37 @@ constexpr CodeBytes kCodeBytes;
 
 // Exact precision.
 
-// Decodes nested tiles, eight outputs of four rows at a time; past the last tile it repeats that
-// tile.
-class Avx2Decoder {
+// The BF16 bits of a tile's scales, of the first eight outputs and of the others.
+struct Avx2Scales {
+  __m256i half[2];
+  Avx2Scales() = default;
+  [[gnu::always_inline]] Avx2Scales(const PackedMatrix& w, int64_t tile) {
+    const __m128i shift = _mm_cvtsi32_si128(static_cast<int>(w.scale.shift - 16));
+    const __m256i base = _mm256_set1_epi16(static_cast<int16_t>(w.scale.base >> 16));
+    const __m128i scales =
+        _mm_loadu_si128(reinterpret_cast<const __m128i*>(w.scales + tile * kPanel));
+    const __m256i words =
+        _mm256_add_epi16(_mm256_sll_epi16(_mm256_cvtepu8_epi16(scales), shift), base);
+    const __m256i low = _mm256_unpacklo_epi16(words, words);
+    const __m256i high = _mm256_unpackhi_epi16(words, words);
+    half[0] = _mm256_permute2x128_si256(low, high, 0x20);
+    half[1] = _mm256_permute2x128_si256(low, high, 0x31);
+  }
+};
+
+// Decodes eight outputs of four rows at a time.
+class Avx2Decoder : public NestedDecoder<Avx2Decoder, Avx2Scales, InTileOrder> {
  public:
   static constexpr bool kNeedsRegisters = true;
 
-  Avx2Decoder(const PackedMatrix& w, int64_t tile, int64_t count, uint16_t* out)
-      : w_(w), tile_(tile), left_(count), out_(out) {
-    begin_tile();
-  }
-
-  bool is_done() const { return left_ <= 0; }
+  using NestedDecoder::NestedDecoder;
 
   [[gnu::always_inline]] void row(int r) {
     const auto at = static_cast<unsigned>(r);
     if (at % 2 == 0) decode_part(at / 2 % 2, at / 4);
   }
 
-  [[gnu::always_inline]] void end_tile() {
-    patches_.apply(out_);
-    if (--left_ <= 0) return;
-    ++tile_;
-    out_ += kTileWeights;
-    begin_tile();
-  }
-
-  void whole_tile() {
+  void whole_tile() {  // GCC inlines that of the base where it is too long
 #pragma GCC unroll 4
     for (size_t group = 0; group < 4; ++group) {
       decode_part(0, group);
@@ -68,22 +72,6 @@ class Avx2Decoder {
   }
 
  private:
-  [[gnu::always_inline]] void begin_tile() {
-    codes_ = w_.codes + tile_ * kTileCodes;
-    residuals_ = w_.residuals + tile_ * kTileWeights;
-    const __m128i shift = _mm_cvtsi32_si128(static_cast<int>(w_.scale.shift - 16));
-    const __m256i base = _mm256_set1_epi16(static_cast<int16_t>(w_.scale.base >> 16));
-    const __m128i scales =
-        _mm_loadu_si128(reinterpret_cast<const __m128i*>(w_.scales + tile_ * kPanel));
-    const __m256i words =
-        _mm256_add_epi16(_mm256_sll_epi16(_mm256_cvtepu8_epi16(scales), shift), base);
-    const __m256i low = _mm256_unpacklo_epi16(words, words);
-    const __m256i high = _mm256_unpackhi_epi16(words, words);
-    scale_bits_[0] = _mm256_permute2x128_si256(low, high, 0x20);
-    scale_bits_[1] = _mm256_permute2x128_si256(low, high, 0x31);
-    patches_.begin_tile(w_, tile_);
-  }
-
   // Decodes eight outputs of four rows. Two of a word's four nibbles are looked up at once: the low
   // ones of its two bytes belong to rows 0 and 2, the high ones to rows 1 and 3. A shuffle first
   // puts the bytes of rows 0 and 1 before those of rows 2 and 3.
@@ -96,7 +84,7 @@ class Avx2Decoder {
     const __m256i evens_first =
         _mm256_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15, 0, 2, 4, 6, 8, 10,
                          12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
-    __m256i scale_bits = scale_bits_[half];
+    __m256i scale_bits = scales_.half[half];
     asm("" : "+x"(scale_bits));  // otherwise GCC keeps it for the next part and spills others
     const auto store_row = [&](int row, __m256i least) {
       const __m256i residual = _mm256_cvtepu8_epi16(
@@ -116,14 +104,6 @@ class Avx2Decoder {
       store_row(odd + 2, _mm256_unpackhi_epi8(low, high));
     }
   }
-
-  const PackedMatrix& w_;
-  int64_t tile_, left_;
-  uint16_t* out_;
-  const uint8_t* codes_ = nullptr;
-  const uint8_t* residuals_ = nullptr;
-  __m256i scale_bits_[2];
-  TilePatches<InTileOrder> patches_;
 };
 
 struct Avx2Exact {

@@ -15,72 +15,44 @@
 namespace specqd {
 namespace {
 
-// The BF16 bits of a tile's scales, repeated in both halves of each output's lane.
-inline __m512i scale_bits_of(const PackedMatrix& w, int64_t tile) {
-  const auto* const scales = reinterpret_cast<const __m128i*>(w.scales + tile * kPanel);
-  const __m512i shift = _mm512_set1_epi32(static_cast<int>(w.scale.shift - 16));
-  const __m512i bits = _mm512_sllv_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128(scales)), shift);
-  return _mm512_add_epi16(_mm512_or_si512(bits, _mm512_slli_epi32(bits, 16)),
-                          _mm512_set1_epi16(static_cast<int16_t>(w.scale.base >> 16)));
-}
-
-// Decodes nested tiles, one row of 32 weights at a time; past the last tile it repeats that tile.
-// The codes of row r are nibble r % 4 of the words in 64 bytes.
+// The BF16 bits of a tile's scales, repeated in both halves of each output's lane. Prefetches the
+// patches of a later tile.
 template <class Fetch>
-class Avx512DecoderBy {
+struct Avx512Scales {
+  __m512i bits = _mm512_setzero_si512();
+  Avx512Scales() = default;
+  [[gnu::always_inline]] Avx512Scales(const PackedMatrix& w, int64_t tile) {
+    const auto* const scales = reinterpret_cast<const __m128i*>(w.scales + tile * kPanel);
+    const __m512i shift = _mm512_set1_epi32(static_cast<int>(w.scale.shift - 16));
+    const __m512i lower = _mm512_sllv_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128(scales)), shift);
+    bits = _mm512_add_epi16(_mm512_or_si512(lower, _mm512_slli_epi32(lower, 16)),
+                            _mm512_set1_epi16(static_cast<int16_t>(w.scale.base >> 16)));
+    Fetch::from(w.patches + w.patch_starts[tile] + 16 * Fetch::kTilesAhead);
+  }
+};
+
+// Decodes one row of 32 weights at a time. The codes of row r are nibble r % 4 of the words in 64
+// bytes.
+template <class Fetch>
+class Avx512DecoderBy
+    : public NestedDecoder<Avx512DecoderBy<Fetch>, Avx512Scales<Fetch>, InTileOrder> {
  public:
   static constexpr bool kIsWoven = false;
 
-  Avx512DecoderBy(const PackedMatrix& w, int64_t tile, int64_t count, uint16_t* out)
-      : w_(w), tile_(tile), left_(count), out_(out) {
-    begin_tile();
-  }
-
-  bool is_done() const { return left_ <= 0; }
+  using Avx512DecoderBy::NestedDecoder::NestedDecoder;
 
   [[gnu::always_inline]] void row(int r) {
-    if (r < 4) Fetch::from(codes_ + r * 64 + Fetch::kTilesAhead * kTileCodes);
-    if (r >= 4 && r < 12)
-      Fetch::from(residuals_ + (r - 4) * 64 + Fetch::kTilesAhead * kTileWeights);
+    const uint8_t *const codes = this->codes_, *const residuals = this->residuals_;
+    if (r < 4) Fetch::from(codes + r * 64 + Fetch::kTilesAhead * kTileCodes);
+    if (r >= 4 && r < 12) Fetch::from(residuals + (r - 4) * 64 + Fetch::kTilesAhead * kTileWeights);
     const __m512i residual = _mm512_cvtepu8_epi16(
-        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(residuals_ + r * 32)));
-    const __m512i nibbles = _mm512_srli_epi16(_mm512_loadu_si512(codes_ + r / 4 * 64),
-                                              static_cast<unsigned>(r % 4 * 4));
+        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(residuals + r * 32)));
+    const __m512i nibbles =
+        _mm512_srli_epi16(_mm512_loadu_si512(codes + r / 4 * 64), static_cast<unsigned>(r % 4 * 4));
     const __m512i least = _mm512_permutexvar_epi16(nibbles, _mm512_load_si512(kCodeWords.word));
-    _mm512_store_si512(out_ + r * 32,
-                       _mm512_add_epi16(least, _mm512_add_epi16(scale_bits_, residual)));
+    _mm512_store_si512(this->out_ + r * 32,
+                       _mm512_add_epi16(least, _mm512_add_epi16(this->scales_.bits, residual)));
   }
-
-  void whole_tile() {
-#pragma GCC unroll 16  // shifts need constant counts
-    for (int r = 0; r < kBlock / 2; ++r) row(r);
-    end_tile();
-  }
-
-  [[gnu::always_inline]] void end_tile() {
-    patches_.apply(out_);
-    if (--left_ <= 0) return;
-    ++tile_;
-    out_ += kTileWeights;
-    begin_tile();
-  }
-
- private:
-  [[gnu::always_inline]] void begin_tile() {
-    codes_ = w_.codes + tile_ * kTileCodes;
-    residuals_ = w_.residuals + tile_ * kTileWeights;
-    scale_bits_ = scale_bits_of(w_, tile_);
-    patches_.begin_tile(w_, tile_);
-    Fetch::from(w_.patches + w_.patch_starts[tile_] + 16 * Fetch::kTilesAhead);
-  }
-
-  const PackedMatrix& w_;
-  int64_t tile_, left_;
-  uint16_t* out_;
-  const uint8_t* codes_ = nullptr;
-  const uint8_t* residuals_ = nullptr;
-  __m512i scale_bits_ = _mm512_setzero_si512();
-  TilePatches<InTileOrder> patches_;
 };
 using Avx512Decoder = Avx512DecoderBy<FetchNear>;
 

@@ -39,41 +39,22 @@ struct InWovenOrder {
 
 // Like Avx512DecoderBy, but two rows of a tile at a time.
 template <class Fetch>
-class WovenDecoder {
+class WovenDecoder : public NestedDecoder<WovenDecoder<Fetch>, Avx512Scales<Fetch>, InWovenOrder> {
  public:
   static constexpr bool kIsWoven = true;
 
-  WovenDecoder(const PackedMatrix& w, int64_t tile, int64_t count, uint16_t* out)
-      : w_(w), tile_(tile), left_(count), out_(out) {
-    begin_tile();
-  }
-
-  bool is_done() const { return left_ <= 0; }
+  using WovenDecoder::NestedDecoder::NestedDecoder;
 
   [[gnu::always_inline]] void row(int r) {
     if (r % 2 == 0) decode_two_rows(r / 2);
   }
 
-  void whole_tile() {
-#pragma GCC unroll 8
-    for (int i = 0; i < kBlock / 4; ++i) decode_two_rows(i);
-    end_tile();
-  }
-
-  [[gnu::always_inline]] void end_tile() {
-    patches_.apply(out_);
-    if (--left_ <= 0) return;
-    ++tile_;
-    out_ += kTileWeights;
-    begin_tile();
-  }
-
  private:
   [[gnu::always_inline]] void decode_two_rows(int i) {
-    if (i < 4) Fetch::from(codes_ + i * 64 + Fetch::kTilesAhead * kTileCodes);
-    Fetch::from(residuals_ + i * 64 + Fetch::kTilesAhead * kTileWeights);
-    const __m512i residuals = _mm512_loadu_si512(residuals_ + i * 64);
-    const __m512i codes = _mm512_loadu_si512(codes_ + i / 2 * 64);
+    if (i < 4) Fetch::from(this->codes_ + i * 64 + Fetch::kTilesAhead * kTileCodes);
+    Fetch::from(this->residuals_ + i * 64 + Fetch::kTilesAhead * kTileWeights);
+    const __m512i residuals = _mm512_loadu_si512(this->residuals_ + i * 64);
+    const __m512i codes = _mm512_loadu_si512(this->codes_ + i / 2 * 64);
 #pragma GCC unroll 2
     for (int chain = 0; chain < 2; ++chain) {
       const __m512i residual = _mm512_maskz_permutexvar_epi8(
@@ -81,26 +62,10 @@ class WovenDecoder {
       const __m512i nibbles =
           _mm512_multishift_epi64_epi8(_mm512_load_si512(kWovenOrder.code[i % 2][chain]), codes);
       const __m512i least = _mm512_permutexvar_epi16(nibbles, _mm512_load_si512(kCodeWords.word));
-      _mm512_store_si512(out_ + i * 64 + chain * 32,
-                         _mm512_add_epi16(least, _mm512_add_epi16(scale_bits_, residual)));
+      _mm512_store_si512(this->out_ + i * 64 + chain * 32,
+                         _mm512_add_epi16(least, _mm512_add_epi16(this->scales_.bits, residual)));
     }
   }
-
-  [[gnu::always_inline]] void begin_tile() {
-    codes_ = w_.codes + tile_ * kTileCodes;
-    residuals_ = w_.residuals + tile_ * kTileWeights;
-    scale_bits_ = scale_bits_of(w_, tile_);
-    patches_.begin_tile(w_, tile_);
-    Fetch::from(w_.patches + w_.patch_starts[tile_] + 16 * Fetch::kTilesAhead);
-  }
-
-  const PackedMatrix& w_;
-  int64_t tile_, left_;
-  uint16_t* out_;
-  const uint8_t* codes_ = nullptr;
-  const uint8_t* residuals_ = nullptr;
-  __m512i scale_bits_ = _mm512_setzero_si512();
-  TilePatches<InWovenOrder> patches_;
 };
 
 }  // namespace
