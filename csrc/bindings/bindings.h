@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "model/layer_weights.h"
 #include "runtime/cpu.h"
 #include "weights/pack.h"
 
@@ -29,6 +30,11 @@ using Row = nb::ndarray<const T, nb::numpy, nb::ndim<1>, nb::c_contig, nb::devic
 template <class T>
 std::span<const T> span_of(const Row<T>& row) {
   return {row.data(), row.shape(0)};
+}
+
+template <class T>
+std::span<const T> span_of(const std::optional<Row<T>>& row) {
+  return row ? span_of(*row) : std::span<const T>();
 }
 
 template <class T>
@@ -55,12 +61,62 @@ inline RowSource row_source(const BitMatrix& matrix) {
   return {reinterpret_cast<const uint8_t*>(matrix.data()), static_cast<int64_t>(matrix.shape(0))};
 }
 
-// The enumerator whose value is the index of `name` in `names`.
+inline Precision precision_of(bool is_draft) {
+  return is_draft ? Precision::kFp4 : Precision::kExact;
+}
+
+// A copy of the last forward's logits, [rows, vocabulary].
+template <class Forward>
+nb::ndarray<nb::numpy, float> copy_logits(Forward& forward, int64_t vocabulary) {
+  const int64_t rows = forward.logit_rows();
+  std::vector<float> copy;
+  for (int64_t row = 0; row < rows; ++row) {
+    const auto logits = forward.logits(row);
+    copy.insert(copy.end(), logits.begin(), logits.end());
+  }
+  return owned_array(std::move(copy), {static_cast<size_t>(rows), static_cast<size_t>(vocabulary)});
+}
+
+// The names of an enumeration's values in Python, in their order.
 template <class Kind>
-Kind kind_of(const std::string& name, const std::vector<std::string>& names) {
+const std::vector<std::string> kNamesOf;
+
+template <class Kind>
+Kind kind_of(const std::string& name) {
+  const auto& names = kNamesOf<Kind>;
   const auto found = std::find(names.begin(), names.end(), name);
   if (found == names.end()) throw std::invalid_argument("unknown kind: " + name);
   return static_cast<Kind>(found - names.begin());
+}
+
+// What a member of a struct takes of an argument: None leaves it empty, and a name or an array
+// becomes a value of the core.
+struct KindName {
+  std::string name;
+  template <class Kind>
+  operator Kind() const {
+    return kind_of<Kind>(name);
+  }
+};
+inline KindName member_of(std::string name) { return {std::move(name)}; }
+template <class T, class... Shape>
+std::vector<T> member_of(const nb::ndarray<const T, Shape...>& array) {
+  return {array.data(), array.data() + array.size()};
+}
+template <class T>
+T member_of(T value) {
+  return value;
+}
+template <class T>
+auto member_of(std::optional<T> value) -> decltype(member_of(std::move(*value))) {
+  if (!value) return {};
+  return member_of(std::move(*value));
+}
+
+// Makes a struct of its members, in order: a constructor for Python.
+template <class Struct, class... Arguments>
+void make_struct(Struct* self, Arguments... arguments) {
+  new (self) Struct{member_of(std::move(arguments))...};
 }
 
 }  // namespace specqd

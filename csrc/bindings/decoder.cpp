@@ -21,88 +21,49 @@
 using namespace nanobind::literals;
 
 namespace specqd {
+
+template <>
+const std::vector<std::string> kNamesOf<NormKind>{"rms", "layer"};
+template <>
+const std::vector<std::string> kNamesOf<Activation>{"silu", "gelu", "gelu_tanh", "clamped_swiglu"};
+
 namespace {
 
-const std::vector<std::string> kNormKinds{"rms", "layer"};
-const std::vector<std::string> kActivations{"silu", "gelu", "gelu_tanh", "clamped_swiglu"};
+using Weight = std::shared_ptr<PackedWeight>;
+using OptionalNorm = std::optional<Norm>;
 
 void bind_spec(nb::module_& m) {
   nb::class_<AttentionShape>(m, "AttentionShape")
-      .def(
-          "__init__",
-          [](AttentionShape* self, int64_t heads, int64_t kv_heads, int64_t head_dim,
-             int64_t value_dim, float scale, float cap) {
-            new (self) AttentionShape{heads, kv_heads, head_dim, value_dim, scale, cap};
-          },
-          nb::kw_only(), "heads"_a, "kv_heads"_a, "head_dim"_a, "value_dim"_a, "scale"_a, "cap"_a);
+      .def(nb::init<int64_t, int64_t, int64_t, int64_t, float, float>(), nb::kw_only(), "heads"_a,
+           "kv_heads"_a, "head_dim"_a, "value_dim"_a, "scale"_a, "cap"_a);
   nb::class_<StateShape>(m, "StateShape",
                          "The convolution of recurrent layers, and the heads of their delta rule,\n"
                          "if they have one.")
-      .def(
-          "__init__",
-          [](StateShape* self, int64_t channels, int64_t taps, int64_t key_heads,
-             int64_t value_heads, int64_t key_dim, int64_t value_dim) {
-            new (self) StateShape{0, channels, taps, key_heads, value_heads, key_dim, value_dim};
-          },
-          nb::kw_only(), "channels"_a, "taps"_a, "key_heads"_a = 0, "value_heads"_a = 0,
-          "key_dim"_a = 0, "value_dim"_a = 0);
+      .def(nb::init<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>(), nb::kw_only(),
+           "channels"_a, "taps"_a, "key_heads"_a = 0, "value_heads"_a = 0, "key_dim"_a = 0,
+           "value_dim"_a = 0);
   nb::class_<DecoderSpec>(m, "DecoderSpec")
-      .def(
-          "__init__",
-          [](DecoderSpec* self, int64_t hidden, int64_t vocabulary,
-             std::vector<AttentionShape> attentions, std::vector<RopeSpec> ropes,
-             float norm_epsilon, const std::string& norm, float norm_offset, bool norms_whole_rows,
-             const std::string& activation, bool is_gated, bool is_parallel, float logit_cap,
-             float embedding_scale, float residual_scale, float logit_scale,
-             int64_t experts_per_token, bool shares_of_chosen, bool gates_attention,
-             const std::optional<StateShape>& states) {
-            new (self) DecoderSpec{hidden,
-                                   vocabulary,
-                                   std::move(attentions),
-                                   std::move(ropes),
-                                   norm_epsilon,
-                                   kind_of<NormKind>(norm, kNormKinds),
-                                   norm_offset,
-                                   norms_whole_rows,
-                                   kind_of<Activation>(activation, kActivations),
-                                   is_gated,
-                                   is_parallel,
-                                   logit_cap,
-                                   embedding_scale,
-                                   residual_scale,
-                                   logit_scale,
-                                   experts_per_token,
-                                   shares_of_chosen,
-                                   gates_attention,
-                                   states.value_or(StateShape{})};
-          },
-          nb::kw_only(), "hidden"_a, "vocabulary"_a, "attentions"_a, "ropes"_a, "norm_epsilon"_a,
-          "norm"_a, "norm_offset"_a, "norms_whole_rows"_a, "activation"_a, "is_gated"_a,
-          "is_parallel"_a, "logit_cap"_a, "embedding_scale"_a, "residual_scale"_a, "logit_scale"_a,
-          "experts_per_token"_a, "shares_of_chosen"_a, "gates_attention"_a = false,
-          "states"_a.none() = nb::none());
+      .def("__init__",
+           &make_struct<DecoderSpec, int64_t, int64_t, std::vector<AttentionShape>,
+                        std::vector<RopeSpec>, float, std::string, float, bool, std::string, bool,
+                        bool, float, float, float, float, int64_t, bool, bool,
+                        std::optional<StateShape>>,
+           nb::kw_only(), "hidden"_a, "vocabulary"_a, "attentions"_a, "ropes"_a, "norm_epsilon"_a,
+           "norm"_a, "norm_offset"_a, "norms_whole_rows"_a, "activation"_a, "is_gated"_a,
+           "is_parallel"_a, "logit_cap"_a, "embedding_scale"_a, "residual_scale"_a, "logit_scale"_a,
+           "experts_per_token"_a, "shares_of_chosen"_a, "gates_attention"_a = false,
+           "states"_a.none() = nb::none());
 }
 
 void bind_partial_head(nb::module_& m) {
-  using Tokens = std::vector<int32_t>;
   nb::class_<PartialHead>(m, "PartialHead", "Chooses the rows of the head that a draft reads.")
       .def(nb::init<int64_t>(), "vocabulary"_a)
       .def("set_first_ids", &PartialHead::set_first_ids, "ids"_a,
            "Sets the number of first ids that are read.")
-      .def(
-          "keep",
-          [](PartialHead& list, const Tokens& tokens) {
-            const Exclusive use(&list);
-            list.keep(tokens);
-          },
-          "tokens"_a, "Always holds these ids.")
-      .def(
-          "see",
-          [](PartialHead& list, const Tokens& tokens) {
-            const Exclusive use(&list);
-            list.see(tokens);
-          },
-          "tokens"_a, "Records tokens that the target has read or picked.")
+      .def("keep", exclusively<PartialHead>(&PartialHead::keep), "tokens"_a,
+           "Always holds these ids.")
+      .def("see", exclusively<PartialHead>(&PartialHead::see), "tokens"_a,
+           "Records tokens that the target has read or picked.")
       .def(
           "panels",
           [](PartialHead& list, int64_t panels) {
@@ -118,25 +79,14 @@ void bind_partial_head(nb::module_& m) {
 }
 
 void bind_entry(nb::module_& m) {
-  using Weight = std::shared_ptr<PackedWeight>;
-  using OptionalNorm = std::optional<Norm>;
   nb::class_<HeadEntry>(m, "HeadEntry", "The entry of a head: pairs of a feature and a token.")
-      .def(
-          "__init__",
-          [](HeadEntry* self, Weight fc, const OptionalNorm& features_norm,
-             std::vector<Norm> tap_norms, const Norm& embedding_norm, const Norm& hidden_norm,
-             Weight embedding, bool keeps_normed, bool recycles_normed, Weight projection,
-             bool hidden_first, bool blanks_first) {
-            new (self) HeadEntry{std::move(fc),         features_norm ? *features_norm : Norm{},
-                                 std::move(tap_norms),  embedding_norm,
-                                 hidden_norm,           std::move(embedding),
-                                 keeps_normed,          recycles_normed,
-                                 std::move(projection), hidden_first,
-                                 blanks_first};
-          },
-          nb::kw_only(), "fc"_a.none(), "features_norm"_a.none(), "tap_norms"_a, "embedding_norm"_a,
-          "hidden_norm"_a, "embedding"_a.none(), "keeps_normed"_a, "recycles_normed"_a,
-          "projection"_a.none() = nb::none(), "hidden_first"_a = false, "blanks_first"_a = false);
+      .def("__init__",
+           &make_struct<HeadEntry, Weight, OptionalNorm, std::vector<Norm>, Norm, Norm, Weight,
+                        bool, bool, Weight, bool, bool>,
+           nb::kw_only(), "fc"_a.none(), "features_norm"_a.none(), "tap_norms"_a,
+           "embedding_norm"_a, "hidden_norm"_a, "embedding"_a.none(), "keeps_normed"_a,
+           "recycles_normed"_a, "projection"_a.none() = nb::none(), "hidden_first"_a = false,
+           "blanks_first"_a = false);
 }
 
 void bind_forward(nb::module_& m) {
@@ -166,7 +116,7 @@ void bind_forward(nb::module_& m) {
       .def(
           "weight_bytes",
           [](const Decoder& decoder, bool is_draft) {
-            return decoder.weight_bytes(is_draft ? Precision::kFp4 : Precision::kExact);
+            return decoder.weight_bytes(precision_of(is_draft));
           },
           "is_draft"_a)
       .def(
@@ -181,7 +131,7 @@ void bind_forward(nb::module_& m) {
               rows.push_back({sequences[i], starts.at(i), counts.at(i), logits.at(i)});
             check_rows(decoder, cache, tokens, rows);
             const nb::gil_scoped_release released;
-            decoder.forward(is_draft ? Precision::kFp4 : Precision::kExact, cache, tokens, rows);
+            decoder.forward(precision_of(is_draft), cache, tokens, rows);
           },
           "is_draft"_a, "cache"_a, "tokens"_a, "sequences"_a, "starts"_a, "counts"_a, "logits"_a)
       .def("tap", exclusively<Decoder>(&Decoder::tap), "boundaries"_a,
@@ -239,14 +189,7 @@ void bind_forward(nb::module_& m) {
           "logits",
           [](const Decoder& decoder) {
             const Exclusive use(&decoder);
-            const auto rows = static_cast<size_t>(decoder.logit_rows());
-            const auto width = static_cast<size_t>(decoder.spec().vocabulary);
-            std::vector<float> copy(rows * width);
-            for (size_t i = 0; i < rows; ++i) {
-              const auto row = decoder.logits(static_cast<int64_t>(i));
-              std::copy(row.begin(), row.end(), copy.begin() + static_cast<int64_t>(i * width));
-            }
-            return owned_array(std::move(copy), {rows, width});
+            return copy_logits(decoder, decoder.spec().vocabulary);
           },
           "Returns a copy of the last forward's logits, [rows, vocabulary] float32.");
 }

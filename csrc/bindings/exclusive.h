@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <stdexcept>
+#include <vector>
 
 namespace specqd {
 
@@ -30,10 +32,20 @@ class Exclusive {
   size_t taken_ = 0;
 };
 
+// An argument as Python gives it: a list, where the method takes a span.
+template <class T>
+struct Given {
+  using type = T;
+};
+template <class T>
+struct Given<std::span<const T>> {
+  using type = std::vector<T>;
+};
+
 // The method as a function of a bound class, which marks its object.
 template <class Bound, class Object, class Result, class... Arguments>
 auto exclusively(Result (Object::*method)(Arguments...)) {
-  return [method](Bound& self, Arguments... arguments) -> Result {
+  return [method](Bound& self, typename Given<Arguments>::type... arguments) -> Result {
     const Exclusive use(&self);
     return (self.*method)(arguments...);
   };

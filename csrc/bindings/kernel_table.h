@@ -8,9 +8,9 @@
 #include <cstring>
 #include <memory>
 #include <new>
-#include <stdexcept>
 #include <string>
 
+#include "bindings/bindings.h"
 #include "kernels/kernels.h"
 #include "model/decoder.h"
 
@@ -19,8 +19,6 @@
 #endif
 
 namespace specqd {
-
-namespace nb = nanobind;
 
 template <class T, int Dimensions>
 using In = nb::ndarray<const T, nb::ndim<Dimensions>, nb::c_contig, nb::device::cpu>;
@@ -67,18 +65,10 @@ struct Packed {
   }
 };
 
-inline Precision precision_named(const std::string& name) {
-  if (name == "exact") return Precision::kExact;
-  if (name == "fp4") return Precision::kFp4;
-  throw std::invalid_argument("a precision is exact or fp4");
-}
-
-inline DraftFormat draft_format_named(const std::string& name) {
-  if (name == "fp4") return DraftFormat::kFp4;
-  if (name == "mxfp4") return DraftFormat::kMxfp4;
-  if (name == "mxfp4-floor") return DraftFormat::kMxfp4Floor;
-  throw std::invalid_argument("a draft format is fp4, mxfp4 or mxfp4-floor");
-}
+template <>
+inline const std::vector<std::string> kNamesOf<Precision>{"exact", "fp4"};
+template <>
+inline const std::vector<std::string> kNamesOf<DraftFormat>{"mxfp4-floor", "mxfp4", "fp4"};
 
 struct Prepared {
   size_t stride;

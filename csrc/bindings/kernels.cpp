@@ -69,7 +69,7 @@ std::unique_ptr<Packed> pack(const Kernels& kernels, In<uint16_t, 3> tiles,
   uint16_t largest = 0;
   for (size_t i = 0; i < tiles.size(); ++i)
     largest = std::max(largest, static_cast<uint16_t>(tiles.data()[i] & kBf16MagnitudeMask));
-  TileScales scales{draft_format_named(format), {}, nullptr};
+  TileScales scales{kind_of<DraftFormat>(format), {}, nullptr};
   scales.code = scale_code_for(scales.format, largest);
   for (size_t i = 0; i < count; ++i) {
     scales.importance = weights.data() + i % tiles.shape(1) * kBlock;
@@ -110,7 +110,7 @@ std::vector<double> time_product(const Kernels& kernels, const std::string& prec
                                  int rounds) {
   using Clock = std::chrono::steady_clock;
   constexpr int64_t kGrain = 16;
-  const Precision kind = precision_named(precision);
+  const Precision kind = kind_of<Precision>(precision);
   const Prepared rows = prepare(kernels, kind, x, packed.view.tiles);
   const auto function = kind == Precision::kExact ? kernels.exact_product : kernels.draft_product;
   std::vector<Pages<float>> outs;
@@ -136,7 +136,7 @@ void bind_kernels(nb::module_& m) {
   nb::class_<Packed>(m, "Packed")
       .def_prop_ro("weights", &Packed::weights)
       .def("bytes", [](const Packed& p, const std::string& precision) {
-        return p.bytes(precision_named(precision) == Precision::kExact);
+        return p.bytes(kind_of<Precision>(precision) == Precision::kExact);
       });
   nb::class_<KernelTable>(m, "KernelTable")
       .def_prop_ro("name", [](KernelTable k) { return k.at->name; })

@@ -32,6 +32,10 @@ using namespace nanobind::literals;
 
 namespace specqd {
 
+template <>
+const std::vector<std::string> kNamesOf<RopeKind>{"default", "linear",   "llama3",
+                                                  "yarn",    "longrope", "proportional"};
+
 void bind_layers(nb::module_& m);
 void bind_decoder(nb::module_& m);
 void bind_heads(nb::module_& m);
@@ -46,53 +50,55 @@ void bind_testing(nb::module_& testing);
 
 namespace {
 
-const std::vector<std::string> kRopeKinds{"default", "linear",   "llama3",
-                                          "yarn",    "longrope", "proportional"};
-
-template <class T>
-using Plane = nb::ndarray<const T, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
 using Products = nb::ndarray<const float, nb::numpy, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-// Returns a packed weight, or (source, row, column) of the first weight that is not finite.
-std::variant<std::shared_ptr<PackedWeight>, std::tuple<int64_t, int64_t, int64_t>> pack(
-    Pool& pool, const std::string& isa, const std::vector<BitMatrix>& sources, bool interleaved,
-    const std::string& format, const std::optional<Plane<float>>& importance,
-    const std::optional<Products>& products) {
+// A packed weight, or (source, row, column) of the first weight that cannot be packed.
+using PackResult =
+    std::variant<std::shared_ptr<PackedWeight>, std::tuple<int64_t, int64_t, int64_t>>;
+
+// Calls make(error) without the GIL.
+template <class Make>
+PackResult pack_by(const Make& make) {
+  PackError error;
+  std::shared_ptr<PackedWeight> weight;
+  {
+    const nb::gil_scoped_release released;
+    weight = make(&error);
+  }
+  if (weight == nullptr) return std::tuple(error.source, error.row, error.column);
+  return weight;
+}
+
+// An error is a weight that is not finite.
+PackResult pack(Pool& pool, const std::string& isa, const std::vector<BitMatrix>& sources,
+                bool interleaved, const std::string& format,
+                const std::optional<Row<float>>& importance,
+                const std::optional<Products>& products) {
   std::vector<RowSource> rows;
   for (const BitMatrix& source : sources) rows.push_back(row_source(source));
   const auto columns = static_cast<int64_t>(sources.at(0).shape(1));
   for (const BitMatrix& source : sources)
     if (static_cast<int64_t>(source.shape(1)) != columns)
       throw std::invalid_argument("matrices packed together need equal columns");
-  PackedWeight::Options options{interleaved, draft_format_named(format), {}, {}};
-  if (importance) {
-    if (static_cast<int64_t>(importance->size()) != columns)
-      throw std::invalid_argument("importance must be [columns]");
-    options.importance = {importance->data(), importance->size()};
-  }
+  PackedWeight::Options options{interleaved, kind_of<DraftFormat>(format), span_of(importance), {}};
+  if (importance && static_cast<int64_t>(importance->size()) != columns)
+    throw std::invalid_argument("importance must be [columns]");
   if (products) {
     if (static_cast<int64_t>(products->shape(0)) != columns ||
         static_cast<int64_t>(products->shape(1)) != kFeedbackInputs)
       throw std::invalid_argument("products must be [columns, group]");
     options.products = {products->data(), products->size()};
   }
-  PackError error;
-  std::shared_ptr<PackedWeight> weight;
-  {
-    nb::gil_scoped_release released;
-    weight = PackedWeight::pack(pool, kernels_or_throw(isa), rows, columns, options, &error);
-  }
-  if (weight == nullptr) return std::tuple(error.source, error.row, error.column);
-  return weight;
+  return pack_by([&](PackError* error) {
+    return PackedWeight::pack(pool, kernels_or_throw(isa), rows, columns, options, error);
+  });
 }
 
 using Bytes2 = nb::ndarray<const uint8_t, nb::numpy, nb::ndim<2>, nb::c_contig>;
 
 // Like pack, from codes [rows, blocks * 16] and scales [rows, blocks]; an error's column is a
 // block.
-std::variant<std::shared_ptr<PackedWeight>, std::tuple<int64_t, int64_t, int64_t>> take_mxfp4(
-    Pool& pool, const std::vector<std::pair<Bytes2, Bytes2>>& sources) {
+PackResult take_mxfp4(Pool& pool, const std::vector<std::pair<Bytes2, Bytes2>>& sources) {
   std::vector<Mxfp4Source> rows;
   for (const auto& [codes, scales] : sources)
     rows.push_back({codes.data(), scales.data(), static_cast<int64_t>(codes.shape(0))});
@@ -101,15 +107,9 @@ std::variant<std::shared_ptr<PackedWeight>, std::tuple<int64_t, int64_t, int64_t
     if (codes.shape(0) != first_codes.shape(0) || scales.shape(0) != codes.shape(0) ||
         scales.shape(1) != first_scales.shape(1) || codes.shape(1) != scales.shape(1) * 16)
       throw std::invalid_argument("codes must be [rows, blocks * 16], scales [rows, blocks]");
-  PackError error;
-  std::shared_ptr<PackedWeight> weight;
-  {
-    const nb::gil_scoped_release released;
-    weight =
-        PackedWeight::take_mxfp4(pool, rows, static_cast<int64_t>(first_scales.shape(1)), &error);
-  }
-  if (weight == nullptr) return std::tuple(error.source, error.row, error.column);
-  return weight;
+  const auto blocks = static_cast<int64_t>(first_scales.shape(1));
+  return pack_by(
+      [&](PackError* error) { return PackedWeight::take_mxfp4(pool, rows, blocks, error); });
 }
 
 // The planes as read-only arrays over the weight's own memory; `self` keeps the memory alive.
@@ -133,24 +133,20 @@ nb::dict planes(nb::handle self) {
 
 // Returns a weight over these arrays, which it keeps alive, or an error message.
 std::variant<std::shared_ptr<PackedWeight>, std::string> map_planes(
-    Pool& pool, const Plane<uint8_t>& codes, const Plane<uint8_t>& scales,
-    const Plane<uint32_t>& scale_code, const std::optional<Plane<uint8_t>>& residuals,
-    const std::optional<Plane<uint32_t>>& patch_starts,
-    const std::optional<Plane<uint16_t>>& patches, const std::optional<Plane<uint16_t>>& plain,
-    const std::vector<int64_t>& source_rows, int64_t columns, bool interleaved) {
+    Pool& pool, const Row<uint8_t>& codes, const Row<uint8_t>& scales,
+    const Row<uint32_t>& scale_code, const std::optional<Row<uint8_t>>& residuals,
+    const std::optional<Row<uint32_t>>& patch_starts, const std::optional<Row<uint16_t>>& patches,
+    const std::optional<Row<uint16_t>>& plain, const std::vector<int64_t>& source_rows,
+    int64_t columns, bool interleaved) {
   auto* const kept =
       new std::tuple(codes, scales, scale_code, residuals, patch_starts, patches, plain);
   std::shared_ptr<const void> owner(kept, [](const auto* arrays) {
     const nb::gil_scoped_acquire held;
     delete arrays;
   });
-  PackedWeight::Planes planes{.codes = {codes.data(), codes.size()},
-                              .scales = {scales.data(), scales.size()},
-                              .scale_code = {scale_code.data(), scale_code.size()}};
-  if (residuals) planes.residuals = {residuals->data(), residuals->size()};
-  if (patch_starts) planes.patch_starts = {patch_starts->data(), patch_starts->size()};
-  if (patches) planes.patches = {patches->data(), patches->size()};
-  if (plain) planes.plain = {plain->data(), plain->size()};
+  const PackedWeight::Planes planes{span_of(codes),     span_of(scales),       span_of(scale_code),
+                                    span_of(residuals), span_of(patch_starts), span_of(patches),
+                                    span_of(plain)};
   std::string problem;
   const nb::gil_scoped_release released;
   auto weight = PackedWeight::map(pool, planes, source_rows, columns, interleaved, std::move(owner),
@@ -161,13 +157,11 @@ std::variant<std::shared_ptr<PackedWeight>, std::string> map_planes(
 
 std::map<std::string, size_t> plane_bytes(const PackedWeight& weight) {
   const PackedWeight::Bytes bytes = weight.bytes();
-  std::map<std::string, size_t> planes;
-  planes["codes"] = bytes.codes;
-  planes["scales"] = bytes.scales;
-  planes["residuals"] = bytes.residuals;
-  planes["patches"] = bytes.patches;
-  planes["plain"] = bytes.plain;
-  return planes;
+  return {{"codes", bytes.codes},
+          {"scales", bytes.scales},
+          {"residuals", bytes.residuals},
+          {"patches", bytes.patches},
+          {"plain", bytes.plain}};
 }
 
 std::map<std::string, std::map<int, size_t>> plane_nodes(const PackedWeight& weight) {
@@ -230,40 +224,16 @@ void bind_weights(nb::module_& m) {
 
 void bind_rope(nb::module_& m) {
   nb::class_<RopeSpec>(m, "RopeSpec")
-      .def(
-          "__init__",
-          [](RopeSpec* self, const std::string& kind, int dims, double theta, double factor,
-             double original_max_positions, double low_freq_factor, double high_freq_factor,
-             double beta_fast, double beta_slow, double attention_factor, double mscale,
-             double mscale_all_dim, bool truncate, std::vector<float> factors, double query_growth,
-             int turning_pairs) {
-            if (kind == "longrope" && std::ssize(factors) != dims / 2)
-              throw std::invalid_argument("longrope needs dims / 2 factors");
-            new (self) RopeSpec{kind_of<RopeKind>(kind, kRopeKinds),
-                                dims,
-                                theta,
-                                factor,
-                                original_max_positions,
-                                low_freq_factor,
-                                high_freq_factor,
-                                beta_fast,
-                                beta_slow,
-                                attention_factor,
-                                mscale,
-                                mscale_all_dim,
-                                truncate,
-                                std::move(factors),
-                                query_growth,
-                                turning_pairs};
-          },
-          "kind"_a, "dims"_a, "theta"_a, "factor"_a, "original_max_positions"_a,
-          "low_freq_factor"_a, "high_freq_factor"_a, "beta_fast"_a, "beta_slow"_a,
-          "attention_factor"_a, "mscale"_a, "mscale_all_dim"_a, "truncate"_a, "factors"_a,
-          "query_growth"_a, "turning_pairs"_a);
+      .def("__init__",
+           &make_struct<RopeSpec, std::string, int, double, double, double, double, double, double,
+                        double, double, double, double, bool, std::vector<float>, double, int>,
+           "kind"_a, "dims"_a, "theta"_a, "factor"_a, "original_max_positions"_a,
+           "low_freq_factor"_a, "high_freq_factor"_a, "beta_fast"_a, "beta_slow"_a,
+           "attention_factor"_a, "mscale"_a, "mscale_all_dim"_a, "truncate"_a, "factors"_a,
+           "query_growth"_a, "turning_pairs"_a);
 }
 
 void bind_cache(nb::module_& m) {
-  using Tokens = std::vector<int32_t>;
   m.attr("PAGE_POSITIONS") = kPagePositions;
   nb::class_<KvCache>(m, "KvCache")
       .def(
@@ -311,20 +281,10 @@ void bind_cache(nb::module_& m) {
       .def("create", exclusively<KvCache>(&KvCache::create))
       .def("release", exclusively<KvCache>(&KvCache::release), "sequence"_a)
       .def("fork", exclusively<KvCache>(&KvCache::fork), "sequence"_a, "length"_a)
-      .def(
-          "attach_prefix",
-          [](KvCache& cache, int sequence, const Tokens& tokens, uint64_t salt) {
-            const Exclusive use(&cache);
-            return cache.attach_prefix(sequence, tokens, salt);
-          },
-          "sequence"_a, "tokens"_a, "salt"_a = 0)
-      .def(
-          "publish",
-          [](KvCache& cache, int sequence, const Tokens& tokens, uint64_t salt) {
-            const Exclusive use(&cache);
-            cache.publish(sequence, tokens, salt);
-          },
-          "sequence"_a, "tokens"_a, "salt"_a = 0)
+      .def("attach_prefix", exclusively<KvCache>(&KvCache::attach_prefix), "sequence"_a, "tokens"_a,
+           "salt"_a = 0)
+      .def("publish", exclusively<KvCache>(&KvCache::publish), "sequence"_a, "tokens"_a,
+           "salt"_a = 0)
       .def("release_behind", exclusively<KvCache>(&KvCache::release_behind), "sequence"_a,
            "position"_a)
       .def("has_page", &KvCache::has_page, "sequence"_a, "page"_a);

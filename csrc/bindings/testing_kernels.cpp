@@ -59,7 +59,7 @@ Out<float> product(const Kernels& kernels, const std::string& precision, const P
   if (last < 0) last = packed.view.panels;
   if (first < 0 || first > last || last > packed.view.panels)
     throw std::invalid_argument("no such panels");
-  const Precision kind = precision_named(precision);
+  const Precision kind = kind_of<Precision>(precision);
   const Prepared rows = prepare(kernels, kind, x, packed.view.tiles);
   const size_t columns = static_cast<size_t>(last - first) * kPanel;
   auto out = new_array<float>({x.shape(0), columns});
@@ -73,7 +73,7 @@ void bind_products(nb::class_<TestedTable, KernelTable>& table) {
       .def("prepare",
            [](TestedTable k, const std::string& precision, In<float, 2> x, int64_t tiles) {
              const FlushSubnormals flush;
-             const Prepared rows = prepare(*k.at, precision_named(precision), x, tiles);
+             const Prepared rows = prepare(*k.at, kind_of<Precision>(precision), x, tiles);
              return copy_array(rows.data.data(), {x.shape(0), rows.stride});
            })
       .def(

@@ -28,7 +28,7 @@ void PartialHead::keep(std::span<const int32_t> tokens) {
     }
 }
 
-void PartialHead::see(int64_t panel) {
+void PartialHead::see_panel(int64_t panel) {
   ++uses_[static_cast<size_t>(panel)];
   if (window_.size() < kWindow) return window_.push_back(static_cast<int32_t>(panel));
   --uses_[static_cast<size_t>(window_[oldest_])];
@@ -37,7 +37,7 @@ void PartialHead::see(int64_t panel) {
 }
 
 void PartialHead::see(std::span<const int32_t> tokens) {
-  for (const int32_t token : tokens) see(token / kPanel);
+  for (const int32_t token : tokens) see_panel(token / kPanel);
 }
 
 int64_t PartialHead::list(int64_t panels, std::vector<PanelRun>& runs) const {

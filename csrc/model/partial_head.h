@@ -28,7 +28,7 @@ class PartialHead {
   int64_t list(int64_t panels, std::vector<PanelRun>& runs) const;
 
  private:
-  void see(int64_t panel);
+  void see_panel(int64_t panel);
 
   int64_t panels_;
   int64_t first_ids_;

@@ -1,6 +1,7 @@
 #include "model/rope.h"
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "kernels/float_mode.h"
 #include "kernels/scalar_math.h"
@@ -82,6 +83,8 @@ double long_attention_factor(const RopeSpec& spec) {
 }  // namespace
 
 float rope_inverse_frequencies(const RopeSpec& spec, std::span<float> inv_freq) {
+  if (spec.kind == RopeKind::kLong && spec.factors.size() != inv_freq.size())
+    throw std::invalid_argument("longrope needs dims / 2 factors");
   const FlushSubnormals mode;
   const YarnRange range = spec.kind == RopeKind::kYarn ? yarn_range(spec) : YarnRange{};
   for (size_t i = 0; i < inv_freq.size(); ++i) {

@@ -32,7 +32,8 @@ struct RopeSpec {
 
 // inv_freq[i] = theta^(-2i / dims), scaled according to the kind, with every intermediate rounded
 // to fp32 where transformers rounds it. inv_freq.size() == dims / 2.
-// Returns the factor that scales cos and sin: 1 for all kinds but YaRN and LongRoPE.
+// Returns the factor that scales cos and sin: 1 for all kinds but YaRN and LongRoPE. Throws
+// std::invalid_argument for another number of LongRoPE's factors.
 float rope_inverse_frequencies(const RopeSpec& spec, std::span<float> inv_freq);
 
 // cos[p][i], sin[p][i] for positions first + p, p < count; each array is [count][inv_freq.size()].
