@@ -220,30 +220,6 @@ void bind_requests(nb::module_& m) {
 
 nb::tuple alone(nb::handle self) { return nb::make_tuple(self); }
 
-template <class Bound, class Class>
-void bind_role(Class& bound) {
-  bound
-      .def(
-          "propose",
-          [](Bound& drafter, const DraftRequests& requests) {
-            const DrafterUse use(drafter, requests);
-            return drafter.propose(requests);
-          },
-          "requests"_a, "One proposal for each request, of at most `at_most` tokens.")
-      .def(
-          "values",
-          [](Bound& drafter, const DraftRequests& requests) {
-            const DrafterUse use(drafter, requests);
-            return drafter.values(requests);
-          },
-          "requests"_a,
-          "Seconds that `propose` is expected to save each request, net of all costs.")
-      .def("observe", exclusively<Bound>(&Bound::observe), "request"_a, "proposal"_a, "accepted"_a,
-           "Learns that verification accepted the first `accepted` tokens of its proposal.")
-      .def("release", exclusively<Bound>(&Bound::release), "sequence"_a,
-           "Forgets a sequence that has ended.");
-}
-
 std::unique_ptr<const NgramIndex> index_of(const std::vector<TokenList>& corpus) {
   if (corpus.empty()) return nullptr;
   auto index = std::make_unique<NgramIndex>();
@@ -257,20 +233,38 @@ std::unique_ptr<const NgramIndex> index_of(const std::vector<TokenList>& corpus)
 const char* const kLevels = "def levels(self) -> tuple[typing.Any, ...]";
 
 void bind_drafters(nb::module_& m) {
-  nb::class_<Drafter>(m, "Drafter", "A drafter of the core.");
-  nb::class_<NoDraft, Drafter> none(m, "NoDraft", "Plain decoding: nothing is ever proposed.");
-  none.def(nb::init<>())
+  nb::class_<Drafter>(m, "Drafter", "A drafter of the core.")
+      .def(
+          "propose",
+          [](Drafter& drafter, const DraftRequests& requests) {
+            const DrafterUse use(drafter, requests);
+            return drafter.propose(requests);
+          },
+          "requests"_a, "One proposal for each request, of at most `at_most` tokens.")
+      .def(
+          "values",
+          [](Drafter& drafter, const DraftRequests& requests) {
+            const DrafterUse use(drafter, requests);
+            return drafter.values(requests);
+          },
+          "requests"_a,
+          "Seconds that `propose` is expected to save each request, net of all costs.")
+      .def("observe", exclusively<Drafter>(&Drafter::observe), "request"_a, "proposal"_a,
+           "accepted"_a,
+           "Learns that verification accepted the first `accepted` tokens of its proposal.")
+      .def("release", exclusively<Drafter>(&Drafter::release), "sequence"_a,
+           "Forgets a sequence that has ended.");
+  nb::class_<NoDraft, Drafter>(m, "NoDraft", "Plain decoding: nothing is ever proposed.")
+      .def(nb::init<>())
       .def_prop_ro("levels", [](const NoDraft&) { return nb::tuple(); }, nb::sig(kLevels));
-  bind_role<NoDraft>(none);
-  nb::class_<NgramDrafter, Drafter> ngram(
+  nb::class_<NgramDrafter, Drafter>(
       m, "NgramDrafter",
       "Drafts from a sequence's own accepted tokens, and from a corpus that all sequences "
       "share.\n\n"
       "The texts of the corpus are token ids, used where they hold a longer match than the "
       "sequence\n"
       "itself. `length` fixes the number of tokens where that many are known; None proposes those\n"
-      "that are worth their rows.");
-  ngram
+      "that are worth their rows.")
       .def(
           "__init__",
           [](NgramDrafter* self, const std::vector<TokenList>& corpus,
@@ -279,15 +273,13 @@ void bind_drafters(nb::module_& m) {
       .def_prop_ro("name", [](const NgramDrafter&) { return "ngram"; })
       .def_prop_ro("length", &NgramDrafter::length)
       .def_prop_ro("levels", &alone, nb::sig(kLevels));
-  bind_role<NgramDrafter>(ngram);
-  nb::class_<BoundChoice, Drafter> choice(
+  nb::class_<BoundChoice, Drafter>(
       m, "DraftChoice", nb::type_slots(choice_slots),
-      "Drafters side by side. At each place of a proposal the one that is worth most goes on.");
-  choice.def(nb::init<const std::vector<nb::object>&>(), "drafters"_a)
+      "Drafters side by side. At each place of a proposal the one that is worth most goes on.")
+      .def(nb::init<const std::vector<nb::object>&>(), "drafters"_a)
       .def_prop_ro("drafters", &BoundChoice::drafters,
                    nb::sig("def drafters(self) -> tuple[typing.Any, ...]"))
       .def_prop_ro("levels", &BoundChoice::levels, nb::sig(kLevels));
-  bind_role<BoundChoice>(choice);
 }
 
 void bind_level(nb::module_& m) {
@@ -305,12 +297,11 @@ void bind_level(nb::module_& m) {
       .def_ro("token_value_seconds", &LevelStats::token_value_seconds,
               "Sum of the token values of these requests.")
       .def("count", &LevelStats::count, "drafted"_a, "accepted"_a);
-  nb::class_<BoundLevel, Drafter> level(
+  nb::class_<BoundLevel, Drafter>(
       m, "Level", nb::type_slots(level_slots),
       "A verifier over a drafter, and itself a drafter. With NoDraft it decodes plainly.\n\n"
       "`length` fixes the length of its proposals as a drafter; None lets costs and acceptance\n"
-      "decide (docs/design.md, \"When another draft token pays\").");
-  level
+      "decide (docs/design.md, \"When another draft token pays\").")
       .def(
           "__init__",
           [](BoundLevel* self, nb::object model, nb::object drafter, std::optional<int64_t> length,
@@ -353,7 +344,6 @@ void bind_level(nb::module_& m) {
           "picked itself, and then its own next pick. None are returned where nothing is allowed.")
       .def("seconds_per_token", &BoundLevel::seconds_per_token, "count"_a,
            "Seconds that a token takes in a batch of `count` sequences.");
-  bind_role<BoundLevel>(level);
 }
 
 }  // namespace

@@ -16,9 +16,9 @@ using namespace nb::literals;
 namespace specqd {
 namespace {
 
-using Tokens = std::vector<int32_t>;
+using TokenList = std::vector<int32_t>;
 
-void append(NgramIndex& index, const Tokens& tokens) {
+void append(NgramIndex& index, const TokenList& tokens) {
   if (tokens.size() > INT32_MAX - index.size() - 1)
     throw std::invalid_argument("an index holds at most 2^31 tokens");
   for (const int32_t token : tokens)
@@ -41,8 +41,8 @@ void bind_ngram(nb::module_& m) {
            "Ends the sequence: the next tokens belong to another one.")
       .def(
           "propose",
-          [](const NgramIndex& index, const Tokens& guesses, size_t most,
-             const NgramIndex* corpus) -> std::pair<Tokens, std::vector<double>> {
+          [](const NgramIndex& index, const TokenList& guesses, size_t most,
+             const NgramIndex* corpus) -> std::pair<TokenList, std::vector<double>> {
             ScoredTokens found = index.propose(guesses, {most}, corpus);
             return {std::move(found.tokens), std::move(found.probabilities)};
           },

@@ -12,7 +12,7 @@
 #include <stdexcept>
 
 #include "bindings/bindings.h"
-#include "decode/verify.h"
+#include "decode/sequence.h"
 #include "kernels/float_mode.h"
 
 using namespace nanobind::literals;

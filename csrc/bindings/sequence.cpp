@@ -132,13 +132,7 @@ void bind_tokens(nb::module_& m) {
           nb::arg().none(), nb::for_getter(nb::sig("def grammar(self) -> typing.Any")),
           nb::for_setter(nb::sig("def grammar(self, arg: typing.Any, /) -> None")))
       .def("is_stop", &Sequence::is_stop, "token"_a)
-      .def(
-          "guess",
-          [](Sequence& sequence, const TokenList& tokens) {
-            const Exclusive use(&sequence);
-            sequence.guess(tokens);
-          },
-          "tokens"_a)
+      .def("guess", exclusively<Sequence>(&Sequence::guess), "tokens"_a)
       .def(
           "forget_guesses",
           [](Sequence& sequence, size_t count) {
@@ -169,23 +163,11 @@ void bind_forwards(nb::module_& m) {
       .def_prop_ro("length", &Context::length, "Number of positions in the cache.")
       .def("begin", exclusively<Context>(&Context::begin), "length"_a,
            "Starts a proposal after `length` tokens.")
-      .def(
-          "match",
-          [](Context& context, const TokenList& tokens, size_t accepted) {
-            const Exclusive use(&context);
-            return context.match(tokens, accepted);
-          },
-          "tokens"_a, "accepted"_a,
-          "Forgets everything after the common prefix with `tokens`; returns the positions left.\n"
-          "The first `accepted` tokens never change, so later calls do not compare them again.")
-      .def(
-          "record",
-          [](Context& context, size_t start, const TokenList& tokens) {
-            const Exclusive use(&context);
-            context.record(start, tokens);
-          },
-          "start"_a, "tokens"_a,
-          "Records that the cache holds `tokens` from position `start`, and nothing after them.")
+      .def("match", exclusively<Context>(&Context::match), "tokens"_a, "accepted"_a,
+           "Forgets everything after the common prefix with `tokens`; returns the positions left.\n"
+           "The first `accepted` tokens never change, so later calls do not compare them again.")
+      .def("record", exclusively<Context>(&Context::record), "start"_a, "tokens"_a,
+           "Records that the cache holds `tokens` from position `start`, and nothing after them.")
       .def(
           "copy_features",
           [](Context& context, Context& other) {
@@ -201,53 +183,19 @@ void bind_forwards(nb::module_& m) {
       .def_ro("start", &Rows::start)
       .def_ro("tokens", &Rows::tokens)
       .def_ro("logits", &Rows::logits);
-  nb::class_<LevelModel>(m, "LevelModel", "The interface of a model that a level uses.");
-  nb::class_<BoundForward, LevelModel>(
-      m, "ModelForward",
-      "Forwards and verifies sequences with one precision of a decoder over a cache.")
-      .def(
-          "__init__",
-          [](BoundForward* self, std::shared_ptr<Decoder> decoder, std::shared_ptr<KvCache> cache,
-             bool is_draft, int64_t max_positions, std::shared_ptr<BoundForward> exact) {
-            new (self) BoundForward(std::move(decoder), std::move(cache),
-                                    is_draft ? Precision::kFp4 : Precision::kExact, max_positions,
-                                    std::move(exact));
-          },
-          "decoder"_a, "cache"_a, "is_draft"_a, "max_positions"_a, "exact"_a.none() = nb::none())
-      .def_prop_ro("vocabulary", &BoundForward::vocabulary)
-      .def_prop_ro("max_positions", &BoundForward::max_positions)
-      .def_prop_ro("max_rows", &BoundForward::max_rows, "Most rows of logits per forward.")
-      .def_prop_ro("bytes_read", &BoundForward::bytes_read,
-                   "Bytes of weights that all forwards so far have read.")
-      .def_prop_ro("cache_bytes_read", &BoundForward::cache_bytes_read,
-                   "Bytes of keys and values that all forwards so far have read.")
-      .def(
-          "read_partial_head",
-          [](BoundForward& model) {
-            const Exclusive use(&model);
-            model.read_partial_head();
-          },
-          "Later forwards read the partial head only; by default, the whole.")
-      .def("log_features", exclusively<BoundForward>(&ModelForward::log_features),
-           "Later forwards log what the decoder taps, in both precisions.")
-      .def("context", &BoundForward::context, "sequence"_a,
-           "Returns this precision's context for a sequence, made on first use.")
-      .def(
-          "adopt",
-          [](BoundForward& model, const Sequence& sequence, std::shared_ptr<Context> context) {
-            model.adopt(sequence, std::move(context));
-          },
-          "sequence"_a, "context"_a, "Sets the context that a sequence continues from.")
+  nb::class_<LevelModel>(m, "LevelModel", "The interface of a model that a level uses.")
+      .def_prop_ro("vocabulary", &LevelModel::vocabulary)
+      .def_prop_ro("max_positions", &LevelModel::max_positions)
+      .def_prop_ro("max_rows", &LevelModel::max_rows, "Most rows of logits per forward.")
+      .def("context", &LevelModel::context, "sequence"_a,
+           "Returns this model's context for a sequence, made on first use.")
       .def(
           "forward",
-          [](BoundForward& model, const std::vector<Rows>& batch) { model.forward(batch); },
-          "batch"_a,
-          "Caches all rows and leaves the asked logits in the decoder, in the batch's order.\n\n"
-          "Splits more rows than one forward takes into several; the rows with logits must fit\n"
-          "into the last forward.")
+          [](LevelModel& model, const std::vector<Rows>& batch) { model.forward(batch); },
+          "batch"_a, "Caches all rows and leaves the asked logits, in the batch's order.")
       .def(
           "verify",
-          [](BoundForward& model, int64_t row, const TokenList& proposal,
+          [](LevelModel& model, int64_t row, const TokenList& proposal,
              const SequencePtr& sequence) -> std::pair<TokenList, std::vector<double>> {
             ScoredTokens answer = model.verify(row, proposal, sequence);
             return {std::move(answer.tokens), std::move(answer.probabilities)};
@@ -256,8 +204,32 @@ void bind_forwards(nb::module_& m) {
           "Verifies a proposal with the last forward's logits from `row`.\n\n"
           "Returns (tokens, probabilities): the proposal's prefix that equals the picks, then the\n"
           "next pick.")
-      .def("release", &BoundForward::release, "sequence"_a,
-           "Releases a sequence, in the exact precision too.");
+      .def("release", &LevelModel::release, "sequence"_a);
+  nb::class_<DecoderForward, LevelModel>(m, "DecoderForward",
+                                         "Forwards of one precision of a decoder over a cache.")
+      .def_prop_ro("bytes_read", &DecoderForward::bytes_read,
+                   "Bytes of weights that all forwards so far have read.")
+      .def_prop_ro("cache_bytes_read", &DecoderForward::cache_bytes_read,
+                   "Bytes of keys and values that all forwards so far have read.")
+      .def("read_partial_head", exclusively<DecoderForward>(&DecoderForward::read_partial_head),
+           "Later forwards read the partial head only; by default, the whole.");
+  nb::class_<BoundForward, DecoderForward>(
+      m, "ModelForward",
+      "Forwards a whole model.\n\n"
+      "Splits more rows than one forward takes into several; the rows with logits must fit into\n"
+      "the last forward. Releases a sequence in the exact precision too.")
+      .def(
+          "__init__",
+          [](BoundForward* self, std::shared_ptr<Decoder> decoder, std::shared_ptr<KvCache> cache,
+             bool is_draft, int64_t max_positions, std::shared_ptr<BoundForward> exact) {
+            new (self) BoundForward({decoder.get(), cache.get()}, decoder, cache,
+                                    precision_of(is_draft), max_positions, std::move(exact));
+          },
+          "decoder"_a, "cache"_a, "is_draft"_a, "max_positions"_a, "exact"_a.none() = nb::none())
+      .def("log_features", exclusively<BoundForward>(&ModelForward::log_features),
+           "Later forwards log what the decoder taps, in both precisions.")
+      .def("adopt", exclusively<BoundForward>(&ModelForward::adopt), "sequence"_a, "context"_a,
+           "Sets the context that a sequence continues from.");
 }
 
 void translate(const std::exception_ptr& thrown, void*) {

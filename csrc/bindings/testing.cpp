@@ -18,7 +18,7 @@
 #include "bindings/bindings.h"
 #include "bindings/exclusive.h"
 #include "decode/pick.h"
-#include "decode/verify.h"
+#include "decode/sequence.h"
 #include "kernels/float_mode.h"
 #include "model/decoder.h"
 #include "model/kv_cache.h"
@@ -73,9 +73,8 @@ std::pair<int32_t, float> pick_with(Picker& picker, const Row<float>& logits, in
   const Exclusive use(&picker);
   const Kernels& kernels = kernels_or_default(isa);
   const FlushSubnormals flush;
-  const auto picked = pick(kernels, picker.params, span_of(logits), position,
-                           history ? span_of(*history) : std::span<const int32_t>(), prompt_length,
-                           mask ? mask->data() : nullptr, picker.scratch);
+  const auto picked = pick(kernels, picker.params, span_of(logits), position, span_of(history),
+                           prompt_length, mask ? mask->data() : nullptr, picker.scratch);
   return {picked.token, picked.probability};
 }
 

@@ -26,12 +26,49 @@ void check_rows(const Decoder& decoder, const KvCache& cache, std::span<const in
       throw std::invalid_argument("token id outside the vocabulary");
 }
 
+void DecoderForward::run_forward(const std::function<void()>& work) {
+  run_concurrently(work);
+  bytes_read_ += decoder_->moved_bytes();
+  cache_bytes_read_ += decoder_->seen_cache_bytes();
+}
+
+ScoredTokens DecoderForward::verify(int64_t row, std::span<const int32_t> proposal,
+                                    const std::shared_ptr<Sequence>& sequence) {
+  const auto rows = std::ssize(proposal) + 1;
+  if (row < 0 || row + rows > logit_rows())
+    throw std::invalid_argument("the last forward has no such rows of logits");
+  const std::vector<int32_t> history = sequence->history(proposal);
+  const Masks masks = sequence->masks(proposal);
+  if (masks.width > 0 &&
+      (std::ssize(masks.words) != rows * masks.width || masks.width * 32 < vocabulary()))
+    throw std::invalid_argument("masks must be [proposal + 1, vocabulary / 32]");
+  const size_t before = history.empty() ? 0 : history.size() - proposal.size();
+  const auto position = std::ssize(sequence->tokens);
+  Picker& picker = *sequence->picker;
+  ScoredTokens verified;
+  run_concurrently([&] {
+    const FlushSubnormals flush;
+    for (size_t i = 0; i <= proposal.size(); ++i) {
+      const auto at = static_cast<int64_t>(i);
+      const auto known = std::span(history).first(history.empty() ? 0 : before + i);
+      const uint32_t* mask = masks.width > 0 ? masks.words.data() + at * masks.width : nullptr;
+      const Picked picked =
+          pick(decoder_->kernels(), picker.params, logits(row + at), position + at, known,
+               sequence->prompt_length, mask, picker.scratch);
+      if (picked.token < 0) break;
+      verified.tokens.push_back(picked.token);
+      verified.probabilities.push_back(picked.probability);
+      if (i < proposal.size() && picked.token != proposal[i]) break;
+    }
+    decoder_->tell_picked(verified.tokens);
+  });
+  return verified;
+}
+
 ModelForward::ModelForward(std::shared_ptr<Decoder> decoder, std::shared_ptr<KvCache> cache,
                            Precision precision, int64_t max_positions,
                            std::shared_ptr<ModelForward> exact)
-    : decoder_(std::move(decoder)),
-      cache_(std::move(cache)),
-      precision_(precision),
+    : DecoderForward(std::move(decoder), std::move(cache), precision),
       max_positions_(max_positions),
       exact_(std::move(exact)) {}
 
@@ -113,9 +150,7 @@ void ModelForward::forward_whole(std::span<const Rows> batch) {
                      static_cast<int64_t>(rows.context->settled())});
   }
   check_rows(*decoder_, *cache_, tokens_, rows_);
-  run_concurrently([this] { decoder_->forward(precision_, *cache_, tokens_, rows_, head_); });
-  bytes_read_ += decoder_->moved_bytes();
-  cache_bytes_read_ += decoder_->seen_cache_bytes();
+  run_forward([this] { decoder_->forward(precision_, *cache_, tokens_, rows_, head_); });
   for (const Rows& rows : batch) rows.context->record(rows.start, rows.tokens);
   if (logs_features()) log(batch);
 }
@@ -127,30 +162,6 @@ void ModelForward::log(std::span<const Rows> batch) {
     rows.context->features().write(rows.start, rows.tokens.size(), decoder_->taps(row, count));
     row += count;
   }
-}
-
-ScoredTokens ModelForward::verify(int64_t row, std::span<const int32_t> proposal,
-                                  const std::shared_ptr<Sequence>& sequence) {
-  const auto rows = std::ssize(proposal) + 1;
-  if (row < 0 || row + rows > decoder_->logit_rows())
-    throw std::invalid_argument("the last forward has no such rows of logits");
-  const std::vector<int32_t> history = sequence->history(proposal);
-  const Masks masks = sequence->masks(proposal);
-  if (masks.width > 0 && (std::ssize(masks.words) != rows * masks.width ||
-                          masks.width * 32 < decoder_->spec().vocabulary))
-    throw std::invalid_argument("masks must be [proposal + 1, vocabulary / 32]");
-  const VerifyAt at{row,
-                    std::ssize(sequence->tokens),
-                    sequence->prompt_length,
-                    history,
-                    masks.width > 0 ? masks.words.data() : nullptr,
-                    masks.width};
-  ScoredTokens verified;
-  run_concurrently([&] {
-    const FlushSubnormals flush;
-    verified = specqd::verify(*decoder_, *sequence->picker, proposal, at);
-  });
-  return verified;
 }
 
 }  // namespace specqd

@@ -11,9 +11,7 @@ namespace specqd {
 HeadForward::HeadForward(std::shared_ptr<Decoder> decoder, std::shared_ptr<KvCache> cache,
                          Precision precision, std::shared_ptr<ModelForward> above,
                          std::vector<int64_t> boundaries, std::vector<int32_t> ids)
-    : decoder_(std::move(decoder)),
-      cache_(std::move(cache)),
-      precision_(precision),
+    : DecoderForward(std::move(decoder), std::move(cache), precision),
       above_(std::move(above)),
       boundaries_(std::move(boundaries)),
       ids_(std::move(ids)) {
@@ -136,10 +134,7 @@ bool HeadForward::pass(std::span<Part> parts, bool recycles) {
   for (Part& part : parts) gather(part, recycles);
   if (tokens_.empty()) return false;
   const HeadInputs inputs{inputs_, recycles};
-  run_concurrently(
-      [&] { decoder_->forward_pairs(precision_, *cache_, inputs, tokens_, rows_, head_); });
-  bytes_read_ += decoder_->moved_bytes();
-  cache_bytes_read_ += decoder_->seen_cache_bytes();
+  run_forward([&] { decoder_->forward_pairs(precision_, *cache_, inputs, tokens_, rows_, head_); });
   take(parts, recycles);
   return true;
 }
@@ -214,8 +209,6 @@ void HeadForward::take(std::span<Part> parts, bool recycles) {
 // --- Picking -------------------------------------------------------------------------------------
 
 std::span<const float> HeadForward::logits(int64_t row) {
-  if (row < 0 || row >= logit_rows())
-    throw std::invalid_argument("the last forward has no such row of logits");
   const auto width = static_cast<size_t>(decoder_->spec().vocabulary);
   const auto own = std::span<const float>(logits_).subspan(static_cast<size_t>(row) * width, width);
   if (ids_.empty()) return own;
@@ -226,21 +219,7 @@ std::span<const float> HeadForward::logits(int64_t row) {
 ScoredTokens HeadForward::verify(int64_t row, std::span<const int32_t> proposal,
                                  const std::shared_ptr<Sequence>& sequence) {
   if (!proposal.empty()) throw std::invalid_argument("a head verifies nothing");
-  const std::vector<int32_t> history = sequence->history({});
-  const Masks masks = sequence->masks({});
-  if (masks.width > 0 &&
-      (std::ssize(masks.words) != masks.width || masks.width * 32 < vocabulary()))
-    throw std::invalid_argument("masks must be [proposal + 1, vocabulary / 32]");
-  Picker& picker = *sequence->picker;
-  Picked picked{};
-  run_concurrently([&] {
-    const FlushSubnormals flush;
-    picked = pick(decoder_->kernels(), picker.params, logits(row), std::ssize(sequence->tokens),
-                  history, sequence->prompt_length, masks.width > 0 ? masks.words.data() : nullptr,
-                  picker.scratch);
-  });
-  if (picked.token < 0) return {};
-  return {{picked.token}, {picked.probability}};
+  return DecoderForward::verify(row, proposal, sequence);
 }
 
 }  // namespace specqd

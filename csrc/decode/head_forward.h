@@ -20,7 +20,7 @@ namespace specqd {
 // the hidden row that the head made of the row before, so such rows take a forward each. Once their
 // features are known, or have changed, they are forwarded again. The head's cache begins at the
 // first pair whose feature is known: rotary positions matter by their differences only.
-class HeadForward : public LevelModel {
+class HeadForward : public DecoderForward {
  public:
   // `boundaries`: those of the taps of the model above that make a feature; it may tap more.
   // `ids`: the target's id of each of the head's tokens, ascending; empty: the same ids.
@@ -30,12 +30,9 @@ class HeadForward : public LevelModel {
 
   int64_t vocabulary() const override { return above_->vocabulary(); }
   int64_t max_positions() const override { return above_->max_positions(); }
-  int64_t max_rows() const override { return decoder_->max_rows(); }
-  size_t bytes_read() const { return bytes_read_; }  // bytes of weights, all forwards so far
-  size_t cache_bytes_read() const { return cache_bytes_read_; }  // bytes of keys and values
-  // Later forwards read the partial head only; a head with ids of its own has no other.
-  void read_partial_head() {
-    if (ids_.empty()) head_ = HeadUse::kPartial;
+  // A head with ids of its own has no partial one.
+  void read_partial_head() override {
+    if (ids_.empty()) DecoderForward::read_partial_head();
   }
 
   std::shared_ptr<Context> context(const std::shared_ptr<Sequence>& sequence) override;
@@ -45,14 +42,9 @@ class HeadForward : public LevelModel {
                       const std::shared_ptr<Sequence>& sequence) override;
   void release(const std::shared_ptr<Sequence>& sequence) override;
 
-  // Logits of the last forward by the target's ids, [vocabulary]: -infinity for ids that the head
-  // does not have. Valid until the next call.
-  std::span<const float> logits(int64_t row);
-  int64_t logit_rows() const { return std::ssize(logits_) / decoder_->spec().vocabulary; }
-
- protected:
-  // See ModelForward.
-  virtual void run_concurrently(const std::function<void()>& work) { work(); }
+  // By the target's ids: -infinity for those that the head does not have.
+  std::span<const float> logits(int64_t row) override;
+  int64_t logit_rows() const override { return std::ssize(logits_) / decoder_->spec().vocabulary; }
 
  private:
   // The head's part of one sequence.
@@ -85,21 +77,14 @@ class HeadForward : public LevelModel {
   void gather(Part& part, bool recycles);
   void take(std::span<Part> parts, bool recycles);
 
-  std::shared_ptr<Decoder> decoder_;
-  std::shared_ptr<KvCache> cache_;
-  Precision precision_;
   std::shared_ptr<ModelForward> above_;
   std::vector<int64_t> boundaries_;
   std::vector<int32_t> ids_;
-  HeadUse head_ = HeadUse::kWhole;
   std::unordered_map<int64_t, State> states_;  // by sequence
   std::unordered_map<const Context*, State*> state_of_context_;
   FeatureLog no_log_;
-  size_t bytes_read_ = 0, cache_bytes_read_ = 0;
   std::vector<float> logits_, by_target_id_;
-  std::vector<int32_t> tokens_;  // and the next two: of the pass in progress
-  std::vector<uint16_t> inputs_;
-  std::vector<ForwardRows> rows_;
+  std::vector<uint16_t> inputs_;  // of the pass in progress
 };
 
 }  // namespace specqd

@@ -7,9 +7,21 @@
 #include <span>
 #include <vector>
 
-#include "decode/verify.h"
+#include "decode/pick.h"
 
 namespace specqd {
+
+// One sample's parameters and reusable buffers. For one thread at a time.
+struct Picker {
+  PickParams params;
+  PickScratch scratch;
+};
+
+// Tokens, each with the probability that its author gave it.
+struct ScoredTokens {
+  std::vector<int32_t> tokens;
+  std::vector<double> probabilities;
+};
 
 // Bit masks, one row more than the proposal has tokens: row i allows the tokens that may follow the
 // accepted tokens and the proposal's first i tokens. Empty: all tokens are allowed.

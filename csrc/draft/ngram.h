@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "decode/verify.h"
+#include "decode/sequence.h"
 
 namespace specqd {
 

@@ -507,13 +507,6 @@ class Rows:
 class LevelModel:
     """The interface of a model that a level uses."""
 
-class ModelForward(LevelModel):
-    """
-    Forwards and verifies sequences with one precision of a decoder over a cache.
-    """
-
-    def __init__(self, decoder: Decoder, cache: KvCache, is_draft: bool, max_positions: int, exact: ModelForward | None = None) -> None: ...
-
     @property
     def vocabulary(self) -> int: ...
 
@@ -523,6 +516,25 @@ class ModelForward(LevelModel):
     @property
     def max_rows(self) -> int:
         """Most rows of logits per forward."""
+
+    def context(self, sequence: Sequence) -> Context:
+        """Returns this model's context for a sequence, made on first use."""
+
+    def forward(self, batch: _Sequence[Rows]) -> None:
+        """Caches all rows and leaves the asked logits, in the batch's order."""
+
+    def verify(self, row: int, proposal: _Sequence[int], sequence: Sequence) -> tuple[list[int], list[float]]:
+        """
+        Verifies a proposal with the last forward's logits from `row`.
+
+        Returns (tokens, probabilities): the proposal's prefix that equals the picks, then the
+        next pick.
+        """
+
+    def release(self, sequence: Sequence) -> None: ...
+
+class DecoderForward(LevelModel):
+    """Forwards of one precision of a decoder over a cache."""
 
     @property
     def bytes_read(self) -> int:
@@ -535,86 +547,38 @@ class ModelForward(LevelModel):
     def read_partial_head(self) -> None:
         """Later forwards read the partial head only; by default, the whole."""
 
+class ModelForward(DecoderForward):
+    """
+    Forwards a whole model.
+
+    Splits more rows than one forward takes into several; the rows with logits must fit into
+    the last forward. Releases a sequence in the exact precision too.
+    """
+
+    def __init__(self, decoder: Decoder, cache: KvCache, is_draft: bool, max_positions: int, exact: ModelForward | None = None) -> None: ...
+
     def log_features(self) -> None:
         """Later forwards log what the decoder taps, in both precisions."""
-
-    def context(self, sequence: Sequence) -> Context:
-        """Returns this precision's context for a sequence, made on first use."""
 
     def adopt(self, sequence: Sequence, context: Context) -> None:
         """Sets the context that a sequence continues from."""
 
-    def forward(self, batch: _Sequence[Rows]) -> None:
-        """
-        Caches all rows and leaves the asked logits in the decoder, in the batch's order.
-
-        Splits more rows than one forward takes into several; the rows with logits must fit
-        into the last forward.
-        """
-
-    def verify(self, row: int, proposal: _Sequence[int], sequence: Sequence) -> tuple[list[int], list[float]]:
-        """
-        Verifies a proposal with the last forward's logits from `row`.
-
-        Returns (tokens, probabilities): the proposal's prefix that equals the picks, then the
-        next pick.
-        """
-
-    def release(self, sequence: Sequence) -> None:
-        """Releases a sequence, in the exact precision too."""
-
-class HeadForward(LevelModel):
+class HeadForward(DecoderForward):
     """
-    Forwards a trained head below the model whose features it reads.
+    Forwards a trained head below the model whose features it reads. It verifies nothing: a
+    proposal must be empty.
 
     `boundaries` are those of the model's taps that make a feature; it may tap more.
-    `ids` are the target's ids of the head's own tokens, ascending; none: the same ids.
+    `ids` are the target's ids of the head's own tokens, ascending; none: the same ids. A head
+    with ids of its own has no partial one.
     """
 
     def __init__(self, decoder: Decoder, cache: KvCache, is_draft: bool, above: ModelForward, boundaries: _Sequence[int], ids: _Sequence[int]) -> None: ...
-
-    @property
-    def vocabulary(self) -> int: ...
-
-    @property
-    def max_positions(self) -> int: ...
-
-    @property
-    def max_rows(self) -> int: ...
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes of weights that all forwards so far have read."""
-
-    @property
-    def cache_bytes_read(self) -> int:
-        """Bytes of keys and values that all forwards so far have read."""
-
-    def read_partial_head(self) -> None:
-        """
-        Later forwards read the partial head only; a head with ids of its own has no other.
-        """
-
-    def context(self, sequence: Sequence) -> Context:
-        """
-        Returns the head's context for a sequence. Entries that were made from other features
-        than the model above now has are forgotten.
-        """
-
-    def forward(self, batch: _Sequence[Rows]) -> None:
-        """Caches all rows and leaves the asked logits, in the batch's order."""
-
-    def verify(self, row: int, proposal: _Sequence[int], sequence: Sequence) -> tuple[list[int], list[float]]:
-        """
-        Returns the next token and its probability; the proposal must be empty.
-        """
 
     def logits(self) -> NDArray[numpy.float32]:
         """
         Returns a copy of the last forward's logits by the target's ids, [rows, vocabulary].
         """
-
-    def release(self, sequence: Sequence) -> None: ...
 
 LONGEST_PROPOSAL: int = 32
 
@@ -690,14 +654,6 @@ class Proposal:
 class Drafter:
     """A drafter of the core."""
 
-class NoDraft(Drafter):
-    """Plain decoding: nothing is ever proposed."""
-
-    def __init__(self) -> None: ...
-
-    @property
-    def levels(self) -> tuple[Any, ...]: ...
-
     def propose(self, requests: _Sequence[DraftRequest]) -> list[Proposal]:
         """One proposal for each request, of at most `at_most` tokens."""
 
@@ -713,6 +669,14 @@ class NoDraft(Drafter):
 
     def release(self, sequence: Sequence) -> None:
         """Forgets a sequence that has ended."""
+
+class NoDraft(Drafter):
+    """Plain decoding: nothing is ever proposed."""
+
+    def __init__(self) -> None: ...
+
+    @property
+    def levels(self) -> tuple[Any, ...]: ...
 
 class NgramDrafter(Drafter):
     """
@@ -734,22 +698,6 @@ class NgramDrafter(Drafter):
     @property
     def levels(self) -> tuple[Any, ...]: ...
 
-    def propose(self, requests: _Sequence[DraftRequest]) -> list[Proposal]:
-        """One proposal for each request, of at most `at_most` tokens."""
-
-    def values(self, requests: _Sequence[DraftRequest]) -> list[float]:
-        """
-        Seconds that `propose` is expected to save each request, net of all costs.
-        """
-
-    def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:
-        """
-        Learns that verification accepted the first `accepted` tokens of its proposal.
-        """
-
-    def release(self, sequence: Sequence) -> None:
-        """Forgets a sequence that has ended."""
-
 class DraftChoice(Drafter):
     """
     Drafters side by side. At each place of a proposal the one that is worth most goes on.
@@ -762,22 +710,6 @@ class DraftChoice(Drafter):
 
     @property
     def levels(self) -> tuple[Any, ...]: ...
-
-    def propose(self, requests: _Sequence[DraftRequest]) -> list[Proposal]:
-        """One proposal for each request, of at most `at_most` tokens."""
-
-    def values(self, requests: _Sequence[DraftRequest]) -> list[float]:
-        """
-        Seconds that `propose` is expected to save each request, net of all costs.
-        """
-
-    def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:
-        """
-        Learns that verification accepted the first `accepted` tokens of its proposal.
-        """
-
-    def release(self, sequence: Sequence) -> None:
-        """Forgets a sequence that has ended."""
 
 class LevelStats:
     """Running counts of a level since it was made."""
@@ -868,22 +800,6 @@ class Level(Drafter):
 
     def seconds_per_token(self, count: int) -> float:
         """Seconds that a token takes in a batch of `count` sequences."""
-
-    def propose(self, requests: _Sequence[DraftRequest]) -> list[Proposal]:
-        """One proposal for each request, of at most `at_most` tokens."""
-
-    def values(self, requests: _Sequence[DraftRequest]) -> list[float]:
-        """
-        Seconds that `propose` is expected to save each request, net of all costs.
-        """
-
-    def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:
-        """
-        Learns that verification accepted the first `accepted` tokens of its proposal.
-        """
-
-    def release(self, sequence: Sequence) -> None:
-        """Forgets a sequence that has ended."""
 
 class Packed:
     @property
