@@ -242,9 +242,9 @@ void KvCache::copy_page(int32_t from, int32_t to) {
 int32_t KvCache::best_free_page(int32_t before) const {
   const int32_t after = before + 1;
   if (before != kNoPage && after % kFramePages != 0 && free_.contains(after)) return after;
-  for (size_t frame = 0; frame < free_in_frame_.size(); ++frame)
-    if (free_in_frame_[frame] == kFramePages) return static_cast<int32_t>(frame * kFramePages);
-  return *free_.begin();
+  const auto unused = std::ranges::find(free_in_frame_, kFramePages);
+  if (unused == free_in_frame_.end()) return *free_.begin();
+  return static_cast<int32_t>((unused - free_in_frame_.begin()) * kFramePages);
 }
 
 int32_t KvCache::take_page(int32_t before) {
