@@ -45,7 +45,6 @@ class Attention {
   Attention(AttentionShape shape, const Kernels& kernels, int threads, int64_t max_rows);
 
   const AttentionShape& shape() const { return shape_; }
-  int64_t key_tiles() const { return shape_.key_tiles(); }  // per query
 
   // Plans a forward: splits it into passes. A pass is a few rows of a sequence and one chunk.
   void plan(std::span<const SequenceRows> sequences, int64_t longest_window);

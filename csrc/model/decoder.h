@@ -309,6 +309,10 @@ class Decoder {
   template <class Take>
   void multiply_runs(Team& team, const char* stage, Precision precision, const PackedWeight& weight,
                      std::span<const PanelRun> runs, const PreparedRows& x, const Take& take);
+  // Prepares all rows and multiplies them, in the precision of the forward.
+  template <class Make, class Take>
+  void apply(Team& team, const char* stage, const PackedWeight& weight, const Make& make,
+             const Take& take);
 
   DecoderSpec spec_;
   DecoderWeights weights_;

@@ -56,7 +56,7 @@ void Decoder::write_queries(const LayerWeights& layer, int64_t kv_head, int64_t 
   for (int64_t i = 0; i < shape.group(); ++i) {
     rotate(rope, queries + i * dim, position);
     if (scale != 1.0f) kernels_.scale(queries + i * dim, scale, dim);
-    kernels_.prepare_exact(queries + i * dim, dim, attention.key_tiles(),
+    kernels_.prepare_exact(queries + i * dim, dim, shape.key_tiles(),
                            attention.query(row, first + i));
   }
 }
@@ -122,21 +122,20 @@ void Decoder::project(Team& team, const LayerWeights& layer) {
   const AttentionShape& shape = attention_of(layer).shape();
   const int64_t outputs = shape.outputs(), queries = shape.queries();
   const PackedWeight& qkv = *layer.query_key_value;
-  multiply(team, "queries, keys, values", precision_, qkv,
-           prepare(team, precision_, rows_, qkv, attention_inputs(layer)),
-           [&](int64_t first, int64_t count, const float* result, int64_t stride) {
-             if (spec_.gates_attention)
-               keep_outputs(first, count, result, stride, outputs, outputs + queries, gates_.data(),
-                            queries);
-             const int64_t kept = std::min(count, std::min(qkv.rows(), outputs) - first);
-             if (kept <= 0) return;
-             for (int64_t row = 0; row < rows_; ++row) {
-               float* const out = heads_.data() + row * outputs + first;
-               std::memcpy(out, result + row * stride, static_cast<size_t>(kept) * sizeof(float));
-               if (!layer.query_key_value_bias.empty())
-                 kernels_.add_bf16(out, layer.query_key_value_bias.data() + first, kept);
-             }
-           });
+  apply(team, "queries, keys, values", qkv, attention_inputs(layer),
+        [&](int64_t first, int64_t count, const float* result, int64_t stride) {
+          if (spec_.gates_attention)
+            keep_outputs(first, count, result, stride, outputs, outputs + queries, gates_.data(),
+                         queries);
+          const int64_t kept = std::min(count, std::min(qkv.rows(), outputs) - first);
+          if (kept <= 0) return;
+          for (int64_t row = 0; row < rows_; ++row) {
+            float* const out = heads_.data() + row * outputs + first;
+            std::memcpy(out, result + row * stride, static_cast<size_t>(kept) * sizeof(float));
+            if (!layer.query_key_value_bias.empty())
+              kernels_.add_bf16(out, layer.query_key_value_bias.data() + first, kept);
+          }
+        });
   if (spec_.norms_whole_rows) norm_whole_rows(team, layer);
 }
 
@@ -148,11 +147,9 @@ void Decoder::attend(Team& team, int64_t layer_index) {
   const int64_t width =
       layer.latent != nullptr ? layer.output->columns() : attention_of(layer).shape().outputs();
   const float* const outputs = layer.latent != nullptr ? by_head_.data() : heads_.data();
-  const auto attended = [&](int64_t row, float*) -> const float* { return outputs + row * width; };
   const bool is_aside = spec_.is_parallel || layer.attention_post_norm.exists();
-  multiply(team, "output", precision_, *layer.output,
-           prepare(team, precision_, rows_, *layer.output, attended),
-           put_output(layer.output_bias, is_aside ? Destination::kAside : Destination::kResidual));
+  apply(team, "output", *layer.output, rows_at(outputs, width),
+        put_output(layer.output_bias, is_aside ? Destination::kAside : Destination::kResidual));
   if (layer.attention_post_norm.exists()) add_aside(team, layer.attention_post_norm);
 }
 

@@ -227,12 +227,9 @@ void Decoder::mix_experts(Team& team, const LayerWeights& layer) {
       });
 
   const PackedWeight& down = *layer.feed_forwards.front().down;
-  const auto activated = [&](int64_t slot, float*) -> const float* {
-    return hidden_.data() + slot * down.columns();
-  };
   multiply_experts(
       team, "down", layer, &FeedForward::down,
-      prepare(team, precision_, rows_ * count, down, activated), true,
+      prepare(team, precision_, rows_ * count, down, rows_at(hidden_.data(), down.columns())), true,
       [&](size_t expert, int64_t first, int64_t outputs, float* result, int64_t stride) {
         const Vector& bias = layer.feed_forwards[expert].down_bias;
         const int64_t kept = std::min(outputs, hidden - first);

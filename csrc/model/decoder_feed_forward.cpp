@@ -38,17 +38,12 @@ void Decoder::feed_forward(Team& team, const LayerWeights& layer) {
 void Decoder::run_feed_forward(Team& team, const Norm& norm, const FeedForward& weights,
                                Destination destination) {
   const int64_t width = weights.down->columns();
-  multiply(team, "gate and up", precision_, *weights.gate_up,
-           prepare(team, precision_, rows_, *weights.gate_up, normed(norm)),
-           [&](int64_t first, int64_t count, float* result, int64_t stride) {
-             activate(weights, first, count, result, stride, rows_, hidden_.data());
-           });
-  const auto activated = [&](int64_t row, float*) -> const float* {
-    return hidden_.data() + row * width;
-  };
-  multiply(team, "down", precision_, *weights.down,
-           prepare(team, precision_, rows_, *weights.down, activated),
-           put_output(weights.down_bias, destination));
+  apply(team, "gate and up", *weights.gate_up, normed(norm),
+        [&](int64_t first, int64_t count, float* result, int64_t stride) {
+          activate(weights, first, count, result, stride, rows_, hidden_.data());
+        });
+  apply(team, "down", *weights.down, rows_at(hidden_.data(), width),
+        put_output(weights.down_bias, destination));
 }
 
 }  // namespace specqd

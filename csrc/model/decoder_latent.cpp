@@ -64,7 +64,7 @@ void Decoder::multiply_heads(Team& team, const char* stage, const PackedWeight& 
                                                  x.stride * static_cast<size_t>(heads), rows_};
                          const int64_t stride = (to - first) * kPanel;
                          product(matrix, first, to, rows, out, stride);
-                         if (team.nodes() > 1) team.tally(matrix.panels, first, to, panel_bytes);
+                         team.tally(matrix.panels, first, to, panel_bytes);
                          take(head, first % panels * kPanel, stride, out, stride);
                        }
                      });
@@ -81,28 +81,24 @@ void Decoder::project_latents(Team& team, const LayerWeights& layer) {
   const PackedWeight& first_product = *layer.query_key_value;
   const int64_t before = first_product.rows() - dim;
   float* const lowest = has_rank ? query_latents_.data() : by_head_.data();
-  multiply(team, "queries, keys, values", precision_, first_product,
-           prepare(team, precision_, rows_, first_product, attention_inputs(layer)),
-           [&](int64_t first, int64_t count, const float* result, int64_t stride) {
-             keep_outputs(first, count, result, stride, 0, before, lowest, before);
-             keep_outputs(first, count, result, stride, before, before + dim,
-                          heads_.data() + shape.queries(), outputs);
-           });
+  apply(team, "queries, keys, values", first_product, attention_inputs(layer),
+        [&](int64_t first, int64_t count, const float* result, int64_t stride) {
+          keep_outputs(first, count, result, stride, 0, before, lowest, before);
+          keep_outputs(first, count, result, stride, before, before + dim,
+                       heads_.data() + shape.queries(), outputs);
+        });
   if (has_rank) {
     const auto normed = [&](int64_t row, float* scratch) -> const float* {
       kernels_.rms_norm(lowest + row * before, latent.query_norm.weight.data(), before,
                         kNormEpsilon, 0.0f, scratch);
       return scratch;
     };
-    multiply(team, "queries", precision_, *latent.queries,
-             prepare(team, precision_, rows_, *latent.queries, normed),
-             [&](int64_t first, int64_t count, const float* result, int64_t stride) {
-               keep_outputs(first, count, result, stride, 0, queries, by_head_.data(), queries);
-             });
+    apply(team, "queries", *latent.queries, normed,
+          [&](int64_t first, int64_t count, const float* result, int64_t stride) {
+            keep_outputs(first, count, result, stride, 0, queries, by_head_.data(), queries);
+          });
   }
-  const auto plain = [&](int64_t i, float*) -> const float* {
-    return by_head_.data() + i * head_query + turned;
-  };
+  const auto plain = rows_at(by_head_.data() + turned, head_query);
   multiply_heads(
       team, "queries of latents", *latent.keys, heads,
       prepare(team, precision_, rows_ * heads, *latent.keys, plain),

@@ -89,15 +89,11 @@ void Decoder::enter_pairs(Team& team) {
   const HeadEntry& entry = *weights_.entry;
   const int64_t hidden = spec_.hidden;
   const auto keep = [&](int64_t first, int64_t count, const float* result, int64_t stride) {
-    const auto kept = static_cast<size_t>(std::min(count, hidden - first));
-    for (int64_t row = 0; row < rows_; ++row)
-      std::memcpy(residual_.data() + row * hidden + first, result + row * stride,
-                  kept * sizeof(float));
+    keep_outputs(first, count, result, stride, 0, hidden, residual_.data(), hidden);
   };
   if (!inputs_of_pairs_.are_recycled && entry.fc != nullptr) {
     const auto features = [&](int64_t row, float* scratch) { return enter_feature(row, scratch); };
-    multiply(team, "features", precision_, *entry.fc,
-             prepare(team, precision_, rows_, *entry.fc, features), keep);
+    apply(team, "features", *entry.fc, features, keep);
   }
   team.stage("pairs");
   team.share(rows_, 1, [&](int64_t first, int64_t last) {
@@ -105,9 +101,7 @@ void Decoder::enter_pairs(Team& team) {
     for (int64_t row = first; row < last; ++row) make_pair(row, bits.data());
   });
   if (entry.projection == nullptr) return;
-  const auto pair = [&](int64_t row, float*) { return pairs_.data() + row * 2 * hidden; };
-  multiply(team, "projection", precision_, *entry.projection,
-           prepare(team, precision_, rows_, *entry.projection, pair), keep);
+  apply(team, "projection", *entry.projection, rows_at(pairs_.data(), 2 * hidden), keep);
 }
 
 }  // namespace specqd

@@ -20,16 +20,15 @@ void Decoder::embed_per_layer(Team& team) {
   const PackedWeight& projection = *weights_.per_layer.projection;
   const int64_t outputs = projection.rows();
   const float scale = 1.0f / __builtin_sqrtf(static_cast<float>(spec_.hidden));
-  multiply(team, "per-layer embedding", precision_, projection,
-           prepare(team, precision_, rows_, projection, normed(kNoNorm)),
-           [&](int64_t first, int64_t count, float* result, int64_t stride) {
-             const int64_t kept = std::min(count, outputs - first);
-             for (int64_t row = 0; row < rows_; ++row) {
-               const float* const from = result + row * stride;
-               float* const out = per_layer_.data() + row * outputs + first;
-               for (int64_t i = 0; i < kept; ++i) out[i] = from[i] * scale;
-             }
-           });
+  apply(team, "per-layer embedding", projection, normed(kNoNorm),
+        [&](int64_t first, int64_t count, float* result, int64_t stride) {
+          const int64_t kept = std::min(count, outputs - first);
+          for (int64_t row = 0; row < rows_; ++row) {
+            const float* const from = result + row * stride;
+            float* const out = per_layer_.data() + row * outputs + first;
+            for (int64_t i = 0; i < kept; ++i) out[i] = from[i] * scale;
+          }
+        });
   team.stage("per-layer embedding");
   team.share(rows_, 1, [&](int64_t row, int64_t) { finish_per_layer_row(row); });
 }
@@ -61,21 +60,16 @@ void Decoder::add_per_layer(Team& team, int64_t layer_index) {
   const PerLayerInput& weights = layer.per_layer;
   const int64_t width = weights_.per_layer.width();
   const int64_t outputs = weights_.per_layer.projection->rows();
-  multiply(team, "per-layer gate", precision_, *weights.gate,
-           prepare(team, precision_, rows_, *weights.gate, normed(kNoNorm)),
-           [&](int64_t first, int64_t count, const float* result, int64_t stride) {
-             const int64_t kept = std::min(count, width - first);
-             for (int64_t row = 0; row < rows_; ++row)
-               activate_(result + row * stride,
-                         per_layer_.data() + row * outputs + layer_index * width + first, kept,
-                         hidden_.data() + row * width + first);
-           });
-  const auto gated = [&](int64_t row, float*) -> const float* {
-    return hidden_.data() + row * width;
-  };
-  multiply(team, "per-layer projection", precision_, *weights.projection,
-           prepare(team, precision_, rows_, *weights.projection, gated),
-           put_output(kNoBias, Destination::kAside));
+  apply(team, "per-layer gate", *weights.gate, normed(kNoNorm),
+        [&](int64_t first, int64_t count, const float* result, int64_t stride) {
+          const int64_t kept = std::min(count, width - first);
+          for (int64_t row = 0; row < rows_; ++row)
+            activate_(result + row * stride,
+                      per_layer_.data() + row * outputs + layer_index * width + first, kept,
+                      hidden_.data() + row * width + first);
+        });
+  apply(team, "per-layer projection", *weights.projection, rows_at(hidden_.data(), width),
+        put_output(kNoBias, Destination::kAside));
   add_aside(team, weights.post_norm, layer.output_scale);
 }
 

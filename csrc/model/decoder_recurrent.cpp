@@ -67,9 +67,8 @@ void Decoder::mix_recurrent(Team& team, int64_t layer_index) {
       }
     };
   };
-  multiply(team, "inputs of the recurrence", precision_, in,
-           prepare(team, precision_, rows_, in, inputs),
-           keep(recurrent_inputs_, width, layer.query_key_value_bias));
+  apply(team, "inputs of the recurrence", in, inputs,
+        keep(recurrent_inputs_, width, layer.query_key_value_bias));
   if (layer.delta != nullptr) {
     // Drafts read these exactly, because they are small and errors in them add up over a text.
     const PackedWeight& rate = *layer.delta->rates;
@@ -87,12 +86,8 @@ void Decoder::mix_recurrent(Team& team, int64_t layer_index) {
     else
       run_convolution(layer_index, rows, item % parts * kPartChannels);
   });
-  const auto mixed = [&](int64_t row, float*) -> const float* {
-    return recurrent_inputs_.data() + row * width + channels;
-  };
-  multiply(team, "output", precision_, *layer.output,
-           prepare(team, precision_, rows_, *layer.output, mixed),
-           put_output(layer.output_bias, Destination::kResidual));
+  apply(team, "output", *layer.output, rows_at(recurrent_inputs_.data() + channels, width),
+        put_output(layer.output_bias, Destination::kResidual));
 }
 
 // Keeps the convolution's inputs of a position and computes its outputs, both for channels

@@ -26,6 +26,11 @@ inline int64_t panels_of_claim(int64_t panels, size_t panel_bytes, int64_t rows,
   return std::max<int64_t>(std::min(fair, most) / 2 * 2, 2);
 }
 
+// Returns a function that makes a row's inputs: those that lie in memory, `stride` apart.
+inline auto rows_at(const float* rows, int64_t stride) {
+  return [=](int64_t row, float*) { return rows + row * stride; };
+}
+
 // Returns a function that makes a row's inputs: the residual stream, normed if there is a norm.
 inline auto Decoder::normed(const Norm& norm) const {
   return [this, &norm](int64_t row, float* scratch) -> const float* {
@@ -97,6 +102,12 @@ void Decoder::multiply(Team& team, const char* stage, Precision precision,
                        const PackedWeight& weight, const PreparedRows& x, const Take& take) {
   const PanelRun all{0, weight.matrix().panels, 0};
   multiply_runs(team, stage, precision, weight, {&all, 1}, x, take);
+}
+
+template <class Make, class Take>
+void Decoder::apply(Team& team, const char* stage, const PackedWeight& weight, const Make& make,
+                    const Take& take) {
+  multiply(team, stage, precision_, weight, prepare(team, precision_, rows_, weight, make), take);
 }
 
 // Prefetches the beginning of a panel, as much as a product prefetches when it continues from the
