@@ -17,13 +17,6 @@
 namespace specqd {
 namespace {
 
-std::string first_line(const std::string& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
-
 // This process's cgroup directories of v2 and of the v1 controller, each innermost first.
 std::vector<std::string> cgroup_directories(const std::string& controller) {
   std::vector<std::string> directories;
@@ -85,6 +78,16 @@ int64_t cgroup_memory_left() {
 }
 
 #if defined(__x86_64__)
+struct Cpuid {
+  unsigned eax, ebx = 0, ecx, edx = 0;
+};
+
+Cpuid cpuid(unsigned leaf, unsigned part = 0) {
+  Cpuid id{.eax = leaf, .ecx = part};
+  asm volatile("cpuid" : "+a"(id.eax), "=b"(id.ebx), "+c"(id.ecx), "=d"(id.edx));
+  return id;
+}
+
 struct Amx {
   bool usable = false;
   std::string refusal;
@@ -93,11 +96,9 @@ struct Amx {
 
 // Linux allows a process to use the tile registers only on request.
 Amx request_amx() {
-  unsigned eax = 7, ebx = 0, ecx = 0, edx = 0;
-  asm volatile("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
   constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;
   constexpr unsigned kAll = kBf16 | kTile | kInt8;
-  if ((edx & kAll) != kAll) return {};
+  if ((cpuid(7).edx & kAll) != kAll) return {};
 #if defined(__linux__)
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0) return {true, "", true};
@@ -136,34 +137,36 @@ bool has_avx512_bf16() {
 // Zen 4 (family 19h) needs two cycles per 512-bit vector.
 bool has_half_vectors() {
   if (!__builtin_cpu_is("amd")) return false;
-  unsigned eax = 1, ebx = 0, ecx = 0, edx = 0;
-  asm volatile("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
+  const unsigned eax = cpuid(1).eax;
   return (eax >> 8 & 0xf) + (eax >> 20 & 0xff) == 0x19;
 }
 
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 
-bool has_avx_vnni() {
-  unsigned eax = 7, ebx = 0, ecx = 1, edx = 0;
-  asm volatile("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
-  return has_avx2() && (eax & 1u << 4) != 0;
-}
+bool has_avx_vnni() { return has_avx2() && (cpuid(7, 1).eax & 1u << 4) != 0; }
 #endif
+
+// The kernels that run on this machine, fastest first.
+std::vector<const Kernels*> available_kernels() {
+  std::vector<const Kernels*> all;
+#if defined(__x86_64__)
+  if (has_avx512() && amx().usable) all.push_back(amx_kernels());
+  if (has_avx512()) all.push_back(avx512_kernels());
+  // CPUs with AMX have a slow vdpbf16ps.
+  if (has_avx512_bf16())
+    all.insert(amx().in_cpu ? all.end() : all.begin(), avx512bf16_kernels(has_half_vectors()));
+  if (has_avx_vnni()) all.push_back(avx2vnni_kernels());
+  if (has_avx2()) all.push_back(avx2_kernels());
+#endif
+  all.push_back(portable_kernels());
+  return all;
+}
 
 }  // namespace
 
 std::vector<std::string> available_isas() {
   std::vector<std::string> names;
-#if defined(__x86_64__)
-  if (has_avx512() && amx().usable) names.emplace_back("amx");
-  // CPUs with AMX have a slow vdpbf16ps.
-  if (has_avx512_bf16() && !amx().in_cpu) names.emplace_back("avx512bf16");
-  if (has_avx512()) names.emplace_back("avx512");
-  if (has_avx512_bf16() && amx().in_cpu) names.emplace_back("avx512bf16");
-  if (has_avx_vnni()) names.emplace_back("avx2vnni");
-  if (has_avx2()) names.emplace_back("avx2");
-#endif
-  names.emplace_back("portable");
+  for (const Kernels* kernels : available_kernels()) names.emplace_back(kernels->name);
   return names;
 }
 
@@ -173,16 +176,9 @@ const Kernels* kernels_named(const std::string& name) {
   if (name == "avx512bf16_other")
     return has_avx512_bf16() ? avx512bf16_kernels(!has_half_vectors()) : nullptr;
 #endif
-  const auto names = available_isas();
-  if (std::find(names.begin(), names.end(), name) == names.end()) return nullptr;
-#if defined(__x86_64__)
-  if (name == "amx") return amx_kernels();
-  if (name == "avx512bf16") return avx512bf16_kernels(has_half_vectors());
-  if (name == "avx512") return avx512_kernels();
-  if (name == "avx2vnni") return avx2vnni_kernels();
-  if (name == "avx2") return avx2_kernels();
-#endif
-  return portable_kernels();
+  for (const Kernels* kernels : available_kernels())
+    if (kernels->name == name) return kernels;
+  return nullptr;
 }
 
 std::string amx_refusal() {

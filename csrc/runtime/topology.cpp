@@ -18,13 +18,6 @@ namespace {
 
 constexpr int kMostIds = 1 << 16;  // of CPUs and nodes in a list: a hostile one must end
 
-std::string first_line(const std::string& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
-
 // The bytes in the line "Node N NAME: ... kB" of a node's meminfo; -1: none.
 int64_t meminfo(const std::string& directory, const std::string& name) {
   std::ifstream file(directory + "/meminfo");
@@ -58,6 +51,13 @@ NumaNode& nearest(std::vector<NumaNode>& nodes, const std::map<int, int>& distan
 }
 
 }  // namespace
+
+std::string first_line(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
 
 std::set<int> parse_list(const std::string& text) {
   std::set<int> numbers;

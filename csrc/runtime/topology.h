@@ -37,6 +37,9 @@ Topology read_topology(const Allowed& allowed, const std::string& root = "/sys/d
 // The cores of some CPUs.
 int count_cores(const std::set<int>& cpus, const std::string& root = "/sys/devices/system");
 
+// The first line of a file; empty if there is none.
+std::string first_line(const std::string& path);
+
 // The numbers in a list such as "0-3,8"; ends at the first part that is none.
 std::set<int> parse_list(const std::string& text);
 
