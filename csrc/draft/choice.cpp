@@ -33,14 +33,10 @@ std::vector<Proposal> DraftChoice::propose(std::span<const DraftRequest> request
     const Guesses guesses(drafts);
     while (true) {
       std::vector<Draft*> going;
-      std::vector<DraftRequest> rests;
       for (Draft& draft : drafts)
-        if (draft.may_go_on()) {
-          going.push_back(&draft);
-          rests.push_back(draft.rest());
-        }
+        if (draft.may_go_on()) going.push_back(&draft);
       if (going.empty()) break;
-      const std::vector<Best> best = choose(rests);
+      const std::vector<Best> best = choose(rests_of(going));
       std::vector<std::vector<Draft*>> chosen(candidates_.size());
       for (size_t j = 0; j < going.size(); ++j) {
         if (best[j].value > 0.0 || going[j]->count() == 0)
@@ -61,8 +57,7 @@ std::vector<Proposal> DraftChoice::propose(std::span<const DraftRequest> request
 // Adds what a candidate proposes to each of the drafts; they are done where that is nothing.
 void DraftChoice::extend(std::span<Draft* const> drafts, size_t candidate) {
   const auto& [drafter, depth] = candidates_[candidate];
-  std::vector<DraftRequest> rests;
-  for (const Draft* draft : drafts) rests.push_back(draft->rest());
+  const std::vector<DraftRequest> rests = rests_of(drafts);
   std::vector<Proposal> steps = drafter->propose(rests);
   for (size_t i = 0; i < drafts.size(); ++i) {
     const auto start = static_cast<size_t>(drafts[i]->count());

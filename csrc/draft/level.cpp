@@ -13,13 +13,6 @@ constexpr int64_t kMostMeasuredRows = 48;  // measured once: batches draft at ma
 constexpr int kLeastMeasurements = 2, kMostMeasurements = 5;
 constexpr double kMeasuringSeconds = 0.3;  // after which no further one is begun
 
-std::vector<DraftRequest> requests_of(std::span<Draft* const> drafts) {
-  std::vector<DraftRequest> requests;
-  requests.reserve(drafts.size());
-  for (const Draft* draft : drafts) requests.push_back(draft->rest());
-  return requests;
-}
-
 }  // namespace
 
 void LevelStats::count(size_t drafted_now, size_t accepted_now) {
@@ -157,7 +150,7 @@ void Level::extend(std::span<Draft* const> drafts) {
   const int64_t rows_before = stats.rows;
   const bool lags = std::ranges::any_of(drafts, [](const Draft* draft) { return draft->lag > 0; });
   size_t made = 0;
-  std::vector<Proposal> steps = advance(requests_of(drafts));
+  std::vector<Proposal> steps = advance(rests_of(drafts));
   for (size_t i = 0; i < drafts.size(); ++i) {
     made += steps[i].tokens.size();
     const Calibration& own = policy_.acceptance(*drafts[i]->request.sequence).own;

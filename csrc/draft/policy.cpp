@@ -37,6 +37,13 @@ void Draft::add(Proposal step) {
   request.sequence->guess(step.tokens);
 }
 
+std::vector<DraftRequest> rests_of(std::span<Draft* const> drafts) {
+  std::vector<DraftRequest> rests;
+  rests.reserve(drafts.size());
+  for (const Draft* draft : drafts) rests.push_back(draft->rest());
+  return rests;
+}
+
 void DraftPolicy::begin() { probes_.begin(kFirstBudget * costs_.of(1)->seconds(1.0)); }
 
 void DraftPolicy::pass(std::span<const DraftRequest> requests) {

@@ -36,6 +36,9 @@ struct Draft {
   void add(Proposal step);
 };
 
+// The requests for what is left of drafts.
+std::vector<DraftRequest> rests_of(std::span<Draft* const> drafts);
+
 // Takes the guesses of drafts back from their sequences, however that ends.
 class Guesses {
  public:
