@@ -59,17 +59,9 @@ class BoundChoice : public DraftChoice {
   }
   nb::tuple levels() const { return nb::tuple(members(parts_)); }
 
-  static int traverse(PyObject* self, visitproc visit, void* arg) {
-    Py_VISIT(Py_TYPE(self));
-    if (!nb::inst_ready(self)) return 0;
-    for (const DrafterPart& part : nb::inst_ptr<BoundChoice>(self)->parts_)
-      Py_VISIT(part.object.ptr());
-    return 0;
-  }
-  static int clear(PyObject* self) {
-    if (!nb::inst_ready(self)) return 0;
-    for (DrafterPart& part : nb::inst_ptr<BoundChoice>(self)->parts_) part.object.reset();
-    return 0;
+  template <class F>
+  void each_object(const F& f) {
+    for (DrafterPart& part : parts_) f(part.object);
   }
 
  private:
@@ -107,10 +99,6 @@ class BoundChoice : public DraftChoice {
   std::vector<DrafterPart> parts_;
 };
 
-PyType_Slot choice_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&BoundChoice::traverse)},
-                              {Py_tp_clear, reinterpret_cast<void*>(&BoundChoice::clear)},
-                              {0, nullptr}};
-
 class BoundLevel : public Level {
  public:
   using ModelPart = Part<LevelModel, PythonModel>;
@@ -132,23 +120,11 @@ class BoundLevel : public Level {
     set_drafter(*drafter_.role);
   }
 
-  // For Python's garbage collector: a drafter may hold an object that holds this level.
-  static int traverse(PyObject* self, visitproc visit, void* arg) {
-    Py_VISIT(Py_TYPE(self));
-    if (!nb::inst_ready(self)) return 0;
-    const auto* const level = nb::inst_ptr<BoundLevel>(self);
-    Py_VISIT(level->model_.object.ptr());
-    Py_VISIT(level->drafter_.object.ptr());
-    Py_VISIT(level->clock_.ptr());
-    return 0;
-  }
-  static int clear(PyObject* self) {
-    if (!nb::inst_ready(self)) return 0;
-    auto* const level = nb::inst_ptr<BoundLevel>(self);
-    level->model_.object.reset();
-    level->drafter_.object.reset();
-    level->clock_.reset();
-    return 0;
+  template <class F>
+  void each_object(const F& f) {
+    f(model_.object);
+    f(drafter_.object);
+    f(clock_);
   }
 
  private:
@@ -157,10 +133,6 @@ class BoundLevel : public Level {
   std::string name_;
   nb::object clock_;
 };
-
-PyType_Slot level_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&BoundLevel::traverse)},
-                             {Py_tp_clear, reinterpret_cast<void*>(&BoundLevel::clear)},
-                             {0, nullptr}};
 
 void bind_requests(nb::module_& m) {
   nb::class_<DraftRequest>(
@@ -274,7 +246,7 @@ void bind_drafters(nb::module_& m) {
       .def_prop_ro("length", &NgramDrafter::length)
       .def_prop_ro("levels", &alone, nb::sig(kLevels));
   nb::class_<BoundChoice, Drafter>(
-      m, "DraftChoice", nb::type_slots(choice_slots),
+      m, "DraftChoice", nb::type_slots(Collected<BoundChoice>::slots),
       "Drafters side by side. At each place of a proposal the one that is worth most goes on.")
       .def(nb::init<const std::vector<nb::object>&>(), "drafters"_a)
       .def_prop_ro("drafters", &BoundChoice::drafters,
@@ -298,7 +270,7 @@ void bind_level(nb::module_& m) {
               "Sum of the token values of these requests.")
       .def("count", &LevelStats::count, "drafted"_a, "accepted"_a);
   nb::class_<BoundLevel, Drafter>(
-      m, "Level", nb::type_slots(level_slots),
+      m, "Level", nb::type_slots(Collected<BoundLevel>::slots),
       "A verifier over a drafter, and itself a drafter. With NoDraft it decodes plainly.\n\n"
       "`length` fixes the length of its proposals as a drafter; None lets costs and acceptance\n"
       "decide (docs/design.md, \"When another draft token pays\").")

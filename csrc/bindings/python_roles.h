@@ -121,6 +121,29 @@ struct PythonGrammar : Grammar {
   nb::object grammar;
 };
 
+// For Python's garbage collector: each_object(f) of a bound class calls f for the Python objects
+// that it holds. These may hold the bound object.
+template <class Holder>
+struct Collected {
+  static int traverse(PyObject* self, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(self));
+    if (!nb::inst_ready(self)) return 0;
+    int result = 0;
+    nb::inst_ptr<Holder>(self)->each_object([&](nb::object& object) {
+      if (result == 0 && object.is_valid()) result = visit(object.ptr(), arg);
+    });
+    return result;
+  }
+  static int clear(PyObject* self) {
+    if (nb::inst_ready(self))
+      nb::inst_ptr<Holder>(self)->each_object([](nb::object& object) { object.reset(); });
+    return 0;
+  }
+  static inline PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&traverse)},
+                                       {Py_tp_clear, reinterpret_cast<void*>(&clear)},
+                                       {0, nullptr}};
+};
+
 // A Python object, kept alive, and the role that the core calls: the object itself or an adapter.
 template <class Role, class Python>
 struct Part {
