@@ -44,6 +44,12 @@ nb::ndarray<nb::numpy, T> owned_array(std::vector<T> values, std::vector<size_t>
   return nb::ndarray<nb::numpy, T>(held->data(), shape.size(), shape.data(), owner);
 }
 
+template <class T>
+nb::ndarray<nb::numpy, T> owned_array(std::vector<T> values) {
+  const size_t size = values.size();
+  return owned_array(std::move(values), {size});
+}
+
 inline const Kernels& kernels_or_throw(const std::string& name) {
   const Kernels* kernels = kernels_named(name);
   if (kernels == nullptr) throw std::invalid_argument("instruction set not available: " + name);

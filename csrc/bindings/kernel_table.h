@@ -4,49 +4,34 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
-#include <cstdlib>
 #include <cstring>
-#include <memory>
-#include <new>
 #include <string>
 
 #include "bindings/bindings.h"
 #include "kernels/kernels.h"
-#include "model/decoder.h"
-
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
+#include "runtime/memory.h"
 
 namespace specqd {
 
 template <class T, int Dimensions>
 using In = nb::ndarray<const T, nb::ndim<Dimensions>, nb::c_contig, nb::device::cpu>;
 
-// Memory aligned to a large page, so that benchmarks do not measure the page tables.
+// Whole large pages of zeros, so that benchmarks do not measure the page tables.
 template <class T>
 class Pages {
  public:
-  explicit Pages(size_t count = 0) : count_(count) {
-    constexpr size_t kLargePage = size_t{2} << 20;
-    const size_t bytes = (count * sizeof(T) + kLargePage) / kLargePage * kLargePage;
-    data_.reset(static_cast<T*>(std::aligned_alloc(kLargePage, bytes)));
-    if (data_ == nullptr) throw std::bad_alloc();
-#if defined(__linux__)
-    madvise(data_.get(), bytes, MADV_HUGEPAGE);
-#endif
-    std::memset(data_.get(), 0, bytes);
+  explicit Pages(size_t count = 0)
+      : count_(count), memory_((count * sizeof(T) + kLargePage) / kLargePage * kLargePage) {
+    std::memset(memory_.data(), 0, memory_.size());
   }
-  T* data() { return data_.get(); }
-  const T* data() const { return data_.get(); }
+  T* data() { return reinterpret_cast<T*>(memory_.data()); }
+  const T* data() const { return reinterpret_cast<const T*>(memory_.data()); }
   size_t size() const { return count_; }
 
  private:
-  struct Free {
-    void operator()(void* memory) const { std::free(memory); }
-  };
-  std::unique_ptr<T, Free> data_;
+  static constexpr size_t kLargePage = size_t{2} << 20;
   size_t count_;
+  Memory memory_;
 };
 
 // A packed matrix that owns its planes.

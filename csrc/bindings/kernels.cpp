@@ -42,9 +42,8 @@ Prepared prepare(const Kernels& kernels, Precision precision, In<float, 2> x, in
 
 namespace {
 
-std::unique_ptr<Packed> pack(const Kernels& kernels, In<uint16_t, 3> tiles,
-                             const std::string& format, bool plain,
-                             const std::optional<In<float, 1>>& importance,
+std::unique_ptr<Packed> pack(KernelTable table, In<uint16_t, 3> tiles, const std::string& format,
+                             bool plain, const std::optional<In<float, 1>>& importance,
                              const std::optional<In<float, 2>>& factors) {
   if (tiles.shape(2) != kTileWeights) throw std::invalid_argument("a tile has 512 weights");
   const size_t count = tiles.shape(0) * tiles.shape(1);
@@ -76,8 +75,9 @@ std::unique_ptr<Packed> pack(const Kernels& kernels, In<uint16_t, 3> tiles,
     uint16_t tile_patches[kTileWeights];
     const TileOut out{packed->codes.data() + i * kTileCodes, packed->scales.data() + i * kPanel,
                       packed->residuals.data() + i * kTileWeights, tile_patches};
-    const int n = kernels.encode_tile(tiles.data() + i * kTileWeights, scales,
-                                      feedback.tile(static_cast<int64_t>(i % tiles.shape(1))), out);
+    const int n =
+        table.at->encode_tile(tiles.data() + i * kTileWeights, scales,
+                              feedback.tile(static_cast<int64_t>(i % tiles.shape(1))), out);
     plain |= n == kNoPatch;
     if (plain) continue;
     patches.insert(patches.end(), tile_patches, tile_patches + n);
@@ -105,11 +105,12 @@ std::unique_ptr<Packed> pack(const Kernels& kernels, In<uint16_t, 3> tiles,
 
 // Seconds per product in each of `repeats` runs of `rounds` products. The threads share the panels
 // as in a forward.
-std::vector<double> time_product(const Kernels& kernels, const std::string& precision,
+std::vector<double> time_product(KernelTable table, const std::string& precision,
                                  const Packed& packed, In<float, 2> x, Pool& pool, int repeats,
                                  int rounds) {
   using Clock = std::chrono::steady_clock;
   constexpr int64_t kGrain = 16;
+  const Kernels& kernels = *table.at;
   const Precision kind = kind_of<Precision>(precision);
   const Prepared rows = prepare(kernels, kind, x, packed.view.tiles);
   const auto function = kind == Precision::kExact ? kernels.exact_product : kernels.draft_product;
@@ -140,22 +141,10 @@ void bind_kernels(nb::module_& m) {
       });
   nb::class_<KernelTable>(m, "KernelTable")
       .def_prop_ro("name", [](KernelTable k) { return k.at->name; })
-      .def(
-          "pack",
-          [](KernelTable k, In<uint16_t, 3> tiles, const std::string& format, bool plain,
-             const std::optional<In<float, 1>>& importance,
-             const std::optional<In<float, 2>>& factors) {
-            return pack(*k.at, tiles, format, plain, importance, factors);
-          },
-          "tiles"_a, "format"_a = "fp4", "plain"_a = false, "importance"_a.none() = nb::none(),
-          "factors"_a.none() = nb::none())
-      .def(
-          "time_product",
-          [](KernelTable k, const std::string& precision, const Packed& packed, In<float, 2> x,
-             Pool& pool, int repeats, int rounds) {
-            return time_product(*k.at, precision, packed, x, pool, repeats, rounds);
-          },
-          "precision"_a, "packed"_a, "x"_a, "pool"_a, "repeats"_a = 5, "rounds"_a = 1);
+      .def("pack", &pack, "tiles"_a, "format"_a = "fp4", "plain"_a = false,
+           "importance"_a.none() = nb::none(), "factors"_a.none() = nb::none())
+      .def("time_product", &time_product, "precision"_a, "packed"_a, "x"_a, "pool"_a,
+           "repeats"_a = 5, "rounds"_a = 1);
   m.def("kernels", [](const std::string& name) { return KernelTable{&kernels_or_throw(name)}; });
 }
 

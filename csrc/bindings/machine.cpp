@@ -87,13 +87,7 @@ void bind_topology(nb::module_& m, nb::module_& testing) {
 
 void bind_pool(nb::module_& m) {
   nb::class_<Pool>(m, "Pool")
-      .def(
-          "__init__",
-          [](Pool* self, int threads) {
-            if (threads < 1) throw std::invalid_argument("a pool needs at least one thread");
-            new (self) Pool(threads);
-          },
-          "threads"_a)
+      .def(nb::init<int>(), "threads"_a)
       .def(
           "__init__",
           [](Pool* self, const std::vector<std::tuple<int, int, std::set<int>>>& nodes,

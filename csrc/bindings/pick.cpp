@@ -26,14 +26,13 @@ PickScratch& shared_scratch() {
   return scratch;
 }
 
-nb::ndarray<nb::numpy, float, nb::ndim<1>> log_softmax_of(const Row<float>& logits,
-                                                          const std::optional<std::string>& isa) {
+nb::ndarray<nb::numpy, float> log_softmax_of(const Row<float>& logits,
+                                             const std::optional<std::string>& isa) {
   const Kernels& kernels = kernels_or_default(isa);
-  auto* out = new float[logits.shape(0)];
-  nb::capsule owner(out, [](void* p) noexcept { delete[] static_cast<float*>(p); });
+  std::vector<float> out(logits.shape(0));
   const FlushSubnormals flush;
-  log_softmax(kernels, span_of(logits), {out, logits.shape(0)}, shared_scratch());
-  return {out, {logits.shape(0)}, owner};
+  log_softmax(kernels, span_of(logits), out, shared_scratch());
+  return owned_array(std::move(out));
 }
 
 float find_logprob(const Row<float>& logits, int32_t token, const std::optional<std::string>& isa) {

@@ -85,9 +85,7 @@ void bind_pages(nb::module_& m) {
   m.def(
       "page_bits",
       [](const KvCache& cache, int sequence, int64_t page) {
-        std::vector<uint16_t> bits = cache.page_bits(sequence, page);
-        const size_t words = bits.size();
-        return owned_array(std::move(bits), {words});
+        return owned_array(cache.page_bits(sequence, page));
       },
       "cache"_a, "sequence"_a, "page"_a, "Returns a copy of a page's words.");
   m.def(
@@ -115,11 +113,6 @@ void bind_pages(nb::module_& m) {
       "cache"_a, "sequence"_a, "page"_a, "bits"_a, "Fills a page with one word.");
 }
 
-nb::ndarray<nb::numpy, uint8_t> bytes_array(std::vector<uint8_t> bytes) {
-  const size_t size = bytes.size();
-  return owned_array(std::move(bytes), {size});
-}
-
 void bind_states(nb::module_& m) {
   m.def(
       "saved_state",
@@ -128,7 +121,7 @@ void bind_states(nb::module_& m) {
         std::vector<uint8_t> bits;
         if (const SlotPtr slot = cache.states().saved(sequence, position))
           bits.assign(slot->bits().begin(), slot->bits().end());
-        return std::pair(position, bytes_array(std::move(bits)));
+        return std::pair(position, owned_array(std::move(bits)));
       },
       "cache"_a, "sequence"_a,
       "Returns the position of the newest saved state of recurrent layers, and its bytes.");
@@ -142,7 +135,7 @@ void bind_states(nb::module_& m) {
   m.def(
       "state_rows",
       [](const KvCache& cache, int sequence, int64_t first, int64_t last) {
-        return bytes_array(cache.states().row_bits(sequence, first, last));
+        return owned_array(cache.states().row_bits(sequence, first, last));
       },
       "cache"_a, "sequence"_a, "first"_a, "last"_a,
       "Returns the bytes of positions of one chunk from which recurrent layers compute.");

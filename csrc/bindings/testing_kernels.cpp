@@ -45,17 +45,18 @@ Out<T> copy_array(const T* from, std::initializer_list<size_t> shape) {
 // A table of kernels whose every function Python can call.
 struct TestedTable : KernelTable {};
 
-Out<uint16_t> unpack(const Kernels& kernels, const Packed& packed) {
+Out<uint16_t> unpack(TestedTable table, const Packed& packed) {
   auto out = new_array<uint16_t>(
       {size_t(packed.view.panels), size_t(packed.view.tiles), size_t(kTileWeights)});
   for (int64_t i = 0; i < packed.view.panels * packed.view.tiles; ++i)
-    kernels.decode_tile(packed.view, i, out.data() + i * kTileWeights);
+    table.at->decode_tile(packed.view, i, out.data() + i * kTileWeights);
   return out;
 }
 
-Out<float> product(const Kernels& kernels, const std::string& precision, const Packed& packed,
+Out<float> product(TestedTable table, const std::string& precision, const Packed& packed,
                    In<float, 2> x, int64_t first, int64_t last) {
   const FlushSubnormals flush;
+  const Kernels& kernels = *table.at;
   if (last < 0) last = packed.view.panels;
   if (first < 0 || first > last || last > packed.view.panels)
     throw std::invalid_argument("no such panels");
@@ -69,19 +70,14 @@ Out<float> product(const Kernels& kernels, const std::string& precision, const P
 }
 
 void bind_products(nb::class_<TestedTable, KernelTable>& table) {
-  table.def("unpack", [](TestedTable k, const Packed& packed) { return unpack(*k.at, packed); })
+  table.def("unpack", &unpack)
       .def("prepare",
            [](TestedTable k, const std::string& precision, In<float, 2> x, int64_t tiles) {
              const FlushSubnormals flush;
              const Prepared rows = prepare(*k.at, kind_of<Precision>(precision), x, tiles);
              return copy_array(rows.data.data(), {x.shape(0), rows.stride});
            })
-      .def(
-          "product",
-          [](TestedTable k, const std::string& precision, const Packed& packed, In<float, 2> x,
-             int64_t first,
-             int64_t last) { return product(*k.at, precision, packed, x, first, last); },
-          "precision"_a, "packed"_a, "x"_a, "first"_a = 0, "last"_a = -1)
+      .def("product", &product, "precision"_a, "packed"_a, "x"_a, "first"_a = 0, "last"_a = -1)
       .def("accumulate_plain", [](TestedTable k, In<uint16_t, 3> tiles, In<float, 2> x,
                                   In<float, 2> start) {
         const FlushSubnormals flush;
@@ -93,6 +89,15 @@ void bind_products(nb::class_<TestedTable, KernelTable>& table) {
         k.at->accumulate_plain(w, rows.view(), out.data(), static_cast<int64_t>(start.shape(1)));
         return out;
       });
+}
+
+// A copy of x that change(data) has changed.
+template <class Change>
+Out<float> changed(const In<float, 1>& x, const Change& change) {
+  const FlushSubnormals flush;
+  auto out = copy_array(x.data(), {x.shape(0)});
+  change(out.data());
+  return out;
 }
 
 int64_t length(const In<float, 1>& x) { return static_cast<int64_t>(x.shape(0)); }
@@ -117,24 +122,15 @@ void bind_elementwise(nb::class_<TestedTable, KernelTable>& table) {
            })
       .def("add",
            [](TestedTable k, In<float, 1> x, In<float, 1> y) {
-             const FlushSubnormals flush;
-             auto out = copy_array(x.data(), {x.shape(0)});
-             k.at->add(out.data(), y.data(), length(x));
-             return out;
+             return changed(x, [&](float* out) { k.at->add(out, y.data(), length(x)); });
            })
       .def("add_bf16",
            [](TestedTable k, In<float, 1> x, In<uint16_t, 1> y) {
-             const FlushSubnormals flush;
-             auto out = copy_array(x.data(), {x.shape(0)});
-             k.at->add_bf16(out.data(), y.data(), length(x));
-             return out;
+             return changed(x, [&](float* out) { k.at->add_bf16(out, y.data(), length(x)); });
            })
       .def("scale",
            [](TestedTable k, In<float, 1> x, float factor) {
-             const FlushSubnormals flush;
-             auto out = copy_array(x.data(), {x.shape(0)});
-             k.at->scale(out.data(), factor, length(x));
-             return out;
+             return changed(x, [&](float* out) { k.at->scale(out, factor, length(x)); });
            })
       .def("gated",
            [](TestedTable k, const std::string& activation, In<float, 1> gate, In<float, 1> up) {
@@ -150,17 +146,13 @@ void bind_elementwise(nb::class_<TestedTable, KernelTable>& table) {
            })
       .def("soft_cap",
            [](TestedTable k, In<float, 1> x, float factor, float cap) {
-             const FlushSubnormals flush;
-             auto out = copy_array(x.data(), {x.shape(0)});
-             k.at->soft_cap(out.data(), length(x), factor, cap);
-             return out;
+             return changed(x, [&](float* out) { k.at->soft_cap(out, length(x), factor, cap); });
            })
       .def("rotate",
            [](TestedTable k, In<float, 1> x, In<float, 1> cosine, In<float, 1> sine) {
-             const FlushSubnormals flush;
-             auto out = copy_array(x.data(), {x.shape(0)});
-             k.at->rotate(out.data(), cosine.data(), sine.data(), length(cosine));
-             return out;
+             return changed(x, [&](float* out) {
+               k.at->rotate(out, cosine.data(), sine.data(), length(cosine));
+             });
            })
       .def(
           "round_bf16",
