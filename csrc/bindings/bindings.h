@@ -76,6 +76,7 @@ template <class Forward>
 nb::ndarray<nb::numpy, float> copy_logits(Forward& forward, int64_t vocabulary) {
   const int64_t rows = forward.logit_rows();
   std::vector<float> copy;
+  copy.reserve(static_cast<size_t>(rows * vocabulary));
   for (int64_t row = 0; row < rows; ++row) {
     const auto logits = forward.logits(row);
     copy.insert(copy.end(), logits.begin(), logits.end());
