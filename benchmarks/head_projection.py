@@ -157,7 +157,7 @@ def main() -> None:
         draft = extended(costs[1], draft, (fewer, layers), wanted)
         bf16_bytes += (wanted - layers) * (bf16_bytes - fewer_bytes) // (layers - fewer)
     bandwidth = bandwidth_at(machine, 10**9) * 1e9
-    print(f"{_native.cpu_model()}, {machine.pool.threads} threads, {machine.isa}")
+    print(machine)
     print("\n".join(table(exact, draft, first, guess)))
     limit = bf16_bytes / bandwidth
     print(f"{bandwidth / 1e9:.1f} GB/s; plain is {limit / exact[1]:.2f} of the BF16 limit")

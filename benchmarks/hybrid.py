@@ -192,8 +192,7 @@ def main() -> None:
         make(Path(options.words[1]), SHAPES[options.size])
         return
     llm = LLM(options.words[0], f"fp4:k={DRAFTED}", cache_positions=1 << 14)
-    machine = llm.model.machine
-    print(f"{_native.cpu_model()}, {machine.pool.threads} threads, {machine.isa}", file=sys.stderr)
+    print(llm.model.machine, file=sys.stderr)
     for name in options.only:
         print(json.dumps({name: parts[name](llm)}), flush=True)
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-from specqd import _native
 from specqd._native import Context, Rows
 from specqd.model.bandwidth import bandwidth_at
 from specqd.model.model import Machine, Model
@@ -121,7 +120,7 @@ def main() -> None:
         draft = extended(costs[1], draft, (fewer, layers), wanted)
         bf16_bytes += (wanted - layers) * (bf16_bytes - fewer_bytes) // (layers - fewer)
     limit = bf16_bytes / (bandwidth_at(machine, 10**9) * 1e9)
-    print(f"{_native.cpu_model()}, {machine.pool.threads} threads, {machine.isa}")
+    print(machine)
     print("\n".join(table(exact, draft, small, options.below or [0.6, 0.8])))
     print(f"plain is {limit / exact[1]:.2f} of the BF16 limit, {limit * 1e3:.1f} ms")
     print("paper, over BF16: " + ", ".join(f"{name} {x}" for name, x in PAPER.items()))

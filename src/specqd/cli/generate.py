@@ -20,6 +20,7 @@ from specqd.cli.conversation import thinking
 from specqd.cli.opening import open_llm
 from specqd.cli.options import (
     OUT_FILE,
+    MachineChoice,
     context_option,
     draft_option,
     machine_options,
@@ -96,9 +97,7 @@ def generate(
     draft: tuple[str, ...],
     precision: str,
     context: int | None,
-    threads: int | None,
-    isa: str | None,
-    numa: str,
+    machine: MachineChoice,
     is_json: bool,
     has_stats: bool,
     is_explained: bool,
@@ -122,7 +121,7 @@ def generate(
     from specqd.sampling import SamplingParams
 
     params = SamplingParams(**sampling_of(sampling))
-    llm = open_llm(model, draft, threads, isa, numa, precision=precision, context=context)
+    llm = open_llm(model, draft, machine, precision=precision, context=context)
     ids = prompt_ids(llm, text, is_chat, system, thinks)
     if is_json or is_explained:
         result = llm.generate([ids], params)[0]
