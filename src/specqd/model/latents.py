@@ -42,9 +42,9 @@ class LatentReader:
         )
 
     def output(self, at: str, inputs: LayerInputs) -> _native.PackedWeight:
-        source = Source.whole(f"{at}{self._names.output}.weight", self._config.hidden_size)
         columns = self._config.num_heads * self._latent.value_dim
-        return self._loader.pack([source], columns, importance=inputs.output)
+        shape = self._config.hidden_size, columns
+        return self._loader.linear(at + self._names.output, shape, inputs.output)
 
     def weights(self, at: str, inputs: LayerInputs) -> _native.LatentWeights:
         """The products beside the first one and the output."""
@@ -57,14 +57,14 @@ class LatentReader:
             queries = self._loader.pack(
                 [self._queries(at)], latent.query_rank, importance=importance
             )
-        norm = self._loader.vector(f"{at}{names.latent_norm}.weight", latent.rank)
+        norm_of_latents = self._loader.norm(at + names.latent_norm, latent.rank)
         name, dim = f"{at}{names.latent_keys_values}.weight", latent.plain_dim + latent.value_dim
         keys = HeadPart(name, heads, dim, latent.rank, 0, latent.plain_dim, is_transposed=True)
         values = HeadPart(name, heads, dim, latent.rank, latent.plain_dim, latent.value_dim)
         return _native.LatentWeights(
             queries=queries,
             query_norm=query_norm,
-            norm=_native.Norm(norm),
+            norm=norm_of_latents,
             keys=self._loader.pack(
                 [keys.rows("keys")], latent.plain_dim, importance=inputs.latent_keys
             ),

@@ -74,10 +74,8 @@ class LayerReader:
 
         rotation, attention = c.rotation(index), c.attention(index)
         head_dim = attention.head_dim
-        attention_norm, feed_forward_norm = (
-            norm(names.attention_norm),
-            norm(names.feed_forward_norm),
-        )
+        attention_norm = norm(names.attention_norm)
+        feed_forward_norm = norm(names.feed_forward_norm)
         if c.experts and c.experts.has_own_norms:
             norm(names.experts_norm)  # tells which inputs matter
         inputs = self._layer_inputs(index, at)
@@ -105,7 +103,7 @@ class LayerReader:
             else self._query_key_value_bias(at, attention),
             output_bias=recurrent.output_bias
             if recurrent
-            else self._bias(at + names.output, c.hidden_size, c.output_bias),
+            else self._loader.bias(at + names.output, c.hidden_size, c.output_bias),
             sinks=self._loader.vector(at + names.sinks, c.num_heads) if c.has_sinks else None,
             feed_forwards=feed_forwards,
             mixture=mixture,
@@ -133,21 +131,17 @@ class LayerReader:
     ) -> _native.PackedWeight:
         if self._latent is not None:
             return self._latent.output(at, inputs)
-        source = Source.whole(f"{at}{self._names.output}.weight", self._config.hidden_size)
-        columns = self._config.num_heads * attention.head_dim
-        return self._loader.pack([source], columns, importance=inputs.output)
-
-    def _bias(self, module: str, length: int, is_present: bool) -> Bits | None:
-        return self._loader.vector(f"{module}.bias", length) if is_present else None
+        shape = self._config.hidden_size, self._config.num_heads * attention.head_dim
+        return self._loader.linear(at + self._names.output, shape, inputs.output)
 
     def _head_norm(self, module: str, heads: int, dim: int) -> _native.Norm | None:
         match self._config.qk_norm:
             case None:
                 return None
             case "one":
-                return _native.Norm(self._loader.vector(f"{module}.weight", dim))
+                return self._loader.norm(module, dim)
             case "row":
-                return _native.Norm(self._loader.vector(f"{module}.weight", heads * dim))
+                return self._loader.norm(module, heads * dim)
             case "each":
                 each = [
                     self._loader.vector(f"{module}.norms.{head}.weight", dim)
@@ -224,17 +218,14 @@ class LayerReader:
     def _per_layer_input(
         self, per_layer: PerLayerConfig, at: str, inputs: LayerInputs
     ) -> _native.PerLayerInput:
-        hidden, names = self._config.hidden_size, self._names
-        gate = Source.whole(f"{at}{names.per_layer_gate}.weight", per_layer.size)
-        projection = Source.whole(f"{at}{names.per_layer_projection}.weight", hidden)
-        norm = self._loader.vector(f"{at}{names.per_layer_post_norm}.weight", hidden)
-        return _native.PerLayerInput(
-            gate=self._loader.pack([gate], hidden, importance=inputs.per_layer_gate),
-            projection=self._loader.pack(
-                [projection], per_layer.size, importance=inputs.per_layer_projection
-            ),
-            post_norm=_native.Norm(norm),
+        names, load = self._names, self._loader
+        hidden, size = self._config.hidden_size, per_layer.size
+        post_norm = load.norm(at + names.per_layer_post_norm, hidden)
+        gate = load.linear(at + names.per_layer_gate, (size, hidden), inputs.per_layer_gate)
+        projection = load.linear(
+            at + names.per_layer_projection, (hidden, size), inputs.per_layer_projection
         )
+        return _native.PerLayerInput(gate=gate, projection=projection, post_norm=post_norm)
 
     def per_layer_embedding(self) -> _native.PerLayerEmbedding | None:
         """The tokens' embeddings for every layer, whose table stays in the file; None if absent."""
@@ -242,17 +233,15 @@ class LayerReader:
         if per_layer is None:
             return None
         width = c.num_layers * per_layer.size
-        projection = Source.whole(f"{names.per_layer_embedding}.weight", width)
-        norm = self._loader.vector(f"{names.per_layer_norm}.weight", per_layer.size)
+        norm = self._loader.norm(names.per_layer_norm, per_layer.size)
         table = f"{names.per_layer_table}.weight"
+        importance = self._inputs.per_layer if self._inputs else None
         return _native.PerLayerEmbedding(
             table=self._loader.embedding(table, (per_layer.vocab_size, width)),
-            projection=self._loader.pack(
-                [projection],
-                c.hidden_size,
-                importance=self._inputs.per_layer if self._inputs else None,
+            projection=self._loader.linear(
+                names.per_layer_embedding, (width, c.hidden_size), importance
             ),
-            norm=_native.Norm(norm),
+            norm=norm,
         )
 
 

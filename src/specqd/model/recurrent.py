@@ -83,8 +83,7 @@ class RecurrentReader:
         channels, [inputs] = convolution.channels, self.names.recurrent_inputs
 
         def bias(module: str, length: int) -> Bits | None:
-            name = self._name(f"{module}.bias")
-            return self.loader.vector(name, length) if convolution.has_bias else None
+            return self.loader.bias(self._name(module), length, convolution.has_bias)
 
         return RecurrentWeights(
             inputs=self._pack([Source.whole(self._name(f"{inputs}.weight"), 3 * channels)]),
@@ -103,8 +102,8 @@ class RecurrentReader:
         return self.loader.pack(sources, self.config.hidden_size, importance=importance)
 
     def _output(self, columns: int) -> _native.PackedWeight:
-        source = Source.whole(self._name("out_proj.weight"), self.config.hidden_size)
-        return self.loader.pack([source], columns, importance=self.inputs.output)
+        shape = self.config.hidden_size, columns
+        return self.loader.linear(self._name("out_proj"), shape, self.inputs.output)
 
     def _convolution(self, channels: int, taps: int) -> Bits:
         name = self._name(f"{self.names.convolution}.weight")
