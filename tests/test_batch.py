@@ -20,12 +20,12 @@ from specqd.cli import main
 from specqd.errors import RequestError
 from specqd.openai.batch import Answers, Batch, answer_batch, open_answers, read_batch
 from support.batches import answer_file
-from support.batches import write_lines as write
 from support.command_line import PROGRAM
 from support.faults import PANIC_TEXT, add_panics
 from support.openai_client import NO_WHITE_SPACE
 from support.random_models import Shape, make_model
 from support.refusals import refused
+from support.writers import write_lines as write
 
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
 

@@ -7,15 +7,11 @@ from typing import Any
 
 from specqd import LLM
 from specqd.openai.batch import answer_batch, open_answers, read_batch
+from support.writers import write_lines
 
 
 def line(custom_id: str, url: str, body: object) -> dict[str, Any]:
     return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
-
-
-def write_lines(path: Path, lines: Iterable[object]) -> Path:
-    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
-    return path
 
 
 def answer_file(llm: LLM, source: Path, out: Path) -> int:
