@@ -91,6 +91,12 @@ class Fields:
     def text(self, name: str) -> str | None:
         return self._typed(name, str, "a text")
 
+    def needed_text(self, name: str) -> str:
+        text = self.text(name)
+        if text is None:
+            raise self.wrong(name, "a text")
+        return text
+
     def object(self, name: str) -> dict[str, Any] | None:
         return self._typed(name, dict, "an object")
 
