@@ -1,44 +1,28 @@
-"""Batch files: answers equal those of single requests, and kills do not change them."""
+"""Batch files: answers equal those of single requests, and files stay whole."""
 
 import json
-import os
-import pty
 import random
 import re
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from specqd import LLM, SamplingParams
-from specqd.cli import main
 from specqd.errors import RequestError
-from specqd.openai.batch import Answers, Batch, answer_batch, open_answers, read_batch
-from support.batches import answer_file
-from support.command_line import PROGRAM
+from specqd.openai.batch import answer_batch, open_answers, read_batch
+from support.batches import answer_file, answers_by_id, chat_model, random_requests, request
 from support.faults import PANIC_TEXT, add_panics
 from support.openai_client import NO_WHITE_SPACE
 from support.random_models import Shape, make_model
 from support.refusals import refused
 from support.writers import write_lines as write
 
-TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
-
-Lines = dict[str, dict[str, Any]]
-Run = Callable[[Path, Path], int]
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
-    shape = Shape(is_peaked=True, context=256)
-    directory = make_model(tmp_path_factory.mktemp("models") / "small", shape, seed)
-    (directory / "chat_template.jinja").write_text(TEMPLATE)
-    return directory
+    return chat_model(tmp_path_factory.mktemp("models") / "small", seed)
 
 
 @pytest.fixture(scope="module")
@@ -46,50 +30,11 @@ def llm(model: Path) -> LLM:
     return LLM(model)
 
 
-@pytest.fixture
-def run(llm: LLM) -> Run:
-    """Answers a batch file in this process."""
-
-    return lambda source, out: answer_file(llm, source, out)
-
-
-def line(custom_id: str, /, url: str = "/v1/completions", **body: Any) -> dict[str, Any]:
-    body = {"prompt": "ab", "max_tokens": 4} | body if url == "/v1/completions" else body
-    return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
-
-
-def read(path: Path) -> Lines:
-    """Lines by custom_id; each occurs once and is complete."""
-    lines = [json.loads(each) for each in path.read_bytes().splitlines(keepends=True)]
-    assert path.read_bytes().endswith(b"\n")
-    by_id = {each["custom_id"]: each for each in lines}
-    assert len(by_id) == len(lines)
-    return by_id
-
-
-def many(rng: random.Random, count: int) -> list[dict[str, Any]]:
-    """Seeded random requests: completions and chats, sampled and greedy."""
-    lines = []
-    for i in range(count):
-        sampling = {"seed": rng.randrange(1 << 40), "temperature": rng.choice([0, 0.9])}
-        text = "".join(rng.choices("abcdef ", k=rng.randrange(1, 40)))
-        if rng.random() < 0.3:
-            messages = [{"role": "user", "content": text}]
-            body = {"messages": messages, "max_tokens": rng.randrange(1, 40), **sampling}
-            lines.append(line(f"chat {i}", "/v1/chat/completions", **body))
-        else:
-            size = {"prompt": text, "max_tokens": rng.randrange(1, 40), "n": rng.choice([1, 1, 3])}
-            lines.append(line(f"text {i}", **size, **sampling))
-    return lines
-
-
-def test_answers_are_those_of_each_request_alone(
-    tmp_path: Path, llm: LLM, run: Run, seed: int
-) -> None:
-    lines = many(random.Random(seed), 40)
+def test_answers_are_those_of_each_request_alone(tmp_path: Path, llm: LLM, seed: int) -> None:
+    lines = random_requests(random.Random(seed), 40)
     out = tmp_path / "out.jsonl"
-    run(write(tmp_path / "in.jsonl", lines), out)
-    answers = read(out)
+    answer_file(llm, write(tmp_path / "in.jsonl", lines), out)
+    answers = answers_by_id(out)
     assert set(answers) == {each["custom_id"] for each in lines}
     for each in lines:
         asked, got = each["body"], answers[each["custom_id"]]["response"]["body"]
@@ -111,23 +56,23 @@ def test_answers_are_those_of_each_request_alone(
         }
 
 
-def test_a_response_is_the_answer_of_its_chat(tmp_path: Path, run: Run) -> None:
+def test_a_response_is_the_answer_of_its_chat(tmp_path: Path, llm: LLM) -> None:
     shared = {"temperature": 0.9, "seed": 7}
     messages = [{"role": "system", "content": "xy"}, {"role": "user", "content": "ab"}]
     source = write(
         tmp_path / "in.jsonl",
         [
-            line("chat", "/v1/chat/completions", messages=messages, max_tokens=6, **shared),
-            line(
+            request("chat", "/v1/chat/completions", messages=messages, max_tokens=6, **shared),
+            request(
                 *("response", "/v1/responses"),
                 **{"instructions": "xy", "input": "ab", "max_output_tokens": 6, **shared},
             ),
-            line("too long", "/v1/responses", input="ab" * 200),
+            request("too long", "/v1/responses", input="ab" * 200),
         ],
     )
     out = tmp_path / "out.jsonl"
-    assert run(source, out) == 1
-    answers = {name: each["response"] for name, each in read(out).items()}
+    assert answer_file(llm, source, out) == 1
+    answers = {name: each["response"] for name, each in answers_by_id(out).items()}
     chat, response = (answers[name]["body"] for name in ("chat", "response"))
     key = answers["response"]["request_id"].removeprefix("req_")
     assert (response["object"], response["id"]) == ("response", f"resp_{key}")
@@ -140,13 +85,13 @@ def test_a_response_is_the_answer_of_its_chat(tmp_path: Path, run: Run) -> None:
     assert answers["too long"]["status_code"] == 400
 
 
-def test_lines_have_openais_fields(tmp_path: Path, run: Run) -> None:
-    chat = line("b", "/v1/chat/completions", messages=[{"role": "user", "content": "x"}])
+def test_lines_have_openais_fields(tmp_path: Path, llm: LLM) -> None:
+    chat = request("b", "/v1/chat/completions", messages=[{"role": "user", "content": "x"}])
     chat["body"] |= {"max_tokens": 3, "logprobs": True, "top_logprobs": 2, "seed": 6}
     out = tmp_path / "out.jsonl"
-    source = write(tmp_path / "in.jsonl", [line("a", logprobs=2, seed=5, temperature=0.7), chat])
-    run(source, out)
-    answers = read(out)
+    source = write(tmp_path / "in.jsonl", [request("a", logprobs=2, seed=5, temperature=0.7), chat])
+    answer_file(llm, source, out)
+    answers = answers_by_id(out)
     for answer in answers.values():
         assert set(answer) == {"id", "custom_id", "response", "error"}
         assert answer["error"] is None
@@ -166,26 +111,32 @@ def test_lines_have_openais_fields(tmp_path: Path, run: Run) -> None:
     assert chat_body["choices"][0]["message"]["role"] == "assistant"
 
 
-def test_a_line_without_a_seed_has_the_same_answer_in_each_run(tmp_path: Path, run: Run) -> None:
-    source = write(tmp_path / "in.jsonl", [line("a", max_tokens=30, n=2), line("b", max_tokens=30)])
+def test_a_line_without_a_seed_has_the_same_answer_in_each_run(tmp_path: Path, llm: LLM) -> None:
+    source = write(
+        tmp_path / "in.jsonl", [request("a", max_tokens=30, n=2), request("b", max_tokens=30)]
+    )
     first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
-    run(source, first)
-    run(source, second)
-    answers = read(first)
-    assert answers == read(second)
+    answer_file(llm, source, first)
+    answer_file(llm, source, second)
+    answers = answers_by_id(first)
+    assert answers == answers_by_id(second)
     bodies = [answers[name]["response"]["body"] for name in "ab"]
     assert bodies[0]["choices"][0]["seed"] != bodies[1]["choices"][0]["seed"]
 
 
-def test_texts_follow_a_schema(tmp_path: Path, run: Run) -> None:
+def test_texts_follow_a_schema(tmp_path: Path, llm: LLM) -> None:
     pytest.importorskip("llguidance", reason="needs specqd[serve]")
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "boolean"}}}
     bad = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "banana"}}}
     asked = {"max_tokens": 20, "response_format": form, "logit_bias": NO_WHITE_SPACE}
     out = tmp_path / "out.jsonl"
-    lines = [line("a", **asked, n=2), line("b"), line("c", **asked | {"response_format": bad})]
-    run(write(tmp_path / "in.jsonl", lines), out)
-    answers = read(out)
+    lines = [
+        request("a", **asked, n=2),
+        request("b"),
+        request("c", **asked | {"response_format": bad}),
+    ]
+    answer_file(llm, write(tmp_path / "in.jsonl", lines), out)
+    answers = answers_by_id(out)
     choices = answers["a"]["response"]["body"]["choices"]
     assert all(isinstance(json.loads(choice["text"]), bool) for choice in choices)
     assert answers["b"]["response"]["status_code"] == 200
@@ -194,7 +145,7 @@ def test_texts_follow_a_schema(tmp_path: Path, run: Run) -> None:
 
 
 def test_batches_need_no_package_of_the_server(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = (
         "import sys; sys.modules |= dict.fromkeys(('fastapi', 'starlette', 'pydantic', "
@@ -203,18 +154,18 @@ def test_batches_need_no_package_of_the_server(
     subprocess.run([sys.executable, "-c", program], check=True)
     monkeypatch.setitem(sys.modules, "llguidance", None)
     monkeypatch.delitem(sys.modules, "specqd.openai.grammar", raising=False)
-    form = line("a", response_format={"type": "json_object"})
+    form = request("a", response_format={"type": "json_object"})
     with pytest.raises(RequestError, match=re.escape("pip install 'specqd[serve]'")):
-        run(write(tmp_path / "in.jsonl", [form]), tmp_path / "out.jsonl")
+        answer_file(llm, write(tmp_path / "in.jsonl", [form]), tmp_path / "out.jsonl")
 
 
-def test_a_request_that_the_model_refuses_gets_an_answer(tmp_path: Path, run: Run) -> None:
+def test_a_request_that_the_model_refuses_gets_an_answer(tmp_path: Path, llm: LLM) -> None:
     out = tmp_path / "out.jsonl"
-    lines = [line("long", prompt="a" * 300), line("id", prompt=[1, 999999]), line("good")]
-    lines.append(line("half", prompt=["a", "a" * 300]))
-    lines.append(line("more", max_tokens=256))
-    run(write(tmp_path / "in.jsonl", lines), out)
-    answers = read(out)
+    lines = [request("long", prompt="a" * 300), request("id", prompt=[1, 999999]), request("good")]
+    lines.append(request("half", prompt=["a", "a" * 300]))
+    lines.append(request("more", max_tokens=256))
+    answer_file(llm, write(tmp_path / "in.jsonl", lines), out)
+    answers = answers_by_id(out)
     statuses = {name: each["response"]["status_code"] for name, each in answers.items()}
     assert statuses == {"long": 400, "id": 400, "half": 400, "more": 400, "good": 200}
     for name in ("long", "half", "more"):
@@ -229,14 +180,14 @@ def test_a_tokenizer_that_panics_fails_its_requests_alone(tmp_path: Path, seed: 
     llm = LLM(add_panics(make_model(tmp_path / "small", Shape(), seed)))
     [x] = llm.encode("x")
     requests = [
-        line("encode", prompt=PANIC_TEXT),
-        line("decode", ignore_eos=True, logit_bias={str(x): 100}),
-        line("spell", prompt=[x], ignore_eos=True, echo=True, logprobs=0, max_tokens=1),
-        line("works", prompt="a", ignore_eos=True),
+        request("encode", prompt=PANIC_TEXT),
+        request("decode", ignore_eos=True, logit_bias={str(x): 100}),
+        request("spell", prompt=[x], ignore_eos=True, echo=True, logprobs=0, max_tokens=1),
+        request("works", prompt="a", ignore_eos=True),
     ]
     source = write(tmp_path / "in.jsonl", requests)
     assert answer_file(llm, source, tmp_path / "out.jsonl") == 3
-    answers = read(tmp_path / "out.jsonl")
+    answers = answers_by_id(tmp_path / "out.jsonl")
     statuses = {name: answer["response"]["status_code"] for name, answer in answers.items()}
     assert statuses == {"encode": 400, "decode": 400, "spell": 400, "works": 200}
     for name in ("encode", "decode", "spell"):
@@ -248,22 +199,22 @@ def test_half_a_character_is_an_answer_with_an_error(tmp_path: Path, llm: LLM) -
     half = "\ud83d"
     chat = {"messages": [{"role": half, "content": "x"}]}
     requests = [
-        line("salt", cache_salt=half),
-        line("role", "/v1/chat/completions", **chat),
-        line("prompt", prompt=half),
-        line(f"{half} in the id"),
+        request("salt", cache_salt=half),
+        request("role", "/v1/chat/completions", **chat),
+        request("prompt", prompt=half),
+        request(f"{half} in the id"),
     ]
     source, out = write(tmp_path / "in.jsonl", requests), tmp_path / "out.jsonl"
     assert answer_file(llm, source, out) == 3
-    statuses = {name: each["response"]["status_code"] for name, each in read(out).items()}
+    statuses = {name: each["response"]["status_code"] for name, each in answers_by_id(out).items()}
     assert statuses == {"salt": 400, "role": 400, "prompt": 400, f"{half} in the id": 200}
     assert answer_file(llm, source, out) == 0  # all are answered
 
 
 def test_chats_are_refused_where_there_is_no_template(tmp_path: Path, seed: int) -> None:
     bare = LLM(make_model(tmp_path / "bare", Shape(), seed))
-    chat = line("b", "/v1/chat/completions", messages=[{"role": "user", "content": "x"}])
-    batch = read_batch(write(tmp_path / "in.jsonl", [line("a"), chat]), "bare")
+    chat = request("b", "/v1/chat/completions", messages=[{"role": "user", "content": "x"}])
+    batch = read_batch(write(tmp_path / "in.jsonl", [request("a"), chat]), "bare")
     with (
         open_answers(tmp_path / "out.jsonl", batch) as answers,
         pytest.raises(RequestError, match="no chat template"),
@@ -278,33 +229,35 @@ def test_chats_are_refused_where_there_is_no_template(tmp_path: Path, seed: int)
         (b"\xff{}", "is not JSON"),
         (b"[" * 100000, "is not JSON"),
         (b"3", "is not an object"),
-        (json.dumps(line("a")).encode(), "custom_id: 'a' is that of line 1"),
-        (json.dumps(line("")).encode(), "custom_id"),
-        (json.dumps(line("b") | {"url": "/v1/embeddings"}).encode(), "url"),
-        (json.dumps(line("b") | {"method": "GET"}).encode(), "method"),
-        (json.dumps(line("b") | {"extra": 1}).encode(), "'extra'"),
-        (json.dumps(line("b", suffix="x")).encode(), "body.suffix"),
-        (json.dumps(line("b", temperature="hot")).encode(), "body.temperature"),
-        (json.dumps(line("b", stream=True)).encode(), "body.stream"),
-        (json.dumps(line("b") | {"body": 3}).encode(), "body: 3"),
+        (json.dumps(request("a")).encode(), "custom_id: 'a' is that of line 1"),
+        (json.dumps(request("")).encode(), "custom_id"),
+        (json.dumps(request("b") | {"url": "/v1/embeddings"}).encode(), "url"),
+        (json.dumps(request("b") | {"method": "GET"}).encode(), "method"),
+        (json.dumps(request("b") | {"extra": 1}).encode(), "'extra'"),
+        (json.dumps(request("b", suffix="x")).encode(), "body.suffix"),
+        (json.dumps(request("b", temperature="hot")).encode(), "body.temperature"),
+        (json.dumps(request("b", stream=True)).encode(), "body.stream"),
+        (json.dumps(request("b") | {"body": 3}).encode(), "body: 3"),
     ],
 )
 def test_a_bad_line_is_refused_before_any_work(tmp_path: Path, bad: bytes, problem: str) -> None:
     source = tmp_path / "in.jsonl"
-    source.write_bytes(json.dumps(line("a")).encode() + b"\n\n" + bad + b"\n")
+    source.write_bytes(json.dumps(request("a")).encode() + b"\n\n" + bad + b"\n")
     assert refused(RequestError, read_batch, source, "small").startswith(f"{source}:3: {problem}")
 
 
-def test_a_line_cut_off_anywhere_is_written_again(tmp_path: Path, run: Run) -> None:
-    source = write(tmp_path / "in.jsonl", [line("a", seed=1), line("b", seed=2, max_tokens=1)])
+def test_a_line_cut_off_anywhere_is_written_again(tmp_path: Path, llm: LLM) -> None:
+    source = write(
+        tmp_path / "in.jsonl", [request("a", seed=1), request("b", seed=2, max_tokens=1)]
+    )
     whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
-    run(source, whole)
+    answer_file(llm, source, whole)
     content = whole.read_bytes()
     first = content.index(b"\n") + 1
     for cut in [*range(40), *range(40, len(content), 97), first - 1, first, len(content) - 1]:
         out.write_bytes(content[:cut])
-        run(source, out)
-        assert read(out) == read(whole)
+        answer_file(llm, source, out)
+        assert answers_by_id(out) == answers_by_id(whole)
         assert out.read_bytes().startswith(content[: first * (cut >= first)])
 
 
@@ -314,7 +267,7 @@ def test_a_line_cut_off_anywhere_is_written_again(tmp_path: Path, run: Run) -> N
 def test_a_file_of_something_else_is_left_alone(tmp_path: Path, content: bytes) -> None:
     out = tmp_path / "out.jsonl"
     out.write_bytes(content)
-    batch = read_batch(write(tmp_path / "in.jsonl", [line("a")]), "small")
+    batch = read_batch(write(tmp_path / "in.jsonl", [request("a")]), "small")
     if b'{"id": "batch_req_'.startswith(content):
         with open_answers(out, batch) as answers:
             assert not answers.done
@@ -329,12 +282,12 @@ def test_a_file_without_requests_is_refused(tmp_path: Path) -> None:
         read_batch(write(tmp_path / "in.jsonl", []), "small")
 
 
-def test_answers_to_other_requests_or_of_other_models_are_refused(tmp_path: Path, run: Run) -> None:
-    source, out = write(tmp_path / "in.jsonl", [line("a")]), tmp_path / "out.jsonl"
-    run(source, out)
+def test_answers_to_other_requests_or_of_other_models_are_refused(tmp_path: Path, llm: LLM) -> None:
+    source, out = write(tmp_path / "in.jsonl", [request("a")]), tmp_path / "out.jsonl"
+    answer_file(llm, source, out)
     others = [read_batch(source, "another")]
-    others.append(read_batch(write(source, [line("a", max_tokens=5)]), "small"))
-    others.append(read_batch(write(source, [line("b")]), "small"))
+    others.append(read_batch(write(source, [request("a", max_tokens=5)]), "small"))
+    others.append(read_batch(write(source, [request("b")]), "small"))
     for batch in others:
         with (
             pytest.raises(RequestError, match="answers another request or model"),
@@ -344,106 +297,10 @@ def test_answers_to_other_requests_or_of_other_models_are_refused(tmp_path: Path
 
 
 def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
-    batch = read_batch(write(tmp_path / "in.jsonl", [line("a")]), "small")
+    batch = read_batch(write(tmp_path / "in.jsonl", [request("a")]), "small")
     with (
         open_answers(tmp_path / "out.jsonl", batch),
         pytest.raises(RequestError, match="another process"),
         open_answers(tmp_path / "out.jsonl", batch),
     ):
         pass
-
-
-@pytest.mark.slow
-def test_twenty_kills_leave_an_undisturbed_file(
-    tmp_path: Path, model: Path, run: Run, seed: int
-) -> None:
-    rng = random.Random(seed)
-    source = write(tmp_path / "in.jsonl", many(rng, 300))
-    whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
-    run(source, whole)
-    command = [*PROGRAM, "batch", str(source), str(model), "-o", str(out), "--threads", "1"]
-    sizes = []
-    while len(sizes) < 20:
-        before = out.stat().st_size if out.exists() else 0
-        most = (whole.stat().st_size - before) // (21 - len(sizes))
-        goal = before + rng.randrange(max(most, 1))  # bytes at which to kill: some work remains
-        with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
-            while (out.stat().st_size if out.exists() else -1) < goal or rng.random() < 0.5:
-                assert process.poll() is None, process.stderr and process.stderr.read()
-                time.sleep(0.0005)
-            process.send_signal(signal.SIGKILL)
-        assert process.returncode == -signal.SIGKILL
-        sizes.append(out.stat().st_size)
-    ended = subprocess.run(command, capture_output=True, check=True)
-    assert b"answered before" in ended.stderr
-    assert read(out) == read(whole)
-    again = subprocess.run(command, capture_output=True, check=True)
-    assert b"answered already" in again.stderr
-    assert len(set(sizes)) > 5  # kills at different places
-
-
-def test_the_command_answers_and_prints_a_summary(
-    tmp_path: Path, model: Path, run: Run, seed: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = write(tmp_path / "in.jsonl", [line("a", seed=seed), line("b", prompt="a" * 300)])
-    os.utime(source, (1, 1))
-    out, expected = tmp_path / "out.jsonl", tmp_path / "expected.jsonl"
-    status = main(["batch", str(source), str(model), "-o", str(out), "--draft", "none"])
-    printed = capsys.readouterr()
-    assert (status, printed.out) == (0, "")
-    assert printed.err.startswith("specqd: 2 answers, 4 tokens")
-    assert "1 refused with status 400" in printed.err
-    run(source, expected)
-    assert read(out) == read(expected)
-
-
-def test_a_refusal_of_the_file_is_status_1_and_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = write(tmp_path / "in.jsonl", [line("a"), line("a")])
-    status = main(["batch", str(source), "-o", str(tmp_path / "out.jsonl")])
-    assert status == 1
-    assert capsys.readouterr().err.count("\n") == 1
-    assert not (tmp_path / "out.jsonl").exists()
-
-
-def test_progress_shows_on_a_terminal(tmp_path: Path, model: Path, seed: int) -> None:
-    source = write(tmp_path / "in.jsonl", [line(str(i), max_tokens=250) for i in range(300)])
-    leader, terminal = pty.openpty()
-    command = [*PROGRAM, "batch", str(source), str(model), "-o", str(tmp_path / "out.jsonl")]
-    shown = b""
-    with subprocess.Popen(command, stderr=terminal) as process:
-        os.close(terminal)
-        while b"Answering" not in shown:
-            shown += os.read(leader, 4096)
-        process.kill()
-    os.close(leader)
-
-
-def test_ctrl_c_tells_how_to_continue(
-    model: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    source, out = write(tmp_path / "in.jsonl", [line("a"), line("b"), line("c")]), tmp_path / "out"
-
-    def interrupted(llm: LLM, batch: Batch, answers: Answers, progress: object) -> int:
-        answers.append({"b": {"custom_id": "b"}})
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("specqd.openai.batch.answer_batch", interrupted)
-        assert main(["batch", str(source), str(model), "-o", str(out)]) == 130
-    told = capsys.readouterr().err
-    assert told.strip() == "specqd: 1 of 3 requests are answered; the same command continues"
-
-
-def test_a_dash_is_no_file_for_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    source = write(tmp_path / "in.jsonl", [line("a")])
-    assert main(["batch", str(source), "-o", "-"]) == 2
-    assert "name a file" in capsys.readouterr().err
-    assert not (tmp_path / "-").exists()

@@ -1,13 +1,24 @@
 """Batch files answered in this process."""
 
 import json
+import random
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from specqd import LLM
 from specqd.openai.batch import answer_batch, open_answers, read_batch
+from support.random_models import Shape, make_model
 from support.writers import write_lines
+
+TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+
+
+def chat_model(directory: Path, seed: int) -> Path:
+    """A random model with a chat template, and room for 256 positions."""
+    make_model(directory, Shape(is_peaked=True, context=256), seed)
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    return directory
 
 
 def line(custom_id: str, url: str, body: object) -> dict[str, Any]:
@@ -26,3 +37,34 @@ def answered(llm: LLM, folder: Path, lines: Iterable[object]) -> list[Any]:
     out = folder / "out.jsonl"
     answer_file(llm, write_lines(folder / "in.jsonl", lines), out)
     return [json.loads(answer) for answer in out.read_text().splitlines()]
+
+
+def request(custom_id: str, /, url: str = "/v1/completions", **body: Any) -> dict[str, Any]:
+    """A line with these fields; by default a short completion."""
+    short = {"prompt": "ab", "max_tokens": 4} if url == "/v1/completions" else {}
+    return line(custom_id, url, short | body)
+
+
+def answers_by_id(path: Path) -> dict[str, dict[str, Any]]:
+    """Answers by custom_id; each occurs once and is complete."""
+    answers = [json.loads(each) for each in path.read_bytes().splitlines(keepends=True)]
+    assert path.read_bytes().endswith(b"\n")
+    by_id = {each["custom_id"]: each for each in answers}
+    assert len(by_id) == len(answers)
+    return by_id
+
+
+def random_requests(rng: random.Random, count: int) -> list[dict[str, Any]]:
+    """Seeded random requests: completions and chats, sampled and greedy."""
+    lines = []
+    for i in range(count):
+        sampling = {"seed": rng.randrange(1 << 40), "temperature": rng.choice([0, 0.9])}
+        text = "".join(rng.choices("abcdef ", k=rng.randrange(1, 40)))
+        if rng.random() < 0.3:
+            messages = [{"role": "user", "content": text}]
+            body = {"messages": messages, "max_tokens": rng.randrange(1, 40), **sampling}
+            lines.append(request(f"chat {i}", "/v1/chat/completions", **body))
+        else:
+            size = {"prompt": text, "max_tokens": rng.randrange(1, 40), "n": rng.choice([1, 1, 3])}
+            lines.append(request(f"text {i}", **size, **sampling))
+    return lines
