@@ -14,7 +14,6 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-from specqd import _native
 from specqd._native import Context, Rows
 from specqd.model.bandwidth import bandwidth_at
 from specqd.model.model import Machine, Model
@@ -65,7 +64,7 @@ def main() -> None:
     machine = Machine.choose(options.threads, options.isa)
     begun = perf_counter()
     model = Model.open(options.model, machine=machine)
-    print(f"{_native.cpu_model()}, {machine.pool.threads} threads, {machine.isa}")
+    print(machine)
     print(f"loaded and packed in {perf_counter() - begun:.1f} s")
     results = measure(model, options.rounds, options.tokens)
     labels = {

@@ -25,7 +25,6 @@ VOCABULARY_FROM = 300  # below lie special tokens
 
 def host(options: argparse.Namespace, pipe: Connection) -> None:
     """Serves each number of rows on its own port, and sends the ports and the vocabulary."""
-    from specqd import _native
     from specqd.engine.engine import Engine
     from specqd.llm import LLM
     from specqd.server.app import Service, Serving
@@ -43,9 +42,7 @@ def host(options: argparse.Namespace, pipe: Connection) -> None:
         service = Service(Serving(engine, llm.directory.name, llm.defaults, Access()))
         Thread(target=run, args=(service, sock, 0, print), daemon=True).start()
         ports.append(sock.getsockname()[1])
-    machine = llm.model.machine
-    told = f"{_native.cpu_model()}, {machine.pool.threads} threads, {machine.isa}"
-    pipe.send((ports, llm.model.config.vocab_size, told))
+    pipe.send((ports, llm.model.config.vocab_size, str(llm.model.machine)))
     pipe.recv()
 
 

@@ -22,7 +22,7 @@ from time import perf_counter
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
-from projection import Costs, best, both_costs, cost_options, extended, interpolated
+from projection import Costs, best, cost_options, costs_of, interpolated
 
 from specqd import _native
 from specqd._native import Rows
@@ -147,17 +147,11 @@ def main() -> None:
     if options.repeats == 0:
         return
     machine = Machine.choose(options.threads, options.isa)
-    layers, exact, draft, bf16_bytes = both_costs(options.model, machine, options.repeats)
+    exact, draft, bf16_bytes = costs_of(options, machine)
     model = Model.open(options.model, machine=machine, cache_positions=1024)
     first, guess = head_costs(model, options.head, options.repeats)
-    if options.shallow:
-        fewer, *costs, fewer_bytes = both_costs(options.shallow, machine, options.repeats)
-        wanted = options.layers or layers
-        exact = extended(costs[0], exact, (fewer, layers), wanted)
-        draft = extended(costs[1], draft, (fewer, layers), wanted)
-        bf16_bytes += (wanted - layers) * (bf16_bytes - fewer_bytes) // (layers - fewer)
     bandwidth = bandwidth_at(machine, 10**9) * 1e9
-    print(f"{_native.cpu_model()}, {machine.pool.threads} threads, {machine.isa}")
+    print(machine)
     print("\n".join(table(exact, draft, first, guess)))
     limit = bf16_bytes / bandwidth
     print(f"{bandwidth / 1e9:.1f} GB/s; plain is {limit / exact[1]:.2f} of the BF16 limit")

@@ -19,16 +19,18 @@ import json
 import math
 import resource
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
-from make_random_llama import SIGMA
+from make_random_llama import SIGMA, write_model
 
 from specqd import LLM, SamplingParams, _native
 from specqd._native import Context, Rows
@@ -37,15 +39,7 @@ from specqd.engine.generation import GenerationRequest
 from specqd.engine.reports import Stats
 from specqd.model.model import Model, Precision
 from support.family_shapes import FAMILY_SHAPES
-from support.random_models import (
-    LARGEST_VOCABULARY,
-    Shape,
-    bf16_bits,
-    make_config,
-    safetensors_header,
-    tensor_sizes,
-    write_tokenizer,
-)
+from support.random_models import Shape, bf16_bits
 from support.random_recurrent import draw_recurrent
 
 _HEADS = {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4}
@@ -72,27 +66,24 @@ SEQUENCES = 4
 
 def make(out: Path, shape: Shape) -> None:
     """Writes the model. Its weights are drawn from a pool, so that 8 GB take half a minute."""
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "config.json").write_text(json.dumps(make_config(shape), indent=1) + "\n")
-    write_tokenizer(out, LARGEST_VOCABULARY)
-    sizes = dict(tensor_sizes(shape))
     rng = np.random.default_rng(0)
     pool = bf16_bits(rng.standard_normal(POOL, np.float32) * np.float32(SIGMA))
-    with (out / "model.safetensors").open("wb") as file:
-        file.write(safetensors_header(sizes))
-        for name, size in sizes.items():
-            drawn = draw_recurrent(rng, name, size)
-            if drawn is None and len(size) == 1:
-                drawn = np.zeros(size, np.float32)
-            if drawn is not None:
-                file.write(bf16_bits(drawn).tobytes())
-                continue
-            left = math.prod(size)
-            while left > 0:
-                first = int(rng.integers(POOL // 2))
-                part = pool[first : first + min(left, POOL // 2)]
-                file.write(part.tobytes())
-                left -= len(part)
+
+    def parts(name: str, size: tuple[int, ...]) -> Iterator[NDArray[np.uint16]]:
+        drawn = draw_recurrent(rng, name, size)
+        if drawn is None and len(size) == 1:
+            drawn = np.zeros(size, np.float32)
+        if drawn is not None:
+            yield bf16_bits(drawn)
+            return
+        left = math.prod(size)
+        while left > 0:
+            first = int(rng.integers(POOL // 2))
+            part = pool[first : first + min(left, POOL // 2)]
+            yield part
+            left -= len(part)
+
+    write_model(out, shape, parts)
 
 
 def forwards(model: Model) -> list[dict[str, Any]]:
@@ -192,8 +183,7 @@ def main() -> None:
         make(Path(options.words[1]), SHAPES[options.size])
         return
     llm = LLM(options.words[0], f"fp4:k={DRAFTED}", cache_positions=1 << 14)
-    machine = llm.model.machine
-    print(f"{_native.cpu_model()}, {machine.pool.threads} threads, {machine.isa}", file=sys.stderr)
+    print(llm.model.machine, file=sys.stderr)
     for name in options.only:
         print(json.dumps({name: parts[name](llm)}), flush=True)
 

@@ -14,7 +14,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +31,9 @@ from support.random_models import (
     tensor_sizes,
     write_tokenizer,
 )
+
+# A tensor's name and size -> its BF16 bits, a few rows at a time.
+Parts = Callable[[str, tuple[int, ...]], Iterator[NDArray[np.uint16]]]
 
 SIGMA = 0.02
 CHUNK = 1 << 22  # weights drawn at a time
@@ -71,23 +74,28 @@ def main() -> None:
         context=options.context,
         is_tied=options.tied,
     )
-    write_model(options.out, shape, options.peaked, options.seed)
+    rng = np.random.Generator(np.random.SFC64(options.seed))
+    peaks = Peaks(shape, options.seed) if options.peaked else None
+
+    def parts(name: str, size: tuple[int, ...]) -> Iterator[NDArray[np.uint16]]:
+        for first_row, weights in draw(rng, name, size):
+            if peaks is not None:
+                peaks.form(name, first_row, weights)
+            yield bf16_bits(weights)
+
+    write_model(options.out, shape, parts)
 
 
-def write_model(directory: Path, shape: Shape, is_peaked: bool, seed: int) -> None:
+def write_model(directory: Path, shape: Shape, parts: Parts) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(make_config(shape), indent=1) + "\n")
     write_tokenizer(directory, min(shape.vocab, LARGEST_VOCABULARY))  # further ids are padding
     sizes = dict(tensor_sizes(shape))
-    rng = np.random.Generator(np.random.SFC64(seed))
-    peaks = Peaks(shape, seed) if is_peaked else None
     with (directory / "model.safetensors").open("wb") as file:
         file.write(safetensors_header(sizes))
         for name, size in sizes.items():
-            for first_row, weights in draw(rng, name, size):
-                if peaks is not None:
-                    peaks.form(name, first_row, weights)
-                file.write(bf16_bits(weights).tobytes())
+            for bits in parts(name, size):
+                file.write(bits.tobytes())
     parameters = sum(int(np.prod(size)) for size in sizes.values())
     print(f"{directory}: {parameters / 1e9:.3f} G parameters")
 

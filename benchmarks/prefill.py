@@ -16,7 +16,6 @@ from time import perf_counter
 
 import numpy as np
 
-from specqd import _native
 from specqd._native import Context, Rows, testing
 from specqd.model.model import Machine, Model
 
@@ -53,7 +52,7 @@ def main() -> None:
     options = parser.parse_args()
     machine = Machine.choose(options.threads, options.isa)
     model = Model.open(options.model, machine=machine)
-    print(f"{_native.cpu_model()}, {machine.pool.threads} threads, {machine.isa}")
+    print(machine)
     rng = np.random.default_rng(1)
     results = []
     for count in options.tokens:

@@ -17,7 +17,6 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-from specqd import _native
 from specqd._native import Context, Rows
 from specqd.model.bandwidth import bandwidth_at
 from specqd.model.model import Machine, Model
@@ -72,6 +71,18 @@ def best(alpha: float, draft: float, verify: Costs) -> tuple[float, int]:
     return min(options)
 
 
+def costs_of(options: argparse.Namespace, machine: Machine) -> tuple[Costs, Costs, int]:
+    """The same of the options' model, extended to --layers where there is a --shallow one."""
+    layers, exact, draft, bf16_bytes = both_costs(options.model, machine, options.repeats)
+    if options.shallow:
+        fewer, *costs, fewer_bytes = both_costs(options.shallow, machine, options.repeats)
+        wanted = options.layers or layers
+        exact = extended(costs[0], exact, (fewer, layers), wanted)
+        draft = extended(costs[1], draft, (fewer, layers), wanted)
+        bf16_bytes += (wanted - layers) * (bf16_bytes - fewer_bytes) // (layers - fewer)
+    return exact, draft, bf16_bytes
+
+
 def table(exact: Costs, draft: Costs, small: float | None, below: list[float]) -> list[str]:
     results = [best(alpha, draft[1], exact) for alpha in ALPHAS]
     lines = [
@@ -113,15 +124,9 @@ def main() -> None:
     small = None
     if options.small:
         small = both_costs(options.small, machine, options.repeats)[2][1]
-    layers, exact, draft, bf16_bytes = both_costs(options.model, machine, options.repeats)
-    if options.shallow:
-        fewer, *costs, fewer_bytes = both_costs(options.shallow, machine, options.repeats)
-        wanted = options.layers or layers
-        exact = extended(costs[0], exact, (fewer, layers), wanted)
-        draft = extended(costs[1], draft, (fewer, layers), wanted)
-        bf16_bytes += (wanted - layers) * (bf16_bytes - fewer_bytes) // (layers - fewer)
+    exact, draft, bf16_bytes = costs_of(options, machine)
     limit = bf16_bytes / (bandwidth_at(machine, 10**9) * 1e9)
-    print(f"{_native.cpu_model()}, {machine.pool.threads} threads, {machine.isa}")
+    print(machine)
     print("\n".join(table(exact, draft, small, options.below or [0.6, 0.8])))
     print(f"plain is {limit / exact[1]:.2f} of the BF16 limit, {limit * 1e3:.1f} ms")
     print("paper, over BF16: " + ", ".join(f"{name} {x}" for name, x in PAPER.items()))

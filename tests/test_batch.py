@@ -13,11 +13,11 @@ from specqd import LLM, SamplingParams
 from specqd.errors import RequestError
 from specqd.openai.batch import answer_batch, open_answers, read_batch
 from support.batches import answer_file, answers_by_id, chat_model, random_requests, request
-from support.batches import write_lines as write
 from support.faults import PANIC_TEXT, add_panics
 from support.openai_client import NO_WHITE_SPACE
 from support.random_models import Shape, make_model
 from support.refusals import refused
+from support.writers import write_lines as write
 
 
 @pytest.fixture(scope="module")

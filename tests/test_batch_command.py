@@ -14,8 +14,8 @@ from specqd import LLM
 from specqd.cli import main
 from specqd.openai.batch import Answers, Batch
 from support.batches import answer_file, answers_by_id, chat_model, random_requests, request
-from support.batches import write_lines as write
 from support.command_line import PROGRAM
+from support.writers import write_lines as write
 
 
 @pytest.fixture(scope="module")

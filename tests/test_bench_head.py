@@ -13,10 +13,10 @@ from specqd._native import DraftRequest, Proposal
 from specqd.bench.heads import head_acceptance, head_level, level_of, readings
 from specqd.cli import main
 from specqd.errors import RequestError
-from support.head_training import write_lines
 from support.random_heads import HeadShape, make_head
 from support.random_models import Shape, make_model
 from support.random_mtp import make_mtp_model
+from support.writers import write_lines
 
 SHAPE = Shape(layers=4, context=128, is_peaked=True)
 NEW, GUESSES = 20, 3

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from specqd.model.packed import WEIGHTS
-from support.batches import line, write_lines
+from support.batches import line
 from support.command_line import PROGRAM, Refuse
 from support.random_models import PACKED_SHAPE, make_model
+from support.writers import write_lines
 
 
 @pytest.fixture(scope="module")

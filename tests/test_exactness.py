@@ -17,31 +17,30 @@ from numpy.typing import NDArray
 from specqd._native import Level, NoDraft, available_isas
 from specqd.engine.chains import Drafts
 from specqd.model.model import Model
-from support import drafting, exactness
+from support import drafting, exactness, subjects
 from support.broken_models import KeepsDraftedCache
 from support.covering import Pair, covering_array
 from support.exactness import (
     Cell,
     Decoding,
     Drafted,
-    Request,
-    Subject,
     Trace,
     open_model,
 )
 from support.family_shapes import FAMILY_SHAPES
 from support.slow import values
+from support.subjects import Request, Subject
 from support.trained_models import SHARED_MODELS
 
 LEAST_TOKENS = 50_000
-TRAINED = {subject.name: subject for subject in exactness.trained_subjects(SHARED_MODELS)}
+TRAINED = {subject.name: subject for subject in subjects.trained_subjects(SHARED_MODELS)}
 FACTORS = {
     "isa": exactness.isas(),
     "draft": drafting.DRAFTS,
-    "model": (*exactness.RANDOM_SHAPES, *TRAINED),
+    "model": (*subjects.RANDOM_SHAPES, *TRAINED),
     "company": ("alone", "batch"),
     "threads": (1, 2),
-    "sampling": tuple(exactness.SAMPLINGS),
+    "sampling": tuple(subjects.SAMPLINGS),
     "feeding": exactness.FEEDINGS,
     "stop": drafting.STOPS,
 }
@@ -107,13 +106,13 @@ class Bench:
 
     def subject(self, name: str) -> Subject:
         if name not in self._subjects:
-            subject = TRAINED.get(name) or exactness.random_subject(
+            subject = TRAINED.get(name) or subjects.random_subject(
                 name, self.directory / name, self.seed
             )
             small = self.directory / f"{name}-small"
-            subject = exactness.with_small(subject, small)
+            subject = subjects.with_small(subject, small)
             head = self.directory / f"{name}-head"
-            self._subjects[name] = exactness.with_head(subject, head, self.seed)
+            self._subjects[name] = subjects.with_head(subject, head, self.seed)
         return self._subjects[name]
 
     def model(self, name: str, isa: str, threads: int) -> Model:
@@ -200,7 +199,7 @@ def test_bits_are_those_of_plain_decoding(bench: Bench, cell: Cell) -> None:
         setattr(bench.drafted, count.name, before + getattr(drafted, count.name))
 
 
-@pytest.mark.parametrize("name", exactness.RANDOM_SHAPES)
+@pytest.mark.parametrize("name", subjects.RANDOM_SHAPES)
 def test_bits_do_not_depend_on_max_rows(bench: Bench, name: str) -> None:
     cell = Cell(available_isas()[0], "fp4:k=4", name, "batch", 2, "noisy", "whole", "own")
     model = open_model(bench.subject(name), cell.isa, cell.threads, max_rows=29)
@@ -216,10 +215,10 @@ BOTH = list(product(exactness.isas(), (1, 2)))
 @pytest.mark.parametrize(
     ("name", "machines"),
     [
-        *((name, BY_TURNS) for name in exactness.RANDOM_SHAPES),
+        *((name, BY_TURNS) for name in subjects.RANDOM_SHAPES),
         *(
             pytest.param(name, BOTH, marks=pytest.mark.slow)
-            for name in exactness.RANDOM_SHAPES | FAMILY_SHAPES
+            for name in subjects.RANDOM_SHAPES | FAMILY_SHAPES
         ),
     ],
 )
@@ -227,7 +226,7 @@ def test_both_precisions_give_the_same_logits_on_every_instruction_set(
     bench: Bench, name: str, machines: list[tuple[str, int]], rng: np.random.Generator
 ) -> None:
     """Equal fp4 logits make acceptance and its statistics the same everywhere."""
-    vocab = (exactness.RANDOM_SHAPES | FAMILY_SHAPES)[name].vocab
+    vocab = (subjects.RANDOM_SHAPES | FAMILY_SHAPES)[name].vocab
     tokens = rng.integers(0, vocab, 600).tolist()
     found: dict[str, set[bytes]] = {"exact": set(), "fp4": set()}
     for isa, threads in machines:
@@ -269,7 +268,7 @@ def broken_cell(name: str, draft: str) -> Cell:
     return Cell(exactness.isas()[-1], draft, name, "alone", 1, "greedy", "whole", "own")
 
 
-@pytest.mark.parametrize("name", exactness.RANDOM_SHAPES)
+@pytest.mark.parametrize("name", subjects.RANDOM_SHAPES)
 def test_a_cache_that_keeps_drafted_rows_is_detected(bench: Bench, name: str) -> None:
     cell = broken_cell(name, "fp4:k=4")
     model = KeepsDraftedCache(open_model(bench.subject(name), cell.isa, cell.threads))

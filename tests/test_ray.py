@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from specqd.errors import RequestError
-from support.batches import answer_file, line, write_lines
+from support.batches import answer_file, line
 from support.command_line import Refuse
 from support.refusals import refused
+from support.writers import write_lines
 
 PACKAGE = Path(importlib.util.find_spec("specqd").origin).parent  # type: ignore[union-attr]
 PAGE = 256  # characters

@@ -15,10 +15,11 @@ from specqd._native import Context, DraftRequest, Level, NoDraft, Proposal, Rows
 from specqd.errors import CacheFullError
 from specqd.model import model as model_module
 from specqd.model.model import Machine, Model
-from support.exactness import Decoding, Request, Trace, difference
+from support.exactness import Decoding, Trace, difference
 from support.fake_model import FakeDrafter
 from support.family_shapes import FAMILY_SHAPES
 from support.random_models import Shape, make_model
+from support.subjects import Request
 
 SHAPES = {name: FAMILY_SHAPES[name] for name in ("qwen3_5_text", "lfm2")}
 VOCABULARY = min(shape.vocab for shape in SHAPES.values())

@@ -15,8 +15,9 @@ from specqd.train.teacher import Teacher
 from specqd.train.texts import Text, Writer, keep_texts, read_kept, read_prompts, read_texts
 from specqd.train.training import split
 from specqd.train.vocabulary import frequent_ids, known_by_target, offsets_of
-from support.head_training import settings_for, write_lines
+from support.head_training import settings_for
 from support.random_models import Shape, make_model
+from support.writers import write_lines
 
 SHAPE = Shape(layers=4, context=128, is_peaked=True)
 

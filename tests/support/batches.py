@@ -9,6 +9,7 @@ from typing import Any
 from specqd import LLM
 from specqd.openai.batch import answer_batch, open_answers, read_batch
 from support.random_models import Shape, make_model
+from support.writers import write_lines
 
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
 
@@ -22,11 +23,6 @@ def chat_model(directory: Path, seed: int) -> Path:
 
 def line(custom_id: str, url: str, body: object) -> dict[str, Any]:
     return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
-
-
-def write_lines(path: Path, lines: Iterable[object]) -> Path:
-    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
-    return path
 
 
 def answer_file(llm: LLM, source: Path, out: Path) -> int:

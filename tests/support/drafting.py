@@ -9,7 +9,7 @@ from specqd.engine.chains import Drafts, parse_chain
 from specqd.engine.roles import Drafter
 from specqd.model.model import Model, Precision
 from specqd.text.tokenizer import Tokenizer
-from support.exactness import CORPUS, Subject
+from support.subjects import CORPUS, Subject
 
 # A chain's words, the outermost first; SMALL, HEAD and CORPUS stand for directories and a file.
 CHAINS = (

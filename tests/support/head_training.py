@@ -1,7 +1,5 @@
-"""Small settings for training a head, and prompts in files. Knows nothing of torch."""
+"""Small settings for training a head. Knows nothing of torch."""
 
-import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +11,3 @@ def settings_for(model: Path, **changed: Any) -> TrainSettings:
     """Settings that train in a second."""
     usual = {"tokens": 600, "epochs": 1, "length": 24, "batch": 2, "rate": 1e-3, "seed": 0}
     return make_settings(read_config(model), **(usual | changed))
-
-
-def write_lines(path: Path, entries: Sequence[object]) -> Path:
-    path.write_text("".join(json.dumps(each) + "\n" for each in entries))
-    return path

@@ -1,7 +1,7 @@
-"""Writes safetensors files, well-formed or hostile. Knows nothing of the reader."""
+"""Writes safetensors files, well-formed or hostile, and lines of JSON. Knows no readers."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +81,9 @@ def write_shards(
     placement |= index_overrides
     index = {"metadata": {"total_size": 0}, "weight_map": placement}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def write_lines(path: Path, entries: Iterable[object]) -> Path:
+    """A file with one JSON value a line."""
+    path.write_text("".join(json.dumps(each) + "\n" for each in entries))
+    return path

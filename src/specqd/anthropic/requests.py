@@ -178,9 +178,9 @@ def _converted(name: str, message: object) -> list[Json]:
         if kind == "tool_result":
             messages.append(_result(block))
         elif messages and messages[-1]["role"] == role:
-            messages[-1]["content"] += f"\n{_written(block, 'text')}"
+            messages[-1]["content"] += f"\n{block.needed_text('text')}"
         else:
-            messages.append({"role": role, "content": _written(block, "text")})
+            messages.append({"role": role, "content": block.needed_text("text")})
     return messages or [{"role": role, "content": ""}]
 
 
@@ -193,8 +193,8 @@ def _block(name: str, block: object, kinds: Sequence[str]) -> tuple[str, Fields]
 
 def _turn(blocks: Sequence[tuple[str, Fields]]) -> Json:
     """The assistant's message."""
-    texts = [_written(block, "text") for kind, block in blocks if kind == "text"]
-    thoughts = [_written(block, "thinking") for kind, block in blocks if kind == "thinking"]
+    texts = [block.needed_text("text") for kind, block in blocks if kind == "text"]
+    thoughts = [block.needed_text("thinking") for kind, block in blocks if kind == "thinking"]
     calls = [_call(block) for kind, block in blocks if kind == "tool_use"]
     turn: Json = {"role": "assistant", "content": "\n".join(texts)}
     if thoughts:
@@ -203,14 +203,14 @@ def _turn(blocks: Sequence[tuple[str, Fields]]) -> Json:
 
 
 def _call(block: Fields) -> Json:
-    function = {"name": _written(block, "name"), "arguments": block.object("input") or {}}
-    return {"id": _written(block, "id"), "type": "function", "function": function}
+    function = {"name": block.needed_text("name"), "arguments": block.object("input") or {}}
+    return {"id": block.needed_text("id"), "type": "function", "function": function}
 
 
 def _result(block: Fields) -> Json:
     content = block.get("content")
     text = "" if content is None else _text(f"{block.within}content", content)
-    return {"role": "tool", "tool_call_id": _written(block, "tool_use_id"), "content": text}
+    return {"role": "tool", "tool_call_id": block.needed_text("tool_use_id"), "content": text}
 
 
 def _text(name: str, content: object) -> str:
@@ -220,11 +220,4 @@ def _text(name: str, content: object) -> str:
     if not isinstance(content, list):
         raise FieldError(name, f"{shown(content)} is not a text or a list of blocks")
     blocks = (_block(f"{name}[{i}]", each, ("text",)) for i, each in enumerate(content))
-    return "\n".join(_written(block, "text") for _, block in blocks)
-
-
-def _written(block: Fields, name: str) -> str:
-    text = block.text(name)
-    if text is None:
-        raise block.wrong(name, "a text")
-    return text
+    return "\n".join(block.needed_text("text") for _, block in blocks)

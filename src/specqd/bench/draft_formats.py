@@ -51,7 +51,6 @@ def agreement_by_format(
     """
     if plain.model.config.is_mxfp4:
         return [], []
-    stop_ids = frozenset(plain.defaults.eos_token_ids or plain.model.config.eos_token_ids)
     own = plain.model.weights.draft
     others = [] if plain.model.weights.is_mapped else [each for each in DraftFormat if each != own]
     found, left_out = list[FormatAgreement](), list[LeftOut]()
@@ -62,7 +61,7 @@ def agreement_by_format(
             left_out.append(LeftOut(draft.value, str(error)))
             continue
         for params in temperatures:
-            measured = agreement(model, prompts, params, stop_ids=stop_ids)
+            measured = agreement(model, prompts, params, stop_ids=plain.engine.eos_token_ids)
             found.append(_described(model, measured))
         del model  # before the next one is loaded
         if progress is not None:

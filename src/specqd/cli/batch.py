@@ -11,7 +11,14 @@ import click
 
 from specqd.cli.command import Command
 from specqd.cli.opening import open_llm
-from specqd.cli.options import IN_FILE, OUT_FILE, draft_option, machine_options, model_argument
+from specqd.cli.options import (
+    IN_FILE,
+    OUT_FILE,
+    MachineChoice,
+    draft_option,
+    machine_options,
+    model_argument,
+)
 from specqd.cli.terminal import ProgressBar, one_line, say
 from specqd.errors import RequestError
 
@@ -48,9 +55,7 @@ def batch(
     model: str | None,
     out: Path,
     draft: tuple[str, ...],
-    threads: int | None,
-    isa: str | None,
-    numa: str,
+    machine: MachineChoice,
     ray: str | None,
     workers: int | None,
 ) -> None:
@@ -75,7 +80,7 @@ def batch(
         raise RequestError("--ray needs ray; pip install 'specqd[ray]'")
     if workers is not None and ray is None:
         raise click.UsageError("--workers counts copies in a Ray cluster; name it by --ray ADDRESS")
-    if ray is not None and numa != "auto":
+    if ray is not None and machine.numa != "auto":
         raise click.UsageError("--numa has no effect on workers of --ray; leave it out")
 
     asked = read_batch(requests, _name(model or str(shipped_model())))
@@ -86,13 +91,15 @@ def batch(
             print(one_line(done), file=sys.stderr)
             return
         if ray is None:
-            refused, told = _answer(asked, answers, model, draft, threads, isa, numa)
+            refused, told = _answer(asked, answers, model, draft, machine)
         else:
             from specqd.ray.options import absolute
             from specqd.ray.worker import Workers
 
             words = tuple(absolute(word) or word for word in draft)
-            made = Workers(absolute(model), asked.model, words, threads, isa, workers)
+            made = Workers(
+                absolute(model), asked.model, words, machine.threads, machine.isa, workers
+            )
             refused, told = _answer_by_ray(ray, made, asked, answers), []
         new = len(answers.done) - before
     parts = [f"{new} {'answer' if new == 1 else 'answers'}", *told]
@@ -123,15 +130,13 @@ def _answer(
     answers: "Answers",
     model: str | None,
     draft: tuple[str, ...],
-    threads: int | None,
-    isa: str | None,
-    numa: str,
+    machine: MachineChoice,
 ) -> tuple[int, list[str]]:
     """Answers in this process; returns the number of refused requests, and the speed."""
     from specqd.engine.reports import Stats
     from specqd.openai.batch import answer_batch
 
-    llm = open_llm(model, draft, threads, isa, numa)
+    llm = open_llm(model, draft, machine)
     with ProgressBar("Answering") as bar:
         refused = answer_batch(llm, asked, answers, bar)
     stats = Stats.of(llm.engine)

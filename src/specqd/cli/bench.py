@@ -1,7 +1,6 @@
 """`specqd bench`: measures bandwidth, kernels and chains of levels on this machine."""
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,13 +13,16 @@ from specqd.cli.bench_head import bench_head
 from specqd.cli.command import Group
 from specqd.cli.opening import open_llm
 from specqd.cli.options import (
-    IN_FILE,
     OUT_FILE,
+    MachineChoice,
+    json_option,
+    limits,
     machine_options,
     model_argument,
+    prompts_option,
     temperatures_option,
 )
-from specqd.cli.terminal import ProgressBar, aligned, one_line
+from specqd.cli.terminal import ProgressBar, aligned, one_line, write_results
 
 if TYPE_CHECKING:
     from specqd.bench.draft_formats import FormatAgreement
@@ -29,10 +31,6 @@ if TYPE_CHECKING:
     from specqd.bench.stages import ForwardTimes
     from specqd.model.model import Machine
     from specqd.sampling import SamplingParams
-
-_json_option = click.option(
-    "--json", "json_file", type=OUT_FILE, help="Also write the results to this file."
-)
 
 
 @click.group(cls=Group)
@@ -45,29 +43,27 @@ bench.add_command(bench_head)
 
 @bench.command()
 @machine_options
-@_json_option
-def bandwidth(threads: int | None, isa: str | None, numa: str, json_file: Path | None) -> None:
+@json_option
+def bandwidth(machine: MachineChoice, json_file: Path | None) -> None:
     """Measure memory bandwidth by working-set size: the upper limit of decoding speed.
 
     \b
     Example:
       specqd bench bandwidth --threads 4 --json bandwidth.json
     """
-    from specqd import _native
     from specqd.model.bandwidth import MEGABYTE, SIZES, measure
-    from specqd.model.model import Machine
 
-    machine = Machine.choose(threads, isa, numa)
-    click.echo(f"{_native.cpu_model()}, {machine.pool.threads} threads, {machine.isa}")
+    chosen = machine.machine()
+    click.echo(chosen)
     click.echo("  working set      GB/s   quartiles")
     sizes = []
-    for each in measure(machine, SIZES):
+    for each in measure(chosen, SIZES):
         sizes.append(asdict(each))
         click.echo(
             f"{each.working_set_bytes / MEGABYTE:10.0f} MB  {each.gb_per_s:8.1f}  "
             f"{each.lower_quartile:.1f}-{each.upper_quartile:.1f}"
         )
-    _write_json(json_file, machine, {"isa": machine.isa, "sizes": sizes})
+    _write_json(json_file, chosen, {"isa": chosen.isa, "sizes": sizes})
 
 
 @bench.command()
@@ -82,13 +78,11 @@ def bandwidth(threads: int | None, isa: str | None, numa: str, json_file: Path |
     help="Size of the weights in fp4; in the exact precision they have three times that.",
 )
 @machine_options
-@_json_option
+@json_option
 def kernels(
     rows: tuple[int, ...],
     megabytes: float,
-    threads: int | None,
-    isa: str | None,
-    numa: str,
+    machine: MachineChoice,
     json_file: Path | None,
 ) -> None:
     """Time products with random weights in both precisions, against the bandwidth.
@@ -100,24 +94,22 @@ def kernels(
     Example:
       specqd bench kernels --rows 1 --rows 8 --json kernels.json
     """
-    from specqd import _native
     from specqd.bench import kernels as speeds
-    from specqd.model.model import Machine
 
-    machine = Machine.choose(threads, isa, numa)
+    chosen = machine.machine()
     packed = speeds.random_weights(speeds.weights_of(megabytes))
-    click.echo(f"{_native.cpu_model()}, {machine.pool.threads} threads, {machine.isa}")
+    click.echo(chosen)
     click.echo("precision  rows  Gweights/s    GB/s   share of bandwidth   x BF16 limit")
     cases = [
-        speeds.Case(precision, machine.isa, m)
+        speeds.Case(precision, chosen.isa, m)
         for precision in speeds.PRECISIONS
         for m in rows or speeds.ROWS
     ]
     measured = []
-    for speed in speeds.measure(machine, packed, speeds.INPUTS, cases):
+    for speed in speeds.measure(chosen, packed, speeds.INPUTS, cases):
         measured.append(_kernel_json(speed))
         click.echo(_kernel_line(speed))
-    _write_json(json_file, machine, {"weights": packed.weights, "speeds": measured})
+    _write_json(json_file, chosen, {"weights": packed.weights, "speeds": measured})
 
 
 def _write_json(file: Path | None, machine: "Machine", results: dict[str, Any]) -> None:
@@ -170,7 +162,7 @@ def _kernel_line(speed: "KernelSpeed") -> str:
     help="Begin each forward where the one before it ended, as in decoding.",
 )
 @machine_options
-@_json_option
+@json_option
 @click.option(
     "--trace",
     type=OUT_FILE,
@@ -182,9 +174,7 @@ def forward(
     position: int,
     repeats: int,
     follow: bool,
-    threads: int | None,
-    isa: str | None,
-    numa: str,
+    machine: MachineChoice,
     json_file: Path | None,
     trace: Path | None,
 ) -> None:
@@ -199,20 +189,18 @@ def forward(
     Example:
       specqd bench forward ./model --rows 4 --trace forward.json
     """
-    from specqd import _native
     from specqd.bench import stages
     from specqd.model.model import Precision
 
-    opened = open_llm(model, "none", threads, isa, numa).model
-    machine = opened.machine
-    click.echo(f"{_native.cpu_model()}, {machine.pool.threads} threads, {machine.isa}")
+    opened = open_llm(model, "none", machine).model
+    click.echo(opened.machine)
     measured = []
     for precision in Precision:
         times = stages.measure(opened, precision, rows, position, repeats, follow)
         measured.append(times)
         click.echo("\n".join(_stage_lines(times)))
     forwards = [each.described() for each in measured]
-    _write_json(json_file, machine, {"isa": machine.isa, "forwards": forwards})
+    _write_json(json_file, opened.machine, {"isa": opened.machine.isa, "forwards": forwards})
     if trace is not None:
         trace.write_text(json.dumps(stages.chrome_trace(measured)) + "\n", encoding="utf-8")
 
@@ -233,13 +221,7 @@ def _stage_lines(times: "ForwardTimes") -> list[str]:
 
 @bench.command()
 @model_argument
-@click.option(
-    "--prompts",
-    "prompts_file",
-    required=True,
-    type=IN_FILE,
-    help='File with one JSON object per line: {"prompt": "..."}.',
-)
+@prompts_option
 @click.option(
     "--chain",
     "chains",
@@ -251,19 +233,10 @@ def _stage_lines(times: "ForwardTimes") -> list[str]:
 @click.option(
     "--rounds", default=1, show_default=True, type=click.IntRange(1), help="Runs of each prompt."
 )
-@click.option(
-    "--limit", default=20, show_default=True, type=click.IntRange(1), help="Prompts to use."
-)
-@click.option(
-    *("-n", "--max-tokens"),
-    default=128,
-    show_default=True,
-    type=click.IntRange(2),
-    help="New tokens of each run.",
-)
+@limits(20, 128, "New tokens of each run.")
 @temperatures_option
 @machine_options
-@_json_option
+@json_option
 @click.option("--plot", type=OUT_FILE, help="Also plot the results; needs specqd[bench].")
 def levels(
     model: str | None,
@@ -274,9 +247,7 @@ def levels(
     rounds: int,
     max_tokens: int,
     temperatures: tuple[float, ...],
-    threads: int | None,
-    isa: str | None,
-    numa: str,
+    machine: MachineChoice,
     json_file: Path | None,
     plot: Path | None,
 ) -> None:
@@ -302,7 +273,7 @@ def levels(
     if plot is not None:
         require_matplotlib()
     prompts = read_prompts(prompts_file, limit)
-    plain = open_llm(model, PLAIN, threads, isa, numa)
+    plain = open_llm(model, PLAIN, machine)
     arms = make_arms(plain, chains or default_chains(small))
     comparison = Comparison.on(
         plain,
@@ -322,14 +293,7 @@ def levels(
         click.echo("\n".join(_level_lines(temperature, summaries)))
     if plot is not None:
         draw(plot, comparison)
-    _finish(json.dumps(described(comparison, formats)), json_file)
-
-
-def _finish(content: str, json_file: Path | None) -> None:
-    if json_file:
-        json_file.write_text(content + "\n", encoding="utf-8")
-    if not sys.stdout.isatty():
-        click.echo(content)
+    write_results(described(comparison, formats), json_file)
 
 
 def described(comparison: "Comparison", formats: "Sequence[FormatAgreement]") -> dict[str, Any]:

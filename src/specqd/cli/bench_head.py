@@ -1,7 +1,5 @@
 """`specqd bench head`: how often a trained head is right, guess by guess."""
 
-import json
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,13 +9,15 @@ import click
 from specqd.cli.command import Command
 from specqd.cli.opening import open_llm
 from specqd.cli.options import (
-    IN_FILE,
-    OUT_FILE,
+    MachineChoice,
+    json_option,
+    limits,
     machine_options,
     model_argument,
+    prompts_option,
     temperatures_option,
 )
-from specqd.cli.terminal import ProgressBar, aligned, one_line
+from specqd.cli.terminal import ProgressBar, aligned, one_line, write_results
 from specqd.errors import RequestError
 
 if TYPE_CHECKING:
@@ -35,13 +35,7 @@ if TYPE_CHECKING:
     metavar="head:DIR|mtp[:bf16|:fp4]",
     help="The head to measure, or the model's own MTP layer.",
 )
-@click.option(
-    "--prompts",
-    "prompts_file",
-    required=True,
-    type=IN_FILE,
-    help='File with one JSON object per line: {"prompt": "..."}.',
-)
+@prompts_option
 @click.option(
     "--guesses",
     default=4,
@@ -49,16 +43,7 @@ if TYPE_CHECKING:
     type=click.IntRange(1, 32),
     help="Tokens of each proposal.",
 )
-@click.option(
-    "--limit", default=8, show_default=True, type=click.IntRange(1), help="Prompts to use."
-)
-@click.option(
-    *("-n", "--max-tokens"),
-    default=64,
-    show_default=True,
-    type=click.IntRange(2),
-    help="New tokens after each prompt.",
-)
+@limits(8, 64, "New tokens after each prompt.")
 @temperatures_option
 @click.option(
     "--probe",
@@ -66,7 +51,7 @@ if TYPE_CHECKING:
     help="Also read the head's configuration in other ways, one difference at a time.",
 )
 @machine_options
-@click.option("--json", "json_file", type=OUT_FILE, help="Also write the results to this file.")
+@json_option
 def bench_head(
     model: str | None,
     word: str,
@@ -76,9 +61,7 @@ def bench_head(
     max_tokens: int,
     temperatures: tuple[float, ...],
     probe: bool,
-    threads: int | None,
-    isa: str | None,
-    numa: str,
+    machine: MachineChoice,
     json_file: Path | None,
 ) -> None:
     """Measure how often a trained head is right, guess by guess.
@@ -92,7 +75,6 @@ def bench_head(
       specqd bench head ./model --draft head:./head --prompts prompts.jsonl
       specqd bench head ./model --draft head:./head --prompts prompts.jsonl --probe
     """
-    from specqd import _native
     from specqd.bench.levels import encoded_ends, read_prompts
     from specqd.sampling import SamplingParams
 
@@ -100,24 +82,18 @@ def bench_head(
     if not is_head or "|" in word or ":k=" in word:
         raise RequestError(f"--draft {word}: write head:DIR or mtp, with :bf16 or :fp4 behind it")
     texts = read_prompts(prompts_file, limit)
-    llm = open_llm(model, f"{word}:k={guesses}", threads, isa, numa)
+    llm = open_llm(model, f"{word}:k={guesses}", machine)
     prompts = encoded_ends(llm, texts, max_tokens)
     common = SamplingParams(max_tokens=max_tokens)
-    machine = llm.model.machine
     click.echo(
         one_line(
-            f"{llm.directory.name} on {_native.cpu_model()}, {machine.pool.threads} threads, "
-            f"{machine.isa}; {len(prompts)} prompts of {prompts_file.name}, {max_tokens} new "
-            "tokens each"
+            f"{llm.directory.name} on {llm.model.machine}; {len(prompts)} prompts of "
+            f"{prompts_file.name}, {max_tokens} new tokens each"
         )
     )
     measured = list(_measured(llm, prompts, common, temperatures, probe))
     click.echo("\n".join(_lines(measured, guesses)))
-    content = json.dumps({"head": word, "results": [each.described() for each in measured]})
-    if json_file:
-        json_file.write_text(content + "\n", encoding="utf-8")
-    if not sys.stdout.isatty():
-        click.echo(content)
+    write_results({"head": word, "results": [each.described() for each in measured]}, json_file)
 
 
 def _measured(

@@ -14,6 +14,7 @@ from specqd.cli.command import Command
 from specqd.cli.generate import read_prompt
 from specqd.cli.opening import open_llm
 from specqd.cli.options import (
+    MachineChoice,
     context_option,
     draft_option,
     machine_options,
@@ -62,9 +63,7 @@ def chat(
     draft: tuple[str, ...],
     precision: str,
     context: int | None,
-    threads: int | None,
-    isa: str | None,
-    numa: str,
+    machine: MachineChoice,
     **sampling: Any,
 ) -> None:
     """Chat with a model.
@@ -84,7 +83,7 @@ def chat(
     text = prompt_of(words, prompt)
     text = None if text is None else read_prompt(text, None)
     given = SamplingParams(**sampling_of(sampling))
-    llm = open_llm(model, draft, threads, isa, numa, precision=precision, context=context)
+    llm = open_llm(model, draft, machine, precision=precision, context=context)
     params = chat_sampling(given, llm.defaults)
     if not llm.tokenizer.has_chat_template and params.max_tokens is None:
         params = replace(params, max_tokens=128)

@@ -10,7 +10,7 @@ import click
 from specqd.cli.answers import PlainAnswer, write_answer
 from specqd.cli.command import Command
 from specqd.cli.opening import open_llm
-from specqd.cli.options import machine_options, model_argument, option
+from specqd.cli.options import MachineChoice, machine_options, model_argument, option
 from specqd.cli.terminal import ProgressBar, aligned, harmless, write_text
 from specqd.errors import RequestError
 
@@ -53,9 +53,7 @@ def demo(
     max_tokens: int,
     temperature: float,
     seed: int,
-    threads: int | None,
-    isa: str | None,
-    numa: str,
+    machine: MachineChoice,
 ) -> None:
     """Compare plain decoding with drafts.
 
@@ -71,7 +69,7 @@ def demo(
     from specqd.sampling import SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    plain = open_llm(model, "none", threads, isa, numa)
+    plain = open_llm(model, "none", machine)
     click.echo(harmless("\n".join(introduction(plain))))
     arms = make_arms(plain, ["fp4"])
     [ids] = encoded_ends(plain, [prompt], max_tokens)
@@ -95,18 +93,16 @@ def demo(
 
 
 def introduction(llm: "LLM") -> list[str]:
-    from specqd import _native
     from specqd.hub import model_name
 
-    machine, model = llm.model.machine, llm.model
+    model = llm.model
     sizes = (
         model.bf16_bytes_per_forward,
         model.bytes_per_forward,
         model.as_draft().bytes_per_forward,
     )
     return [
-        f"{model_name(llm.directory)} on {_native.cpu_model()}, {machine.pool.threads} threads, "
-        f"{machine.isa}",
+        f"{model_name(llm.directory)} on {model.machine}",
         "Weights: {:.1f} MB in BF16; an exact forward reads {:.1f} MB, of which {:.1f} MB are the "
         "FP4 draft.".format(*(size / 1e6 for size in sizes)),
     ]

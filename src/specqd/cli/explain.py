@@ -4,20 +4,21 @@ Depth 0 is the model itself, 1 its drafter, 2 the drafter's drafter. Terminal co
 from a model's text, and HTML is escaped.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from specqd.cli.terminal import harmless, one_line
+from specqd.cli.terminal import harmless, has_colour, one_line
 from specqd.text.token_texts import TokenTexts
 
 if TYPE_CHECKING:
-    from specqd.llm import Completion
+    from specqd.llm import Completion, Result
     from specqd.text.tokenizer import Tokenizer
 
 _COLOURS = ("green", "cyan", "magenta", "yellow")  # depths 1 to 4, then again from the first
@@ -41,6 +42,14 @@ def explained(completion: "Completion", tokenizer: "Tokenizer") -> list[Span]:
         Span(text, origin.depth, origin.probability)
         for text, origin in zip(texts, completion.origins, strict=True)
     ]
+
+
+def show(result: "Result", tokenizer: "Tokenizer", out: TextIO) -> None:
+    """Writes the coloured text to `out` and the legend to standard error."""
+    spans, chain = explained(result.completions[0], tokenizer), result.stats.chain
+    text = for_terminal(spans, has_colour=has_colour(out))
+    print(text, end="" if result.text.endswith("\n") else "\n", file=out, flush=True)
+    print(legend(spans, chain, has_colour=has_colour(sys.stderr)), file=sys.stderr)
 
 
 def for_terminal(spans: Sequence[Span], *, has_colour: bool) -> str:

@@ -20,6 +20,7 @@ from specqd.cli.conversation import thinking
 from specqd.cli.opening import open_llm
 from specqd.cli.options import (
     OUT_FILE,
+    MachineChoice,
     context_option,
     draft_option,
     machine_options,
@@ -35,7 +36,7 @@ from specqd.cli.options import (
     think_option,
 )
 from specqd.cli.summary import level_table, summary
-from specqd.cli.terminal import has_colour, one_line, say
+from specqd.cli.terminal import one_line, say
 from specqd.errors import RequestError
 from specqd.text.channels import has_channels
 
@@ -96,9 +97,7 @@ def generate(
     draft: tuple[str, ...],
     precision: str,
     context: int | None,
-    threads: int | None,
-    isa: str | None,
-    numa: str,
+    machine: MachineChoice,
     is_json: bool,
     has_stats: bool,
     is_explained: bool,
@@ -122,7 +121,7 @@ def generate(
     from specqd.sampling import SamplingParams
 
     params = SamplingParams(**sampling_of(sampling))
-    llm = open_llm(model, draft, threads, isa, numa, precision=precision, context=context)
+    llm = open_llm(model, draft, machine, precision=precision, context=context)
     ids = prompt_ids(llm, text, is_chat, system, thinks)
     if is_json or is_explained:
         result = llm.generate([ids], params)[0]
@@ -131,7 +130,7 @@ def generate(
     if is_json:
         print(json.dumps(described(result, has_origins=is_explained)))
     elif is_explained:
-        write_explained(llm, result)
+        explain.show(result, llm.tokenizer, sys.stdout)
     if page is not None:
         write_page(llm, text, result, page)
     if not is_json:
@@ -149,14 +148,6 @@ def write_stream(
         answer = ChanneledAnswer(shows_thoughts=sys.stderr.isatty())
         return write_answer(llm.stream(prompt, params), answer)
     return write_answer(llm.stream(prompt, params), RawAnswer())
-
-
-def write_explained(llm: "LLM", result: "Result") -> None:
-    """Writes the coloured text to standard output and the legend to standard error."""
-    spans = explain.explained(result.completions[0], llm.tokenizer)
-    text, chain = explain.for_terminal(spans, has_colour=has_colour(sys.stdout)), result.stats.chain
-    print(text, end="" if result.text.endswith("\n") else "\n", flush=True)
-    print(explain.legend(spans, chain, has_colour=has_colour(sys.stderr)), file=sys.stderr)
 
 
 def write_page(llm: "LLM", prompt: str, result: "Result", page: Path) -> None:

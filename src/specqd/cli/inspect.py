@@ -9,7 +9,7 @@ import click
 
 from specqd.cli import suggest
 from specqd.cli.opening import open_llm
-from specqd.cli.options import machine_options, model_argument
+from specqd.cli.options import MachineChoice, machine_options, model_argument
 from specqd.cli.terminal import aligned, harmless
 from specqd.errors import shown
 
@@ -140,9 +140,7 @@ class NodeReport:
 @click.option("--json", "is_json", is_flag=True, help="Print one JSON object.")
 def inspect(
     model: str | None,
-    threads: int | None,
-    isa: str | None,
-    numa: str,
+    machine: MachineChoice,
     has_matrices: bool,
     drafts: tuple[str, ...],
     prompts: Path | None,
@@ -167,7 +165,7 @@ def inspect(
         raise click.UsageError("--matrices cannot be combined with --drafts; give one of them")
     if (prompts is not None or temperature is not None) and not drafts:
         raise click.UsageError("--prompts and --temperature need --drafts; add it")
-    llm = open_llm(model, "none", threads, isa, numa)
+    llm = open_llm(model, "none", machine)
     if drafts:
         directories = [each for each in drafts if each]
         suggest.suggest(llm, model, directories, prompts, temperature or 0.0, is_json=is_json)
@@ -176,9 +174,8 @@ def inspect(
     if is_json:
         click.echo(json.dumps(described(llm, packed)))
         return
-    machine = llm.model.machine
     lines = [*shape_lines(llm), "", *packed_lines(llm.model, packed)]
-    lines += ["", *machine_lines(machine), *node_lines(llm.model)]
+    lines += ["", *machine_lines(llm.model.machine), *node_lines(llm.model)]
     if has_matrices:
         lines += ["", *matrix_lines(packed)]
     click.echo("\n".join(harmless(line) for line in lines))

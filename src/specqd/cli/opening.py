@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from specqd.cli.options import MachineChoice
 from specqd.cli.terminal import ProgressBar
 
 if TYPE_CHECKING:
@@ -12,9 +13,7 @@ if TYPE_CHECKING:
 def open_llm(
     model: str | None,
     draft: str | Sequence[str],
-    threads: int | None,
-    isa: str | None,
-    numa: str,
+    machine: MachineChoice,
     *,
     precision: str = "exact",
     cache_positions: int | None = None,
@@ -27,9 +26,9 @@ def open_llm(
         return LLM(
             model,
             draft or "auto",
-            threads,
-            isa,
-            numa=numa,
+            machine.threads,
+            machine.isa,
+            numa=machine.numa,
             precision=precision,
             cache_positions=cache_positions,
             context=context,

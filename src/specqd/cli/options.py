@@ -3,14 +3,19 @@
 import re
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
 from specqd.cli.command import Model, Option, keep_model
 from specqd.errors import SpecqdWarning
+
+if TYPE_CHECKING:
+    from specqd.model.model import Machine
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -40,7 +45,19 @@ def option(*names: str, also: Sequence[str] = (), **settings: Any) -> Callable[[
     return click.option(*names, cls=Option, also=also, **settings)
 
 
-temperatures_option = click.option(  # of measurements
+# --- Options of measurements ----------------------------------------------------------------------
+
+prompts_option = click.option(
+    "--prompts",
+    "prompts_file",
+    required=True,
+    type=IN_FILE,
+    help='File with one JSON object per line: {"prompt": "..."}.',
+)
+json_option = click.option(
+    "--json", "json_file", type=OUT_FILE, help="Also write the results to this file."
+)
+temperatures_option = click.option(
     "--temperature",
     "temperatures",
     multiple=True,
@@ -48,6 +65,22 @@ temperatures_option = click.option(  # of measurements
     show_default=True,
     help="Sampling temperature; 0: greedy. May repeat.",
 )
+
+
+def limits(prompts: int, new_tokens: int, help_text: str) -> Callable[[Command], Command]:
+    """--limit and --max-tokens with these defaults."""
+    positive, from_two = click.IntRange(1), click.IntRange(2)
+    names = ("-n", "--max-tokens")
+    limit = click.option(
+        "--limit", default=prompts, show_default=True, type=positive, help="Prompts to use."
+    )
+    most = click.option(
+        *names, default=new_tokens, show_default=True, type=from_two, help=help_text
+    )
+    return lambda command: limit(most(command))
+
+
+# --- Options of all commands ----------------------------------------------------------------------
 
 
 def model_argument(command: Command) -> Command:
@@ -96,7 +129,28 @@ def complete_model(
     return found or [CompletionItem(begun, type="file")]
 
 
-def machine_options(command: Command) -> Command:
+@dataclass(frozen=True, slots=True)
+class MachineChoice:
+    """The threads, kernels and memory that the options ask for."""
+
+    threads: int | None
+    isa: str | None
+    numa: str
+
+    def machine(self) -> "Machine":
+        """Raises MachineError for what this machine does not have."""
+        from specqd.model.model import Machine
+
+        return Machine.choose(self.threads, self.isa, self.numa)
+
+
+def machine_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--threads, --isa and --numa, as the one argument `machine`."""
+
+    @wraps(command)
+    def with_machine(*, threads: int | None, isa: str | None, numa: str, **others: Any) -> Any:
+        return command(machine=MachineChoice(threads, isa, numa), **others)
+
     threads = option(
         "--threads",
         also=("-t",),
@@ -113,7 +167,7 @@ def machine_options(command: Command) -> Command:
         help="NUMA nodes. auto (default): use all. one: use one. spread: divide the weights among "
         "all, also those of packed models. replicate: copy them to each.",
     )
-    return threads(isa(numa(command)))
+    return threads(isa(numa(with_machine)))
 
 
 def _threads(context: click.Context, parameter: click.Parameter, count: int | None) -> int | None:

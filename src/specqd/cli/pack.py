@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from specqd.cli.command import Command
-from specqd.cli.options import MODEL_IS, complete_model, machine_options
+from specqd.cli.options import MODEL_IS, MachineChoice, complete_model, machine_options
 from specqd.cli.terminal import ProgressBar, one_line
 from specqd.errors import RequestError, SpecqdWarning, naming_file
 from specqd.formats.fp4 import DraftFormat
@@ -66,9 +66,7 @@ def pack(
     draft: str,
     calibrate: str | None,
     rule: str | None,
-    threads: int | None,
-    isa: str | None,
-    numa: str,
+    machine: MachineChoice,
 ) -> None:
     """Pack a model's weights once.
 
@@ -83,7 +81,6 @@ def pack(
     """
     from specqd.config import read_config
     from specqd.hub import resolve
-    from specqd.model.model import Machine
     from specqd.model.packed import is_packed
     from specqd.model.weights import left_out, load_weights
     from specqd.text.calibration import read_calibration
@@ -96,23 +93,23 @@ def pack(
     if is_packed(directory):
         raise RequestError(f"{directory}: is packed already; name the model it was packed from")
     tokenizer = Tokenizer.open(directory)
-    config, machine = read_config(directory), Machine.choose(threads, isa, numa)
+    config, chosen = read_config(directory), machine.machine()
     text = None
     if DraftFormat(draft) is DraftFormat.FP4 and not config.is_mxfp4 and calibrate != "none":
         text = read_calibration(tokenizer, None if calibrate is None else Path(calibrate))
     with _told_of_sigterm(), _new_directory(out) as unfinished:
-        inputs = _measure(directory, machine, text) if text else None
+        inputs = _measure(directory, chosen, text) if text else None
         with ProgressBar("Packing weights") as bar:
             weights = load_weights(
                 directory,
                 config,
-                machine.pool,
-                machine.isa,
+                chosen.pool,
+                chosen.isa,
                 draft=DraftFormat(draft),
                 inputs=inputs,
                 progress=bar,
             )
-        weights = _with_mtp(weights, directory, config, machine)
+        weights = _with_mtp(weights, directory, config, chosen)
         if missed := left_out(directory, weights):
             more = f" and {len(missed) - 1} more" if len(missed) > 1 else ""
             click.echo(

@@ -9,6 +9,7 @@ import click
 from specqd.cli.command import Command
 from specqd.cli.opening import open_llm
 from specqd.cli.options import (
+    MachineChoice,
     Positions,
     context_option,
     draft_option,
@@ -101,9 +102,7 @@ def serve(
     cache_positions: int | None,
     lenient: bool,
     served_model_name: str | None,
-    threads: int | None,
-    isa: str | None,
-    numa: str,
+    machine: MachineChoice,
 ) -> None:
     """Serve a model over OpenAI's HTTP API.
 
@@ -122,9 +121,7 @@ def serve(
     from specqd.server.opening import DRAIN_SECONDS, open_service
 
     sock = listen(host, port)
-    llm = open_llm(
-        model, draft, threads, isa, numa, cache_positions=cache_positions, context=context
-    )
+    llm = open_llm(model, draft, machine, cache_positions=cache_positions, context=context)
     names = frozenset(each.lower() for each in (host, *allow_host))
     service = open_service(
         llm,

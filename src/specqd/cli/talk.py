@@ -270,8 +270,4 @@ class Talk:
         if self._last is None:
             say("no answer yet")
             return
-        result, colour = self._last.result, has_colour(sys.stderr)
-        spans = explain.explained(result.completions[0], self._llm.tokenizer)
-        text = explain.for_terminal(spans, has_colour=colour)
-        print(text, end="" if text.endswith("\n") else "\n", file=sys.stderr)
-        print(explain.legend(spans, result.stats.chain, has_colour=colour), file=sys.stderr)
+        explain.show(self._last.result, self._llm.tokenizer, sys.stderr)

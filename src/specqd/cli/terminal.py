@@ -1,13 +1,15 @@
 """Terminal output: safe text, tables, progress. Knows no models."""
 
+import json
 import os
 import sys
 import termios
 import tty
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -83,6 +85,15 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
         ).rstrip()
         for row in rows
     ]
+
+
+def write_results(results: Mapping[str, Any], file: Path | None) -> None:
+    """Writes JSON to the file, and as the last line of a standard output that is no terminal."""
+    content = json.dumps(results)
+    if file is not None:
+        file.write_text(content + "\n", encoding="utf-8")
+    if not sys.stdout.isatty():
+        print(content)
 
 
 class ProgressBar:

@@ -10,7 +10,7 @@ import click
 
 from specqd.cli.command import Command
 from specqd.cli.opening import open_llm
-from specqd.cli.options import IN_FILE, MODEL_IS, complete_model, machine_options
+from specqd.cli.options import IN_FILE, MODEL_IS, MachineChoice, complete_model, machine_options
 from specqd.cli.terminal import ProgressBar, one_line, say
 
 if TYPE_CHECKING:
@@ -113,9 +113,7 @@ def train_head(
     prompts: Path | None,
     texts: Path | None,
     minutes: float,
-    threads: int | None,
-    isa: str | None,
-    numa: str,
+    machine: MachineChoice,
     **settings: Any,
 ) -> None:
     """Train an EAGLE-3 head: one small layer that drafts for MODEL.
@@ -142,7 +140,7 @@ def train_head(
     sources = training.Sources(texts, prompts)
     course = files.begin_directory(out, chosen, model, sources.described())
     positions = _TEXTS_AT_ONCE * chosen.length
-    llm = open_llm(model, "auto", threads, isa, numa, cache_positions=positions)
+    llm = open_llm(model, "auto", machine, cache_positions=positions)
     with ProgressBar("Writing texts") as bar:
         written = training.make_texts(llm, sources, chosen, out, bar)
     with ProgressBar("Training") as bar, _told_of_checkpoints(out):

@@ -146,11 +146,14 @@ def _text_part(fields: Fields) -> Fields:
     """
     if fields.object("text_config") is None:
         raise fields.wrong("text_config", "an object")
-    text, ids = fields.part("text_config"), ("bos_token_id", "eos_token_id")
-    around = {name: fields.values[name] for name in ids if name in fields.values}
+    text = fields.part("text_config")
+    ids = {
+        name: fields.values[name]
+        for name in ("bos_token_id", "eos_token_id")
+        if name in fields.values and name not in text.values
+    }
     is_tied = fields.flag("tie_word_embeddings", True)
-    values = {**around, **text.values, "tie_word_embeddings": is_tied}
-    return Fields(text.path, values, text.within)
+    return text.with_values(**ids, tie_word_embeddings=is_tied)
 
 
 def _refuse_quantised(fields: Fields, model_type: str) -> None:

@@ -11,7 +11,6 @@ from specqd.config.fields import Fields
 from specqd.config.mtp import MtpConfig
 from specqd.config.recurrent import ConvolutionConfig, DeltaConfig
 from specqd.config.rope import RopeConfig, RopeDefaults, read_rope, rope_fields
-from specqd.errors import shown
 
 NormKind = Literal["rms", "layer"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "clamped_swiglu"]
@@ -24,7 +23,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
-_LAYER_TYPES = ("full_attention", "attention", "sliding_attention")  # "attention" is an old name
+_LAYER_TYPES = ("full_attention", "sliding_attention")
 _MOST_LAYERS = 10_000  # more than any model has; a hostile config must not fill the memory
 _MOST_EXPERTS = 10_000
 _ROPE = RopeDefaults()
@@ -307,18 +306,9 @@ def read_window(fields: Fields, default: int) -> int:
 
 def read_layer_types(fields: Fields) -> list[str] | None:
     """`layer_types`, checked; None if absent."""
-    layer_types, num_layers = fields.get("layer_types"), layer_count(fields)
-    if layer_types is None:
+    if fields.get("layer_types") is None:
         return None
-    if not isinstance(layer_types, list) or len(layer_types) != num_layers:
-        raise fields.wrong("layer_types", f"a list of {num_layers} names")
-    for layer_type in layer_types:
-        if layer_type not in _LAYER_TYPES:
-            raise fields.error(
-                "layer_types",
-                f"has {shown(layer_type)}; known: full_attention, sliding_attention",
-            )
-    return layer_types
+    return fields.kinds("layer_types", layer_count(fields), _LAYER_TYPES, older=("attention",))
 
 
 def alternating_types(fields: Fields, every: int) -> list[str]:

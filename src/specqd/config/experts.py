@@ -60,7 +60,7 @@ def read_qwen3_moe(fields: Fields, context: int | None) -> DecoderConfig:
 def read_qwen3_5_moe(fields: Fields, context: int | None) -> DecoderConfig:
     """Qwen 3.5 with experts in every layer, beside one that every row passes through."""
     width = fields.integer("shared_expert_intermediate_size", 512)
-    fields = Fields(fields.path, {**fields.values, "intermediate_size": width}, fields.within)
+    fields = fields.with_values(intermediate_size=width)
     experts = read_experts(
         fields, size=fields.integer("moe_intermediate_size", 512), count=256, per_token=8
     )

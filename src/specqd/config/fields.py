@@ -1,7 +1,7 @@
 """The members of a JSON object, read with their types checked. Knows nothing of what they mean."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -91,6 +91,12 @@ class Fields:
     def text(self, name: str) -> str | None:
         return self._typed(name, str, "a text")
 
+    def needed_text(self, name: str) -> str:
+        text = self.text(name)
+        if text is None:
+            raise self.wrong(name, "a text")
+        return text
+
     def object(self, name: str) -> dict[str, Any] | None:
         return self._typed(name, dict, "an object")
 
@@ -130,10 +136,26 @@ class Fields:
         """The object `name`, empty where it is absent."""
         return Fields(self.path, self.object(name) or {}, f"{self.within}{name}.")
 
+    def with_values(self, **values: Any) -> "Fields":
+        """The same object with these members in place of its own."""
+        return Fields(self.path, {**self.values, **values}, self.within)
+
     def nested(self, name: str, known: Iterable[str]) -> "Fields | None":
         """The object `name` in a body; raises FieldError for a field that is not `known`."""
         value = self.object(name)
         return None if value is None else Fields.of(value, known, self.within + name)
+
+    def kinds(
+        self, name: str, count: int, known: Sequence[str], older: Sequence[str] = ()
+    ) -> list[str]:
+        """A list of `count` names out of the known and, for these, older ones."""
+        kinds = self.get(name)
+        if not isinstance(kinds, list) or len(kinds) != count:
+            raise self.wrong(name, f"a list of {count} names")
+        for kind in kinds:
+            if kind not in (*known, *older):
+                raise self.error(name, f"has {shown(kind)}; known: {', '.join(known)}")
+        return kinds
 
     def id_or_ids(self, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
         """One token id, a list of them, or null for none (which is not the same as absent)."""

@@ -121,9 +121,8 @@ def _read_ropes(
     """The default rope of full attention turns a quarter of a head; a stated one all of it."""
     stated = fields.get("rope_parameters")
     is_stated = stated is not None
-    plain = without_ropes(fields)
     ropes = read_ropes_by_type(
-        Fields(plain.path, {**plain.values, "rope_parameters": stated}, plain.within),
+        without_ropes(fields).with_values(rope_parameters=stated),
         types,
         _POSITIONS,
         attentions[-1].head_dim,

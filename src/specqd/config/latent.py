@@ -19,49 +19,22 @@ from specqd.config.rope import RopeConfig, RopeDefaults
 from specqd.errors import shown
 
 _PANEL = 16  # outputs of a head's products come in panels of this many
-_MLP_TYPES = ("dense", "sparse")
 
 
 def read_deepseek_v3(fields: Fields, context: int | None) -> DecoderConfig:
     """Latent attention; experts in all layers but the first ones, chosen among groups."""
-    config = _read_latent_decoder(
-        fields,
-        context,
-        max_positions=4096,
-        eps=1e-6,
-        latent=LatentConfig(512, 64, 128, 128, 1536),
-    )
-    experts = _read_experts(
-        fields,
-        config.num_layers,
-        size=2048,
-        count=256,
-        per_token=8,
-        choice=SigmoidChoice(8, 4, 2.5),
-        first=3,
-    )
-    return _with_experts(fields, config, experts)
+    latent = LatentConfig(512, 64, 128, 128, 1536)
+    config = _read_latent_decoder(fields, context, 4096, 1e-6, latent)
+    layers, choice = _later_layers(fields, 3), SigmoidChoice(8, 4, 2.5)
+    return _with_experts(fields, config, ExpertsConfig(256, 8, 2048, layers, sigmoids=choice))
 
 
 def read_glm4_moe_lite(fields: Fields, context: int | None) -> DecoderConfig:
     """The same with other defaults; `mlp_layer_types` says which layers have experts."""
-    config = _read_latent_decoder(
-        fields,
-        context,
-        max_positions=202_752,
-        eps=1e-5,
-        latent=LatentConfig(512, 64, 192, 256, 768),
-    )
-    experts = _read_experts(
-        fields,
-        config.num_layers,
-        size=1536,
-        count=64,
-        per_token=4,
-        choice=SigmoidChoice(scale=1.8),
-        first=1,
-    )
-    return _with_experts(fields, config, replace(experts, layers=_sparse_layers(fields)))
+    latent = LatentConfig(512, 64, 192, 256, 768)
+    config = _read_latent_decoder(fields, context, 202_752, 1e-5, latent)
+    layers, choice = _sparse_layers(fields), SigmoidChoice(scale=1.8)
+    return _with_experts(fields, config, ExpertsConfig(64, 4, 1536, layers, sigmoids=choice))
 
 
 def read_glm4_moe(fields: Fields, context: int | None) -> DecoderConfig:
@@ -75,21 +48,13 @@ def read_glm4_moe(fields: Fields, context: int | None) -> DecoderConfig:
         rope=RopeDefaults(share=0.5),
         qkv_bias=fields.flag("attention_bias"),
     )
-    experts = _read_experts(
-        fields,
-        config.num_layers,
-        size=1408,
-        count=128,
-        per_token=8,
-        choice=SigmoidChoice(),
-        first=1,
-    )
-    config = _with_experts(fields, config, experts)
-    return replace(config, qk_norm="one" if fields.flag("use_qk_norm") else None)
+    config = replace(config, qk_norm="one" if fields.flag("use_qk_norm") else None)
+    layers, choice = _later_layers(fields, 1), SigmoidChoice()
+    return _with_experts(fields, config, ExpertsConfig(128, 8, 1408, layers, sigmoids=choice))
 
 
 def _read_latent_decoder(
-    fields: Fields, context: int | None, *, max_positions: int, eps: float, latent: LatentConfig
+    fields: Fields, context: int | None, max_positions: int, eps: float, latent: LatentConfig
 ) -> DecoderConfig:
     """A decoder with latent attention; `latent` holds the family's defaults."""
     if fields.flag("attention_bias"):
@@ -98,9 +63,8 @@ def _read_latent_decoder(
     heads = fields.integer("num_attention_heads")
     if fields.integer("num_key_value_heads", heads) != heads:
         raise fields.wrong("num_key_value_heads", f"the number of query heads ({heads})")
-    turning = {"head_dim": latent.rope_dim, "num_key_value_heads": 1}
     config = read_decoder(
-        Fields(fields.path, {**fields.values, **turning}, fields.within),
+        fields.with_values(head_dim=latent.rope_dim, num_key_value_heads=1),
         context=context,
         max_positions=max_positions,
         bos=(0,),
@@ -146,17 +110,19 @@ def _score_growth(rope: RopeConfig) -> float:
     return 0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0
 
 
-def _read_experts(
-    fields: Fields,
-    layers: int,
-    *,
-    size: int,
-    count: int,
-    per_token: int,
-    choice: SigmoidChoice,
-    first: int,
-) -> ExpertsConfig:
-    """Experts behind the first layers; the arguments are a family's defaults."""
+def _with_experts(fields: Fields, config: DecoderConfig, family: ExpertsConfig) -> DecoderConfig:
+    """The decoder with experts; `family` holds the defaults, and the layers that have experts.
+
+    The shared experts are one feed forward; that of layers without experts is wider.
+    """
+    experts = _read_experts(fields, family)
+    width = experts.size * fields.integer("n_shared_experts", 1, most=1024)
+    sizes = tuple(width if sparse else config.intermediate_size for sparse in experts.layers)
+    mtp = read_mtp(fields, MtpConfig(blanks_first=True))
+    return replace(config, experts=experts, intermediate_sizes=sizes, mtp=mtp)
+
+
+def _read_experts(fields: Fields, family: ExpertsConfig) -> ExpertsConfig:
     for name, only in (
         ("scoring_func", "sigmoid"),
         ("topk_method", "noaux_tc"),
@@ -164,19 +130,19 @@ def _read_experts(
     ):
         if fields.get(name) not in (None, only):
             raise fields.wrong(name, shown(only))
+    assert family.sigmoids is not None
     choice = SigmoidChoice(
-        groups=fields.integer("n_group", choice.groups),
-        chosen_groups=fields.integer("topk_group", choice.chosen_groups),
-        scale=fields.positive("routed_scaling_factor", choice.scale),
+        groups=fields.integer("n_group", family.sigmoids.groups),
+        chosen_groups=fields.integer("topk_group", family.sigmoids.chosen_groups),
+        scale=fields.positive("routed_scaling_factor", family.sigmoids.scale),
     )
-    dense = fields.integer("first_k_dense_replace", first, least=0)
     experts = read_experts(
         fields,
-        size=fields.integer("moe_intermediate_size", size),
-        count=count,
-        per_token=per_token,
+        size=fields.integer("moe_intermediate_size", family.size),
+        count=family.count,
+        per_token=family.per_token,
         count_name="n_routed_experts",
-        layers=tuple(layer >= dense for layer in range(layers)),
+        layers=family.layers,
         shares_of_chosen=fields.flag("norm_topk_prob", True),
     )
     _check_groups(fields, experts, choice)
@@ -195,23 +161,15 @@ def _check_groups(fields: Fields, experts: ExpertsConfig, choice: SigmoidChoice)
         raise fields.wrong("num_experts_per_tok", f"at most the experts of topk_group ({among})")
 
 
+def _later_layers(fields: Fields, first: int) -> tuple[bool, ...]:
+    """All but the first ones."""
+    dense = fields.integer("first_k_dense_replace", first, least=0)
+    return tuple(layer >= dense for layer in range(layer_count(fields)))
+
+
 def _sparse_layers(fields: Fields) -> tuple[bool, ...]:
-    layers, types = layer_count(fields), fields.get("mlp_layer_types")
-    if types is None:
+    layers = layer_count(fields)
+    if fields.get("mlp_layer_types") is None:
         return (False, *[True] * (layers - 1))
-    if not isinstance(types, list) or len(types) != layers:
-        raise fields.wrong("mlp_layer_types", f"a list of {layers} names")
-    for kind in types:
-        if kind not in _MLP_TYPES:
-            raise fields.error(
-                "mlp_layer_types", f"has {shown(kind)}; known: {', '.join(_MLP_TYPES)}"
-            )
+    types = fields.kinds("mlp_layer_types", layers, ("dense", "sparse"))
     return tuple(kind == "sparse" for kind in types)
-
-
-def _with_experts(fields: Fields, config: DecoderConfig, experts: ExpertsConfig) -> DecoderConfig:
-    """The shared experts are one feed forward; that of layers without experts is wider."""
-    width = experts.size * fields.integer("n_shared_experts", 1, most=1024)
-    sizes = tuple(width if sparse else config.intermediate_size for sparse in experts.layers)
-    mtp = read_mtp(fields, MtpConfig(blanks_first=True))
-    return replace(config, experts=experts, intermediate_sizes=sizes, mtp=mtp)

@@ -17,13 +17,13 @@ _MOST_WIDTH = 2**31 - 1
 
 
 def read_lfm2(fields: Fields, context: int | None) -> DecoderConfig:
-    return _read(fields, context, _width(fields), _layer_types(fields))
+    types = _layer_types(fields)
+    return _read(fields.with_values(intermediate_size=_width(fields), layer_types=types), context)
 
 
 def read_lfm2_moe(fields: Fields, context: int | None) -> DecoderConfig:
     """Experts behind the first layers, chosen by sigmoids."""
-    width, types = fields.integer("intermediate_size"), fields.get("layer_types")
-    config = _read(fields, context, width, types)
+    config = _read(fields, context)
     dense = fields.integer("num_dense_layers", 2, least=0)
     experts = read_experts(
         fields,
@@ -41,11 +41,10 @@ def read_lfm2_moe(fields: Fields, context: int | None) -> DecoderConfig:
     return replace(config, experts=replace(experts, sigmoids=choice))
 
 
-def _read(fields: Fields, context: int | None, width: int, types: object) -> DecoderConfig:
+def _read(fields: Fields, context: int | None) -> DecoderConfig:
     is_tied = fields.flag("tie_embedding", fields.flag("tie_word_embeddings", True))
-    stated = {**fields.values, "intermediate_size": width, "tie_word_embeddings": is_tied}
     config = read_decoder(
-        Fields(fields.path, stated, fields.within),
+        fields.with_values(tie_word_embeddings=is_tied),
         context=context,
         max_positions=128_000,
         bos=(1,),
@@ -58,7 +57,7 @@ def _read(fields: Fields, context: int | None, width: int, types: object) -> Dec
     convolution = ConvolutionConfig(
         channels=config.hidden_size,
         taps=fields.integer("conv_L_cache", 3, least=2, most=MOST_TAPS),
-        layers=read_recurrent_layers(fields, types, ("conv",), config.num_layers),
+        layers=read_recurrent_layers(fields, config.num_layers, "conv"),
         has_bias=fields.flag("conv_bias"),
     )
     return replace(config, qk_norm="one", recurrent=convolution)

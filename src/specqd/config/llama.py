@@ -191,8 +191,7 @@ def read_granitemoehybrid(fields: Fields, context: int | None) -> DecoderConfig:
     if position not in (None, "rope", "nope"):
         raise fields.wrong("position_embedding_type", "rope, nope or null")
     width = fields.integer("shared_intermediate_size", 1024)
-    dense = {**fields.values, "layer_types": types, "intermediate_size": width, "mlp_bias": False}
-    fields = Fields(fields.path, dense, fields.within)
+    fields = fields.with_values(layer_types=types, intermediate_size=width, mlp_bias=False)
     config, _ = read_granite(fields, context), read_layer_types(fields)
     return config if position == "rope" else replace(config, ropes=(None,) * config.num_layers)
 

@@ -8,7 +8,7 @@ from specqd.config.mtp import MtpConfig, read_mtp
 from specqd.config.recurrent import MOST_TAPS, DeltaConfig, read_recurrent_layers
 from specqd.config.rope import RopeDefaults
 
-_RECURRENT = ("linear_attention", "mamba")  # the second is an old name
+_RECURRENT = "linear_attention"
 _LARGEST_HEAD = 256  # of recurrent layers
 
 
@@ -52,9 +52,10 @@ def _read_delta(fields: Fields) -> DeltaConfig:
     if value_dim % 16:
         raise fields.wrong("linear_value_head_dim", "a multiple of 16")
     taps = fields.integer("linear_conv_kernel_dim", 4, most=MOST_TAPS)
-    layers, types = layer_count(fields), fields.get("layer_types")
-    if types is None:
+    layers = layer_count(fields)
+    if fields.get("layer_types") is None:
         interval = fields.integer("full_attention_interval", 4)
-        types = [_RECURRENT[0] if (i + 1) % interval else "full_attention" for i in range(layers)]
-    recurrent = read_recurrent_layers(fields, types, _RECURRENT, layers)
+        types = [_RECURRENT if (i + 1) % interval else "full_attention" for i in range(layers)]
+        fields = fields.with_values(layer_types=types)
+    recurrent = read_recurrent_layers(fields, layers, _RECURRENT, older=("mamba",))
     return DeltaConfig(key_heads, value_heads, key_dim, value_dim, taps, recurrent)

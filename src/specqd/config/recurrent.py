@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from specqd.config.fields import Fields
-from specqd.errors import shown
 
 MOST_TAPS = 8
 _FULL = ("full_attention", "attention")  # the second is an old name
@@ -43,15 +42,12 @@ class ConvolutionConfig:
 
 
 def read_recurrent_layers(
-    fields: Fields, types: object, recurrent: tuple[str, ...], num_layers: int
+    fields: Fields, num_layers: int, recurrent: str, older: tuple[str, ...] = ()
 ) -> tuple[bool, ...]:
-    """Whether each layer is one of those types, which have old names too, or full attention."""
-    if not isinstance(types, list) or len(types) != num_layers:
-        raise fields.wrong("layer_types", f"a list of {num_layers} names")
-    for kind in types:
-        if kind not in (*_FULL, *recurrent):
-            problem = f"has {shown(kind)}; known: {_FULL[0]}, {recurrent[0]}"
-            raise fields.error("layer_types", problem)
+    """Whether each layer is of the type `recurrent`, which may have older names, or has full
+    attention."""
+    known = (_FULL[0], recurrent)
+    types = fields.kinds("layer_types", num_layers, known, (*_FULL[1:], *older))
     if not set(types) & set(_FULL):
         raise fields.error("layer_types", f"has no {_FULL[0]}; one layer at least needs it")
-    return tuple(kind in recurrent for kind in types)
+    return tuple(kind not in _FULL for kind in types)

@@ -68,7 +68,7 @@ def with_default_rope(fields: Fields, rope: Mapping[str, object]) -> Fields:
     """The fields, with `rope` as `rope_parameters` where they state no rope."""
     if fields.get("rope_scaling") is not None or fields.get("rope_parameters") is not None:
         return fields
-    return Fields(fields.path, {**fields.values, "rope_parameters": rope}, fields.within)
+    return fields.with_values(rope_parameters=rope)
 
 
 def without_ropes(fields: Fields) -> Fields:

@@ -1,11 +1,10 @@
 """Words on a command line -> a chain of levels. Knows models, tokenizers and levels; knows no
 requests."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from specqd import _native
 from specqd._native import DraftChoice, Level, NgramDrafter, NoDraft
@@ -19,7 +18,7 @@ from specqd.model.loader import Progress
 from specqd.model.model import Model, Precision
 from specqd.model.mtp import MtpFiles, load_mtp
 from specqd.model.weights import Overall, bytes_to_pack, require_memory
-from specqd.text.text_file import read_text_file
+from specqd.text.text_file import json_lines, read_text_file
 from specqd.text.tokenizer import Tokenizer
 
 _LONGEST = 64
@@ -371,17 +370,12 @@ def _read_corpus(spec: DraftSpec, tokenizer: Tokenizer) -> list[list[int]]:
     content = read_text_file(Path(spec.source), where, "name a text or .jsonl file")
     texts = [content]
     if Path(spec.source).suffix == ".jsonl":
-        lines = enumerate(content.splitlines(), 1)
-        texts = [_text_of_line(line, f"{where}: line {i}") for i, line in lines if line.strip()]
+        texts = [_text_of(entry, place) for entry, place in json_lines(content, f"{where}: line ")]
     return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
 
 
-def _text_of_line(line: str, where: str) -> str:
-    """A JSON string; or an object's `text`, or else its `prompt` and `completion`."""
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"{where} is not JSON; write one object a line") from error
+def _text_of(entry: Any, where: str) -> str:
+    """A text itself; or an object's `text`, or else its `prompt` and `completion`."""
     if isinstance(entry, dict):
         entry = entry.get("text") or "".join(
             part for key in ("prompt", "completion") if isinstance(part := entry.get(key), str)

@@ -4,7 +4,7 @@ Sees a level only as a role that advances sequences; knows nothing of files, HTT
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -50,7 +50,7 @@ class Engine:
         level: Level,
         tokenizer: Tokenizer,
         *,
-        eos_token_ids: SequenceOf[int] = (),
+        eos_token_ids: Iterable[int] = (),
         max_batch: int = 16,
         max_context: int | None = None,
         prompt_rows: int | None = None,

@@ -10,7 +10,7 @@ from specqd import _native
 from specqd.config import DecoderConfig, ExpertsConfig
 from specqd.formats.bf16 import widened
 from specqd.model.importance import Importance, LayerInputs
-from specqd.model.loader import Bits, Loader, Source, Stack
+from specqd.model.loader import Loader, Source, Stack
 from specqd.model.mxfp4_experts import Mxfp4Experts
 from specqd.model.tensor_names import TensorNames
 
@@ -47,22 +47,24 @@ class FeedForwardReader:
         self, experts: ExpertsConfig, at: str, shared: _native.FeedForward | None
     ) -> _native.Mixture:
         names, hidden = self._names, self._config.hidden_size
+
+        def norm(name: str | None) -> _native.Norm | None:
+            return None if name is None else self._loader.norm(at + name, hidden)
+
         router = [Source.whole(f"{at}{names.router}.weight", experts.count)]
         if names.shared_gate is not None:
             router.append(Source.whole(f"{at}{names.shared_gate}.weight", 1))
         choice = experts.sigmoids
         return _native.Mixture(
             router=self._loader.pack(router, hidden),
-            router_bias=self._bias(at + names.router, experts.count, experts.has_router_bias),
+            router_bias=self._loader.bias(
+                at + names.router, experts.count, experts.has_router_bias
+            ),
             shared=shared,
-            experts_norm=self._norm(names.experts_norm and f"{at}{names.experts_norm}.weight"),
-            router_norm=self._norm(names.router_norm and at + names.router_norm),
-            experts_post_norm=self._norm(
-                names.experts_post_norm and f"{at}{names.experts_post_norm}.weight"
-            ),
-            shared_post_norm=self._norm(
-                names.shared_post_norm and f"{at}{names.shared_post_norm}.weight"
-            ),
+            experts_norm=norm(names.experts_norm),
+            router_norm=self._router_norm(at),
+            experts_post_norm=norm(names.experts_post_norm),
+            shared_post_norm=norm(names.shared_post_norm),
             score_scale=hidden**-0.5 if experts.has_own_norms else 1.0,
             share_scales=self._share_scales(experts, at),
             choice_bias=self._choice_bias(experts, at),
@@ -84,10 +86,11 @@ class FeedForwardReader:
         scales = self._names.share_scales
         return None if scales is None else widened(self._loader.vector(at + scales, experts.count))
 
-    def _norm(self, tensor: str | None) -> _native.Norm | None:
-        if tensor is None:
+    def _router_norm(self, at: str) -> _native.Norm | None:
+        name = self._names.router_norm
+        if name is None:
             return None
-        return _native.Norm(self._loader.vector(tensor, self._config.hidden_size))
+        return _native.Norm(self._loader.vector(at + name, self._config.hidden_size))
 
     def _experts(
         self, experts: ExpertsConfig, at: str, inputs: LayerInputs
@@ -188,18 +191,12 @@ class FeedForwardReader:
             read_share=read_share,
             importance=gate_up_inputs,
         )
-        output = [Source.whole(f"{down}.weight", c.hidden_size)]
-        packed_down = self._loader.pack(
-            output, width, read_share=read_share, importance=down_inputs
-        )
-        biases = [self._bias(module, width, c.mlp_bias) for module in modules]
+        packed_down = self._loader.linear(down, (c.hidden_size, width), down_inputs, read_share)
+        biases = [self._loader.bias(module, width, c.mlp_bias) for module in modules]
         return _native.FeedForward(
             gate_up=gate_up,
             down=packed_down,
             gate_bias=biases[0],
             up_bias=biases[1] if len(biases) == 2 else None,
-            down_bias=self._bias(down, c.hidden_size, c.mlp_bias),
+            down_bias=self._loader.bias(down, c.hidden_size, c.mlp_bias),
         )
-
-    def _bias(self, module: str, length: int, is_present: bool) -> Bits | None:
-        return self._loader.vector(f"{module}.bias", length) if is_present else None

@@ -218,14 +218,14 @@ class _Reader:
     def decoder(self) -> _native.Decoder:
         files, theirs, machine = self._files, self._above.weights, self._above.machine
         entry, hidden = self._entry(), files.hidden
-        layer, final_norm = self._layer(), self._norm("norm", hidden)
+        layer, final_norm = self._layer(), self._loader.norm("norm", hidden)
         vocabulary, head = files.vocabulary, theirs.head
         embedding = theirs.embedding
         if files.has("embed_tokens.weight"):
             size = self._above.config.vocab_size, hidden
             embedding = self._loader.embedding("embed_tokens.weight", size).copy()
         if vocabulary is not None:
-            head = self._pack([("lm_head.weight", vocabulary)], hidden)
+            head = self._loader.linear("lm_head", (vocabulary, hidden))
         decoder = _native.Decoder(
             pool=machine.pool,
             isa=machine.isa,
@@ -274,50 +274,50 @@ class _Reader:
         )
 
     def _entry(self) -> _native.HeadEntry:
-        files, config = self._files, self._files.config
+        files, config, load = self._files, self._files.config, self._loader
         width, taps = self._above.config.hidden_size, len(config.taps)
         names, has_all = _tap_norms(taps), files.has("input_norm.weight")
         has_each = any(files.has(f"{name}.weight") for name in names)
         is_shared = self._above.weights.embedding is None and not files.has("embed_tokens.weight")
         return _native.HeadEntry(
-            fc=self._pack([("fc.weight", files.hidden)], taps * width),
-            features_norm=self._norm("input_norm", taps * width) if has_all else None,
-            tap_norms=[self._norm(name, width) for name in names] if has_each else [],
-            embedding_norm=self._norm(f"{files.layer}input_layernorm", files.hidden),
-            hidden_norm=self._norm(f"{files.layer}hidden_norm", files.hidden),
+            fc=load.linear("fc", (files.hidden, taps * width)),
+            features_norm=load.norm("input_norm", taps * width) if has_all else None,
+            tap_norms=[load.norm(name, width) for name in names] if has_each else [],
+            embedding_norm=load.norm(f"{files.layer}input_layernorm", files.hidden),
+            hidden_norm=load.norm(f"{files.layer}hidden_norm", files.hidden),
             embedding=self._above.weights.head if is_shared else None,
             keeps_normed=config.keeps_normed,
             recycles_normed=config.recycles_normed,
         )
 
     def _layer(self) -> _native.LayerWeights:
-        files, at = self._files, self._files.layer
+        files, at, load = self._files, self._files.layer, self._loader
         config, hidden, dim = files.config, files.hidden, files.head_dim
         queries, keys = config.num_heads * dim, config.num_kv_heads * dim
         rows = zip(_QUERY_KEY_VALUE, (queries, keys, keys), strict=True)
-        qkv = [(f"{at}{name}.weight", count) for name, count in rows]
-        gate_up = [(f"{at}{name}.weight", files.ffn) for name in _GATE_UP]
+        qkv = [Source.whole(f"{at}{name}.weight", count) for name, count in rows]
+        gate_up = [Source.whole(f"{at}{name}.weight", files.ffn) for name in _GATE_UP]
         norms = [f"{at}self_attn.{name}" for name in ("q_norm", "k_norm")]
         query_norm, key_norm = (
-            self._norm(name, dim) if files.has(f"{name}.weight") else None for name in norms
+            load.norm(name, dim) if files.has(f"{name}.weight") else None for name in norms
         )
         return _native.LayerWeights(
             attention_norm=None,
             attention_post_norm=None,
-            feed_forward_norm=self._norm(f"{at}post_attention_layernorm", hidden),
+            feed_forward_norm=load.norm(f"{at}post_attention_layernorm", hidden),
             feed_forward_post_norm=None,
             query_norm=query_norm,
             key_norm=key_norm,
             value_norm=None,
-            query_key_value=self._pack(qkv, 2 * hidden),
-            output=self._pack([(f"{at}{_OUTPUT}.weight", hidden)], queries),
+            query_key_value=load.pack(qkv, 2 * hidden),
+            output=load.linear(at + _OUTPUT, (hidden, queries)),
             query_key_value_bias=None,
             output_bias=None,
             sinks=None,
             feed_forwards=[
                 _native.FeedForward(
-                    gate_up=self._pack(gate_up, hidden, interleaved=True),
-                    down=self._pack([(f"{at}{_DOWN}.weight", hidden)], files.ffn),
+                    gate_up=load.pack(gate_up, hidden, interleaved=True),
+                    down=load.linear(at + _DOWN, (hidden, files.ffn)),
                 )
             ],
             mixture=None,
@@ -329,12 +329,3 @@ class _Reader:
             per_layer=None,
             output_scale=1.0,
         )
-
-    def _norm(self, name: str, length: int) -> _native.Norm:
-        return _native.Norm(self._loader.vector(f"{name}.weight", length))
-
-    def _pack(
-        self, tensors: list[tuple[str, int]], columns: int, *, interleaved: bool = False
-    ) -> _native.PackedWeight:
-        sources = [Source.whole(name, rows) for name, rows in tensors]
-        return self._loader.pack(sources, columns, interleaved=interleaved)

@@ -10,6 +10,7 @@ from specqd.config.decoder import DecoderConfig, LatentConfig
 from specqd.formats.bf16 import widened
 from specqd.model.importance import Importance, LayerInputs
 from specqd.model.loader import HeadPart, Loader, Source
+from specqd.model.mixers import MixerWeights
 from specqd.model.tensor_names import TensorNames
 
 Rows = Callable[[NDArray[np.int64]], NDArray[np.int64]]
@@ -29,7 +30,14 @@ class LatentReader:
         self._latent = latent
         self._names = names
 
-    def inputs(self, at: str, inputs: LayerInputs) -> _native.PackedWeight:
+    def read(self, at: str, inputs: LayerInputs) -> MixerWeights:
+        return MixerWeights(
+            inputs=self._inputs(at, inputs),
+            output=self._output(at, inputs),
+            latent=self._weights(at, inputs),
+        )
+
+    def _inputs(self, at: str, inputs: LayerInputs) -> _native.PackedWeight:
         """Queries or their latent, and the row that is cached."""
         latent, names = self._latent, self._names
         row = f"{at}{names.latent}.weight"
@@ -41,12 +49,12 @@ class LatentReader:
             sources, self._config.hidden_size, importance=inputs.query_key_value
         )
 
-    def output(self, at: str, inputs: LayerInputs) -> _native.PackedWeight:
-        source = Source.whole(f"{at}{self._names.output}.weight", self._config.hidden_size)
+    def _output(self, at: str, inputs: LayerInputs) -> _native.PackedWeight:
         columns = self._config.num_heads * self._latent.value_dim
-        return self._loader.pack([source], columns, importance=inputs.output)
+        shape = self._config.hidden_size, columns
+        return self._loader.linear(at + self._names.output, shape, inputs.output)
 
-    def weights(self, at: str, inputs: LayerInputs) -> _native.LatentWeights:
+    def _weights(self, at: str, inputs: LayerInputs) -> _native.LatentWeights:
         """The products beside the first one and the output."""
         latent, names, heads = self._latent, self._names, self._config.num_heads
         queries, query_norm = None, None
@@ -57,14 +65,14 @@ class LatentReader:
             queries = self._loader.pack(
                 [self._queries(at)], latent.query_rank, importance=importance
             )
-        norm = self._loader.vector(f"{at}{names.latent_norm}.weight", latent.rank)
+        norm_of_latents = self._loader.norm(at + names.latent_norm, latent.rank)
         name, dim = f"{at}{names.latent_keys_values}.weight", latent.plain_dim + latent.value_dim
         keys = HeadPart(name, heads, dim, latent.rank, 0, latent.plain_dim, is_transposed=True)
         values = HeadPart(name, heads, dim, latent.rank, latent.plain_dim, latent.value_dim)
         return _native.LatentWeights(
             queries=queries,
             query_norm=query_norm,
-            norm=_native.Norm(norm),
+            norm=norm_of_latents,
             keys=self._loader.pack(
                 [keys.rows("keys")], latent.plain_dim, importance=inputs.latent_keys
             ),

@@ -10,7 +10,8 @@ from specqd.model.feed_forwards import FeedForwardReader
 from specqd.model.importance import Importance, LayerInputs, MeasuredInputs
 from specqd.model.latents import LatentReader
 from specqd.model.loader import Bits, Loader, Source
-from specqd.model.recurrent import RecurrentReader, RecurrentWeights
+from specqd.model.mixers import MixerWeights
+from specqd.model.recurrent import RecurrentReader
 from specqd.model.tensor_names import TensorNames
 
 _ONE = 0x3F80  # as BF16 bits
@@ -31,8 +32,6 @@ class LayerReader:
         self._names = names
         self._inputs = inputs
         self._feed_forwards = FeedForwardReader(loader, config, names)
-        latent = config.latent
-        self._latent = None if latent is None else LatentReader(loader, config, latent, names)
 
     def norm(self, name: str | None, length: int) -> _native.Norm | None:
         """A norm of the residual stream, with a bias for layer norms; None without a name."""
@@ -73,81 +72,74 @@ class LayerReader:
             return self.norm(name and at + name, c.hidden_size)
 
         rotation, attention = c.rotation(index), c.attention(index)
-        head_dim = attention.head_dim
-        attention_norm, feed_forward_norm = (
-            norm(names.attention_norm),
-            norm(names.feed_forward_norm),
-        )
+        attention_norm = norm(names.attention_norm)
+        feed_forward_norm = norm(names.feed_forward_norm)
         if c.experts and c.experts.has_own_norms:
             norm(names.experts_norm)  # tells which inputs matter
         inputs = self._layer_inputs(index, at)
         feed_forwards, mixture = self._feed_forwards.read(index, at, inputs)
-        recurrent = self._recurrent(index, at, inputs)
-        has_keys = attention.kv_layer is None and recurrent is None
+        attention_post_norm = norm(names.attention_post_norm)
+        feed_forward_post_norm = norm(names.feed_forward_post_norm)
+        mixer = self._mixer(index, at, inputs)
         return _native.LayerWeights(
             attention_norm=attention_norm,
-            attention_post_norm=norm(names.attention_post_norm),
+            attention_post_norm=attention_post_norm,
             feed_forward_norm=feed_forward_norm,
-            feed_forward_post_norm=norm(names.feed_forward_post_norm),
-            query_norm=None
-            if recurrent
-            else self._head_norm(at + names.query_norm, c.num_heads, head_dim),
-            key_norm=self._head_norm(at + names.key_norm, attention.num_kv_heads, head_dim)
-            if has_keys
-            else None,
-            value_norm=_unweighted_norm(head_dim) if c.norms_values and has_keys else None,
-            query_key_value=recurrent.inputs
-            if recurrent
-            else self._query_key_value(at, attention, inputs),
-            output=recurrent.output if recurrent else self._output(at, attention, inputs),
-            query_key_value_bias=recurrent.input_bias
-            if recurrent
-            else self._query_key_value_bias(at, attention),
-            output_bias=recurrent.output_bias
-            if recurrent
-            else self._bias(at + names.output, c.hidden_size, c.output_bias),
-            sinks=self._loader.vector(at + names.sinks, c.num_heads) if c.has_sinks else None,
+            feed_forward_post_norm=feed_forward_post_norm,
+            query_norm=mixer.query_norm,
+            key_norm=mixer.key_norm,
+            value_norm=mixer.value_norm,
+            query_key_value=mixer.inputs,
+            output=mixer.output,
+            query_key_value_bias=mixer.input_bias,
+            output_bias=mixer.output_bias,
+            sinks=mixer.sinks,
             feed_forwards=feed_forwards,
             mixture=mixture,
             window=c.windows[index],
             rope=-1 if rotation is None else c.distinct_rotations.index(rotation),
-            attention=c.distinct_heads.index((attention.num_kv_heads, head_dim)),
+            attention=c.distinct_heads.index((attention.num_kv_heads, attention.head_dim)),
             kv_layer=-1 if attention.kv_layer is None else attention.kv_layer,
             values_are_keys=attention.values_are_keys,
             per_layer=self._per_layer_input(c.per_layer, at, inputs) if c.per_layer else None,
             output_scale=self._scale(at + names.layer_scale) if c.scales_layers else 1.0,
-            convolution=recurrent.convolution if recurrent else None,
-            convolution_bias=recurrent.convolution_bias if recurrent else None,
-            delta=recurrent.delta if recurrent else None,
-            latent=None if self._latent is None else self._latent.weights(at, inputs),
+            convolution=mixer.convolution,
+            convolution_bias=mixer.convolution_bias,
+            delta=mixer.delta,
+            latent=mixer.latent,
         )
 
-    def _recurrent(self, index: int, at: str, inputs: LayerInputs) -> RecurrentWeights | None:
-        """None for a layer with attention."""
-        if not self._config.recurrent_layers[index]:
-            return None
-        return RecurrentReader(self._loader, self._config, self._names, at, inputs).read()
+    def _mixer(self, index: int, at: str, inputs: LayerInputs) -> MixerWeights:
+        c = self._config
+        if c.recurrent_layers[index]:
+            return RecurrentReader(self._loader, c, self._names, at, inputs).read()
+        if c.latent is not None:
+            return LatentReader(self._loader, c, c.latent, self._names).read(at, inputs)
+        return self._attention(c.attention(index), at, inputs)
 
-    def _output(
-        self, at: str, attention: AttentionConfig, inputs: LayerInputs
-    ) -> _native.PackedWeight:
-        if self._latent is not None:
-            return self._latent.output(at, inputs)
-        source = Source.whole(f"{at}{self._names.output}.weight", self._config.hidden_size)
-        columns = self._config.num_heads * attention.head_dim
-        return self._loader.pack([source], columns, importance=inputs.output)
-
-    def _bias(self, module: str, length: int, is_present: bool) -> Bits | None:
-        return self._loader.vector(f"{module}.bias", length) if is_present else None
+    def _attention(self, attention: AttentionConfig, at: str, inputs: LayerInputs) -> MixerWeights:
+        c, names, load = self._config, self._names, self._loader
+        heads, kv_heads, dim = c.num_heads, attention.num_kv_heads, attention.head_dim
+        has_keys = attention.kv_layer is None
+        return MixerWeights(
+            query_norm=self._head_norm(at + names.query_norm, heads, dim),
+            key_norm=self._head_norm(at + names.key_norm, kv_heads, dim) if has_keys else None,
+            value_norm=_unweighted_norm(dim) if c.norms_values and has_keys else None,
+            inputs=self._query_key_value(at, attention, inputs),
+            output=load.linear(at + names.output, (c.hidden_size, heads * dim), inputs.output),
+            input_bias=self._query_key_value_bias(at, attention),
+            output_bias=load.bias(at + names.output, c.hidden_size, c.output_bias),
+            sinks=load.vector(at + names.sinks, heads) if c.has_sinks else None,
+        )
 
     def _head_norm(self, module: str, heads: int, dim: int) -> _native.Norm | None:
         match self._config.qk_norm:
             case None:
                 return None
             case "one":
-                return _native.Norm(self._loader.vector(f"{module}.weight", dim))
+                return self._loader.norm(module, dim)
             case "row":
-                return _native.Norm(self._loader.vector(f"{module}.weight", heads * dim))
+                return self._loader.norm(module, heads * dim)
             case "each":
                 each = [
                     self._loader.vector(f"{module}.norms.{head}.weight", dim)
@@ -206,8 +198,6 @@ class LayerReader:
     def _query_key_value(
         self, at: str, attention: AttentionConfig, inputs: LayerInputs
     ) -> _native.PackedWeight:
-        if self._latent is not None:
-            return self._latent.inputs(at, inputs)
         sources = self._query_key_value_sources(at, attention, "weight")
         columns, importance = self._config.hidden_size, inputs.query_key_value
         return self._loader.pack(sources, columns, importance=importance)
@@ -224,17 +214,14 @@ class LayerReader:
     def _per_layer_input(
         self, per_layer: PerLayerConfig, at: str, inputs: LayerInputs
     ) -> _native.PerLayerInput:
-        hidden, names = self._config.hidden_size, self._names
-        gate = Source.whole(f"{at}{names.per_layer_gate}.weight", per_layer.size)
-        projection = Source.whole(f"{at}{names.per_layer_projection}.weight", hidden)
-        norm = self._loader.vector(f"{at}{names.per_layer_post_norm}.weight", hidden)
-        return _native.PerLayerInput(
-            gate=self._loader.pack([gate], hidden, importance=inputs.per_layer_gate),
-            projection=self._loader.pack(
-                [projection], per_layer.size, importance=inputs.per_layer_projection
-            ),
-            post_norm=_native.Norm(norm),
+        names, load = self._names, self._loader
+        hidden, size = self._config.hidden_size, per_layer.size
+        post_norm = load.norm(at + names.per_layer_post_norm, hidden)
+        gate = load.linear(at + names.per_layer_gate, (size, hidden), inputs.per_layer_gate)
+        projection = load.linear(
+            at + names.per_layer_projection, (hidden, size), inputs.per_layer_projection
         )
+        return _native.PerLayerInput(gate=gate, projection=projection, post_norm=post_norm)
 
     def per_layer_embedding(self) -> _native.PerLayerEmbedding | None:
         """The tokens' embeddings for every layer, whose table stays in the file; None if absent."""
@@ -242,17 +229,15 @@ class LayerReader:
         if per_layer is None:
             return None
         width = c.num_layers * per_layer.size
-        projection = Source.whole(f"{names.per_layer_embedding}.weight", width)
-        norm = self._loader.vector(f"{names.per_layer_norm}.weight", per_layer.size)
+        norm = self._loader.norm(names.per_layer_norm, per_layer.size)
         table = f"{names.per_layer_table}.weight"
+        importance = self._inputs.per_layer if self._inputs else None
         return _native.PerLayerEmbedding(
             table=self._loader.embedding(table, (per_layer.vocab_size, width)),
-            projection=self._loader.pack(
-                [projection],
-                c.hidden_size,
-                importance=self._inputs.per_layer if self._inputs else None,
+            projection=self._loader.linear(
+                names.per_layer_embedding, (width, c.hidden_size), importance
             ),
-            norm=_native.Norm(norm),
+            norm=norm,
         )
 
 

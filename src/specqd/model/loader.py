@@ -180,6 +180,25 @@ class Loader:
         self.sizes[name] = length
         return values
 
+    def norm(self, module: str, length: int) -> _native.Norm:
+        """A module's norm without a bias."""
+        return _native.Norm(self.vector(f"{module}.weight", length))
+
+    def bias(self, module: str, length: int, is_present: bool) -> Bits | None:
+        """A module's bias; None where the family has none."""
+        return self.vector(f"{module}.bias", length) if is_present else None
+
+    def linear(
+        self,
+        module: str,
+        shape: tuple[int, int],
+        importance: Importance | None = None,
+        read_share: float = 1.0,
+    ) -> _native.PackedWeight:
+        """A module's whole weight [rows, columns], packed."""
+        source = Source.whole(f"{module}.weight", shape[0])
+        return self.pack([source], shape[1], read_share=read_share, importance=importance)
+
     def pack(
         self,
         sources: Sequence[Source],

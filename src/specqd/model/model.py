@@ -68,6 +68,10 @@ class Machine:
             )
         return cls(make_pool(threads, numa), isa or available[0])
 
+    def __str__(self) -> str:
+        """As measurements name it."""
+        return f"{_native.cpu_model()}, {self.pool.threads} threads, {self.isa}"
+
 
 class Model(_native.ModelForward):
     """One precision of a model, as levels use it; the other shares weights, decoder and cache."""

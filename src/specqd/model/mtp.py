@@ -20,7 +20,7 @@ from specqd.model.decoder_spec import decoder_spec
 from specqd.model.heads import MAX_ROWS
 from specqd.model.importance import Importance
 from specqd.model.layers import LayerReader
-from specqd.model.loader import Loader, Progress, Source
+from specqd.model.loader import Loader, Progress
 from specqd.model.model import Model
 from specqd.model.mtp_shapes import shapes_of
 from specqd.model.packed import PackedFile, is_packed
@@ -151,25 +151,18 @@ def load_mtp_weights(
     config, names = files.layer, files.names
     modules = replace(names_of(config), final_norm=names.final_norm)
     read, hidden = LayerReader(loader, config, modules), config.hidden_size
-
-    def norm(name: str) -> _native.Norm:
-        return _native.Norm(loader.vector(f"{name}.weight", hidden))
-
-    embedding_norm, hidden_norm = norm(names.embedding_norm), norm(names.hidden_norm)
+    embedding_norm = loader.norm(names.embedding_norm, hidden)
+    hidden_norm = loader.norm(names.hidden_norm, hidden)
     pair = [names.embedding_norm, names.hidden_norm]
     pair = pair[::-1] if files.mtp.hidden_first else pair
+    squares = [read.squared_norm(name).squares for name in pair]
+    importance = Importance(np.concatenate(squares))
     weights = MtpWeights(
         layer=read.layer(0, names.layer),
         embedding_norm=embedding_norm,
         hidden_norm=hidden_norm,
-        projection=loader.pack(
-            [Source.whole(f"{names.projection}.weight", hidden)],
-            2 * hidden,
-            importance=Importance(
-                np.concatenate([read.squared_norm(name).squares for name in pair])
-            ),
-        ),
-        final_norm=norm(names.final_norm),
+        projection=loader.linear(names.projection, (hidden, 2 * hidden), importance),
+        final_norm=loader.norm(names.final_norm, hidden),
         loader=loader,
     )
     files.tell_count()

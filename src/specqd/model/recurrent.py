@@ -11,20 +11,8 @@ from specqd.config.decoder import DecoderConfig
 from specqd.config.recurrent import ConvolutionConfig, DeltaConfig
 from specqd.model.importance import LayerInputs
 from specqd.model.loader import Bits, Loader, Source
+from specqd.model.mixers import MixerWeights
 from specqd.model.tensor_names import TensorNames
-
-
-@dataclass(frozen=True, slots=True)
-class RecurrentWeights:
-    """What a recurrent layer has in place of attention."""
-
-    inputs: _native.PackedWeight
-    output: _native.PackedWeight
-    convolution: Bits  # [taps * channels]
-    delta: _native.DeltaWeights | None = None
-    input_bias: Bits | None = None
-    output_bias: Bits | None = None
-    convolution_bias: Bits | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +25,16 @@ class RecurrentReader:
     at: str
     inputs: LayerInputs
 
-    def read(self) -> RecurrentWeights:
+    def read(self) -> MixerWeights:
         recurrent = self.config.recurrent
         if isinstance(recurrent, DeltaConfig):
             return self._delta_net(recurrent)
         assert isinstance(recurrent, ConvolutionConfig)
         return self._gated_convolution(recurrent)
 
-    def _delta_net(self, delta: DeltaConfig) -> RecurrentWeights:
+    def _delta_net(self, delta: DeltaConfig) -> MixerWeights:
         values = delta.value_heads * delta.value_dim
-        return RecurrentWeights(
+        return MixerWeights(
             inputs=self._pack(self._delta_inputs(delta)),
             output=self._output(values),
             convolution=self._convolution(delta.channels, delta.taps),
@@ -78,15 +66,14 @@ class RecurrentReader:
             norm=self.loader.wide(self._name("norm.weight"), delta.value_dim),
         )
 
-    def _gated_convolution(self, convolution: ConvolutionConfig) -> RecurrentWeights:
+    def _gated_convolution(self, convolution: ConvolutionConfig) -> MixerWeights:
         """Gates of inputs, gates of outputs, and values are one tensor, in this order."""
         channels, [inputs] = convolution.channels, self.names.recurrent_inputs
 
         def bias(module: str, length: int) -> Bits | None:
-            name = self._name(f"{module}.bias")
-            return self.loader.vector(name, length) if convolution.has_bias else None
+            return self.loader.bias(self._name(module), length, convolution.has_bias)
 
-        return RecurrentWeights(
+        return MixerWeights(
             inputs=self._pack([Source.whole(self._name(f"{inputs}.weight"), 3 * channels)]),
             output=self._output(channels),
             convolution=self._convolution(channels, convolution.taps),
@@ -103,8 +90,8 @@ class RecurrentReader:
         return self.loader.pack(sources, self.config.hidden_size, importance=importance)
 
     def _output(self, columns: int) -> _native.PackedWeight:
-        source = Source.whole(self._name("out_proj.weight"), self.config.hidden_size)
-        return self.loader.pack([source], columns, importance=self.inputs.output)
+        shape = self.config.hidden_size, columns
+        return self.loader.linear(self._name("out_proj"), shape, self.inputs.output)
 
     def _convolution(self, channels: int, taps: int) -> Bits:
         name = self._name(f"{self.names.convolution}.weight")

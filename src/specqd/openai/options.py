@@ -177,8 +177,7 @@ def _kind_of(form: Fields) -> str:
 def _named_schema(named: Fields) -> dict[str, Any]:
     named.text("description")
     named.flag("strict")
-    if named.text("name") is None:
-        raise named.wrong("name", "a text")
+    named.needed_text("name")
     schema = named.object("schema")
     if schema is None:
         raise named.wrong("schema", "an object")

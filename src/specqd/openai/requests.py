@@ -269,8 +269,4 @@ def _part(name: str, part: object) -> str:
     if not isinstance(part, Mapping) or part.get("type") != "text":
         kind = part.get("type") if isinstance(part, Mapping) else part
         raise FieldError(name, f'is {shown(kind)}; only {{"type": "text", "text": ...}} is read')
-    fields = Fields.of(part, ("type", "text"), name)
-    text = fields.text("text")
-    if text is None:
-        raise fields.wrong("text", "a text")
-    return text
+    return Fields.of(part, ("type", "text"), name).needed_text("text")

@@ -166,9 +166,7 @@ def _message(name: str, item: object) -> Json:
             raise fields.wrong("role", f"one of {', '.join(_ROLES)}")
         content = _text(f"{name}.content", fields.get("content"), _TEXT_PARTS)
         return {"role": _ROLES[role], "content": content}
-    call_id = fields.text("call_id")
-    if call_id is None:
-        raise fields.wrong("call_id", "a text")
+    call_id = fields.needed_text("call_id")
     if kind == "function_call":
         function = {"name": fields.text("name"), "arguments": fields.text("arguments") or ""}
         call = {"id": call_id, "type": "function", "function": function}
@@ -190,11 +188,8 @@ def _part(name: str, part: object, kinds: Sequence[str]) -> str:
     if not isinstance(part, Mapping) or part.get("type") not in kinds:
         kind = part.get("type") if isinstance(part, Mapping) else part
         raise FieldError(name, f"is {shown(kind)}; only texts are read")
-    fields = Fields.of(part, ("type", "text", "annotations", "logprobs"), name)
-    text = fields.text("text")
-    if text is None:
-        raise fields.wrong("text", "a text")
-    return text
+    known = ("type", "text", "annotations", "logprobs")
+    return Fields.of(part, known, name).needed_text("text")
 
 
 def _add(messages: list[Json], new: Json) -> None:

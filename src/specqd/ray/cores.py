@@ -17,15 +17,14 @@ def take_cores(count: int, place: int) -> None:
 
 def chosen_cores(usable: set[int], count: int, place: int, nodes: list[set[int]]) -> set[int]:
     """`count` cores; different places get different ones, until all are taken."""
-    ordered: list[list[int]] = []  # groups of `count`, none over two nodes
-    rest = sorted(usable)
-    for node in nodes:
-        cores = sorted(usable & node)
-        ordered += [cores[i : i + count] for i in range(0, len(cores) - count + 1, count)]
-    taken = {core for group in ordered for core in group}
-    rest = [core for core in rest if core not in taken]
-    ordered += [rest[i : i + count] for i in range(0, len(rest) - count + 1, count)]
-    return set(ordered[place % len(ordered)]) if ordered else usable
+    groups = [group for node in nodes for group in _groups(usable & node, count)]
+    groups += _groups(usable.difference(*groups), count)  # what the nodes have left
+    return groups[place % len(groups)] if groups else usable
+
+
+def _groups(cores: set[int], count: int) -> list[set[int]]:
+    ordered = sorted(cores)
+    return [set(ordered[i : i + count]) for i in range(0, len(ordered) - count + 1, count)]
 
 
 def _nodes() -> list[set[int]]:

@@ -136,13 +136,13 @@ class _Sent:
 
 def _event(problem: ProblemError, path: str) -> bytes:
     if path.startswith(ANTHROPIC):
-        described = anthropic.refusal(problem.message, problem.status)
-        return f"event: error\ndata: {json.dumps(described)}\n\n".encode()
-    described = refusal(problem.message, "server_error")
-    if path == "/v1/responses":
-        error = {"type": "error", "code": "server_error", "message": problem.message}
-        return f"event: error\ndata: {json.dumps(error)}\n\n".encode()
-    return f"data: {json.dumps(described)}\n\n".encode()
+        name, described = "event: error\n", anthropic.refusal(problem.message, problem.status)
+    elif path == "/v1/responses":
+        name = "event: error\n"
+        described = {"type": "error", "code": "server_error", "message": problem.message}
+    else:
+        name, described = "", refusal(problem.message, "server_error")
+    return f"{name}data: {json.dumps(described)}\n\n".encode()
 
 
 async def _nothing() -> Any:

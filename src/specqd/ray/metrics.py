@@ -5,7 +5,6 @@ from copy import copy
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Sample
 
 
 def labelled(families: Iterable[Metric], replica: str) -> list[Metric]:
@@ -13,14 +12,12 @@ def labelled(families: Iterable[Metric], replica: str) -> list[Metric]:
     named = []
     for family in families:
         family = copy(family)
-        family.samples = [_named(sample, replica) for sample in family.samples]
+        family.samples = [
+            sample._replace(labels={**sample.labels, "replica": replica})
+            for sample in family.samples
+        ]
         named.append(family)
     return named
-
-
-def _named(sample: Sample, replica: str) -> Sample:
-    labels = {**sample.labels, "replica": replica}
-    return Sample(sample.name, labels, sample.value, sample.timestamp, sample.exemplar)
 
 
 class Merged(Collector):

@@ -17,7 +17,7 @@ def open_service(
     engine = Engine(
         llm.engine.level,
         llm.tokenizer,
-        eos_token_ids=llm.defaults.eos_token_ids or llm.model.config.eos_token_ids,
+        eos_token_ids=llm.engine.eos_token_ids,
         max_batch=max_batch,
         prompt_rows=PROMPT_ROWS,
     )

@@ -1,13 +1,12 @@
 """Reads the text on which a model is calibrated. Knows no weights."""
 
-import json
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from specqd.errors import RequestError, TokenizerError
-from specqd.text.text_file import read_text_file
+from specqd.text.text_file import json_lines, read_text_file
 from specqd.text.tokenizer import Tokenizer
 
 
@@ -26,29 +25,22 @@ def read_calibration(tokenizer: Tokenizer, path: Path | None) -> CalibrationText
     refuses a shipped chat, its words are read alone. Raises RequestError.
     """
     if path is None:
-        name, content = (
-            "built-in",
-            files("specqd.models").joinpath("calibration.jsonl").read_text("utf-8"),
-        )
+        shipped = files("specqd.models").joinpath("calibration.jsonl")
+        name, content = "built-in", shipped.read_text("utf-8")
     else:
         remedy = "name a file of JSON lines, or none"
         name, content = path.name, read_text_file(path, "--calibrate", remedy)
-    sequences = []
-    for number, line in enumerate(content.splitlines(), 1):
-        where = f"--calibrate {name}: line {number}"
-        if line.strip():
-            sequences.append(_encoded(tokenizer, line, where, is_own=path is not None))
+    sequences = [
+        _encoded(tokenizer, entry, where, is_own=path is not None)
+        for entry, where in json_lines(content, f"--calibrate {name}: line ")
+    ]
     if not any(sequences):
         raise RequestError(f"--calibrate {name}: has no text; write one JSON object a line")
     return CalibrationText(name, [each for each in sequences if each])
 
 
-def _encoded(tokenizer: Tokenizer, line: str, where: str, *, is_own: bool) -> list[int]:
+def _encoded(tokenizer: Tokenizer, entry: Any, where: str, *, is_own: bool) -> list[int]:
     """A line's token ids; the shipped chats need no template, a file of the user's own does."""
-    try:
-        entry: Any = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"{where} is not JSON; write one object a line") from error
     text = entry.get("text") if isinstance(entry, dict) else None
     messages = entry.get("messages") if isinstance(entry, dict) else None
     if isinstance(text, str):

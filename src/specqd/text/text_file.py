@@ -1,6 +1,9 @@
-"""Reads a text file that a user named. Knows nothing of what it holds."""
+"""Reads a text file that a user named, and lines of JSON. Knows nothing of what they hold."""
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from specqd.errors import RequestError
 
@@ -13,3 +16,15 @@ def read_text_file(path: Path, where: str, remedy: str) -> str:
         raise RequestError(f"{where}: {path} is not UTF-8; convert it first") from error
     except OSError as error:
         raise RequestError(f"{where}: {path}: {error.strerror}; {remedy}") from error
+
+
+def json_lines(content: str, before: str, behind: str = "") -> Iterator[tuple[Any, str]]:
+    """The values of the lines that are not blank, each with its place for messages: the line's
+    number between the two words. Raises RequestError of one line."""
+    for number, line in enumerate(content.splitlines(), 1):
+        if line.strip():
+            place = f"{before}{number}{behind}"
+            try:
+                yield json.loads(line), place
+            except (ValueError, RecursionError) as error:
+                raise RequestError(f"{place} is not JSON; write one object a line") from error

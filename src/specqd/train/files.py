@@ -1,6 +1,8 @@
 """The files of a trained head: SpecForge's form. Knows no torch."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +45,17 @@ def head_config(config: DecoderConfig, settings: TrainSettings, theta: float) ->
     }
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Replaces the file at once."""
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file to write to, which then replaces the one at `path` at once."""
     unfinished = path.with_name(f".{path.name}")
-    unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    yield unfinished
     unfinished.replace(path)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    with replacing(path) as file:
+        file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def begin_directory(

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
 from specqd.errors import RequestError
-from specqd.train.files import STATE
+from specqd.train.files import STATE, replacing
 from specqd.train.head import TorchHead
 from specqd.train.settings import TrainSettings
 from specqd.train.teacher import Teacher
@@ -147,9 +147,8 @@ class Trainer:
             "step": self.step,
             "seconds": self.seconds,
         }
-        unfinished = out / f"{STATE}.unfinished"
-        torch.save(state, unfinished)
-        unfinished.replace(out / STATE)
+        with replacing(out / STATE) as file:
+            torch.save(state, file)
 
     def _write_head(self, path: Path) -> None:
         tensors = {
@@ -160,9 +159,8 @@ class Trainer:
             size = self.teacher.model.config.vocab_size
             tensors["d2t"] = torch.from_numpy(offsets_of(self.teacher.ids))
             tensors["t2d"] = torch.from_numpy(known_by_target(self.teacher.ids, size))
-        unfinished = path.with_name(f".{path.name}")
-        unfinished.write_bytes(tensors_file.save(tensors, metadata={"format": "pt"}))
-        unfinished.replace(path)
+        with replacing(path) as file:
+            file.write_bytes(tensors_file.save(tensors, metadata={"format": "pt"}))
 
     def load(self, out: Path) -> None:
         """Goes on where `save` was called. Raises RequestError for a damaged file."""

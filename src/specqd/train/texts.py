@@ -14,8 +14,9 @@ from specqd.engine.generation import GenerationRequest
 from specqd.errors import RequestError, TokenizerError
 from specqd.llm import LLM
 from specqd.sampling import SamplingParams
-from specqd.text.text_file import read_text_file
+from specqd.text.text_file import json_lines, read_text_file
 from specqd.text.tokenizer import Tokenizer
+from specqd.train.files import replacing
 
 Progress = Callable[[int, int], None]  # tokens so far, tokens wanted
 
@@ -58,9 +59,8 @@ def read_kept(path: Path) -> list[Text]:
 
 def keep_texts(path: Path, texts: Sequence[Text]) -> None:
     """Replaces the file by these texts."""
-    unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text("".join(map(_line, texts)), encoding="utf-8")
-    unfinished.replace(path)
+    with replacing(path) as file:
+        file.write_text("".join(map(_line, texts)), encoding="utf-8")
 
 
 def _line(text: Text) -> str:
@@ -91,16 +91,9 @@ def read_prompts(path: Path, tokenizer: Tokenizer, length: int) -> list[list[int
 
 def _entries(path: Path, option: str) -> Iterator[tuple[dict[str, Any], str]]:
     content = read_text_file(path, option, "name a file of JSON lines")
-    for number, line in enumerate(content.splitlines(), 1):
-        where = f"{option} {path}:{number}"
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise RequestError(f"{where}: is not JSON; write one object a line") from error
+    for entry, where in json_lines(content, f"{option} {path}:", ":"):
         if not isinstance(entry, dict):
-            raise RequestError(f"{where}: is no object; write one JSON object a line")
+            raise RequestError(f"{where} is no object; write one JSON object a line")
         yield entry, where
 
 
@@ -114,7 +107,7 @@ def _encoded(
     messages = entry.get("messages")
     if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
         listed = ", ".join(f"`{name}`" for name in names)
-        raise RequestError(f"{where}: has no text; write an object with {listed} or `messages`")
+        raise RequestError(f"{where} has no text; write an object with {listed} or `messages`")
     try:
         return tokenizer.chat(messages, add_generation_prompt=is_prompt)
     except (RequestError, TokenizerError) as error:

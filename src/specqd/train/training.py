@@ -92,9 +92,10 @@ def choose_ids(llm: LLM, settings: TrainSettings, texts: list[Text]) -> Ids | No
     """The model's ids of the head's tokens; None: all."""
     if settings.vocabulary is None:
         return None
-    stops = llm.defaults.eos_token_ids or llm.model.config.eos_token_ids
     learned = (text.tokens[text.learned :] for text in texts)
-    return frequent_ids(learned, llm.model.config.vocab_size, settings.vocabulary, stops)
+    return frequent_ids(
+        learned, llm.model.config.vocab_size, settings.vocabulary, llm.engine.eos_token_ids
+    )
 
 
 def train(
