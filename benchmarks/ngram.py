@@ -3,7 +3,7 @@
     python benchmarks/ngram.py --prompts PROMPTS.jsonl [MODEL] [--temperature 0.8] [--row 0.1]
 
 The model decodes each prompt; its tokens are then replayed through the drafter as a level directly
-above it would verify. `--row` is the price of verifying a token, in tokens of the level's own pace.
+above it would verify. `--row` is the price of verifying a token, in tokens of the level's own rate.
 """
 
 import argparse

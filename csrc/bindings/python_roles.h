@@ -92,9 +92,9 @@ class PythonModel : public LevelModel {
   }
   ScoredTokens verify(int64_t row, std::span<const int32_t> proposal,
                       const SequencePtr& sequence) override {
-    const TokenList said(proposal.begin(), proposal.end());
+    const TokenList proposed(proposal.begin(), proposal.end());
     auto [tokens, probabilities] = nb::cast<std::pair<TokenList, std::vector<double>>>(
-        model_.attr("verify")(row, said, sequence));
+        model_.attr("verify")(row, proposed, sequence));
     return {std::move(tokens), std::move(probabilities)};
   }
   void release(const SequencePtr& sequence) override { model_.attr("release")(sequence); }

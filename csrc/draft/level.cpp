@@ -243,9 +243,9 @@ std::vector<Proposal> Level::advance(std::span<const DraftRequest> requests) {
 
 double Level::seconds_per_token(size_t count) {
   const auto sequences = static_cast<double>(count);
-  const double pace = rates_[count].seconds_per_token().value_or(kAlwaysDraft);
+  const double now = rates_[count].seconds_per_token().value_or(kAlwaysDraft);
   const double plain = costs_.of(count)->seconds(sequences) / sequences;
-  return std::min(pace, plain > 0.0 ? plain : kAlwaysDraft);
+  return std::min(now, plain > 0.0 ? plain : kAlwaysDraft);
 }
 
 // The requests to the drafter: none for a prompt that is not prefilled yet.

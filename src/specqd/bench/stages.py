@@ -117,7 +117,7 @@ class _Text:
         self._exact = Context(model.cache.create())
         self._exact.match(tokens, accepted)
         is_exact = precision is Precision.EXACT
-        self._reading = model if is_exact else model.as_draft()
+        self._forwards = model if is_exact else model.as_draft()
         self._own = self._exact if is_exact else Context(self._exact.slot, self._exact)
         self.moved_bytes = 0
 
@@ -130,10 +130,10 @@ class _Text:
         if self._own.length < start or not can_continue:
             self._model.forward([Rows(self._exact, 0, self._tokens[:start], 0)])
             self._own.begin(start + 1)
-        reading, tokens = self._reading, self._tokens[start : start + rows]
-        before = reading.bytes_read + reading.cache_bytes_read
-        spans = _traced(reading, [Rows(self._own, start, tokens, rows)])
-        self.moved_bytes += reading.bytes_read + reading.cache_bytes_read - before
+        forwards, tokens = self._forwards, self._tokens[start : start + rows]
+        before = forwards.bytes_read + forwards.cache_bytes_read
+        spans = _traced(forwards, [Rows(self._own, start, tokens, rows)])
+        self.moved_bytes += forwards.bytes_read + forwards.cache_bytes_read - before
         return spans
 
     def release(self) -> None:
