@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specqd.cli.command import Option
+from specqd.cli.settings import all_names
 from specqd.errors import RequestError
 
 if TYPE_CHECKING:
@@ -19,10 +20,10 @@ class Settings:
         known = {each.name for each in fields(params)}
         self._context = context
         self._options = {
-            name: option
+            name.lstrip("-"): option
             for option in context.command.params
             if isinstance(option, Option) and option.name in known
-            for name in option.names
+            for name in all_names(option)
         }
         self._first = params
 

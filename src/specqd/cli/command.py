@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from specqd.cli.peers import COMMANDS, refused_commands, refused_options
+from specqd.cli.settings import all_names, settings_file
 
 if TYPE_CHECKING:
     from click.parser import _OptionParser
@@ -35,11 +36,6 @@ class Option(click.Option):
         self.opts = [*shown, *self.also]
         super().add_to_parser(parser, ctx)
         self.opts = shown
-
-    @property
-    def names(self) -> list[str]:
-        """All names without their dashes."""
-        return [name.lstrip("-") for name in (*self.opts, *self.secondary_opts, *self.also)]
 
 
 class Model(click.Argument):
@@ -73,7 +69,7 @@ class Command(click.Command):
 
     @cached_property
     def _refused(self) -> list[click.Option]:
-        return refused_options({name for each in self.params for name in _all_names(each)})
+        return refused_options({name for each in self.params for name in all_names(each)})
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         return [*super().get_params(ctx), *self._refused]
@@ -82,7 +78,7 @@ class Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:  # suggests none of the refused options
-            names = [name for each in super().get_params(ctx) for name in _all_names(each)]
+            names = [name for each in super().get_params(ctx) for name in all_names(each)]
             raise click.NoSuchOption(error.option_name, possibilities=names, ctx=ctx) from error
         except click.BadParameter as error:
             if origin := _origin(ctx, error.param):
@@ -113,10 +109,6 @@ def _dashed(token: str) -> str:
     return token.replace("_", "-")
 
 
-def _all_names(parameter: click.Parameter) -> list[str]:
-    return [*parameter.opts, *parameter.secondary_opts, *getattr(parameter, "also", ())]
-
-
 def _origin(ctx: click.Context, parameter: click.Parameter | None) -> str | None:
     """Where a wrong value came from, if not from the command line."""
     if parameter is None:
@@ -126,7 +118,5 @@ def _origin(ctx: click.Context, parameter: click.Parameter | None) -> str | None
         named = parameter.envvar if isinstance(parameter.envvar, str) else None
         return named or _variable(parameter.name)
     if source is ParameterSource.DEFAULT_MAP:
-        from specqd.cli.settings import settings_file
-
         return str(settings_file())
     return None

@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from specqd.cli.command import Option
 from specqd.errors import ConfigError, shown
 
 
@@ -44,6 +43,11 @@ def read_settings(app: click.Group) -> dict[str, Any]:
         if _word(name) not in known:
             raise ConfigError(f"{path}: {shown(name)} is no option or command{_near(name, known)}")
     return _group(path, app, table, shared)
+
+
+def all_names(parameter: click.Parameter) -> list[str]:
+    """The names of an option, the hidden ones included."""
+    return [*parameter.opts, *parameter.secondary_opts, *getattr(parameter, "also", ())]
 
 
 def _group(
@@ -89,7 +93,7 @@ def _words(command: click.Command) -> dict[str, str]:
     """The names of a command's options, with the parameter that each one sets."""
     words: dict[str, str] = {}
     for parameter in command.params:
-        names = parameter.names if isinstance(parameter, Option) else parameter.opts
+        names = all_names(parameter)
         words |= {_word(name): parameter.name for name in names if parameter.name}
     return words
 
