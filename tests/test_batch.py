@@ -12,22 +12,16 @@ import pytest
 from specqd import LLM, SamplingParams
 from specqd.errors import RequestError
 from specqd.openai.batch import answer_batch, open_answers, read_batch
-from support.batches import answer_file, answers_by_id, chat_model, random_requests, request
+from support.batches import TEMPLATE, answer_file, answers_by_id, random_requests, request
 from support.faults import PANIC_TEXT, add_panics
+from support.fixtures import a_model, an_llm
 from support.openai_client import NO_WHITE_SPACE
 from support.random_models import Shape, make_model
 from support.refusals import refused
 from support.writers import write_lines as write
 
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
-    return chat_model(tmp_path_factory.mktemp("models") / "small", seed)
-
-
-@pytest.fixture(scope="module")
-def llm(model: Path) -> LLM:
-    return LLM(model)
+model = a_model(Shape(is_peaked=True, context=256), TEMPLATE)
+llm = an_llm("model")
 
 
 def test_answers_are_those_of_each_request_alone(tmp_path: Path, llm: LLM, seed: int) -> None:

@@ -13,19 +13,14 @@ import pytest
 from specqd import LLM
 from specqd.cli import main
 from specqd.openai.batch import Answers, Batch
-from support.batches import answer_file, answers_by_id, chat_model, random_requests, request
+from support.batches import TEMPLATE, answer_file, answers_by_id, random_requests, request
 from support.command_line import PROGRAM
+from support.fixtures import a_model, an_llm
+from support.random_models import Shape
 from support.writers import write_lines as write
 
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
-    return chat_model(tmp_path_factory.mktemp("models") / "small", seed)
-
-
-@pytest.fixture(scope="module")
-def llm(model: Path) -> LLM:
-    return LLM(model)
+model = a_model(Shape(is_peaked=True, context=256), TEMPLATE)
+llm = an_llm("model")
 
 
 @pytest.mark.slow

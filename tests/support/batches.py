@@ -8,17 +8,9 @@ from typing import Any
 
 from specqd import LLM
 from specqd.openai.batch import answer_batch, open_answers, read_batch
-from support.random_models import Shape, make_model
 from support.writers import write_lines
 
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
-
-
-def chat_model(directory: Path, seed: int) -> Path:
-    """A random model with a chat template, and room for 256 positions."""
-    make_model(directory, Shape(is_peaked=True, context=256), seed)
-    (directory / "chat_template.jinja").write_text(TEMPLATE)
-    return directory
 
 
 def line(custom_id: str, url: str, body: object) -> dict[str, Any]:

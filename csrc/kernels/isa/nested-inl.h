@@ -334,55 +334,6 @@ class TilePatches {
   Sixteen first_;
 };
 
-// Decodes nested tiles one after the other; past the last it repeats that tile. An instruction set
-// provides
-//   Scales(w, tile)   what decoding reads of a tile's scales; may prefetch
-//   D::row(0..15)     decodes a row of the tile, or a part of several, to out_
-template <class D, class Scales, class Place>
-class NestedDecoder {
- public:
-  NestedDecoder(const PackedMatrix& w, int64_t tile, int64_t count, uint16_t* out)
-      : w_(w), tile_(tile), left_(count), out_(out) {
-    begin_tile();
-  }
-
-  bool is_done() const { return left_ <= 0; }
-
-  [[gnu::always_inline]] void end_tile() {
-    patches_.apply(out_);
-    if (--left_ <= 0) return;
-    ++tile_;
-    out_ += kTileWeights;
-    begin_tile();
-  }
-
-  void whole_tile() {
-#pragma GCC unroll 16  // shifts need constant counts
-    for (int r = 0; r < kBlock / 2; ++r) static_cast<D*>(this)->row(r);
-    end_tile();
-  }
-
- private:
-  [[gnu::always_inline]] void begin_tile() {
-    codes_ = w_.codes + tile_ * kTileCodes;
-    residuals_ = w_.residuals + tile_ * kTileWeights;
-    scales_ = Scales(w_, tile_);
-    patches_.begin_tile(w_, tile_);
-  }
-
-  const PackedMatrix& w_;
-  int64_t tile_, left_;
-
- protected:
-  uint16_t* out_;
-  const uint8_t* codes_ = nullptr;
-  const uint8_t* residuals_ = nullptr;
-  Scales scales_;
-
- private:
-  TilePatches<Place> patches_;
-};
-
 // Decodes one tile of MXFP4 weights with scales from 2 to 252. Their BF16 bits are those of the
 // grid value, ((code & 7) << 6) + (126 << 7) except for 0 and 1/2, with the scale added to the
 // exponent. The halves of a lane hold two weights of an output.

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "kernels/isa/lanes-inl.h"
-#include "kernels/isa/nested-inl.h"
+#include "kernels/isa/nested_decoder-inl.h"
 #include "kernels/isa/rows-inl.h"
 #include "kernels/kernels.h"
 

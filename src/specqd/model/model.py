@@ -69,7 +69,7 @@ class Machine:
         return cls(make_pool(threads, numa), isa or available[0])
 
     def __str__(self) -> str:
-        """As measurements name it."""
+        """Names the processor, the number of threads and the instruction set."""
         return f"{_native.cpu_model()}, {self.pool.threads} threads, {self.isa}"
 
 
