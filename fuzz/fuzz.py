@@ -10,6 +10,7 @@ from pathlib import Path
 import atheris
 
 from json_mutator import JsonMutator, words_of
+from template_mutator import TemplateMutator
 
 with atheris.instrument_imports(include=["specqd"]):
     import targets
@@ -26,15 +27,22 @@ def main() -> None:
     options = [f"-max_total_time={seconds}", f"-artifact_prefix={found}/", "-timeout=20"]
     options += ["-rss_limit_mb=4096", "-verbosity=0", "-print_final_stats=1"]
     options += ["-max_len=65536", str(corpus), str(seeds)]
-    words = words_of([path.read_bytes() for path in seeds.iterdir()])
     target = targets.TARGETS[name]
     atheris.Setup(
         [sys.argv[0], *options],
         lambda data: targets.check(lambda: target(data)),
-        # Fuzz() rebinds Mutate: it is looked up at each call.
-        custom_mutator=JsonMutator(lambda data, size: atheris.Mutate(data, size), words),
+        custom_mutator=mutator(name, [path.read_bytes() for path in seeds.iterdir()]),
     )
     atheris.Fuzz()
+
+
+def mutator(name: str, seeds: list[bytes]) -> JsonMutator | TemplateMutator:
+    def mutate_bytes(data: bytes, size: int) -> bytes:
+        return atheris.Mutate(data, size)  # looked up at each call: Fuzz() rebinds it
+
+    if name == "template":
+        return TemplateMutator(mutate_bytes)
+    return JsonMutator(mutate_bytes, words_of(seeds))
 
 
 if __name__ == "__main__":

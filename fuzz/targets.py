@@ -109,7 +109,8 @@ def tokenizer(data: bytes) -> None:
 
 def template(data: bytes) -> None:
     source = data.decode("utf-8", "replace")
-    ChatTemplate(source, "m", cpu_seconds=0.2).render(MESSAGES, variables={"bos_token": "<s>"})
+    variables = {"bos_token": "<s>", "eos_token": "</s>"}
+    ChatTemplate(source, "m", cpu_seconds=0.2).render(MESSAGES, tools=[{}], variables=variables)
 
 
 def requests(data: bytes) -> None:
