@@ -52,6 +52,7 @@ BLOCKS = (
     "{{{{ {one} }}}}{body}",
 )
 
+LONGEST = 3000  # bytes: longer templates compile slowly; where one gets longer, a new one begins
 OPENING = (
     *("for", "if", "else", "elif", "macro", "call", "filter", "with", "generation", "block"),
     *("autoescape", "raw"),
@@ -71,7 +72,9 @@ class TemplateMutator:
         for _ in range(chance.choice((1, 1, 1, 2, 4))):
             self._change(chance, parts)
         changed = "".join(parts).encode("utf-8", "replace")
-        return changed if len(changed) <= max_size else self._mutate_bytes(data, max_size)
+        if len(changed) > min(LONGEST, max_size):
+            return block(chance, "").encode()
+        return changed
 
     def _change(self, chance: random.Random, parts: list[str]) -> None:
         """Changes some neighbours of `parts`, in place."""
@@ -80,7 +83,7 @@ class TemplateMutator:
         if not is_balanced(parts[start:end]):
             end = start
         body, kind = "".join(parts[start:end]), chance.random()
-        if kind < (0.15 if len(parts) < 30 else 0.6):
+        if kind < 0.15:
             parts[start:end] = []
         elif kind < 0.25:
             parts[start:start] = parts[start:end] * chance.choice((1, 2, 40))
