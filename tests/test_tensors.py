@@ -244,6 +244,15 @@ def test_an_index_may_not_leave_the_directory(tmp_path, file):
     refusal(tmp_path, "model.safetensors.index.json", "'b'", ascii(file), "beside it")
 
 
+@pytest.mark.parametrize("letters", ["9" * 243, "é" * 121 + "9"])
+def test_a_name_that_no_file_can_have_is_refused(tmp_path, letters):
+    shard = {"a": np.zeros(4, np.uint16)}
+    write_shards(tmp_path, {"model-1.safetensors": shard}, b=f"{letters}.safetensors")
+    refusal(tmp_path, "is missing")
+    write_shards(tmp_path, {"model-1.safetensors": shard}, b=f"9{letters}.safetensors")
+    refusal(tmp_path, "model.safetensors.index.json", "'b'", "255 bytes")
+
+
 def test_an_index_that_does_not_fit_its_shards_is_refused(tmp_path):
     shard = {"a": np.zeros(4, np.uint16)}
     write_shards(tmp_path, {"model-1.safetensors": shard}, b="model-1.safetensors")

@@ -41,6 +41,7 @@ _STORAGE: dict[str, np.dtype[Any]] = {
 }
 # The dtypes that are read as weights, rounded to BF16.
 _FLOATS = ("BF16", "F16", "F32")
+_MOST_NAME_BYTES = 255  # of a file, on any system
 _MOST_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 _MOST_DIMENSIONS = 32  # every version of NumPy holds as many
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -316,15 +317,19 @@ def read_index(path: Path) -> dict[str, str]:
         if not isinstance(file, str) or not _is_file_name(file):
             raise TensorError(
                 f"{path}: tensor {shown(name)} is placed in {shown(file)}; "
-                "an index may only name .safetensors files beside it"
+                "an index may only name .safetensors files beside it, "
+                f"in at most {_MOST_NAME_BYTES} bytes"
             )
     return placement
 
 
 def _is_file_name(file: str) -> bool:
-    """Whether `file` stays within the directory that it is joined to, on any system."""
+    """Whether a file of a directory can have this name, on any system."""
     return (
-        file.endswith(".safetensors") and file.isprintable() and not any(c in file for c in "/\\:")
+        file.endswith(".safetensors")
+        and file.isprintable()
+        and len(file.encode()) <= _MOST_NAME_BYTES
+        and not any(c in file for c in "/\\:")
     )
 
 
