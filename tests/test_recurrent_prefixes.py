@@ -238,19 +238,26 @@ def test_requests_that_share_prefixes_equal_themselves_alone(
 ) -> None:
     engine = Engine(llm.engine.level, llm.tokenizer, prompt_rows=int(rng.integers(20, 200)))
     preempt_at_random(engine, rng, monkeypatch)
-    commons = [tokens_of(rng, int(rng.integers(60, 200))) for _ in range(3)]
-    requests, submitted = [], []
-    for _ in range(16):
-        common = commons[int(rng.integers(3))]
+    commons = [tokens_of(rng, int(rng.integers(PAGE, 200))) for _ in range(3)]
+    requests: list[tuple[list[int], SamplingParams]] = []
+    submitted: list[Generation] = []
+
+    def submit(common: list[int]) -> None:
         prompt = [*common, *tokens_of(rng, int(rng.integers(1, 120)))]
         requests.append((prompt, params_of(rng, int(rng.integers(20, 90)))))
         submitted.append(engine.submit(GenerationRequest([prompt], requests[-1][1]))[0])
+
+    for _ in range(16):
+        submit(commons[int(rng.integers(3))])
         for _ in range(int(rng.integers(0, 6))):
             engine.step()
         if rng.random() < 0.3:
             engine.cancel(submitted[int(rng.integers(len(submitted)))])
+    for _ in range(3):  # the second leaves a state where it parts from the first
+        run_to_end(engine)
+        submit(commons[0])
     run_to_end(engine)
-    assert engine.scheduler.cached_prompt_tokens > 0
+    assert submitted[-1].cached_prompt_tokens > 0
     alone = Engine(llm.engine.level, llm.tokenizer, max_batch=1)
     alone.scheduler.reuses_prefixes = False
     for (prompt, params), found in zip(requests, submitted, strict=True):
