@@ -3,6 +3,7 @@
 Templates are rendered in another process, so the fuzzer does not see which bytes lead further, and
 bytes changed at random end in Jinja's parser. Most changes here put in, wrap, replace or remove
 whole statements and expressions, drawn from all that Jinja and a chat template's variables offer.
+Knows nothing of the fuzzer.
 """
 
 import random
@@ -20,6 +21,7 @@ CONSTANTS = (
     *("''", "'a'", "'%d'", "'%s' * 9", "'{}'", "'{0.__class__}'", "'\\ud800'", "'é' * 99", "'\\0'"),
     *("[]", "{}", "()", "[[]]", "{'role': 'user'}", "'content'", "'role'", "'user'", "'%Y' * 50"),
 )
+FILTERS = sorted(DEFAULT_FILTERS)
 TESTS = sorted(name for name in DEFAULT_TESTS if name.isidentifier())
 METHODS = sorted(
     name
@@ -51,12 +53,12 @@ BLOCKS = (
     "{{%- if {one} -%}} {body} {{%- endif +%}}",
     "{{{{ {one} }}}}{body}",
 )
-
-LONGEST = 3000  # bytes: longer templates compile slowly; where one gets longer, a new one begins
 OPENING = (
     *("for", "if", "else", "elif", "macro", "call", "filter", "with", "generation", "block"),
     *("autoescape", "raw"),
 )
+TAG = re.compile(r"{%[-+]?\s*(\w+)")
+LONGEST = 3000  # bytes: longer templates compile slowly; where one gets longer, a new one begins
 
 
 class TemplateMutator:
@@ -95,7 +97,8 @@ def is_balanced(parts: list[str]) -> bool:
     """Whether each block of `parts` begins and ends in them."""
     depth = 0
     for part in parts:
-        [tag] = re.findall(r"^{%[-+]?\s*(\w+)", part) or [""]
+        match = TAG.match(part)
+        tag = match[1] if match else ""
         if tag.startswith("end") or tag in ("else", "elif"):
             depth -= 1
         if depth < 0:
@@ -147,7 +150,7 @@ def expression(chance: random.Random, depth: int = 4) -> str:
 
 
 def _filter(chance: random.Random, depth: int) -> str:
-    name = chance.choice(sorted(DEFAULT_FILTERS))
+    name = chance.choice(FILTERS)
     return f"{name}({_arguments(chance, depth)})" if chance.random() < 0.5 else name
 
 

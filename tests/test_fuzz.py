@@ -37,9 +37,9 @@ def broken(data: bytes, size: int) -> bytes:
     return b"{%"
 
 
-def test_half_of_the_changed_json_is_json() -> None:
+def test_half_of_the_changed_json_is_json(chance: random.Random) -> None:
     mutate, documents = JsonMutator(broken, ["a"]), []
-    for seed in random.sample(range(1 << 32), 200):
+    for seed in chance.sample(range(1 << 32), 200):
         changed = mutate(b'{"a": [1, {"b": "c"}], "d": null}', 1000, seed)
         if changed != broken(b"", 0):
             documents.append(json.loads(changed))
@@ -47,11 +47,11 @@ def test_half_of_the_changed_json_is_json() -> None:
     assert len({json.dumps(document) for document in documents}) > 30
 
 
-def test_most_changed_templates_are_templates() -> None:
+def test_most_changed_templates_are_templates(chance: random.Random) -> None:
     jinja = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
     mutate, templates = TemplateMutator(broken), set()
     source = (FUZZ / "seeds" / "template" / "namespace").read_bytes()
-    for seed in random.sample(range(1 << 32), 100):
+    for seed in chance.sample(range(1 << 32), 100):
         changed = mutate(source, 65536, seed).decode()
         with suppress(jinja2.TemplateSyntaxError):
             jinja.parse(changed)
