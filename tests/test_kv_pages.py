@@ -46,6 +46,21 @@ def test_only_full_pages_are_offered(
     assert cache.attach_prefix(taker, tokens) == length // PAGE * PAGE
 
 
+@pytest.mark.parametrize("accepted", [0, 63, 64, 150])
+def test_pages_behind_the_published_tokens_are_not_offered(
+    cache: _native.KvCache, accepted: int, chance: random.Random
+) -> None:
+    """They hold what a draft wrote, or tokens of which some are not verified."""
+    tokens = random_tokens(chance, 256)
+    owner, taker = cache.create(), cache.create()
+    assert testing.make_writable(cache, owner, 0, 256)
+    cache.publish(owner, tokens[:accepted])
+    assert cache.attach_prefix(taker, tokens) == accepted // PAGE * PAGE
+    places = [testing.page_distance(cache, owner, page) for page in range(4)]
+    assert testing.make_writable(cache, owner, accepted, 256)
+    assert [testing.page_distance(cache, owner, page) for page in range(4)] == places  # no copies
+
+
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 128, 129, 192, 193])
 def test_a_prefix_hit_leaves_a_token_to_forward(
     cache: _native.KvCache, length: int, chance: random.Random
@@ -132,6 +147,40 @@ def test_prefixes_are_evicted_from_their_ends(directory: Path, chance: random.Ra
     assert testing.make_writable(cache, slot, 0, 3 * PAGE)  # takes two free pages and one published
     taker = cache.create()
     assert cache.attach_prefix(taker, tokens) == 3 * PAGE
+
+
+def test_an_evicted_prefix_can_be_published_again(directory: Path, chance: random.Random) -> None:
+    cache = open_model(directory, pages=2).cache
+    tokens = random_tokens(chance, PAGE + 1)
+    cache.release(published(cache, tokens[:PAGE]))
+    other = cache.create()
+    for _ in range(2):  # takes all pages, then has them
+        assert testing.make_writable(cache, other, 0, 2 * PAGE)
+    cache.release(other)
+    assert cache.attach_prefix(cache.create(), tokens) == 0
+    cache.release(published(cache, tokens[:PAGE]))
+    assert cache.attach_prefix(cache.create(), tokens) == PAGE
+
+
+def test_pages_without_a_prefix_are_taken_first(directory: Path, chance: random.Random) -> None:
+    cache = open_model(directory, pages=3).cache
+    tokens = random_tokens(chance, PAGE + 1)
+    cache.release(published(cache, tokens[:PAGE]))
+    for _ in range(3):
+        slot = cache.create()
+        assert testing.make_writable(cache, slot, 0, 2 * PAGE)
+        cache.release(slot)
+    assert cache.attach_prefix(cache.create(), tokens) == PAGE
+
+
+def test_a_released_slot_is_unknown(cache: _native.KvCache, chance: random.Random) -> None:
+    slot = published(cache, random_tokens(chance, PAGE))
+    cache.release(slot)
+    with pytest.raises(IndexError):
+        cache.release(slot)
+    with pytest.raises(IndexError):
+        testing.make_writable(cache, slot, 0, 1)
+    assert cache.free_pages == cache.total_pages
 
 
 class MirroredCache:

@@ -27,7 +27,7 @@ KvCache::KvCache(KvShape shape, int64_t pages, StateShape states, int64_t most_s
     : shape_(std::move(shape)),
       states_(std::make_unique<RecurrentStates>(states, most_states, most_slots)),
       frame_words_(kFramePages * shape_.page_words()),
-      references_(static_cast<size_t>(pages), 0),
+      references_(static_cast<size_t>(pages)),
       free_in_frame_(static_cast<size_t>((pages + kFramePages - 1) / kFramePages)),
       published_(static_cast<size_t>(pages)) {
   int64_t words = 0;
