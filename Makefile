@@ -12,8 +12,8 @@ QUIET_PIP := --quiet --disable-pip-version-check
 
 unexport PYTHONPATH  # import only from the environments below
 
-.PHONY: build demo test test-slow test-all test-ray test-clients real-models wheel fuzz clang \
-	sanitize aarch64 amx numa image
+.PHONY: build demo test test-slow test-all test-ray test-clients real-models wheel fuzz mutants \
+	clang sanitize aarch64 amx numa image
 .PHONY: lint format docs examples parity bench-peers bench-prefill clean
 
 build: $(VENV)/built
@@ -92,10 +92,20 @@ $(VENV)/fuzz-ready: $(VENV)/test-ready
 	$(BIN)/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[serve,fuzz]"
 	touch $@
 
-# Fuzzes each reader of untrusted input for a minute, or for SECONDS; two at a time.
+# Fuzzes each reader of untrusted input, and parts of the core, for a minute each, or for SECONDS;
+# two at a time.
 fuzz: $(VENV)/fuzz-ready
+	.ci/fuzzers
 	$(BIN)/python fuzz/targets.py | \
 		xargs -P 2 -I TARGET $(BIN)/python fuzz/fuzz.py TARGET $(or $(SECONDS),60)
+
+$(VENV)/mutants-ready: $(VENV)/test-ready
+	$(BIN)/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[mutants]"
+	touch $@
+
+# Runs TESTS against each mutant of one C++ file, FILE.
+mutants: $(VENV)/mutants-ready
+	$(BIN)/python .ci/mutants $(FILE) $(TESTS)
 
 # On Debian: shows in emulated machines of 1, 2 and 4 nodes where weights lie, and compares bits.
 numa: build
@@ -117,19 +127,21 @@ $(VENV)/lint-ready: pyproject.toml | $(VENV)/built
 	$(BIN)/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[serve,lint]"
 	touch $@
 
+CPP := 'csrc/*.h' 'csrc/*.cpp' 'fuzz/native/*.h' 'fuzz/native/*.cpp'
+
 lint: $(VENV)/lint-ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/hadolint deploy/Containerfile
-	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.h' 'csrc/*.cpp')
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files $(CPP))
 	$(BIN)/python -m nanobind.stubgen -q -m specqd._native -r -O dist
 	diff -r dist/_native src/specqd/_native
 
 format: $(VENV)/lint-ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $$(git ls-files 'csrc/*.h' 'csrc/*.cpp')
+	$(BIN)/clang-format -i $$(git ls-files $(CPP))
 	$(BIN)/python -m nanobind.stubgen -q -m specqd._native -r -O src/specqd
 
 $(VENV)/docs-ready: pyproject.toml | $(VENV)/lint-ready
@@ -187,4 +199,5 @@ bench-prefill: $(PEERS)/ready
 
 clean:
 	rm -rf $(VENV) $(PARITY) $(PEERS) $(EMPTY) $(RAY) $(CLIENTS) dist build build-clang \
-		build-thread build-address build-aarch64 build-amx build-numa build-image build-docs
+		build-thread build-address build-mutants build-aarch64 build-amx build-numa build-image \
+		build-docs

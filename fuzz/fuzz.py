@@ -1,9 +1,10 @@
-"""Fuzzes one target with coverage of our Python code: python fuzz/fuzz.py TARGET [SECONDS].
+"""Fuzzes one target with coverage of our code: python fuzz/fuzz.py TARGET [SECONDS].
 
 Starts from the seeds and from what earlier runs have found worth keeping, in build/fuzz/TARGET. An
 input that fails is written to fuzz/found/TARGET; commit it with the mend.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -22,11 +23,13 @@ def main() -> None:
     name, seconds = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "60"
     seeds, found = HERE / "seeds" / name, HERE / "found" / name
     corpus = HERE.parent / "build" / "fuzz" / name
-    for directory in (found, corpus):
+    for directory in (corpus, found, seeds):
         directory.mkdir(parents=True, exist_ok=True)
     options = [f"-max_total_time={seconds}", f"-artifact_prefix={found}/", "-timeout=20"]
-    options += ["-rss_limit_mb=4096", "-verbosity=0", "-print_final_stats=1"]
-    options += ["-max_len=65536", str(corpus), str(seeds)]
+    options += ["-rss_limit_mb=4096", "-verbosity=0", "-print_final_stats=1", "-print_funcs=0"]
+    options += ["-max_len=65536", str(corpus), str(found), str(seeds)]
+    if (program := targets.programs().get(name)) is not None:
+        os.execv(program, [program, *options])
     target = targets.TARGETS[name]
     atheris.Setup(
         [sys.argv[0], *options],

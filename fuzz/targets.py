@@ -1,7 +1,8 @@
 """What is fuzzed: each target reads bytes as one kind of untrusted input.
 
 It may raise SpecqdError, in one line, and nothing else. Knows nothing of the fuzzer;
-tests/test_fuzz.py runs the seeds and every input that was found.
+tests/test_fuzz.py runs the seeds and every input that was found. Parts of the core are fuzzed by
+programs of their own, native/.
 """
 
 import json
@@ -138,5 +139,14 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     for each in (gguf, safetensors, index, packed, config, tokenizer, template, requests)
 }
 
+
+def programs() -> dict[str, str]:
+    """The fuzzers of the core that `.ci/fuzzers` has built, by name."""
+    here = Path(__file__).parent
+    built = here.parent / "build" / "fuzzers" / "fuzz" / "native"
+    sources = sorted((here / "native").glob("*.cpp"))
+    return {path.stem: str(built / path.stem) for path in sources if (built / path.stem).exists()}
+
+
 if __name__ == "__main__":
-    print(*TARGETS, sep="\n")
+    print(*TARGETS, *programs(), sep="\n")

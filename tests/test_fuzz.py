@@ -19,7 +19,9 @@ from json_mutator import JsonMutator  # noqa: E402
 from template_mutator import TemplateMutator  # noqa: E402
 
 INPUTS = sorted(
-    path for path in FUZZ.glob("*/*/*") if path.parent.parent.name in ("seeds", "found")
+    path
+    for path in FUZZ.glob("*/*/*")
+    if path.parent.parent.name in ("seeds", "found") and path.parent.name in targets.TARGETS
 )
 
 
