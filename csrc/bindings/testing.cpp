@@ -126,6 +126,9 @@ void bind_states(nb::module_& m) {
       "cache"_a, "sequence"_a,
       "Returns the position of the newest saved state of recurrent layers, and its bytes.");
   m.def(
+      "num_slots", [](const KvCache& cache) { return cache.states().slots().total(); }, "cache"_a,
+      "Returns the number of slots that take memory.");
+  m.def(
       "state_slot",
       [](const KvCache& cache, int sequence) {
         return reinterpret_cast<uintptr_t>(cache.states().of(sequence).committed_slot.get());

@@ -188,6 +188,8 @@ void RecurrentStates::plan(int sequence, int64_t start, int64_t end, int64_t set
                            std::vector<StateStep>& steps) {
   assert(can_continue(sequence, start));
   SequenceStates& held = of(sequence);
+  const StateSlot* const before[] = {held.committed_slot.get(), held.provisional_slot.get(),
+                                     held.newest.slot.get()};
   held.rewind(start);
   held.length = 0;
   planned_.emplace_back(sequence, end);
@@ -213,7 +215,7 @@ void RecurrentStates::plan(int sequence, int64_t start, int64_t end, int64_t set
     if (next >= end) return;
     is_provisional = is_provisional || !must_commit(next);
     SlotPtr& slot = is_provisional ? held.provisional_slot : held.committed_slot;
-    if (slot.get() != from || !slots_.is_writable(slot)) slot = slots_.take();
+    if (slot.get() != from || !slots_.is_writable(slot)) slot = slots_.take(before);
     steps.back().to = from = slot.get();
     (is_provisional ? held.provisional : held.committed) = next;
     if (!is_provisional) save_final();

@@ -33,7 +33,8 @@ struct SavedState {
 class SequenceStates {
  public:
   static constexpr int64_t kRingChunks = 4, kRingRows = kRingChunks * kDeltaChunk;
-  // Committed, provisional, the newest at the end of a page, and one dropped in the same forward.
+  // Committed, provisional, the newest at the end of a page, and a shared one that was dropped in
+  // the same forward.
   static constexpr int64_t kMostSlots = 4;
 
   SequenceStates(const StateShape& shape, Memory ring) : shape_(shape), ring_(std::move(ring)) {}

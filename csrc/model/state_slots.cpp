@@ -44,7 +44,11 @@ bool StateSlots::is_writable(const SlotPtr& slot) const {
   return slot != nullptr && !slot->was_shared && slot.use_count() == 2;
 }
 
-SlotPtr StateSlots::take() {
+SlotPtr StateSlots::take(std::span<const StateSlot* const> dropped) {
+  for (const SlotPtr& slot : slots_)
+    if (slot.use_count() == 1 && !slot->was_shared &&
+        std::ranges::find(dropped, slot.get()) != dropped.end())
+      return slot;
   if (free_.empty()) {
     slots_.push_back(std::make_shared<StateSlot>(shape_));
     return slots_.back();

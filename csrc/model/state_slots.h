@@ -54,9 +54,10 @@ class StateSlots {
   StateSlots(StateShape shape, int64_t most_cached) : shape_(shape), most_cached_(most_cached) {}
 
   // While a forward is planned, others may drop a slot that one of its steps reads. So only slots
-  // that are free at this call are taken, and only those that have one holder are written.
+  // that are free at this call are taken, and only those that have one holder are written. Steps of
+  // one sequence run in order, so it may also take what it alone held and has dropped since.
   void begin_forward();
-  SlotPtr take();
+  SlotPtr take(std::span<const StateSlot* const> dropped = {});
   // Whether the holder of this slot may write it in the forward that is planned.
   bool is_writable(const SlotPtr& slot) const;
 
@@ -71,6 +72,7 @@ class StateSlots {
   int64_t cached() const { return static_cast<int64_t>(cached_.size()); }
   int64_t most_cached() const { return most_cached_; }
   int64_t in_use() const;  // by sequences and cached ones
+  int64_t total() const { return static_cast<int64_t>(slots_.size()); }  // that take memory
 
  private:
   struct Cached {

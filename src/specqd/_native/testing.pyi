@@ -90,6 +90,9 @@ def saved_state(cache: specqd._native.KvCache, sequence: int) -> tuple[int, NDAr
     Returns the position of the newest saved state of recurrent layers, and its bytes.
     """
 
+def num_slots(cache: specqd._native.KvCache) -> int:
+    """Returns the number of slots that take memory."""
+
 def state_slot(cache: specqd._native.KvCache, sequence: int) -> int:
     """
     Identifies the slot of a sequence's committed state, among those in use; 0: zeros.
