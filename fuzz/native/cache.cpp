@@ -49,7 +49,7 @@ struct Modelled {
   std::vector<int32_t> tokens;   // of the text, accepted or guessed
   std::vector<uint16_t> stamps;  // by position; what the cache must hold
   int64_t exact = 0;             // positions without a draft's rows
-  int64_t settled = 0;           // no forward begins below, but at 0
+  int64_t settled = 0;           // a forward begins here or behind, or at 0
   int64_t released = 0;          // positions whose pages are gone
   uint16_t stamp_before(int64_t position) const {
     return position == 0 ? static_cast<uint16_t>(salt) : stamps[static_cast<size_t>(position - 1)];
@@ -126,9 +126,7 @@ class CacheFuzzer {
     const int64_t length = given_.ConsumeIntegralInRange<int64_t>(from.settled, from.exact);
     Modelled copy = from;
     cut(copy, length);
-    const int forked = cache_.fork(id, length);
-    sequences_[forked] = copy;
-    reachable_[forked] = reachable_[id];
+    sequences_[cache_.fork(id, length)] = copy;
   }
 
   void release(int id) {
@@ -156,48 +154,52 @@ class CacheFuzzer {
     sequence.released = std::max(sequence.released, position / kPagePositions * kPagePositions);
   }
 
+  struct Part {
+    int id;
+    int64_t start, end;
+    std::vector<StateStep> steps = {};
+  };
+
   // One forward of some sequences: a draft's behind the exact rows, or an exact one.
   void forward() {
-    struct Part {
-      int id;
-      int64_t start, end;
-      size_t first_step = 0, last_step = 0;
-    };
     const bool is_draft = given_.ConsumeBool();
+    std::vector<Part> parts = choose_parts(is_draft);
+    if (has_states_) cache_.states().begin_forward();
+    for (Part& part : parts) {
+      int64_t& settled = sequences_.at(part.id).settled;
+      // A prompt's rows are accepted before they are written, those of a proposal are not.
+      const auto unsettled = given_.ConsumeIntegralInRange<int64_t>(0, kMostDrafted + 1);
+      if (!is_draft) settled = std::max(settled, part.end - unsettled);
+      if (!has_states_) continue;
+      cache_.states().plan(part.id, part.start, part.end, settled, part.steps);
+      for (const StateStep& step : part.steps)
+        if (step.to != nullptr) slots_.insert(step.to);
+    }
+    if (given_.ConsumeBool()) std::ranges::reverse(parts);  // threads take them in any order
+    for (const Part& part : parts) write_rows(part, is_draft);
+    if (has_states_) cache_.states().finish();
+    check_slots();
+  }
+
+  // Makes the pages of some sequences writable.
+  std::vector<Part> choose_parts(bool is_draft) {
     std::vector<Part> parts;
     for (auto& [id, sequence] : sequences_) {
       if (given_.ConsumeBool()) continue;
       int64_t start = is_draft ? std::ssize(sequence.stamps) : sequence.exact;
       const int64_t count = given_.ConsumeIntegralInRange<int64_t>(1, is_draft ? 8 : 200);
       if (!cache_.states().can_continue(id, start)) {
-        // Only without states, which there was no room for; or behind a rollback before the anchor.
-        CHECK(!cache_.states().has(id) || start < reachable_[id]);
+        CHECK(!cache_.states().has(id));  // there was no room for them
         if (is_draft) continue;
         start = 0;
       }
       const int64_t end = std::max(start, sequence.exact) + count;
-      if (end > kLongest || (is_draft && end > sequence.exact + kMostDrafted)) continue;
+      if (end > (is_draft ? sequence.settled + kMostDrafted : kLongest)) continue;
       if (!make_writable(id, start, end)) continue;
       if (start == 0) sequence.released = 0;
       parts.push_back({id, start, end});
     }
-    std::vector<StateStep> steps;
-    if (has_states_) cache_.states().begin_forward();
-    for (Part& part : parts) {
-      Modelled& sequence = sequences_.at(part.id);
-      if (!is_draft &&
-          given_.ConsumeBool())  // a prompt's rows are accepted before they are written
-        sequence.settled = part.end - given_.ConsumeIntegralInRange<int64_t>(0, 1);
-      part.first_step = steps.size();
-      if (has_states_) cache_.states().plan(part.id, part.start, part.end, sequence.settled, steps);
-      part.last_step = steps.size();
-    }
-    if (given_.ConsumeBool()) std::ranges::reverse(parts);  // threads take them in any order
-    for (const Part& part : parts) {
-      const std::span own(steps.data() + part.first_step, part.last_step - part.first_step);
-      write_rows(part.id, part.start, part.end, is_draft, own);
-    }
-    if (has_states_) cache_.states().finish();
+    return parts;
   }
 
   bool make_writable(int id, int64_t start, int64_t end) {
@@ -210,9 +212,9 @@ class CacheFuzzer {
     return done;
   }
 
-  // Writes the rows [start, end), new tokens behind those that are known.
-  void write_rows(int id, int64_t start, int64_t end, bool is_draft,
-                  std::span<const StateStep> steps) {
+  // Writes rows of new tokens behind those that are known.
+  void write_rows(const Part& part, bool is_draft) {
+    const auto& [id, start, end, steps] = part;
     Modelled& sequence = sequences_.at(id);
     std::vector<int32_t> tokens = sequence.tokens;
     const int32_t token = run_token();
@@ -223,19 +225,13 @@ class CacheFuzzer {
     if (start > 0) check_position(id, sequence, start - 1);
     sequence.tokens.resize(static_cast<size_t>(start));
     sequence.stamps.resize(static_cast<size_t>(start));
-    if (has_states_) {
-      CHECK(!steps.empty());
-      for (const StateStep& step : steps) run_step(id, sequence, step, tokens, is_draft);
-    } else {
-      for (int64_t i = start; i < end; ++i)
-        write_stamp(sequence, i, tokens[static_cast<size_t>(i)], is_draft);
-    }
+    CHECK(steps.empty() == !has_states_);
+    for (const StateStep& step : steps) run_step(id, sequence, step, tokens, is_draft);
+    for (int64_t i = start; i < end && !has_states_; ++i)
+      write_stamp(sequence, i, tokens[static_cast<size_t>(i)], is_draft);
     CHECK(std::ssize(sequence.stamps) == end);
     write_pages(id, sequence, start, end);
     if (!is_draft) sequence.exact = end;
-    sequence.settled = std::min(sequence.settled, end);
-    // The ring keeps the rows of drafts and more, so a forward may begin anywhere in them.
-    reachable_[id] = std::max(sequence.settled, end - kMostDrafted);
   }
 
   void run_step(int id, Modelled& sequence, const StateStep& step,
@@ -343,6 +339,14 @@ class CacheFuzzer {
     CHECK(cache_.free_pages() + std::ssize(held) == cache_.total_pages());
   }
 
+  // Slots are bounded, and used again.
+  void check_slots() {
+    RecurrentStates& states = cache_.states();
+    CHECK(states.slots().cached() <= states.slots().most_cached());
+    CHECK(std::ssize(slots_) <=
+          states.capacity() * SequenceStates::kMostSlots + states.slots().most_cached());
+  }
+
   void cut(Modelled& sequence, int64_t length) {
     sequence.tokens.resize(static_cast<size_t>(length));
     sequence.stamps.resize(static_cast<size_t>(length));
@@ -357,7 +361,7 @@ class CacheFuzzer {
   const int64_t pages_;
   KvCache cache_;
   std::map<int, Modelled> sequences_;
-  std::map<int, int64_t> reachable_;  // the first position at which a forward may begin
+  std::set<const StateSlot*> slots_;  // that were written
 };
 
 }  // namespace
