@@ -91,6 +91,14 @@ def test_top_p_keeps_the_lowest_ids_of_equal_logits() -> None:
         assert {testing.pick(picker, logits, t, isa=isa)[0] for t in range(400)} == set(range(10))
 
 
+def test_top_p_may_drop_the_largest_logit_where_weights_tie() -> None:
+    """Weights are rounded, so a slightly smaller logit of a lower id may rank first."""
+    logits = np.array([-1.0, -1e-14, 0.0], np.float32)
+    for isa in ISAS:
+        picker = Params(temperature=1.0, top_p=0.1).native()
+        assert {testing.pick(picker, logits, t, isa=isa) for t in range(50)} == {(1, 1.0)}
+
+
 def test_penalties_count_the_output_and_repetition_also_the_prompt() -> None:
     logits = np.array([2.0, 1.9, -1.0, 1.5], np.float32)
     history = np.array([0, 0, 1], np.int32)

@@ -253,12 +253,20 @@ double exponential(uint64_t bits) {
   return 2.0 * f + 2.0 * f * (square * scalar::polynomial(square, kTail));
 }
 
+// A token that remains: the likeliest, unless its weight ties with those of lower ids and top-p
+// dropped it. Weights are rounded, so their ties include unequal logits.
+int32_t find_remaining(int32_t likeliest, const PickScratch& scratch) {
+  if (scratch.weights[static_cast<size_t>(likeliest)] > 0.0f) return likeliest;
+  const auto first = std::ranges::find_if(scratch.weights, [](float w) { return w > 0.0f; });
+  return static_cast<int32_t>(first - scratch.weights.begin());
+}
+
 // argmax of z + Gumbel noise over the tokens of positive weight, ties by lowest id, by an
 // exponential race: z + g is largest where e = exp(-g) is smallest relative to the weight e^z, and
 // e = -log(1 - v) >= v. A token with v > weight * (e / weight of the best so far) has lost, so its
 // logarithms are not computed. That is the case for nearly all tokens.
 int32_t race(const PickKernels& kernels, std::span<const float> logits, const Weighing& by,
-             int32_t likeliest, const NoiseStream& stream, PickScratch& scratch) {
+             int32_t first, const NoiseStream& stream, PickScratch& scratch) {
   const float* weights = scratch.weights.data();
   int32_t winner = -1;
   double best = 0.0;
@@ -274,7 +282,7 @@ int32_t race(const PickKernels& kernels, std::span<const float> logits, const We
     // The factor covers the rounding of weights, which are within a few ulp of e^z.
     bound = static_cast<float>(e / double{weights[id]} * 1.001);
   };
-  enter(likeliest);
+  enter(first);
   const int64_t end = (static_cast<int64_t>(logits.size()) + kNoiseGroup - 1) & -kNoiseGroup;
   // Chunks double, because the bound falls as more mass has been seen.
   for (int64_t begin = 0, length = kNoiseGroup; begin < end; length = begin) {
@@ -328,8 +336,8 @@ Picked pick(const Kernels& kernels, const PickParams& params, std::span<const fl
   }
   by.inverse_temperature = 1.0f / params.temperature;
   const uint64_t mass = weigh_remaining(loops, params, processed, by, scratch);
-  const int32_t token =
-      race(loops, processed, by, likeliest, noise_stream(params, position), scratch);
+  const int32_t token = race(loops, processed, by, find_remaining(likeliest, scratch),
+                             noise_stream(params, position), scratch);
   const double weight = scratch.weights[static_cast<size_t>(token)];
   return {token, static_cast<float>(weight * kMassOfOne / static_cast<double>(mass))};
 }
