@@ -57,7 +57,7 @@ class StateSlots {
   // that are free at this call are taken, and only those that have one holder are written. Steps of
   // one sequence run in order, so it may also take what it alone held and has dropped since.
   void begin_forward();
-  SlotPtr take(std::span<const StateSlot* const> dropped = {});
+  SlotPtr take(std::span<const StateSlot* const> dropped);
   // Whether the holder of this slot may write it in the forward that is planned.
   bool is_writable(const SlotPtr& slot) const;
 
