@@ -12,7 +12,7 @@ from specqd import _native
 from specqd._native import DraftRequest, Level, NoDraft, Proposal, Rows, Sequence, testing
 from specqd.engine.roles import Drafter
 from specqd.model.model import Machine, Model, Precision
-from support.fake_model import FakeDrafter
+from support.fake_model import FakeDrafter, Knowing
 from support.random_models import Shape, make_model
 from support.trained_models import SHARED_MODELS
 
@@ -113,17 +113,6 @@ def test_tokens_and_logits_are_plain_decoding_s_in_all_bits(
     assert level.stats.drafted > 0
     for model in pair:
         assert model.cache.free_pages == model.cache.total_pages
-
-
-class Knowing(FakeDrafter):
-    """Proposes the tokens that follow in a known sequence."""
-
-    def __init__(self, known: list[int]) -> None:
-        self._known = known
-
-    def answer(self, request: DraftRequest) -> Proposal:
-        tokens = self._known[len(request.sequence.tokens) :][: min(request.at_most, 6)]
-        return Proposal(tokens, [0.9] * len(tokens))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -11,12 +11,13 @@ import pytest
 from numpy.typing import NDArray
 
 from specqd import LLM, SamplingParams, _native
-from specqd._native import Context, DraftRequest, Level, NoDraft, Proposal, Rows
+from specqd._native import Context, DraftRequest, Level, NoDraft, Proposal, Rows, testing
 from specqd.errors import CacheFullError
 from specqd.model import model as model_module
 from specqd.model.model import Machine, Model
+from support.cached_models import PAGE, advance, new_sequence
 from support.exactness import Decoding, Trace, difference
-from support.fake_model import FakeDrafter
+from support.fake_model import FakeDrafter, Knowing
 from support.family_shapes import FAMILY_SHAPES
 from support.random_models import Shape, make_model
 from support.subjects import Request
@@ -237,3 +238,16 @@ def test_a_sequence_without_free_states_is_refused(directory: Path) -> None:
     small.forward([Rows(first, 0, [1], 0)])
     with pytest.raises(CacheFullError, match="fewer at once"):
         small.forward([Rows(second, 0, [1], 0)])
+
+
+def test_a_sequence_takes_at_most_four_slots(directory: Path, rng: np.random.Generator) -> None:
+    """Proposals that end between ends of pages move both anchors and the saved state at once."""
+    model = model_of(directory)
+    prompt = rng.integers(0, VOCABULARY, PAGE + 32).tolist()
+    plain = new_sequence(prompt)
+    text = prompt + advance(Level(model, NoDraft()), plain, 500)
+    model.release(plain)
+    level = Level(model, Knowing(text, PAGE - 1))
+    assert prompt + advance(level, new_sequence(prompt), 500) == text
+    assert level.stats.forwards < 12  # long proposals, accepted
+    assert testing.num_slots(model.cache) <= 4

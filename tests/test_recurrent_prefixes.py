@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 
 from specqd import LLM, SamplingParams, _native
-from specqd._native import DraftRequest, Level, NoDraft, Proposal, Rows, testing
+from specqd._native import DraftRequest, Level, NoDraft, Rows, testing
 from specqd.engine.engine import Engine
 from specqd.engine.generation import Generation, GenerationRequest
 from specqd.model.model import Machine, Model
 from specqd.model.scoring import score
 from support.cached_models import PAGE, advance, new_sequence
 from support.engines import preempt_at_random, run_to_end
-from support.fake_model import FakeDrafter
 from support.family_shapes import FAMILY_SHAPES
 from support.fixtures import a_model
 from support.random_models import make_model
@@ -195,31 +194,6 @@ def test_bits_behind_a_cached_state_are_those_of_one_forward(
             found = model.decoder.logits()
             assert found.tobytes() == expected[start : start + len(part)].tobytes()
         model.release(sequence)
-
-
-class Knowing(FakeDrafter):
-    """Proposes what a known text goes on with."""
-
-    def __init__(self, text: list[int], length: int) -> None:
-        self._text, self._length = text, length
-
-    def answer(self, request: DraftRequest) -> Proposal:
-        at = len(request.sequence.tokens)
-        tokens = self._text[at : at + min(request.at_most, self._length)]
-        return Proposal(tokens, [1.0] * len(tokens))
-
-
-def test_a_sequence_takes_at_most_four_slots(model: Model, rng: np.random.Generator) -> None:
-    """Proposals that end between ends of pages move both anchors and the saved state at once."""
-    prompt = tokens_of(rng, PAGE + 32)
-    plain = new_sequence(prompt)
-    text = prompt + advance(Level(model, NoDraft()), plain, 500)
-    model.release(plain)
-    sequence = new_sequence(prompt)
-    level = Level(model, Knowing(text, PAGE - 1))
-    assert prompt + advance(level, sequence, 500) == text
-    assert level.stats.forwards < 12  # long proposals, accepted
-    assert testing.num_slots(model.cache) <= 4
 
 
 def test_samples_share_the_states_of_their_prompt(llm: LLM, rng: np.random.Generator) -> None:

@@ -51,6 +51,18 @@ class FakeDrafter:
         pass
 
 
+class Knowing(FakeDrafter):
+    """Proposes at most `length` of the tokens that follow in a known sequence."""
+
+    def __init__(self, known: SequenceOf[int], length: int = 6) -> None:
+        self._known, self._length = known, length
+
+    def answer(self, request: DraftRequest) -> Proposal:
+        at = len(request.sequence.tokens)
+        tokens = list(self._known[at : at + min(request.at_most, self._length)])
+        return Proposal(tokens, [0.9] * len(tokens))
+
+
 @dataclass(slots=True)
 class Cells:
     """The positions of one sequence."""
