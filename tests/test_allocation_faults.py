@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from specqd import _native
 from support.random_models import Shape, make_model
 
 COMPILER = shutil.which("c++")

@@ -3,11 +3,13 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -99,14 +101,13 @@ void bind_forward(nb::module_& m) {
              const std::optional<BitMatrix>& embedding,
              const std::optional<PerLayerEmbedding>& per_layer, int64_t max_rows,
              std::shared_ptr<HeadEntry> entry) {
-            DecoderWeights weights{layers,
-                                   final_norm,
-                                   std::move(head),
-                                   embedding ? row_source(*embedding).data : nullptr,
-                                   per_layer.value_or(PerLayerEmbedding{}),
-                                   std::move(entry)};
-            new (self)
-                Decoder(spec, std::move(weights), std::move(pool), kernels_or_throw(isa), max_rows);
+            const DecoderWeights weights{layers,
+                                         final_norm,
+                                         std::move(head),
+                                         embedding ? row_source(*embedding).data : nullptr,
+                                         per_layer.value_or(PerLayerEmbedding{}),
+                                         std::move(entry)};
+            new (self) Decoder(spec, weights, std::move(pool), kernels_or_throw(isa), max_rows);
           },
           nb::kw_only(), "pool"_a, "isa"_a, "spec"_a, "layers"_a, "final_norm"_a, "head"_a,
           "embedding"_a.none(), "per_layer"_a = nb::none(), "max_rows"_a,
@@ -125,34 +126,41 @@ void bind_forward(nb::module_& m) {
              const std::vector<int32_t>& tokens, const std::vector<int>& sequences,
              const std::vector<int64_t>& starts, const std::vector<int64_t>& counts,
              const std::vector<int64_t>& logits) {
-            const Exclusive use(&decoder, &cache, &decoder.partial_head());
+            const Exclusive use(&decoder, &cache, &decoder.output_head().partial_head());
             std::vector<ForwardRows> rows;
             for (size_t i = 0; i < sequences.size(); ++i)
               rows.push_back({sequences[i], starts.at(i), counts.at(i), logits.at(i)});
             check_rows(decoder, cache, tokens, rows);
             const nb::gil_scoped_release released;
-            decoder.forward(precision_of(is_draft), cache, tokens, rows);
+            decoder.forward({precision_of(is_draft), cache, tokens, rows});
           },
           "is_draft"_a, "cache"_a, "tokens"_a, "sequences"_a, "starts"_a, "counts"_a, "logits"_a)
-      .def("tap", exclusively<Decoder>(&Decoder::tap), "boundaries"_a,
-           "Later forwards copy the residual stream at these boundaries: b is the input of layer "
-           "b,\n"
-           "and the number of layers is the input of the final norm. Ascending; none: no copies.")
+      .def(
+          "tap",
+          [](Decoder& decoder, std::vector<int64_t> boundaries) {
+            const Exclusive use(&decoder);
+            decoder.taps().set(std::move(boundaries));
+          },
+          "boundaries"_a,
+          "Later forwards copy the residual stream at these boundaries: b is the input of layer "
+          "b,\n"
+          "and the number of layers is the input of the final norm. Ascending; none: no copies.")
       .def_prop_ro(
           "tapped",
-          [](const Decoder& decoder) {
-            const auto tapped = decoder.tapped();
+          [](Decoder& decoder) {
+            const auto tapped = decoder.taps().boundaries();
             return std::vector<int64_t>(tapped.begin(), tapped.end());
           },
           "The boundaries that forwards copy.")
       .def(
           "taps",
-          [](const Decoder& decoder) {
+          [](Decoder& decoder) {
             const Exclusive use(&decoder);
-            const auto bits = decoder.taps(0, decoder.rows());
-            return owned_array(std::vector<uint16_t>(bits.begin(), bits.end()),
-                               {static_cast<size_t>(decoder.rows()), decoder.tapped().size(),
-                                static_cast<size_t>(decoder.spec().hidden)});
+            const auto bits = decoder.taps().rows(0, decoder.rows());
+            return owned_array(
+                std::vector<uint16_t>(bits.begin(), bits.end()),
+                {static_cast<size_t>(decoder.rows()), decoder.taps().boundaries().size(),
+                 static_cast<size_t>(decoder.spec().hidden)});
           },
           "Returns copies of the last forward's rows, [rows, boundaries, hidden] BF16 bits.")
       .def("watch_inputs", exclusively<Decoder>(&Decoder::watch_inputs),
@@ -161,28 +169,30 @@ void bind_forward(nb::module_& m) {
           "take_input_products",
           [](Decoder& decoder) {
             const Exclusive use(&decoder);
-            if (!decoder.watches_inputs()) throw std::logic_error("watch_inputs() comes first");
-            std::vector<nb::ndarray<nb::numpy, float>> all;
-            for (std::vector<float>& sums : decoder.take_input_products()) {
-              const auto group = static_cast<size_t>(kFeedbackInputs),
-                         columns = sums.size() / group;
-              all.push_back(owned_array(std::move(sums), {columns, group}));
+            const auto group = static_cast<size_t>(kFeedbackInputs);
+            std::vector<std::map<std::string, nb::ndarray<nb::numpy, float>>> all;
+            for (auto& part : decoder.take_input_products()) {
+              all.emplace_back();
+              for (auto& [name, sums] : part) {
+                const size_t columns = sums.size() / group;
+                all.back().emplace(name, owned_array(std::move(sums), {columns, group}));
+              }
             }
             return all;
           },
           "Ends the watch. Returns the sums, [columns, group] each, of each input with those of "
           "its\n"
-          "group: by layer of queries, keys and values, of the output, of gate and up, and of "
-          "down;\n"
-          "last, of the head. Only inputs from their own on are summed; others hold anything.")
+          "group, by the name of the matrix's inputs: of every layer, then of the other matrices.\n"
+          "Sums of an input with earlier ones are unspecified.")
       .def_prop_ro(
-          "partial_head", [](const Decoder& decoder) { return &decoder.partial_head(); },
+          "partial_head",
+          [](const Decoder& decoder) { return &decoder.output_head().partial_head(); },
           nb::rv_policy::reference_internal, "The partial head of drafts for this model.")
       .def(
           "draft_for",
           [](Decoder& decoder, const Decoder& target) {
             const Exclusive use(&decoder, &target);
-            decoder.draft_for(target);
+            decoder.output_head().draft_for(target.output_head());
           },
           "target"_a, "Uses the partial head of `target`, for which this model drafts.")
       .def(

@@ -60,7 +60,7 @@ ScoredTokens DecoderForward::verify(int64_t row, std::span<const int32_t> propos
       verified.probabilities.push_back(picked.probability);
       if (i < proposal.size() && picked.token != proposal[i]) break;
     }
-    decoder_->tell_picked(verified.tokens);
+    decoder_->output_head().record_sampled(verified.tokens);
   });
   return verified;
 }
@@ -150,7 +150,7 @@ void ModelForward::forward_whole(std::span<const Rows> batch) {
                      static_cast<int64_t>(rows.context->settled())});
   }
   check_rows(*decoder_, *cache_, tokens_, rows_);
-  run_forward([this] { decoder_->forward(precision_, *cache_, tokens_, rows_, head_); });
+  run_forward([this] { decoder_->forward({precision_, *cache_, tokens_, rows_, head_}); });
   for (const Rows& rows : batch) rows.context->record(rows.start, rows.tokens);
   if (logs_features()) log(batch);
 }
@@ -159,7 +159,8 @@ void ModelForward::log(std::span<const Rows> batch) {
   int64_t row = 0;
   for (const Rows& rows : batch) {
     const int64_t count = std::ssize(rows.tokens);
-    rows.context->features().write(rows.start, rows.tokens.size(), decoder_->taps(row, count));
+    rows.context->features().write(rows.start, rows.tokens.size(),
+                                   decoder_->taps().rows(row, count));
     row += count;
   }
 }

@@ -15,14 +15,15 @@ HeadForward::HeadForward(std::shared_ptr<Decoder> decoder, std::shared_ptr<KvCac
       above_(std::move(above)),
       boundaries_(std::move(boundaries)),
       ids_(std::move(ids)) {
-  if (decoder_->entry() == nullptr) throw std::invalid_argument("the decoder is not a head");
+  if (decoder_->pair_entry() == nullptr) throw std::invalid_argument("the decoder is not a head");
   const auto ascends = std::is_sorted(ids_.begin(), ids_.end(), std::less_equal<>());
   const int64_t own = decoder_->spec().vocabulary;
   const bool fits =
       ids_.empty() ? own == vocabulary()
                    : std::ssize(ids_) == own && ids_.front() >= 0 && ids_.back() < vocabulary();
   if (!ascends || !fits) throw std::invalid_argument("ids must ascend within the vocabulary");
-  if (decoder_->feature_width() != std::ssize(boundaries_) * above_->decoder().spec().hidden)
+  if (decoder_->pair_entry()->feature_width() !=
+      std::ssize(boundaries_) * above_->decoder().spec().hidden)
     throw std::invalid_argument("the head's features are not as wide as the taps");
   if (!ids_.empty())
     by_target_id_.assign(static_cast<size_t>(vocabulary()),
@@ -96,7 +97,7 @@ void HeadForward::follow(State& state, const Sequence& sequence) {
 const FeatureLog& HeadForward::log_of(const State& state) const {
   const FeatureLog& log = state.source->features();
   const Decoder& above = above_->decoder();
-  const size_t width = above.tapped().size() * static_cast<size_t>(above.spec().hidden);
+  const size_t width = above.taps().boundaries().size() * static_cast<size_t>(above.spec().hidden);
   return width > 0 && log.width() == width ? log : no_log_;
 }
 
@@ -133,14 +134,14 @@ bool HeadForward::pass(std::span<Part> parts, bool recycles) {
   rows_.clear();
   for (Part& part : parts) gather(part, recycles);
   if (tokens_.empty()) return false;
-  const HeadInputs inputs{inputs_, recycles};
-  run_forward([&] { decoder_->forward_pairs(precision_, *cache_, inputs, tokens_, rows_, head_); });
+  const PairInputs inputs{inputs_, recycles};
+  run_forward([&] { decoder_->forward({precision_, *cache_, tokens_, rows_, head_, inputs}); });
   take(parts, recycles);
   return true;
 }
 
 void HeadForward::add_feature(const State& state, size_t token) {
-  const std::span<const int64_t> tapped = above_->decoder().tapped();
+  const std::span<const int64_t> tapped = above_->decoder().taps().boundaries();
   const std::span<const uint16_t> row = log_of(state).row(token - 1);
   const size_t width = row.size() / tapped.size();
   for (const int64_t boundary : boundaries_) {
@@ -167,8 +168,9 @@ void HeadForward::gather(Part& part, bool recycles) {
     else if (is_known)
       add_feature(state, token);
     else
-      inputs_.insert(inputs_.end(), static_cast<size_t>(decoder_->feature_width()), 0);
-    const bool is_blank = token == 1 && decoder_->entry()->blanks_first;
+      inputs_.insert(inputs_.end(), static_cast<size_t>(decoder_->pair_entry()->feature_width()),
+                     0);
+    const bool is_blank = token == 1 && decoder_->pair_entry()->blanks_first();
     tokens_.push_back(is_blank ? kBlank : part.rows->tokens[token - part.rows->start]);
     ++part.count;
     if (recycles) break;

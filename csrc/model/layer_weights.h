@@ -50,8 +50,6 @@ struct LatentWeights {
   std::shared_ptr<PackedWeight> values;   // [heads * outputs, latent]
 };
 
-size_t bytes_of(const LatentWeights& weights, Precision precision);
-
 // The last addition of a layer to the residual stream x: norm(projection(act(gate(x)) * e)), where
 // e is the layer's part of the token's per-layer embedding.
 struct PerLayerInput {

@@ -8,8 +8,9 @@ AREAS = {
     "config": "config* hostile_metadata rope",
     "text": "tokenizer* chat_template template_process channels stops text_parts calibration",
     "hub": "hub* cached_models disk_faults",
-    "model": "train_* decoder experts fp4 gemma4 goldens gguf_recurrent head* kv_* latent mtp* pack* "
-    "partial_head real_models recurrent* rope stages taps tensors calibration context exactness",
+    "model": "train_* decoder experts fp4 gemma4 goldens gguf_recurrent head* kv_* latent mtp* "
+    "pack* partial_head real_models recurrent* rope stages taps tensors calibration context "
+    "exactness",
     "kernels": "kernels float_mode noise error_feedback allocation_faults pick rope",
     "runtime": "pool topology numa threads stages",
     "weights": "fp4 pack* error_feedback draft_formats",

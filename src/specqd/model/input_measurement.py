@@ -1,10 +1,6 @@
 """Measures on a text how much each input of a matrix matters to a draft. Knows token ids only."""
 
 from collections.abc import Sequence
-from dataclasses import fields
-
-import numpy as np
-from numpy.typing import NDArray
 
 from specqd._native import PAGE_POSITIONS, Context
 from specqd.model.importance import Importance, LayerInputs, MeasuredInputs
@@ -32,13 +28,9 @@ def measure_inputs(
             model.cache.release(slot)
         if progress:
             progress(done, len(sequences))
-    *of_layers, per_layer, head = map(_measured, model.decoder.take_input_products())
-    assert head is not None
-    step = len(fields(LayerInputs))
-    layers = [LayerInputs(*of_layers[at : at + step]) for at in range(0, len(of_layers), step)]
-    return MeasuredInputs(layers, per_layer, head)
-
-
-def _measured(products: NDArray[np.float32]) -> Importance | None:
-    """The importance of a matrix's inputs; None: there is no such matrix."""
-    return Importance.measured(products) if products.size else None
+    *of_layers, others = (
+        {name: Importance.measured(products) for name, products in part.items()}
+        for part in model.decoder.take_input_products()
+    )
+    layers = [LayerInputs(**inputs) for inputs in of_layers]
+    return MeasuredInputs(layers, others.get("per_layer"), others["head"])

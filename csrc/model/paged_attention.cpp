@@ -1,4 +1,4 @@
-#include "model/attention.h"
+#include "model/paged_attention.h"
 
 #include <algorithm>
 #include <cstring>
@@ -22,8 +22,10 @@ int64_t first_visible(int64_t position, int64_t window) {
 
 }  // namespace
 
-Attention::Attention(AttentionShape shape, const Kernels& kernels, int threads, int64_t max_rows)
+PagedAttention::PagedAttention(AttentionShape shape, int64_t longest_window, const Kernels& kernels,
+                               int threads, int64_t max_rows)
     : shape_(shape),
+      longest_window_(longest_window),
       kernels_(kernels),
       rows_at_once_(std::max<int64_t>(1, kRowsAtOnce / shape.group())),
       query_bytes_(kernels.exact_row_bytes(shape.key_tiles())),
@@ -36,14 +38,14 @@ Attention::Attention(AttentionShape shape, const Kernels& kernels, int threads, 
   }
 }
 
-void Attention::plan(std::span<const SequenceRows> sequences, int64_t longest_window) {
+void PagedAttention::plan(std::span<const SequenceRows> sequences) {
   sequences_.assign(sequences.begin(), sequences.end());
   page_rows_.clear();
   passes_.clear();
   row_parts_.clear();
   rows_ = part_count_ = 0;
   for (const SequenceRows& rows : sequences_) {
-    plan_passes(rows, longest_window);
+    plan_passes(rows);
     rows_ += rows.count;
   }
   const auto needed = static_cast<size_t>(part_count_ * shape_.heads);
@@ -52,7 +54,7 @@ void Attention::plan(std::span<const SequenceRows> sequences, int64_t longest_wi
   if (needed > part_sums_.size()) part_sums_.resize(needed);
 }
 
-void Attention::plan_passes(const SequenceRows& rows, int64_t longest_window) {
+void PagedAttention::plan_passes(const SequenceRows& rows) {
   const int64_t sequence = &rows - sequences_.data();
   for (int64_t first = 0, last; first < rows.count; first = last) {
     const int64_t position = rows.start + first;
@@ -62,7 +64,7 @@ void Attention::plan_passes(const SequenceRows& rows, int64_t longest_window) {
   const int64_t parts = part_count_;
   const auto chunks_of = [&](int64_t first) {  // of the pass's rows from `first`
     const int64_t last = std::min(first + rows_at_once_, rows.count) - 1;
-    return std::pair(first_visible(rows.start + first, longest_window) / kChunkPositions,
+    return std::pair(first_visible(rows.start + first, longest_window_) / kChunkPositions,
                      (rows.start + last) / kChunkPositions + 1);
   };
   for (int64_t first = 0; first < rows.count; first += rows_at_once_) {
@@ -84,28 +86,28 @@ void Attention::plan_passes(const SequenceRows& rows, int64_t longest_window) {
   }
 }
 
-int64_t Attention::query_index(int64_t row, int64_t head) const {
+int64_t PagedAttention::query_index(int64_t row, int64_t head) const {
   const int64_t group = shape_.group();
   return (head / group * rows_ + row) * group + head % group;
 }
 
-uint8_t* Attention::query(int64_t row, int64_t head) {
+uint8_t* PagedAttention::query(int64_t row, int64_t head) {
   return queries_.data() + static_cast<size_t>(query_index(row, head)) * query_bytes_;
 }
 
 // Like queries, the results of a pass and a key-value head are consecutive.
-size_t Attention::part_index(int64_t part, int64_t head) const {
+size_t PagedAttention::part_index(int64_t part, int64_t head) const {
   const int64_t group = shape_.group();
   return static_cast<size_t>((head / group * part_count_ + part) * group + head % group);
 }
 
-float* Attention::part_values(int64_t part, int64_t head) {
+float* PagedAttention::part_values(int64_t part, int64_t head) {
   return reinterpret_cast<float*>(parts_.data()) +
          part_index(part, head) * static_cast<size_t>(shape_.value_width());
 }
 
-void Attention::write(const KvView& view, int64_t position, const float* key,
-                      const float* value) const {
+void PagedAttention::write(const KvView& view, int64_t position, const float* key,
+                           const float* value) const {
   uint16_t bits[kLargestHeadDim];
   const int64_t page = position / kPagePositions, at = position % kPagePositions;
   kernels_.round_bf16_finite(key, shape_.head_dim, bits);
@@ -119,7 +121,7 @@ void Attention::write(const KvView& view, int64_t position, const float* key,
     values[d / kPanel * kPageTiles * kTileWeights + d % kPanel * 2] = bits[d];
 }
 
-void Attention::clear_after(const KvView& view, int64_t last) const {
+void PagedAttention::clear_after(const KvView& view, int64_t last) const {
   uint16_t* values =
       view.values(last / kPagePositions) + last % kPagePositions / kBlock * kTileWeights;
   for (int64_t panel = 0; panel < shape_.value_width() / kPanel; ++panel) {
@@ -132,8 +134,8 @@ void Attention::clear_after(const KvView& view, int64_t last) const {
   }
 }
 
-Attention::ItemRange Attention::find_range(const KvCache& cache, int64_t layer, int64_t window,
-                                           int64_t item) const {
+PagedAttention::ItemRange PagedAttention::find_range(const KvCache& cache, int64_t layer,
+                                                     int64_t window, int64_t item) const {
   const int64_t kv_head = item / passes();
   const Pass& pass = passes_[static_cast<size_t>(item % passes())];
   const SequenceRows& rows = sequences_[static_cast<size_t>(pass.sequence)];
@@ -148,18 +150,18 @@ Attention::ItemRange Attention::find_range(const KvCache& cache, int64_t layer, 
           (end + kBlock - 1) / kBlock * kBlock};
 }
 
-const uint16_t* Attention::keys_at(const ItemRange& range, int64_t position) const {
+const uint16_t* PagedAttention::keys_at(const ItemRange& range, int64_t position) const {
   return range.view.keys(position / kPagePositions) +
          position % kPagePositions / kPanel * shape_.key_tiles() * kTileWeights;
 }
 
-const uint16_t* Attention::values_at(const ItemRange& range, int64_t position) const {
+const uint16_t* PagedAttention::values_at(const ItemRange& range, int64_t position) const {
   return range.view.values(position / kPagePositions) +
          position % kPagePositions / kBlock * kTileWeights;
 }
 
-void Attention::run(const KvCache& cache, int64_t layer, int64_t window, int64_t first,
-                    int64_t last, int thread) {
+void PagedAttention::run(const KvCache& cache, int64_t layer, int64_t window, int64_t first,
+                         int64_t last, int thread) {
   const int64_t threads = std::ssize(scores_);
   auto* const scores = reinterpret_cast<float*>(scores_[static_cast<size_t>(thread)].data());
   uint8_t* const weights = weights_[static_cast<size_t>(thread)].data();
@@ -180,7 +182,7 @@ void Attention::run(const KvCache& cache, int64_t layer, int64_t window, int64_t
 }
 
 // Computes the scores of all queries of the pass, from the range's first position.
-void Attention::score(const ItemRange& range, float* scores) {
+void PagedAttention::score(const ItemRange& range, float* scores) {
   const int64_t group = shape_.group(), products = range.pass.count * group;
   const int64_t first_row = sequences_[static_cast<size_t>(range.pass.sequence)].first_row;
   const PreparedRows queries{query(first_row + range.pass.first, range.kv_head * group),
@@ -200,7 +202,8 @@ void Attention::score(const ItemRange& range, float* scores) {
 }
 
 // Turns scores into prepared weights, and zeroes the sums for sum_values().
-void Attention::weigh(const ItemRange& range, int64_t window, float* scores, uint8_t* weights) {
+void PagedAttention::weigh(const ItemRange& range, int64_t window, float* scores,
+                           uint8_t* weights) {
   const Pass& pass = range.pass;
   const int64_t group = shape_.group(), count = std::max<int64_t>(range.end - range.begin, 0);
   const float scale = shape_.cap > 0.0f ? 1.0f : shape_.scale;  // soft_cap() scales too
@@ -223,7 +226,8 @@ void Attention::weigh(const ItemRange& range, int64_t window, float* scores, uin
 }
 
 // Sums the range's values by their weights, and prefetches `next`.
-void Attention::sum_values(const ItemRange& range, const uint8_t* weights, const uint16_t* next) {
+void PagedAttention::sum_values(const ItemRange& range, const uint8_t* weights,
+                                const uint16_t* next) {
   const int64_t group = shape_.group(), width = shape_.value_width();
   float* const out = part_values(range.pass.part, range.kv_head * group);
   for (int64_t at = range.begin, to; at < range.end; at = to) {
@@ -238,7 +242,7 @@ void Attention::sum_values(const ItemRange& range, const uint8_t* weights, const
   }
 }
 
-void Attention::merge(int64_t row, int64_t head, std::span<const uint16_t> sinks, float* out) {
+void PagedAttention::merge(int64_t row, int64_t head, std::span<const uint16_t> sinks, float* out) {
   const RowParts& parts = row_parts_[static_cast<size_t>(row)];
   Kernels::SoftmaxPart running = part_sums_[part_index(parts.first, head)];
   std::memcpy(out, part_values(parts.first, head),

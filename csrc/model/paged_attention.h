@@ -40,14 +40,16 @@ struct AttentionShape {
   int64_t value_width() const { return (value_dim + kPanel - 1) / kPanel * kPanel; }
 };
 
-class Attention {
+class PagedAttention {
  public:
-  Attention(AttentionShape shape, const Kernels& kernels, int threads, int64_t max_rows);
+  // `longest_window` of the layers that use it; 0: some row sees all positions before it.
+  PagedAttention(AttentionShape shape, int64_t longest_window, const Kernels& kernels, int threads,
+                 int64_t max_rows);
 
   const AttentionShape& shape() const { return shape_; }
 
   // Plans a forward: splits it into passes. A pass is a few rows of a sequence and one chunk.
-  void plan(std::span<const SequenceRows> sequences, int64_t longest_window);
+  void plan(std::span<const SequenceRows> sequences);
 
   // Batch rows [first, last) of one sequence, whose positions share a page.
   struct PageRows {
@@ -101,7 +103,7 @@ class Attention {
     bool is_empty() const { return begin >= end; }
   };
 
-  void plan_passes(const SequenceRows& rows, int64_t longest_window);
+  void plan_passes(const SequenceRows& rows);
   int64_t query_index(int64_t row, int64_t head) const;
   size_t part_index(int64_t part, int64_t head) const;
   float* part_values(int64_t part, int64_t head);
@@ -113,6 +115,7 @@ class Attention {
   void sum_values(const ItemRange& range, const uint8_t* weights, const uint16_t* next);
 
   AttentionShape shape_;
+  int64_t longest_window_;
   const Kernels& kernels_;
   int64_t rows_at_once_;  // rows per pass, so that its scores stay in the CPU's cache
   size_t query_bytes_, weight_bytes_;

@@ -1,0 +1,63 @@
+// Attention: one product makes queries, keys and values, and another one the outputs.
+#include "model/blocks.h"
+#include "model/head_attention.h"
+#include "model/products.h"
+
+namespace specqd {
+namespace {
+
+class AttentionBlock : public Block {
+ public:
+  AttentionBlock(const LayerWeights& layer, int64_t cache_layer, const BlockSetting& setting)
+      : attention_(layer, cache_layer, setting.traits, setting.ropes),
+        query_key_value_(layer.query_key_value),
+        output_(layer.output),
+        query_key_value_bias_(layer.query_key_value_bias),
+        output_bias_(layer.output_bias),
+        has_gates_(setting.traits.spec.gates_attention),
+        heads_(scratch_.add<float>(setting.max_rows * attention_.shape().outputs())) {
+    if (has_gates_) gates_ = scratch_.add<float>(setting.max_rows * attention_.shape().queries());
+  }
+
+  void run(Team& team, Batch& batch, const RowInputs& inputs, Destination to) const override {
+    const AttentionShape& shape = attention_.shape();
+    const int64_t outputs = shape.outputs(), queries = shape.queries();
+    const int64_t made = std::min(query_key_value_->rows(), outputs);
+    float* const heads = heads_.in(batch.scratch);
+    float* const gates = has_gates_ ? gates_.in(batch.scratch) : nullptr;
+    apply(
+        team, batch, "queries, keys, values", *query_key_value_, inputs,
+        keep_outputs(batch, {{0, made, heads, outputs, &query_key_value_bias_},
+                             {outputs, has_gates_ ? outputs + queries : outputs, gates, queries}}));
+    record(team, batch, "queries, keys, values", heads, made, outputs);
+    attention_.run(team, batch, heads, gates);
+    apply(team, batch, "output", *output_, rows_at(heads, outputs),
+          put_output(batch, output_bias_, to));
+  }
+
+  std::vector<BlockMatrix> matrices() const override {
+    return {{query_key_value_.get(), "query_key_value"}, {output_.get(), "output"}};
+  }
+  size_t scratch_bytes() const override { return scratch_.bytes(); }
+  int64_t cache_words(std::span<const SequenceRows> sequences) const override {
+    return attention_.cache_words(sequences);
+  }
+
+ private:
+  HeadAttention attention_;
+  std::shared_ptr<PackedWeight> query_key_value_, output_;
+  Vector query_key_value_bias_, output_bias_;
+  bool has_gates_;
+  ScratchLayout scratch_;
+  Scratch<float> heads_;  // [rows][queries; keys; values]; the outputs replace the queries
+  Scratch<float> gates_;  // [rows][queries]
+};
+
+}  // namespace
+
+std::unique_ptr<Block> make_attention(const LayerWeights& layer, int64_t cache_layer,
+                                      const BlockSetting& setting) {
+  return std::make_unique<AttentionBlock>(layer, cache_layer, setting);
+}
+
+}  // namespace specqd

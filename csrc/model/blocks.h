@@ -1,0 +1,46 @@
+// Makes blocks. A new kind of block is one file and one line here.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "model/block.h"
+#include "model/decoder_spec.h"
+#include "model/rope_table.h"
+
+namespace specqd {
+
+// What blocks are made for.
+struct BlockSetting {
+  const Traits& traits;
+  const std::vector<RopeTable>& ropes;  // by DecoderSpec::ropes
+  int64_t max_rows;                     // of a batch
+};
+
+// Attention over the rows of layer `cache_layer` of the KV cache.
+std::unique_ptr<Block> make_attention(const LayerWeights& layer, int64_t cache_layer,
+                                      const BlockSetting& setting);
+// Multi-head latent attention, absorbed.
+std::unique_ptr<Block> make_latent_attention(const LayerWeights& layer, int64_t cache_layer,
+                                             const BlockSetting& setting);
+// A short convolution between gates, or a delta rule behind it. `state_layer` counts recurrent
+// layers.
+std::unique_ptr<Block> make_short_convolution(const LayerWeights& layer, int64_t state_layer,
+                                              const BlockSetting& setting);
+std::unique_ptr<Block> make_delta_rule(const LayerWeights& layer, int64_t state_layer,
+                                       const BlockSetting& setting);
+// `inputs`: the prefix of the names under which its inputs are measured.
+std::unique_ptr<Block> make_feed_forward(const FeedForward& weights, const std::string& inputs,
+                                         const BlockSetting& setting);
+std::unique_ptr<Block> make_experts(const LayerWeights& layer, const BlockSetting& setting);
+// The layer's own embedding, gated by the residual stream. `layer_index` of `layers`.
+std::unique_ptr<Block> make_per_layer_input(const PerLayerInput& weights, int64_t layer_index,
+                                            int64_t layers, const BlockSetting& setting);
+
+// What rows begin with. These ignore inputs and destination: they write the residual stream, or
+// what else rows carry, for which they reserve room in the batch.
+std::unique_ptr<Block> make_embedding(const DecoderWeights& weights);
+std::unique_ptr<Block> make_per_layer_embedding(const PerLayerEmbedding& weights, Batch& batch);
+
+}  // namespace specqd

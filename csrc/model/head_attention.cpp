@@ -1,0 +1,174 @@
+#include "model/head_attention.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "model/products.h"
+
+namespace specqd {
+namespace {
+
+constexpr int64_t kClaimsOfPasses = 32;      // per thread
+constexpr float kLatentNormEpsilon = 1e-6f;  // the same in every model
+
+}  // namespace
+
+HeadAttention::HeadAttention(const LayerWeights& layer, int64_t cache_layer, const Traits& traits,
+                             const std::vector<RopeTable>& ropes)
+    : traits_(traits),
+      shape_(traits.spec.attentions.at(static_cast<size_t>(layer.attention))),
+      attention_(static_cast<size_t>(layer.attention)),
+      rope_(layer.rope < 0 ? nullptr : &ropes.at(static_cast<size_t>(layer.rope))),
+      cache_layer_(cache_layer),
+      window_(layer.window),
+      writes_cache_(layer.kv_layer < 0),
+      values_are_keys_(layer.values_are_keys),
+      query_norm_(layer.query_norm),
+      key_norm_(layer.key_norm),
+      value_norm_(layer.value_norm),
+      latent_norm_(layer.latent != nullptr ? layer.latent->norm : Norm{}),
+      sinks_(layer.sinks) {}
+
+int64_t HeadAttention::cache_words(std::span<const SequenceRows> sequences) const {
+  const KvLayer layer{shape_.kv_heads, shape_.head_dim, shape_.value_dim};
+  int64_t positions = 0;
+  for (const SequenceRows& rows : sequences) {
+    const int64_t first = std::max<int64_t>(window_ > 0 ? rows.start + 1 - window_ : 0, 0);
+    const int64_t last = rows.start + rows.count;
+    positions += (last + kBlock - 1) / kBlock * kBlock - first / kBlock * kBlock;
+  }
+  return positions * layer.page_words() / kPagePositions;
+}
+
+// Normalises heads, where a norm is for heads: with one weight for all heads, or one for each.
+void HeadAttention::norm_heads(const Norm& norm, int64_t dim, float* values, int64_t first_head,
+                               int64_t count) const {
+  if (!norm.exists() || traits_.spec.norms_whole_rows) return;
+  const bool is_shared = std::ssize(norm.weight) == dim;
+  for (int64_t i = 0; i < count; ++i) {
+    const uint16_t* const weight = norm.weight.data() + (is_shared ? 0 : (first_head + i) * dim);
+    traits_.norm(weight, nullptr, values + i * dim, dim, values + i * dim);
+  }
+}
+
+void HeadAttention::norm_whole_rows(Team& team, const Run& run) const {
+  team.stage("norms of rows");
+  team.share(run.batch.rows, 1, [&](int64_t row, int64_t) {
+    float* const values = run.heads + row * shape_.outputs();
+    traits_.norm(query_norm_, values, shape_.queries(), values);
+    traits_.norm(key_norm_, values + shape_.queries(), shape_.keys(), values + shape_.queries());
+  });
+}
+
+// Normalises, rotates and prepares the queries of one key-value head's group.
+void HeadAttention::write_queries(const Run& run, int64_t kv_head, int64_t row,
+                                  int64_t position) const {
+  const Kernels& kernels = traits_.kernels;
+  const int64_t dim = shape_.head_dim, first = kv_head * shape_.group();
+  float* const queries = run.heads + row * shape_.outputs() + first * dim;
+  norm_heads(query_norm_, dim, queries, first, shape_.group());
+  const float scale = rope_ == nullptr ? 1.0f : rope_->query_scale(position);
+  for (int64_t i = 0; i < shape_.group(); ++i) {
+    float* const query = queries + i * dim;
+    if (rope_ != nullptr) rope_->rotate(kernels, query, position);
+    if (scale != 1.0f) kernels.scale(query, scale, dim);
+    kernels.prepare_exact(query, dim, shape_.key_tiles(), run.attention.query(row, first + i));
+  }
+}
+
+// Normalises and rotates a key, normalises its value, and writes both into the cache.
+void HeadAttention::write_key_value(const Run& run, int64_t kv_head, int64_t row, int64_t position,
+                                    const KvView& view) const {
+  const Kernels& kernels = traits_.kernels;
+  const int64_t dim = shape_.head_dim, value_dim = shape_.value_dim, before = dim - value_dim;
+  float* const values_of_row = run.heads + row * shape_.outputs() + shape_.queries();
+  float* const key = values_of_row + kv_head * dim;
+  float* const value = values_of_row + shape_.keys() + kv_head * value_dim;
+  if (latent_norm_.exists())
+    kernels.rms_norm(key + before, latent_norm_.weight.data(), std::ssize(latent_norm_.weight),
+                     kLatentNormEpsilon, 0.0f, key + before);
+  if (values_are_keys_)
+    std::memcpy(value, key + before, static_cast<size_t>(value_dim) * sizeof(float));
+  norm_heads(key_norm_, dim, key, kv_head, 1);
+  norm_heads(value_norm_, value_dim, value, kv_head, 1);
+  if (rope_ != nullptr) rope_->rotate(kernels, key, position);
+  run.attention.write(view, position, key, value);
+}
+
+// Prepares the queries of one key-value head's group, and writes its keys and values, unless the
+// layer reads those of another.
+void HeadAttention::write_heads(const Run& run, int64_t kv_head,
+                                const PagedAttention::PageRows& part) const {
+  const SequenceRows& rows = run.batch.sequences[static_cast<size_t>(part.sequence)];
+  const KvView view = run.batch.cache->view(rows.sequence, cache_layer_, kv_head);
+  for (int64_t row = part.first; row < part.last; ++row) {
+    const int64_t position = rows.start + row - rows.first_row;
+    write_queries(run, kv_head, row, position);
+    if (!writes_cache_) continue;
+    write_key_value(run, kv_head, row, position, view);
+    if (row == rows.first_row + rows.count - 1) run.attention.clear_after(view, position);
+  }
+}
+
+// Writes the outputs of attention over the queries.
+void HeadAttention::merge_head(const Run& run, int64_t head,
+                               const PagedAttention::PageRows& part) const {
+  const int64_t dim = shape_.head_dim;
+  for (int64_t row = part.first; row < part.last; ++row) {
+    float* const out = run.heads + row * shape_.outputs() + head * dim;
+    run.attention.merge(row, head, sinks_, out);
+    if (run.gates != nullptr)
+      traits_.kernels.sigmoid_gate(run.gates + row * shape_.queries() + head * dim, dim, out);
+  }
+}
+
+void HeadAttention::run(Team& team, Batch& batch, float* heads, const float* gates) const {
+  PagedAttention& attention = batch.attentions[attention_];
+  const Run run{batch, attention, heads, gates};
+  if (traits_.spec.norms_whole_rows) norm_whole_rows(team, run);
+  const int64_t passes = attention.passes(), kv_heads = shape_.kv_heads, group = shape_.group();
+  const auto parts = attention.page_rows();
+  const auto attend = [&](int64_t first, int64_t last) {
+    attention.run(*batch.cache, cache_layer_, window_, first, last, team.thread());
+  };
+  // Keys and values are on the node whose threads write and read their head, if all nodes get
+  // equally many for their threads; else where they were first written.
+  bool are_divided = true;
+  for (int node = 1; node < team.nodes(); ++node)
+    are_divided = are_divided && team.is_even(node, kv_heads);
+  const auto share_heads = [&](int64_t items, int64_t grain, const auto& body) {
+    const auto bound = [&](int node) { return team.part(node, kv_heads) * (items / kv_heads); };
+    if (are_divided)
+      team.share_by_node(items, grain, bound, body);
+    else
+      team.share(items, grain, body);
+  };
+  team.stage("attention");
+  if (attention.is_simple() && kv_heads >= team.threads()) {
+    share_heads(kv_heads, 1, [&](int64_t kv_head, int64_t) {
+      for (const auto& part : parts) write_heads(run, kv_head, part);
+      attend(kv_head * passes, (kv_head + 1) * passes);
+      for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
+        for (const auto& part : parts) merge_head(run, head, part);
+    });
+  } else {
+    // One thread writes all rows of a page, because the last row of a block clears the rows after
+    // it.
+    const int64_t count = std::ssize(parts), items = passes * kv_heads;
+    share_heads(kv_heads * count, 1, [&](int64_t i, int64_t) {
+      write_heads(run, i / count, parts[static_cast<size_t>(i % count)]);
+    });
+    team.stage("attention");
+    share_heads(items, std::max<int64_t>(items / (team.threads() * kClaimsOfPasses), 1), attend);
+    team.stage("attention");
+    const int64_t merges = shape_.heads * count;
+    team.share(merges, std::max<int64_t>(merges / (team.threads() * kClaimsPerThread), 1),
+               [&](int64_t first, int64_t last) {
+                 for (int64_t i = first; i < last; ++i)
+                   merge_head(run, i / count, parts[static_cast<size_t>(i % count)]);
+               });
+  }
+  record(team, batch, "attention", heads, shape_.queries(), shape_.outputs());
+}
+
+}  // namespace specqd

@@ -1,0 +1,58 @@
+// Attention of all rows whose queries, keys and values are computed: norms and rotates them, writes
+// keys and values into the cache, and attends. Blocks that make queries, keys and values in
+// different ways share it.
+#pragma once
+
+#include <cstdint>
+
+#include "model/block.h"
+#include "model/rope_table.h"
+
+namespace specqd {
+
+class HeadAttention {
+ public:
+  // `layer`: its norms, window, sinks and rope. `cache_layer`: of the KV cache.
+  HeadAttention(const LayerWeights& layer, int64_t cache_layer, const Traits& traits,
+                const std::vector<RopeTable>& ropes);
+
+  const AttentionShape& shape() const { return shape_; }
+
+  // `heads` holds queries, keys and values, [rows][shape.outputs()]; the queries become the outputs
+  // of attention. `gates`, [rows][shape.queries()], are applied to these; null: there are none.
+  // Every thread calls it; it ends with a barrier.
+  void run(Team& team, Batch& batch, float* heads, const float* gates) const;
+
+  int64_t cache_words(std::span<const SequenceRows> sequences) const;
+
+ private:
+  // A forward's rows, and where its heads are.
+  struct Run {
+    Batch& batch;
+    PagedAttention& attention;
+    float* heads;
+    const float* gates;
+  };
+
+  void norm_whole_rows(Team& team, const Run& run) const;
+  void norm_heads(const Norm& norm, int64_t dim, float* values, int64_t first_head,
+                  int64_t count) const;
+  void write_heads(const Run& run, int64_t kv_head, const PagedAttention::PageRows& part) const;
+  void write_queries(const Run& run, int64_t kv_head, int64_t row, int64_t position) const;
+  void write_key_value(const Run& run, int64_t kv_head, int64_t row, int64_t position,
+                       const KvView& view) const;
+  void merge_head(const Run& run, int64_t head, const PagedAttention::PageRows& part) const;
+
+  const Traits& traits_;
+  const AttentionShape shape_;
+  size_t attention_;       // index of the shape
+  const RopeTable* rope_;  // null: no rotation
+  int64_t cache_layer_, window_;
+  bool writes_cache_;  // else it reads the keys and values of an earlier layer
+  bool values_are_keys_;
+  Norm query_norm_, key_norm_, value_norm_;
+  Norm latent_norm_;  // of the last part of a key, before it becomes the value; or none
+  Vector sinks_;
+};
+
+}  // namespace specqd

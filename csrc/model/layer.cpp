@@ -1,0 +1,122 @@
+#include "model/layer.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "model/products.h"
+
+namespace specqd {
+namespace {
+
+const Norm kNoNorm;
+
+std::unique_ptr<Block> make_mixer(const LayerWeights& layer, int64_t cache_layer,
+                                  const BlockSetting& setting) {
+  if (layer.delta != nullptr) return make_delta_rule(layer, cache_layer, setting);
+  if (layer.is_recurrent()) return make_short_convolution(layer, cache_layer, setting);
+  if (layer.latent != nullptr) return make_latent_attention(layer, cache_layer, setting);
+  return make_attention(layer, cache_layer, setting);
+}
+
+std::unique_ptr<Block> make_feed_forward_of(const LayerWeights& layer,
+                                            const BlockSetting& setting) {
+  if (layer.mixture != nullptr) return make_experts(layer, setting);
+  return make_feed_forward(layer.feed_forwards.front(), "", setting);
+}
+
+// Normalises what is aside, adds it to the residual stream, and scales the sum.
+void add_aside(Team& team, Batch& batch, const Norm& norm, float scale) {
+  const Kernels& kernels = batch.traits.kernels;
+  const int64_t hidden = batch.traits.spec.hidden;
+  team.stage("norm after");
+  team.share(batch.rows, 1, [&](int64_t row, int64_t) {
+    float *const aside = batch.aside_of(row), *const residual = batch.residual_of(row);
+    batch.traits.norm(norm, aside, hidden, aside);
+    kernels.add(residual, aside, hidden);
+    if (scale != 1.0f) kernels.scale(residual, scale, hidden);
+  });
+}
+
+}  // namespace
+
+Layer::Layer(const LayerWeights& weights, int64_t index, int64_t layers, int64_t cache_layer,
+             bool reads_pairs, const BlockSetting& setting)
+    : is_parallel_(setting.traits.spec.is_parallel),
+      reads_pairs_(reads_pairs),
+      output_scale_(weights.output_scale),
+      mixer_norm_(weights.attention_norm),
+      mixer_post_norm_(weights.attention_post_norm),
+      feed_forward_norm_(weights.feed_forward_norm),
+      feed_forward_post_norm_(weights.feed_forward_post_norm),
+      per_layer_post_norm_(weights.per_layer.post_norm),
+      mixer_(make_mixer(weights, cache_layer, setting)),
+      feed_forward_(make_feed_forward_of(weights, setting)),
+      per_layer_(weights.per_layer.exists()
+                     ? make_per_layer_input(weights.per_layer, index, layers, setting)
+                     : nullptr) {
+  if (is_parallel_ && weights.mixture != nullptr)
+    throw std::invalid_argument("experts do not run in parallel with attention");
+}
+
+// x += post_norm(mixer(norm(x))); x += post_norm(feed_forward(norm(x))); and, where there are
+// per-layer embeddings, x += post_norm(per_layer(x)). Without a post norm a block adds to x itself.
+// A parallel feed forward reads the x that the mixer read; then both are added.
+void Layer::run(Team& team, Batch& batch) const {
+  const int64_t hidden = batch.traits.spec.hidden;
+  const float* const x = batch.residual.data();
+
+  mixer_->run(
+      team, batch,
+      reads_pairs_ ? rows_at(batch.pairs.data(), 2 * hidden) : normed(batch, mixer_norm_),
+      is_parallel_ || mixer_post_norm_.exists() ? Destination::kAside : Destination::kResidual);
+  if (mixer_post_norm_.exists()) add_aside(team, batch, mixer_post_norm_, 1.0f);
+  record(team, batch, "residual stream after attention", x, hidden, hidden);
+
+  feed_forward_->run(team, batch, normed(batch, feed_forward_norm_),
+                     feed_forward_post_norm_.exists() ? Destination::kAside
+                     : is_parallel_                   ? Destination::kWithAside
+                                                      : Destination::kResidual);
+  if (feed_forward_post_norm_.exists())
+    add_aside(team, batch, feed_forward_post_norm_, per_layer_ == nullptr ? output_scale_ : 1.0f);
+  record(team, batch, "residual stream after the feed forward", x, hidden, hidden);
+
+  if (per_layer_ == nullptr) return;
+  per_layer_->run(team, batch, normed(batch, kNoNorm), Destination::kAside);
+  add_aside(team, batch, per_layer_post_norm_, output_scale_);
+  record(team, batch, "residual stream after the per-layer input", x, hidden, hidden);
+}
+
+std::vector<const Block*> Layer::blocks() const {
+  std::vector<const Block*> all{mixer_.get(), feed_forward_.get()};
+  if (per_layer_ != nullptr) all.push_back(per_layer_.get());
+  return all;
+}
+
+CachePlan::CachePlan(const DecoderSpec& spec, std::span<const LayerWeights> layers)
+    : states(spec.states), longest_windows(spec.attentions.size(), 0) {
+  std::vector<bool> sees_all(spec.attentions.size(), false);
+  for (const LayerWeights& layer : layers) {
+    if (layer.is_recurrent()) {
+      cache_layers.push_back(states.layers++);
+      first_reader = std::ssize(cache_layers);
+      continue;
+    }
+    const auto at = static_cast<size_t>(layer.attention);
+    const AttentionShape& shape = spec.attentions.at(at);
+    sees_all[at] = sees_all[at] || layer.window == 0;
+    longest_windows[at] = std::max(longest_windows[at], layer.window);
+    if (layer.kv_layer >= 0) {
+      cache_layers.push_back(cache_layers.at(static_cast<size_t>(layer.kv_layer)));
+      continue;
+    }
+    cache_layers.push_back(std::ssize(kv.layers));
+    kv.layers.push_back({shape.kv_heads, shape.head_dim, shape.value_dim});
+    first_reader = std::ssize(cache_layers);
+  }
+  for (size_t i = 0; i < sees_all.size(); ++i)
+    if (sees_all[i]) longest_windows[i] = 0;
+  const auto [least, most] = std::minmax_element(longest_windows.begin(), longest_windows.end());
+  longest_window = *least > 0 ? *most : 0;
+}
+
+}  // namespace specqd

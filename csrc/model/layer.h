@@ -1,0 +1,49 @@
+// One layer of a decoder: blocks, norms and residual additions, in order.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "model/blocks.h"
+
+namespace specqd {
+
+class Layer {
+ public:
+  // `cache_layer`: of the KV cache; of the states, if the layer is recurrent. `reads_pairs`:
+  // attention reads Batch::pairs.
+  Layer(const LayerWeights& weights, int64_t index, int64_t layers, int64_t cache_layer,
+        bool reads_pairs, const BlockSetting& setting);
+
+  void run(Team& team, Batch& batch) const;
+
+  std::vector<const Block*> blocks() const;
+  int64_t cache_words(std::span<const SequenceRows> sequences) const {
+    return mixer_->cache_words(sequences);
+  }
+
+ private:
+  bool is_parallel_, reads_pairs_;
+  float output_scale_;
+  Norm mixer_norm_, mixer_post_norm_, feed_forward_norm_, feed_forward_post_norm_;
+  Norm per_layer_post_norm_;
+  std::unique_ptr<Block> mixer_;         // mixes positions: attention, or a recurrence
+  std::unique_ptr<Block> feed_forward_;  // or experts
+  std::unique_ptr<Block> per_layer_;     // null: the model has no per-layer embeddings
+};
+
+// Where the layers of a decoder keep keys, values and states.
+struct CachePlan {
+  explicit CachePlan(const DecoderSpec& spec, std::span<const LayerWeights> layers);
+
+  KvShape kv;
+  StateShape states;
+  std::vector<int64_t> cache_layers;     // by layer: its layer of the cache, or of the states
+  std::vector<int64_t> longest_windows;  // by attention shape; 0: some layer sees all positions
+  int64_t longest_window = 0;            // of all layers; 0 likewise
+  int64_t first_reader = 0;  // from this layer on, none has keys, values or states of its own
+};
+
+}  // namespace specqd
