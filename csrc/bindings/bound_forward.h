@@ -33,7 +33,7 @@ class Bound : public Forward {
   }
   ScoredTokens verify(int64_t row, std::span<const int32_t> proposal,
                       const SequencePtr& sequence) override {
-    const Use use(*this, &this->decoder().partial_head(), sequence.get(), sequence->picker.get());
+    const Use use(*this, &this->decoder().partial_head(), sequence.get(), sequence->sampler.get());
     return Forward::verify(row, proposal, sequence);
   }
   void release(const SequencePtr& sequence) override {

@@ -44,7 +44,7 @@ void bind_kernels(nb::module_& m);
 void bind_machine(nb::module_& m, nb::module_& testing);
 void bind_levels(nb::module_& m);
 void bind_ngram(nb::module_& m);
-void bind_pick(nb::module_& m);
+void bind_sampling(nb::module_& m);
 void bind_sequence(nb::module_& m);
 void bind_testing(nb::module_& testing);
 
@@ -303,7 +303,7 @@ NB_MODULE(_native, m) {
   specqd::bind_cache(m);
   specqd::bind_layers(m);
   specqd::bind_decoder(m);
-  specqd::bind_pick(m);
+  specqd::bind_sampling(m);
   specqd::bind_policy(m, testing);
   specqd::bind_sequence(m);
   specqd::bind_heads(m);

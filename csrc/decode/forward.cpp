@@ -44,7 +44,7 @@ ScoredTokens DecoderForward::verify(int64_t row, std::span<const int32_t> propos
     throw std::invalid_argument("masks must be [proposal + 1, vocabulary / 32]");
   const size_t before = history.empty() ? 0 : history.size() - proposal.size();
   const auto position = std::ssize(sequence->tokens);
-  Picker& picker = *sequence->picker;
+  Sampler& sampler = *sequence->sampler;
   ScoredTokens verified;
   run_concurrently([&] {
     const FlushSubnormals flush;
@@ -52,13 +52,13 @@ ScoredTokens DecoderForward::verify(int64_t row, std::span<const int32_t> propos
       const auto at = static_cast<int64_t>(i);
       const auto known = std::span(history).first(history.empty() ? 0 : before + i);
       const uint32_t* mask = masks.width > 0 ? masks.words.data() + at * masks.width : nullptr;
-      const Picked picked =
-          pick(decoder_->kernels(), picker.params, logits(row + at), position + at, known,
-               sequence->prompt_length, mask, picker.scratch);
-      if (picked.token < 0) break;
-      verified.tokens.push_back(picked.token);
-      verified.probabilities.push_back(picked.probability);
-      if (i < proposal.size() && picked.token != proposal[i]) break;
+      const SampledToken sampled =
+          sample_token(decoder_->kernels(), sampler.params, logits(row + at), position + at, known,
+                       sequence->prompt_length, mask, sampler.scratch);
+      if (sampled.token < 0) break;
+      verified.tokens.push_back(sampled.token);
+      verified.probabilities.push_back(sampled.probability);
+      if (i < proposal.size() && sampled.token != proposal[i]) break;
     }
     decoder_->tell_picked(verified.tokens);
   });

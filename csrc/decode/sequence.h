@@ -7,14 +7,14 @@
 #include <span>
 #include <vector>
 
-#include "decode/pick.h"
+#include "decode/sampling.h"
 
 namespace specqd {
 
 // One sample's parameters and reusable buffers. For one thread at a time.
-struct Picker {
-  PickParams params;
-  PickScratch scratch;
+struct Sampler {
+  SamplerParams params;
+  SamplerScratch scratch;
 };
 
 // Tokens, each with the probability that its author gave it.
@@ -46,10 +46,11 @@ struct Tokens : std::vector<int32_t> {
 
 // The tokens of one request's sample. While a level drafts, its guesses are at the end.
 struct Sequence {
-  Sequence(std::span<const int32_t> tokens, std::shared_ptr<Picker> picker, int64_t prompt_length);
+  Sequence(std::span<const int32_t> tokens, std::shared_ptr<Sampler> sampler,
+           int64_t prompt_length);
 
   Tokens tokens;
-  std::shared_ptr<Picker> picker;
+  std::shared_ptr<Sampler> sampler;
   int64_t prompt_length;
   bool is_sampled = false;     // with noise: temperature > 0
   bool needs_history = false;  // penalties depend on all tokens

@@ -8,7 +8,7 @@
 
 namespace specqd {
 
-struct PickKernels;  // pick_kernels.h
+struct SamplingKernels;  // sampling_kernels.h
 
 constexpr int kPanel = 16;  // outputs per panel
 constexpr int kBlock = 32;  // inputs per MXFP4 scale, and per step of the exact sum
@@ -211,7 +211,7 @@ struct Kernels {
   // The state after the chunk; `next` may be its state.
   void (*delta_advance)(const DeltaChunk& chunk, float* next);
 
-  const PickKernels* pick;
+  const SamplingKernels* sampling;
 
   // Measurements.
 

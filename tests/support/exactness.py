@@ -174,7 +174,7 @@ def feed(model: Model, sequence: Sequence, feeding: str) -> None:
             model.forward([Rows(context, start, part, 0)])
             start += len(part)
     elif feeding in ("adopted", "forked"):
-        twin = Sequence(list(sequence.tokens), _native.Picker(), sequence.prompt_length)
+        twin = Sequence(list(sequence.tokens), _native.Sampler(), sequence.prompt_length)
         # The state of a recurrent layer is saved where the tokens before it are known to stay.
         leaves_state = not model.cache.has_states or sequence.prompt_length % 2 == 1
         if leaves_state:

@@ -346,8 +346,8 @@ class Decoder:
         Returns a copy of the last forward's logits, [rows, vocabulary] float32.
         """
 
-class Picker:
-    """Picks the token at a position, with fixed parameters."""
+class Sampler:
+    """Samples the token at a position, with fixed parameters."""
 
     def __init__(self, *, temperature: float = 0.0, top_p: float = 1.0, min_p: float = 0.0, repetition_penalty: float = 1.0, presence_penalty: float = 0.0, frequency_penalty: float = 0.0, top_k: int = 0, seed: int = 0, sample: int = 0, bias_ids: _Sequence[int] = [], bias: _Sequence[float] = []) -> None: ...
 
@@ -397,13 +397,13 @@ class Sequence:
     The tokens of one request's sample. While a level drafts, its guesses are at the end.
     """
 
-    def __init__(self, tokens: _Sequence[int], picker: Picker, prompt_length: int, *, is_sampled: bool = False, needs_history: bool = False, grammar: Any = None, stop_ids: Set[int] = frozenset()) -> None: ...
+    def __init__(self, tokens: _Sequence[int], sampler: Sampler, prompt_length: int, *, is_sampled: bool = False, needs_history: bool = False, grammar: Any = None, stop_ids: Set[int] = frozenset()) -> None: ...
 
     @property
     def tokens(self) -> Tokens: ...
 
     @property
-    def picker(self) -> Picker: ...
+    def sampler(self) -> Sampler: ...
 
     @property
     def prompt_length(self) -> int: ...

@@ -103,13 +103,13 @@ def state_rows(cache: specqd._native.KvCache, sequence: int, first: int, last: i
     Returns the bytes of positions of one chunk from which recurrent layers compute.
     """
 
-def pick(picker: specqd._native.Picker, logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], position: int, history: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, prompt_length: int = 0, mask: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, isa: str | None = None) -> tuple[int, float]:
+def sample_token(sampler: specqd._native.Sampler, logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], position: int, history: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, prompt_length: int = 0, mask: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, isa: str | None = None) -> tuple[int, float]:
     """
     Returns the token at `position` and its probability; (-1, 0) if no token is allowed.
     `mask` holds one bit per token, set if the token is allowed.
     """
 
-def noise_bits(picker: specqd._native.Picker, position: int, token: int) -> int:
+def noise_bits(sampler: specqd._native.Sampler, position: int, token: int) -> int:
     """Returns the 64 random bits of a token's Gumbel noise."""
 
 def gumbel(bits: int) -> float:

@@ -1,4 +1,4 @@
-#include "decode/pick.h"
+#include "decode/sampling.h"
 
 #include <algorithm>
 #include <array>
@@ -6,7 +6,7 @@
 #include <functional>
 #include <limits>
 
-#include "kernels/pick_kernels.h"
+#include "kernels/sampling_kernels.h"
 #include "kernels/scalar_math.h"
 
 namespace specqd {
@@ -28,8 +28,8 @@ int32_t token_of(uint64_t key) { return static_cast<int32_t>(~static_cast<uint32
 // Fills scratch.ranked with the k highest-ranked tokens, the lowest of them last, then at least
 // all tokens that tie with it. Returns k, or the number of tokens if there are fewer. Destroys
 // scratch.maxima.
-size_t rank_highest(const PickKernels& kernels, std::span<const float> logits, int64_t k,
-                    PickScratch& scratch) {
+size_t rank_highest(const SamplingKernels& kernels, std::span<const float> logits, int64_t k,
+                    SamplerScratch& scratch) {
   float least = -kLargestLogit;
   if (k <= static_cast<int64_t>(scratch.maxima.size())) {
     // Each maximum belongs to a different token, so the k-th is a lower bound of the k-th logit.
@@ -50,12 +50,12 @@ size_t rank_highest(const PickKernels& kernels, std::span<const float> logits, i
 
 // The logits to pick from.
 
-bool has_penalties(const PickParams& params) {
+bool has_penalties(const SamplerParams& params) {
   return params.repetition_penalty != 1.0f || params.presence_penalty != 0.0f ||
          params.frequency_penalty != 0.0f;
 }
 
-void penalise(const PickParams& params, std::span<const int32_t> history, int64_t prompt_length,
+void penalise(const SamplerParams& params, std::span<const int32_t> history, int64_t prompt_length,
               std::span<float> logits, std::span<uint32_t> counts) {
   constexpr uint32_t kSeen = 1u << 31;  // the lower bits count occurrences in the output
   const auto is_known = [&](int32_t token) {
@@ -81,9 +81,10 @@ void penalise(const PickParams& params, std::span<const int32_t> history, int64_
 }
 
 // The logits after bias, penalties and mask: the raw ones, or scratch.processed.
-std::span<const float> process(const PickKernels& kernels, const PickParams& params,
+std::span<const float> process(const SamplingKernels& kernels, const SamplerParams& params,
                                std::span<const float> logits, std::span<const int32_t> history,
-                               int64_t prompt_length, const uint32_t* mask, PickScratch& scratch) {
+                               int64_t prompt_length, const uint32_t* mask,
+                               SamplerScratch& scratch) {
   const auto size = static_cast<int64_t>(logits.size());
   const bool is_changed = !params.bias_ids.empty() || (has_penalties(params) && !history.empty());
   if (!is_changed && !mask) return logits;
@@ -104,8 +105,8 @@ std::span<const float> process(const PickKernels& kernels, const PickParams& par
 
 // The largest logit, at most kLargestLogit as in weigh(); -infinity if there is none. Fills
 // scratch.maxima.
-float find_maximum(const PickKernels& kernels, std::span<const float> logits,
-                   PickScratch& scratch) {
+float find_maximum(const SamplingKernels& kernels, std::span<const float> logits,
+                   SamplerScratch& scratch) {
   scratch.reserve(static_cast<int64_t>(logits.size()));
   if (logits.empty()) return -kInfinity;
   kernels.maxima(logits.data(), static_cast<int64_t>(logits.size()), scratch.maxima.data());
@@ -115,7 +116,7 @@ float find_maximum(const PickKernels& kernels, std::span<const float> logits,
 }
 
 // The lowest id of the maximum; scratch.maxima must hold it.
-int32_t find_first(std::span<const float> logits, float maximum, const PickScratch& scratch) {
+int32_t find_first(std::span<const float> logits, float maximum, const SamplerScratch& scratch) {
   size_t i = 0;
   while (!(scratch.maxima[i] >= maximum)) ++i;
   size_t id = i / 16 * static_cast<size_t>(kMaximaBlock);
@@ -128,8 +129,8 @@ int32_t find_first(std::span<const float> logits, float maximum, const PickScrat
 uint64_t mass_of(float weight) { return static_cast<uint64_t>(double{weight} * kMassOfOne); }
 
 // Weighs only the k highest-ranked tokens and returns their mass.
-uint64_t weigh_highest(const PickKernels& kernels, std::span<const float> logits, int64_t k,
-                       Weighing by, PickScratch& scratch) {
+uint64_t weigh_highest(const SamplingKernels& kernels, std::span<const float> logits, int64_t k,
+                       Weighing by, SamplerScratch& scratch) {
   const size_t kept = rank_highest(kernels, logits, k, scratch);
   const float least = logits[static_cast<size_t>(token_of(scratch.ranked[kept - 1]))];
   by.least_logit = std::min(least, kLargestLogit);
@@ -146,8 +147,8 @@ uint64_t weigh_highest(const PickKernels& kernels, std::span<const float> logits
 // The largest weight such that the weights at or above it have mass `limit` or more. Bisects the
 // bits of floats from 2^-40, the least weight with a mass, to 1. Every few steps it drops the
 // weights outside the interval.
-float find_nucleus_weight(const PickKernels& kernels, std::span<const float> weights,
-                          uint64_t limit, PickScratch& scratch) {
+float find_nucleus_weight(const SamplingKernels& kernels, std::span<const float> weights,
+                          uint64_t limit, SamplerScratch& scratch) {
   constexpr int kSteps = 6;
   auto low = std::bit_cast<uint32_t>(0x1p-40f), high = std::bit_cast<uint32_t>(1.0f) + 1;
   std::span<const float> inside = weights;
@@ -180,8 +181,8 @@ float find_nucleus_weight(const PickKernels& kernels, std::span<const float> wei
 
 // Applies top-p to scratch.weights, whose mass is given; returns the mass that remains. Tokens rank
 // by weight, then by lowest id; a token stays if less than top_p of the mass ranks before it.
-uint64_t keep_nucleus(const PickKernels& kernels, float top_p, uint64_t mass, int64_t size,
-                      PickScratch& scratch) {
+uint64_t keep_nucleus(const SamplingKernels& kernels, float top_p, uint64_t mass, int64_t size,
+                      SamplerScratch& scratch) {
   float* weights = scratch.weights.data();
   const double share = scalar::ceil(double{top_p} * static_cast<double>(mass));
   const uint64_t limit = std::min(mass, static_cast<uint64_t>(share));
@@ -201,8 +202,8 @@ uint64_t keep_nucleus(const PickKernels& kernels, float top_p, uint64_t mass, in
 }
 
 // Fills scratch.weights for sampling; returns their mass. Destroys scratch.maxima.
-uint64_t weigh_remaining(const PickKernels& kernels, const PickParams& params,
-                         std::span<const float> logits, Weighing by, PickScratch& scratch) {
+uint64_t weigh_remaining(const SamplingKernels& kernels, const SamplerParams& params,
+                         std::span<const float> logits, Weighing by, SamplerScratch& scratch) {
   const auto size = static_cast<int64_t>(logits.size());
   if (params.min_p > 0.0f)
     by.least_z = std::max(kLeastZ, static_cast<float>(scalar::log(double{params.min_p})));
@@ -215,7 +216,7 @@ uint64_t weigh_remaining(const PickKernels& kernels, const PickParams& params,
 
 // Noise.
 
-NoiseStream noise_stream(const PickParams& params, int64_t position) {
+NoiseStream noise_stream(const SamplerParams& params, int64_t position) {
   // Word 3 of the counter: bit 0 is 0 for the leading half of the noise and 1 for the trailing one.
   const auto at = static_cast<uint64_t>(position);
   return {{static_cast<uint32_t>(params.seed), static_cast<uint32_t>(params.seed >> 32)},
@@ -255,7 +256,7 @@ double exponential(uint64_t bits) {
 
 // A token that remains: the likeliest, unless its weight ties with those of lower ids and top-p
 // dropped it. Weights are rounded, so their ties include unequal logits.
-int32_t find_remaining(int32_t likeliest, const PickScratch& scratch) {
+int32_t find_remaining(int32_t likeliest, const SamplerScratch& scratch) {
   if (scratch.weights[static_cast<size_t>(likeliest)] > 0.0f) return likeliest;
   const auto first = std::ranges::find_if(scratch.weights, [](float w) { return w > 0.0f; });
   return static_cast<int32_t>(first - scratch.weights.begin());
@@ -265,8 +266,8 @@ int32_t find_remaining(int32_t likeliest, const PickScratch& scratch) {
 // exponential race: z + g is largest where e = exp(-g) is smallest relative to the weight e^z, and
 // e = -log(1 - v) >= v. A token with v > weight * (e / weight of the best so far) has lost, so its
 // logarithms are not computed. That is the case for nearly all tokens.
-int32_t race(const PickKernels& kernels, std::span<const float> logits, const Weighing& by,
-             int32_t first, const NoiseStream& stream, PickScratch& scratch) {
+int32_t race(const SamplingKernels& kernels, std::span<const float> logits, const Weighing& by,
+             int32_t first, const NoiseStream& stream, SamplerScratch& scratch) {
   const float* weights = scratch.weights.data();
   int32_t winner = -1;
   double best = 0.0;
@@ -296,7 +297,7 @@ int32_t race(const PickKernels& kernels, std::span<const float> logits, const We
 }
 
 // The log of the sum of e^(logit - maximum), rounded once.
-float log_sum(const PickKernels& kernels, std::span<const float> logits, float maximum) {
+float log_sum(const SamplingKernels& kernels, std::span<const float> logits, float maximum) {
   const Weighing by{maximum, 1.0f, -kLargestLogit, kLeastZ};
   const uint64_t mass =
       kernels.weigh(logits.data(), static_cast<int64_t>(logits.size()), by, nullptr);
@@ -305,7 +306,7 @@ float log_sum(const PickKernels& kernels, std::span<const float> logits, float m
 
 }  // namespace
 
-void PickScratch::reserve(int64_t vocabulary) {
+void SamplerScratch::reserve(int64_t vocabulary) {
   const auto padded = static_cast<size_t>((vocabulary + kNoiseGroup - 1) & -kNoiseGroup);
   maxima.resize(static_cast<size_t>((vocabulary + kMaximaBlock - 1) / kMaximaBlock * 16));
   if (weights.size() >= padded) return;
@@ -317,10 +318,11 @@ void PickScratch::reserve(int64_t vocabulary) {
   counts.resize(padded);
 }
 
-Picked pick(const Kernels& kernels, const PickParams& params, std::span<const float> logits,
-            int64_t position, std::span<const int32_t> history, int64_t prompt_length,
-            const uint32_t* mask, PickScratch& scratch) {
-  const PickKernels& loops = *kernels.pick;
+SampledToken sample_token(const Kernels& kernels, const SamplerParams& params,
+                          std::span<const float> logits, int64_t position,
+                          std::span<const int32_t> history, int64_t prompt_length,
+                          const uint32_t* mask, SamplerScratch& scratch) {
+  const SamplingKernels& loops = *kernels.sampling;
   scratch.reserve(static_cast<int64_t>(logits.size()));
   const std::span<const float> processed =
       process(loops, params, logits, history, prompt_length, mask, scratch);
@@ -343,44 +345,44 @@ Picked pick(const Kernels& kernels, const PickParams& params, std::span<const fl
 }
 
 void log_softmax(const Kernels& kernels, std::span<const float> logits, std::span<float> out,
-                 PickScratch& scratch) {
-  const float maximum = find_maximum(*kernels.pick, logits, scratch);
+                 SamplerScratch& scratch) {
+  const float maximum = find_maximum(*kernels.sampling, logits, scratch);
   if (maximum == -kInfinity) {
     std::fill(out.begin(), out.end(), -kInfinity);
     return;
   }
-  kernels.pick->log_softmax(logits.data(), static_cast<int64_t>(logits.size()), maximum,
-                            log_sum(*kernels.pick, logits, maximum), out.data());
+  kernels.sampling->log_softmax(logits.data(), static_cast<int64_t>(logits.size()), maximum,
+                                log_sum(*kernels.sampling, logits, maximum), out.data());
 }
 
 float logprob_of(const Kernels& kernels, std::span<const float> logits, int32_t token,
-                 PickScratch& scratch) {
-  const float maximum = find_maximum(*kernels.pick, logits, scratch);
+                 SamplerScratch& scratch) {
+  const float maximum = find_maximum(*kernels.sampling, logits, scratch);
   if (maximum == -kInfinity) return -kInfinity;
   float logprob;
-  kernels.pick->log_softmax(&logits[static_cast<size_t>(token)], 1, maximum,
-                            log_sum(*kernels.pick, logits, maximum), &logprob);
+  kernels.sampling->log_softmax(&logits[static_cast<size_t>(token)], 1, maximum,
+                                log_sum(*kernels.sampling, logits, maximum), &logprob);
   return logprob;
 }
 
 void top_logprobs(const Kernels& kernels, std::span<const float> logits,
-                  std::span<TokenLogprob> out, PickScratch& scratch) {
+                  std::span<TokenLogprob> out, SamplerScratch& scratch) {
   std::fill(out.begin(), out.end(), TokenLogprob{-1, -kInfinity});
-  const float maximum = find_maximum(*kernels.pick, logits, scratch);
+  const float maximum = find_maximum(*kernels.sampling, logits, scratch);
   if (maximum == -kInfinity || out.empty()) return;
-  const float sum = log_sum(*kernels.pick, logits, maximum);
+  const float sum = log_sum(*kernels.sampling, logits, maximum);
   const auto count = static_cast<int64_t>(std::min(out.size(), logits.size()));
-  const size_t found = rank_highest(*kernels.pick, logits, count, scratch);
+  const size_t found = rank_highest(*kernels.sampling, logits, count, scratch);
   const auto ranked = scratch.ranked.begin();
   std::sort(ranked, ranked + static_cast<std::ptrdiff_t>(found), std::greater<>());
   for (size_t i = 0; i < found; ++i) {
     out[i].token = token_of(scratch.ranked[i]);
-    kernels.pick->log_softmax(&logits[static_cast<size_t>(out[i].token)], 1, maximum, sum,
-                              &out[i].logprob);
+    kernels.sampling->log_softmax(&logits[static_cast<size_t>(out[i].token)], 1, maximum, sum,
+                                  &out[i].logprob);
   }
 }
 
-uint64_t noise_bits(const PickParams& params, int64_t position, int32_t token) {
+uint64_t noise_bits(const SamplerParams& params, int64_t position, int32_t token) {
   return noise_bits(noise_stream(params, position), token);
 }
 

@@ -32,9 +32,9 @@ class Params:
     sample: int = 0
     bias: dict[int, float] = field(default_factory=dict)
 
-    def native(self) -> _native.Picker:
+    def native(self) -> _native.Sampler:
         values = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "bias"}
-        return _native.Picker(
+        return _native.Sampler(
             **values, bias_ids=list(self.bias), bias=[float(b) for b in self.bias.values()]
         )
 
@@ -105,7 +105,7 @@ def processed_logits(
     return np.minimum(x, LARGEST)
 
 
-def expected_pick(
+def expected_token(
     params: Params,
     logits: Floats,
     position: int,
@@ -168,15 +168,17 @@ def check(
     prompt_length: int = 0,
     allowed: NDArray[np.bool_] | None = None,
 ) -> int:
-    """Compares one pick with its definition on every instruction set; returns the token."""
-    picker = params.native()
-    picks = {
-        testing.pick(picker, logits, position, history, prompt_length, mask_of(allowed), isa)
+    """Compares one sampled token with its definition on each instruction set; returns it."""
+    sampler = params.native()
+    sampled = {
+        testing.sample_token(
+            sampler, logits, position, history, prompt_length, mask_of(allowed), isa
+        )
         for isa in ISAS
     }
-    assert len(picks) == 1, f"instruction sets differ: {picks}"
-    token, probability = picks.pop()
-    expected = expected_pick(params, logits, position, history, prompt_length, allowed)
+    assert len(sampled) == 1, f"instruction sets differ: {sampled}"
+    token, probability = sampled.pop()
+    expected = expected_token(params, logits, position, history, prompt_length, allowed)
     if expected.is_sure:
         assert token == expected.token, (params, position)
         assert probability == pytest.approx(expected.probability, rel=1e-5, abs=1e-12)

@@ -1,6 +1,4 @@
 // Binds what benchmarks need of an instruction set's kernels: packing and timed products.
-#include "kernels/kernels.h"
-
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -19,6 +17,7 @@
 #include "bindings/bindings.h"
 #include "bindings/kernel_table.h"
 #include "kernels/bf16.h"
+#include "kernels/kernels.h"
 #include "runtime/pool.h"
 #include "weights/error_feedback.h"
 #include "weights/pack.h"

@@ -1,14 +1,14 @@
-// The loops of pick_kernels.h. Elements are independent and all sums are integer sums, so the
+// The loops of sampling_kernels.h. Elements are independent and all sums are integer sums, so the
 // order does not matter.
 #pragma once
 
 #include "kernels/isa/lanes-inl.h"
 #include "kernels/isa/ops-inl.h"
-#include "kernels/pick_kernels.h"
+#include "kernels/sampling_kernels.h"
 
 namespace specqd {
 namespace {
-namespace picking {
+namespace sampling {
 
 using W8 = Lanes<uint64_t, kLanes / 2>;
 
@@ -245,15 +245,15 @@ void log_softmax(const float* logits, int64_t n, float maximum, float log_sum, f
       kNoFold);
 }
 
-constexpr PickKernels kKernels = {.maxima = maxima,
-                                  .weigh = weigh,
-                                  .mass_from = mass_from,
-                                  .drop_below = drop_below,
-                                  .collect = collect,
-                                  .find_survivors = find_survivors,
-                                  .mask = mask,
-                                  .log_softmax = log_softmax};
+constexpr SamplingKernels kKernels = {.maxima = maxima,
+                                      .weigh = weigh,
+                                      .mass_from = mass_from,
+                                      .drop_below = drop_below,
+                                      .collect = collect,
+                                      .find_survivors = find_survivors,
+                                      .mask = mask,
+                                      .log_softmax = log_softmax};
 
-}  // namespace picking
+}  // namespace sampling
 }  // namespace
 }  // namespace specqd

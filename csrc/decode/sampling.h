@@ -12,7 +12,7 @@
 namespace specqd {
 
 // temperature 0 is greedy. top_k 0, top_p 1, min_p 0 and penalties of 1, 0, 0 have no effect.
-struct PickParams {
+struct SamplerParams {
   float temperature = 0.0f;
   float top_p = 1.0f;
   float min_p = 0.0f;
@@ -28,13 +28,13 @@ struct PickParams {
 
 // `probability` is the token's among the tokens that remain; at temperature 0, its softmax
 // probability after bias, penalties and mask. Token -1 if all are masked, -inf or NaN.
-struct Picked {
+struct SampledToken {
   int32_t token;
   float probability;
 };
 
 // Buffers that grow to the vocabulary's size once. For one thread at a time.
-class PickScratch {
+class SamplerScratch {
  public:
   void reserve(int64_t vocabulary);
 
@@ -52,16 +52,17 @@ class PickScratch {
 // allowed; null: all are); temperature; min-p; top-k; top-p; Gumbel noise keyed by seed, sample,
 // position and token; the largest, lowest id first. `history` may be empty if there are no
 // penalties. A NaN logit counts as -infinity, +infinity as the largest finite number.
-Picked pick(const Kernels& kernels, const PickParams& params, std::span<const float> logits,
-            int64_t position, std::span<const int32_t> history, int64_t prompt_length,
-            const uint32_t* mask, PickScratch& scratch);
+SampledToken sample_token(const Kernels& kernels, const SamplerParams& params,
+                          std::span<const float> logits, int64_t position,
+                          std::span<const int32_t> history, int64_t prompt_length,
+                          const uint32_t* mask, SamplerScratch& scratch);
 
 // The log-softmax of raw logits: of all tokens, of one, or of the likeliest, with the same bits.
 void log_softmax(const Kernels& kernels, std::span<const float> logits, std::span<float> out,
-                 PickScratch& scratch);
+                 SamplerScratch& scratch);
 
 float logprob_of(const Kernels& kernels, std::span<const float> logits, int32_t token,
-                 PickScratch& scratch);
+                 SamplerScratch& scratch);
 
 // The out.size() likeliest tokens, ties by lowest id; -1 and -infinity if there are fewer.
 struct TokenLogprob {
@@ -69,11 +70,11 @@ struct TokenLogprob {
   float logprob;
 };
 void top_logprobs(const Kernels& kernels, std::span<const float> logits,
-                  std::span<TokenLogprob> out, PickScratch& scratch);
+                  std::span<TokenLogprob> out, SamplerScratch& scratch);
 
 // The 64 random bits of a token's noise, and the standard Gumbel variate -log(-log(1 - v)) for
 // v = (bits + 1/2) / 2^64: from -3.8 to 45.1, within a few ulp of double.
-uint64_t noise_bits(const PickParams& params, int64_t position, int32_t token);
+uint64_t noise_bits(const SamplerParams& params, int64_t position, int32_t token);
 double gumbel(uint64_t bits);
 
 }  // namespace specqd

@@ -92,25 +92,25 @@ void bind_tokens(nb::module_& m) {
       "The tokens of one request's sample. While a level drafts, its guesses are at the end.")
       .def(
           "__init__",
-          [](Sequence* self, const TokenList& tokens, std::shared_ptr<Picker> picker,
+          [](Sequence* self, const TokenList& tokens, std::shared_ptr<Sampler> sampler,
              int64_t prompt_length, bool is_sampled, bool needs_history, nb::object grammar,
              std::set<int32_t> stop_ids) {
-            new (self) Sequence(tokens, std::move(picker), prompt_length);
+            new (self) Sequence(tokens, std::move(sampler), prompt_length);
             self->is_sampled = is_sampled;
             self->needs_history = needs_history;
             if (!grammar.is_none()) self->grammar = std::make_shared<PythonGrammar>(grammar);
             self->stop_ids = std::move(stop_ids);
           },
-          "tokens"_a, "picker"_a, "prompt_length"_a, nb::kw_only(), "is_sampled"_a = false,
+          "tokens"_a, "sampler"_a, "prompt_length"_a, nb::kw_only(), "is_sampled"_a = false,
           "needs_history"_a = false, "grammar"_a = nb::none(), "stop_ids"_a = std::set<int32_t>(),
-          nb::sig("def __init__(self, tokens: collections.abc.Sequence[int], picker: Picker, "
+          nb::sig("def __init__(self, tokens: collections.abc.Sequence[int], sampler: Sampler, "
                   "prompt_length: int, *, is_sampled: bool = False, needs_history: bool = False, "
                   "grammar: typing.Any = None, "
                   "stop_ids: collections.abc.Set[int] = frozenset()) -> None"))
       .def_prop_ro(
           "tokens", [](Sequence& sequence) -> Tokens& { return sequence.tokens; },
           nb::rv_policy::reference_internal)
-      .def_ro("picker", &Sequence::picker)
+      .def_ro("sampler", &Sequence::sampler)
       .def_ro("prompt_length", &Sequence::prompt_length)
       .def_ro("is_sampled", &Sequence::is_sampled)
       .def_ro("num_guesses", &Sequence::num_guesses)

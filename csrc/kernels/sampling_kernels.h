@@ -29,7 +29,7 @@ constexpr float kLeastZ = -87.3f;
 // Weights are truncated to multiples of 2^-40 and summed as integers: exact in any order.
 constexpr double kMassOfOne = 0x1p40;
 
-struct PickKernels {
+struct SamplingKernels {
   // maxima[b][l] = the maximum of logits[1024 b + 16 i + l] over i < 64; NaN counts as -infinity.
   void (*maxima)(const float* logits, int64_t n, float* maxima);
 

@@ -17,7 +17,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/exclusive.h"
-#include "decode/pick.h"
+#include "decode/sampling.h"
 #include "decode/sequence.h"
 #include "kernels/float_mode.h"
 #include "model/decoder.h"
@@ -64,18 +64,20 @@ nb::ndarray<nb::numpy, float> factors_of(
   return owned_array(std::move(factors), {padded, kGroup});
 }
 
-std::pair<int32_t, float> pick_with(Picker& picker, const Row<float>& logits, int64_t position,
-                                    const std::optional<Row<int32_t>>& history,
-                                    int64_t prompt_length, const std::optional<Row<uint32_t>>& mask,
-                                    const std::optional<std::string>& isa) {
+std::pair<int32_t, float> sample_with(Sampler& sampler, const Row<float>& logits, int64_t position,
+                                      const std::optional<Row<int32_t>>& history,
+                                      int64_t prompt_length,
+                                      const std::optional<Row<uint32_t>>& mask,
+                                      const std::optional<std::string>& isa) {
   if (mask && mask->shape(0) * 32 < logits.shape(0))
     throw std::invalid_argument("mask has fewer bits than there are logits");
-  const Exclusive use(&picker);
+  const Exclusive use(&sampler);
   const Kernels& kernels = kernels_or_default(isa);
   const FlushSubnormals flush;
-  const auto picked = pick(kernels, picker.params, span_of(logits), position, span_of(history),
-                           prompt_length, mask ? mask->data() : nullptr, picker.scratch);
-  return {picked.token, picked.probability};
+  const auto sampled =
+      sample_token(kernels, sampler.params, span_of(logits), position, span_of(history),
+                   prompt_length, mask ? mask->data() : nullptr, sampler.scratch);
+  return {sampled.token, sampled.probability};
 }
 
 void bind_pages(nb::module_& m) {
@@ -144,17 +146,19 @@ void bind_states(nb::module_& m) {
       "Returns the bytes of positions of one chunk from which recurrent layers compute.");
 }
 
-void bind_picks(nb::module_& m) {
-  m.def("pick", &pick_with, "picker"_a, "logits"_a, "position"_a, "history"_a = nb::none(),
-        "prompt_length"_a = 0, "mask"_a = nb::none(), "isa"_a = nb::none(),
+void bind_sample_token(nb::module_& m) {
+  m.def("sample_token", &sample_with, "sampler"_a, "logits"_a, "position"_a,
+        "history"_a = nb::none(), "prompt_length"_a = 0, "mask"_a = nb::none(),
+        "isa"_a = nb::none(),
         "Returns the token at `position` and its probability; (-1, 0) if no token is allowed.\n"
         "`mask` holds one bit per token, set if the token is allowed.");
   m.def(
       "noise_bits",
-      [](const Picker& picker, int64_t position, int32_t token) {
-        return noise_bits(picker.params, position, token);
+      [](const Sampler& sampler, int64_t position, int32_t token) {
+        return noise_bits(sampler.params, position, token);
       },
-      "picker"_a, "position"_a, "token"_a, "Returns the 64 random bits of a token's Gumbel noise.");
+      "sampler"_a, "position"_a, "token"_a,
+      "Returns the 64 random bits of a token's Gumbel noise.");
   m.def("gumbel", &gumbel, "bits"_a, "-log(-log(1 - v)), v = (bits + 1/2) / 2**64.");
 }
 
@@ -191,7 +195,7 @@ void bind_measures(nb::module_& m) {
 void bind_testing(nb::module_& testing) {
   bind_pages(testing);
   bind_states(testing);
-  bind_picks(testing);
+  bind_sample_token(testing);
   bind_measures(testing);
   bind_tested_kernels(testing);
   testing.def("feedback_factors", &factors_of, "pool"_a, "products"_a);
