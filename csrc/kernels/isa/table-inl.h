@@ -1,4 +1,4 @@
-// The table of functions that work on any instruction set.
+// The Kernels table of the functions that are written for any instruction set.
 #pragma once
 
 #include "kernels/isa/activations-inl.h"
