@@ -150,7 +150,7 @@ print(Machine.choose(200).pool.threads)
     assert len(errors) == 3
     for error in errors:
         assert re.fullmatch(
-            r"--threads_200:_the_system_allows_\d+_\(.+\);_use_fewer_threads,_or_raise_its_limits",
+            r"200_threads:_the_system_allows_\d+_\(.+\);_use_fewer_threads,_or_raise_its_limits",
             error,
         )
     assert threads == "200"
