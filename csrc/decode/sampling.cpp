@@ -14,9 +14,9 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// The highest-ranked tokens: larger logits first, then lower ids.
+// --- Ranks: larger logits first, then lower ids --------------------------------------------------
 
-// Larger keys rank higher. Zeros of both signs are equal.
+// The key of a token; larger keys rank higher. Zeros of both signs are equal.
 uint64_t rank_key(float logit, int32_t token) {
   const uint32_t bits = std::bit_cast<uint32_t>(std::min(logit, kLargestLogit) + 0.0f);
   const uint32_t ordered = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
@@ -25,9 +25,9 @@ uint64_t rank_key(float logit, int32_t token) {
 
 int32_t token_of(uint64_t key) { return static_cast<int32_t>(~static_cast<uint32_t>(key)); }
 
-// Fills scratch.ranked with the k highest-ranked tokens, the lowest of them last, then at least
-// all tokens that tie with it. Returns k, or the number of tokens if there are fewer. Destroys
-// scratch.maxima.
+// Fills scratch.ranked with the k highest-ranked tokens, of which the lowest comes last, and then
+// at least all tokens that tie with it. Returns k, or the number of tokens if there are fewer.
+// Overwrites scratch.maxima.
 size_t rank_highest(const SamplingKernels& kernels, std::span<const float> logits, int64_t k,
                     SamplerScratch& scratch) {
   float least = -kLargestLogit;
@@ -48,7 +48,7 @@ size_t rank_highest(const SamplingKernels& kernels, std::span<const float> logit
   return static_cast<size_t>(found);
 }
 
-// The logits to pick from.
+// --- The logits to sample from -------------------------------------------------------------------
 
 bool has_penalties(const SamplerParams& params) {
   return params.repetition_penalty != 1.0f || params.presence_penalty != 0.0f ||
@@ -57,7 +57,7 @@ bool has_penalties(const SamplerParams& params) {
 
 void penalise(const SamplerParams& params, std::span<const int32_t> history, int64_t prompt_length,
               std::span<float> logits, std::span<uint32_t> counts) {
-  constexpr uint32_t kSeen = 1u << 31;  // the lower bits count occurrences in the output
+  constexpr uint32_t kSeen = 1u << 31;  // lower bits count the token's occurrences in the output
   const auto is_known = [&](int32_t token) {
     return token >= 0 && static_cast<size_t>(token) < logits.size();
   };
@@ -69,7 +69,7 @@ void penalise(const SamplerParams& params, std::span<const int32_t> history, int
   for (const int32_t token : history) {
     if (!is_known(token)) continue;
     const auto id = static_cast<size_t>(token);
-    if (counts[id] == 0) continue;  // done
+    if (counts[id] == 0) continue;  // an earlier occurrence was penalised
     const uint32_t in_output = counts[id] & ~kSeen;
     counts[id] = 0;
     float& logit = logits[id];
@@ -80,7 +80,7 @@ void penalise(const SamplerParams& params, std::span<const int32_t> history, int
   }
 }
 
-// The logits after bias, penalties and mask: the raw ones, or scratch.processed.
+// Applies bias, penalties and mask. Returns scratch.processed, or `logits` if nothing changes them.
 std::span<const float> process(const SamplingKernels& kernels, const SamplerParams& params,
                                std::span<const float> logits, std::span<const int32_t> history,
                                int64_t prompt_length, const uint32_t* mask,
@@ -103,8 +103,8 @@ std::span<const float> process(const SamplingKernels& kernels, const SamplerPara
   return processed;
 }
 
-// The largest logit, at most kLargestLogit as in weigh(); -infinity if there is none. Fills
-// scratch.maxima.
+// The largest logit, at most kLargestLogit as in weigh(); -infinity if no token may be sampled.
+// Fills scratch.maxima.
 float find_maximum(const SamplingKernels& kernels, std::span<const float> logits,
                    SamplerScratch& scratch) {
   scratch.reserve(static_cast<int64_t>(logits.size()));
@@ -115,7 +115,7 @@ float find_maximum(const SamplingKernels& kernels, std::span<const float> logits
   return std::min(maximum, kLargestLogit);
 }
 
-// The lowest id of the maximum; scratch.maxima must hold it.
+// The lowest id whose logit is the maximum; scratch.maxima must be filled.
 int32_t find_first(std::span<const float> logits, float maximum, const SamplerScratch& scratch) {
   size_t i = 0;
   while (!(scratch.maxima[i] >= maximum)) ++i;
@@ -124,7 +124,7 @@ int32_t find_first(std::span<const float> logits, float maximum, const SamplerSc
   return static_cast<int32_t>(id);
 }
 
-// The tokens that remain.
+// --- The tokens that remain after top-k, top-p and min-p -----------------------------------------
 
 uint64_t mass_of(float weight) { return static_cast<uint64_t>(double{weight} * kMassOfOne); }
 
@@ -136,7 +136,7 @@ uint64_t weigh_highest(const SamplingKernels& kernels, std::span<const float> lo
   by.least_logit = std::min(least, kLargestLogit);
   float* weights = scratch.weights.data();
   uint64_t mass = kernels.weigh(logits.data(), static_cast<int64_t>(logits.size()), by, weights);
-  for (size_t i = kept; i < scratch.ranked.size(); ++i) {  // ties with the last
+  for (size_t i = kept; i < scratch.ranked.size(); ++i) {  // tokens that tie with the last
     const auto id = static_cast<size_t>(token_of(scratch.ranked[i]));
     mass -= mass_of(weights[id]);
     weights[id] = 0.0f;
@@ -144,9 +144,9 @@ uint64_t weigh_highest(const SamplingKernels& kernels, std::span<const float> lo
   return mass;
 }
 
-// The largest weight such that the weights at or above it have mass `limit` or more. Bisects the
-// bits of floats from 2^-40, the least weight with a mass, to 1. Every few steps it drops the
-// weights outside the interval.
+// The largest weight such that the weights at or above it have a mass of `limit` or more. Bisects
+// the bits of floats from 2^-40, the least weight with a mass, to 1. Every few steps, weights
+// outside the interval are dropped.
 float find_nucleus_weight(const SamplingKernels& kernels, std::span<const float> weights,
                           uint64_t limit, SamplerScratch& scratch) {
   constexpr int kSteps = 6;
@@ -179,8 +179,9 @@ float find_nucleus_weight(const SamplingKernels& kernels, std::span<const float>
   return std::bit_cast<float>(low);
 }
 
-// Applies top-p to scratch.weights, whose mass is given; returns the mass that remains. Tokens rank
-// by weight, then by lowest id; a token stays if less than top_p of the mass ranks before it.
+// Applies top-p to scratch.weights, which have this mass; returns the mass that remains. Tokens are
+// ranked by weight, then by lowest id. A token remains if the tokens before it have less than top_p
+// of the mass.
 uint64_t keep_nucleus(const SamplingKernels& kernels, float top_p, uint64_t mass, int64_t size,
                       SamplerScratch& scratch) {
   float* weights = scratch.weights.data();
@@ -201,7 +202,7 @@ uint64_t keep_nucleus(const SamplingKernels& kernels, float top_p, uint64_t mass
   return kept;
 }
 
-// Fills scratch.weights for sampling; returns their mass. Destroys scratch.maxima.
+// Fills scratch.weights for sampling; returns their mass. Overwrites scratch.maxima.
 uint64_t weigh_remaining(const SamplingKernels& kernels, const SamplerParams& params,
                          std::span<const float> logits, Weighing by, SamplerScratch& scratch) {
   const auto size = static_cast<int64_t>(logits.size());
@@ -214,7 +215,7 @@ uint64_t weigh_remaining(const SamplingKernels& kernels, const SamplerParams& pa
   return keep_nucleus(kernels, params.top_p, mass, size, scratch);
 }
 
-// Noise.
+// --- Noise ---------------------------------------------------------------------------------------
 
 NoiseStream noise_stream(const SamplerParams& params, int64_t position) {
   // Word 3 of the counter: bit 0 is 0 for the leading half of the noise and 1 for the trailing one.
@@ -247,25 +248,25 @@ uint64_t noise_bits(const NoiseStream& stream, int32_t token) {
 double exponential(uint64_t bits) {
   const double v = (static_cast<double>(bits) + 0.5) * 0x1p-64;
   if (v > 0.29) return -scalar::log((static_cast<double>(~bits) + 0.5) * 0x1p-64);
-  // 2 atanh(f) for f = v / (2 - v) < 0.17: accurate for any small v.
+  // 2 atanh(f) for f = v / (2 - v) < 0.17, which is accurate for any small v.
   constexpr double kTail[] = {1.0 / 3,  1.0 / 5,  1.0 / 7,  1.0 / 9,  1.0 / 11,
                               1.0 / 13, 1.0 / 15, 1.0 / 17, 1.0 / 19, 1.0 / 21};
   const double f = v / (2.0 - v), square = f * f;
   return 2.0 * f + 2.0 * f * (square * scalar::polynomial(square, kTail));
 }
 
-// A token that remains: the likeliest, unless its weight ties with those of lower ids and top-p
-// dropped it. Weights are rounded, so their ties include unequal logits.
+// A token that remains. It is the likeliest one, unless top-p dropped that because its weight ties
+// with those of lower ids. Weights are rounded, so tokens with unequal logits may tie.
 int32_t find_remaining(int32_t likeliest, const SamplerScratch& scratch) {
   if (scratch.weights[static_cast<size_t>(likeliest)] > 0.0f) return likeliest;
   const auto first = std::ranges::find_if(scratch.weights, [](float w) { return w > 0.0f; });
   return static_cast<int32_t>(first - scratch.weights.begin());
 }
 
-// argmax of z + Gumbel noise over the tokens of positive weight, ties by lowest id, by an
-// exponential race: z + g is largest where e = exp(-g) is smallest relative to the weight e^z, and
-// e = -log(1 - v) >= v. A token with v > weight * (e / weight of the best so far) has lost, so its
-// logarithms are not computed. That is the case for nearly all tokens.
+// The argmax of z + Gumbel noise g over the tokens of positive weight, ties by lowest id, found by
+// an exponential race: z + g is largest where e = exp(-g) is smallest relative to the weight e^z,
+// and e = -log(1 - v) >= v. A token with v > weight * (e / weight of the best so far) has lost, so
+// its logarithms are not computed. This is the case for nearly all tokens.
 int32_t race(const SamplingKernels& kernels, std::span<const float> logits, const Weighing& by,
              int32_t first, const NoiseStream& stream, SamplerScratch& scratch) {
   const float* weights = scratch.weights.data();
@@ -280,12 +281,12 @@ int32_t race(const SamplingKernels& kernels, std::span<const float> logits, cons
     if (winner >= 0 && !(score > best || (score == best && token < winner))) return;
     winner = token;
     best = score;
-    // The factor covers the rounding of weights, which are within a few ulp of e^z.
+    // The factor 1.001 covers the rounding of weights, which are within a few ulp of e^z.
     bound = static_cast<float>(e / double{weights[id]} * 1.001);
   };
   enter(first);
   const int64_t end = (static_cast<int64_t>(logits.size()) + kNoiseGroup - 1) & -kNoiseGroup;
-  // Chunks double, because the bound falls as more mass has been seen.
+  // Each chunk is as long as all before it, because the bound falls as more mass has been seen.
   for (int64_t begin = 0, length = kNoiseGroup; begin < end; length = begin) {
     const int64_t stop = std::min(end, begin + length);
     const int64_t count =

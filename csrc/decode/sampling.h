@@ -1,6 +1,7 @@
-// Picks the token at a position: a function of the logits, the tokens before it, the parameters and
-// the position, with the same bits on every instruction set. Knows nothing of models, drafts or
-// text. Subnormals count as zero: call it under FlushSubnormals (float_mode.h).
+// Samples the token at a position. The result depends only on the logits, the tokens before it, the
+// parameters and the position, and has the same bits on every instruction set. Knows no models,
+// drafts or text. Subnormals count as zero: call these functions under FlushSubnormals
+// (float_mode.h).
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,8 @@
 
 namespace specqd {
 
-// temperature 0 is greedy. top_k 0, top_p 1, min_p 0 and penalties of 1, 0, 0 have no effect.
+// Temperature 0 is greedy. top_k 0, top_p 1, min_p 0, repetition_penalty 1 and the other penalties
+// 0 have no effect.
 struct SamplerParams {
   float temperature = 0.0f;
   float top_p = 1.0f;
@@ -26,14 +28,15 @@ struct SamplerParams {
   std::vector<float> bias;  // added to the logits of bias_ids
 };
 
-// `probability` is the token's among the tokens that remain; at temperature 0, its softmax
-// probability after bias, penalties and mask. Token -1 if all are masked, -inf or NaN.
+// A token and its probability: among the tokens that remain after top-k, top-p and min-p or, at
+// temperature 0, its softmax probability after bias, penalties and mask. The token is -1 if the
+// logits of all tokens are masked, -infinity or NaN.
 struct SampledToken {
   int32_t token;
   float probability;
 };
 
-// Buffers that grow to the vocabulary's size once. For one thread at a time.
+// Buffers that grow once, to the size of the vocabulary. One thread at a time may use them.
 class SamplerScratch {
  public:
   void reserve(int64_t vocabulary);
@@ -47,24 +50,27 @@ class SamplerScratch {
   std::vector<uint32_t> counts;  // of tokens in the history; zero between calls
 };
 
-// Picks the token at absolute `position`. In this order: bias; penalties (repetition over the
-// history, then frequency and presence over its part from prompt_length on); mask (bit set:
-// allowed; null: all are); temperature; min-p; top-k; top-p; Gumbel noise keyed by seed, sample,
-// position and token; the largest, lowest id first. `history` may be empty if there are no
-// penalties. A NaN logit counts as -infinity, +infinity as the largest finite number.
+// Samples the token at absolute `position`. The steps are, in this order: bias; penalties
+// (repetition over the history, then frequency and presence over its part from prompt_length on);
+// mask (one bit per token, set if it is allowed; null: all are allowed); temperature; min-p; top-k;
+// top-p; Gumbel noise keyed by seed, sample, position and token; and the largest result, ties by
+// lowest id. `history` may be empty if there are no penalties. A NaN logit counts as -infinity,
+// +infinity as the largest finite number.
 SampledToken sample_token(const Kernels& kernels, const SamplerParams& params,
                           std::span<const float> logits, int64_t position,
                           std::span<const int32_t> history, int64_t prompt_length,
                           const uint32_t* mask, SamplerScratch& scratch);
 
-// The log-softmax of raw logits: of all tokens, of one, or of the likeliest, with the same bits.
+// The log-softmax of raw logits: of all tokens, of one token, or of the likeliest ones. All three
+// give the same bits.
 void log_softmax(const Kernels& kernels, std::span<const float> logits, std::span<float> out,
                  SamplerScratch& scratch);
 
 float logprob_of(const Kernels& kernels, std::span<const float> logits, int32_t token,
                  SamplerScratch& scratch);
 
-// The out.size() likeliest tokens, ties by lowest id; -1 and -infinity if there are fewer.
+// Writes the out.size() likeliest tokens, ties by lowest id. If there are fewer, the rest gets
+// token -1 and -infinity.
 struct TokenLogprob {
   int32_t token;
   float logprob;
@@ -72,8 +78,9 @@ struct TokenLogprob {
 void top_logprobs(const Kernels& kernels, std::span<const float> logits,
                   std::span<TokenLogprob> out, SamplerScratch& scratch);
 
-// The 64 random bits of a token's noise, and the standard Gumbel variate -log(-log(1 - v)) for
-// v = (bits + 1/2) / 2^64: from -3.8 to 45.1, within a few ulp of double.
+// The 64 random bits of a token's noise, and the standard Gumbel variate that they give,
+// -log(-log(1 - v)) for v = (bits + 1/2) / 2^64. It is between -3.8 and 45.1, within a few ulp of
+// double.
 uint64_t noise_bits(const SamplerParams& params, int64_t position, int32_t token);
 double gumbel(uint64_t bits);
 

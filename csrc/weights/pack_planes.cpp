@@ -50,7 +50,7 @@ std::string find_misfit(const PackedWeight::Planes& planes, const PlaneLayout& l
                        planes.patch_starts.size_bytes() == layout.starts &&
                        planes.patches.size() >= kPatchPadding &&
                        planes.patches.size() <= layout.codes * 2 + kPatchPadding));
-  if (!fits) return "its planes have other sizes than its rows and columns";
+  if (!fits) return "the sizes of its planes do not match its rows and columns";
   const bool is_placed_well =
       is_aligned(planes.codes.data(), 64) && is_aligned(planes.scales.data(), 16) &&
       is_aligned(planes.residuals.data(), 64) && is_aligned(planes.patch_starts.data(), 4) &&
@@ -117,7 +117,7 @@ std::shared_ptr<PackedWeight> PackedWeight::map(Pool& pool, const Planes& planes
   const bool is_mxfp4 = is_stored_mxfp4(planes);
   if (problem->empty() && has_bad_scale(pool, planes)) *problem = "a scale is out of range";
   if (problem->empty() && !is_plain && !is_mxfp4 && has_bad_patch_starts(pool, planes))
-    *problem = "its patches do not follow each other";
+    *problem = "its patches are not in order";
   if (!problem->empty()) return nullptr;
 
   auto weight = std::make_shared<PackedWeight>();
