@@ -19,7 +19,7 @@ using namespace nanobind::literals;
 namespace specqd {
 namespace {
 
-// For functions without a Sampler; grows once per thread.
+// The buffers of functions that get no Sampler. They grow once per thread.
 SamplerScratch& shared_scratch() {
   static thread_local SamplerScratch scratch;
   return scratch;

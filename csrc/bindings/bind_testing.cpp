@@ -1,4 +1,4 @@
-// Binds `_native.testing`: what only tests and benchmarks call.
+// Binds `_native.testing`: functions that only tests and benchmarks call.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -70,7 +70,7 @@ std::pair<int32_t, float> sample_with(Sampler& sampler, const Row<float>& logits
                                       const std::optional<Row<uint32_t>>& mask,
                                       const std::optional<std::string>& isa) {
   if (mask && mask->shape(0) * 32 < logits.shape(0))
-    throw std::invalid_argument("mask has fewer bits than there are logits");
+    throw std::invalid_argument("mask has fewer bits than logits has tokens");
   const Exclusive use(&sampler);
   const Kernels& kernels = kernels_or_default(isa);
   const FlushSubnormals flush;
@@ -97,12 +97,12 @@ void bind_pages(nb::module_& m) {
         return view.keys(page) - view.keys(0);
       },
       "cache"_a, "sequence"_a, "page"_a,
-      "Returns the words from the first keys of a sequence to those of a page.");
+      "Returns the distance, in words, from the first keys of a sequence to the keys of a page.");
   m.def(
       "write_page_bits",
       [](KvCache& cache, int sequence, int64_t page, const BitVector& bits) {
         if (static_cast<int64_t>(bits.size()) != cache.shape().page_words())
-          throw std::invalid_argument("bits must hold exactly one page's words");
+          throw std::invalid_argument("bits must have exactly the words of one page");
         cache.write_page_bits(sequence, page, {bits.data(), bits.size()});
       },
       "cache"_a, "sequence"_a, "page"_a, "bits"_a, "Replaces a page's words.");
@@ -112,7 +112,7 @@ void bind_pages(nb::module_& m) {
         const auto words = static_cast<size_t>(cache.shape().page_words());
         cache.write_page_bits(sequence, page, std::vector<uint16_t>(words, bits));
       },
-      "cache"_a, "sequence"_a, "page"_a, "bits"_a, "Fills a page with one word.");
+      "cache"_a, "sequence"_a, "page"_a, "bits"_a, "Fills a page with copies of one word.");
 }
 
 void bind_states(nb::module_& m) {
@@ -126,24 +126,25 @@ void bind_states(nb::module_& m) {
         return std::pair(position, owned_array(std::move(bits)));
       },
       "cache"_a, "sequence"_a,
-      "Returns the position of the newest saved state of recurrent layers, and its bytes.");
+      "Returns the position of the latest saved state of recurrent layers, and its bytes.");
   m.def(
       "num_slots", [](const KvCache& cache) { return cache.states().slots().total(); }, "cache"_a,
-      "Returns the number of slots that take memory.");
+      "Returns the number of slots that have memory.");
   m.def(
       "state_slot",
       [](const KvCache& cache, int sequence) {
         return reinterpret_cast<uintptr_t>(cache.states().of(sequence).committed_slot.get());
       },
       "cache"_a, "sequence"_a,
-      "Identifies the slot of a sequence's committed state, among those in use; 0: zeros.");
+      "Returns a number that identifies the slot of a sequence's committed state among those in\n"
+      "use; 0 if the state is all zeros and has no slot.");
   m.def(
       "state_rows",
       [](const KvCache& cache, int sequence, int64_t first, int64_t last) {
         return owned_array(cache.states().row_bits(sequence, first, last));
       },
       "cache"_a, "sequence"_a, "first"_a, "last"_a,
-      "Returns the bytes of positions of one chunk from which recurrent layers compute.");
+      "Returns the stored inputs of recurrent layers, as bytes, for positions of one chunk.");
 }
 
 void bind_sample_token(nb::module_& m) {
@@ -159,7 +160,7 @@ void bind_sample_token(nb::module_& m) {
       },
       "sampler"_a, "position"_a, "token"_a,
       "Returns the 64 random bits of a token's Gumbel noise.");
-  m.def("gumbel", &gumbel, "bits"_a, "-log(-log(1 - v)), v = (bits + 1/2) / 2**64.");
+  m.def("gumbel", &gumbel, "bits"_a, "Returns -log(-log(1 - v)) for v = (bits + 1/2) / 2**64.");
 }
 
 void bind_measures(nb::module_& m) {
@@ -175,9 +176,10 @@ void bind_measures(nb::module_& m) {
         });
       },
       "pool"_a, "thread"_a, "barriers"_a,
-      "Runs bodies with four barriers, one of which throws bad_alloc after `barriers` of them.");
+      "Runs a body with four barriers on all threads; the body of `thread` throws bad_alloc after\n"
+      "`barriers` of them.");
   m.def("memory_left_in", &memory_left_in, "directory"_a,
-        "Returns the bytes that the memory limit of a cgroup's directory leaves.");
+        "Returns how many bytes the memory limit of a cgroup leaves, given its directory.");
   m.attr("PEAK_PRODUCTS") = kPeakProducts;
   m.def(
       "product_seconds",
@@ -187,7 +189,7 @@ void bind_measures(nb::module_& m) {
       },
       "pool"_a, "isa"_a, "repeats"_a,
       "Returns the seconds of each of `repeats` runs in which every thread computes PEAK_PRODUCTS\n"
-      "exact products in registers, without memory.");
+      "multiply-adds of an exact product in registers, without memory.");
 }
 
 }  // namespace
@@ -200,7 +202,7 @@ void bind_testing(nb::module_& testing) {
   bind_tested_kernels(testing);
   testing.def("feedback_factors", &factors_of, "pool"_a, "products"_a);
   testing.def("unpack", &unpack, "weight"_a, "isa"_a,
-              "Returns a weight's BF16 bits, [rows, columns].");
+              "Returns the BF16 bits of a weight, [rows, columns].");
   testing.def("logit_rows", &Decoder::logit_rows, "decoder"_a,
               "Returns the number of rows of logits of the last forward.");
   testing.def(
@@ -218,7 +220,7 @@ void bind_testing(nb::module_& testing) {
       "Returns (inverse frequencies [d/2], attention factor, cosines [count, d/2], sines\n"
       "[count, d/2]) of the positions from `first`; d is spec.dims.");
   testing.def("rope_query_scale", &rope_query_scale, "spec"_a, "position"_a,
-              "Returns the factor on the rotated queries of a position.");
+              "Returns the factor by which the rotated queries of a position are multiplied.");
 }
 
 }  // namespace specqd

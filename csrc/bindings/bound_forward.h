@@ -1,4 +1,4 @@
-// Forwards of the core as Python uses them.
+// The forwards of the core in the form in which Python uses them.
 #pragma once
 
 #include <functional>
@@ -13,8 +13,8 @@
 
 namespace specqd {
 
-// A forward that releases the GIL while it computes. Every use marks it and `parts`: its decoder,
-// its cache and the model above it.
+// A forward that releases the GIL while it computes. Every use of it marks the forward itself and
+// its `parts` as used: its decoder, its cache and the model above it.
 template <class Forward>
 class Bound : public Forward {
  public:
