@@ -1,5 +1,6 @@
-// Fuzzes picking: any logits, masks and histories under all parameters that a request may have give
-// an allowed token with a probability, or none, with the same bits on every instruction set.
+// Fuzzes sampling. Any logits, mask and history, with any parameters that a request may have, must
+// give an allowed token and its probability, or no token, with the same bits on every instruction
+// set.
 #include "decode/sampling.h"
 
 #include <fuzzer/FuzzedDataProvider.h>
@@ -43,7 +44,7 @@ SamplerParams some_params(FuzzedDataProvider& given, int64_t vocabulary) {
   return params;
 }
 
-// Bits of any kind, repeated; mostly logits that a model may have.
+// A few values, repeated: mostly logits that a model may have, sometimes arbitrary bits.
 std::vector<float> some_logits(FuzzedDataProvider& given) {
   const auto size = given.ConsumeIntegralInRange<size_t>(1, kMostTokens);
   std::vector<float> seed;
@@ -55,7 +56,7 @@ std::vector<float> some_logits(FuzzedDataProvider& given) {
                                : static_cast<float>(given.ConsumeIntegral<int16_t>()) / 1024.0f);
   }
   std::vector<float> logits;
-  const bool falls = given.ConsumeBool();  // instead of ties everywhere
+  const bool falls = given.ConsumeBool();  // else there are ties everywhere
   for (size_t i = 0; i < size; ++i)
     logits.push_back(seed[i % kinds] - (falls ? static_cast<float>(i) / 1024.0f : 0.0f));
   return logits;
@@ -67,7 +68,7 @@ struct Question {
   std::vector<int32_t> history;
   int64_t prompt_length, position;
   std::vector<uint32_t> mask;  // empty: all tokens are allowed
-  size_t top;                  // of the likeliest tokens
+  size_t top;                  // how many of the likeliest tokens are requested
 
   explicit Question(FuzzedDataProvider& given) : logits(some_logits(given)) {
     const auto vocabulary = std::ssize(logits);
@@ -90,7 +91,7 @@ struct Question {
 
 struct Answer {
   SampledToken sampled;
-  std::vector<uint32_t> bits;  // of everything that is computed
+  std::vector<uint32_t> bits;  // of all results
 };
 
 Answer answer(const Question& question, const Kernels& kernels, SamplerScratch& scratch) {
@@ -116,7 +117,7 @@ Answer answer(const Question& question, const Kernels& kernels, SamplerScratch& 
 }
 
 void check_sampling(const Question& question) {
-  static SamplerScratch scratch;  // used again for other sizes, as a sequence's is
+  static SamplerScratch scratch;  // used again for other sizes, like that of a sequence
   const Answer expected = answer(question, *kernels_here().back(), scratch);
   for (const Kernels* kernels : kernels_here()) {
     SamplerScratch fresh;
