@@ -109,7 +109,7 @@ def test_noise_is_independent_across_tokens_positions_seeds_and_samples() -> Non
     others = [uniforms(seed=4), uniforms(seed=3 + 2**32), uniforms(sample=1), uniforms(position=1)]
     others += [uniforms(position=2**32), *(np.roll(base, shift) for shift in (1, 16, 64))]
     for other in others:
-        # The mean of 4096 products of variance 1/144: six standard deviations.
+        # Six standard deviations of the mean of 4096 products of variance 1/144.
         assert abs(np.mean(base * other)) < 6 / 12 / math.sqrt(4096)
     assert abs(base.mean()) < 6 * math.sqrt(1 / 12 / 4096)
 

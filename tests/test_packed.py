@@ -101,7 +101,7 @@ def test_packed_matrices_unpack_to_the_bits_of_their_model(pair: tuple[Path, Pat
         np.testing.assert_array_equal(testing.unpack(each.weight, ISA), stacked, str(each.names))
 
 
-def test_a_head_in_the_file_is_used_though_the_configuration_ties_it(
+def test_an_output_head_in_the_file_is_used_even_if_the_configuration_ties_it(
     tmp_path: Path, seed: int
 ) -> None:
     untied = make_model(tmp_path / "untied", Shape(), seed)
@@ -209,7 +209,7 @@ def test_a_model_that_cannot_be_packed_leaves_no_file(tmp_path: Path, refuse: Re
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_packed_weights_beside_a_safetensors_file_are_refused(copy: Path) -> None:
+def test_packed_weights_next_to_a_safetensors_file_are_refused(copy: Path) -> None:
     shutil.copy(copy / WEIGHTS, copy / "model.safetensors")
     with pytest.raises(TensorError, match="which may differ"):
         opened(copy)

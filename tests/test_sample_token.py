@@ -81,10 +81,8 @@ def test_ties_go_to_the_lowest_id_and_zeros_of_both_signs_tie() -> None:
     for isa in ISAS:
         assert testing.sample_token(Params().native(), logits, 0, isa=isa)[0] == 33
         sampler = Params(temperature=1.0, top_k=2).native()
-        assert {testing.sample_token(sampler, logits, t, isa=isa)[0] for t in range(200)} == {
-            33,
-            40,
-        }
+        tokens = {testing.sample_token(sampler, logits, t, isa=isa)[0] for t in range(200)}
+        assert tokens == {33, 40}
         sampler = Params(temperature=1.0, top_p=0.005).native()
         assert {testing.sample_token(sampler, logits, t, isa=isa)[0] for t in range(50)} == {33}
 
@@ -93,9 +91,8 @@ def test_top_p_keeps_the_lowest_ids_of_equal_logits() -> None:
     logits = np.zeros(1024, np.float32)
     for isa in ISAS:
         sampler = Params(temperature=1.0, top_p=10 / 1024).native()
-        assert {testing.sample_token(sampler, logits, t, isa=isa)[0] for t in range(400)} == set(
-            range(10)
-        )
+        tokens = {testing.sample_token(sampler, logits, t, isa=isa)[0] for t in range(400)}
+        assert tokens == set(range(10))
 
 
 def test_top_p_may_drop_the_largest_logit_where_weights_tie() -> None:
@@ -127,9 +124,8 @@ def test_penalties_of_one_token_do_not_affect_the_next(rng: np.random.Generator)
     first = testing.sample_token(sampler, logits, 0)
     testing.sample_token(sampler, logits, 0, rng.integers(0, 500, 300).astype(np.int32), 100)
     assert testing.sample_token(sampler, logits, 0) == first
-    assert testing.sample_token(sampler, logits[:80], 0) == testing.sample_token(
-        Params().native(), logits[:80], 0
-    )
+    other = testing.sample_token(Params().native(), logits[:80], 0)
+    assert testing.sample_token(sampler, logits[:80], 0) == other
 
 
 def test_a_nan_is_never_sampled_and_infinity_counts_as_the_largest(
@@ -155,13 +151,9 @@ def test_an_empty_mask_gives_no_token() -> None:
     logits = np.zeros(100, np.float32)
     for isa in ISAS:
         mask = np.zeros(4, np.uint32)
-        assert testing.sample_token(Params().native(), logits, 0, mask=mask, isa=isa) == (-1, 0.0)
-        assert testing.sample_token(
-            Params(temperature=1.0).native(), logits, 0, mask=mask, isa=isa
-        ) == (
-            -1,
-            0.0,
-        )
+        for params in (Params(), Params(temperature=1.0)):
+            sampled = testing.sample_token(params.native(), logits, 0, mask=mask, isa=isa)
+            assert sampled == (-1, 0.0)
 
 
 def test_bits_are_equal_on_all_instruction_sets(rng: np.random.Generator) -> None:
@@ -174,9 +166,7 @@ def test_bits_are_equal_on_all_instruction_sets(rng: np.random.Generator) -> Non
         assert len(whole) == len(tops) == 1
         assert len({np.float32(one).tobytes() for one in ones}) == 1
         params = Params(temperature=0.9, top_p=0.98, seed=int(rng.integers(2**63)))
-        sampled = {
-            testing.sample_token(params.native(), logits, t, isa=isa) for t in (3,) for isa in ISAS
-        }
+        sampled = {testing.sample_token(params.native(), logits, 3, isa=isa) for isa in ISAS}
         assert len(sampled) == 1
 
 
@@ -188,7 +178,7 @@ def test_log_softmax_is_within_its_bound_of_float64(rng: np.random.Generator) ->
         logits = random_logits(rng, size)
         x = logits.astype(float)
         exact = x - x.max() - np.log(np.exp(x - x.max()).sum())
-        # Two roundings of the result's size, and a mass that is good to a few ulp.
+        # Two roundings of numbers as large as the result, and an error of the mass of a few ulp.
         error = np.abs(_native.log_softmax(logits) - exact)
         assert np.all(error <= 2.0**-22 * (1 + np.abs(exact)))
 

@@ -1,7 +1,7 @@
-"""Defines the token at a position in NumPy: every token's noise and score, fully sorted.
+"""Defines in NumPy which token is sampled at a position: all tokens get noise and a score.
 
-Only sums (top-p) may differ in the native code, by the rounding of its exponentials. Cases whose
-boundary is that close are not compared.
+Only the sums of top-p may differ in the native code, by the rounding of its exponentials. Cases in
+which a token is that close to the boundary are not compared.
 """
 
 import math
@@ -128,8 +128,8 @@ def expected_token(
 
 
 def weighed(params: Params, x: Floats) -> tuple[Floats, NDArray[np.float64], bool]:
-    """Processed logits over the temperature, their unnormalised probabilities, and whether the
-    native code must keep the same tokens."""
+    """Returns the processed logits divided by the temperature, their unnormalised probabilities,
+    and whether the native code must keep the same tokens."""
     with np.errstate(over="ignore"):
         inverse = np.float32(1) / np.float32(params.temperature)
         z = ((x - x.max()) * inverse).astype(np.float32)
@@ -145,7 +145,7 @@ def weighed(params: Params, x: Floats) -> tuple[Floats, NDArray[np.float64], boo
         before = np.concatenate([[0.0], np.cumsum(weights[order])[:-1]])
         limit = float(np.float32(params.top_p)) * weights.sum()
         kept[order[before >= limit]] = False
-        # Weights err by up to 4 ulp and lose up to 2^-40 to truncation.
+        # The error of a weight is up to 4 ulp, and truncation takes up to 2^-40 from it.
         slack = weights.sum() * 2.0**-21 + len(x) * 2.0**-39
         is_sure = not np.any((np.abs(before - limit) <= slack) & (weights[order] > 2.0**-40))
         weights = np.where(kept, weights, 0.0)
