@@ -226,7 +226,7 @@ def test_a_draft_ends_where_its_grammar_allows_nothing_that_it_has_read(
 # --- The list -------------------------------------------------------------------------------------
 
 
-def test_the_target_s_own_picks_are_held(tmp_path: Path, seed: int) -> None:
+def test_tokens_that_the_target_samples_are_held(tmp_path: Path, seed: int) -> None:
     """Those of drafts and of their verification by another draft are not."""
     shape = Shape(hidden=32, ffn=32, vocab=8192, layers=2, is_peaked=True)
     model = Model.open(make_model(tmp_path, shape, seed), machine=Machine.choose(1))

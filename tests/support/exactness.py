@@ -135,7 +135,7 @@ class Decoding:
         logits = read_logits(self.level.model)
         self._count(steps, len(logits))
         for i, step in zip(running, steps, strict=True):
-            assert step.tokens, "nothing was picked"
+            assert step.tokens, "no token was sampled"
             for row, token in enumerate(step.tokens, step.row):
                 self.traces[i].emissions.append(self._emission(token, logits[row]))
             self._sequences[i].tokens.extend(step.tokens)
