@@ -36,7 +36,7 @@ def main() -> None:
     rounds = drafted = accepted = made = 0
     seconds = feeding_seconds = 0.0
     for prompt, result in zip(prompts, llm.generate(prompts, params), strict=True):
-        sequence = Sequence([*prompt, result.tokens[0]], _native.Picker(), len(prompt))
+        sequence = Sequence([*prompt, result.tokens[0]], _native.Sampler(), len(prompt))
         rest = result.tokens[1:]
         begun = perf_counter()
         drafter.propose([DraftRequest(sequence, 1)])

@@ -24,7 +24,7 @@ def round_seconds(llm: LLM, rounds: int) -> tuple[float, float]:
     level = llm.engine.level
     levels = [each for each in level.levels if isinstance(each, Level)]
     tokens = llm.encode(PROMPT)
-    sequence = Sequence(tokens, _native.Picker(), len(tokens))
+    sequence = Sequence(tokens, _native.Sampler(), len(tokens))
     most = llm.model.config.max_positions
     sequence.tokens.extend(level.advance([DraftRequest(sequence, 1)])[0].tokens)  # prefill
 

@@ -1,7 +1,7 @@
-"""Memory that runs out at any larger allocation of the core is an error, and the model stays right.
+"""A larger allocation of the core that fails is an error, and the model still works afterwards.
 
 A library that is loaded first replaces C++'s `operator new`. It fails once, at the nth call for 256
-bytes or more: smaller ones hardly fail, and nanobind's conversions of arguments do not survive it.
+bytes or more. Smaller ones rarely fail, and nanobind's conversions of arguments do not survive it.
 """
 
 import os

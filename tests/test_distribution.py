@@ -36,8 +36,8 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
 
-    def picker(self, seed: int) -> _native.Picker:
-        return _native.Picker(
+    def sampler(self, seed: int) -> _native.Sampler:
+        return _native.Sampler(
             temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, seed=seed
         )
 
@@ -63,7 +63,7 @@ each_sampling = pytest.mark.parametrize(
 
 
 class ToyModel(FakeModel):
-    """Looks its logits up by the last two tokens; picks like any model."""
+    """Looks its logits up by the last two tokens; samples like any model."""
 
     def __init__(self, table: Table, *, exact: "ToyModel | None" = None) -> None:
         super().__init__(lambda prefix: 0, len(table), exact=exact)
@@ -82,38 +82,38 @@ class ToyModel(FakeModel):
             seen = [*sequence.tokens, *proposal[:i]]
             assert self._rows[row + i] == seen, "the cache holds other tokens"
             guess = proposal[i] if i < len(proposal) else None
-            token, confidence = self.pick(seen, guess, sequence.picker)
+            token, confidence = self.sample(seen, guess, sequence.sampler)
             tokens.append(token)
             confidences.append(confidence)
             if token != guess:
                 break
         return tokens, confidences
 
-    def pick(
-        self, seen: SequenceOf[int], guess: int | None, picker: _native.Picker
+    def sample(
+        self, seen: SequenceOf[int], guess: int | None, sampler: _native.Sampler
     ) -> tuple[int, float]:
-        return testing.pick(picker, self.table[seen[-2], seen[-1]], len(seen))
+        return testing.sample_token(sampler, self.table[seen[-2], seen[-1]], len(seen))
 
 
 class DrawsAnew(ToyModel):
-    """Wrong: replaces a rejected guess by a token picked with other noise."""
+    """Wrong: replaces a rejected guess by a token sampled with other noise."""
 
-    def pick(
-        self, seen: SequenceOf[int], guess: int | None, picker: _native.Picker
+    def sample(
+        self, seen: SequenceOf[int], guess: int | None, sampler: _native.Sampler
     ) -> tuple[int, float]:
-        picked = super().pick(seen, guess, picker)
-        if guess in (None, picked[0]):
-            return picked
-        return testing.pick(picker, self.table[seen[-2], seen[-1]], len(seen) + 1_000_000)
+        sampled = super().sample(seen, guess, sampler)
+        if guess in (None, sampled[0]):
+            return sampled
+        return testing.sample_token(sampler, self.table[seen[-2], seen[-1]], len(seen) + 1_000_000)
 
 
 class Lenient(ToyModel):
-    """Wrong: accepts a guess that is likely enough but is not its own pick."""
+    """Wrong: accepts a guess that is likely enough but is not the token that it samples."""
 
-    def pick(
-        self, seen: SequenceOf[int], guess: int | None, picker: _native.Picker
+    def sample(
+        self, seen: SequenceOf[int], guess: int | None, sampler: _native.Sampler
     ) -> tuple[int, float]:
-        token, confidence = super().pick(seen, guess, picker)
+        token, confidence = super().sample(seen, guess, sampler)
         logits = self.table[seen[-2], seen[-1]]
         if guess is not None and logits[guess] > logits.max() - 0.5:
             return guess, confidence
@@ -153,8 +153,8 @@ def sequences(
     """At least `least` new tokens per seed, while asking for `most`."""
     for first in range(seeds.start, seeds.stop, batch):
         group = range(first, min(first + batch, seeds.stop))
-        pickers = [sampling.picker(seed) for seed in group]
-        started = [Sequence(list(PROMPT), picker, len(PROMPT)) for picker in pickers]
+        samplers = [sampling.sampler(seed) for seed in group]
+        started = [Sequence(list(PROMPT), sampler, len(PROMPT)) for sampler in samplers]
         end = len(PROMPT) + most
         while active := [s for s in started if len(s.tokens) < len(PROMPT) + least]:
             requests = [DraftRequest(s, end - len(s.tokens)) for s in active]
@@ -269,7 +269,7 @@ def test_a_verifier_that_favours_drafts_is_detected(
 
 
 def agreement(p: Floats, q: Floats) -> float:
-    """Probability that picks from p and from q with the same noise are equal."""
+    """Probability that samples from p and from q with the same noise are equal."""
     return sum(
         1.0 / float(np.maximum(p / p[i], q / q[i]).sum())
         for i in range(len(p))
@@ -290,29 +290,30 @@ def deviation(successes: int, probabilities: Floats) -> float:
 
 WITHIN_99, WITHIN_999 = (NormalDist().inv_cdf(1.0 - (1.0 - s) / 2.0) for s in (0.99, 0.999))
 DISTANCES = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)  # between logits, whose standard deviation is 3
-PAIRS, PICKS = 20, 1_000  # per distance, per pair
+PAIRS, SAMPLES = 20, 1_000  # per distance, per pair
 
 
 @each_sampling
-def test_picks_with_common_noise_agree_as_often_as_predicted(sampling: Sampling) -> None:
+def test_tokens_sampled_with_common_noise_agree_as_often_as_predicted(sampling: Sampling) -> None:
     rng = np.random.default_rng(4)
     equal = np.zeros((len(DISTANCES), PAIRS), int)
     expected, best = np.zeros(equal.shape), np.zeros(equal.shape)
     for i, j in np.ndindex(*equal.shape):
         target = (rng.standard_normal(64) * 3.0).astype(np.float32)
         draft = near(target, rng, DISTANCES[i])
-        picker = sampling.picker(int(rng.integers(2**63)))
+        sampler = sampling.sampler(int(rng.integers(2**63)))
         equal[i, j] = sum(
-            testing.pick(picker, target, t)[0] == testing.pick(picker, draft, t)[0]
-            for t in range(PICKS)
+            testing.sample_token(sampler, target, t)[0]
+            == testing.sample_token(sampler, draft, t)[0]
+            for t in range(SAMPLES)
         )
         p, q = sampling.distribution(target), sampling.distribution(draft)
         expected[i, j], best[i, j] = agreement(p, q), best_agreement(p, q)
     assert (expected < best + 1e-12).all()
     assert (expected > best / (2.0 - best) - 1e-12).all()
-    trials = expected.repeat(PICKS, axis=1)
+    trials = expected.repeat(SAMPLES, axis=1)
     for i, distance in enumerate(DISTANCES):
-        found = equal[i].mean() / PICKS
+        found = equal[i].mean() / SAMPLES
         means = f"predicted {expected[i].mean():.3f}, optimum {best[i].mean():.3f}"
         print(f"distance {distance}: {found:.3f}, {means}")
         assert abs(deviation(equal[i].sum(), trials[i])) < WITHIN_999
@@ -343,7 +344,7 @@ class Witness:
 def test_a_draft_is_accepted_as_often_as_common_noise_predicts(
     below: Callable[[ToyModel], Drafter], sampling: Sampling
 ) -> None:
-    """Also with drafters below the draft: its proposals are its own picks."""
+    """Also with drafters below the draft: it proposes the tokens that it samples itself."""
     target = ToyModel(TOY.target)
     witness = Witness(below(target))
     for _ in sequences(Level(target, witness), sampling, range(300), 40, 44):

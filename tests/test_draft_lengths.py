@@ -122,7 +122,7 @@ def seconds_per_token(
             level.drafter = DraftChoice([level.drafter, below])
         level.measure()
         clock.now, target.more, draft.first, draft.more = 0.0, row, draft_cost, row / 4
-    sequences = [Sequence([i + 1, 2, 3], _native.Picker(), 3) for i in range(batch)]
+    sequences = [Sequence([i + 1, 2, 3], _native.Sampler(), 3) for i in range(batch)]
     made = 0
     while made < count * batch:
         results = level.advance([DraftRequest(sequence, 1000) for sequence in sequences])
@@ -176,7 +176,7 @@ def test_a_draft_that_is_never_right_is_not_tried_anew_at_each_confidence(percen
         level = Level(target, DraftChoice(drafts), clock=clock)
         level.measure()
         begun = clock.now
-        sequence = Sequence([1, 2, 3], _native.Picker(), 3)
+        sequence = Sequence([1, 2, 3], _native.Sampler(), 3)
         while len(sequence.tokens) < 1500:
             [made] = level.advance([DraftRequest(sequence, 1000)])
             sequence.tokens.extend(made.tokens)
@@ -197,7 +197,7 @@ def test_a_draft_with_a_cache_of_its_own_catches_up_within_the_share_of_probes(
     draft = Level(TimedModel(WRONG).takes(clock, first, row), NoDraft(), clock=clock)
     level = Level(target, draft, clock=clock)
     level.measure()
-    sequences = [Sequence([i + 1, 2, 3], _native.Picker(), 3) for i in range(batch)]
+    sequences = [Sequence([i + 1, 2, 3], _native.Sampler(), 3) for i in range(batch)]
     spent = []  # by the draft, in seconds
     for forwards in (400, 1600):  # the first ones teach that it is never right
         while level.stats.forwards < forwards:
@@ -238,7 +238,7 @@ def test_a_small_model_drafts_as_much_after_it_read_a_long_prompt() -> None:
         level = Level(target, draft, clock=clock)
         level.measure()
         for first in range(20):  # after the first sequence nothing may be tried for nothing
-            sequence = Sequence([*range(first, first + prompt)], _native.Picker(), prompt)
+            sequence = Sequence([*range(first, first + prompt)], _native.Sampler(), prompt)
             while len(sequence.tokens) < prompt + 40:
                 [made] = level.advance([DraftRequest(sequence, 40)])
                 sequence.tokens.extend(made.tokens)
@@ -267,8 +267,8 @@ def test_a_sequence_alone_is_drafted_for_as_well_after_a_batch() -> None:
                     sequence.tokens.extend(made.tokens)
             return clock.now - begun
 
-        write(batch_tokens, [Sequence([i + 1, 2, 3], _native.Picker(), 3) for i in range(16)])
-        return write(100, [Sequence([99, 2, 3], _native.Picker(), 3)])
+        write(batch_tokens, [Sequence([i + 1, 2, 3], _native.Sampler(), 3) for i in range(16)])
+        return write(100, [Sequence([99, 2, 3], _native.Sampler(), 3)])
 
     assert seconds_alone(600) <= 1.05 * seconds_alone(0)
 

@@ -1,4 +1,4 @@
-"""Rounding with error feedback: later weights of a row make up for the errors of earlier ones."""
+"""With error feedback, the later weights of a row make up for the errors of earlier ones."""
 
 import numpy as np
 import pytest
@@ -18,13 +18,13 @@ DAMPING = 0.01
 
 
 def correlated(rng: np.random.Generator, rows: int, columns: int) -> NDArray[np.float64]:
-    """Inputs of a text: a few directions that all share, of sizes that differ by input."""
+    """Inputs as of a text: all depend on a few directions, and their magnitudes differ."""
     shared = rng.normal(size=(rows, 8)) @ rng.normal(size=(8, columns))
     return (shared + 0.3 * rng.normal(size=(rows, columns))) * np.exp2(rng.uniform(-3, 3, columns))
 
 
 def products_of(inputs: NDArray[np.float64]) -> Floats:
-    """[columns, group]: of each input with those of its group; NaN where packing may not read."""
+    """Sums of products within each group, [columns, group]; NaN where packing may not read."""
     columns = inputs.shape[1]
     products = np.full((columns, FEEDBACK_INPUTS), np.nan, np.float32)
     for first in range(0, columns, FEEDBACK_INPUTS):

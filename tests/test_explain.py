@@ -65,7 +65,7 @@ def test_depths_name_the_innermost_proposer_of_an_accepted_token() -> None:
     inner = Recorder(Level(FakeModel(inner_rule), NoDraft(), length=2))
     middle = Recorder(Level(exact.as_draft(middle_rule), inner, length=6))
     level = Level(exact, middle)
-    sequence = Sequence([1, 2, 3], _native.Picker(), 3)
+    sequence = Sequence([1, 2, 3], _native.Sampler(), 3)
     seen = set()
     while len(sequence.tokens) < 150:
         [step] = level.advance([DraftRequest(sequence, 9)])

@@ -61,12 +61,14 @@ def test_bits_do_not_depend_on_the_callers_mode(directory: Path, threads: int, m
     tokens = list(range(40))
 
     def everything() -> list[bytes]:
-        """Bits of both precisions' logits, log-probabilities and a pick of a model opened here."""
+        """Bits of a model opened here: logits and log-probabilities, and a sampled token."""
         model = Model.open(directory, machine=Machine.choose(threads), cache_positions=256)
         precisions = (model.logits(tokens), model.as_draft().logits(tokens))
         logprobs = [_native.log_softmax(rows[-1]) for rows in precisions]
-        picked = testing.pick(_native.Picker(temperature=0.8, seed=3), precisions[0][-1], 40)
-        return [rows.tobytes() for rows in (*precisions, *logprobs)] + [repr(picked).encode()]
+        sampled = testing.sample_token(
+            _native.Sampler(temperature=0.8, seed=3), precisions[0][-1], 40
+        )
+        return [rows.tobytes() for rows in (*precisions, *logprobs)] + [repr(sampled).encode()]
 
     expected = everything()
     with floating_point(mode):
@@ -84,7 +86,7 @@ def test_native_calls_leave_the_callers_mode_alone(directory: Path, mode: int) -
         "log_softmax": lambda: _native.log_softmax(row),
         "logprob_of": lambda: _native.logprob_of(row, 1),
         "top_logprobs": lambda: _native.top_logprobs(row, 2),
-        "pick": lambda: testing.pick(_native.Picker(temperature=0.8), row, 3),
+        "sampling": lambda: testing.sample_token(_native.Sampler(temperature=0.8), row, 3),
     }
     for name, call in calls.items():
         with floating_point(mode):
@@ -96,6 +98,8 @@ def test_native_calls_leave_the_callers_mode_alone(directory: Path, mode: int) -
 def test_subnormals_are_numbers_to_the_caller_and_zeros_to_the_core() -> None:
     tiny = np.array([1e-40], np.float32)
     row = np.array([1e-40, 0.0], np.float32)
-    assert testing.pick(_native.Picker(), row, 0)[0] == 0  # both are zero: the lowest id wins
-    assert testing.pick(_native.Picker(), row[::-1].copy(), 0)[0] == 0
+    assert (
+        testing.sample_token(_native.Sampler(), row, 0)[0] == 0
+    )  # both are zero: the lowest id wins
+    assert testing.sample_token(_native.Sampler(), row[::-1].copy(), 0)[0] == 0
     assert (tiny * np.float32(1.0))[0] > 0

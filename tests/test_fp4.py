@@ -1,4 +1,4 @@
-"""The draft formats: MXFP4 follows OCP MX v1.0, and nesting gives back the bits of BF16."""
+"""The draft formats: MXFP4 follows OCP MX v1.0, and nesting restores the bits of BF16."""
 
 from fractions import Fraction
 
@@ -20,14 +20,14 @@ def bf16(values: object) -> fp4.Bits:
 
 
 def usual_bits(rng: np.random.Generator, rows: int, columns: int, most: int = 10) -> fp4.Bits:
-    """Rows of one size each, from 2^-10 to 2^most, with some zeros."""
+    """Rows of one magnitude each, from 2^-10 to 2^most, with some zeros."""
     spread = rng.normal(size=(rows, columns)) * np.exp2(rng.integers(-10, most, (rows, 1)))
     bits = (spread.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
     return np.where(rng.random(bits.shape) < 0.05, 0, bits).astype(np.uint16)
 
 
 def random_bits(rng: np.random.Generator, rows: int, columns: int) -> fp4.Bits:
-    """Finite BF16 of every size: rows of one size, zeros, subnormals and huge values."""
+    """Finite BF16 numbers: rows of one magnitude each, zeros, subnormals and huge values."""
     bits = rng.integers(0, 0x7F80, (rows, columns)).astype(np.uint16)
     spread = rng.normal(size=(rows, columns)) * np.exp2(rng.integers(-126, 120, (rows, 1)))
     near = (spread.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
@@ -106,7 +106,7 @@ def test_every_code_at_every_nested_scale_decodes_to_its_value_and_casts_back(
 
 
 def test_every_code_at_every_fp4_scale_casts_back() -> None:
-    """No error is left, whatever scale describes them; the topmost octave is kept for outliers."""
+    """The error is zero with any of their scales; the topmost octave is kept for outliers."""
     codes = np.tile(np.arange(16, dtype=np.uint8), 2)
     scales = np.arange(8, 256, dtype=np.uint8)
     for base in (32, 1000, 1700):
@@ -169,7 +169,7 @@ def test_a_partial_block_is_padded_with_zeros(rng: np.random.Generator, draft: D
 
 @each_format
 @pytest.mark.parametrize("columns", [32, 172, 300])
-def test_nesting_gives_back_every_bit(
+def test_nesting_restores_every_bit(
     rng: np.random.Generator, draft: DraftFormat, columns: int
 ) -> None:
     for bits in (random_bits(rng, 400, columns) & 0xBFFF, usual_bits(rng, 400, columns, most=0)):
@@ -180,7 +180,7 @@ def test_nesting_gives_back_every_bit(
 
 
 @each_format
-def test_nesting_gives_back_every_bf16_below_2_and_refuses_larger_patches(
+def test_nesting_restores_every_bf16_below_2_and_refuses_larger_patches(
     draft: DraftFormat,
 ) -> None:
     magnitudes = np.arange(0x4000, dtype=np.uint16)

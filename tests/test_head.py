@@ -212,7 +212,7 @@ def test_a_draft_ends_where_its_grammar_allows_nothing_that_it_has_read(
     draft, found = model.as_draft(), []
     draft.read_partial_head()
     for drafter in (NoDraft(), Level(draft, NoDraft(), length=5)):
-        sequence = Sequence([1, 2, 3], _native.Picker(), 3, grammar=OnlyHigh())
+        sequence = Sequence([1, 2, 3], _native.Sampler(), 3, grammar=OnlyHigh())
         level = Level(model, drafter)
         while len(sequence.tokens) < 30:
             [step] = level.advance([DraftRequest(sequence, 30 - len(sequence.tokens))])
@@ -226,13 +226,13 @@ def test_a_draft_ends_where_its_grammar_allows_nothing_that_it_has_read(
 # --- The list -------------------------------------------------------------------------------------
 
 
-def test_the_target_s_own_picks_are_held(tmp_path: Path, seed: int) -> None:
+def test_tokens_that_the_target_samples_are_held(tmp_path: Path, seed: int) -> None:
     """Those of drafts and of their verification by another draft are not."""
     shape = Shape(hidden=32, ffn=32, vocab=8192, layers=2, is_peaked=True)
     model = Model.open(make_model(tmp_path, shape, seed), machine=Machine.choose(1))
     partial_head = model.decoder.partial_head
     partial_head.set_first_ids(1)
-    sequence = Sequence([1, 2, 3], _native.Picker(), 3)
+    sequence = Sequence([1, 2, 3], _native.Sampler(), 3)
     draft = model.as_draft()
     Level(draft, NoDraft(), length=4).propose([DraftRequest(sequence, 4)])
     assert partial_head.panels(512) == [0]

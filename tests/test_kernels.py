@@ -1,4 +1,4 @@
-"""Every instruction set multiplies and casts to the same, right bits, for any number of rows.
+"""Every instruction set multiplies and casts to the same, correct bits, for any number of rows.
 
 Portable kernels are compared with NumPy, all others with the portable ones. The core fills output
 arrays with NaN, so that an element that a kernel does not write fails the test.
@@ -52,7 +52,7 @@ def test_products_have_the_portable_bits_for_every_number_of_rows(
         packed = PORTABLE.pack(matrix, draft, plain)
         for rows in ROWS:
             x = random_inputs(rng, rows, tiles * BLOCK - int(rng.integers(0, BLOCK)))
-            expected = PORTABLE.product(precision, packed, x)  # the slowest: once for all
+            expected = PORTABLE.product(precision, packed, x)  # the slowest, so only once
             for isa, table in tables.items():
                 assert_same_bits(table.product(precision, packed, x), expected, isa)
 
@@ -61,7 +61,7 @@ def test_products_have_the_portable_bits_for_every_number_of_rows(
 def test_products_of_many_rows_and_panels_have_the_portable_bits(
     isa: str, rng: np.random.Generator
 ) -> None:
-    """Many rows pass over blocks of tiles; here the blocks end within panels and within claims."""
+    """Many rows are multiplied by blocks of tiles; these end within panels and within claims."""
     table = testing.kernels(isa)
     for plain in (False, True):
         panels, tiles = int(rng.integers(7, 20)), int(rng.integers(1, 40))
@@ -130,7 +130,7 @@ def test_inputs_are_prepared_to_the_same_values(
     assert_same_bits(actual, expected)
 
 
-# --- Rows and panels do not see one another -----------------------------------------------------
+# --- Rows and panels are independent ------------------------------------------------------------
 
 
 @each_isa
@@ -161,14 +161,14 @@ def test_a_panel_has_the_same_bits_alone_and_among_others(
             assert_same_bits(part, np.ascontiguousarray(whole[:, first * PANEL : last * PANEL]))
 
 
-# --- The right bits -----------------------------------------------------------------------------
+# --- The correct bits ---------------------------------------------------------------------------
 
 
 def chained_sum(matrix: Floats, x: Floats) -> Floats:
     """x @ matrix.T in the order of docs/exactness.md, for normal BF16 values.
 
-    In fp64, the product of two BF16 values plus an fp32 value has at most one rounding before the
-    rounding to fp32, which double rounding does not change.
+    In fp64, the product of two BF16 values plus an fp32 value is rounded at most once before it is
+    rounded to fp32. This double rounding gives the same result as a single one.
     """
     total = np.zeros((len(x), len(matrix)), np.float32)
     for block in range(0, matrix.shape[1], BLOCK):
@@ -202,7 +202,7 @@ def test_products_are_within_their_error_bounds_of_float64(
     packed = table.pack(tiled(matrix), draft.value)
     actual = table.product("exact", packed, x)
     w, rounded = bf16_values(matrix).astype(np.float64), bf16_values(bf16_bits(x))
-    # Roundings of a product: at most 16 in its chain, one for the sum of chains, one per block.
+    # A product is rounded at most 16 times in its chain, once in the sum of chains, once per block.
     roundings = (16 + 1 + tiles) * ROUNDING
     bound = roundings / (1 - roundings) * (np.abs(rounded).astype(np.float64) @ np.abs(w).T)
     assert np.all(np.abs(actual - rounded @ w.T) <= bound)
@@ -210,8 +210,9 @@ def test_products_are_within_their_error_bounds_of_float64(
     actual = table.product("fp4", packed, x)
     w = fp4.decode(fp4.cast(matrix, draft)).reshape(matrix.shape)
     largest = np.abs(x).reshape(len(x), tiles, BLOCK).max(axis=2).astype(np.float64)
-    # int8 inputs err by half a step, largest / 254, and by the three roundings of
-    # x * (127 / largest) * (largest / 127); sums by the input scale's rounding and one per block.
+    # The error of int8 inputs is half a step, largest / 254, and the three roundings of
+    # x * (127 / largest) * (largest / 127). That of sums is the rounding of the input scale and
+    # one rounding per block.
     quantised = np.repeat(largest / 254 * (1 + 2**-20) + largest * 3 * ROUNDING, BLOCK, axis=1)
     roundings = (2 + tiles) * ROUNDING
     bound = (quantised + roundings * 1.01 * (np.abs(x) + quantised)) @ np.abs(w).T

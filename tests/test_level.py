@@ -50,8 +50,8 @@ def new_sequence(
     temperature: float = 0.0,
     seed: int = 0,
 ) -> Sequence:
-    picker = _native.Picker(temperature=temperature, seed=seed)
-    return Sequence(list(prompt), picker, len(prompt), grammar=grammar, stop_ids=stop_ids)
+    sampler = _native.Sampler(temperature=temperature, seed=seed)
+    return Sequence(list(prompt), sampler, len(prompt), grammar=grammar, stop_ids=stop_ids)
 
 
 def new_tokens(level: Level, sequences: SequenceOf[Sequence], count: int) -> list[list[int]]:

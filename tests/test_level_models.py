@@ -72,9 +72,9 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def decode(
     level: Level, prompts: list[list[int]], temperature: float
 ) -> tuple[list[list[int]], list[np.ndarray]]:
-    """New tokens of each prompt in one batch, and the logits that each was picked from."""
+    """New tokens of each prompt in one batch, and the logits that each was sampled from."""
     sequences = [
-        Sequence(list(prompt), _native.Picker(temperature=temperature, seed=i), len(prompt))
+        Sequence(list(prompt), _native.Sampler(temperature=temperature, seed=i), len(prompt))
         for i, prompt in enumerate(prompts)
     ]
     logits: list[list[np.ndarray]] = [[] for _ in sequences]
@@ -116,7 +116,7 @@ def test_tokens_and_logits_are_plain_decoding_s_in_all_bits(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_proposal_of_the_models_own_picks_is_accepted_whole(
+def test_a_proposal_that_the_model_samples_itself_is_accepted_whole(
     temperature: float, pair: list[Model]
 ) -> None:
     [said], _ = decode(Level(pair[0], NoDraft()), [[5, 6, 7]], temperature)
@@ -145,15 +145,15 @@ def test_verified_tokens_have_their_probabilities_and_end_where_nothing_is_allow
 ) -> None:
     model, prompt = pair[0], [5, 6, 7]
     [said], _ = decode(Level(model, NoDraft()), [prompt], temperature)
-    proposal, picker = said[:4], _native.Picker(temperature=temperature, seed=0)
+    proposal, sampler = said[:4], _native.Sampler(temperature=temperature, seed=0)
     grammar = None if places is None else Ending(places, model.config.vocab_size)
-    sequence = Sequence(prompt, picker, len(prompt), grammar=grammar)
+    sequence = Sequence(prompt, sampler, len(prompt), grammar=grammar)
     model.forward([Rows(model.context(sequence), 0, [*prompt, *proposal], 5)])
     tokens, probabilities = model.verify(0, proposal, sequence)
     assert tokens == said[: places or 5]
     rows = model.decoder.logits()[: len(tokens)]
-    picks = [testing.pick(picker, row, i) for i, row in enumerate(rows, len(prompt))]
-    assert list(zip(tokens, probabilities, strict=True)) == picks
+    expected = [testing.sample_token(sampler, row, i) for i, row in enumerate(rows, len(prompt))]
+    assert list(zip(tokens, probabilities, strict=True)) == expected
     model.release(sequence)
 
 

@@ -16,7 +16,7 @@ from support.random_models import Shape, make_model
 
 
 def sequence_of(tokens: list[int], stop_ids: frozenset[int] = frozenset()) -> Sequence:
-    return Sequence(list(tokens), _native.Picker(), len(tokens), stop_ids=stop_ids)
+    return Sequence(list(tokens), _native.Sampler(), len(tokens), stop_ids=stop_ids)
 
 
 def propose(
@@ -191,7 +191,7 @@ def target(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Model:
 def decode(level: Level, prompts: list[list[int]], temperature: float) -> list[list[int]]:
     """New tokens of each prompt, in one batch."""
     sequences = [
-        Sequence(list(prompt), _native.Picker(temperature=temperature, seed=i), len(prompt))
+        Sequence(list(prompt), _native.Sampler(temperature=temperature, seed=i), len(prompt))
         for i, prompt in enumerate(prompts)
     ]
     while requests := [

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from specqd._native import testing
-from support.pick_reference import Params, gumbel, noise_bits, philox, weighed
+from support.sampling_reference import Params, gumbel, noise_bits, philox, weighed
 
 
 def test_the_reference_generator_gives_the_published_vectors() -> None:
@@ -29,8 +29,8 @@ def test_noise_bits_are_those_of_the_reference_generator(rng: np.random.Generato
         params = Params(seed=int(rng.integers(2**63)) * 2 + 1, sample=int(rng.integers(2**32)))
         position = int(rng.integers(2**40))
         expected = noise_bits(params, position, 300)
-        picker = params.native()
-        assert [testing.noise_bits(picker, position, t) for t in range(300)] == expected.tolist()
+        sampler = params.native()
+        assert [testing.noise_bits(sampler, position, t) for t in range(300)] == expected.tolist()
 
 
 def test_gumbel_noise_is_precise_far_into_both_tails(rng: np.random.Generator) -> None:
@@ -84,13 +84,13 @@ def test_tokens_follow_the_processed_distribution(
 
     start = int(rng.integers(2**31))
     counts = np.zeros(size)
-    picker = replace(params, seed=start).native()
+    sampler = replace(params, seed=start).native()
     for i in range(draws):
         if varies == "seed":
-            picker = replace(params, seed=start + i).native()
+            sampler = replace(params, seed=start + i).native()
         elif varies == "sample":
-            picker = replace(params, seed=start, sample=i).native()
-        counts[testing.pick(picker, logits, i if varies == "position" else 5)[0]] += 1
+            sampler = replace(params, seed=start, sample=i).native()
+        counts[testing.sample_token(sampler, logits, i if varies == "position" else 5)[0]] += 1
     assert np.all(counts[expected == 0] == 0)
     likely = expected > 5
     rest = expected[~likely].sum()
@@ -109,17 +109,17 @@ def test_noise_is_independent_across_tokens_positions_seeds_and_samples() -> Non
     others = [uniforms(seed=4), uniforms(seed=3 + 2**32), uniforms(sample=1), uniforms(position=1)]
     others += [uniforms(position=2**32), *(np.roll(base, shift) for shift in (1, 16, 64))]
     for other in others:
-        # The mean of 4096 products of variance 1/144: six standard deviations.
+        # Six standard deviations of the mean of 4096 products of variance 1/144.
         assert abs(np.mean(base * other)) < 6 / 12 / math.sqrt(4096)
     assert abs(base.mean()) < 6 * math.sqrt(1 / 12 / 4096)
 
 
 def test_the_reported_probability_is_the_tokens_frequency(rng: np.random.Generator) -> None:
     logits = np.array([1.0, 0.0, -1.0, 0.5], np.float32)
-    picker = Params(temperature=0.8, top_k=3, seed=int(rng.integers(2**63))).native()
-    picks = [testing.pick(picker, logits, t) for t in range(4000)]
-    probability = dict(picks)
+    sampler = Params(temperature=0.8, top_k=3, seed=int(rng.integers(2**63))).native()
+    sampled = [testing.sample_token(sampler, logits, t) for t in range(4000)]
+    probability = dict(sampled)
     assert sum(probability.values()) == pytest.approx(1.0, rel=1e-6)
     for token, p in probability.items():
-        frequency = sum(t == token for t, _ in picks) / len(picks)
-        assert abs(frequency - p) < 6 * math.sqrt(p * (1 - p) / len(picks))
+        frequency = sum(t == token for t, _ in sampled) / len(sampled)
+        assert abs(frequency - p) < 6 * math.sqrt(p * (1 - p) / len(sampled))

@@ -1,4 +1,4 @@
-"""NUMA: weights are read where they lie, and no bit changes."""
+"""NUMA: threads read weights on their own node, and no bit changes."""
 
 import json
 import os
@@ -26,7 +26,7 @@ WIDE = Shape(hidden=256, heads=8, kv_heads=4, head_dim=32, ffn=608, vocab=1500, 
 
 
 def logits_of(model: Model, tokens: list[int]) -> NDArray[np.float32]:
-    """Of forwards of many rows, of three and of one, and of four in fp4."""
+    """The logits of forwards of many rows, of three and of one, and of four rows in fp4."""
     parts = [tokens, tokens[:3], tokens[:1]]
     return np.concatenate([*map(model.logits, parts), model.as_draft().logits(tokens[:4])])
 
@@ -57,7 +57,7 @@ def test_nodes_change_no_bit(name: str, tmp_path: Path, seed: int) -> None:
 def test_drafted_text_is_the_same_on_all_nodes(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through LLM(numa=...), of four injected nodes."""
+    """The tokens that LLM(numa=...) generates on four injected nodes."""
     directory = make_model(tmp_path / "model", WIDE, seed)
     prompts = [[1, 2, 3], [9] * 70]
     params = SamplingParams(max_tokens=12, temperature=0.8, seed=seed, ignore_eos=True)
@@ -75,14 +75,14 @@ def test_drafted_text_is_the_same_on_all_nodes(
         assert texts(llm) == expected
 
 
-# --- places -------------------------------------------------------------------------------------
+# --- Places -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("counts", [[2, 2], [1, 1, 1, 1], [3, 1]])
 def test_almost_all_bytes_are_read_on_their_node(
     counts: list[int], tmp_path: Path, seed: int
 ) -> None:
-    """A thread reads no more than the last twentieth of another node's panels."""
+    """A thread reads at most the last twentieth of the panels of another node."""
     directory = make_model(tmp_path, WIDE, seed)
     pool = pool_of(counts)
     model = Model.open(directory, machine=Machine(pool, ISA), cache_positions=1024)
@@ -121,7 +121,7 @@ def test_one_node_counts_nothing(tmp_path: Path, seed: int) -> None:
 def test_packed_files_are_copied_to_nodes_on_request(
     mode: str, name: str, tmp_path: Path, run: Run, seed: int
 ) -> None:
-    """`auto` leaves them mapped, since other processes may share their pages."""
+    """`auto` leaves packed files mapped, because other processes may use the same pages."""
     directory = make_model(tmp_path / "model", SHAPES[name], seed)
     packed = tmp_path / "packed"
     assert run("pack", directory, packed, "--calibrate", "none")[0] == 0
@@ -165,8 +165,8 @@ def test_planes_lie_in_memory_of_this_machine(tmp_path: Path, seed: int) -> None
 @pytest.mark.skipif(not _native.may_put_on(0), reason="the system forbids mbind")
 @pytest.mark.parametrize("mode", ["one", "spread", "replicate"])
 def test_pages_of_weights_stay_on_their_node(mode: str, tmp_path: Path, seed: int) -> None:
-    """The pool's nodes are node 0, as machines of one node have no other. The kernel never moves
-    pages whose policy is not "default"."""
+    """All nodes of the pool are node 0, because machines with one node have no other. The kernel
+    never moves pages whose policy is not "default"."""
     directory = make_model(tmp_path, WIDE, seed)
     node = (0, 1, os.sched_getaffinity(0))
     pool = _native.Pool([node] if mode == "one" else [node] * 2, replicates=mode == "replicate")
@@ -187,7 +187,7 @@ def policies_by_address() -> dict[int, str]:
 
 
 def test_many_small_matrices_do_not_use_up_the_mappings_of_a_process() -> None:
-    """The system allows 65,530. A model of 94 layers with 128 experts has 24,000 matrices."""
+    """The system allows 65,530. A model with 94 layers of 128 experts has 24,000 matrices."""
     before = testing.mappings_of_blocks(0, 0, 0)
     count = testing.mappings_of_blocks(12_000, 5 << 20, 8)
     assert count - before < 60_000
@@ -210,7 +210,7 @@ def test_copies_are_counted_before_they_are_made(
         load_weights(directory, config, pool_of([1, 1, 1], "replicate"), ISA)
 
 
-# --- commands -----------------------------------------------------------------------------------
+# --- Commands -----------------------------------------------------------------------------------
 
 
 def test_inspect_shows_nodes(

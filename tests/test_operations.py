@@ -1,7 +1,7 @@
 """Elementwise operations have the same bits on every instruction set, within bounds of float64.
 
-The portable kernels are compared with NumPy, all others with the portable ones. Arrays come from
-the core full of NaN, so a value that an operation does not write is seen.
+The portable kernels are compared with NumPy, all others with the portable ones. The core fills
+arrays with NaN first, so that a value which an operation does not write fails the test.
 """
 
 import math
@@ -111,8 +111,9 @@ def test_rms_norm_is_within_its_error_bound_of_float64(n: int, rng: np.random.Ge
     weight = bf16_bits(rng.standard_normal(n))
     w = bf16_values(weight).astype(np.float64)
     expected = x / np.sqrt(np.mean(np.square(x, dtype=np.float64)) + 1e-5) * w
-    # Squares: one rounding a vector and four to fold them, all of positive terms; then mean and
-    # epsilon; the root, which halves what came before; reciprocal, and two products.
+    # The sum of squares is rounded once per vector and four times when lanes are added; all terms
+    # are positive. Then come mean and epsilon, the root, which halves the error so far, the
+    # reciprocal, and two products.
     roundings = ((n + 15) // 16 + 4 + 2) / 2 + 1 + 1 + 2
     actual = PORTABLE.rms_norm(x, weight, 1e-5, 0.0)
     assert np.all(np.abs(actual - expected) <= roundings * ROUNDING * 1.01 * np.abs(expected))
@@ -126,8 +127,8 @@ def test_layer_norm_is_within_its_error_bound_of_float64(n: int, rng: np.random.
     exact = x.astype(np.float64)
     centred = exact - exact.mean()
     deviation = np.sqrt((centred**2).mean() + 1e-5)
-    # The mean errs by the roundings of its sum of values up to `largest`, each difference by that
-    # and its own rounding; the deviation as the root of a sum of squares.
+    # The error of the mean is the roundings of its sum of values up to `largest`. Each difference
+    # adds a rounding of its own. The deviation is the root of a sum of squares.
     largest, sums = np.abs(exact).max(), (n + 15) // 16 + 5
     error = (
         (2 * sums + 2) * largest / deviation * (1 + np.abs(centred) / deviation) + 4
@@ -155,7 +156,7 @@ ACTIVATIONS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations_are_within_their_bound_of_float64(name: str, rng: np.random.Generator) -> None:
-    """Within 2^-21 of the gate: the error of Phi or of an exponential, and a few roundings."""
+    """Within 2^-21 of the gate, for the error of Phi or of an exponential and a few roundings."""
     gate = (rng.standard_normal(1000) * 5).astype(np.float32)
     up = rng.standard_normal(1000, np.float32)
     expected = ACTIVATIONS[name](gate.astype(np.float64), up.astype(np.float64))
@@ -182,8 +183,8 @@ def test_softmax_part_is_within_its_error_bound_of_float64(rng: np.random.Genera
             continue
         assert maximum == scaled.max()
         expected = np.exp(scaled - maximum)
-        # A scale of 2^-2 is exact. The difference rounds once, the exponential is good to two units
-        # in its last place, and what is below e^-87.3 is zero.
+        # A scale of 2^-2 is exact. The difference is rounded once, the error of the exponential is
+        # at most two units in its last place, and results below e^-87.3 are zero.
         error = (np.abs(scaled - maximum) + 4) * ROUNDING * expected + np.exp(-87.3)
         assert np.all(np.abs(weights[begin:end] - expected) <= error)
         assert abs(total - expected.sum()) <= error.sum() + 36 * ROUNDING * expected.sum()

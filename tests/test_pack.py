@@ -1,4 +1,4 @@
-"""Packing: the planes hold both precisions, and the exact one has the file's bits."""
+"""Packed planes hold both precisions, and the exact one has the bits of the file."""
 
 import contextlib
 from pathlib import Path
@@ -75,7 +75,7 @@ def stored_models() -> dict[str, Path]:
 
 
 def stored(tensors: TensorDirectory, source: Source) -> NDArray[np.uint16]:
-    """The tensor of a source, which may be one of a stack or a part of each head."""
+    """The tensor of a source: a whole one, one of a stack, or a part of each attention head."""
     part = source.within
     if isinstance(part, HeadPart):
         heads = tensors[part.name].data.reshape(part.heads, part.dim, part.columns)
@@ -117,7 +117,7 @@ def test_every_matrix_of_a_stored_model_unpacks_to_the_bits_of_its_file(name: st
 
 def test_shared_models_are_present() -> None:
     if not SHARED_MODELS.is_dir():
-        pytest.skip(f"no models in {SHARED_MODELS}; the shipped and random ones serve")
+        pytest.skip(f"no models in {SHARED_MODELS}; only shipped and random ones are tested")
 
 
 @pytest.mark.parametrize("name", RANDOM_SHAPES)
@@ -243,8 +243,8 @@ def every_code_at_every_scale() -> Bits:
 def close_calls(rng: np.random.Generator) -> Bits:
     """Blocks whose squared errors at one scale and at half of it differ only by rounding of sums.
 
-    4 errs by 1 at half the scale, sixteen of 1/4 and 3/4 err by 1/16 each at the whole scale, and
-    fifteen tiny values err by up to 2^-54 at both.
+    At half the scale, 4 has a squared error of 1. At the whole scale, sixteen values of 1/4 or 3/4
+    have 1/16 each. Fifteen tiny values have at most 2^-50 each at both.
     """
     rows = 256
     coarse = rng.choice([0.25, 0.75], (rows, 16))

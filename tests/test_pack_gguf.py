@@ -1,4 +1,4 @@
-"""`specqd pack` of a GGUF file: the packed directory is the model that the file is."""
+"""`specqd pack` of a GGUF file writes a packed directory of the same model."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -91,7 +91,7 @@ def test_a_packed_file_keeps_tokenizer_and_chat_templates(
 
 
 @pytest.mark.parametrize("calibrate", [(), ("--calibrate", "none")])
-def test_packing_a_quantised_file_tells_once_what_is_exact(
+def test_packing_a_quantised_file_says_once_what_is_exact(
     calibrate: tuple[str, ...], tmp_path: Path, seed: int, run: Run
 ) -> None:
     metadata, tensors = converted(make_model(tmp_path / "model", Shape(layers=1), seed))

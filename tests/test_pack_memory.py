@@ -1,4 +1,4 @@
-"""Loading: memory is checked for all models of a chain together and bounded, with one progress."""
+"""Loading checks the memory for all models of a chain together, and reports one progress."""
 
 import json
 import resource
@@ -115,7 +115,7 @@ def test_cached_files_of_a_container_count_as_free_memory(
 
 @contextmanager
 def little_address_space(more: int = 512 * MEGABYTE) -> Iterator[None]:
-    """Lets this process allocate `more` bytes at most."""
+    """Lets this process allocate at most `more` bytes."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (used + more, before[1]))
@@ -147,7 +147,7 @@ def test_sizes_are_compared_with_the_file_before_memory_is_taken(
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | HUGE[family]))
     machine = Machine.choose(1)
-    with little_address_space(), pytest.raises(TensorError, match=r"was expected|other sizes"):
+    with little_address_space(), pytest.raises(TensorError, match=r"was expected|match its rows"):
         Model.open(model, machine=machine)
 
 

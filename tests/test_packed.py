@@ -101,7 +101,7 @@ def test_packed_matrices_unpack_to_the_bits_of_their_model(pair: tuple[Path, Pat
         np.testing.assert_array_equal(testing.unpack(each.weight, ISA), stacked, str(each.names))
 
 
-def test_a_head_in_the_file_is_used_though_the_configuration_ties_it(
+def test_an_output_head_in_the_file_is_used_even_if_the_configuration_ties_it(
     tmp_path: Path, seed: int
 ) -> None:
     untied = make_model(tmp_path / "untied", Shape(), seed)
@@ -209,7 +209,7 @@ def test_a_model_that_cannot_be_packed_leaves_no_file(tmp_path: Path, refuse: Re
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_packed_weights_beside_a_safetensors_file_are_refused(copy: Path) -> None:
+def test_packed_weights_next_to_a_safetensors_file_are_refused(copy: Path) -> None:
     shutil.copy(copy / WEIGHTS, copy / "model.safetensors")
     with pytest.raises(TensorError, match="which may differ"):
         opened(copy)
@@ -248,8 +248,8 @@ CHANGES = {
     "another draft": (metadata(draft_format="best"), "draft_format 'best' is not known"),
     "missing codes": (renamed("codes"), "is missing"),
     "missing scales": (renamed("scales"), "is missing"),
-    "missing residuals": (renamed("residuals"), "other sizes"),
-    "missing starts": (renamed("patch_starts"), "other sizes"),
+    "missing residuals": (renamed("residuals"), "do not match its rows"),
+    "missing starts": (renamed("patch_starts"), "do not match its rows"),
     "other dtype": (plane_as("codes", dtype="I8"), "its codes are I8"),
     "other tiles": (plane_as("codes", shape=[16, 128]), "its codes are U8"),
     "flat": (plane_as("scales", shape=[128]), "its scales are U8"),
@@ -280,7 +280,7 @@ def test_a_truncated_file_is_refused(copy: Path) -> None:
 def test_planes_of_another_model_are_refused(copy: Path) -> None:
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps(config | {"intermediate_size": 128}))
-    with pytest.raises(TensorError, match="other sizes"):
+    with pytest.raises(TensorError, match="do not match its rows"):
         opened(copy)
 
 
@@ -298,10 +298,10 @@ def write_plane(directory: Path, plane: str, at: int, value: int) -> None:
 @pytest.mark.parametrize(
     ("plane", "at", "value", "mention"),
     [
-        ("patch_starts", 0, 1, "do not follow each other"),
-        ("patch_starts", 3, 0xFFFFFFFF, "do not follow each other"),
-        ("patch_starts", 4, 0, "do not follow each other"),
-        ("patch_starts", -1, 0x7FFFFFFF, "do not follow each other"),
+        ("patch_starts", 0, 1, "not in order"),
+        ("patch_starts", 3, 0xFFFFFFFF, "not in order"),
+        ("patch_starts", 4, 0, "not in order"),
+        ("patch_starts", -1, 0x7FFFFFFF, "not in order"),
         ("scale_code", 0, 21, "a scale is out of range"),
         ("scale_code", 0, 23, "a scale is out of range"),
         ("scale_code", 1, 31 << 20, "a scale is out of range"),

@@ -1,4 +1,4 @@
-"""The thread pool: it uses the allowed threads, and its runs neither hang nor mix."""
+"""The thread pool uses the threads that it may use, and its runs neither hang nor mix."""
 
 import os
 import re
@@ -55,7 +55,7 @@ def test_many_pools_and_runs_end() -> None:
 
 
 def run_python(code: str, *, cpus: Iterable[int] | None = None) -> list[str]:
-    """The words that `code` prints in a process, which runs on `cpus` only."""
+    """The words that `code` prints in a process of its own, which runs only on `cpus`."""
     first = "" if cpus is None else f"import os; os.sched_setaffinity(0, {set(cpus)}); "
     completed = subprocess.run(
         [sys.executable, "-c", first + code],
@@ -96,7 +96,7 @@ def test_more_threads_than_cores_make_progress() -> None:
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
 def test_two_models_may_run_on_one_pool_from_two_threads(threads: int, tmp_path: Path) -> None:
-    """Runs from several Python threads wait for one another; each thread has its own model."""
+    """Runs from several Python threads wait for each other; each thread has its own model."""
     machine = Machine.choose(threads)
     shapes = [Shape(hidden=96, ffn=200), Shape("qwen3", hidden=64, layers=3)]
     models = [
@@ -125,7 +125,7 @@ def test_two_models_may_run_on_one_pool_from_two_threads(threads: int, tmp_path:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's limit of address space")
 def test_threads_that_cannot_be_started_are_an_error_and_those_started_end() -> None:
-    """Without address space for stacks, the system starts some of the threads only."""
+    """Without address space for their stacks, the system starts only some of the threads."""
     code = """
 import os, resource
 from specqd.errors import MachineError
@@ -150,7 +150,7 @@ print(Machine.choose(200).pool.threads)
     assert len(errors) == 3
     for error in errors:
         assert re.fullmatch(
-            r"--threads_200:_the_system_allows_\d+_\(.+\);_use_fewer_threads,_or_raise_its_limits",
+            r"200_threads:_the_system_allows_\d+_\(.+\);_use_fewer_threads,_or_raise_its_limits",
             error,
         )
     assert threads == "200"
@@ -182,7 +182,7 @@ print(os.waitstatus_to_exitcode(status))
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.parametrize("last", ["pass", "del llm; os._exit(0)"], ids=["generate", "drop"])
 def test_a_forked_process_generates_with_threads_of_its_own(small_model: Path, last: str) -> None:
-    """So does one forked from it, and one that never uses the model ends as usual."""
+    """So does a process forked from it, and one that never uses the model ends normally."""
     code = FORKING.format(last=last).replace("sys.argv[1]", repr(str(small_model)))
     assert run_python(code) == ["0"]
 

@@ -35,7 +35,7 @@ def test_numbers_of_a_call_add_up(llm: LLM, prompts: int) -> None:
     # Rows: each prompt, then each round's last token and its drafts.
     rounds = stats.decoded_tokens - target.accepted
     assert target.rows == 3 * prompts + rounds + target.drafted
-    assert draft.rows >= target.drafted  # each was picked from one of its rows
+    assert draft.rows >= target.drafted  # each was sampled from one of its rows
     assert (draft.drafted, draft.acceptance, draft.mean_accepted_length) == (0, None, None)
     assert target.seconds + target.pick_seconds < stats.prefill_s + stats.decode_s
     gigabytes = target.forwards * llm.model.bytes_per_forward / 1e9

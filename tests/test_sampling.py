@@ -1,4 +1,4 @@
-"""Sampling parameters: their ranges, the model's defaults, and the picker made of them."""
+"""Sampling parameters: their ranges, the model's defaults, and the sampler made of them."""
 
 import math
 from collections.abc import Sequence as SequenceOf
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specqd._native import Picker, testing
+from specqd._native import Sampler, testing
 from specqd.errors import RequestError
 from specqd.sampling import SamplingParams
 from support.refusals import refused
@@ -171,17 +171,17 @@ def test_none_is_refused_where_no_model_has_a_default(fields: dict[str, Any]) ->
     check_range([], [fields])
 
 
-def test_open_values_of_a_picker_are_neutral(rng: np.random.Generator) -> None:
+def test_open_values_of_a_sampler_are_neutral(rng: np.random.Generator) -> None:
     logits = rng.normal(size=100).astype(np.float32)
-    greedy = testing.pick(SamplingParams().picker(1, 0), logits, 0)
+    greedy = testing.sample_token(SamplingParams().picker(1, 0), logits, 0)
     assert greedy[0] == logits.argmax()
     neutral = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
     left, given = SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, **neutral)
-    pickers = [left.picker(1, 0), given.picker(1, 0), Picker(temperature=1.0, seed=1)]
+    samplers = [left.picker(1, 0), given.picker(1, 0), Sampler(temperature=1.0, seed=1)]
     history = np.arange(50, dtype=np.int32)
     for position in range(20):
-        picks = [testing.pick(picker, logits, position, history) for picker in pickers]
-        assert picks[0] == picks[1] == picks[2]
+        sampled = [testing.sample_token(sampler, logits, position, history) for sampler in samplers]
+        assert sampled[0] == sampled[1] == sampled[2]
 
 
 def test_checked_values_cannot_be_changed() -> None:
@@ -205,16 +205,16 @@ def test_a_token_outside_the_vocabulary_is_refused() -> None:
         SamplingParams(stop_token_ids=[12]).check_vocabulary(10)
 
 
-def test_picks_depend_on_parameters_seed_and_sample() -> None:
+def test_tokens_depend_on_parameters_seed_and_sample() -> None:
     logits = np.zeros(100, np.float32)
     params = SamplingParams(temperature=1.0, logit_bias={7: 100.0})
-    assert testing.pick(params.picker(1, 0), logits, 0)[0] == 7
+    assert testing.sample_token(params.picker(1, 0), logits, 0)[0] == 7
     params = SamplingParams(temperature=1.0)
-    picks = {
+    sampled = {
         (seed, sample): tuple(
-            testing.pick(params.picker(seed, sample), logits, t)[0] for t in range(20)
+            testing.sample_token(params.picker(seed, sample), logits, t)[0] for t in range(20)
         )
         for seed in (1, 2**40 + 1)
         for sample in (0, 1)
     }
-    assert len(set(picks.values())) == 4
+    assert len(set(sampled.values())) == 4

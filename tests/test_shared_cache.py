@@ -14,6 +14,6 @@ def test_a_draft_opened_first_shares_the_exact_precisions_slot(
     machine = Machine.choose(1, "portable")
     model = Model.open(make_model(tmp_path, Shape(), 1), machine=machine, cache_positions=64)
     draft = model.as_draft()
-    sequence = Sequence([1, 2, 3], _native.Picker(), 3)
+    sequence = Sequence([1, 2, 3], _native.Sampler(), 3)
     slot = draft.context(sequence).slot  # before the exact precision has a context
     assert slot == model.context(sequence).slot

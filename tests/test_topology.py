@@ -115,7 +115,7 @@ def test_this_machine_has_the_cpus_of_the_mask() -> None:
     assert sum(node.cores for node in nodes) >= _native.usable_threads()
 
 
-# --- threads ------------------------------------------------------------------------------------
+# --- Threads ------------------------------------------------------------------------------------
 
 
 def test_threads_are_divided_by_cores(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -161,7 +161,7 @@ def test_a_node_without_threads_is_refused(nodes: list[tuple[int, int, set[int]]
 
 @linux
 def test_threads_are_bound_to_their_node_and_the_caller_is_not() -> None:
-    """The caller is bound during a run only."""
+    """The caller is bound only during a run."""
     cpus = sorted(os.sched_getaffinity(0))
     before = set(os.listdir("/proc/self/task"))
     pool = _native.Pool([(0, 1, {cpus[0]}), (1, 2, {cpus[-1]})])
@@ -192,6 +192,3 @@ def test_a_run_that_fails_leaves_a_pool_of_nodes_usable() -> None:
             testing.run_and_throw(pool, thread, thread % 4)
         packed = _native.pack(pool, ISA, [weights], False, "fp4")
         np.testing.assert_array_equal(testing.unpack(packed, ISA), weights)
-
-
-# --- bits ---------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-// Forwards of the core as Python uses them.
+// The forwards of the core in the form in which Python uses them.
 #pragma once
 
 #include <functional>
@@ -13,8 +13,8 @@
 
 namespace specqd {
 
-// A forward that releases the GIL while it computes. Every use marks it and `parts`: its decoder,
-// its cache and the model above it.
+// A forward that releases the GIL while it computes. Every use of it marks the forward itself and
+// its `parts` as used: its decoder, its cache and the model above it.
 template <class Forward>
 class Bound : public Forward {
  public:
@@ -27,13 +27,14 @@ class Bound : public Forward {
     return Forward::context(sequence);
   }
   void forward(std::span<const Rows> batch) override {
-    Use use(*this, &this->decoder().partial_head());
+    Use use(*this, &this->decoder().output_head().partial_head());
     for (const Rows& rows : batch) use.take(rows.context.get());
     Forward::forward(batch);
   }
   ScoredTokens verify(int64_t row, std::span<const int32_t> proposal,
                       const SequencePtr& sequence) override {
-    const Use use(*this, &this->decoder().partial_head(), sequence.get(), sequence->picker.get());
+    const Use use(*this, &this->decoder().output_head().partial_head(), sequence.get(),
+                  sequence->sampler.get());
     return Forward::verify(row, proposal, sequence);
   }
   void release(const SequencePtr& sequence) override {

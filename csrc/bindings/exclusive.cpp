@@ -12,7 +12,7 @@ struct Use {
   std::thread::id thread;
 };
 
-// All uses of all threads: few, and searched at every use, so they lie side by side.
+// The current uses by all threads. There are few, and each new use searches them all.
 std::vector<Use>& uses() {
   static auto* const all = new std::vector<Use>;
   return *all;
@@ -25,13 +25,13 @@ void Exclusive::take(const void* object) {
   for (const Use& use : uses())
     if (use.object == object && use.thread != self)
       throw InUse(
-          "another thread uses this object of the core; share one LLM between threads, or give "
-          "each thread objects of its own");
+          "another thread uses this object of the core; use one LLM from all threads, or give each "
+          "thread objects of its own");
   uses().push_back({object, self});
   ++taken_;
 }
 
-// A thread's own uses end in the reverse order of their beginning.
+// The uses of one thread end in the reverse order in which they began.
 Exclusive::~Exclusive() {
   const std::thread::id self = std::this_thread::get_id();
   std::vector<Use>& all = uses();

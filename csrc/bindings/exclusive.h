@@ -1,4 +1,5 @@
-// Native objects take no locks: a thread that uses one which another thread uses gets an error.
+// Native objects have no locks. If a thread uses an object that another thread is using, it gets an
+// error.
 #pragma once
 
 #include <cstddef>
@@ -8,13 +9,14 @@
 
 namespace specqd {
 
-// Another thread uses the object.
+// Another thread is using the object.
 struct InUse : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Marks objects as used by this thread, which may drop the GIL meanwhile. The same thread may mark
-// an object again. The GIL guards the marks: it is held when an Exclusive is made and when it ends.
+// Marks objects as used by this thread, which may release the GIL meanwhile. The same thread may
+// mark an object again. The GIL protects the marks, so it must be held when an Exclusive is made
+// and when it is destroyed.
 class Exclusive {
  public:
   Exclusive() = default;
@@ -32,7 +34,7 @@ class Exclusive {
   size_t taken_ = 0;
 };
 
-// An argument as Python gives it: a list, where the method takes a span.
+// The type of an argument that Python passes: a list if the method takes a span.
 template <class T>
 struct Given {
   using type = T;
@@ -42,7 +44,7 @@ struct Given<std::span<const T>> {
   using type = std::vector<T>;
 };
 
-// The method as a function of a bound class, which marks its object.
+// Wraps a method as a function of a bound class that marks its object as used.
 template <class Bound, class Object, class Result, class... Arguments>
 auto exclusively(Result (Object::*method)(Arguments...)) {
   return [method](Bound& self, typename Given<Arguments>::type... arguments) -> Result {

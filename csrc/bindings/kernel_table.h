@@ -1,4 +1,5 @@
-// The Python class of a table of kernels, and what its methods take: matrices and rows of inputs.
+// The Python class of a table of kernels, and the types that its methods take: matrices and rows of
+// inputs.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -16,7 +17,7 @@ namespace specqd {
 template <class T, int Dimensions>
 using In = nb::ndarray<const T, nb::ndim<Dimensions>, nb::c_contig, nb::device::cpu>;
 
-// Whole large pages of zeros, so that benchmarks do not measure the page tables.
+// An array of zeros in whole large pages, so that benchmarks do not measure page tables.
 template <class T>
 class Pages {
  public:
@@ -62,7 +63,7 @@ struct Prepared {
   PreparedRows view() const { return {data.data(), stride, rows}; }
 };
 
-// Prepares the rows x [rows, inputs] for matrices of `tiles` tiles per panel.
+// Prepares rows of inputs, x [rows, inputs], for matrices with `tiles` tiles per panel.
 Prepared prepare(const Kernels& kernels, Precision precision, In<float, 2> x, int64_t tiles);
 
 // The Python class of a table of kernels.

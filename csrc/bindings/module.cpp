@@ -1,4 +1,5 @@
-// The Python module: binds packed weights, ropes and the KV cache. No arithmetic.
+// The Python module. This file binds packed weights, rotary positions and the KV cache; it computes
+// nothing.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
@@ -44,7 +45,7 @@ void bind_kernels(nb::module_& m);
 void bind_machine(nb::module_& m, nb::module_& testing);
 void bind_levels(nb::module_& m);
 void bind_ngram(nb::module_& m);
-void bind_pick(nb::module_& m);
+void bind_sampling(nb::module_& m);
 void bind_sequence(nb::module_& m);
 void bind_testing(nb::module_& testing);
 
@@ -56,7 +57,7 @@ using Products = nb::ndarray<const float, nb::numpy, nb::ndim<2>, nb::c_contig, 
 using PackResult =
     std::variant<std::shared_ptr<PackedWeight>, std::tuple<int64_t, int64_t, int64_t>>;
 
-// Calls make(error) without the GIL.
+// Calls make(error) without the GIL, and returns its weight or the error.
 template <class Make>
 PackResult pack_by(const Make& make) {
   PackError error;
@@ -69,7 +70,7 @@ PackResult pack_by(const Make& make) {
   return weight;
 }
 
-// An error is a weight that is not finite.
+// Packs BF16 sources [rows, columns]. The result is an error if a weight is not finite.
 PackResult pack(Pool& pool, const std::string& isa, const std::vector<BitMatrix>& sources,
                 bool interleaved, const std::string& format,
                 const std::optional<Row<float>>& importance,
@@ -79,7 +80,7 @@ PackResult pack(Pool& pool, const std::string& isa, const std::vector<BitMatrix>
   const auto columns = static_cast<int64_t>(sources.at(0).shape(1));
   for (const BitMatrix& source : sources)
     if (static_cast<int64_t>(source.shape(1)) != columns)
-      throw std::invalid_argument("matrices packed together need equal columns");
+      throw std::invalid_argument("matrices that are packed together need equal columns");
   PackedWeight::Options options{interleaved, kind_of<DraftFormat>(format), span_of(importance), {}};
   if (importance && static_cast<int64_t>(importance->size()) != columns)
     throw std::invalid_argument("importance must be [columns]");
@@ -96,7 +97,7 @@ PackResult pack(Pool& pool, const std::string& isa, const std::vector<BitMatrix>
 
 using Bytes2 = nb::ndarray<const uint8_t, nb::numpy, nb::ndim<2>, nb::c_contig>;
 
-// Like pack, from codes [rows, blocks * 16] and scales [rows, blocks]; an error's column is a
+// Packs sources of codes [rows, blocks * 16] and scales [rows, blocks]. The column of an error is a
 // block.
 PackResult take_mxfp4(Pool& pool, const std::vector<std::pair<Bytes2, Bytes2>>& sources) {
   std::vector<Mxfp4Source> rows;
@@ -112,7 +113,7 @@ PackResult take_mxfp4(Pool& pool, const std::vector<std::pair<Bytes2, Bytes2>>& 
       [&](PackError* error) { return PackedWeight::take_mxfp4(pool, rows, blocks, error); });
 }
 
-// The planes as read-only arrays over the weight's own memory; `self` keeps the memory alive.
+// The planes, as read-only arrays over the weight's own memory, which `self` keeps alive.
 nb::dict planes(nb::handle self) {
   const PackedWeight::Planes planes = nb::cast<const PackedWeight&>(self).planes();
   nb::dict out;
@@ -192,13 +193,14 @@ void bind_weights(nb::module_& m) {
       .def_prop_ro("patch_count", &PackedWeight::patch_count)
       .def("plane_bytes", &plane_bytes)
       .def_prop_ro("copies", &PackedWeight::copies,
-                   "Of all planes: one for each node that has its own.")
+                   "The number of copies of all planes: one for each NUMA node that has its own.")
       .def(
           "plane_nodes", &plane_nodes,
-          "Returns the bytes of each plane by NUMA node, over all copies, from a sample of pages;\n"
-          "-1: not in memory. A plane is empty where the system does not tell.")
+          "Estimates from a sample of pages how many bytes of each plane, of all copies, are on\n"
+          "each NUMA node; -1 stands for pages that are not in memory. A plane's dict is empty if\n"
+          "the system does not provide this.")
       .def("planes", &planes, nb::sig("def planes(self) -> dict[str, NDArray[numpy.generic]]"),
-           "Returns the planes by name: flat, read-only views without a copy.");
+           "Returns the planes by name, as flat, read-only views.");
   m.attr("FEEDBACK_INPUTS") = kFeedbackInputs;
   m.def("pack", &pack, "pool"_a, "isa"_a, "sources"_a, "interleaved"_a, "format"_a,
         "importance"_a.none() = nb::none(), "products"_a.none() = nb::none());
@@ -206,9 +208,9 @@ void bind_weights(nb::module_& m) {
   m.def("map_planes", &map_planes, "pool"_a, "codes"_a, "scales"_a, "scale_code"_a,
         "residuals"_a.none(), "patch_starts"_a.none(), "patches"_a.none(), "plain"_a.none(),
         nb::kw_only(), "source_rows"_a, "columns"_a, "interleaved"_a,
-        "Returns a weight over planes that were packed before, or an error message.");
+        "Makes a weight of planes that were packed before; returns it or an error message.");
   m.def("release_free_memory", &release_free_memory,
-        "Returns the heap's free pages to the system.");
+        "Returns free pages of the heap to the system.");
   m.def(
       "find_not_finite",
       [](Pool& pool, const BitMatrix& bits) -> std::optional<std::pair<int64_t, int64_t>> {
@@ -219,7 +221,8 @@ void bind_weights(nb::module_& m) {
         if (found.source < 0) return std::nullopt;
         return std::pair(found.row, found.column);
       },
-      "pool"_a, "bits"_a, "Returns (row, column) of the first BF16 that is not finite, or None.");
+      "pool"_a, "bits"_a,
+      "Returns (row, column) of the first BF16 number that is not finite, or None.");
 }
 
 void bind_rope(nb::module_& m) {
@@ -245,25 +248,25 @@ void bind_cache(nb::module_& m) {
           "decoder"_a, "pages"_a, "states"_a = 0, "slots"_a = 0)
       .def_prop_ro(
           "has_states", [](const KvCache& cache) { return cache.states().exist(); },
-          "Whether layers are recurrent.")
+          "Whether any layer is recurrent.")
       .def_prop_ro(
           "total_states", [](const KvCache& cache) { return cache.states().capacity(); },
-          "Most sequences that can have states of recurrent layers at once.")
+          "How many sequences can have states of recurrent layers at once.")
       .def_prop_ro("free_states", [](const KvCache& cache) { return cache.states().free(); })
       .def_prop_ro(
           "state_bytes", [](const KvCache& cache) { return cache.states().sequence_bytes(); },
-          "Most bytes of states that one sequence takes.")
+          "The most bytes that the states of one sequence take.")
       .def_prop_ro(
           "slot_bytes", [](const KvCache& cache) { return cache.states().shape().slot_bytes(); },
           "Bytes of the states at one position.")
       .def_prop_ro(
           "total_slots", [](const KvCache& cache) { return cache.states().slots().most_cached(); },
-          "Most states that are cached for later sequences.")
+          "How many states can be cached for later sequences.")
       .def_prop_ro("cached_slots",
                    [](const KvCache& cache) { return cache.states().slots().cached(); })
       .def_prop_ro(
           "used_slots", [](const KvCache& cache) { return cache.states().slots().in_use(); },
-          "States that sequences or the cache hold.")
+          "The number of states that sequences or the cache hold.")
       .def(
           "has_states_of",
           [](const KvCache& cache, int sequence) { return cache.states().has(sequence); },
@@ -273,7 +276,7 @@ void bind_cache(nb::module_& m) {
           [](const KvCache& cache, int sequence, int64_t position) {
             return cache.states().can_continue(sequence, position);
           },
-          "sequence"_a, "position"_a, "Whether states allow a forward to begin at `position`.")
+          "sequence"_a, "position"_a, "Whether the states allow a forward to begin at `position`.")
       .def_prop_ro("total_pages", &KvCache::total_pages)
       .def_prop_ro("free_pages", &KvCache::free_pages)
       .def_prop_ro("page_bytes",
@@ -303,7 +306,7 @@ NB_MODULE(_native, m) {
   specqd::bind_cache(m);
   specqd::bind_layers(m);
   specqd::bind_decoder(m);
-  specqd::bind_pick(m);
+  specqd::bind_sampling(m);
   specqd::bind_policy(m, testing);
   specqd::bind_sequence(m);
   specqd::bind_heads(m);

@@ -1,5 +1,5 @@
-// Python objects in the core's roles: anything with the methods that a level calls may draft, be a
-// model or be a grammar.
+// Lets Python objects take roles of the core: any object with the methods that a level calls may be
+// a drafter, a model or a grammar.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -28,10 +28,10 @@ inline void check_proposal(const Proposal& proposal) {
   if (proposal.confidences.size() != count ||
       (!proposal.depths.empty() && proposal.depths.size() != count))
     throw std::invalid_argument(
-        "a proposal needs a confidence for each token, and all depths or none");
+        "a proposal needs a confidence for each token, and a depth for each token or none");
 }
 
-// The next two do not own their object: the holder of the role keeps it alive.
+// PythonDrafter and PythonModel do not own their object; the holder of the role keeps it alive.
 class PythonDrafter : public Drafter {
  public:
   explicit PythonDrafter(nb::handle drafter) : drafter_(drafter) {}
@@ -121,8 +121,8 @@ struct PythonGrammar : Grammar {
   nb::object grammar;
 };
 
-// For Python's garbage collector: each_object(f) of a bound class calls f for the Python objects
-// that it holds. These may hold the bound object.
+// Slots for Python's garbage collector, because the Python objects that a bound class holds may
+// refer to it. Its each_object(f) calls f for each of them.
 template <class Holder>
 struct Collected {
   static int traverse(PyObject* self, visitproc visit, void* arg) {
@@ -144,7 +144,8 @@ struct Collected {
                                        {0, nullptr}};
 };
 
-// A Python object, kept alive, and the role that the core calls: the object itself or an adapter.
+// Keeps a Python object alive, and gives the role that the core calls: the object itself or an
+// adapter.
 template <class Role, class Python>
 struct Part {
   explicit Part(nb::object given) : object(std::move(given)) {

@@ -23,7 +23,7 @@ size_t Context::match(std::span<const int32_t> tokens, size_t accepted) {
   return offset_ + at;
 }
 
-// The last accepted token may be forwarded again for its logits.
+// The last accepted token is not settled: it may be forwarded again for its logits.
 size_t Context::settled() const {
   if (exact_ != nullptr && exact_->length() > 0)
     return std::min(exact_->settled(), exact_->length());

@@ -1,4 +1,4 @@
-// Tracks what a cache holds of a sequence, and describes rows to forward. Knows no weights.
+// Tracks which tokens of a sequence a cache holds, and describes rows to forward. Knows no weights.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@
 
 namespace specqd {
 
-// The tokens of one sequence whose keys and values a model's cache holds.
+// The tokens of one sequence whose keys and values are in a model's cache.
 //
-// The fp4 precision's context begins where the exact one ends and ends with the proposal.
-// Verification overwrites its provisional keys and values.
+// In the fp4 precision, the context begins where the exact one ends, and ends with the proposal.
+// Its keys and values are provisional: verification overwrites them.
 class Context {
  public:
   explicit Context(int slot, std::shared_ptr<Context> exact = nullptr)
@@ -25,22 +25,23 @@ class Context {
 
   // Starts a proposal after `length` tokens.
   //
-  // The proposal's first forward takes the last of these tokens, so the exact context keeps only
-  // the tokens before it. If the exact context is empty, this one continues from its own last
-  // proposal.
+  // The first forward of the proposal computes the last of these tokens again, so the exact context
+  // keeps only the tokens before it. If the exact context is empty, this one continues from its own
+  // last proposal.
   void begin(size_t length);
 
-  // Forgets everything after the common prefix with `tokens`; returns the positions left. The first
-  // `accepted` tokens never change, so later calls do not compare them again.
+  // Forgets everything after the common prefix with `tokens`, and returns the number of positions
+  // that are left. The first `accepted` tokens never change, so later calls do not compare them.
   size_t match(std::span<const int32_t> tokens, size_t accepted);
 
-  // The positions below it hold accepted tokens, or will; once written, none is replaced.
+  // The number of leading positions that belong to accepted tokens. Once written, they are never
+  // replaced.
   size_t settled() const;
 
   // Records that the cache holds `tokens` from position `start`, and nothing after them.
   void record(size_t start, std::span<const int32_t> tokens);
 
-  // Features of the positions in the cache, where the model logs them; both precisions share them.
+  // The features of positions in the cache, if the model logs them. Both precisions use one log.
   FeatureLog& features() { return exact_ == nullptr ? features_ : exact_->features(); }
 
  private:
@@ -48,12 +49,13 @@ class Context {
   std::shared_ptr<Context> exact_;
   size_t offset_ = 0;  // positions before tokens_, which the exact context tracks
   std::vector<int32_t> tokens_;
-  size_t settled_ = 0;   // the first tokens_ that equal accepted ones
-  size_t accepted_ = 0;  // tokens of the sequence that never change
+  size_t settled_ = 0;   // how many of tokens_, from the first on, are accepted
+  size_t accepted_ = 0;  // how many tokens of the sequence never change
   FeatureLog features_;
 };
 
-// Tokens of one sequence to forward from position `start`; logits of the last `logits`.
+// Tokens of one sequence to forward, from position `start` on. The last `logits` of them get
+// logits.
 struct Rows {
   std::shared_ptr<Context> context;
   size_t start;

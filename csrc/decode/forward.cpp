@@ -12,15 +12,16 @@ void check_rows(const Decoder& decoder, const KvCache& cache, std::span<const in
   int64_t total = 0;
   for (const ForwardRows& part : rows) {
     if (part.start < 0 || part.logits < 0 || part.logits > part.count)
-      throw std::invalid_argument("rows start before the sequence or have more logits than tokens");
+      throw std::invalid_argument(
+          "rows start before the sequence or ask for more logits than tokens");
     total += part.count;
     if (!decoder.has_pages(cache, part))
-      throw std::invalid_argument("the cache lacks pages that the rows need");
+      throw std::invalid_argument("the cache has no pages for the rows");
     if (!cache.states().can_continue(part.sequence, part.start))
-      throw std::invalid_argument("the states of the sequence cannot continue where rows start");
+      throw std::invalid_argument("the sequence has no state from which the rows could continue");
   }
   if (total != std::ssize(tokens) || total > decoder.max_rows())
-    throw std::invalid_argument("rows do not match the tokens, or are too many");
+    throw std::invalid_argument("there are too many rows, or they do not match the tokens");
   for (const int32_t token : tokens)
     if (token < 0 || token >= decoder.spec().vocabulary)
       throw std::invalid_argument("token id outside the vocabulary");
@@ -36,7 +37,7 @@ ScoredTokens DecoderForward::verify(int64_t row, std::span<const int32_t> propos
                                     const std::shared_ptr<Sequence>& sequence) {
   const auto rows = std::ssize(proposal) + 1;
   if (row < 0 || row + rows > logit_rows())
-    throw std::invalid_argument("the last forward has no such rows of logits");
+    throw std::invalid_argument("the last forward did not compute these rows of logits");
   const std::vector<int32_t> history = sequence->history(proposal);
   const Masks masks = sequence->masks(proposal);
   if (masks.width > 0 &&
@@ -44,7 +45,7 @@ ScoredTokens DecoderForward::verify(int64_t row, std::span<const int32_t> propos
     throw std::invalid_argument("masks must be [proposal + 1, vocabulary / 32]");
   const size_t before = history.empty() ? 0 : history.size() - proposal.size();
   const auto position = std::ssize(sequence->tokens);
-  Picker& picker = *sequence->picker;
+  Sampler& sampler = *sequence->sampler;
   ScoredTokens verified;
   run_concurrently([&] {
     const FlushSubnormals flush;
@@ -52,13 +53,13 @@ ScoredTokens DecoderForward::verify(int64_t row, std::span<const int32_t> propos
       const auto at = static_cast<int64_t>(i);
       const auto known = std::span(history).first(history.empty() ? 0 : before + i);
       const uint32_t* mask = masks.width > 0 ? masks.words.data() + at * masks.width : nullptr;
-      const Picked picked =
-          pick(decoder_->kernels(), picker.params, logits(row + at), position + at, known,
-               sequence->prompt_length, mask, picker.scratch);
-      if (picked.token < 0) break;
-      verified.tokens.push_back(picked.token);
-      verified.probabilities.push_back(picked.probability);
-      if (i < proposal.size() && picked.token != proposal[i]) break;
+      const SampledToken sampled =
+          sample_token(decoder_->kernels(), sampler.params, logits(row + at), position + at, known,
+                       sequence->prompt_length, mask, sampler.scratch);
+      if (sampled.token < 0) break;
+      verified.tokens.push_back(sampled.token);
+      verified.probabilities.push_back(sampled.probability);
+      if (i < proposal.size() && sampled.token != proposal[i]) break;
     }
     decoder_->output_head().record_sampled(verified.tokens);
   });
@@ -114,7 +115,7 @@ void ModelForward::forward(std::span<const Rows> batch) {
     forward_whole(forward_surplus(batch, count - most));
 }
 
-// Forwards the first `surplus` rows without logits; returns the rest.
+// Forwards the first `surplus` rows that need no logits; returns the other rows.
 std::vector<Rows> ModelForward::forward_surplus(std::span<const Rows> batch, size_t surplus) {
   const auto most = static_cast<size_t>(decoder_->max_rows());
   std::vector<Rows> rest;

@@ -15,7 +15,8 @@ HeadForward::HeadForward(std::shared_ptr<Decoder> decoder, std::shared_ptr<KvCac
       above_(std::move(above)),
       boundaries_(std::move(boundaries)),
       ids_(std::move(ids)) {
-  if (decoder_->pair_entry() == nullptr) throw std::invalid_argument("the decoder is not a head");
+  if (decoder_->pair_entry() == nullptr)
+    throw std::invalid_argument("the decoder is not a draft head");
   const auto ascends = std::is_sorted(ids_.begin(), ids_.end(), std::less_equal<>());
   const int64_t own = decoder_->spec().vocabulary;
   const bool fits =
@@ -24,7 +25,7 @@ HeadForward::HeadForward(std::shared_ptr<Decoder> decoder, std::shared_ptr<KvCac
   if (!ascends || !fits) throw std::invalid_argument("ids must ascend within the vocabulary");
   if (decoder_->pair_entry()->feature_width() !=
       std::ssize(boundaries_) * above_->decoder().spec().hidden)
-    throw std::invalid_argument("the head's features are not as wide as the taps");
+    throw std::invalid_argument("the draft head's features are not as wide as the tapped ones");
   if (!ids_.empty())
     by_target_id_.assign(static_cast<size_t>(vocabulary()),
                          -std::numeric_limits<float>::infinity());
@@ -51,22 +52,23 @@ void HeadForward::release(const std::shared_ptr<Sequence>& sequence) {
 
 HeadForward::State& HeadForward::state_of(const Rows& rows) const {
   const auto found = state_of_context_.find(rows.context.get());
-  if (found == state_of_context_.end()) throw std::invalid_argument("a context of another model");
+  if (found == state_of_context_.end())
+    throw std::invalid_argument("the context belongs to another model");
   return *found->second;
 }
 
-// The head has no entries of the tokens before `first`.
+// Starts over: the cache has no entries for the tokens before `first`.
 void HeadForward::begin(State& state, const Sequence& sequence, size_t first) {
   state.context->record(0, std::span(sequence.tokens).first(first));
   state.first = state.settled = first;
   state.hidden_for = 0;
 }
 
-// Forgets entries whose features have become known or have changed since, and what cannot be
-// continued.
+// Forgets entries whose features have become known or have changed since they were made, and those
+// from which the head cannot continue.
 void HeadForward::follow(State& state, const Sequence& sequence) {
   const std::shared_ptr<Context> source = above_->held(sequence);
-  if (source == nullptr) return;  // rows without a text, whose time is measured
+  if (source == nullptr) return;  // rows of no real sequence, to measure their time
   if (source != state.source) {
     state.source = source;
     state.version = 0;
@@ -87,13 +89,13 @@ void HeadForward::follow(State& state, const Sequence& sequence) {
     context.record(state.settled, {});
   }
   const size_t start = std::min(context.length(), last);
-  if (start > end && state.hidden_for != start) {  // its hidden row must be made again
+  if (start > end && state.hidden_for != start) {  // the hidden row must be computed again
     state.settled = std::max(state.settled, state.first + 1) - 1;
     context.record(state.settled, {});
   }
 }
 
-// The log of the sequence; an empty one where it holds other taps than are made now.
+// The log of the sequence, or an empty one if it holds other features than those now tapped.
 const FeatureLog& HeadForward::log_of(const State& state) const {
   const FeatureLog& log = state.source->features();
   const Decoder& above = above_->decoder();
@@ -114,7 +116,8 @@ void HeadForward::forward(std::span<const Rows> batch) {
   for (const Rows& rows : batch) {
     State& state = state_of(rows);
     if (rows.start < state.first || rows.logits > rows.tokens.size())
-      throw std::invalid_argument("rows before the head's first, or more logits than tokens");
+      throw std::invalid_argument(
+          "rows start before the draft head's cache or ask for more logits than tokens");
     for (const int32_t token : rows.tokens)
       if (token < 0 || token >= vocabulary())
         throw std::invalid_argument("token id outside the vocabulary");
@@ -126,8 +129,8 @@ void HeadForward::forward(std::span<const Rows> batch) {
   }
 }
 
-// Forwards rows with features, or one recycled row of each sequence. Returns whether there were
-// any.
+// Forwards the next rows of each sequence that have features or, if `recycles`, one row of each
+// sequence that reads the head's own hidden row. Returns whether there were any.
 bool HeadForward::pass(std::span<Part> parts, bool recycles) {
   tokens_.clear();
   inputs_.clear();
@@ -146,13 +149,14 @@ void HeadForward::add_feature(const State& state, size_t token) {
   const size_t width = row.size() / tapped.size();
   for (const int64_t boundary : boundaries_) {
     const auto at = std::ranges::find(tapped, boundary) - tapped.begin();
-    if (at == std::ssize(tapped)) throw std::invalid_argument("the model above taps too little");
+    if (at == std::ssize(tapped))
+      throw std::invalid_argument("the model above does not tap a boundary that the head reads");
     const auto tap = row.subspan(static_cast<size_t>(at) * width, width);
     inputs_.insert(inputs_.end(), tap.begin(), tap.end());
   }
 }
 
-// Adds the rows of a sequence to the pass: as many as have features, or the next one alone.
+// Adds rows of a sequence to the pass: all that have features or, if `recycles`, only the next one.
 void HeadForward::gather(Part& part, bool recycles) {
   const State& state = *part.state;
   const auto most = static_cast<size_t>(decoder_->max_rows());
@@ -162,7 +166,7 @@ void HeadForward::gather(Part& part, bool recycles) {
     const bool has_hidden = !is_known && state.source != nullptr && state.hidden_for == token;
     if (has_hidden != recycles) break;
     const bool is_measured = state.source == nullptr;
-    if (!is_known && !is_measured && part.count > 0) break;  // the row before makes its hidden row
+    if (!is_known && !is_measured && part.count > 0) break;  // it reads a hidden row of this pass
     if (recycles)
       inputs_.insert(inputs_.end(), state.hidden.begin(), state.hidden.end());
     else if (is_known)
@@ -179,13 +183,13 @@ void HeadForward::gather(Part& part, bool recycles) {
   const auto first = static_cast<int64_t>(part.next - state.first);
   const auto count = static_cast<int64_t>(part.count);
   if (!cache_->make_writable(state.context->slot(), first, first + count))
-    throw CacheFull("the head's KV cache is full; use shorter sequences or fewer at once");
+    throw CacheFull("the draft head's KV cache is full; use shorter sequences or fewer at once");
   const size_t unasked = part.end() - part.rows->logits, end = part.next + part.count;
   const size_t asked = end > unasked ? std::min(part.count, end - unasked) : 0;
   rows_.push_back({state.context->slot(), first, count, static_cast<int64_t>(asked)});
 }
 
-// Takes over what the pass left.
+// Stores the logits and hidden rows of a pass, and advances its parts.
 void HeadForward::take(std::span<Part> parts, bool recycles) {
   const int64_t width = decoder_->spec().vocabulary;
   int64_t row = 0, logits = 0;
@@ -208,7 +212,7 @@ void HeadForward::take(std::span<Part> parts, bool recycles) {
   }
 }
 
-// --- Picking -------------------------------------------------------------------------------------
+// --- Sampling ------------------------------------------------------------------------------------
 
 std::span<const float> HeadForward::logits(int64_t row) {
   const auto width = static_cast<size_t>(decoder_->spec().vocabulary);
@@ -220,7 +224,7 @@ std::span<const float> HeadForward::logits(int64_t row) {
 
 ScoredTokens HeadForward::verify(int64_t row, std::span<const int32_t> proposal,
                                  const std::shared_ptr<Sequence>& sequence) {
-  if (!proposal.empty()) throw std::invalid_argument("a head verifies nothing");
+  if (!proposal.empty()) throw std::invalid_argument("a draft head cannot verify proposals");
   return DecoderForward::verify(row, proposal, sequence);
 }
 

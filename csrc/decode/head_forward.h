@@ -1,5 +1,5 @@
-// Forwards a trained head below the model whose features it reads. Knows tokens and positions, but
-// no drafts and no requests.
+// Forwards a draft head, which reads the features of the model that it drafts for ("the model
+// above"). Knows tokens and positions, but no drafts and no requests.
 #pragma once
 
 #include <cstdint>
@@ -13,51 +13,53 @@
 
 namespace specqd {
 
-// An EAGLE-3 head or an MTP layer. Its row of token j is the pair of that token and the feature of
+// An EAGLE-3 head or an MTP layer. Its row for token j is a pair: that token, and the feature of
 // position j - 1.
 //
-// The features come from the log of the model above. Where the log does not reach, the row reads
-// the hidden row that the head made of the row before, so such rows take a forward each. Once their
-// features are known, or have changed, they are forwarded again. The head's cache begins at the
-// first pair whose feature is known: rotary positions matter by their differences only.
+// The features come from the log of the model above. If the log does not have one, the row instead
+// reads the hidden row that the head computed for the token before, so each such row takes a
+// forward of its own. Rows whose features become known or change later are forwarded again. The
+// head's cache begins at the first pair whose feature is known; this is possible because only
+// differences between rotary positions matter.
 class HeadForward : public DecoderForward {
  public:
-  // `boundaries`: those of the taps of the model above that make a feature; it may tap more.
-  // `ids`: the target's id of each of the head's tokens, ascending; empty: the same ids.
+  // `boundaries`: the layer boundaries of the model above whose values make up a feature; that
+  // model may tap others too. `ids`: the target's id of each of the head's tokens, ascending; if
+  // empty, the ids are the same.
   HeadForward(std::shared_ptr<Decoder> decoder, std::shared_ptr<KvCache> cache, Precision precision,
               std::shared_ptr<ModelForward> above, std::vector<int64_t> boundaries,
               std::vector<int32_t> ids);
 
   int64_t vocabulary() const override { return above_->vocabulary(); }
   int64_t max_positions() const override { return above_->max_positions(); }
-  // A head with ids of its own has no partial one.
+  // A draft head with ids of its own has no partial output head.
   void read_partial_head() override {
     if (ids_.empty()) DecoderForward::read_partial_head();
   }
 
   std::shared_ptr<Context> context(const std::shared_ptr<Sequence>& sequence) override;
   void forward(std::span<const Rows> batch) override;
-  // Picks the next token; a head verifies nothing, so the proposal must be empty.
+  // Samples the next token. A draft head cannot verify, so the proposal must be empty.
   ScoredTokens verify(int64_t row, std::span<const int32_t> proposal,
                       const std::shared_ptr<Sequence>& sequence) override;
   void release(const std::shared_ptr<Sequence>& sequence) override;
 
-  // By the target's ids: -infinity for those that the head does not have.
+  // Logits by the target's ids; -infinity for ids that the head does not have.
   std::span<const float> logits(int64_t row) override;
   int64_t logit_rows() const override { return std::ssize(logits_) / decoder_->spec().vocabulary; }
 
  private:
-  // The head's part of one sequence.
+  // The state of one sequence.
   struct State {
     std::shared_ptr<Context> context;
     std::shared_ptr<Context> source;  // of the model above; null before its first forward
-    size_t first = 0;                 // the token of the cache's first entry
-    size_t settled = 0;               // tokens before this one have entries made from features
-    int64_t version = 0;              // of the log that these entries were made from
-    std::vector<uint16_t> hidden;  // that the row of token hidden_for reads, if it has no feature
+    size_t first = 0;                 // index of the token of the cache's first entry
+    size_t settled = 0;               // entries of tokens before this one were made from features
+    int64_t version = 0;              // the version of the log when they were made
+    std::vector<uint16_t> hidden;     // read by the row of token hidden_for if it has no feature
     size_t hidden_for = 0;
   };
-  // The rows of one sequence in a forward: those from `next` on are still to be made.
+  // The rows of one sequence in a forward. Those from token `next` on are still to be computed.
   struct Part {
     State* state;
     const Rows* rows;

@@ -9,10 +9,10 @@ std::atomic<int64_t> next_key = 0;
 
 }  // namespace
 
-Sequence::Sequence(std::span<const int32_t> tokens, std::shared_ptr<Picker> picker,
+Sequence::Sequence(std::span<const int32_t> tokens, std::shared_ptr<Sampler> sampler,
                    int64_t prompt_length)
     : tokens(tokens.begin(), tokens.end()),
-      picker(std::move(picker)),
+      sampler(std::move(sampler)),
       prompt_length(prompt_length),
       key(next_key++) {}
 

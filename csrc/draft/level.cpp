@@ -41,7 +41,7 @@ void Level::release(const std::shared_ptr<Sequence>& sequence) {
 
 void Level::measure() {
   const std::array<int32_t, 1> start{0};
-  const auto sequence = std::make_shared<Sequence>(start, std::make_shared<Picker>(), 1);
+  const auto sequence = std::make_shared<Sequence>(start, std::make_shared<Sampler>(), 1);
   const auto context = model_.context(sequence);
   context->begin(0);
   const int64_t most = std::min(model_.max_positions(), model_.max_rows());

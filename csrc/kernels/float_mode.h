@@ -1,5 +1,5 @@
-// The floating-point mode of the core: round to nearest, no traps, subnormal numbers count as zero
-// (AMX allows nothing else). The caller's own mode has no influence.
+// The core rounds to nearest, never traps, and treats subnormal numbers as zero, because AMX has no
+// other mode. The caller's own floating-point mode has no influence.
 #pragma once
 
 #include <cstdint>

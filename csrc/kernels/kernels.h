@@ -8,28 +8,28 @@
 
 namespace specqd {
 
-struct PickKernels;  // pick_kernels.h
+struct SamplingKernels;  // sampling_kernels.h
 
 constexpr int kPanel = 16;  // outputs per panel
 constexpr int kBlock = 32;  // inputs per MXFP4 scale, and per step of the exact sum
 constexpr int kTileWeights = kPanel * kBlock;
 constexpr int kTileCodes = kTileWeights / 2;
-constexpr int kPatchPadding = 16;  // kernels read, and ignore, this many behind the last patch
+constexpr int kPatchPadding = 16;  // entries after the last patch, which kernels read and ignore
 constexpr int kNoPatch = -1;
 
-// The meaning of a scale byte: the fp32 with the bits (byte << shift) + base. E8M0 is {23, 0}; E5M3
-// has the shift 20 and a base that is chosen for each matrix, a multiple of 2^20.
+// How a scale byte is decoded: it stands for the fp32 with the bits (byte << shift) + base. E8M0 is
+// {23, 0}. E5M3 has the shift 20 and a base that is chosen per matrix, a multiple of 2^20.
 struct ScaleCode {
   uint32_t shift = 23, base = 0;
-  // In E8M3, like kLeastScale: the scale of the byte 0, and the step from one byte to the next.
+  // The scale of byte 0, and the step from one byte to the next, in units of E8M3 (kLeastScale).
   int first() const { return static_cast<int>(base >> 20); }
   int step() const { return 1 << (shift - 20); }
 };
 
-// A weight matrix [N, K] as ceil(N/16) panels of ceil(K/32) tiles; docs/kernels.md draws the tile.
-// The exact precision needs one of: `plain`; codes, scales, residuals and patches; or codes and
-// scales alone if the weights are MXFP4. The fp4 precision needs codes and scales. Padding holds
-// zeros or finite values; padded inputs must be zero.
+// A weight matrix [N, K], stored as ceil(N/16) panels of ceil(K/32) tiles; docs/kernels.md draws a
+// tile. The exact precision reads `plain`; or codes, scales, residuals and patches; or, if the
+// weights are MXFP4, only codes and scales. The fp4 precision reads codes and scales. Padding
+// weights are finite, and the inputs that they multiply must be zero.
 struct PackedMatrix {
   int64_t panels = 0;
   int64_t tiles = 0;                       // per panel
@@ -37,21 +37,20 @@ struct PackedMatrix {
   const uint8_t* scales = nullptr;         // [panels][tiles][16]
   const uint8_t* residuals = nullptr;      // [panels][tiles][512]
   const uint32_t* patch_starts = nullptr;  // [panels * tiles + 1] into patches
-  const uint16_t* patches = nullptr;       // and kPatchPadding more; docs/kernels.md
+  const uint16_t* patches = nullptr;       // followed by kPatchPadding entries; docs/kernels.md
   const uint16_t* plain = nullptr;         // [panels][tiles][512] BF16, if nesting would be larger
   ScaleCode scale;
 };
 
-// Prepared rows: inputs in the format that one precision multiplies. Each instruction set defines
-// its own layout.
+// Inputs in the format that one precision multiplies. Each instruction set defines its own layout.
 struct PreparedRows {
   const uint8_t* data = nullptr;
   size_t stride = 0;  // bytes, a multiple of 64
   int64_t count = 0;
 };
 
-// Panels of plain tiles. `next` points to equally many panels that the next call multiplies, so
-// that this call can prefetch them; or null.
+// Panels of plain BF16 tiles. `next` points to the same number of panels that the next call will
+// multiply, so that this call can prefetch them; it may be null.
 struct PlainPanels {
   const uint16_t* data = nullptr;
   int64_t panels = 0;
@@ -63,20 +62,20 @@ struct PlainPanels {
 // The format of the draft weights; formats/fp4.py describes them.
 enum class DraftFormat : int { kMxfp4Floor = 0, kMxfp4 = 1, kFp4 = 2 };
 
-// Scales in units of E8M3 (BF16 bits >> 4) in nested planes. Between these, the bits of no code and
-// residual leave those of a finite BF16 number.
+// The range of scales in nested planes, in units of E8M3 (BF16 bits >> 4). Within it, every code
+// and residual decodes to a finite BF16 number.
 constexpr int kLeastScale = 4 << 3, kMostScale = 250 << 3;
-// The largest scale that kFp4 tries lies this far below the largest magnitude of a block.
+// The largest scale that kFp4 tries is this far below the largest magnitude of the block.
 constexpr int kLeastBelowLargest = 14;
 
-// The choice of a tile's scales.
+// How encode_tile() chooses the scales of a tile.
 struct TileScales {
   DraftFormat format;
   ScaleCode code;
-  const float* importance;  // [32] of the tile's inputs, > 0: weights of their squared errors
+  const float* importance;  // [32], > 0: factors on the squared errors of the tile's inputs
 };
 
-// Output of encode_tile. docs/kernels.md gives the positions within a tile.
+// The output of encode_tile(). docs/kernels.md gives the positions within a tile.
 struct TileOut {
   uint8_t* codes;      // [256]
   uint8_t* scales;     // [16]
@@ -84,17 +83,18 @@ struct TileOut {
   uint16_t* patches;   // room for 512
 };
 
-// Rounding with error feedback: inputs are rounded in order, and what they lack is added to later
-// ones of their group (weights/error_feedback.h).
+// Rounding with error feedback (weights/error_feedback.h). Weights are rounded in the order of
+// their inputs, and later weights of the same group make up for the error of each.
 struct TileFeedback {
   const float* factors;  // [32][stride], from the tile's first input on
   int64_t stride;
-  int64_t inputs;  // from the tile's first to the last of its group, a multiple of 32
-  float* pending;  // [inputs][16]: what is added to the weights of these inputs
+  int64_t inputs;  // from the tile's first one to the end of its group, a multiple of 32
+  float* pending;  // [inputs][16] corrections, which are added to the weights of these inputs
 };
 
-// One head of a gated delta rule: a chunk of 32 positions, and the state at its beginning. A row
-// reads the state and the rows before it, so its bits do not depend on the rows beside it.
+// One attention head of the gated delta rule: a chunk of 32 positions, and the state before them. A
+// row reads the state and the earlier rows of the chunk, so its bits do not depend on which rows
+// are computed together with it.
 constexpr int kDeltaChunk = 32;
 struct DeltaChunk {
   int64_t key_dim, value_dim;  // even; a multiple of 16
@@ -103,7 +103,7 @@ struct DeltaChunk {
   const float* decays;         // [32]
   float* updates;              // [32][value_dim]
 };
-// Rows [at, at + count) of a chunk, whose keys and decays hold their own already.
+// Rows [at, at + count) of a chunk. The chunk's keys and decays already include those of the rows.
 constexpr int kDeltaRows = 8;
 struct DeltaRows {
   int64_t at, count;    // at most kDeltaRows
@@ -113,13 +113,12 @@ struct DeltaRows {
   float* out;           // [count][value_dim]
 };
 
-// A causal convolution of each channel: the BF16 rows of positions, the oldest first, and their
-// BF16 weights, [taps][stride].
+// A causal convolution of each channel, over `width` positions.
 struct ShortConv {
-  const uint16_t* const* rows;
-  const uint16_t* weights;
-  int64_t stride, taps;
-  bool has_silu;  // of the sum
+  const uint16_t* const* rows;  // [width] BF16 rows of the positions, the oldest first
+  const uint16_t* weights;      // [width][stride] BF16
+  int64_t stride, width;
+  bool has_silu;  // whether SiLU is applied to the sum
 };
 
 struct Kernels {
@@ -127,23 +126,25 @@ struct Kernels {
 
   // Matrix products.
 
-  // Converts fp32 inputs x[0..inputs) to one prepared row: rounded to BF16 (exact), or to int8 with
-  // one scale per block (draft). Writes the whole row, with zeros up to the padded length.
+  // Bytes of a prepared row for a matrix of `tiles` tiles per panel.
   size_t (*exact_row_bytes)(int64_t tiles);
   size_t (*draft_row_bytes)(int64_t tiles);
+  // Converts fp32 inputs x[0, inputs) to one prepared row: the exact precision rounds them to BF16,
+  // the fp4 precision to int8 with one scale per block. Inputs from `inputs` to 32 * tiles are
+  // zero.
   void (*prepare_exact)(const float* x, int64_t inputs, int64_t tiles, uint8_t* row);
   void (*prepare_draft)(const float* x, int64_t inputs, int64_t tiles, uint8_t* row);
 
-  // out[m * out_stride + 16 * (p - first) + n] = sum_k x[m][k] * w[16 * p + n][k] for panels
-  // first <= p < last, every row m. The order of each sum: docs/exactness.md.
+  // out[m * out_stride + 16 * (p - first) + n] = sum_k x[m][k] * w[16 * p + n][k] for all rows m
+  // and panels first <= p < last. docs/exactness.md gives the order of each sum.
   void (*exact_product)(const PackedMatrix& w, int64_t first, int64_t last, const PreparedRows& x,
                         float* out, int64_t out_stride);
   void (*draft_product)(const PackedMatrix& w, int64_t first, int64_t last, const PreparedRows& x,
                         float* out, int64_t out_stride);
 
-  // The same exact sums over plain panels, added to the values in out: panel p's are
-  // out[m * out_stride + 16 * p + n]. x.data points at the prepared input of the first tile's
-  // first k. Attention uses this product.
+  // Adds the same exact sums over plain panels to `out`; those of panel p are at
+  // out[m * out_stride + 16 * p + n]. x.data points to the prepared inputs of the first tile.
+  // Attention uses this product.
   void (*accumulate_plain)(const PlainPanels& w, const PreparedRows& x, float* out,
                            int64_t out_stride);
   // Bytes per block of 32 inputs in a prepared exact row.
@@ -151,18 +152,19 @@ struct Kernels {
 
   // Packing.
 
-  // sums[i * sums_stride + j] += x[row * stride + i] * x[row * stride + j] for each row in order,
-  // i <= j < count; others with i, j < count hold anything. count is a multiple of 32.
+  // sums[i * sums_stride + j] += x[row * stride + i] * x[row * stride + j] for each row in order
+  // and i <= j < count. Entries with j < i < count are unspecified. `count` is a multiple of 32.
   void (*add_products)(const float* x, int64_t rows, int64_t stride, int64_t count, float* sums,
                        int64_t sums_stride);
-  // Encodes one tile of BF16 bits in tile order into nested planes; returns the number of patches
-  // written, or kNoPatch if a weight of 2 or more in magnitude would be one.
-  // `feedback` may be null: each weight is rounded to the nearest value.
+  // Encodes one tile of BF16 bits, given in tile order, into nested planes. Returns the number of
+  // patches written, or kNoPatch if a weight of magnitude 2 or more would need a patch. If
+  // `feedback` is null, each weight is rounded to the nearest value.
   int (*encode_tile)(const uint16_t* tile, const TileScales& scales, const TileFeedback* feedback,
                      const TileOut& out);
+  // Decodes a tile, numbered through all panels, to BF16 bits [512] in tile order.
   void (*decode_tile)(const PackedMatrix& w, int64_t tile, uint16_t* out);
 
-  // Elementwise operations, in the fixed order of sixteen lanes.
+  // Elementwise operations. Sums over a row have the fixed order of sixteen lanes.
 
   // out = x / rms(x) * (offset + weight); `out` may be x.
   void (*rms_norm)(const float* x, const uint16_t* weight, int64_t n, float epsilon, float offset,
@@ -176,12 +178,12 @@ struct Kernels {
   void (*silu_times)(const float* gate, const float* up, int64_t n, float* out);
   void (*gelu_times)(const float* gate, const float* up, int64_t n, float* out);
   void (*gelu_tanh_times)(const float* gate, const float* up, int64_t n, float* out);
-  // out = f(gate) * (up + 1), with inputs clamped to 7.
+  // out = gate * sigmoid(1.702 gate) * (up + 1), where gate is at most 7 and up within [-7, 7].
   void (*clamped_swiglu)(const float* gate, const float* up, int64_t n, float* out);
   void (*soft_cap)(float* x, int64_t n, float factor, float cap);  // x = cap tanh(factor x / cap)
   // out[p] = the largest of x[16 p] to x[16 p + 15].
   void (*panel_maxima)(const float* x, int64_t panels, float* out);
-  // Rotates pairs (x[i], x[i + half]) by the angle whose cosine and sine are given, [half].
+  // Rotates each pair (x[i], x[i + half]) by the angle with the cosine[i] and sine[i], i < half.
   void (*rotate)(float* x, const float* cosine, const float* sine, int64_t half);
   void (*round_bf16)(const float* x, int64_t n, uint16_t* out);
   // Like round_bf16, but NaN becomes zero and infinities become the largest finite value.
@@ -189,14 +191,16 @@ struct Kernels {
 
   // Attention.
 
-  // Scores of one row over positions [0, n) of a chunk, of which [begin, end) are visible:
-  // replaces them by exp(scale * score - maximum), zero where not visible, and returns the maximum
-  // and the sum. n is a multiple of 32; an empty row gives maximum -inf and sum 0.
+  // Takes the scores of one row for positions [0, n) of a chunk, of which [begin, end) are visible.
+  // Replaces each by exp(scale * score - maximum), or by zero where it is not visible, and returns
+  // the maximum of the scaled scores and the sum of the results. n is a multiple of 32. If no
+  // position is visible, the maximum is -infinity and the sum 0.
   struct SoftmaxPart {
     float maximum, sum;
   };
   SoftmaxPart (*softmax_part)(float* scores, int64_t n, int64_t begin, int64_t end, float scale);
-  // Merges a later chunk's part (values [n], maximum and sum) into the running one.
+  // Merges the part of a later chunk (its values [n], maximum and sum) into the running part, as in
+  // online softmax.
   void (*merge_part)(float* values, SoftmaxPart* running, const float* part_values,
                      SoftmaxPart part, int64_t n);
   void (*scale)(float* x, float factor, int64_t n);              // x *= factor
@@ -206,18 +210,19 @@ struct Kernels {
 
   // out[c] = sum_j weights[j * stride + c] * rows[j][c], j ascending, for c < n.
   void (*short_conv)(const ShortConv& conv, int64_t n, float* out);
-  // Computes the rows' outputs and their updates of the state, each from those of the rows before.
+  // Computes the outputs of the rows and their updates of the state; each row reads the updates of
+  // all rows before it.
   void (*delta_rows)(const DeltaChunk& chunk, const DeltaRows& rows);
-  // The state after the chunk; `next` may be its state.
+  // Writes the state after the chunk to `next`, which may be the chunk's own state.
   void (*delta_advance)(const DeltaChunk& chunk, float* next);
 
-  const PickKernels* pick;
+  const SamplingKernels* sampling;
 
   // Measurements.
 
-  uint64_t (*read_bytes)(const void* data, size_t bytes);  // streams over all bytes
-  // Does rounds * 8192 multiplications and additions like an exact product, all in registers: the
-  // peak speed of products of many rows. rounds % 4 == 0.
+  uint64_t (*read_bytes)(const void* data, size_t bytes);  // reads all bytes; returns a checksum
+  // Performs rounds * 8192 multiply-adds of an exact product in registers alone, to measure the
+  // peak speed of products of many rows. `rounds` is a multiple of 4.
   void (*multiply_registers)(int64_t rounds);
 };
 
@@ -226,10 +231,10 @@ const Kernels* portable_kernels();
 const Kernels* avx2_kernels();
 const Kernels* avx2vnni_kernels();
 const Kernels* avx512_kernels();
-// `has_half_vectors`: the core splits 512-bit vectors in two. It changes the speed, not the bits.
+// `has_half_vectors`: the CPU needs two cycles per 512-bit vector. It affects only the speed.
 const Kernels* avx512bf16_kernels(bool has_half_vectors);
-// Whether avx512bf16_kernels() may be used on this machine. Call it in the core's floating-point
-// mode.
+// Whether this machine's vdpbf16ps rounds like two fused multiply-adds. If it does not, do not use
+// avx512bf16_kernels(). Call this function under FlushSubnormals.
 bool avx512bf16_rounds_as_fused();
 const Kernels* amx_kernels();
 // AMX code on emulated tiles, for tests on any machine with AVX-512.

@@ -1,6 +1,6 @@
-// Elementary functions with the same bits on every machine: only IEEE double +, -, *, / and integer
-// operations, in one fixed order, no libm. Errors are a few ulp of double, so nearly every result
-// rounds to the same fp32 as the exact value. For finite arguments only.
+// Elementary functions that give the same bits on every machine. They use only IEEE double +, -, *,
+// / and integer operations, in one fixed order, and never libm. Errors are a few ulp of double, so
+// nearly every result rounds to the same fp32 as the exact value. Arguments must be finite.
 //
 // The compiler must neither contract nor reorder (-ffp-contract=off).
 #pragma once
@@ -53,7 +53,7 @@ constexpr double polynomial(double x, const double (&coefficients)[N]) {
 
 // The largest integer <= x and the smallest >= x.
 constexpr double floor(double x) {
-  if (!(x > -0x1p62 && x < 0x1p62)) return x;  // is an integer, infinite or NaN
+  if (!(x > -0x1p62 && x < 0x1p62)) return x;  // x is an integer, infinite or NaN
   const double whole = static_cast<double>(static_cast<int64_t>(x));
   return whole > x ? whole - 1.0 : whole;
 }
@@ -68,7 +68,7 @@ constexpr double power_of_two(int n) {
 inline constexpr double kLn2Hi = 0x1.62e42fee00000p-1;
 inline constexpr double kLn2Lo = 0x1.a39ef35793c76p-33;
 
-// The natural logarithm of a normal x > 0, to about 2^-59 |log(m)| where x = 2^e m.
+// The natural logarithm of a normal x > 0, with an error of about 2^-59 |log(m)|, where x = 2^e m.
 //   log(m) = 2 atanh(f) = 2 f + 2 f (f^2/3 + f^4/5 + ...),   f = (m - 1) / (m + 1), |f| < 0.172
 // Only the leading 2 f needs the extra precision: the rest is below 1 % of it.
 constexpr Extended log_extended(double x) {
@@ -96,7 +96,8 @@ constexpr Extended log_extended(double x) {
 
 constexpr double log(double x) { return log_extended(x).hi; }
 
-// e^(x.hi + x.lo): 0 below the normal range, infinity above the finite one.
+// e^(x.hi + x.lo); 0 if the result is below the normal range, infinity if it is above the finite
+// one.
 //   e^x = 2^k e^r,   |r| <= ln(2) / 2,   e^r = 1 + r + r^2/2! + ... + r^14/14!
 constexpr double exp_extended(Extended x) {
   if (x.hi > 709.7) return std::bit_cast<double>(0x7ff0000000000000ull);
@@ -132,7 +133,8 @@ struct SinCos {
   double cos;
 };
 
-// Sine and cosine of r, |r.hi| <= pi/4 and |r.lo| <= ulp(r.hi): Taylor, error below 2^-60 of it.
+// Sine and cosine of r for |r.hi| <= pi/4 and |r.lo| <= ulp(r.hi), by Taylor series with a relative
+// error below 2^-60.
 constexpr SinCos sincos_reduced(Extended r) {
   constexpr double kSin[] = {
       -1.0 / 6,        1.0 / 120,        -1.0 / 5040,          1.0 / 362880,

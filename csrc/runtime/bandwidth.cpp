@@ -7,7 +7,7 @@
 namespace specqd {
 namespace {
 
-// Seconds of a run of work(thread) on all threads.
+// Runs work(thread) on all threads; returns the seconds that it takes.
 template <class F>
 double measure_seconds(Pool& pool, const F& work) {
   using Clock = std::chrono::steady_clock;

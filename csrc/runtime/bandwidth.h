@@ -1,5 +1,5 @@
-// Measures how fast this machine reads memory and multiplies: the limits of decoding and of
-// prefill.
+// Measures how fast this machine reads memory and multiplies. These speeds are the limits of
+// decoding and of prefill.
 #pragma once
 
 #include <cstddef>
@@ -11,11 +11,11 @@
 
 namespace specqd {
 
-// Memory that all threads of a pool read, each an equal share. Outlived by the pool.
+// Memory that all threads of a pool read, an equal part each. The pool must outlive it.
 class PlainReads {
  public:
   PlainReads(Pool& pool, const Kernels& kernels, size_t bytes);
-  double read_seconds();
+  double read_seconds();  // reads all bytes once
 
  private:
   Pool& pool_;
@@ -24,8 +24,8 @@ class PlainReads {
   Memory memory_;
 };
 
-// Seconds of each of `repeats` runs in which every thread of the pool computes kPeakProducts exact
-// products.
+// Returns the seconds of each of `repeats` runs in which every thread of the pool computes
+// kPeakProducts multiply-adds of an exact product.
 constexpr int64_t kPeakRounds = 4096;
 constexpr int64_t kPeakProducts = kPeakRounds * kPanel * kTileWeights;
 std::vector<double> measure_product_seconds(Pool& pool, const Kernels& kernels, int repeats);

@@ -17,7 +17,8 @@
 namespace specqd {
 namespace {
 
-// This process's cgroup directories of v2 and of the v1 controller, each innermost first.
+// The directories of this process's cgroups, of version 2 and of the version 1 controller. In each
+// hierarchy the innermost comes first.
 std::vector<std::string> cgroup_directories(const std::string& controller) {
   std::vector<std::string> directories;
   std::ifstream file("/proc/self/cgroup");
@@ -61,7 +62,7 @@ bool parse_bytes(const std::string& text, int64_t* bytes) {
   return static_cast<bool>(in >> *bytes);
 }
 
-// The number beside `name` in a cgroup's memory.stat; 0 if there is none.
+// The value of `name` in a cgroup's memory.stat; 0 if there is none.
 int64_t memory_stat(const std::string& directory, const std::string& name) {
   std::ifstream file(directory + "/memory.stat");
   int64_t bytes = 0;
@@ -94,7 +95,7 @@ struct Amx {
   bool in_cpu = false;
 };
 
-// Linux allows a process to use the tile registers only on request.
+// Linux lets a process use the tile registers only after it has asked for permission.
 Amx request_amx() {
   constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;
   constexpr unsigned kAll = kBf16 | kTile | kInt8;
@@ -103,11 +104,11 @@ Amx request_amx() {
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0) return {true, "", true};
   return {false,
-          "the CPU has AMX but the system refused its tile registers (old kernel, or a thread with "
-          "a small alternate signal stack)",
+          "the CPU has AMX but the system refused to enable its tile registers (the kernel is old, "
+          "or a thread has a small alternate signal stack)",
           true};
 #else
-  return {false, "the CPU has AMX but this system offers no way to request it", true};
+  return {false, "the CPU has AMX but this system has no way to request it", true};
 #endif
 }
 
@@ -152,7 +153,7 @@ std::vector<const Kernels*> available_kernels() {
 #if defined(__x86_64__)
   if (has_avx512() && amx().usable) all.push_back(amx_kernels());
   if (has_avx512()) all.push_back(avx512_kernels());
-  // CPUs with AMX have a slow vdpbf16ps.
+  // On CPUs with AMX, vdpbf16ps is slow.
   if (has_avx512_bf16())
     all.insert(amx().in_cpu ? all.end() : all.begin(), avx512bf16_kernels(has_half_vectors()));
   if (has_avx_vnni()) all.push_back(avx2vnni_kernels());

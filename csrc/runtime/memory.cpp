@@ -21,13 +21,13 @@ namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
 
-// A part of a block is one to three mappings, and the system allows 65,530 a process by default. A
-// model of many small experts has more parts than that.
+// Each part of a block needs one to three mappings, and the system allows 65,530 mappings per
+// process by default. A model with many small experts has more parts than that.
 constexpr int64_t kMostParts = 16'000;
 std::atomic<int64_t> parts_in_use{0};
 
-// Linux's mbind with the policy "preferred": unlike "bind", a full node does not end the process.
-// Automatic balancing leaves pages with such a policy alone.
+// Calls Linux's mbind with the policy "preferred". Unlike with "bind", the process survives if the
+// node is full. Automatic NUMA balancing does not move pages that have such a policy.
 bool prefer(int node, void* data, size_t bytes) {
 #if defined(__linux__)
   constexpr int kPreferred = 1;
@@ -77,7 +77,7 @@ void Memory::put_on(int node, size_t first, size_t last) {
   const size_t begin = first / page * page;
   const size_t end = last == size_ ? (last + page - 1) / page * page : last / page * page;
   if (begin >= end) return;
-  if (parts_in_use.fetch_add(1) >= kMostParts) {  // small pages; equal neighbours are one mapping
+  if (parts_in_use.fetch_add(1) >= kMostParts) {  // blocks of small pages share a mapping
     --parts_in_use;
     return refuse_huge_pages(data_, size_);
   }
@@ -85,7 +85,8 @@ void Memory::put_on(int node, size_t first, size_t last) {
   if (prefer(node, data_ + begin, end - begin)) return;
   for (const size_t edge : {begin, end}) {
     const size_t huge = edge / kHugePage * kHugePage;
-    // A small block may share a huge page with its neighbours, where the system makes them unasked.
+    // A small block may share a huge page with its neighbours if the system uses huge pages for all
+    // memory.
     if (huge < size_ && (edge > huge || size_ < kHugePage))
       refuse_huge_pages(data_ + huge, std::min(kHugePage, size_ - huge));
   }

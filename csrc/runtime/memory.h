@@ -7,9 +7,10 @@
 
 namespace specqd {
 
-// Zeroed anonymous memory. From 2 MB on it is aligned to 2 MB and uses huge pages. Untouched pages
-// cost nothing. Without put_on(), a page lies on the node of the thread that touches it first, and
-// the kernel's automatic balancing may move it later. Throws std::bad_alloc.
+// Zeroed anonymous memory. Blocks of 2 MB or more are aligned to 2 MB and use huge pages. Pages
+// that were never touched take no memory. Without put_on(), a page is on the NUMA node of the
+// thread that touches it first, and the system's automatic balancing may move it later. Throws
+// std::bad_alloc.
 class Memory {
  public:
   Memory() = default;
@@ -19,11 +20,12 @@ class Memory {
   Memory& operator=(Memory&& other) noexcept;
   uint8_t* data() const { return data_; }
   size_t size() const { return size_; }
-  // Puts the pages of a part, which nobody has touched, on a node, where they stay. A full node's
-  // pages go to others. Where the system refuses, or the process has too many parts, the pages are
-  // for the first toucher, and none of them is a huge page that reaches into another part.
+  // Puts the pages of bytes [first, last), which must be untouched, on a NUMA node and keeps them
+  // there; if the node is full, on other nodes. If the system refuses, or the process has too many
+  // parts, each page is put on the node of the thread that touches it first, and no huge page
+  // reaches from this part into another.
   void put_on(int node, size_t first, size_t last);
-  void keep_first(size_t bytes);  // returns the rest to the system
+  void keep_first(size_t bytes);  // returns all pages after these bytes to the system
 
  private:
   uint8_t* data_ = nullptr;
@@ -33,7 +35,7 @@ class Memory {
   int64_t parts_ = 0;  // mappings beyond the first
 };
 
-// Whether this process may put pages on a node; containers forbid it by default.
+// Whether the system lets this process put pages on a node; containers forbid it by default.
 bool may_put_on(int node);
 
 // Returns the heap's free pages to the system, if the C library can.

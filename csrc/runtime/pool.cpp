@@ -18,7 +18,8 @@
 
 namespace specqd {
 
-// All pools of the process: a fork copies none of their threads.
+// All pools of the process. A fork copies none of their threads, so the new process must forget
+// them.
 class Pools {
  public:
   static Pools& all() {
@@ -65,12 +66,14 @@ int current_cpu() {
 #endif
 }
 
-// Threads spin for about 100 microseconds, longer than the work between two barriers, then park.
+// A waiting thread spins for about 100 microseconds, which is longer than the work between two
+// barriers, and then sleeps.
 constexpr int kSpins = 2000;
 constexpr int kSpinsPerCheck = 32;
 
 // notify_all() first reads whether a thread waits. The awaited value must be stored before that
-// read, which release order does not guarantee: a thread that parked in between was never woken.
+// read, and release order does not guarantee this: a thread that went to sleep in between would
+// never be woken.
 constexpr auto kBeforeWaking = std::memory_order_seq_cst;
 
 int count_threads(const Placement& placement) {
@@ -84,7 +87,7 @@ int count_threads(const Placement& placement) {
 }
 
 #if defined(__linux__)
-// Binds the calling thread to CPUs; returns whether the system did so.
+// Binds the calling thread to CPUs; returns whether the system allowed it.
 bool bind_to(const std::set<int>& cpus) {
   cpu_set_t mask;
   CPU_ZERO(&mask);
@@ -93,7 +96,7 @@ bool bind_to(const std::set<int>& cpus) {
   return sched_setaffinity(0, sizeof(mask), &mask) == 0;
 }
 
-// Keeps the calling thread's affinity mask, and puts it back.
+// Saves the calling thread's affinity mask and restores it at the end.
 class KeepAffinity {
  public:
   KeepAffinity() : is_known_(sched_getaffinity(0, sizeof(mask_), &mask_) == 0) {}
@@ -112,13 +115,14 @@ bool bind_to(const std::set<int>&) { return false; }
 struct KeepAffinity {};
 #endif
 
-// Ends the body of a thread because that of another one has thrown.
+// Thrown at a barrier to end a thread's body, because the body of another thread has thrown.
 struct OtherFailed {};
 
 }  // namespace
 
-// On a busy machine the system may run two of the pool's threads on one core. Then a spinning
-// thread holds back the thread that it waits for.
+// Whether another thread of the pool last waited on this thread's CPU. On a busy machine, the
+// system may run two threads on one CPU, and then a spinning thread holds up the one that it waits
+// for.
 bool Pool::shares_core(int thread) {
   const int cpu = current_cpu();
   places_[static_cast<size_t>(thread)].cpu.store(cpu, std::memory_order_relaxed);
@@ -196,8 +200,8 @@ void Team::barrier() {
   stage(nullptr);
 }
 
-// Waits for all threads. At the barrier, returns false where one of them has thrown: it sets
-// has_failed_ first and then changes the phase, so each thread sees one of the two.
+// Waits for all threads. At the barrier, returns false if one of them has thrown: that thread sets
+// has_failed_ first and then changes the phase, so every other thread sees one of the two.
 bool Pool::meet(Meeting& meeting, int thread) {
   const bool is_barrier = &meeting == &barrier_;
   const uint32_t phase = meeting.phase.load(std::memory_order_acquire);
@@ -255,7 +259,7 @@ void Pool::start() {
   } catch (const std::system_error& error) {
     const size_t started = workers_->size() + 1;
     stop();
-    throw TooManyThreads("--threads " + std::to_string(threads_) + ": the system allows " +
+    throw TooManyThreads(std::to_string(threads_) + " threads: the system allows " +
                          std::to_string(started) + " (" + error.code().message() +
                          "); use fewer threads, or raise its limits");
   } catch (...) {
@@ -272,8 +276,8 @@ void Pool::stop() {
   workers_.reset();
 }
 
-// In a forked process, which has none of the threads: neither the workers, whose handles can be
-// neither joined nor detached, nor one that was in run().
+// Called in a forked process, which has none of the other threads. The workers' handles can be
+// neither joined nor detached, and a thread that was in run() will never unlock the mutex.
 void Pool::forget_workers() {
   workers_.release();
   new (&running_) std::mutex;

@@ -1,5 +1,5 @@
 // The threads of the core. A run executes one function on every thread (single program, multiple
-// data). Inside it, threads share work by claiming ranges and wait for each other at barriers.
+// data). Within a run, threads divide work by claiming ranges and wait for each other at barriers.
 #pragma once
 
 #include <algorithm>
@@ -20,18 +20,18 @@ namespace specqd {
 
 class Pool;
 
-// The threads of a pool on one NUMA node, and the CPUs that they are bound to; none: all.
+// The threads of a pool on one NUMA node.
 struct NodeThreads {
   int node = 0;  // its id
   int threads = 0;
-  std::set<int> cpus = {};
+  std::set<int> cpus = {};  // CPUs that the threads are bound to; empty: they are not bound
 };
 
-// The use of NUMA nodes by a pool. Weights are divided among them by panels, or each has all.
+// How a pool uses NUMA nodes.
 struct Placement {
   std::vector<NodeThreads> nodes;
-  bool replicates = false;
-  bool copies_mapped = false;  // weights of packed files are copied to the nodes too
+  bool replicates = false;     // each node has a copy of all weights; else panels are divided
+  bool copies_mapped = false;  // also copy the weights of mapped packed files to the nodes
 };
 
 // One thread's view of a run.
@@ -42,20 +42,22 @@ class Team {
   int threads() const;
   int node() const { return node_; }  // index into the placement's nodes
   int nodes() const;
-  int64_t bound(int node, int64_t panels) const;  // as the pool's
-  // The share of `items` before a node, by threads, and whether it is a whole number.
+  int64_t bound(int node, int64_t panels) const;  // see Pool::bound()
+  // Divides `items` among nodes in proportion to their threads: returns how many come before a
+  // node's, rounded down.
   int64_t part(int node, int64_t items) const;
+  // Whether part() is exact, not rounded.
   bool is_even(int node, int64_t items) const;
 
-  // Names what the thread does from here to the next barrier or stage, for a trace.
+  // Names what the thread does from now until the next barrier or stage, for traces.
   void stage(const char* name);
 
-  // Waits for all threads. Everything that they wrote before is visible afterwards. Throws, to end
-  // the body, where another thread's body has thrown.
+  // Waits for all threads. Everything that they wrote before it is visible after it. If another
+  // thread's body has thrown, this throws too, to end the body.
   void barrier();
 
-  // Calls body(first, last) for disjoint ranges of [0, count) of `grain` items, each on the next
-  // free thread; ends with a barrier.
+  // Calls body(first, last) for disjoint ranges of at most `grain` items that cover [0, count).
+  // Free threads take the next range. Ends with a barrier.
   template <class Body>
   void share(int64_t count, int64_t grain, const Body& body) {
     for (int64_t first; (first = claim(grain)) < count;)
@@ -63,16 +65,16 @@ class Team {
     barrier();
   }
 
-  // The same for items that lie on nodes: those of node n are [bound(n), bound(n + 1)). A thread
-  // claims items of its own node first. Then it helps the others, with their last twentieth only
-  // (all, where each node has a copy).
+  // The same for items that belong to nodes: those of node n are [bound(n), bound(n + 1)). A thread
+  // claims items of its own node first. Then it helps other nodes, but only with the last twentieth
+  // of their items, unless each node has a copy of all weights.
   template <class Bound, class Body>
   void share_by_node(int64_t count, int64_t grain, const Bound& bound, const Body& body) {
     if (nodes() == 1) return share(count, grain, body);
     claim_by_node(grain, bound, replicates() ? 1 : kStealable, body);
     barrier();
   }
-  // The same, where a thread leaves other nodes' items alone: they are being placed.
+  // The same for items that are being placed on nodes: a thread claims only items of its own node.
   template <class Bound, class Body>
   void share_in_place(int64_t count, int64_t grain, const Bound& bound, const Body& body) {
     if (nodes() == 1) return share(count, grain, body);
@@ -80,7 +82,7 @@ class Team {
     barrier();
   }
 
-  // Counts the bytes of panels [first, last) of `panels` as read by this thread, by their node.
+  // Counts, for Pool::tally(), that this thread has read panels [first, last) of `panels`.
   void tally(int64_t panels, int64_t first, int64_t last, size_t panel_bytes);
 
  private:
@@ -104,12 +106,12 @@ class Team {
   int thread_, node_;
 };
 
-// The first panel of each node, for the claims of a team.
+// The bounds of the nodes' panels, for share_by_node() and share_in_place().
 inline auto panels_of(const Team& team, int64_t panels) {
   return [&team, panels](int node) { return team.bound(node, panels); };
 }
 
-// The system did not start as many threads as were asked for.
+// The system did not start as many threads as requested.
 struct TooManyThreads : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -118,8 +120,8 @@ class Pool {
  public:
   // Starts threads - 1 workers; the caller of run() is thread 0. Throws TooManyThreads.
   explicit Pool(int threads) : Pool(Placement{{{.threads = threads}}}) {}
-  // Throws std::invalid_argument for a node without threads. The caller of run() is bound to the
-  // first node during the run.
+  // Throws std::invalid_argument if a node has no threads. During a run, its caller is bound to the
+  // CPUs of the first node.
   explicit Pool(Placement placement);
   ~Pool();
   Pool(const Pool&) = delete;
@@ -128,17 +130,18 @@ class Pool {
   int threads() const { return threads_; }
   const Placement& placement() const { return placement_; }
   int nodes() const { return static_cast<int>(placement_.nodes.size()); }
-  // The first of `panels` panels that lies on a node; even, since gates and ups come in pairs.
+  // Index of a node's first panel, of `panels`. It is even, because panels of gates and ups come in
+  // pairs.
   int64_t bound(int node, int64_t panels) const;
-  // Threads that the system did not bind to their node's CPUs, the last time that it was asked.
+  // The number of threads that the system did not bind to their node's CPUs when last asked.
   int unbound() const;
 
-  // Bytes of panels that the threads of a node read since reset_tally(), [node][panels' node].
-  // Counted only where there are several nodes.
+  // Bytes of panels that the threads of each node have read since reset_tally(),
+  // [threads' node][panels' node]. They are counted only if there are several nodes.
   std::vector<std::vector<uint64_t>> tally() const;
   void reset_tally();
 
-  // Records stages and waits of all runs from now on; stop_trace() returns them.
+  // Starts to record the stages and waits of all runs; stop_trace() ends this and returns them.
   void start_trace();
   std::vector<Trace::Span> stop_trace();
 
@@ -171,12 +174,12 @@ class Pool {
   void await_change(const std::atomic<uint32_t>& value, uint32_t old, int thread);
   bool shares_core(int thread);
 
-  // The CPU on which a thread last waited, and what it is to the nodes.
+  // Where a thread runs, and what it has read.
   struct alignas(64) Place {
-    std::atomic<int> cpu{-1};
+    std::atomic<int> cpu{-1};  // on which the thread last waited
     std::atomic<bool> is_unbound{false};
     int node = 0;
-    std::vector<uint64_t> bytes;  // read of panels, by node
+    std::vector<uint64_t> bytes;  // of panels read, by the panels' node
   };
   struct alignas(64) Claims {
     std::atomic<int64_t> count{0};
@@ -185,8 +188,8 @@ class Pool {
 
   const Placement placement_;
   const int threads_;
-  bool is_bound_ = false;               // some node names CPUs
-  std::vector<int64_t> first_threads_;  // by node, and the end
+  bool is_bound_ = false;               // whether any node lists CPUs
+  std::vector<int64_t> first_threads_;  // by node; the last entry is the number of threads
   std::mutex running_;
   Task task_ = nullptr;
   const void* context_ = nullptr;
@@ -194,10 +197,10 @@ class Pool {
   std::unique_ptr<Trace> trace_;                 // null: nothing is recorded
   std::exception_ptr error_;                     // of the first body that threw
   alignas(64) std::atomic<uint32_t> round_{0};   // number of runs; workers wait for the next
-  alignas(64) std::atomic<int64_t> claimed_{0};  // items of the shared range
-  std::vector<Claims> node_claims_;              // the same by node; empty for one node
+  alignas(64) std::atomic<int64_t> claimed_{0};  // items of the current range
+  std::vector<Claims> node_claims_;              // the same by node; empty if there is one node
   Meeting barrier_, end_;
-  std::atomic<bool> has_failed_{false};  // a body of this run has thrown
+  std::atomic<bool> has_failed_{false};  // whether a body of this run has thrown
   std::vector<Place> places_;
   std::unique_ptr<std::vector<std::thread>> workers_;  // null: not started
 };

@@ -16,9 +16,9 @@
 namespace specqd {
 namespace {
 
-constexpr int kMostIds = 1 << 16;  // of CPUs and nodes in a list: a hostile one must end
+constexpr int kMostIds = 1 << 16;  // of CPUs and nodes in a list, so that hostile lists stay short
 
-// The bytes in the line "Node N NAME: ... kB" of a node's meminfo; -1: none.
+// The bytes in the line "Node N NAME: ... kB" of a node's meminfo; -1 if there is no such line.
 int64_t meminfo(const std::string& directory, const std::string& name) {
   std::ifstream file(directory + "/meminfo");
   for (std::string line; std::getline(file, line);) {
@@ -41,7 +41,7 @@ std::map<int, int> distances_of(const std::string& directory, const std::set<int
   return distances;
 }
 
-// The usable node that is nearest to some node; the first, where the system does not tell.
+// The usable node with the least distance; the first one if the system gives no distances.
 NumaNode& nearest(std::vector<NumaNode>& nodes, const std::map<int, int>& distances) {
   const auto from = [&](const NumaNode& node) {
     const auto found = distances.find(node.id);
@@ -130,7 +130,7 @@ Topology read_topology(const Allowed& allowed, const std::string& root) {
     topology.nodes.resize(1);
     topology.nodes.front().cpus = allowed.cpus;
   } else {
-    topology.nodes.front().cpus.merge(left);  // that no node lists
+    topology.nodes.front().cpus.merge(left);  // CPUs that no node lists
     for (auto& [id, cpus] : without_memory)
       nearest(topology.nodes, distances_of(directory_of(id), online)).cpus.merge(cpus);
   }

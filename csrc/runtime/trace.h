@@ -1,4 +1,4 @@
-// Records when each thread of a pool did what: stages of work, and waits at barriers.
+// Records what each thread of a pool did and when: stages of work, and waits at barriers.
 #pragma once
 
 #include <chrono>
@@ -17,7 +17,8 @@ class Trace {
 
   explicit Trace(int threads) : lanes_(static_cast<size_t>(threads)) {}
 
-  // Ends the thread's stage and begins `stage`; null: none. Each thread calls it for itself.
+  // Ends the thread's current stage and begins `stage`, unless it is null. Each thread calls this
+  // for itself.
   void begin(int thread, const char* stage) {
     Lane& lane = lanes_[static_cast<size_t>(thread)];
     const int64_t now = std::chrono::nanoseconds(Clock::now() - start_).count();
@@ -26,7 +27,8 @@ class Trace {
     lane.begin = now;
   }
 
-  // The spans that have ended, by thread and time; not while a thread records.
+  // The spans that have ended, ordered by thread and time. Must not be called while a thread
+  // records.
   std::vector<Span> spans() const {
     std::vector<Span> all;
     for (const Lane& lane : lanes_) all.insert(all.end(), lane.spans.begin(), lane.spans.end());

@@ -7,8 +7,8 @@ namespace {
 
 constexpr double kDamping = 0.01;
 
-// Factors one group of `count` columns: `products` holds the upper triangle of H, `factors` is zero
-// and receives F.
+// Factors H of one group of `count` columns. `products` holds its upper triangle. `factors` is zero
+// before, and receives F.
 void factor(const float* products, int64_t count, float* factors) {
   std::vector<double> lower(static_cast<size_t>(count * count));
   const auto row = [&](int64_t i) { return lower.data() + i * count; };

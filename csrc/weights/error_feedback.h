@@ -1,4 +1,4 @@
-// Error feedback: later weights of a row make up for the errors of those rounded before them.
+// Error feedback: the later weights of a row make up for the rounding errors of earlier ones.
 #pragma once
 
 #include <cstdint>
@@ -10,27 +10,30 @@
 
 namespace specqd {
 
-// Inputs whose errors are made up for together: a group, a multiple of 32.
+// The inputs of a group, a multiple of 32. Errors are passed on only within a group.
 constexpr int64_t kFeedbackInputs = 256;
 
-// Factors [padded columns][kFeedbackInputs], by which the error of one input's weight is added to
-// the later weights of its group. `products` [columns][kFeedbackInputs] holds the sums of products
-// of each input with the later ones of its group; others are not read.
+// Returns the factors F [padded columns][kFeedbackInputs] by which the error of each input's weight
+// is added to the later weights of its group. `products` [columns][kFeedbackInputs] holds the sums
+// of products of each input with itself and with the later ones of its group; other entries are not
+// read.
 //
-// With the sums H, a row's errors e cost e H e^T. If H = (F + 1) D (F + 1)^T for a diagonal D and a
-// strictly upper F, that is the sum of D_k (e_k + (e F)_k)^2. So weights are rounded in order, each
-// to its value plus (e F)_k, where the errors are exact minus rounded weights. This is GPTQ (arXiv
-// 2210.17323) as QuIP (2307.13304) writes it. A hundredth of the mean square is added to each
-// square first, so that dependent inputs make no large factors.
+// Let H be the matrix of these sums. The rounding errors e of a row cost e H e^T. If H = (F + 1) D
+// (F + 1)^T for a diagonal D and a strictly upper triangular F, the cost is the sum of D_k (e_k +
+// (e F)_k)^2. Therefore weights are rounded in order, each to its value plus (e F)_k, where an
+// error is the exact weight minus the rounded one. This is GPTQ (arXiv 2210.17323) in the notation
+// of QuIP (arXiv 2307.13304). First, a hundredth of the mean square is added to each square, so
+// that inputs that depend on each other do not cause large factors.
 std::vector<float> feedback_factors(Pool& pool, std::span<const float> products, int64_t columns);
 
-// What the weights of one panel lack while its tiles are encoded.
+// The pending corrections of the weights of one panel, while its tiles are encoded.
 class ErrorFeedback {
  public:
-  // `factors` [padded columns][group]; if empty, weights are rounded to the nearest code.
+  // `factors` is [padded columns][group]. If it is empty, weights are rounded to the nearest code.
   explicit ErrorFeedback(std::span<const float> factors, int64_t group = kFeedbackInputs);
 
-  // The feedback of a tile of the panel; tiles come in order, from 0. Null without factors.
+  // Returns the feedback for encoding a tile of the panel, or null without factors. The tiles of a
+  // panel must be encoded in order, from 0.
   const TileFeedback* tile(int64_t tile);
 
  private:

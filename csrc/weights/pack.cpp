@@ -14,7 +14,7 @@ namespace {
 
 using Words = uint32_t __attribute__((vector_size(16)));  // four pairs of weights
 
-// Transposes four rows of four pairs.
+// Transposes four pairs of weights of four rows.
 inline void transpose(const uint8_t* const* rows, int64_t at, uint16_t* out) {
   Words in[4];
   for (int n = 0; n < 4; ++n) std::memcpy(&in[n], rows[n] + at, sizeof(Words));
@@ -28,7 +28,7 @@ inline void transpose(const uint8_t* const* rows, int64_t at, uint16_t* out) {
   for (int i = 0; i < 4; ++i) std::memcpy(out + i * 32, &pairs[i], sizeof(Words));
 }
 
-// Copies one tile of a panel in tile order, with zeros as padding.
+// Copies one tile of a panel into tile order; padding becomes zero.
 void gather_tile(const uint8_t* const* rows, int64_t columns, int64_t tile, uint16_t* out) {
   const int64_t first = tile * kBlock;
   if (rows[kPanel - 1] != nullptr && first + kBlock <= columns) {  // padding rows come last
@@ -51,14 +51,15 @@ bool has_not_finite(const uint16_t* bits, int64_t count) {
   return any != 0;
 }
 
-// The first position of a weight that is not finite, or -1.
+// The position of the first weight that is not finite, or -1.
 int64_t find_not_finite(const uint16_t* bits, int64_t count) {
   if (!has_not_finite(bits, count)) return -1;
   for (int64_t i = 0;; ++i)
     if ((bits[i] & kBf16Infinity) == kBf16Infinity) return i;
 }
 
-// A padding weight needs no patch, because it decodes to a finite value and its input is zero.
+// Whether a patch belongs to a real weight. A padding weight needs no patch, because it decodes to
+// a finite value and its input is zero.
 bool is_needed(uint16_t patch, int64_t tile, const uint8_t* const* rows, int64_t columns) {
   const int at = patch >> 7;
   const int n = at % 32 / 2, k = at / 32 * 2 + at % 2;
@@ -70,15 +71,15 @@ struct PanelPatches {
   std::vector<uint32_t> counts;  // by tile
 };
 
-// State that the threads of one packing share.
+// The state of one packing, which all threads use.
 struct Packing {
   const Kernels& kernels;
-  const std::vector<const uint8_t*> rows;  // packed
+  const std::vector<const uint8_t*> rows;  // source rows by packed row; null: padding
   int64_t columns, tiles;
   DraftFormat format;
   ScaleCode scale;
   const std::vector<float> importance;  // [tiles * 32]
-  const std::vector<float> factors;     // of feedback, or empty
+  const std::vector<float> factors;     // of error feedback, or empty
   uint8_t* base;
   PlaneLayout layout;
   std::vector<PanelPatches> found;
@@ -138,7 +139,7 @@ PackError find_bad_weight(const Packing& packing, std::span<const RowSource> sou
   return {};
 }
 
-// The largest magnitude's BF16 bits, of any weight.
+// The BF16 bits of the largest magnitude among all weights.
 uint16_t largest_magnitude(Pool& pool, std::span<const RowSource> sources, int64_t columns) {
   std::atomic<uint16_t> largest{0};
   for (const RowSource& source : sources)
@@ -214,7 +215,7 @@ std::shared_ptr<PackedWeight> PackedWeight::pack(Pool& pool, const Kernels& kern
   m.codes = base;
   m.scales = base + layout.scales_at();
   m.scale = packing.scale;
-  if (packing.patch_count > layout.max_patches()) {  // more than 16 bits per weight
+  if (packing.patch_count > layout.max_patches()) {  // nesting would take over 16 bits per weight
     weight->planes_.keep_first(layout.residuals_at());
     weight->exact_ = Memory(layout.plain);
     put_plane_on_nodes(pool, panels, weight->exact_, 0, layout.plain);

@@ -1,4 +1,4 @@
-// The positions of rows and planes in a packed matrix.
+// Where rows and planes are in a packed matrix.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,8 @@ namespace specqd {
 
 inline size_t align(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// The panels of the stacked sources; interleaved ones have as many each as the longest.
+// The number of panels of stacked or interleaved sources. Interleaved sources have as many panels
+// each as the longest one needs.
 inline int64_t panel_count(std::span<const int64_t> source_rows, bool interleaved) {
   int64_t stacked = 0, longest = 0;
   for (const int64_t rows : source_rows) {
@@ -53,8 +54,8 @@ struct RowMap {
   }
 };
 
-// Puts the parts of a block on the nodes of a pool; that of a node ends where the next one begins.
-// Threads that may run on all nodes have no node.
+// Puts the parts of a block on the nodes of a pool: begin(n) to begin(n + 1) on node n. Does
+// nothing if the pool's threads may run on all nodes.
 template <class Begin>
 void put_on_nodes(const Pool& pool, Memory& block, const Begin& begin) {
   if (pool.nodes() == 1 && pool.placement().nodes.front().cpus.empty()) return;
@@ -63,7 +64,8 @@ void put_on_nodes(const Pool& pool, Memory& block, const Begin& begin) {
                  begin(node + 1));
 }
 
-// Puts each panel's patches, which fill a block, on its node. first(panel): of all patches.
+// Puts the patches of each panel on the panel's node. All patches fill a block; first(panel) is the
+// index of a panel's first patch.
 template <class First>
 void put_patches_on_nodes(const Pool& pool, int64_t panels, Memory& block, const First& first) {
   put_on_nodes(pool, block, [&](int node) {
@@ -71,7 +73,7 @@ void put_patches_on_nodes(const Pool& pool, int64_t panels, Memory& block, const
   });
 }
 
-// Puts each panel of a plane, which begins at an offset of a block, on its node.
+// Puts each panel of a plane on the panel's node. The plane begins at an offset of a block.
 inline void put_plane_on_nodes(const Pool& pool, int64_t panels, Memory& block, size_t offset,
                                size_t bytes) {
   put_on_nodes(pool, block, [&](int node) {
@@ -92,7 +94,7 @@ struct PlaneLayout {
   size_t residuals_at() const { return scales_at() + align(scales); }
   size_t starts_at() const { return residuals_at() + align(residuals); }
   size_t end() const { return starts_at() + align(starts); }
-  // With more patches, plain BF16 is smaller.
+  // With more patches than this, plain BF16 takes less memory.
   int64_t max_patches() const {
     return (static_cast<int64_t>(plain) - static_cast<int64_t>(starts_at() + starts)) / 2;
   }

@@ -15,7 +15,8 @@ void copy_range(const T* from, T* to, int64_t first, int64_t last) {
 
 }  // namespace
 
-// Copies all panels to one node, or each panel to its own (`node` -1), by threads of that node.
+// Copies all panels to one node, or each panel to its own node if `node` is -1. Threads of the node
+// do the copying.
 PackedWeight::Replica PackedWeight::copy(Pool& pool, int node) const {
   const int64_t panels = matrix_.panels, tiles = matrix_.tiles;
   const auto count = static_cast<size_t>(panels * tiles);

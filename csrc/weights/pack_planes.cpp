@@ -1,5 +1,5 @@
-// A packed weight's planes: views of them, mapping planes from elsewhere, and decoding. Does not
-// know how planes are packed.
+// The planes of a packed weight: views of them, weights over mapped planes, and decoding. This file
+// does not know how planes are packed.
 #include <algorithm>
 #include <atomic>
 #include <utility>
@@ -37,7 +37,7 @@ bool is_stored_mxfp4(const PackedWeight::Planes& planes) {
          planes.patches.empty();
 }
 
-// Describes what is wrong with the planes' sizes or alignment; empty if they fit.
+// Describes what is wrong with the sizes or the alignment of planes; empty if nothing is.
 std::string find_misfit(const PackedWeight::Planes& planes, const PlaneLayout& layout) {
   const bool is_plain = !planes.plain.empty(), is_mxfp4 = is_stored_mxfp4(planes);
   const bool fits =
@@ -50,7 +50,7 @@ std::string find_misfit(const PackedWeight::Planes& planes, const PlaneLayout& l
                        planes.patch_starts.size_bytes() == layout.starts &&
                        planes.patches.size() >= kPatchPadding &&
                        planes.patches.size() <= layout.codes * 2 + kPatchPadding));
-  if (!fits) return "its planes have other sizes than its rows and columns";
+  if (!fits) return "the sizes of its planes do not match its rows and columns";
   const bool is_placed_well =
       is_aligned(planes.codes.data(), 64) && is_aligned(planes.scales.data(), 16) &&
       is_aligned(planes.residuals.data(), 64) && is_aligned(planes.patch_starts.data(), 4) &&
@@ -58,7 +58,7 @@ std::string find_misfit(const PackedWeight::Planes& planes, const PlaneLayout& l
   return is_placed_well ? "" : "its planes are not aligned";
 }
 
-// Whether has(first, last) is true for any part of [0, count).
+// Whether has(first, last) is true for any of the ranges into which [0, count) is divided.
 template <class Has>
 bool any_part(Pool& pool, size_t count, const Has& has) {
   std::atomic<bool> found{false};
@@ -79,7 +79,7 @@ bool has_scale_outside(Pool& pool, std::span<const uint8_t> scales, uint8_t leas
   });
 }
 
-// Whether any weight could leave BF16's finite range.
+// Whether a scale, or the scale code, could make a weight leave BF16's finite range.
 bool has_bad_scale(Pool& pool, const PackedWeight::Planes& planes) {
   const ScaleCode code{planes.scale_code[0], planes.scale_code[1]};
   const bool is_mxfp4 = is_stored_mxfp4(planes);
@@ -117,7 +117,7 @@ std::shared_ptr<PackedWeight> PackedWeight::map(Pool& pool, const Planes& planes
   const bool is_mxfp4 = is_stored_mxfp4(planes);
   if (problem->empty() && has_bad_scale(pool, planes)) *problem = "a scale is out of range";
   if (problem->empty() && !is_plain && !is_mxfp4 && has_bad_patch_starts(pool, planes))
-    *problem = "its patches do not follow each other";
+    *problem = "its patches are not in order";
   if (!problem->empty()) return nullptr;
 
   auto weight = std::make_shared<PackedWeight>();

@@ -1,9 +1,10 @@
-// Fuzzes the KV cache and its recurrent states against a model of what they must hold.
+// Fuzzes the KV cache and its recurrent states, and compares them with a model of what they must
+// hold.
 //
-// Sequences are created, forked, drafted, rolled back, published, begun from cached prefixes and
-// released, a batch at a time. Each position holds a stamp of all tokens up to it, of its client's
-// salt, and of which of them a draft wrote. A forward checks each stamp that it may read before it
-// writes its own, as the decoder's rows would read it.
+// Sequences are created, forked, drafted, rolled back, published, started from cached prefixes and
+// released, in batches. Each position holds a stamp that depends on all tokens up to it, on the
+// client's salt, and on which of these tokens a draft wrote. Before a forward writes its own
+// stamps, it checks each stamp that the decoder's rows could read.
 #include <fuzzer/FuzzedDataProvider.h>
 
 #include <algorithm>
@@ -34,7 +35,8 @@ uint16_t stamp_after(uint16_t before, int32_t token, bool is_draft) {
   return static_cast<uint16_t>(x >> 16 ^ x >> 3);
 }
 
-// The position within a page of each of its words; a head of 32 is one tile of a panel.
+// The position to which each word of a page belongs. An attention head of dimension 32 is one tile
+// of a panel.
 std::vector<int64_t> positions_of_words() {
   std::vector<int64_t> positions;
   for (int64_t i = 0; i < kLayer.key_words(); ++i)
@@ -46,11 +48,11 @@ std::vector<int64_t> positions_of_words() {
 
 struct Modelled {
   uint64_t salt;
-  std::vector<int32_t> tokens;   // of the text, accepted or guessed
-  std::vector<uint16_t> stamps;  // by position; what the cache must hold
-  int64_t exact = 0;             // positions without a draft's rows
-  int64_t settled = 0;           // a forward begins here or behind, or at 0
-  int64_t released = 0;          // positions whose pages are gone
+  std::vector<int32_t> tokens;   // accepted or guessed
+  std::vector<uint16_t> stamps;  // by position: what the cache must hold
+  int64_t exact = 0;             // number of positions before the draft's rows
+  int64_t settled = 0;           // forwards begin at or after this position, or at 0
+  int64_t released = 0;          // number of first positions whose pages were released
   uint16_t stamp_before(int64_t position) const {
     return position == 0 ? static_cast<uint16_t>(salt) : stamps[static_cast<size_t>(position - 1)];
   }
@@ -109,7 +111,7 @@ class CacheFuzzer {
     const int id = cache_.create();
     Modelled& sequence = sequences_[id];
     sequence.salt = given_.ConsumeIntegralInRange<uint64_t>(0, 1);
-    std::vector<int32_t> tokens;  // mostly those of a text that another sequence may have published
+    std::vector<int32_t> tokens;  // mostly a text that another sequence may have published
     while (std::ssize(tokens) < kLongest && given_.ConsumeBool())
       tokens.insert(tokens.end(), given_.ConsumeIntegralInRange<size_t>(1, 200), run_token());
     if (tokens.empty()) return;
@@ -160,14 +162,15 @@ class CacheFuzzer {
     std::vector<StateStep> steps = {};
   };
 
-  // One forward of some sequences: a draft's behind the exact rows, or an exact one.
+  // One forward of some sequences: an exact one, or one of a draft, whose rows follow the exact
+  // ones.
   void forward() {
     const bool is_draft = given_.ConsumeBool();
     std::vector<Part> parts = choose_parts(is_draft);
     if (has_states_) cache_.states().begin_forward();
     for (Part& part : parts) {
       int64_t& settled = sequences_.at(part.id).settled;
-      // A prompt's rows are accepted before they are written, those of a proposal are not.
+      // The rows of a prompt are accepted before they are written; those of a proposal are not.
       const auto unsettled = given_.ConsumeIntegralInRange<int64_t>(0, kMostDrafted + 1);
       if (!is_draft) settled = std::max(settled, part.end - unsettled);
       if (!has_states_) continue;
@@ -175,13 +178,13 @@ class CacheFuzzer {
       for (const StateStep& step : part.steps)
         if (step.to != nullptr) slots_.insert(step.to);
     }
-    if (given_.ConsumeBool()) std::ranges::reverse(parts);  // threads take them in any order
+    if (given_.ConsumeBool()) std::ranges::reverse(parts);  // threads may take them in any order
     for (const Part& part : parts) write_rows(part, is_draft);
     if (has_states_) cache_.states().finish();
     check_slots();
   }
 
-  // Makes the pages of some sequences writable.
+  // Chooses the rows of some sequences and makes their pages writable.
   std::vector<Part> choose_parts(bool is_draft) {
     std::vector<Part> parts;
     for (auto& [id, sequence] : sequences_) {
@@ -189,7 +192,7 @@ class CacheFuzzer {
       int64_t start = is_draft ? std::ssize(sequence.stamps) : sequence.exact;
       const int64_t count = given_.ConsumeIntegralInRange<int64_t>(1, is_draft ? 8 : 200);
       if (!cache_.states().can_continue(id, start)) {
-        CHECK(!cache_.states().has(id));  // there was no room for them
+        CHECK(!cache_.states().has(id));  // there was no room for its states
         if (is_draft) continue;
         start = 0;
       }
@@ -212,14 +215,14 @@ class CacheFuzzer {
     return done;
   }
 
-  // Writes rows of new tokens behind those that are known.
+  // Writes the rows of a part: known tokens first, then new ones.
   void write_rows(const Part& part, bool is_draft) {
     const auto& [id, start, end, steps] = part;
     Modelled& sequence = sequences_.at(id);
     std::vector<int32_t> tokens = sequence.tokens;
     const int32_t token = run_token();
     tokens.resize(std::max<size_t>(tokens.size(), static_cast<size_t>(end)), token);
-    // A verifier writes the tokens that were drafted, or others.
+    // Verification writes the drafted tokens or others.
     if (!is_draft && given_.ConsumeBool())
       std::fill(tokens.begin() + std::max(start, sequence.exact), tokens.end(), token);
     if (start > 0) check_position(id, sequence, start - 1);
@@ -330,7 +333,7 @@ class CacheFuzzer {
       CHECK(!cache_.has_page(id, page));
   }
 
-  // Each page is free or somebody's.
+  // Each page is free or belongs to a sequence.
   void check_pages() {
     std::set<const uint16_t*> held;
     for (const auto& [id, sequence] : sequences_)
@@ -339,7 +342,7 @@ class CacheFuzzer {
     CHECK(cache_.free_pages() + std::ssize(held) == cache_.total_pages());
   }
 
-  // Slots are bounded, and used again.
+  // The number of slots is bounded, because they are used again.
   void check_slots() {
     RecurrentStates& states = cache_.states();
     CHECK(states.slots().cached() <= states.slots().most_cached());
@@ -361,7 +364,7 @@ class CacheFuzzer {
   const int64_t pages_;
   KvCache cache_;
   std::map<int, Modelled> sequences_;
-  std::set<const StateSlot*> slots_;  // that were written
+  std::set<const StateSlot*> slots_;  // all that were written
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What a fuzzer says of a result that must not be.
+// CHECK(condition) ends a fuzzer with a message if the condition does not hold.
 #pragma once
 
 #include <cstdio>

@@ -1,5 +1,5 @@
-// Fuzzes the planes of packed matrices: they are refused, or read within bounds, as finite weights
-// and with the same bits by the kernels of every instruction set.
+// Fuzzes the planes of packed matrices. Any planes must be refused, or be read within bounds, give
+// finite weights, and give the same bits with the kernels of every instruction set.
 #include <fuzzer/FuzzedDataProvider.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ namespace {
 
 constexpr size_t kMostPatches = 200, kMostTiles = 64;
 
-// A plane of exactly its size, so that AddressSanitizer sees each access behind it.
+// A plane in a block of exactly its size, so that AddressSanitizer detects each access after it.
 template <class T>
 class Plane {
  public:
@@ -101,7 +101,7 @@ void check_products(const PackedWeight& weight, FuzzedDataProvider& given) {
   for (const Kernels* kernels : kernels_here()) CHECK(both(*kernels) == expected);
 }
 
-// Nested, plain or MXFP4 planes of a matrix; most of them fit it.
+// Nested, plain or MXFP4 planes of a matrix. Most of them fit the matrix.
 struct Matrix {
   Matrix(FuzzedDataProvider& given, size_t tiles, bool nested, bool plain_weights)
       : layout(tiles),
@@ -121,7 +121,7 @@ struct Matrix {
         is_e8m0 ? 0 : given.ConsumeIntegralInRange<uint32_t>(0, kMostScale) << 20;
   }
 
-  // Makes the patches of tiles follow each other, mostly; returns the number of all.
+  // Mostly puts the starts of patches in order; returns the number of patches.
   size_t order_starts(FuzzedDataProvider& given, size_t tiles) {
     const size_t most = std::min(kMostPatches, tiles * kTileWeights);
     const auto count = given.ConsumeIntegralInRange<uint32_t>(0, static_cast<uint32_t>(most));

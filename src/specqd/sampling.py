@@ -136,16 +136,16 @@ class SamplingParams:
 
     @property
     def needs_history(self) -> bool:
-        """Whether picking depends on earlier tokens."""
+        """Whether sampling depends on earlier tokens."""
         return (
             (self.repetition_penalty or 1.0) != 1.0
             or self.presence_penalty != 0
             or self.frequency_penalty != 0
         )
 
-    def picker(self, seed: int, sample: int) -> _native.Picker:
-        """The native picker for one of the n samples. None counts as neutral."""
-        return _native.Picker(
+    def picker(self, seed: int, sample: int) -> _native.Sampler:
+        """The native sampler for one of the n samples. None counts as neutral."""
+        return _native.Sampler(
             temperature=self.temperature or 0.0,
             top_p=_first(self.top_p, 1.0),
             min_p=self.min_p or 0.0,

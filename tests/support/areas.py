@@ -11,10 +11,11 @@ AREAS = {
     "model": "train_* decoder experts fp4 gemma4 goldens gguf_recurrent head* kv_* latent mtp* "
     "pack* partial_head real_models recurrent* rope stages taps tensors calibration context "
     "exactness",
-    "kernels": "kernels float_mode noise error_feedback allocation_faults pick rope",
+    "kernels": "kernels float_mode noise error_feedback allocation_faults sample_token rope",
     "runtime": "pool topology numa threads stages",
     "weights": "fp4 pack* error_feedback draft_formats",
-    "decode": "pick noise sampling context level* head heads head_grammars shared_cache taps",
+    "decode": "sample_token noise sampling context level* head heads head_grammars shared_cache "
+    "taps",
     "draft": "draft_lengths level* ngram* policy chains agreement suggestion partial_head",
     "engine": "turns scheduler preemption reports prompt_logprobs scoring server_engine "
     "shared_cache exactness threads explain context",
@@ -31,5 +32,5 @@ AREAS = {
 
 
 def belongs(file_name: str, area: str) -> bool:
-    """Whether a test file, such as `test_pick.py`, belongs to an area. KeyError: no such area."""
+    """Whether a test file, such as `test_fp4.py`, belongs to an area. KeyError: no such area."""
     return any(fnmatch(file_name, f"test_{pattern}.py") for pattern in AREAS[area].split())

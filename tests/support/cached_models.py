@@ -40,7 +40,7 @@ def random_tokens(rng: random.Random, count: int) -> list[int]:
 
 
 def new_sequence(tokens: SequenceOf[int]) -> Sequence:
-    return Sequence(list(tokens), _native.Picker(temperature=0.8, seed=5), len(tokens))
+    return Sequence(list(tokens), _native.Sampler(temperature=0.8, seed=5), len(tokens))
 
 
 def advance(level: Level, sequence: Sequence, count: int) -> list[int]:

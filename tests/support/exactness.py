@@ -135,7 +135,7 @@ class Decoding:
         logits = read_logits(self.level.model)
         self._count(steps, len(logits))
         for i, step in zip(running, steps, strict=True):
-            assert step.tokens, "nothing was picked"
+            assert step.tokens, "no token was sampled"
             for row, token in enumerate(step.tokens, step.row):
                 self.traces[i].emissions.append(self._emission(token, logits[row]))
             self._sequences[i].tokens.extend(step.tokens)
@@ -174,7 +174,7 @@ def feed(model: Model, sequence: Sequence, feeding: str) -> None:
             model.forward([Rows(context, start, part, 0)])
             start += len(part)
     elif feeding in ("adopted", "forked"):
-        twin = Sequence(list(sequence.tokens), _native.Picker(), sequence.prompt_length)
+        twin = Sequence(list(sequence.tokens), _native.Sampler(), sequence.prompt_length)
         # The state of a recurrent layer is saved where the tokens before it are known to stay.
         leaves_state = not model.cache.has_states or sequence.prompt_length % 2 == 1
         if leaves_state:

@@ -1,7 +1,7 @@
-"""The draft formats and their nesting in BF16, in NumPy to the bit: the native cast's definition.
+"""Defines the draft formats and their nesting in BF16 in NumPy; the native cast has the same bits.
 
-MXFP4 is that of the OCP Microscaling Formats specification v1.0: blocks of 32 along the last
-axis share a scale; elements are E2M1.
+MXFP4 follows the OCP Microscaling Formats specification v1.0: blocks of 32 along the last axis have
+one scale, and elements are E2M1.
 """
 
 from dataclasses import dataclass
@@ -27,8 +27,9 @@ TIE_GOES_UP = np.array([False, True, False, True, False, True, False])
 LOW = np.array([0x3D80, 0x3E80, 0x3F40, 0x3FA0, 0x3FE0, 0x4020, 0x4060, 0x40A0], np.int32)
 ONE = 0x3F80  # BF16 bits
 
-# Scales as E8M3 numbers: BF16 bits >> 4. A block tries these, relative to its largest magnitude,
-# which MXFP4 first rounds down to a power of two; the first of those with the least error wins.
+# Scales as E8M3 numbers: BF16 bits >> 4. These are tried for a block, relative to its largest
+# magnitude, which MXFP4 first rounds down to a power of two. The first one with the least error is
+# chosen.
 OFFSETS = {
     DraftFormat.MXFP4_FLOOR: [-16],
     DraftFormat.MXFP4: [-16, -24, -8],
@@ -39,7 +40,7 @@ LEAST_SCALE, MOST_SCALE = 4 << 3, 250 << 3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocks:
-    """A tensor in a draft format, its last axis cut into blocks of 32."""
+    """A tensor in a draft format; its last axis is cut into blocks of 32."""
 
     codes: Bytes  # [..., blocks, 32], 0..15
     scales: Bytes  # [..., blocks]
@@ -55,12 +56,12 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Nested:
-    """A BF16 tensor as a tensor in a draft format plus what that leaves out.
+    """A BF16 tensor, split into a tensor in a draft format and the rest of its bits.
 
-    bits(|w|) = LOW[index] + scale_bits - ONE + residual. Where `is_patch` is true, that holds for
+    bits(|w|) = LOW[index] + scale_bits - ONE + residual. Where `is_patch` is true, this holds for
     the lower byte only, and `patches` has the upper one as sign << 6 | bits(|w|) >> 8, in row-major
-    order. The padding of a last partial block is no patch: only its draft weight is zero. There is
-    no such form, `is_plain`, if a patch would be 2 or more in magnitude.
+    order. The padding of a last partial block has no patches; only its draft weights are zero. If a
+    patch would have a magnitude of 2 or more, the tensor cannot be split, and `is_plain` is true.
     """
 
     blocks: Blocks
@@ -72,7 +73,7 @@ class Nested:
 
 
 def bf16_values(bits: Bits) -> NDArray[np.float64]:
-    """The values that BF16 bit patterns stand for, exactly."""
+    """The exact values of BF16 bit patterns."""
     return widened(np.asarray(bits, np.uint16)).astype(np.float64)
 
 
@@ -109,9 +110,10 @@ def cast(bits: Bits, draft: DraftFormat, importance: Floats | None = None) -> Bl
 def cast_with_feedback(bits: Bits, importance: Floats, factors: Floats) -> Blocks:
     """Cast to FP4; later weights make up for the errors of earlier ones.
 
-    `factors` [padded K, group]: what the error (exact minus rounded weight) of input k adds to
-    input j > k of its group, in the order of k. A weight plus what was added to it takes the
-    nearest code of its own sign whose residual fits; one that is a patch anyway, of all 16.
+    The error of input k (exact minus rounded weight), times `factors` [padded K, group], is added
+    to the inputs j > k of its group, in the order of k. A weight plus these corrections takes the
+    nearest code of the weight's sign whose residual fits or, if the weight is a patch with any
+    code, the nearest of all 16.
     """
     nearest = cast(bits, DraftFormat.FP4, importance)
     padded = _padded(np.asarray(bits, np.uint16)).reshape(len(bits), -1)
@@ -141,7 +143,7 @@ def cast_with_feedback(bits: Bits, importance: Floats, factors: Floats) -> Block
 
 
 def decode(blocks: Blocks) -> NDArray[np.float64]:
-    """The values of a tensor, exactly, [..., blocks, 32]; finite or infinite scales only."""
+    """The exact values of a tensor, [..., blocks, 32]. No scale may be NaN."""
     values = np.where(blocks.codes & 8, -GRID[blocks.codes & 7], GRID[blocks.codes & 7])
     return values * bf16_values(blocks.scale_bits.astype(np.uint16))[..., None]
 
@@ -177,7 +179,7 @@ def unnest(nested: Nested) -> Bits:
 
 
 def _padded(bits: Bits) -> Bits:
-    """[..., K] as [..., ceil(K / 32), 32], filled up with zeros."""
+    """Reshapes [..., K] to [..., ceil(K / 32), 32], padded with zeros."""
     return _filled(bits, np.uint16(0))
 
 
@@ -189,9 +191,9 @@ def _filled(array: NDArray, filler: np.generic) -> NDArray:
 
 
 class _Relative:
-    """Blocks over the power of two below their largest magnitude, in float32.
+    """Blocks divided by the greatest power of two up to their largest magnitude, in float32.
 
-    Magnitudes below 2^-40 of that count as zero, so that no square is subnormal.
+    Quotients below 2^-40 become zero, so that no square is subnormal.
     """
 
     def __init__(self, magnitudes: Ints, largest: Ints) -> None:
@@ -201,7 +203,7 @@ class _Relative:
         self._values = np.where(magnitudes < least, np.float32(0), _float32(bits))
 
     def _over(self, scales: Ints) -> Floats:
-        """Scales (E8M3), divided likewise, at most 2^64: everything rounds to zero there."""
+        """Scales (E8M3), divided by the same power; at most 2^64, where all values round to 0."""
         return _float32(np.minimum((scales << 4) - self._exponent + ONE, 0x5F80))[..., None]
 
     def scaled(self, scales: Ints) -> Floats:
@@ -229,6 +231,6 @@ def _grid_index(scaled: Floats) -> Bytes:
 
 
 def _lowest(blocks: Blocks) -> Ints:
-    """The residual 0 of each element, as BF16 bits."""
+    """The BF16 bits that each element has if its residual is 0."""
     lowest: Ints = LOW[blocks.codes & 7] + (blocks.scale_bits - ONE)[..., None]
     return lowest

@@ -14,7 +14,7 @@ Bits = NDArray[np.uint16]
 
 PANEL, BLOCK, TILE = 16, 32, 512
 ROUNDING = 2.0**-24  # the relative error of one fp32 operation
-ROWS = [*range(1, 18), 33, 50, 64, 101]  # around each number of rows that some kernel takes at once
+ROWS = [*range(1, 18), 33, 50, 64, 101]  # around the numbers of rows that kernels take at once
 PRECISIONS = ["exact", "fp4"]
 
 PORTABLE = testing.kernels("portable")
@@ -29,19 +29,19 @@ def bf16_values(bits: Bits) -> Floats:
 
 
 def tiled(matrix: NDArray[Any]) -> NDArray[Any]:
-    """[16 * P, 32 * T] in tile order, [P, T, 512]."""
+    """A matrix [16 * P, 32 * T] in tile order, [P, T, 512]."""
     panels, tiles = matrix.shape[0] // PANEL, matrix.shape[1] // BLOCK
     split = matrix.reshape(panels, PANEL, tiles, BLOCK // 2, 2)
     return np.ascontiguousarray(split.transpose(0, 2, 3, 1, 4)).reshape(panels, tiles, TILE)
 
 
 def in_tiles(plane: NDArray[Any]) -> NDArray[Any]:
-    """A plane [rows, blocks, 32], [tiles, 512]."""
+    """A plane [rows, blocks, 32] in tile order, [tiles, 512]."""
     return tiled(plane.reshape(len(plane), -1)).reshape(-1, 512)
 
 
 def nibbles(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Codes in tile order, [tiles, 512]; each 16-bit word holds four rows k / 2."""
+    """The codes of a plane in tile order, [tiles, 512]. A 16-bit word holds four rows k / 2."""
     words = codes.reshape(-1, 4, 32, 2).astype(np.uint16)  # tile, k / 8, lane, byte
     words = words[..., 0] | words[..., 1] << 8
     rows = [words >> 4 * i & 15 for i in range(4)]
@@ -49,7 +49,7 @@ def nibbles(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def assert_same_bits(actual: NDArray[Any], expected: NDArray[Any], name: str = "") -> None:
-    """Equal bits; all NaN count as equal, since their payload is not arithmetic."""
+    """Asserts equal bits. All NaN count as equal, because no rule defines their payload."""
     assert actual.shape == expected.shape
     if actual.dtype == np.float32:
         both_nan = np.isnan(actual) & np.isnan(expected)
@@ -85,7 +85,7 @@ KINDS = ["gaussian", "heavy tails", "tiny", "huge", "any"]
 
 
 def random_inputs(rng: np.random.Generator, rows: int, inputs: int) -> Floats:
-    """Rows of different magnitudes; in some, sums underflow or overflow."""
+    """Rows of different magnitudes; the sums of some underflow or overflow."""
     scale = 10.0 ** rng.choice([0, 0, 0, -3, -38, -20, 20, 37], (rows, 1))
     x = (rng.standard_normal((rows, inputs)) * scale).astype(np.float32)
     x[rng.random(x.shape) < 0.05] = 0

@@ -14,7 +14,7 @@ def write_sysfs(
     distances: Mapping[int, str] | None = None,
     siblings: Mapping[int, str] | None = None,
 ) -> str:
-    """A directory like /sys/devices/system, of nodes with CPU lists and kilobytes of memory."""
+    """Writes files like those of /sys/devices/system. A node has a list of CPUs and kilobytes."""
     for node, (cpus, kilobytes) in nodes.items():
         directory = root / "node" / f"node{node}"
         directory.mkdir(parents=True)
@@ -33,6 +33,6 @@ def write_sysfs(
 
 
 def pool_of(threads: Sequence[int], mode: str = "spread") -> _native.Pool:
-    """A pool with these threads by node; they may be more than cores, and are not bound."""
+    """A pool with these numbers of threads per node. They are not bound, so any number may run."""
     nodes = [(node, count, set[int]()) for node, count in enumerate(threads)]
     return _native.Pool(nodes, replicates=mode == "replicate", copies_mapped=True)

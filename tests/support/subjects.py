@@ -49,7 +49,7 @@ class Request:
         settings = SAMPLINGS[self.sampling]
         return Sequence(
             list(self.prompt),
-            _native.Picker(seed=self.seed, **settings),
+            _native.Sampler(seed=self.seed, **settings),
             len(self.prompt),
             needs_history="repetition_penalty" in settings,
         )

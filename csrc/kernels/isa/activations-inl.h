@@ -1,4 +1,4 @@
-// Activations of the feed forward, and the soft cap of scores and logits.
+// The activations of feed-forward layers, and the soft cap of scores and logits.
 #pragma once
 
 #include "kernels/isa/ops-inl.h"
@@ -8,8 +8,8 @@ namespace {
 
 inline F16 magnitude_of(F16 x) { return bits_as<F16>(bits_as<U16>(x) & 0x7fffffffu); }
 
-// To about 2 ulp. Below 1/4, (1 - e^-2x) / (1 + e^-2x) would cancel, so the odd Taylor series to
-// degree 9 is used there (truncation below 2^-26).
+// tanh(x), to about 2 ulp. For |x| < 1/4, (1 - e^-2x) / (1 + e^-2x) would cancel, so the odd Taylor
+// series to degree 9 is used there (truncation error below 2^-26).
 inline F16 tanh(F16 x) {
   const F16 size = magnitude_of(x), e = exp(size * splat(-2.0f)), square = x * x;
   const F16 large = (splat(1.0f) - e) / (splat(1.0f) + e);
@@ -24,7 +24,7 @@ inline F16 tanh(F16 x) {
 
 inline F16 sigmoid_times(F16 x, F16 scaled) { return x / (splat(1.0f) + exp(-scaled)); }
 
-// x Phi(x), by Abramowitz and Stegun 7.1.26: Phi errs by less than 2^-23.
+// x Phi(x), by Abramowitz and Stegun 7.1.26; the error of Phi is below 2^-23.
 inline F16 gelu(F16 x) {
   const F16 z = magnitude_of(x) * splat(0.70710678f);
   const F16 t = splat(1.0f) / fma(z, splat(0.3275911f), splat(1.0f));
@@ -43,13 +43,14 @@ inline F16 gelu_tanh(F16 x) {
   return sigmoid_times(x, cubic * splat(1.5957691f));
 }
 
-// gpt_oss: both inputs are clamped to 7, and the gate's sigmoid is steeper than silu's.
+// The activation of gpt-oss: inputs are clamped to 7, and the gate's sigmoid is steeper than
+// SiLU's.
 inline F16 clamped_swiglu(F16 gate, F16 up) {
   const F16 limit = splat(7.0f), g = min(gate, limit), u = max(min(up, limit), -limit);
   return sigmoid_times(g, g * splat(1.702f)) * (u + splat(1.0f));
 }
 
-// out = f(gate, up) in whole vectors. `up` may be null; its lanes are then zero.
+// out = f(gate, up), computed in whole vectors. If `up` is null, f gets zeros for it.
 template <class Combine>
 inline void combine(const float* gate, const float* up, int64_t n, float* out, const Combine& f) {
   int64_t i = 0;

@@ -1,5 +1,5 @@
-// The tile registers of AMX. Each user configures them first and releases them at the end; they
-// hold nothing between calls.
+// The tile registers of AMX. Code that uses them configures them first and releases them at the
+// end, so they hold nothing between calls.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// An emulation of AMX's tile registers and their arithmetic, to test the AMX products on machines
-// without AMX. Misuse that would fault in hardware traps here.
+// Emulates AMX's tile registers and their arithmetic, so that the AMX products can be tested on
+// machines without AMX. Misuse that would fault in hardware also ends the process here.
 #pragma once
 
 #include "kernels/isa/amx_tiles-inl.h"
@@ -12,7 +12,7 @@ struct TileFile {
   TileShapes shapes;
   alignas(64) uint8_t data[8][kTileRows][64];
 };
-// Not configured while all shapes have no rows.
+// The tiles are not configured while all shapes have no rows.
 thread_local TileFile tile_file;
 
 inline void require(bool condition) {
@@ -55,7 +55,7 @@ struct EmulatedTiles {
                   tile_file.shapes.row_bytes[T]);
   }
 
-  // Rounds to nearest even with subnormals as zero, independent of the caller's mode.
+  // Rounds to nearest even and treats subnormals as zero, whatever the caller's mode, as AMX does.
   template <int C, int A, int B>
   static void dot_bf16() {
     require_product<C, A, B>();

@@ -1,4 +1,5 @@
-// Softmax of a chunk of scores and merging of chunks, in the fixed order of sixteen lanes.
+// The softmax of a chunk of scores, and the merging of chunks. Sums have the fixed order of sixteen
+// lanes.
 #pragma once
 
 #include "kernels/isa/lanes-inl.h"
@@ -8,7 +9,7 @@
 namespace specqd {
 namespace {
 
-// Replaces sixteen scores by scale * score, -inf where not visible.
+// Replaces sixteen scores by scale * score, or by -infinity where they are not visible.
 inline F16 scale_scores(float* scores, int64_t i, int64_t begin, int64_t end, float scale) {
   F16 scaled = load(scores + i) * splat(scale);
   if (i < begin || i + kLanes > end) {

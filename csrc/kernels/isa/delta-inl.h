@@ -1,5 +1,6 @@
-// Recurrent layers: the short convolution, and the gated delta rule by anchored states. Lanes are
-// outputs (channels, columns of a state, or positions of a chunk), so no sum runs across lanes.
+// Recurrent layers: the short convolution, and the gated delta rule, computed from the state before
+// each chunk. Lanes are outputs (channels, columns of a state, or positions of a chunk), so no sum
+// crosses lanes.
 #pragma once
 
 #include "kernels/isa/activations-inl.h"
@@ -17,21 +18,20 @@ void short_conv(const ShortConv& conv, int64_t n, float* out) {
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
     F16 sum{};
-    for (int64_t tap = 0; tap < conv.taps; ++tap)
-      sum =
-          fma(load_bf16(conv.weights + tap * conv.stride + i), load_bf16(conv.rows[tap] + i), sum);
+    for (int64_t j = 0; j < conv.width; ++j)
+      sum = fma(load_bf16(conv.weights + j * conv.stride + i), load_bf16(conv.rows[j] + i), sum);
     store(out + i, activated(sum));
   }
   if (i == n) return;
   F16 sum{};
-  for (int64_t tap = 0; tap < conv.taps; ++tap)
-    sum = fma(load_bf16_part(conv.weights + tap * conv.stride + i, n - i),
-              load_bf16_part(conv.rows[tap] + i, n - i), sum);
+  for (int64_t j = 0; j < conv.width; ++j)
+    sum = fma(load_bf16_part(conv.weights + j * conv.stride + i, n - i),
+              load_bf16_part(conv.rows[j] + i, n - i), sum);
   store_part(out + i, activated(sum), n - i);
 }
 
-// The decay from each row of the chunk to row `last`, downwards from it; returns the one from the
-// state.
+// Writes the decay from each row j <= last to row `last`, to[j] = decays[j + 1] ... decays[last].
+// Returns the decay from the state before the chunk, decays[0] ... decays[last].
 inline float decays_to(const float* decays, int64_t last, float* to) {
   float product = 1.0f;
   for (int64_t j = last; j >= 0; --j) {
@@ -41,11 +41,12 @@ inline float decays_to(const float* decays, int64_t last, float* to) {
   return product;
 }
 
-// Wide registers hold the sums of two rows at once, or of twice as many columns.
+// With wide registers, the sums of two rows at once, or of more columns, fit into registers.
 constexpr bool kIsWide = kRegisterBytes == 64;
 
-// Sums over the rows of a matrix, [dim][width]: inputs[n][i] times the columns of its row i. The
-// even rows and the odd ones are summed apart, then added.
+// Multiplies inputs [count][dim] by a matrix [dim][width]: sums[n] is the sum over i of
+// inputs[n][i] times row i. Even and odd rows are summed separately, and then the two sums are
+// added.
 template <int count, int vectors>
 inline void sum_columns(const float* matrix, int64_t width, int64_t dim, const float* inputs,
                         F16 (&sums)[count][vectors]) {
@@ -68,13 +69,13 @@ inline void sum_columns(const float* matrix, int64_t width, int64_t dim, const f
     for (int v = 0; v < vectors; ++v) sums[n][v] = even[n][v] + odd[n][v];
 }
 
-// Factors of the updates and the state in a row's sums.
+// The factors on the updates of earlier rows, and on the state, in the sums of one row.
 struct DeltaFactors {
   float by_key[kDeltaChunk], by_query[kDeltaChunk];
   float from_state;
 };
 
-// Products of the keys and queries of `count` rows with the keys of the chunk's positions.
+// Multiplies the keys and queries of `count` rows by the keys of the chunk's positions from `at`.
 template <int count, int vectors>
 inline void key_products(const DeltaChunk& chunk, int64_t at, const float* inputs,
                          DeltaFactors* factors) {
@@ -106,7 +107,8 @@ inline void find_factors(const DeltaChunk& chunk, int64_t row, const float* inpu
   }
 }
 
-// Columns [at, at + 16 vectors) of the updates and outputs of rows [first, first + count).
+// Computes columns [at, at + 16 * vectors) of the updates and outputs of rows
+// [first, first + count).
 template <int count, int vectors>
 inline void delta_columns(const DeltaChunk& chunk, const DeltaRows& rows, int64_t first,
                           const DeltaFactors* factors, int64_t at) {
@@ -141,7 +143,8 @@ inline void delta_columns(const DeltaChunk& chunk, const DeltaRows& rows, int64_
     }
 }
 
-// All rows of some columns follow one another, because the state's columns fit into the cache.
+// Computes some columns for all rows, before the next columns: these columns of the state then stay
+// in the cache.
 template <int most, int vectors>
 inline void delta_columns_of_rows(const DeltaChunk& chunk, const DeltaRows& rows,
                                   const DeltaFactors* factors, int64_t at) {
@@ -176,7 +179,7 @@ void delta_rows(const DeltaChunk& chunk, const DeltaRows& rows) {
     all_delta_columns<kTogether, kIsWide ? 2 : 1>(chunk, rows, factors);
 }
 
-// Rows [i, i + rows) of the next state, [rows][vectors] of their columns.
+// Computes columns [at, at + 16 * vectors) of rows [i, i + rows) of the next state.
 template <int rows, int vectors>
 inline void advance_columns(const DeltaChunk& chunk, const float* factors, float from_state,
                             int64_t i, int64_t at, float* next) {

@@ -1,5 +1,5 @@
-// Sixteen virtual lanes. Every elementwise operation of the core is written once on these types, so
-// its order, and with it every bit, is the same on all instruction sets.
+// Sixteen virtual lanes. Every elementwise operation of the core is written once for these types,
+// so its order, and therefore every bit, is the same on all instruction sets.
 //
 // Only files under isa/ include this; everything here has internal linkage.
 #pragma once
@@ -21,8 +21,8 @@ inline void store(float* to, F16 v) { store_as(to, v); }
 inline F16 splat(float value) { return all<F16>(value); }
 inline I16 splat_int(int32_t value) { return all<I16>(value); }
 
-// a if a > b, else b; so b if either is NaN. The compiler may use the machine's own maximum, which
-// returns a subnormal either as zero or unchanged.
+// Returns a if a > b, else b; so b if either is NaN. The compiler may use the machine's own
+// maximum, which may return a subnormal as zero or unchanged.
 template <class V>
 inline V max(V a, V b) {
   return select(a > b, a, b);
@@ -38,9 +38,9 @@ constexpr bool kHasFma = true;
 constexpr bool kHasFma = false;
 #endif
 
-// fl32(a*b + c) without a fused instruction. The product of two fp32 is exact in fp64. The fp64 sum
-// is rounded to odd (Boldo and Melquiond 2008): if inexact, it is truncated and its last bit is
-// set. Rounding it to fp32 then gives the same result as a single rounding.
+// fl32(a*b + c) without a fused instruction. The product of two fp32 numbers is exact in fp64. The
+// fp64 sum is rounded to odd (Boldo and Melquiond 2008): if it is inexact, it is truncated and its
+// last bit is set. Rounding it to fp32 then gives the same result as a single rounding.
 template <class V>
 inline V fma_by_odd_rounding(V a, V b, V c) {
   using D = LanesLike<double, V>;
@@ -49,7 +49,7 @@ inline V fma_by_odd_rounding(V a, V b, V c) {
   const D addend = convert<D>(c);
   const D sum = product + addend;
   const D from_addend = sum - product;
-  // Exact; NaN if the sum is not finite.
+  // The error is exact; it is NaN if the sum is not finite.
   const D error = (product - (sum - from_addend)) + (addend - from_addend);
   const L sum_bits = bits_as<L>(sum);
   const L sign = all<L>(INT64_MIN);
@@ -81,8 +81,9 @@ inline V fma(V a, V b, V c) {
   }
 }
 
-// fl32(a*b + c) for BF16 values a and b. Their product is exact in fp32, so a double addition and
-// one conversion equal a single rounding (53 >= 2 * 24 + 2 bits, Figueroa 1995).
+// fl32(a*b + c) for BF16 values a and b. Their product is exact in fp32, so an addition in double
+// and one conversion give the same result as a single rounding (53 >= 2 * 24 + 2 bits, Figueroa
+// 1995).
 template <class V>
 inline V fma_bf16(V a, V b, V c) {
   using D = LanesLike<double, V>;
@@ -92,7 +93,7 @@ inline V fma_bf16(V a, V b, V c) {
     return convert<V>(convert<D>(a) * convert<D>(b) + convert<D>(c));
 }
 
-// Sums and maxima over the lanes, folded in halves: 8, 4, 2, 1.
+// The sum and the maximum of all lanes. Halves are combined until one lane is left: 8, 4, 2, 1.
 inline float sum_lanes(F16 v) {
   return fold(v, [](auto a, auto b) { return a + b; });
 }
@@ -105,7 +106,7 @@ inline F16 load_bf16(const uint16_t* from) {
   return bits_as<F16>(convert<U16>(load_as<H16>(from)) << 16);
 }
 
-// Rounds to BF16, nearest even; the result keeps the fp32 form. NaN stays NaN.
+// Rounds to the nearest BF16, ties to even, and returns it as fp32. NaN stays NaN.
 inline F16 round_to_bf16(F16 v) {
   const U16 bits = bits_as<U16>(v);
   const U16 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000u;
@@ -126,8 +127,8 @@ inline V round_even(V v) {
 inline I16 to_int(F16 integral) { return convert<I16>(integral); }
 inline F16 to_float(I16 v) { return convert<F16>(v); }
 
-// e^(x - n * ln(2)), close to 1, by Cody and Waite's reduction; the polynomial is the Taylor series
-// to degree 7 on |r| <= ln(2)/2 (truncation below 2^-26).
+// e^(x - n * ln(2)), which is close to 1, by Cody and Waite's reduction. The polynomial is the
+// Taylor series to degree 7 on |r| <= ln(2)/2 (truncation error below 2^-26).
 template <class V>
 inline V exp_reduced(V x, V n) {
   V r = fma(n, all<V>(-0.693359375f), x);
@@ -149,7 +150,7 @@ inline V exp(V x) {
   const V clamped = max(min(x, all<V>(89.0f)), all<V>(-88.0f));
   const V n = round_even(clamped * all<V>(1.44269504f));
   const V p = exp_reduced(clamped, n);
-  // 2^n as two factors, because n reaches 128 and 2^i needs -126 <= i <= 127.
+  // 2^n is computed as two factors, because n reaches 128 and 2^i needs -126 <= i <= 127.
   const auto power_of_two = [](I i) { return bits_as<V>((i + 127) << 23); };
   const I whole = convert<I>(n);
   const I half = whole >> 1;
@@ -158,8 +159,8 @@ inline V exp(V x) {
   return select(x == x, value, x);
 }
 
-// e^x for x <= 0 and NaN, in fewer steps: n = -127 gives the factor zero, and subnormal results
-// count as zero.
+// e^x for x <= 0 and NaN. It needs fewer steps than exp(), because n = -127 gives the factor zero
+// and subnormal results count as zero.
 template <class V>
 inline V exp_not_above_zero(V x) {
   using I = LanesLike<int32_t, V>;

@@ -1,9 +1,10 @@
-// The nested format, one tile at a time: BF16 bits -> E2M1 codes, scales, residuals, patches, and
-// back. docs/kernels.md defines it; tests compare with its definition in NumPy.
+// Encodes and decodes one tile of the nested format: BF16 bits to E2M1 codes, scales, residuals and
+// patches, and back. docs/kernels.md defines the format; tests compare this code with a definition
+// in NumPy.
 //
-// Tile order: the weight of output n (0..15) and input k (0..31) is at (k / 2) * 32 + n * 2 +
-// k % 2. Its code is nibble (k / 2) % 4 of the 16-bit word (k / 8) * 32 + n * 2 + k % 2, little end
-// first. Its residual has the same position as the weight.
+// Tile order: the weight of output n (0..15) and input k (0..31) is at (k / 2) * 32 + n * 2 + k %
+// 2. Its code is nibble (k / 2) % 4, counted from the low end, of the 16-bit word (k / 8) * 32 + n
+// * 2 + k % 2. Its residual has the same position as the weight.
 #pragma once
 
 #include "kernels/bf16.h"
@@ -13,14 +14,15 @@
 namespace specqd {
 namespace {
 
-// BF16 bits of the least magnitude that rounds to each grid value at scale 1. Residuals count from
-// here; values that round to zero count theirs from kLow[0].
+// BF16 bits of the least magnitude that rounds to each grid value at scale 1. The residual of a
+// weight is the distance of its bits from the entry of its code.
 constexpr uint16_t kLow[8] = {0x3d80, 0x3e80, 0x3f40, 0x3fa0, 0x3fe0, 0x4020, 0x4060, 0x40a0};
 
 using H32 = Lanes<uint16_t, 2 * kLanes>;
 
-// Rounds sixteen magnitudes to E2M1's grid, ties to the even code: one bit of mantissa, steps of at
-// least 0.5, saturation at 6. Adding a large number rounds off the bits below the step.
+// Rounds sixteen magnitudes to the grid of E2M1, ties to the even code. The grid has one bit of
+// mantissa and steps of at least 0.5, and larger values become 6. Adding a large number rounds off
+// the bits below the step.
 inline F16 round_to_grid(F16 value) {
   const F16 binade = bits_as<F16>(bits_as<I16>(value) & 0x7f800000);
   const F16 room = max(binade, splat(1.0f)) * splat(6291456.0f);  // 1.5 * 2^22
@@ -50,8 +52,8 @@ inline I16 pair_member(const uint16_t* tile, int k) {
   return bits_as<I16>(k % 2 ? pairs >> 16 : pairs & 0xffff);
 }
 
-// The scales that a format tries, in units of E8M3 (BF16 bits >> 4), relative to the largest
-// magnitude of a block under `mask`. The first of those with the least error wins.
+// The scales that a format tries, in units of E8M3 (BF16 bits >> 4), relative to the block's
+// largest magnitude & mask. The first one with the least error is chosen.
 struct Candidates {
   int mask, count;
   int offsets[13];
@@ -64,8 +66,9 @@ constexpr Candidates kCandidates[] = {
      {-26, -25, -24, -23, -22, -21, -20, -19, -18, -17, -16, -15, -kLeastBelowLargest}},  // kFp4
 };
 
-// The blocks of a tile: each lane is an output, whose magnitudes are divided by the power of two
-// below its largest. Magnitudes below 2^-40 of that count as zero, so that no square is subnormal.
+// The blocks of a tile; each lane is an output. Its magnitudes are divided by the greatest power of
+// two that does not exceed the largest of them. Quotients below 2^-40 become zero, so that no
+// square is subnormal.
 struct TileBlocks {
   I16 largest{};   // BF16 bits
   F16 at[kBlock];  // [k]
@@ -81,14 +84,16 @@ struct TileBlocks {
       at[k] = select(bits[k] < least, F16{}, bits_as<F16>((bits[k] - exponent + 0x3f80) << 16));
   }
 
-  // A scale in E8M3, divided likewise, and at most 2^64: all magnitudes round to zero there.
+  // A scale in E8M3, divided by the same power of two. It is at most 2^64, where all magnitudes
+  // already round to zero.
   F16 divided(I16 scale) const {
     const I16 bits = (scale << 4) - (largest & 0x7f80) + 0x3f80;
     return bits_as<F16>(min(bits, splat_int(0x5f80)) << 16);
   }
 };
 
-// The squared error of a block, each input's times its importance, summed in the order of k.
+// The squared error of each block: those of its inputs times their importance, summed in the order
+// of k.
 inline F16 squared_error(const TileBlocks& blocks, F16 scale, const float* importance) {
   const F16 inverse = splat(1.0f) / scale;
   F16 sum{};
@@ -123,15 +128,15 @@ inline I16 choose_scales(const TileBlocks& blocks, const TileScales& scales) {
 // Rounds each weight to the nearest code.
 struct NearestCodes {
   const TileBlocks& blocks;
-  F16 inverse;  // of the scales, over the same power of two as the blocks
+  F16 inverse;  // of the scales, divided by the same power of two as the blocks
 
   I16 next(int k, I16 weights) {
     return grid_index(round_to_grid(blocks.at[k] * inverse)) | (weights & 0x8000) >> 12;
   }
 };
 
-// Rounds each weight plus what earlier ones lack, to a code whose residual fits. A weight that is a
-// patch under any code may take all codes of both signs.
+// Rounds each weight, plus the correction for the errors of earlier weights, to a code whose
+// residual fits. A weight that is a patch with every code may take any code of either sign.
 class FeedbackCodes {
  public:
   FeedbackCodes(const TileFeedback& feedback, I16 scale)
@@ -161,7 +166,7 @@ class FeedbackCodes {
     return index | (sign >> 28 & 8);
   }
 
-  // Adds what the tile's weights lack to the group's inputs behind it.
+  // Passes the errors of the tile's weights on to the later inputs of the group.
   void finish() {
     for (int64_t later = kBlock; later < feedback_.inputs; later += 4) {
       F16 sums[4];
@@ -205,8 +210,8 @@ inline int get_code(const uint8_t* codes, int row, int lane) {
   return word >> (4 * (row % 4)) & 15;
 }
 
-// Writes codes and residuals; sets a bit in `misfits` for each weight whose residual does not fit,
-// by row of pairs: even k in the lower half.
+// Writes codes and residuals. misfits[row] gets a bit for each weight of a row of pairs whose
+// residual does not fit into a byte: even k in the lower half, odd k in the upper half.
 template <class Codes>
 void write_codes(const uint16_t* tile, I16 scale, Codes& codes, const TileOut& out,
                  uint32_t* misfits) {
@@ -234,7 +239,7 @@ void write_codes(const uint16_t* tile, I16 scale, Codes& codes, const TileOut& o
   }
 }
 
-// Returns the number of patches, or kNoPatch.
+// Writes the patches of the misfits; returns their number, or kNoPatch like encode_tile().
 inline int write_patches(const uint16_t* tile, const uint32_t* misfits, uint16_t* out) {
   int patches = 0;
   for (int row = 0; row < kBlock / 2; row += 2) {
@@ -268,7 +273,7 @@ int encode_tile(const uint16_t* tile, const TileScales& scales, const TileFeedba
   return write_patches(tile, misfits, out.patches);
 }
 
-// For each code, the BF16 bits of its least magnitude at scale byte 0, modulo 2^16, and its sign.
+// For each code, its sign and the BF16 bits of its least magnitude at scale byte 0, modulo 2^16.
 // The table holds them twice, because the permutation reads five bits of an index.
 struct CodeWords {
   alignas(64) uint16_t word[32];
@@ -279,17 +284,18 @@ struct CodeWords {
 };
 constexpr CodeWords kCodeWords;
 
-// Where the upper byte of each position of a tile lies in a decoded tile. `patches` hold positions
-// from bit 7 on.
+// Maps patches, which hold a position within the tile from bit 7 on, to the place of that weight's
+// upper byte in a decoded tile.
 struct InTileOrder {
   static H16 upper_bytes(H16 patches) { return patches >> 6 | 1; }
 };
 
-// The patches of a tile: upper bytes of decoded weights.
+// The patches of a tile, which replace the upper bytes of decoded weights.
 template <class Place>
 class TilePatches {
  public:
-  // Reads the first sixteen when the tile begins: a narrow load right after a wide store waits.
+  // Reads the first sixteen patches when the tile begins, because a narrow load directly after a
+  // wide store would wait for it.
   [[gnu::always_inline]] void begin_tile(const PackedMatrix& w, int64_t tile) {
     at_ = w.patches + w.patch_starts[tile];
     count_ = w.patch_starts[tile + 1] - w.patch_starts[tile];
@@ -310,8 +316,8 @@ class TilePatches {
   struct Sixteen {
     alignas(32) uint16_t place[16], byte[16];
 
-    // Repeats the first patch if there are fewer: a loop with one step per patch would mispredict
-    // its end at every tile.
+    // Repeats the first patch if there are fewer than sixteen, because a loop with one step per
+    // patch would mispredict its end at every tile.
     [[gnu::always_inline]] void load(const uint16_t* patches, int64_t count) {
       static constexpr uint16_t kOnes[32] = {0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff,
                                              0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff,
@@ -334,9 +340,9 @@ class TilePatches {
   Sixteen first_;
 };
 
-// Decodes one tile of MXFP4 weights with scales from 2 to 252. Their BF16 bits are those of the
-// grid value, ((code & 7) << 6) + (126 << 7) except for 0 and 1/2, with the scale added to the
-// exponent. The halves of a lane hold two weights of an output.
+// Decodes one tile of MXFP4 weights with scales from 2 to 252. The BF16 bits of a weight are those
+// of its grid value, ((code & 7) << 6) + (126 << 7) except for 0 and 1/2, with the scale added to
+// the exponent. The halves of a lane hold two weights of an output.
 void decode_mxfp4_tile(const PackedMatrix& w, int64_t tile, uint16_t* out) {
   constexpr uint32_t kOnes = 0x00010001u;
   const uint8_t* codes = w.codes + tile * kTileCodes;

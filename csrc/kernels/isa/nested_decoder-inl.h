@@ -1,4 +1,4 @@
-// Walks over nested tiles and decodes them. Knows no instruction set: each gives its rows.
+// Walks over nested tiles and decodes them. Each instruction set provides the code for one row.
 #pragma once
 
 #include "kernels/isa/nested-inl.h"
@@ -6,9 +6,9 @@
 namespace specqd {
 namespace {
 
-// Decodes nested tiles one after the other; past the last it repeats that tile. An instruction set
-// provides
-//   Scales(w, tile)   what decoding reads of a tile's scales; may prefetch
+// Decodes nested tiles one after the other, and repeats the last one if asked for more. An
+// instruction set provides
+//   Scales(w, tile)   the scales of a tile in the form that row() needs; may prefetch
 //   D::row(0..15)     decodes a row of the tile, or a part of several, to out_
 template <class D, class Scales, class Place>
 class NestedDecoder {

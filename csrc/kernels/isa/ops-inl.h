@@ -1,5 +1,5 @@
-// Elementwise operations and reductions in the fixed order of sixteen lanes. Tails are padded to a
-// whole vector, so the order does not depend on where a row ends in memory.
+// Elementwise operations and reductions in the fixed order of sixteen lanes. The end of a row is
+// padded to a whole vector, so the order does not depend on where a row ends in memory.
 #pragma once
 
 #include "kernels/isa/lanes-inl.h"
@@ -82,7 +82,7 @@ void rms_norm(const float* x, const uint16_t* weight, int64_t n, float epsilon, 
   }
 }
 
-// Sums f(x) over a row, without f(0) of its padding.
+// Sums f(x) over a row; padding adds nothing.
 template <class Function>
 inline float sum_over(const float* x, int64_t n, const Function& f) {
   const int64_t whole = n / kLanes * kLanes;
@@ -168,7 +168,7 @@ void round_bf16(const float* x, int64_t n, uint16_t* out) {
   if (i < n) store_bf16_part(out + i, round_to_bf16(load_part(x + i, n - i, 0.0f)), n - i);
 }
 
-// NaN becomes zero; larger magnitudes become BF16's largest finite one.
+// NaN becomes zero; magnitudes above BF16's largest finite value become that value.
 inline F16 make_finite(F16 v) {
   const I16 bits = bits_as<I16>(v), magnitude = bits & 0x7fffffff;
   const I16 bounded = min(magnitude, splat_int(0x7f7f0000)) | (bits ^ magnitude);
@@ -198,7 +198,7 @@ uint64_t read_bytes(const void* data, size_t bytes) {
 }
 
 void multiply_registers(int64_t rounds) {
-  constexpr int kChains = kRegisterBytes == 64 ? 16 : 4;  // that fit into registers
+  constexpr int kChains = kRegisterBytes == 64 ? 16 : 4;  // as many as fit into registers
   F16 sums[kChains];
   for (int i = 0; i < kChains; ++i) sums[i] = splat(static_cast<float>(i));
   const F16 factor = splat(0.5f), addend = splat(1.0f);

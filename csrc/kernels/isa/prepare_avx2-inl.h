@@ -1,4 +1,4 @@
-// Prepares rows on 256-bit registers, with the same bits as rows-inl.h.
+// Prepares rows with 256-bit registers; the bits are the same as those of rows-inl.h.
 #pragma once
 
 #include "kernels/isa/product-inl.h"
@@ -6,7 +6,7 @@
 namespace specqd {
 namespace {
 
-// Calls f(first k, 32 inputs) for each block of a row, padded with zeros.
+// Calls f(first k, 32 inputs) for each block of a row; missing inputs are zeros.
 template <class F>
 inline void for_blocks(const float* x, int64_t inputs, int64_t tiles, const F& f) {
   for (int64_t k = 0; k < tiles * kBlock; k += kBlock) {
@@ -46,8 +46,9 @@ inline int32_t fold_eight(__m256i v, const F& f) {
   return _mm_cvtsi128_si32(f(four, _mm_shuffle_epi32(four, 0xb1)));
 }
 
-// Like quantize() of rows-inl.h. Without byte products into 32 bits, the correction holds two
-// numbers of sixteen bits: of the first and of the second two of each four inputs.
+// Like quantize() of rows-inl.h. On machines that cannot add products of bytes to 32-bit sums, the
+// correction holds two 16-bit numbers: one for the first two of each four inputs, one for the
+// others.
 template <bool HasByteProducts>
 inline DraftBlock quantize_avx2(const float* x) {
   DraftBlock block{};
@@ -68,7 +69,8 @@ inline DraftBlock quantize_avx2(const float* x) {
     whole[i] = _mm256_cvtps_epi32(_mm256_mul_ps(part[i], inverse));
     sum = _mm256_add_epi32(sum, whole[i]);
   }
-  // Packing puts the first four of each eight inputs into the left half, the others into the right.
+  // Packing puts the first four of each eight inputs into the lower half, the others into the
+  // upper.
   const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(whole[0], whole[1]),
                                            _mm256_packs_epi32(whole[2], whole[3]));
   const __m128i left = _mm256_castsi256_si128(bytes), right = _mm256_extracti128_si256(bytes, 1);

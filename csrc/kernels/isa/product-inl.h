@@ -1,9 +1,9 @@
 // Matrix products in the exact and the fp4 precision, written for any instruction set.
 //
-// Exact: for each block of 32 inputs, one chain of fused multiply-adds over even k and one over odd
-// k; their sum is added to the accumulator. AMX's tdpbf16ps has this order.
-// fp4: for each block, an exact integer sum of int8 inputs times doubled E2M1 values, then one
-// fused multiply-add with the two scales. Blocks are added in the order of K.
+// Exact: for each block of 32 inputs, one chain of fused multiply-adds runs over even k and another
+// over odd k; their sum is added to the accumulator. AMX's tdpbf16ps has this order. fp4: for each
+// block, int8 inputs times doubled E2M1 values are summed exactly as integers, and one fused
+// multiply-add applies the product of the two scales. Blocks are added in the order of K.
 #pragma once
 
 #include "kernels/isa/lanes-inl.h"
@@ -14,28 +14,29 @@
 namespace specqd {
 namespace {
 
-// Planes are prefetched this many tiles before their use.
+// How many tiles before their use planes are prefetched.
 constexpr int kExactTilesAhead = 8;
 constexpr int kPlainTilesAhead = 8;
 constexpr int kDraftTilesNear = 16, kDraftTilesFar = 24;
 
-// Forced inline: GCC 12 drops calls of a function that only prefetches, as it sees no effects.
+// Inlining is forced because GCC 12 drops calls of a function that only prefetches: it sees no
+// effects.
 [[gnu::always_inline]] inline void fetch(const void* at) { __builtin_prefetch(at); }
 
-// Prefetches codes of a draft in two steps: far ahead into the second-level cache, then into the
-// first. Lines on their way from memory to the first-level cache would fill its few buffers, which
-// cost a draft of one row a tenth of its speed.
+// Prefetches codes of the draft weights in two steps: far ahead into the second-level cache, then
+// into the first. Fetching them from memory directly into the first-level cache would fill its few
+// line buffers, which made a draft of one row a tenth slower.
 [[gnu::always_inline]] inline void fetch_codes(const uint8_t* codes) {
   __builtin_prefetch(codes + kDraftTilesFar * kTileCodes, 0, 2);
   __builtin_prefetch(codes + kDraftTilesNear * kTileCodes);
 }
 
-// Policies of prefetching: the distance in tiles, and the cache.
+// Ways to prefetch: the distance in tiles, and the cache level.
 struct FetchNear {
   static constexpr int kTilesAhead = kExactTilesAhead;
   [[gnu::always_inline]] static void from(const void* at) { __builtin_prefetch(at); }
 };
-// Far ahead into the second-level cache, then into the first.
+// Prefetches far ahead into the second-level cache, then into the first.
 struct FetchInTwoSteps {
   static constexpr int kTilesAhead = 12;
   [[gnu::always_inline]] static void from(const uint8_t* at) {
@@ -51,7 +52,7 @@ struct FetchIntoSecondLevel {
 
 // Exact precision.
 
-// Calls f<rows>(first) for a number of rows from 1 to Most.
+// Calls f<rows>(first); `rows` is between 1 and Most.
 template <int Most, class F>
 [[gnu::always_inline]] inline void call_for_rows(int64_t rows, int64_t first, const F& f) {
   if constexpr (Most > 1)
@@ -59,8 +60,8 @@ template <int Most, class F>
   f.template operator()<Most>(first);
 }
 
-// Splits rows into the fewest groups of at most `Most` rows, of nearly equal size, and calls
-// f<Rows>(first row) for each.
+// Splits rows into as few groups of at most `Most` rows as possible, of nearly equal size, and
+// calls f<Rows>(first row) for each group.
 template <int Most, class F>
 inline void for_row_groups(int64_t rows, const F& f) {
   int64_t first = 0;
@@ -71,7 +72,7 @@ inline void for_row_groups(int64_t rows, const F& f) {
   }
 }
 
-// Work that a product interleaves with its multiplications: here none.
+// The work that a product interleaves with its multiplications. This one is empty.
 struct Nothing {
   bool is_done() const { return true; }
   void row(int) {}
@@ -96,7 +97,7 @@ struct PlainAhead {
   }
 };
 
-// Leaves the prefetching of plain tiles, which are one stream, to the processor.
+// Leaves prefetching to the processor, which recognises that plain tiles are one stream.
 struct PlainUnfetched : Nothing {
   PlainUnfetched(const uint16_t*, int64_t) {}
 };
@@ -106,18 +107,19 @@ inline PreparedRows rows_from(const PreparedRows& x, int64_t row, size_t bytes) 
 }
 
 // The exact product of an instruction set S, which provides
-//   kDecodedAhead                  tiles between decoding and multiplying
+//   kDecodedAhead                  how many tiles decoding is ahead of multiplying
 //   kBlockBytes                    bytes of a prepared row per block of 32 inputs
-//   Scope(rows)                    exists while products of this many rows run
-//   Decoder(w, tile, count, out)   decodes `count` nested tiles: per tile row(0..15) and
-//   end_tile(),
-//                                  or whole_tile(); once is_done(), repeats the last tile
+//   Scope(rows)                    an object that exists while products of this many rows run
+//   Decoder(w, tile, count, out)   decodes `count` nested tiles. For each tile, the product calls
+//                                  row(0) to row(15) and then end_tile(), or whole_tile(). After
+//                                  the last tile, is_done() is true and row() repeats that tile.
 //   multiply(tiles, count, x, out, out_stride, ahead)
 //                                  out[m][n] += `count` tiles; meanwhile finishes `ahead`
-// Tiles are decoded a fixed number before they are multiplied, into a ring, in the order of memory:
-// across the ends of panels too. Decoding and multiplying use different parts of the processor,
-// memory is read evenly, and the narrow stores of patches finish long before wide loads read the
-// same bytes.
+//
+// Tiles are decoded into a ring, in the order of memory and across the ends of panels, a fixed
+// number of tiles before they are multiplied. This way decoding and multiplying, which use
+// different parts of the processor, overlap; memory is read evenly; and the narrow stores of
+// patches finish long before wide loads read the same bytes.
 template <class S, class Plain>
 class ExactProduct {
  public:
@@ -154,7 +156,7 @@ class ExactProduct {
   using Decoder = typename S::Decoder;
   static constexpr int64_t kAhead = S::kDecodedAhead;
 
-  // Tiles count from first_. A run of tiles that is decoded lies within one half of the ring.
+  // Tiles are numbered from first_. A run of decoded tiles never crosses the halves of the ring.
   static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
   const uint16_t* plain(int64_t tile) const { return w_.plain + (first_ + tile) * kTileWeights; }
   uint16_t* place(int64_t tile) { return ring_ + tile % (2 * kAhead) * kTileWeights; }
@@ -196,8 +198,8 @@ void accumulate_plain_by(const PlainPanels& w, const PreparedRows& x, float* out
   }
 }
 
-// Multiplies any number of rows by an instruction set's
-//   kRows                          most rows that it multiplies at once
+// Multiplies any number of rows in groups. The instruction set S provides
+//   kRows                          the most rows that it multiplies at once
 //   kBlockBytes                    bytes of a prepared row per block of 32 inputs
 //   accumulate<Rows>(tiles, count, x, out, out_stride, ahead)
 //                                  out[m][n] += `count` tiles; interleaves each row of a tile with
@@ -225,7 +227,7 @@ struct InRowGroups {
   }
 };
 
-// The exact sum on sixteen virtual lanes.
+// The exact sum, on sixteen virtual lanes.
 struct GenericExact {
   static constexpr int kRows = 4;
   static constexpr size_t kBlockBytes = kFloatBlockBytes;

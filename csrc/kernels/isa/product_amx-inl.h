@@ -1,6 +1,6 @@
 // The products on tile registers. T is the hardware (amx_tiles-inl.h) or its emulation. Decoding
-// and elementwise operations use AVX-512. Every product configures the tiles at its start and
-// releases them at its end, so that no other code of the thread sees them.
+// and elementwise operations use AVX-512. Every product configures the tiles when it starts and
+// releases them when it ends, so that no other code of the thread sees them configured.
 #pragma once
 
 #include "kernels/isa/amx_tiles-inl.h"
@@ -17,7 +17,8 @@ void prepare_exact_amx(const float* x, int64_t inputs, int64_t tiles, uint8_t* r
                      [&](int64_t k, H16 sixteen) { store_as(row + k * 2, sixteen); });
 }
 
-// Sums of up to 48 rows in tiles 0 1 2, their inputs in tiles 3 4 5, weights in tile 6.
+// Multiplies up to 48 rows at once: their sums are in tiles 0 1 2, their inputs in tiles 3 4 5, and
+// weights in tile 6.
 template <class T>
 struct AmxExact {
   static constexpr int kDecodedAhead = 8;
@@ -113,12 +114,12 @@ struct AmxExact {
 
 // fp4 precision.
 
-constexpr int64_t kVnniRows = 8;      // VNNI is faster up to here
-constexpr int kDraftTilesAtOnce = 4;  // their integer sums lie in tiles 0 1 2 3
+constexpr int64_t kVnniRows = 8;      // up to this many rows, VNNI is faster
+constexpr int kDraftTilesAtOnce = 4;  // their integer sums are in tiles 0 1 2 3
 constexpr int kDraftTileBytes = kTileWeights;
 
-// Decodes the signed, doubled weights of one tile into rows of groups of four inputs, in the order
-// of prepared rows.
+// Decodes the signed, doubled weights of one tile: rows of groups of four inputs, in the order of
+// prepared rows.
 inline void decode_draft_tile(const uint8_t* codes, uint8_t* out) {
   alignas(16) static constexpr int8_t kWeights[16] = {0, 1,  2,  3,  4,  6,  8,  12,
                                                       0, -1, -2, -3, -4, -6, -8, -12};
@@ -135,7 +136,8 @@ inline void decode_draft_tile(const uint8_t* codes, uint8_t* out) {
   }
 }
 
-// Multiplies up to 16 rows. The integer sums of a block are scaled and added outside the tiles.
+// Multiplies up to 16 rows. The integer sums of a block are scaled and added outside the tile
+// registers.
 template <class T>
 class AmxDraft {
  public:

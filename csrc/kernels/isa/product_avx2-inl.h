@@ -13,12 +13,12 @@ inline __m256i load_32(const void* from) {
   return _mm256_loadu_si256(static_cast<const __m256i*>(from));
 }
 
-// Sixteen bytes, repeated in both halves of a register.
+// Loads sixteen bytes into both halves of a register.
 inline __m256i table_of(const uint8_t* bytes) {
   return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
 }
 
-// The bytes of kCodeWords, low and high.
+// The low and the high bytes of kCodeWords.
 struct CodeBytes {
   alignas(16) uint8_t low[16], high[16];
   constexpr CodeBytes() : low(), high() {
@@ -32,7 +32,7 @@ constexpr CodeBytes kCodeBytes;
 
 // Exact precision.
 
-// The BF16 bits of a tile's scales, of the first eight outputs and of the others.
+// The BF16 bits of a tile's scales: half[0] of the first eight outputs, half[1] of the others.
 struct Avx2Scales {
   __m256i half[2];
   Avx2Scales() = default;
@@ -62,7 +62,7 @@ class Avx2Decoder : public NestedDecoder<Avx2Decoder, Avx2Scales, InTileOrder> {
     if (at % 2 == 0) decode_part(at / 2 % 2, at / 4);
   }
 
-  void whole_tile() {  // GCC inlines that of the base where it is too long
+  void whole_tile() {  // GCC would inline the base's whole_tile(), which is too long
 #pragma GCC unroll 4
     for (size_t group = 0; group < 4; ++group) {
       decode_part(0, group);
@@ -72,9 +72,9 @@ class Avx2Decoder : public NestedDecoder<Avx2Decoder, Avx2Scales, InTileOrder> {
   }
 
  private:
-  // Decodes eight outputs of four rows. Two of a word's four nibbles are looked up at once: the low
-  // ones of its two bytes belong to rows 0 and 2, the high ones to rows 1 and 3. A shuffle first
-  // puts the bytes of rows 0 and 1 before those of rows 2 and 3.
+  // Decodes eight outputs of four rows, looking up two of a word's four nibbles at once. The low
+  // nibbles of the word's two bytes belong to rows 0 and 2, the high ones to rows 1 and 3. A
+  // shuffle first puts the bytes of rows 0 and 1 before those of rows 2 and 3.
   [[gnu::always_inline]] void decode_part(size_t half, size_t group) {
     const uint8_t* const codes = codes_ + group * 64 + half * 32;
     const uint8_t* const residuals = residuals_ + group * 128 + half * 16;
@@ -111,9 +111,10 @@ struct Avx2Exact {
   static constexpr size_t kBlockBytes = kFloatBlockBytes;
   using Decoder = Avx2Decoder;
 
-  // A register holds the even and the odd chain of four outputs side by side, so two or four
-  // multiply-adds share one load of a pair of inputs. Eight chains hide the latency of
-  // multiply-adds: of one or two rows and all outputs, or of more rows and half of the outputs.
+  // A register holds the even and the odd chains of four outputs, so two or four multiply-adds
+  // share one load of a pair of inputs. Up to eight such registers hide the latency of
+  // multiply-adds: one or two rows are multiplied for all outputs, more rows for half of the
+  // outputs at a time.
   template <int Rows, class Ahead>
   [[gnu::noinline]] static void accumulate(const uint16_t* tile, int64_t tiles,
                                            const PreparedRows& x, float* out, int64_t out_stride,
@@ -137,8 +138,8 @@ struct Avx2Exact {
   }
 
  private:
-  // Whether work ahead is mixed with multiplications. One and two rows leave too few registers for
-  // decoding.
+  // Whether `ahead` is interleaved with multiplications. With one or two rows, too few registers
+  // are left for decoding.
   template <int Rows, class Ahead>
   static constexpr bool kIsMixed = Rows > 2 || !requires { Ahead::kNeedsRegisters; };
 
@@ -199,7 +200,8 @@ void decode_tile_avx2(const PackedMatrix& w, int64_t tile, uint16_t* out) {
 
 // fp4 precision.
 
-// Integer sums of eight outputs. The start value subtracts the 12 that was added to each weight.
+// Integer sums of eight outputs. They start at the correction for the 12 that was added to each
+// weight.
 #if defined(__AVXVNNI__)
 constexpr bool kHasByteProducts = true;
 struct IntegerSum {
@@ -211,8 +213,9 @@ struct IntegerSum {
 };
 #else
 constexpr bool kHasByteProducts = false;
-// Sums in sixteen bits, modulo 2^16: two for each output, of 16 products of at most 12 * 127 each
-// once the 12 is subtracted, so they fit. The start value holds both.
+// Without byte products into 32 bits, each output has two sums of sixteen bits, modulo 2^16. A sum
+// is of 16 products of at most 12 * 127 once the 12 is subtracted, so it fits. The start value
+// holds both corrections.
 struct IntegerSum {
   __m256i sum;
   IntegerSum() = default;
@@ -232,8 +235,9 @@ inline __m256 scales_of(const uint8_t* scales, __m256i shift, __m256i base) {
       _mm256_add_epi32(_mm256_sllv_epi32(_mm256_cvtepu8_epi32(bytes), shift), base));
 }
 
-// Adds a block's products of rows, `stride` bytes apart, to their sums of sixteen outputs. One load
-// of four inputs serves all outputs; the sums of four rows and their weights fill the registers.
+// Adds the products of one block to the sums of sixteen outputs, for rows that are `stride` bytes
+// apart. One load of four inputs serves all outputs. The sums of four rows and the weights fill the
+// registers.
 template <int Rows>
 [[gnu::always_inline]] inline void add_block(const uint8_t* codes, const uint8_t* row,
                                              size_t stride, IntegerSum (&sums)[Rows][2]) {
@@ -261,7 +265,7 @@ template <int Rows>
   }
 }
 
-// The totals stay in `out`, as the sums need the registers.
+// The totals stay in `out`, because the integer sums need the registers.
 template <int Rows>
 [[gnu::noinline]] void draft_rows_avx2(const PackedMatrix& w, int64_t panel, const PreparedRows& x,
                                        float* out, int64_t out_stride) {

@@ -15,8 +15,8 @@
 namespace specqd {
 namespace {
 
-// The BF16 bits of a tile's scales, repeated in both halves of each output's lane. Prefetches the
-// patches of a later tile.
+// The BF16 bits of a tile's scales, in both halves of each output's lane. The constructor also
+// prefetches the patches of a later tile.
 template <class Fetch>
 struct Avx512Scales {
   __m512i bits = _mm512_setzero_si512();
@@ -31,8 +31,8 @@ struct Avx512Scales {
   }
 };
 
-// Decodes one row of 32 weights at a time. The codes of row r are nibble r % 4 of the words in 64
-// bytes.
+// Decodes one row of 32 weights at a time. The codes of row r are the nibbles r % 4 of the 16-bit
+// words in 64 bytes.
 template <class Fetch>
 class Avx512DecoderBy
     : public NestedDecoder<Avx512DecoderBy<Fetch>, Avx512Scales<Fetch>, InTileOrder> {
@@ -61,8 +61,8 @@ struct Avx512Exact {
   static constexpr size_t kBlockBytes = kFloatBlockBytes;
   using Decoder = Avx512Decoder;
 
-  // A register holds the even and the odd chain of eight outputs side by side, so two multiply-adds
-  // share one load of a pair of inputs: loads would be the bottleneck.
+  // A register holds the even and the odd chains of eight outputs, so two multiply-adds share one
+  // load of a pair of inputs. Otherwise loads would be the bottleneck.
   template <int Rows, class Ahead>
   [[gnu::noinline]] static void accumulate(const uint16_t* tile, int64_t tiles,
                                            const PreparedRows& x, float* out, int64_t out_stride,
@@ -109,8 +109,8 @@ void decode_tile_avx512(const PackedMatrix& w, int64_t tile, uint16_t* out) {
 
 // fp4 precision.
 
-// With `Shuffles`, every second row of many uses one load and two shuffles, for cores on which
-// loads are as scarce as dot products.
+// With `Shuffles` and more than four rows, every second row uses one load and two shuffles instead
+// of two loads. This is faster on CPUs that load no more vectors per cycle than they multiply.
 template <int Rows, bool Shuffles>
 [[gnu::noinline]] void draft_rows_avx512(const PackedMatrix& w, int64_t panel,
                                          const PreparedRows& x, float* out, int64_t out_stride) {
@@ -123,7 +123,8 @@ template <int Rows, bool Shuffles>
   for (int m = 0; m < Rows; ++m) row[m] = x.data + m * x.stride;
   __m512 total[Rows];
   for (int m = 0; m < Rows; ++m) total[m] = _mm512_setzero_ps();
-  // A count in each lane: one in a register for all lanes costs a second instruction inside.
+  // The shift count is in each lane, because a shift by one count for all lanes takes two
+  // instructions.
   const __m512i shift = _mm512_set1_epi32(static_cast<int>(w.scale.shift));
   const __m512i base = _mm512_set1_epi32(static_cast<int32_t>(w.scale.base));
   for (int64_t t = 0; t < w.tiles; ++t) {

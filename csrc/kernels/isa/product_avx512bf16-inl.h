@@ -1,6 +1,6 @@
-// The exact product with vdpbf16ps: two multiply-adds per lane, one after the other, each rounded
-// like a fused one. It does twice the work of an FMA at the same rate (Zen 4 and 5), and gives the
-// same bits if both inputs of a pair belong to one chain.
+// The exact product with vdpbf16ps, which performs two multiply-adds per lane, one after the other,
+// each rounded like a fused one. It does twice the work of an FMA at the same rate (Zen 4 and 5).
+// It gives the same bits if both inputs of a pair belong to the same chain.
 #pragma once
 
 #include "kernels/isa/woven_avx512-inl.h"
@@ -8,8 +8,9 @@
 namespace specqd {
 namespace {
 
-// Prepared rows are BF16. Each four inputs have the order 2 0 3 1: the even chain first, and the
-// later input of a pair first, because the instruction begins with the upper half.
+// Prepares rows of BF16. Each four inputs have the order 2 0 3 1: the pair of the even chain comes
+// first, and the later input of a pair comes first, because the instruction begins with the upper
+// half.
 void prepare_exact_pairs(const float* x, int64_t inputs, int64_t tiles, uint8_t* row) {
   for_rounded_inputs(x, inputs, tiles, [&](int64_t k, H16 v) {
     store_as(row + k * 2,
@@ -17,31 +18,31 @@ void prepare_exact_pairs(const float* x, int64_t inputs, int64_t tiles, uint8_t*
   });
 }
 
-// sum += one pair of inputs, the same for all lanes, times each lane's pair of weights. In
-// assembly, because GCC 12 does not use the instruction's own broadcast.
+// Adds to each lane of `sum` one pair of inputs, the same for all lanes, times the lane's pair of
+// weights. It is written in assembly because GCC 12 does not use the instruction's own broadcast.
 [[gnu::always_inline]] inline void add_pairs(__m512& sum, __m512i weights, const uint8_t* inputs) {
   asm("vdpbf16ps %2%{1to16%}, %1, %0"
       : "+v"(sum)
       : "v"(weights), "m"(*reinterpret_cast<const int32_t*>(inputs)));
 }
 
-// For cores with 512-bit registers and pipes (Zen 5). They load two vectors per cycle, so loads are
-// as scarce as multiplications: every second row uses one load and two shuffles.
+// For CPUs that multiply whole 512-bit vectors (Zen 5). They load no more vectors per cycle than
+// they multiply, two, so every second row uses one load and two shuffles.
 struct WholeVectors {
   using Fetch = FetchNear;
   using Plain = PlainAhead;
   static constexpr bool kShuffles = true;
 };
 
-// For cores that need two cycles per 512-bit vector (Zen 4). Shuffles compete with multiplications
-// there. One group of rows reads plain tiles faster without prefetching.
+// For CPUs that need two cycles per 512-bit vector (Zen 4). Their shuffles compete with
+// multiplications, and one group of rows reads plain tiles faster without prefetching.
 struct HalfVectors {
   using Fetch = FetchIntoSecondLevel;
   using Plain = PlainUnfetched;
   static constexpr bool kShuffles = false;
 };
 
-// Multiplies woven tiles, or tiles in tile order, which it weaves at each use.
+// Multiplies woven tiles (woven_avx512-inl.h), or tiles in tile order, which it weaves at each use.
 template <class Core, class TileDecoder>
 struct Avx512Bf16Exact {
   static constexpr int kRows = 8;
@@ -98,7 +99,8 @@ struct Avx512Bf16Exact {
   }
 };
 
-// Up to here a product waits for memory, and decoding one row at a time reads memory faster.
+// Up to this many rows, a product waits for memory, and decoding one row of a tile at a time reads
+// memory faster.
 constexpr int64_t kRowsInTileOrder = 4;
 
 template <class Core>
@@ -138,15 +140,15 @@ constexpr Kernels avx512bf16_table(const char* name) {
   return table;
 }
 
-// Whether this machine's vdpbf16ps rounds like two fused multiply-adds. Tests all kinds of values:
-// normal, subnormal, infinite, and products and sums that leave the range.
+// Tests whether this machine's vdpbf16ps rounds like two fused multiply-adds, with all kinds of
+// values: normal, subnormal, infinite, and products and sums that leave the range.
 bool rounds_as_fused() {
   uint64_t state = 1;
   const auto random = [&] {  // the upper half of Knuth's linear congruential generator
     state = state * 6364136223846793005 + 1442695040888963407;
     return static_cast<uint32_t>(state >> 32);
   };
-  // Exponents of weights and inputs; exponents of sums are twice as far from the middle.
+  // The ranges of exponents of weights and inputs; those of sums are twice as far from the middle.
   constexpr int kLeast[] = {0, 117, 50, 64, 180, 0}, kSpan[] = {256, 20, 20, 6, 20, 2};
   for (int round = 0; round < 600; ++round) {
     alignas(64) uint32_t weights[kLanes], inputs[kLanes], sums[kLanes];

@@ -1,6 +1,6 @@
-// The exact product of many rows. Weights are decoded once, a few tiles of a few panels at a time,
-// and stay in the first-level cache while all rows are multiplied by them; inputs are read once for
-// those panels. The order of each output's sum is the same as in product-inl.h.
+// The exact product of many rows. A few tiles of a few panels are decoded at a time and stay in the
+// first-level cache while all rows are multiplied by them, so each weight is decoded once, and
+// inputs are read once per group of panels. The order of each sum is the same as in product-inl.h.
 #pragma once
 
 #include "kernels/isa/product-inl.h"
@@ -8,7 +8,7 @@
 namespace specqd {
 namespace {
 
-constexpr int64_t kManyRows = 64;  // from here decoding is a small part of the work
+constexpr int64_t kManyRows = 64;  // from this many rows on, decoding is a small part of the work
 
 // S provides the same as for InRowGroups.
 template <class S>
@@ -53,7 +53,7 @@ class ManyRowsProduct {
     for_row_groups<S::kRows>(x.count, [&]<int Rows>(int64_t m) {
       const auto rows = rows_from(x, m, 0);
       for (int64_t p = 0; p < panels; ++p) {
-        // Prefetches the inputs of the next rows, a part with each panel.
+        // Each panel prefetches a part of the next rows' inputs.
         for (int64_t next = Rows + p; next < 2 * Rows && next < rows.count; next += panels)
           for (size_t at = 0; at < bytes; at += kLine)
             fetch(rows.data + static_cast<size_t>(next) * rows.stride + at);

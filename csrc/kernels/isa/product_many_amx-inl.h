@@ -1,5 +1,6 @@
-// The exact products of many rows on tile registers. Four sums, of 32 rows by two panels, share two
-// tiles of inputs and two of weights, so a multiplication needs only one load of a tile.
+// The exact product of many rows on tile registers. Four tiles of sums (32 rows by two panels)
+// share two tiles of inputs and two of weights, so each multiplication needs only one load of a
+// tile.
 #pragma once
 
 #include "kernels/isa/amx_tiles-inl.h"
@@ -8,8 +9,8 @@
 namespace specqd {
 namespace {
 
-// Sums of 16 rows by two panels in tiles 0 1 and of the next 16 rows in 2 3; inputs in 4 5, weights
-// in 6 7.
+// Tiles 0 1 hold the sums of 16 rows by two panels, and tiles 2 3 those of the next 16 rows. Inputs
+// are in tiles 4 5 and weights in tiles 6 7.
 template <class T>
 struct AmxSquare {
   static constexpr int64_t kRows = 2 * kTileRows, kPanels = 2;
@@ -27,8 +28,8 @@ struct AmxSquare {
     }
   }
 
-  // out += `count` tiles of one panel or two; sums that begin are zero before. Calls each(t) with
-  // each tile.
+  // out += `count` tiles of one or two panels; if `begins`, out is taken as zero. Calls each(t)
+  // after each tile.
   template <int Groups, int Panels, class Each>
   [[gnu::always_inline]] static void accumulate(const uint16_t* const (&w)[kPanels], int64_t count,
                                                 bool begins, const PreparedRows& x, float* out,
@@ -81,7 +82,8 @@ struct AmxSquare {
   }
 };
 
-// Decodes blocks of tiles of a few panels, each while all rows are multiplied by the block before.
+// Decodes blocks of tiles of a few panels. While all rows are multiplied by one block, the next one
+// is decoded.
 template <class T>
 class AmxManyRows {
  public:
@@ -109,7 +111,7 @@ class AmxManyRows {
 
  private:
   using Square = AmxSquare<T>;
-  // Most of a block: its weights take 128 KB of the second-level cache.
+  // The size of a block; its weights take 128 KB of the second-level cache.
   static constexpr int64_t kPanels = 8, kTiles = 16;
 
   struct Block {
@@ -169,7 +171,7 @@ class AmxManyRows {
   template <int Groups, int Panels>
   void multiply_panels(const Block& block, int64_t p, const PreparedRows& rows, int64_t m,
                        Ahead& ahead) {
-    // The inputs of the next rows are fetched meanwhile, a part with each pair of panels.
+    // Meanwhile, each pair of panels prefetches a part of the next rows' inputs.
     constexpr int64_t kFetched = Square::kRows * 2 / kPanels;
     const int64_t next = Square::kRows + p / 2 * kFetched, left = rows.count - next;
     const int64_t fetched = left < kFetched ? left : kFetched;

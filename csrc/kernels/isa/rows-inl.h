@@ -1,4 +1,4 @@
-// Prepares rows of inputs for products: rounded to BF16, or to int8 with one scale per block.
+// Prepares rows of inputs for products: rounds them to BF16, or to int8 with one scale per block.
 #pragma once
 
 #include <cstring>
@@ -12,16 +12,17 @@ namespace {
 
 inline size_t padded_row(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// Avoids strides of a large power of two, at which rows share few sets of the first-level cache.
+// Avoids strides of a large power of two, with which rows would use few sets of the first-level
+// cache.
 inline size_t spread_row(size_t bytes) { return bytes % 2048 == 0 ? bytes + 17 * 64 : bytes; }
 
-// Exact rows: fp32 values rounded to BF16, [tiles * 32].
+// Exact rows are fp32 values rounded to BF16, [tiles * 32].
 constexpr size_t kFloatBlockBytes = kBlock * sizeof(float);
 size_t exact_row_bytes(int64_t tiles) {
   return spread_row(static_cast<size_t>(tiles) * kFloatBlockBytes);
 }
 
-// Exact rows if the machine multiplies BF16: BF16 values, [tiles * 32].
+// On machines that multiply BF16, exact rows are BF16 values, [tiles * 32].
 constexpr size_t kBf16BlockBytes = kBlock * sizeof(uint16_t);
 inline size_t exact_row_bytes_bf16(int64_t tiles) {
   return spread_row(static_cast<size_t>(tiles) * kBf16BlockBytes);
@@ -47,10 +48,10 @@ void prepare_exact(const float* x, int64_t inputs, int64_t tiles, uint8_t* row) 
   }
 }
 
-// Draft rows: [tiles] of DraftBlock. Inputs have the order of the code plane's nibbles: of eight k,
-// the low nibbles of four bytes hold 0 4 1 5 and the high ones 2 6 3 7. The scale is halved because
-// E2M1 values are doubled. The correction is -12 times the block's sum, for kernels that add 12 to
-// make weights unsigned.
+// Draft rows are DraftBlock [tiles]. Inputs have the order of the code plane's nibbles: of each
+// eight k, the low nibbles of four bytes hold 0 4 1 5 and the high nibbles 2 6 3 7. The scale is
+// halved because E2M1 values are doubled. Some kernels add 12 to make weights unsigned; for them,
+// the correction is -12 times the sum of the block's inputs.
 constexpr int kUnsignedOffset = 12;
 
 struct DraftBlock {
@@ -67,8 +68,7 @@ size_t draft_row_bytes(int64_t tiles) {
   return spread_row(padded_row(static_cast<size_t>(tiles) * sizeof(DraftBlock)));
 }
 
-// Puts each eight bytes into the nibbles' order: exchanges 2 3 with 4 5, then 1 with 2 and 5 with
-// 6.
+// Puts each eight bytes into the order of nibbles: exchanges 2 3 with 4 5, then 1 with 2, 5 with 6.
 using Q4 = Lanes<uint64_t, 4>;
 inline Q4 to_nibble_order(Q4 v) {
   const Q4 middle = (v ^ (v >> 16)) & 0x00000000ffff0000u;
@@ -77,7 +77,7 @@ inline Q4 to_nibble_order(Q4 v) {
   return v ^ inner ^ (inner << 8);
 }
 
-// Blocks whose largest magnitude lies outside this range become zero, because their scale would not
+// A block becomes zero if its largest magnitude is outside this range, because its scale would not
 // be a normal number. Magnitudes are compared as bits, so NaN is larger than any number.
 constexpr int32_t kLeastDraftInput = 27 << 23;      // 2^-100
 constexpr int32_t kLargestDraftInput = 0x7f7fffff;  // the largest finite fp32

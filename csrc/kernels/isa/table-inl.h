@@ -1,4 +1,4 @@
-// The table of functions that work on any instruction set.
+// The Kernels table of the functions that are written for any instruction set.
 #pragma once
 
 #include "kernels/isa/activations-inl.h"
@@ -6,8 +6,8 @@
 #include "kernels/isa/delta-inl.h"
 #include "kernels/isa/nested-inl.h"
 #include "kernels/isa/ops-inl.h"
-#include "kernels/isa/pick-inl.h"
 #include "kernels/isa/product-inl.h"
+#include "kernels/isa/sampling-inl.h"
 #include "kernels/kernels.h"
 
 namespace specqd {
@@ -46,7 +46,7 @@ constexpr Kernels generic_table(const char* name) {
           .short_conv = short_conv,
           .delta_rows = delta_rows,
           .delta_advance = delta_advance,
-          .pick = &picking::kKernels,
+          .sampling = &sampling::kKernels,
           .read_bytes = read_bytes,
           .multiply_registers = multiply_registers};
 }

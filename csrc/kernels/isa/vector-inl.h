@@ -1,7 +1,7 @@
-// Vectors with any power of two of lanes: the compiler's own if the target has a register for them,
-// else two halves that are vectors again, because GCC lowers its own vectors wider than a register
-// through memory. Both have the same lane-by-lane operators, with vectors and with scalars;
-// comparisons give -1 and 0.
+// Vectors with any power of two of lanes. Those that fit into a register are the compiler's own.
+// Others are two halves, which are vectors again, because GCC moves its own vectors through memory
+// if they are wider than a register. Both kinds have the same lane-by-lane operators, with vectors
+// and with scalars; comparisons give -1 and 0.
 //
 // Only files under isa/ include this; everything here has internal linkage.
 #pragma once
@@ -168,7 +168,8 @@ template <class To, int first, int step, class V, int... i>
 inline To lanes_at(V a, V b, Indices<i...>) {
   return __builtin_shufflevector(a, b, (first + step * i)...);
 }
-// The lanes first, first + step, ... of a followed by b; both are the compiler's own vectors.
+// The lanes first, first + step, ... of the lanes of a followed by those of b. Both are the
+// compiler's own vectors.
 template <class To, int first, int step, class V>
 inline To lanes_from(V a, V b) {
   return lanes_at<To, first, step>(a, b, typename IndicesBelow<kCountOf<To>>::Type{});
@@ -209,8 +210,9 @@ struct Middle<true> {
   using Type = uint16_t;
 };
 
-// Converts lanes to another type; integers keep their low bits. GCC 12 converts eight bytes lane by
-// lane, so each step at most doubles or halves a lane, between one register and two whole ones.
+// Converts lanes to another type; integers keep their low bits. Each step at most doubles or halves
+// the size of a lane, between one register and two whole ones, because GCC 12 converts vectors of
+// eight bytes lane by lane.
 template <class To, class From>
 inline To convert(From from) {
   using T = ElementOf<To>;
@@ -236,7 +238,7 @@ inline To convert(From from) {
   }
 }
 
-// Per lane: `yes` if the mask is -1, `no` if it is 0.
+// Takes `yes` in lanes whose mask is -1, and `no` where it is 0.
 template <class Mask, class V>
 inline V select(Mask mask, V yes, V no) {
   if constexpr (kIsHalved<V>)
@@ -282,7 +284,7 @@ inline bool any(Mask mask) {
   }
 }
 
-// Combines all lanes by f, in halves: for sixteen lanes 8, 4, 2, 1.
+// Combines all lanes with f, half with half until one lane is left: for sixteen lanes 8, 4, 2, 1.
 template <class V, class F>
 inline ElementOf<V> fold(V v, F f) {
   if constexpr (kCountOf<V> > 4)

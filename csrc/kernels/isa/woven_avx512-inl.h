@@ -1,8 +1,9 @@
-// Decodes nested tiles into pairs of inputs of one chain, the operands of vdpbf16ps.
+// Decodes nested tiles into pairs of inputs that belong to one chain, the operands of vdpbf16ps.
 //
-// A woven tile holds, for each four inputs k, a vector of the pairs (k + 2, k) of sixteen outputs
-// and one of the pairs (k + 3, k + 1). This order costs nothing: residuals and codes must be spread
-// over 16 bits anyway, and two byte permutations (VBMI) can spread them in any order.
+// For each four inputs from k on, a woven tile holds a vector of the pairs (k + 2, k) of sixteen
+// outputs and one of the pairs (k + 3, k + 1). This order costs nothing: residuals and codes must
+// be spread over 16 bits in any case, and two byte permutations (VBMI) can spread them in any
+// order.
 #pragma once
 
 #include "kernels/isa/product_avx512-inl.h"
@@ -10,10 +11,10 @@
 namespace specqd {
 namespace {
 
-// The source of each half of a lane, for the even and for the odd chain.
+// Where each half of a lane comes from, for the even and for the odd chain.
 struct WovenOrder {
-  alignas(64) uint8_t residual[2][64];  // byte of two rows' 64; every second one is zeroed
-  alignas(64) uint8_t code[2][2][64];   // [rows 0 1 or 2 3] first bit within 64 bits of codes
+  alignas(64) uint8_t residual[2][64];  // index of a byte in two rows; every second is zeroed
+  alignas(64) uint8_t code[2][2][64];   // [rows 0 1 or 2 3][chain] first bit in 64 bits of codes
   constexpr WovenOrder() : residual(), code() {
     for (int chain = 0; chain < 2; ++chain)
       for (int n = 0; n < kPanel; ++n)
@@ -29,8 +30,8 @@ struct WovenOrder {
 constexpr WovenOrder kWovenOrder;
 
 struct InWovenOrder {
-  // A position's bits are: three of the row, r, four of the output, the chain. In a woven tile, r
-  // and the chain exchange places, and r is inverted.
+  // The bits of a position are three of the row, one bit r, four of the output, and the chain. In a
+  // woven tile, r and the chain exchange places, and r is inverted.
   static H16 upper_bytes(H16 patches) {
     const H16 differ = (patches ^ patches >> 5) & 1 << 7;
     return (patches ^ differ ^ differ << 5 ^ 1 << 7) >> 6 | 1;

@@ -40,11 +40,11 @@ class NumaNode:
 
     @property
     def memory_bytes(self) -> int:
-        """Negative: unknown."""
+        """Negative if unknown."""
 
     @property
     def free_bytes(self) -> int:
-        """Negative: unknown."""
+        """Negative if unknown."""
 
 class Topology:
     """The NUMA nodes of this machine; at least one is usable."""
@@ -57,12 +57,10 @@ class Topology:
         """Ids of nodes without CPUs or memory for this process."""
 
 def topology() -> Topology:
-    """Reads the NUMA nodes within the affinity mask and the cgroup."""
+    """Reads the NUMA nodes that the affinity mask and the cgroup allow."""
 
 def may_put_on(node: int) -> bool:
-    """
-    Returns whether the system fixes this process's pages to a NUMA node on request.
-    """
+    """Returns whether the system lets this process put pages on a NUMA node."""
 
 class Pool:
     @overload
@@ -71,7 +69,8 @@ class Pool:
     @overload
     def __init__(self, nodes: _Sequence[tuple[int, int, Set[int]]], *, replicates: bool = False, copies_mapped: bool = False) -> None:
         """
-        Threads on NUMA nodes: (node's id, threads, CPUs that they are bound to; none: all).
+        Starts threads on NUMA nodes: (id of the node, number of threads, CPUs that they are
+        bound to). Without CPUs, the threads are not bound.
         """
 
     @property
@@ -92,12 +91,12 @@ class Pool:
         """Threads that the system did not bind to their node's CPUs."""
 
     def start_trace(self) -> None:
-        """Records the stages of all forwards from now on."""
+        """Starts to record the stages of all forwards."""
 
     def stop_trace(self) -> list[tuple[int, str, int, int]]:
         """
-        Returns (thread, stage, begin, end) of what was recorded, in nanoseconds; a stage
-        "wait" is a barrier.
+        Returns (thread, stage, begin, end) of each recorded stage, in nanoseconds. The stage
+        "wait" is a wait at a barrier.
         """
 
 class PlainReads:
@@ -106,7 +105,7 @@ class PlainReads:
     def __init__(self, pool: Pool, isa: str, bytes: int) -> None: ...
 
     def read_seconds(self) -> float:
-        """Returns the seconds of one read."""
+        """Reads all bytes once; returns the seconds."""
 
 class RopeSpec:
     def __init__(self, kind: str, dims: int, theta: float, factor: float, original_max_positions: float, low_freq_factor: float, high_freq_factor: float, beta_fast: float, beta_slow: float, attention_factor: float, mscale: float, mscale_all_dim: float, truncate: bool, factors: _Sequence[float], query_growth: float, turning_pairs: int) -> None: ...
@@ -131,16 +130,19 @@ class PackedWeight:
 
     @property
     def copies(self) -> int:
-        """Of all planes: one for each node that has its own."""
+        """
+        The number of copies of all planes: one for each NUMA node that has its own.
+        """
 
     def plane_nodes(self) -> dict[str, dict[int, int]]:
         """
-        Returns the bytes of each plane by NUMA node, over all copies, from a sample of pages;
-        -1: not in memory. A plane is empty where the system does not tell.
+        Estimates from a sample of pages how many bytes of each plane, of all copies, are on
+        each NUMA node; -1 stands for pages that are not in memory. A plane's dict is empty if
+        the system does not provide this.
         """
 
     def planes(self) -> dict[str, NDArray[numpy.generic]]:
-        """Returns the planes by name: flat, read-only views without a copy."""
+        """Returns the planes by name, as flat, read-only views."""
 
 FEEDBACK_INPUTS: int = 256
 
@@ -150,14 +152,16 @@ def take_mxfp4(pool: Pool, sources: _Sequence[tuple[Annotated[NDArray[numpy.uint
 
 def map_planes(pool: Pool, codes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], scales: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], scale_code: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], residuals: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, patch_starts: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, patches: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, plain: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, *, source_rows: _Sequence[int], columns: int, interleaved: bool) -> PackedWeight | str:
     """
-    Returns a weight over planes that were packed before, or an error message.
+    Makes a weight of planes that were packed before; returns it or an error message.
     """
 
 def release_free_memory() -> None:
-    """Returns the heap's free pages to the system."""
+    """Returns free pages of the heap to the system."""
 
 def find_not_finite(pool: Pool, bits: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), device='cpu', writable=False)]) -> tuple[int, int] | None:
-    """Returns (row, column) of the first BF16 that is not finite, or None."""
+    """
+    Returns (row, column) of the first BF16 number that is not finite, or None.
+    """
 
 PAGE_POSITIONS: int = 64
 
@@ -166,18 +170,18 @@ class KvCache:
 
     @property
     def has_states(self) -> bool:
-        """Whether layers are recurrent."""
+        """Whether any layer is recurrent."""
 
     @property
     def total_states(self) -> int:
-        """Most sequences that can have states of recurrent layers at once."""
+        """How many sequences can have states of recurrent layers at once."""
 
     @property
     def free_states(self) -> int: ...
 
     @property
     def state_bytes(self) -> int:
-        """Most bytes of states that one sequence takes."""
+        """The most bytes that the states of one sequence take."""
 
     @property
     def slot_bytes(self) -> int:
@@ -185,19 +189,19 @@ class KvCache:
 
     @property
     def total_slots(self) -> int:
-        """Most states that are cached for later sequences."""
+        """How many states can be cached for later sequences."""
 
     @property
     def cached_slots(self) -> int: ...
 
     @property
     def used_slots(self) -> int:
-        """States that sequences or the cache hold."""
+        """The number of states that sequences or the cache hold."""
 
     def has_states_of(self, sequence: int) -> bool: ...
 
     def can_continue(self, sequence: int, position: int) -> bool:
-        """Whether states allow a forward to begin at `position`."""
+        """Whether the states allow a forward to begin at `position`."""
 
     @property
     def total_pages(self) -> int: ...
@@ -346,8 +350,8 @@ class Decoder:
         Returns a copy of the last forward's logits, [rows, vocabulary] float32.
         """
 
-class Picker:
-    """Picks the token at a position, with fixed parameters."""
+class Sampler:
+    """Samples the token at a position, with fixed parameters."""
 
     def __init__(self, *, temperature: float = 0.0, top_p: float = 1.0, min_p: float = 0.0, repetition_penalty: float = 1.0, presence_penalty: float = 0.0, frequency_penalty: float = 0.0, top_k: int = 0, seed: int = 0, sample: int = 0, bias_ids: _Sequence[int] = [], bias: _Sequence[float] = []) -> None: ...
 
@@ -394,16 +398,17 @@ class Tokens:
 
 class Sequence:
     """
-    The tokens of one request's sample. While a level drafts, its guesses are at the end.
+    The tokens of one of the n samples of a request. While a level drafts, its guesses are at
+    the end.
     """
 
-    def __init__(self, tokens: _Sequence[int], picker: Picker, prompt_length: int, *, is_sampled: bool = False, needs_history: bool = False, grammar: Any = None, stop_ids: Set[int] = frozenset()) -> None: ...
+    def __init__(self, tokens: _Sequence[int], sampler: Sampler, prompt_length: int, *, is_sampled: bool = False, needs_history: bool = False, grammar: Any = None, stop_ids: Set[int] = frozenset()) -> None: ...
 
     @property
     def tokens(self) -> Tokens: ...
 
     @property
-    def picker(self) -> Picker: ...
+    def sampler(self) -> Sampler: ...
 
     @property
     def prompt_length(self) -> int: ...
@@ -450,8 +455,8 @@ class Sequence:
 
     def masks(self, proposal: _Sequence[int]) -> NDArray[numpy.uint32] | None:
         """
-        Returns bit masks of the tokens that the grammar allows before the proposal's first
-        token and after each one, [proposal + 1, words]; None if there is no grammar.
+        Returns bit masks, [proposal + 1, words], of the tokens that the grammar allows as the
+        first token of the proposal and after each of its tokens; None without a grammar.
         """
 
 class Context:
@@ -471,8 +476,9 @@ class Context:
 
     def match(self, tokens: _Sequence[int], accepted: int) -> int:
         """
-        Forgets everything after the common prefix with `tokens`; returns the positions left.
-        The first `accepted` tokens never change, so later calls do not compare them again.
+        Forgets everything after the common prefix with `tokens`, and returns the number of
+        positions that are left. The first `accepted` tokens never change, so later calls do
+        not compare them.
         """
 
     def record(self, start: int, tokens: _Sequence[int]) -> None:
@@ -482,12 +488,12 @@ class Context:
 
     def copy_features(self, other: Context) -> None:
         """
-        Takes the logged features of a context that begins with the same tokens.
+        Copies the logged features of a context that begins with the same tokens.
         """
 
 class Rows:
     """
-    Tokens to forward from position `start`; asks for logits of the last `logits`.
+    Tokens to forward from position `start` on; the last `logits` get logits.
     """
 
     def __init__(self, context: Context, start: int, tokens: _Sequence[int], logits: int) -> None: ...
@@ -518,17 +524,20 @@ class LevelModel:
         """Most rows of logits per forward."""
 
     def context(self, sequence: Sequence) -> Context:
-        """Returns this model's context for a sequence, made on first use."""
+        """Returns this model's context for a sequence; it is made on first use."""
 
     def forward(self, batch: _Sequence[Rows]) -> None:
-        """Caches all rows and leaves the asked logits, in the batch's order."""
+        """
+        Computes all rows and caches their keys and values. Keeps the requested logits, in the
+        order of the batch.
+        """
 
     def verify(self, row: int, proposal: _Sequence[int], sequence: Sequence) -> tuple[list[int], list[float]]:
         """
-        Verifies a proposal with the last forward's logits from `row`.
+        Verifies a proposal with the logits of the last forward from `row` on.
 
-        Returns (tokens, probabilities): the proposal's prefix that equals the picks, then the
-        next pick.
+        Returns (tokens, probabilities) of the longest prefix of the proposal that equals the
+        tokens which the model samples itself, and of the next token that it samples.
         """
 
     def release(self, sequence: Sequence) -> None: ...
@@ -545,23 +554,27 @@ class DecoderForward(LevelModel):
         """Bytes of keys and values that all forwards so far have read."""
 
     def read_partial_head(self) -> None:
-        """Later forwards read the partial head only; by default, the whole."""
+        """
+        From now on, forwards read only the partial output head; by default, the whole one.
+        """
 
 class ModelForward(DecoderForward):
     """
     Forwards a whole model.
 
-    Splits more rows than one forward takes into several; the rows with logits must fit into
-    the last forward. Releases a sequence in the exact precision too.
+    Splits the rows into several forwards if one cannot take them; those with logits must fit
+    into the last forward. Releases a sequence in the exact precision too.
     """
 
     def __init__(self, decoder: Decoder, cache: KvCache, is_draft: bool, max_positions: int, exact: ModelForward | None = None) -> None: ...
 
     def log_features(self) -> None:
-        """Later forwards log what the decoder taps, in both precisions."""
+        """
+        From now on, forwards in both precisions log the features that the decoder taps.
+        """
 
     def adopt(self, sequence: Sequence, context: Context) -> None:
-        """Sets the context that a sequence continues from."""
+        """Sets the context from which a sequence continues."""
 
 class HeadForward(DecoderForward):
     """

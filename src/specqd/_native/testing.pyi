@@ -11,15 +11,17 @@ import specqd._native
 
 def mappings_of_blocks(blocks: int, bytes: int, parts: int) -> int:
     """
-    Returns the mappings of this process while it has blocks with parts on nodes 0 and 1.
+    Returns the number of mappings of this process while it has blocks of memory, each of
+    `parts` parts that alternate between nodes 0 and 1.
     """
 
 def topology(root: str, cpus: Set[int], memory_nodes: Set[int]) -> specqd._native.Topology:
-    """The same of another directory than /sys/devices/system."""
+    """Reads a topology from `root` instead of /sys/devices/system."""
 
 def nodes_of(bytes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', writable=False)]) -> dict[int, int]:
     """
-    Returns the bytes by NUMA node, from a sample of pages; -1: not in memory.
+    Returns the bytes on each NUMA node, from a sample of pages; -1 stands for pages that are
+    not in memory.
     """
 
 def tally(pool: specqd._native.Pool) -> list[list[int]]:
@@ -76,53 +78,55 @@ def page_bits(cache: specqd._native.KvCache, sequence: int, page: int) -> NDArra
 
 def page_distance(cache: specqd._native.KvCache, sequence: int, page: int) -> int:
     """
-    Returns the words from the first keys of a sequence to those of a page.
+    Returns the distance, in words, from the first keys of a sequence to the keys of a page.
     """
 
 def write_page_bits(cache: specqd._native.KvCache, sequence: int, page: int, bits: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)]) -> None:
     """Replaces a page's words."""
 
 def poison(cache: specqd._native.KvCache, sequence: int, page: int, bits: int) -> None:
-    """Fills a page with one word."""
+    """Fills a page with copies of one word."""
 
 def saved_state(cache: specqd._native.KvCache, sequence: int) -> tuple[int, NDArray[numpy.uint8]]:
     """
-    Returns the position of the newest saved state of recurrent layers, and its bytes.
+    Returns the position of the latest saved state of recurrent layers, and its bytes.
     """
 
 def num_slots(cache: specqd._native.KvCache) -> int:
-    """Returns the number of slots that take memory."""
+    """Returns the number of slots that have memory."""
 
 def state_slot(cache: specqd._native.KvCache, sequence: int) -> int:
     """
-    Identifies the slot of a sequence's committed state, among those in use; 0: zeros.
+    Returns a number that identifies the slot of a sequence's committed state among those in
+    use; 0 if the state is all zeros and has no slot.
     """
 
 def state_rows(cache: specqd._native.KvCache, sequence: int, first: int, last: int) -> NDArray[numpy.uint8]:
     """
-    Returns the bytes of positions of one chunk from which recurrent layers compute.
+    Returns the stored inputs of recurrent layers, as bytes, for positions of one chunk.
     """
 
-def pick(picker: specqd._native.Picker, logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], position: int, history: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, prompt_length: int = 0, mask: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, isa: str | None = None) -> tuple[int, float]:
+def sample_token(sampler: specqd._native.Sampler, logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], position: int, history: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, prompt_length: int = 0, mask: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, isa: str | None = None) -> tuple[int, float]:
     """
     Returns the token at `position` and its probability; (-1, 0) if no token is allowed.
     `mask` holds one bit per token, set if the token is allowed.
     """
 
-def noise_bits(picker: specqd._native.Picker, position: int, token: int) -> int:
+def noise_bits(sampler: specqd._native.Sampler, position: int, token: int) -> int:
     """Returns the 64 random bits of a token's Gumbel noise."""
 
 def gumbel(bits: int) -> float:
-    """-log(-log(1 - v)), v = (bits + 1/2) / 2**64."""
+    """Returns -log(-log(1 - v)) for v = (bits + 1/2) / 2**64."""
 
 def run_and_throw(pool: specqd._native.Pool, thread: int, barriers: int) -> None:
     """
-    Runs bodies with four barriers, one of which throws bad_alloc after `barriers` of them.
+    Runs a body with four barriers on all threads; the body of `thread` throws bad_alloc after
+    `barriers` of them.
     """
 
 def memory_left_in(directory: str) -> int:
     """
-    Returns the bytes that the memory limit of a cgroup's directory leaves.
+    Returns how many bytes the memory limit of a cgroup leaves, given its directory.
     """
 
 PEAK_PRODUCTS: int = 33554432
@@ -130,7 +134,7 @@ PEAK_PRODUCTS: int = 33554432
 def product_seconds(pool: specqd._native.Pool, isa: str, repeats: int) -> list[float]:
     """
     Returns the seconds of each of `repeats` runs in which every thread computes PEAK_PRODUCTS
-    exact products in registers, without memory.
+    multiply-adds of an exact product in registers, without memory.
     """
 
 def planes(packed: specqd._native.Packed) -> tuple[NDArray[numpy.uint8], NDArray[numpy.uint8], NDArray[numpy.uint8], NDArray[numpy.uint32], NDArray[numpy.uint16], tuple[int, int]]:
@@ -173,14 +177,15 @@ def kernels(arg: str, /) -> KernelTable: ...
 
 def kernel_names() -> list[str]:
     """
-    Returns the names of all tables that run on this machine, the portable one first. The last
-    two are for tests only: AVX-512 BF16 for the other kind of core, and AMX on emulated tiles.
+    Returns the names of all tables that run on this machine, the portable one first. Two at
+    the end are for tests only: AVX-512 BF16 for the other width of vector units, and AMX on
+    emulated tiles.
     """
 
 def feedback_factors(pool: specqd._native.Pool, products: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', writable=False)]) -> NDArray[numpy.float32]: ...
 
 def unpack(weight: specqd._native.PackedWeight, isa: str) -> NDArray[numpy.uint16]:
-    """Returns a weight's BF16 bits, [rows, columns]."""
+    """Returns the BF16 bits of a weight, [rows, columns]."""
 
 def logit_rows(decoder: specqd._native.Decoder) -> int:
     """Returns the number of rows of logits of the last forward."""
@@ -192,7 +197,9 @@ def rope_tables(spec: specqd._native.RopeSpec, first: int, count: int) -> tuple[
     """
 
 def rope_query_scale(spec: specqd._native.RopeSpec, position: int) -> float:
-    """Returns the factor on the rotated queries of a position."""
+    """
+    Returns the factor by which the rotated queries of a position are multiplied.
+    """
 
 LONGEST_MATCH: int = 32
 

@@ -1,6 +1,4 @@
-// Binds pickers and log-probabilities.
-#include "decode/pick.h"
-
+// Binds samplers and log-probabilities.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -12,6 +10,7 @@
 #include <stdexcept>
 
 #include "bindings/bindings.h"
+#include "decode/sampling.h"
 #include "decode/sequence.h"
 #include "kernels/float_mode.h"
 
@@ -20,9 +19,9 @@ using namespace nanobind::literals;
 namespace specqd {
 namespace {
 
-// For functions without a Picker; grows once per thread.
-PickScratch& shared_scratch() {
-  static thread_local PickScratch scratch;
+// The buffers of functions that get no Sampler. They grow once per thread.
+SamplerScratch& shared_scratch() {
+  static thread_local SamplerScratch scratch;
   return scratch;
 }
 
@@ -56,16 +55,16 @@ std::vector<std::pair<int32_t, float>> find_top_logprobs(const Row<float>& logit
 
 }  // namespace
 
-void bind_pick(nb::module_& m) {
-  nb::class_<Picker>(m, "Picker", "Picks the token at a position, with fixed parameters.")
+void bind_sampling(nb::module_& m) {
+  nb::class_<Sampler>(m, "Sampler", "Samples the token at a position, with fixed parameters.")
       .def(
           "__init__",
-          [](Picker* self, float temperature, float top_p, float min_p, float repetition_penalty,
+          [](Sampler* self, float temperature, float top_p, float min_p, float repetition_penalty,
              float presence_penalty, float frequency_penalty, int32_t top_k, uint64_t seed,
              uint32_t sample, std::vector<int32_t> bias_ids, std::vector<float> bias) {
             if (bias_ids.size() != bias.size())
               throw std::invalid_argument("bias_ids and bias differ in length");
-            new (self) Picker{
+            new (self) Sampler{
                 {temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty,
                  top_k, seed, sample, std::move(bias_ids), std::move(bias)},
                 {}};

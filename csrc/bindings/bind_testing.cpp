@@ -1,4 +1,4 @@
-// Binds `_native.testing`: what only tests and benchmarks call.
+// Binds `_native.testing`: functions that only tests and benchmarks call.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -17,7 +17,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/exclusive.h"
-#include "decode/pick.h"
+#include "decode/sampling.h"
 #include "decode/sequence.h"
 #include "kernels/float_mode.h"
 #include "model/decoder.h"
@@ -64,18 +64,20 @@ nb::ndarray<nb::numpy, float> factors_of(
   return owned_array(std::move(factors), {padded, kGroup});
 }
 
-std::pair<int32_t, float> pick_with(Picker& picker, const Row<float>& logits, int64_t position,
-                                    const std::optional<Row<int32_t>>& history,
-                                    int64_t prompt_length, const std::optional<Row<uint32_t>>& mask,
-                                    const std::optional<std::string>& isa) {
+std::pair<int32_t, float> sample_with(Sampler& sampler, const Row<float>& logits, int64_t position,
+                                      const std::optional<Row<int32_t>>& history,
+                                      int64_t prompt_length,
+                                      const std::optional<Row<uint32_t>>& mask,
+                                      const std::optional<std::string>& isa) {
   if (mask && mask->shape(0) * 32 < logits.shape(0))
-    throw std::invalid_argument("mask has fewer bits than there are logits");
-  const Exclusive use(&picker);
+    throw std::invalid_argument("mask has fewer bits than logits has tokens");
+  const Exclusive use(&sampler);
   const Kernels& kernels = kernels_or_default(isa);
   const FlushSubnormals flush;
-  const auto picked = pick(kernels, picker.params, span_of(logits), position, span_of(history),
-                           prompt_length, mask ? mask->data() : nullptr, picker.scratch);
-  return {picked.token, picked.probability};
+  const auto sampled =
+      sample_token(kernels, sampler.params, span_of(logits), position, span_of(history),
+                   prompt_length, mask ? mask->data() : nullptr, sampler.scratch);
+  return {sampled.token, sampled.probability};
 }
 
 void bind_pages(nb::module_& m) {
@@ -95,12 +97,12 @@ void bind_pages(nb::module_& m) {
         return view.keys(page) - view.keys(0);
       },
       "cache"_a, "sequence"_a, "page"_a,
-      "Returns the words from the first keys of a sequence to those of a page.");
+      "Returns the distance, in words, from the first keys of a sequence to the keys of a page.");
   m.def(
       "write_page_bits",
       [](KvCache& cache, int sequence, int64_t page, const BitVector& bits) {
         if (static_cast<int64_t>(bits.size()) != cache.shape().page_words())
-          throw std::invalid_argument("bits must hold exactly one page's words");
+          throw std::invalid_argument("bits must have exactly the words of one page");
         cache.write_page_bits(sequence, page, {bits.data(), bits.size()});
       },
       "cache"_a, "sequence"_a, "page"_a, "bits"_a, "Replaces a page's words.");
@@ -110,7 +112,7 @@ void bind_pages(nb::module_& m) {
         const auto words = static_cast<size_t>(cache.shape().page_words());
         cache.write_page_bits(sequence, page, std::vector<uint16_t>(words, bits));
       },
-      "cache"_a, "sequence"_a, "page"_a, "bits"_a, "Fills a page with one word.");
+      "cache"_a, "sequence"_a, "page"_a, "bits"_a, "Fills a page with copies of one word.");
 }
 
 void bind_states(nb::module_& m) {
@@ -124,38 +126,41 @@ void bind_states(nb::module_& m) {
         return std::pair(position, owned_array(std::move(bits)));
       },
       "cache"_a, "sequence"_a,
-      "Returns the position of the newest saved state of recurrent layers, and its bytes.");
+      "Returns the position of the latest saved state of recurrent layers, and its bytes.");
   m.def(
       "num_slots", [](const KvCache& cache) { return cache.states().slots().total(); }, "cache"_a,
-      "Returns the number of slots that take memory.");
+      "Returns the number of slots that have memory.");
   m.def(
       "state_slot",
       [](const KvCache& cache, int sequence) {
         return reinterpret_cast<uintptr_t>(cache.states().of(sequence).committed_slot.get());
       },
       "cache"_a, "sequence"_a,
-      "Identifies the slot of a sequence's committed state, among those in use; 0: zeros.");
+      "Returns a number that identifies the slot of a sequence's committed state among those in\n"
+      "use; 0 if the state is all zeros and has no slot.");
   m.def(
       "state_rows",
       [](const KvCache& cache, int sequence, int64_t first, int64_t last) {
         return owned_array(cache.states().row_bits(sequence, first, last));
       },
       "cache"_a, "sequence"_a, "first"_a, "last"_a,
-      "Returns the bytes of positions of one chunk from which recurrent layers compute.");
+      "Returns the stored inputs of recurrent layers, as bytes, for positions of one chunk.");
 }
 
-void bind_picks(nb::module_& m) {
-  m.def("pick", &pick_with, "picker"_a, "logits"_a, "position"_a, "history"_a = nb::none(),
-        "prompt_length"_a = 0, "mask"_a = nb::none(), "isa"_a = nb::none(),
+void bind_sample_token(nb::module_& m) {
+  m.def("sample_token", &sample_with, "sampler"_a, "logits"_a, "position"_a,
+        "history"_a = nb::none(), "prompt_length"_a = 0, "mask"_a = nb::none(),
+        "isa"_a = nb::none(),
         "Returns the token at `position` and its probability; (-1, 0) if no token is allowed.\n"
         "`mask` holds one bit per token, set if the token is allowed.");
   m.def(
       "noise_bits",
-      [](const Picker& picker, int64_t position, int32_t token) {
-        return noise_bits(picker.params, position, token);
+      [](const Sampler& sampler, int64_t position, int32_t token) {
+        return noise_bits(sampler.params, position, token);
       },
-      "picker"_a, "position"_a, "token"_a, "Returns the 64 random bits of a token's Gumbel noise.");
-  m.def("gumbel", &gumbel, "bits"_a, "-log(-log(1 - v)), v = (bits + 1/2) / 2**64.");
+      "sampler"_a, "position"_a, "token"_a,
+      "Returns the 64 random bits of a token's Gumbel noise.");
+  m.def("gumbel", &gumbel, "bits"_a, "Returns -log(-log(1 - v)) for v = (bits + 1/2) / 2**64.");
 }
 
 void bind_measures(nb::module_& m) {
@@ -171,9 +176,10 @@ void bind_measures(nb::module_& m) {
         });
       },
       "pool"_a, "thread"_a, "barriers"_a,
-      "Runs bodies with four barriers, one of which throws bad_alloc after `barriers` of them.");
+      "Runs a body with four barriers on all threads; the body of `thread` throws bad_alloc after\n"
+      "`barriers` of them.");
   m.def("memory_left_in", &memory_left_in, "directory"_a,
-        "Returns the bytes that the memory limit of a cgroup's directory leaves.");
+        "Returns how many bytes the memory limit of a cgroup leaves, given its directory.");
   m.attr("PEAK_PRODUCTS") = kPeakProducts;
   m.def(
       "product_seconds",
@@ -183,7 +189,7 @@ void bind_measures(nb::module_& m) {
       },
       "pool"_a, "isa"_a, "repeats"_a,
       "Returns the seconds of each of `repeats` runs in which every thread computes PEAK_PRODUCTS\n"
-      "exact products in registers, without memory.");
+      "multiply-adds of an exact product in registers, without memory.");
 }
 
 }  // namespace
@@ -191,12 +197,12 @@ void bind_measures(nb::module_& m) {
 void bind_testing(nb::module_& testing) {
   bind_pages(testing);
   bind_states(testing);
-  bind_picks(testing);
+  bind_sample_token(testing);
   bind_measures(testing);
   bind_tested_kernels(testing);
   testing.def("feedback_factors", &factors_of, "pool"_a, "products"_a);
   testing.def("unpack", &unpack, "weight"_a, "isa"_a,
-              "Returns a weight's BF16 bits, [rows, columns].");
+              "Returns the BF16 bits of a weight, [rows, columns].");
   testing.def("logit_rows", &Decoder::logit_rows, "decoder"_a,
               "Returns the number of rows of logits of the last forward.");
   testing.def(
@@ -214,7 +220,7 @@ void bind_testing(nb::module_& testing) {
       "Returns (inverse frequencies [d/2], attention factor, cosines [count, d/2], sines\n"
       "[count, d/2]) of the positions from `first`; d is spec.dims.");
   testing.def("rope_query_scale", &rope_query_scale, "spec"_a, "position"_a,
-              "Returns the factor on the rotated queries of a position.");
+              "Returns the factor by which the rotated queries of a position are multiplied.");
 }
 
 }  // namespace specqd

@@ -1,4 +1,4 @@
-"""Picks equal their definition and have the same bits on every instruction set."""
+"""Sampled tokens equal their definition and have the same bits on every instruction set."""
 
 import math
 from dataclasses import replace
@@ -8,7 +8,7 @@ import pytest
 
 from specqd import _native
 from specqd._native import testing
-from support.pick_reference import ISAS, LARGEST, Floats, Params, check
+from support.sampling_reference import ISAS, LARGEST, Floats, Params, check
 
 SIZES = [1, 2, 15, 16, 17, 63, 64, 65, 257, 1000, 1024, 1025, 5000, 32003]
 
@@ -42,14 +42,16 @@ ALONE = [
 
 
 @pytest.mark.parametrize("params", ALONE)
-def test_a_pick_equals_its_definition(params: Params, rng: np.random.Generator) -> None:
+def test_a_sampled_token_equals_its_definition(params: Params, rng: np.random.Generator) -> None:
     for size in SIZES:
         for _ in range(2):
             seeded = replace(params, seed=int(rng.integers(2**63)), sample=int(rng.integers(2**32)))
             check(seeded, random_logits(rng, size), int(rng.integers(2**40)))
 
 
-def test_a_pick_with_all_parameters_equals_its_definition(rng: np.random.Generator) -> None:
+def test_a_token_sampled_with_all_parameters_equals_its_definition(
+    rng: np.random.Generator,
+) -> None:
     for _ in range(150):
         size = int(rng.choice(SIZES[4:]))
         prompt = int(rng.integers(1, 40))
@@ -77,26 +79,28 @@ def test_ties_go_to_the_lowest_id_and_zeros_of_both_signs_tie() -> None:
     logits[[40, 150]] = 0.0
     logits[33] = -0.0
     for isa in ISAS:
-        assert testing.pick(Params().native(), logits, 0, isa=isa)[0] == 33
-        picker = Params(temperature=1.0, top_k=2).native()
-        assert {testing.pick(picker, logits, t, isa=isa)[0] for t in range(200)} == {33, 40}
-        picker = Params(temperature=1.0, top_p=0.005).native()
-        assert {testing.pick(picker, logits, t, isa=isa)[0] for t in range(50)} == {33}
+        assert testing.sample_token(Params().native(), logits, 0, isa=isa)[0] == 33
+        sampler = Params(temperature=1.0, top_k=2).native()
+        tokens = {testing.sample_token(sampler, logits, t, isa=isa)[0] for t in range(200)}
+        assert tokens == {33, 40}
+        sampler = Params(temperature=1.0, top_p=0.005).native()
+        assert {testing.sample_token(sampler, logits, t, isa=isa)[0] for t in range(50)} == {33}
 
 
 def test_top_p_keeps_the_lowest_ids_of_equal_logits() -> None:
     logits = np.zeros(1024, np.float32)
     for isa in ISAS:
-        picker = Params(temperature=1.0, top_p=10 / 1024).native()
-        assert {testing.pick(picker, logits, t, isa=isa)[0] for t in range(400)} == set(range(10))
+        sampler = Params(temperature=1.0, top_p=10 / 1024).native()
+        tokens = {testing.sample_token(sampler, logits, t, isa=isa)[0] for t in range(400)}
+        assert tokens == set(range(10))
 
 
 def test_top_p_may_drop_the_largest_logit_where_weights_tie() -> None:
     """Weights are rounded, so a slightly smaller logit of a lower id may rank first."""
     logits = np.array([-1.0, -1e-14, 0.0], np.float32)
     for isa in ISAS:
-        picker = Params(temperature=1.0, top_p=0.1).native()
-        assert {testing.pick(picker, logits, t, isa=isa) for t in range(50)} == {(1, 1.0)}
+        sampler = Params(temperature=1.0, top_p=0.1).native()
+        assert {testing.sample_token(sampler, logits, t, isa=isa) for t in range(50)} == {(1, 1.0)}
 
 
 def test_penalties_count_the_output_and_repetition_also_the_prompt() -> None:
@@ -114,16 +118,19 @@ def test_penalties_count_the_output_and_repetition_also_the_prompt() -> None:
     assert greedy(3, repetition_penalty=0.5) == 0
 
 
-def test_penalties_of_one_pick_do_not_affect_the_next(rng: np.random.Generator) -> None:
-    picker = Params(presence_penalty=2.0, repetition_penalty=1.5).native()
+def test_penalties_of_one_token_do_not_affect_the_next(rng: np.random.Generator) -> None:
+    sampler = Params(presence_penalty=2.0, repetition_penalty=1.5).native()
     logits = random_logits(rng, 500)
-    first = testing.pick(picker, logits, 0)
-    testing.pick(picker, logits, 0, rng.integers(0, 500, 300).astype(np.int32), 100)
-    assert testing.pick(picker, logits, 0) == first
-    assert testing.pick(picker, logits[:80], 0) == testing.pick(Params().native(), logits[:80], 0)
+    first = testing.sample_token(sampler, logits, 0)
+    testing.sample_token(sampler, logits, 0, rng.integers(0, 500, 300).astype(np.int32), 100)
+    assert testing.sample_token(sampler, logits, 0) == first
+    other = testing.sample_token(Params().native(), logits[:80], 0)
+    assert testing.sample_token(sampler, logits[:80], 0) == other
 
 
-def test_a_nan_is_never_picked_and_infinity_counts_as_the_largest(rng: np.random.Generator) -> None:
+def test_a_nan_is_never_sampled_and_infinity_counts_as_the_largest(
+    rng: np.random.Generator,
+) -> None:
     for temperature in (0.0, 1.0):
         for extra in ({}, {"top_k": 3}, {"top_p": 0.5}):
             params = Params(temperature=temperature, **extra)  # type: ignore[arg-type]
@@ -140,15 +147,13 @@ def test_a_nan_is_never_picked_and_infinity_counts_as_the_largest(rng: np.random
             check(params, np.array([LARGEST, -LARGEST, 1e-42, -1e-42], np.float32))
 
 
-def test_an_empty_mask_picks_no_token() -> None:
+def test_an_empty_mask_gives_no_token() -> None:
     logits = np.zeros(100, np.float32)
     for isa in ISAS:
         mask = np.zeros(4, np.uint32)
-        assert testing.pick(Params().native(), logits, 0, mask=mask, isa=isa) == (-1, 0.0)
-        assert testing.pick(Params(temperature=1.0).native(), logits, 0, mask=mask, isa=isa) == (
-            -1,
-            0.0,
-        )
+        for params in (Params(), Params(temperature=1.0)):
+            sampled = testing.sample_token(params.native(), logits, 0, mask=mask, isa=isa)
+            assert sampled == (-1, 0.0)
 
 
 def test_bits_are_equal_on_all_instruction_sets(rng: np.random.Generator) -> None:
@@ -161,8 +166,8 @@ def test_bits_are_equal_on_all_instruction_sets(rng: np.random.Generator) -> Non
         assert len(whole) == len(tops) == 1
         assert len({np.float32(one).tobytes() for one in ones}) == 1
         params = Params(temperature=0.9, top_p=0.98, seed=int(rng.integers(2**63)))
-        picks = {testing.pick(params.native(), logits, t, isa=isa) for t in (3,) for isa in ISAS}
-        assert len(picks) == 1
+        sampled = {testing.sample_token(params.native(), logits, 3, isa=isa) for isa in ISAS}
+        assert len(sampled) == 1
 
 
 # --- Log-probabilities -------------------------------------------------------------------------
@@ -173,7 +178,7 @@ def test_log_softmax_is_within_its_bound_of_float64(rng: np.random.Generator) ->
         logits = random_logits(rng, size)
         x = logits.astype(float)
         exact = x - x.max() - np.log(np.exp(x - x.max()).sum())
-        # Two roundings of the result's size, and a mass that is good to a few ulp.
+        # Two roundings of numbers as large as the result, and an error of the mass of a few ulp.
         error = np.abs(_native.log_softmax(logits) - exact)
         assert np.all(error <= 2.0**-22 * (1 + np.abs(exact)))
 

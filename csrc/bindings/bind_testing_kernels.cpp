@@ -1,4 +1,4 @@
-// Binds what only tests call of an instruction set's kernels.
+// Binds the parts of an instruction set's kernels that only tests call.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -59,7 +59,7 @@ Out<float> product(TestedTable table, const std::string& precision, const Packed
   const Kernels& kernels = *table.at;
   if (last < 0) last = packed.view.panels;
   if (first < 0 || first > last || last > packed.view.panels)
-    throw std::invalid_argument("no such panels");
+    throw std::invalid_argument("the panels are out of range");
   const Precision kind = kind_of<Precision>(precision);
   const Prepared rows = prepare(kernels, kind, x, packed.view.tiles);
   const size_t columns = static_cast<size_t>(last - first) * kPanel;
@@ -91,7 +91,7 @@ void bind_products(nb::class_<TestedTable, KernelTable>& table) {
       });
 }
 
-// A copy of x that change(data) has changed.
+// A copy of x, changed by change(data).
 template <class Change>
 Out<float> changed(const In<float, 1>& x, const Change& change) {
   const FlushSubnormals flush;
@@ -211,9 +211,9 @@ void bind_tested_kernels(nb::module_& m) {
 #endif
         return names;
       },
-      "Returns the names of all tables that run on this machine, the portable one first. The last\n"
-      "two are for tests only: AVX-512 BF16 for the other kind of core, and AMX on emulated "
-      "tiles.");
+      "Returns the names of all tables that run on this machine, the portable one first. Two at\n"
+      "the end are for tests only: AVX-512 BF16 for the other width of vector units, and AMX on\n"
+      "emulated tiles.");
 }
 
 }  // namespace specqd

@@ -1,7 +1,7 @@
-"""Defines the token at a position in NumPy: every token's noise and score, fully sorted.
+"""Defines in NumPy which token is sampled at a position: all tokens get noise and a score.
 
-Only sums (top-p) may differ in the native code, by the rounding of its exponentials. Cases whose
-boundary is that close are not compared.
+Only the sums of top-p may differ in the native code, by the rounding of its exponentials. Cases in
+which a token is that close to the boundary are not compared.
 """
 
 import math
@@ -32,9 +32,9 @@ class Params:
     sample: int = 0
     bias: dict[int, float] = field(default_factory=dict)
 
-    def native(self) -> _native.Picker:
+    def native(self) -> _native.Sampler:
         values = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "bias"}
-        return _native.Picker(
+        return _native.Sampler(
             **values, bias_ids=list(self.bias), bias=[float(b) for b in self.bias.values()]
         )
 
@@ -105,7 +105,7 @@ def processed_logits(
     return np.minimum(x, LARGEST)
 
 
-def expected_pick(
+def expected_token(
     params: Params,
     logits: Floats,
     position: int,
@@ -128,8 +128,8 @@ def expected_pick(
 
 
 def weighed(params: Params, x: Floats) -> tuple[Floats, NDArray[np.float64], bool]:
-    """Processed logits over the temperature, their unnormalised probabilities, and whether the
-    native code must keep the same tokens."""
+    """Returns the processed logits divided by the temperature, their unnormalised probabilities,
+    and whether the native code must keep the same tokens."""
     with np.errstate(over="ignore"):
         inverse = np.float32(1) / np.float32(params.temperature)
         z = ((x - x.max()) * inverse).astype(np.float32)
@@ -145,7 +145,7 @@ def weighed(params: Params, x: Floats) -> tuple[Floats, NDArray[np.float64], boo
         before = np.concatenate([[0.0], np.cumsum(weights[order])[:-1]])
         limit = float(np.float32(params.top_p)) * weights.sum()
         kept[order[before >= limit]] = False
-        # Weights err by up to 4 ulp and lose up to 2^-40 to truncation.
+        # The error of a weight is up to 4 ulp, and truncation takes up to 2^-40 from it.
         slack = weights.sum() * 2.0**-21 + len(x) * 2.0**-39
         is_sure = not np.any((np.abs(before - limit) <= slack) & (weights[order] > 2.0**-40))
         weights = np.where(kept, weights, 0.0)
@@ -168,15 +168,17 @@ def check(
     prompt_length: int = 0,
     allowed: NDArray[np.bool_] | None = None,
 ) -> int:
-    """Compares one pick with its definition on every instruction set; returns the token."""
-    picker = params.native()
-    picks = {
-        testing.pick(picker, logits, position, history, prompt_length, mask_of(allowed), isa)
+    """Compares one sampled token with its definition on each instruction set; returns it."""
+    sampler = params.native()
+    sampled = {
+        testing.sample_token(
+            sampler, logits, position, history, prompt_length, mask_of(allowed), isa
+        )
         for isa in ISAS
     }
-    assert len(picks) == 1, f"instruction sets differ: {picks}"
-    token, probability = picks.pop()
-    expected = expected_pick(params, logits, position, history, prompt_length, allowed)
+    assert len(sampled) == 1, f"instruction sets differ: {sampled}"
+    token, probability = sampled.pop()
+    expected = expected_token(params, logits, position, history, prompt_length, allowed)
     if expected.is_sure:
         assert token == expected.token, (params, position)
         assert probability == pytest.approx(expected.probability, rel=1e-5, abs=1e-12)

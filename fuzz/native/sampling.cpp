@@ -1,6 +1,7 @@
-// Fuzzes picking: any logits, masks and histories under all parameters that a request may have give
-// an allowed token with a probability, or none, with the same bits on every instruction set.
-#include "decode/pick.h"
+// Fuzzes sampling. Any logits, mask and history, with any parameters that a request may have, must
+// give an allowed token and its probability, or no token, with the same bits on every instruction
+// set.
+#include "decode/sampling.h"
 
 #include <fuzzer/FuzzedDataProvider.h>
 
@@ -19,8 +20,8 @@ namespace {
 
 constexpr int64_t kMostTokens = 3000;
 
-PickParams some_params(FuzzedDataProvider& given, int64_t vocabulary) {
-  PickParams params;
+SamplerParams some_params(FuzzedDataProvider& given, int64_t vocabulary) {
+  SamplerParams params;
   if (given.ConsumeBool()) params.temperature = given.ConsumeFloatingPointInRange(1e-6f, 100.0f);
   if (given.ConsumeBool()) params.temperature = 1.0f;
   if (given.ConsumeBool()) params.top_p = given.ConsumeFloatingPointInRange(1e-6f, 1.0f);
@@ -43,7 +44,7 @@ PickParams some_params(FuzzedDataProvider& given, int64_t vocabulary) {
   return params;
 }
 
-// Bits of any kind, repeated; mostly logits that a model may have.
+// A few values, repeated: mostly logits that a model may have, sometimes arbitrary bits.
 std::vector<float> some_logits(FuzzedDataProvider& given) {
   const auto size = given.ConsumeIntegralInRange<size_t>(1, kMostTokens);
   std::vector<float> seed;
@@ -55,7 +56,7 @@ std::vector<float> some_logits(FuzzedDataProvider& given) {
                                : static_cast<float>(given.ConsumeIntegral<int16_t>()) / 1024.0f);
   }
   std::vector<float> logits;
-  const bool falls = given.ConsumeBool();  // instead of ties everywhere
+  const bool falls = given.ConsumeBool();  // else there are ties everywhere
   for (size_t i = 0; i < size; ++i)
     logits.push_back(seed[i % kinds] - (falls ? static_cast<float>(i) / 1024.0f : 0.0f));
   return logits;
@@ -63,11 +64,11 @@ std::vector<float> some_logits(FuzzedDataProvider& given) {
 
 struct Question {
   std::vector<float> logits;
-  PickParams params;
+  SamplerParams params;
   std::vector<int32_t> history;
   int64_t prompt_length, position;
   std::vector<uint32_t> mask;  // empty: all tokens are allowed
-  size_t top;                  // of the likeliest tokens
+  size_t top;                  // how many of the likeliest tokens are requested
 
   explicit Question(FuzzedDataProvider& given) : logits(some_logits(given)) {
     const auto vocabulary = std::ssize(logits);
@@ -89,17 +90,17 @@ struct Question {
 };
 
 struct Answer {
-  Picked picked;
-  std::vector<uint32_t> bits;  // of everything that is computed
+  SampledToken sampled;
+  std::vector<uint32_t> bits;  // of all results
 };
 
-Answer answer(const Question& question, const Kernels& kernels, PickScratch& scratch) {
+Answer answer(const Question& question, const Kernels& kernels, SamplerScratch& scratch) {
   const std::vector<float>& logits = question.logits;
-  const Picked picked =
-      pick(kernels, question.params, logits, question.position, question.history,
-           question.prompt_length, question.mask.empty() ? nullptr : question.mask.data(), scratch);
-  Answer all{picked,
-             {static_cast<uint32_t>(picked.token), std::bit_cast<uint32_t>(picked.probability)}};
+  const SampledToken sampled = sample_token(
+      kernels, question.params, logits, question.position, question.history, question.prompt_length,
+      question.mask.empty() ? nullptr : question.mask.data(), scratch);
+  Answer all{sampled,
+             {static_cast<uint32_t>(sampled.token), std::bit_cast<uint32_t>(sampled.probability)}};
   std::vector<float> softmax(logits.size());
   log_softmax(kernels, logits, softmax, scratch);
   for (const float each : softmax) all.bits.push_back(std::bit_cast<uint32_t>(each));
@@ -115,16 +116,16 @@ Answer answer(const Question& question, const Kernels& kernels, PickScratch& scr
   return all;
 }
 
-void check_pick(const Question& question) {
-  static PickScratch scratch;  // used again for other sizes, as a sequence's is
+void check_sampling(const Question& question) {
+  static SamplerScratch scratch;  // used again for other sizes, like that of a sequence
   const Answer expected = answer(question, *kernels_here().back(), scratch);
   for (const Kernels* kernels : kernels_here()) {
-    PickScratch fresh;
+    SamplerScratch fresh;
     CHECK(answer(question, *kernels, fresh).bits == expected.bits);
     CHECK(answer(question, *kernels, scratch).bits == expected.bits);
   }
-  const Picked& picked = expected.picked;
-  if (picked.token < 0) {
+  const SampledToken& sampled = expected.sampled;
+  if (sampled.token < 0) {
     for (size_t i = 0; i < question.logits.size(); ++i) {
       const float logit = question.logits[i];
       CHECK(!question.is_allowed(i) || question.is_changed() || std::isnan(logit) ||
@@ -132,11 +133,11 @@ void check_pick(const Question& question) {
     }
     return;
   }
-  const auto token = static_cast<size_t>(picked.token);
+  const auto token = static_cast<size_t>(sampled.token);
   CHECK(token < question.logits.size() && question.is_allowed(token));
-  CHECK(picked.probability > 0.0f && picked.probability <= 1.0f);
-  const PickParams& params = question.params;
-  CHECK(params.top_k != 1 || params.temperature == 0.0f || picked.probability == 1.0f);
+  CHECK(sampled.probability > 0.0f && sampled.probability <= 1.0f);
+  const SamplerParams& params = question.params;
+  CHECK(params.top_k != 1 || params.temperature == 0.0f || sampled.probability == 1.0f);
 }
 
 }  // namespace
@@ -145,6 +146,6 @@ void check_pick(const Question& question) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   FuzzedDataProvider given(data, size);
   const specqd::FlushSubnormals flush;
-  specqd::check_pick(specqd::Question(given));
+  specqd::check_sampling(specqd::Question(given));
   return 0;
 }

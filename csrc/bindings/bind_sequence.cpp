@@ -34,7 +34,7 @@ PythonGrammar* grammar_of(const Sequence& sequence) {
   return static_cast<PythonGrammar*>(sequence.grammar.get());
 }
 
-// For Python's garbage collector.
+// Python's garbage collector calls these two, because a grammar may refer to its sequence.
 int traverse_sequence(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   if (!nb::inst_ready(self)) return 0;
@@ -89,28 +89,29 @@ void bind_tokens(nb::module_& m) {
           "tokens"_a);
   nb::class_<Sequence>(
       m, "Sequence", nb::type_slots(sequence_slots),
-      "The tokens of one request's sample. While a level drafts, its guesses are at the end.")
+      "The tokens of one of the n samples of a request. While a level drafts, its guesses are at\n"
+      "the end.")
       .def(
           "__init__",
-          [](Sequence* self, const TokenList& tokens, std::shared_ptr<Picker> picker,
+          [](Sequence* self, const TokenList& tokens, std::shared_ptr<Sampler> sampler,
              int64_t prompt_length, bool is_sampled, bool needs_history, nb::object grammar,
              std::set<int32_t> stop_ids) {
-            new (self) Sequence(tokens, std::move(picker), prompt_length);
+            new (self) Sequence(tokens, std::move(sampler), prompt_length);
             self->is_sampled = is_sampled;
             self->needs_history = needs_history;
             if (!grammar.is_none()) self->grammar = std::make_shared<PythonGrammar>(grammar);
             self->stop_ids = std::move(stop_ids);
           },
-          "tokens"_a, "picker"_a, "prompt_length"_a, nb::kw_only(), "is_sampled"_a = false,
+          "tokens"_a, "sampler"_a, "prompt_length"_a, nb::kw_only(), "is_sampled"_a = false,
           "needs_history"_a = false, "grammar"_a = nb::none(), "stop_ids"_a = std::set<int32_t>(),
-          nb::sig("def __init__(self, tokens: collections.abc.Sequence[int], picker: Picker, "
+          nb::sig("def __init__(self, tokens: collections.abc.Sequence[int], sampler: Sampler, "
                   "prompt_length: int, *, is_sampled: bool = False, needs_history: bool = False, "
                   "grammar: typing.Any = None, "
                   "stop_ids: collections.abc.Set[int] = frozenset()) -> None"))
       .def_prop_ro(
           "tokens", [](Sequence& sequence) -> Tokens& { return sequence.tokens; },
           nb::rv_policy::reference_internal)
-      .def_ro("picker", &Sequence::picker)
+      .def_ro("sampler", &Sequence::sampler)
       .def_ro("prompt_length", &Sequence::prompt_length)
       .def_ro("is_sampled", &Sequence::is_sampled)
       .def_ro("num_guesses", &Sequence::num_guesses)
@@ -152,8 +153,8 @@ void bind_tokens(nb::module_& m) {
             return owned_array(std::move(masks.words), {proposal.size() + 1, width});
           },
           "proposal"_a,
-          "Returns bit masks of the tokens that the grammar allows before the proposal's first\n"
-          "token and after each one, [proposal + 1, words]; None if there is no grammar.");
+          "Returns bit masks, [proposal + 1, words], of the tokens that the grammar allows as the\n"
+          "first token of the proposal and after each of its tokens; None without a grammar.");
 }
 
 void bind_forwards(nb::module_& m) {
@@ -164,8 +165,9 @@ void bind_forwards(nb::module_& m) {
       .def("begin", exclusively<Context>(&Context::begin), "length"_a,
            "Starts a proposal after `length` tokens.")
       .def("match", exclusively<Context>(&Context::match), "tokens"_a, "accepted"_a,
-           "Forgets everything after the common prefix with `tokens`; returns the positions left.\n"
-           "The first `accepted` tokens never change, so later calls do not compare them again.")
+           "Forgets everything after the common prefix with `tokens`, and returns the number of\n"
+           "positions that are left. The first `accepted` tokens never change, so later calls do\n"
+           "not compare them.")
       .def("record", exclusively<Context>(&Context::record), "start"_a, "tokens"_a,
            "Records that the cache holds `tokens` from position `start`, and nothing after them.")
       .def(
@@ -174,9 +176,9 @@ void bind_forwards(nb::module_& m) {
             const Exclusive use(&context, &other);
             context.features() = other.features();
           },
-          "other"_a, "Takes the logged features of a context that begins with the same tokens.");
+          "other"_a, "Copies the logged features of a context that begins with the same tokens.");
   nb::class_<Rows>(m, "Rows",
-                   "Tokens to forward from position `start`; asks for logits of the last `logits`.")
+                   "Tokens to forward from position `start` on; the last `logits` get logits.")
       .def(nb::init<std::shared_ptr<Context>, size_t, TokenList, size_t>(), "context"_a, "start"_a,
            "tokens"_a, "logits"_a)
       .def_ro("context", &Rows::context)
@@ -188,11 +190,13 @@ void bind_forwards(nb::module_& m) {
       .def_prop_ro("max_positions", &LevelModel::max_positions)
       .def_prop_ro("max_rows", &LevelModel::max_rows, "Most rows of logits per forward.")
       .def("context", &LevelModel::context, "sequence"_a,
-           "Returns this model's context for a sequence, made on first use.")
+           "Returns this model's context for a sequence; it is made on first use.")
       .def(
           "forward",
           [](LevelModel& model, const std::vector<Rows>& batch) { model.forward(batch); },
-          "batch"_a, "Caches all rows and leaves the asked logits, in the batch's order.")
+          "batch"_a,
+          "Computes all rows and caches their keys and values. Keeps the requested logits, in the\n"
+          "order of the batch.")
       .def(
           "verify",
           [](LevelModel& model, int64_t row, const TokenList& proposal,
@@ -201,9 +205,9 @@ void bind_forwards(nb::module_& m) {
             return {std::move(answer.tokens), std::move(answer.probabilities)};
           },
           "row"_a, "proposal"_a, "sequence"_a,
-          "Verifies a proposal with the last forward's logits from `row`.\n\n"
-          "Returns (tokens, probabilities): the proposal's prefix that equals the picks, then the\n"
-          "next pick.")
+          "Verifies a proposal with the logits of the last forward from `row` on.\n\n"
+          "Returns (tokens, probabilities) of the longest prefix of the proposal that equals the\n"
+          "tokens which the model samples itself, and of the next token that it samples.")
       .def("release", &LevelModel::release, "sequence"_a);
   nb::class_<DecoderForward, LevelModel>(m, "DecoderForward",
                                          "Forwards of one precision of a decoder over a cache.")
@@ -212,12 +216,12 @@ void bind_forwards(nb::module_& m) {
       .def_prop_ro("cache_bytes_read", &DecoderForward::cache_bytes_read,
                    "Bytes of keys and values that all forwards so far have read.")
       .def("read_partial_head", exclusively<DecoderForward>(&DecoderForward::read_partial_head),
-           "Later forwards read the partial head only; by default, the whole.");
+           "From now on, forwards read only the partial output head; by default, the whole one.");
   nb::class_<BoundForward, DecoderForward>(
       m, "ModelForward",
       "Forwards a whole model.\n\n"
-      "Splits more rows than one forward takes into several; the rows with logits must fit into\n"
-      "the last forward. Releases a sequence in the exact precision too.")
+      "Splits the rows into several forwards if one cannot take them; those with logits must fit\n"
+      "into the last forward. Releases a sequence in the exact precision too.")
       .def(
           "__init__",
           [](BoundForward* self, std::shared_ptr<Decoder> decoder, std::shared_ptr<KvCache> cache,
@@ -227,9 +231,9 @@ void bind_forwards(nb::module_& m) {
           },
           "decoder"_a, "cache"_a, "is_draft"_a, "max_positions"_a, "exact"_a.none() = nb::none())
       .def("log_features", exclusively<BoundForward>(&ModelForward::log_features),
-           "Later forwards log what the decoder taps, in both precisions.")
+           "From now on, forwards in both precisions log the features that the decoder taps.")
       .def("adopt", exclusively<BoundForward>(&ModelForward::adopt), "sequence"_a, "context"_a,
-           "Sets the context that a sequence continues from.");
+           "Sets the context from which a sequence continues.");
 }
 
 void translate(const std::exception_ptr& thrown, void*) {

@@ -1,6 +1,4 @@
-// Binds what benchmarks need of an instruction set's kernels: packing and timed products.
-#include "kernels/kernels.h"
-
+// Binds the parts of an instruction set's kernels that benchmarks use: packing and timed products.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -19,6 +17,7 @@
 #include "bindings/bindings.h"
 #include "bindings/kernel_table.h"
 #include "kernels/bf16.h"
+#include "kernels/kernels.h"
 #include "runtime/pool.h"
 #include "weights/error_feedback.h"
 #include "weights/pack.h"
@@ -30,7 +29,7 @@ namespace specqd {
 Prepared prepare(const Kernels& kernels, Precision precision, In<float, 2> x, int64_t tiles) {
   const bool exact = precision == Precision::kExact;
   const int64_t inputs = static_cast<int64_t>(x.shape(1));
-  if (inputs > tiles * kBlock) throw std::invalid_argument("more inputs than the tiles have");
+  if (inputs > tiles * kBlock) throw std::invalid_argument("x has more inputs than the tiles");
   const size_t stride = (exact ? kernels.exact_row_bytes : kernels.draft_row_bytes)(tiles);
   Prepared rows{stride, static_cast<int64_t>(x.shape(0)), Pages<uint8_t>(stride * x.shape(0))};
   std::memset(rows.data.data(), 0xff, rows.data.size());
@@ -103,8 +102,8 @@ std::unique_ptr<Packed> pack(KernelTable table, In<uint16_t, 3> tiles, const std
   return packed;
 }
 
-// Seconds per product in each of `repeats` runs of `rounds` products. The threads share the panels
-// as in a forward.
+// Returns the seconds per product in each of `repeats` runs of `rounds` products. Threads claim
+// panels as in a forward.
 std::vector<double> time_product(KernelTable table, const std::string& precision,
                                  const Packed& packed, In<float, 2> x, Pool& pool, int repeats,
                                  int rounds) {

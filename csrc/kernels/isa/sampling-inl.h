@@ -1,18 +1,18 @@
-// The loops of pick_kernels.h. Elements are independent and all sums are integer sums, so the
+// Implements sampling_kernels.h. Elements are independent and all sums are sums of integers, so the
 // order does not matter.
 #pragma once
 
 #include "kernels/isa/lanes-inl.h"
 #include "kernels/isa/ops-inl.h"
-#include "kernels/pick_kernels.h"
+#include "kernels/sampling_kernels.h"
 
 namespace specqd {
 namespace {
-namespace picking {
+namespace sampling {
 
 using W8 = Lanes<uint64_t, kLanes / 2>;
 
-// Loads the vector at i, with -infinity past the end.
+// Loads the vector at i; lanes from n on are -infinity.
 inline F16 load_before(int64_t n, const float* from, int64_t i) {
   if (i + kLanes <= n) return load(from + i);
   float padded[kLanes];
@@ -26,7 +26,7 @@ inline void store_before(int64_t n, float* to, int64_t i, F16 v) {
   for (int lane = 0; i + lane < n; ++lane) to[i + lane] = v[lane];
 }
 
-// e^z for kLeastZ <= z <= 0, to about 1 ulp, like exp() of lanes-inl.h. Undefined elsewhere.
+// e^z for kLeastZ <= z <= 0, to about 1 ulp, like exp() of lanes-inl.h; unspecified for other z.
 inline F16 exp_below(F16 z) {
   const F16 magic = splat(12582912.0f);  // 1.5 * 2^23: puts the integer into the low bits
   const F16 shifted = fma(z, splat(1.44269504f), magic);
@@ -44,8 +44,8 @@ inline F16 exp_below(F16 z) {
   return bits_as<F16>(bits_as<U16>(p) + (bits_as<U16>(shifted) << 23));
 }
 
-// Sums weights in [0, 1]: 20 bits of each in `high` and 20 more in `low`, two 32-bit sums that
-// fold() empties before they overflow.
+// Sums weights in [0, 1] exactly: the first 20 bits of each in high_, the next 20 in low_. fold()
+// empties these 32-bit sums before they overflow.
 class Mass {
  public:
   void add(F16 weight) {
@@ -55,7 +55,7 @@ class Mass {
     high_ += bits_as<U16>(whole);
     low_ += bits_as<U16>(convert<I16>(rest));
   }
-  // Call it at least once per 2048 additions.
+  // Must be called at least once per 2048 additions.
   void fold() {
     const W8 high = bits_as<W8>(high_), low = bits_as<W8>(low_);
     sum_ += (((high & 0xffffffffu) + (high >> 32)) << 20) + (low & 0xffffffffu) + (low >> 32);
@@ -70,7 +70,7 @@ class Mass {
   W8 sum_{};
 };
 
-// Calls step(i, vector) for the vectors of values[0..n), and `fold` after each block.
+// Calls step(i, vector) for each vector of values[0, n), and fold(first index) after each block.
 template <class Step, class Fold>
 inline void for_each_vector(const float* values, int64_t n, Step step, Fold fold) {
   for (int64_t block = 0; block < n; block += kMaximaBlock) {
@@ -149,14 +149,14 @@ int64_t collect(const float* values, int64_t n, float least, float most, int32_t
   return count;
 }
 
-// The 64-bit products of the lanes' low halves and m.
+// The 64-bit products of the low half of each lane and m.
 template <class V>
 inline V multiply_low_halves(V v, uint32_t m) {
   if constexpr (kIsHalved<V>) {
     return {multiply_low_halves(v.low, m), multiply_low_halves(v.high, m)};
   } else {
 #if defined(__AVX512F__)
-    // Masked, because GCC 12 warns about its own header otherwise.
+    // The masked form avoids a warning of GCC 12 about its own header.
     return (V)_mm512_maskz_mul_epu32(0xff, (__m512i)v, _mm512_set1_epi64(m));
 #elif defined(__AVX2__)
     return (V)_mm256_mul_epu32((__m256i)v, _mm256_set1_epi64x(m));
@@ -168,7 +168,7 @@ inline V multiply_low_halves(V v, uint32_t m) {
   }
 }
 
-// Philox states, a word in the low half of each lane. The multiplication ignores the high halves.
+// Philox states, with a word in the low half of each lane. Multiplications ignore the high halves.
 struct PhiloxStates {
   W8 word[4];
 
@@ -182,7 +182,7 @@ struct PhiloxStates {
   }
 };
 
-// Random words of the 64 tokens of a group: lane l of words[j] belongs to token 16 * j + l.
+// Computes the random words of the 64 tokens of a group. Lane l of words[j] is of token 16 * j + l.
 inline void noise_words(int64_t group, const NoiseStream& noise, U16 words[4]) {
   const W8 counter = all<W8>(16 * static_cast<uint64_t>(group)) + 2 * lane_numbers<W8>();
   const W8 fixed[3] = {all<W8>(noise.counter[0]), all<W8>(noise.counter[1]),
@@ -203,7 +203,7 @@ inline void noise_words(int64_t group, const NoiseStream& noise, U16 words[4]) {
 
 int64_t find_survivors(const float* weights, int64_t begin, int64_t end, const NoiseStream& noise,
                        float bound, int32_t* ids) {
-  // Compares the 24 leading bits of v, in units of 2^-24; v is never below 2^-65.
+  // Only the 24 leading bits of v are compared, in units of 2^-24; v is never below 2^-65.
   const F16 limit = splat(bound * 0x1p24f), least = splat(0x1p-65f * 0x1p24f);
   int64_t count = 0;
   for (int64_t at = begin; at < end; at += kNoiseGroup) {
@@ -213,7 +213,7 @@ int64_t find_survivors(const float* weights, int64_t begin, int64_t end, const N
       continue;
     U16 words[4];
     noise_words(at / kNoiseGroup, noise, words);
-    uint64_t survives = 0;  // a bit per token
+    uint64_t survives = 0;  // one bit per token
     for (int j = 0; j < 4; ++j)
       survives |= uint64_t{lane_bits(convert<F16>(bits_as<I16>(words[j] >> 8)) < most[j])}
                   << (16 * j);
@@ -245,15 +245,15 @@ void log_softmax(const float* logits, int64_t n, float maximum, float log_sum, f
       kNoFold);
 }
 
-constexpr PickKernels kKernels = {.maxima = maxima,
-                                  .weigh = weigh,
-                                  .mass_from = mass_from,
-                                  .drop_below = drop_below,
-                                  .collect = collect,
-                                  .find_survivors = find_survivors,
-                                  .mask = mask,
-                                  .log_softmax = log_softmax};
+constexpr SamplingKernels kKernels = {.maxima = maxima,
+                                      .weigh = weigh,
+                                      .mass_from = mass_from,
+                                      .drop_below = drop_below,
+                                      .collect = collect,
+                                      .find_survivors = find_survivors,
+                                      .mask = mask,
+                                      .log_softmax = log_softmax};
 
-}  // namespace picking
+}  // namespace sampling
 }  // namespace
 }  // namespace specqd

@@ -1,4 +1,4 @@
-#include "decode/pick.h"
+#include "decode/sampling.h"
 
 #include <algorithm>
 #include <array>
@@ -6,7 +6,7 @@
 #include <functional>
 #include <limits>
 
-#include "kernels/pick_kernels.h"
+#include "kernels/sampling_kernels.h"
 #include "kernels/scalar_math.h"
 
 namespace specqd {
@@ -14,9 +14,9 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// The highest-ranked tokens: larger logits first, then lower ids.
+// --- Ranks: larger logits first, then lower ids --------------------------------------------------
 
-// Larger keys rank higher. Zeros of both signs are equal.
+// The key of a token; larger keys rank higher. Zeros of both signs are equal.
 uint64_t rank_key(float logit, int32_t token) {
   const uint32_t bits = std::bit_cast<uint32_t>(std::min(logit, kLargestLogit) + 0.0f);
   const uint32_t ordered = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
@@ -25,11 +25,11 @@ uint64_t rank_key(float logit, int32_t token) {
 
 int32_t token_of(uint64_t key) { return static_cast<int32_t>(~static_cast<uint32_t>(key)); }
 
-// Fills scratch.ranked with the k highest-ranked tokens, the lowest of them last, then at least
-// all tokens that tie with it. Returns k, or the number of tokens if there are fewer. Destroys
-// scratch.maxima.
-size_t rank_highest(const PickKernels& kernels, std::span<const float> logits, int64_t k,
-                    PickScratch& scratch) {
+// Fills scratch.ranked with the k highest-ranked tokens, of which the lowest comes last, and then
+// at least all tokens that tie with it. Returns k, or the number of tokens if there are fewer.
+// Overwrites scratch.maxima.
+size_t rank_highest(const SamplingKernels& kernels, std::span<const float> logits, int64_t k,
+                    SamplerScratch& scratch) {
   float least = -kLargestLogit;
   if (k <= static_cast<int64_t>(scratch.maxima.size())) {
     // Each maximum belongs to a different token, so the k-th is a lower bound of the k-th logit.
@@ -48,16 +48,16 @@ size_t rank_highest(const PickKernels& kernels, std::span<const float> logits, i
   return static_cast<size_t>(found);
 }
 
-// The logits to pick from.
+// --- The logits to sample from -------------------------------------------------------------------
 
-bool has_penalties(const PickParams& params) {
+bool has_penalties(const SamplerParams& params) {
   return params.repetition_penalty != 1.0f || params.presence_penalty != 0.0f ||
          params.frequency_penalty != 0.0f;
 }
 
-void penalise(const PickParams& params, std::span<const int32_t> history, int64_t prompt_length,
+void penalise(const SamplerParams& params, std::span<const int32_t> history, int64_t prompt_length,
               std::span<float> logits, std::span<uint32_t> counts) {
-  constexpr uint32_t kSeen = 1u << 31;  // the lower bits count occurrences in the output
+  constexpr uint32_t kSeen = 1u << 31;  // lower bits count the token's occurrences in the output
   const auto is_known = [&](int32_t token) {
     return token >= 0 && static_cast<size_t>(token) < logits.size();
   };
@@ -69,7 +69,7 @@ void penalise(const PickParams& params, std::span<const int32_t> history, int64_
   for (const int32_t token : history) {
     if (!is_known(token)) continue;
     const auto id = static_cast<size_t>(token);
-    if (counts[id] == 0) continue;  // done
+    if (counts[id] == 0) continue;  // an earlier occurrence was penalised
     const uint32_t in_output = counts[id] & ~kSeen;
     counts[id] = 0;
     float& logit = logits[id];
@@ -80,10 +80,11 @@ void penalise(const PickParams& params, std::span<const int32_t> history, int64_
   }
 }
 
-// The logits after bias, penalties and mask: the raw ones, or scratch.processed.
-std::span<const float> process(const PickKernels& kernels, const PickParams& params,
+// Applies bias, penalties and mask. Returns scratch.processed, or `logits` if nothing changes them.
+std::span<const float> process(const SamplingKernels& kernels, const SamplerParams& params,
                                std::span<const float> logits, std::span<const int32_t> history,
-                               int64_t prompt_length, const uint32_t* mask, PickScratch& scratch) {
+                               int64_t prompt_length, const uint32_t* mask,
+                               SamplerScratch& scratch) {
   const auto size = static_cast<int64_t>(logits.size());
   const bool is_changed = !params.bias_ids.empty() || (has_penalties(params) && !history.empty());
   if (!is_changed && !mask) return logits;
@@ -102,10 +103,10 @@ std::span<const float> process(const PickKernels& kernels, const PickParams& par
   return processed;
 }
 
-// The largest logit, at most kLargestLogit as in weigh(); -infinity if there is none. Fills
-// scratch.maxima.
-float find_maximum(const PickKernels& kernels, std::span<const float> logits,
-                   PickScratch& scratch) {
+// The largest logit, at most kLargestLogit as in weigh(); -infinity if no token may be sampled.
+// Fills scratch.maxima.
+float find_maximum(const SamplingKernels& kernels, std::span<const float> logits,
+                   SamplerScratch& scratch) {
   scratch.reserve(static_cast<int64_t>(logits.size()));
   if (logits.empty()) return -kInfinity;
   kernels.maxima(logits.data(), static_cast<int64_t>(logits.size()), scratch.maxima.data());
@@ -114,8 +115,8 @@ float find_maximum(const PickKernels& kernels, std::span<const float> logits,
   return std::min(maximum, kLargestLogit);
 }
 
-// The lowest id of the maximum; scratch.maxima must hold it.
-int32_t find_first(std::span<const float> logits, float maximum, const PickScratch& scratch) {
+// The lowest id whose logit is the maximum; scratch.maxima must be filled.
+int32_t find_first(std::span<const float> logits, float maximum, const SamplerScratch& scratch) {
   size_t i = 0;
   while (!(scratch.maxima[i] >= maximum)) ++i;
   size_t id = i / 16 * static_cast<size_t>(kMaximaBlock);
@@ -123,19 +124,19 @@ int32_t find_first(std::span<const float> logits, float maximum, const PickScrat
   return static_cast<int32_t>(id);
 }
 
-// The tokens that remain.
+// --- The tokens that remain after top-k, top-p and min-p -----------------------------------------
 
 uint64_t mass_of(float weight) { return static_cast<uint64_t>(double{weight} * kMassOfOne); }
 
 // Weighs only the k highest-ranked tokens and returns their mass.
-uint64_t weigh_highest(const PickKernels& kernels, std::span<const float> logits, int64_t k,
-                       Weighing by, PickScratch& scratch) {
+uint64_t weigh_highest(const SamplingKernels& kernels, std::span<const float> logits, int64_t k,
+                       Weighing by, SamplerScratch& scratch) {
   const size_t kept = rank_highest(kernels, logits, k, scratch);
   const float least = logits[static_cast<size_t>(token_of(scratch.ranked[kept - 1]))];
   by.least_logit = std::min(least, kLargestLogit);
   float* weights = scratch.weights.data();
   uint64_t mass = kernels.weigh(logits.data(), static_cast<int64_t>(logits.size()), by, weights);
-  for (size_t i = kept; i < scratch.ranked.size(); ++i) {  // ties with the last
+  for (size_t i = kept; i < scratch.ranked.size(); ++i) {  // tokens that tie with the last
     const auto id = static_cast<size_t>(token_of(scratch.ranked[i]));
     mass -= mass_of(weights[id]);
     weights[id] = 0.0f;
@@ -143,11 +144,11 @@ uint64_t weigh_highest(const PickKernels& kernels, std::span<const float> logits
   return mass;
 }
 
-// The largest weight such that the weights at or above it have mass `limit` or more. Bisects the
-// bits of floats from 2^-40, the least weight with a mass, to 1. Every few steps it drops the
-// weights outside the interval.
-float find_nucleus_weight(const PickKernels& kernels, std::span<const float> weights,
-                          uint64_t limit, PickScratch& scratch) {
+// The largest weight such that the weights at or above it have a mass of `limit` or more. Bisects
+// the bits of floats from 2^-40, the least weight with a mass, to 1. Every few steps, weights
+// outside the interval are dropped.
+float find_nucleus_weight(const SamplingKernels& kernels, std::span<const float> weights,
+                          uint64_t limit, SamplerScratch& scratch) {
   constexpr int kSteps = 6;
   auto low = std::bit_cast<uint32_t>(0x1p-40f), high = std::bit_cast<uint32_t>(1.0f) + 1;
   std::span<const float> inside = weights;
@@ -178,10 +179,11 @@ float find_nucleus_weight(const PickKernels& kernels, std::span<const float> wei
   return std::bit_cast<float>(low);
 }
 
-// Applies top-p to scratch.weights, whose mass is given; returns the mass that remains. Tokens rank
-// by weight, then by lowest id; a token stays if less than top_p of the mass ranks before it.
-uint64_t keep_nucleus(const PickKernels& kernels, float top_p, uint64_t mass, int64_t size,
-                      PickScratch& scratch) {
+// Applies top-p to scratch.weights, which have this mass; returns the mass that remains. Tokens are
+// ranked by weight, then by lowest id. A token remains if the tokens before it have less than top_p
+// of the mass.
+uint64_t keep_nucleus(const SamplingKernels& kernels, float top_p, uint64_t mass, int64_t size,
+                      SamplerScratch& scratch) {
   float* weights = scratch.weights.data();
   const double share = scalar::ceil(double{top_p} * static_cast<double>(mass));
   const uint64_t limit = std::min(mass, static_cast<uint64_t>(share));
@@ -200,9 +202,9 @@ uint64_t keep_nucleus(const PickKernels& kernels, float top_p, uint64_t mass, in
   return kept;
 }
 
-// Fills scratch.weights for sampling; returns their mass. Destroys scratch.maxima.
-uint64_t weigh_remaining(const PickKernels& kernels, const PickParams& params,
-                         std::span<const float> logits, Weighing by, PickScratch& scratch) {
+// Fills scratch.weights for sampling; returns their mass. Overwrites scratch.maxima.
+uint64_t weigh_remaining(const SamplingKernels& kernels, const SamplerParams& params,
+                         std::span<const float> logits, Weighing by, SamplerScratch& scratch) {
   const auto size = static_cast<int64_t>(logits.size());
   if (params.min_p > 0.0f)
     by.least_z = std::max(kLeastZ, static_cast<float>(scalar::log(double{params.min_p})));
@@ -213,9 +215,9 @@ uint64_t weigh_remaining(const PickKernels& kernels, const PickParams& params,
   return keep_nucleus(kernels, params.top_p, mass, size, scratch);
 }
 
-// Noise.
+// --- Noise ---------------------------------------------------------------------------------------
 
-NoiseStream noise_stream(const PickParams& params, int64_t position) {
+NoiseStream noise_stream(const SamplerParams& params, int64_t position) {
   // Word 3 of the counter: bit 0 is 0 for the leading half of the noise and 1 for the trailing one.
   const auto at = static_cast<uint64_t>(position);
   return {{static_cast<uint32_t>(params.seed), static_cast<uint32_t>(params.seed >> 32)},
@@ -246,27 +248,27 @@ uint64_t noise_bits(const NoiseStream& stream, int32_t token) {
 double exponential(uint64_t bits) {
   const double v = (static_cast<double>(bits) + 0.5) * 0x1p-64;
   if (v > 0.29) return -scalar::log((static_cast<double>(~bits) + 0.5) * 0x1p-64);
-  // 2 atanh(f) for f = v / (2 - v) < 0.17: accurate for any small v.
+  // 2 atanh(f) for f = v / (2 - v) < 0.17, which is accurate for any small v.
   constexpr double kTail[] = {1.0 / 3,  1.0 / 5,  1.0 / 7,  1.0 / 9,  1.0 / 11,
                               1.0 / 13, 1.0 / 15, 1.0 / 17, 1.0 / 19, 1.0 / 21};
   const double f = v / (2.0 - v), square = f * f;
   return 2.0 * f + 2.0 * f * (square * scalar::polynomial(square, kTail));
 }
 
-// A token that remains: the likeliest, unless its weight ties with those of lower ids and top-p
-// dropped it. Weights are rounded, so their ties include unequal logits.
-int32_t find_remaining(int32_t likeliest, const PickScratch& scratch) {
+// A token that remains. It is the likeliest one, unless top-p dropped that because its weight ties
+// with those of lower ids. Weights are rounded, so tokens with unequal logits may tie.
+int32_t find_remaining(int32_t likeliest, const SamplerScratch& scratch) {
   if (scratch.weights[static_cast<size_t>(likeliest)] > 0.0f) return likeliest;
   const auto first = std::ranges::find_if(scratch.weights, [](float w) { return w > 0.0f; });
   return static_cast<int32_t>(first - scratch.weights.begin());
 }
 
-// argmax of z + Gumbel noise over the tokens of positive weight, ties by lowest id, by an
-// exponential race: z + g is largest where e = exp(-g) is smallest relative to the weight e^z, and
-// e = -log(1 - v) >= v. A token with v > weight * (e / weight of the best so far) has lost, so its
-// logarithms are not computed. That is the case for nearly all tokens.
-int32_t race(const PickKernels& kernels, std::span<const float> logits, const Weighing& by,
-             int32_t first, const NoiseStream& stream, PickScratch& scratch) {
+// The argmax of z + Gumbel noise g over the tokens of positive weight, ties by lowest id, found by
+// an exponential race: z + g is largest where e = exp(-g) is smallest relative to the weight e^z,
+// and e = -log(1 - v) >= v. A token with v > weight * (e / weight of the best so far) has lost, so
+// its logarithms are not computed. This is the case for nearly all tokens.
+int32_t race(const SamplingKernels& kernels, std::span<const float> logits, const Weighing& by,
+             int32_t first, const NoiseStream& stream, SamplerScratch& scratch) {
   const float* weights = scratch.weights.data();
   int32_t winner = -1;
   double best = 0.0;
@@ -279,12 +281,12 @@ int32_t race(const PickKernels& kernels, std::span<const float> logits, const We
     if (winner >= 0 && !(score > best || (score == best && token < winner))) return;
     winner = token;
     best = score;
-    // The factor covers the rounding of weights, which are within a few ulp of e^z.
+    // The factor 1.001 covers the rounding of weights, which are within a few ulp of e^z.
     bound = static_cast<float>(e / double{weights[id]} * 1.001);
   };
   enter(first);
   const int64_t end = (static_cast<int64_t>(logits.size()) + kNoiseGroup - 1) & -kNoiseGroup;
-  // Chunks double, because the bound falls as more mass has been seen.
+  // Each chunk is as long as all before it, because the bound falls as more mass has been seen.
   for (int64_t begin = 0, length = kNoiseGroup; begin < end; length = begin) {
     const int64_t stop = std::min(end, begin + length);
     const int64_t count =
@@ -296,7 +298,7 @@ int32_t race(const PickKernels& kernels, std::span<const float> logits, const We
 }
 
 // The log of the sum of e^(logit - maximum), rounded once.
-float log_sum(const PickKernels& kernels, std::span<const float> logits, float maximum) {
+float log_sum(const SamplingKernels& kernels, std::span<const float> logits, float maximum) {
   const Weighing by{maximum, 1.0f, -kLargestLogit, kLeastZ};
   const uint64_t mass =
       kernels.weigh(logits.data(), static_cast<int64_t>(logits.size()), by, nullptr);
@@ -305,7 +307,7 @@ float log_sum(const PickKernels& kernels, std::span<const float> logits, float m
 
 }  // namespace
 
-void PickScratch::reserve(int64_t vocabulary) {
+void SamplerScratch::reserve(int64_t vocabulary) {
   const auto padded = static_cast<size_t>((vocabulary + kNoiseGroup - 1) & -kNoiseGroup);
   maxima.resize(static_cast<size_t>((vocabulary + kMaximaBlock - 1) / kMaximaBlock * 16));
   if (weights.size() >= padded) return;
@@ -317,10 +319,11 @@ void PickScratch::reserve(int64_t vocabulary) {
   counts.resize(padded);
 }
 
-Picked pick(const Kernels& kernels, const PickParams& params, std::span<const float> logits,
-            int64_t position, std::span<const int32_t> history, int64_t prompt_length,
-            const uint32_t* mask, PickScratch& scratch) {
-  const PickKernels& loops = *kernels.pick;
+SampledToken sample_token(const Kernels& kernels, const SamplerParams& params,
+                          std::span<const float> logits, int64_t position,
+                          std::span<const int32_t> history, int64_t prompt_length,
+                          const uint32_t* mask, SamplerScratch& scratch) {
+  const SamplingKernels& loops = *kernels.sampling;
   scratch.reserve(static_cast<int64_t>(logits.size()));
   const std::span<const float> processed =
       process(loops, params, logits, history, prompt_length, mask, scratch);
@@ -343,44 +346,44 @@ Picked pick(const Kernels& kernels, const PickParams& params, std::span<const fl
 }
 
 void log_softmax(const Kernels& kernels, std::span<const float> logits, std::span<float> out,
-                 PickScratch& scratch) {
-  const float maximum = find_maximum(*kernels.pick, logits, scratch);
+                 SamplerScratch& scratch) {
+  const float maximum = find_maximum(*kernels.sampling, logits, scratch);
   if (maximum == -kInfinity) {
     std::fill(out.begin(), out.end(), -kInfinity);
     return;
   }
-  kernels.pick->log_softmax(logits.data(), static_cast<int64_t>(logits.size()), maximum,
-                            log_sum(*kernels.pick, logits, maximum), out.data());
+  kernels.sampling->log_softmax(logits.data(), static_cast<int64_t>(logits.size()), maximum,
+                                log_sum(*kernels.sampling, logits, maximum), out.data());
 }
 
 float logprob_of(const Kernels& kernels, std::span<const float> logits, int32_t token,
-                 PickScratch& scratch) {
-  const float maximum = find_maximum(*kernels.pick, logits, scratch);
+                 SamplerScratch& scratch) {
+  const float maximum = find_maximum(*kernels.sampling, logits, scratch);
   if (maximum == -kInfinity) return -kInfinity;
   float logprob;
-  kernels.pick->log_softmax(&logits[static_cast<size_t>(token)], 1, maximum,
-                            log_sum(*kernels.pick, logits, maximum), &logprob);
+  kernels.sampling->log_softmax(&logits[static_cast<size_t>(token)], 1, maximum,
+                                log_sum(*kernels.sampling, logits, maximum), &logprob);
   return logprob;
 }
 
 void top_logprobs(const Kernels& kernels, std::span<const float> logits,
-                  std::span<TokenLogprob> out, PickScratch& scratch) {
+                  std::span<TokenLogprob> out, SamplerScratch& scratch) {
   std::fill(out.begin(), out.end(), TokenLogprob{-1, -kInfinity});
-  const float maximum = find_maximum(*kernels.pick, logits, scratch);
+  const float maximum = find_maximum(*kernels.sampling, logits, scratch);
   if (maximum == -kInfinity || out.empty()) return;
-  const float sum = log_sum(*kernels.pick, logits, maximum);
+  const float sum = log_sum(*kernels.sampling, logits, maximum);
   const auto count = static_cast<int64_t>(std::min(out.size(), logits.size()));
-  const size_t found = rank_highest(*kernels.pick, logits, count, scratch);
+  const size_t found = rank_highest(*kernels.sampling, logits, count, scratch);
   const auto ranked = scratch.ranked.begin();
   std::sort(ranked, ranked + static_cast<std::ptrdiff_t>(found), std::greater<>());
   for (size_t i = 0; i < found; ++i) {
     out[i].token = token_of(scratch.ranked[i]);
-    kernels.pick->log_softmax(&logits[static_cast<size_t>(out[i].token)], 1, maximum, sum,
-                              &out[i].logprob);
+    kernels.sampling->log_softmax(&logits[static_cast<size_t>(out[i].token)], 1, maximum, sum,
+                                  &out[i].logprob);
   }
 }
 
-uint64_t noise_bits(const PickParams& params, int64_t position, int32_t token) {
+uint64_t noise_bits(const SamplerParams& params, int64_t position, int32_t token) {
   return noise_bits(noise_stream(params, position), token);
 }
 

@@ -36,16 +36,16 @@ void bind_topology(nb::module_& m, nb::module_& testing) {
       .def_ro("id", &NumaNode::id)
       .def_ro("cpus", &NumaNode::cpus)
       .def_ro("cores", &NumaNode::cores, "Hyperthreads of one core count once.")
-      .def_ro("memory_bytes", &NumaNode::memory_bytes, "Negative: unknown.")
-      .def_ro("free_bytes", &NumaNode::free_bytes, "Negative: unknown.");
+      .def_ro("memory_bytes", &NumaNode::memory_bytes, "Negative if unknown.")
+      .def_ro("free_bytes", &NumaNode::free_bytes, "Negative if unknown.");
   nb::class_<Topology>(m, "Topology", "The NUMA nodes of this machine; at least one is usable.")
       .def_ro("nodes", &Topology::nodes)
       .def_ro("unused", &Topology::unused, "Ids of nodes without CPUs or memory for this process.");
   m.def(
       "topology", [] { return read_topology(allowed_here()); },
-      "Reads the NUMA nodes within the affinity mask and the cgroup.");
+      "Reads the NUMA nodes that the affinity mask and the cgroup allow.");
   m.def("may_put_on", &may_put_on, "node"_a,
-        "Returns whether the system fixes this process's pages to a NUMA node on request.");
+        "Returns whether the system lets this process put pages on a NUMA node.");
   testing.def(
       "mappings_of_blocks",
       [](int blocks, size_t bytes, int parts) {
@@ -60,20 +60,23 @@ void bind_topology(nb::module_& m, nb::module_& testing) {
         return std::count(std::istreambuf_iterator<char>(maps), {}, '\n');
       },
       "blocks"_a, "bytes"_a, "parts"_a,
-      "Returns the mappings of this process while it has blocks with parts on nodes 0 and 1.");
+      "Returns the number of mappings of this process while it has blocks of memory, each of\n"
+      "`parts` parts that alternate between nodes 0 and 1.");
   testing.def(
       "topology",
       [](const std::string& root, const std::set<int>& cpus, const std::set<int>& memory_nodes) {
         return read_topology({cpus, memory_nodes}, root);
       },
       "root"_a, "cpus"_a, "memory_nodes"_a,
-      "The same of another directory than /sys/devices/system.");
+      "Reads a topology from `root` instead of /sys/devices/system.");
   testing.def(
       "nodes_of",
       [](const nb::ndarray<const uint8_t, nb::numpy, nb::ndim<1>, nb::c_contig>& bytes) {
         return nodes_of(bytes.data(), bytes.size());
       },
-      "bytes"_a, "Returns the bytes by NUMA node, from a sample of pages; -1: not in memory.");
+      "bytes"_a,
+      "Returns the bytes on each NUMA node, from a sample of pages; -1 stands for pages that are\n"
+      "not in memory.");
   testing.def(
       "tally",
       [](Pool& pool) {
@@ -98,7 +101,8 @@ void bind_pool(nb::module_& m) {
             new (self) Pool(std::move(placement));
           },
           "nodes"_a, nb::kw_only(), "replicates"_a = false, "copies_mapped"_a = false,
-          "Threads on NUMA nodes: (node's id, threads, CPUs that they are bound to; none: all).")
+          "Starts threads on NUMA nodes: (id of the node, number of threads, CPUs that they are\n"
+          "bound to). Without CPUs, the threads are not bound.")
       .def_prop_ro("threads", &Pool::threads)
       .def_prop_ro(
           "nodes",
@@ -114,7 +118,7 @@ void bind_pool(nb::module_& m) {
       .def_prop_ro("unbound", &Pool::unbound,
                    "Threads that the system did not bind to their node's CPUs.")
       .def("start_trace", &Pool::start_trace, nb::call_guard<nb::gil_scoped_release>(),
-           "Records the stages of all forwards from now on.")
+           "Starts to record the stages of all forwards.")
       .def(
           "stop_trace",
           [](Pool& pool) {
@@ -128,8 +132,8 @@ void bind_pool(nb::module_& m) {
               out.emplace_back(span.thread, span.stage, span.begin, span.end);
             return out;
           },
-          "Returns (thread, stage, begin, end) of what was recorded, in nanoseconds; a stage\n"
-          "\"wait\" is a barrier.");
+          "Returns (thread, stage, begin, end) of each recorded stage, in nanoseconds. The stage\n"
+          "\"wait\" is a wait at a barrier.");
 }
 
 }  // namespace
@@ -151,7 +155,7 @@ void bind_machine(nb::module_& m, nb::module_& testing) {
           },
           "pool"_a, "isa"_a, "bytes"_a, nb::keep_alive<1, 2>())
       .def("read_seconds", &PlainReads::read_seconds, nb::call_guard<nb::gil_scoped_release>(),
-           "Returns the seconds of one read.");
+           "Reads all bytes once; returns the seconds.");
 }
 
 }  // namespace specqd
