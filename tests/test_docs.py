@@ -1,6 +1,8 @@
 """Pages that scripts write agree with what they are written from."""
 
+import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -101,3 +103,14 @@ def test_a_mark_without_an_end_takes_nothing_of_the_page(page: Path) -> None:
     assert refused.returncode == 1
     assert "has no <!-- end --> after it" in refused.stderr
     assert page.read_text() == before
+
+
+def test_every_message_of_the_troubleshooting_page_is_in_the_source() -> None:
+    parsed = [ast.parse(path.read_text()) for path in (ROOT / "src").rglob("*.py")]
+    nodes = (node for tree in parsed for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    source = "\n".join(node.value for node in nodes if isinstance(node.value, str))
+    rows = re.findall(r"^\| (.+?) \| ", (ROOT / "docs" / "troubleshooting.md").read_text(), re.M)
+    messages = [message for row in rows for message in re.findall("`(.+?)`", row)]
+    parts = [part.strip(" ;:,'") for message in messages for part in message.split("...")]
+    assert len(parts) > 30
+    assert [part for part in parts if part not in source] == []

@@ -190,7 +190,7 @@ def _cached_repositories() -> list[Any]:
 
 def shipped_model() -> Path:
     """The model that comes with the package."""
-    path = Path(str(files("specqd"))) / "models" / "pycode-28m"
+    path = Path(str(files("specqd") / "models" / "pycode-28m"))
     if not path.is_dir():
         raise HubError(f"{path}: the shipped model is missing; reinstall specqd or name a model")
     return path
