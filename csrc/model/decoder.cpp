@@ -124,24 +124,25 @@ void Decoder::forward(const ForwardRequest& request) {
       entry->run(team, batch_, normed(batch_, {}), Destination::kResidual);
     record(team, batch_, "residual stream", batch_.residual.data(), spec().hidden, spec().hidden);
     run_layers(team, 0, of_all_rows);
-    if (of_all_rows == layers) head_.run(team, batch_);
   });
   batch_.cache->states().finish();  // no recurrent layer reads the states of an earlier one
   if (of_all_rows == layers || logit_rows() == 0) return;
   batch_.keep_rows_with_logits();
-  pool_->run([&](Team& team) {
-    run_layers(team, of_all_rows, layers);
-    head_.run(team, batch_);
-  });
+  pool_->run([&](Team& team) { run_layers(team, of_all_rows, layers); });
 }
 
 void Decoder::run_layers(Team& team, int64_t first, int64_t last) {
+  const auto enter = [&](int64_t boundary) {
+    if (batch_.bits != nullptr) batch_.bits->enter_layer(team, boundary);
+    taps_.copy(team, batch_, boundary);
+  };
   for (int64_t i = first; i < last; ++i) {
-    if (batch_.bits != nullptr) batch_.bits->enter_layer(team, i);
-    taps_.copy(team, batch_, i);
+    enter(i);
     layers_[static_cast<size_t>(i)].run(team, batch_);
   }
-  if (last == std::ssize(layers_)) taps_.copy(team, batch_, last);
+  if (last < std::ssize(layers_)) return;
+  enter(last);
+  head_.run(team, batch_);
 }
 
 void Decoder::watch_inputs() {

@@ -76,6 +76,7 @@ class Decoder {
   // By layer, then of what comes before and after the layers.
   std::vector<std::vector<BlockMatrix>> matrices() const;
   void reserve();
+  // Runs layers [first, last), and the output head after the last one of all.
   void run_layers(Team& team, int64_t first, int64_t last);
 
   const Traits traits_;

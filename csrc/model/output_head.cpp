@@ -109,10 +109,14 @@ void OutputHead::run(Team& team, Batch& batch) {
                           panel_maxima_.data() + i * panels() + first / kPanel);
                   }
                 });
-  if (!is_draft) return;
-  choose_panels(team, rows);
-  reread_panels(team, batch,
-                prepare(team, batch, Precision::kExact, rows, *weight_, row_with_logits));
+  if (is_draft) {
+    choose_panels(team, rows);
+    reread_panels(team, batch,
+                  prepare(team, batch, Precision::kExact, rows, *weight_, row_with_logits));
+  }
+  if (batch.bits != nullptr)
+    batch.bits->add(team, "logits", logits_.data(), rows, traits_.spec.vocabulary,
+                    panels() * kPanel);
 }
 
 // Lists each row's panels with the largest logits, the largest first; the earlier of equal ones.

@@ -4,29 +4,34 @@ from fnmatch import fnmatch
 
 # By area, a folder of src/specqd or csrc: patterns of `tests/test_<pattern>.py`.
 AREAS = {
-    "formats": "tensors formats gguf* draft_formats hostile_metadata fp4 wrapping packed_changes",
+    "formats": "draft_formats formats fp4 gguf* hostile_metadata packed_changes tensors wrapping",
     "config": "config* hostile_metadata rope",
-    "text": "tokenizer* chat_template template_process channels stops text_parts calibration",
-    "hub": "hub* cached_models disk_faults",
-    "model": "train_* decoder experts fp4 gemma4 goldens gguf_recurrent head* kv_* latent mtp* "
-    "pack* partial_head real_models recurrent* rope stages taps tensors calibration context "
-    "exactness",
-    "kernels": "kernels float_mode noise error_feedback allocation_faults sample_token rope",
-    "runtime": "pool topology numa threads stages",
-    "weights": "fp4 pack* error_feedback draft_formats",
-    "decode": "sample_token noise sampling context level* head heads head_grammars shared_cache "
-    "taps",
-    "draft": "draft_lengths level* ngram* policy chains agreement suggestion partial_head",
-    "engine": "turns scheduler preemption reports prompt_logprobs scoring server_engine "
-    "shared_cache exactness threads explain context",
-    "llm": "llm* async_llm lm_eval messages chains turns interpreter_exit prompt_logprobs",
-    "openai": "openai* responses tool* batch* server_structured lenient refusals",
-    "anthropic": "messages clients client_*",
-    "server": "server* page* clients client_* load_clients messages responses operations",
-    "ray": "ray deploy",
-    "bench": "bench* agreement suggestion stages peer_files",
-    "cli": "cli* chat chat_commands batch_command explain bench* suggestion cached_models docs",
-    "docs": "areas docs examples architecture distribution client_snippets deploy",
+    "text": "calibration channels chat_template stops template_process text_parts tokenizer*",
+    "hub": "cached_models disk_faults hub*",
+    "model": (
+        "calibration context decoder exactness experts find_wrong_bit fp4 gemma4 "
+        "gguf_recurrent goldens head* kv_* latent mtp* pack* partial_head real_models "
+        "recurrent* rope stages taps tensors train_*"
+    ),
+    "kernels": "allocation_faults error_feedback float_mode kernels noise rope sample_token",
+    "runtime": "numa pool stages threads topology",
+    "weights": "draft_formats error_feedback fp4 pack*",
+    "decode": (
+        "context head head_grammars heads level* noise sample_token sampling shared_cache taps"
+    ),
+    "draft": "agreement chains draft_lengths level* ngram* partial_head policy suggestion",
+    "engine": (
+        "context exactness explain preemption prompt_logprobs reports scheduler scoring "
+        "server_engine shared_cache threads turns"
+    ),
+    "llm": "async_llm chains interpreter_exit llm* lm_eval messages prompt_logprobs turns",
+    "openai": "batch* lenient openai* refusals responses server_structured tool*",
+    "anthropic": "client_* clients messages",
+    "server": "client_* clients load_clients messages operations page* responses server*",
+    "ray": "deploy ray",
+    "bench": "agreement bench* peer_files stages suggestion",
+    "cli": "batch_command bench* cached_models chat chat_commands cli* docs explain suggestion",
+    "docs": "architecture areas client_snippets deploy distribution docs examples find_wrong_bit",
     "fuzz": "fuzz hostile_metadata",
 }
 
