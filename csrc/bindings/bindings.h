@@ -96,34 +96,4 @@ Kind kind_of(const std::string& name) {
   return static_cast<Kind>(found - names.begin());
 }
 
-// What a member of a struct takes of an argument: None leaves it empty, and a name or an array
-// becomes a value of the core.
-struct KindName {
-  std::string name;
-  template <class Kind>
-  operator Kind() const {
-    return kind_of<Kind>(name);
-  }
-};
-inline KindName member_of(std::string name) { return {std::move(name)}; }
-template <class T, class... Shape>
-std::vector<T> member_of(const nb::ndarray<const T, Shape...>& array) {
-  return {array.data(), array.data() + array.size()};
-}
-template <class T>
-T member_of(T value) {
-  return value;
-}
-template <class T>
-auto member_of(std::optional<T> value) -> decltype(member_of(std::move(*value))) {
-  if (!value) return {};
-  return member_of(std::move(*value));
-}
-
-// Makes a struct of its members, in order: a constructor for Python.
-template <class Struct, class... Arguments>
-void make_struct(Struct* self, Arguments... arguments) {
-  new (self) Struct{member_of(std::move(arguments))...};
-}
-
 }  // namespace specqd

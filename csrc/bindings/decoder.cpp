@@ -16,6 +16,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/exclusive.h"
+#include "bindings/fields.h"
 #include "decode/forward.h"
 #include "model/kv_cache.h"
 #include "weights/error_feedback.h"
@@ -31,30 +32,29 @@ const std::vector<std::string> kNamesOf<Activation>{"silu", "gelu", "gelu_tanh",
 
 namespace {
 
-using Weight = std::shared_ptr<PackedWeight>;
-using OptionalNorm = std::optional<Norm>;
-
 void bind_spec(nb::module_& m) {
-  nb::class_<AttentionShape>(m, "AttentionShape")
-      .def(nb::init<int64_t, int64_t, int64_t, int64_t, float, float>(), nb::kw_only(), "heads"_a,
-           "kv_heads"_a, "head_dim"_a, "value_dim"_a, "scale"_a, "cap"_a);
-  nb::class_<StateShape>(m, "StateShape",
-                         "The convolution of recurrent layers, and the heads of their delta rule,\n"
-                         "if they have one.")
-      .def(nb::init<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>(), nb::kw_only(),
-           "channels"_a, "taps"_a, "key_heads"_a = 0, "value_heads"_a = 0, "key_dim"_a = 0,
-           "value_dim"_a = 0);
-  nb::class_<DecoderSpec>(m, "DecoderSpec")
-      .def("__init__",
-           &make_struct<DecoderSpec, int64_t, int64_t, std::vector<AttentionShape>,
-                        std::vector<RopeSpec>, float, std::string, float, bool, std::string, bool,
-                        bool, float, float, float, float, int64_t, bool, bool,
-                        std::optional<StateShape>>,
-           nb::kw_only(), "hidden"_a, "vocabulary"_a, "attentions"_a, "ropes"_a, "norm_epsilon"_a,
-           "norm"_a, "norm_offset"_a, "norms_whole_rows"_a, "activation"_a, "is_gated"_a,
-           "is_parallel"_a, "logit_cap"_a, "embedding_scale"_a, "residual_scale"_a, "logit_scale"_a,
-           "experts_per_token"_a, "shares_of_chosen"_a, "gates_attention"_a = false,
-           "states"_a.none() = nb::none());
+  bind_struct<AttentionShape>(
+      m, "AttentionShape", "The heads of attention, and the scale and soft cap of their scores.",
+      required<&AttentionShape::heads>, required<&AttentionShape::kv_heads>,
+      required<&AttentionShape::head_dim>, required<&AttentionShape::value_dim>,
+      required<&AttentionShape::scale>, required<&AttentionShape::cap>);
+  bind_struct<StateShape, &StateShape::layers>(
+      m, "StateShape",
+      "The convolution of recurrent layers, and the heads of their delta rule: 0 without one.",
+      required<&StateShape::channels>, required<&StateShape::taps>,
+      required<&StateShape::key_heads>, required<&StateShape::value_heads>,
+      required<&StateShape::key_dim>, required<&StateShape::value_dim>);
+  bind_struct<DecoderSpec>(
+      m, "DecoderSpec", "The shape and traits of a decoder.", required<&DecoderSpec::hidden>,
+      required<&DecoderSpec::vocabulary>, required<&DecoderSpec::attentions>,
+      required<&DecoderSpec::ropes>, required<&DecoderSpec::norm_epsilon>,
+      required<&DecoderSpec::norm>, required<&DecoderSpec::norm_offset>,
+      required<&DecoderSpec::norms_whole_rows>, required<&DecoderSpec::activation>,
+      required<&DecoderSpec::is_gated>, required<&DecoderSpec::is_parallel>,
+      required<&DecoderSpec::logit_cap>, required<&DecoderSpec::embedding_scale>,
+      required<&DecoderSpec::residual_scale>, required<&DecoderSpec::logit_scale>,
+      required<&DecoderSpec::experts_per_token>, required<&DecoderSpec::shares_of_chosen>,
+      required<&DecoderSpec::gates_attention>, optional<&DecoderSpec::states>);
 }
 
 void bind_partial_head(nb::module_& m) {
@@ -81,14 +81,14 @@ void bind_partial_head(nb::module_& m) {
 }
 
 void bind_entry(nb::module_& m) {
-  nb::class_<HeadEntry>(m, "HeadEntry", "The entry of a head: pairs of a feature and a token.")
-      .def("__init__",
-           &make_struct<HeadEntry, Weight, OptionalNorm, std::vector<Norm>, Norm, Norm, Weight,
-                        bool, bool, Weight, bool, bool>,
-           nb::kw_only(), "fc"_a.none(), "features_norm"_a.none(), "tap_norms"_a,
-           "embedding_norm"_a, "hidden_norm"_a, "embedding"_a.none(), "keeps_normed"_a,
-           "recycles_normed"_a, "projection"_a.none() = nb::none(), "hidden_first"_a = false,
-           "blanks_first"_a = false);
+  bind_struct<HeadEntry>(m, "HeadEntry",
+                         "The entry of a draft head: pairs of a feature and a token.",
+                         optional<&HeadEntry::fc>, optional<&HeadEntry::features_norm>,
+                         required<&HeadEntry::tap_norms>, required<&HeadEntry::embedding_norm>,
+                         required<&HeadEntry::hidden_norm>, optional<&HeadEntry::embedding>,
+                         required<&HeadEntry::keeps_normed>, required<&HeadEntry::recycles_normed>,
+                         optional<&HeadEntry::projection>, required<&HeadEntry::hidden_first>,
+                         required<&HeadEntry::blanks_first>);
 }
 
 void bind_forward(nb::module_& m) {
@@ -101,12 +101,13 @@ void bind_forward(nb::module_& m) {
              const std::optional<BitMatrix>& embedding,
              const std::optional<PerLayerEmbedding>& per_layer, int64_t max_rows,
              std::shared_ptr<HeadEntry> entry) {
-            const DecoderWeights weights{layers,
-                                         final_norm,
-                                         std::move(head),
-                                         embedding ? row_source(*embedding).data : nullptr,
-                                         per_layer.value_or(PerLayerEmbedding{}),
-                                         std::move(entry)};
+            const DecoderWeights weights{
+                .layers = layers,
+                .final_norm = final_norm,
+                .head = std::move(head),
+                .embedding = embedding ? row_source(*embedding).data : nullptr,
+                .per_layer = per_layer.value_or(PerLayerEmbedding{}),
+                .entry = std::move(entry)};
             new (self) Decoder(spec, weights, std::move(pool), kernels_or_throw(isa), max_rows);
           },
           nb::kw_only(), "pool"_a, "isa"_a, "spec"_a, "layers"_a, "final_norm"_a, "head"_a,

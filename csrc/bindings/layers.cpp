@@ -6,9 +6,9 @@
 #include <nanobind/stl/vector.h>
 
 #include <memory>
-#include <optional>
 
 #include "bindings/bindings.h"
+#include "bindings/fields.h"
 #include "model/layer_weights.h"
 
 using namespace nanobind::literals;
@@ -16,74 +16,73 @@ using namespace nanobind::literals;
 namespace specqd {
 namespace {
 
-using Floats = nb::ndarray<const float, nb::numpy, nb::ndim<1>, nb::c_contig>;
-using OptionalFloats = std::optional<Floats>;
-using OptionalBits = std::optional<BitVector>;
-using OptionalNorm = std::optional<Norm>;
-using Weight = std::shared_ptr<PackedWeight>;
-
 void bind_parts(nb::module_& m) {
-  nb::class_<Norm>(m, "Norm").def("__init__", &make_struct<Norm, BitVector, OptionalBits>,
-                                  "weight"_a, "bias"_a = nb::none());
-  nb::class_<FeedForward>(m, "FeedForward")
-      .def("__init__",
-           &make_struct<FeedForward, Weight, Weight, OptionalBits, OptionalBits, OptionalBits>,
-           nb::kw_only(), "gate_up"_a, "down"_a, "gate_bias"_a = nb::none(),
-           "up_bias"_a = nb::none(), "down_bias"_a = nb::none());
-  nb::class_<DeltaWeights>(m, "DeltaWeights",
-                           "The delta rule of a recurrent layer; `rates` are the rows of betas,\n"
-                           "then of decays.")
-      .def("__init__", &make_struct<DeltaWeights, Weight, Floats, Floats, Floats>, nb::kw_only(),
-           "rates"_a, "log_rate"_a, "step_bias"_a, "norm"_a);
-  nb::class_<LatentWeights>(m, "LatentWeights",
-                            "What a latent layer's attention has beside its first product.")
-      .def("__init__", &make_struct<LatentWeights, Weight, OptionalNorm, Norm, Weight, Weight>,
-           nb::kw_only(), "queries"_a.none(), "query_norm"_a.none(), "norm"_a, "keys"_a,
-           "values"_a);
-  nb::class_<PerLayerInput>(m, "PerLayerInput")
-      .def("__init__", &make_struct<PerLayerInput, Weight, Weight, Norm>, nb::kw_only(), "gate"_a,
-           "projection"_a, "post_norm"_a);
-  nb::class_<PerLayerEmbedding>(m, "PerLayerEmbedding")
+  bind_struct<Norm>(m, "Norm", "The weight and bias of a norm, in BF16.", required<&Norm::weight>,
+                    optional<&Norm::bias>);
+  bind_struct<FeedForward>(m, "FeedForward", "Two products with an activation between them.",
+                           required<&FeedForward::gate_up>, required<&FeedForward::down>,
+                           optional<&FeedForward::gate_bias>, optional<&FeedForward::up_bias>,
+                           optional<&FeedForward::down_bias>);
+  bind_struct<DeltaWeights>(m, "DeltaWeights",
+                            "The delta rule of a recurrent layer. The rows of `rates` are those of "
+                            "betas,\nthen those of decays.",
+                            required<&DeltaWeights::rates>, required<&DeltaWeights::log_rate>,
+                            required<&DeltaWeights::step_bias>, required<&DeltaWeights::norm>);
+  bind_struct<LatentWeights>(m, "LatentWeights",
+                             "The weights of latent attention except its first product and its "
+                             "output.",
+                             optional<&LatentWeights::queries>,
+                             optional<&LatentWeights::query_norm>, required<&LatentWeights::norm>,
+                             required<&LatentWeights::keys>, required<&LatentWeights::values>);
+  bind_struct<PerLayerInput>(m, "PerLayerInput",
+                             "A layer's addition of its part of the per-layer embedding.",
+                             required<&PerLayerInput::gate>, required<&PerLayerInput::projection>,
+                             required<&PerLayerInput::post_norm>);
+  nb::class_<PerLayerEmbedding>(m, "PerLayerEmbedding",
+                                "The per-layer embeddings of tokens; `table` is read in place.")
       .def(
           "__init__",
-          [](PerLayerEmbedding* self, const BitMatrix& table, Weight projection, const Norm& norm) {
-            new (self) PerLayerEmbedding{row_source(table).data, projection, norm};
+          [](PerLayerEmbedding* self, const BitMatrix& table,
+             std::shared_ptr<PackedWeight> projection, const Norm& norm) {
+            new (self) PerLayerEmbedding{
+                .table = row_source(table).data, .projection = std::move(projection), .norm = norm};
           },
           nb::kw_only(), "table"_a, "projection"_a, "norm"_a, nb::keep_alive<1, 2>());
-  nb::class_<Mixture>(m, "Mixture",
-                      "What a layer has beside its experts. The router's rows are one for each\n"
-                      "expert, and one for the gate of the shared feed forward, if it has one.")
-      .def("__init__",
-           &make_struct<Mixture, Weight, OptionalBits, std::optional<FeedForward>, OptionalNorm,
-                        OptionalNorm, OptionalNorm, OptionalNorm, float, OptionalFloats,
-                        OptionalFloats, int64_t, int64_t, float>,
-           nb::kw_only(), "router"_a, "router_bias"_a = nb::none(), "shared"_a = nb::none(),
-           "experts_norm"_a = nb::none(), "router_norm"_a = nb::none(),
-           "experts_post_norm"_a = nb::none(), "shared_post_norm"_a = nb::none(),
-           "score_scale"_a = 1.0f, "share_scales"_a = nb::none(), "choice_bias"_a = nb::none(),
-           "groups"_a = 1, "chosen_groups"_a = 1, "least_sum"_a = 0.0f);
+}
+
+void bind_mixture(nb::module_& m) {
+  bind_struct<Mixture>(
+      m, "Mixture",
+      "The weights and traits of a layer with experts, except the experts themselves. The router\n"
+      "has one row per expert, and one more for the gate of a gated shared feed forward.",
+      required<&Mixture::router>, optional<&Mixture::router_bias>, optional<&Mixture::shared>,
+      optional<&Mixture::experts_norm>, optional<&Mixture::router_norm>,
+      optional<&Mixture::experts_post_norm>, optional<&Mixture::shared_post_norm>,
+      required<&Mixture::score_scale>, optional<&Mixture::share_scales>,
+      optional<&Mixture::choice_bias>, required<&Mixture::groups>,
+      required<&Mixture::chosen_groups>, required<&Mixture::least_sum>);
 }
 
 }  // namespace
 
 void bind_layers(nb::module_& m) {
   bind_parts(m);
-  nb::class_<LayerWeights>(m, "LayerWeights")
-      .def("__init__",
-           &make_struct<LayerWeights, OptionalNorm, OptionalNorm, OptionalNorm, OptionalNorm,
-                        OptionalNorm, OptionalNorm, OptionalNorm, Weight, Weight, OptionalBits,
-                        OptionalBits, OptionalBits, std::vector<FeedForward>,
-                        std::shared_ptr<Mixture>, int64_t, int, int, int, bool,
-                        std::optional<PerLayerInput>, float, OptionalBits, OptionalBits,
-                        std::shared_ptr<DeltaWeights>, std::shared_ptr<LatentWeights>>,
-           nb::kw_only(), "attention_norm"_a.none(), "attention_post_norm"_a.none(),
-           "feed_forward_norm"_a.none(), "feed_forward_post_norm"_a.none(), "query_norm"_a.none(),
-           "key_norm"_a.none(), "value_norm"_a.none(), "query_key_value"_a, "output"_a,
-           "query_key_value_bias"_a.none(), "output_bias"_a.none(), "sinks"_a.none(),
-           "feed_forwards"_a, "mixture"_a.none(), "window"_a, "rope"_a, "attention"_a, "kv_layer"_a,
-           "values_are_keys"_a, "per_layer"_a.none(), "output_scale"_a,
-           "convolution"_a.none() = nb::none(), "convolution_bias"_a.none() = nb::none(),
-           "delta"_a.none() = nb::none(), "latent"_a.none() = nb::none());
+  bind_mixture(m);
+  bind_struct<LayerWeights>(
+      m, "LayerWeights", "The weights and traits of one layer.",
+      optional<&LayerWeights::attention_norm>, optional<&LayerWeights::attention_post_norm>,
+      optional<&LayerWeights::feed_forward_norm>, optional<&LayerWeights::feed_forward_post_norm>,
+      optional<&LayerWeights::query_norm>, optional<&LayerWeights::key_norm>,
+      optional<&LayerWeights::value_norm>, required<&LayerWeights::query_key_value>,
+      required<&LayerWeights::output>, optional<&LayerWeights::query_key_value_bias>,
+      optional<&LayerWeights::output_bias>, optional<&LayerWeights::sinks>,
+      required<&LayerWeights::feed_forwards>, optional<&LayerWeights::mixture>,
+      required<&LayerWeights::window>, required<&LayerWeights::rope>,
+      required<&LayerWeights::attention>, required<&LayerWeights::kv_layer>,
+      required<&LayerWeights::values_are_keys>, optional<&LayerWeights::per_layer>,
+      required<&LayerWeights::output_scale>, optional<&LayerWeights::convolution>,
+      optional<&LayerWeights::convolution_bias>, optional<&LayerWeights::delta>,
+      optional<&LayerWeights::latent>);
 }
 
 }  // namespace specqd

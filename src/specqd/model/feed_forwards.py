@@ -90,7 +90,8 @@ class FeedForwardReader:
         name = self._names.router_norm
         if name is None:
             return None
-        return _native.Norm(self._loader.vector(at + name, self._config.hidden_size))
+        weight = self._loader.vector(at + name, self._config.hidden_size)
+        return _native.Norm(weight=weight, bias=None)
 
     def _experts(
         self, experts: ExpertsConfig, at: str, inputs: LayerInputs
@@ -134,6 +135,9 @@ class FeedForwardReader:
             down=self._loader.pack(
                 [down.rows(hidden)], size, read_share=share, importance=inputs.down
             ),
+            gate_bias=None,
+            up_bias=None,
+            down_bias=None,
         )
 
     def _mxfp4_experts(self, experts: ExpertsConfig, at: str) -> list[_native.FeedForward]:

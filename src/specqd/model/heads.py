@@ -271,6 +271,8 @@ class _Reader:
             logit_scale=1.0 if is_own else target.logit_scale,
             experts_per_token=0,
             shares_of_chosen=True,
+            gates_attention=False,
+            states=None,
         )
 
     def _entry(self) -> _native.HeadEntry:
@@ -288,6 +290,9 @@ class _Reader:
             embedding=self._above.weights.head if is_shared else None,
             keeps_normed=config.keeps_normed,
             recycles_normed=config.recycles_normed,
+            projection=None,
+            hidden_first=False,
+            blanks_first=False,
         )
 
     def _layer(self) -> _native.LayerWeights:
@@ -318,6 +323,9 @@ class _Reader:
                 _native.FeedForward(
                     gate_up=load.pack(gate_up, hidden, interleaved=True),
                     down=load.linear(at + _DOWN, (hidden, files.ffn)),
+                    gate_bias=None,
+                    up_bias=None,
+                    down_bias=None,
                 )
             ],
             mixture=None,
@@ -328,4 +336,8 @@ class _Reader:
             values_are_keys=False,
             per_layer=None,
             output_scale=1.0,
+            convolution=None,
+            convolution_bias=None,
+            delta=None,
+            latent=None,
         )

@@ -60,7 +60,7 @@ class LatentReader:
         queries, query_norm = None, None
         if latent.query_rank is not None:
             norm = self._loader.vector(f"{at}{names.query_latent_norm}.weight", latent.query_rank)
-            query_norm = _native.Norm(norm)
+            query_norm = _native.Norm(weight=norm, bias=None)
             importance = inputs.latent_queries or Importance(widened(norm).astype(np.float64) ** 2)
             queries = self._loader.pack(
                 [self._queries(at)], latent.query_rank, importance=importance

@@ -38,7 +38,7 @@ class LayerReader:
         if name is None:
             return None
         bias = self._loader.vector(f"{name}.bias", length) if self._config.norm == "layer" else None
-        return _native.Norm(self._loader.vector(f"{name}.weight", length), bias)
+        return _native.Norm(weight=self._loader.vector(f"{name}.weight", length), bias=bias)
 
     def head_inputs(self) -> Importance | None:
         """The importance of the head's inputs, once the final norm was read."""
@@ -145,7 +145,7 @@ class LayerReader:
                     self._loader.vector(f"{module}.norms.{head}.weight", dim)
                     for head in range(heads)
                 ]
-                return _native.Norm(np.concatenate(each))
+                return _native.Norm(weight=np.concatenate(each), bias=None)
 
     def _query_key_value_sources(
         self, at: str, attention: AttentionConfig, kind: str
@@ -242,4 +242,4 @@ class LayerReader:
 
 
 def _unweighted_norm(length: int) -> _native.Norm:
-    return _native.Norm(np.full(length, _ONE, np.uint16))
+    return _native.Norm(weight=np.full(length, _ONE, np.uint16), bias=None)

@@ -182,7 +182,7 @@ class Loader:
 
     def norm(self, module: str, length: int) -> _native.Norm:
         """A module's norm without a bias."""
-        return _native.Norm(self.vector(f"{module}.weight", length))
+        return _native.Norm(weight=self.vector(f"{module}.weight", length), bias=None)
 
     def bias(self, module: str, length: int, is_present: bool) -> Bits | None:
         """A module's bias; None where the family has none."""
