@@ -17,12 +17,12 @@ from specqd.errors import SpecqdWarning, TensorError, shown
 from specqd.formats.fp4 import DraftFormat
 from specqd.formats.safetensors import TensorDirectory
 from specqd.model.decoder_spec import decoder_spec
+from specqd.model.dry_run import tensors_read
 from specqd.model.heads import MAX_ROWS
 from specqd.model.importance import Importance
 from specqd.model.layers import LayerReader
 from specqd.model.loader import Loader, Progress
 from specqd.model.model import Model
-from specqd.model.mtp_shapes import shapes_of
 from specqd.model.packed import PackedFile, is_packed
 from specqd.model.tensor_names import MTP_TYPES, MtpNames, mtp_names_of, names_of
 from specqd.model.weights import open_loader, open_weights
@@ -56,7 +56,7 @@ class MtpFiles:
                 f"{directory}: has no MTP layer (no tensor {names.projection}.weight); draft with "
                 f"fp4 or ngram{again}"
             )
-        count = 1 if is_packed(directory) else _check(directory, layer, names)
+        count = 1 if is_packed(directory) else _check(directory, layer, target.mtp, names)
         return cls(directory, layer, target.mtp, names, (target.num_layers,), count)
 
     def tell_count(self) -> None:
@@ -107,19 +107,18 @@ def _layer_of(target: DecoderConfig, names: MtpNames) -> DecoderConfig:
     )
 
 
-def _check(directory: Path, layer: DecoderConfig, names: MtpNames) -> int:
+def _check(directory: Path, layer: DecoderConfig, mtp: MtpConfig, names: MtpNames) -> int:
     """Checks all tensors of the first MTP layer; returns the number of layers."""
     tensors = open_weights(directory)
-    wanted = shapes_of(layer, names_of(layer), names, tensors)
-    for name, shape in wanted.items():
-        tensors.check(name, shape)
+    known = tensors_read(tensors, lambda loader: _read(loader, layer, mtp, names))
+    known |= {*names.repeated}
     assert isinstance(tensors, TensorDirectory)
     numbered, later = re.compile(rf"{re.escape(names.layers)}\.(\d+)\."), set()
     for name in tensors:
         found = numbered.match(name)
         if found and int(found[1]) != names.index:
             later |= {found[1]} if int(found[1]) > names.index else set()
-        elif name.startswith(names.prefix) and name not in (*wanted, *names.repeated):
+        elif name.startswith(names.prefix) and name not in known:
             raise TensorError(
                 f"{directory}: tensor {shown(name)}: no known MTP layer of {layer.model_type} has "
                 "it; draft with fp4 or ngram"
@@ -139,6 +138,25 @@ class MtpWeights:
     loader: Loader
 
 
+def _read(loader: Loader, layer: DecoderConfig, mtp: MtpConfig, names: MtpNames) -> MtpWeights:
+    modules = replace(names_of(layer), final_norm=names.final_norm)
+    read, hidden = LayerReader(loader, layer, modules), layer.hidden_size
+    embedding_norm = loader.norm(names.embedding_norm, hidden)
+    hidden_norm = loader.norm(names.hidden_norm, hidden)
+    pair = [names.embedding_norm, names.hidden_norm]
+    pair = pair[::-1] if mtp.hidden_first else pair
+    squares = [read.squared_norm(name).squares for name in pair]
+    importance = Importance(np.concatenate(squares))
+    return MtpWeights(
+        layer=read.layer(0, names.layer),
+        embedding_norm=embedding_norm,
+        hidden_norm=hidden_norm,
+        projection=loader.linear(names.projection, (hidden, 2 * hidden), importance),
+        final_norm=loader.norm(names.final_norm, hidden),
+        loader=loader,
+    )
+
+
 def load_mtp_weights(
     files: MtpFiles,
     pool: _native.Pool,
@@ -148,23 +166,7 @@ def load_mtp_weights(
 ) -> MtpWeights:
     """Packs the layer, or maps it from a packed file. Raises TensorError for bad weights."""
     loader = open_loader(files.directory, pool, isa, draft, progress)
-    config, names = files.layer, files.names
-    modules = replace(names_of(config), final_norm=names.final_norm)
-    read, hidden = LayerReader(loader, config, modules), config.hidden_size
-    embedding_norm = loader.norm(names.embedding_norm, hidden)
-    hidden_norm = loader.norm(names.hidden_norm, hidden)
-    pair = [names.embedding_norm, names.hidden_norm]
-    pair = pair[::-1] if files.mtp.hidden_first else pair
-    squares = [read.squared_norm(name).squares for name in pair]
-    importance = Importance(np.concatenate(squares))
-    weights = MtpWeights(
-        layer=read.layer(0, names.layer),
-        embedding_norm=embedding_norm,
-        hidden_norm=hidden_norm,
-        projection=loader.linear(names.projection, (hidden, 2 * hidden), importance),
-        final_norm=loader.norm(names.final_norm, hidden),
-        loader=loader,
-    )
+    weights = _read(loader, files.layer, files.mtp, files.names)
     files.tell_count()
     return weights
 
