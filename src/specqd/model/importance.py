@@ -49,4 +49,4 @@ class MeasuredInputs:
 
     layers: Sequence[LayerInputs]
     per_layer: Importance | None  # of the projection of all per-layer embeddings
-    head: Importance
+    head: Importance | None

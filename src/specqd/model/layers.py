@@ -199,8 +199,8 @@ class LayerReader:
         self, at: str, attention: AttentionConfig, inputs: LayerInputs
     ) -> _native.PackedWeight:
         sources = self._query_key_value_sources(at, attention, "weight")
-        columns, importance = self._config.hidden_size, inputs.query_key_value
-        return self._loader.pack(sources, columns, importance=importance)
+        columns = self._config.hidden_size * (2 if self._config.reads_pairs else 1)
+        return self._loader.pack(sources, columns, importance=inputs.query_key_value)
 
     def _query_key_value_bias(self, at: str, attention: AttentionConfig) -> Bits | None:
         if not self._config.qkv_bias:
