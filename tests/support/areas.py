@@ -10,7 +10,7 @@ AREAS = {
     "hub": "hub* cached_models disk_faults",
     "model": "train_* decoder experts fp4 gemma4 goldens gguf_recurrent head* kv_* latent mtp* "
     "pack* partial_head real_models recurrent* rope stages taps tensors calibration context "
-    "exactness",
+    "exactness native_structs",
     "kernels": "kernels float_mode noise error_feedback allocation_faults sample_token rope",
     "runtime": "pool topology numa threads stages",
     "weights": "fp4 pack* error_feedback draft_formats",
