@@ -1,4 +1,4 @@
-// Types and conversions that several files of bindings use.
+// Types and conversions that several bindings share.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -84,7 +84,7 @@ nb::ndarray<nb::numpy, float> copy_logits(Forward& forward, int64_t vocabulary) 
   return owned_array(std::move(copy), {static_cast<size_t>(rows), static_cast<size_t>(vocabulary)});
 }
 
-// The names of an enumeration's values in Python, in their order.
+// The Python names of an enumeration's values, in the order of the values.
 template <class Kind>
 const std::vector<std::string> kNamesOf;
 

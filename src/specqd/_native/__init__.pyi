@@ -294,21 +294,21 @@ class DecoderSpec:
     def __init__(self, *, hidden: int, vocabulary: int, attentions: _Sequence[AttentionShape], ropes: _Sequence[RopeSpec], norm_epsilon: float, norm: str, norm_offset: float, norms_whole_rows: bool, activation: str, is_gated: bool, is_parallel: bool, logit_cap: float, embedding_scale: float, residual_scale: float, logit_scale: float, experts_per_token: int, shares_of_chosen: bool, gates_attention: bool, states: StateShape | None) -> None: ...
 
 class PartialHead:
-    """Chooses the rows of the head that a draft reads."""
+    """Chooses the rows of the output head that a draft reads."""
 
     def __init__(self, vocabulary: int) -> None: ...
 
     def set_first_ids(self, ids: int) -> None:
-        """Sets the number of first ids that are read."""
+        """Sets how many of the first ids are always read."""
 
     def keep(self, tokens: _Sequence[int]) -> None:
-        """Always holds these ids."""
+        """Always reads these ids."""
 
     def see(self, tokens: _Sequence[int]) -> None:
         """Records tokens that the target has read or picked."""
 
     def panels(self, panels: int) -> list[int]:
-        """Returns the panels to read of a head of `panels`."""
+        """Returns the panels to read of an output head that has `panels`."""
 
 class HeadEntry:
     """The entry of a draft head: pairs of a feature and a token."""
@@ -330,8 +330,9 @@ class Decoder:
 
     def tap(self, boundaries: _Sequence[int]) -> None:
         """
-        Later forwards copy the residual stream at these boundaries: b is the input of layer b,
-        and the number of layers is the input of the final norm. Ascending; none: no copies.
+        Makes later forwards copy the residual stream at these boundaries, which ascend.
+        Boundary b is the input of layer b; the number of layers is the input of the final
+        norm. Without boundaries, nothing is copied.
         """
 
     @property
@@ -340,27 +341,30 @@ class Decoder:
 
     def taps(self) -> NDArray[numpy.uint16]:
         """
-        Returns copies of the last forward's rows, [rows, boundaries, hidden] BF16 bits.
+        Returns copies of the last forward's residual stream as BF16 bits,
+        [rows, boundaries, hidden].
         """
 
     def watch_inputs(self) -> None:
         """
-        Sums the products of each two inputs of exact forwards' matrices from now on.
+        Starts to sum the products of pairs of inputs of each matrix, over exact forwards.
         """
 
     def take_input_products(self) -> list[NDArray[numpy.float32]]:
         """
-        Ends the watch. Returns the sums, [columns, group] each, of each input with those of its
-        group: by layer of queries, keys and values, of the output, of gate and up, and of down;
-        last, of the head. Only inputs from their own on are summed; others hold anything.
+        Ends what watch_inputs() started. Returns one array per matrix, [columns, group]:
+        the summed products of each input with the inputs of its group. The matrices of
+        each layer come first, then the projection of per-layer embeddings and the output
+        head. A matrix that the model lacks is empty. Products with earlier inputs of the
+        group are unspecified.
         """
 
     @property
     def partial_head(self) -> PartialHead:
-        """The partial head of drafts for this model."""
+        """The part of the output head that drafts for this model read."""
 
     def draft_for(self, target: Decoder) -> None:
-        """Uses the partial head of `target`, for which this model drafts."""
+        """Uses the partial output head of `target`, for which this model drafts."""
 
     def logits(self) -> NDArray[numpy.float32]:
         """
@@ -595,19 +599,19 @@ class ModelForward(DecoderForward):
 
 class HeadForward(DecoderForward):
     """
-    Forwards a trained head below the model whose features it reads. It verifies nothing: a
-    proposal must be empty.
+    Forwards a trained draft head, which reads features of the model `above`. It verifies no
+    drafts, so a proposal must be empty.
 
-    `boundaries` are those of the model's taps that make a feature; it may tap more.
-    `ids` are the target's ids of the head's own tokens, ascending; none: the same ids. A head
-    with ids of its own has no partial one.
+    `boundaries` are the layer boundaries that make a feature; the model may tap others too.
+    `ids` are the target's ids of the head's tokens, ascending; empty if they are the same. A
+    head with its own ids reads its whole output head.
     """
 
     def __init__(self, decoder: Decoder, cache: KvCache, is_draft: bool, above: ModelForward, boundaries: _Sequence[int], ids: _Sequence[int]) -> None: ...
 
     def logits(self) -> NDArray[numpy.float32]:
         """
-        Returns a copy of the last forward's logits by the target's ids, [rows, vocabulary].
+        Returns a copy of the last forward's logits, [rows, vocabulary], ordered by the target's ids.
         """
 
 LONGEST_PROPOSAL: int = 32

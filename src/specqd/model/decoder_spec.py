@@ -1,4 +1,4 @@
-"""Converts a decoder's configuration to the native core's."""
+"""Converts the configuration of a decoder to the structs of the native core."""
 
 import numpy as np
 

@@ -1,6 +1,6 @@
-"""Trained heads: an EAGLE-3 head's tensors become a decoder of one layer over pairs.
+"""EAGLE-3 heads: a head's tensors become a decoder of one layer over pairs.
 
-Tensors decide what a head has; its configuration says the rest. Knows no requests.
+Tensors show which parts a head has; its configuration says the rest. Knows no requests.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ _UNMEASURED = MeasuredInputs([LayerInputs()], per_layer=None, head=None)
 
 
 class HeadInputs(Protocol):
-    """What a head reads of the model above, and which of its tokens it has."""
+    """Which features of the model above a draft head reads, and which tokens it has."""
 
     @property
     def taps(self) -> tuple[int, ...]: ...
@@ -49,11 +49,11 @@ class HeadFiles:
     at: str  # the beginning of the names of the layer's tensors
     layer: DecoderConfig  # a model of this layer alone
     target: DecoderConfig
-    ids: tuple[int, ...]  # the target's id of each of the head's tokens; none: the same
+    ids: tuple[int, ...]  # the target's ids of the head's tokens; empty: the same ids
 
     @classmethod
     def open(cls, directory: Path, target: DecoderConfig) -> "HeadFiles":
-        """Raises ConfigError or TensorError for what is not a head of this target."""
+        """Raises ConfigError or TensorError unless the directory holds a head of this target."""
         config = read_head_config(directory, target)
         if not (directory / WEIGHTS).exists() and (directory / "pytorch_model.bin").exists():
             raise TensorError(
@@ -79,7 +79,7 @@ class HeadFiles:
 
 
 def _layer_at(tensors: TensorDirectory) -> str:
-    """The prefix of the layer's names. Raises TensorError for what no EAGLE-3 head has."""
+    """The prefix of the layer's names. Raises TensorError unless this is an EAGLE-3 head."""
     if "mask_hidden" in tensors:
         raise _wrong(tensors, "mask_hidden: heads that draft all depths at once (P-EAGLE)")
     layer = next((each for each in _LAYERS if f"{each}hidden_norm.weight" in tensors), None)
@@ -156,7 +156,7 @@ def _wrong(tensors: TensorDirectory, problem: str) -> TensorError:
 
 
 def _shape(tensors: TensorDirectory, name: str) -> tuple[int, int]:
-    """Rows and columns of a matrix, at least one of each."""
+    """The numbers of rows and columns of a matrix. Raises TensorError if there is none."""
     view = tensors.get(name)
     if view is None or len(view.shape) != 2 or 0 in view.shape:
         raise TensorError(f"{tensors.path}: {name} is missing or no matrix; fetch the head again")
@@ -195,7 +195,7 @@ def _read_ids(tensors: TensorDirectory, vocabulary: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class HeadWeights:
-    """The weights of a head's own; None where the target's are used."""
+    """The head's own weights; None where it uses the target's or has no such part."""
 
     fc: _native.PackedWeight
     features_norm: _native.Norm | None
@@ -232,7 +232,7 @@ def load_head(
     draft: DraftFormat | None = None,
     progress: Progress | None = None,
 ) -> _native.Decoder:
-    """Packs a head for the model above. Raises TensorError for bad weights."""
+    """Packs the head, which reads the model above. Raises TensorError for bad weights."""
     machine, theirs = above.machine, above.weights
     draft = draft or DraftFormat.FP4
     loader = Loader(files.tensors, None, machine.pool, machine.isa, draft, progress)
@@ -267,12 +267,12 @@ def load_head(
 
 
 class Head(_native.HeadForward):
-    """A head below a model, as levels use it; its weights are read in one precision."""
+    """A draft head of a model, as levels use it: its weights are read in one precision."""
 
     def __init__(
         self, files: HeadInputs, decoder: _native.Decoder, above: Model, precision: Precision
     ) -> None:
-        """Lets the model above log what the head reads, beside what other heads read."""
+        """Makes the model above log the features that this head reads, as for other heads."""
         self.files = files
         self.precision = precision
         self.machine = above.machine
@@ -289,6 +289,7 @@ class Head(_native.HeadForward):
         return self.decoder.weight_bytes(self.precision is Precision.FP4)
 
     def draft_for(self, target: Model) -> None:
-        """Drafts for `target`: without ids of its own, from the rows that its text suggests."""
+        """Drafts for `target`. Without ids of its own, the head reads the part of the output head
+        that the text suggests."""
         self.decoder.draft_for(target.decoder)
         self.read_partial_head()

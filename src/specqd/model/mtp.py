@@ -1,6 +1,6 @@
-"""MTP layers: a checkpoint's own head becomes a decoder of one layer over pairs.
+"""MTP layers: the draft head in a checkpoint becomes a decoder of one layer over pairs.
 
-The layer is one of the model's family, so its reader is that of all layers. Knows no requests.
+The layer is of the model's family, so the reader of all layers reads it. Knows no requests.
 """
 
 import re
@@ -37,12 +37,12 @@ class MtpFiles:
     mtp: MtpConfig
     names: MtpNames
     taps: tuple[int, ...]
-    count: int  # MTP layers in the files, of which the first drafts
-    ids: tuple[int, ...] = ()  # its tokens are the model's
+    count: int  # MTP layers in the files; only the first drafts
+    ids: tuple[int, ...] = ()  # empty: its tokens are the model's
 
     @classmethod
     def open(cls, directory: Path, target: DecoderConfig) -> "MtpFiles":
-        """Raises TensorError where there is no such layer, or another than the family's."""
+        """Raises TensorError if there is no such layer, or if it is not the family's."""
         if target.mtp is None:
             raise TensorError(
                 f"{directory}: models of type {target.model_type} have no MTP layer that is read "
@@ -59,8 +59,8 @@ class MtpFiles:
         count = 1 if is_packed(directory) else _check(directory, layer, target.mtp, names)
         return cls(directory, layer, target.mtp, names, (target.num_layers,), count)
 
-    def tell_count(self) -> None:
-        """Warns where the files hold more MTP layers than are used."""
+    def warn_of_others(self) -> None:
+        """Warns if the files hold MTP layers that are not used."""
         if self.count > 1:
             warnings.warn(
                 f"{self.directory}: has {self.count} MTP layers; the first one drafts, and the "
@@ -71,7 +71,7 @@ class MtpFiles:
 
 
 def has_mtp(directory: Path, target: DecoderConfig) -> bool:
-    """Whether the model's files hold an MTP layer that drafts; warns of one that cannot."""
+    """Whether the model's files hold an MTP layer that can draft; warns of one that cannot."""
     if target.mtp is None or not _holds(directory, mtp_names_of(target)):
         return False
     try:
@@ -90,7 +90,7 @@ def _holds(directory: Path, names: MtpNames) -> bool:
 
 
 def _layer_of(target: DecoderConfig, names: MtpNames) -> DecoderConfig:
-    """A model of one layer, with the attention of the first one that is not recurrent."""
+    """A model of one layer, with the attention of the first layer that is not recurrent."""
     like = target.recurrent_layers.index(False)
     ropes, windows = (target.ropes[like],), (target.windows[like],)
     experts, fed = target.experts, range(target.num_layers)[names.feed_forward_of]
@@ -128,7 +128,7 @@ def _check(directory: Path, layer: DecoderConfig, mtp: MtpConfig, names: MtpName
 
 @dataclass(frozen=True, slots=True)
 class MtpWeights:
-    """The layer's weights; `loader` knows all tensors that were read."""
+    """The layer's weights; `loader` holds all tensors that were read."""
 
     layer: _native.LayerWeights
     embedding_norm: _native.Norm
@@ -167,12 +167,12 @@ def load_mtp_weights(
     """Packs the layer, or maps it from a packed file. Raises TensorError for bad weights."""
     loader = open_loader(files.directory, pool, isa, draft, progress)
     weights = _read(loader, files.layer, files.mtp, files.names)
-    files.tell_count()
+    files.warn_of_others()
     return weights
 
 
 def load_mtp(files: MtpFiles, above: Model, draft: DraftFormat | None = None) -> _native.Decoder:
-    """The decoder of the model's own MTP layer, over its embedding and output head."""
+    """The decoder of the model's MTP layer, which uses the model's embedding and output head."""
     machine, theirs, mtp = above.machine, above.weights, files.mtp
     own = load_mtp_weights(files, machine.pool, machine.isa, draft)
     entry = _native.HeadEntry(

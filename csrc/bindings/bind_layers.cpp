@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <memory>
+#include <utility>
 
 #include "bindings/bindings.h"
 #include "bindings/fields.h"

@@ -1,6 +1,4 @@
 // Binds the decoder and its specification.
-#include "model/decoder.h"
-
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
@@ -18,6 +16,7 @@
 #include "bindings/exclusive.h"
 #include "bindings/fields.h"
 #include "decode/forward.h"
+#include "model/decoder.h"
 #include "model/kv_cache.h"
 #include "weights/error_feedback.h"
 
@@ -58,12 +57,13 @@ void bind_spec(nb::module_& m) {
 }
 
 void bind_partial_head(nb::module_& m) {
-  nb::class_<PartialHead>(m, "PartialHead", "Chooses the rows of the head that a draft reads.")
+  nb::class_<PartialHead>(m, "PartialHead",
+                          "Chooses the rows of the output head that a draft reads.")
       .def(nb::init<int64_t>(), "vocabulary"_a)
       .def("set_first_ids", &PartialHead::set_first_ids, "ids"_a,
-           "Sets the number of first ids that are read.")
+           "Sets how many of the first ids are always read.")
       .def("keep", exclusively<PartialHead>(&PartialHead::keep), "tokens"_a,
-           "Always holds these ids.")
+           "Always reads these ids.")
       .def("see", exclusively<PartialHead>(&PartialHead::see), "tokens"_a,
            "Records tokens that the target has read or picked.")
       .def(
@@ -77,7 +77,7 @@ void bind_partial_head(nb::module_& m) {
               for (int64_t panel = run.first; panel < run.last; ++panel) all.push_back(panel);
             return all;
           },
-          "panels"_a, "Returns the panels to read of a head of `panels`.");
+          "panels"_a, "Returns the panels to read of an output head that has `panels`.");
 }
 
 void bind_entry(nb::module_& m) {
@@ -143,9 +143,9 @@ void bind_forward(nb::module_& m) {
             decoder.taps().set(std::move(boundaries));
           },
           "boundaries"_a,
-          "Later forwards copy the residual stream at these boundaries: b is the input of layer "
-          "b,\n"
-          "and the number of layers is the input of the final norm. Ascending; none: no copies.")
+          "Makes later forwards copy the residual stream at these boundaries, which ascend.\n"
+          "Boundary b is the input of layer b; the number of layers is the input of the final\n"
+          "norm. Without boundaries, nothing is copied.")
       .def_prop_ro(
           "tapped",
           [](Decoder& decoder) {
@@ -163,9 +163,10 @@ void bind_forward(nb::module_& m) {
                 {static_cast<size_t>(decoder.rows()), decoder.taps().boundaries().size(),
                  static_cast<size_t>(decoder.spec().hidden)});
           },
-          "Returns copies of the last forward's rows, [rows, boundaries, hidden] BF16 bits.")
+          "Returns copies of the last forward's residual stream as BF16 bits,\n"
+          "[rows, boundaries, hidden].")
       .def("watch_inputs", exclusively<Decoder>(&Decoder::watch_inputs),
-           "Sums the products of each two inputs of exact forwards' matrices from now on.")
+           "Starts to sum the products of pairs of inputs of each matrix, over exact forwards.")
       .def(
           "take_input_products",
           [](Decoder& decoder) {
@@ -181,21 +182,23 @@ void bind_forward(nb::module_& m) {
             }
             return all;
           },
-          "Ends the watch. Returns the sums, [columns, group] each, of each input with those of "
-          "its\n"
-          "group, by the name of the matrix's inputs: of every layer, then of the other matrices.\n"
-          "Sums of an input with earlier ones are unspecified.")
+          "Ends what watch_inputs() started. Returns the summed products of each input with the\n"
+          "inputs of its group, [columns, group], by the name of the matrix's inputs: a "
+          "dictionary\n"
+          "for each layer, then one for the other matrices. Products with earlier inputs of the\n"
+          "group are unspecified.")
       .def_prop_ro(
           "partial_head",
           [](const Decoder& decoder) { return &decoder.output_head().partial_head(); },
-          nb::rv_policy::reference_internal, "The partial head of drafts for this model.")
+          nb::rv_policy::reference_internal,
+          "The part of the output head that drafts for this model read.")
       .def(
           "draft_for",
           [](Decoder& decoder, const Decoder& target) {
             const Exclusive use(&decoder, &target);
             decoder.output_head().draft_for(target.output_head());
           },
-          "target"_a, "Uses the partial head of `target`, for which this model drafts.")
+          "target"_a, "Uses the partial output head of `target`, for which this model drafts.")
       .def(
           "logits",
           [](const Decoder& decoder) {
