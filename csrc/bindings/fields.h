@@ -46,8 +46,8 @@ struct Argument<std::vector<T>> {
   }
 };
 
-// The spelling of the function that the compiler is in, which ends with "[with auto Member =
-// &specqd::Norm::weight]" (GCC; a list may follow) or "[Member = &specqd::Norm::weight]" (Clang).
+// The compiler's own text for this function. It contains "Member = &specqd::Norm::weight", and then
+// "]" or, in GCC's text, "; " and other names.
 template <auto Member>
 consteval std::string_view spelling() {
   return __PRETTY_FUNCTION__;

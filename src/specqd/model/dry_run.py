@@ -16,7 +16,7 @@ from specqd.model.loader import Bits, Loader, Source
 def tensors_read(tensors: WeightSource, read: Callable[[Loader], object]) -> set[str]:
     """The names of the tensors that `read` reads from a loader.
 
-    Raises TensorError, before anything is packed, for one that is missing or of another shape.
+    Raises TensorError if a tensor is missing or has another shape. Nothing is packed.
     """
     source = _Zeros(tensors)
     read(_DryLoader(source))
@@ -24,7 +24,7 @@ def tensors_read(tensors: WeightSource, read: Callable[[Loader], object]) -> set
 
 
 class _Zeros:
-    """Tensors of the same shapes with zeros for weights; notes the names of those that are read."""
+    """Zeros in place of the weights of tensors; notes the names of tensors that are read."""
 
     def __init__(self, tensors: WeightSource) -> None:
         self._tensors = tensors
@@ -57,7 +57,7 @@ class _Zeros:
 
 
 class _DryLoader(Loader):
-    """Returns the same small matrix in place of every packed one."""
+    """A loader that returns the same small matrix in place of every packed one."""
 
     def __init__(self, tensors: WeightSource) -> None:
         pool, isa = _native.Pool(1), _native.available_isas()[0]

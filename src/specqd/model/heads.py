@@ -28,7 +28,7 @@ MAX_ROWS = 128  # of one forward; longer prompts take several
 _LAYERS = ("midlayer.", "layers.0.")  # SpecForge's and AngelSlim's; NVIDIA's and speculators'
 _IDS = {"d2t", "t2d"}  # t2d follows from d2t
 _NAMES = TensorNames(attention_norm=None)  # of the layer: attention reads normed pairs
-_UNMEASURED = MeasuredInputs([LayerInputs()], per_layer=None, head=None)
+_UNMEASURED = MeasuredInputs([LayerInputs()], per_layer=None, head=None)  # inputs count the same
 
 
 class HeadInputs(Protocol):
@@ -188,7 +188,7 @@ def _read_ids(tensors: TensorDirectory, vocabulary: int) -> tuple[int, ...]:
     if bad.size:
         raise _wrong(
             tensors,
-            f"d2t[{bad[0]}] is {offsets[bad[0]]}; ids must ascend and lie below {vocabulary}",
+            f"d2t[{bad[0]}] is {offsets[bad[0]]}; ids must ascend and be below {vocabulary}",
         )
     return () if rows == vocabulary else tuple(ids.tolist())
 
