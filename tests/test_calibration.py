@@ -268,5 +268,5 @@ def test_the_shipped_text_has_a_few_thousand_tokens_of_many_kinds() -> None:
 
 def test_inputs_are_only_summed_where_asked(tmp_path: Path, seed: int) -> None:
     model = opened(make_model(tmp_path, SHAPE, seed))
-    with pytest.raises(RuntimeError, match=r"watch_inputs\(\) comes first"):
+    with pytest.raises(RuntimeError, match=r"call watch_inputs\(\) first"):
         model.decoder.take_input_products()

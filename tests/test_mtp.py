@@ -7,10 +7,16 @@ import numpy as np
 import pytest
 
 from specqd import LLM, _native
+from specqd.config import read_config
 from specqd.formats.fp4 import DraftFormat
+from specqd.model.dry_run import tensors_read
 from specqd.model.heads import Head
+from specqd.model.layers import LayerReader
+from specqd.model.loader import Loader
 from specqd.model.model import Machine, Model, Precision
 from specqd.model.mtp import MtpFiles, load_mtp
+from specqd.model.tensor_names import names_of
+from specqd.model.weights import open_weights
 from support.engines import preempt_at_random
 from support.family_shapes import FAMILY_SHAPES
 from support.head_texts import Text, check_golden, random_text, texts
@@ -63,6 +69,21 @@ def test_every_field_matters(
         assert np.array_equal(found[0][:-1], found[1][:-1])
     if field == "mtp_blanks_first":  # the first pair's key has no embedding in all rows
         assert not np.array_equal(found[0][0], found[1][0])
+
+
+@pytest.mark.parametrize("directory", GOLDENS, ids=lambda path: path.name)
+def test_a_dry_run_names_the_tensors_that_loading_reads(directory: Path) -> None:
+    model, config = Model.open(directory, machine=Machine.choose(1)), read_config(directory)
+
+    def read(loader: Loader) -> None:
+        layers = LayerReader(loader, config, names_of(config))
+        for index in range(config.num_layers):
+            layers.layer(index)
+
+    found, weights = tensors_read(open_weights(directory), read), model.weights
+    loaded = {name.partition("[")[0] for each in weights.matrices for name in each.names}
+    loaded |= {*weights.unpacked}
+    assert found == {name for name in loaded if name.startswith("model.layers.")}
 
 
 # --- The same bits --------------------------------------------------------------------------------

@@ -11,12 +11,14 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "bindings/bindings.h"
 #include "bindings/exclusive.h"
+#include "bindings/fields.h"
 #include "decode/sampling.h"
 #include "decode/sequence.h"
 #include "kernels/float_mode.h"
@@ -34,6 +36,14 @@ using namespace nanobind::literals;
 namespace specqd {
 
 void bind_tested_kernels(nb::module_& m);
+
+// A list of a struct's members names each once, and those of no other struct.
+static_assert(std::string_view(kMemberName<&Norm::weight>.data()) == "weight");
+static_assert(lists_all_members<Norm>(optional<&Norm::bias>, required<&Norm::weight>));
+static_assert(!lists_all_members<Norm>(required<&Norm::weight>));
+static_assert(!lists_all_members<Norm>(required<&Norm::weight>, required<&Norm::weight>));
+static_assert(!lists_all_members<Norm>(required<&Norm::weight>, required<&FeedForward::down>));
+static_assert(!lists_all_members<StateShape>(required<&StateShape::channels>));
 
 namespace {
 

@@ -1,4 +1,4 @@
-// Types and conversions that several files of bindings use.
+// Types and conversions that several bindings share.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -84,7 +84,7 @@ nb::ndarray<nb::numpy, float> copy_logits(Forward& forward, int64_t vocabulary) 
   return owned_array(std::move(copy), {static_cast<size_t>(rows), static_cast<size_t>(vocabulary)});
 }
 
-// The names of an enumeration's values in Python, in their order.
+// The Python names of an enumeration's values, in the order of the values.
 template <class Kind>
 const std::vector<std::string> kNamesOf;
 
@@ -94,36 +94,6 @@ Kind kind_of(const std::string& name) {
   const auto found = std::find(names.begin(), names.end(), name);
   if (found == names.end()) throw std::invalid_argument("unknown kind: " + name);
   return static_cast<Kind>(found - names.begin());
-}
-
-// What a member of a struct takes of an argument: None leaves it empty, and a name or an array
-// becomes a value of the core.
-struct KindName {
-  std::string name;
-  template <class Kind>
-  operator Kind() const {
-    return kind_of<Kind>(name);
-  }
-};
-inline KindName member_of(std::string name) { return {std::move(name)}; }
-template <class T, class... Shape>
-std::vector<T> member_of(const nb::ndarray<const T, Shape...>& array) {
-  return {array.data(), array.data() + array.size()};
-}
-template <class T>
-T member_of(T value) {
-  return value;
-}
-template <class T>
-auto member_of(std::optional<T> value) -> decltype(member_of(std::move(*value))) {
-  if (!value) return {};
-  return member_of(std::move(*value));
-}
-
-// Makes a struct of its members, in order: a constructor for Python.
-template <class Struct, class... Arguments>
-void make_struct(Struct* self, Arguments... arguments) {
-  new (self) Struct{member_of(std::move(arguments))...};
 }
 
 }  // namespace specqd

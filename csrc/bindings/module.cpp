@@ -19,6 +19,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/exclusive.h"
+#include "bindings/fields.h"
 #include "bindings/kernel_table.h"
 #include "model/decoder.h"
 #include "model/kv_cache.h"
@@ -226,14 +227,15 @@ void bind_weights(nb::module_& m) {
 }
 
 void bind_rope(nb::module_& m) {
-  nb::class_<RopeSpec>(m, "RopeSpec")
-      .def("__init__",
-           &make_struct<RopeSpec, std::string, int, double, double, double, double, double, double,
-                        double, double, double, double, bool, std::vector<float>, double, int>,
-           "kind"_a, "dims"_a, "theta"_a, "factor"_a, "original_max_positions"_a,
-           "low_freq_factor"_a, "high_freq_factor"_a, "beta_fast"_a, "beta_slow"_a,
-           "attention_factor"_a, "mscale"_a, "mscale_all_dim"_a, "truncate"_a, "factors"_a,
-           "query_growth"_a, "turning_pairs"_a);
+  bind_struct<RopeSpec>(
+      m, "RopeSpec", "How positions rotate queries and keys.", required<&RopeSpec::kind>,
+      required<&RopeSpec::dims>, required<&RopeSpec::theta>, required<&RopeSpec::factor>,
+      required<&RopeSpec::original_max_positions>, required<&RopeSpec::low_freq_factor>,
+      required<&RopeSpec::high_freq_factor>, required<&RopeSpec::beta_fast>,
+      required<&RopeSpec::beta_slow>, required<&RopeSpec::attention_factor>,
+      required<&RopeSpec::mscale>, required<&RopeSpec::mscale_all_dim>,
+      required<&RopeSpec::truncate>, required<&RopeSpec::factors>,
+      required<&RopeSpec::query_growth>, required<&RopeSpec::turning_pairs>);
 }
 
 void bind_cache(nb::module_& m) {

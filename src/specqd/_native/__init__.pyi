@@ -108,7 +108,9 @@ class PlainReads:
         """Reads all bytes once; returns the seconds."""
 
 class RopeSpec:
-    def __init__(self, kind: str, dims: int, theta: float, factor: float, original_max_positions: float, low_freq_factor: float, high_freq_factor: float, beta_fast: float, beta_slow: float, attention_factor: float, mscale: float, mscale_all_dim: float, truncate: bool, factors: _Sequence[float], query_growth: float, turning_pairs: int) -> None: ...
+    """How positions rotate queries and keys."""
+
+    def __init__(self, *, kind: str, dims: int, theta: float, factor: float, original_max_positions: float, low_freq_factor: float, high_freq_factor: float, beta_fast: float, beta_slow: float, attention_factor: float, mscale: float, mscale_all_dim: float, truncate: bool, factors: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', writable=False)], query_growth: float, turning_pairs: int) -> None: ...
 
 class PackedWeight:
     @property
@@ -227,76 +229,91 @@ class KvCache:
     def has_page(self, sequence: int, page: int) -> bool: ...
 
 class Norm:
-    def __init__(self, weight: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)], bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None = None) -> None: ...
+    """The weight and bias of a norm, in BF16."""
+
+    def __init__(self, *, weight: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)], bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None) -> None: ...
 
 class FeedForward:
-    def __init__(self, *, gate_up: PackedWeight, down: PackedWeight, gate_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None = None, up_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None = None, down_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None = None) -> None: ...
+    """Two products with an activation between them."""
+
+    def __init__(self, *, gate_up: PackedWeight, down: PackedWeight, gate_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, up_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, down_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None) -> None: ...
 
 class DeltaWeights:
     """
-    The delta rule of a recurrent layer; `rates` are the rows of betas,
-    then of decays.
+    The delta rule of a recurrent layer. The rows of `rates` are those of betas,
+    then those of decays.
     """
 
     def __init__(self, *, rates: PackedWeight, log_rate: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', writable=False)], step_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', writable=False)], norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', writable=False)]) -> None: ...
 
 class LatentWeights:
-    """What a latent layer's attention has beside its first product."""
+    """
+    The weights of latent attention except its first product and its output.
+    """
 
     def __init__(self, *, queries: PackedWeight | None, query_norm: Norm | None, norm: Norm, keys: PackedWeight, values: PackedWeight) -> None: ...
 
 class PerLayerInput:
+    """A layer's addition of its part of the per-layer embedding."""
+
     def __init__(self, *, gate: PackedWeight, projection: PackedWeight, post_norm: Norm) -> None: ...
 
 class PerLayerEmbedding:
+    """The per-layer embeddings of tokens; `table` is read in place."""
+
     def __init__(self, *, table: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), device='cpu', writable=False)], projection: PackedWeight, norm: Norm) -> None: ...
 
 class Mixture:
     """
-    What a layer has beside its experts. The router's rows are one for each
-    expert, and one for the gate of the shared feed forward, if it has one.
+    The weights and traits of a layer with experts, except the experts themselves. The router
+    has one row per expert, and one more for the gate of a gated shared feed forward.
     """
 
-    def __init__(self, *, router: PackedWeight, router_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None = None, shared: FeedForward | None = None, experts_norm: Norm | None = None, router_norm: Norm | None = None, experts_post_norm: Norm | None = None, shared_post_norm: Norm | None = None, score_scale: float = 1.0, share_scales: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', writable=False)] | None = None, choice_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', writable=False)] | None = None, groups: int = 1, chosen_groups: int = 1, least_sum: float = 0.0) -> None: ...
+    def __init__(self, *, router: PackedWeight, router_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, shared: FeedForward | None, experts_norm: Norm | None, router_norm: Norm | None, experts_post_norm: Norm | None, shared_post_norm: Norm | None, score_scale: float, share_scales: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', writable=False)] | None, choice_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', writable=False)] | None, groups: int, chosen_groups: int, least_sum: float) -> None: ...
 
 class LayerWeights:
-    def __init__(self, *, attention_norm: Norm | None, attention_post_norm: Norm | None, feed_forward_norm: Norm | None, feed_forward_post_norm: Norm | None, query_norm: Norm | None, key_norm: Norm | None, value_norm: Norm | None, query_key_value: PackedWeight, output: PackedWeight, query_key_value_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, output_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, sinks: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, feed_forwards: _Sequence[FeedForward], mixture: Mixture | None, window: int, rope: int, attention: int, kv_layer: int, values_are_keys: bool, per_layer: PerLayerInput | None, output_scale: float, convolution: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None = None, convolution_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None = None, delta: DeltaWeights | None = None, latent: LatentWeights | None = None) -> None: ...
+    """The weights and traits of one layer."""
+
+    def __init__(self, *, attention_norm: Norm | None, attention_post_norm: Norm | None, feed_forward_norm: Norm | None, feed_forward_post_norm: Norm | None, query_norm: Norm | None, key_norm: Norm | None, value_norm: Norm | None, query_key_value: PackedWeight, output: PackedWeight, query_key_value_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, output_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, sinks: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, feed_forwards: _Sequence[FeedForward], mixture: Mixture | None, window: int, rope: int, attention: int, kv_layer: int, values_are_keys: bool, per_layer: PerLayerInput | None, output_scale: float, convolution: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, convolution_bias: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', writable=False)] | None, delta: DeltaWeights | None, latent: LatentWeights | None) -> None: ...
 
 class AttentionShape:
+    """The heads of attention, and the scale and soft cap of their scores."""
+
     def __init__(self, *, heads: int, kv_heads: int, head_dim: int, value_dim: int, scale: float, cap: float) -> None: ...
 
 class StateShape:
     """
-    The convolution of recurrent layers, and the heads of their delta rule,
-    if they have one.
+    The convolution of recurrent layers, and the heads of their delta rule: 0 without one.
     """
 
-    def __init__(self, *, channels: int, taps: int, key_heads: int = 0, value_heads: int = 0, key_dim: int = 0, value_dim: int = 0) -> None: ...
+    def __init__(self, *, channels: int, taps: int, key_heads: int, value_heads: int, key_dim: int, value_dim: int) -> None: ...
 
 class DecoderSpec:
-    def __init__(self, *, hidden: int, vocabulary: int, attentions: _Sequence[AttentionShape], ropes: _Sequence[RopeSpec], norm_epsilon: float, norm: str, norm_offset: float, norms_whole_rows: bool, activation: str, is_gated: bool, is_parallel: bool, logit_cap: float, embedding_scale: float, residual_scale: float, logit_scale: float, experts_per_token: int, shares_of_chosen: bool, gates_attention: bool = False, states: StateShape | None = None) -> None: ...
+    """The shape and traits of a decoder."""
+
+    def __init__(self, *, hidden: int, vocabulary: int, attentions: _Sequence[AttentionShape], ropes: _Sequence[RopeSpec], norm_epsilon: float, norm: str, norm_offset: float, norms_whole_rows: bool, activation: str, is_gated: bool, is_parallel: bool, logit_cap: float, embedding_scale: float, residual_scale: float, logit_scale: float, experts_per_token: int, shares_of_chosen: bool, gates_attention: bool, states: StateShape | None) -> None: ...
 
 class PartialHead:
-    """Chooses the rows of the head that a draft reads."""
+    """Chooses the rows of the output head that a draft reads."""
 
     def __init__(self, vocabulary: int) -> None: ...
 
     def set_first_ids(self, ids: int) -> None:
-        """Sets the number of first ids that are read."""
+        """Sets how many of the first ids are always read."""
 
     def keep(self, tokens: _Sequence[int]) -> None:
-        """Always holds these ids."""
+        """Always reads these ids."""
 
     def see(self, tokens: _Sequence[int]) -> None:
         """Records tokens that the target has read or picked."""
 
     def panels(self, panels: int) -> list[int]:
-        """Returns the panels to read of a head of `panels`."""
+        """Returns the panels to read of an output head that has `panels`."""
 
 class HeadEntry:
-    """The entry of a head: pairs of a feature and a token."""
+    """The entry of a draft head: pairs of a feature and a token."""
 
-    def __init__(self, *, fc: PackedWeight | None, features_norm: Norm | None, tap_norms: _Sequence[Norm], embedding_norm: Norm, hidden_norm: Norm, embedding: PackedWeight | None, keeps_normed: bool, recycles_normed: bool, projection: PackedWeight | None = None, hidden_first: bool = False, blanks_first: bool = False) -> None: ...
+    def __init__(self, *, fc: PackedWeight | None, features_norm: Norm | None, tap_norms: _Sequence[Norm], embedding_norm: Norm, hidden_norm: Norm, embedding: PackedWeight | None, keeps_normed: bool, recycles_normed: bool, projection: PackedWeight | None, hidden_first: bool, blanks_first: bool) -> None: ...
 
 class Decoder:
     def __init__(self, *, pool: Pool, isa: str, spec: DecoderSpec, layers: _Sequence[LayerWeights], final_norm: Norm, head: PackedWeight, embedding: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), device='cpu', writable=False)] | None, per_layer: PerLayerEmbedding | None = None, max_rows: int, entry: HeadEntry | None = None) -> None: ...
@@ -313,8 +330,9 @@ class Decoder:
 
     def tap(self, boundaries: _Sequence[int]) -> None:
         """
-        Later forwards copy the residual stream at these boundaries: b is the input of layer b,
-        and the number of layers is the input of the final norm. Ascending; none: no copies.
+        Makes later forwards copy the residual stream at these boundaries, which ascend.
+        Boundary b is the input of layer b; the number of layers is the input of the final
+        norm. Without boundaries, nothing is copied.
         """
 
     @property
@@ -323,27 +341,40 @@ class Decoder:
 
     def taps(self) -> NDArray[numpy.uint16]:
         """
-        Returns copies of the last forward's rows, [rows, boundaries, hidden] BF16 bits.
+        Returns copies of the last forward's residual stream as BF16 bits,
+        [rows, boundaries, hidden].
         """
 
     def watch_inputs(self) -> None:
         """
-        Sums the products of each two inputs of exact forwards' matrices from now on.
+        Starts to sum the products of pairs of inputs of each matrix, over exact forwards.
         """
 
-    def take_input_products(self) -> list[NDArray[numpy.float32]]:
+    def take_input_products(self) -> list[dict[str, NDArray[numpy.float32]]]:
         """
-        Ends the watch. Returns the sums, [columns, group] each, of each input with those of its
-        group: by layer of queries, keys and values, of the output, of gate and up, and of down;
-        last, of the head. Only inputs from their own on are summed; others hold anything.
+        Ends what watch_inputs() started. Returns the summed products of each input with the
+        inputs of its group, [columns, group], by the name of the matrix's inputs: a dictionary
+        for each layer, then one for the other matrices. Products with earlier inputs of the
+        group are unspecified.
+        """
+
+    def record_bits(self) -> None:
+        """
+        Starts to record a hash of every row after every stage of later forwards.
+        """
+
+    def take_bits(self) -> list[tuple[int, str, NDArray[numpy.uint64]]]:
+        """
+        Ends what record_bits() started. Returns (layer, stage, uint64 hashes [rows]) of each
+        stage, in order. Layer -1 is before the layers; their number is the output head.
         """
 
     @property
     def partial_head(self) -> PartialHead:
-        """The partial head of drafts for this model."""
+        """The part of the output head that drafts for this model read."""
 
     def draft_for(self, target: Decoder) -> None:
-        """Uses the partial head of `target`, for which this model drafts."""
+        """Uses the partial output head of `target`, for which this model drafts."""
 
     def logits(self) -> NDArray[numpy.float32]:
         """
@@ -578,19 +609,19 @@ class ModelForward(DecoderForward):
 
 class HeadForward(DecoderForward):
     """
-    Forwards a trained head below the model whose features it reads. It verifies nothing: a
-    proposal must be empty.
+    Forwards a trained draft head, which reads features of the model `above`. It verifies no
+    drafts, so a proposal must be empty.
 
-    `boundaries` are those of the model's taps that make a feature; it may tap more.
-    `ids` are the target's ids of the head's own tokens, ascending; none: the same ids. A head
-    with ids of its own has no partial one.
+    `boundaries` are the layer boundaries that make a feature; the model may tap others too.
+    `ids` are the target's ids of the head's tokens, ascending; empty if they are the same. A
+    head with its own ids reads its whole output head.
     """
 
     def __init__(self, decoder: Decoder, cache: KvCache, is_draft: bool, above: ModelForward, boundaries: _Sequence[int], ids: _Sequence[int]) -> None: ...
 
     def logits(self) -> NDArray[numpy.float32]:
         """
-        Returns a copy of the last forward's logits by the target's ids, [rows, vocabulary].
+        Returns a copy of the last forward's logits, [rows, vocabulary], ordered by the target's ids.
         """
 
 LONGEST_PROPOSAL: int = 32

@@ -162,6 +162,7 @@ class DecoderConfig:
     per_layer: PerLayerConfig | None = None
     scales_layers: bool = False  # the residual stream behind each layer, by a number of its own
     mtp: MtpConfig | None = None  # of the family; the checkpoint may lack the layer
+    reads_pairs: bool = False  # attention reads [embedding; hidden], as in an EAGLE-3 head
 
     @property
     def recurrent_layers(self) -> tuple[bool, ...]:

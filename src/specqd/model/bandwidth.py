@@ -1,6 +1,6 @@
-"""The memory bandwidth of this machine, to compare every speed with.
+"""Measures the memory bandwidth of this machine, with which every speed is compared.
 
-It depends on the size of the working set: a small one lies in the processor's caches.
+It depends on the size of the working set: a small one fits into the processor's caches.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ _WARM_UP = 2  # repeats that are not counted
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """Gigabytes (10**9) a second of all threads together: the median and the quartiles."""
+    """Gigabytes (10**9 bytes) per second over all threads: the median and the quartiles."""
 
     working_set_bytes: int
     gb_per_s: float
@@ -30,7 +30,7 @@ class Bandwidth:
 
 
 def measure(machine: Machine, sizes: Sequence[int]) -> Iterator[Bandwidth]:
-    """Measures repeated reads of each of `sizes`, in bytes; yields each result at once.
+    """Measures repeated reads of each of `sizes`, in bytes; yields each as it is known.
 
     Skips sizes above half of the free memory.
     """
@@ -45,7 +45,7 @@ def measure(machine: Machine, sizes: Sequence[int]) -> Iterator[Bandwidth]:
 
 
 def plain_reads(machine: Machine, working_set_bytes: int) -> _native.PlainReads:
-    """Memory of this size to read repeatedly, warmed up."""
+    """A working set of this size that can be read repeatedly; it has been read before."""
     reads = _native.PlainReads(machine.pool, machine.isa, working_set_bytes)
     for _ in range(_WARM_UP):
         reads.read_seconds()

@@ -1,4 +1,4 @@
-"""Converts a decoder's configuration to the native core's."""
+"""Converts the configuration of a decoder to the structs of the native core."""
 
 import numpy as np
 
@@ -34,16 +34,14 @@ def decoder_spec(config: DecoderConfig) -> _native.DecoderSpec:
 
 
 def _state_shape(recurrent: DeltaConfig | ConvolutionConfig) -> _native.StateShape:
-    channels, taps = recurrent.channels, recurrent.taps
-    if isinstance(recurrent, ConvolutionConfig):
-        return _native.StateShape(channels=channels, taps=taps)
+    delta = recurrent if isinstance(recurrent, DeltaConfig) else None
     return _native.StateShape(
-        channels=channels,
-        taps=taps,
-        key_heads=recurrent.key_heads,
-        value_heads=recurrent.value_heads,
-        key_dim=recurrent.key_dim,
-        value_dim=recurrent.value_dim,
+        channels=recurrent.channels,
+        taps=recurrent.taps,
+        key_heads=delta.key_heads if delta else 0,
+        value_heads=delta.value_heads if delta else 0,
+        key_dim=delta.key_dim if delta else 0,
+        value_dim=delta.value_dim if delta else 0,
     )
 
 
@@ -74,7 +72,7 @@ def rope_spec(rope: RopeConfig, head_dim: int) -> _native.RopeSpec:
         mscale=rope.mscale,
         mscale_all_dim=rope.mscale_all_dim,
         truncate=rope.truncate,
-        factors=list(rope.factors),
+        factors=np.array(rope.factors, np.float32),
         query_growth=rope.query_growth,
         turning_pairs=rotated // 2,
     )

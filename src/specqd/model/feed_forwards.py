@@ -1,4 +1,4 @@
-"""Reads the feed forwards of a layer: a single one, or experts and what lies beside them."""
+"""Reads the feed forwards of a layer: a single one, or experts with their router."""
 
 from collections.abc import Sequence
 from operator import itemgetter
@@ -90,7 +90,8 @@ class FeedForwardReader:
         name = self._names.router_norm
         if name is None:
             return None
-        return _native.Norm(self._loader.vector(at + name, self._config.hidden_size))
+        weight = self._loader.vector(at + name, self._config.hidden_size)
+        return _native.Norm(weight=weight, bias=None)
 
     def _experts(
         self, experts: ExpertsConfig, at: str, inputs: LayerInputs
@@ -100,7 +101,7 @@ class FeedForwardReader:
         if experts.is_mxfp4:
             return self._mxfp4_experts(experts, at)
         share = experts.per_token / experts.count
-        # transformers saves one tensor for each expert, though some families publish stacks.
+        # transformers saves one tensor per expert, even for families that publish stacks.
         if names.expert_stacks and not self._loader.has(f"{at}0.{names.expert_down}.weight"):
             return [
                 self._stacked(experts, at, expert, inputs, share) for expert in range(experts.count)
@@ -120,7 +121,7 @@ class FeedForwardReader:
     def _stacked(
         self, experts: ExpertsConfig, at: str, expert: int, inputs: LayerInputs, share: float
     ) -> _native.FeedForward:
-        """An expert of a family that stacks them: all gates before all ups, without biases."""
+        """Reads one expert of a stack, in which all gates precede all ups. There are no biases."""
         assert self._names.expert_stacks is not None
         gate_up, down = (
             Stack(at + name, experts.count, expert) for name in self._names.expert_stacks
@@ -134,10 +135,13 @@ class FeedForwardReader:
             down=self._loader.pack(
                 [down.rows(hidden)], size, read_share=share, importance=inputs.down
             ),
+            gate_bias=None,
+            up_bias=None,
+            down_bias=None,
         )
 
     def _mxfp4_experts(self, experts: ExpertsConfig, at: str) -> list[_native.FeedForward]:
-        """The file's own MXFP4 weights, in tile order."""
+        """Reads experts whose MXFP4 weights are used as they are in the file."""
         names, hidden, size = self._names, self._config.hidden_size, experts.size
         stacks = {
             2: (at + names.expert_gate_up[0], 2 * size, hidden),  # gates and ups alternate
@@ -177,7 +181,7 @@ class FeedForwardReader:
         down_inputs: Importance | None,
         read_share: float = 1.0,
     ) -> _native.FeedForward:
-        """Reads a feed forward; `modules` are gate and up, their fused tensor, or an ungated up."""
+        """Reads a feed forward. `modules` are gate and up, or their fused tensor, or up alone."""
         c = self._config
         if not c.is_gated or len(modules) == 2:
             sources = [Source.whole(f"{module}.weight", width) for module in modules]

@@ -1,6 +1,6 @@
-"""Trained heads: an EAGLE-3 head's tensors become a decoder of one layer over pairs.
+"""EAGLE-3 heads: a head's tensors become a decoder of one layer over pairs.
 
-Tensors decide what a head has; its configuration says the rest. Knows no requests.
+Tensors show which parts a head has; its configuration says the rest. Knows no requests.
 """
 
 from dataclasses import dataclass
@@ -16,23 +16,23 @@ from specqd.config.heads import HeadConfig, read_head_config
 from specqd.errors import TensorError, shown
 from specqd.formats.fp4 import DraftFormat
 from specqd.formats.safetensors import WEIGHTS, TensorDirectory
-from specqd.model.decoder_spec import rope_spec
-from specqd.model.loader import Loader, Progress, Source
+from specqd.model.decoder_spec import decoder_spec
+from specqd.model.dry_run import tensors_read
+from specqd.model.importance import LayerInputs, MeasuredInputs
+from specqd.model.layers import LayerReader
+from specqd.model.loader import Bits, Loader, Progress
 from specqd.model.model import Model, Precision
+from specqd.model.tensor_names import TensorNames
 
 MAX_ROWS = 128  # of one forward; longer prompts take several
 _LAYERS = ("midlayer.", "layers.0.")  # SpecForge's and AngelSlim's; NVIDIA's and speculators'
-_QUERY_KEY_VALUE = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-_OUTPUT, _GATE_UP, _DOWN = "self_attn.o_proj", ("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj"
-_LAYER: tuple[str, ...] = (*_QUERY_KEY_VALUE, _OUTPUT, *_GATE_UP, _DOWN)
-_LAYER += ("input_layernorm", "hidden_norm", "post_attention_layernorm")
-_LAYER += ("self_attn.q_norm", "self_attn.k_norm")
-_OTHERS = {"fc.weight", "norm.weight", "lm_head.weight", "embed_tokens.weight", "input_norm.weight"}
-_OTHERS |= {"d2t", "t2d"}  # t2d follows from d2t
+_IDS = {"d2t", "t2d"}  # t2d follows from d2t
+_NAMES = TensorNames(attention_norm=None)  # of the layer: attention reads normed pairs
+_UNMEASURED = MeasuredInputs([LayerInputs()], per_layer=None, head=None)  # inputs count the same
 
 
 class HeadInputs(Protocol):
-    """What a head reads of the model above, and which of its tokens it has."""
+    """Which features of the model above a draft head reads, and which tokens it has."""
 
     @property
     def taps(self) -> tuple[int, ...]: ...
@@ -42,19 +42,18 @@ class HeadInputs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HeadFiles:
-    """A head's tensors, checked against its configuration and the target."""
+    """An EAGLE-3 head's tensors, checked against its configuration and the target."""
 
     config: HeadConfig
     tensors: TensorDirectory
-    layer: str  # before the names of the layer's tensors
-    hidden: int
-    head_dim: int
-    ffn: int
-    ids: tuple[int, ...]  # the target's id of each of the head's tokens; none: the same
+    at: str  # the beginning of the names of the layer's tensors
+    layer: DecoderConfig  # a model of this layer alone
+    target: DecoderConfig
+    ids: tuple[int, ...]  # the target's ids of the head's tokens; empty: the same ids
 
     @classmethod
     def open(cls, directory: Path, target: DecoderConfig) -> "HeadFiles":
-        """Raises ConfigError or TensorError for what is not a head of this target."""
+        """Raises ConfigError or TensorError unless the directory holds a head of this target."""
         config = read_head_config(directory, target)
         if not (directory / WEIGHTS).exists() and (directory / "pytorch_model.bin").exists():
             raise TensorError(
@@ -62,46 +61,25 @@ class HeadFiles:
                 "use the head's repository with safetensors, often named -converted"
             )
         tensors = TensorDirectory.open(directory)
-        layer = _layer_of(tensors, len(config.taps))
-        hidden, columns = _shape(tensors, "fc.weight")
-        taps = len(config.taps)
-        if columns != taps * target.hidden_size:
-            raise _wrong(
-                tensors,
-                f"fc.weight has {columns} columns and reads {taps} residuals of the model's width, "
-                f"{target.hidden_size}",
-            )
-        queries, _ = _shape(tensors, f"{layer}self_attn.q_proj.weight")
-        head_dim = config.head_dim or queries // config.num_heads
-        if head_dim * config.num_heads != queries or head_dim % 2 or not 0 < head_dim <= 1024:
-            raise _wrong(tensors, f"{queries} rows of q_proj do not fit {config.num_heads} heads")
-        ffn, _ = _shape(tensors, f"{layer}mlp.gate_proj.weight")
-        if hidden != target.hidden_size:
-            for name in ("embed_tokens.weight", "lm_head.weight"):
-                if name not in tensors:
-                    raise _wrong(
-                        tensors,
-                        f"{name} is missing, and the head's width {hidden} is not the model's "
-                        f"{target.hidden_size}",
-                    )
-        ids = _read_ids(tensors, target.vocab_size)
-        return cls(config, tensors, layer, hidden, head_dim, ffn, ids)
+        at = _layer_at(tensors)
+        layer = _layer_config(tensors, at, config, target)
+        files = cls(config, tensors, at, layer, target, _read_ids(tensors, target.vocab_size))
+        known = tensors_read(tensors, lambda loader: _read(loader, files)) | _IDS
+        for name in tensors:
+            if name not in known:
+                raise _wrong(tensors, f"tensor {shown(name)}, which no known head has")
+        return files
 
     @property
     def taps(self) -> tuple[int, ...]:
         return self.config.taps
 
-    @property
-    def vocabulary(self) -> int | None:
-        """Rows of the head's own output; None where the target's is used."""
-        return _shape(self.tensors, "lm_head.weight")[0] if self.has("lm_head.weight") else None
-
-    def has(self, name: str) -> bool:
-        return name in self.tensors
+    def has(self, module: str) -> bool:
+        return f"{module}.weight" in self.tensors
 
 
-def _layer_of(tensors: TensorDirectory, taps: int) -> str:
-    """The prefix of the layer's names. Raises TensorError for what no EAGLE-3 head has."""
+def _layer_at(tensors: TensorDirectory) -> str:
+    """The prefix of the layer's names. Raises TensorError unless this is an EAGLE-3 head."""
     if "mask_hidden" in tensors:
         raise _wrong(tensors, "mask_hidden: heads that draft all depths at once (P-EAGLE)")
     layer = next((each for each in _LAYERS if f"{each}hidden_norm.weight" in tensors), None)
@@ -110,18 +88,67 @@ def _layer_of(tensors: TensorDirectory, taps: int) -> str:
             f"{tensors.path}: has no fc.weight and hidden_norm.weight, so it is no EAGLE-3 head; "
             "EAGLE-1, Medusa and others are not supported"
         )
-    known = _OTHERS | {f"{layer}{name}.weight" for name in _LAYER}
-    known |= {f"{name}.weight" for name in _tap_norms(taps)}
     for name in tensors:
         if name.startswith("layers.") and not name.startswith("layers.0."):
             raise _wrong(tensors, f"{shown(name)}: heads of several layers")
-        if name not in known:
-            raise _wrong(tensors, f"tensor {shown(name)}, which no known head has")
     return layer
 
 
-def _tap_norms(taps: int) -> list[str]:
-    return [f"fc_norm.{tap}" for tap in range(taps)]
+def _layer_config(
+    tensors: TensorDirectory, at: str, config: HeadConfig, target: DecoderConfig
+) -> DecoderConfig:
+    """A model of the head's layer alone; the target's output head keeps its own scale and cap."""
+    is_shared = "lm_head.weight" not in tensors
+    return DecoderConfig(
+        model_type="eagle3",
+        hidden_size=_width(tensors, len(config.taps), target.hidden_size),
+        intermediate_size=_shape(tensors, f"{at}mlp.gate_proj.weight")[0],
+        num_layers=1,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=_head_dim(tensors, at, config),
+        vocab_size=target.vocab_size if is_shared else _shape(tensors, "lm_head.weight")[0],
+        max_positions=target.max_positions,
+        norm_eps=config.norm_eps,
+        ropes=(config.rope,),
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        windows=(0,),
+        tied_embeddings=False,
+        bos_token_id=None,
+        eos_token_ids=(),
+        qk_norm="one" if f"{at}self_attn.q_norm.weight" in tensors else None,
+        logit_softcap=target.logit_softcap if is_shared else None,
+        logit_scale=target.logit_scale if is_shared else 1.0,
+        reads_pairs=True,
+    )
+
+
+def _width(tensors: TensorDirectory, taps: int, target: int) -> int:
+    """The head's hidden size, which may differ from the target's. Raises TensorError."""
+    hidden, columns = _shape(tensors, "fc.weight")
+    if columns != taps * target:
+        raise _wrong(
+            tensors,
+            f"fc.weight has {columns} columns and reads {taps} residuals of the model's width, "
+            f"{target}",
+        )
+    for name in () if hidden == target else ("embed_tokens.weight", "lm_head.weight"):
+        if name not in tensors:
+            raise _wrong(
+                tensors,
+                f"{name} is missing, and the head's width {hidden} is not the model's {target}",
+            )
+    return hidden
+
+
+def _head_dim(tensors: TensorDirectory, at: str, config: HeadConfig) -> int:
+    queries, _ = _shape(tensors, f"{at}self_attn.q_proj.weight")
+    head_dim = config.head_dim or queries // config.num_heads
+    if head_dim * config.num_heads != queries or head_dim % 2 or not 0 < head_dim <= 1024:
+        raise _wrong(tensors, f"{queries} rows of q_proj do not fit {config.num_heads} heads")
+    return head_dim
 
 
 def _wrong(tensors: TensorDirectory, problem: str) -> TensorError:
@@ -129,7 +156,7 @@ def _wrong(tensors: TensorDirectory, problem: str) -> TensorError:
 
 
 def _shape(tensors: TensorDirectory, name: str) -> tuple[int, int]:
-    """Rows and columns of a matrix, at least one of each."""
+    """The numbers of rows and columns of a matrix. Raises TensorError if there is none."""
     view = tensors.get(name)
     if view is None or len(view.shape) != 2 or 0 in view.shape:
         raise TensorError(f"{tensors.path}: {name} is missing or no matrix; fetch the head again")
@@ -161,9 +188,42 @@ def _read_ids(tensors: TensorDirectory, vocabulary: int) -> tuple[int, ...]:
     if bad.size:
         raise _wrong(
             tensors,
-            f"d2t[{bad[0]}] is {offsets[bad[0]]}; ids must ascend and lie below {vocabulary}",
+            f"d2t[{bad[0]}] is {offsets[bad[0]]}; ids must ascend and be below {vocabulary}",
         )
     return () if rows == vocabulary else tuple(ids.tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class HeadWeights:
+    """The head's own weights; None where it uses the target's or has no such part."""
+
+    fc: _native.PackedWeight
+    features_norm: _native.Norm | None
+    tap_norms: list[_native.Norm]
+    embedding_norm: _native.Norm
+    hidden_norm: _native.Norm
+    layer: _native.LayerWeights
+    final_norm: _native.Norm
+    embedding: Bits | None
+    output_head: _native.PackedWeight | None
+
+
+def _read(loader: Loader, files: HeadFiles) -> HeadWeights:
+    config, target, at, has = files.layer, files.target, files.at, files.has
+    hidden, width, taps = config.hidden_size, target.hidden_size, len(files.taps)
+    tap_norms, size = [f"fc_norm.{tap}" for tap in range(taps)], (target.vocab_size, hidden)
+    has_each, own_head = any(map(has, tap_norms)), has("lm_head")
+    return HeadWeights(
+        fc=loader.linear("fc", (hidden, taps * width)),
+        features_norm=loader.norm("input_norm", taps * width) if has("input_norm") else None,
+        tap_norms=[loader.norm(name, width) for name in tap_norms] if has_each else [],
+        embedding_norm=loader.norm(f"{at}input_layernorm", hidden),
+        hidden_norm=loader.norm(f"{at}hidden_norm", hidden),
+        layer=LayerReader(loader, config, _NAMES, _UNMEASURED).layer(0, at),
+        final_norm=loader.norm("norm", hidden),
+        embedding=loader.embedding("embed_tokens.weight", size) if has("embed_tokens") else None,
+        output_head=loader.linear("lm_head", (config.vocab_size, hidden)) if own_head else None,
+    )
 
 
 def load_head(
@@ -172,17 +232,47 @@ def load_head(
     draft: DraftFormat | None = None,
     progress: Progress | None = None,
 ) -> _native.Decoder:
-    """Packs a head for the model above. Raises TensorError for bad weights."""
-    return _Reader(files, above, draft or DraftFormat.FP4, progress).decoder()
+    """Packs the head, which reads the model above. Raises TensorError for bad weights."""
+    machine, theirs = above.machine, above.weights
+    draft = draft or DraftFormat.FP4
+    loader = Loader(files.tensors, None, machine.pool, machine.isa, draft, progress)
+    own = _read(loader, files)
+    is_tied = own.embedding is None and theirs.embedding is None
+    entry = _native.HeadEntry(
+        fc=own.fc,
+        features_norm=own.features_norm,
+        tap_norms=own.tap_norms,
+        embedding_norm=own.embedding_norm,
+        hidden_norm=own.hidden_norm,
+        embedding=theirs.head if is_tied else None,
+        keeps_normed=files.config.keeps_normed,
+        recycles_normed=files.config.recycles_normed,
+        projection=None,
+        hidden_first=False,
+        blanks_first=False,
+    )
+    decoder = _native.Decoder(
+        pool=machine.pool,
+        isa=machine.isa,
+        spec=decoder_spec(files.layer),
+        layers=[own.layer],
+        final_norm=own.final_norm,
+        head=theirs.head if own.output_head is None else own.output_head,
+        embedding=theirs.embedding if own.embedding is None else own.embedding.copy(),
+        max_rows=MAX_ROWS,
+        entry=entry,
+    )
+    loader.finish()
+    return decoder
 
 
 class Head(_native.HeadForward):
-    """A head below a model, as levels use it; its weights are read in one precision."""
+    """A draft head of a model, as levels use it: its weights are read in one precision."""
 
     def __init__(
         self, files: HeadInputs, decoder: _native.Decoder, above: Model, precision: Precision
     ) -> None:
-        """Lets the model above log what the head reads, beside what other heads read."""
+        """Makes the model above log the features that this head reads, as for other heads."""
         self.files = files
         self.precision = precision
         self.machine = above.machine
@@ -199,133 +289,7 @@ class Head(_native.HeadForward):
         return self.decoder.weight_bytes(self.precision is Precision.FP4)
 
     def draft_for(self, target: Model) -> None:
-        """Drafts for `target`: without ids of its own, from the rows that its text suggests."""
+        """Drafts for `target`. Without ids of its own, the head reads the part of the output head
+        that the text suggests."""
         self.decoder.draft_for(target.decoder)
         self.read_partial_head()
-
-
-class _Reader:
-    """Reads the tensors of one head."""
-
-    def __init__(
-        self, files: HeadFiles, above: Model, draft: DraftFormat, progress: Progress | None
-    ) -> None:
-        self._files = files
-        self._above = above
-        machine = above.machine
-        self._loader = Loader(files.tensors, None, machine.pool, machine.isa, draft, progress)
-
-    def decoder(self) -> _native.Decoder:
-        files, theirs, machine = self._files, self._above.weights, self._above.machine
-        entry, hidden = self._entry(), files.hidden
-        layer, final_norm = self._layer(), self._loader.norm("norm", hidden)
-        vocabulary, head = files.vocabulary, theirs.head
-        embedding = theirs.embedding
-        if files.has("embed_tokens.weight"):
-            size = self._above.config.vocab_size, hidden
-            embedding = self._loader.embedding("embed_tokens.weight", size).copy()
-        if vocabulary is not None:
-            head = self._loader.linear("lm_head", (vocabulary, hidden))
-        decoder = _native.Decoder(
-            pool=machine.pool,
-            isa=machine.isa,
-            spec=self._spec(vocabulary),
-            layers=[layer],
-            final_norm=final_norm,
-            head=head,
-            embedding=embedding,
-            max_rows=MAX_ROWS,
-            entry=entry,
-        )
-        self._loader.finish()
-        return decoder
-
-    def _spec(self, vocabulary: int | None) -> _native.DecoderSpec:
-        """The head's shape and traits; the target's output keeps its scale and cap."""
-        files, config, target = self._files, self._files.config, self._above.config
-        is_own = vocabulary is not None
-        return _native.DecoderSpec(
-            hidden=files.hidden,
-            vocabulary=target.vocab_size if vocabulary is None else vocabulary,
-            attentions=[
-                _native.AttentionShape(
-                    heads=config.num_heads,
-                    kv_heads=config.num_kv_heads,
-                    head_dim=files.head_dim,
-                    value_dim=files.head_dim,
-                    scale=float(np.float32(1) / np.sqrt(np.float32(files.head_dim))),
-                    cap=0.0,
-                )
-            ],
-            ropes=[rope_spec(config.rope, files.head_dim)],
-            norm_epsilon=config.norm_eps,
-            norm="rms",
-            norm_offset=0.0,
-            norms_whole_rows=False,
-            activation="silu",
-            is_gated=True,
-            is_parallel=False,
-            logit_cap=0.0 if is_own else target.logit_softcap or 0.0,
-            embedding_scale=1.0,
-            residual_scale=1.0,
-            logit_scale=1.0 if is_own else target.logit_scale,
-            experts_per_token=0,
-            shares_of_chosen=True,
-        )
-
-    def _entry(self) -> _native.HeadEntry:
-        files, config, load = self._files, self._files.config, self._loader
-        width, taps = self._above.config.hidden_size, len(config.taps)
-        names, has_all = _tap_norms(taps), files.has("input_norm.weight")
-        has_each = any(files.has(f"{name}.weight") for name in names)
-        is_shared = self._above.weights.embedding is None and not files.has("embed_tokens.weight")
-        return _native.HeadEntry(
-            fc=load.linear("fc", (files.hidden, taps * width)),
-            features_norm=load.norm("input_norm", taps * width) if has_all else None,
-            tap_norms=[load.norm(name, width) for name in names] if has_each else [],
-            embedding_norm=load.norm(f"{files.layer}input_layernorm", files.hidden),
-            hidden_norm=load.norm(f"{files.layer}hidden_norm", files.hidden),
-            embedding=self._above.weights.head if is_shared else None,
-            keeps_normed=config.keeps_normed,
-            recycles_normed=config.recycles_normed,
-        )
-
-    def _layer(self) -> _native.LayerWeights:
-        files, at, load = self._files, self._files.layer, self._loader
-        config, hidden, dim = files.config, files.hidden, files.head_dim
-        queries, keys = config.num_heads * dim, config.num_kv_heads * dim
-        rows = zip(_QUERY_KEY_VALUE, (queries, keys, keys), strict=True)
-        qkv = [Source.whole(f"{at}{name}.weight", count) for name, count in rows]
-        gate_up = [Source.whole(f"{at}{name}.weight", files.ffn) for name in _GATE_UP]
-        norms = [f"{at}self_attn.{name}" for name in ("q_norm", "k_norm")]
-        query_norm, key_norm = (
-            load.norm(name, dim) if files.has(f"{name}.weight") else None for name in norms
-        )
-        return _native.LayerWeights(
-            attention_norm=None,
-            attention_post_norm=None,
-            feed_forward_norm=load.norm(f"{at}post_attention_layernorm", hidden),
-            feed_forward_post_norm=None,
-            query_norm=query_norm,
-            key_norm=key_norm,
-            value_norm=None,
-            query_key_value=load.pack(qkv, 2 * hidden),
-            output=load.linear(at + _OUTPUT, (hidden, queries)),
-            query_key_value_bias=None,
-            output_bias=None,
-            sinks=None,
-            feed_forwards=[
-                _native.FeedForward(
-                    gate_up=load.pack(gate_up, hidden, interleaved=True),
-                    down=load.linear(at + _DOWN, (hidden, files.ffn)),
-                )
-            ],
-            mixture=None,
-            window=0,
-            rope=0,
-            attention=0,
-            kv_layer=-1,
-            values_are_keys=False,
-            per_layer=None,
-            output_scale=1.0,
-        )

@@ -1,4 +1,4 @@
-"""The importance of a matrix's inputs to a draft. Knows no weights and no text."""
+"""How much errors of draft weights matter, by input. Knows no weights and no text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 class Importance:
     """The importance of one matrix's inputs.
 
-    squares: [columns], weights of the squared errors.
-    products: [columns, group], fp32: of each input with those of its group, summed over the tokens
-        of a text. A weight then makes up for the errors of those before it. None: not measured.
+    squares: [columns], the weights of squared errors.
+    products: [columns, group], fp32: the products of each input with the inputs of its group,
+        summed over the tokens of a text. With them, a weight compensates for the errors of earlier
+        weights. None if nothing was measured.
     """
 
     squares: NDArray[np.float64]
@@ -28,18 +29,18 @@ class Importance:
 
 @dataclass(frozen=True, slots=True)
 class LayerInputs:
-    """The importance of the inputs of a layer's products; None: all inputs count the same."""
+    """The importance of the inputs of a layer's matrices. None: all inputs count the same."""
 
     query_key_value: Importance | None = None
     output: Importance | None = None
-    gate_up: Importance | None = None  # of all experts alike
+    gate_up: Importance | None = None  # the same for all experts
     down: Importance | None = None
-    shared_gate_up: Importance | None = None  # of the feed forward beside experts
+    shared_gate_up: Importance | None = None  # of the shared feed forward
     shared_down: Importance | None = None
     per_layer_gate: Importance | None = None
     per_layer_projection: Importance | None = None
     latent_queries: Importance | None = None
-    latent_keys: Importance | None = None  # of all heads alike, as the next
+    latent_keys: Importance | None = None  # the same for all heads, as are the values'
     latent_values: Importance | None = None
 
 
@@ -49,4 +50,4 @@ class MeasuredInputs:
 
     layers: Sequence[LayerInputs]
     per_layer: Importance | None  # of the projection of all per-layer embeddings
-    head: Importance
+    head: Importance | None

@@ -1,4 +1,4 @@
-"""Measures on a text how much each input of a matrix matters to a draft. Knows token ids only."""
+"""Measures on a text how much each input of a matrix matters to a draft. Knows only token ids."""
 
 from collections.abc import Sequence
 
@@ -11,9 +11,9 @@ from specqd.model.model import Model
 def measure_inputs(
     model: Model, sequences: Sequence[Sequence[int]], progress: Progress | None = None
 ) -> MeasuredInputs:
-    """Runs one exact forward over each sequence of token ids.
+    """Runs an exact forward over each sequence of token ids.
 
-    A sequence is cut where the model's context or the cache ends.
+    Sequences that exceed the model's context or its cache are truncated.
     """
     most = min(model.config.max_positions, model.cache.total_pages * PAGE_POSITIONS)
     model.decoder.watch_inputs()

@@ -19,7 +19,7 @@ Rows = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 class LatentReader:
     """Reads latent attention from a loader, by a family's names.
 
-    The part with positions stands first in queries and keys: that is where the core rotates.
+    The rotated dimensions come first in the queries and keys of the core.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class LatentReader:
         )
 
     def _inputs(self, at: str, inputs: LayerInputs) -> _native.PackedWeight:
-        """Queries or their latent, and the row that is cached."""
+        """The first product: queries or their latent, then the row that is cached."""
         latent, names = self._latent, self._names
         row = f"{at}{names.latent}.weight"
         width = latent.rank + latent.rope_dim
@@ -55,12 +55,12 @@ class LatentReader:
         return self._loader.linear(at + self._names.output, shape, inputs.output)
 
     def _weights(self, at: str, inputs: LayerInputs) -> _native.LatentWeights:
-        """The products beside the first one and the output."""
+        """All weights but those of the first product and of the output."""
         latent, names, heads = self._latent, self._names, self._config.num_heads
         queries, query_norm = None, None
         if latent.query_rank is not None:
             norm = self._loader.vector(f"{at}{names.query_latent_norm}.weight", latent.query_rank)
-            query_norm = _native.Norm(norm)
+            query_norm = _native.Norm(weight=norm, bias=None)
             importance = inputs.latent_queries or Importance(widened(norm).astype(np.float64) ** 2)
             queries = self._loader.pack(
                 [self._queries(at)], latent.query_rank, importance=importance
@@ -88,7 +88,7 @@ class LatentReader:
         return Source(f"{at}{module}.weight", rows, rows, self._turned_first(latent.query_dim))
 
     def _turned_first(self, dim: int) -> Rows:
-        """Brings the last rows of each head of `dim`, which rotate, to its front, in halves."""
+        """Moves the rotated rows of each head of `dim` from its end to its front, in halves."""
 
         def take(rows: NDArray[np.int64]) -> NDArray[np.int64]:
             plain, turned = np.split(rows.reshape(-1, dim), [dim - self._latent.rope_dim], axis=1)

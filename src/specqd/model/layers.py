@@ -1,4 +1,4 @@
-"""Reads the weights of a layer: a family's tensors, by name. Knows no files."""
+"""Reads the weights of a layer by the family's names of tensors. Knows no files."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ _ONE = 0x3F80  # as BF16 bits
 
 
 class LayerReader:
-    """Reads layers and norms from a loader; `inputs` are measured importances, if any."""
+    """Reads layers and norms from a loader. `inputs` are the measured importances, if any."""
 
     def __init__(
         self,
@@ -38,14 +38,14 @@ class LayerReader:
         if name is None:
             return None
         bias = self._loader.vector(f"{name}.bias", length) if self._config.norm == "layer" else None
-        return _native.Norm(self._loader.vector(f"{name}.weight", length), bias)
+        return _native.Norm(weight=self._loader.vector(f"{name}.weight", length), bias=bias)
 
     def head_inputs(self) -> Importance | None:
-        """The importance of the head's inputs, once the final norm was read."""
+        """The importance of the output head's inputs. The final norm must have been read."""
         return self._inputs.head if self._inputs else self.squared_norm(self._names.final_norm)
 
     def _layer_inputs(self, index: int, at: str) -> LayerInputs:
-        """Measured on a text; or else, of products behind a norm, its squared weights."""
+        """The measured importances, or else the squared weights of the norms before products."""
         if self._inputs:
             return self._inputs.layers[index]
         norms = self._names.attention_norm, self._names.feed_forward_norm
@@ -59,12 +59,12 @@ class LayerReader:
         return LayerInputs(attention, None, gate_up, None, shared_gate_up=feed_forward)
 
     def squared_norm(self, name: str) -> Importance:
-        """The importance of a product's inputs behind a norm that was read."""
+        """The importance of inputs that a norm scales. The norm must have been read."""
         weights = widened(self._loader.unpacked[f"{name}.weight"]).astype(np.float64)
         return Importance((self._config.norm_offset + weights) ** 2)
 
     def layer(self, index: int, at: str | None = None) -> _native.LayerWeights:
-        """Layer `index`, whose modules' names begin with `at`: by default, with its number."""
+        """Reads layer `index`. The names of its modules begin with `at`, by default its number."""
         c, names = self._config, self._names
         at = at or f"{names.layers}.{index}."
 
@@ -75,7 +75,7 @@ class LayerReader:
         attention_norm = norm(names.attention_norm)
         feed_forward_norm = norm(names.feed_forward_norm)
         if c.experts and c.experts.has_own_norms:
-            norm(names.experts_norm)  # tells which inputs matter
+            norm(names.experts_norm)  # for the importance of inputs
         inputs = self._layer_inputs(index, at)
         feed_forwards, mixture = self._feed_forwards.read(index, at, inputs)
         attention_post_norm = norm(names.attention_post_norm)
@@ -145,13 +145,13 @@ class LayerReader:
                     self._loader.vector(f"{module}.norms.{head}.weight", dim)
                     for head in range(heads)
                 ]
-                return _native.Norm(np.concatenate(each))
+                return _native.Norm(weight=np.concatenate(each), bias=None)
 
     def _query_key_value_sources(
         self, at: str, attention: AttentionConfig, kind: str
     ) -> list[Source]:
-        """The tensors of a kind ("weight", "bias") that hold queries, and keys and values that the
-        layer has of its own."""
+        """The tensors of a kind ("weight" or "bias") that hold queries and the layer's own keys and
+        values."""
         c, names = self._config, self._names.query_key_value
         heads = [c.num_heads, attention.num_kv_heads, attention.num_kv_heads]
         rows = [count * attention.head_dim for count in heads]
@@ -170,7 +170,7 @@ class LayerReader:
         ]
 
     def _gated_sources(self, at: str, kind: str) -> list[Source]:
-        """Queries, keys, values and gates, of a tensor where each head's gates follow its query."""
+        """Queries, keys, values and gates; in the tensor, a head's gates follow its query."""
         c, (query, *others) = self._config, self._names.query_key_value
         queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
 
@@ -184,14 +184,14 @@ class LayerReader:
         return [half(0), *each, half(1)]
 
     def _in_halves(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Rows of queries or keys with the first of each rotated pair before all second ones."""
+        """Orders rows of queries or keys: the first of each rotated pair before all second ones."""
         dim, [rope] = self._config.head_dim, self._config.distinct_ropes
         heads, rotated = rows.reshape(-1, dim), int(dim * rope.share)
         first, second = heads[:, 0:rotated:2], heads[:, 1:rotated:2]
         return np.concatenate([first, second, heads[:, rotated:]], axis=1).reshape(-1)
 
     def _by_kind(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Rows that are fused by head, ordered as all queries, all keys, all values."""
+        """Orders rows that are fused by head: all queries, then all keys, then all values."""
         heads = rows.reshape(self._config.num_heads, 3, self._config.head_dim)
         return heads.transpose(1, 0, 2).reshape(-1)
 
@@ -199,8 +199,8 @@ class LayerReader:
         self, at: str, attention: AttentionConfig, inputs: LayerInputs
     ) -> _native.PackedWeight:
         sources = self._query_key_value_sources(at, attention, "weight")
-        columns, importance = self._config.hidden_size, inputs.query_key_value
-        return self._loader.pack(sources, columns, importance=importance)
+        columns = self._config.hidden_size * (2 if self._config.reads_pairs else 1)
+        return self._loader.pack(sources, columns, importance=inputs.query_key_value)
 
     def _query_key_value_bias(self, at: str, attention: AttentionConfig) -> Bits | None:
         if not self._config.qkv_bias:
@@ -224,7 +224,7 @@ class LayerReader:
         return _native.PerLayerInput(gate=gate, projection=projection, post_norm=post_norm)
 
     def per_layer_embedding(self) -> _native.PerLayerEmbedding | None:
-        """The tokens' embeddings for every layer, whose table stays in the file; None if absent."""
+        """The tokens' embeddings for every layer, whose table is read in place; None if absent."""
         c, names, per_layer = self._config, self._names, self._config.per_layer
         if per_layer is None:
             return None
@@ -242,4 +242,4 @@ class LayerReader:
 
 
 def _unweighted_norm(length: int) -> _native.Norm:
-    return _native.Norm(np.full(length, _ONE, np.uint16))
+    return _native.Norm(weight=np.full(length, _ONE, np.uint16), bias=None)

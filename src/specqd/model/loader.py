@@ -1,4 +1,4 @@
-"""Reads tensors from a model's files: packs each matrix once, or maps packed ones.
+"""Reads tensors from a model's files: packs each matrix once, or maps packed matrices.
 
 Knows nothing of layers or families.
 """
@@ -27,10 +27,10 @@ Progress = Callable[[int, int], None]  # bytes of weights packed so far, total b
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """`count` rows of a tensor that has `rows`: those that `take` returns of a range of all rows.
+    """`count` rows of a tensor that has `rows`: `take` selects them from the range of all rows.
 
-    The range is made when the tensor's shape was checked: a hostile size takes no memory. A matrix
-    that is `within` another tensor has a name made of that tensor's.
+    The range is made only after the tensor's shape was checked, so that a hostile size takes no
+    memory. A matrix `within` a larger tensor has a name that begins with that tensor's.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Source:
         return self.within.bits(tensors, self.rows, columns)
 
     def place(self, row: int, column: int) -> str:
-        """The name and place in the file of the weight at `row` and `column` of these."""
+        """The tensor and the place in it of the weight at `row` and `column` of this source."""
         row = row if self.take is None else int(self.take(np.arange(self.rows))[row])
         if isinstance(self.within, HeadPart):
             return self.within.place(row, column)
@@ -63,14 +63,14 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The tensor `name` [count, rows, columns], whose matrix `at` is meant."""
+    """Matrix `at` of the tensor `name` [count, rows, columns]."""
 
     name: str
     count: int
     at: int
 
     def rows(self, rows: int, kept: slice | None = None) -> Source:
-        """All rows of the matrix, or some."""
+        """All rows of the matrix, or those `kept`."""
         name, kept = f"{self.name}[{self.at}]", kept or slice(None)
         return Source(name, rows, len(range(rows)[kept]), itemgetter(kept), self)
 
@@ -91,7 +91,7 @@ class HeadPart:
     is_transposed: bool = False  # each head's part
 
     def rows(self, part: str) -> Source:
-        """All of them, one head after the other; `part` is their name."""
+        """These rows of all heads, one head after the other; `part` names them."""
         rows = self.heads * (self.columns if self.is_transposed else self.count)
         return Source(f"{self.name}[{part}]", rows, rows, within=self)
 
@@ -110,9 +110,10 @@ class HeadPart:
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
-    """One packed matrix and its sources, stacked or interleaved by panels.
+    """One packed matrix and its sources, which are stacked or interleaved by panels.
 
-    `read_share` is the expected share of rows that use it: below 1 for an expert, the same for all.
+    `read_share` is the expected fraction of rows that use the matrix: below 1 for experts, which
+    are assumed to be chosen equally often.
     """
 
     sources: tuple[Source, ...]
@@ -125,7 +126,7 @@ class PackedMatrix:
 
 
 class Loader:
-    """Reads tensors by name; packs the matrices, or maps those of a packed file."""
+    """Reads tensors by name; packs matrices, or maps those of a packed file."""
 
     def __init__(
         self,
@@ -171,7 +172,7 @@ class Loader:
         return bits
 
     def wide(self, name: str, length: int) -> NDArray[np.float32]:
-        """A vector that is read in fp32: finite values [length]."""
+        """A vector that the core uses in fp32: finite values [length]."""
         values = self.tensors.f32(name, (length,))
         bad = np.flatnonzero(~np.isfinite(values))
         if bad.size:
@@ -181,11 +182,11 @@ class Loader:
         return values
 
     def norm(self, module: str, length: int) -> _native.Norm:
-        """A module's norm without a bias."""
-        return _native.Norm(self.vector(f"{module}.weight", length))
+        """The norm of a module, without a bias."""
+        return _native.Norm(weight=self.vector(f"{module}.weight", length), bias=None)
 
     def bias(self, module: str, length: int, is_present: bool) -> Bits | None:
-        """A module's bias; None where the family has none."""
+        """The bias of a module; None if the family has none."""
         return self.vector(f"{module}.bias", length) if is_present else None
 
     def linear(
@@ -195,7 +196,7 @@ class Loader:
         importance: Importance | None = None,
         read_share: float = 1.0,
     ) -> _native.PackedWeight:
-        """A module's whole weight [rows, columns], packed."""
+        """The whole weight of a module, [rows, columns], packed."""
         source = Source.whole(f"{module}.weight", shape[0])
         return self.pack([source], shape[1], read_share=read_share, importance=importance)
 
@@ -210,7 +211,7 @@ class Loader:
     ) -> _native.PackedWeight:
         """Packs rows of tensors [rows, columns] into one matrix, or maps the packed one.
 
-        `importance` tells how much errors of the draft matter by input; None: all the same.
+        `importance` says how much errors of draft weights matter, by input; None: all the same.
         """
         if self._planes is None:
             packed = self._pack_tensors(sources, columns, interleaved, importance)
@@ -258,7 +259,7 @@ class Loader:
     def take_mxfp4(
         self, stack: Mxfp4Experts, expert: int, parts: int, read_share: float
     ) -> _native.PackedWeight:
-        """An expert's weights, MXFP4 in the file; every `parts`-th row is a source."""
+        """An expert's weights, MXFP4 in the file. Each source is every `parts`-th row."""
         name = f"{stack.name}[{expert}]"
         sources = [Source.whole(name, stack.rows // parts)] * parts
         if self._planes is None:
@@ -283,7 +284,7 @@ class Loader:
             self._progress(self._packed_bytes, self._all_bytes)
 
     def embedding(self, name: str, shape: tuple[int, int]) -> Bits:
-        """The mapped input embedding; forwards read its rows in place."""
+        """The input embedding [vocabulary, hidden], mapped: forwards read its rows in place."""
         bits = np.ascontiguousarray(self.tensors.bf16(name, shape))
         if self._planes is None:
             bad = _native.find_not_finite(self._pool, bits)
@@ -309,7 +310,7 @@ class Loader:
 
 
 def _relative(squares: NDArray[np.float64]) -> NDArray[np.float32] | None:
-    """Squares over their largest, at least 2^-24: what the native cast takes."""
+    """Squares relative to the largest one, at least 2^-24, as the packing needs them."""
     if not squares.max() > 0:
         return None
     relative: NDArray[np.float32] = np.maximum(squares / squares.max(), 2.0**-24).astype("f4")
@@ -317,13 +318,13 @@ def _relative(squares: NDArray[np.float64]) -> NDArray[np.float32] | None:
 
 
 def matrix_bytes(tensors: WeightSource) -> int:
-    """Bytes of the matrices in the file that are packed: BF16 (also for wider ones) or MXFP4."""
+    """Bytes of the file's matrices that are packed, as BF16 (also if wider) or MXFP4."""
     packed = (shape for name, _, shape in tensors.matrices() if name not in READ_IN_PLACE)
     return sum(2 * prod(shape) for shape in packed) + mxfp4_bytes(tensors)
 
 
 def rounded_bytes(tensors: WeightSource) -> int:
-    """Bytes of the matrices that are read in place, but must be rounded to BF16 in memory first."""
+    """Bytes of matrices that are read in place, but only after rounding to BF16 in memory."""
     return sum(
         2 * prod(shape)
         for name, dtype, shape in tensors.matrices()

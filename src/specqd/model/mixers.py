@@ -1,4 +1,4 @@
-"""What joins the positions of a layer: attention, or a recurrent rule in its place."""
+"""The weights of a layer's mixer of positions: attention, or a recurrent rule."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from specqd.model.loader import Bits
 
 @dataclass(frozen=True, slots=True)
 class MixerWeights:
-    """inputs: queries, keys and values, or what a recurrent rule reads."""
+    """`inputs` is the first product: of queries, keys and values, or for a recurrent rule."""
 
     inputs: _native.PackedWeight
     output: _native.PackedWeight

@@ -26,11 +26,11 @@ from specqd.model.weights import DecoderWeights, load_weights
 MAX_ROWS = 512  # of one forward, by default; longer prompts take several forwards
 _LEAST_STATES, _MOST_STATES = 2, 64  # sequences with states of recurrent layers
 _MOST_SLOTS = 256  # states that are cached for later sequences
-_MOST_LOGITS = 1 << 24  # of one forward that scores a prompt: 64 MiB, and as much for their copy
+_MOST_LOGITS = 1 << 24  # of one forward that scores a prompt: 64 MiB, and 64 MiB for a copy
 
 
 class Precision(Enum):
-    """The part of the weights that a forward reads: all bits, or the 4-bit ones among them."""
+    """Which part of the weights a forward reads: all bits, or only those of the 4-bit weights."""
 
     EXACT = "bf16"
     FP4 = "fp4"
@@ -74,7 +74,7 @@ class Machine:
 
 
 class Model(_native.ModelForward):
-    """One precision of a model, as levels use it; the other shares weights, decoder and cache."""
+    """A model in one precision, as levels use it; both precisions share weights and cache."""
 
     def __init__(
         self,
@@ -112,10 +112,10 @@ class Model(_native.ModelForward):
     ) -> "Model":
         """Loads and packs a Hugging Face directory or GGUF file, or maps a packed one.
 
-        `cache_positions` is the number of positions that the cache holds over all sequences; by
-        default four full contexts, but at most half of the free memory. `max_rows` bounds the rows
-        of one forward, hence how many sequences and draft tokens are verified at once. `context`
-        lowers the model's limit on the length of sequences.
+        `cache_positions` is the number of positions that the cache holds over all sequences; the
+        default is four full contexts, but at most half of the free memory. `max_rows` limits the
+        rows of one forward, and so the sequences and draft tokens that are verified at once.
+        `context` lowers the model's limit on the length of sequences.
         """
         config = read_config(directory, context)
         machine = machine or Machine.choose()
@@ -144,13 +144,13 @@ class Model(_native.ModelForward):
         return cls(config, weights, decoder, machine, cache, precision)
 
     def as_draft(self) -> "Model":
-        """The fp4 precision of the same weights, with the same cache."""
+        """The same model in fp4 precision, with the same weights and cache."""
         parts = self.config, self.weights, self.decoder, self.machine, self.cache
         return Model(*parts, Precision.FP4, exact=self)
 
     @property
     def bytes_per_forward(self) -> int:
-        """Bytes of weights that a forward of one row reads; more rows may choose more experts."""
+        """Bytes of weights that a forward of one row reads. More rows may use more experts."""
         return self.decoder.weight_bytes(self.precision is Precision.FP4)
 
     @property
@@ -165,7 +165,7 @@ class Model(_native.ModelForward):
         )
 
     def adopt_prefix(self, sequence: Sequence) -> int:
-        """Attaches cached pages of a new sequence's prompt; returns the number of positions."""
+        """Attaches cached pages of a new sequence's prompt; returns their number of positions."""
         context = self.context(sequence)
         held = self.cache.attach_prefix(context.slot, sequence.tokens[:], sequence.cache_salt)
         context.record(0, sequence.tokens[:held])
@@ -175,8 +175,8 @@ class Model(_native.ModelForward):
     def fork(self, sequence: Sequence, other: Sequence) -> None:
         """Shares the cached pages of `sequence` with `other`, which begins with the same tokens.
 
-        Does nothing where pages were freed behind a window, or where states of recurrent layers
-        are past that point; `other` is then prefilled itself.
+        Does nothing if pages left a window and were freed, or if states of recurrent layers are
+        past that point; `other` then needs a prefill of its own.
         """
         context = self.context(sequence)
         if not self.cache.can_continue(context.slot, len(other.tokens) - 1):
@@ -192,8 +192,8 @@ class Model(_native.ModelForward):
             self.adopt(other, copy)
 
     def missing_pages(self, sequence: Sequence, end: int) -> int:
-        """The number of pages that the sequence lacks for its positions up to `end`, one of them to
-        copy where a fork shares the page to be written next."""
+        """The number of pages that the sequence lacks for its positions up to `end`. A page that a
+        fork shares counts if it is written next, because it is copied first."""
         context, page = self.context(sequence), _native.PAGE_POSITIONS
         first = min(context.length, len(sequence.tokens) - 1) // page
         pages = range(first, -(-end // page))
@@ -211,7 +211,7 @@ class Model(_native.ModelForward):
         self.cache.publish(context.slot, tokens, sequence.cache_salt)
 
     def forget_unseen(self, sequence: Sequence) -> None:
-        """Frees pages that no later row attends to; only where every layer has a window."""
+        """Frees pages to which no later row attends, if every layer has a window."""
         slot = self.context(sequence).slot
         self.cache.release_behind(slot, self._first_seen(len(sequence.tokens) - 1))
 
@@ -235,12 +235,12 @@ class Model(_native.ModelForward):
     def prefill(
         self, context: Context, tokens: SequenceOf[int], num_scored: int
     ) -> Iterator[NDArray[np.float32]]:
-        """Forwards `tokens` behind those of the context; yields the logits [vocab] after each of
-        the last `num_scored`.
+        """Forwards `tokens` after those of the context; yields the logits [vocab] after each of
+        the last `num_scored` tokens.
 
-        No forward has more than `max_rows` rows: those with logits are cut here, those before
-        them in the core. Fewer have logits where the vocabulary is large, to bound their memory.
-        Runs only as far as it is iterated.
+        No forward has more than `max_rows` rows: this function splits the rows with logits, and
+        the core splits those before them. With a large vocabulary, fewer rows of a forward have
+        logits, to limit memory. Runs only as far as it is iterated.
         """
         done, first = 0, len(tokens) - num_scored
         most_scored = max(1, min(self.max_rows, _MOST_LOGITS // self.vocabulary))
@@ -280,12 +280,13 @@ class Model(_native.ModelForward):
         return np.concatenate(parts)
 
     def draft_for(self, target: "Model") -> None:
-        """Drafts for `target` from now on, from the rows of the head that its text suggests."""
+        """Drafts for `target` from now on, from the part of the output head that its text
+        suggests."""
         self.decoder.draft_for(target.decoder)
         self.read_partial_head()
 
     def rely_on(self, draft: "Model") -> None:
-        """Makes `check_tokens` refuse requests also when the draft's files have changed."""
+        """Makes `check_tokens` refuse requests after the draft's files have changed, too."""
         self._read_in_place.append(draft.weights)
 
     def check_tokens(self, token_ids: SequenceOf[int]) -> None:
@@ -308,7 +309,7 @@ class Model(_native.ModelForward):
 
 
 def _most_states(decoder: _native.Decoder) -> int:
-    """The number of sequences with states of recurrent layers: a quarter of the free memory."""
+    """The number of sequences with recurrent states, which take a quarter of free memory."""
     cache = _native.KvCache(decoder, 1)
     if not cache.has_states:
         return 0
@@ -319,7 +320,7 @@ def _most_states(decoder: _native.Decoder) -> int:
 
 
 def _most_slots(decoder: _native.Decoder) -> int:
-    """The number of states that are cached for later sequences: an eighth of the free memory."""
+    """The number of states cached for later sequences, which take an eighth of free memory."""
     cache = _native.KvCache(decoder, 1)
     available = _native.usable_memory()
     if not cache.has_states or available < 0:

@@ -1,6 +1,6 @@
-"""MTP layers: a checkpoint's own head becomes a decoder of one layer over pairs.
+"""MTP layers: the draft head in a checkpoint becomes a decoder of one layer over pairs.
 
-The layer is one of the model's family, so its reader is that of all layers. Knows no requests.
+The layer is of the model's family, so the reader of all layers reads it. Knows no requests.
 """
 
 import re
@@ -17,12 +17,12 @@ from specqd.errors import SpecqdWarning, TensorError, shown
 from specqd.formats.fp4 import DraftFormat
 from specqd.formats.safetensors import TensorDirectory
 from specqd.model.decoder_spec import decoder_spec
+from specqd.model.dry_run import tensors_read
 from specqd.model.heads import MAX_ROWS
 from specqd.model.importance import Importance
 from specqd.model.layers import LayerReader
 from specqd.model.loader import Loader, Progress
 from specqd.model.model import Model
-from specqd.model.mtp_shapes import shapes_of
 from specqd.model.packed import PackedFile, is_packed
 from specqd.model.tensor_names import MTP_TYPES, MtpNames, mtp_names_of, names_of
 from specqd.model.weights import open_loader, open_weights
@@ -37,12 +37,12 @@ class MtpFiles:
     mtp: MtpConfig
     names: MtpNames
     taps: tuple[int, ...]
-    count: int  # MTP layers in the files, of which the first drafts
-    ids: tuple[int, ...] = ()  # its tokens are the model's
+    count: int  # MTP layers in the files; only the first drafts
+    ids: tuple[int, ...] = ()  # empty: its tokens are the model's
 
     @classmethod
     def open(cls, directory: Path, target: DecoderConfig) -> "MtpFiles":
-        """Raises TensorError where there is no such layer, or another than the family's."""
+        """Raises TensorError if there is no such layer, or if it is not the family's."""
         if target.mtp is None:
             raise TensorError(
                 f"{directory}: models of type {target.model_type} have no MTP layer that is read "
@@ -56,11 +56,11 @@ class MtpFiles:
                 f"{directory}: has no MTP layer (no tensor {names.projection}.weight); draft with "
                 f"fp4 or ngram{again}"
             )
-        count = 1 if is_packed(directory) else _check(directory, layer, names)
+        count = 1 if is_packed(directory) else _check(directory, layer, target.mtp, names)
         return cls(directory, layer, target.mtp, names, (target.num_layers,), count)
 
-    def tell_count(self) -> None:
-        """Warns where the files hold more MTP layers than are used."""
+    def warn_of_others(self) -> None:
+        """Warns if the files hold MTP layers that are not used."""
         if self.count > 1:
             warnings.warn(
                 f"{self.directory}: has {self.count} MTP layers; the first one drafts, and the "
@@ -71,7 +71,7 @@ class MtpFiles:
 
 
 def has_mtp(directory: Path, target: DecoderConfig) -> bool:
-    """Whether the model's files hold an MTP layer that drafts; warns of one that cannot."""
+    """Whether the model's files hold an MTP layer that can draft; warns of one that cannot."""
     if target.mtp is None or not _holds(directory, mtp_names_of(target)):
         return False
     try:
@@ -90,7 +90,7 @@ def _holds(directory: Path, names: MtpNames) -> bool:
 
 
 def _layer_of(target: DecoderConfig, names: MtpNames) -> DecoderConfig:
-    """A model of one layer, with the attention of the first one that is not recurrent."""
+    """A model of one layer, with the attention of the first layer that is not recurrent."""
     like = target.recurrent_layers.index(False)
     ropes, windows = (target.ropes[like],), (target.windows[like],)
     experts, fed = target.experts, range(target.num_layers)[names.feed_forward_of]
@@ -107,19 +107,18 @@ def _layer_of(target: DecoderConfig, names: MtpNames) -> DecoderConfig:
     )
 
 
-def _check(directory: Path, layer: DecoderConfig, names: MtpNames) -> int:
+def _check(directory: Path, layer: DecoderConfig, mtp: MtpConfig, names: MtpNames) -> int:
     """Checks all tensors of the first MTP layer; returns the number of layers."""
     tensors = open_weights(directory)
-    wanted = shapes_of(layer, names_of(layer), names, tensors)
-    for name, shape in wanted.items():
-        tensors.check(name, shape)
+    known = tensors_read(tensors, lambda loader: _read(loader, layer, mtp, names))
+    known |= {*names.repeated}
     assert isinstance(tensors, TensorDirectory)
     numbered, later = re.compile(rf"{re.escape(names.layers)}\.(\d+)\."), set()
     for name in tensors:
         found = numbered.match(name)
         if found and int(found[1]) != names.index:
             later |= {found[1]} if int(found[1]) > names.index else set()
-        elif name.startswith(names.prefix) and name not in (*wanted, *names.repeated):
+        elif name.startswith(names.prefix) and name not in known:
             raise TensorError(
                 f"{directory}: tensor {shown(name)}: no known MTP layer of {layer.model_type} has "
                 "it; draft with fp4 or ngram"
@@ -129,7 +128,7 @@ def _check(directory: Path, layer: DecoderConfig, names: MtpNames) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MtpWeights:
-    """The layer's weights; `loader` knows all tensors that were read."""
+    """The layer's weights; `loader` holds all tensors that were read."""
 
     layer: _native.LayerWeights
     embedding_norm: _native.Norm
@@ -137,6 +136,25 @@ class MtpWeights:
     projection: _native.PackedWeight
     final_norm: _native.Norm
     loader: Loader
+
+
+def _read(loader: Loader, layer: DecoderConfig, mtp: MtpConfig, names: MtpNames) -> MtpWeights:
+    modules = replace(names_of(layer), final_norm=names.final_norm)
+    read, hidden = LayerReader(loader, layer, modules), layer.hidden_size
+    embedding_norm = loader.norm(names.embedding_norm, hidden)
+    hidden_norm = loader.norm(names.hidden_norm, hidden)
+    pair = [names.embedding_norm, names.hidden_norm]
+    pair = pair[::-1] if mtp.hidden_first else pair
+    squares = [read.squared_norm(name).squares for name in pair]
+    importance = Importance(np.concatenate(squares))
+    return MtpWeights(
+        layer=read.layer(0, names.layer),
+        embedding_norm=embedding_norm,
+        hidden_norm=hidden_norm,
+        projection=loader.linear(names.projection, (hidden, 2 * hidden), importance),
+        final_norm=loader.norm(names.final_norm, hidden),
+        loader=loader,
+    )
 
 
 def load_mtp_weights(
@@ -148,29 +166,13 @@ def load_mtp_weights(
 ) -> MtpWeights:
     """Packs the layer, or maps it from a packed file. Raises TensorError for bad weights."""
     loader = open_loader(files.directory, pool, isa, draft, progress)
-    config, names = files.layer, files.names
-    modules = replace(names_of(config), final_norm=names.final_norm)
-    read, hidden = LayerReader(loader, config, modules), config.hidden_size
-    embedding_norm = loader.norm(names.embedding_norm, hidden)
-    hidden_norm = loader.norm(names.hidden_norm, hidden)
-    pair = [names.embedding_norm, names.hidden_norm]
-    pair = pair[::-1] if files.mtp.hidden_first else pair
-    squares = [read.squared_norm(name).squares for name in pair]
-    importance = Importance(np.concatenate(squares))
-    weights = MtpWeights(
-        layer=read.layer(0, names.layer),
-        embedding_norm=embedding_norm,
-        hidden_norm=hidden_norm,
-        projection=loader.linear(names.projection, (hidden, 2 * hidden), importance),
-        final_norm=loader.norm(names.final_norm, hidden),
-        loader=loader,
-    )
-    files.tell_count()
+    weights = _read(loader, files.layer, files.mtp, files.names)
+    files.warn_of_others()
     return weights
 
 
 def load_mtp(files: MtpFiles, above: Model, draft: DraftFormat | None = None) -> _native.Decoder:
-    """The decoder of the model's own MTP layer, over its embedding and output head."""
+    """The decoder of the model's MTP layer, which uses the model's embedding and output head."""
     machine, theirs, mtp = above.machine, above.weights, files.mtp
     own = load_mtp_weights(files, machine.pool, machine.isa, draft)
     entry = _native.HeadEntry(

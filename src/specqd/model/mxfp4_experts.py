@@ -1,6 +1,6 @@
-"""The layout of a layer's experts that are MXFP4 in the file. Packs nothing.
+"""The layout of experts that are MXFP4 in the file. Packs nothing.
 
-Tensors are stacked over experts; rows of gate and up projections alternate.
+A tensor stacks all experts of a layer; rows of gate and up projections alternate.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which NUMA nodes the threads of models run on, and where packed weights lie."""
+"""Chooses the NUMA nodes of threads, and reports which nodes hold packed weights."""
 
 import warnings
 from collections import Counter
@@ -15,11 +15,13 @@ NodeThreads = tuple[int, int, set[int]]  # a node's id, its threads, and their C
 def make_pool(
     threads: int | None, numa: str = "auto", topology: _native.Topology | None = None
 ) -> _native.Pool:
-    """A pool of `threads` threads, by default one on each usable core; raises MachineError.
+    """A pool of `threads` threads, by default one per usable core. Raises MachineError.
 
-    auto: spread, where there are several nodes, but mapped files stay where they are. one: threads
-    of one node only. spread: weights are divided among the nodes. replicate: each node has them
-    all.
+    `numa` is one of:
+    one: threads run on one node only.
+    spread: weights are divided among the nodes.
+    replicate: each node has a copy of all weights.
+    auto: spread if there are several nodes, but mapped files stay where they are.
     """
     if numa not in NUMA:
         raise MachineError(f"--numa {shown(numa)}: not known; choose one of {', '.join(NUMA)}")
@@ -46,7 +48,7 @@ def make_pool(
 
 
 def divide(threads: int, nodes: Iterable[_native.NumaNode]) -> list[NodeThreads]:
-    """Threads by node in proportion to its cores; nodes for which none are left are not used."""
+    """Divides threads among nodes in proportion to their cores; leaves out nodes without any."""
     nodes = list(nodes)
     cores = sum(node.cores for node in nodes)
     found, before = [], 0
@@ -60,7 +62,7 @@ def divide(threads: int, nodes: Iterable[_native.NumaNode]) -> list[NodeThreads]
 
 
 def bytes_by_node(weights: Iterable[_native.PackedWeight]) -> dict[int, int]:
-    """Bytes of planes on each node; -1: not in memory. Empty where the system does not tell."""
+    """Bytes of planes by node; -1: not in memory. Empty if the system does not say."""
     found: Counter[int] = Counter()
     for weight in weights:
         for nodes in weight.plane_nodes().values():

@@ -1,7 +1,7 @@
-"""Packed weights as a safetensors file; its tensors are the planes, and they are mapped in place.
+"""Packed weights as a safetensors file, whose tensors are planes that are mapped in place.
 
 Owns the file's name, version and layout (docs/kernels.md). Does not trust the contents of a file.
-Knows nothing of architectures: a matrix is named by its source tensors.
+Knows nothing of architectures: a matrix is named after its source tensors.
 """
 
 import json
@@ -42,11 +42,11 @@ class PackedFile:
 
     tensors: TensorDirectory
     draft: DraftFormat
-    calibration: str  # the text that `specqd pack` measured inputs on; none: norms alone
+    calibration: str  # the text on which inputs were measured; none: norms alone were used
 
     @classmethod
     def open(cls, directory: Path) -> "PackedFile":
-        """Maps the file in a directory and checks its header; raises TensorError."""
+        """Maps the file in a directory and checks its header. Raises TensorError."""
         path = directory / WEIGHTS
         tensors = TensorDirectory.of_file(path)
         metadata = tensors.metadata
@@ -81,7 +81,7 @@ class PackedFile:
         *,
         interleaved: bool,
     ) -> _native.PackedWeight:
-        """The mapped matrix of the tensors `sources` with `rows` rows each; copies nothing."""
+        """The matrix of the tensors `sources`, of `rows` rows each, mapped without a copy."""
         name = matrix_name(sources)
         planes = {plane: self._plane(name, plane) for plane in _PLANES}
         if planes["codes"] is None or planes["scales"] is None or planes["scale_code"] is None:
@@ -104,7 +104,7 @@ class PackedFile:
         return weight
 
     def _plane(self, name: str, plane: str) -> NDArray[Any] | None:
-        """A plane, flat; None if the file does not have it."""
+        """A plane as a flat array; None if the file lacks it."""
         view = self.tensors.get(f"{name}.{plane}")
         if view is None:
             return None
@@ -130,7 +130,7 @@ def matrix_name(sources: Sequence[str]) -> str:
 
 
 def is_packed(directory: Path) -> bool:
-    """Whether a directory holds packed weights; raises TensorError if it holds plain ones too."""
+    """Whether a directory holds packed weights. Raises TensorError if it also holds plain ones."""
     if not (directory / WEIGHTS).exists():
         return False
     for other in ("model.safetensors", "model.safetensors.index.json"):
@@ -149,7 +149,7 @@ def write_packed(
     calibration: str,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Writes packed matrices and unpacked tensors (BF16 or fp32) by name; syncs nothing."""
+    """Writes packed matrices and unpacked tensors (BF16 or fp32) by name. Does not sync."""
     planes = {name: weight.planes() for name, weight in matrices.items()}
     tensors: dict[str, tuple[str, NDArray[Any]]] = {}
     for plane, dtype in _PLANES.items():

@@ -52,7 +52,7 @@ class RecurrentReader:
         return [Source.whole(*each) for each in zip(modules, counts, strict=True)]
 
     def _delta_weights(self, delta: DeltaConfig) -> _native.DeltaWeights:
-        """The rule's own weights; FP32 rates and norms of outputs stay FP32."""
+        """The weights of the rule itself; rates and norms that are FP32 in the file stay FP32."""
         modules = [self._name(f"{name}.weight") for name in self.names.recurrent_rates]
         group = delta.value_heads // delta.key_heads
         if len(modules) == 1:
@@ -67,7 +67,7 @@ class RecurrentReader:
         )
 
     def _gated_convolution(self, convolution: ConvolutionConfig) -> MixerWeights:
-        """Gates of inputs, gates of outputs, and values are one tensor, in this order."""
+        """One tensor holds gates of inputs, gates of outputs, and values, in this order."""
         channels, [inputs] = convolution.channels, self.names.recurrent_inputs
 
         def bias(module: str, length: int) -> Bits | None:
@@ -100,7 +100,7 @@ class RecurrentReader:
 
 
 def _by_part(name: str, heads: int, parts: Sequence[int]) -> list[Source]:
-    """The rows of a tensor that holds `parts` for each head: a source for each part."""
+    """One source per part of a tensor that holds, for each head, rows of all `parts`."""
     total = heads * sum(parts)
 
     def part(first: int, count: int) -> Source:

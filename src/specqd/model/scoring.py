@@ -1,4 +1,4 @@
-"""The log-probability of a given continuation. Knows tokens; knows no text and no benchmark."""
+"""Scores a given continuation. Knows tokens; knows no text and no benchmark."""
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ from specqd.sampling import SamplingParams
 class Score:
     """The score of a continuation after its context."""
 
-    logprob: float  # natural, the sum over its tokens, in the raw logits
+    logprob: float  # natural logarithm, summed over the tokens, from raw logits
     is_greedy: bool  # whether each token is the likeliest at its place
 
 
 def score(model: Model, context: SequenceOf[int], continuation: SequenceOf[int]) -> Score:
-    """Scores the continuation; a prefix that contexts share is forwarded once.
+    """Scores the continuation. A prefix that contexts share is forwarded once.
 
-    Raises RequestError where either is empty, or where both without the last token exceed the
-    model's context.
+    Raises RequestError if either is empty, or if both without the last token exceed the model's
+    context.
     """
     if not context or not continuation:
         raise RequestError("a score needs a token of context and one to score; give both")

@@ -40,7 +40,7 @@ _PACKING_HEADROOM = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """A decoder's weights. `embedding` is None where the head serves as the embedding."""
+    """A decoder's weights. `embedding` is None where the output head serves as the embedding."""
 
     layers: list[_native.LayerWeights]
     matrices: list[PackedMatrix]
@@ -50,8 +50,8 @@ class DecoderWeights:
     embedding: Bits | None
     per_layer: _native.PerLayerEmbedding | None
     draft: DraftFormat
-    calibration: str  # of a packed file; none: norms alone tell which inputs matter
-    is_mapped: bool  # whether the matrices lie in a packed file
+    calibration: str  # of a packed file; none: the importance of inputs follows from norms
+    is_mapped: bool  # whether the matrices are mapped from a packed file
     tensors: WeightSource
     parameters: int  # in the file: weights, norms and biases
 
@@ -63,7 +63,7 @@ class DecoderWeights:
 
 
 class Overall:
-    """One progress over models that are packed one after the other; `total` is in bytes."""
+    """One progress over several models that are packed in turn; `total` is in bytes."""
 
     def __init__(self, progress: Progress, total: int) -> None:
         self._progress = progress
@@ -88,18 +88,18 @@ def load_weights(
 ) -> DecoderWeights:
     """Packs the matrices of a directory or GGUF file, or maps those of a packed model.
 
-    `draft` is FP4 by default; a packed file states its own. `inputs` tells which inputs matter to
-    the draft; by default, norms tell. Raises TensorError for bad files, and
+    `draft` is FP4 by default; a packed file states its own. `inputs` are the importances of inputs
+    to the draft; by default, they follow from norms. Raises TensorError for bad files, and
     MachineError, before packing, if the packed weights would not fit into memory.
     """
     require_memory([directory], pool)
     loader, names = open_loader(directory, pool, isa, draft, progress), names_of(config)
     if not loader.is_mapped:
-        _tell_rounding(loader.tensors)
+        _warn_of_rounding(loader.tensors)
     read = LayerReader(loader, config, names, inputs)
     input_name, output_name = f"{names.embedding}.weight", f"{names.head}.weight"
     tied, size = config.tied_embeddings, (config.vocab_size, config.hidden_size)
-    tied = tied and not loader.has(output_name)  # transformers, too, trusts the file more
+    tied = tied and not loader.has(output_name)  # as in transformers, the file decides
     if not loader.is_mapped:  # wrong shapes are reported before anything is packed
         loader.tensors.check(input_name, size)
     layers = [read.layer(i) for i in range(config.num_layers)]
@@ -144,8 +144,8 @@ def open_loader(
     return Loader(planes.tensors, planes, pool, isa, planes.draft, progress)
 
 
-def _tell_rounding(tensors: WeightSource) -> None:
-    """Warns if a model's matrices are quantised, or wider than BF16."""
+def _warn_of_rounding(tensors: WeightSource) -> None:
+    """Warns if a model's matrices are quantised or wider than BF16."""
     dtypes = {dtype for _, dtype, _ in tensors.matrices()}
     quantised = [dtype for dtype in BLOCK_FORMATS if dtype in dtypes]
     wider = [dtype.replace("F", "FP") for dtype in ("F16", "F32") if dtype in dtypes]
@@ -163,7 +163,7 @@ def _tell_rounding(tensors: WeightSource) -> None:
 
 
 def left_out(directory: Path, weights: DecoderWeights) -> list[str]:
-    """The tensors of a directory that are not among these weights, by their names in the files."""
+    """The names in the files of a directory's tensors that are not among these weights."""
     if is_gguf(directory):
         return []
     tensors = TensorDirectory.open(directory)
@@ -180,7 +180,7 @@ def bytes_to_pack(directory: Path) -> int:
 
 
 def typical_bytes(directory: Path) -> int:
-    """Bytes that a model's packed weights typically take: in memory, or mapped if packed before."""
+    """Bytes that a model's packed weights typically take, in memory or mapped from a file."""
     if is_packed(directory):
         return (directory / PACKED_WEIGHTS).stat().st_size
     return _typical_bytes(open_weights(directory))
@@ -207,7 +207,7 @@ def require_memory(directories: Iterable[Path], pool: _native.Pool | None = None
 
 
 def open_weights(path: Path) -> WeightSource:
-    """The tensors of a text model, also of one that reads images too."""
+    """The tensors of a text model, or of the text part of a model that also reads images."""
     if is_gguf(path):
         return GgufTensors.open(path)
     tensors = TensorDirectory.open(path)

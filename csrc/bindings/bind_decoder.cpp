@@ -1,22 +1,25 @@
 // Binds the decoder and its specification.
-#include "model/decoder.h"
-
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <map>
 #include <memory>
 #include <optional>
 #include <stdexcept>
+#include <string>
+#include <tuple>
 
 #include "bindings/bindings.h"
 #include "bindings/exclusive.h"
+#include "bindings/fields.h"
 #include "decode/forward.h"
+#include "model/decoder.h"
 #include "model/kv_cache.h"
 #include "weights/error_feedback.h"
 
@@ -31,39 +34,39 @@ const std::vector<std::string> kNamesOf<Activation>{"silu", "gelu", "gelu_tanh",
 
 namespace {
 
-using Weight = std::shared_ptr<PackedWeight>;
-using OptionalNorm = std::optional<Norm>;
-
 void bind_spec(nb::module_& m) {
-  nb::class_<AttentionShape>(m, "AttentionShape")
-      .def(nb::init<int64_t, int64_t, int64_t, int64_t, float, float>(), nb::kw_only(), "heads"_a,
-           "kv_heads"_a, "head_dim"_a, "value_dim"_a, "scale"_a, "cap"_a);
-  nb::class_<StateShape>(m, "StateShape",
-                         "The convolution of recurrent layers, and the heads of their delta rule,\n"
-                         "if they have one.")
-      .def(nb::init<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>(), nb::kw_only(),
-           "channels"_a, "taps"_a, "key_heads"_a = 0, "value_heads"_a = 0, "key_dim"_a = 0,
-           "value_dim"_a = 0);
-  nb::class_<DecoderSpec>(m, "DecoderSpec")
-      .def("__init__",
-           &make_struct<DecoderSpec, int64_t, int64_t, std::vector<AttentionShape>,
-                        std::vector<RopeSpec>, float, std::string, float, bool, std::string, bool,
-                        bool, float, float, float, float, int64_t, bool, bool,
-                        std::optional<StateShape>>,
-           nb::kw_only(), "hidden"_a, "vocabulary"_a, "attentions"_a, "ropes"_a, "norm_epsilon"_a,
-           "norm"_a, "norm_offset"_a, "norms_whole_rows"_a, "activation"_a, "is_gated"_a,
-           "is_parallel"_a, "logit_cap"_a, "embedding_scale"_a, "residual_scale"_a, "logit_scale"_a,
-           "experts_per_token"_a, "shares_of_chosen"_a, "gates_attention"_a = false,
-           "states"_a.none() = nb::none());
+  bind_struct<AttentionShape>(
+      m, "AttentionShape", "The heads of attention, and the scale and soft cap of their scores.",
+      required<&AttentionShape::heads>, required<&AttentionShape::kv_heads>,
+      required<&AttentionShape::head_dim>, required<&AttentionShape::value_dim>,
+      required<&AttentionShape::scale>, required<&AttentionShape::cap>);
+  bind_struct<StateShape, &StateShape::layers>(
+      m, "StateShape",
+      "The convolution of recurrent layers, and the heads of their delta rule: 0 without one.",
+      required<&StateShape::channels>, required<&StateShape::taps>,
+      required<&StateShape::key_heads>, required<&StateShape::value_heads>,
+      required<&StateShape::key_dim>, required<&StateShape::value_dim>);
+  bind_struct<DecoderSpec>(
+      m, "DecoderSpec", "The shape and traits of a decoder.", required<&DecoderSpec::hidden>,
+      required<&DecoderSpec::vocabulary>, required<&DecoderSpec::attentions>,
+      required<&DecoderSpec::ropes>, required<&DecoderSpec::norm_epsilon>,
+      required<&DecoderSpec::norm>, required<&DecoderSpec::norm_offset>,
+      required<&DecoderSpec::norms_whole_rows>, required<&DecoderSpec::activation>,
+      required<&DecoderSpec::is_gated>, required<&DecoderSpec::is_parallel>,
+      required<&DecoderSpec::logit_cap>, required<&DecoderSpec::embedding_scale>,
+      required<&DecoderSpec::residual_scale>, required<&DecoderSpec::logit_scale>,
+      required<&DecoderSpec::experts_per_token>, required<&DecoderSpec::shares_of_chosen>,
+      required<&DecoderSpec::gates_attention>, optional<&DecoderSpec::states>);
 }
 
 void bind_partial_head(nb::module_& m) {
-  nb::class_<PartialHead>(m, "PartialHead", "Chooses the rows of the head that a draft reads.")
+  nb::class_<PartialHead>(m, "PartialHead",
+                          "Chooses the rows of the output head that a draft reads.")
       .def(nb::init<int64_t>(), "vocabulary"_a)
       .def("set_first_ids", &PartialHead::set_first_ids, "ids"_a,
-           "Sets the number of first ids that are read.")
+           "Sets how many of the first ids are always read.")
       .def("keep", exclusively<PartialHead>(&PartialHead::keep), "tokens"_a,
-           "Always holds these ids.")
+           "Always reads these ids.")
       .def("see", exclusively<PartialHead>(&PartialHead::see), "tokens"_a,
            "Records tokens that the target has read or picked.")
       .def(
@@ -77,18 +80,18 @@ void bind_partial_head(nb::module_& m) {
               for (int64_t panel = run.first; panel < run.last; ++panel) all.push_back(panel);
             return all;
           },
-          "panels"_a, "Returns the panels to read of a head of `panels`.");
+          "panels"_a, "Returns the panels to read of an output head that has `panels`.");
 }
 
 void bind_entry(nb::module_& m) {
-  nb::class_<HeadEntry>(m, "HeadEntry", "The entry of a head: pairs of a feature and a token.")
-      .def("__init__",
-           &make_struct<HeadEntry, Weight, OptionalNorm, std::vector<Norm>, Norm, Norm, Weight,
-                        bool, bool, Weight, bool, bool>,
-           nb::kw_only(), "fc"_a.none(), "features_norm"_a.none(), "tap_norms"_a,
-           "embedding_norm"_a, "hidden_norm"_a, "embedding"_a.none(), "keeps_normed"_a,
-           "recycles_normed"_a, "projection"_a.none() = nb::none(), "hidden_first"_a = false,
-           "blanks_first"_a = false);
+  bind_struct<HeadEntry>(m, "HeadEntry",
+                         "The entry of a draft head: pairs of a feature and a token.",
+                         optional<&HeadEntry::fc>, optional<&HeadEntry::features_norm>,
+                         required<&HeadEntry::tap_norms>, required<&HeadEntry::embedding_norm>,
+                         required<&HeadEntry::hidden_norm>, optional<&HeadEntry::embedding>,
+                         required<&HeadEntry::keeps_normed>, required<&HeadEntry::recycles_normed>,
+                         optional<&HeadEntry::projection>, required<&HeadEntry::hidden_first>,
+                         required<&HeadEntry::blanks_first>);
 }
 
 void bind_forward(nb::module_& m) {
@@ -101,12 +104,13 @@ void bind_forward(nb::module_& m) {
              const std::optional<BitMatrix>& embedding,
              const std::optional<PerLayerEmbedding>& per_layer, int64_t max_rows,
              std::shared_ptr<HeadEntry> entry) {
-            const DecoderWeights weights{layers,
-                                         final_norm,
-                                         std::move(head),
-                                         embedding ? row_source(*embedding).data : nullptr,
-                                         per_layer.value_or(PerLayerEmbedding{}),
-                                         std::move(entry)};
+            const DecoderWeights weights{
+                .layers = layers,
+                .final_norm = final_norm,
+                .head = std::move(head),
+                .embedding = embedding ? row_source(*embedding).data : nullptr,
+                .per_layer = per_layer.value_or(PerLayerEmbedding{}),
+                .entry = std::move(entry)};
             new (self) Decoder(spec, weights, std::move(pool), kernels_or_throw(isa), max_rows);
           },
           nb::kw_only(), "pool"_a, "isa"_a, "spec"_a, "layers"_a, "final_norm"_a, "head"_a,
@@ -142,9 +146,9 @@ void bind_forward(nb::module_& m) {
             decoder.taps().set(std::move(boundaries));
           },
           "boundaries"_a,
-          "Later forwards copy the residual stream at these boundaries: b is the input of layer "
-          "b,\n"
-          "and the number of layers is the input of the final norm. Ascending; none: no copies.")
+          "Makes later forwards copy the residual stream at these boundaries, which ascend.\n"
+          "Boundary b is the input of layer b; the number of layers is the input of the final\n"
+          "norm. Without boundaries, nothing is copied.")
       .def_prop_ro(
           "tapped",
           [](Decoder& decoder) {
@@ -162,9 +166,10 @@ void bind_forward(nb::module_& m) {
                 {static_cast<size_t>(decoder.rows()), decoder.taps().boundaries().size(),
                  static_cast<size_t>(decoder.spec().hidden)});
           },
-          "Returns copies of the last forward's rows, [rows, boundaries, hidden] BF16 bits.")
+          "Returns copies of the last forward's residual stream as BF16 bits,\n"
+          "[rows, boundaries, hidden].")
       .def("watch_inputs", exclusively<Decoder>(&Decoder::watch_inputs),
-           "Sums the products of each two inputs of exact forwards' matrices from now on.")
+           "Starts to sum the products of pairs of inputs of each matrix, over exact forwards.")
       .def(
           "take_input_products",
           [](Decoder& decoder) {
@@ -180,21 +185,39 @@ void bind_forward(nb::module_& m) {
             }
             return all;
           },
-          "Ends the watch. Returns the sums, [columns, group] each, of each input with those of "
-          "its\n"
-          "group, by the name of the matrix's inputs: of every layer, then of the other matrices.\n"
-          "Sums of an input with earlier ones are unspecified.")
+          "Ends what watch_inputs() started. Returns the summed products of each input with the\n"
+          "inputs of its group, [columns, group], by the name of the matrix's inputs: a "
+          "dictionary\n"
+          "for each layer, then one for the other matrices. Products with earlier inputs of the\n"
+          "group are unspecified.")
+      .def("record_bits", exclusively<Decoder>(&Decoder::record_bits),
+           "Starts to record a hash of every row after every stage of later forwards.")
+      .def(
+          "take_bits",
+          [](Decoder& decoder) {
+            const Exclusive use(&decoder);
+            using Hashes = nb::ndarray<nb::numpy, uint64_t>;
+            std::vector<std::tuple<int64_t, std::string, Hashes>> all;
+            for (BitRecord::Stage& stage : decoder.take_bits()) {
+              const size_t rows = stage.rows.size();
+              all.emplace_back(stage.layer, stage.name, owned_array(std::move(stage.rows), {rows}));
+            }
+            return all;
+          },
+          "Ends what record_bits() started. Returns (layer, stage, uint64 hashes [rows]) of each\n"
+          "stage, in order. Layer -1 is before the layers; their number is the output head.")
       .def_prop_ro(
           "partial_head",
           [](const Decoder& decoder) { return &decoder.output_head().partial_head(); },
-          nb::rv_policy::reference_internal, "The partial head of drafts for this model.")
+          nb::rv_policy::reference_internal,
+          "The part of the output head that drafts for this model read.")
       .def(
           "draft_for",
           [](Decoder& decoder, const Decoder& target) {
             const Exclusive use(&decoder, &target);
             decoder.output_head().draft_for(target.output_head());
           },
-          "target"_a, "Uses the partial head of `target`, for which this model drafts.")
+          "target"_a, "Uses the partial output head of `target`, for which this model drafts.")
       .def(
           "logits",
           [](const Decoder& decoder) {

@@ -1,4 +1,4 @@
-// Binds trained heads.
+// Binds draft heads.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
@@ -18,11 +18,11 @@ void bind_heads(nb::module_& m) {
   using BoundHead = Bound<HeadForward>;
   nb::class_<BoundHead, DecoderForward>(
       m, "HeadForward",
-      "Forwards a trained head below the model whose features it reads. It verifies nothing: a\n"
-      "proposal must be empty.\n\n"
-      "`boundaries` are those of the model's taps that make a feature; it may tap more.\n"
-      "`ids` are the target's ids of the head's own tokens, ascending; none: the same ids. A head\n"
-      "with ids of its own has no partial one.")
+      "Forwards a trained draft head, which reads features of the model `above`. It verifies no\n"
+      "drafts, so a proposal must be empty.\n\n"
+      "`boundaries` are the layer boundaries that make a feature; the model may tap others too.\n"
+      "`ids` are the target's ids of the head's tokens, ascending; empty if they are the same. A\n"
+      "head with its own ids reads its whole output head.")
       .def(
           "__init__",
           [](BoundHead* self, std::shared_ptr<Decoder> decoder, std::shared_ptr<KvCache> cache,
@@ -39,7 +39,9 @@ void bind_heads(nb::module_& m) {
             const Exclusive use(&head);
             return copy_logits(head, head.vocabulary());
           },
-          "Returns a copy of the last forward's logits by the target's ids, [rows, vocabulary].");
+          "Returns a copy of the last forward's logits, [rows, vocabulary], ordered by the "
+          "target's "
+          "ids.");
 }
 
 }  // namespace specqd
