@@ -158,7 +158,7 @@ void Decoder::watch_inputs() {
 }
 
 std::vector<std::map<std::string, std::vector<float>>> Decoder::take_input_products() {
-  if (batch_.watched == nullptr) throw std::logic_error("watch_inputs() comes first");
+  if (batch_.watched == nullptr) throw std::logic_error("call watch_inputs() first");
   std::vector<std::vector<float>> sums = std::exchange(batch_.watched, nullptr)->take();
   std::vector<std::map<std::string, std::vector<float>>> by_name;
   auto next = sums.begin();
@@ -171,7 +171,7 @@ std::vector<std::map<std::string, std::vector<float>>> Decoder::take_input_produ
 }
 
 std::vector<BitRecord::Stage> Decoder::take_bits() {
-  if (batch_.bits == nullptr) throw std::logic_error("record_bits() comes first");
+  if (batch_.bits == nullptr) throw std::logic_error("call record_bits() first");
   return std::exchange(batch_.bits, nullptr)->take();
 }
 

@@ -10,8 +10,8 @@ AREAS = {
     "hub": "cached_models disk_faults hub*",
     "model": (
         "calibration context decoder exactness experts find_wrong_bit fp4 gemma4 "
-        "gguf_recurrent goldens head* kv_* latent mtp* native_structs pack* partial_head real_models "
-        "recurrent* rope stages taps tensors train_*"
+        "gguf_recurrent goldens head* kv_* latent mtp* native_structs pack* partial_head "
+        "real_models recurrent* rope stages taps tensors train_*"
     ),
     "kernels": "allocation_faults error_feedback float_mode kernels noise rope sample_token",
     "runtime": "numa pool stages threads topology",
