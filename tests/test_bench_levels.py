@@ -4,16 +4,13 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 
-import numpy as np
 import pytest
 
 from specqd import LLM, SamplingParams
-from specqd.bench import levels
+from specqd.bench import levels, rounds
 from specqd.bench.levels import (
     Arm,
-    Interval,
     Run,
     Trial,
     check_equal,
@@ -45,7 +42,7 @@ def arms(llm: LLM) -> list[Arm]:
 
 @pytest.fixture(autouse=True)
 def quick_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(levels, "bandwidth_at", lambda machine, size: 8.0)
+    monkeypatch.setattr(rounds, "bandwidth_at", lambda machine, size: 8.0)
 
 
 def write_prompts(path: Path, *prompts: str) -> Path:
@@ -157,29 +154,6 @@ def test_prefill_and_decoding_are_timed_separately(llm: LLM, arms: list[Arm]) ->
             verifier = run.levels[0]
             assert verifier.rows == 23 - verifier.accepted + verifier.drafted  # none of the prompt
     assert llm.engine.is_idle
-
-
-def test_an_interval_holds_its_median_and_narrows_with_more_prompts(
-    rng: np.random.Generator,
-) -> None:
-    values = rng.normal(2.0, 0.1, 400).tolist()
-    few, many = Interval.of(values[:10]), Interval.of(values)
-    for interval in (few, many):
-        assert interval.low <= interval.median <= interval.high
-    assert many.high - many.low < few.high - few.low
-    assert many.median == median(values)
-    assert Interval.of(values) == many  # seeded
-    assert Interval.of([1.5]) == Interval(1.5, 1.5, 1.5)
-
-
-def test_intervals_cover_the_true_median_in_about_95_percent(
-    rng: np.random.Generator,
-) -> None:
-    covered = 0
-    for _ in range(200):
-        interval = Interval.of(rng.normal(1.0, 0.2, 25).tolist())
-        covered += interval.low <= 1.0 <= interval.high
-    assert covered >= 170  # 187 of 200 are expected, standard deviation 3.5
 
 
 def test_ratios_are_taken_within_prompts_and_rounds(arms: list[Arm], llm: LLM) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specqd import LLM, SamplingParams
-from specqd.bench import levels
+from specqd.bench import levels, rounds
 from specqd.bench.agreement import agreement
 from specqd.bench.levels import Arm, Run, Summary, make_arms, summarised, trials, words_of
 from specqd.bench.suggestion import (
@@ -55,7 +55,7 @@ def plain(models: Models) -> LLM:
 
 @pytest.fixture(autouse=True)
 def quick_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(levels, "bandwidth_at", lambda machine, size: 8.0)
+    monkeypatch.setattr(rounds, "bandwidth_at", lambda machine, size: 8.0)
 
 
 # --- What is tried ----------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def test_the_best_is_the_shortest_of_those_that_are_as_fast(plain: LLM) -> None:
 
     def best(*speeds: float) -> str:
         summaries: list[Summary] = [
-            replace(summary, over_plain=levels.Interval(speed, speed, speed))
+            replace(summary, over_plain=rounds.Interval(speed, speed, speed))
             for summary, speed in zip(real, speeds, strict=True)
         ]
         return best_of(summaries).chain

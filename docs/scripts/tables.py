@@ -4,7 +4,7 @@
     python docs/scripts/tables.py --check    # writes nothing; fails where a page differs
     python docs/scripts/tables.py docs/levels.md
 
-A mark stands at the beginning of a line. The path is relative to the repository:
+A mark begins a line. Its path is relative to the repository:
 
     <!-- table: benchmarks/results/levels.json -->
     <!-- end -->
@@ -17,16 +17,16 @@ The JSON file holds one table:
      "rows": [["mxfp4", 1421, [2.14, 1.90, 2.34]], ["auto", 2051, null]]}
 
 `title` may be missing. A cell is a text (Markdown), a number, true or false, null (empty),
-[low, high] or [value, low, high]. Several tables in one file: `"tables": {"greedy": {...}, ...}`;
-they take what they do not say themselves from the fields beside `tables`, and the mark names one
-as `levels.json#greedy`. `machine` may be an object, as the peers' results have it.
+[low, high] or [value, low, high]. A file may hold several tables: `"tables": {"greedy": {...},
+...}`. They inherit missing fields from the file's top level, and a mark names one of them as
+`levels.json#greedy`. `machine` may be an object, as in the peers' results.
 """
 
 import argparse
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import unified_diff
 from pathlib import Path
@@ -38,7 +38,7 @@ CLOSING = re.compile(r"<!-- end -->\n?")
 
 
 class TableError(Exception):
-    """A mark or a table's JSON is at fault; the message is one line."""
+    """A mark or a table's JSON is wrong. The message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Table:
 
 
 def read_table(path: Path, name: str | None) -> Table:
-    """The table of a JSON file. Raises TableError where a field is missing or does not fit."""
+    """Reads the table of a JSON file. Raises TableError if a field is missing or does not fit."""
     try:
         fields = json.loads(path.read_text())
     except OSError as error:
@@ -75,7 +75,7 @@ def read_table(path: Path, name: str | None) -> Table:
     wanted = ("machine", "date", "commit", "command", "columns", "rows")
     if missing := [field for field in wanted if not fields.get(field)]:
         raise TableError(f"{where}: {', '.join(missing)} missing")
-    columns = [_column(column) for column in fields["columns"]]
+    columns = [as_column(column) for column in fields["columns"]]
     for number, row in enumerate(fields["rows"], 1):
         if len(row) != len(columns):
             raise TableError(f"{where}: row {number} has {len(row)} of {len(columns)} cells")
@@ -84,7 +84,8 @@ def read_table(path: Path, name: str | None) -> Table:
     return Table(fields.get("title"), described, *texts, columns, fields["rows"])
 
 
-def _column(column: str | Mapping[str, str]) -> Column:
+def as_column(column: str | Mapping[str, str]) -> Column:
+    """A column of the JSON: its name, or an object with its name and its numbers' format."""
     return Column(column) if isinstance(column, str) else Column(**column)
 
 
@@ -96,25 +97,30 @@ def _described(machine: str | Mapping[str, Any]) -> str:
 
 def markdown(table: Table) -> str:
     """The table with its title above it; machine, date, commit and command below it."""
-    texts = [
-        [_cell(value, column.format) for value, column in zip(row, table.columns, strict=True)]
-        for row in table.rows
-    ]
     are_numbers = [
         all(_is_number(cell) for cell in cells) for cells in zip(*table.rows, strict=True)
     ]
-    lines = [
-        _line(column.name.replace("|", "\\|") for column in table.columns),
-        _line("---:" if is_number else "---" for is_number in are_numbers),
-        *map(_line, texts),
-    ]
+    lines = [*heading(table.columns, are_numbers), *(line(table.columns, r) for r in table.rows)]
     title = f"**{table.title}**\n\n" if table.title else ""
     rows = "\n".join(lines)
     note = f"{table.machine}; {table.date}, commit `{table.commit}`: `{table.command}`"
     return f"{title}{rows}\n\n{note}\n"
 
 
-def _line(cells: Iterator[str]) -> str:
+def heading(columns: Sequence[Column], are_numbers: Sequence[bool]) -> list[str]:
+    """The first two lines of a table; numbers are aligned to the right."""
+    return [
+        _line(column.name.replace("|", "\\|") for column in columns),
+        _line("---:" if is_number else "---" for is_number in are_numbers),
+    ]
+
+
+def line(columns: Sequence[Column], row: Sequence[Any]) -> str:
+    """One row of a table."""
+    return _line(_cell(value, column.format) for value, column in zip(row, columns, strict=True))
+
+
+def _line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
@@ -140,7 +146,7 @@ def _cell(value: Any, form: str | None) -> str:
 
 
 def filled(page: str, root: Path = ROOT) -> str:
-    """The page with the text between its marks made anew."""
+    """Returns the page with new text between its marks."""
     lines = page.splitlines(keepends=True)
     new: list[str] = []
     ending: Iterator[str] = iter(lines)
@@ -163,7 +169,7 @@ def pages(root: Path = ROOT) -> list[Path]:
 
 
 def difference(path: Path, root: Path = ROOT) -> str:
-    """A diff from the page to its filled form; empty where they agree."""
+    """Returns a diff from the page to its filled form; it is empty if they agree."""
     now, new = path.read_text(), filled(path.read_text(), root)
     names = (f"{path}", f"{path}, from its JSON")
     return "".join(unified_diff(now.splitlines(True), new.splitlines(True), *names))

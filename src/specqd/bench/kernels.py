@@ -1,20 +1,20 @@
 """Times products with random weights, by precision and number of rows. Knows kernels, not models.
 
-Each timing stands between two plain reads of as many bytes, so that a busy machine slows both;
-shares are of that bandwidth.
+Plain reads of as many bytes surround each timing, so that a busy machine slows both. Shares are
+relative to that bandwidth.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specqd import _native
+from specqd.bench.rounds import bandwidths, interleaved, quotients
 from specqd.errors import MachineError
-from specqd.model.bandwidth import MEGABYTE, bandwidth_at
+from specqd.model.bandwidth import MEGABYTE
 from specqd.model.model import Machine
 
 PRECISIONS = ("fp4", "exact")
@@ -98,20 +98,19 @@ def _measured(
     table, size = _native.kernels(case.isa), packed.bytes(case.precision)
     first = table.time_product(case.precision, packed, x, machine.pool, 1)[0]
     rounds = max(1, int(_LEAST_SECONDS / first))
-    seconds, bandwidths = [], [bandwidth_at(machine, size)]
-    for _ in range(_PAIRS):
-        seconds.append(
-            median(table.time_product(case.precision, packed, x, machine.pool, 3, rounds))
-        )
-        bandwidths.append(bandwidth_at(machine, size))
-    beside = [(a + b) / 2 for a, b in pairwise(bandwidths)]
-    shares = [size / s / 1e9 / b for s, b in zip(seconds, beside, strict=True)]
+
+    def product(_: int) -> float:
+        return median(table.time_product(case.precision, packed, x, machine.pool, 3, rounds))
+
+    done = interleaved({"product": product}, _PAIRS, lambda: bandwidths(machine, [size]))
+    seconds, around = done.runs["product"], done.gauged[size]
+    shares = quotients((size / s / 1e9 for s in seconds), around)
     weights_per_s = packed.weights / median(seconds)
     return KernelSpeed(
         case,
         gweights_per_s=weights_per_s / 1e9,
         gb_per_s=size / median(seconds) / 1e9,
-        bandwidth_gb_per_s=median(beside),
+        bandwidth_gb_per_s=median(around),
         share=median(shares),
         share_range=(min(shares), max(shares)),
         over_bf16_limit=median(shares) * _BF16_BYTES * packed.weights / size,

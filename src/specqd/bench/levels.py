@@ -17,21 +17,17 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-
 from specqd import _native
 from specqd._native import Level
+from specqd.bench.rounds import Interval, bandwidths, quotients, turns
 from specqd.engine.generation import GenerationRequest
 from specqd.engine.reports import LevelReport, Stats
 from specqd.errors import RequestError, SpecqdError
 from specqd.llm import LLM
-from specqd.model.bandwidth import bandwidth_at
 from specqd.sampling import SamplingParams
 
 PLAIN = "none"
 _WARM_UP_TOKENS = 16
-_LARGEST_READ = 10**9  # bytes: no cache holds a working set of this size
-_RESAMPLES = 4000  # bootstrap samples
 
 Clock = Callable[[], float]
 
@@ -73,22 +69,6 @@ class Trial:
     prompt: int  # its number
     runs: tuple[Run, ...]
     gb_per_s: dict[int, float]  # by working set, in bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A median over prompts with its bootstrapped 95 % interval."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "Interval":
-        drawn = np.random.default_rng(0).integers(len(values), size=(_RESAMPLES, len(values)))
-        medians = np.median(np.asarray(values)[drawn], axis=1)
-        low, high = np.percentile(medians, [2.5, 97.5])
-        return cls(median(values), float(low), float(high))
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,8 +227,7 @@ def trials(
         bandwidth = measured_bandwidth(arms)
         seeded = replace(params, seed=(params.seed or 0) + number)
         runs: dict[int, Run] = {}
-        for turn in range(len(arms)):  # another arm begins each time
-            at = (begin + number + turn) % len(arms)
+        for at in turns(begin * len(encoded) + number, len(arms)):
             runs[at] = timed(arms[at].llm, encoded[number], seeded)
         trial = Trial(number, tuple(runs[at] for at in range(len(arms))), bandwidth)
         check_equal(arms, trial)
@@ -294,12 +273,9 @@ def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
 
 def measured_bandwidth(arms: Sequence[Arm]) -> dict[int, float]:
     """GB/s by working set: the bytes that each level reads, and plain BF16 weights."""
-    model = arms[0].llm.model
     sizes = {level.model.bytes_per_forward for arm in arms for level in arm.levels}
-    sizes.add(model.bf16_bytes_per_forward)
-    reads = {size: min(size, _LARGEST_READ) for size in sizes}
-    measured = {read: bandwidth_at(model.machine, read) for read in set(reads.values())}
-    return {size: measured[read] for size, read in reads.items()}
+    model = arms[0].llm.model
+    return bandwidths(model.machine, sizes | {model.bf16_bytes_per_forward})
 
 
 def summarised(arms: Sequence[Arm], done: Sequence[Trial]) -> list[Summary]:
@@ -334,6 +310,6 @@ def summarised(arms: Sequence[Arm], done: Sequence[Trial]) -> list[Summary]:
 def _ratios(done: Sequence[Trial], ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     """Median ratio over rounds for each prompt, then the interval over prompts."""
     by_prompt: dict[int, list[float]] = {}
-    for trial, a, b in zip(done, ours, theirs, strict=True):
-        by_prompt.setdefault(trial.prompt, []).append(a / b)
+    for trial, ratio in zip(done, quotients(ours, theirs), strict=True):
+        by_prompt.setdefault(trial.prompt, []).append(ratio)
     return Interval.of([median(ratios) for ratios in by_prompt.values()])

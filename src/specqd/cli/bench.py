@@ -27,7 +27,8 @@ from specqd.cli.terminal import ProgressBar, aligned, one_line, write_results
 if TYPE_CHECKING:
     from specqd.bench.draft_formats import FormatAgreement
     from specqd.bench.kernels import KernelSpeed
-    from specqd.bench.levels import Arm, Comparison, Interval, Summary
+    from specqd.bench.levels import Arm, Comparison, Summary
+    from specqd.bench.rounds import Interval
     from specqd.bench.stages import ForwardTimes
     from specqd.model.model import Machine
     from specqd.sampling import SamplingParams
