@@ -4,26 +4,23 @@
 
 Models of almost only attention forward a few rows after that many positions of random keys and
 values, in enough layers to exceed any cache. The time of a forward after no positions is
-subtracted. Each pair is measured beside a plain read of as many bytes. The share is the median over
-rounds: 1 where keys and values are read once, at the bandwidth of the same run.
+subtracted. Plain reads of as many bytes surround each round. The share is 1 if keys and values are
+read once, at the bandwidth of the same round.
 """
 
 import argparse
-import json
-import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
 import numpy as np
-
-sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+from harness import Report, parser
 
 from specqd import _native
 from specqd._native import Context, Rows, testing
-from specqd.model.bandwidth import bandwidth_at
 from specqd.model.model import Machine, Model
 from support.random_models import Shape, make_model
 
@@ -83,61 +80,61 @@ def filled(model: Model, positions: int) -> Context:
     return context
 
 
-def seconds(model: Model, context: Context, start: int, rows: int, repeats: int) -> float:
+def seconds(model: Model, context: Context, start: int, rows: int, _: int) -> float:
     times = []
-    for _ in range(repeats):
+    for _ in range(3):
         begun = perf_counter()
         model.forward([Rows(context, start, [1] * rows, 0)])
         times.append(perf_counter() - begun)
     return median(times)
 
 
-def measure(heads: Heads, positions: int, options: argparse.Namespace) -> list[dict[str, object]]:
-    machine = Machine.choose(options.threads, options.isa)
+def measure(
+    name: str, positions: int, machine: Machine, options: argparse.Namespace, report: Report
+) -> None:
+    heads = CASES[name]
     seen = min(positions, heads.window or positions)
     layers = max(1, round(options.megabytes * 1e6 / (seen * heads.position_bytes())))
     model = open_model(heads, layers, positions, machine)
     context, empty = filled(model, positions), Context(model.cache.create())
     size = layers * seen * heads.position_bytes()
-    results = []
     for rows in options.rows:
         testing.make_writable(model.cache, empty.slot, 0, rows)
-        shares, costs = [], []
-        for _ in range(options.rounds):
-            bandwidth = bandwidth_at(machine, size, 3) * 1e9
-            whole = seconds(model, context, positions, rows, 3)
-            taken = whole - seconds(model, empty, 0, rows, 3)
-            shares.append(size / taken / bandwidth)
-            costs.append((bandwidth / 1e9, whole * 1e3, taken * 1e3))
-        shares.sort()
-        middle = [median(c[i] for c in costs) for i in range(3)]
-        print(
-            f"  {positions:6} positions x {layers:3} layers, M={rows:<3} {middle[2]:7.2f} ms of"
-            f" {middle[1]:7.2f}  share of {middle[0]:5.1f} GB/s: {median(shares):5.2f}"
-            f"   [{shares[0]:.2f} .. {shares[-1]:.2f}]",
-            flush=True,
+        arms = {
+            "whole": partial(seconds, model, context, positions, rows),
+            "rest": partial(seconds, model, empty, 0, rows),
+        }
+        done = report.rounds(arms, [size])
+        taken = [a - b for a, b in zip(done.runs["whole"], done.runs["rest"], strict=True)]
+        speeds = done.gauged[size]
+        shares = [size / s / 1e9 / speed for s, speed in zip(taken, speeds, strict=True)]
+        report.row(
+            name,
+            heads.kv_heads,
+            heads.group,
+            heads.head_dim,
+            positions,
+            layers,
+            rows,
+            [1e3 * s for s in taken],
+            shares,
         )
-        results.append({"positions": positions, "rows": rows, "share": median(shares)})
-    return results
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--case", nargs="+", default=list(CASES), choices=list(CASES))
-    parser.add_argument("--positions", nargs="+", type=int, default=[4096, 32768])
-    parser.add_argument("--rows", nargs="+", type=int, default=[1, 8])
-    parser.add_argument("--megabytes", type=int, default=128, help="of keys and values")
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--isa")
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
-    results: dict[str, list[dict[str, object]]] = {}
-    for name in options.case:
-        heads = CASES[name]
-        print(f"{name}: {heads.group} queries on each of {heads.kv_heads} heads of", end=" ")
-        print(heads.head_dim, flush=True)
-        results[name] = [r for n in options.positions for r in measure(heads, n, options)]
-    print(json.dumps({"isa": options.isa, "results": results}))
+    arguments = parser(__doc__, rounds=5)
+    arguments.add_argument("--case", nargs="+", default=list(CASES), choices=list(CASES))
+    arguments.add_argument("--positions", nargs="+", type=int, default=[4096, 32768])
+    arguments.add_argument("--rows", nargs="+", type=int, default=[1, 8])
+    arguments.add_argument("--megabytes", type=int, default=128, help="of keys and values")
+    options = arguments.parse_args()
+    machine = Machine.choose(options.threads, options.isa)
+    columns = ["case", "key-value heads", "queries per head", "size", "positions", "layers", "rows"]
+    columns += [("ms", ".2f"), ("share of bandwidth", ".2f")]
+    with Report(options, "Attention to keys and values", machine, columns) as report:
+        for name in options.case:
+            for positions in options.positions:
+                measure(name, positions, machine, options, report)
 
 
 if __name__ == "__main__":

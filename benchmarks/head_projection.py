@@ -1,33 +1,39 @@
-"""A projection: what a trained head would bring, from measured costs and an assumed acceptance.
+"""Projects the speed-up of a trained draft head from measured costs and assumed acceptance rates.
 
     python benchmarks/make_random_llama.py /tmp/llama-1g
     python benchmarks/head_projection.py /tmp/llama-1g /tmp/llama-1g-head
         [--shallow MODEL --layers N]
 
-The head has the shape that EAGLE-3 heads have: a layer like the model's, 32,000 tokens at most. It
-is written with random weights where it does not exist, and drafts in 4 bits. Its forwards are
-measured as drafting makes them: pairs of the tokens that the model has made since, then a pair for
-each guess. Costs of the model are those of projection.py, also with --shallow and --layers.
+The head has the shape of EAGLE-3 heads: a layer like the model's, and at most 32,000 tokens. If it
+does not exist, it is written with random weights. It drafts in 4 bits. Its forwards are measured as
+drafting makes them: pairs of the tokens that the model has made since, then a pair for each guess.
+Costs of the model are those of projection.py, also with --shallow and --layers.
 
-Acceptance is assumed: of the head's guesses under either precision of the model, and of the
-model's fp4 drafts. `head` drafts for the model, and `fp4 head` for that draft. Draft lengths are
-the best fixed ones: k tokens for the model, and in brackets those of the head for the draft.
+Acceptance rates are assumed: of the head's guesses under either precision of the model, and of the
+model's fp4 drafts. The column `head` is the head that drafts for the model; the others are the head
+that drafts for the fp4 draft. Draft lengths are the best fixed ones: k tokens for the model, then
+those of the head for the draft.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
-
-from projection import Costs, best, cost_options, costs_of, interpolated
+from harness import Report
+from projection import (
+    Costs,
+    add_costs,
+    best,
+    cost_options,
+    costs_of,
+    interpolated,
+    limit_seconds,
+)
 
 from specqd import _native
 from specqd._native import Rows
 from specqd.config import read_config
-from specqd.model.bandwidth import bandwidth_at
 from specqd.model.heads import Head, HeadFiles, load_head
 from specqd.model.model import Machine, Model, Precision
 from specqd.sampling import SamplingParams
@@ -38,7 +44,7 @@ PAIRS = (1, 2, 4, 8)  # of a first forward
 MOST_GUESSES = 7
 MOST_TOKENS = 32_000  # of a head's own
 PROMPT = 64
-# By guess, each if the one before was right; the last one goes on.
+# By guess, each if the one before was accepted; the last rate holds for all later guesses.
 HEADS: Mapping[str, Sequence[float]] = {
     "0.55": (0.55,),
     "0.73, 0.71, 0.68": (0.73, 0.71, 0.68),
@@ -62,7 +68,7 @@ def write_head(directory: Path, model: Path) -> None:
 
 
 def head_costs(model: Model, directory: Path, repeats: int) -> tuple[Costs, float]:
-    """Seconds of a forward by pairs whose features are known, and of one of a guess: medians."""
+    """Median seconds of a forward by pairs with known features, and of a forward for one guess."""
     files = HeadFiles.open(directory, model.config)
     head = Head(files, load_head(files, model), model, Precision.FP4)
     head.draft_for(model)
@@ -100,48 +106,22 @@ def head_costs(model: Model, directory: Path, repeats: int) -> tuple[Costs, floa
 
 
 def best_head(
-    shares: Sequence[float], verify: Costs, first: Costs, guess: float
+    rates: Sequence[float], verify: Costs, first: Costs, guess: float
 ) -> tuple[float, int]:
-    """The fewest seconds a token by any fixed number of guesses, and that number."""
+    """The fewest seconds per token with any fixed number of guesses, and that number."""
     options, reached, tokens = [(verify[1], 0)], 1.0, 1.0
     for count in range(1, MOST_GUESSES + 1):
-        reached *= shares[min(count, len(shares)) - 1]
+        reached *= rates[min(count, len(rates)) - 1]
         tokens += reached
         drafting = interpolated(first, tokens) + (count - 1) * guess
         options.append(((drafting + interpolated(verify, count + 1)) / tokens, count))
     return min(options)
 
 
-def table(exact: Costs, draft: Costs, first: Costs, guess: float) -> list[str]:
-    lines = [
-        "rows        " + "".join(f"{rows:8}" for rows in exact),
-        "exact, ms   " + "".join(f"{seconds * 1e3:8.1f}" for seconds in exact.values()),
-        "fp4, ms     " + "".join(f"{seconds * 1e3:8.1f}" for seconds in draft.values()),
-        "head, pairs " + "".join(f"{pairs:8}" for pairs in first) + "   guess",
-        "        ms  " + "".join(f"{s * 1e3:8.2f}" for s in (*first.values(), guess)),
-        "head right        | head        | fp4 "
-        + "          | ".join(f"{alpha:.2f}" for alpha in ALPHAS),
-    ]
-    plain = exact[1]
-    alone = [best(alpha, draft[1], exact) for alpha in ALPHAS]
-    cells = (f"{plain / seconds:.2f} (k={k})" for seconds, k in alone)
-    lines.append("fp4 alone         |             | " + " | ".join(f"{c:12}" for c in cells))
-    for name, shares in HEADS.items():
-        seconds, count = best_head(shares, exact, first, guess)
-        below, few = best_head(shares, draft, first, guess)
-        nested = [best(alpha, below, exact) for alpha in ALPHAS]
-        row = [f"{plain / each:.2f} (k={k}, {few})" for each, k in nested]
-        lines.append(
-            f"{name:17} | {plain / seconds:.2f} (k={count}) | "
-            + " | ".join(f"{cell:12}" for cell in row)
-        )
-    return lines
-
-
 def main() -> None:
-    parser = cost_options(__doc__.splitlines()[0])
-    parser.add_argument("head", type=Path)
-    options = parser.parse_args()
+    arguments = cost_options(__doc__)
+    arguments.add_argument("head", type=Path)
+    options = arguments.parse_args()
     if not options.head.exists():
         write_head(options.head, options.model)
     if options.repeats == 0:
@@ -150,11 +130,21 @@ def main() -> None:
     exact, draft, bf16_bytes = costs_of(options, machine)
     model = Model.open(options.model, machine=machine, cache_positions=1024)
     first, guess = head_costs(model, options.head, options.repeats)
-    bandwidth = bandwidth_at(machine, 10**9) * 1e9
-    print(machine)
-    print("\n".join(table(exact, draft, first, guess)))
-    limit = bf16_bytes / bandwidth
-    print(f"{bandwidth / 1e9:.1f} GB/s; plain is {limit / exact[1]:.2f} of the BF16 limit")
+    limit, plain = limit_seconds(machine, bf16_bytes), exact[1]
+    columns = ["acceptance rate of the head", "head", *(f"fp4 {alpha:.2f}" for alpha in ALPHAS)]
+    title = f"Projected speed of {options.model.name} over plain decoding"
+    with Report(options, title, machine, columns) as report:
+        alone = [best(alpha, draft[1], exact) for alpha in ALPHAS]
+        cells = (f"{plain / seconds:.2f} (k={k})" for seconds, k in alone)
+        report.row("fp4 alone", None, *cells)
+        for name, rates in HEADS.items():
+            seconds, count = best_head(rates, exact, first, guess)
+            below, few = best_head(rates, draft, first, guess)
+            nested = [best(alpha, below, exact) for alpha in ALPHAS]
+            cells = (f"{plain / each:.2f} (k={k}, {few})" for each, k in nested)
+            report.row(name, f"{plain / seconds:.2f} (k={count})", *cells)
+        add_costs(report, {"exact": exact, "fp4": draft, "head, pairs": first, "guess": {1: guess}})
+        report.note(f"plain is {limit / plain:.2f} of the BF16 limit, {limit * 1e3:.1f} ms")
 
 
 if __name__ == "__main__":

@@ -7,15 +7,15 @@
 Files are read once before, so that disk time is not measured. Linux only.
 """
 
-import argparse
 import json
 import resource
 import subprocess
 import sys
 import threading
 from pathlib import Path
-from statistics import median
 from time import perf_counter, sleep
+
+from harness import Report, parser
 
 from specqd.model.model import Machine, Model
 
@@ -27,9 +27,9 @@ def anonymous_bytes() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
 
 
-def open_once(directory: Path, threads: int | None, isa: str | None) -> dict[str, float]:
+def open_once(directory: Path, machine: Machine) -> dict[str, float]:
     """Opens a model in this process and samples its anonymous memory every 5 ms."""
-    machine, is_done, seen = Machine.choose(threads, isa), threading.Event(), [anonymous_bytes()]
+    is_done, seen = threading.Event(), [anonymous_bytes()]
 
     def watch() -> None:
         while not is_done.is_set():
@@ -54,37 +54,31 @@ def open_once(directory: Path, threads: int | None, isa: str | None) -> dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("models", nargs="+", type=Path)
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--isa")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.once:
-        print(json.dumps(open_once(args.models[0], args.threads, args.isa)))
+    arguments = parser(__doc__, rounds=5)
+    arguments.add_argument("models", nargs="+", type=Path)
+    arguments.add_argument("--once", action="store_true", help="open in this process, print JSON")
+    options = arguments.parse_args()
+    machine = Machine.choose(options.threads, options.isa)
+    if options.once:
+        print(json.dumps(open_once(options.models[0], machine)))
         return
-    for file in (file for model in args.models for file in model.glob("*.safetensors")):
+    for file in (file for model in options.models for file in model.glob("*.safetensors")):
         with file.open("rb") as content:
             while content.read(1 << 24):
                 pass
-    options = [*(["--threads", str(args.threads)] if args.threads else [])]
-    options += ["--isa", args.isa] if args.isa else []
-    rounds: dict[Path, list[dict[str, float]]] = {model: [] for model in args.models}
-    for _ in range(args.rounds):
-        for model, measured in rounds.items():
-            command = [sys.executable, __file__, str(model), "--once", *options]
-            measured.append(json.loads(subprocess.check_output(command)))
-    for model, measured in rounds.items():
-        seconds = sorted(each["seconds"] for each in measured)
-        user, system, peak, stored = (
-            median(each[key] for each in measured) for key in ("user", "system", "peak", "stored")
-        )
-        print(
-            f"{model.name}: {median(seconds):.2f} s [{seconds[0]:.2f}, {seconds[-1]:.2f}], "
-            f"{user:.2f} s user and {system:.2f} s system; {peak:.0f} MB of anonymous memory at "
-            f"most, {stored:.0f} MB of planes"
-        )
+
+    def opened(model: Path) -> dict[str, float]:
+        command = [sys.executable, __file__, model, "--once", "--isa", machine.isa]
+        command += ["--threads", str(machine.pool.threads)]
+        return json.loads(subprocess.check_output(command))
+
+    columns = ["model", ("seconds", ".2f"), ("user, s", ".2f"), ("system, s", ".2f")]
+    columns += [("peak of anonymous memory, MB", ".0f"), ("planes, MB", ".0f")]
+    with Report(options, "Opening a model", machine, columns) as report:
+        arms = {str(model): lambda _, model=model: opened(model) for model in options.models}
+        for name, runs in report.rounds(arms).runs.items():
+            figures = ([run[figure] for run in runs] for figure in runs[0])
+            report.row(Path(name).name, *figures)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
-"""Proposals of the n-gram drafter: their length, their acceptance and their cost.
+"""Measures the n-gram drafter's proposals: their length, acceptance rate and cost.
 
     python benchmarks/ngram.py --prompts PROMPTS.jsonl [MODEL] [--temperature 0.8] [--row 0.1]
 
-The model decodes each prompt; its tokens are then replayed through the drafter as a level directly
-above it would verify. `--row` is the price of verifying a token, in tokens of the level's own rate.
+The model decodes each prompt. Its tokens are then replayed through the drafter, as the level that
+verifies would do. `--row` is the cost of verifying one token, in forwards of one row.
 """
 
-import argparse
 from pathlib import Path
 from time import perf_counter
+
+from harness import Report, parser
 
 from specqd import LLM, SamplingParams, _native
 from specqd._native import DraftRequest, NgramDrafter, RowCosts, Sequence
@@ -16,16 +17,15 @@ from specqd.bench.levels import encoded_ends, read_prompts
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", nargs="?")
-    parser.add_argument("--prompts", type=Path, required=True)
-    parser.add_argument("--limit", type=int, default=40, help="prompts")
-    parser.add_argument("-n", type=int, default=128, help="new tokens")
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--row", type=float, default=0.1)
-    parser.add_argument("--threads", type=int)
-    options = parser.parse_args()
-    llm = LLM(options.model, threads=options.threads)
+    arguments = parser(__doc__)
+    arguments.add_argument("model", nargs="?")
+    arguments.add_argument("--prompts", type=Path, required=True)
+    arguments.add_argument("--limit", type=int, default=40, help="prompts")
+    arguments.add_argument("-n", type=int, default=128, help="new tokens")
+    arguments.add_argument("--temperature", type=float, default=0.0)
+    arguments.add_argument("--row", type=float, default=0.1)
+    options = arguments.parse_args()
+    llm = LLM(options.model, threads=options.threads, isa=options.isa)
     params = SamplingParams(
         max_tokens=options.n, temperature=options.temperature, seed=1, ignore_eos=True
     )
@@ -47,19 +47,21 @@ def main() -> None:
             proposal = drafter.propose([request])[0]
             seconds += perf_counter() - begun
             pairs = enumerate(zip(proposal.tokens, rest, strict=False))
-            right = next((i for i, (a, b) in pairs if a != b), len(proposal.tokens))
-            drafter.observe(request, proposal, right)
-            sequence.tokens.extend(rest[: right + 1])
-            rounds, drafted, accepted = rounds + 1, drafted + len(proposal.tokens), accepted + right
-            made += len(rest[: right + 1])
-            rest = rest[right + 1 :]
+            taken = next((i for i, (a, b) in pairs if a != b), len(proposal.tokens))
+            drafter.observe(request, proposal, taken)
+            sequence.tokens.extend(rest[: taken + 1])
+            rounds, drafted, accepted = rounds + 1, drafted + len(proposal.tokens), accepted + taken
+            made += len(rest[: taken + 1])
+            rest = rest[taken + 1 :]
         drafter.release(sequence)
-    print(
-        f"{len(prompts)} prompts, temperature {options.temperature}, a row at {options.row}: "
-        f"{made / rounds:.2f} tokens a round, {drafted / rounds:.2f} drafted, "
-        f"acceptance {accepted / max(drafted, 1):.3f}; {seconds / rounds * 1e6:.1f} us a proposal, "
-        f"{feeding_seconds / sum(map(len, prompts)) * 1e9:.0f} ns a prompt's token"
-    )
+    title = f"N-grams, {len(prompts)} prompts, T = {options.temperature:g}, row {options.row:g}"
+    columns = [("tokens per round", ".2f"), ("drafted per round", ".2f"), ("accepted", ".3f")]
+    columns += [("us per proposal", ".1f"), ("ns per prompt token", ".0f")]
+    with Report(options, title, llm.model.machine, columns) as report:
+        report.row(
+            *(made / rounds, drafted / rounds, accepted / max(drafted, 1)),
+            *(seconds / rounds * 1e6, feeding_seconds / sum(map(len, prompts)) * 1e9),
+        )
 
 
 if __name__ == "__main__":

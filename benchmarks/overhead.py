@@ -1,17 +1,15 @@
-"""Times the overhead of a draft-verify round outside forwards and picks.
+"""Times the overhead of a draft-verify round outside forwards and sampling.
 
-    python benchmarks/overhead.py [MODEL] [--length 4] [--rounds 200]
+    python benchmarks/overhead.py [MODEL] [--length 4] [--steps 40]
 
 Two levels, greedy: the target drafts a fixed number of tokens with its fp4 precision. The overhead
-is the time of proposing, matching and bookkeeping. Medians over repeats, in microseconds. The last
-line is one JSON object.
+is the time of proposing, matching and bookkeeping.
 """
 
-import argparse
-import json
 from pathlib import Path
-from statistics import median, quantiles
 from time import perf_counter
+
+from harness import Report, parser
 
 from specqd import LLM, _native
 from specqd._native import DraftRequest, Level, Sequence
@@ -19,8 +17,8 @@ from specqd._native import DraftRequest, Level, Sequence
 PROMPT = "def mean(values):\n    return sum(values) / len(values)\n\n\ndef variance(values):\n"
 
 
-def round_seconds(llm: LLM, rounds: int) -> tuple[float, float]:
-    """Seconds of a round: in total, and outside forwards and picks."""
+def round_seconds(llm: LLM, steps: int) -> tuple[float, float]:
+    """Seconds per draft-verify round: in total, and outside forwards and sampling."""
     level = llm.engine.level
     levels = [each for each in level.levels if isinstance(each, Level)]
     tokens = llm.encode(PROMPT)
@@ -32,31 +30,31 @@ def round_seconds(llm: LLM, rounds: int) -> tuple[float, float]:
         return sum(each.stats.seconds + each.stats.pick_seconds for each in levels)
 
     before, begun = within(), perf_counter()
-    for _ in range(rounds):
+    for _ in range(steps):
         sequence.tokens.extend(level.advance([DraftRequest(sequence, most)])[0].tokens)
     seconds = perf_counter() - begun
     overhead = seconds - (within() - before)
     level.release(sequence)
-    return seconds / rounds, overhead / rounds
+    return seconds / steps, overhead / steps
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", nargs="?", type=Path)
-    parser.add_argument("--length", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--threads", type=int)
-    options = parser.parse_args()
-    llm = LLM(options.model, f"fp4:k={options.length}", threads=options.threads)
-    round_seconds(llm, options.rounds)
-    measured = [round_seconds(llm, options.rounds) for _ in range(options.repeats)]
-    whole = 1e6 * median(each for each, _ in measured)
-    outside = [1e6 * each for _, each in measured]
-    low, _, high = quantiles(outside, n=4)
-    print(f"{llm.directory.name}, vocabulary {llm.model.config.vocab_size}, k = {options.length}")
-    print(f"a round: {whole:.0f} us; outside forwards and picks {median(outside):.0f} us")
-    print(json.dumps({"round_us": whole, "overhead_us": median(outside), "quartiles": [low, high]}))
+    arguments = parser(__doc__, rounds=9)
+    arguments.add_argument("model", nargs="?", type=Path)
+    arguments.add_argument("--length", type=int, default=4)
+    arguments.add_argument("--steps", type=int, default=40, help="draft-verify rounds per timing")
+    options = arguments.parse_args()
+    chain = f"fp4:k={options.length}"
+    llm = LLM(options.model, chain, threads=options.threads, isa=options.isa)
+    title = f"A draft-verify round of {llm.directory.name} in microseconds"
+    columns = ["vocabulary", "k", ("whole", ".0f"), ("outside forwards and sampling", ".1f")]
+    round_seconds(llm, options.steps)
+    with Report(options, title, llm.model.machine, columns) as report:
+        done = report.rounds({chain: lambda _: round_seconds(llm, options.steps)})
+        whole, outside = (
+            [1e6 * s for s in seconds] for seconds in zip(*done.runs[chain], strict=True)
+        )
+        report.row(llm.model.config.vocab_size, options.length, whole, outside)
 
 
 if __name__ == "__main__":

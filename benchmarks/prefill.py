@@ -8,15 +8,15 @@ It is measured before and after each prefill. Only products with weights are cou
 norms and sums of blocks are not.
 """
 
-import argparse
-import json
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 
 import numpy as np
+from harness import Report, parser
 
 from specqd._native import Context, Rows, testing
+from specqd.bench.rounds import interleaved, quotients
 from specqd.model.model import Machine, Model
 
 
@@ -43,37 +43,31 @@ def prefill_seconds(model: Model, tokens: list[int]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--tokens", nargs="+", type=int, default=[32, 128, 512])
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--isa")
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
+    arguments = parser(__doc__, rounds=5)
+    arguments.add_argument("model", type=Path)
+    arguments.add_argument("--tokens", nargs="+", type=int, default=[32, 128, 512])
+    options = arguments.parse_args()
     machine = Machine.choose(options.threads, options.isa)
     model = Model.open(options.model, machine=machine)
-    print(machine)
     rng = np.random.default_rng(1)
-    results = []
-    for count in options.tokens:
-        tokens = [int(token) for token in rng.integers(0, model.config.vocab_size, count)]
-        products = products_of(model, count)
-        prefill_seconds(model, tokens)
-        rounds = []
-        for _ in range(options.rounds):
-            before = peak(machine)
-            seconds = prefill_seconds(model, tokens)
-            at_most = (before + peak(machine)) / 2
-            rounds.append((products / seconds / at_most, count / seconds, at_most / 1e9))
-        share, speed, giga = (median(values) for values in zip(*rounds, strict=True))
-        shares = sorted(each[0] for each in rounds)
-        print(
-            f"{count:6} tokens {speed:8.1f} tokens/s  {share:.2f} of {giga:.0f} G products/s"
-            f"   [{shares[0]:.2f} .. {shares[-1]:.2f}]",
-            flush=True,
-        )
-        results.append({"tokens": count, "tokens_per_s": speed, "share": share, "peak": giga})
-    print(json.dumps({"isa": machine.isa, "threads": machine.pool.threads, "results": results}))
+    columns = [
+        "prompt tokens",
+        ("tokens/s", ".1f"),
+        ("of the peak", ".2f"),
+        ("G products/s", ".0f"),
+    ]
+    with Report(options, f"Prefill of {options.model.name}", machine, columns) as report:
+        for count in options.tokens:
+            tokens = rng.integers(0, model.config.vocab_size, count).tolist()
+            prefill_seconds(model, tokens)
+            done = interleaved(
+                {"prefill": lambda _, tokens=tokens: prefill_seconds(model, tokens)},
+                options.rounds,
+                lambda: {"peak": peak(machine)},
+            )
+            seconds, peaks = done.runs["prefill"], done.gauged["peak"]
+            shares = quotients((products_of(model, count) / s for s in seconds), peaks)
+            report.row(count, [count / s for s in seconds], shares, [p / 1e9 for p in peaks])
 
 
 if __name__ == "__main__":

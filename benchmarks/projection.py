@@ -1,23 +1,27 @@
-"""A projection: what drafts would bring, from measured costs and an assumed acceptance.
+"""Projects the speed-up of drafts from measured costs and an assumed acceptance rate.
 
     python benchmarks/make_random_llama.py /tmp/llama-1g
     python benchmarks/projection.py /tmp/llama-1g [--small SMALL] [--shallow MODEL --layers N]
 
-Costs are measured on weights of a real shape (random weights cost what trained ones do). With
---shallow, a second model of the same shape but fewer layers, costs are extended to a model of
---layers layers: layers cost alike, and what does not repeat is in both. Acceptance is swept: with
-probability alpha each drafted token is confirmed, independently. With --small, a small model in its
-fp4 precision drafts for the draft, and is confirmed by it as often as --below says. It is a model,
-not a measurement of any trained model of that size.
+Costs are measured on weights of a real shape, because random weights cost what trained ones do.
+With --shallow, a second model of the same shape with fewer layers, costs are extrapolated to
+--layers layers: each layer costs the same, and both models share what does not repeat. Each drafted
+token is accepted with probability alpha, independently. With --small, a small model in its fp4
+precision drafts for the draft, which accepts it at the rates of --below. This is a model, not a
+measurement of any trained model of that size.
 """
 
 import argparse
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 
+from harness import Report, parser
+
 from specqd._native import Context, Rows
+from specqd.bench.rounds import LARGEST_READ, interleaved
 from specqd.model.bandwidth import bandwidth_at
 from specqd.model.model import Machine, Model
 
@@ -32,18 +36,19 @@ def row_costs(model: Model, repeats: int) -> Costs:
     """Interleaved over the numbers of rows: medians."""
     context = Context(model.cache.create())
     model.forward([Rows(context, 0, [0] * 8, 1)])
-    times: dict[int, list[float]] = {rows: [] for rows in ROWS}
-    for _ in range(repeats):
-        for rows in ROWS:
-            begun = perf_counter()
-            model.forward([Rows(context, 8, list(range(rows)), rows)])
-            times[rows].append(perf_counter() - begun)
+
+    def seconds(rows: int, _: int) -> float:
+        begun = perf_counter()
+        model.forward([Rows(context, 8, list(range(rows)), rows)])
+        return perf_counter() - begun
+
+    done = interleaved({str(rows): partial(seconds, rows) for rows in ROWS}, repeats)
     model.cache.release(context.slot)
-    return {rows: median(seconds) for rows, seconds in times.items()}
+    return {int(rows): median(runs) for rows, runs in done.runs.items()}
 
 
 def both_costs(path: Path, machine: Machine, repeats: int) -> tuple[int, Costs, Costs, int]:
-    """Layers; costs of the exact and of the fp4 precision; bytes of BF16 that a token needs."""
+    """Layers, costs in the exact and in the fp4 precision, and bytes of BF16 weights per token."""
     model = Model.open(path, machine=machine, cache_positions=256)
     exact, draft = (row_costs(each, repeats) for each in (model, model.as_draft()))
     return model.config.num_layers, exact, draft, model.bf16_bytes_per_forward
@@ -62,7 +67,7 @@ def interpolated(costs: Costs, rows: float) -> float:
 
 
 def best(alpha: float, draft: float, verify: Costs) -> tuple[float, int]:
-    """The fewest seconds a token by any fixed length, and that length: 0 is plain decoding."""
+    """The fewest seconds per token with any fixed length, and that length: 0 is plain decoding."""
     options = [(verify[1], 0)]
     for length in range(1, max(ROWS)):
         tokens = (1 - alpha ** (length + 1)) / (1 - alpha)
@@ -72,7 +77,7 @@ def best(alpha: float, draft: float, verify: Costs) -> tuple[float, int]:
 
 
 def costs_of(options: argparse.Namespace, machine: Machine) -> tuple[Costs, Costs, int]:
-    """The same of the options' model, extended to --layers where there is a --shallow one."""
+    """Costs in the exact and the fp4 precision, and BF16 bytes; extrapolated with --shallow."""
     layers, exact, draft, bf16_bytes = both_costs(options.model, machine, options.repeats)
     if options.shallow:
         fewer, *costs, fewer_bytes = both_costs(options.shallow, machine, options.repeats)
@@ -83,53 +88,56 @@ def costs_of(options: argparse.Namespace, machine: Machine) -> tuple[Costs, Cost
     return exact, draft, bf16_bytes
 
 
-def table(exact: Costs, draft: Costs, small: float | None, below: list[float]) -> list[str]:
-    results = [best(alpha, draft[1], exact) for alpha in ALPHAS]
-    lines = [
-        "rows           " + "".join(f"{rows:8}" for rows in ROWS),
-        "exact, ms      " + "".join(f"{exact[rows] * 1e3:8.1f}" for rows in ROWS),
-        "draft, ms      " + "".join(f"{draft[rows] * 1e3:8.1f}" for rows in ROWS),
-        "acceptance     " + "".join(f"{alpha:8.2f}" for alpha in ALPHAS),
-        "x plain        " + "".join(f"{exact[1] / seconds:8.2f}" for seconds, _ in results),
-        "drafted tokens " + "".join(f"{length:8}" for _, length in results),
-    ]
-    for beta in below if small is not None else []:
-        assert small is not None
-        seconds, length = best(beta, small, draft)
-        speeds = [exact[1] / best(alpha, seconds, exact)[0] for alpha in ALPHAS]
-        title = f"small at {beta:.2f}".ljust(15)
-        lines.append(title + "".join(f"{speed:8.2f}" for speed in speeds))
-        lines.append(f"  (its k = {length}; a drafted token takes {seconds * 1e3:.2f} ms)")
-    return lines
+def add_costs(report: Report, costs: Mapping[str, Costs]) -> None:
+    for name, by_rows in costs.items():
+        cells = ", ".join(f"{rows}: {1e3 * seconds:.2f}" for rows, seconds in by_rows.items())
+        report.note(f"{name}, ms by rows: {cells}")
 
 
-def cost_options(description: str) -> argparse.ArgumentParser:
+def limit_seconds(machine: Machine, bf16_bytes: int) -> float:
+    """The seconds per token of a perfect reader of BF16 weights."""
+    return bf16_bytes / (bandwidth_at(machine, LARGEST_READ) * 1e9)
+
+
+def cost_options(doc: str | None) -> argparse.ArgumentParser:
     """A parser of the options by which costs of a model are measured."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--shallow", type=Path)
-    parser.add_argument("--layers", type=int)
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--isa")
-    parser.add_argument("--repeats", type=int, default=7)
-    return parser
+    made = parser(doc)
+    made.add_argument("model", type=Path)
+    made.add_argument("--shallow", type=Path)
+    made.add_argument("--layers", type=int)
+    made.add_argument("--repeats", type=int, default=7)
+    return made
 
 
 def main() -> None:
-    parser = cost_options(__doc__.splitlines()[0])
-    parser.add_argument("--small", type=Path)
-    parser.add_argument("--below", type=float, action="append")
-    options = parser.parse_args()
+    arguments = cost_options(__doc__)
+    arguments.add_argument("--small", type=Path)
+    arguments.add_argument("--below", type=float, nargs="+", default=[0.6, 0.8])
+    options = arguments.parse_args()
     machine = Machine.choose(options.threads, options.isa)
     small = None
     if options.small:
         small = both_costs(options.small, machine, options.repeats)[2][1]
     exact, draft, bf16_bytes = costs_of(options, machine)
-    limit = bf16_bytes / (bandwidth_at(machine, 10**9) * 1e9)
-    print(machine)
-    print("\n".join(table(exact, draft, small, options.below or [0.6, 0.8])))
-    print(f"plain is {limit / exact[1]:.2f} of the BF16 limit, {limit * 1e3:.1f} ms")
-    print("paper, over BF16: " + ", ".join(f"{name} {x}" for name, x in PAPER.items()))
+    limit = limit_seconds(machine, bf16_bytes)
+    columns = ["acceptance rate", *((f"{alpha:.2f}", ".2f") for alpha in ALPHAS)]
+
+    def speeds(name: str, seconds: float) -> None:
+        found = [best(alpha, seconds, exact) for alpha in ALPHAS]
+        report.row(name, *(exact[1] / each for each, _ in found))
+        report.row(f"{name}: drafted tokens", *(float(length) for _, length in found))
+
+    title = f"Projected speed of {options.model.name} over plain decoding"
+    with Report(options, title, machine, columns) as report:
+        speeds("self-draft", draft[1])
+        for beta in options.below if small is not None else []:
+            seconds, length = best(beta, small, draft)
+            speeds(f"small model below, accepted at {beta:.2f} (k = {length})", seconds)
+        add_costs(report, {"exact": exact, "fp4": draft} | ({"small": {1: small}} if small else {}))
+        report.note(f"plain is {limit / exact[1]:.2f} of the BF16 limit, {limit * 1e3:.1f} ms")
+        report.note(
+            "the paper, over BF16: " + ", ".join(f"{name} {x}" for name, x in PAPER.items())
+        )
 
 
 if __name__ == "__main__":
