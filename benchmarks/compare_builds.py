@@ -1,0 +1,264 @@
+"""Compares the speeds of two builds, which take turns of a few milliseconds to seconds.
+
+    python benchmarks/compare_builds.py OLD NEW [options] levels MODEL ... --prompts FILE
+    python benchmarks/compare_builds.py OLD NEW [options] overhead|serving MODEL ...
+    python benchmarks/compare_builds.py OLD NEW [options] kernels --rows 1 8 --isa avx2
+
+OLD and NEW are Python interpreters that have one build each. Every build has a worker process that
+loads a model once, then answers one turn after the other; the worker whose turn it is not is
+stopped. Other programs and the clock disturb a machine for longer than a turn, so both turns of a
+pair meet the same machine: their ratio is far steadier than a speed. Speed also depends on where
+memory lies, so each sitting starts new workers.
+
+Prints speeds of both builds and NEW / OLD: the median of all pairs with its bootstrapped 95 %
+interval, and the least and greatest median of a sitting. A row is `slower` if the whole interval is
+more than --tolerance below 1, `as fast` if none of it is, and else `unclear`; any slower row makes
+the exit status 1. Tokens must be equal in both builds. Give the same interpreter twice to see the
+noise of the machine.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any
+
+from harness import Report, parser
+from kernels import CACHE_WEIGHTS
+from light_clients import answers
+from processes import Worker
+
+from specqd.bench.kernels import PRECISIONS
+from specqd.bench.levels import read_prompts, words_of
+from specqd.bench.rounds import Interval, interleaved
+from specqd.bench.suggestion import DEFAULT_PROMPTS
+from specqd.hub import shipped_model
+from specqd.model.model import Machine
+
+WORKER = Path(__file__).with_name("build_worker.py")
+CHAINS = ("none", "auto")
+PROMPT_CHARACTERS = 400  # of a request to a server, because decoding is compared
+
+Settings = dict[str, Any]
+Speeds = dict[str, float]  # of one turn, by what was measured
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one build did in its turn. `texts` must be equal in both builds."""
+
+    speeds: Speeds
+    texts: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    name: str
+    take: Callable[[Worker, int], Turn]  # a worker's turn; the number of the pair
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a worker loads, and the cases that it then measures."""
+
+    settings: Settings
+    cases: list[Case]
+
+
+def prompts_of(options: argparse.Namespace) -> list[str]:
+    if options.prompts is None:
+        return list(DEFAULT_PROMPTS)
+    return read_prompts(options.prompts, options.limit)
+
+
+def models_of(options: argparse.Namespace) -> list[str]:
+    return options.models or [str(shipped_model())]
+
+
+def common(options: argparse.Namespace, model: str) -> Settings:
+    return {"model": model, "threads": options.threads, "isa": options.isa}
+
+
+def levels(options: argparse.Namespace) -> Iterator[Load]:
+    shared = {"prompts": prompts_of(options), "tokens": options.tokens, "chat": options.chat}
+
+    def take(worker: Worker, number: int, chain: str, temperature: float) -> Turn:
+        request = {"chain": chain, "temperature": temperature, "number": number}
+        found = worker.ask(request)
+        return Turn({"tokens/s": found["speed"]}, found["tokens"])
+
+    for model in models_of(options):
+        cases = [
+            Case(
+                f"{Path(model).name}, {chain}, T = {t:g}", partial(take, chain=chain, temperature=t)
+            )
+            for chain, t in product(options.chains or CHAINS, options.temperature)
+        ]
+        chains = list(options.chains or CHAINS)
+        yield Load(common(options, model) | shared | {"chains": chains}, cases)
+
+
+def overhead(options: argparse.Namespace) -> Iterator[Load]:
+    for model in models_of(options):
+        shared = {"length": options.length, "steps": options.steps}
+        case = Case(f"{Path(model).name}, k = {options.length}", lambda w, _: Turn(w.ask(None)))
+        yield Load(common(options, model) | shared, [case])
+
+
+def serving(options: argparse.Namespace) -> Iterator[Load]:
+    prompts = prompts_of(options)
+
+    def take(worker: Worker, number: int, at_once: int, temperature: float) -> Turn:
+        count = max(2, options.requests_per_client * at_once)
+        bodies = [
+            json.dumps(
+                {
+                    "prompt": prompts[i % len(prompts)][-PROMPT_CHARACTERS:],
+                    "max_tokens": Random(i).randint(options.tokens // 2, options.tokens * 3 // 2),
+                    "temperature": temperature,
+                    "seed": i,
+                    "ignore_eos": True,
+                    "cache_salt": f"{temperature} {at_once} {i}",  # no prompt is cached
+                }
+            ).encode()
+            for i in range(number * count, (number + 1) * count)
+        ]
+        with worker.awake():
+            got, seconds = asyncio.run(answers(worker.report["port"], bodies, at_once))
+        tokens = sum(each.tokens for each in got)
+        return Turn({"tokens/s": tokens / seconds}, [each.text for each in got])
+
+    for model, chain in product(models_of(options), options.chains or CHAINS):
+        cases = [
+            Case(
+                f"{Path(model).name}, {chain}, at once {at_once}, T = {t:g}",
+                partial(take, at_once=at_once, temperature=t),
+            )
+            for at_once, t in product(options.at_once, options.temperature)
+        ]
+        yield Load(common(options, model) | {"chain": words_of(chain)}, cases)
+
+
+def kernels(options: argparse.Namespace) -> Iterator[Load]:
+    def take(worker: Worker, number: int, case: Sequence[Any]) -> Turn:
+        return Turn({"Gweights/s": worker.ask(case)["speed"] / 1e9})
+
+    isas = options.isas or [Machine.choose(options.threads).isa]
+    cases = [
+        Case(f"{precision}, {isa}, rows {rows}", partial(take, case=[precision, isa, rows]))
+        for precision, isa, rows in product(options.precision, isas, options.rows)
+    ]
+    settings = {
+        "threads": options.threads,
+        "inputs": options.inputs,
+        "cache_weights": CACHE_WEIGHTS,
+        "megabytes": 0.0 if options.cache else options.megabytes,
+        "turn_ms": 2.0 if options.cache else 6.0,
+    }
+    yield Load(settings, cases)
+
+
+def sitting(
+    load: Load, options: argparse.Namespace
+) -> Iterator[tuple[str, list[Speeds], list[Speeds]]]:
+    """Loads both builds; yields each case's speeds of OLD and NEW."""
+    with ExitStack() as stack:
+        workers = {}
+        for name in ("old", "new"):
+            command = [getattr(options, name), WORKER, options.workload]
+            workers[name] = Worker(command, load.settings)
+            stack.callback(workers[name].end)
+        for case in load.cases:
+            arms = {name: partial(case.take, worker) for name, worker in workers.items()}
+            for arm in arms.values():
+                arm(options.pairs)  # warms up with a turn that does not count
+            done = interleaved(arms, options.pairs)
+            for number, turns in enumerate(zip(*done.runs.values(), strict=True)):
+                if turns[0].texts != turns[1].texts:
+                    raise SystemExit(f"NOT EQUAL: {case.name}, pair {number}: the texts differ")
+            yield case.name, *([turn.speeds for turn in runs] for runs in done.runs.values())
+
+
+def verdict(ratio: Interval, tolerance: float) -> str:
+    if ratio.high < 1 - tolerance:
+        return "slower"
+    return "as fast" if ratio.low >= 1 - tolerance else "unclear"
+
+
+def compared(load: Load, options: argparse.Namespace, report: Report) -> bool:
+    """Adds a row for each case and figure; returns whether one of them is slower."""
+    pairs: dict[tuple[str, str], list[list[tuple[float, float]]]] = {}  # by sitting
+    for _ in range(options.sittings):
+        for name, old, new in sitting(load, options):
+            for figure in old[0]:
+                found = [(a[figure], b[figure]) for a, b in zip(old, new, strict=True)]
+                pairs.setdefault((name, figure), []).append(found)
+    verdicts = []
+    for (name, figure), sittings in pairs.items():
+        medians = [median(new / old for old, new in each) for each in sittings]
+        every = [pair for each in sittings for pair in each]
+        ratio = Interval.of([new / old for old, new in every])
+        verdicts.append(verdict(ratio, options.tolerance))
+        speeds = [median(speeds) for speeds in zip(*every, strict=True)]
+        unit = figure if "/s" in figure else f"{figure}, per s"
+        span = f"{min(medians):.3f} to {max(medians):.3f}"
+        report.row(name, unit, *speeds, ratio, span, len(every), verdicts[-1])
+    return "slower" in verdicts
+
+
+def parsed() -> argparse.Namespace:
+    made = parser(__doc__)
+    made.add_argument("old", help="interpreter of the old build")
+    made.add_argument("new", help="interpreter of the new build")
+    made.add_argument("--sittings", type=int, default=2)
+    made.add_argument("--pairs", type=int, default=16, help="of turns, per case and sitting")
+    made.add_argument("--tolerance", type=float, default=0.01)
+    workloads = made.add_subparsers(dest="workload", required=True)
+    for name in ("levels", "serving", "overhead"):
+        own = workloads.add_parser(name)
+        own.add_argument("models", nargs="*", metavar="MODEL", help="default: the shipped one")
+        if name == "overhead":
+            own.add_argument("--length", type=int, default=4, help="drafted tokens per round")
+            own.add_argument("--steps", type=int, default=40, help="rounds per turn")
+            continue
+        own.add_argument("--prompts", type=Path, help='one {"prompt": ...} per line')
+        own.add_argument("--limit", type=int, default=16, help="prompts")
+        own.add_argument("--chain", dest="chains", action="append", help="default: none and auto")
+        own.add_argument("--temperature", type=float, nargs="+", default=[0.0, 0.8])
+        own.add_argument("--tokens", type=int, default=64, help="per answer")
+        if name == "levels":
+            own.add_argument("--chat", action="store_true", help="apply the chat template")
+        else:
+            own.add_argument("--at-once", type=int, nargs="+", default=[1, 4, 16])
+            own.add_argument("--requests-per-client", type=int, default=2, help="per turn")
+    own = workloads.add_parser("kernels")
+    own.add_argument("--isa", dest="isas", nargs="+", help="default: the fastest")
+    own.add_argument("--rows", nargs="+", type=int, default=[1, 2, 4, 8, 16])
+    own.add_argument("--precision", nargs="+", default=PRECISIONS)
+    own.add_argument("--inputs", type=int, default=2048)
+    own.add_argument("--cache", action="store_true", help="weights in the second-level cache")
+    own.add_argument("--megabytes", type=float, default=40, help="of fp4 weights in memory")
+    return made.parse_args([word for word in sys.argv[1:] if word != "--"])
+
+
+def main() -> int:
+    options = parsed()
+    loads = {"levels": levels, "overhead": overhead, "serving": serving, "kernels": kernels}
+    speed: list[Any] = [(name, ".4g") for name in ("old", "new")]
+    columns = ["case", "figure", *speed, ("new / old", ".3f"), "sittings", "pairs", "verdict"]
+    machine = Machine.choose(options.threads, options.isa)
+    with Report(options, f"Two builds: {options.workload}", machine, columns) as report:
+        slower = [compared(load, options, report) for load in loads[options.workload](options)]
+    return int(any(slower))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""Worker processes that answer JSON lines, one at a time. Linux.
+
+Between its turns a worker is stopped, so that it takes no time from the others. Needs only the
+standard library: the child may run in another interpreter than its parent.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+_PR_SET_PDEATHSIG = 1
+_LOAD_SECONDS = 600.0
+_TURN_SECONDS = 120.0
+
+
+def end_with_parent() -> None:
+    """For `preexec_fn`: the kernel kills the child, running or stopped, when its parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+
+class Worker:
+    """A process in a group of its own. Raises RuntimeError if it does not answer in time."""
+
+    def __init__(
+        self,
+        command: Sequence[object],
+        settings: Any,
+        *,
+        errors: IO[bytes] | None = None,
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
+        """Starts the command and waits for its report on `settings`."""
+        self._name = errors.name if errors else Path(str(command[0])).name
+        self._process = subprocess.Popen(
+            [str(word) for word in command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=end_with_parent,
+        )
+        try:
+            self.report = self._exchange(settings, _LOAD_SECONDS)
+        except RuntimeError:
+            self.end()
+            raise
+        self._signal(signal.SIGSTOP)
+
+    @contextlib.contextmanager
+    def awake(self) -> Iterator[None]:
+        """Lets the process and its children run."""
+        self._signal(signal.SIGCONT)
+        try:
+            yield
+        finally:
+            self._signal(signal.SIGSTOP)
+
+    def ask(self, request: Any, seconds: float = _TURN_SECONDS) -> Any:
+        """Returns the answer. A worker that fails is ended: its late answer would be mistaken for
+        the next one."""
+        with self.awake():
+            try:
+                return self._exchange(request, seconds)
+            except RuntimeError:
+                self.end()
+                raise
+
+    def end(self) -> None:
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
+    def _exchange(self, message: Any, seconds: float) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise RuntimeError(f"{self._name} has ended") from error
+        if not select.select([self._process.stdout], [], [], seconds)[0]:
+            raise RuntimeError(f"{self._name} gave no answer in {seconds:.0f} s")
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self._name} has ended")
+        return json.loads(line)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+
+def answer(opened: Callable[[Any], tuple[Any, Callable[[Any], Any]]]) -> None:
+    """The child's side. `opened` gets the settings; returns the report and what answers requests.
+
+    All other output goes to stderr, because libraries print too.
+    """
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    report, handle = opened(json.loads(sys.stdin.readline()))
+    print(json.dumps(report), file=answers)
+    for line in sys.stdin:
+        print(json.dumps(handle(json.loads(line))), file=answers)
