@@ -1,43 +1,35 @@
-"""Times hybrids of random weights: decoding, drafts and prompts against the bandwidth; memory.
+"""Measures drafts and memory of hybrid models with random weights.
 
     python benchmarks/hybrid.py make OUT [--size 0.8B]
-    python benchmarks/hybrid.py OUT [--only forwards rounds memory]
+    python benchmarks/hybrid.py OUT [--only rounds memory]
+    specqd bench forward OUT --follow --position 1024
 
-A model has the shape of Qwen3.5-0.8B or 4B (1.5 and 8.4 GB). Prints one JSON object for each part:
+A model has the shape of Qwen3.5-0.8B or 4B (1.5 and 8.4 GB). `specqd bench forward` times its
+forwards; this script measures:
 
-- forwards: those of `specqd bench forward --follow`, one row from position 1,024 on in both
-  precisions, then five rows and a prompt of 512, with all stages. The share of the bandwidth counts
-  weights, keys, values and states.
-- rounds: with drafts of four tokens, nearly all rejected; the shares that the recurrence and new
-  states at anchors take.
-- memory: what the process grew by for each sequence and each state that stays cached, both without
-  keys and values, and what the cache counts.
+- rounds: with drafts of four tokens, nearly all rejected; the shares of the threads' time that the
+  recurrence and new states at anchors take.
+- memory: the growth of the process for each sequence and for each state that stays cached, both
+  without keys and values, and the cache's own counts.
 """
 
-import argparse
-import json
 import math
 import resource
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-
-sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
-
+from harness import Report, parser
 from make_random_llama import SIGMA, write_model
+from numpy.typing import NDArray
 
 from specqd import LLM, SamplingParams, _native
 from specqd._native import Context, Rows
-from specqd.bench.stages import measure
 from specqd.engine.generation import GenerationRequest
 from specqd.engine.reports import Stats
-from specqd.model.model import Model, Precision
+from specqd.model.model import Model
 from support.family_shapes import FAMILY_SHAPES
 from support.random_models import Shape, bf16_bits
 from support.random_recurrent import draw_recurrent
@@ -86,19 +78,8 @@ def make(out: Path, shape: Shape) -> None:
     write_model(out, shape, parts)
 
 
-def forwards(model: Model) -> list[dict[str, Any]]:
-    """One row at a time as in decoding, a verified draft of four tokens, and a prompt."""
-    times = [
-        measure(model, precision, 1, BEGIN, TOKENS, follow=True)
-        for precision in (Precision.EXACT, Precision.FP4)
-    ]
-    times.append(measure(model, Precision.EXACT, DRAFTED + 1, BEGIN + 8, 9))
-    times.append(measure(model, Precision.EXACT, 512, 0, 2))
-    return [each.described() for each in times]
-
-
 def rounds(llm: LLM) -> dict[str, float]:
-    """Measures the share of new states in rounds with drafts, most of which are rejected."""
+    """The time of a round with drafts, and the shares of the recurrence and of new states."""
     engine, pool = llm.engine, llm.model.machine.pool
     params = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
     [generation] = engine.submit(GenerationRequest([list(range(1, BEGIN))], params))
@@ -116,7 +97,7 @@ def rounds(llm: LLM) -> dict[str, float]:
     }
     shares = {name: part / 1e9 / pool.threads / seconds for name, part in parts.items()}
     target = Stats.of(engine).since(before).levels[0]
-    return {"ms": seconds / target.forwards * 1e3, **shares}
+    return {"ms per round": seconds / target.forwards * 1e3, **shares}
 
 
 def memory(model: Model) -> dict[str, float]:
@@ -169,23 +150,23 @@ def _resident_mb() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("words", nargs="+", metavar="[make] OUT")
-    parser.add_argument("--size", choices=SHAPES, default="0.8B")
-    parts = {
-        "forwards": lambda llm: forwards(llm.model),
-        "rounds": rounds,
-        "memory": lambda llm: memory(llm.model),
-    }
-    parser.add_argument("--only", nargs="+", choices=parts, default=list(parts))
-    options = parser.parse_args()
-    if options.words[0] == "make":
-        make(Path(options.words[1]), SHAPES[options.size])
+    arguments = parser(__doc__)
+    arguments.add_argument("words", nargs="+", metavar="[make] OUT")
+    arguments.add_argument("--size", choices=SHAPES, default="0.8B")
+    parts = {"rounds": rounds, "memory": lambda llm: memory(llm.model)}
+    arguments.add_argument("--only", nargs="+", choices=parts, default=list(parts))
+    options = arguments.parse_args()
+    *is_make, out = options.words
+    if is_make:
+        make(Path(out), SHAPES[options.size])
         return
-    llm = LLM(options.words[0], f"fp4:k={DRAFTED}", cache_positions=1 << 14)
-    print(llm.model.machine, file=sys.stderr)
-    for name in options.only:
-        print(json.dumps({name: parts[name](llm)}), flush=True)
+    chain = f"fp4:k={DRAFTED}"
+    llm = LLM(out, chain, options.threads, options.isa, cache_positions=1 << 14)
+    columns = ["part", "figure", ("value", ".4g")]
+    with Report(options, llm.directory.name, llm.model.machine, columns) as report:
+        for part in options.only:
+            for figure, value in parts[part](llm).items():
+                report.row(part, figure, value)
 
 
 if __name__ == "__main__":

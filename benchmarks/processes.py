@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import IO, Any
 
 _PR_SET_PDEATHSIG = 1
@@ -38,7 +37,7 @@ class Worker:
         environment: Mapping[str, str] = os.environ,
     ) -> None:
         """Starts the command and waits for its report on `settings`."""
-        self._name = errors.name if errors else Path(str(command[0])).name
+        self._hint = f"; see {errors.name}" if errors else ""
         self._process = subprocess.Popen(
             [str(word) for word in command],
             stdin=subprocess.PIPE,
@@ -85,12 +84,12 @@ class Worker:
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
             self._process.stdin.flush()
         except OSError as error:
-            raise RuntimeError(f"{self._name} has ended") from error
+            raise RuntimeError(f"the worker has ended{self._hint}") from error
         if not select.select([self._process.stdout], [], [], seconds)[0]:
-            raise RuntimeError(f"{self._name} gave no answer in {seconds:.0f} s")
+            raise RuntimeError(f"no answer in {seconds:.0f} s{self._hint}")
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{self._name} has ended")
+            raise RuntimeError(f"the worker has ended{self._hint}")
         return json.loads(line)
 
     def _signal(self, number: signal.Signals) -> None:

@@ -125,7 +125,7 @@ def main() -> None:
     def speeds(name: str, seconds: float) -> None:
         found = [best(alpha, seconds, exact) for alpha in ALPHAS]
         report.row(name, *(exact[1] / each for each, _ in found))
-        report.row(f"{name}: drafted tokens", *(float(length) for _, length in found))
+        report.note(f"{name}, drafted tokens: {', '.join(str(length) for _, length in found)}")
 
     title = f"Projected speed of {options.model.name} over plain decoding"
     with Report(options, title, machine, columns) as report:

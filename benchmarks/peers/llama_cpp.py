@@ -9,8 +9,8 @@ from pathlib import Path
 from time import monotonic, perf_counter, sleep
 
 from arms import LONGEST, Arm
-from lifetime import end_with_parent
 from prepare import LLAMA_CPP, llama_cpp_tool
+from processes import end_with_parent
 from protocol import Run
 
 MOST_LOAD_SECONDS = 120.0

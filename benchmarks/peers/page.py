@@ -8,9 +8,14 @@ The script that fills the pages puts them into docs/performance.md.
 import argparse
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from harness import write_table
 
 Cells = list[Any]
 
@@ -131,18 +136,6 @@ def measured(summary: Mapping[str, Any], bandwidth: str) -> dict[str, str]:
     }
 
 
-def write(table: Mapping[str, Any], path: Path) -> None:
-    """A column and a row a line, so that changes can be read."""
-    fields = []
-    for name, value in table.items():
-        if isinstance(value, str):
-            fields.append(f" {json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}")
-            continue
-        items = ",\n".join(f"  {json.dumps(item, ensure_ascii=False)}" for item in value)
-        fields.append(f" {json.dumps(name)}: [\n{items}\n ]")
-    path.write_text("{\n" + ",\n".join(fields) + "\n}\n")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("results", type=Path)
@@ -165,7 +158,7 @@ def main() -> None:
     for name, (table, summary, bandwidth) in made.items():
         title = {"title": table.pop("title")}
         full = title | measured(summary, bandwidth) | table
-        write(full, options.tables / f"peers-{name}.json")
+        write_table(options.tables / f"peers-{name}.json", full)
 
 
 if __name__ == "__main__":

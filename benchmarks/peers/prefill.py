@@ -1,87 +1,68 @@
-"""Times prompts until the first token, beside the peers, and appends every round to a raw file.
+"""Times prompts until the first token, compared with the peers; appends each round to a raw file.
 
     python benchmarks/peers/prepare.py MODEL --work .peers
     python benchmarks/peers/prefill.py MODEL --work .peers --raw RAW.jsonl
     python benchmarks/peers/prefill.py --raw RAW.jsonl --json benchmarks/results/tables/prefill.json
 
-A round is one random prompt by every engine in BF16, with another engine first each time; memory's
-bandwidth is measured before it. Each engine sees a prompt of that length once before. Ratios are
-taken within a round. The times are the engines' own: of llama.cpp without picking a token.
+A round of run.py is one random prompt by every engine in BF16. The first prompt of each length does
+not count. Ratios are taken within a round. The times are the engines' own; that of llama.cpp
+excludes the sampling of a token.
 """
 
 import argparse
 import json
 import math
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
-from arms import PREFILL, Arm
+from arms import PREFILL
 from summary import Spread
-from workers import Worker
 
-from run import LARGEST_READ, machine_description
+from run import Plan, Prompts, measure
 from specqd import _native
 from specqd.config import read_config
-from specqd.model.bandwidth import bandwidth_at
-from specqd.model.model import Machine
 
 TOKENS = (32, 128, 512, 2048)
 OURS = PREFILL[0].name
 
 
-def measure(
-    model: Path, work: Path, arms: Sequence[Arm], options: argparse.Namespace
-) -> Iterator[dict[str, Any]]:
+def rounds(model: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yields the workers' descriptions, then one record per round."""
-    machine = Machine.choose(options.threads)
-    vocabulary = read_config(model).vocab_size
-    rng = np.random.default_rng()
-    with ExitStack() as stack:
-        workers: dict[str, Worker] = {}
-        for arm in arms:
-            try:
-                workers[arm.name] = Worker([arm], model, work, machine.pool.threads)
-                stack.callback(workers[arm.name].end)
-            except RuntimeError as error:
-                print(f"absent: {arm.name}: {error}", file=sys.stderr)
-        yield {
-            "begun": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": machine_description(machine),
-            "versions": {name: worker.version for name, worker in workers.items()},
-        }
-        for tokens in options.tokens:
-            for number in range(options.rounds + 1):
-                prompt = rng.integers(300, vocabulary, tokens).tolist()
-                turn = number % len(workers)
-                names = [*list(workers)[turn:], *list(workers)[:turn]]
-                bandwidth = bandwidth_at(machine, LARGEST_READ)
-                seconds = {
-                    name: workers[name].run(workers[name].arms[0], prompt, 1).prefill_s
-                    for name in names
-                }
-                if number > 0:  # the first prompt of a length warms up
-                    record = {"model": model.name, "tokens": tokens, "seconds": seconds}
-                    yield record | {"bandwidth": bandwidth}
+    lengths = [tokens for tokens in options.tokens for _ in range(options.rounds + 1)]
+    vocabulary, rng = read_config(model).vocab_size, np.random.default_rng()
+    warm_up, *texts = (rng.integers(300, vocabulary, size).tolist() for size in (32, *lengths))
+    plan = Plan("prefill", model.name, PREFILL, options.threads, 1, "random")
+    work = options.work.resolve()
+    for record in measure(plan, model, work, Prompts(warm_up, texts), done=0):
+        if "machine" in record:
+            yield {key: record[key] for key in ("begun", "machine", "versions")}
+        elif record["prompt"] % (options.rounds + 1):
+            seconds = {
+                name: run["prefill_s"] for name, run in record["runs"].items() if "prefill_s" in run
+            }
+            tokens, bandwidth = lengths[record["prompt"]], max(record["before"].items())[1]
+            yield {
+                "model": model.name,
+                "tokens": tokens,
+                "seconds": seconds,
+                "bandwidth": bandwidth,
+            }
 
 
 def table(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Speeds by model and length, and ours over the faster peer of each round."""
+    """Speeds by model and length, and those of specqd over the faster peer of each round."""
     reports = [record for record in records if "machine" in record]
-    rounds = [record for record in records if "tokens" in record]
+    measured = [record for record in records if "tokens" in record]
     peers = [arm.name for arm in PREFILL[1:]]
     rows = []
 
     def key(record: dict[str, Any]) -> tuple[str, int]:
         return record["model"], record["tokens"]
 
-    for (model, tokens), group in groupby(sorted(rounds, key=key), key):
+    for (model, tokens), group in groupby(sorted(measured, key=key), key):
         of_length = list(group)
         row: list[Any] = [f"`{model}`", tokens, len(of_length)]
         for name in (OURS, *peers):
@@ -92,7 +73,7 @@ def table(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
             for r in of_length
         ]
         rows.append([*row, _cell(ratios, 2)])
-    widths = [record["bandwidth"] for record in rounds]
+    widths = [record["bandwidth"] for record in measured]
     machine = reports[-1]["machine"]
     commits = sorted({each["machine"]["commit"] for each in reports})
     columns: list[Any] = ["model", "prompt", "rounds"]
@@ -110,8 +91,8 @@ def table(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _cell(values: Sequence[float], digits: int) -> list[float]:
-    low, high = Spread.of(values).quartiles
-    return [round(value, digits) for value in (median(values), low, high)]
+    spread = Spread.of(values)
+    return [round(value, digits) for value in (spread.median, *spread.quartiles)]
 
 
 def main() -> None:
@@ -128,7 +109,7 @@ def main() -> None:
     if options.model is not None:
         if options.work is None:
             parser.error("a model needs --work, the folder that prepare.py filled")
-        for record in measure(options.model.resolve(), options.work.resolve(), PREFILL, options):
+        for record in rounds(options.model.resolve(), options):
             with options.raw.open("a") as raw:
                 raw.write(json.dumps(record) + "\n")
             if "tokens" in record:

@@ -1,20 +1,19 @@
-"""Measures us and the peers in turns on one model, and appends every round to a raw file.
+"""Measures specqd and the peers in turns on one model, and appends every round to a raw file.
 
     python benchmarks/peers/prepare.py MODEL --work .peers
     python benchmarks/peers/run.py decode|synthetic|text MODEL --work .peers --raw RAW.jsonl
-    python benchmarks/peers/summary.py RAW.jsonl --json RESULT.json --plot RESULT.png
+    python benchmarks/peers/summary.py RAW.jsonl --json RESULT.json
 
-A round is one prompt, completed by every arm, with another arm first in each round; the bandwidth
-is measured before and after. No process sees a prompt twice, because some lookups remember other
-requests. The same command continues an interrupted run; a larger --rounds adds rounds with newly
-loaded processes, because the layout of memory makes a process faster or slower.
+A round is one prompt, completed by every arm, in an order that changes with each round; the
+bandwidth is measured before and after. No process sees a prompt twice, because some lookups
+remember other requests. The same command continues an interrupted run; a larger --rounds adds
+rounds with newly loaded processes, because the layout of memory makes a process faster or slower.
 """
 
 import argparse
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
@@ -27,13 +26,17 @@ from random import Random
 from typing import Any
 
 import numpy as np
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
 from arms import BITS, CONTEXT, DECODE, TEXT, Arm, synthetic
+from harness import commit, describe_machine
 from workers import Worker
 
 from specqd import _native
+from specqd.bench.rounds import LARGEST_READ, bandwidths, turns
 from specqd.config import read_config
 from specqd.formats.safetensors import TensorDirectory
-from specqd.model.bandwidth import bandwidth_at
 from specqd.model.model import Machine
 from specqd.text.tokenizer import Tokenizer
 
@@ -42,7 +45,6 @@ TEXT_PROMPT_CHARACTERS = 1200
 CHAT_PROMPT_CHARACTERS = 500
 WARM_UP_TOKENS = 12
 SPARE = 64  # positions for drafts past the end
-LARGEST_READ = 10**9  # bytes: no cache holds a working set of this size
 
 Gate = Callable[[], AbstractContextManager[object]]
 
@@ -158,16 +160,15 @@ def measure(
         present = [arm for arm in plan.arms if arm.name in workers]
         for number in range(done, len(prompts.texts)):
             with gate():
-                before = {size: bandwidth_at(machine, size) for size in sizes}
+                before = bandwidths(machine, sizes)
                 runs: dict[str, Any] = {}
-                for turn in range(len(present)):
-                    arm = present[(number + turn) % len(present)]
+                for arm in (present[turn] for turn in turns(number, len(present))):
                     try:
                         run = workers[arm.name].run(arm, prompts.texts[number], plan.new_tokens)
                         runs[arm.name] = asdict(run)
                     except RuntimeError as error:
                         runs[arm.name] = {"failed": str(error)}
-                after = {size: bandwidth_at(machine, size) for size in sizes}
+                after = bandwidths(machine, sizes)
             yield {"prompt": number, "before": before, "after": after, "runs": runs}
 
 
@@ -181,27 +182,11 @@ def _weights_read(model: Path) -> int:
 
 
 def machine_description(machine: Machine) -> dict[str, Any]:
-    return {
-        "cpu": _native.cpu_model(),
-        "isa": machine.isa,
-        "threads": machine.pool.threads,
+    return describe_machine(machine) | {
         "affinity": sorted(os.sched_getaffinity(0)),
-        "commit": _commit(),
+        "commit": commit(),
         "python": sys.version.split()[0],
     }
-
-
-def _commit() -> str:
-    """The commit that was measured; result files do not count as changes."""
-    commit = _git("rev-parse", "--short=12", "HEAD")
-    ours = (":(top)", ":(top,exclude)benchmarks/results", ":(top,exclude)docs")
-    is_changed = _git("status", "--porcelain", "--untracked-files=no", "--", *ours)
-    return (commit or "unknown") + ("-dirty" if is_changed else "")
-
-
-def _git(*words: str) -> str:
-    command = ["git", "-C", str(Path(__file__).parent), *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def make_plan(options: argparse.Namespace) -> Plan:

@@ -1,4 +1,4 @@
-"""Runs one engine in its own process, which its master may stop and continue between requests.
+"""Runs one engine in its own process, which its parent may stop and continue between requests.
 
     python worker.py ENGINE MODEL WORK THREADS < requests > answers
 
@@ -6,15 +6,18 @@ The first input line lists the arms; the first output line is the engine's versi
 """
 
 import importlib
-import json
-import os
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from arms import Arm
 from protocol import Peer
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from processes import answer
 
 MODULES = {
     "specqd": "ours",
@@ -24,21 +27,15 @@ MODULES = {
 }
 
 
-def main() -> None:
+def opened(arms: list[dict[str, Any]]) -> tuple[dict[str, Any], Callable[[Any], dict[str, Any]]]:
     engine, model, work, threads = sys.argv[1:]
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # libraries print too
-    arms = [Arm(**fields) for fields in json.loads(sys.stdin.readline())]
-    open_peer = importlib.import_module(MODULES[engine]).open_peer
-    peer: Peer = open_peer(arms, Path(model), Path(work), int(threads))
-    _say(answers, {"version": peer.version, "notes": peer.notes, "bytes_read": peer.bytes_read})
-    for line in sys.stdin:
-        _say(answers, asdict(peer.generate(**json.loads(line))))
-
-
-def _say(answers: Any, message: dict[str, Any]) -> None:
-    print(json.dumps(message), file=answers)
+    module = importlib.import_module(MODULES[engine])
+    peer: Peer = module.open_peer(
+        [Arm(**fields) for fields in arms], Path(model), Path(work), int(threads)
+    )
+    report = {"version": peer.version, "notes": peer.notes, "bytes_read": peer.bytes_read}
+    return report, lambda request: asdict(peer.generate(**request))
 
 
 if __name__ == "__main__":
-    main()
+    answer(opened)
