@@ -6,20 +6,17 @@ Uses only what an older build has too: `specqd.bench`, `specqd serve` and the `r
 build's own benchmarks/overhead.py, because that one reads the counters of its own engine.
 """
 
-import importlib.util
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from http.client import HTTPConnection
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from processes import answer, end_with_parent
+from processes import Opened, answer, end_with_parent
 
 Settings = dict[str, Any]
-Opened = tuple[Any, Callable[[Any], Any]]
 _LOAD_SECONDS = 600.0
 
 
@@ -54,20 +51,14 @@ def overhead(settings: Settings) -> Opened:
     import specqd
     from specqd import LLM
 
-    path = Path(specqd.__file__).resolve().parents[2] / "benchmarks" / "overhead.py"
-    if not path.is_file():
-        raise SystemExit(f"{path} is missing; install the build in editable form from its sources")
-    sys.path.insert(0, str(path.parent))
-    spec = importlib.util.spec_from_file_location("overhead", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.path.insert(0, str(Path(specqd.__file__).resolve().parents[2] / "benchmarks"))
+    from overhead import round_seconds
+
     chain = f"fp4:k={settings['length']}"
     llm = LLM(settings["model"], chain, threads=settings["threads"], isa=settings["isa"])
 
     def handle(_: Any) -> Settings:
-        whole, outside = module.round_seconds(llm, settings["steps"])
+        whole, outside = round_seconds(llm, settings["steps"])
         return {"a round": 1 / whole, "outside forwards": 1 / outside}
 
     return {"model": llm.directory.name, "machine": str(llm.model.machine)}, handle

@@ -175,7 +175,7 @@ def sitting(
         for name in ("old", "new"):
             command = [getattr(options, name), WORKER, options.workload]
             workers[name] = Worker(command, load.settings)
-            stack.callback(workers[name].end)
+            stack.callback(workers[name].close)
         for case in load.cases:
             arms = {name: partial(case.take, worker) for name, worker in workers.items()}
             for arm in arms.values():

@@ -15,8 +15,9 @@ from statistics import median
 
 import numpy as np
 from harness import Report, parser
-from hosting import Host, Setting, hosted
+from hosting import hosted
 from light_clients import answers
+from processes import Worker
 
 from specqd.bench.levels import PLAIN
 from specqd.bench.rounds import interleaved
@@ -27,8 +28,9 @@ VOCABULARY_FROM = 300  # smaller ids may be special tokens
 Figures = tuple[float, float, float, float]  # first, slowest first, gap, new tokens/s
 
 
-def load(host: Host, arm: int, at_once: int, bodies: list[bytes], new_tokens: int) -> Figures:
-    got, seconds = asyncio.run(answers(host.ports[arm], bodies, at_once))
+def load(host: Worker, arm: int, at_once: int, bodies: list[bytes], new_tokens: int) -> Figures:
+    with host.awake():
+        got, seconds = asyncio.run(answers(host.report["ports"][arm], bodies, at_once))
     firsts = [each.times[0] for each in got]
     gaps = [float(max(np.diff(each.times), default=0.0)) for each in got]
     return median(firsts), max(firsts), median(gaps), len(got) * new_tokens / seconds
@@ -43,9 +45,8 @@ def main() -> None:
     arguments.add_argument("--at-once", type=int, nargs="+", default=[1, 4, 16])
     arguments.add_argument("--requests", type=int, default=2, help="per client and round")
     options = arguments.parse_args()
-    most, longest = max(options.at_once), options.prompt_tokens + options.new_tokens
-    arms = tuple((PLAIN, rows) for rows in options.rows)
-    setting = Setting(options.model, arms, options.threads, options.isa, most, longest)
+    longest = options.prompt_tokens + options.new_tokens
+    arms = [(PLAIN, rows) for rows in options.rows]
     common = {
         "max_tokens": options.new_tokens,
         "temperature": 0,
@@ -56,10 +57,15 @@ def main() -> None:
     columns += [("longest gap, s", ".3f"), ("new tokens/s", ".1f")]
     machine = Machine.choose(options.threads, options.isa)
     title = f"The first token of {options.model.name}, prompts of {options.prompt_tokens} tokens"
-    with hosted(setting) as host, Report(options, title, machine, columns) as report:
+    with (
+        hosted(arms, longest, options) as host,
+        Report(options, title, machine, columns) as report,
+    ):
         for at_once in options.at_once:
             shape = (options.rounds, options.requests * at_once, options.prompt_tokens)
-            prompts = np.random.default_rng().integers(VOCABULARY_FROM, host.vocabulary, shape)
+            prompts = np.random.default_rng().integers(
+                VOCABULARY_FROM, host.report["vocabulary"], shape
+            )
             bodies = [
                 [json.dumps({"prompt": ids, **common}).encode() for ids in own]
                 for own in prompts.tolist()

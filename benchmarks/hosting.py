@@ -1,59 +1,38 @@
-"""A process that loads one model and serves it on a port for each arm, like `specqd serve`.
+"""Serves one loaded model on a port for each arm, like `specqd serve`, in a process of its own.
 
-Prefixes are not reused, because the arms share one cache. Only one arm should work at a time.
+    python hosting.py < requests > answers
+
+Prefixes are not reused, because the arms share one cache. Only one arm should work at a time. A
+request is an arm's number, answered with the counts of its target; or null, answered with the
+bandwidth of reading as many bytes as a forward reads.
 """
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
-from pathlib import Path
+import argparse
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict
 from threading import Thread
 from typing import Any
 
-from specqd.bench.levels import PLAIN, words_of
-from specqd.engine.reports import Stats
+from processes import Opened, Worker, answer
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """`arms`: the chain of drafts and the rows of prompts in a round (None: the server's)."""
-
-    model: Path | None
-    arms: tuple[tuple[str, int | None], ...]
-    threads: int | None
-    isa: str | None
-    most_at_once: int
-    most_tokens: int  # per request: prompt and answer
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """The client's view of the process."""
-
-    pipe: Connection
-    ports: tuple[int, ...]
-    model: str
-    vocabulary: int
-
-    def stats(self, arm: int) -> Stats:
-        counted = self._asked(arm)
-        assert isinstance(counted, Stats)
-        return counted
-
-    def gb_per_s(self) -> float:
-        """The bandwidth of a plain read of as many bytes as a forward reads."""
-        return float(self._asked(None))
-
-    def _asked(self, request: int | None) -> Any:
-        self.pipe.send(request)
-        return self.pipe.recv()
+def hosted(
+    arms: Sequence[tuple[str, int | None]], room: int, options: argparse.Namespace
+) -> closing[Worker]:
+    """Starts the process. An arm is a chain of drafts and the rows of prompts in a round (None: the
+    server's). `room`: the longest request, in tokens."""
+    settings = {"model": options.model and str(options.model), "arms": arms, "room": room}
+    settings |= {"most_at_once": max(options.at_once)}
+    settings |= {"threads": options.threads, "isa": options.isa}
+    return closing(Worker([sys.executable, __file__], settings))
 
 
-def _serve(setting: Setting, pipe: Connection) -> None:
+def opened(settings: dict[str, Any]) -> Opened:
+    from specqd.bench.levels import PLAIN, words_of
     from specqd.engine.engine import Engine
+    from specqd.engine.reports import Stats
     from specqd.llm import LLM
     from specqd.model.bandwidth import bandwidth_at
     from specqd.server.app import Service, Serving
@@ -61,16 +40,15 @@ def _serve(setting: Setting, pipe: Connection) -> None:
     from specqd.server.listening import listen, run
     from specqd.server.opening import PROMPT_ROWS
 
-    room = (setting.most_at_once + 1) * (setting.most_tokens + 256)
-    plain = LLM(setting.model, PLAIN, setting.threads, setting.isa, cache_positions=room)
+    most = settings["most_at_once"]
+    room = (most + 1) * (settings["room"] + 256)
+    machine = settings["threads"], settings["isa"]
+    plain = LLM(settings["model"], PLAIN, *machine, cache_positions=room)
     engines, ports = [], []
-    for chain, rows in setting.arms:
+    for chain, rows in settings["arms"]:
         llm = plain.with_draft(words_of(chain))
         engine = Engine(
-            llm.engine.level,
-            llm.tokenizer,
-            max_batch=setting.most_at_once,
-            prompt_rows=rows or PROMPT_ROWS,
+            llm.engine.level, llm.tokenizer, max_batch=most, prompt_rows=rows or PROMPT_ROWS
         )
         engine.scheduler.reuses_prefixes = False
         sock = listen("127.0.0.1", 0)
@@ -78,29 +56,16 @@ def _serve(setting: Setting, pipe: Connection) -> None:
         Thread(target=run, args=(service, sock, 0, print), daemon=True).start()
         engines.append(engine)
         ports.append(sock.getsockname()[1])
-    pipe.send((tuple(ports), plain.directory.name, plain.model.config.vocab_size))
     model = plain.model
-    while (asked := pipe.recv()) != "end":
-        is_arm = asked is not None
-        pipe.send(
-            Stats.of(engines[asked])
-            if is_arm
-            else bandwidth_at(model.machine, model.bytes_per_forward)
-        )
-    os._exit(0)  # the servers' threads need no cleanup
+
+    def handle(arm: int | None) -> Any:
+        if arm is None:
+            return bandwidth_at(model.machine, model.bytes_per_forward)
+        return asdict(Stats.of(engines[arm]).levels[0])
+
+    vocabulary = model.config.vocab_size
+    return {"ports": ports, "model": plain.directory.name, "vocabulary": vocabulary}, handle
 
 
-@contextmanager
-def hosted(setting: Setting) -> Iterator[Host]:
-    spawning = get_context("spawn")
-    ours, theirs = spawning.Pipe()
-    process = spawning.Process(target=_serve, args=(setting, theirs), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        yield Host(ours, *ours.recv())
-        ours.send("end")
-    finally:
-        process.join(5)
-        if process.is_alive():
-            process.terminate()
+if __name__ == "__main__":
+    answer(opened)

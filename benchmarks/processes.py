@@ -15,6 +15,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
+Opened = tuple[Any, Callable[[Any], Any]]  # a report, and what answers requests
+
 _PR_SET_PDEATHSIG = 1
 _LOAD_SECONDS = 600.0
 _TURN_SECONDS = 120.0
@@ -50,7 +52,7 @@ class Worker:
         try:
             self.report = self._exchange(settings, _LOAD_SECONDS)
         except RuntimeError:
-            self.end()
+            self.close()
             raise
         self._signal(signal.SIGSTOP)
 
@@ -70,10 +72,10 @@ class Worker:
             try:
                 return self._exchange(request, seconds)
             except RuntimeError:
-                self.end()
+                self.close()
                 raise
 
-    def end(self) -> None:
+    def close(self) -> None:
         self._signal(signal.SIGKILL)
         self._process.wait()
 
@@ -97,8 +99,8 @@ class Worker:
             os.killpg(self._process.pid, number)
 
 
-def answer(opened: Callable[[Any], tuple[Any, Callable[[Any], Any]]]) -> None:
-    """The child's side. `opened` gets the settings; returns the report and what answers requests.
+def answer(opened: Callable[[Any], Opened]) -> None:
+    """The child's side. `opened` gets the settings.
 
     All other output goes to stderr, because libraries print too.
     """

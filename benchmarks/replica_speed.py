@@ -24,7 +24,7 @@ import httpx
 from ray import serve
 from replicas import URL, Json, Reply, bodies, deploy, idle, main, prompts, whole
 
-from specqd.bench.levels import Interval
+from specqd.bench.rounds import Interval
 
 DRAFTS = ("auto", "none")
 REPLICAS = {"two": 2, "one": 1}

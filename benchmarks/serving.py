@@ -31,8 +31,9 @@ from statistics import median
 from time import process_time
 
 from harness import Report, parser
-from hosting import Host, Setting, hosted
+from hosting import hosted
 from light_clients import answers
+from processes import Worker
 
 from specqd.bench.level_plot import require_matplotlib
 from specqd.bench.levels import PLAIN, read_prompts
@@ -66,13 +67,15 @@ class Run:
 
 
 def run_once(
-    host: Host, arm: int, bodies: Sequence[Sequence[bytes]], load: Load, number: int
+    host: Worker, arm: int, bodies: Sequence[Sequence[bytes]], load: Load, number: int
 ) -> Run:
-    before, cpu = host.stats(arm), process_time()
-    got, seconds = asyncio.run(answers(host.ports[arm], bodies[number], load.at_once))
+    before, cpu = LevelReport(**host.ask(arm)), process_time()
+    with host.awake():
+        port = host.report["ports"][arm]
+        got, seconds = asyncio.run(answers(port, bodies[number], load.at_once))
     cpu = process_time() - cpu
     texts, tokens = tuple(each.text for each in got), sum(each.tokens for each in got)
-    return Run(texts, tokens, seconds, cpu, host.stats(arm).since(before).levels[0])
+    return Run(texts, tokens, seconds, cpu, LevelReport(**host.ask(arm)).since(before))
 
 
 def body_of(prompts: Sequence[str], request: int, load: Load, options: argparse.Namespace) -> bytes:
@@ -91,7 +94,7 @@ def body_of(prompts: Sequence[str], request: int, load: Load, options: argparse.
 
 
 def compare(
-    host: Host, load: Load, prompts: Sequence[str], options: argparse.Namespace, report: Report
+    host: Worker, load: Load, prompts: Sequence[str], options: argparse.Namespace, report: Report
 ) -> dict[str, Interval]:
     """Adds a row for each arm; returns their ratios over plain decoding."""
     count = max(options.least_requests, options.requests_per_client * load.at_once)
@@ -103,7 +106,7 @@ def compare(
         for arm, chain in enumerate((PLAIN, *options.chains))
     }
     plain = next(iter(arms))
-    gb_per_s = host.gb_per_s()
+    gb_per_s = host.ask(None)
     report.saw([gb_per_s])
     for run in arms.values():  # the first run after a measurement of the bandwidth takes longer
         run(0)
@@ -178,21 +181,19 @@ def main() -> None:
     if options.plot is not None:
         require_matplotlib()
     prompts = read_prompts(options.prompts, options.limit)
-    arms = tuple((chain, None) for chain in (PLAIN, *options.chains))
+    arms = [(chain, None) for chain in (PLAIN, *options.chains)]
     longest = PROMPT_CHARACTERS + ceil(options.tokens * (1 + options.spread))
-    setting = Setting(
-        options.model, arms, options.threads, options.isa, max(options.at_once), longest
-    )
     loads = [Load(t, n) for t, n in product(options.temperature, options.at_once)]
     machine = Machine.choose(options.threads, options.isa)
     columns = ["at once", ("temperature", "g"), "drafts", ("tokens/s", ".1f"), ("x plain", ".3f")]
     columns += [("drafted per round", ".2f"), ("accepted", ".0%"), ("share of bandwidth", ".0%")]
     columns += [("client", ".0%")]
-    with hosted(setting) as host:
-        with Report(options, f"Serving {host.model}, equal texts", machine, columns) as report:
+    with hosted(arms, longest, options) as host:
+        model = host.report["model"]
+        with Report(options, f"Serving {model}, equal texts", machine, columns) as report:
             found = {load: compare(host, load, prompts, options, report) for load in loads}
         if options.plot is not None:
-            draw(options.plot, host.model, found)
+            draw(options.plot, model, found)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from arms import BITS, CONTEXT, DECODE, TEXT, Arm, synthetic
 from harness import commit, describe_machine
-from workers import Worker
+from worker import Worker
 
 from specqd import _native
 from specqd.bench.rounds import LARGEST_READ, bandwidths, turns
@@ -136,7 +136,7 @@ def measure(
                 own = [arm for arm in plan.arms if arm.process == process]
                 try:
                     worker = Worker(own, model, work, plan.threads)
-                    stack.callback(worker.end)
+                    stack.callback(worker.close)
                     for arm in own:
                         worker.run(arm, prompts.warm_up, WARM_UP_TOKENS)
                         worker.run(arm, prompts.warm_up[::-1], WARM_UP_TOKENS)
@@ -147,11 +147,11 @@ def measure(
         yield {
             "begun": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": machine_description(machine),
-            "versions": {w.arms[0].engine: w.version for w in workers.values()},
-            "notes": {name: w.notes for name, w in workers.items()},
+            "versions": {w.arms[0].engine: w.report["version"] for w in workers.values()},
+            "notes": {name: w.report["notes"] for name, w in workers.items()},
             "weights_read": weights,
             "bytes_read": {
-                name: w.bytes_read.get(name, round(weights * BITS[arm.weights] / 8))
+                name: w.report["bytes_read"].get(name, round(weights * BITS[arm.weights] / 8))
                 for arm in plan.arms
                 if (w := workers.get(name := arm.name)) is not None
             },

@@ -1,4 +1,4 @@
-"""Runs one engine in its own process, which its parent may stop and continue between requests.
+"""An engine in its own process, stopped between its turns: the parent's and the child's side.
 
     python worker.py ENGINE MODEL WORK THREADS < requests > answers
 
@@ -6,18 +6,18 @@ The first input line lists the arms; the first output line is the engine's versi
 """
 
 import importlib
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from arms import Arm
-from protocol import Peer
-
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from processes import answer
+import processes
+from arms import Arm
+from protocol import Peer, Run
 
 MODULES = {
     "specqd": "ours",
@@ -25,17 +25,36 @@ MODULES = {
     "openvino": "openvino_genai_peer",
     "transformers": "transformers_peer",
 }
+_TURN_SECONDS = 60.0
 
 
-def opened(arms: list[dict[str, Any]]) -> tuple[dict[str, Any], Callable[[Any], dict[str, Any]]]:
+class Worker(processes.Worker):
+    """Raises RuntimeError if the engine does not answer."""
+
+    def __init__(self, arms: Sequence[Arm], model: Path, work: Path, threads: int) -> None:
+        self.arms = tuple(arms)
+        log = work / "logs" / f"{model.name} {arms[0].process}.log".replace(" ", "_")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as errors:
+            super().__init__(
+                [sys.executable, __file__, arms[0].engine, model, work, threads],
+                [asdict(arm) for arm in arms],
+                errors=errors,
+                environment={**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"},
+            )
+
+    def run(self, arm: Arm, prompt: Sequence[int], new_tokens: int) -> Run:
+        request = {"arm": arm.name, "prompt": list(prompt), "new_tokens": new_tokens}
+        return Run(**self.ask(request, _TURN_SECONDS))
+
+
+def opened(arms: list[dict[str, Any]]) -> processes.Opened:
     engine, model, work, threads = sys.argv[1:]
-    module = importlib.import_module(MODULES[engine])
-    peer: Peer = module.open_peer(
-        [Arm(**fields) for fields in arms], Path(model), Path(work), int(threads)
-    )
+    open_peer = importlib.import_module(MODULES[engine]).open_peer
+    peer: Peer = open_peer([Arm(**each) for each in arms], Path(model), Path(work), int(threads))
     report = {"version": peer.version, "notes": peer.notes, "bytes_read": peer.bytes_read}
     return report, lambda request: asdict(peer.generate(**request))
 
 
 if __name__ == "__main__":
-    answer(opened)
+    processes.answer(opened)
