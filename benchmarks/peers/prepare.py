@@ -3,7 +3,7 @@
     python benchmarks/peers/prepare.py MODEL --work .peers
 
 Existing files are kept, so that an interrupted run can continue. A peer that cannot be installed is
-reported here and is absent from the results; the others go on.
+reported here and is absent from the results; the others are still measured.
 """
 
 import argparse
@@ -14,6 +14,8 @@ import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
 
 LLAMA_CPP = "llama-cpp-python==0.3.36"  # its source package contains llama.cpp and its tools
 TARGETS = ("llama-server", "llama-quantize")
@@ -29,6 +31,7 @@ CMAKE_OPTIONS = (
     "-DLLAMA_OPENSSL=OFF",
 )
 MXFP4_GROUP = 32
+BF16_FILE = 32  # llama.cpp's number of the file type
 
 
 def main() -> None:
@@ -76,12 +79,14 @@ def _unpack(to: Path) -> None:
 
 
 def make_gguf(model: Path, out: Path, work: Path) -> None:
-    """BF16; and Q4_0 and MXFP4 for every matrix, with embedding and head, like our draft."""
-    import gguf_file
+    """BF16; and Q4_0 and MXFP4 for every matrix, embedding and output head included, like the 4-bit
+    weights of specqd."""
+    from support.gguf_files import convert
 
+    metadata = {"general__file_type": BF16_FILE, "tokenizer__ggml__add_bos_token": False}
     quantize = llama_cpp_tool(work, "llama-quantize")
     plain = out / "bf16.gguf"
-    _make(plain, lambda partial: gguf_file.write(model, partial))
+    _make(plain, lambda partial: convert(model, partial, "BF16", **metadata))
     _make(out / "q4_0.gguf", lambda partial: _run(quantize, "--pure", plain, partial, "Q4_0"))
     kinds = ["--output-tensor-type", "mxfp4", "--token-embedding-type", "mxfp4"]
     for part in ("attn", "ffn"):
