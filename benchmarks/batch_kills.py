@@ -2,10 +2,10 @@
 
     python benchmarks/batch_kills.py [MODEL] [--lines 5000] [--workers 10] [--drivers 3] [--seed 0]
 
-Starts a Ray head on this machine, answers a file once by `specqd batch` alone, then by
-`specqd batch --ray` with two workers of a core each. Random workers and drivers get SIGKILL on the
-way; a killed driver is started again. Ends with status 1 where the two files differ as sets of
-lines. Needs `specqd[ray]`.
+Starts a Ray head on this machine. Answers a file with `specqd batch` alone, then with `specqd batch
+--ray` and two workers of one core each. Meanwhile random workers and drivers get SIGKILL; a killed
+driver is started again. The exit status is 1 if the two files differ as sets of lines. Needs
+`specqd[ray]`.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def worker_pids(raylet: int) -> list[int]:
 
 
 def start_head(folder: Path) -> Any:
-    """A head of two CPUs in this process's children; returns Ray's node object."""
+    """Starts a head of two CPUs as children of this process; returns Ray's node object."""
     from ray._private.node import Node
     from ray._private.parameter import RayParams
 
@@ -73,7 +73,7 @@ def size(path: Path) -> int:
 def answer_with_kills(
     command: list[str], out: Path, whole: int, raylet: int, kills: list[str], rng: random.Random
 ) -> list[str]:
-    """Runs the command until it ends by itself; kills at random sizes of its output."""
+    """Runs the command to its end; kills workers and drivers at random sizes of its output."""
     done: list[str] = []
     goals = sorted(rng.randrange(whole * 9 // 10) for _ in kills)
     process = subprocess.Popen(command)
@@ -99,17 +99,17 @@ def answer_with_kills(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("model", nargs="?", type=Path, default=shipped_model())
+    parser.add_argument("model", nargs="?", type=Path)
     parser.add_argument("--lines", type=int, default=5000)
     parser.add_argument("--workers", type=int, default=10, help="kills of workers")
     parser.add_argument("--drivers", type=int, default=3, help="kills of the driver")
     parser.add_argument("--seed", type=int, default=0)
     settings = parser.parse_args()
-    rng = random.Random(settings.seed)
+    rng, model = random.Random(settings.seed), settings.model or shipped_model()
     with TemporaryDirectory() as name:
         source, alone, out = (Path(name) / each for each in ("in", "alone", "out"))
         write_requests(source, settings.lines, rng)
-        program = [sys.executable, "-m", "specqd", "batch", str(source), str(settings.model), "-o"]
+        program = [sys.executable, "-m", "specqd", "batch", str(source), str(model), "-o"]
         begun = time.perf_counter()
         subprocess.run([*program, str(alone)], check=True)
         print(f"alone: {time.perf_counter() - begun:.0f} s", flush=True)

@@ -1,12 +1,13 @@
-"""Replicas by Ray Serve on this machine: what they bring, and whether docs/scale.md predicts it.
+"""Measures the gain of replicas of Ray Serve on this machine, and the predictions of docs/scale.md.
 
     python benchmarks/replica_speed.py speed|capacity|prefix [MODEL] [--seed 0]
 
 Needs `specqd[ray]` and two cores. The model is the shipped one by default.
 
 speed: tokens/s of two replicas of a core each over one of two cores, in turns, by requests at once.
-capacity: the same without drafts, beside what the capacity model predicts from two measurements:
-    answers of one token, which cost a prompt and what surrounds it, and forwards of as many rows.
+capacity: the same without drafts, compared with what the capacity model predicts from two
+    measurements: answers of one token, which cost a prompt and its surroundings, and forwards of as
+    many rows.
 prefix: prompt tokens that the cache saves, with routing by prefix and at random.
 """
 
@@ -24,7 +25,7 @@ import httpx
 from ray import serve
 from replicas import URL, Json, Reply, bodies, deploy, idle, main, prompts, whole
 
-from specqd.bench.rounds import Interval
+from specqd.bench.rounds import Interval, quotients, turns
 
 DRAFTS = ("auto", "none")
 REPLICAS = {"two": 2, "one": 1}
@@ -78,25 +79,22 @@ async def speed_trial(client: httpx.AsyncClient, model: Path, chance: random.Ran
     found: Json = {}
     for at_once in AT_ONCE:
         speeds: dict[str, list[float]] = {f"{n}-{d}": [] for n in REPLICAS for d in DRAFTS}
-        for _ in range(9 if at_once < 64 else 5):
-            asked = asked_for(chance, at_once)
-            for arm in chance.sample(list(speeds), len(speeds)):
+        for number in range(9 if at_once < 64 else 5):
+            asked, arms = asked_for(chance, at_once), list(speeds)
+            for arm in (arms[turn] for turn in turns(number, len(arms))):
                 seconds, tokens = await answers(client, asked, at_once, arm)
                 speeds[arm].append(tokens / seconds)
         for draft in DRAFTS:
             two, one = speeds[f"two-{draft}"], speeds[f"one-{draft}"]
-            ratios = [a / b for a, b in zip(two, one, strict=True)]
-            found[f"{draft} {at_once}"] = {
-                "two": interval(two),
-                "one": interval(one),
-                "two_over_one": interval(ratios, 2),
-            }
+            ratios = interval(quotients(two, one), 2)
+            speed = {"two": interval(two), "one": interval(one), "two_over_one": ratios}
+            found[f"{draft} {at_once}"] = speed
             print(draft, at_once, found[f"{draft} {at_once}"], flush=True)
     return found
 
 
 def forward_seconds(model: Path, name: str, at_once: int) -> float:
-    """Seconds of a plain forward for so many sequences, where all replicas run that have one."""
+    """Seconds of a plain forward for this many sequences, while all replicas that have some run."""
     copies = min(REPLICAS[name], at_once)
     command = [sys.executable, "-m", "specqd", "bench", "forward", str(model)]
     command += ["--threads", str(CORES // REPLICAS[name]), "--rows", str(at_once // copies)]
@@ -127,13 +125,12 @@ async def capacity_trial(client: httpx.AsyncClient, model: Path, chance: random.
             surrounding.append(1e3 * around / len(asked))
             predicted.append(tokens / (around + rounds * forwards[name, at_once]))
             measured.append(tokens / seconds)
-        ratios = [a / b for a, b in zip(predicted, measured, strict=True)]
         found[f"{name} {at_once}"] = {
             "forward_ms": round(1e3 * forwards[name, at_once], 2),
             "one_token_ms": interval(surrounding, 1),
             "predicted": interval(predicted),
             "measured": interval(measured),
-            "predicted_over_measured": interval(ratios, 2),
+            "predicted_over_measured": interval(quotients(predicted, measured), 2),
         }
         print(name, at_once, found[f"{name} {at_once}"], flush=True)
     return found
@@ -178,4 +175,4 @@ async def prefix_trial(client: httpx.AsyncClient, model: Path, chance: random.Ra
 TRIALS = {"speed": speed_trial, "capacity": capacity_trial, "prefix": prefix_trial}
 
 if __name__ == "__main__":
-    main(TRIALS, "Replicas by Ray Serve: what they bring.", cores=4 * CORES)  # four arms take turns
+    main(TRIALS, __doc__, cores=4 * CORES)  # four arms take turns

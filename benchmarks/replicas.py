@@ -1,4 +1,4 @@
-"""Replicas by Ray Serve on this machine: what they answer and survive.
+"""Tests replicas of Ray Serve on this machine: their answers, and what they survive.
 
     python benchmarks/replicas.py requests|kill|update|scale [MODEL] [--seed 0]
 
@@ -6,10 +6,13 @@ Starts a Ray cluster with a small object store in this process's children, and e
 `specqd[ray]` and two cores. The model is the shipped one by default.
 
 requests: 200 ragged requests at once, whole, streamed and left in the middle, to two replicas of a
-    core each. kill: SIGKILL to one of them while 40 streams run. update: 12 clients go on while the
-    replicas are replaced. scale: 12 clients go on until Serve has added a second replica, then
-    leave until it has removed one. These end with status 1 where an answer differs from that of the
-    request alone, or is lost without an error.
+    core each.
+kill: SIGKILL to one of them while 40 streams run.
+update: 12 clients go on while the replicas are replaced.
+scale: 12 clients go on until Serve has added a second replica, then leave until it has removed one.
+
+The exit status is 1 if an answer differs from that of the request alone, or is lost without an
+error.
 """
 
 import argparse
@@ -22,7 +25,8 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,7 +78,7 @@ def alone(model: Path, asked: list[Json]) -> list[str]:
 
 @dataclass
 class Reply:
-    """A stream's text so far and how it ended: `whole`, `error` (told), `left` or `cut`."""
+    """A stream's text so far and its end: `whole`, `error` (a reported one), `left` or `cut`."""
 
     text: str = ""
     end: str = "cut"
@@ -89,8 +93,8 @@ async def whole(client: httpx.AsyncClient, body: Json, base: str = URL) -> Reply
     except httpx.TransportError as error:
         return Reply(error=repr(error))
     if answer.status_code != 200:
-        told = "error" if "error" in answer.text else "cut"
-        return Reply(end=told, error=f"{answer.status_code} {answer.text}")
+        end = "error" if "error" in answer.text else "cut"
+        return Reply(end=end, error=f"{answer.status_code} {answer.text}")
     found = answer.json()
     return Reply(found["choices"][0]["text"], "whole", usage=found["usage"])
 
@@ -130,8 +134,8 @@ async def streamed(
 def checked(replies: list[Reply], expected: list[str], allowed: set[str]) -> Counter[str]:
     """Counts answers by how they ended; ends the program at a wrong text or a cut answer."""
     for reply, text in zip(replies, expected, strict=True):
-        is_right = reply.text == text if reply.end == "whole" else text.startswith(reply.text)
-        if not is_right or reply.end not in allowed:
+        is_equal = reply.text == text if reply.end == "whole" else text.startswith(reply.text)
+        if not is_equal or reply.end not in allowed:
             sys.exit(f"wrong: {reply} for {text!r}")
     return Counter(reply.end for reply in replies)
 
@@ -157,6 +161,11 @@ async def tokens_by_replica(client: httpx.AsyncClient) -> Counter[str]:
     return +tokens
 
 
+def serves(names: Iterable[str], tokens: Counter[str]) -> bool:
+    """Whether one of the replicas of these names has generated tokens."""
+    return any(name.startswith(key) for name in names for key in tokens)
+
+
 def deploy(model: Path, name: str = "default", route: str = "/", **options: Any) -> None:
     arguments = {"model": str(model), "draft": "auto", **options}
     serve.run(app(arguments), name=name, route_prefix=route)
@@ -165,9 +174,9 @@ def deploy(model: Path, name: str = "default", route: str = "/", **options: Any)
 async def processes() -> dict[str, int]:
     """Process ids of the living replicas by name."""
     handle = serve.get_deployment_handle("replica", "default")
-    told = handle.broadcast("process")
+    responses = handle.broadcast("process")
     try:
-        found = await told.results_async(timeout_s=10, return_exceptions=True)
+        found = await responses.results_async(timeout_s=10, return_exceptions=True)
     except TimeoutError:
         return {}
     return dict(each for each in found if not isinstance(each, BaseException))
@@ -217,13 +226,32 @@ async def kill_trial(client: httpx.AsyncClient, model: Path, chance: random.Rand
         "errors": Counter(reply.error for reply in replies if reply.error),
         "two_replicas_again_after_s": round(seconds, 1),
         "later": checked(list(served), later, {"whole"}),
-        "new_replica_served": any(
-            name.startswith(key)
-            for name in now.keys() - before.keys()
-            for key in tokens
-            if tokens[key]
-        ),
+        "new_replica_served": serves(now.keys() - before.keys(), tokens),
     }
+
+
+@asynccontextmanager
+async def steady_clients(
+    client: httpx.AsyncClient,
+    chance: random.Random,
+    asked: list[Json],
+    expected: list[str],
+    ways: list[Callable[[httpx.AsyncClient, Json], Awaitable[Reply]]],
+) -> AsyncIterator[Counter[str]]:
+    """Twelve clients that send one request after the other; counts how their answers end."""
+    ends: Counter[str] = Counter()
+    is_over = False
+
+    async def go_on(own: random.Random) -> None:
+        while not is_over:
+            i = own.randrange(len(asked))
+            reply = await own.choice(ways)(client, asked[i])
+            ends.update(checked([reply], [expected[i]], {"whole"}))
+
+    clients = [asyncio.create_task(go_on(random.Random(chance.random()))) for _ in range(12)]
+    yield ends
+    is_over = True
+    await asyncio.gather(*clients)
 
 
 async def update_trial(client: httpx.AsyncClient, model: Path, chance: random.Random) -> Json:
@@ -231,21 +259,10 @@ async def update_trial(client: httpx.AsyncClient, model: Path, chance: random.Ra
     expected = alone(model, asked)
     await asyncio.to_thread(deploy, model, replicas=2, threads=1)
     before = set(await processes())
-    ends: Counter[str] = Counter()
-    is_updated = False
-
-    async def go_on(own: random.Random) -> None:
-        while not is_updated:
-            i = own.randrange(len(asked))
-            send = own.choice([whole, streamed])
-            ends.update(checked([await send(client, asked[i])], [expected[i]], {"whole"}))
-
-    clients = [asyncio.create_task(go_on(random.Random(chance.random()))) for _ in range(12)]
-    await asyncio.to_thread(deploy, model, replicas=2, threads=1, max_batch=8)
-    while before & set(await processes()):
-        await asyncio.sleep(0.5)
-    is_updated = True
-    await asyncio.gather(*clients)
+    async with steady_clients(client, chance, asked, expected, [whole, streamed]) as ends:
+        await asyncio.to_thread(deploy, model, replicas=2, threads=1, max_batch=8)
+        while before & set(await processes()):
+            await asyncio.sleep(0.5)
     return {"ends": ends, "replaced": len(before - set(await processes()))}
 
 
@@ -256,24 +273,14 @@ async def scale_trial(client: httpx.AsyncClient, model: Path, chance: random.Ran
     await asyncio.to_thread(deploy, model, threads=1, **options)
     before, begun = set(await processes()), time.monotonic()
     found: Json = {"before": len(before)}
-    ends: Counter[str] = Counter()
-    wants_more = True
-
-    async def go_on(own: random.Random) -> None:
-        while wants_more:
-            i = own.randrange(len(asked))
-            ends.update(checked([await whole(client, asked[i])], [expected[i]], {"whole"}))
-
-    clients = [asyncio.create_task(go_on(random.Random(chance.random()))) for _ in range(12)]
-    while len(now := await processes()) < 2:
-        await asyncio.sleep(0.5)
-    found["two_after_s"] = round(time.monotonic() - begun)
-    new = [name for name in now if name not in before]
-    while not any(name.startswith(key) for key in await tokens_by_replica(client) for name in new):
-        await asyncio.sleep(0.5)
-    found["the_new_one_served"] = True
-    wants_more = False
-    await asyncio.gather(*clients)
+    async with steady_clients(client, chance, asked, expected, [whole]) as ends:
+        while len(now := await processes()) < 2:
+            await asyncio.sleep(0.5)
+        found["two_after_s"] = round(time.monotonic() - begun)
+        new = tuple(set(now) - before)
+        while not serves(new, await tokens_by_replica(client)):
+            await asyncio.sleep(0.5)
+        found["the_new_one_served"] = True
     begun = time.monotonic()
     while len(await processes()) > 1:
         await asyncio.sleep(0.5)
@@ -296,11 +303,11 @@ async def run(trial: Trial, model: Path, seed: int) -> None:
     print(json.dumps({"trial": trial.__name__, "seed": seed, **found}, indent=1))
 
 
-def main(trials: dict[str, Trial], description: str, cores: int) -> None:
+def main(trials: dict[str, Trial], doc: str, cores: int) -> None:
     """Runs the trial that the command line names, in a cluster that counts `cores`."""
-    parser = argparse.ArgumentParser(description=description)
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("trial", choices=trials)
-    parser.add_argument("model", nargs="?", type=Path, default=shipped_model())
+    parser.add_argument("model", nargs="?", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     settings = parser.parse_args()
     ray.init(
@@ -311,11 +318,12 @@ def main(trials: dict[str, Trial], description: str, cores: int) -> None:
         logging_level=logging.ERROR,
     )
     try:
-        asyncio.run(run(trials[settings.trial], settings.model, settings.seed))
+        model = settings.model or shipped_model()
+        asyncio.run(run(trials[settings.trial], model, settings.seed))
     finally:
         serve.shutdown()
         ray.shutdown()
 
 
 if __name__ == "__main__":
-    main(TRIALS, "Replicas by Ray Serve: what they answer and survive.", cores=2)
+    main(TRIALS, __doc__, cores=2)

@@ -3,12 +3,12 @@
     python benchmarks/soak.py [MODEL] [--requests 2000] [--at-once 16] [--seed 0]
 
 Runs `specqd serve` with 2 threads, its default drafts and a chat template that calls tools. 10 % of
-requests disconnect before their end, 5 % are malformed, 5 % too large. 5 % of clients stall: they
-send nothing, half a head or half a body, or read nothing of a stream; the server must cut them. The
-others are completions and chats, whole and streamed, free and held to schemas, with tools,
-log-probabilities of prompts and the fields that the page uses. Prints the server's memory and
-counts after each quarter. Ends with status 1 where a reply has an unexpected status, a stalled
-client is not cut, or pages, slots or memory are not given back.
+requests disconnect before their end, 5 % are malformed, 5 % are too large. 5 % of clients stall:
+they send nothing, half a header or half a body, or read nothing of a stream; the server must
+disconnect them. The others are completions and chats: whole and streamed, free and held to schemas,
+with tools, log-probabilities of prompts and the fields that the page uses. Prints the server's
+memory and counts after each quarter. The exit status is 1 if a reply has an unexpected status, a
+stalled client is not disconnected, or pages, slots or memory are not given back.
 """
 
 import argparse
@@ -87,7 +87,7 @@ def leave(server: Served, path: str, body: bytes, patience_s: float) -> None:
 
 
 def stall(server: Served, sends: bytes) -> socket.socket:
-    """A client that sends this, and then neither sends nor reads."""
+    """Opens a connection, sends this, and then neither sends nor reads."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.connect(("127.0.0.1", server.port))
@@ -152,7 +152,7 @@ def good_request(rng: random.Random) -> tuple[str, Json]:
 
 
 def request(server: Served, seed: int, stalled: list[socket.socket]) -> str:
-    """Sends one request; returns a description of its outcome. A client that stalls is added to
+    """Sends one request and returns a description of its outcome. Adds a client that stalls to
     `stalled`."""
     rng = random.Random(seed)
     kind = rng.random()
@@ -202,7 +202,7 @@ def all_places_are_free(server: Served) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", nargs="?", type=Path, default=shipped_model())
+    parser.add_argument("model", nargs="?", type=Path)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--at-once", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
@@ -211,7 +211,7 @@ def main() -> int:
     stalled: list[socket.socket] = []
     with (
         TemporaryDirectory() as folder,
-        serving(str(copied(options.model, Path(folder)))) as server,
+        serving(str(copied(options.model or shipped_model(), Path(folder)))) as server,
     ):
         server.timeout_s = 300
         states = [state(server)]
