@@ -1,4 +1,4 @@
-"""`specqd.bench.agreement` counts, teacher-forced, the picks that draft and target share."""
+"""`specqd.bench.agreement` counts, teacher-forced, the tokens that draft and target both sample."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -70,7 +70,7 @@ class FakeLevel:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_guesses_count_where_all_before_them_are_right(
+def test_guesses_count_if_all_before_them_are_accepted(
     llm: LLM, rng: np.random.Generator, temperature: float
 ) -> None:
     prompt = rng.integers(0, 250, int(rng.integers(1, 9))).tolist()
@@ -89,8 +89,8 @@ def test_guesses_count_where_all_before_them_are_right(
         good = [at for at in known if not wrong & {*range(at, at + place)}]
         assert found.judged[place] == len(known)
         assert found.reached[place] == len(good)
-        assert found.right[place] == len([at for at in good if at + place not in wrong])
-    shares = [r / j if j else 0.0 for r, j in zip(found.right, found.judged, strict=True)]
+        assert found.accepted[place] == len([at for at in good if at + place not in wrong])
+    shares = [r / j if j else 0.0 for r, j in zip(found.accepted, found.judged, strict=True)]
     assert found.accepted_length == pytest.approx(1 + sum(shares))
     if new > 1:
         assert found.step_s == pytest.approx(0.5)

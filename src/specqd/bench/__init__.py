@@ -1,1 +1,1 @@
-"""Measurements that users run: kernels, chains of levels, the best drafts."""
+"""Measurements for users: kernels, chains of draft levels, and the fastest chain."""

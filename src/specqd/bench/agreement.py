@@ -1,8 +1,8 @@
-"""Measures how often a draft picks the same next token as its target.
+"""Measures how often a draft samples the same next token as its target.
 
 Teacher-forced on the target's own text: at every position the draft reads the target's keys and
-values for all earlier positions, as the first token of a proposal does. Both pick with the same
-noise. Knows tokens; knows no text and no draft formats.
+values for all earlier positions, as the first token of a proposal does. Both sample with the same
+noise. Knows tokens, but neither text nor draft formats.
 """
 
 from collections.abc import Sequence as SequenceOf
@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 
 from specqd._native import PAGE_POSITIONS, Rows, Sequence
+from specqd.bench.rounds import RESAMPLES
 from specqd.errors import RequestError
 from specqd.model.model import Model
 from specqd.sampling import SamplingParams
 
 MOST_AT_ONCE = 16  # sequences of one forward
-_RESAMPLES = 4000  # bootstrap samples
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Positions judged, and those where the draft picked the target's token, by prompt."""
+    """By prompt: the positions judged, and those where the draft sampled the target's token."""
 
     temperature: float
     agreed: tuple[int, ...]
@@ -30,14 +30,14 @@ class Agreement:
 
     @property
     def share(self) -> float:
-        """The share of all positions at which both picked the same token."""
+        """The share of all positions at which both sampled the same token."""
         return sum(self.agreed) / sum(self.judged)
 
     @property
     def interval(self) -> tuple[float, float]:
         """The 95 % interval of the share, bootstrapped over prompts."""
         count = len(self.judged)
-        drawn = np.random.default_rng(0).integers(count, size=(_RESAMPLES, count))
+        drawn = np.random.default_rng(0).integers(count, size=(RESAMPLES, count))
         agreed, judged = (np.asarray(each)[drawn].sum(1) for each in (self.agreed, self.judged))
         low, high = np.percentile(agreed / judged, [2.5, 97.5])
         return float(low), float(high)
@@ -61,7 +61,7 @@ def agreement(
     draft: Model | None = None,
     stop_ids: frozenset[int] = frozenset(),
 ) -> Agreement:
-    """Compares the picks of a target and its draft along the text that the target writes.
+    """Compares the tokens that a target and its draft sample along the text that the target writes.
 
     prompts: token ids of each; prompt and new tokens must fit into the context.
     params: resolved; `max_tokens` positions at most are judged after each prompt, up to and
@@ -114,7 +114,7 @@ def new_sequence(
 def _compare(
     target: Model, draft: Model, sequences: SequenceOf[Sequence], most: int
 ) -> list[tuple[int, int]]:
-    """Positions agreed and judged, by sequence; extends each by the target's tokens."""
+    """Counts positions agreed and judged by sequence; extends each by the target's tokens."""
     for each in sequences:
         if len(each.tokens) > 1:
             target.forward([Rows(target.context(each), 0, each.tokens[:-1], 0)])
@@ -125,21 +125,21 @@ def _compare(
             Rows(target.context(each), len(each.tokens) - 1, [each.tokens[-1]], 1)
             for each in running
         ]
-        drafted = _picks(draft, running, rows)
-        picked = _picks(target, running, rows)  # overwrites the draft's keys and values
-        for each, guess, token in zip(running, drafted, picked, strict=True):
+        drafted = _sampled(draft, running, rows)
+        sampled = _sampled(target, running, rows)  # overwrites the draft's keys and values
+        for each, guess, token in zip(running, drafted, sampled, strict=True):
             agreed[each] += guess == token
             judged[each] += 1
             each.tokens.append(token)
         running = [
             each
-            for each, token in zip(running, picked, strict=True)
+            for each, token in zip(running, sampled, strict=True)
             if judged[each] < most and not each.is_stop(token)
         ]
     return [(agreed[each], judged[each]) for each in sequences]
 
 
-def _picks(model: Model, sequences: SequenceOf[Sequence], rows: SequenceOf[Rows]) -> list[int]:
-    """The token that the model picks after each sequence, whose last token is its row."""
+def _sampled(model: Model, sequences: SequenceOf[Sequence], rows: SequenceOf[Rows]) -> list[int]:
+    """The token that the model samples after each sequence, whose last token is its row."""
     model.forward(rows)
     return [model.verify(row, [], each)[0][0] for row, each in enumerate(sequences)]

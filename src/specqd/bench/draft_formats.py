@@ -1,7 +1,7 @@
 """Measures how often a model's own draft agrees with it, in each format of draft weights.
 
-Each format is a load of its own, one after the other. The exact precision has the same bits in all,
-so the target writes the same text each time. Knows tokens; knows no text.
+The model is loaded once in each format. The exact precision has the same bits in all of them, so
+the target writes the same text each time. Knows tokens, but no text.
 """
 
 import warnings
@@ -21,7 +21,7 @@ from specqd.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class FormatAgreement:
-    """A format of draft weights at one temperature; bits a weight that each precision reads."""
+    """A format of draft weights at one temperature, with the bits per weight of each precision."""
 
     draft: DraftFormat
     calibration: str  # the text that a packed model was calibrated on, or none
@@ -44,10 +44,10 @@ def agreement_by_format(
     temperatures: Sequence[SamplingParams],
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[list[FormatAgreement], list[LeftOut]]:
-    """Measures the loaded format first, then all others; and lists those for which memory is short.
+    """Measures the loaded format, then all others; also returns those that do not fit into memory.
 
-    A packed model has its own format alone, and one of MXFP4 experts none. `temperatures` holds
-    resolved params, one for each temperature.
+    A packed model has only its own format, and a model of MXFP4 experts has none. `temperatures`
+    holds resolved params, one for each temperature.
     """
     if plain.model.config.is_mxfp4:
         return [], []
@@ -75,11 +75,11 @@ def _loaded(
     prompts: Sequence[Sequence[int]],
     temperatures: Sequence[SamplingParams],
 ) -> Model:
-    """The model in another format, with a cache for as many prompts as are judged at once."""
+    """Loads another format, with a cache for as many prompts as are judged at once."""
     new_tokens = max(params.max_tokens or 0 for params in temperatures)
     longest = max(map(len, prompts)) + new_tokens + PAGE_POSITIONS
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SpecqdWarning)  # the first load told
+        warnings.simplefilter("ignore", SpecqdWarning)  # the first load has warned
         return Model.open(
             plain.directory,
             machine=plain.model.machine,

@@ -1,7 +1,7 @@
-"""Measures how often a trained head foresees the target's tokens, guess by guess.
+"""Measures the acceptance rate of a trained draft head, guess by guess.
 
 Teacher-forced: after every token of the target's own text the head makes a whole proposal, whether
-the one before was right or not. Knows tokens; knows no text.
+or not the one before was accepted. Knows tokens, but no text.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,36 +21,36 @@ from specqd.model.mtp import MtpFiles, load_mtp
 from specqd.sampling import SamplingParams
 
 Clock = Callable[[], float]
-Progress = Callable[[int, int], None]  # prompts so far, all
+Progress = Callable[[int, int], None]  # prompts judged so far, and all prompts
 Files = HeadFiles | MtpFiles
 _OTHER_THETAS = (1e4, 5e5, 1e6)
 
 
 @dataclass(frozen=True, slots=True)
 class HeadAcceptance:
-    """Guesses by their place; a guess counts as right with all before it."""
+    """Guesses by their place. A guess counts as accepted only with all guesses before it."""
 
     reading: str  # of the configuration: `as stated`, or what differs
     temperature: float
     judged: tuple[int, ...]
-    right: tuple[int, ...]
-    reached: tuple[int, ...]  # judged, and all before them right
-    step_s: float  # a forward of the head, mean
-    target_s: float  # a forward of the target for one token, mean
+    accepted: tuple[int, ...]
+    reached: tuple[int, ...]  # judged, and all before them accepted
+    step_s: float  # mean of a forward of the head
+    target_s: float  # mean of a forward of the target for one token
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """By place: the share of proposals that are right up to it."""
-        return tuple(r / j if j else 0.0 for r, j in zip(self.right, self.judged, strict=True))
+        """By place: the share of proposals that are accepted up to it."""
+        return tuple(r / j if j else 0.0 for r, j in zip(self.accepted, self.judged, strict=True))
 
     @property
     def conditional(self) -> tuple[float, ...]:
-        """By place: the share that is right among those with all before them right."""
-        return tuple(r / j if j else 0.0 for r, j in zip(self.right, self.reached, strict=True))
+        """By place: the acceptance rate of guesses for which all before them were accepted."""
+        return tuple(r / j if j else 0.0 for r, j in zip(self.accepted, self.reached, strict=True))
 
     @property
     def accepted_length(self) -> float:
-        """Mean tokens of a round with a proposal of that length, the target's own included."""
+        """Mean tokens of a round with a whole proposal, the target's own token included."""
         return 1.0 + sum(self.shares)
 
     def described(self) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class HeadAcceptance:
 
 
 def head_level(engine: Engine) -> Level:
-    """The level of a head that drafts for the target alone. Raises RequestError for others."""
+    """The level of a head that drafts for the target alone; RequestError for other chains."""
     level = engine.level.drafter
     if not isinstance(level, Level) or not isinstance(level.model, Head):
         raise RequestError("--draft: bench head measures a head alone; write head:DIR or mtp")
@@ -112,8 +112,10 @@ def head_acceptance(
         reading,
         temperature,
         judged=tuple(sum(each.end > place for each in judged) for place in places),
-        right=tuple(sum(each.right > place for each in judged) for place in places),
-        reached=tuple(sum(each.end > place <= each.right for each in judged) for place in places),
+        accepted=tuple(sum(each.accepted > place for each in judged) for place in places),
+        reached=tuple(
+            sum(each.end > place <= each.accepted for each in judged) for place in places
+        ),
         step_s=step_s,
         target_s=spent / max(forwards, 1),
     )
@@ -121,10 +123,10 @@ def head_acceptance(
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """One proposal: how many of its tokens the text reaches, and how many of these are right."""
+    """One proposal: how many of its tokens the text reaches, and how many are accepted."""
 
     end: int
-    right: int
+    accepted: int
 
 
 class _Run:
@@ -136,19 +138,19 @@ class _Run:
         self.seconds, self.forwards = 0.0, 0
 
     def write(self, most: int, length: int) -> None:
-        """Writes at most that many tokens."""
+        """Writes at most `most` tokens, each with a proposal of `length` tokens after it."""
         sequence, tokens = self._sequence, self._sequence.tokens
         if len(tokens) > 1:
             self._target.forward([Rows(self._target.context(sequence), 0, tokens[:-1], 0)])
         for _ in range(most):
-            token = self._pick()
+            token = self._sample()
             tokens.append(token)
             if sequence.is_stop(token):
                 return
             [proposal] = self._level.propose([DraftRequest(sequence, length)])
             self._made.append((len(tokens), proposal.tokens))
 
-    def _pick(self) -> int:
+    def _sample(self) -> int:
         target, sequence, begun = self._target, self._sequence, self._clock()
         rows = Rows(target.context(sequence), len(sequence.tokens) - 1, [sequence.tokens[-1]], 1)
         target.forward([rows])
@@ -161,13 +163,13 @@ class _Run:
         for first, proposed in self._made:
             truth = text[first : first + len(proposed)]
             pairs = zip(proposed, truth, strict=False)
-            right = next((i for i, (a, b) in enumerate(pairs) if a != b), len(truth))
-            yield _Judged(len(truth), right)
+            accepted = next((i for i, (a, b) in enumerate(pairs) if a != b), len(truth))
+            yield _Judged(len(truth), accepted)
 
 
 def readings(head: Head, layers: int) -> Iterator[tuple[str, Files]]:
-    """Other readings of a head's configuration, where makers contradict each other: what differs,
-    and the files. A head that is read wrongly drafts worse, and shows no other sign of it."""
+    """Yields other interpretations of a head's configuration, on which makers disagree: what
+    differs, and the files. A wrong interpretation shows only in worse drafts."""
     files = head.files
     if isinstance(files, MtpFiles):
         for name in ("reads_normed", "recycles_normed", "hidden_first", "blanks_first"):
@@ -198,7 +200,7 @@ def _word(flag: bool) -> str:
 
 
 def level_of(files: Files, head: Head, target: Model, length: int) -> Level:
-    """A level of the same head, read from these files."""
+    """Makes a level of the same head from these files."""
     decoder = load_mtp(files, target) if isinstance(files, MtpFiles) else load_head(files, target)
     other = Head(files, decoder, target, head.precision)
     other.draft_for(target)

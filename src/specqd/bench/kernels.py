@@ -32,7 +32,7 @@ _LEAST_SECONDS = 0.01  # per timing of a product
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`rows` rows of inputs times the weights, in one precision."""
+    """A product of `rows` rows of inputs with the weights in one precision."""
 
     precision: str
     isa: str
@@ -43,8 +43,8 @@ class Case:
 class KernelSpeed:
     """Medians over all threads together; GB are 10**9 bytes.
 
-    `share` is our GB/s over the plain read's, `share_range` its least and greatest over the pairs;
-    `over_bf16_limit` is our weights/s over those of a perfect BF16 reader.
+    `share` is the kernel's GB/s over the plain read's, and `share_range` its least and greatest
+    value. `over_bf16_limit` is the kernel's weights/s over those of a perfect BF16 reader.
     """
 
     case: Case
@@ -57,14 +57,14 @@ class KernelSpeed:
 
 
 def weights_of(megabytes: float) -> int:
-    """The number of weights that take `megabytes` in fp4, and three times that in exact."""
+    """The number of weights that take `megabytes` in fp4, and three times as much in exact."""
     return int(megabytes * MEGABYTE / _FP4_BYTES)
 
 
 def random_weights(count: int, inputs: int = INPUTS) -> _native.Packed:
     """About `count` Gaussian weights [outputs, inputs], packed.
 
-    Raises MachineError where memory is short.
+    Raises MachineError if memory is short.
     """
     available = _native.usable_memory()
     if 0 <= available < count * _NEEDED:

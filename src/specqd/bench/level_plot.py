@@ -14,13 +14,13 @@ _FEWEST = 10  # proposals that reached a position; fewer are not plotted
 
 
 def require_matplotlib() -> None:
-    """Raises RequestError where matplotlib is missing."""
+    """Raises RequestError if matplotlib is missing."""
     if find_spec("matplotlib") is None:
         raise RequestError("plots need matplotlib; install it with pip install 'specqd[bench]'")
 
 
 def draw(path: Path, comparison: Comparison) -> None:
-    """A row per temperature: speedups with 95 % intervals, and acceptance by position."""
+    """Draws a row per temperature: speed-ups with 95 % intervals, and acceptance by position."""
     require_matplotlib()
     from matplotlib.figure import Figure
 

@@ -1,8 +1,8 @@
-"""Times chains of levels against plain decoding on a set of prompts, after the paper's protocol.
+"""Times chains of levels against plain decoding on a set of prompts, as the paper does.
 
-Batch 1, interleaved: every arm completes each prompt in turn over one loaded model, and ratios are
-taken within a prompt. No arm finds the prompt in the cache; a separate draft model's prefill counts
-as decoding. Every arm's tokens must equal plain decoding's.
+Every arm completes each prompt alone, in turns over one loaded model, and ratios are taken within a
+prompt. No arm finds the prompt in the cache. The prefill of a separate draft model counts as
+decoding. The tokens of every arm must equal those of plain decoding.
 """
 
 import json
@@ -34,7 +34,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A way of decoding: a chain as the values of --draft, outermost first."""
+    """A way of decoding. `chain` has the values of --draft, outermost level first."""
 
     chain: str
     llm: LLM
@@ -64,7 +64,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One prompt's runs, one per arm with plain decoding first, and the bandwidth then."""
+    """The runs of one prompt, one per arm with plain decoding first, and the bandwidth before."""
 
     prompt: int  # its number
     runs: tuple[Run, ...]
@@ -80,8 +80,8 @@ class Summary:
     prefill_s: float
     decode_s: float
     wall_s: float
-    over_plain: Interval  # tokens/s of decoding, over our own plain decoding
-    over_bf16_limit: Interval  # tokens/s of decoding, over bandwidth / BF16 bytes per token
+    over_plain: Interval  # tokens/s of decoding over those of plain decoding
+    over_bf16_limit: Interval  # tokens/s of decoding over bandwidth / BF16 bytes per token
     wall_over_plain: Interval
     levels: tuple[LevelReport, ...]
     shares: tuple[float, ...]  # by level: share of the bandwidth at its working set
@@ -94,7 +94,7 @@ class Summary:
 
     @property
     def gigabytes(self) -> float:
-        """Weights that all levels read, over all prompts and rounds."""
+        """Gigabytes of weights that all levels read, over all prompts and rounds."""
         return sum(level.gigabytes for level in self.levels)
 
     def described(self) -> dict[str, Any]:
@@ -144,7 +144,7 @@ class Comparison:
         )
 
     def described(self) -> dict[str, Any]:
-        """The comparison as a JSON object. Tokens are equal: `trials` raises where they differ."""
+        """The comparison as a JSON object. Tokens are equal: `trials` raises if they differ."""
         entry = {name: getattr(self, name) for name in self.__slots__ if name != "by_temperature"}
         temperatures = [
             {"temperature": temperature, "arms": [summary.described() for summary in summaries]}
@@ -162,7 +162,7 @@ def words_of(chain: str) -> list[str]:
 
 
 def default_chains(small: str | None) -> list[str]:
-    """The paper's chains (self-draft, small draft alone, both), and `auto`."""
+    """The chains of the paper (self-draft, small draft alone, both), and `auto`."""
     with_small = []
     if small:
         exact, draft = (shlex.quote(f"{small}:{precision}") for precision in ("bf16", "fp4"))
@@ -200,7 +200,7 @@ def read_prompts(path: Path, limit: int) -> list[str]:
 
 
 def encoded_ends(llm: LLM, prompts: Sequence[str], new_tokens: int) -> list[list[int]]:
-    """Each prompt's tokens, cut at the start where prompt and new tokens exceed the context."""
+    """Each prompt's tokens, without its start if prompt and new tokens exceed the context."""
     context = llm.model.config.max_positions
     room = context - new_tokens
     if room < 1:
@@ -216,7 +216,7 @@ def trials(
 ) -> Iterator[Trial]:
     """Yields each prompt's runs, `rounds` times; its seed is that of params (or 0) plus its number.
 
-    Prompts that are too long lose their start. Raises SpecqdError where an arm's tokens differ from
+    Prompts that are too long lose their start. Raises SpecqdError if an arm's tokens differ from
     the first arm's.
     """
     assert params.max_tokens is not None
@@ -308,7 +308,7 @@ def summarised(arms: Sequence[Arm], done: Sequence[Trial]) -> list[Summary]:
 
 
 def _ratios(done: Sequence[Trial], ours: Sequence[float], theirs: Sequence[float]) -> Interval:
-    """Median ratio over rounds for each prompt, then the interval over prompts."""
+    """The interval over prompts of each prompt's median ratio over rounds."""
     by_prompt: dict[int, list[float]] = {}
     for trial, ratio in zip(done, quotients(ours, theirs), strict=True):
         by_prompt.setdefault(trial.prompt, []).append(ratio)

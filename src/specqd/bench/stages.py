@@ -1,6 +1,6 @@
 """Times the stages of a forward of one model: products, attention, and waits at barriers.
 
-Knows models and the pool's trace. Recording costs two clock readings a stage.
+Knows models and the pool's trace. Recording costs two clock readings per stage.
 """
 
 from collections import defaultdict
@@ -11,10 +11,9 @@ from typing import Any
 
 from specqd import _native
 from specqd._native import Context, Rows
+from specqd.bench.rounds import LARGEST_READ
 from specqd.model.bandwidth import plain_reads
 from specqd.model.model import Model, Precision
-
-_LARGEST_READ = 10**9  # bytes; larger ones have the same bandwidth
 
 Span = tuple[int, str, int, int]  # thread, stage, begin and end in nanoseconds
 
@@ -23,11 +22,11 @@ Span = tuple[int, str, int, int]  # thread, stage, begin and end in nanoseconds
 class Stage:
     """The time of all calls in a forward, as a mean over threads and the median over forwards.
 
-    Of a stage that is not in every forward: that median, times the share of forwards with it.
+    For a stage that only some forwards have, it is that median times the share of those forwards.
     """
 
     name: str
-    calls: int  # a thread's, in one forward
+    calls: int  # of one thread in one forward
     seconds: float
 
 
@@ -36,8 +35,8 @@ class ForwardTimes:
     """`seconds` is the median of whole forwards; `spans` are those of the fastest one.
 
     `moved_bytes` counts the weights, keys, values and states of a forward, as a mean. `shares` are
-    quartiles of the time that reading them takes at the bandwidth, over a forward's: each forward
-    is compared with the plain read after it.
+    quartiles of the ratio of two times: reading these bytes at the bandwidth of the plain read
+    after a forward, over the forward.
     """
 
     precision: str
@@ -50,7 +49,7 @@ class ForwardTimes:
     spans: list[Span]
 
     def described(self) -> dict[str, Any]:
-        """All but the spans as a JSON object."""
+        """Everything except the spans as a JSON object."""
         facts = asdict(replace(self, spans=[]))
         del facts["spans"]
         return facts
@@ -64,10 +63,10 @@ def measure(
     repeats: int,
     follow: bool = False,
 ) -> ForwardTimes:
-    """Times forwards of `rows` rows at `position`, with the logits of all, by turns with reads.
+    """Times forwards of `rows` rows at `position`, with all logits, in turns with plain reads.
 
-    With `follow`, each begins where the one before it ended, as in decoding. `model` is the exact
-    precision. Raises RequestError where the context ends before.
+    With `follow`, each forward begins where the one before it ended, as in decoding. `model` is the
+    exact precision. Raises RequestError if the context is too short.
     """
     starts = [position + rows * (i if follow else 0) for i in range(repeats + 1)]
     tokens = [1 + i % (model.config.vocab_size - 1) for i in range(starts[-1] + rows)]
@@ -100,14 +99,14 @@ def measure(
 
 
 def _read_size(moved_bytes: int) -> int:
-    """Bytes to read beside a forward: as many as it does, but for the limits of memory."""
+    """Bytes of the plain read after a forward: as many as the forward reads, if memory suffices."""
     available = _native.usable_memory()
-    most = _LARGEST_READ if available < 0 else min(_LARGEST_READ, available // 2)
+    most = LARGEST_READ if available < 0 else min(LARGEST_READ, available // 2)
     return max(1, min(moved_bytes, most))
 
 
 class _Text:
-    """Tokens in the cache, of which parts are forwarded in one precision."""
+    """Tokens in the cache, parts of which are forwarded in one precision."""
 
     def __init__(
         self, model: Model, precision: Precision, tokens: list[int], accepted: int
@@ -124,7 +123,7 @@ class _Text:
     def forward(self, start: int, rows: int) -> list[Span]:
         """Returns the spans of a forward of the rows from `start`.
 
-        Reads what is before them where it is missing, or where states cannot continue there.
+        First forwards the tokens before them if they are missing or states cannot continue there.
         """
         can_continue = self._model.cache.can_continue(self._exact.slot, start)
         if self._own.length < start or not can_continue:

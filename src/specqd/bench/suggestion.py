@@ -1,6 +1,6 @@
 """Finds the fastest chain for a model: candidates run in heats, and clear losers leave early.
 
-Owns the candidates and the heats; `levels` runs and times.
+Owns the candidates and the heats; `levels` runs and times them.
 """
 
 import shlex
@@ -42,7 +42,7 @@ DEFAULT_PROMPTS = (
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A draft that cannot be used with this model, and the reason in one line."""
+    """A draft that cannot be used with this model, with the reason in one line."""
 
     draft: str
     reason: str
@@ -51,8 +51,8 @@ class LeftOut:
 def candidates(
     directories: Sequence[str], *, is_mxfp4: bool = False, has_mtp: bool = False
 ) -> list[str]:
-    """Chains to try: the model's own drafts; each other model or head alone in both precisions, and
-    between the model's own fp4 draft, if it has one, and n-grams."""
+    """Chains to try: the model's own drafts, and each other model or draft head. The latter draft
+    alone in both precisions, and below the model's own fp4 draft, if it has one, above n-grams."""
     own = ["ngram"] if is_mxfp4 else ["fp4", "ngram", "auto"]
     outer = "" if is_mxfp4 else "fp4 "
     own += ["mtp", f"{outer}mtp"] if has_mtp else []
@@ -97,9 +97,9 @@ def hold_heats(
 ) -> list[Summary]:
     """Runs all arms in heats over the prompts in turn; the first arm is plain decoding.
 
-    After a heat an arm of the slower half leaves, unless its interval reaches that of the best. A
-    heat ends after its share of `seconds`, with at least one prompt. Summaries are in the order of
-    the arms; an arm that left has fewer prompts.
+    After a heat, arms of the slower half leave unless their interval overlaps that of the best. A
+    heat ends after its share of `seconds`, but has at least one prompt. Summaries are in the order
+    of the arms; an arm that left has fewer prompts.
     """
     alive, done, finished = list(arms), list[Trial](), dict[str, Summary]()
     coming = islice(cycle(range(len(prompts))), sum(HEATS))
@@ -121,14 +121,14 @@ def hold_heats(
 
 
 def _has_lost(summaries: Sequence[Summary], at: int) -> bool:
-    """Whether a chain is in the slower half, and its interval below that of the best."""
+    """Whether a chain is in the slower half and its interval is below that of the best."""
     drafted = sorted((s.over_plain for s in summaries[1:]), key=lambda s: -s.median)
     own = summaries[at].over_plain
     return own.median < drafted[(len(drafted) - 1) // 2].median and own.high < drafted[0].low
 
 
 def best_of(summaries: Sequence[Summary]) -> Summary:
-    """The fastest; of those that are as fast within noise, the shortest chain."""
+    """The shortest of the chains that are as fast as the fastest within noise."""
     limit = _NOISE * max(summary.over_plain.median for summary in summaries)
     as_fast = [summary for summary in summaries if summary.over_plain.median >= limit]
     return min(as_fast, key=lambda s: (_num_words(s), -s.over_plain.median))
