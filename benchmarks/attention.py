@@ -29,7 +29,7 @@ WINDOW = 1024
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Key-value heads, queries per head, and their size; a row may see only the last `window`."""
+    """Key-value heads, queries per head, and their size. A row may see only the last `window`."""
 
     kv_heads: int
     group: int
@@ -93,6 +93,7 @@ def measure(
     name: str, positions: int, machine: Machine, options: argparse.Namespace, report: Report
 ) -> None:
     heads = CASES[name]
+    title = f"{name}: {heads.kv_heads} heads of {heads.head_dim}, {heads.group} queries each"
     seen = min(positions, heads.window or positions)
     layers = max(1, round(options.megabytes * 1e6 / (seen * heads.position_bytes())))
     model = open_model(heads, layers, positions, machine)
@@ -108,17 +109,8 @@ def measure(
         taken = [a - b for a, b in zip(done.runs["whole"], done.runs["rest"], strict=True)]
         speeds = done.gauged[size]
         shares = [size / s / 1e9 / speed for s, speed in zip(taken, speeds, strict=True)]
-        report.row(
-            name,
-            heads.kv_heads,
-            heads.group,
-            heads.head_dim,
-            positions,
-            layers,
-            rows,
-            [1e3 * s for s in taken],
-            shares,
-        )
+        milliseconds = [1e3 * each for each in taken]
+        report.row(title, positions, layers, rows, milliseconds, shares)
 
 
 def main() -> None:
@@ -129,8 +121,7 @@ def main() -> None:
     arguments.add_argument("--megabytes", type=int, default=128, help="of keys and values")
     options = arguments.parse_args()
     machine = Machine.choose(options.threads, options.isa)
-    columns = ["case", "key-value heads", "queries per head", "size", "positions", "layers", "rows"]
-    columns += [("ms", ".2f"), ("share of bandwidth", ".2f")]
+    columns = ["case", "positions", "layers", "rows", ("ms", ".2f"), ("share of bandwidth", ".2f")]
     with Report(options, "Attention to keys and values", machine, columns) as report:
         for name in options.case:
             for positions in options.positions:

@@ -21,7 +21,7 @@ _LOAD_SECONDS = 600.0
 
 
 def levels(settings: Settings) -> Opened:
-    """Completes prompts by number, with each chain over one loaded model."""
+    """Completes prompts by number with each chain, over one loaded model."""
     from specqd import LLM, SamplingParams
     from specqd.bench.levels import encoded_ends, make_arms, timed
 
@@ -40,14 +40,16 @@ def levels(settings: Settings) -> Opened:
             seed=request["number"],
             ignore_eos=True,
         )
-        run = timed(arms[request["chain"]], prompts[request["number"] % len(prompts)], params)
-        return {"tokens": run.tokens, "speed": run.tokens_per_s}
+        prompt = prompts[request["number"] % len(prompts)]
+        run = timed(arms[request["chain"]], prompt, params)
+        prompt_speed = len(prompt) / run.prefill_s
+        return {"speeds": [run.tokens_per_s, prompt_speed], "tokens": run.tokens}
 
     return {"model": plain.directory.name, "machine": str(plain.model.machine)}, handle
 
 
 def overhead(settings: Settings) -> Opened:
-    """Rounds per second of drafting and verifying: whole, and outside forwards and sampling."""
+    """Measures draft-verify rounds: whole, and outside forwards and sampling."""
     import specqd
     from specqd import LLM
 
@@ -59,13 +61,13 @@ def overhead(settings: Settings) -> Opened:
 
     def handle(_: Any) -> Settings:
         whole, outside = round_seconds(llm, settings["steps"])
-        return {"a round": 1 / whole, "outside forwards": 1 / outside}
+        return {"rounds/s": 1 / whole, "rounds/s outside forwards and sampling": 1 / outside}
 
     return {"model": llm.directory.name, "machine": str(llm.model.machine)}, handle
 
 
 def kernels(settings: Settings) -> Opened:
-    """Weights per second of products with random weights, in turns of a few milliseconds."""
+    """Times products with random weights, in turns of a few milliseconds."""
     import numpy as np
 
     from specqd import _native

@@ -10,11 +10,11 @@ stopped. Other programs and the clock disturb a machine for longer than a turn, 
 pair meet the same machine: their ratio is far steadier than a speed. Speed also depends on where
 memory lies, so each sitting starts new workers.
 
-Prints speeds of both builds and NEW / OLD: the median of all pairs with its bootstrapped 95 %
-interval, and the least and greatest median of a sitting. A row is `slower` if the whole interval is
-more than --tolerance below 1, `as fast` if none of it is, and else `unclear`; any slower row makes
-the exit status 1. Tokens must be equal in both builds. Give the same interpreter twice to see the
-noise of the machine.
+Prints speeds of both builds and NEW / OLD: the median of all pairs with its 95 % interval,
+bootstrapped over sittings and over the pairs of each, and the least and greatest median of a
+sitting. A row is `slower` if the whole interval is more than --tolerance below 1, `as fast` if none
+of it is, and otherwise `unclear`. The exit status is 1 if a row is slower. Tokens must be equal in
+both builds. To see the noise of the machine, name the same interpreter twice.
 """
 
 import argparse
@@ -31,6 +31,7 @@ from random import Random
 from statistics import median
 from typing import Any
 
+import numpy as np
 from harness import Report, parser
 from kernels import CACHE_WEIGHTS
 from light_clients import answers
@@ -38,7 +39,7 @@ from processes import Worker
 
 from specqd.bench.kernels import PRECISIONS
 from specqd.bench.levels import read_prompts, words_of
-from specqd.bench.rounds import Interval, interleaved
+from specqd.bench.rounds import RESAMPLES, Interval, interleaved
 from specqd.bench.suggestion import DEFAULT_PROMPTS
 from specqd.hub import shipped_model
 from specqd.model.model import Machine
@@ -93,7 +94,8 @@ def levels(options: argparse.Namespace) -> Iterator[Load]:
     def take(worker: Worker, number: int, chain: str, temperature: float) -> Turn:
         request = {"chain": chain, "temperature": temperature, "number": number}
         found = worker.ask(request)
-        return Turn({"tokens/s": found["speed"]}, found["tokens"])
+        speeds = dict(zip(("tokens/s", "prompt tokens/s"), found["speeds"], strict=True))
+        return Turn(speeds, found["tokens"])
 
     for model in models_of(options):
         cases = [
@@ -167,9 +169,10 @@ def kernels(options: argparse.Namespace) -> Iterator[Load]:
 
 
 def sitting(
-    load: Load, options: argparse.Namespace
+    load: Load, number: int, options: argparse.Namespace
 ) -> Iterator[tuple[str, list[Speeds], list[Speeds]]]:
     """Loads both builds; yields each case's speeds of OLD and NEW."""
+    first, last = number * options.pairs, options.sittings * options.pairs
     with ExitStack() as stack:
         workers = {}
         for name in ("old", "new"):
@@ -177,14 +180,27 @@ def sitting(
             workers[name] = Worker(command, load.settings)
             stack.callback(workers[name].close)
         for case in load.cases:
-            arms = {name: partial(case.take, worker) for name, worker in workers.items()}
+            arms = {
+                name: lambda pair, case=case, worker=worker: case.take(worker, first + pair)
+                for name, worker in workers.items()
+            }
             for arm in arms.values():
-                arm(options.pairs)  # warms up with a turn that does not count
+                arm(last - first)  # warms up with a turn that does not count
             done = interleaved(arms, options.pairs)
-            for number, turns in enumerate(zip(*done.runs.values(), strict=True)):
-                if turns[0].texts != turns[1].texts:
-                    raise SystemExit(f"NOT EQUAL: {case.name}, pair {number}: the texts differ")
+            for pair, (old, new) in enumerate(zip(*done.runs.values(), strict=True)):
+                if old.texts != new.texts:
+                    raise SystemExit(f"NOT EQUAL: {case.name}, pair {first + pair}: texts differ")
             yield case.name, *([turn.speeds for turn in runs] for runs in done.runs.values())
+
+
+def interval(ratios: Sequence[Sequence[float]]) -> Interval:
+    """The interval of the median over sittings and their pairs."""
+    found, rng = np.array(ratios), np.random.default_rng(0)
+    sittings, pairs = found.shape
+    chosen = rng.integers(sittings, size=(RESAMPLES, sittings, 1))
+    drawn = found[chosen, rng.integers(pairs, size=(RESAMPLES, sittings, pairs))]
+    low, high = np.percentile(np.median(drawn, axis=(1, 2)), [2.5, 97.5])
+    return Interval(float(np.median(found)), float(low), float(high))
 
 
 def verdict(ratio: Interval, tolerance: float) -> str:
@@ -196,21 +212,21 @@ def verdict(ratio: Interval, tolerance: float) -> str:
 def compared(load: Load, options: argparse.Namespace, report: Report) -> bool:
     """Adds a row for each case and figure; returns whether one of them is slower."""
     pairs: dict[tuple[str, str], list[list[tuple[float, float]]]] = {}  # by sitting
-    for _ in range(options.sittings):
-        for name, old, new in sitting(load, options):
+    for number in range(options.sittings):
+        for name, old, new in sitting(load, number, options):
             for figure in old[0]:
                 found = [(a[figure], b[figure]) for a, b in zip(old, new, strict=True)]
                 pairs.setdefault((name, figure), []).append(found)
     verdicts = []
     for (name, figure), sittings in pairs.items():
-        medians = [median(new / old for old, new in each) for each in sittings]
-        every = [pair for each in sittings for pair in each]
-        ratio = Interval.of([new / old for old, new in every])
+        ratios = [[new / old for old, new in each] for each in sittings]
+        ratio = interval(ratios)
         verdicts.append(verdict(ratio, options.tolerance))
+        every = [pair for each in sittings for pair in each]
         speeds = [median(speeds) for speeds in zip(*every, strict=True)]
-        unit = figure if "/s" in figure else f"{figure}, per s"
+        medians = [median(each) for each in ratios]
         span = f"{min(medians):.3f} to {max(medians):.3f}"
-        report.row(name, unit, *speeds, ratio, span, len(every), verdicts[-1])
+        report.row(name, figure, *speeds, ratio, span, len(every), verdicts[-1])
     return "slower" in verdicts
 
 
@@ -218,8 +234,8 @@ def parsed() -> argparse.Namespace:
     made = parser(__doc__)
     made.add_argument("old", help="interpreter of the old build")
     made.add_argument("new", help="interpreter of the new build")
-    made.add_argument("--sittings", type=int, default=2)
-    made.add_argument("--pairs", type=int, default=16, help="of turns, per case and sitting")
+    made.add_argument("--sittings", type=int, default=4, help="new processes for each")
+    made.add_argument("--pairs", type=int, default=8, help="of turns, per case and sitting")
     made.add_argument("--tolerance", type=float, default=0.01)
     workloads = made.add_subparsers(dest="workload", required=True)
     for name in ("levels", "serving", "overhead"):

@@ -1,6 +1,6 @@
-"""The arms that are compared: an engine with its weights and its way of drafting.
+"""The compared arms: an engine with its weights and its way of drafting.
 
-Knows the names of the peers' options; knows nothing of processes, clocks or results.
+Knows the names of the peers' options, but no processes, clocks or results.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ LONGEST = 2048 + 64  # positions that a server has room for
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """`weights`: bf16, mxfp4 or q4_0. `draft`: none, a 4-bit copy of the model (ours: its own
-    4-bit weights), or a lookup by its engine's name. `length`: tokens of a draft, None where the
-    engine chooses. `acceptance`: the probability with which a drafted token is accepted (synthetic;
+    """`weights`: bf16, mxfp4 or q4_0. `draft`: none, a 4-bit copy of the model (of specqd: its own
+    4-bit weights), or a lookup by the engine's name for it. `length`: tokens of a draft; None lets
+    the engine choose. `acceptance`: the probability that a drafted token is accepted (synthetic;
     the text is then noise)."""
 
     engine: Engine
@@ -47,11 +47,11 @@ class Arm:
 
     @property
     def process(self) -> str:
-        """Arms with the same value run in one process: ours share their weights."""
+        """Arms with the same value run in one process: those of specqd share their weights."""
         return self.engine if self.engine == "specqd" else self.name
 
 
-# Random weights: the cost of a token. Acceptance is meaningless there.
+# Random weights show the cost of a token. Acceptance is meaningless there.
 DECODE = (
     Arm("specqd"),
     Arm("specqd", "mxfp4"),
@@ -78,7 +78,7 @@ def with_drafts(
 
 
 def synthetic(acceptance: float) -> tuple[Arm, ...]:
-    """Random weights and a set acceptance: cost and benefit of drafting."""
+    """Random weights and a given acceptance rate: cost and benefit of drafting."""
     ours = [("mxfp4", None), ("mxfp4", 3), ("mxfp4", 5)]
     theirs = [("mxfp4", 1), ("mxfp4", 3), ("q4_0", 2), ("q4_0", 4)]
     return (

@@ -1,4 +1,4 @@
-"""Our side: arms over one loaded model."""
+"""SpecQD: its arms over one loaded model."""
 
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version

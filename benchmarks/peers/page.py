@@ -1,4 +1,4 @@
-"""Results of the peers -> the tables of docs/performance.md, as JSON.
+"""Makes the tables of docs/performance.md, as JSON, from the results of the peers.
 
 python benchmarks/peers/page.py benchmarks/results benchmarks/results/tables
 
@@ -21,7 +21,7 @@ Cells = list[Any]
 
 
 def decode_table(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain decoding by arm; the ratio of ours over each peer's arm of the same width."""
+    """Plain decoding by arm, and the ratio of specqd over each peer's arm of the same width."""
     shares = {arm["name"]: arm["share_of_bandwidth"]["median"] for arm in summary["arms"]}
     rows = []
     for arm in summary["arms"]:
@@ -57,7 +57,7 @@ def synthetic_table(by_acceptance: Mapping[str, Mapping[str, Any]]) -> dict[str,
 
 
 def text_table(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Decoding by arm, of each way of drafting the fastest length; the ratio of `auto` over it."""
+    """Decoding by arm, each way of drafting at its fastest length; the ratio of `auto` over it."""
     over = summary["specqd_over"]["specqd bf16 + auto"]
     fastest: dict[str, float] = {}
     for arm in summary["arms"]:
@@ -88,7 +88,7 @@ def text_table(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _way(arm: str) -> str:
-    """The arm's name without the length, all n-grams of an engine alike."""
+    """The arm's name without the length; all n-grams of an engine count as one way."""
     return re.sub(r" ngram-\S+", " ngram", re.sub(r" k=\d+", "", arm))
 
 
@@ -107,7 +107,7 @@ def _counts(summary: Mapping[str, Any]) -> str:
 
 
 def _bandwidth(summary: Mapping[str, Any]) -> str:
-    """Medians before and after the rounds; by size where the sizes differ by a cache."""
+    """Medians before and after the rounds, by size if one of the sizes fits into a cache."""
     found = {
         int(size): [round(around[when]["median"]) for when in ("before", "after")]
         for size, around in summary["bandwidth_gb_per_s"].items()
@@ -125,7 +125,7 @@ def _span(values: Sequence[int]) -> str:
 
 
 def measured(summary: Mapping[str, Any], bandwidth: str) -> dict[str, str]:
-    """Where and when a table was measured."""
+    """The machine, date, commit and command of a table."""
     machine, (file, _, kind) = summary["machine"], summary["prompts"].partition(", ")
     prompts = f" {'CHATS' if kind else 'PROMPTS'}={file}"
     return {

@@ -1,4 +1,4 @@
-"""Plots JSON results in one picture, a panel each.
+"""Plots JSON results in one picture, with a panel for each.
 
 python benchmarks/peers/plot.py RESULT.json ... --png PICTURE.png
 """

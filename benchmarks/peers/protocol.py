@@ -1,4 +1,4 @@
-"""The protocol of a worker process and its master: one JSON object per line, both ways."""
+"""The protocol of a worker process and its parent: one JSON object per line, both ways."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,8 +31,8 @@ class Peer(Protocol):
     """An engine with its model loaded."""
 
     version: str
-    notes: str  # its settings, reported by the engine
-    bytes_read: dict[str, int]  # by arm, per token; where it differs from the format's size
+    notes: str  # its settings, as the engine reports them
+    bytes_read: dict[str, int]  # by arm, per token, if it differs from the format's size
 
     def generate(self, arm: str, prompt: Sequence[int], new_tokens: int) -> Run:
         """Greedy completion of token ids."""

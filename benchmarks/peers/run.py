@@ -16,8 +16,7 @@ import json
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -46,12 +45,10 @@ CHAT_PROMPT_CHARACTERS = 500
 WARM_UP_TOKENS = 12
 SPARE = 64  # positions for drafts past the end
 
-Gate = Callable[[], AbstractContextManager[object]]
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The settings of a raw file, in its first line."""
+    """The settings of a raw file; they are its first line."""
 
     experiment: str
     model: str
@@ -121,29 +118,26 @@ def measure(
     work: Path,
     prompts: Prompts,
     done: int,
-    gate: Gate = contextlib.nullcontext,
 ) -> Iterator[dict[str, Any]]:
-    """Yields the workers' descriptions, then one record per round. Holds `gate` while anything is
-    loaded or timed."""
+    """Yields the workers' descriptions, then one record per round."""
     machine = Machine.choose(plan.threads)
     weights = _weights_read(model)
     sizes = [min(round(weights * bits / 8), LARGEST_READ) for bits in (16, 4.25)]
     with contextlib.ExitStack() as stack:
         workers: dict[str, Worker] = {}
         absent: dict[str, str] = {}
-        with gate():
-            for process in dict.fromkeys(arm.process for arm in plan.arms):
-                own = [arm for arm in plan.arms if arm.process == process]
-                try:
-                    worker = Worker(own, model, work, plan.threads)
-                    stack.callback(worker.close)
-                    for arm in own:
-                        worker.run(arm, prompts.warm_up, WARM_UP_TOKENS)
-                        worker.run(arm, prompts.warm_up[::-1], WARM_UP_TOKENS)
-                        workers[arm.name] = worker
-                except RuntimeError as error:
-                    absent |= {arm.name: str(error) for arm in own}
-                    print(f"absent: {process}: {error}", file=sys.stderr)
+        for process in dict.fromkeys(arm.process for arm in plan.arms):
+            own = [arm for arm in plan.arms if arm.process == process]
+            try:
+                worker = Worker(own, model, work, plan.threads)
+                stack.callback(worker.close)
+                for arm in own:
+                    worker.run(arm, prompts.warm_up, WARM_UP_TOKENS)
+                    worker.run(arm, prompts.warm_up[::-1], WARM_UP_TOKENS)
+                    workers[arm.name] = worker
+            except RuntimeError as error:
+                absent |= {arm.name: str(error) for arm in own}
+                print(f"absent: {process}: {error}", file=sys.stderr)
         yield {
             "begun": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": machine_description(machine),
@@ -159,21 +153,20 @@ def measure(
         }
         present = [arm for arm in plan.arms if arm.name in workers]
         for number in range(done, len(prompts.texts)):
-            with gate():
-                before = bandwidths(machine, sizes)
-                runs: dict[str, Any] = {}
-                for arm in (present[turn] for turn in turns(number, len(present))):
-                    try:
-                        run = workers[arm.name].run(arm, prompts.texts[number], plan.new_tokens)
-                        runs[arm.name] = asdict(run)
-                    except RuntimeError as error:
-                        runs[arm.name] = {"failed": str(error)}
-                after = bandwidths(machine, sizes)
+            before = bandwidths(machine, sizes)
+            runs: dict[str, Any] = {}
+            for arm in (present[turn] for turn in turns(number, len(present))):
+                try:
+                    run = workers[arm.name].run(arm, prompts.texts[number], plan.new_tokens)
+                    runs[arm.name] = asdict(run)
+                except RuntimeError as error:
+                    runs[arm.name] = {"failed": str(error)}
+            after = bandwidths(machine, sizes)
             yield {"prompt": number, "before": before, "after": after, "runs": runs}
 
 
 def _weights_read(model: Path) -> int:
-    """Weights that a token needs: all matrices, without an embedding that is not the head."""
+    """Weights that a token needs: all matrices except an embedding that is not the output head."""
     tensors = TensorDirectory.open(model)
     names = {name for name in tensors if len(tensors[name].shape) == 2}
     if "lm_head.weight" in names:
@@ -211,7 +204,7 @@ def _source(file: Path | None, is_chat: bool) -> str:
     return (file.name if file else "standard library") + (", chat" if is_chat else "")
 
 
-def main(words: Sequence[str] | None = None, gate: Gate = contextlib.nullcontext) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("experiment", choices=["decode", "synthetic", "text"])
     parser.add_argument("model", type=Path)
@@ -224,7 +217,7 @@ def main(words: Sequence[str] | None = None, gate: Gate = contextlib.nullcontext
     parser.add_argument("--threads", type=int, default=_native.usable_threads())
     parser.add_argument("--acceptance", type=float, default=0.8, help="synthetic")
     parser.add_argument("--only", action="append", help="arms with this in their name")
-    options = parser.parse_args(words)
+    options = parser.parse_args()
     model, work = options.model.resolve(), options.work.resolve()
     plan = make_plan(options)
     config = read_config(model)
@@ -241,7 +234,7 @@ def main(words: Sequence[str] | None = None, gate: Gate = contextlib.nullcontext
     if not lines:
         options.raw.write_text(header + "\n")
     done = sum("prompt" in json.loads(line) for line in lines[1:])
-    for record in measure(plan, model, work, prompts, done, gate):
+    for record in measure(plan, model, work, prompts, done):
         with options.raw.open("a") as raw:
             raw.write(json.dumps(record) + "\n")
         if "prompt" in record:

@@ -119,7 +119,7 @@ def _of_arm(experiment: Experiment, arm: Arm, measured: Sequence[Arm]) -> dict[s
 
 
 def _share(experiment: Experiment, arm: Arm, bytes_read: int) -> Spread:
-    """Bytes/s that decoding read, over the bandwidth at that working-set size."""
+    """Bytes/s that decoding reads, over the bandwidth at that working-set size."""
     shares = []
     for r in (r for r in experiment.rounds if arm.name in r.runs):
         size = min(r.before, key=lambda size: abs(size - bytes_read))
@@ -129,13 +129,13 @@ def _share(experiment: Experiment, arm: Arm, bytes_read: int) -> Spread:
 
 
 def _same_text(one: Sequence[int], other: Sequence[int]) -> bool:
-    """Compares the common length: some engines write past the limit with an accepted draft."""
+    """Compares the common length, because some engines exceed the limit with an accepted draft."""
     shared = min(len(one), len(other))
     return list(one[:shared]) == list(other[:shared])
 
 
 def _ratios(experiment: Experiment, measured: Sequence[Arm]) -> dict[str, Any]:
-    """Speed of each of our arms over that of each arm of the peers."""
+    """The speed of each arm of specqd over that of each arm of the peers."""
     ours = [arm for arm in measured if arm.engine == "specqd"]
     out: dict[str, Any] = {}
     for arm in ours:

@@ -1,4 +1,4 @@
-"""A drafter with a set acceptance, for benchmarks on random weights."""
+"""A drafter with a given acceptance rate, for benchmarks on random weights."""
 
 from collections.abc import Sequence as SequenceOf
 from random import Random
@@ -8,9 +8,9 @@ from specqd.engine.roles import Drafter
 
 
 class SyntheticDrafter:
-    """Runs `drafter` at its full cost, then replaces its tokens: each in turn is right with
-    probability `acceptance` (`future`, known from plain decoding), until the first wrong one. The
-    verifier's tokens stay exact."""
+    """Runs `drafter` at its full cost, then replaces its tokens. Each in turn is accepted with
+    probability `acceptance`, until the first rejected one; `future` holds the tokens of plain
+    decoding. The verifier's tokens stay exact."""
 
     def __init__(self, drafter: Drafter, acceptance: float) -> None:
         self._drafter = drafter
@@ -24,17 +24,17 @@ class SyntheticDrafter:
 
     def propose(self, requests: SequenceOf[DraftRequest]) -> list[Proposal]:
         proposals = self._drafter.propose(requests)
-        return [self._told(a, p) for a, p in zip(requests, proposals, strict=True)]
+        return [self._replaced(a, p) for a, p in zip(requests, proposals, strict=True)]
 
-    def _told(self, request: DraftRequest, proposal: Proposal) -> Proposal:
+    def _replaced(self, request: DraftRequest, proposal: Proposal) -> Proposal:
         at = len(request.sequence.tokens) - request.sequence.prompt_length
         tokens = []
-        for right in self.future[at : at + len(proposal.tokens)]:
-            is_right = self._random.random() < self._acceptance
-            tokens.append(right if is_right else right ^ 1)
-            if not is_right:
+        for token in self.future[at : at + len(proposal.tokens)]:
+            is_accepted = self._random.random() < self._acceptance
+            tokens.append(token if is_accepted else token ^ 1)
+            if not is_accepted:
                 break
-        tokens += proposal.tokens[len(tokens) :]  # tokens after a wrong one are never used
+        tokens += proposal.tokens[len(tokens) :]  # tokens after a rejected one are never used
         return Proposal(tokens, proposal.confidences, depths=proposal.depths)
 
     def observe(self, request: DraftRequest, proposal: Proposal, accepted: int) -> None:
