@@ -7,8 +7,8 @@
 OLD and NEW are Python interpreters that have one build each. Every build has a worker process that
 loads a model once, then answers one turn after the other; the worker whose turn it is not is
 stopped. Other programs and the clock disturb a machine for longer than a turn, so both turns of a
-pair meet the same machine: their ratio is far steadier than a speed. Speed also depends on where
-memory lies, so each sitting starts new workers.
+pair meet the same machine: their ratio is far steadier than a speed. Speed also depends on
+which memory a process gets, so each sitting starts new workers, in the other order.
 
 Prints speeds of both builds and NEW / OLD: the median of all pairs with its 95 % interval,
 bootstrapped over sittings and over the pairs of each, and the least and greatest median of a
@@ -175,7 +175,7 @@ def sitting(
     first, last = number * options.pairs, options.sittings * options.pairs
     with ExitStack() as stack:
         workers = {}
-        for name in ("old", "new"):
+        for name in ("new", "old") if number % 2 else ("old", "new"):  # each loads first in turn
             command = [getattr(options, name), WORKER, options.workload]
             workers[name] = Worker(command, load.settings)
             stack.callback(workers[name].close)
@@ -187,10 +187,10 @@ def sitting(
             for arm in arms.values():
                 arm(last - first)  # warms up with a turn that does not count
             done = interleaved(arms, options.pairs)
-            for pair, (old, new) in enumerate(zip(*done.runs.values(), strict=True)):
+            for pair, (old, new) in enumerate(zip(done.runs["old"], done.runs["new"], strict=True)):
                 if old.texts != new.texts:
                     raise SystemExit(f"NOT EQUAL: {case.name}, pair {first + pair}: texts differ")
-            yield case.name, *([turn.speeds for turn in runs] for runs in done.runs.values())
+            yield case.name, *([turn.speeds for turn in done.runs[name]] for name in ("old", "new"))
 
 
 def interval(ratios: Sequence[Sequence[float]]) -> Interval:
