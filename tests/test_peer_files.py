@@ -17,7 +17,7 @@ from support.random_models import ROPE_SCALINGS, Shape, make_model, read_model
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks" / "peers"))
 
 import from_gguf
-import gguf_file
+import prepare
 
 
 @pytest.mark.parametrize("spells_rope_parameters", [False, True])
@@ -26,7 +26,7 @@ def test_a_gguf_file_for_llama_cpp_is_the_model(
 ) -> None:
     shape = Shape(rope_theta=31000.0, spells_rope_parameters=spells_rope_parameters)
     model = make_model(tmp_path / "model", shape, seed)
-    gguf_file.write(model, tmp_path / "m.gguf")
+    prepare.write_gguf(model, tmp_path / "m.gguf")
     read = read_config(tmp_path / "m.gguf")
     assert read == read_config(model)
     assert read.distinct_ropes[0].theta == 31000.0
@@ -47,7 +47,7 @@ def test_a_scaled_rope_is_not_written(
         rope_scaling=ROPE_SCALINGS["linear"], spells_rope_parameters=spells_rope_parameters
     )
     with pytest.raises(ValueError, match="unscaled RoPE"):
-        gguf_file.write(make_model(tmp_path / "model", shape, seed), tmp_path / "m.gguf")
+        prepare.write_gguf(make_model(tmp_path / "model", shape, seed), tmp_path / "m.gguf")
 
 
 def test_a_directory_made_of_a_gguf_file_is_the_model(tmp_path: Path, seed: int) -> None:

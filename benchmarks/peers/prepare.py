@@ -7,6 +7,7 @@ reported here and is absent from the results; the others are still measured.
 """
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -78,15 +79,27 @@ def _unpack(to: Path) -> None:
         file.extractall(to, filter="data")
 
 
-def make_gguf(model: Path, out: Path, work: Path) -> None:
-    """BF16; and Q4_0 and MXFP4 for every matrix, embedding and output head included, like the 4-bit
-    weights of specqd."""
+def write_gguf(model: Path, path: Path) -> None:
+    """Writes the same BF16 bits for llama.cpp. Prompts are token ids, so none is added to them.
+
+    Raises ValueError for a scaled RoPE.
+    """
     from support.gguf_files import convert
 
+    config = json.loads((model / "config.json").read_text())
+    rope = config.get("rope_parameters") or {}  # as transformers 5 writes them
+    if config.get("rope_scaling") or rope.get("rope_type", "default") != "default":
+        raise ValueError(f"{model}: only a model with unscaled RoPE is written as GGUF here")
     metadata = {"general__file_type": BF16_FILE, "tokenizer__ggml__add_bos_token": False}
+    convert(model, path, "BF16", **metadata)
+
+
+def make_gguf(model: Path, out: Path, work: Path) -> None:
+    """BF16, and Q4_0 and MXFP4 for every matrix, embedding and output head included, like the 4-bit
+    weights of specqd."""
     quantize = llama_cpp_tool(work, "llama-quantize")
     plain = out / "bf16.gguf"
-    _make(plain, lambda partial: convert(model, partial, "BF16", **metadata))
+    _make(plain, lambda partial: write_gguf(model, partial))
     _make(out / "q4_0.gguf", lambda partial: _run(quantize, "--pure", plain, partial, "Q4_0"))
     kinds = ["--output-tensor-type", "mxfp4", "--token-embedding-type", "mxfp4"]
     for part in ("attn", "ffn"):

@@ -228,6 +228,7 @@ def convert(directory: Path, path: Path, kind: str, **more: Any) -> Path:
 def converted(directory: Path) -> tuple[dict[str, Any], dict[str, NDArray[np.float32]]]:
     """The metadata and tensors of a directory, by llama.cpp's names and in its order of rows."""
     config, tensors = read_model(directory)
+    config = (config.get("rope_parameters") or {}) | config  # as transformers 5 spells them
     converted = {}
     for name, bits in tensors.items():
         values = (bits.astype(np.uint32) << 16).view(np.float32)
