@@ -29,7 +29,7 @@ AREAS = {
     "anthropic": "client_* clients messages",
     "server": "client_* clients load_clients messages operations page* responses server*",
     "ray": "deploy ray",
-    "bench": "agreement bench* peer_files stages suggestion",
+    "bench": "agreement bench* peer_files rounds stages suggestion",
     "cli": "batch_command bench* cached_models chat chat_commands cli* docs explain suggestion",
     "docs": "architecture areas client_snippets deploy distribution docs examples find_wrong_bit",
     "fuzz": "fuzz hostile_metadata",
