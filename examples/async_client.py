@@ -1,4 +1,4 @@
-"""Serves the model that ships on a free port and asks it many things at once."""
+"""Serves the shipped model on a free port, and sends it several requests at once."""
 
 import asyncio
 import re

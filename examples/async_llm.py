@@ -1,4 +1,4 @@
-"""Streams one text and completes others meanwhile, all in one batch, with asyncio."""
+"""Streams one text while it completes others in the same batch, with asyncio."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ PARAMS = SamplingParams(max_tokens=48, temperature=0.8, seed=7)
 
 async def shown(llm: AsyncLLM, prompt: str) -> str:
     text = ""
-    async for piece in llm.stream(prompt, PARAMS):  # leaving the loop cancels the request
+    async for piece in llm.stream(prompt, PARAMS):  # breaking out cancels the request
         print(piece, end="", flush=True)
         text += piece
     print()
@@ -18,7 +18,7 @@ async def shown(llm: AsyncLLM, prompt: str) -> str:
 
 
 async def main(llm: AsyncLLM) -> None:
-    async with llm:  # ends the engine's thread
+    async with llm:  # ends the engine's thread at the end
         both = shown(llm, PROMPTS[0]), llm.generate(PROMPTS, PARAMS)
         streamed, results = await asyncio.gather(*both)
         print(f"streamed, equal to the whole: {streamed == results[0].text}")

@@ -1,4 +1,4 @@
-"""Answers a file of OpenAI batch requests offline. Run it again: nothing is answered twice."""
+"""Answers a file of OpenAI batch requests offline. A second run answers only what is missing."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ subprocess.run(
     [sys.executable, "-m", "specqd", "batch", str(requests), "-o", str(answers)], check=True
 )
 llm = LLM()
-for line in answers.read_text().splitlines():  # in the order in which they were done
+for line in answers.read_text().splitlines():  # in order of completion
     answer = json.loads(line)
     text = answer["response"]["body"]["choices"][0]["text"]
     alone = llm.generate(PROMPTS[answer["custom_id"]], SamplingParams(**SAMPLING))[0].text

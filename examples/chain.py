@@ -1,6 +1,6 @@
-"""A chain of one's own: n-grams of a file draft for the MXFP4 weights, and these for the model.
+"""Builds a chain: n-grams of a file draft for the 4-bit weights, and these draft for the model.
 
-Any model with the same tokenizer may draft too: LLM(model, draft=["fp4", "./small", "ngram"]).
+Any model with the same tokenizer can draft too: LLM(model, draft=["fp4", "./small", "ngram"]).
 """
 
 import argparse
@@ -11,7 +11,7 @@ from specqd import LLM, SamplingParams
 
 PROMPT = inspect.getsource(argparse.HelpFormatter)[:600]
 PARAMS = SamplingParams(max_tokens=128, temperature=0.8, seed=7)
-llm = LLM(draft=["fp4", f"ngram:{argparse.__file__}"])  # from the outermost in
+llm = LLM(draft=["fp4", f"ngram:{argparse.__file__}"])  # each drafts for the one before it
 result = llm.generate(PROMPT, PARAMS)[0]
 print(f"{PROMPT}{result.text}\n")
 

@@ -1,6 +1,6 @@
-"""A conversation with the model that ships, which knows Python source and has no chat template.
+"""Chats with the shipped model, which knows Python source but has no chat template.
 
-It gets one here. With a chat model the four lines of `with` are LLM("Qwen/Qwen3-0.6B").
+The example adds one. For a chat model, LLM("Qwen/Qwen3-0.6B") replaces the four lines of `with`.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Prints a text while it is generated, and ends it early at a condition of one's own."""
+"""Prints a text while it is generated, and ends it early when a condition is met."""
 
 from specqd import LLM, SamplingParams
 
@@ -11,7 +11,7 @@ for piece in stream:
     print(piece, end="", flush=True)
     text += piece
     if text.count("\n") >= 8:
-        stream.stop()  # ends the text after the round in progress; `break` would cancel it
+        stream.stop()  # ends the text after the current round; `break` would cancel it
 
 result = stream.result
 assert result is not None

@@ -41,7 +41,7 @@ def main() -> None:
 
 def mutator(name: str, seeds: list[bytes]) -> JsonMutator | TemplateMutator:
     def mutate_bytes(data: bytes, size: int) -> bytes:
-        return atheris.Mutate(data, size)  # looked up at each call: Fuzz() rebinds it
+        return atheris.Mutate(data, size)  # looked up at each call, because Fuzz() rebinds it
 
     if name == "template":
         return TemplateMutator(mutate_bytes)

@@ -1,8 +1,8 @@
-"""Changes JSON so that it stays JSON, wherever it lies among other bytes.
+"""Mutates JSON into other valid JSON, wherever it is among other bytes.
 
-Bytes changed at random are seldom JSON, and then only the parser is fuzzed. Half of the time this
-mutator changes values, keys and lists instead. A length of eight bytes before the JSON, as
-safetensors have it, follows it.
+Random changes of bytes rarely give JSON, so they would fuzz only the parser. Half of the time this
+mutator changes values, keys and lists instead. It updates a length of eight bytes before the JSON,
+as in safetensors files.
 """
 
 import copy
@@ -19,8 +19,10 @@ ODD = (
 
 
 class JsonMutator:
+    """A custom mutator for the fuzzer: (data, max_size, seed) -> data."""
+
     def __init__(self, mutate_bytes: Callable[[bytes, int], bytes], words: list[str]) -> None:
-        """`words` are keys and strings to put in; `mutate_bytes` is the fuzzer's own mutator."""
+        """`words` are keys and strings to insert; `mutate_bytes` is the fuzzer's own mutator."""
         self._mutate_bytes, self._words = mutate_bytes, words or [""]
 
     def __call__(self, data: bytes, max_size: int, seed: int) -> bytes:
@@ -55,7 +57,7 @@ class JsonMutator:
         container, key = chance.choice(places)
         if chance.random() < 0.15:
             del container[key]
-        elif chance.random() < 0.2:  # another key or place for what is there, or for a copy
+        elif chance.random() < 0.2:  # copies the value to another key or place
             self._insert(chance, container, copy.deepcopy(container[key]))
         elif chance.random() < 0.25:
             other, other_key = chance.choice(places[1:] or places)
@@ -83,11 +85,11 @@ class JsonMutator:
 
 
 def find_json(data: bytes) -> tuple[int, int, object] | None:
-    """The first JSON object of `data`: where it starts, where it ends, and its value."""
+    """Returns the start, the end and the value of the first JSON object in `data`, or None."""
     start = data.find(b"{")
     if start < 0:
         return None
-    text = data[start:].decode("latin-1")  # a character a byte, so that places are kept
+    text = data[start:].decode("latin-1")  # one character per byte, so that places stay the same
     try:
         _, length = json.JSONDecoder().raw_decode(text)
         return start, start + length, json.loads(data[start : start + length])
@@ -96,7 +98,7 @@ def find_json(data: bytes) -> tuple[int, int, object] | None:
 
 
 def words_of(seeds: list[bytes]) -> list[str]:
-    """All keys and strings of the seeds' JSON."""
+    """Returns all keys and strings in the JSON of the seeds."""
     words: set[str] = set()
 
     def collect(value: object) -> None:

@@ -1,8 +1,8 @@
-"""What is fuzzed: each target reads bytes as one kind of untrusted input.
+"""The targets of fuzzing. Each reads bytes as one kind of untrusted input.
 
-It may raise SpecqdError, in one line, and nothing else. Knows nothing of the fuzzer;
-tests/test_fuzz.py runs the seeds and every input that was found. Parts of the core are fuzzed by
-programs of their own, native/.
+A target may raise only SpecqdError, with a message of one line. tests/test_fuzz.py runs the seeds
+and every input that was found. Programs in native/ fuzz parts of the core. Knows nothing of the
+fuzzer.
 """
 
 import json
@@ -36,7 +36,7 @@ PACKED_CONFIG = {
     "max_position_embeddings": 64,
 }
 MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
-MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # for files: twice as many inputs
+MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # files in memory: twice the inputs
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 
 
@@ -100,7 +100,7 @@ def config(data: bytes) -> None:
 
 
 def tokenizer(data: bytes) -> None:
-    """The first byte chooses the file."""
+    """The first byte selects the file that the others become."""
     name = TOKENIZER_FILES[data[0] % len(TOKENIZER_FILES) if data else 0]
     with directory_of(name, data[1:]) as directory:
         if name == "tokenizer_config.json":
@@ -125,7 +125,7 @@ def requests(data: bytes) -> None:
 
 
 def check(attempt: Callable[[], object]) -> None:
-    """Raises what is neither a result nor an error of one line."""
+    """Runs an attempt. Lets every exception pass but a SpecqdError of one line."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -142,7 +142,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 
 
 def programs() -> dict[str, str]:
-    """The fuzzers of the core that `.ci/fuzzers` has built, by name."""
+    """Returns the fuzzers of the core that `.ci/fuzzers` has built, by name."""
     here = Path(__file__).parent
     built = here.parent / "build" / "fuzzers" / "fuzz" / "native"
     sources = sorted((here / "native").glob("*.cpp"))

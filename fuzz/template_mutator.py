@@ -1,8 +1,8 @@
-"""Changes a Jinja template so that it stays one.
+"""Mutates a Jinja template into another valid one.
 
-Templates are rendered in another process, so the fuzzer does not see which bytes lead further, and
-bytes changed at random end in Jinja's parser. Most changes here put in, wrap, replace or remove
-whole statements and expressions, drawn from all that Jinja and a chat template's variables offer.
+Templates are rendered in another process, so the fuzzer has no coverage to guide it, and random
+changes of bytes fail in Jinja's parser. Most changes here insert, wrap, replace or remove complete
+statements and expressions, drawn from all that Jinja and the variables of chat templates offer.
 Knows nothing of the fuzzer.
 """
 
@@ -58,10 +58,12 @@ OPENING = (
     *("autoescape", "raw"),
 )
 TAG = re.compile(r"{%[-+]?\s*(\w+)")
-LONGEST = 3000  # bytes: longer templates compile slowly; where one gets longer, a new one begins
+LONGEST = 3000  # bytes; longer templates compile slowly, so a new one replaces them
 
 
 class TemplateMutator:
+    """A custom mutator for the fuzzer: (data, max_size, seed) -> data."""
+
     def __init__(self, mutate_bytes: Callable[[bytes, int], bytes]) -> None:
         """`mutate_bytes` is the fuzzer's own mutator."""
         self._mutate_bytes = mutate_bytes
@@ -79,7 +81,7 @@ class TemplateMutator:
         return changed
 
     def _change(self, chance: random.Random, parts: list[str]) -> None:
-        """Changes some neighbours of `parts`, in place."""
+        """Changes some adjacent entries of `parts`, in place."""
         start = chance.randint(0, len(parts))
         end = min(len(parts), start + chance.choice((0, 0, 1, 1, 3, 9)))
         if not is_balanced(parts[start:end]):
@@ -94,7 +96,7 @@ class TemplateMutator:
 
 
 def is_balanced(parts: list[str]) -> bool:
-    """Whether each block of `parts` begins and ends in them."""
+    """Returns whether each block in `parts` both begins and ends there."""
     depth = 0
     for part in parts:
         match = TAG.match(part)
@@ -108,7 +110,7 @@ def is_balanced(parts: list[str]) -> bool:
 
 
 def block(chance: random.Random, body: str) -> str:
-    """A statement or expression around `body`."""
+    """Returns a random statement or expression around `body`."""
     return chance.choice(BLOCKS).format(
         body=body,
         more=chance.choice(("", "{{ x }}", "{% continue %}")),

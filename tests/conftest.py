@@ -1,4 +1,4 @@
-"""Shared fixtures: the seed of this run, commands in this process, and models."""
+"""Shared fixtures: the seed of this run, commands run in this process, and models."""
 
 import os
 import random
@@ -9,8 +9,8 @@ from pathlib import Path
 from secrets import randbelow
 from typing import Any
 
-# A worker has one core: a BLAS with more threads would wait for itself in every small product.
-# Before NumPy is imported, which reads it once.
+# A worker has one core, so more BLAS threads would only wait for each other in small products. This
+# must come before the import of NumPy, which reads it once.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
@@ -27,11 +27,11 @@ from support.openai_client import client_of
 from support.random_models import PACKED_SHAPE, Shape, make_model
 from support.served import TEMPLATE, Served
 
-os.environ["SPECQD_CONFIG"] = os.devnull  # not the user's own file
-# Ignored in what a shell script starts in the background; the programs under test inherit it.
+os.environ["SPECQD_CONFIG"] = os.devnull  # instead of the user's own file
+# A shell script ignores this signal in background jobs, and the programs under test inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Times of examples tell nothing, and an example may write over the files of the one before.
+# Times of examples mean nothing, and an example may overwrite files of the previous one.
 settings.register_profile(
     "ours", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -57,7 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
     elif config.option.seed is None:
         config.option.seed = randbelow(1 << 32)
     if worker and hasattr(os, "sched_setaffinity"):
-        # A worker has cores of its own: a barrier that waits for another one's core takes long.
+        # A worker has its own cores: a barrier that waits for the core of another one is slow.
         number, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
         if cores := sorted(os.sched_getaffinity(0))[number::count]:
             os.sched_setaffinity(0, cores)
@@ -69,12 +69,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    node.workerinput["seed"] = node.config.option.seed  # that which is printed
+    node.workerinput["seed"] = node.config.option.seed  # the printed one
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Runs each file on one worker: test_exactness.py adds up what all of its cells compared."""
+    """Runs each file on one worker: test_exactness.py sums up what all of its cells compared."""
     from xdist.scheduler import LoadFileScheduling
 
     return LoadFileScheduling(config, log)
@@ -82,7 +82,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def seed(pytestconfig: pytest.Config) -> int:
-    """The seed of this run: random, printed, and settable with --seed."""
+    """The seed of this run. It is random, printed, and can be set with --seed."""
     return int(pytestconfig.option.seed)
 
 
@@ -115,20 +115,20 @@ def refuse(run: Run) -> Refuse:
     return run_refused
 
 
-# Random models whose drafts are often right.
+# Random models whose drafts are often accepted.
 small_model = a_model(Shape(is_peaked=True, context=256))
 chat_model = a_model(Shape(is_peaked=True, context=512), TEMPLATE)
 
 
 @pytest.fixture(scope="session")
 def llm(chat_model: Path) -> LLM:
-    """The chat model without drafts, by the Python API."""
+    """The chat model without drafts, through the Python API."""
     return LLM(chat_model, "none", threads=1)
 
 
 @pytest.fixture(scope="module")
 def client(served: Served) -> Any:
-    """OpenAI's client of the module's server."""
+    """OpenAI's client for the module's server."""
     return client_of(served)
 
 
@@ -144,7 +144,7 @@ def chance(seed: int) -> random.Random:
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
-    """A packed model beside the model that it was made of; not to be written to."""
+    """A packed model, and the model that it was packed from. Tests must not write to either."""
     directory = tmp_path_factory.mktemp("packed")
     model = make_model(directory / "model", PACKED_SHAPE, seed)
     assert main(["pack", str(model), str(directory / "packed")]) == 0
@@ -153,7 +153,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
 
 @pytest.fixture
 def copy(packed: Path, tmp_path: Path) -> Path:
-    """A packed model to damage."""
+    """A copy of a packed model that a test can damage."""
     return Path(shutil.copytree(packed, tmp_path / "copy"))
 
 

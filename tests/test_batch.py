@@ -1,4 +1,4 @@
-"""Batch files: answers equal those of single requests, and files stay whole."""
+"""Batch files: answers equal those of single requests, and files stay complete."""
 
 import json
 import random
@@ -79,7 +79,7 @@ def test_a_response_is_the_answer_of_its_chat(tmp_path: Path, llm: LLM) -> None:
     assert answers["too long"]["status_code"] == 400
 
 
-def test_lines_have_openais_fields(tmp_path: Path, llm: LLM) -> None:
+def test_output_lines_have_openais_fields(tmp_path: Path, llm: LLM) -> None:
     chat = request("b", "/v1/chat/completions", messages=[{"role": "user", "content": "x"}])
     chat["body"] |= {"max_tokens": 3, "logprobs": True, "top_logprobs": 2, "seed": 6}
     out = tmp_path / "out.jsonl"
@@ -138,7 +138,7 @@ def test_texts_follow_a_schema(tmp_path: Path, llm: LLM) -> None:
     assert (answers["c"]["response"]["status_code"], error["param"]) == (400, "response_format")
 
 
-def test_batches_need_no_package_of_the_server(
+def test_batches_do_not_need_the_servers_packages(
     tmp_path: Path, llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = (
@@ -153,7 +153,9 @@ def test_batches_need_no_package_of_the_server(
         answer_file(llm, write(tmp_path / "in.jsonl", [form]), tmp_path / "out.jsonl")
 
 
-def test_a_request_that_the_model_refuses_gets_an_answer(tmp_path: Path, llm: LLM) -> None:
+def test_a_request_that_the_model_cannot_run_gets_an_error_as_answer(
+    tmp_path: Path, llm: LLM
+) -> None:
     out = tmp_path / "out.jsonl"
     lines = [request("long", prompt="a" * 300), request("id", prompt=[1, 999999]), request("good")]
     lines.append(request("half", prompt=["a", "a" * 300]))
@@ -170,7 +172,7 @@ def test_a_request_that_the_model_refuses_gets_an_answer(tmp_path: Path, llm: LL
     assert error["type"] == "invalid_request_error"
 
 
-def test_a_tokenizer_that_panics_fails_its_requests_alone(tmp_path: Path, seed: int) -> None:
+def test_a_tokenizer_that_panics_fails_only_its_own_requests(tmp_path: Path, seed: int) -> None:
     llm = LLM(add_panics(make_model(tmp_path / "small", Shape(), seed)))
     [x] = llm.encode("x")
     requests = [
@@ -189,7 +191,7 @@ def test_a_tokenizer_that_panics_fails_its_requests_alone(tmp_path: Path, seed: 
         assert problem.startswith("the tokenizer cannot")
 
 
-def test_half_a_character_is_an_answer_with_an_error(tmp_path: Path, llm: LLM) -> None:
+def test_a_lone_surrogate_gets_an_error_as_answer(tmp_path: Path, llm: LLM) -> None:
     half = "\ud83d"
     chat = {"messages": [{"role": half, "content": "x"}]}
     requests = [
@@ -205,7 +207,7 @@ def test_half_a_character_is_an_answer_with_an_error(tmp_path: Path, llm: LLM) -
     assert answer_file(llm, source, out) == 0  # all are answered
 
 
-def test_chats_are_refused_where_there_is_no_template(tmp_path: Path, seed: int) -> None:
+def test_chats_are_rejected_without_a_chat_template(tmp_path: Path, seed: int) -> None:
     bare = LLM(make_model(tmp_path / "bare", Shape(), seed))
     chat = request("b", "/v1/chat/completions", messages=[{"role": "user", "content": "x"}])
     batch = read_batch(write(tmp_path / "in.jsonl", [request("a"), chat]), "bare")
@@ -223,7 +225,7 @@ def test_chats_are_refused_where_there_is_no_template(tmp_path: Path, seed: int)
         (b"\xff{}", "is not JSON"),
         (b"[" * 100000, "is not JSON"),
         (b"3", "is not an object"),
-        (json.dumps(request("a")).encode(), "custom_id: 'a' is that of line 1"),
+        (json.dumps(request("a")).encode(), "custom_id: 'a' is used by line 1 too"),
         (json.dumps(request("")).encode(), "custom_id"),
         (json.dumps(request("b") | {"url": "/v1/embeddings"}).encode(), "url"),
         (json.dumps(request("b") | {"method": "GET"}).encode(), "method"),
@@ -234,7 +236,7 @@ def test_chats_are_refused_where_there_is_no_template(tmp_path: Path, seed: int)
         (json.dumps(request("b") | {"body": 3}).encode(), "body: 3"),
     ],
 )
-def test_a_bad_line_is_refused_before_any_work(tmp_path: Path, bad: bytes, problem: str) -> None:
+def test_a_bad_line_is_rejected_before_any_work(tmp_path: Path, bad: bytes, problem: str) -> None:
     source = tmp_path / "in.jsonl"
     source.write_bytes(json.dumps(request("a")).encode() + b"\n\n" + bad + b"\n")
     assert refused(RequestError, read_batch, source, "small").startswith(f"{source}:3: {problem}")
@@ -258,7 +260,7 @@ def test_a_line_cut_off_anywhere_is_written_again(tmp_path: Path, llm: LLM) -> N
 @pytest.mark.parametrize(
     "content", [b"precious", b"precious\n", b'{"id": "batch', b'{"id": "batch_req_1"}\n', b"\0\n"]
 )
-def test_a_file_of_something_else_is_left_alone(tmp_path: Path, content: bytes) -> None:
+def test_a_file_with_other_content_is_not_changed(tmp_path: Path, content: bytes) -> None:
     out = tmp_path / "out.jsonl"
     out.write_bytes(content)
     batch = read_batch(write(tmp_path / "in.jsonl", [request("a")]), "small")
@@ -271,12 +273,14 @@ def test_a_file_of_something_else_is_left_alone(tmp_path: Path, content: bytes) 
     assert out.read_bytes() == content
 
 
-def test_a_file_without_requests_is_refused(tmp_path: Path) -> None:
+def test_a_file_without_requests_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="has no request"):
         read_batch(write(tmp_path / "in.jsonl", []), "small")
 
 
-def test_answers_to_other_requests_or_of_other_models_are_refused(tmp_path: Path, llm: LLM) -> None:
+def test_an_output_file_of_other_requests_or_another_model_is_rejected(
+    tmp_path: Path, llm: LLM
+) -> None:
     source, out = write(tmp_path / "in.jsonl", [request("a")]), tmp_path / "out.jsonl"
     answer_file(llm, source, out)
     others = [read_batch(source, "another")]
@@ -284,13 +288,13 @@ def test_answers_to_other_requests_or_of_other_models_are_refused(tmp_path: Path
     others.append(read_batch(write(source, [request("b")]), "small"))
     for batch in others:
         with (
-            pytest.raises(RequestError, match="answers another request or model"),
+            pytest.raises(RequestError, match="answers a request 'a' that is not in"),
             open_answers(out, batch),
         ):
             pass
 
 
-def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
+def test_only_one_process_writes_at_a_time(tmp_path: Path) -> None:
     batch = read_batch(write(tmp_path / "in.jsonl", [request("a")]), "small")
     with (
         open_answers(tmp_path / "out.jsonl", batch),

@@ -1,4 +1,4 @@
-"""Texts in channels: how they are read, and which channels a conversation shows."""
+"""Texts in channels: how they are split, and which channels a conversation shows."""
 
 from itertools import pairwise
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Chat templates: the dialect; broken and hostile templates."""
+"""Chat templates: their dialect of Jinja, and broken and hostile ones."""
 
 from __future__ import annotations
 
@@ -117,20 +117,20 @@ def test_an_error_that_a_template_raises_is_a_request_error() -> None:
 @pytest.mark.parametrize(
     "messages", [[], ["hi"], [{"role": "user", "content": object()}], [None], [{(1, 2): 3}]]
 )
-def test_malformed_messages_are_refused(messages: Any) -> None:
+def test_malformed_messages_are_rejected(messages: Any) -> None:
     with pytest.raises(RequestError, match="messages"):
         render("{{ messages }}", messages)
 
 
-def test_a_message_nested_within_itself_is_refused() -> None:
+def test_a_message_nested_within_itself_is_rejected() -> None:
     endless: dict[str, Any] = {"role": "user"}
     endless["content"] = [endless]
-    with pytest.raises(RequestError, match="nested too deeply"):
+    with pytest.raises(RequestError, match="nested more than 60 levels deep"):
         render("{{ messages }}", [endless])
 
 
 def failure(source: str, **options: Any) -> str:
-    """The error, one line, of a template that fails."""
+    """Returns the error, one line, of a template that fails."""
     template = ChatTemplate(source, "m/tokenizer_config.json", **options)
     message = refused(ChatTemplateError, template.render, MESSAGES)
     assert message.startswith("m/tokenizer_config.json: the chat template ")
@@ -147,7 +147,7 @@ def failure(source: str, **options: Any) -> str:
         "{{ self.root() }}", "{{ range(10**9) }}", "{{ 'é' | e | b }}",
     ],
 )  # fmt: skip
-def test_a_broken_template_is_named(source: str) -> None:
+def test_the_error_for_a_broken_template_names_it(source: str) -> None:
     assert " fails: " in failure(source)
 
 
@@ -187,7 +187,7 @@ ALWAYS = "{% for i in range(100000) %}"
         "{{ (7 ** 3000000) % 11 }}",
     ],
 )  # fmt: skip
-def test_an_endless_template_is_stopped_also_within_one_call(source: str) -> None:
+def test_an_endless_template_is_stopped_even_within_one_call(source: str) -> None:
     message = failure(source, cpu_seconds=0.05)
     assert "is stopped because it takes too long" in message
 
@@ -208,8 +208,8 @@ def test_a_template_that_grows_is_stopped(source: str) -> None:
     assert "is stopped because it needs too much memory" in message
 
 
-def test_a_text_that_is_much_longer_than_its_messages_is_refused() -> None:
-    assert "makes a text that is too long" in failure("{{ 'x' * 10000000 }}")
+def test_a_text_much_longer_than_its_messages_is_rejected() -> None:
+    assert "its text is too long" in failure("{{ 'x' * 10000000 }}")
 
 
 @pytest.mark.parametrize(
@@ -222,12 +222,12 @@ def test_a_text_that_is_much_longer_than_its_messages_is_refused() -> None:
         "{#" * 9999, "{{ '" + "a" * 70000 + "' }}",
     ],
 )  # fmt: skip
-def test_a_template_that_cannot_be_compiled_is_named(source: str) -> None:
+def test_the_error_for_a_template_that_cannot_be_compiled_names_it(source: str) -> None:
     failure(source)
 
 
 def test_a_refusal_of_any_length_is_one_short_line() -> None:
-    with pytest.raises(RequestError, match=r"^the chat template refuses: a{499}…$"):
+    with pytest.raises(RequestError, match=r"^the chat template rejects this request: a{499}…$"):
         render("{{ raise_exception('a' * 10**7) }}")
 
 

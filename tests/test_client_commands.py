@@ -1,4 +1,4 @@
-"""Agents and load generators, as docs/clients.md starts them. Each runs where it is installed."""
+"""Agents and load generators, started as in docs/clients.md, if they are installed."""
 
 import os
 import re
@@ -24,7 +24,7 @@ served = a_server("chat_model", *NAMED)
 
 
 def snippet(section: str, kind: str, served: Served) -> str:
-    """The section's block of that kind, for this server."""
+    """Returns the section's block of that kind, with this server's address."""
     section = PAGE.split(f"\n## {section}\n")[1].split("\n## ")[0]
     [block] = re.findall(rf"^```{kind}\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     assert block.count(SERVER) == 1
@@ -32,7 +32,7 @@ def snippet(section: str, kind: str, served: Served) -> str:
 
 
 def run(command: str, home: Path, more: Mapping[str, str] | None = None) -> str:
-    """The output of a shell's command line, in a directory of its own as the user's home."""
+    """Runs a shell command with an empty home directory, and returns its output."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     ended = subprocess.run(
         ["bash", "-c", command],

@@ -1,4 +1,4 @@
-"""The Python snippets of docs/clients.md, run as they stand where their packages are installed."""
+"""The Python snippets of docs/clients.md run unchanged, if their packages are installed."""
 
 import re
 import subprocess

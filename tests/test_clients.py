@@ -1,4 +1,4 @@
-"""LiteLLM and simonw/llm ask the server, unchanged. Each runs where it is installed."""
+"""LiteLLM and simonw/llm work with the server unchanged. Each test needs its client installed."""
 
 import json
 import os
@@ -39,19 +39,19 @@ def scripted(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Iterator[Se
 
 @pytest.fixture
 def litellm(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it fetches prices
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # otherwise it downloads prices
     litellm = pytest.importorskip("litellm", reason="needs LiteLLM")
     litellm.telemetry = False
     return litellm
 
 
 def ask(litellm: Any, served: Served, **fields: Any) -> Any:
-    """One chat, as users of LiteLLM write it."""
+    """Sends one chat as users of LiteLLM do."""
     where = {"model": "openai/small", "api_base": f"{served.url}/v1", "api_key": "unused"}
     return litellm.completion(**where, **({"messages": TURN} | fields), num_retries=0)
 
 
-def test_litellms_answers_are_those_of_the_python_api(
+def test_answers_to_litellm_equal_those_of_the_python_api(
     litellm: Any, served: Served, llm: LLM
 ) -> None:
     expected = llm.chat(TURN, SamplingParams(**SAMPLING))
@@ -67,7 +67,7 @@ def test_litellms_answers_are_those_of_the_python_api(
     assert text.choices[0].text == llm.generate("ab", SamplingParams(**SAMPLING))[0].text
 
 
-def test_litellm_reads_calls_of_tools_and_errors(litellm: Any, scripted: Served) -> None:
+def test_litellm_reads_tool_calls_and_errors(litellm: Any, scripted: Served) -> None:
     pytest.importorskip("mcp", reason="LiteLLM needs it for tools")
     script = {"extra_body": {"chat_template_kwargs": {"script": "B"}}, "temperature": 0}
     answer = ask(litellm, scripted, tools=[WEATHER, STOP], reasoning_effort="low", **script)
@@ -82,7 +82,7 @@ def test_litellm_reads_calls_of_tools_and_errors(litellm: Any, scripted: Served)
 
 
 def run_llm(served: Served, home: Path, *arguments: str) -> str:
-    """The output of `llm`, with the server as a model that its own file names."""
+    """Returns the output of `llm`, which knows the server from its own file of models."""
     pytest.importorskip("llm", reason="needs llm")
     model = f"- model_id: ours\n  model_name: small\n  api_base: {served.url}/v1\n"
     (home / "extra-openai-models.yaml").write_text(model + "  api_key_name: unused\n")
@@ -95,11 +95,11 @@ def run_llm(served: Served, home: Path, *arguments: str) -> str:
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-    return ended.stdout.decode()  # with its own line ends
+    return ended.stdout.decode()  # it adds line ends of its own
 
 
 @pytest.mark.parametrize("extra", [[], ["--no-stream"]])
-def test_llms_answers_are_those_of_the_python_api(
+def test_answers_to_llm_equal_those_of_the_python_api(
     served: Served, llm: LLM, tmp_path: Path, extra: list[str]
 ) -> None:
     options = [word for name, value in SAMPLING.items() for word in ("-o", name, str(value))]

@@ -1,4 +1,4 @@
-"""The files that deploy the server start it with options that it has, and agree with pyproject."""
+"""The deployment files start the server with existing options, and agree with pyproject.toml."""
 
 import re
 import shlex
@@ -25,12 +25,12 @@ def parsed(path: Path) -> Any:
 
 
 def parameters(command: list[str]) -> dict[str, Any]:
-    """The options that `serve` would get; the command is only parsed."""
+    """Parses the command, without running it, and returns the options of `serve`."""
     name, *arguments = command[command.index("serve") :]
     return serve.make_context(name, arguments).params
 
 
-def test_the_container_and_its_composition_start_the_server() -> None:
+def test_the_container_and_the_compose_file_start_the_server() -> None:
     [entry] = re.findall(r"^ENTRYPOINT (\[.*\])$", CONTAINERFILE, re.MULTILINE)
     service = parsed(DEPLOY / "compose.yaml")["services"]["specqd"]
     found = parameters([*yaml.safe_load(entry), *service["command"]])
@@ -62,7 +62,7 @@ def test_the_service_starts_the_server() -> None:
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")
-def test_the_service_passes_systemds_own_check(tmp_path: Path) -> None:
+def test_the_service_passes_the_check_of_systemd(tmp_path: Path) -> None:
     program = shutil.which("true")
     assert program is not None
     unit = tmp_path / "specqd.service"
@@ -81,7 +81,7 @@ KUBERNETES = {
     for path in sorted((DEPLOY / "kubernetes").glob("*.yaml"))
     for each in yaml.safe_load_all(path.read_text())
 }
-GROUP_FIELDS = {"rayStartParams", "template"}  # of KubeRay's v1 types
+GROUP_FIELDS = {"rayStartParams", "template"}  # fields of KubeRay's v1 types
 
 
 def container(template: Any) -> Any:
@@ -90,7 +90,7 @@ def container(template: Any) -> Any:
 
 
 def pods() -> dict[str, Any]:
-    """The pod templates of all manifests."""
+    """Returns the pod templates of all manifests."""
     cluster = KUBERNETES["RayService"]["spec"]["rayClusterConfig"]
     [workers] = cluster["workerGroupSpecs"]
     return {
@@ -126,7 +126,7 @@ def test_manifests_select_the_pods_of_the_deployment() -> None:
 
 @pytest.mark.parametrize("name", ["deployment", "head", "workers"])
 def test_pods_take_whole_cores_of_their_own(name: str) -> None:
-    """Requests that equal limits, in whole cores: what the static CPU manager asks for."""
+    """The static CPU manager needs requests that equal limits, in whole cores."""
     resources = container(pods()[name])["resources"]
     assert resources["requests"] == resources["limits"]
     assert resources["limits"]["cpu"].isdecimal()
@@ -198,4 +198,4 @@ def test_rattler_build_renders_the_recipe(platform: str) -> None:
     compiler, *others = found["requirements"]["build"]
     assert re.fullmatch(rf"(gxx|clangxx)_{platform}", compiler)
     assert not [each for each in others if "$" in each]
-    assert found["build"]["string"].startswith("py313")  # a package for each version of Python
+    assert found["build"]["string"].startswith("py313")  # one package per version of Python

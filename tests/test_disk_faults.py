@@ -1,4 +1,4 @@
-"""Packing and batch files on a disk that fills up or fails, or when the process is ended."""
+"""Packing and batch files while the disk becomes full or fails, or the process is killed."""
 
 import errno
 import os
@@ -25,7 +25,7 @@ def model(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
 
 
 def limited(command: list[str], most_bytes: int) -> subprocess.CompletedProcess[str]:
-    """Runs a command that can write files of `most_bytes` bytes only, as on a full disk."""
+    """Runs a command that can write files of at most `most_bytes` bytes, as on a full disk."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, resource.RLIM_INFINITY))
@@ -37,7 +37,7 @@ def is_one_line(error: str) -> bool:
     return error.startswith("specqd: error: ") and error.count("\n") == 1
 
 
-def test_a_full_disk_while_packing_is_one_line_and_leaves_nothing(
+def test_a_full_disk_while_packing_gives_an_error_of_one_line_and_leaves_no_files(
     model: Path, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     for most_bytes in (0, 100, int(rng.integers(1000, 50_000))):
@@ -50,7 +50,7 @@ def test_a_full_disk_while_packing_is_one_line_and_leaves_nothing(
         assert list(tmp_path.iterdir()) == []
 
 
-def test_all_files_and_directories_are_synced_before_the_name_and_the_name_after(
+def test_files_and_directories_are_synced_before_renaming_and_the_name_afterwards(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., object]
 ) -> None:
     (model / "additional_chat_templates").mkdir(exist_ok=True)
@@ -79,7 +79,7 @@ def test_all_files_and_directories_are_synced_before_the_name_and_the_name_after
 
 
 @pytest.mark.parametrize("call", [1, 3])
-def test_a_disk_that_fails_while_packing_is_one_line_and_leaves_nothing(
+def test_a_failing_disk_while_packing_gives_an_error_of_one_line_and_leaves_no_files(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuse: Refuse, call: int
 ) -> None:
     calls = 0
@@ -96,7 +96,7 @@ def test_a_disk_that_fails_while_packing_is_one_line_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("where", ["load_weights", "write_packed"])
-def test_sigterm_while_packing_leaves_nothing(model: Path, tmp_path: Path, where: str) -> None:
+def test_sigterm_while_packing_leaves_no_files(model: Path, tmp_path: Path, where: str) -> None:
     module = {"load_weights": "weights", "write_packed": "packed"}[where]
     code = (
         "import os, signal, sys; from specqd.cli import main; "
@@ -109,7 +109,7 @@ def test_sigterm_while_packing_leaves_nothing(model: Path, tmp_path: Path, where
     assert ended.returncode == 128 + signal.SIGTERM
 
 
-def test_a_full_disk_cuts_a_batch_off_and_the_next_run_completes_it(
+def test_a_full_disk_interrupts_a_batch_and_the_next_run_completes_it(
     model: Path, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     bodies = [

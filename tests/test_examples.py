@@ -1,4 +1,4 @@
-"""Each example runs as it stands, and what it prints is true."""
+"""Each example runs unchanged, and what it prints is true."""
 
 import json
 import re
@@ -12,7 +12,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 LONGEST = 30  # lines
-# What each prints, and how often.
+# What each example prints, and how often.
 PRINTS = {
     "async_client": {r"equal alone: True": 4},
     "async_llm": {r"equal alone: True": 3, r"equal to the whole: True": 1},
@@ -47,7 +47,7 @@ def outputs(directory: Path) -> Outputs:
     return cache(lambda name: run(name, directory))
 
 
-def test_every_example_is_known_here() -> None:
+def test_every_example_is_tested() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == set(PRINTS)
 
 
@@ -57,7 +57,7 @@ def test_an_example_is_short(name: str) -> None:
 
 
 @each_example
-def test_an_example_says_what_is_true(name: str, outputs: Outputs) -> None:
+def test_what_an_example_prints_is_true(name: str, outputs: Outputs) -> None:
     if name == "async_client":
         pytest.importorskip("openai")
         pytest.importorskip("uvicorn", reason="needs specqd[serve]")
@@ -72,19 +72,19 @@ def test_drafts_save_forwards(outputs: Outputs) -> None:
     assert int(found[1]) < int(found[2])
 
 
-def test_each_token_of_the_chain_is_somebodys(outputs: Outputs) -> None:
+def test_each_token_of_the_chain_has_a_level(outputs: Outputs) -> None:
     counts = re.findall(r"^\S+: (\d+) of 128 tokens$", outputs("chain"), re.MULTILINE)
     assert len(counts) == 3
     assert sum(map(int, counts)) == 128
 
 
-def test_a_batch_that_is_run_again_answers_nothing_twice(outputs: Outputs, directory: Path) -> None:
+def test_running_a_batch_again_answers_nothing_twice(outputs: Outputs, directory: Path) -> None:
     first = outputs("batch")
     answers = (directory / "answers.jsonl").read_bytes()
     assert run("batch", directory) == first
     assert (directory / "answers.jsonl").read_bytes() == answers
 
 
-def test_the_notebook_is_kept_without_outputs() -> None:
+def test_the_notebook_is_committed_without_outputs() -> None:
     cells = json.loads((EXAMPLES / "levels.ipynb").read_text())["cells"]
     assert all(not cell.get("outputs") for cell in cells)

@@ -1,4 +1,4 @@
-"""A model generates the same tokens from every format."""
+"""A model generates the same tokens from every file format."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def model(request: pytest.FixtureRequest, tmp_path: Path, seed: int) -> Path:
 
 
 def tokens(path: Path) -> list[list[int]]:
-    """The model's tokens, greedy and sampled, with drafts."""
+    """Returns the model's tokens, greedy and sampled, with drafts."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SpecqdWarning)
         llm = LLM(path, "mxfp4", 1)
@@ -69,7 +69,7 @@ def tokens(path: Path) -> list[list[int]]:
 def rewritten(
     model: Path, directory: Path, change: Callable[[NDArray[np.float32]], NDArray[Any]]
 ) -> Path:
-    """A copy of the model with `change` applied to each tensor, in one file."""
+    """Writes a copy of the model, in one file, with `change` applied to each tensor."""
     shutil.copytree(model, directory, ignore=shutil.ignore_patterns("*.safetensors"))
     _, tensors = read_model(model)
     written = {
@@ -142,7 +142,7 @@ def test_every_family_gives_the_same_tokens_from_gguf(
 def test_gemmas_pattern_of_windows_and_scaled_rope_are_read_from_gguf(
     tmp_path: Path, seed: int, pattern: int | None
 ) -> None:
-    """The pattern is a number or a list of layers; the local rope is not scaled."""
+    """The pattern is a number or a list of layers. The local RoPE is not scaled."""
     shape = Shape(
         *("gemma3_text", 48, 2, 1, 16, 84), layers=18, vocab=263, window=9, is_tied=True,
         rope_scaling=ROPE_SCALINGS["linear"], extra=GEMMA3 | {"sliding_window_pattern": 3},
@@ -191,7 +191,7 @@ def test_a_gguf_file_may_draft_for_a_directory(tmp_path: Path, seed: int) -> Non
     )
 
 
-def test_rounding_is_noted_in_one_line(
+def test_a_warning_of_one_line_says_that_weights_were_rounded(
     tmp_path: Path, seed: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = convert(make_model(tmp_path / "model", Shape(), seed), tmp_path / "m.gguf", "F16")

@@ -1,6 +1,6 @@
-"""The seeds of fuzz/, and every input that fuzzing found, are read or refused in one line.
+"""The seeds of fuzz/, and every input that fuzzing found, are read or give an error of one line.
 
-Mutators make inputs that lead past a parser.
+The inputs of mutators get past a parser.
 """
 
 import json
@@ -26,7 +26,7 @@ INPUTS = sorted(
 
 
 @pytest.mark.parametrize("path", INPUTS, ids=lambda path: "/".join(path.parts[-3:]))
-def test_a_fuzzed_input_is_read_or_refused(path: Path) -> None:
+def test_a_fuzzed_input_is_read_or_rejected(path: Path) -> None:
     target = targets.TARGETS[path.parent.name]
     targets.check(lambda: target(path.read_bytes()))
 

@@ -1,4 +1,4 @@
-"""The GGUF reader: good files are read bit for bit, hostile and unsupported ones are refused."""
+"""The GGUF reader reads good files bit for bit and rejects hostile and unsupported ones."""
 
 import math
 import struct
@@ -78,7 +78,7 @@ def test_reordered_rows_are_restored(rng: np.random.Generator) -> None:
     assert np.array_equal(in_half_order(paired[:, 0].copy(), heads), rows[:, 0])
 
 
-def test_gemmas_norms_minus_one_are_exact_or_refused(rng: np.random.Generator) -> None:
+def test_gemma_norms_minus_one_are_exact_or_rejected(rng: np.random.Generator) -> None:
     every = np.arange(1 << 16, dtype=np.uint16)
     values = (every.astype(np.uint32) << 16).view(np.float32)
     kept = (np.abs(values) >= 2.0**-16) & (np.abs(values) < 2.0**15)
@@ -98,21 +98,21 @@ HEAD = b"GGUF" + struct.pack("<I", 3)
 TENSOR = string("t") + struct.pack("<IQIQ", 1, 4, 0, 0)
 HOSTILE = {
     "empty": (b"", "is empty; fetch the file again"),
-    "no magic": (b"GGML" + bytes(60), "does not begin as a GGUF file"),
+    "no magic": (b"GGML" + bytes(60), "this is not a GGUF file"),
     "version 1": (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1 is not"),
-    "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "is not 2 or 3, in little-endian"),
+    "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "little-endian 2 and 3 are"),
     "cut off": (HEAD + bytes(3), "truncated"),
     "endless metadata": (HEAD + struct.pack("<QQ", 0, 2**64 - 1), "truncated"),
     "endless tensors": (HEAD + struct.pack("<QQ", 2**64 - 1, 0), "truncated"),
     "endless key": (HEAD + struct.pack("<QQQ", 0, 1, 2**64 - 1) + b"abc", "truncated"),
     "endless array": (
         HEAD + struct.pack("<QQ", 0, 1) + string("k") + struct.pack("<IIQ", 9, 8, 2**63),
-        "impossibly large",
+        "too large or nested too deeply",
     ),
     "deep array": (
         HEAD + struct.pack("<QQ", 0, 1) + string("k") + struct.pack("<I", 9)
         + 9 * struct.pack("<IQ", 9, 1),
-        "impossibly large",
+        "too large or nested too deeply",
     ),
     "unknown type": (
         HEAD + struct.pack("<QQ", 0, 1) + string("k") + struct.pack("<I", 13), "unknown type 13"
@@ -122,24 +122,24 @@ HOSTILE = {
     ),
     "key twice": (
         HEAD + struct.pack("<QQ", 0, 2) + 2 * (string("k\x1b") + typed(1)),
-        "'k\\x1b' is there twice",
+        "'k\\x1b' appears twice",
     ),
     "alignment": (
         HEAD + struct.pack("<QQ", 0, 1) + string("general.alignment") + typed(3),
         "general.alignment is 3",
     ),
     "tensor twice": (
-        HEAD + struct.pack("<QQ", 2, 0) + 2 * TENSOR + bytes(96), "'t' is there twice"
+        HEAD + struct.pack("<QQ", 2, 0) + 2 * TENSOR + bytes(96), "'t' appears twice"
     ),
     "data cut off": (HEAD + struct.pack("<QQ", 1, 0) + TENSOR + bytes(20), "ends past the end"),
     "part of a block": (
         HEAD + struct.pack("<QQ", 1, 0) + string("t") + struct.pack("<I2QIQ", 2, 48, 2, 2, 0)
         + bytes(99),
-        "'t' has 48 columns, and Q4_0 blocks of 32",
+        "'t' has 48 columns, not a multiple of 32, the weights in a Q4_0 block",
     ),
     "blocks of a number": (
         HEAD + struct.pack("<QQ", 1, 0) + string("t") + struct.pack("<IIQ", 0, 12, 0) + bytes(999),
-        "'t' has 1 columns, and Q4_K blocks of 256",
+        "'t' has 1 columns, not a multiple of 256, the weights in a Q4_K block",
     ),
     "blocks cut off": (
         HEAD + struct.pack("<QQ", 1, 0) + string("t") + struct.pack("<IQIQ", 1, 64, 8, 0)
@@ -149,11 +149,11 @@ HOSTILE = {
     "misaligned": (
         HEAD + struct.pack("<QQ", 1, 0) + string("t") + struct.pack("<IQIQ", 1, 4, 0, 4)
         + bytes(99),
-        "impossible place",
+        "impossible offset",
     ),
     "huge shape": (
         HEAD + struct.pack("<QQ", 1, 0) + string("t") + struct.pack("<I2QIQ", 2, 2**63, 2, 0, 0),
-        "impossible place or shape",
+        "impossible offset or shape",
     ),
     "many dimensions": (
         HEAD + struct.pack("<QQ", 1, 0) + string("t") + struct.pack("<I5QIQ", 5, *[1] * 5, 0, 0),
@@ -163,7 +163,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_hostile_file_is_refused_by_name(tmp_path: Path, case: str) -> None:
+def test_the_error_for_a_hostile_file_names_it(tmp_path: Path, case: str) -> None:
     content, mention = HOSTILE[case]
     path = tmp_path / "m.gguf"
     path.write_bytes(content)
@@ -177,14 +177,14 @@ def attempt(path: Path) -> None:
 
 @fuzz
 @given(content=st.binary(max_size=200))
-def test_any_bytes_are_read_or_refused(tmp_path: Path, content: bytes) -> None:
+def test_any_bytes_are_read_or_rejected(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "m.gguf").write_bytes(HEAD + content)
     attempt(tmp_path / "m.gguf")
 
 
 @fuzz
 @given(data=st.data())
-def test_a_damaged_file_is_read_or_refused(good: Path, data: st.DataObject) -> None:
+def test_a_damaged_file_is_read_or_rejected(good: Path, data: st.DataObject) -> None:
     content = bytearray(good.read_bytes())
     header = content.index(b"token_embd.weight") + 200
     for _ in range(data.draw(st.integers(1, 3))):
@@ -197,7 +197,7 @@ def test_a_damaged_file_is_read_or_refused(good: Path, data: st.DataObject) -> N
 @pytest.mark.parametrize(
     ("number", "name"), [(9, "Q8_1"), (16, "IQ2_XXS"), (40, "NVFP4"), (99, "of ggml's type 99")]
 )
-def test_unsupported_types_are_refused_by_name(good: Path, number: int, name: str) -> None:
+def test_the_error_for_an_unsupported_type_names_it(good: Path, number: int, name: str) -> None:
     content = good.read_bytes()
     entry = string("blk.0.attn_q.weight") + struct.pack("<I2Q", 2, 64, 64)
     at = content.index(entry) + len(entry)
@@ -228,9 +228,9 @@ def test_unsupported_types_are_refused_by_name(good: Path, number: int, name: st
         ({"llama__block_count": 3}, TensorError,
              "layers.2.input_layernorm.weight' is missing"),
         ({"llama__feed_forward_length": 161}, TensorError, "[161, 64] was expected"),
-        ({"tokenizer__ggml__model": "t5"}, TokenizerError, "gpt2 or llama is supported"),
+        ({"tokenizer__ggml__model": "t5"}, TokenizerError, "only gpt2 and llama are supported"),
         ({"tokenizer__ggml__pre": "klingon"}, TokenizerError, "ggml.pre is 'klingon'"),
-        ({"tokenizer__ggml__tokens": 3}, TokenizerError, "a list of texts is needed"),
+        ({"tokenizer__ggml__tokens": 3}, TokenizerError, "a list of strings is needed"),
         ({"tokenizer__ggml__merges": ["a b", "ab"]}, TokenizerError, "merges has 'ab'"),
         ({"tokenizer__ggml__merges": ["no such"]}, TokenizerError, "not a tokenizer"),
         ({"tokenizer__ggml__token_type": [1]}, TokenizerError, "a list of 320 numbers"),
@@ -239,7 +239,7 @@ def test_unsupported_types_are_refused_by_name(good: Path, number: int, name: st
         ({"tokenizer__ggml__model": "llama"}, TokenizerError, "scores is missing"),
     ],
 )  # fmt: skip
-def test_unsupported_metadata_is_named(
+def test_the_error_for_unsupported_metadata_names_it(
     tmp_path: Path, seed: int, metadata: dict[str, Any], error: type[SpecqdError], mention: str
 ) -> None:
     path = changed(tmp_path / "m.gguf", tmp_path / "model", seed, **metadata)
@@ -255,7 +255,7 @@ def test_unsupported_metadata_is_named(
         ("llama.attention.key_length", [16], "head_dim is [16]"),
     ],
 )
-def test_values_that_a_rope_is_checked_with_have_their_type(
+def test_rope_values_of_the_wrong_type_are_rejected(
     tmp_path: Path, key: str, value: object, mention: str
 ) -> None:
     metadata = model_metadata(make_config(Shape())) | {key: value}
@@ -293,7 +293,7 @@ def test_values_that_a_rope_is_checked_with_have_their_type(
         (Shape(), {"general__architecture": ["llama"]}, "architecture ['llama'] is not supported"),
     ],
 )  # fmt: skip
-def test_missing_facts_are_named(
+def test_the_error_for_missing_metadata_names_the_key(
     tmp_path: Path, seed: int, shape: Shape, metadata: dict[str, Any], mention: str
 ) -> None:
     model = make_model(tmp_path / "model", shape, seed)
@@ -311,7 +311,7 @@ def test_longrope_and_old_files_of_phi3_are_refused(tmp_path: Path) -> None:
     assert "sliding_window is missing" in refusal(path, ConfigError)
 
 
-def test_norms_of_gemma_that_are_not_1_plus_bf16_are_refused(tmp_path: Path, seed: int) -> None:
+def test_gemma_norms_that_are_not_1_plus_bf16_are_rejected(tmp_path: Path, seed: int) -> None:
     shape = Shape("gemma2", layers=26, is_tied=True, window=9)
     path = convert(make_model(tmp_path / "model", shape, seed), tmp_path / "m.gguf", "BF16")
     at = GgufFile.open(path).tensors["output_norm.weight"].begin
@@ -329,7 +329,7 @@ def test_an_unknown_tensor_is_refused(tmp_path: Path) -> None:
 
 
 def shape_file(path: Path, shape: Shape, **tensors: np.ndarray) -> Path:
-    """A file with an embedding and `tensors` only: enough for a configuration."""
+    """Writes a file with only an embedding and `tensors`, which is enough for a configuration."""
     embedding = {"token_embd.weight": np.zeros((shape.vocab, shape.hidden), np.float16)}
     return write_gguf(path, model_metadata(make_config(shape)), embedding | tensors)
 

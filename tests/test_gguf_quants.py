@@ -1,4 +1,4 @@
-"""Quantised GGUF files: the `gguf` package's values, rounded to BF16 once."""
+"""Quantised GGUF files give the values of the `gguf` package, rounded to BF16 once."""
 
 from collections import Counter
 from math import prod
@@ -31,7 +31,7 @@ def written(path: Path, tensor: Quantised) -> GgufTensors:
 
 @pytest.mark.parametrize("scales", [None, HOSTILE_SCALES], ids=["random", "hostile"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_values_are_the_references_rounded_once(
+def test_values_are_those_of_the_gguf_package_rounded_once(
     tmp_path: Path, rng: np.random.Generator, kind: str, scales: list[float] | None
 ) -> None:
     shape = (int(rng.integers(150, 300)), 256 * int(rng.integers(1, 5)))
@@ -114,7 +114,7 @@ def test_each_tensor_is_dequantised_once(
     assert set(read.values()) == {1}
 
 
-def test_the_note_names_the_types_and_says_what_the_model_is(
+def test_the_warning_names_the_types_and_what_was_loaded(
     tmp_path: Path, mixed: Any, run: Run
 ) -> None:
     metadata, tensors, _ = mixed
@@ -132,7 +132,7 @@ def test_the_note_names_the_types_and_says_what_the_model_is(
 
 @ROUNDED
 @pytest.mark.parametrize("scale", [np.nan, np.inf])
-def test_a_scale_that_is_not_finite_is_refused_by_name(
+def test_the_error_for_a_scale_that_is_not_finite_names_the_weight(
     tmp_path: Path, mixed: Any, scale: float
 ) -> None:
     metadata, tensors, _ = mixed
@@ -155,7 +155,7 @@ def test_a_scale_that_is_not_finite_is_refused_by_name(
     shape=st.lists(st.sampled_from([0, 1, 2, 31, 32, 256, 512]), max_size=4),
     data=st.binary(max_size=600),
 )
-def test_any_blocks_are_read_or_refused(
+def test_any_blocks_are_read_or_rejected(
     tmp_path: Path, kind: str, shape: list[int], data: bytes
 ) -> None:
     tensor = Quantised(kind, tuple(shape), data)
@@ -169,7 +169,7 @@ def test_any_blocks_are_read_or_refused(
     assert "\n" not in problem
 
 
-def test_the_warning_is_given_once_a_load(tmp_path: Path, mixed: Any) -> None:
+def test_the_warning_is_given_once_per_load(tmp_path: Path, mixed: Any) -> None:
     metadata, _, tensors = mixed
     path = write_gguf(tmp_path / "m.gguf", metadata, tensors)
     with pytest.warns(SpecqdWarning, match="output is exact for those BF16 weights") as caught:

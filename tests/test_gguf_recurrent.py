@@ -1,4 +1,4 @@
-"""GGUF files of Qwen 3.5: the model that its directory is, or refused by name."""
+"""GGUF files of Qwen 3.5 give the same model as its directory, or an error that names the cause."""
 
 import struct
 from dataclasses import replace
@@ -92,7 +92,7 @@ def test_mtp_layers_are_counted_as_blocks_and_not_read(
         ({"qwen35__nextn_predict_layers": 4}, "num_hidden_layers is 0"),
     ],
 )
-def test_wrong_metadata_is_named(
+def test_the_error_for_wrong_metadata_names_the_key(
     metadata: dict[str, Any], mention: str, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     directory = hybrid(tmp_path / "model", SHAPE, rng)
@@ -101,7 +101,7 @@ def test_wrong_metadata_is_named(
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.5, float("nan"), float("-inf")])
-def test_rates_that_are_no_negative_numbers_are_refused(
+def test_rates_that_are_not_negative_are_rejected(
     rate: float, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     path = convert(hybrid(tmp_path / "model", SHAPE, rng), tmp_path / "m.gguf", "BF16")
@@ -112,7 +112,7 @@ def test_rates_that_are_no_negative_numbers_are_refused(
     assert "'blk.0.ssm_a' has a rate that is not below 0" in refused(SpecqdError, opened, path)
 
 
-def test_words_keep_their_combining_marks() -> None:
+def test_tokenization_keeps_combining_marks_with_their_word() -> None:
     def words(pre: str) -> int:
         backend = byte_level_backend(["a"], [NORMAL], [], WORD_SPLITS[pre])
         return len(backend.pre_tokenizer.pre_tokenize_str("नमस्ते"))

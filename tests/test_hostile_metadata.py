@@ -1,4 +1,4 @@
-"""A model whose metadata has any wrong value is refused with a SpecqdError, or works."""
+"""A model whose metadata has wrong values gives a SpecqdError of one line, or works."""
 
 import json
 import shutil
@@ -32,7 +32,7 @@ GGUF_SHAPES = {
     **{family: Shape(family) for family in ("llama", "qwen2", "qwen3", "olmo2")},
     "qwen35": replace(FAMILY_SHAPES["qwen3_5_text"], spells_rope_parameters=False),
 }
-FIELDS = (  # beside those that a family's config.json has
+FIELDS = (  # in addition to those in a family's config.json
     "head_dim", "rope_scaling", "rope_parameters", "rope_theta", "layer_types", "no_rope_layers",
     "rotary_pct", "rotary_emb_base", "partial_rotary_factor", "hidden_act", "hidden_activation",
     "sliding_window", "use_sliding_window", "max_window_layers", "sliding_window_pattern",
@@ -96,7 +96,7 @@ def model(
 
 
 def use(path: Path, machine: Machine) -> None:
-    """Opens a model and its tokenizer and forwards three tokens."""
+    """Opens a model and its tokenizer, and runs a forward of three tokens."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         opened = Model.open(path, machine=machine, cache_positions=64, max_rows=4)
@@ -116,7 +116,7 @@ def check(attempt: Callable[[], object]) -> None:
 
 
 def entries(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The paths of all members of nested objects."""
+    """Yields the paths of all members of nested objects."""
     for name, member in value.items() if isinstance(value, dict) else ():
         yield (*path, name)
         yield from entries(member, (*path, name))
@@ -130,7 +130,7 @@ def replaced(values: dict[str, Any], path: tuple[str, ...], value: Any) -> dict[
 
 
 def rewrite(directory: Path, file: str, data: st.DataObject, fields: tuple[str, ...] = ()) -> None:
-    """Replaces one to three members of a JSON file by other values, words mostly by words."""
+    """Replaces one to three members of a JSON file by other values, strings mostly by strings."""
     values = json.loads((directory / file).read_text(encoding="utf-8"))
     words = sorted(name for name, value in values.items() if isinstance(value, str))
     for _ in range(data.draw(st.sampled_from((1, 1, 1, 2, 3)))):
@@ -144,7 +144,7 @@ def rewrite(directory: Path, file: str, data: st.DataObject, fields: tuple[str, 
 
 
 @some
-def test_any_value_in_config_json_is_refused_or_works(
+def test_any_value_in_config_json_is_rejected_or_works(
     model: Path, tmp_path: Path, machine: Machine, examples: settings
 ) -> None:
     @examples
@@ -160,7 +160,7 @@ def test_any_value_in_config_json_is_refused_or_works(
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "tokenizer.json"])
 @given(data=st.data())
 @many
-def test_any_value_in_a_tokenizers_files_is_refused_or_works(
+def test_any_value_in_a_tokenizers_files_is_rejected_or_works(
     file: str, tmp_path: Path, seed: int, data: st.DataObject
 ) -> None:
     if not (tmp_path / "good").exists():
@@ -178,7 +178,7 @@ def test_any_value_in_a_tokenizers_files_is_refused_or_works(
 
 @given(data=st.data())
 @many
-def test_any_generation_default_is_refused_or_works(tmp_path: Path, data: st.DataObject) -> None:
+def test_any_generation_default_is_rejected_or_works(tmp_path: Path, data: st.DataObject) -> None:
     names = ("do_sample", "temperature", "top_p", "top_k", "min_p", "eos_token_id")
     values = data.draw(st.dictionaries(st.sampled_from(names), json_values))
     (tmp_path / "generation_config.json").write_text(json.dumps(values))
@@ -188,7 +188,7 @@ def test_any_generation_default_is_refused_or_works(tmp_path: Path, data: st.Dat
 @pytest.mark.parametrize("family", GGUF_SHAPES)
 @given(data=st.data())
 @many
-def test_any_metadata_of_a_gguf_file_is_refused_or_works(
+def test_any_metadata_of_a_gguf_file_is_rejected_or_works(
     family: str, tmp_path: Path, machine: Machine, seed: int, data: st.DataObject
 ) -> None:
     shape = GGUF_SHAPES[family]

@@ -1,4 +1,4 @@
-"""Lenient requests: unknown fields are dropped and told, wrong ones are still refused."""
+"""Lenient requests: unknown fields are dropped and reported, and wrong ones are still rejected."""
 
 import json
 from collections.abc import Callable
@@ -29,26 +29,26 @@ CHATS: list[tuple[Parse, dict[str, Any]]] = [
 
 
 def lenient(body: object) -> tuple[object, list[str]]:
-    """The body as a lenient server reads it, and the names that it will have told."""
-    told: list[str] = []
-    hook = lambda members: LenientObject(members, told.append)  # noqa: E731
-    return json.loads(json.dumps(body), object_hook=hook), told
+    """Returns the body as a lenient server reads it, and a list for the names it reports."""
+    reported: list[str] = []
+    hook = lambda members: LenientObject(members, reported.append)  # noqa: E731
+    return json.loads(json.dumps(body), object_hook=hook), reported
 
 
 @pytest.mark.parametrize(("parse", "given"), [*CHATS, (completion_request, {"prompt": "Hi"})])
-def test_an_unknown_field_is_dropped_and_told(parse: Parse, given: dict[str, Any]) -> None:
-    body, told = lenient(given | {"wonders": [1], "more": {"a": 1}})
+def test_an_unknown_field_is_dropped_and_reported(parse: Parse, given: dict[str, Any]) -> None:
+    body, reported = lenient(given | {"wonders": [1], "more": {"a": 1}})
     assert parse(body) == parse(given)
-    assert told == ["wonders", "more"]
+    assert reported == ["wonders", "more"]
     refused(FieldError, parse, given | {"wonders": [1]})
 
 
-def test_an_unknown_field_within_an_object_is_dropped_by_its_whole_name() -> None:
+def test_an_unknown_field_within_an_object_is_reported_by_its_full_name() -> None:
     given = {"messages": TURN, "stream": True, "stream_options": {"include_usage": True}}
     more = given | {"stream_options": {"include_usage": True, "wonders": 1}}
-    body, told = lenient(more)
+    body, reported = lenient(more)
     assert chat_request(body) == chat_request(given)
-    assert told == ["stream_options.wonders"]
+    assert reported == ["stream_options.wonders"]
 
 
 @pytest.mark.parametrize(
@@ -60,10 +60,10 @@ def test_an_unknown_field_within_an_object_is_dropped_by_its_whole_name() -> Non
     ],
 )
 def test_tools_of_other_types_are_dropped(parse: Parse, given: Any, tool: Any) -> None:
-    body, told = lenient(given | {"tools": [SEARCH, tool]})
+    body, reported = lenient(given | {"tools": [SEARCH, tool]})
     read, expected = parse(body), parse(given | {"tools": [tool]})
     assert getattr(read, "chat", read) == getattr(expected, "chat", expected)
-    assert told == ["tools[0] of type 'web_search_preview'"]
+    assert reported == ["tools[0] of type 'web_search_preview'"]
     only, _ = lenient(given | {"tools": [SEARCH]})
     nothing = parse(only)
     assert getattr(nothing, "chat", nothing).tool_use is None
@@ -78,7 +78,7 @@ def test_tools_of_other_types_are_dropped(parse: Parse, given: Any, tool: Any) -
         (*CHATS[2], {"type": "any"}),
     ],
 )
-def test_no_call_can_be_demanded_of_dropped_tools(parse: Parse, given: Any, choice: Any) -> None:
+def test_a_call_of_a_dropped_tool_cannot_be_required(parse: Parse, given: Any, choice: Any) -> None:
     body, _ = lenient(given | {"tools": [SEARCH], "tool_choice": choice})
     assert "tool_choice: " in refused(FieldError, parse, body)
 
@@ -86,12 +86,12 @@ def test_no_call_can_be_demanded_of_dropped_tools(parse: Parse, given: Any, choi
 @pytest.mark.parametrize(
     "wrong", [{"temperature": "hot"}, {"messages": [{"role": "user", "content": [SEARCH]}]}]
 )
-def test_what_is_known_and_wrong_is_still_refused(wrong: dict[str, Any]) -> None:
+def test_known_fields_with_wrong_values_are_still_rejected(wrong: dict[str, Any]) -> None:
     body, _ = lenient({"messages": TURN} | wrong)
     refused(FieldError, chat_request, body)
 
 
-def test_the_server_is_lenient_where_it_is_asked_to_be(chat_model: Path) -> None:
+def test_the_server_is_lenient_only_with_its_option(chat_model: Path) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": ["b"]}}, "required": ["a"]}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     chat = {"messages": TURN, "tools": [SEARCH], "thinking_budget": {"of": 1}, "seed": 3}
@@ -106,4 +106,4 @@ def test_the_server_is_lenient_where_it_is_asked_to_be(chat_model: Path) -> None
     assert served.process.stderr is not None
     log = served.process.stderr.read()
     for name in ("wonders", "thinking_budget", "response_format.extra", "tools[] of type"):
-        assert log.count(f"ignored in a request: {name}") == 1, log
+        assert log.count(f"ignored an unknown field of a request: {name}") == 1, log

@@ -1,4 +1,4 @@
-"""Requests as public load generators send them, and the fields of answers that they read."""
+"""The server accepts requests of public load generators, and answers with the fields they read."""
 
 from typing import Any
 
@@ -98,7 +98,7 @@ def test_each_load_generator_gets_its_tokens_and_usage(served: Served, name: str
         ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options"),
     ],
 )
-def test_a_field_without_effect_is_refused_by_name(
+def test_the_error_for_a_field_without_effect_names_it(
     served: Served, fields: dict[str, Any], param: str
 ) -> None:
     for path, asked in ((COMPLETIONS, {"prompt": "Count."}), (CHAT, {"messages": USER})):

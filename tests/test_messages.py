@@ -1,5 +1,5 @@
-"""/v1/messages through Anthropic's own client: its answers are those of chats, its events come in
-their documented order."""
+"""/v1/messages with Anthropic's own client: answers equal those of chats, and events come in the
+documented order."""
 
 import json
 from collections.abc import Iterator
@@ -58,21 +58,21 @@ def body_of(script: str, **fields: Any) -> dict[str, Any]:
 
 
 def ask(served: Served, script: str, **fields: Any) -> Any:
-    """A message of Anthropic's client, which the stream must equal."""
+    """Returns the message of Anthropic's client. A streamed one must be equal."""
     given = {"model": "small"} | body_of(script, **fields)
     extra = {"chat_template_kwargs": given.pop("chat_template_kwargs")}
     extra |= {name: given.pop(name) for name in ("temperature", "logit_bias") if name in given}
     client = client_of(served)
     whole = client.messages.create(**given, extra_body=extra)
     with client.messages.stream(**given, extra_body=extra) as stream:
-        list(stream)  # the client puts the events together
+        list(stream)  # the client joins the events
         final = stream.get_final_message()
     assert lean(final.to_dict()) == lean(whole.to_dict())
     return whole
 
 
 def lean(message: dict[str, Any]) -> dict[str, Any]:
-    """A message without what differs between two answers to one request."""
+    """Returns a message without the parts that differ between two answers to one request."""
     content = [
         {name: value for name, value in block.items() if name in ("type", "text", "name", "input")}
         for block in message["content"]
@@ -86,7 +86,7 @@ def lean(message: dict[str, Any]) -> dict[str, Any]:
 BLOCK = ["content_block_start", "content_block_delta", "content_block_stop"]
 
 
-def test_a_message_has_the_bits_of_the_python_api(
+def test_a_message_equals_the_python_api_in_all_bits(
     chat_model: Path, llm: LLM, rng: np.random.Generator
 ) -> None:
     params: dict[str, Any] = {"temperature": 0.9, "seed": int(rng.integers(1 << 40))}
@@ -111,7 +111,7 @@ def test_a_text_is_one_block(served: Served) -> None:
     assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
 
 
-def test_events_come_in_their_order(served: Served) -> None:
+def test_events_come_in_the_documented_order(served: Served) -> None:
     events = events_of(served, MESSAGES, body_of("B", tools=TOOLS))
     ends = ["message_delta", "message_stop"]
     assert kinds_of(events) == ["message_start", *BLOCK, *BLOCK, *ends]
@@ -126,7 +126,7 @@ def test_events_come_in_their_order(served: Served) -> None:
     assert [event["index"] for event in events if event["type"] == BLOCK[0]] == [0, 1]
 
 
-def test_calls_are_blocks_behind_the_text(served: Served) -> None:
+def test_calls_are_blocks_after_the_text(served: Served) -> None:
     message = ask(served, "B", tools=TOOLS)
     text, call = message.content
     assert (text.text, call.name, call.input) == ("Let me look.", "weather", CITY)
@@ -143,19 +143,19 @@ def test_calls_are_blocks_behind_the_text(served: Served) -> None:
     "choice",
     [{"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "stop"}],
 )
-def test_a_tool_must_be_called(served: Served, choice: dict[str, Any]) -> None:
+def test_a_required_tool_is_called(served: Served, choice: dict[str, Any]) -> None:
     fields = {"tools": TOOLS[1:], "tool_choice": choice, "logit_bias": NO_WHITE_SPACE}
     message = ask(served, "A", **fields)
     assert {block.name for block in message.content} == {"stop"}
     assert message.stop_reason == "tool_use"
 
 
-def test_no_tool_is_shown_where_none_may_be_called(served: Served) -> None:
+def test_the_prompt_lists_no_tools_if_none_may_be_called(served: Served) -> None:
     message = ask(served, "B", tools=TOOLS, tool_choice={"type": "none"})
     assert [block.text for block in message.content] == [CALLING["B"]]
 
 
-def test_a_conversation_with_calls_makes_the_prompt_of_the_chat(served: Served) -> None:
+def test_a_conversation_with_calls_gives_the_prompt_of_the_chat(served: Served) -> None:
     message = ask(served, "B", tools=TOOLS)
     [call] = [block for block in message.content if block.type == "tool_use"]
     output = [block.to_dict() for block in message.content]
@@ -184,16 +184,16 @@ def test_a_conversation_with_calls_makes_the_prompt_of_the_chat(served: Served) 
     assert counted.input_tokens == expected["prompt_tokens"]
 
 
-def test_an_end_has_its_reason(served: Served) -> None:
+def test_the_stop_reason_says_why_a_text_ended(served: Served) -> None:
     cut = ask(served, "A", max_tokens=2)
     assert (cut.stop_reason, cut.usage.output_tokens) == ("max_tokens", 2)
     stopped = ask(served, "A", stop_sequences=["zi, ", "no"])
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "zi, ")
     assert stopped.content[0].text == "Grüe"
-    assert ask(served, "A", max_tokens=20_000).stop_reason == "end_turn"  # cut to the room
+    assert ask(served, "A", max_tokens=20_000).stop_reason == "end_turn"  # limited to the context
 
 
-def test_a_text_that_fills_the_context_says_so() -> None:
+def test_the_stop_reason_says_that_a_text_filled_the_context() -> None:
     request = messages_request(body_of("A"))
     blocks = BlockReader(Prepared(request, [[1]], request.params))
     answer = MessagesAnswer("m", Usage(1, 299), "key", blocks, DraftMetrics(0), 300)
@@ -201,7 +201,7 @@ def test_a_text_that_fills_the_context_says_so() -> None:
     assert whole["stop_reason"] == "model_context_window_exceeded"
 
 
-def test_arguments_that_are_cut_are_passed_on_as_they_are() -> None:
+def test_arguments_that_were_cut_off_are_passed_on_as_they_are() -> None:
     request = messages_request(body_of("A", tools=TOOLS))
     form = CallForm("", "", "", True, {})
     prepared = Prepared(request, [[1]], request.params, form)
@@ -221,7 +221,7 @@ def test_a_text_follows_its_schema(served: Served) -> None:
     assert set(json.loads(block["text"])) == {"is_it"}
 
 
-def test_thoughts_are_a_block_before_the_answer(tmp_path: Path, seed: int) -> None:
+def test_reasoning_is_a_block_before_the_answer(tmp_path: Path, seed: int) -> None:
     marks = ("<|channel|>", "<|message|>", "<|end|>")
     texts = {"a": "<|channel|>analysis<|message|>Well now.<|end|>"}
     model = make_scripted_model(tmp_path / "small", texts, HERMES, seed, marks)
@@ -249,7 +249,7 @@ def test_errors_have_anthropics_form(served: Served) -> None:
     assert (reply.status, reply.error["type"]) == (404, "not_found_error")
 
 
-def test_a_key_may_come_in_either_header(served: Served) -> None:
+def test_a_key_may_be_in_either_header(served: Served) -> None:
     for header in ({"x-api-key": KEY}, {"x-api-key": "wrong", "Authorization": f"Bearer {KEY}"}):
         given = {"Authorization": ""} | header
         assert served.ask("GET", "/v1/models", headers=given).status == 200
@@ -305,23 +305,29 @@ def test_blocks_become_the_messages_of_a_chat() -> None:
     [
         ({"max_tokens": None}, "max_tokens", "is missing"),
         ({"stop": ["x"]}, "stop", "not known"),
-        ({"stop_sequences": [1]}, "stop_sequences", "list of texts"),
+        ({"stop_sequences": [1]}, "stop_sequences", "list of strings"),
         ({"messages": [*TURN, {"role": "assistant", "content": "x"}]}, "messages", "end with"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
             "messages[0].content[0]",
             "leave it out",
         ),
-        ({"system": 3}, "system", "is not a text"),
-        ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, "tools[0]", "client's own"),
+        ({"system": 3}, "system", "is not a string"),
+        (
+            {"tools": [{"type": "web_search_20250305", "name": "w"}]},
+            "tools[0]",
+            "that the client runs",
+        ),
         ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name", "letters"),
         ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name", "one"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice", "goes with tools"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice", "needs tools"),
         ({"thinking": {"type": "maybe"}}, "thinking.type", "adaptive"),
         ({"temperature": -1}, "temperature", "a number"),
     ],
 )
-def test_a_wrong_field_is_named(fields: dict[str, Any], field: str, says: str) -> None:
+def test_the_error_for_a_wrong_field_names_it(
+    fields: dict[str, Any], field: str, says: str
+) -> None:
     body = {"max_tokens": 5, "messages": TURN} | fields
     problem = refused(FieldError, messages_request, body)
     assert problem.startswith(f"{field}: ")

@@ -1,4 +1,4 @@
-"""Answers in OpenAI's form: spelling and offsets of tokens, whole or in pieces."""
+"""Answers in OpenAI's form: spelling and text offsets of tokens, whole or in pieces."""
 
 import random
 from pathlib import Path
@@ -13,7 +13,7 @@ from specqd.openai.tool_calls import CallForm
 from specqd.text.token_texts import spelled
 from specqd.text.tokenizer import Tokenizer
 
-TEXT = "aé€b"  # characters of one, two, three and one tokens
+TEXT = "aé€b"  # characters of one, two, three and one token
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_tokens_have_their_spelling_and_text_offset(tokenizer: Tokenizer, seed: 
     ]
 
 
-def test_an_infinite_logprob_is_written_as_openais_minus_9999(tokenizer: Tokenizer) -> None:
+def test_an_infinite_logprob_is_written_as_minus_9999_like_openais(tokenizer: Tokenizer) -> None:
     form = form_with(1, tokenizer)
     [token] = tokenizer.encode("a")
     logprobs = [TokenLogprob(token, float("-inf"), ((token + 1, -0.5),))]
@@ -60,7 +60,7 @@ def test_an_infinite_logprob_is_written_as_openais_minus_9999(tokenizer: Tokeniz
 
 
 def test_the_finish_reason_comes_in_a_chunk_after_the_call(tokenizer: Tokenizer) -> None:
-    """OpenAI's client reports no finished arguments if both come in one chunk."""
+    """OpenAI's client does not report finished arguments if both come in one chunk."""
     body = {
         "messages": [{"role": "user", "content": "Stop."}],
         "tools": [{"type": "function", "function": {"name": "stop"}}],

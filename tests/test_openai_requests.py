@@ -1,4 +1,4 @@
-"""Bodies of OpenAI requests are read whole, and bad fields are refused by name."""
+"""Bodies of OpenAI's requests are read completely, and errors name the wrong field."""
 
 import re
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def part(**members: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": [members]}]}
 
 
-def test_a_completion_has_openais_max_tokens_and_the_models_sampling() -> None:
+def test_a_completion_defaults_to_openais_max_tokens_and_the_models_sampling() -> None:
     request = completion_request({"prompt": "ab"})
     assert request.prompts == ("ab",)
     assert request.params == SamplingParams(max_tokens=16)
@@ -43,7 +43,7 @@ def test_a_chat_has_no_limit_by_default() -> None:
     assert request.options.model == "any"
 
 
-def test_the_effort_of_reasoning_reaches_the_template() -> None:
+def test_the_reasoning_effort_reaches_the_template() -> None:
     request = chat_request({"messages": MESSAGES, "reasoning_effort": "low"})
     assert request.template_variables == {"reasoning_effort": "low"}
 
@@ -111,13 +111,13 @@ def test_vllms_restrictions_are_read(
     assert (options.schema, options.pattern, options.has_rules) == (schema, pattern, True)
 
 
-def test_a_grammar_of_vllm_is_told_what_is_read_in_its_place() -> None:
+def test_the_error_for_a_vllm_grammar_names_the_alternatives() -> None:
     body = {"prompt": "x", "guided_grammar": "root ::= x"}
     said = refused(FieldError, completion_request, body)
     assert "give a schema in response_format, or a regular expression in guided_regex" in said
 
 
-def test_a_pattern_does_not_go_with_tools() -> None:
+def test_a_pattern_cannot_be_combined_with_tools() -> None:
     body = {"messages": [{"role": "user", "content": "x"}], "tools": [function("f")]}
     assert "tools" in refused(FieldError, chat_request, body | {"guided_regex": "a"})
 
@@ -147,7 +147,7 @@ def test_null_counts_as_absent() -> None:
         (["a", [4]], ("a", (4,))),
     ],
 )
-def test_prompts_are_texts_ids_or_lists_of_either(prompt: object, prompts: object) -> None:
+def test_prompts_are_strings_ids_or_lists_of_either(prompt: object, prompts: object) -> None:
     assert completion_request({"prompt": prompt}).prompts == prompts
 
 
@@ -156,11 +156,11 @@ def test_prompts_are_texts_ids_or_lists_of_either(prompt: object, prompts: objec
     [({}, None), ({"logprobs": False}, None), ({"logprobs": True}, 0),
      ({"logprobs": True, "top_logprobs": 4}, 4)],
 )  # fmt: skip
-def test_chats_request_logprobs_by_two_fields(given: dict[str, object], expected: object) -> None:
+def test_chats_request_logprobs_with_two_fields(given: dict[str, object], expected: object) -> None:
     assert chat_request({"messages": MESSAGES, **given}).params.logprobs == expected
 
 
-def test_parts_of_text_become_one_text() -> None:
+def test_text_parts_are_joined() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     request = chat_request({"messages": [{"role": "user", "content": parts}]})
     assert request.messages[0]["content"] == "a\nb"
@@ -189,7 +189,7 @@ def test_tools_are_described_as_templates_expect() -> None:
         (allowed("required", chosen("f"), chosen("f")), True, True, True, ["f"]),
     ],
 )
-def test_tool_choice_sets_which_tools_may_and_must_be_called(
+def test_tool_choice_decides_which_tools_may_and_must_be_called(
     choice: Any, must_call: bool, is_parallel: bool, has_rules: bool, callable_names: list[str]
 ) -> None:
     body = {"messages": MESSAGES, "tools": [function("f"), function("g")], "tool_choice": choice}
@@ -229,11 +229,11 @@ def test_an_echo_with_logprobs_scores_the_prompt_and_may_have_no_new_tokens() ->
     assert request.params.max_tokens == 16
 
 
-def test_prompt_logprobs_of_one_answer_are_bounded(small_model: Path) -> None:
+def test_one_answer_has_a_limited_number_of_prompt_logprobs(small_model: Path) -> None:
     tokenizer = Tokenizer.open(small_model)
     body = {"prompt": [[1] * 1000] * 13, "echo": True, "logprobs": 19}
     assert Prepared.of(completion_request(body), tokenizer).prompts == body["prompt"]
-    with pytest.raises(FieldError, match="echo: asks for"):
+    with pytest.raises(FieldError, match="echo: requests 520000 log"):
         Prepared.of(completion_request(body | {"n": 2}), tokenizer)
 
 
@@ -308,7 +308,9 @@ def check_refusal(read: Callable[[Any], object], body: dict[str, Any], field: st
         ("user", {"user": 3}),
     ],
 )
-def test_a_bad_completion_is_refused_by_its_field(field: str, given: dict[str, object]) -> None:
+def test_the_error_for_a_bad_completion_names_its_field(
+    field: str, given: dict[str, object]
+) -> None:
     check_refusal(completion_request, {"prompt": "ab", **given}, field)
 
 
@@ -367,12 +369,12 @@ def test_a_bad_completion_is_refused_by_its_field(field: str, given: dict[str, o
         ("max_tokens", {"max_tokens": 2, "max_completion_tokens": 2}),
     ],
 )
-def test_a_bad_chat_is_refused_by_its_field(field: str, given: dict[str, object]) -> None:
+def test_the_error_for_a_bad_chat_names_its_field(field: str, given: dict[str, object]) -> None:
     check_refusal(chat_request, {"messages": MESSAGES, **given}, field)
 
 
 @pytest.mark.parametrize("body", [None, 3, "text", [], {"\x1b[31m": 1}])
-def test_a_body_that_is_no_object_of_known_fields_is_refused(body: object) -> None:
+def test_a_body_that_is_not_an_object_of_known_fields_is_rejected(body: object) -> None:
     for parse in (completion_request, chat_request):
         assert "\x1b" not in refused(RequestError, parse, body)
 
@@ -386,7 +388,7 @@ def test_a_body_that_is_no_object_of_known_fields_is_refused(body: object) -> No
         ("x" * 9999, "leave it out"),
     ],
 )
-def test_an_unknown_field_is_told_a_name_like_it(field: str, remedy: str) -> None:
+def test_the_error_for_an_unknown_field_suggests_a_similar_name(field: str, remedy: str) -> None:
     with pytest.raises(FieldError) as raised:
         chat_request({"messages": MESSAGES, field: 1})
     assert str(raised.value).endswith(f"this field is not known; {remedy}")
@@ -394,7 +396,7 @@ def test_an_unknown_field_is_told_a_name_like_it(field: str, remedy: str) -> Non
 
 @pytest.mark.parametrize("role", ["user", "system", "developer", "tool"])
 @pytest.mark.parametrize("rest", [{}, {"content": None}])
-def test_a_message_needs_a_text_but_one_of_an_assistant(role: str, rest: dict[str, None]) -> None:
+def test_every_message_but_an_assistants_needs_content(role: str, rest: dict[str, None]) -> None:
     with pytest.raises(FieldError, match=r"messages\[1\]\.content: is missing"):
         chat_request({"messages": [*MESSAGES, {"role": role, **rest}]})
     chat_request({"messages": [*MESSAGES, {"role": "assistant", **rest}]})

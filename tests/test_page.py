@@ -26,12 +26,12 @@ served = a_server("chat_model", "--draft", "fp4:k=3", "--draft", "ngram", key=KE
 
 
 def stranger(served: Served) -> Served:
-    """A client without the key."""
+    """Returns a client without the key."""
     return Served(served.process, served.port)
 
 
 def streamed(served: Served, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The choices of all chunks."""
+    """Returns the choices of all chunks."""
     reply = served.ask("POST", path, body | {"stream": True})
     assert reply.status == 200, reply.body
     return [choice for chunk in reply.chunks for choice in chunk["choices"]]
@@ -73,17 +73,19 @@ def test_other_paths_are_not_served(served: Served) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/page/page.js"])
-def test_files_are_refused_to_other_hosts_and_origins(served: Served, path: str) -> None:
+def test_files_are_not_served_to_other_hosts_and_origins(served: Served, path: str) -> None:
     assert served.ask("GET", path, headers={"Host": "evil.example"}).status == 403
     assert served.ask("GET", path, headers={"Origin": "https://evil.example"}).status == 403
 
 
-def test_files_name_no_other_host_and_hold_no_inline_code() -> None:
+def test_files_name_no_other_host_and_contain_no_inline_code() -> None:
     names = {"http://www.w3.org/2000/svg", "https://github.com/markdown-it/markdown-it"}
     for path, asset in ASSETS.items():
         text = asset.body.decode()
         addresses = set(re.findall(r"https?://[^\s\"'`$<]+", text))
-        assert addresses <= names, path  # of a format and of a project: nothing is fetched there
+        assert addresses <= names, (
+            path
+        )  # names of a format and of a project; nothing is fetched from there
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text)
     markup = ASSETS["/"].body.decode()
     assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:", markup)
@@ -207,7 +209,7 @@ def test_progress_counts_from_the_first_tokens_on(served: Served, rng: np.random
     assert target["gigabytes"] > 0
 
 
-def test_progress_is_for_streams_only(served: Served) -> None:
+def test_progress_needs_a_stream(served: Served) -> None:
     reply = served.ask("POST", COMPLETIONS, {"prompt": "x", "return_progress": True})
     assert (reply.status, reply.error["param"]) == (400, "return_progress")
     plain = streamed(served, COMPLETIONS, {"prompt": "x"})
@@ -240,7 +242,7 @@ def test_draft_none_gives_the_same_answer_without_drafting(
     assert {origin["depth"] for origin in plain["origins"]} == {0}
 
 
-def test_a_request_may_choose_no_other_draft(served: Served) -> None:
+def test_a_request_cannot_choose_another_draft(served: Served) -> None:
     for draft in ("fp4", "auto", "", 1):
         reply = served.ask("POST", COMPLETIONS, {"prompt": "x", "draft": draft})
         assert (reply.status, reply.error["param"]) == (400, "draft")

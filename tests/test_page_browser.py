@@ -1,4 +1,4 @@
-"""The page in Chromium: what it shows and announces, and that it asks no other host."""
+"""The page in Chromium: what it shows and announces, and that it contacts no other host."""
 
 import json
 from pathlib import Path
@@ -105,7 +105,7 @@ def test_a_difference_is_shown_with_its_token_number(browser: Any, served: Serve
         assert "equal" not in verdict.get_attribute("class").split()
 
 
-def test_markup_in_texts_is_shown_as_text(browser: Any, served: Served) -> None:
+def test_markup_in_answers_is_shown_as_text(browser: Any, served: Served) -> None:
     with visiting(browser, served.url) as visit:
         body = events_of(choice_of(HOSTILE, 1))
         visit.page.route(
@@ -118,7 +118,7 @@ def test_markup_in_texts_is_shown_as_text(browser: Any, served: Served) -> None:
         assert visit.complaints == []
 
 
-def test_the_page_can_be_used_by_keyboard_alone(browser: Any, endless: Path) -> None:
+def test_the_page_can_be_used_with_the_keyboard_alone(browser: Any, endless: Path) -> None:
     with serving(str(endless), "--draft", "none") as served, visiting(browser, served.url) as visit:
         page = visit.page
         page.locator("#prompt:focus").wait_for()  # by itself
@@ -141,7 +141,7 @@ def test_the_page_can_be_used_by_keyboard_alone(browser: Any, endless: Path) -> 
         page.keyboard.press("ArrowRight")
         inspected = page.locator(".token.inspected").text_content()
         assert page.locator(".token").nth(1).text_content() == inspected
-        assert "confidence" in page.locator("#told").text_content()
+        assert "confidence" in page.locator("#announcement").text_content()
         assert visit.complaints == []
 
 
@@ -150,12 +150,14 @@ def test_screen_readers_hear_the_finished_answer_once(browser: Any, served: Serv
         visit.set(max_tokens=30, temperature=0)
         visit.send("one two")
         answer = "".join(visit.page.locator(".token").all_text_contents())
-        assert visit.page.locator("#told").text_content() == answer
+        assert visit.page.locator("#announcement").text_content() == answer
         live = visit.page.locator("[aria-live], [role=log], [role=status]")
-        assert [each.get_attribute("id") for each in live.all() if each.is_visible()] == ["told"]
+        assert [each.get_attribute("id") for each in live.all() if each.is_visible()] == [
+            "announcement"
+        ]
 
 
-def test_a_refusal_is_shown_and_the_prompt_is_kept(browser: Any, served: Served) -> None:
+def test_an_error_is_shown_and_the_prompt_is_kept(browser: Any, served: Served) -> None:
     with visiting(browser, served.url) as visit:
         visit.set(max_tokens=8191)
         visit.send("one two three")
@@ -168,7 +170,7 @@ def test_a_long_prompt_gets_as_many_tokens_as_fit(browser: Any, served: Served) 
         visit.set(temperature=0)
         visit.send("a" * 8182)
         assert visit.page.locator(".problem").is_hidden()
-        assert "10 tokens, cut" in visit.page.locator(".figures").text_content()
+        assert "10 tokens, cut off" in visit.page.locator(".figures").text_content()
         visit.send("a" * 8192)
         assert "shorten the prompt" in visit.page.locator(".problem").last.text_content()
 
@@ -207,7 +209,7 @@ def test_a_chat_asks_for_the_key_and_sends_its_history(browser: Any, chat: Serve
         page.on("request", lambda request: sent.append(request))
         page.locator("#key").fill("wrong")
         page.keyboard.press("Enter")
-        page.locator("#key-problem", has_text="not the server").wait_for()
+        page.locator("#key-problem", has_text="does not accept").wait_for()
         page.locator("#key").fill(KEY)
         page.keyboard.press("Enter")
         page.locator("#welcome").wait_for()
@@ -234,7 +236,7 @@ def test_a_chat_asks_for_the_key_and_sends_its_history(browser: Any, chat: Serve
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
-def test_text_has_contrast_and_fits_in_both_schemes_and_widths(
+def test_text_has_contrast_and_fits_in_both_colour_schemes_and_widths(
     browser: Any, served: Served, scheme: str, size: tuple[int, int]
 ) -> None:
     with visiting(browser, served.url, size, scheme) as visit:

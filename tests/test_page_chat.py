@@ -1,4 +1,4 @@
-"""The page of a model that chats: Markdown, kept chats, colours."""
+"""The page of a chat model: Markdown, stored chats, colours."""
 
 from typing import Any
 
@@ -53,7 +53,7 @@ served = a_server("chat_model", "--draft", "fp4:k=3", "--draft", "ngram")
 # --- Markdown ---------------------------------------------------------------------------------
 
 
-def test_markdown_is_shown_as_elements_beside_its_tokens(browser: Any, served: Served) -> None:
+def test_markdown_is_shown_as_elements_next_to_its_tokens(browser: Any, served: Served) -> None:
     with visiting(browser, served.url, (1400, 900)) as visit:
         answer(visit, stream_of([MARKDOWN[:40], MARKDOWN[40:]]))
         visit.send("Hello")
@@ -89,7 +89,7 @@ def test_hostile_markdown_loads_and_runs_nothing(browser: Any, served: Served) -
         assert visit.complaints == []
 
 
-def test_any_markdown_gives_known_elements_and_grows_as_if_drawn_at_once(
+def test_any_markdown_gives_known_elements_and_the_same_ones_when_drawn_in_steps(
     browser: Any, served: Served, rng: np.random.Generator
 ) -> None:
     with visiting(browser, served.url) as visit:
@@ -129,7 +129,7 @@ def test_an_answer_is_copied_as_the_model_wrote_it(browser: Any, served: Served)
         assert code == "def area(r):\n    return 3 * r\n"
 
 
-def test_regenerate_asks_again_with_another_seed_and_replaces_the_answer(
+def test_regenerate_replaces_the_answer_with_one_of_another_seed(
     browser: Any, served: Served
 ) -> None:
     with visiting(browser, served.url) as visit:
@@ -163,7 +163,7 @@ def test_a_chat_keeps_its_system_prompt(browser: Any, served: Served) -> None:
         assert asked[2]["messages"] == [{"role": "user", "content": "Hello"}]
 
 
-# --- What the browser keeps -------------------------------------------------------------------
+# --- What the browser stores ------------------------------------------------------------------
 
 
 def test_chats_come_back_after_a_reload_and_can_be_deleted(browser: Any, served: Served) -> None:
@@ -198,9 +198,7 @@ def test_chats_come_back_after_a_reload_and_can_be_deleted(browser: Any, served:
         assert visit.complaints == []
 
 
-def test_the_oldest_chats_are_dropped_where_there_are_too_many(
-    browser: Any, served: Served
-) -> None:
+def test_the_oldest_chats_are_deleted_if_there_are_too_many(browser: Any, served: Served) -> None:
     with visiting(browser, served.url) as visit:
         kept = visit.page.evaluate("""async () => {
           const { chats, keep, newChat } = await import("/page/store.js");
@@ -224,7 +222,7 @@ def test_the_oldest_chats_are_dropped_where_there_are_too_many(
         assert kept["huge"] is False
 
 
-def test_colours_follow_the_switch_else_the_system(browser: Any, served: Served) -> None:
+def test_colours_follow_the_choice_or_else_the_system(browser: Any, served: Served) -> None:
     paper = "getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0] > 128"
     for scheme in ("light", "dark"):
         with visiting(browser, served.url, DESKTOP, scheme) as visit:

@@ -1,4 +1,4 @@
-"""The page's race, its chart, and its accessibility."""
+"""The page's race, its chart and its accessibility."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ served = a_server("chat_model", "--draft", "fp4:k=3", "--draft", "ngram")
 # --- Race and chart ---------------------------------------------------------------------------
 
 
-def test_a_race_shows_at_any_time_the_tokens_that_were_measured_by_then(
+def test_at_any_time_a_race_shows_the_tokens_that_were_measured_by_then(
     browser: Any, served: Served, rng: np.random.Generator
 ) -> None:
     count = int(rng.integers(2, 40))
@@ -62,7 +62,7 @@ def test_a_played_race_ends_with_its_verdict(browser: Any, served: Served) -> No
         visit.send("Hello")
         visit.page.locator(".race").click()
         visit.page.locator("#race").wait_for()
-        assert visit.page.locator("#race-pace").input_value() == "16"  # slower, to be seen
+        assert visit.page.locator("#race-pace").input_value() == "16"  # slowed down, to be seen
         visit.page.locator("#race-pace").select_option("1")
         visit.page.locator("#race-verdict", has_text="2.0 times as fast").wait_for()
         visit.page.get_by_role("button", name="Again").wait_for()

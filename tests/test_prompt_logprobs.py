@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts are those of LLM.logprobs: in parts, in batches, when preempted."""
+"""Log-probabilities of prompts equal those of LLM.logprobs, in parts, in batches and preempted."""
 
 from dataclasses import replace
 from pathlib import Path

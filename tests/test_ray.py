@@ -1,4 +1,4 @@
-"""Several processes by Ray, as far as no cluster is needed. `benchmarks/replicas.py`,
+"""Several processes with Ray, as far as this needs no cluster. `benchmarks/replicas.py`,
 `replica_speed.py` and `batch_kills.py` start clusters."""
 
 import importlib.util
@@ -24,7 +24,7 @@ PAGE = 256  # characters
 
 
 def test_nothing_else_imports_ray() -> None:
-    """Every other module is imported with ray made unimportable."""
+    """Imports every other module while `import ray` fails."""
     paths = [path.relative_to(PACKAGE).with_suffix("") for path in PACKAGE.rglob("*.py")]
     names = sorted(
         "specqd." + ".".join(path.parts).removesuffix(".__init__")
@@ -45,7 +45,7 @@ def test_nothing_else_imports_ray() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_batches_over_ray_say_what_they_need(
+def test_the_error_of_batches_without_ray_says_what_to_install(
     tmp_path: Path, refuse: Refuse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find_spec = importlib.util.find_spec
@@ -68,7 +68,7 @@ def with_ray() -> None:
 
 
 @pytest.mark.usefixtures("with_ray")
-def test_arguments_come_as_texts_or_as_values() -> None:
+def test_arguments_are_strings_or_values() -> None:
     from specqd.ray.options import Options
 
     texts = {"model": "m", "draft": "fp4, ngram", "replicas": "2", "pin": "true", "threads": "3"}
@@ -81,23 +81,23 @@ def test_arguments_come_as_texts_or_as_values() -> None:
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"replica": "2"}, "'replica' is no argument; known: model, draft, replicas"),
+        ({"replica": "2"}, "'replica' is not an argument; known: model, draft, replicas"),
         ({"replicas": "two"}, "replicas='two' is not a whole number of at least 1"),
         ({"replicas": "0"}, "replicas='0' is not a whole number of at least 1"),
         ({"replicas": "2", "max_replicas": "1"}, "max_replicas=1 is below replicas=2"),
         ({"pin": "yes"}, "pin='yes' is not true or false"),
-        ({"model": ""}, "model='' is not a text"),
-        ({"routing": "best"}, "routing='best' is not prefix or random"),
+        ({"model": ""}, "model='' is empty or not a string"),
+        ({"routing": "best"}, "routing='best' is unknown; use prefix or random"),
     ],
 )
-def test_wrong_arguments_are_refused_in_one_line(given: dict[str, Any], problem: str) -> None:
+def test_the_error_for_a_wrong_argument_is_one_line(given: dict[str, Any], problem: str) -> None:
     from specqd.ray.options import Options
 
     assert refused(RequestError, Options.of, given).startswith(problem)
 
 
 @pytest.mark.usefixtures("with_ray")
-def test_prompts_that_begin_alike_share_pages(chance: random.Random) -> None:
+def test_prompts_with_the_same_beginning_share_pages(chance: random.Random) -> None:
     from specqd.ray.routing import pages_of
 
     begin = "".join(chance.choices("abc é\U0001f600", k=chance.randrange(PAGE, 3 * PAGE)))
@@ -113,7 +113,7 @@ def test_prompts_that_begin_alike_share_pages(chance: random.Random) -> None:
 
 
 @pytest.mark.usefixtures("with_ray")
-def test_turns_of_a_chat_share_the_pages_of_the_turns_before(chance: random.Random) -> None:
+def test_turns_of_a_chat_share_the_pages_of_earlier_turns(chance: random.Random) -> None:
     from specqd.ray.routing import pages_of
 
     def text() -> str:
@@ -131,14 +131,14 @@ def test_turns_of_a_chat_share_the_pages_of_the_turns_before(chance: random.Rand
 @pytest.mark.parametrize(
     "body", [{}, {"prompt": ""}, {"prompt": 5}, {"prompt": None}, {"messages": {"a": 1}}]
 )
-def test_bodies_without_a_long_prompt_have_no_page(body: dict[str, Any]) -> None:
+def test_bodies_without_a_long_prompt_have_no_pages(body: dict[str, Any]) -> None:
     from specqd.ray.routing import pages_of
 
     assert pages_of(body, "") == ()
 
 
 @pytest.mark.usefixtures("with_ray")
-def test_labelled_metrics_of_replicas_merge_into_families_once() -> None:
+def test_metrics_of_replicas_are_merged_with_each_family_once() -> None:
     from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -165,7 +165,7 @@ def test_labelled_metrics_of_replicas_merge_into_families_once() -> None:
 
 
 @pytest.mark.usefixtures("with_ray")
-def test_replicas_of_a_machine_get_different_cores_of_one_node(chance: random.Random) -> None:
+def test_replicas_on_a_machine_get_different_cores_of_one_node_each(chance: random.Random) -> None:
     from specqd.ray.cores import chosen_cores
 
     nodes = [set(range(8)), set(range(8, 16))]
@@ -176,13 +176,13 @@ def test_replicas_of_a_machine_get_different_cores_of_one_node(chance: random.Ra
     assert len(set().union(*chosen)) == fitting * count
     assert all(any(cores <= node for node in nodes) for cores in chosen)
     assert chosen_cores(usable, count, 0, nodes) == chosen_cores(usable, count, 0, nodes)
-    assert len(chosen_cores(usable, 16, 0, nodes)) == 16  # over both nodes
+    assert len(chosen_cores(usable, 16, 0, nodes)) == 16  # from both nodes
     assert chosen_cores(usable, 17, 0, nodes) == usable
 
 
 @pytest.mark.usefixtures("with_ray")
 def test_open_requests_decide_how_many_replicas_run(chance: random.Random) -> None:
-    """By Ray Serve's own rule with our settings; its delays are its own."""
+    """Applies Ray Serve's own rule with our settings. Its delays are not tested."""
     from ray.serve.autoscaling_policy import replica_queue_length_autoscaling_policy
 
     from specqd.ray.options import Options
@@ -208,7 +208,7 @@ def replica(name: str) -> Any:
 
 
 class Routes:
-    """A router without Serve: its rules alone."""
+    """A router without Serve, to test its rules."""
 
     def __init__(self) -> None:
         from specqd.ray.routing import PrefixRouter
@@ -231,7 +231,7 @@ class Routes:
 
 
 @pytest.mark.usefixtures("with_ray")
-def test_the_longest_cached_beginning_chooses_the_replica() -> None:
+def test_the_replica_with_the_longest_cached_prefix_is_chosen() -> None:
     import asyncio
 
     async def scenario() -> None:
@@ -249,7 +249,7 @@ def test_the_longest_cached_beginning_chooses_the_replica() -> None:
             ["a", "b", "c"],
         ]
         assert await routes.ranks(routes.request()) == [["a", "b", "c"]]
-        for _ in range(5):  # one more than the cache is worth
+        for _ in range(5):  # one more open request than the cache is worth
             routes.router.on_request_routed(routes.request(b"1"), "b", None)
         assert await routes.ranks(routes.request(b"1", b"2", b"4")) == [["a"], ["a", "b", "c"]]
 
@@ -266,7 +266,7 @@ def test_rows_of_a_dataset_are_lines_of_a_batch_file() -> None:
     assert json.loads(made)["body"] == {"max_tokens": 3, "prompt": "x", "seed": 5}
     assert read_request(made, "m").custom_id == "7"
     for wrong in ({"text": "x"}, {"prompt": "x", "messages": []}):
-        assert "and not both" in refused(RequestError, _line, "0", wrong, {})
+        assert "needs either" in refused(RequestError, _line, "0", wrong, {})
 
 
 @pytest.mark.usefixtures("with_ray")
@@ -299,7 +299,7 @@ def test_workers_give_the_answers_of_a_batch_file_in_any_order(
 
 
 @pytest.mark.usefixtures("with_ray")
-def test_rows_get_their_text_or_the_cause_of_a_refusal(small_model: Path) -> None:
+def test_rows_get_their_text_or_an_error(small_model: Path) -> None:
     import pyarrow as pa
 
     from specqd import LLM, SamplingParams

@@ -1,4 +1,4 @@
-"""Bad input ends with status 1 and one line on standard error with the problem and its place."""
+"""Bad input gives status 1, and one line on standard error that names the problem and the place."""
 
 import json
 import math
@@ -32,7 +32,7 @@ def model(tmp_path: Path, seed: int) -> Path:
 
 @pytest.fixture
 def refused(model: Path, refuse: Refuse) -> Refuse:
-    """The same for `generate` on the test's model, with any further options."""
+    """Returns the error of `generate` with the test's model and further options."""
     return lambda *options: refuse("generate", model, "-p", "ab", "-n", "4", *options)
 
 
@@ -40,19 +40,21 @@ def edit(path: Path, **changes: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_a_good_model_is_not_refused(model: Path, run: Run) -> None:
+def test_a_good_model_is_not_rejected(model: Path, run: Run) -> None:
     status, _, err = run("generate", model, "-p", "ab", "-n", "4")
     assert status == 0
     assert err.startswith("specqd: 4 tokens")
 
 
-def test_a_missing_directory_is_named(tmp_path: Path, refuse: Refuse) -> None:
+def test_the_error_for_a_missing_directory_names_it(tmp_path: Path, refuse: Refuse) -> None:
     missing = tmp_path / "nowhere"
     assert str(missing) in refuse("generate", missing, "-p", "x")
     assert "no such file or directory" in refuse("inspect", missing)
 
 
-def test_a_truncated_file_is_to_be_fetched_again(model: Path, refused: Refuse) -> None:
+def test_the_error_for_a_truncated_file_says_to_fetch_it_again(
+    model: Path, refused: Refuse
+) -> None:
     path = model / WEIGHTS
     os.truncate(path, path.stat().st_size - 100)
     problem = refused()
@@ -60,7 +62,7 @@ def test_a_truncated_file_is_to_be_fetched_again(model: Path, refused: Refuse) -
     assert "fetch the file again" in problem
 
 
-def test_a_missing_tensor_is_named(model: Path, refused: Refuse, seed: int) -> None:
+def test_the_error_for_a_missing_tensor_names_it(model: Path, refused: Refuse, seed: int) -> None:
     arrays = make_tensors(SHAPE, seed)
     del arrays["model.layers.1.mlp.down_proj.weight"]
     write_safetensors(model / WEIGHTS, arrays)
@@ -76,14 +78,14 @@ def test_a_missing_tensor_is_named(model: Path, refused: Refuse, seed: int) -> N
         ({"model_type": "mamba"}, "config.json: model_type 'mamba' is not supported; known: llama"),
     ],
 )
-def test_a_configuration_of_another_model_is_refused(
+def test_a_configuration_of_another_model_is_rejected(
     model: Path, refused: Refuse, change: dict[str, object], says: str
 ) -> None:
     edit(model / "config.json", **change)
     assert says in refused()
 
 
-def test_a_prompt_longer_than_the_context_is_refused(model: Path, refuse: Refuse) -> None:
+def test_a_prompt_longer_than_the_context_is_rejected(model: Path, refuse: Refuse) -> None:
     problem = refuse("generate", model, "-p", "xy" * 300)
     assert "tokens" in problem
     assert "context" in problem
@@ -91,11 +93,11 @@ def test_a_prompt_longer_than_the_context_is_refused(model: Path, refuse: Refuse
     assert "shorten the prompt" in problem
 
 
-def test_an_empty_prompt_is_refused(model: Path, refuse: Refuse) -> None:
+def test_an_empty_prompt_is_rejected(model: Path, refuse: Refuse) -> None:
     assert "the prompt is empty" in refuse("generate", model, "-p", "")
 
 
-def test_a_prompt_that_is_not_unicode_is_refused(
+def test_a_prompt_that_is_not_unicode_is_rejected(
     model: Path, tmp_path: Path, refuse: Refuse
 ) -> None:
     file = tmp_path / "prompt.txt"
@@ -105,21 +107,21 @@ def test_a_prompt_that_is_not_unicode_is_refused(
     assert "not valid Unicode" in refuse("generate", model, "-p", "a\udcff")
 
 
-def test_a_tokenizer_of_another_model_is_refused(model: Path, refused: Refuse) -> None:
+def test_a_tokenizer_of_another_model_is_rejected(model: Path, refused: Refuse) -> None:
     write_tokenizer(model, SHAPE.vocab + 7)
     problem = refused()
     assert str(model) in problem
     assert "the tokenizer has 327 tokens and the model 320" in problem
 
 
-def test_a_tokenizer_of_another_model_is_refused_by_pack(
+def test_a_tokenizer_of_another_model_is_rejected_by_pack(
     model: Path, tmp_path: Path, refuse: Refuse
 ) -> None:
     write_tokenizer(model, SHAPE.vocab + 600)
     assert "outside the model's vocabulary" in refuse("pack", model, tmp_path / "packed")
 
 
-def test_chat_without_a_template_is_refused(refused: Refuse) -> None:
+def test_chat_without_a_template_is_rejected(refused: Refuse) -> None:
     assert "no chat template" in refused("--chat")
 
 
@@ -133,7 +135,7 @@ def test_chat_without_a_template_is_refused(refused: Refuse) -> None:
         ("chat_template.jinja", MOST_JSON_BYTES),
     ],
 )
-def test_a_file_longer_than_its_kind_is_refused_unread(
+def test_an_oversized_file_is_rejected_without_reading_it(
     name: str, most_bytes: int, model: Path, refused: Refuse
 ) -> None:
     with (model / name).open("ab") as file:
@@ -144,14 +146,14 @@ def test_a_file_longer_than_its_kind_is_refused_unread(
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
-def test_a_pipe_in_place_of_a_file_is_refused(name: str, model: Path, refused: Refuse) -> None:
+def test_a_pipe_in_place_of_a_file_is_rejected(name: str, model: Path, refused: Refuse) -> None:
     (model / name).unlink()
     os.mkfifo(model / name)
     assert str(model) in refused()
 
 
-def test_a_model_larger_than_memory_is_refused(model: Path, refused: Refuse) -> None:
-    """A sparse file of terabytes has a true header, and its weights are never read."""
+def test_a_model_larger_than_memory_is_rejected(model: Path, refused: Refuse) -> None:
+    """A sparse file of terabytes has a valid header, and its weights are never read."""
     huge = Shape(hidden=4096, heads=64, head_dim=64, vocab=2**30, is_tied=True)
     (model / "config.json").write_text(json.dumps(make_config(huge)))
     sizes = dict(tensor_sizes(huge))
@@ -168,7 +170,7 @@ def test_a_model_larger_than_memory_is_refused(model: Path, refused: Refuse) -> 
     assert "available" in problem
 
 
-def test_too_little_free_memory_is_refused_with_both_sizes(
+def test_the_error_for_too_little_free_memory_gives_both_sizes(
     refused: Refuse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_native, "usable_memory", lambda: 200 << 20)
@@ -207,7 +209,7 @@ def test_a_sampling_value_out_of_range_is_named(
     assert value in problem
 
 
-def test_an_instruction_set_that_the_machine_lacks_is_refused(
+def test_an_instruction_set_that_the_machine_lacks_is_rejected(
     refused: Refuse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_native, "available_isas", lambda: ["portable"])
@@ -217,11 +219,13 @@ def test_an_instruction_set_that_the_machine_lacks_is_refused(
 
 
 @pytest.mark.parametrize("threads", ["0", "-2", "1000000"])
-def test_a_number_of_threads_out_of_range_is_named(refused: Refuse, threads: str) -> None:
+def test_the_error_for_a_number_of_threads_out_of_range_names_it(
+    refused: Refuse, threads: str
+) -> None:
     assert f"--threads {threads}" in refused("--threads", threads)
 
 
-def test_a_result_file_that_cannot_be_written_is_named(
+def test_the_error_for_a_result_file_that_cannot_be_written_names_it(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specqd.model.bandwidth.SIZES", (10**6,))
@@ -237,7 +241,7 @@ def test_names_from_files_are_printed_without_control_characters(
     assert refused().isprintable()
 
 
-def test_the_program_itself_prints_a_refusal_in_one_line(model: Path) -> None:
+def test_the_program_itself_prints_an_error_in_one_line(model: Path) -> None:
     os.truncate(model / WEIGHTS, 5000)
     ran = run_program("generate", model, "-p", "x", text=True)
     assert ran.returncode == 1

@@ -1,5 +1,5 @@
-"""/v1/responses through OpenAI's own client: its answers are those of chats, its events come in
-their documented order."""
+"""/v1/responses with OpenAI's own client: answers equal those of chats, and events come in the
+documented order."""
 
 import json
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ def served(scripted: Path) -> Iterator[Served]:
 
 
 def lean(response: dict[str, Any]) -> dict[str, Any]:
-    """A response without what differs between two answers to one request."""
+    """Returns a response without the parts that differ between two answers to one request."""
     output = [
         {name: value for name, value in item.items() if name not in ("id", "call_id")}
         for item in response["output"]
@@ -63,14 +63,14 @@ def lean(response: dict[str, Any]) -> dict[str, Any]:
 
 
 def ask(served: Served, script: str, **fields: Any) -> Any:
-    """A response of OpenAI's client, which the stream must equal."""
+    """Returns the response of OpenAI's client. A streamed one must be equal."""
     given = {"input": "Say.", "tools": FLAT, "temperature": 0} | fields
     extra = {"chat_template_kwargs": {"script": script}}
     client = client_of(served)
     whole = client.responses.create(model="small", extra_body=extra, **given)
     *_, last = client.responses.create(model="small", extra_body=extra, stream=True, **given)
     assert lean(last.response.to_dict()) == lean(whole.to_dict())
-    if whole.status == "incomplete":  # of which the client has no final response
+    if whole.status == "incomplete":  # for which the client has no final response
         return whole
     with client.responses.stream(model="small", extra_body=extra, **given) as stream:
         list(stream)  # the client joins the parts of each item
@@ -78,7 +78,7 @@ def ask(served: Served, script: str, **fields: Any) -> Any:
     return whole
 
 
-def test_a_response_has_the_bits_of_the_python_api(
+def test_a_response_equals_the_python_api_in_all_bits(
     chat_model: Path, llm: LLM, rng: np.random.Generator
 ) -> None:
     params: dict[str, Any] = {"temperature": 0.9, "seed": int(rng.integers(1 << 40))}
@@ -112,7 +112,7 @@ def test_a_text_is_one_message(served: Served) -> None:
     assert response.tools[0].name == "weather"
 
 
-def test_events_of_a_text_come_in_their_order(served: Served) -> None:
+def test_events_of_a_text_come_in_the_documented_order(served: Served) -> None:
     body = {"input": "Say.", "temperature": 0, "chat_template_kwargs": {"script": "A"}}
     events = events_of(served, RESPONSES, body)
     assert kinds_of(events) == [
@@ -133,7 +133,7 @@ def test_events_of_a_text_come_in_their_order(served: Served) -> None:
     assert ids == {item["id"]}
 
 
-def test_calls_are_items_behind_the_text(served: Served) -> None:
+def test_calls_are_items_after_the_text(served: Served) -> None:
     message, call = ask(served, "B").output
     assert message.content[0].text == "Let me look."
     assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "weather", CITY)
@@ -164,14 +164,14 @@ def test_a_named_function_is_called(served: Served) -> None:
         {"type": "allowed_tools", "mode": "required", "tools": [{**FLAT[1]}]},
     ):
         asked = {"input": "Say.", "tools": FLAT, "tool_choice": choice}
-        asked |= {"parallel_tool_calls": False}  # else some models call until they are cut
+        asked |= {"parallel_tool_calls": False}  # otherwise some models call until cut off
         reply = served.ask("POST", RESPONSES, asked | bias)
         assert reply.status == 200, reply.body
         assert [item["name"] for item in reply.content["output"]] == ["stop"]
         assert reply.content["tool_choice"] == choice
 
 
-def test_a_conversation_with_calls_makes_the_prompt_of_the_chat(served: Served) -> None:
+def test_a_conversation_with_calls_gives_the_prompt_of_the_chat(served: Served) -> None:
     response = ask(served, "B")
     [call] = [item for item in response.output if item.type == "function_call"]
     output = [item.to_dict() for item in response.output]
@@ -276,7 +276,7 @@ def test_effort_reaches_the_template() -> None:
         ({"input": []}, "input", "at least one item"),
         ({"previous_response_id": "r"}, "previous_response_id", "nothing is stored"),
         ({"conversation": {"id": "c"}}, "conversation", "nothing is stored"),
-        ({"background": True}, "background", "nothing is stored"),
+        ({"background": True}, "background", "stores no answers"),
         ({"truncation": "auto"}, "truncation", '"disabled"'),
         ({"include": ["file_search_call.results"]}, "include", "reasoning.encrypted_content"),
         ({"max_tokens": 3}, "max_tokens", "not known"),
@@ -285,7 +285,7 @@ def test_effort_reaches_the_template() -> None:
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
             "input[0].content[0]",
-            "only texts",
+            "only text",
         ),
         ({"tools": [{"type": "web_search"}]}, "tools[0]", "only functions"),
         ({"tools": [FLAT[0] | {"name": "a b"}]}, "tools[0].name", "letters"),
@@ -299,13 +299,15 @@ def test_effort_reaches_the_template() -> None:
         ),
     ],
 )
-def test_a_wrong_field_is_named(fields: dict[str, Any], field: str, says: str) -> None:
+def test_the_error_for_a_wrong_field_names_it(
+    fields: dict[str, Any], field: str, says: str
+) -> None:
     problem = refused(FieldError, responses_request, {"input": "x"} | fields)
     assert problem.startswith(f"{field}: ")
     assert says in problem
 
 
-def test_a_schema_that_cannot_be_followed_is_400(served: Served) -> None:
+def test_a_schema_that_cannot_be_enforced_is_400(served: Served) -> None:
     form = {"type": "json_schema", "name": "n", "schema": {"type": "banana"}}
     reply = served.ask("POST", RESPONSES, {"input": "x", "text": {"format": form}})
     assert (reply.status, reply.error["param"]) == (400, "text.format")

@@ -1,4 +1,4 @@
-"""The server through OpenAI's own client: its answers are those of the Python API."""
+"""The server with OpenAI's own client: answers equal those of the Python API."""
 
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -40,7 +40,7 @@ def test_context_and_max_context_both_shorten_the_context(chat_model: Path, name
 
 
 def test_a_request_without_a_limit_gets_as_many_tokens_as_fit(chat_model: Path) -> None:
-    """The cache is smaller than the context here."""
+    """Here the cache is smaller than the context."""
     with serving(str(chat_model), "--cache-positions", "256", "--draft", "none") as served:
         [model] = served.ask("GET", "/v1/models").content["data"]
         assert model["max_model_len"] == 128
@@ -70,7 +70,7 @@ def logprobs_of(choice: Any) -> list[tuple[float, dict[str, float]]]:
 
 
 def check_logprobs(choice: Any, expected: list[TokenLogprob] | None) -> None:
-    """Equal in all bits: a float survives JSON."""
+    """Compares all bits: a float survives JSON."""
     assert expected is not None
     for (logprob, top), each in zip(logprobs_of(choice), expected, strict=True):
         assert logprob == each.logprob
@@ -170,7 +170,7 @@ def test_streamed_pieces_join_to_the_whole_answer(client: Any, rng: np.random.Ge
     assert usage.total_tokens == whole.usage.total_tokens
 
 
-def test_several_prompts_give_choices_in_their_order(client: Any, llm: LLM) -> None:
+def test_choices_are_in_the_order_of_the_prompts(client: Any, llm: LLM) -> None:
     answer = client.completions.create(
         model=MODEL, prompt=["one", "two"], n=2, max_tokens=8, seed=5, temperature=1.0
     )
@@ -256,7 +256,7 @@ def test_a_batch_file_has_the_same_answers(
             assert reply.content.get(name) == given["body"].get(name), name
 
 
-def test_where_the_model_states_no_sampling_the_temperature_is_openais(
+def test_the_temperature_is_openais_if_the_model_recommends_none(
     served: Served, llm: LLM, rng: np.random.Generator
 ) -> None:
     seed = int(rng.integers(1 << 40))
@@ -285,7 +285,7 @@ def test_tokenize_and_detokenize_use_the_models_tokenizer(served: Served, llm: L
     assert chat["count"] == len(chat["tokens"])
 
 
-def test_errors_have_the_types_of_openais_client(client: Any) -> None:
+def test_openais_client_raises_its_own_error_types(client: Any) -> None:
     with pytest.raises(openai.NotFoundError, match="there is no model of that name") as missing:
         client.completions.create(model="other", prompt="x")
     assert missing.value.code == "model_not_found"

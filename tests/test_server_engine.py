@@ -1,4 +1,4 @@
-"""The engine's thread: jobs join and leave between rounds, and no bit depends on other jobs."""
+"""The engine's thread: jobs join and leave between rounds, and never change each other's bits."""
 
 import asyncio
 import time
@@ -39,7 +39,7 @@ def prompt_of(rng: np.random.Generator, length: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request that comes after a delay; its client may leave before the end."""
+    """A request that arrives after a delay, and whose client may disconnect before the end."""
 
     prompt: list[int]
     params: SamplingParams
@@ -73,7 +73,7 @@ def arrivals_of(rng: np.random.Generator, count: int) -> list[Arrival]:
 
 
 @pytest.mark.parametrize("draft", ["none", "fp4", "auto"])
-def test_requests_that_come_and_go_each_equal_themselves_alone(
+def test_requests_that_come_and_go_get_the_same_bits_as_alone(
     llm: LLM, rng: np.random.Generator, draft: str
 ) -> None:
     arrivals = arrivals_of(rng, 16)
@@ -178,7 +178,7 @@ def test_prompts_share_the_rows_of_a_step_in_their_order(
 
 
 class CountingWatcher:
-    """Counts what it is told."""
+    """Counts its calls."""
 
     def __init__(self) -> None:
         self.first = self.next = 0
@@ -194,7 +194,7 @@ class CountingWatcher:
         self.reasons.append(reason)
 
 
-def test_a_job_without_a_stream_comes_whole_and_is_counted_by_token(
+def test_a_job_without_a_stream_gives_one_update_and_is_counted_by_token(
     llm: LLM, rng: np.random.Generator
 ) -> None:
     prompts = [prompt_of(rng, 5), prompt_of(rng, 9)]
@@ -218,14 +218,14 @@ def test_a_job_without_a_stream_comes_whole_and_is_counted_by_token(
 
 
 @pytest.mark.parametrize(("seconds", "parts"), [(0.0, 40), (1e9, 2)])
-def test_parts_of_a_stream_come_at_the_interval(
+def test_updates_of_a_stream_keep_the_interval(
     llm: LLM,
     rng: np.random.Generator,
     monkeypatch: pytest.MonkeyPatch,
     seconds: float,
     parts: int,
 ) -> None:
-    """The first token comes at once, the last ones come with the end."""
+    """The first token is sent at once, and the last ones together with the end."""
     monkeypatch.setattr(engine_thread, "_STREAM_SECONDS", seconds)
     params = SamplingParams(max_tokens=40, ignore_eos=True, seed=1, logprobs=1)
     prompt = prompt_of(rng, 5)
@@ -238,9 +238,11 @@ def test_parts_of_a_stream_come_at_the_interval(
     assert [each for update in updates for each in update.logprobs] == alone.logprobs
 
 
-def test_jobs_wait_for_a_full_cache_and_all_are_served(llm: LLM, rng: np.random.Generator) -> None:
+def test_jobs_wait_while_the_cache_is_full_and_all_are_answered(
+    llm: LLM, rng: np.random.Generator
+) -> None:
     params = SamplingParams(max_tokens=None, temperature=0, ignore_eos=True)
-    jobs = [job_of([prompt_of(rng, 10)], params) for _ in range(7)]  # four contexts fit
+    jobs = [job_of([prompt_of(rng, 10)], params) for _ in range(7)]  # room for four contexts
 
     async def work(thread: EngineThread) -> list[list[Update]]:
         return await asyncio.gather(*(finished(thread, job) for job in jobs))
@@ -250,7 +252,7 @@ def test_jobs_wait_for_a_full_cache_and_all_are_served(llm: LLM, rng: np.random.
 
 
 @pytest.mark.parametrize("bad", [[], [320], [1] * 512])
-def test_a_request_is_queued_whole_or_not_at_all(llm: LLM, bad: list[int]) -> None:
+def test_either_all_samples_of_a_request_are_queued_or_none(llm: LLM, bad: list[int]) -> None:
     engine = engine_of(llm)
     with pytest.raises(RequestError):
         engine.submit(GenerationRequest([[1], bad], SamplingParams()))
@@ -269,7 +271,7 @@ def test_one_bad_prompt_of_a_job_leaves_nothing_behind(llm: LLM) -> None:
     run(engine, work)
 
 
-def test_a_closed_job_is_gone_before_the_next_round(llm: LLM, rng: np.random.Generator) -> None:
+def test_a_closed_job_is_removed_before_the_next_round(llm: LLM, rng: np.random.Generator) -> None:
     engine = engine_of(llm)
 
     async def work(thread: EngineThread) -> None:
@@ -283,7 +285,9 @@ def test_a_closed_job_is_gone_before_the_next_round(llm: LLM, rng: np.random.Gen
     run(engine, work)
 
 
-def test_a_client_that_does_not_read_delays_no_other(llm: LLM, rng: np.random.Generator) -> None:
+def test_a_client_that_does_not_read_delays_no_other_client(
+    llm: LLM, rng: np.random.Generator
+) -> None:
     params = SamplingParams(max_tokens=200, temperature=0, ignore_eos=True)
 
     async def work(thread: EngineThread) -> None:
@@ -334,7 +338,7 @@ def test_a_broken_engine_fails_every_job_with_the_cause(
     run(engine, work)
 
 
-def test_a_fault_at_one_request_leaves_the_engine_to_the_others(
+def test_a_fault_in_one_request_does_not_affect_the_others(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_of(llm)

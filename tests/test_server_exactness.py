@@ -1,4 +1,4 @@
-"""Requests of every kind that come, leave and are preempted: each is answered as alone."""
+"""Requests of every kind, with disconnections and preemptions, are each answered as if alone."""
 
 import json
 import time
@@ -32,7 +32,7 @@ from specqd.openai.grammar import JsonGrammars
 Json = dict[str, Any]
 
 AT_ONCE = 16
-CACHE = 16 * 64  # positions: too few for all of them
+CACHE = 16 * 64  # positions; too few for all requests at once
 
 
 PLACE = closed(kind={"enum": ["town", "hill"]}, name={"type": "string", "maxLength": 40})
@@ -61,7 +61,7 @@ CASES = ["llama auto", "llama fp4:k=5", "llama none", "hybrid auto", "convolutio
 
 @pytest.fixture(scope="module", params=CASES)
 def case(request: pytest.FixtureRequest) -> list[str]:
-    """A model, and what drafts for it."""
+    """A model and its drafts."""
     return str(request.param).split()
 
 
@@ -82,9 +82,9 @@ def grammars(plain: LLM) -> JsonGrammars:
 
 
 def asked_of(rng: np.random.Generator, common: list[int]) -> Asked:
-    """A request whose prompt may begin with these tokens, which others share."""
+    """Makes a request whose prompt may begin with `common`, which other prompts share."""
     body: Json = {
-        "max_tokens": int(rng.integers(50, 340)),  # the longest prompts have some 600
+        "max_tokens": int(rng.integers(50, 340)),  # the longest prompts have about 600
         "temperature": float(rng.choice([0.0, 0.9])),
         "seed": int(rng.integers(1 << 40)),
         "n": int(rng.choice([1, 1, 2])),
@@ -112,7 +112,7 @@ def asked_of(rng: np.random.Generator, common: list[int]) -> Asked:
 
 
 def answered(served: Served, asked: Asked) -> list[Json] | None:
-    """The choices; None if the client left."""
+    """Returns the choices, or None if the client disconnected."""
     time.sleep(asked.comes_s)
     if asked.leaves:
         connection = served.connect()
@@ -133,7 +133,7 @@ def answered(served: Served, asked: Asked) -> list[Json] | None:
 
 
 def add(whole: Json, chunk: Json) -> None:
-    """Adds a chunk of a choice to those that came before."""
+    """Adds a chunk of a choice to the previous ones."""
     for name, value in chunk.items():
         before = whole.get(name)
         if name == "tool_calls":
@@ -154,7 +154,7 @@ def add(whole: Json, chunk: Json) -> None:
 
 
 def shared_fields(choice: Json) -> Json:
-    """The fields that a streamed choice and a whole one share."""
+    """Returns the fields that streamed and whole choices share."""
     message = choice.get("message") or choice.get("delta") or {}
     calls = [call["function"] for call in message.get("tool_calls") or []]
     logprobs = choice["logprobs"] and {k: v for k, v in choice["logprobs"].items() if v}
@@ -164,7 +164,7 @@ def shared_fields(choice: Json) -> Json:
 
 
 def alone(llm: LLM, grammars: JsonGrammars, asked: Asked) -> list[Json]:
-    """The choices of the request alone, in an engine without drafts."""
+    """Returns the choices of the request alone, from an engine without drafts."""
     read = completion_request if asked.path == COMPLETIONS else chat_request
     prepared = Prepared.of(read(asked.body), llm.tokenizer)
     engine = Engine(llm.engine.level, llm.tokenizer, eos_token_ids=[EOS])
@@ -182,7 +182,7 @@ def served(directory: Path, case: list[str]) -> Iterator[Served]:
         yield served
 
 
-def test_requests_of_every_kind_equal_themselves_alone_in_all_bits(
+def test_requests_of_every_kind_get_the_same_bits_as_alone(
     served: Served, plain: LLM, grammars: JsonGrammars, rng: np.random.Generator
 ) -> None:
     common = rng.integers(0, 256, 130).tolist()
@@ -210,7 +210,7 @@ def test_requests_of_every_kind_equal_themselves_alone_in_all_bits(
     assert states == served.metric("specqd:recurrent_states_cached")
 
 
-def test_answers_among_others_equal_those_of_the_command_line(
+def test_answers_to_concurrent_requests_equal_those_of_the_command_line(
     served: Served, directory: Path, rng: np.random.Generator, run: Run
 ) -> None:
     prompts = [rng.integers(0, 256, 40).tolist() for _ in range(12)]

@@ -1,4 +1,4 @@
-"""A fault in one request fails that request; a fault of the engine ends the server."""
+"""A fault in one request fails only that request. A fault of the engine ends the server."""
 
 import json
 import signal
@@ -38,7 +38,7 @@ def refused_in_json(reply: Reply, says: str) -> None:
     assert "\n" not in reply.error["message"]
 
 
-def test_a_text_at_which_the_tokenizer_panics_is_400(panicking: Served) -> None:
+def test_a_text_on_which_the_tokenizer_panics_is_400(panicking: Served) -> None:
     messages = [{"role": "user", "content": PANIC_TEXT}]
     for path, body in (
         (COMPLETIONS, {"prompt": PANIC_TEXT}),
@@ -49,7 +49,7 @@ def test_a_text_at_which_the_tokenizer_panics_is_400(panicking: Served) -> None:
         refused_in_json(panicking.ask("POST", path, body), "the tokenizer cannot encode")
 
 
-def test_a_token_at_which_the_tokenizer_panics_fails_its_request_alone(panicking: Served) -> None:
+def test_a_token_on_which_the_tokenizer_panics_fails_only_its_request(panicking: Served) -> None:
     [x, a] = panicking.ask("POST", "/tokenize", {"prompt": "xa"}).content["tokens"]
     body = {"prompt": "b", "max_tokens": 3, "ignore_eos": True}
     fails, works = ({**body, "logit_bias": {str(token): 100}} for token in (x, a))
@@ -106,6 +106,6 @@ def test_a_signal_ends_a_server_whose_engine_hangs(directory: Path, sent: signal
         begin = response.read(10)  # the engine works; it hangs some tokens later
         served.process.send_signal(sent)
         assert served.process.wait(60) == 1
-        assert b"the server is ending" in begin + response.fp.read()
+        assert b"the server is shutting down" in begin + response.fp.read()
         assert served.process.stderr is not None
-        assert "specqd: error: the server does not end" in served.process.stderr.read()
+        assert "specqd: error: the server did not shut down in time" in served.process.stderr.read()

@@ -1,4 +1,4 @@
-"""Metrics count what happened, and bandwidth shares follow from them."""
+"""Metrics count requests, tokens and drafts, and bandwidth shares are computed from them."""
 
 import random
 import re
@@ -22,7 +22,7 @@ from support.served import Served, add_template, serving
 pytest.importorskip("fastapi", reason="needs specqd[serve]")
 
 
-def test_the_version_and_the_length_of_the_context_are_told(served: Served) -> None:
+def test_the_version_and_the_context_length_can_be_queried(served: Served) -> None:
     assert served.ask("GET", "/version").content == {"version": __version__}
     [model] = served.ask("GET", "/v1/models").content["data"]
     assert model["context_length"] == model["max_model_len"] > 0
@@ -52,7 +52,7 @@ def test_prometheus_parses_the_metrics(served: Served) -> None:
     assert all(each["model_name"] == "small" for each in labels)
 
 
-def test_vllms_counters_are_those_of_the_target_alone(chance: random.Random) -> None:
+def test_vllms_counters_count_only_the_target(chance: random.Random) -> None:
     parser = pytest.importorskip("prometheus_client.parser")
 
     def level(name: str) -> LevelReport:
@@ -93,7 +93,7 @@ def speculation_of(answer: Any) -> Any:
 
 
 def streamed_speculation(served: Served, path: str, body: dict[str, Any]) -> Any:
-    """The drafts' counts in a stream, which must come once."""
+    """Returns the counts of drafts in a stream, which must have them once."""
     if path in (COMPLETIONS, CHAT):
         usage = {"stream": True, "stream_options": {"include_usage": True}}
         events = served.ask("POST", path, body | usage).chunks
@@ -103,7 +103,9 @@ def streamed_speculation(served: Served, path: str, body: dict[str, Any]) -> Any
     return speculation_of(answer)
 
 
-def test_a_request_is_told_what_the_metrics_count(served: Served, rng: np.random.Generator) -> None:
+def test_answers_have_the_same_counts_of_drafts_as_the_metrics(
+    served: Served, rng: np.random.Generator
+) -> None:
     shared: dict[str, Any] = {"logit_bias": {str(EOS): -100}}
     shared |= {"temperature": float(rng.choice([0.0, 0.8]))}
     text = "".join(map(chr, rng.integers(97, 123, 20)))
@@ -144,7 +146,7 @@ def test_a_request_is_told_what_the_metrics_count(served: Served, rng: np.random
     assert speculation_of(served.ask("POST", COMPLETIONS, body | {"n": 2}).content) is None
 
 
-def test_without_drafts_there_is_nothing_to_tell(chat_model: Path) -> None:
+def test_answers_have_no_counts_without_drafts(chat_model: Path) -> None:
     with serving(str(chat_model), "--draft", "none") as served:
         body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
         answer = served.ask("POST", CHAT, body).content
@@ -176,7 +178,7 @@ def test_metrics_count_requests_tokens_and_drafts(served: Served, rng: np.random
     assert served.metric("vllm:spec_decode_num_accepted_tokens_per_pos_total") == accepted
     assert served.metric("specqd:level_read_gigabytes_total") > 0
     asks, seconds = "specqd:level_asks_total", "specqd:level_gain_seconds_total"
-    assert 0 < served.metric(seconds) < served.metric(asks)  # a token is worth less than a second
+    assert 0 < served.metric(seconds) < served.metric(asks)  # a token saves less than 1 s
 
 
 # --- Bandwidth ------------------------------------------------------------------------------------
@@ -217,7 +219,7 @@ def test_the_page_and_the_metrics_show_the_same_bandwidth(served: Served) -> Non
     assert of_all == pytest.approx(needed / sum(seconds.values()))
 
 
-def test_shares_cover_the_last_seconds_only() -> None:
+def test_shares_cover_only_the_last_seconds() -> None:
     limits = {"a": 10.0}
     now = 100.0
     shares = RecentShares(limits, [report()], clock=lambda: now)

@@ -1,4 +1,4 @@
-"""The server refuses strangers and bad bodies, and survives clients that leave."""
+"""The server rejects requests without access and bad bodies, and survives disconnections."""
 
 import json
 import signal
@@ -38,7 +38,7 @@ def test_everything_but_health_needs_the_key(served: Served) -> None:
     assert served.ask("GET", "/v1/models", headers={"Authorization": f"bearer {KEY}"}).status == 200
 
 
-def test_paths_of_files_are_in_the_log_and_in_no_answer(tmp_path: Path, seed: int) -> None:
+def test_file_paths_are_logged_but_never_sent_to_clients(tmp_path: Path, seed: int) -> None:
     model = make_model(tmp_path / "unpacked", Shape(), seed)
     add_template(model, "{{ messages[0].content + 1 }}")
     packed = tmp_path / "packed"
@@ -98,16 +98,16 @@ def test_cached_prompts_are_shared_only_within_one_key_and_salt(
 
 
 @pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "", "[", "127.0.0.1.x"])
-def test_other_host_names_are_refused(served: Served, host: str) -> None:
+def test_other_host_names_are_rejected(served: Served, host: str) -> None:
     assert served.ask("GET", "/health", headers={"Host": host}).status in (400, 403)
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:1", "[::1]:8000", "Model.example:80"])
-def test_local_and_allowed_host_names_are_served(served: Served, host: str) -> None:
+def test_local_and_allowed_host_names_are_accepted(served: Served, host: str) -> None:
     assert served.ask("GET", "/health", headers={"Host": host}).status == 200
 
 
-def test_other_origins_are_refused_without_cors_headers(served: Served) -> None:
+def test_other_origins_are_rejected_without_cors_headers(served: Served) -> None:
     for origin in ("https://evil.example", "null", f"http://127.0.0.1:{served.port + 1}"):
         reply = served.ask("GET", "/v1/models", headers={"Origin": origin})
         assert reply.status == 403
@@ -139,7 +139,7 @@ def test_pages_of_an_allowed_origin_may_use_the_server(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("origin", ["localhost:3000", "http://a/b", "a", "http://"])
-def test_a_text_that_is_no_origin_is_refused(run: Run, origin: str) -> None:
+def test_a_text_that_is_not_an_origin_is_rejected(run: Run, origin: str) -> None:
     status, _, err = run("serve", "--allow-origin", origin)
     assert status == 2
     assert "is no origin such as http://localhost:3000" in err
@@ -155,8 +155,8 @@ def test_only_json_bodies_are_accepted(served: Served, kind: str) -> None:
     ("body", "says"),
     [
         (b"", "body"),
-        (b"{", "not JSON"),
-        (b'{"prompt": "x",\n "n": 1,}', "not JSON in UTF-8 (line 2, column "),
+        (b"{", "not valid JSON"),
+        (b'{"prompt": "x",\n "n": 1,}', "not valid JSON in UTF-8 (line 2, column "),
         (b"[" * 100_000, "body"),
         (b"\xff\xfe", "body"),
         (b"[]", "body"),
@@ -190,7 +190,7 @@ def test_malformed_bodies_are_400_in_one_line(served: Served, body: bytes, says:
     assert set(reply.error) == {"message", "type", "param", "code"}
 
 
-def test_half_a_character_in_a_message_is_400_and_a_whole_one_is_not(served: Served) -> None:
+def test_a_lone_surrogate_in_a_message_is_400_and_a_pair_is_not(served: Served) -> None:
     for path in (CHAT, "/tokenize"):
         for text in ("\ud83d", "\ude00\ud83d"):
             message = {"role": f"user{text}", "content": "x"}
@@ -240,10 +240,10 @@ def test_too_long_prompts_and_too_many_samples_are_400(served: Served) -> None:
         assert served.ask("POST", COMPLETIONS, body).status == 400
 
 
-def test_a_missing_path_names_those_that_exist(served: Served) -> None:
+def test_the_error_for_an_unknown_path_names_the_known_ones(served: Served) -> None:
     missing = served.ask("GET", "/nowhere")
     assert missing.status == 404
-    assert "there is no '/nowhere'; known: /v1/completions, " in missing.error["message"]
+    assert "there is no path '/nowhere'; known: /v1/completions, " in missing.error["message"]
 
 
 def wait_for(is_so: Callable[[], bool]) -> None:
@@ -254,7 +254,7 @@ def wait_for(is_so: Callable[[], bool]) -> None:
 
 
 def open_stream(served: Served) -> socket.socket:
-    """A long completion whose first bytes have come."""
+    """Starts a long completion, and waits for its first bytes."""
     body = json.dumps({**LONG, "stream": True}).encode()
     head = (
         f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
@@ -266,7 +266,7 @@ def open_stream(served: Served) -> socket.socket:
     return connection
 
 
-def test_clients_that_leave_or_do_not_read_delay_no_other(
+def test_clients_that_disconnect_or_do_not_read_delay_no_other_client(
     served: Served, rng: np.random.Generator
 ) -> None:
     connections = [open_stream(served) for _ in range(12)]
@@ -286,7 +286,7 @@ def test_clients_that_leave_or_do_not_read_delay_no_other(
 
 
 def test_a_long_prompt_delays_no_other_request(served: Served) -> None:
-    """Others are answered while it is encoded; one that waited for it would be the last."""
+    """Others are answered while it is encoded. If they waited for it, they would be last."""
     text, answered = {"prompt": "import os; " * 300_000}, 0
     with ThreadPoolExecutor(1) as pool:
         pending = pool.submit(served.ask, "POST", COMPLETIONS, text)
@@ -298,12 +298,12 @@ def test_a_long_prompt_delays_no_other_request(served: Served) -> None:
 
 
 def num_begun(served: Served) -> float:
-    """Requests so far; one that moves on between two readings is left out."""
+    """Returns the number of requests so far, without one that changes state between two reads."""
     finished = served.metric("vllm:e2e_request_latency_seconds_count")
     return finished + served.metric("vllm:num_requests_running")
 
 
-def test_sigterm_lets_open_requests_end(directory: Path) -> None:
+def test_open_requests_finish_after_sigterm(directory: Path) -> None:
     streamed = {**LONG, "stream": True, "stream_options": {"include_usage": True}}
     with serving(str(directory)) as served, ThreadPoolExecutor(3) as pool:
         whole, *streams = [
@@ -321,7 +321,7 @@ def test_sigterm_lets_open_requests_end(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("signals", [2, 3])
-def test_a_second_signal_ends_open_requests_at_once(roomy_directory: Path, signals: int) -> None:
+def test_a_second_signal_cancels_open_requests_at_once(roomy_directory: Path, signals: int) -> None:
     endless = LONG | {"max_tokens": 32_000}
     with serving(str(roomy_directory), "--draft", "none") as served, ThreadPoolExecutor(4) as pool:
         asked = [endless, *[endless | {"stream": True}] * 3]
@@ -332,14 +332,14 @@ def test_a_second_signal_ends_open_requests_at_once(roomy_directory: Path, signa
         assert "open requests have 60 seconds" in served.process.stderr.readline()
         for _ in range(signals - 1):
             served.process.send_signal(signal.SIGINT)
-            time.sleep(0.05)  # two at once would count as one
+            time.sleep(0.05)  # two signals at once would count as one
         if signals == 2:
             whole, *streams = [reply.result(60) for reply in replies]
             assert (whole.status, whole.error["type"]) == (503, "server_error")
-            assert "the server is ending" in whole.error["message"]
+            assert "the server is shutting down" in whole.error["message"]
             for stream in streams:
                 *_, last, rest = stream.body.decode().split("\n\n")
-                assert "the server is ending" in last
+                assert "the server is shutting down" in last
                 assert rest == ""
         assert served.process.wait(60) == 130
         assert served.process.stderr.read().strip() == ""
@@ -357,21 +357,21 @@ def test_no_prompt_is_logged(directory: Path) -> None:
         assert secret not in served.process.stderr.read()
 
 
-def test_a_missing_extra_is_named_in_one_line(
+def test_the_error_for_a_missing_extra_names_it_in_one_line(
     monkeypatch: pytest.MonkeyPatch, refuse: Refuse
 ) -> None:
     monkeypatch.setattr("specqd.cli.serve.find_spec", lambda name: None)
     assert "pip install 'specqd[serve]'" in refuse("serve")
 
 
-def test_an_address_in_use_is_refused_in_one_line(served: Served, refuse: Refuse) -> None:
+def test_the_error_for_an_address_in_use_is_one_line(served: Served, refuse: Refuse) -> None:
     assert "in use" in refuse("serve", "--port", str(served.port))
 
 
-def test_the_server_listens_on_loopback_only(served: Served) -> None:
+def test_the_server_listens_only_on_loopback(served: Served) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing; finds our address
+            probe.connect(("192.0.2.1", 9))  # sends nothing, only finds our address
             address = probe.getsockname()[0]
         except OSError:
             pytest.skip("this machine has no address but loopback")

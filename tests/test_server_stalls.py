@@ -1,4 +1,4 @@
-"""Clients that stall are cut, and keep no place, file or memory that others need."""
+"""Stalled clients are disconnected, and hold no place, file or memory that others need."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ class Timer:
 
 @dataclass
 class Loop:
-    """A loop whose time passes when a test says so."""
+    """An event loop whose time advances only when a test says so."""
 
     timers: list[Timer] = field(default_factory=list)
     tasks: list[Any] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Loop:
         return asyncio.Future(loop=asyncio.new_event_loop())
 
     def pass_time(self, seconds: float) -> None:
-        """Calls the timers of up to so many seconds."""
+        """Calls the timers that are due within so many seconds."""
         for timer in [each for each in self.timers if each.seconds <= seconds]:
             self.timers.remove(timer)
             if not timer.is_cancelled:
@@ -62,7 +62,7 @@ class Loop:
 
 
 class Transport:
-    """The transport of a connection whose client reads nothing."""
+    """The transport of a client that reads nothing."""
 
     def __init__(self) -> None:
         self.is_aborted = False
@@ -72,7 +72,7 @@ class Transport:
         self.is_aborted = True
 
     def close(self) -> None:
-        """Waits for the client."""
+        """Would wait for the client."""
 
     def is_closing(self) -> bool:
         return False
@@ -94,7 +94,7 @@ async def no_app(scope: object, receive: object, send: object) -> None: ...
 
 
 class Clients:
-    """Connections to one server."""
+    """The connections to one server."""
 
     def __init__(self, most: int = 100) -> None:
         self.loop, self._state = Loop(), ServerState()
@@ -110,7 +110,7 @@ class Clients:
 
 
 @pytest.mark.parametrize("sends", [b"", b"G", HEAD[:-2]])
-def test_a_connection_without_a_whole_head_is_cut(sends: bytes) -> None:
+def test_a_connection_without_a_complete_head_is_closed(sends: bytes) -> None:
     clients = Clients()
     connection, transport = clients.connect()
     for i in range(len(sends)):
@@ -119,7 +119,7 @@ def test_a_connection_without_a_whole_head_is_cut(sends: bytes) -> None:
     assert transport.is_aborted
 
 
-def test_a_request_that_is_worked_on_is_not_cut() -> None:
+def test_a_connection_whose_request_is_being_answered_is_not_closed() -> None:
     clients = Clients()
     _, transport = clients.connect(HEAD + b"body")
     clients.loop.pass_time(3600)
@@ -128,7 +128,7 @@ def test_a_request_that_is_worked_on_is_not_cut() -> None:
         task.close()
 
 
-def test_a_client_that_does_not_read_is_cut_unless_it_reads_in_time() -> None:
+def test_a_client_is_disconnected_unless_it_reads_in_time() -> None:
     for reads in (False, True):
         clients = Clients()
         connection, transport = clients.connect(HEAD + b"body")
@@ -142,7 +142,7 @@ def test_a_client_that_does_not_read_is_cut_unless_it_reads_in_time() -> None:
             task.close()
 
 
-def test_a_new_connection_displaces_the_one_that_waited_longest(rng: np.random.Generator) -> None:
+def test_a_new_connection_replaces_the_one_that_waited_longest(rng: np.random.Generator) -> None:
     clients = Clients(most=7)
     sent = [b"", HEAD[:9], HEAD, HEAD + b"bo", HEAD + b"body", HEAD + b"body"]
     order = rng.permutation(len(sent))
@@ -159,7 +159,7 @@ def test_a_new_connection_displaces_the_one_that_waited_longest(rng: np.random.G
 
 
 class Upload:
-    """A body that comes in parts; then it stalls, unless it is whole."""
+    """A body that arrives in parts, and then stalls unless it is complete."""
 
     def __init__(self, parts: list[bytes], *, is_whole: bool) -> None:
         self._parts, self._is_whole = parts, is_whole
@@ -190,7 +190,7 @@ async def accept(scope: object, receive: Any, send: Any) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
 
 
-def test_unfinished_long_bodies_have_a_limit_in_all_and_refuse_no_short_ones() -> None:
+def test_unfinished_long_bodies_share_a_limit_and_never_block_short_ones() -> None:
     most, size = 1 << 20, 1 << 18
 
     async def work() -> None:
@@ -235,7 +235,7 @@ def connect(served: Served, sends: bytes) -> socket.socket:
     return client
 
 
-def test_silent_clients_beyond_the_files_delay_no_other(directory: Path) -> None:
+def test_more_silent_clients_than_file_descriptors_delay_no_other_client(directory: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (200, limits[1]))
     try:
@@ -254,7 +254,7 @@ def test_silent_clients_beyond_the_files_delay_no_other(directory: Path) -> None
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def test_streams_that_are_never_read_keep_no_place_after_their_text(directory: Path) -> None:
+def test_streams_that_are_never_read_hold_no_place_after_their_text(directory: Path) -> None:
     body = {"prompt": ["x"] * 8, "n": 128, "max_tokens": 2, "ignore_eos": True, "stream": True}
     content = json.dumps(body).encode()
     head = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"

@@ -1,4 +1,4 @@
-"""Texts follow their schema, and their bits depend on neither drafts nor neighbours."""
+"""Texts follow their schema, and their bits depend neither on drafts nor on other requests."""
 
 import json
 import re
@@ -60,7 +60,7 @@ def check_follows(content: str) -> None:
     assert len(value["inner"]["x"]) <= 5
 
 
-def test_texts_follow_the_schema_and_equal_themselves_alone(
+def test_texts_follow_the_schema_and_have_the_same_bits_as_alone(
     client: Any, served: Served, llm: LLM, rng: np.random.Generator
 ) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "shape", "schema": SCHEMA}}
@@ -77,7 +77,7 @@ def test_texts_follow_the_schema_and_equal_themselves_alone(
     extra = {"response_format": form, "return_token_ids": True}
 
     def ask(i: int) -> Any:
-        if i % 3 == 2:  # a neighbour without a schema
+        if i % 3 == 2:  # another request without a schema
             return client.completions.create(model="small", **requests[i])
         return client.completions.create(model="small", extra_body=extra, **requests[i])
 
@@ -124,7 +124,7 @@ def test_each_mask_of_a_proposal_is_that_of_its_prefix(llm: LLM, rng: np.random.
 
 
 class FailingMatcher:
-    """A matcher that allows token 7 and fails for good on a text of three tokens."""
+    """A matcher that allows token 7, and fails permanently on a text of three tokens."""
 
     def __init__(self, tokens: list[int], has_failed: bool = False) -> None:
         self.tokens = tokens
@@ -165,7 +165,7 @@ def test_a_matcher_that_fails_ahead_of_the_text_is_replaced() -> None:
     assert grammar.masks([]).tolist() == [[0]]  # the text itself ends here
 
 
-def test_the_first_mask_of_a_costly_schema_is_made_before_the_engine_asks(llm: LLM) -> None:
+def test_the_first_mask_of_a_slow_schema_is_computed_before_the_engine_needs_it(llm: LLM) -> None:
     make = grammars_of(llm).of_schema({"type": "string", "pattern": "^(a{1000}){1000}$"})
     first, other = make(), make()
     for grammar in (first, other):
@@ -205,7 +205,7 @@ def test_texts_follow_vllms_restrictions(
     ("pattern", "says"),
     [("(", "unclosed group"), ("(?=a)b", "look-around"), ("a" * 65_537, "longer than 65536")],
 )
-def test_patterns_that_cannot_be_followed_are_400(served: Served, pattern: str, says: str) -> None:
+def test_patterns_that_cannot_be_enforced_are_400(served: Served, pattern: str, says: str) -> None:
     reply = served.ask("POST", COMPLETIONS, {"prompt": "x", "guided_regex": pattern})
     assert (reply.status, reply.error["param"]) == (400, "guided_regex")
     assert says in reply.error["message"]
@@ -234,15 +234,15 @@ def nested(depth: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("schema", "says"),
     [
-        ({"type": "banana"}, "cannot be followed"),
-        ({"$ref": "https://example.org/schema"}, "refers elsewhere"),
+        ({"type": "banana"}, "cannot be enforced"),
+        ({"$ref": "https://example.org/schema"}, "points outside the schema"),
         (nested(40), "nested deeper than 32"),
         ({"enum": ["x" * 70_000]}, "longer than 65536"),
-        ({"type": "string", "pattern": "("}, "cannot be followed"),
+        ({"type": "string", "pattern": "("}, "cannot be enforced"),
     ],
     ids=["type", "reference", "nesting", "size", "pattern"],
 )
-def test_schemas_that_cannot_be_followed_are_400(
+def test_schemas_that_cannot_be_enforced_are_400(
     served: Served, schema: dict[str, Any], says: str
 ) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
@@ -252,7 +252,7 @@ def test_schemas_that_cannot_be_followed_are_400(
     assert "\n" not in reply.error["message"]
 
 
-def test_schemas_of_one_request_are_bounded_together() -> None:
+def test_schemas_of_one_request_share_a_limit() -> None:
     half = {"enum": ["x" * (MOST_SCHEMA_CHARACTERS // 2)]}
     check_bounds([half], "tools")
     with pytest.raises(FieldError, match="longer than"):

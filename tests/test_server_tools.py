@@ -1,4 +1,4 @@
-"""Calls of tools through OpenAI's own client, whole and streamed, with drafts and without."""
+"""Tool calls with OpenAI's own client, whole and streamed, with and without drafts."""
 
 import json
 from collections.abc import Iterator
@@ -65,7 +65,7 @@ def send(client: Any, script: str, **fields: Any) -> Any:
 
 
 def ask(client: Any, script: str, **fields: Any) -> Any:
-    """The choice of a whole answer, which a stream must equal."""
+    """Returns the choice of a whole answer. A streamed one must be equal."""
     [choice] = send(client, script, **fields).choices
     calls = [call.function for call in choice.message.tool_calls or []]
     assert ask_streamed(client, script, **fields) == {
@@ -77,7 +77,7 @@ def ask(client: Any, script: str, **fields: Any) -> Any:
 
 
 def ask_streamed(client: Any, script: str, **fields: Any) -> dict[str, Any]:
-    """The deltas joined; each must have OpenAI's form."""
+    """Returns the joined deltas, each of which must have OpenAI's form."""
     content, reason, calls = "", None, list[dict[str, Any]]()
     for chunk in send(client, script, stream=True, **fields):
         [choice] = chunk.choices
@@ -126,7 +126,7 @@ def test_markup_is_content_if_tool_choice_is_none(client: Any) -> None:
     assert choice.message.tool_calls is None
 
 
-def test_a_call_cut_by_max_tokens_has_its_arguments_so_far(client: Any) -> None:
+def test_a_call_cut_off_by_max_tokens_has_its_arguments_so_far(client: Any) -> None:
     found = set()
     for most in range(2, 40):
         choice = ask(client, "B", max_tokens=most)
@@ -203,7 +203,7 @@ def test_openais_client_parses_arguments_into_pydantic_models(client: Any) -> No
     assert [(event.name, event.index) for event in done] == [("stop", 0)]
 
 
-def test_a_conversation_goes_on_after_its_calls(client: Any) -> None:
+def test_a_conversation_continues_after_its_calls(client: Any) -> None:
     message = ask(client, "B").message
     [call] = message.tool_calls
     result = {"role": "tool", "tool_call_id": call.id, "content": "7 degrees"}
@@ -303,12 +303,12 @@ def test_a_batch_answers_calls_as_the_server_does(
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"parameters": {"properties": {"a": {"type": "banana"}}}}, "cannot be followed"),
-        ({"parameters": {"$ref": "https://example.org/schema"}}, "refers elsewhere"),
+        ({"parameters": {"properties": {"a": {"type": "banana"}}}}, "cannot be enforced"),
+        ({"parameters": {"$ref": "https://example.org/schema"}}, "points outside the schema"),
         ({"parameters": NESTED}, "nested deeper than 32"),
     ],
 )
-def test_schemas_that_cannot_be_followed_are_400(
+def test_schemas_that_cannot_be_enforced_are_400(
     served: Served, fields: dict[str, Any], says: str
 ) -> None:
     body = {"messages": MESSAGES, "tools": [function("f", **fields)], "max_tokens": 3}
@@ -319,12 +319,12 @@ def test_schemas_that_cannot_be_followed_are_400(
     assert served.ask("POST", CHAT, body).status == 200  # auto: no schema is enforced
 
 
-def test_tools_are_refused_without_a_known_form_of_calls(tmp_path: Path, seed: int) -> None:
+def test_tools_are_rejected_without_a_known_form_of_calls(tmp_path: Path, seed: int) -> None:
     directory = add_template(make_model(tmp_path / "small", Shape(), seed))
     with serving(str(directory)) as served:
         body = {"messages": MESSAGES, "tools": TOOLS}
         reply = served.ask("POST", CHAT, body)
         assert (reply.status, reply.error["param"]) == (400, "tools")
-        assert "in no form that is known" in reply.error["message"]
+        assert "in an unknown form" in reply.error["message"]
         body |= {"tool_choice": "none", "max_tokens": 2}
         assert served.ask("POST", CHAT, body).status == 200

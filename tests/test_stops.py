@@ -1,4 +1,4 @@
-"""Stop strings are found as by searching the whole text, with work that does not depend on them."""
+"""Stop strings are found as in the whole text, with work that does not depend on their length."""
 
 import itertools
 import random
@@ -13,7 +13,9 @@ from specqd.text.stops import StopFinder
 from specqd.text.stream import overlap
 
 
-def test_pieces_of_any_size_find_what_a_search_of_the_whole_text_finds(seed: int) -> None:
+def test_a_search_in_pieces_of_any_size_finds_what_a_search_of_the_whole_text_finds(
+    seed: int,
+) -> None:
     rng = random.Random(seed)
     for _ in range(3000):
         alphabet = "ab" if rng.random() < 0.7 else "abc"
@@ -32,7 +34,7 @@ def test_pieces_of_any_size_find_what_a_search_of_the_whole_text_finds(seed: int
 
 @pytest.mark.parametrize("near", [0, 1, 2])
 def test_the_work_grows_with_the_text_and_not_with_the_stops(near: int) -> None:
-    """near: how much of the text is the begin of a stop."""
+    """near: how much of the text is the beginning of a stop string."""
 
     def work(stop_length: int, text_length: int) -> int:
         wanted = [f"{'a' * (stop_length - 5)}{i:05}" for i in range(4)]

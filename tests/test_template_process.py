@@ -1,4 +1,4 @@
-"""The process that renders chat templates: from any kind of program, and after any end of it."""
+"""The process that renders chat templates works from any kind of program, and after it ended."""
 
 import gc
 import os
@@ -106,7 +106,7 @@ def test_the_process_ends_with_its_owner() -> None:
     assert running.returncode == -signal.SIGKILL
 
 
-def test_memory_is_watched_where_the_kernel_does_not_bound_it(
+def test_memory_is_watched_where_the_kernel_sets_no_limit(
     process: TemplateProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert resident_bytes(os.getpid()) > 1 << 20
@@ -116,7 +116,7 @@ def test_memory_is_watched_where_the_kernel_does_not_bound_it(
         process.render(SLOW, {}, NOW, cpu_seconds=60.0)
 
 
-def test_a_python_that_cannot_be_started_is_named(
+def test_the_error_for_a_python_that_cannot_be_started_names_it(
     process: TemplateProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module.sys, "executable", "/nowhere/python")

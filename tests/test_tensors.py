@@ -1,4 +1,4 @@
-"""The safetensors reader gives the bits of good files and refuses hostile ones in one line."""
+"""The safetensors reader gives the bits of good files and rejects hostile ones in one line."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ from support.writers import bf16_bits, entry, write_raw, write_safetensors, writ
 
 
 def refusal(directory: Path, *mentions: str) -> str:
-    """The line of error with which opening `directory` is refused."""
+    """Returns the error message, one line, of opening `directory`."""
     message = refused(TensorError, TensorDirectory.open, directory)
     for mention in mentions:
         assert mention in message
@@ -70,7 +70,7 @@ def test_shards_read_as_one_directory_and_may_be_links(tmp_path, rng):
         assert np.array_equal(tensors.bf16(name, array.shape), array)
 
 
-def test_bf16_names_what_is_wrong_with_a_tensor(tmp_path):
+def test_the_error_of_bf16_names_the_tensor_and_the_problem(tmp_path):
     tensors = {"w": np.zeros((2, 3), np.uint16), "f": np.zeros(4, np.float64)}
     write_safetensors(tmp_path / "model.safetensors", tensors)
     opened = TensorDirectory.open(tmp_path)
@@ -114,7 +114,7 @@ def test_fp16_and_fp32_tensors_are_rounded_when_read(tmp_path, rng, kind):
     assert [each[1:] for each in tensors.matrices()] == [(dtype, (3, 4))]
 
 
-def test_a_gptq_checkpoint_is_refused_by_name(tmp_path):
+def test_the_error_for_a_gptq_checkpoint_says_what_it_is(tmp_path):
     write_safetensors(tmp_path / "model.safetensors", {"m.qweight": np.zeros((2, 2), np.int32)})
     with pytest.raises(TensorError, match=r"'m.weight' is missing .* GPTQ and AWQ"):
         TensorDirectory.open(tmp_path).bf16("m.weight", (2, 2))
@@ -164,7 +164,7 @@ HOSTILE_HEADERS = {
 
 
 @pytest.mark.parametrize("case", HOSTILE_HEADERS)
-def test_a_hostile_header_is_refused_by_name(tmp_path, case):
+def test_the_error_for_a_hostile_header_names_the_file(tmp_path, case):
     header, data, mention = HOSTILE_HEADERS[case]
     path = tmp_path / "model.safetensors"
     write_raw(path, json.dumps(header).encode(), data)
@@ -191,7 +191,7 @@ def test_a_file_that_is_not_safetensors_is_refused(tmp_path, content, mention):
     refusal(tmp_path, "model.safetensors", mention)
 
 
-def test_a_header_above_the_limit_is_refused_unread(tmp_path):
+def test_a_header_above_the_limit_is_rejected_without_reading_it(tmp_path):
     path = tmp_path / "model.safetensors"
     with path.open("wb") as file:
         file.write((100_000_001).to_bytes(8, "little"))
@@ -241,7 +241,7 @@ def test_a_directory_without_weights_is_refused(tmp_path):
 def test_an_index_may_not_leave_the_directory(tmp_path, file):
     shard = {"a": np.zeros(4, np.uint16)}
     write_shards(tmp_path, {"model-1.safetensors": shard}, b=file)
-    refusal(tmp_path, "model.safetensors.index.json", "'b'", ascii(file), "beside it")
+    refusal(tmp_path, "model.safetensors.index.json", "'b'", ascii(file), "its own directory")
 
 
 @pytest.mark.parametrize("letters", ["9" * 243, "é" * 121 + "9"])
@@ -270,7 +270,7 @@ def test_a_malformed_index_is_refused(tmp_path, index):
 
 
 def _open_bytes(directory: Path, content: bytes) -> None:
-    """Any bytes open as a mapping or raise a TensorError of one line."""
+    """Opens the bytes, which must give a mapping or a TensorError of one line."""
     (directory / "model.safetensors").write_bytes(content)
     tensors = done_or_refused(TensorError, lambda: list(TensorDirectory.open(directory).values()))
     assert all(view.data.shape == view.shape for view in tensors or ())

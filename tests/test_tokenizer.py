@@ -1,4 +1,4 @@
-"""The tokenizer, with backends built here and with trained ones where present."""
+"""The tokenizer, with backends built here and with trained ones where they are present."""
 
 from __future__ import annotations
 
@@ -184,13 +184,13 @@ def test_the_vocabulary_reaches_to_its_last_id() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 20_000])
-def test_a_lone_surrogate_is_refused(length: int) -> None:
+def test_a_lone_surrogate_is_rejected(length: int) -> None:
     with pytest.raises(RequestError, match="surrogate"):
         BUILT["byte_level"].encode("a" * length + "\ud800")
 
 
 def panicking(**parts: Any) -> Tokenizer:
-    """A tokenizer of a file with these parts."""
+    """Returns the tokenizer of a file with these parts."""
     described = json.loads(byte_level().to_str()) | parts
     return Tokenizer(Backend.from_str(json.dumps(described)), CONFIG, {})
 
@@ -226,7 +226,7 @@ def test_a_panic_of_the_library_in_decode_is_an_error_of_one_line() -> None:
 
 
 @pytest.mark.parametrize("name", BUILT)
-def test_long_texts_have_the_librarys_ids(name: str) -> None:
+def test_long_texts_get_the_ids_of_the_library(name: str) -> None:
     text = "Hello world, 日本 é. " * 1000
     ids = list(BUILT[name]._backend.encode(text).ids)
     assert BUILT[name].encode(text) == ids
@@ -242,7 +242,7 @@ def test_the_first_difference_is_the_lowest_id_with_different_text() -> None:
     assert found == TokenDifference(ours.id_of("é") or 0, "é", "😀")
 
 
-def test_additional_tokens_are_no_difference() -> None:
+def test_additional_tokens_are_not_differences() -> None:
     padded = byte_level()
     padded.add_tokens(["<pad0>", "<pad1>"])
     ours, theirs = BUILT["byte_level"], Tokenizer(padded, CONFIG, {})

@@ -1,4 +1,4 @@
-"""A tokenizer's directory: files that are missing, unreadable or malformed, and chat templates."""
+"""The files of a tokenizer: missing, unreadable and malformed ones, and chat templates."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ def one_line_of(directory: Path) -> str:
     return message
 
 
-def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_tokenizer_names_it(tmp_path: Path) -> None:
     assert "tokenizer.json: not found" in one_line_of(tmp_path)
     assert "tokenizer.json: not found" in one_line_of(tmp_path / "nowhere")
 
@@ -28,13 +28,15 @@ UNREADABLE = [b"", b"{", b"[]", b'{"version": "1.0"}', b'{"model": {"type": "Non
 @pytest.mark.parametrize(
     ("content", "mention"), [*((c, "not a tokenizer") for c in UNREADABLE), (b"\xff\xfe", "")]
 )
-def test_an_unreadable_tokenizer_is_named(tmp_path: Path, content: bytes, mention: str) -> None:
+def test_the_error_for_an_unreadable_tokenizer_names_it(
+    tmp_path: Path, content: bytes, mention: str
+) -> None:
     (tmp_path / "tokenizer.json").write_bytes(content)
     assert f"tokenizer.json: {mention}" in one_line_of(tmp_path)
 
 
 @pytest.mark.parametrize("token_id", [(1 << 24) + 1, (1 << 32) - 1])
-def test_a_huge_id_is_refused_before_memory_is_taken(tmp_path: Path, token_id: int) -> None:
+def test_a_huge_id_is_rejected_before_memory_is_allocated(tmp_path: Path, token_id: int) -> None:
     path = saved(tmp_path, byte_level()) / "tokenizer.json"
     read = json.loads(path.read_text())
     read["model"]["vocab"]["huge"] = token_id
@@ -58,12 +60,14 @@ def test_a_huge_id_is_refused_before_memory_is_taken(tmp_path: Path, token_id: i
         '{"chat_template": {"default": [1]}}',
     ],
 )
-def test_malformed_settings_are_named(tmp_path: Path, settings_text: str) -> None:
+def test_the_error_for_malformed_settings_names_the_file(
+    tmp_path: Path, settings_text: str
+) -> None:
     saved(tmp_path, byte_level(), tokenizer_config_json=settings_text)
     assert "tokenizer_config.json" in one_line_of(tmp_path)
 
 
-def test_a_directory_in_place_of_a_file_is_named(tmp_path: Path) -> None:
+def test_the_error_for_a_directory_in_place_of_a_file_names_it(tmp_path: Path) -> None:
     saved(tmp_path, byte_level())
     (tmp_path / "tokenizer_config.json").mkdir()
     assert "cannot be read" in one_line_of(tmp_path)
@@ -103,7 +107,7 @@ def test_tools_select_the_tool_use_template(tmp_path: Path) -> None:
         Tokenizer.open(tmp_path).render_chat(MESSAGES)
 
 
-def test_a_chat_without_a_template_is_refused() -> None:
+def test_a_chat_without_a_template_is_rejected() -> None:
     assert not BUILT["byte_level"].has_chat_template
     with pytest.raises(RequestError, match="no chat template"):
         BUILT["byte_level"].chat(MESSAGES)

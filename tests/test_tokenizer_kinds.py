@@ -1,4 +1,4 @@
-"""Every kind of vocabulary against its own library, and damaged files of it.
+"""Every kind of vocabulary, compared with its own library, and damaged files of each.
 
 parity/make_tokenizer_goldens.py recorded the answers of sentencepiece and transformers.
 """
@@ -34,7 +34,7 @@ each_that_keeps_text = pytest.mark.parametrize("kind", [k for k in KINDS if "uni
 
 
 def recorded(kind: str) -> Iterator[tuple[str, list[int], str]]:
-    """Each text, its ids, and the decoded ids."""
+    """Returns each text, its ids, and the decoded ids."""
     golden = np.load(KINDS[kind][1])
     decoded = json.loads(str(golden["decoded"]))
     starts = [0, *golden["ends"][:-1]]
@@ -139,10 +139,10 @@ def test_added_tokens_follow_the_pieces(pieces: Path) -> None:
         (b"", "0 pieces"),
         (b"\xff" * 40, "malformed"),
         (b"\x0a\x7f", "truncated"),
-        (b"IQ== 0\nIg== 1\n", "tokenizer.model"),  # a vocabulary of tiktoken
+        (b"IQ== 0\nIg== 1\n", "tokenizer.model"),  # the format of tiktoken's vocabularies
     ],
 )
-def test_a_file_that_is_no_sentencepiece_model_is_refused(
+def test_a_file_that_is_not_a_sentencepiece_model_is_rejected(
     pieces: Path, content: bytes, mention: str
 ) -> None:
     (pieces / "tokenizer.model").write_bytes(content)
@@ -151,7 +151,7 @@ def test_a_file_that_is_no_sentencepiece_model_is_refused(
     assert mention in str(caught.value)
 
 
-def test_a_damaged_sentencepiece_model_is_read_or_refused(
+def test_a_damaged_sentencepiece_model_is_read_or_rejected(
     pieces: Path, rng: np.random.Generator
 ) -> None:
     whole = (pieces / "tokenizer.model").read_bytes()
@@ -169,7 +169,7 @@ def test_a_damaged_sentencepiece_model_is_read_or_refused(
 
 
 class CountingVocabulary(dict[str, int]):
-    """Counts the pieces that are looked for."""
+    """Counts the pieces that are looked up."""
 
     lookups = 0
 
@@ -179,7 +179,7 @@ class CountingVocabulary(dict[str, int]):
 
 
 @pytest.mark.parametrize("length", [4_000, 80_000])
-def test_a_long_piece_is_not_cut_where_no_pieces_can_meet(length: int) -> None:
+def test_a_long_piece_is_split_only_where_two_pieces_can_meet(length: int) -> None:
     texts = [*"abc", "ab", "abc", "abcab", "c" * length]
     vocabulary = CountingVocabulary((text, i) for i, text in enumerate(texts))
     pieces = Pieces("bpe", texts, [-float(i) for i in range(len(texts))], [NORMAL] * len(texts))

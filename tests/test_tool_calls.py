@@ -1,4 +1,4 @@
-"""The form of calls follows from the chat template, and rules enforce it."""
+"""The form of tool calls is found from the chat template, and grammars enforce it."""
 
 import json
 from collections.abc import Sequence
@@ -61,13 +61,15 @@ def test_the_form_of_a_call_is_read_from_the_template(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("template", [REVERSED, TEACHING], ids=["reversed", "teaching"])
-def test_a_template_that_describes_tags_has_hermes_form(tmp_path: Path, template: str) -> None:
+def test_a_template_that_explains_tags_uses_the_form_of_hermes(
+    tmp_path: Path, template: str
+) -> None:
     assert call_form(tokenizer_of(tmp_path, template)) == call_form(tokenizer_of(tmp_path, HERMES))
 
 
 @pytest.mark.parametrize("template", [IN_BRACKETS, REFUSING, UNTAGGED_ELSEWHERE])
-def test_a_template_without_a_known_form_is_refused(tmp_path: Path, template: str) -> None:
-    with pytest.raises(FieldError, match="calls tools in no form that is known") as refused:
+def test_a_template_without_a_known_form_is_rejected(tmp_path: Path, template: str) -> None:
+    with pytest.raises(FieldError, match="writes calls in an unknown form") as refused:
         call_form(tokenizer_of(tmp_path, template))
     assert refused.value.field == "tools"
     assert "\n" not in str(refused.value)
@@ -110,7 +112,7 @@ def check_rules(
 
 
 @pytest.mark.parametrize("special", [(), ("<tool_call>", "</tool_call>")], ids=["plain", "special"])
-def test_rules_of_tagged_calls_accept_only_right_texts(
+def test_rules_of_tagged_calls_accept_only_correct_texts(
     tmp_path: Path, special: Sequence[str]
 ) -> None:
     tokenizer = tokenizer_of(tmp_path, HERMES, special)
@@ -134,7 +136,7 @@ def test_rules_of_tagged_calls_accept_only_right_texts(
     check_rules(tokenizer, ToolUse(TOOLS), either, ["", "x", '{"a":1}', bad], BOOLEAN)
 
 
-def test_rules_of_untagged_calls_accept_only_right_texts(tmp_path: Path) -> None:
+def test_rules_of_untagged_calls_accept_only_correct_texts(tmp_path: Path) -> None:
     tokenizer = tokenizer_of(tmp_path, LLAMA)
     bad = PLAIN.replace("true", "1")
     check_rules(tokenizer, ToolUse(TOOLS, must_call=True), [PLAIN], ["", "x", bad, f"{PLAIN}x"])

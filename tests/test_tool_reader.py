@@ -1,4 +1,4 @@
-"""Calls read from texts are the same in pieces of any size, and markup is no content."""
+"""Tool calls are read equally from pieces of any size, and their markup is not content."""
 
 import itertools
 import json
@@ -83,7 +83,7 @@ def test_calls_in_tags_are_read_and_the_rest_is_content(
         "<tool_call>",
     ],
 )
-def test_text_that_is_no_call_stays_unchanged_content(text: str, seed: int) -> None:
+def test_text_that_is_not_a_call_stays_content_unchanged(text: str, seed: int) -> None:
     check(text, text, [], seed, is_tagged=True)
 
 
@@ -119,7 +119,7 @@ def test_json_is_a_call_if_it_names_a_function(
     check(text, content, calls, seed, is_tagged=False)
 
 
-def test_half_a_character_in_a_call_is_passed_on_as_an_escape(seed: int) -> None:
+def test_a_lone_surrogate_in_a_call_is_passed_on_as_an_escape(seed: int) -> None:
     arguments = '{"a": "\\ud83d", "b": "\\ude00 é"}'
     for spelled in (arguments, json.dumps(arguments)):
         call = f'{{"arguments": {spelled}, "name": "f"}}'
@@ -144,7 +144,7 @@ LONG_TEXTS = {
 
 @pytest.mark.parametrize("name", LONG_TEXTS)
 @pytest.mark.parametrize("step", [3, 1 << 20])
-def test_reading_takes_linear_work(name: str, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_takes_linear_time(name: str, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     is_tagged, begin, repeated = LONG_TEXTS[name]
 
     def work(length: int) -> int:

@@ -76,8 +76,8 @@ def _final(pieces: Iterable[str]) -> Iterator[str]:
     """The channel of the answer, without the thoughts before it."""
     reader = ChannelReader()
     for piece in pieces:
-        yield reader.told_apart(piece, is_last=False)[0]
-    yield reader.told_apart("", is_last=True)[0]
+        yield reader.split(piece, is_last=False)[0]
+    yield reader.split("", is_last=True)[0]
 
 
 def _message(message: Any) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Batch files answered in this process."""
+"""Answers batch files in this process."""
 
 import json
 import random
@@ -18,27 +18,27 @@ def line(custom_id: str, url: str, body: object) -> dict[str, Any]:
 
 
 def answer_file(llm: LLM, source: Path, out: Path) -> int:
-    """Answers a file for the model "small"; the number of requests that failed."""
+    """Answers a file for the model "small", and returns the number of requests that failed."""
     batch = read_batch(source, "small")
     with open_answers(out, batch) as answers:
         return answer_batch(llm, batch, answers, lambda done, total: None)
 
 
 def answered(llm: LLM, folder: Path, lines: Iterable[object]) -> list[Any]:
-    """The lines of the answers, in the order in which they were written."""
+    """Returns the lines of the answers, in the order in which they were written."""
     out = folder / "out.jsonl"
     answer_file(llm, write_lines(folder / "in.jsonl", lines), out)
     return [json.loads(answer) for answer in out.read_text().splitlines()]
 
 
 def request(custom_id: str, /, url: str = "/v1/completions", **body: Any) -> dict[str, Any]:
-    """A line with these fields; by default a short completion."""
+    """Returns a line with these fields; by default a short completion."""
     short = {"prompt": "ab", "max_tokens": 4} if url == "/v1/completions" else {}
     return line(custom_id, url, short | body)
 
 
 def answers_by_id(path: Path) -> dict[str, dict[str, Any]]:
-    """Answers by custom_id; each occurs once and is complete."""
+    """Returns the answers by custom_id. Each must occur once and be complete."""
     answers = [json.loads(each) for each in path.read_bytes().splitlines(keepends=True)]
     assert path.read_bytes().endswith(b"\n")
     by_id = {each["custom_id"]: each for each in answers}
@@ -47,7 +47,7 @@ def answers_by_id(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def random_requests(rng: random.Random, count: int) -> list[dict[str, Any]]:
-    """Seeded random requests: completions and chats, sampled and greedy."""
+    """Returns seeded random requests: completions and chats, sampled and greedy."""
     lines = []
     for i in range(count):
         sampling = {"seed": rng.randrange(1 << 40), "temperature": rng.choice([0, 0.9])}

@@ -1,4 +1,4 @@
-"""Drives the system's Chromium by Playwright, and records its requests."""
+"""Drives the system's Chromium with Playwright, and records its requests."""
 
 import shutil
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ DESKTOP, PHONE = (1120, 800), (390, 780)
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """A running browser; skips the test where there is none."""
+    """Yields a running browser. Skips the test if there is none."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     binary = next(filter(None, map(shutil.which, BINARIES)), None)
     if binary is None:
@@ -22,7 +22,7 @@ def chromium() -> Iterator[Any]:
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(
             executable_path=binary,
-            chromium_sandbox=False,  # root cannot have it; only our own pages are opened
+            chromium_sandbox=False,  # root cannot use the sandbox; only our own pages are opened
             args=["--disable-dev-shm-usage"],
         )
         try:

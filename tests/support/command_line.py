@@ -1,4 +1,4 @@
-"""The program in a process of its own, or in this one by the fixtures `run` and `refuse`."""
+"""Runs the program in its own process, or in this one with the fixtures `run` and `refuse`."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Covering arrays: few combinations of factors' values that contain every pair of values."""
+"""Covering arrays: a few combinations of the factors' values that contain every pair of values."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, product
@@ -12,7 +12,7 @@ def covering_array(
     is_allowed: Callable[[Pair], bool],
     given: Iterable[Mapping[str, Any]] = (),
 ) -> list[dict[str, Any]]:
-    """Rows that, with those that are given, contain each allowed pair of values of two factors.
+    """Returns rows that, with the given ones, contain every allowed pair of values of two factors.
 
     Deterministic. A row starts with the first missing pair. Each other factor takes the value that
     adds the most missing pairs; among equals, the one used least so far.
@@ -52,7 +52,7 @@ def _pairs_of(factors: Mapping[str, Sequence[Any]]) -> Iterator[Pair]:
 def _new_pairs(
     factors: Mapping[str, Sequence[Any]], row: Mapping[str, Any], name: str, value: Any
 ) -> list[Pair]:
-    """The pairs of `name=value` with the row's values, in the factors' order."""
+    """Returns the pairs of `name=value` with the row's values, in the factors' order."""
     order = list(factors)
     added = (name, value)
     return [

@@ -1,4 +1,4 @@
-"""Jobs that an engine's thread runs, and the updates that come of them."""
+"""Runs jobs on an engine's thread, and collects their updates."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -35,7 +35,7 @@ def run(engine: Engine, work: Work[T], watcher: Watcher | None = None) -> T:
 
 
 async def updates_of(thread: EngineThread, job: Job) -> list[Update]:
-    """All updates, in the order in which they came."""
+    """Returns all updates, in the order of arrival."""
     await thread.submit(job)
     updates = []
     while not job.is_over:
@@ -45,7 +45,7 @@ async def updates_of(thread: EngineThread, job: Job) -> list[Update]:
 
 
 async def finished(thread: EngineThread, job: Job) -> list[Update]:
-    """Each sample's updates joined into one."""
+    """Returns each sample's updates joined into one."""
     updates = await updates_of(thread, job)
     samples = [[u for u in updates if u.sample == i] for i in range(job.request.num_samples)]
     return [

@@ -1,4 +1,4 @@
-"""Streams of named events, as OpenAI's responses and Anthropic's messages have them."""
+"""Reads streams of named events, as in OpenAI's responses and Anthropic's messages."""
 
 import json
 from itertools import pairwise
@@ -9,7 +9,7 @@ from support.served import Served
 
 
 def events_of(served: Served, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The events of a stream, each of which must have its name and, of responses, its number."""
+    """Returns the events of a stream. Each must have its name and, in responses, its number."""
     reply = served.ask("POST", path, body | {"stream": True})
     assert reply.status == 200, reply.body
     *lines, rest = reply.body.decode().split("\n\n")
@@ -25,6 +25,6 @@ def events_of(served: Served, path: str, body: dict[str, Any]) -> list[dict[str,
 
 
 def kinds_of(events: list[dict[str, Any]]) -> list[str]:
-    """The kinds of the events in their order, repetitions once."""
+    """Returns the kinds of the events in order, each run of equal kinds once."""
     kinds = [event["type"].removeprefix("response.") for event in events]
     return [kind for kind, after in pairwise([*kinds, ""]) if kind != after]

@@ -1,4 +1,4 @@
-"""A Hugging Face Hub for downloads, on this machine. Knows nothing of the client."""
+"""A local Hugging Face Hub for downloads. Knows nothing of the client."""
 
 import hashlib
 import json
@@ -22,12 +22,12 @@ class Request:
 
 @dataclass(slots=True)
 class FakeHub:
-    """Serves directories as repositories; `main` and every commit are revisions."""
+    """Serves directories as repositories. `main` and every commit are revisions."""
 
     repositories: dict[str, Path] = field(default_factory=dict)
-    private: dict[str, str] = field(default_factory=dict)  # by repository: its token
+    private: dict[str, str] = field(default_factory=dict)  # repository -> its token
     gated: set[str] = field(default_factory=set)
-    cuts: dict[str, list[int]] = field(default_factory=dict)  # by file: bytes before each break
+    cuts: dict[str, list[int]] = field(default_factory=dict)  # file -> bytes before each break
     requests: list[Request] = field(default_factory=list)
     _server: ThreadingHTTPServer | None = None
 
@@ -52,7 +52,7 @@ class FakeHub:
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def fetched(self) -> set[str]:
-        """Names of the files whose content was requested."""
+        """The names of the files whose content was requested."""
         paths = (r.path for r in self.requests if r.method == "GET" and "/resolve/" in r.path)
         return {path.split("/resolve/")[1].split("/", 1)[1] for path in paths}
 

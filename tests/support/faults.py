@@ -1,4 +1,4 @@
-"""Faults on purpose: tokenizers that panic, and a program whose engine fails.
+"""Deliberate faults: tokenizers that panic, and a program whose engine fails.
 
     python tests/support/faults.py raise|hang serve ARGUMENTS
 
@@ -15,18 +15,18 @@ PANIC_TEXT = "x" * 40
 
 
 class FaultError(BaseException):
-    """No Exception, as a panic of a Rust library is none."""
+    """Not an Exception, like the panics of Rust libraries."""
 
 
 def add_panics(directory: Path) -> Path:
-    """Changes a model's tokenizer: to encode PANIC_TEXT and to decode the token "x" panics."""
+    """Makes a model's tokenizer panic when it encodes PANIC_TEXT or decodes the token "x"."""
     path = directory / "tokenizer.json"
     tokenizer = json.loads(path.read_text(encoding="utf-8"))
     split = {"type": "Split", "pattern": {"Regex": SLOW_PATTERN}, "behavior": "Isolated"}
     steps = [split | {"invert": False}, tokenizer["pre_tokenizer"]]
     tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
     nothing = {"type": "Replace", "pattern": {"String": "x"}, "content": ""}
-    strip = {"type": "Strip", "content": " ", "start": 0, "stop": 1}  # panics at an empty token
+    strip = {"type": "Strip", "content": " ", "start": 0, "stop": 1}  # panics on an empty token
     tokenizer["decoder"] = {"type": "Sequence", "decoders": [nothing, strip]}
     path.write_text(json.dumps(tokenizer), encoding="utf-8")
     return directory

@@ -1,6 +1,6 @@
-"""Fixtures that a module makes for itself: `served = a_server("chat_model", "--max-batch", "8")`.
+"""Makes fixtures for a test module: `served = a_server("chat_model", "--max-batch", "8")`.
 
-Models last as long as the session, all else as long as the module's tests.
+Models exist until the end of the session, everything else until the end of the module's tests.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from support.served import Served, add_template, serving
 
 
 def a_model(shape: Shape, template: str = "", seed: int | None = None) -> Any:
-    """A random model, not to be written to. Without `seed` it has the one of the run."""
+    """A random model, which tests must not write to. By default its seed is that of the run."""
 
     @pytest.fixture(scope="session")
     def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -27,7 +27,7 @@ def a_model(shape: Shape, template: str = "", seed: int | None = None) -> Any:
 
 
 def an_llm(model: str, draft: str = "none", **options: Any) -> Any:
-    """The Python API of the model that the fixture `model` gives, on one thread."""
+    """The Python API for the model of the fixture `model`, on one thread."""
 
     @pytest.fixture(scope="module")
     def llm(request: pytest.FixtureRequest) -> LLM:
@@ -37,7 +37,7 @@ def an_llm(model: str, draft: str = "none", **options: Any) -> Any:
 
 
 def a_server(model: str, *arguments: str, key: str | None = None) -> Any:
-    """A server of the model that the fixture `model` gives; it must survive the module's tests."""
+    """A server for the model of the fixture `model`. It must survive the module's tests."""
 
     @pytest.fixture(scope="module")
     def served(request: pytest.FixtureRequest) -> Iterator[Served]:

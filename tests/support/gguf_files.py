@@ -1,4 +1,4 @@
-"""Writes GGUF files for tests: Hugging Face directories as llama.cpp converts them, quantised
+"""Writes GGUF files for tests: Hugging Face directories converted as by llama.cpp, quantised
 tensors, and hostile files. Knows nothing of the reader."""
 
 import json
@@ -20,7 +20,7 @@ Metadata = Mapping[str, Any]
 
 _TENSOR_TYPES = {np.dtype("<f4"): 0, np.dtype("<f2"): 1, np.dtype("<u2"): 30}
 _NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6
-_SCALES_AT = {  # bytes of a block at which a scale or minimum in FP16 begins
+_SCALES_AT = {  # offsets in a block at which a scale or minimum in FP16 begins
     "Q8_0": (0,),
     "Q4_0": (0,),
     "Q4_1": (0, 2),
@@ -47,7 +47,7 @@ _LAYER = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-_AROUND = {  # Gemma; Olmo 2 has only the norms after
+_AROUND = {  # Gemma; Olmo 2 has only the norms after a block
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
@@ -70,7 +70,7 @@ _FAMILY_LAYERS = {
 }
 _BARE = {"linear_attn.A_log": "ssm_a", "linear_attn.dt_bias": "ssm_dt.bias"}
 _ARCHITECTURES = {"gemma3_text": "gemma3", "qwen3_5_text": "qwen35"}
-_FAMILY_KEYS = {  # fields of config.json that some families have
+_FAMILY_KEYS = {  # fields of config.json that only some families have
     "sliding_window": "attention.sliding_window",
     "attention_multiplier": "attention.scale",
     "embedding_multiplier": "embedding_scale",
@@ -89,7 +89,7 @@ _MODEL = {
 
 @dataclass(frozen=True, slots=True)
 class Quantised:
-    """A tensor's blocks of one of ggml's types."""
+    """A tensor as blocks of one of ggml's types."""
 
     kind: str
     shape: tuple[int, ...]
@@ -104,7 +104,7 @@ class Quantised:
         *,
         scales: Sequence[float] | None = None,
     ) -> "Quantised":
-        """Random bytes; with `scales`, those in FP16 are drawn from them."""
+        """Makes random blocks. With `scales`, scales in FP16 are drawn from these."""
         weights, item_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
         blocks = rng.integers(0, 256, (prod(shape) // weights, item_bytes), dtype=np.uint8)
         for at in () if scales is None else _SCALES_AT[kind]:
@@ -119,7 +119,7 @@ class Quantised:
 
     @classmethod
     def at(cls, content: bytes, kind: str, shape: tuple[int, ...], begin: int) -> "Quantised":
-        """A tensor of a file's content."""
+        """Returns a tensor of a file, given as its bytes."""
         weights, item_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
         return cls(kind, shape, content[begin : begin + prod(shape) // weights * item_bytes])
 
@@ -138,14 +138,14 @@ def write_gguf(
     *,
     alignment: int = 32,
 ) -> Path:
-    """Writes Python values as strings, bools, uint32, float32 and arrays of them; numbers that do
+    """Writes Python values as strings, bools, uint32, float32 and arrays of these. Numbers that do
     not fit take 64 bits."""
     values = b"".join(string(key) + typed(value) for key, value in metadata.items())
     return _write(path, len(metadata), values, tensors, alignment)
 
 
 def write_copy(original: Path, path: Path) -> Path:
-    """Writes a GGUF file anew with its matrices in BF16, as the `gguf` package dequantises them."""
+    """Writes a copy of a GGUF file with matrices in BF16, dequantised by the `gguf` package."""
     reader = gguf.GGUFReader(original)
     begin, end = 24, reader.fields[list(reader.fields)[-1]]
     values = original.read_bytes()[begin : end.offset + sum(part.nbytes for part in end.parts)]
@@ -186,7 +186,7 @@ def string(text: str) -> bytes:
 
 
 def typed(value: Any) -> bytes:
-    """A value after its type."""
+    """Returns the bytes of a value, after those of its type."""
     kind, data = _value(value)
     return struct.pack("<I", kind) + data
 
@@ -226,7 +226,7 @@ def convert(directory: Path, path: Path, kind: str, **more: Any) -> Path:
 
 
 def converted(directory: Path) -> tuple[dict[str, Any], dict[str, NDArray[np.float32]]]:
-    """The metadata and tensors of a directory, by llama.cpp's names and in its order of rows."""
+    """Returns the metadata and tensors of a directory, with llama.cpp's names and order of rows."""
     config, tensors = read_model(directory)
     config = (config.get("rope_parameters") or {}) | config  # as transformers 5 spells them
     converted = {}
@@ -243,7 +243,7 @@ def converted(directory: Path) -> tuple[dict[str, Any], dict[str, NDArray[np.flo
 
 
 def in_pair_order(name: str, values: NDArray[Any], config: Mapping[str, Any]) -> NDArray[Any]:
-    """Rows of q and k in llama.cpp's order: rows that rotate together are neighbours."""
+    """Returns rows of q and k in llama.cpp's order: rows that rotate together are adjacent."""
     heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(
         name.split(".")[-2]
     )
@@ -254,7 +254,7 @@ def in_pair_order(name: str, values: NDArray[Any], config: Mapping[str, Any]) ->
 
 
 def _in_tiles(name: str, values: NDArray[Any], config: Mapping[str, Any]) -> NDArray[Any]:
-    """A tensor of a recurrent layer: value head j of key head i comes at j * key heads + i."""
+    """Reorders a tensor of a recurrent layer: value head j of key head i moves to j * keys + i."""
     part = name.split("linear_attn.")[1]
     key_heads, value_heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
     dim, ratio = config["linear_value_head_dim"], value_heads // key_heads
@@ -314,7 +314,8 @@ def model_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tokenizer_metadata(directory: Path) -> dict[str, Any]:
-    """Metadata of a tokenizer.json: byte-level BPE, or sentencepiece's with ids in merge order."""
+    """Returns the metadata of a tokenizer.json of byte-level BPE, or of sentencepiece's BPE whose
+    ids are in merge order."""
     file = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
     settings = json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8"))
     vocabulary = sorted(file["model"]["vocab"].items(), key=lambda item: item[1])

@@ -1,4 +1,4 @@
-"""OpenAI's client for a running server, and parts of requests that several tests send."""
+"""OpenAI's client for a running server, and parts of requests that several tests use."""
 
 from typing import Any
 
@@ -18,21 +18,21 @@ def client_of(served: Served) -> Any:
 
 
 def function(name: str, **members: Any) -> dict[str, Any]:
-    """A tool."""
+    """Returns a tool."""
     return {"type": "function", "function": {"name": name, **members}}
 
 
 def chosen(name: str) -> dict[str, Any]:
-    """A `tool_choice` of one function, also an entry of `allowed`."""
+    """Returns a `tool_choice` of one function, which is also an entry of `allowed`."""
     return function(name)
 
 
 def allowed(mode: object, *tools: Any) -> dict[str, Any]:
-    """A `tool_choice` of some functions."""
+    """Returns a `tool_choice` of some functions."""
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}
 
 
 def closed(**properties: Any) -> dict[str, Any]:
-    """The schema of an object with exactly these properties."""
+    """Returns the schema of an object with exactly these properties."""
     required = {"required": list(properties), "additionalProperties": False}
     return {"type": "object", "properties": properties, **required}

@@ -1,4 +1,4 @@
-"""Streamed answers that the page's tests give in the server's place."""
+"""Streamed answers that tests of the page give instead of the server."""
 
 import json
 from typing import Any
@@ -29,7 +29,7 @@ def area(r):
 def stream_of(
     texts: list[str], depths: list[int] | None = None, seconds: list[float] | None = None
 ) -> str:
-    """A streamed answer with a token and an event for each text."""
+    """Returns a streamed answer with one token and one event for each text."""
     events = []
     for i, text in enumerate(texts):
         depth = (depths or [0] * len(texts))[i]
@@ -48,7 +48,7 @@ def stream_of(
 
 
 def answer(visit: Visit, *bodies: str) -> list[dict[str, Any]]:
-    """Answers chats with these streams, the last one again and again; returns what they ask."""
+    """Answers chats with these streams, repeating the last one. Returns the requests' bodies."""
     asked: list[dict[str, Any]] = []
 
     def fulfill(route: Any) -> None:

@@ -1,6 +1,6 @@
 """Makes the pictures of docs/serving.md, on an idle machine:
 
-python tests/support/page_pictures.py docs MODEL   # a model that chats
+python tests/support/page_pictures.py docs MODEL   # a chat model
 """
 
 import sys
@@ -22,7 +22,7 @@ def ask(visit: Visit, prompt: str, tokens: int) -> None:
 
 
 def race(visit: Visit) -> None:
-    """Shows the race at half of its time."""
+    """Shows the race halfway through."""
     visit.page.locator(".race").click()
     winder = visit.page.locator("#race-winder")
     winder.wait_for(timeout=60_000)

@@ -1,4 +1,4 @@
-"""Errors that a user can correct: each is one line."""
+"""Checks errors that a user can correct: each must be one line."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from specqd.errors import SpecqdError
 
 
 def refused(kind: type[SpecqdError], call: Callable[..., Any], *given: Any, **more: Any) -> str:
-    """The line with which a call is refused."""
+    """Returns the error message of a call, which must be one line."""
     with pytest.raises(kind) as caught:
         call(*given, **more)
     assert "\n" not in str(caught.value)
@@ -19,7 +19,7 @@ def refused(kind: type[SpecqdError], call: Callable[..., Any], *given: Any, **mo
 def done_or_refused(
     kind: type[SpecqdError], call: Callable[..., Any], *given: Any, **more: Any
 ) -> Any:
-    """What a call returns, or None if it is refused in one line."""
+    """Returns the result of a call, or None if it raises an error of one line."""
     try:
         return call(*given, **more)
     except kind as error:

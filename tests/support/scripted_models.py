@@ -1,4 +1,4 @@
-"""Models that write given texts: each token has one successor, so that the last token of the prompt
+"""Models that write given texts: each token has one successor, so the last token of the prompt
 selects the text. Knows nothing of our readers.
 
 A grammar forces text in the tokenizer's own tokens, here bytes. The model then leaves its script,
@@ -57,7 +57,7 @@ def make_scripted_model(
     seed: int,
     special: Sequence[str] = (),
 ) -> Path:
-    """A model that writes scripts[c] after a prompt with the last ASCII character c, then ends.
+    """Writes a model that answers a prompt whose last ASCII character is c with scripts[c].
 
     special: tokens that decoding skips; each may occur once in all scripts.
     """
@@ -84,7 +84,7 @@ def make_scripted_model(
 def _chains(
     scripts: Mapping[str, str], rng: random.Random, special: Sequence[str]
 ) -> tuple[dict[int, int], list[str]]:
-    """Each token's follower, and the names of the tokens from FIRST_PAIR on."""
+    """Returns each token's successor, and the names of the tokens from FIRST_PAIR on."""
     spelled = {byte: character for character, byte in byte_alphabet().items()}
     followers: dict[int, int] = {}
     names: list[str] = []
@@ -107,8 +107,8 @@ def _pieces(
     spelled: Mapping[int, str],
     special: Sequence[str],
 ) -> list[str] | None:
-    """Splits the script into random pieces of bytes, all different and not taken; None where the
-    last piece is taken."""
+    """Splits the script into random pieces of bytes, all different and unused. Returns None if the
+    last piece is used already."""
     rest, pieces = script.encode(), list[str]()
     while rest:
         mark = next((mark for mark in special if rest.startswith(mark.encode())), None)

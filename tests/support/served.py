@@ -1,4 +1,4 @@
-"""Runs `specqd serve` in its own process, on a free port of this machine."""
+"""Runs `specqd serve` in its own process, on a free local port."""
 
 import http.client
 import json
@@ -41,7 +41,7 @@ class Reply:
 
     @property
     def chunks(self) -> list[Any]:
-        """The JSON of each event of a stream, which must be whole."""
+        """Returns the JSON of each event of a stream, which must be complete."""
         *events, done, rest = self.body.decode().split("\n\n")
         assert (done, rest) == ("data: [DONE]", "")
         assert all(event.startswith("data: ") for event in events)
@@ -67,7 +67,7 @@ class Served:
     def ask(
         self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
     ) -> Reply:
-        """Sends one request; a body other than bytes is sent as JSON."""
+        """Sends one request. A body that is not bytes is sent as JSON."""
         sent = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         if data is not None:
@@ -82,7 +82,7 @@ class Served:
             connection.close()
 
     def metric(self, name: str) -> float:
-        """The sum of a metric over its labels."""
+        """Returns the sum of a metric over its labels."""
         text = self.ask("GET", "/metrics").body.decode()
         pattern = rf"^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$"
         found = re.findall(pattern, text, re.MULTILINE)
@@ -94,11 +94,11 @@ class Served:
 def serving(
     *arguments: str, key: str | None = None, program: Sequence[str] = PROGRAM, threads: int = 1
 ) -> Iterator[Served]:
-    """Runs a server and ends it by SIGTERM. Skips the test where specqd[serve] is missing."""
+    """Runs a server and ends it with SIGTERM. Skips the test if specqd[serve] is missing."""
     for name in ("fastapi", "uvicorn", "prometheus_client"):
         pytest.importorskip(name, reason="needs specqd[serve]")
     environment = {name: value for name, value in os.environ.items() if name != "SPECQD_API_KEY"}
-    environment["RUST_BACKTRACE"] = "0"  # the pipe of stderr is read at the end only
+    environment["RUST_BACKTRACE"] = "0"  # the pipe of stderr is read only at the end
     if key is not None:
         environment["SPECQD_API_KEY"] = key
     process = subprocess.Popen(

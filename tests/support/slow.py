@@ -1,4 +1,4 @@
-"""Values of a parameter: `make test` runs the quick ones, `make test-all` the slow ones too."""
+"""Marks slow values of parameters, which `make test` skips and `make test-all` runs."""
 
 from collections.abc import Iterable
 from typing import Any

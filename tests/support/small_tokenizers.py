@@ -16,7 +16,7 @@ CONFIG = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": Non
 
 
 def spelled(text: str) -> str:
-    """The byte-level token of a text."""
+    """Returns the byte-level token of a text."""
     return "".join(CHARACTER_OF[byte] for byte in text.encode())
 
 

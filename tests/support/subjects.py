@@ -1,4 +1,4 @@
-"""The requests that the exactness harness decodes, and the models that it decodes them with."""
+"""The requests and the models of the exactness harness."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -35,7 +35,7 @@ CORPUS = Path(__file__)  # source of prompts
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt, its sampling, and its behaviour in a batch."""
+    """A prompt, its sampling parameters, and its behaviour in a batch."""
 
     prompt: tuple[int, ...]
     new_tokens: int
@@ -45,7 +45,7 @@ class Request:
     patience: tuple[int, ...] = ()  # limits of tokens per round, in turn; empty: none
 
     def sequence(self) -> Sequence:
-        """A new sequence for this request."""
+        """Makes a new sequence for this request."""
         settings = SAMPLINGS[self.sampling]
         return Sequence(
             list(self.prompt),
@@ -57,7 +57,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A model, and lengths that suit its speed and context."""
+    """A model, with lengths that suit its speed and context."""
 
     name: str
     directory: Path
@@ -125,7 +125,7 @@ EDGES = (31, 32, 33, 63, 64, 65)  # around the anchors of recurrent states
 
 
 def random_subject(name: str, directory: Path, seed: int) -> Subject:
-    """A peaked random model of RANDOM_SHAPES or FAMILY_SHAPES, written to `directory`."""
+    """Writes a peaked random model of RANDOM_SHAPES or FAMILY_SHAPES to `directory`."""
     shape, new_tokens = (
         (RANDOM_SHAPES[name], 416) if name in RANDOM_SHAPES else (FAMILY_SHAPES[name], 96)
     )
@@ -135,7 +135,7 @@ def random_subject(name: str, directory: Path, seed: int) -> Subject:
 
 
 def trained_subjects(shared_models: Path) -> list[Subject]:
-    """The trained models that exist here: small ones for tests, and the shipped one."""
+    """Returns the trained models that are present: small ones for tests, and the shipped one."""
     stories, python = shared_models / "stories260k", shared_models / "pycode-3m"
     subjects = [
         Subject("stories260k", stories, 200, 512, is_small=True),
@@ -148,7 +148,7 @@ def trained_subjects(shared_models: Path) -> list[Subject]:
 
 
 def with_small(subject: Subject, directory: Path) -> Subject:
-    """The subject with a small model: its own, if that exists, else half of its layers."""
+    """Adds a small model to the subject: its own, or else one with half of its layers."""
     if subject.small is not None and subject.small.is_dir():
         return subject
     layers = read_config(subject.directory).num_layers // 2
@@ -156,7 +156,7 @@ def with_small(subject: Subject, directory: Path) -> Subject:
 
 
 def with_head(subject: Subject, directory: Path, seed: int) -> Subject:
-    """The subject with a random head that reads two of its residuals."""
+    """Adds a random draft head, which reads two layer boundaries of the subject."""
     config = read_config(subject.directory)
     target = Shape(hidden=config.hidden_size, vocab=config.vocab_size)
     taps = (config.num_layers // 2, config.num_layers)

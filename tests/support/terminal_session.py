@@ -1,4 +1,4 @@
-"""Drives a program on its own terminal like a user. Knows nothing of the program."""
+"""Drives a program on its own terminal as a user would. Knows nothing of the program."""
 
 import re
 import time
@@ -15,7 +15,7 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[()][A-Z0-9]
 
 
 class TerminalSession:
-    """Standard input, output and errors are one terminal, 24 lines of 80 columns."""
+    """A terminal of 24 lines and 80 columns for standard input, output and errors."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         program, *arguments = command
@@ -49,12 +49,12 @@ class TerminalSession:
 
     @property
     def echoes(self) -> bool:
-        """Whether the terminal shows what is typed now."""
+        """Returns whether the terminal now shows what is typed."""
         return bool(self._child.getecho())
 
     def expect(self, text: str) -> str:
-        """Waits until the terminal shows `text`; returns the output since the last call and before
-        it, without escape sequences."""
+        """Waits until the terminal shows `text`. Returns the output before it since the last call,
+        without escape sequences."""
         deadline = time.monotonic() + _PATIENCE
         while text not in (new := self._plain()[self._seen :]):
             assert self._read(deadline), f"{text!r} never came after {new!r}"
@@ -72,7 +72,7 @@ class TerminalSession:
             assert self._read(deadline), "no answer came"
 
     def wait(self) -> int:
-        """Waits for the program to end; returns its exit status."""
+        """Waits until the program ends, and returns its exit status."""
         deadline = time.monotonic() + _PATIENCE
         while self._read(deadline):
             pass
@@ -82,7 +82,7 @@ class TerminalSession:
         return _ESCAPES.sub("", self.raw.decode(errors="replace"))
 
     def _read(self, deadline: float) -> bool:
-        """Reads more output; False at the end or after the deadline."""
+        """Reads more output. Returns False at the end or after the deadline."""
         try:
             data = self._child.read_nonblocking(65536, max(0, deadline - time.monotonic()))
         except (pexpect.EOF, pexpect.TIMEOUT):

@@ -1,4 +1,4 @@
-"""Counts characters that code reads or copies, so that tests need no clock."""
+"""Counts the characters that code reads or copies, so that tests of speed need no clock."""
 
 import re
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ class Work:
 
 
 class Counted(str):
-    """A text whose methods add to `work`; so do the texts that they return."""
+    """A string whose methods add to `work`, as do those of the strings that they return."""
 
     work: Work
 
@@ -68,7 +68,7 @@ class Counted(str):
 
 @dataclass
 class CountedPattern:
-    """A pattern that counts what it reads: up to its match, or all."""
+    """A pattern that counts what it reads: up to its match, or everything."""
 
     pattern: "re.Pattern[str]"
     work: Work

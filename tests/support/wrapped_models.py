@@ -1,4 +1,4 @@
-"""Models that also read images, made of text models. Knows no readers."""
+"""Makes models that also read images from text models. Knows nothing of readers."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ def wrap_model(directory: Path, model: Path, naming: Naming, **more: Any) -> Pat
     of config.json."""
     shutil.copytree(model, directory)
     config, tensors = read_model(model)
-    wrapped = {"vision_tower.weight": np.full((64, 64), 0x7FC0, np.uint16)}  # NaN: nobody reads it
+    wrapped = {"vision_tower.weight": np.full((64, 64), 0x7FC0, np.uint16)}  # NaN, never read
     for name, bits in tensors.items():
         if naming == "language_model.":
             name = naming + name

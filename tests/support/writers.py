@@ -1,4 +1,4 @@
-"""Writes safetensors files, well-formed or hostile, and lines of JSON. Knows no readers."""
+"""Writes safetensors files, well-formed or hostile, and JSON lines. Knows nothing of readers."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ _DTYPES = {
 
 
 def bf16_bits(values: NDArray[np.floating[Any]]) -> NDArray[np.uint16]:
-    """BF16 bits of finite values, rounded to nearest even."""
+    """Returns the BF16 bits of finite values, rounded to nearest even."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     rounded = bits + 0x7FFF + ((bits >> 16) & 1)
     return (rounded >> 16).astype(np.uint16)
@@ -52,28 +52,28 @@ def write_safetensors(
 def write_raw(
     path: Path, header: bytes | Mapping[str, Any], data: bytes = b"", *, length: int | None = None
 ) -> None:
-    """Writes any header, with its own or a false `length` before it."""
+    """Writes any header, preceded by its length or by a wrong `length`."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     length = len(text) if length is None else length
     path.write_bytes(length.to_bytes(8, "little") + text + data)
 
 
 def read_raw(path: Path) -> tuple[bytes, bytes]:
-    """The header's JSON and the data of a safetensors file."""
+    """Returns the header's JSON and the data of a safetensors file."""
     content = path.read_bytes()
     start = 8 + int.from_bytes(content[:8], "little")
     return content[8:start], content[start:]
 
 
 def entry(dtype: str, shape: Sequence[int], begin: int, end: int) -> dict[str, Any]:
-    """One tensor's entry in the header."""
+    """Returns a tensor's entry in the header."""
     return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
 
 
 def write_shards(
     directory: Path, shards: Mapping[str, Mapping[str, NDArray[Any]]], **index_overrides: str
 ) -> None:
-    """Writes shards and their index; `index_overrides` replace the files of tensors."""
+    """Writes shards and their index. `index_overrides` replaces the files of tensors."""
     placement = {}
     for file, tensors in shards.items():
         write_safetensors(directory / file, tensors)
@@ -84,6 +84,6 @@ def write_shards(
 
 
 def write_lines(path: Path, entries: Iterable[object]) -> Path:
-    """A file with one JSON value a line."""
+    """Writes a file with one JSON value per line."""
     path.write_text("".join(json.dumps(each) + "\n" for each in entries))
     return path

@@ -1,1 +1,1 @@
-"""Anthropic's requests and answers, converted to and from chats."""
+"""Converts Anthropic's requests to chats, and chats' answers to Anthropic's."""

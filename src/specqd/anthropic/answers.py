@@ -1,5 +1,7 @@
-"""Anthropic's JSON of messages, whole or as the events of a stream. Knows updates and blocks of
-text; knows neither the engine nor transport."""
+"""Writes Anthropic's JSON of messages, whole or as events of a stream.
+
+Knows updates and blocks of text. Knows nothing of the engine or of transport.
+"""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -10,26 +12,26 @@ from specqd.openai.answers import Event, Json, Usage
 from specqd.openai.parts import Block, BlockReader, id_of
 from specqd.openai.speculation import DraftMetrics
 
-_KINDS = {"server_error": "api_error"}  # of errors, where OpenAI's name is another
+_KINDS = {"server_error": "api_error"}  # error types whose names differ: OpenAI's -> Anthropic's
 
 
 @dataclass(slots=True)
 class MessagesAnswer:
-    """A Reply of one sample."""
+    """A Reply for one sample."""
 
     model: str
     usage: Usage
     key: str  # of the ids
     blocks: BlockReader
     metrics: DraftMetrics
-    most_tokens: int
+    most_tokens: int  # max_tokens of the request
     _content: list[Json] = field(default_factory=list)
     _last: Update | None = None
 
     def opening(self, num_samples: int) -> Iterator[Event]:
         yield _event("message_start", message=self._described())
 
-    def news(self, update: Update) -> Iterator[Event]:
+    def events_of(self, update: Update) -> Iterator[Event]:
         self._last = update
         self.metrics.note(update)
         for step, block, text in self.blocks.read(update):
@@ -52,7 +54,7 @@ class MessagesAnswer:
 
     def whole(self, samples: Sequence[Update]) -> Json:
         for update in samples:
-            for _ in self.news(update):
+            for _ in self.events_of(update):
                 pass
         return self._described() | self._counts()
 
@@ -62,7 +64,7 @@ class MessagesAnswer:
         return message | self._stop() | {"usage": self._usage()}
 
     def _stop(self) -> Json:
-        """Why the text ended, as far as it has."""
+        """Returns why the text ended; null while it has not."""
         last = self._last
         if last is None or last.finish_reason is None:
             return {"stop_reason": None, "stop_sequence": None}
@@ -76,7 +78,7 @@ class MessagesAnswer:
         return {"stop_reason": reason, "stop_sequence": None}
 
     def _counts(self) -> Json:
-        """The members that count, once all updates are there."""
+        """Returns the members with counts. Call it after the last update."""
         return {"usage": self._usage()} | self.metrics.described()
 
     def _usage(self) -> Json:
@@ -110,8 +112,11 @@ def _delta(block: Block, text: str) -> Json:
 
 
 def _input(arguments: str) -> Json:
-    """A call's arguments. What is no JSON object, as where the text was cut, is passed on in the
-    form that Anthropic names for such input."""
+    """Returns a call's arguments as an object.
+
+    Text that is not a JSON object, for example because it was cut off, becomes Anthropic's form for
+    invalid input.
+    """
     if not arguments:
         return {}
     try:

@@ -1,4 +1,4 @@
-"""Anthropic's JSON of an error."""
+"""Writes Anthropic's JSON of an error."""
 
 from typing import Any
 
@@ -13,6 +13,6 @@ _KINDS = {
 
 
 def refusal(message: str, status: int) -> dict[str, Any]:
-    """The body of an answer with an HTTP status that is an error."""
+    """Returns the body of an answer whose HTTP status, 400 or above, is an error."""
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": None}

@@ -1,4 +1,4 @@
-"""Bodies of Anthropic's requests to /v1/messages, checked and converted to chats.
+"""Checks the bodies of Anthropic's requests to /v1/messages, and converts them to chats.
 
 Errors name the field.
 """
@@ -12,7 +12,14 @@ from specqd.errors import FieldError, shown
 from specqd.openai.options import MOST_INT32, Options, options_of, sampling_params, stops_of
 from specqd.openai.requests import ChatRequest, effort_variable, template_variables
 from specqd.openai.tool_calls import Tool, ToolUse
-from specqd.openai.tools import MOST_TOOLS, kept_tools, name_in, tool_of, unlike, with_names
+from specqd.openai.tools import (
+    MOST_TOOLS,
+    kept_tools,
+    name_in,
+    tool_of,
+    uniquely_named,
+    with_names,
+)
 
 Json = dict[str, Any]
 
@@ -20,7 +27,7 @@ _COUNTED = {"model", "messages", "system", "tools", "tool_choice", "thinking", "
 _COUNTED |= {"cache_control", "chat_template_kwargs"}
 _FIELDS = _COUNTED | {"max_tokens", "stop_sequences", "stream", "metadata", "service_tier"}
 _FIELDS |= {"temperature", "top_p", "top_k"}
-_FIELDS |= {"min_p", "seed", "logit_bias", "cache_salt", "draft"}  # not Anthropic's
+_FIELDS |= {"min_p", "seed", "logit_bias", "cache_salt", "draft"}  # not in Anthropic's API
 _ROLES = ("user", "assistant", "system")
 _CHOICES = ("auto", "any", "tool", "none")
 _WITHOUT_EFFECT = ("cache_control", "eager_input_streaming")
@@ -40,24 +47,24 @@ _BY_ROLE = {
 
 
 def messages_request(body: object) -> ChatRequest:
-    """The request in a body of /v1/messages; raises FieldError."""
+    """Reads a body of /v1/messages. Raises RequestError, mostly FieldError."""
     fields = Fields.of(body, _FIELDS)
     most = fields.whole("max_tokens", 1, MOST_INT32)
     if most is None:
         raise fields.wrong("max_tokens", f"a whole number from 1 to {MOST_INT32}")
     params = sampling_params(fields, most, None)
     stops = stops_of(fields, "stop_sequences")
-    # Clients must give max_tokens, and give more than there is room for.
+    # Clients must give max_tokens, and often give more than the context has room for.
     chat = _chat(fields, replace(options_of(fields, most), new_tokens=1))
     if chat.messages[-1]["role"] == "assistant":
-        raise FieldError("messages", "the last one is the assistant's; end with one of the user")
+        raise FieldError("messages", "the last message is the assistant's; end with a user message")
     chat = replace(chat, params=replace(params, stop=stops))
     chat.check_rules()
     return chat
 
 
 def count_request(body: object) -> ChatRequest:
-    """The request in a body of /v1/messages/count_tokens; raises FieldError."""
+    """Reads a body of /v1/messages/count_tokens. Raises RequestError, mostly FieldError."""
     fields = Fields.of(body, _COUNTED)
     return _chat(fields, Options(fields.text("model")))
 
@@ -77,7 +84,7 @@ def _chat(fields: Fields, options: Options) -> ChatRequest:
 
 
 def _thinking(fields: Fields) -> Json:
-    """Whether the model thinks, as the templates of Qwen and others take it."""
+    """Returns whether the model thinks, as the variable of Qwen's and other templates."""
     thinking = fields.nested("thinking", ("type", "budget_tokens", "display"))
     if thinking is None:
         return {}
@@ -89,7 +96,7 @@ def _thinking(fields: Fields) -> Json:
 
 
 def _output(fields: Fields) -> tuple[Json, Json | None]:
-    """Variables of the template and the schema that output_config asks for."""
+    """Reads output_config: variables for the template, and the schema of the text, or None."""
     config = fields.nested("output_config", ("effort", "format"))
     if config is None:
         return {}, None
@@ -113,15 +120,15 @@ def _tool_use(fields: Fields) -> ToolUse | None:
     given = fields.get("tools")
     if not given:
         if choice is not None and choice.get("type") not in ("auto", "none"):
-            raise FieldError("tool_choice", "goes with tools")
+            raise FieldError("tool_choice", "needs tools")
         return None
     if not isinstance(given, list) or len(given) > MOST_TOOLS:
         raise fields.wrong("tools", f"a list of 1 to {MOST_TOOLS} tools")
-    tools = unlike(_tool(name, each) for name, each in kept_tools(given, _TOOL_TYPES))
+    tools = uniquely_named(_tool(name, each) for name, each in kept_tools(given, _TOOL_TYPES))
     if not tools and (choice is None or choice.get("type") in ("auto", "none")):
         return None
     if not tools:
-        raise FieldError("tool_choice", "goes with tools of the client's own")
+        raise FieldError("tool_choice", "needs tools that the client runs itself")
     if choice is None:
         return ToolUse(tools)
     kind = choice.get("type")
@@ -139,7 +146,7 @@ def _tool_use(fields: Fields) -> ToolUse | None:
 def _tool(name: str, tool: object) -> Tool:
     if isinstance(tool, Mapping) and tool.get("type") not in _TOOL_TYPES:
         kind = shown(tool.get("type"))
-        raise FieldError(name, f"is of type {kind}; only the client's own tools are supported")
+        raise FieldError(name, f"is of type {kind}; only tools that the client runs are supported")
     return tool_of(Fields.of(tool, _TOOL, name), "input_schema")
 
 
@@ -160,7 +167,7 @@ def _messages(fields: Fields) -> list[Json]:
 
 
 def _converted(name: str, message: object) -> list[Json]:
-    """A message as messages of a chat: a result of a tool is one of its own."""
+    """Converts a message to messages of a chat, where each result of a tool is one of its own."""
     fields = Fields.of(message, ("role", "content"), name)
     role, content = fields.text("role"), fields.get("content")
     if role not in _ROLES:
@@ -168,7 +175,7 @@ def _converted(name: str, message: object) -> list[Json]:
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     if not isinstance(content, list):
-        raise fields.wrong("content", "a text or a list of blocks")
+        raise fields.wrong("content", "a string or a list of blocks")
     where = f"{name}.content"
     blocks = [_block(f"{where}[{i}]", each, _BY_ROLE[role]) for i, each in enumerate(content)]
     if role == "assistant":
@@ -192,7 +199,7 @@ def _block(name: str, block: object, kinds: Sequence[str]) -> tuple[str, Fields]
 
 
 def _turn(blocks: Sequence[tuple[str, Fields]]) -> Json:
-    """The assistant's message."""
+    """Joins the blocks of an assistant's message."""
     texts = [block.needed_text("text") for kind, block in blocks if kind == "text"]
     thoughts = [block.needed_text("thinking") for kind, block in blocks if kind == "thinking"]
     calls = [_call(block) for kind, block in blocks if kind == "tool_use"]
@@ -214,10 +221,10 @@ def _result(block: Fields) -> Json:
 
 
 def _text(name: str, content: object) -> str:
-    """A text, or the texts of blocks."""
+    """Returns a string as it is, or the joined texts of a list of blocks."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise FieldError(name, f"{shown(content)} is not a text or a list of blocks")
+        raise FieldError(name, f"{shown(content)} is not a string or a list of blocks")
     blocks = (_block(f"{name}[{i}]", each, ("text",)) for i, each in enumerate(content))
     return "\n".join(block.needed_text("text") for _, block in blocks)

@@ -18,11 +18,11 @@ _LONGEST_NAME = 64  # of a field that is repeated in a message as it is
 
 
 class LenientObject(dict[str, Any]):
-    """A JSON object whose unknown members are dropped; `tell` gets the name of each."""
+    """A JSON object whose unknown members are dropped. `report` gets the name of each."""
 
-    def __init__(self, members: Mapping[str, Any], tell: Callable[[str], None]) -> None:
+    def __init__(self, members: Mapping[str, Any], report: Callable[[str], None]) -> None:
         super().__init__(members)
-        self.tell = tell
+        self.report = report
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Fields:
                 near = get_close_matches(field[:_LONGEST_NAME], known, 1, _LEAST_LIKENESS)
                 remedy = f"did you mean {near[0]}?" if near else "leave it out"
                 raise FieldError(within + _named(field), f"this field is not known; {remedy}")
-            body.tell(within + _named(field))
+            body.report(within + _named(field))
             del values[field]
         return cls(None, values, within)
 
@@ -89,12 +89,12 @@ class Fields:
         return default if value is None else value
 
     def text(self, name: str) -> str | None:
-        return self._typed(name, str, "a text")
+        return self._typed(name, str, "a string")
 
     def needed_text(self, name: str) -> str:
         text = self.text(name)
         if text is None:
-            raise self.wrong(name, "a text")
+            raise self.wrong(name, "a string")
         return text
 
     def object(self, name: str) -> dict[str, Any] | None:
@@ -171,7 +171,7 @@ class Fields:
         """A list of token ids, empty where it is absent."""
         ids = token_ids(self.within + name, self.values.get(name, []))
         if most is not None and len(ids) > most:
-            raise self.error(name, f"{len(ids)} token ids; {most} are the most")
+            raise self.error(name, f"has {len(ids)} token ids; give at most {most}")
         return ids
 
     def _typed(self, name: str, kind: type[T], expected: str) -> T | None:

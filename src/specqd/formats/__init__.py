@@ -1,1 +1,1 @@
-"""Files of weights and their number formats: bytes in, arrays out."""
+"""Reads weight files and their number formats: bytes in, NumPy arrays out."""

@@ -1,28 +1,31 @@
-"""BF16 bits from and to wider floats. Knows nothing of files."""
+"""Converts BF16 bits to wider floats and back. Knows nothing of files."""
 
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-_SLICE = 1 << 17  # values at a time, so that intermediate values stay in the processor's cache
+_SLICE = 1 << 17  # values per step, so that intermediate values stay in the processor's cache
 _NAN = 0x7FC0
 
 
 def widened(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
-    """The values of BF16 bits, exactly."""
+    """Returns the float32 values of BF16 bits, exactly, in the same shape."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def rounded_to_bf16(values: NDArray[np.floating[Any]]) -> NDArray[np.uint16]:
-    """The BF16 bits nearest to float16 or float32 values, ties to even; NaN stays NaN."""
+    """Rounds float16 or float32 values to the nearest BF16 bits, in the same shape.
+
+    Ties go to even. NaN stays NaN.
+    """
     flat = values.reshape(-1)
     bits = np.empty(flat.shape, np.uint16)
     rounded = np.empty(min(_SLICE, flat.size), np.uint32)
     for first in range(0, flat.size, _SLICE):
         part = np.asarray(flat[first : first + _SLICE], np.float32)
         wide = part.view(np.uint32)
-        # (wide + 0x7FFF + the lowest bit that stays) >> 16, in place: takes half the time
+        # (wide + 0x7FFF + the lowest kept bit) >> 16; working in place halves the time
         sums = rounded[: wide.size]
         np.right_shift(wide, 16, out=sums)
         np.bitwise_and(sums, 1, out=sums)

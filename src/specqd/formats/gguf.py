@@ -1,7 +1,7 @@
-"""A GGUF file as metadata and named raw views, mapped and checked.
+"""Maps a GGUF file, checks it, and gives its metadata and named views of its raw data.
 
-Owns the file format, versions 2 and 3, and its hostile cases. Knows nothing of the meaning of keys
-and tensors.
+Owns the file format, versions 2 and 3, and rejects damaged and hostile files. Does not know what
+keys and tensors mean.
 """
 
 import mmap
@@ -23,7 +23,7 @@ Value = bool | int | float | str | list[Any]
 
 _MAGIC = b"GGUF"
 _STRING, _ARRAY = 8, 9
-_SCALARS = {  # type of a value -> its layout, as `struct` spells it
+_SCALARS = {  # type number of a value -> its `struct` format
     0: "<B",
     1: "<b",
     2: "<H",
@@ -36,7 +36,7 @@ _SCALARS = {  # type of a value -> its layout, as `struct` spells it
     11: "<q",
     12: "<d",
 }
-_TYPES = {  # of tensors, by ggml's numbers
+_TYPES = {  # ggml's number of a tensor type -> its name
     0: "F32",
     1: "F16",
     2: "Q4_0",
@@ -66,7 +66,7 @@ _TYPES = {  # of tensors, by ggml's numbers
     39: "MXFP4",
     40: "NVFP4",
 }
-# readable type -> weights in an item of the file, and the item's layout
+# readable type -> weights per item of the file, and the item's layout
 _STORAGE: dict[str, tuple[int, np.dtype[Any]]] = {
     "F32": (1, np.dtype("<f4")),
     "F16": (1, np.dtype("<f2")),
@@ -74,32 +74,32 @@ _STORAGE: dict[str, tuple[int, np.dtype[Any]]] = {
 }
 _STORAGE |= {name: (each.weights, each.block) for name, each in BLOCK_FORMATS.items()}
 READABLE = tuple(_STORAGE)
-_MOST_DIMENSIONS = 4  # of ggml
-_MOST_ITEMS = 1 << 24  # of all arrays together, far past any vocabulary
+_MOST_DIMENSIONS = 4  # ggml's limit
+_MOST_ITEMS = 1 << 24  # of all arrays together; far more than any vocabulary needs
 _DEEPEST_ARRAY = 4
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """A tensor's place; the shape in NumPy's order. Only types of `READABLE` can be read."""
+    """Where a tensor is in the file. Only types in `READABLE` can be read."""
 
     dtype: str
-    shape: tuple[int, ...]
-    begin: int
+    shape: tuple[int, ...]  # in NumPy's order
+    begin: int  # offset in bytes from the start of the file
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GgufFile:
-    """One mapped file whose header was checked. Arrays are decoded on request."""
+    """A mapped file whose header has been checked. Arrays are decoded on request."""
 
     path: Path
     tensors: Mapping[str, GgufTensor]
     _file: MappedFile
-    _values: Mapping[str, "Value | _Later"]
+    _values: Mapping[str, "Value | _UnreadArray"]
 
     @classmethod
     def open(cls, path: Path) -> "GgufFile":
-        """Raises TensorError, in one line that names the file."""
+        """Maps and checks a file. Raises TensorError, in one line that names the file."""
         file = MappedFile.open(path)
         try:
             values, tensors = _parse(file.data)
@@ -112,9 +112,12 @@ class GgufFile:
         self._file.check_unchanged()
 
     def get(self, key: str) -> Value | None:
-        """A value of the metadata; None without such a key."""
+        """Returns a value of the metadata, or None if there is no such key.
+
+        Raises TensorError if an array is damaged.
+        """
         value = self._values.get(key)
-        if not isinstance(value, _Later):
+        if not isinstance(value, _UnreadArray):
             return value
         try:
             return _Reader(self._file.data, value.begin).array()
@@ -122,7 +125,11 @@ class GgufFile:
             raise TensorError(f"{self.path}: {key}: {error}; fetch the file again") from error
 
     def data(self, name: str) -> NDArray[Any]:
-        """A tensor's raw values (BF16 as uint16) or blocks, read-only and mapped."""
+        """Returns a read-only, mapped view of a tensor.
+
+        Plain types give their values in the tensor's shape (BF16 as uint16). Block types give
+        blocks, [..., columns / weights per block].
+        """
         tensor = self.tensors[name]
         weights, item = _STORAGE[tensor.dtype]
         count = prod(tensor.shape) // weights
@@ -133,14 +140,14 @@ class GgufFile:
 
 
 @dataclass(frozen=True, slots=True)
-class _Later:
-    """An array that was checked and skipped."""
+class _UnreadArray:
+    """An array that was checked but not decoded; `begin` is its offset in the file."""
 
     begin: int
 
 
 class _Reader:
-    """Reads values from bytes, one after the other; raises ValueError past the end."""
+    """Reads values from bytes one after another. Raises ValueError past the end."""
 
     def __init__(self, data: mmap.mmap, at: int = 0) -> None:
         self.at = at
@@ -156,14 +163,14 @@ class _Reader:
         begin = self._advance(self.scalar("<Q"))
         return self._data[begin : self.at].decode("utf-8")  # UnicodeDecodeError is a ValueError
 
-    def value(self) -> "Value | _Later":
+    def value(self) -> "Value | _UnreadArray":
         kind = self.scalar("<I")
         if kind == _STRING:
             return self.string()
         if kind == _ARRAY:
             begin = self.at
             self.skip_array()
-            return _Later(begin)
+            return _UnreadArray(begin)
         if kind not in _SCALARS:
             raise ValueError(f"a value has unknown type {kind}")
         value: Value = self.scalar(_SCALARS[kind])
@@ -195,7 +202,7 @@ class _Reader:
         kind, count = self.scalar("<I"), self.scalar("<Q")
         self._items += count
         if self._items > _MOST_ITEMS or depth >= _DEEPEST_ARRAY:
-            raise ValueError("an array is impossibly large")
+            raise ValueError("an array is too large or nested too deeply")
         if kind not in _SCALARS and kind not in (_STRING, _ARRAY):
             raise ValueError(f"a value has unknown type {kind}")
         return kind, count
@@ -209,40 +216,40 @@ class _Reader:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a path names a GGUF file, by its suffix."""
+    """Returns whether a path names a GGUF file, judged by its suffix."""
     return path.suffix.lower() == ".gguf"
 
 
-def _parse(mapped: mmap.mmap) -> tuple[dict[str, Value | _Later], dict[str, GgufTensor]]:
-    """Metadata and tensors. Raises ValueError, in one line, for anything but a GGUF file."""
+def _parse(mapped: mmap.mmap) -> tuple[dict[str, Value | _UnreadArray], dict[str, GgufTensor]]:
+    """Reads the metadata and the tensors' places. Raises ValueError for a file that is no GGUF."""
     if mapped[:4] != _MAGIC:
-        raise ValueError("does not begin as a GGUF file")
+        raise ValueError("this is not a GGUF file: its first four bytes are not GGUF")
     reader = _Reader(mapped, 4)
     version = reader.scalar("<I")
     if version not in (2, 3):
-        raise ValueError(f"GGUF version {version} is not 2 or 3, in little-endian order")
+        raise ValueError(f"GGUF version {version} is not supported; little-endian 2 and 3 are")
     num_tensors, num_values = reader.scalar("<Q"), reader.scalar("<Q")
-    values: dict[str, Value | _Later] = {}
+    values: dict[str, Value | _UnreadArray] = {}
     for _ in range(num_values):
         key = reader.string()
         if key in values:
-            raise ValueError(f"the key {shown(key)} is there twice")
+            raise ValueError(f"the key {shown(key)} appears twice")
         values[key] = reader.value()
     described = list(_read_tensors(reader, num_tensors))
     alignment = values.get("general.alignment", 32)
     if type(alignment) is not int or not 0 < alignment <= 1 << 20 or alignment % 8:
-        raise ValueError(f"general.alignment is {shown(alignment)}")
+        raise ValueError(f"general.alignment is {shown(alignment)}; a multiple of 8 is needed")
     data_begin = -(-reader.at // alignment) * alignment
     tensors: dict[str, GgufTensor] = {}
     for name, tensor in described:
         if name in tensors:
-            raise ValueError(f"the tensor {shown(name)} is there twice")
+            raise ValueError(f"the tensor {shown(name)} appears twice")
         tensors[name] = _placed(name, tensor, data_begin, alignment, len(mapped))
     return values, tensors
 
 
 def _read_tensors(reader: _Reader, count: int) -> Iterator[tuple[str, GgufTensor]]:
-    """Names, types and shapes; `begin` still counts from the start of the data."""
+    """Yields names, types and shapes. `begin` still counts from the start of the data section."""
     for _ in range(count):
         name = reader.string()
         num_dimensions = reader.scalar("<I")
@@ -257,15 +264,16 @@ def _read_tensors(reader: _Reader, count: int) -> Iterator[tuple[str, GgufTensor
 def _placed(
     name: str, tensor: GgufTensor, data_begin: int, alignment: int, file_bytes: int
 ) -> GgufTensor:
-    """The tensor with its place in the file; raises ValueError if it does not fit."""
+    """Returns the tensor with its offset in the file. Raises ValueError if it does not fit."""
     weights, item = _STORAGE.get(tensor.dtype, (1, np.dtype("V0")))
     begin = data_begin + tensor.begin
     if tensor.begin % alignment or any(size >= 2**48 for size in tensor.shape):
-        raise ValueError(f"tensor {shown(name)} has an impossible place or shape")
+        raise ValueError(f"tensor {shown(name)} has an impossible offset or shape")
     columns = tensor.shape[-1] if tensor.shape else 1
     if columns % weights:
         raise ValueError(
-            f"tensor {shown(name)} has {columns} columns, and {tensor.dtype} blocks of {weights}"
+            f"tensor {shown(name)} has {columns} columns, not a multiple of {weights}, the weights "
+            f"in a {tensor.dtype} block"
         )
     if begin + prod(tensor.shape) // weights * item.itemsize > file_bytes:
         raise ValueError(f"truncated: tensor {shown(name)} ends past the end of the file")

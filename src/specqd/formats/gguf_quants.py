@@ -1,7 +1,7 @@
 """Dequantises ggml's block formats to BF16.
 
-Values are those of the `gguf` package's reference, bit for bit in float32, then rounded to BF16
-once. Knows blocks of bytes; knows no files and no tensors.
+Float32 values equal those of the `gguf` package bit for bit; they are then rounded to BF16 once.
+Works on blocks of bytes. Knows nothing of files and tensors.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ Blocks = NDArray[Any]  # [n] of a format's block
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
-_CHUNK = 1 << 16  # weights dequantised at once: what a core's cache holds
+_CHUNK = 1 << 16  # weights dequantised at once, so that they stay in a core's cache
 _IQ4_NL = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32
 )
@@ -26,7 +26,7 @@ _TWICE_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """One of ggml's types: `weights` consecutive weights of a row make one block."""
+    """One of ggml's types. A block holds `weights` consecutive weights of a row."""
 
     weights: int
     block: np.dtype[Any]
@@ -34,9 +34,9 @@ class BlockFormat:
 
 
 def bf16_of_blocks(blocks: Blocks, kind: BlockFormat) -> NDArray[np.uint16]:
-    """The BF16 bits [..., columns] of blocks [..., columns / weights].
+    """Dequantises blocks [..., columns / weights] to BF16 bits [..., columns].
 
-    Scales may be any bits: values that are NaN or infinite stay so.
+    Scales may have any bits. NaN and infinite values are kept.
     """
     flat = blocks.reshape(-1)
     bits = np.empty((flat.size, kind.weights), np.uint16)
@@ -49,13 +49,13 @@ def bf16_of_blocks(blocks: Blocks, kind: BlockFormat) -> NDArray[np.uint16]:
 
 
 def _fields(packed: Bytes, bits: int) -> Bytes:
-    """Fields of `bits` bits of bytes [..., k], the lowest first: [..., 8 / bits, k]."""
+    """Splits bytes [..., k] into fields of `bits` bits, lowest first: [..., 8 / bits, k]."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     return (packed[..., None, :] >> shifts) & np.uint8((1 << bits) - 1)
 
 
 def _wide(values: NDArray[Any], *shape: int) -> Floats:
-    """Values as float32, [n, *shape]."""
+    """Returns the values as float32 in the shape [n, *shape]."""
     return np.asarray(values, np.float32).reshape(len(values), *shape)
 
 
@@ -67,7 +67,7 @@ def _minimum(blocks: Blocks) -> Floats:
     return _wide(blocks["minimum"], 1)
 
 
-# --- 32 weights: a scale, perhaps a minimum, and codes -------------------------------------------
+# --- Blocks of 32 weights: a scale, codes, and in some types a minimum ---------------------------
 
 
 def _codes_of_4(blocks: Blocks) -> Floats:
@@ -75,7 +75,7 @@ def _codes_of_4(blocks: Blocks) -> Floats:
 
 
 def _codes_of_5(blocks: Blocks) -> Floats:
-    """Four bits of each code beside the fifth ones, which are one number of 32 bits."""
+    """Joins the low four bits of each code with the fifth bits, which form one 32-bit number."""
     four, fifth = _fields(blocks["codes"], 4), _fields(blocks["fifth"][..., None], 1)
     return _wide(four | fifth.reshape(-1, 2, 16) << np.uint8(4), 32)
 
@@ -97,11 +97,12 @@ def _iq4_nl(blocks: Blocks) -> Floats:
 
 
 def _mxfp4(blocks: Blocks) -> Floats:
-    scale: Floats = np.ldexp(np.float32(1), blocks["scale"].astype(np.int32) - 128)  # of halves
+    # 128, not the bias 127: half of the scale, because the table holds twice the values.
+    scale: Floats = np.ldexp(np.float32(1), blocks["scale"].astype(np.int32) - 128)
     return scale[:, None] * _TWICE_E2M1[_fields(blocks["codes"], 4).reshape(-1, 32)]
 
 
-# --- 256 weights: groups of 16 or 32, whose scales are codes too ---------------------------------
+# --- Blocks of 256 weights: groups of 16 or 32, with quantised scales ----------------------------
 
 
 def _q2_k(blocks: Blocks) -> Floats:
@@ -122,10 +123,11 @@ def _q3_k(blocks: Blocks) -> Floats:
 
 
 def _scales_of_6(packed: Bytes) -> tuple[Bytes, Bytes]:
-    """Eight scales and eight minima of 6 bits, each [n, 8].
+    """Unpacks eight scales and eight minima of 6 bits, each [n, 8], from 12 bytes.
 
-    The first four of each are whole in bytes 0 to 3 and 4 to 7. The others have their low 4 bits in
-    bytes 8 to 11, and their high 2 bits above the first four.
+    Bytes 0 to 3 hold the first four scales and bytes 4 to 7 the first four minima, in their low 6
+    bits. Bytes 8 to 11 hold the low 4 bits of the other scales and minima; their high 2 bits are
+    the high bits of bytes 0 to 7.
     """
     first, low = packed[:, :8].reshape(-1, 2, 4), _fields(packed[:, 8:], 4)
     last = low | (first >> np.uint8(6)) << np.uint8(4)

@@ -1,7 +1,7 @@
-"""Tensors of gated DeltaNet layers in Hugging Face's form, from llama.cpp's.
+"""Converts tensors of gated DeltaNet layers from llama.cpp's layout to Hugging Face's.
 
-llama.cpp stores value heads in tiles: the first of each key head, then the second of each, and so
-on. Hugging Face stores the value heads of a key head together. llama.cpp's `ssm_a` is -e^A_log.
+llama.cpp interleaves value heads: the first of each key head, then the second of each, and so on.
+Hugging Face keeps the value heads of a key head together. llama.cpp's `ssm_a` is -e^A_log.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _PER_HEAD = ("in_proj_a.weight", "in_proj_b.weight", "A_log", "dt_bias")
 
 @dataclass(frozen=True, slots=True)
 class RecurrentLayout:
-    """The heads of a file's recurrent layers."""
+    """The number and size of the heads in a file's recurrent layers."""
 
     key_heads: int
     value_heads: int
@@ -29,25 +29,28 @@ class RecurrentLayout:
 
     @classmethod
     def of(cls, gguf: GgufFile, architecture: str) -> "RecurrentLayout":
-        """Raises TensorError where the metadata is incomplete."""
+        """Reads the metadata. Raises TensorError if it is incomplete or inconsistent."""
 
         def number(key: str) -> int:
             value = gguf.get(f"{architecture}.ssm.{key}")
             if type(value) is not int or value < 1:
-                raise TensorError(f"{gguf.path}: {architecture}.ssm.{key} is {shown(value)}")
+                raise TensorError(
+                    f"{gguf.path}: {architecture}.ssm.{key} is {shown(value)}, not a positive "
+                    "integer; fetch the file again"
+                )
             return value
 
         key_heads, value_heads = number("group_count"), number("time_step_rank")
         width = number("inner_size")
         if value_heads % key_heads or width % value_heads:
             raise TensorError(
-                f"{gguf.path}: {width} values in {value_heads} heads over {key_heads} key heads "
-                "cannot be divided"
+                f"{gguf.path}: {width} values cannot be divided among {value_heads} value heads, "
+                f"or these among {key_heads} key heads; fetch the file again"
             )
         return cls(key_heads, value_heads, number("state_size"), width // value_heads)
 
     def restored(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
-        """The tensor in Hugging Face's order and shape; `name` is Hugging Face's."""
+        """Returns the tensor in Hugging Face's order and shape. `name` is Hugging Face's."""
         part = name.rpartition(RECURRENT)[2]
         before = 2 * self.key_heads * self.key_dim  # queries and keys
         if part in _PER_HEAD:
@@ -68,9 +71,9 @@ class RecurrentLayout:
 
 
 def logarithms(rates: NDArray[np.float32]) -> NDArray[np.float32] | None:
-    """A_log of `rates`, -e^A_log, with the same bits on every machine; None unless all are below 0.
+    """Returns A_log for `rates`, which are -e^A_log, or None unless all of them are below 0.
 
-    NumPy's logarithm depends on the machine.
+    The bits are the same on every machine. NumPy's logarithm would depend on the machine.
     """
     if not np.all((rates < 0) & np.isfinite(rates)):
         return None

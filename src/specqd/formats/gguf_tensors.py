@@ -1,7 +1,7 @@
-"""The tensors of a GGUF file under their Hugging Face names, in Hugging Face's order of rows.
+"""Gives the tensors of a GGUF file their Hugging Face names and row order.
 
-Owns llama.cpp's names, its order of q and k rows and its shift of norms. Does not know which
-tensors a model needs.
+Owns llama.cpp's names, its order of q and k rows and its offset of norm weights. Does not know
+which tensors a model needs.
 """
 
 from collections.abc import Iterable, Mapping
@@ -57,10 +57,10 @@ _LAYERS = {  # by architecture, where the names differ from Llama's
         "ssm_out": f"{RECURRENT}out_proj",
     },
 }
-_BARE = {"ssm_a": f"{RECURRENT}A_log", "ssm_dt.bias": f"{RECURRENT}dt_bias"}  # no modules
-_SHIFTED_NORMS = ("gemma2", "gemma3", "qwen35")  # the file holds 1 + w for a norm's weight w
-_REORDERED = ("llama", "granite")
-_DERIVED = ("rope_freqs.weight",)  # not a weight: follows from the configuration
+_BARE = {"ssm_a": f"{RECURRENT}A_log", "ssm_dt.bias": f"{RECURRENT}dt_bias"}  # without modules
+_SHIFTED_NORMS = ("gemma2", "gemma3", "qwen35")  # the file holds 1 + w for a norm weight w
+_REORDERED = ("llama", "granite")  # q and k rows alternate between the halves of a head
+_DERIVED = ("rope_freqs.weight",)  # computed from the configuration, so not read
 
 
 class GgufTensors:
@@ -82,7 +82,7 @@ class GgufTensors:
 
     @classmethod
     def open(cls, path: Path) -> "GgufTensors":
-        """Raises TensorError, in one line that names the file."""
+        """Maps and checks a file. Raises TensorError, in one line that names the file."""
         gguf = GgufFile.open(path)
         architecture = gguf.get("general.architecture")
         modules = _LAYERS.get(architecture, _LAYER) if isinstance(architecture, str) else _LAYER
@@ -115,7 +115,7 @@ class GgufTensors:
         self._gguf.check_unchanged()
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raises TensorError unless there is such a tensor of `shape`."""
+        """Raises TensorError unless tensor `name` exists and has `shape`."""
         if name not in self._names:
             raise TensorError(
                 f"{self.path}: tensor {shown(name)} is missing ({list(shape)} was expected); "
@@ -131,10 +131,9 @@ class GgufTensors:
             )
 
     def bf16(self, name: str, shape: tuple[int, ...], at: int | None = None) -> NDArray[np.uint16]:
-        """The BF16 bits of tensor `name`, or of its part `at`; raises TensorError as `check` does.
+        """Returns the BF16 bits of tensor `name`. Raises TensorError as `check` does.
 
-        They are mapped, except where they are rounded from wider floats, dequantised, or their
-        rows reordered.
+        The result is mapped unless it is rounded from wider floats, dequantised or reordered.
         """
         data = self._data(name, shape)
         is_recurrent = self._is_recurrent(name)
@@ -147,7 +146,10 @@ class GgufTensors:
         return bits if heads is None else in_half_order(bits, heads)
 
     def f32(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """The values of tensor `name`, as `bf16` reads them; of recurrent layers unrounded."""
+        """Returns the values of tensor `name`. Raises TensorError as `check` does.
+
+        They are rounded to BF16, except in recurrent layers.
+        """
         if self._recurrent is None or not self._is_recurrent(name):
             return widened(self.bf16(name, shape))
         data = self._data(name, shape)
@@ -159,12 +161,12 @@ class GgufTensors:
         if found is None:
             raise TensorError(
                 f"{self.path}: tensor {shown(self._names[name])} has a rate that is not below 0; "
-                "the file is damaged, use another copy"
+                "the file is damaged, fetch it again"
             )
         return found
 
     def _data(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
-        """Floats as in the file, or BF16 bits."""
+        """Returns the floats of the file as they are, and blocks as BF16 bits."""
         self.check(name, shape)
         data = self._gguf.data(self._names[name])
         blocks = BLOCK_FORMATS.get(self._gguf.tensors[self._names[name]].dtype)
@@ -185,7 +187,7 @@ class GgufTensors:
 
 
 def without_one(values: NDArray[Any]) -> NDArray[np.uint16] | None:
-    """The BF16 bits of `values - 1`; None if BF16 cannot hold them exactly."""
+    """Returns the BF16 bits of `values - 1`, or None if BF16 cannot hold them exactly."""
     difference = values.astype(np.float64) - 1.0
     narrow = difference.astype(np.float32)
     bits = narrow.view(np.uint32)
@@ -195,13 +197,13 @@ def without_one(values: NDArray[Any]) -> NDArray[np.uint16] | None:
 
 
 def in_half_order(rows: NDArray[np.uint16], heads: int) -> NDArray[np.uint16]:
-    """Rows of q or k, or their biases, in Hugging Face's order.
+    """Returns the rows [n, ...] of q or k, or their biases [n], in Hugging Face's order.
 
-    Dimensions x and y of a head rotate together. llama.cpp stores x0 y0 x1 y1 ..., Hugging Face
-    x0 x1 ... y0 y1 ...
+    RoPE rotates dimensions x and y of an attention head together. llama.cpp stores
+    x0 y0 x1 y1 ..., Hugging Face x0 x1 ... y0 y1 ...
     """
     if rows.shape[0] % (2 * heads):
-        return rows  # the configuration refuses such heads
+        return rows  # reading the configuration rejects such heads
     pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
 
@@ -218,12 +220,12 @@ def _reordered(gguf: GgufFile) -> dict[str, int]:
 
 
 def _is_mtp(gguf: GgufFile, name: str) -> bool:
-    """Whether the tensor belongs to an MTP layer; those of GGUF files are not read."""
+    """Returns whether the tensor belongs to an MTP layer. In GGUF files these are not read."""
     return gguf.get("general.architecture") == "qwen35" and ".nextn." in name
 
 
 def _hugging_face_name(name: str, modules: Mapping[str, str]) -> str | None:
-    """The name in safetensors checkpoints; None for an unknown tensor."""
+    """Returns the name in safetensors checkpoints, or None for an unknown tensor."""
     parts = name.split(".")
     bare = ".".join(parts[2:])
     if parts[0] == "blk" and bare in _BARE and f"{RECURRENT}norm" in modules.values():

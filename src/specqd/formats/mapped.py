@@ -1,4 +1,4 @@
-"""A file that is mapped and read in place, and whether it is still the file that was checked."""
+"""Maps a file for reading in place, and detects later changes to it."""
 
 import mmap
 import os
@@ -18,7 +18,7 @@ class MappedFile:
 
     @classmethod
     def open(cls, path: Path) -> "MappedFile":
-        """Raises TensorError for a file that is empty or cannot be read."""
+        """Maps the file. Raises TensorError if it is empty or cannot be read."""
         try:
             with path.open("rb") as file:
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -29,10 +29,10 @@ class MappedFile:
             raise TensorError(f"{path}: is empty; fetch the file again") from error
 
     def check_unchanged(self) -> None:
-        """Raises TensorError if the file was cut or written to since it was mapped.
+        """Raises TensorError if the file was truncated or written to since it was mapped.
 
-        Another file under its name changes nothing here. A cut between this check and the next read
-        still ends the process (SIGBUS).
+        Replacing the file by another one of the same name is harmless. If the file is truncated
+        between this check and the next read, the process still ends (SIGBUS).
         """
         try:
             now = self.path.stat()
@@ -43,5 +43,5 @@ class MappedFile:
         if is_written or self.data.size() != len(self.data):
             raise TensorError(
                 f"{self.path}: was changed while it was in use; load the model again, and replace "
-                "files of models by renaming new ones over them"
+                "model files by renaming new ones over them"
             )

@@ -1,6 +1,7 @@
-"""A safetensors directory as named raw views, mapped and checked.
+"""Maps the safetensors files of a directory, checks them, and gives named views of their data.
 
-Owns the file format and its hostile cases. Does not know which tensors a model needs.
+Owns the file format, and rejects damaged and hostile files. Does not know which tensors a model
+needs.
 """
 
 import json
@@ -39,18 +40,21 @@ _STORAGE: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
     "C64": np.dtype("<c8"),
 }
-# The dtypes that are read as weights, rounded to BF16.
+# dtypes that weights may have; all are rounded to BF16
 _FLOATS = ("BF16", "F16", "F32")
 _MOST_NAME_BYTES = 255  # of a file, on any system
 _MOST_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
-_MOST_DIMENSIONS = 32  # every version of NumPy holds as many
+_MOST_DIMENSIONS = 32  # the limit of older NumPy versions
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorView:
-    """One tensor of a file: `data` has `shape`, is read-only and holds raw bits (BF16 as uint16).
-    It is mapped, or a copy where the file does not align it."""
+    """One tensor of a file.
+
+    `data` has `shape`, is read-only and holds raw bits (BF16 as uint16). It is mapped, or a copy if
+    the file does not align it.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -59,7 +63,7 @@ class TensorView:
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
-    """A tensor's bytes [begin, end) in the file's data, which follows the header."""
+    """A tensor's bytes [begin, end) in the data that follows the header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -69,7 +73,7 @@ class _Extent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Shard:
-    """One mapped safetensors file whose header was checked."""
+    """One mapped safetensors file whose header has been checked."""
 
     file: MappedFile
     data_start: int
@@ -88,30 +92,32 @@ class _Shard:
 
 
 class WeightSource(Protocol):
-    """A model's weights by their Hugging Face names, from any kind of file."""
+    """Gives a model's weights by their Hugging Face names, from any kind of file."""
 
     @property
     def path(self) -> Path: ...
     def __contains__(self, name: object) -> bool: ...
     def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raises TensorError unless there is such a tensor of `shape`, of a type that is read."""
+        """Raises TensorError unless tensor `name` exists, has `shape` and has a readable type."""
 
     def bf16(self, name: str, shape: tuple[int, ...], at: int | None = None) -> NDArray[np.uint16]:
-        """The BF16 bits of a tensor, or of its part `at` along the first dimension; raises
-        TensorError as `check` does."""
+        """Returns the BF16 bits of a tensor, or of entry `at` of its first dimension.
+
+        Raises TensorError as `check` does.
+        """
 
     def f32(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """The values of a tensor, not rounded; raises TensorError as `check` does."""
+        """Returns the values of a tensor, not rounded. Raises TensorError as `check` does."""
 
     def matrices(self) -> Iterable[tuple[str, str, tuple[int, ...]]]:
-        """The name, dtype and shape of every tensor with rows and columns, or a stack of such."""
+        """Returns the name, dtype and shape of every matrix and every stack of matrices."""
 
     def check_unchanged(self) -> None:
         """Raises TensorError if a file changed since it was mapped."""
 
 
 class TensorDirectory(Mapping[str, TensorView]):
-    """The tensors of `model.safetensors`, or of the shards that a directory's index names."""
+    """Maps tensor names to the tensors of `model.safetensors`, or of the shards in its index."""
 
     def __init__(self, path: Path, shards: Mapping[str, _Shard]) -> None:
         self.path = path
@@ -119,7 +125,7 @@ class TensorDirectory(Mapping[str, TensorView]):
 
     @classmethod
     def open(cls, directory: Path) -> "TensorDirectory":
-        """Maps and checks every weights file; raises TensorError, which names the file."""
+        """Maps and checks every weights file. Raises TensorError, which names the file."""
         single, index = directory / WEIGHTS, directory / INDEX
         if single.exists() or not index.exists():
             shard = _open_shard(single)
@@ -136,12 +142,12 @@ class TensorDirectory(Mapping[str, TensorView]):
 
     @classmethod
     def of_file(cls, path: Path) -> "TensorDirectory":
-        """One safetensors file by its path."""
+        """Maps and checks one safetensors file. Raises TensorError, which names the file."""
         shard = _open_shard(path)
         return cls(path, dict.fromkeys(shard.extents, shard))
 
     def renamed(self, names: Mapping[str, str]) -> "TensorDirectory":
-        """The tensors with these names, by their new ones."""
+        """Returns only the tensors in `names`, which maps their old names to new ones."""
         shards = {
             new: replace(self._shards[name], extents={new: self._shards[name].extents[name]})
             for name, new in names.items()
@@ -150,7 +156,7 @@ class TensorDirectory(Mapping[str, TensorView]):
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """The metadata of all files."""
+        """The metadata of all files, merged."""
         return {key: text for shard in self._files() for key, text in shard.metadata.items()}
 
     def check_unchanged(self) -> None:
@@ -174,7 +180,7 @@ class TensorDirectory(Mapping[str, TensorView]):
         return len(self._shards)
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raises TensorError unless there is such a tensor of `shape` in BF16, FP16 or FP32."""
+        """Raises TensorError unless tensor `name` exists with `shape` in BF16, FP16 or FP32."""
         shard = self._shards.get(name)
         if shard is None:
             raise TensorError(
@@ -194,10 +200,9 @@ class TensorDirectory(Mapping[str, TensorView]):
             )
 
     def bf16(self, name: str, shape: tuple[int, ...], at: int | None = None) -> NDArray[np.uint16]:
-        """The BF16 bits of tensor `name`, or of its part `at`: mapped, or rounded from FP16 or
-        FP32.
+        """Returns the BF16 bits of tensor `name`, or of entry `at` of its first dimension.
 
-        Raises TensorError as `check` does.
+        They are mapped, or rounded from FP16 or FP32. Raises TensorError as `check` does.
         """
         self.check(name, shape)
         view = self[name]
@@ -205,7 +210,7 @@ class TensorDirectory(Mapping[str, TensorView]):
         return data if view.dtype == "BF16" else rounded_to_bf16(data)
 
     def f32(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """The values of tensor `name`, exactly. Raises TensorError as `check` does."""
+        """Returns the exact values of tensor `name`. Raises TensorError as `check` does."""
         self.check(name, shape)
         view = self[name]
         return widened(view.data) if view.dtype == "BF16" else view.data.astype(np.float32)
@@ -217,8 +222,10 @@ class TensorDirectory(Mapping[str, TensorView]):
 
 
 def is_matrix(shape: tuple[int, ...]) -> bool:
-    """Whether a tensor is a matrix or a stack of matrices; the taps of a convolution are neither,
-    [channels, 1, taps]."""
+    """Returns whether a shape is that of a matrix or of a stack of matrices.
+
+    A convolution's kernels, [channels, 1, kernel width], are neither.
+    """
     return len(shape) == 2 or (len(shape) == 3 and shape[1] > 1)
 
 
@@ -247,7 +254,7 @@ def _open_shard(path: Path) -> _Shard:
 def _parse_header(
     header: bytes, data_bytes: int
 ) -> tuple[Mapping[str, _Extent], Mapping[str, str]]:
-    """Every tensor's place, and the metadata.
+    """Reads every tensor's place and the metadata.
 
     Raises ValueError, in one line, unless the tensors cover `data_bytes` without gap or overlap.
     """
@@ -263,7 +270,7 @@ def _parse_header(
         if extent.begin < covered:
             raise ValueError(f"tensor {shown(name)} overlaps another tensor's data")
         if extent.begin > covered:
-            raise ValueError(f"data before tensor {shown(name)} belongs to no tensor")
+            raise ValueError(f"the data before tensor {shown(name)} belongs to no tensor")
         covered = extent.end
         if covered > data_bytes:
             raise ValueError(
@@ -303,7 +310,10 @@ def _is_sizes(value: object) -> bool:
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """Tensor name -> name of a file beside the index."""
+    """Reads an index: tensor name -> name of a file in the index's directory.
+
+    Raises TensorError, which names the index.
+    """
     try:
         text = read_small(path, _MOST_HEADER_BYTES)
         placement = _parse_object(text, "index").get("weight_map")
@@ -317,14 +327,14 @@ def read_index(path: Path) -> dict[str, str]:
         if not isinstance(file, str) or not _is_file_name(file):
             raise TensorError(
                 f"{path}: tensor {shown(name)} is placed in {shown(file)}; "
-                "an index may only name .safetensors files beside it, "
+                "an index may name only .safetensors files in its own directory, "
                 f"in at most {_MOST_NAME_BYTES} bytes"
             )
     return placement
 
 
 def _is_file_name(file: str) -> bool:
-    """Whether a file of a directory can have this name, on any system."""
+    """Returns whether a safetensors file can have this name on any system."""
     return (
         file.endswith(".safetensors")
         and file.isprintable()
@@ -334,7 +344,7 @@ def _is_file_name(file: str) -> bool:
 
 
 def _parse_object(text: bytes, what: str) -> dict[str, Any]:
-    """A JSON object in UTF-8; raises ValueError if names repeat at any depth."""
+    """Parses a JSON object in UTF-8. Raises ValueError if a name repeats at any depth."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         parsed = dict(pairs)
@@ -355,4 +365,4 @@ def _parse_object(text: bytes, what: str) -> dict[str, Any]:
 
 
 class _DuplicateNameError(ValueError):
-    """An object has two members of one name; JSON readers differ in which they take."""
+    """An object has two members of one name. JSON readers differ in which one they use."""

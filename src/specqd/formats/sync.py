@@ -1,11 +1,11 @@
-"""Brings files and directories to the disk."""
+"""Flushes files and directories to the disk."""
 
 import os
 from pathlib import Path
 
 
 def sync(path: Path) -> None:
-    """Returns when the disk has a file's contents, or a directory's names."""
+    """Blocks until a file's contents, or a directory's entries, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,1 +1,1 @@
-"""OpenAI's protocol as data: requests in, answers out, tools and schemas."""
+"""OpenAI's protocol as data: requests, answers, tools, schemas and batch files."""

@@ -1,7 +1,7 @@
-"""OpenAI's JSON of completions and chats, whole or in chunks.
+"""Writes OpenAI's JSON of completions and chats, whole or in chunks.
 
-Knows updates and tokens' texts; knows neither the engine nor transport. Each choice of a whole
-answer also holds the `seed` that repeats it.
+Each choice of a whole answer also has the `seed` that reproduces it. Knows updates and the texts of
+tokens. Knows nothing of the engine or of transport.
 """
 
 from collections import deque
@@ -18,21 +18,23 @@ from specqd.openai.speculation import DraftMetrics
 from specqd.text.token_texts import Places, TokenTexts, bytes_of, spelled
 from specqd.text.tokenizer import Tokenizer
 
-_LEAST_LOGPROB = -9999.0  # OpenAI's value for minus infinity, which JSON lacks
+_LEAST_LOGPROB = -9999.0  # OpenAI's value for minus infinity, which JSON cannot express
 
 Json = dict[str, Any]
 
 
 @dataclass(slots=True)
 class Usage:
+    """The counts of tokens in an answer."""
+
     prompt_tokens: int
     completion_tokens: int = 0
-    cached_prompt_tokens: int | None = None  # None: left out
-    is_only_echo: bool = False  # the new text is left out, so its tokens do not count
+    cached_prompt_tokens: int | None = None  # None: omitted from the answer
+    is_only_echo: bool = False  # the new text is omitted, so its tokens do not count
 
     @classmethod
     def of(cls, prepared: Prepared, *, cached_prompt_tokens: int | None = None) -> "Usage":
-        """Usage before the first new token."""
+        """Returns the usage before the first new token."""
         request = prepared.request
         return cls(
             sum(map(len, prepared.prompts)),
@@ -41,6 +43,7 @@ class Usage:
         )
 
     def described(self) -> Json:
+        """Returns OpenAI's `usage` object."""
         completion_tokens = 0 if self.is_only_echo else self.completion_tokens
         usage: Json = {
             "prompt_tokens": self.prompt_tokens,
@@ -53,55 +56,61 @@ class Usage:
 
 
 class Event(NamedTuple):
-    """A part of a streamed answer; a text is sent as it is."""
+    """A server-sent event of a streamed answer."""
 
-    content: Json | str
+    content: Json | str  # a string is sent as it is
     name: str | None = None
 
 
 class Reply(Protocol):
-    """An answer in progress in the form of one API."""
+    """An answer in progress, in the JSON of one API."""
 
     usage: Usage
 
     def opening(self, num_samples: int) -> Iterator[Event]:
-        """Events before the first update."""
+        """Yields the events before the first update."""
         ...
 
-    def news(self, update: Update) -> Iterator[Event]: ...
+    def events_of(self, update: Update) -> Iterator[Event]:
+        """Yields the events of an update."""
+        ...
 
     def ending(self) -> Iterator[Event]:
-        """Events behind the last update."""
+        """Yields the events after the last update."""
         ...
 
     def failure(self, error: Json) -> Iterator[Event]:
-        """Events in place of all that would follow. error: a `refusal`."""
+        """Yields the events that end a stream with `error`, the result of `refusal`."""
         ...
 
-    def whole(self, samples: Sequence[Update]) -> Json: ...
+    def whole(self, samples: Sequence[Update]) -> Json:
+        """Returns the answer that is not streamed. samples: one update per sample."""
+        ...
 
 
 class Form(Protocol):
-    """The JSON of one kind of answer."""
+    """Writes the choices of one kind of answer."""
 
-    prefix: str  # of its id
-    kind: str  # `object`, when whole
-    chunk_kind: str  # and of a chunk
+    prefix: str  # of the answer's id
+    kind: str  # `object` of a whole answer
+    chunk_kind: str  # `object` of a chunk
 
     def opening(self, sample: int) -> list[Json]:
-        """Choices of the chunks before a sample's first token."""
+        """Returns the choices of the chunks before a sample's first token."""
         ...
 
     def chunks(self, update: Update) -> list[Json]:
-        """Choices of the chunks for an update."""
+        """Returns the choices of the chunks for an update."""
         ...
 
-    def whole(self, update: Update) -> Json: ...
+    def whole(self, update: Update) -> Json:
+        """Returns the choice of a whole answer."""
+        ...
 
 
 @dataclass(slots=True)
 class Answer:
-    """A Reply of completions and chats, in one form."""
+    """A Reply for completions and chats. The form writes the choices."""
 
     form: Form
     model: str
@@ -110,13 +119,13 @@ class Answer:
     created: int  # seconds since 1970
     has_usage_chunk: bool = False
     has_running_usage: bool = False
-    metrics: DraftMetrics | None = None  # None: the member is left out
+    metrics: DraftMetrics | None = None  # None: omitted from the answer
 
     def opening(self, num_samples: int) -> Iterator[Event]:
         for sample in range(num_samples):
             yield from (self._chunk(choice) for choice in self.form.opening(sample))
 
-    def news(self, update: Update) -> Iterator[Event]:
+    def events_of(self, update: Update) -> Iterator[Event]:
         self._note(update)
         yield from (self._chunk(choice) for choice in self.form.chunks(update))
 
@@ -161,8 +170,10 @@ class Answer:
 
 
 def form_of(prepared: Prepared, tokenizer: Tokenizer, key: str, chain: Sequence[str] = ()) -> Form:
-    """The form of an answer to the request. key: for the ids of the answer and its calls; chain:
-    the levels' names."""
+    """Returns the form of the answer to a request.
+
+    key: makes the ids of the answer and its tool calls. chain: the names of the levels.
+    """
     request, extras = prepared.request, Extras(prepared, tokenizer, chain)
     if isinstance(request, CompletionRequest):
         return CompletionForm(request, prepared.prompts, tokenizer, extras)
@@ -171,7 +182,7 @@ def form_of(prepared: Prepared, tokenizer: Tokenizer, key: str, chain: Sequence[
 
 @dataclass(slots=True)
 class Extras:
-    """Members of a choice that OpenAI's lacks."""
+    """Members of a choice that OpenAI's API does not have."""
 
     _prepared: Prepared
     _tokenizer: Tokenizer
@@ -179,12 +190,12 @@ class Extras:
     _texts: dict[int, tuple[TokenTexts, deque[Origin]]] = field(default_factory=dict)  # by sample
 
     def of_whole(self, update: Update, prompt: Sequence[int]) -> Json:
-        """Further members of a whole choice."""
+        """Returns the extra members that only a choice of a whole answer has."""
         has_ids = self._prepared.request.options.has_token_ids
         return {"seed": update.seed} | ({"prompt_token_ids": list(prompt)} if has_ids else {})
 
     def of(self, update: Update) -> Json:
-        """Members of any choice, where the request asks for them."""
+        """Returns the requested extra members of any choice."""
         options = self._prepared.request.options
         extras: Json = {"token_ids": update.tokens} if options.has_token_ids else {}
         if options.has_origins:
@@ -194,7 +205,7 @@ class Extras:
         return extras
 
     def _origins(self, update: Update) -> list[Json]:
-        """Origins of the tokens whose text is certain by now; the others come later."""
+        """Returns the origins of the tokens whose text is final; the others follow later."""
         if update.sample not in self._texts:
             skips_special_tokens = self._prepared.params.skip_special_tokens
             stream = self._tokenizer.stream(skip_special_tokens=skips_special_tokens)
@@ -216,6 +227,8 @@ class Extras:
 
 @dataclass
 class CompletionForm:
+    """The choices of completions."""
+
     prefix = "cmpl-"
     kind = chunk_kind = "text_completion"
 
@@ -265,8 +278,11 @@ class CompletionForm:
         return prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)
 
     def _logprobs(self, update: Update) -> Json:
-        """Log-probabilities of the new tokens, in a sample's first chunk behind the prompt's where
-        they are asked for. The prompt's first token has none."""
+        """Returns log-probabilities of the new tokens.
+
+        If those of the prompt are requested too, they come first, in a sample's first chunk. The
+        prompt's first token has none.
+        """
         written: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         if update.sample not in self._places:
             length = 0
@@ -291,13 +307,15 @@ class CompletionForm:
             written["text_offset"].append(places.next(each.token))
 
     def _top(self, each: TokenLogprob) -> dict[str, float]:
-        """The likeliest tokens and, like OpenAI, the token itself."""
+        """Returns the most likely tokens and, as OpenAI does, the token itself."""
         of_all = [*each.top, (each.token, each.logprob)]
         return {spelled(self._tokenizer, token): _finite(logprob) for token, logprob in of_all}
 
 
 @dataclass
 class ChatForm:
+    """The choices of chats."""
+
     prefix = "chatcmpl-"
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
@@ -323,7 +341,7 @@ class ChatForm:
         choice = self._choice(update) | {"delta": delta}
         if not calls or update.finish_reason is None:
             return [choice]
-        # OpenAI's client takes arguments as complete only where a later chunk has the end.
+        # OpenAI's client considers arguments complete only if a later chunk has the finish_reason.
         end = {"delta": {}, "logprobs": None, "finish_reason": choice["finish_reason"]}
         return [choice | {"finish_reason": None}, {"index": update.sample} | end]
 
@@ -338,7 +356,7 @@ class ChatForm:
         return choice | self._extras.of_whole(update, self._prepared.prompts[0])
 
     def _parts(self, update: Update) -> tuple[str, str, dict[int, Json]]:
-        """New text of the thoughts and of the content and, by number, new parts of the calls."""
+        """Returns new text of the reasoning and the content, and new parts of calls by index."""
         sample, thought, content, calls = update.sample, "", "", dict[int, Json]()
         if sample not in self._readers:
             self._readers[sample] = PartReader(self._prepared)
@@ -357,7 +375,7 @@ class ChatForm:
         return thought, content, calls
 
     def _choice(self, update: Update) -> Json:
-        """Comes after `_parts`, which makes the reader."""
+        """Returns the shared members. Call `_parts` first, which creates the reader."""
         has_logprobs = self._request.params.logprobs is not None
         has_called = update.finish_reason == "stop" and self._readers[update.sample].has_calls
         choice = {

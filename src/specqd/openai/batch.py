@@ -1,8 +1,8 @@
-"""OpenAI's batch files: a file of requests in, a file of answers out.
+"""Answers OpenAI's batch files: reads a file of requests, writes a file of answers.
 
-Owns both formats. A killed process neither loses nor repeats an answer. An answer is a function of
-its request, the model and the input file's time, so an interrupted batch ends with the lines of an
-undisturbed one. Lines stand in the order of completion.
+Owns both formats. Killing the process neither loses nor repeats an answer. An answer depends only
+on its request, the model and the modification time of the input file, so an interrupted batch that
+is resumed gives the same lines as an uninterrupted one. Lines are in order of completion.
 """
 
 import fcntl
@@ -42,8 +42,8 @@ _PARSERS: Mapping[str, Callable[[object], Request | ResponsesRequest]] = {
     "/v1/chat/completions": chat_request,
     "/v1/responses": responses_request,
 }
-_HEAD = b'{"id": "batch_req_'  # of every line that we write
-_MOST_SUBMITTED = 64  # samples: more than the engine's batch, so that no place stays empty
+_HEAD = b'{"id": "batch_req_'  # every output line begins like this
+_MOST_SUBMITTED = 64  # samples; more than the engine's batch, so that the batch stays full
 
 Progress = Callable[[int, int], None]
 GrammarOf = Callable[[Prepared], MakeGrammar | None]
@@ -51,17 +51,18 @@ GrammarOf = Callable[[Prepared], MakeGrammar | None]
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """A line of the input."""
+    """A line of the input file."""
 
     custom_id: str
     key: str  # a digest of the line and the model's name
-    asked: Request | ResponsesRequest
-    problem: RequestError | None  # why it has no answer
+    parsed: Request | ResponsesRequest
+    problem: RequestError | None  # why it cannot be answered
     line: bytes
 
     @property
     def request(self) -> Request:
-        return self.asked.chat if isinstance(self.asked, ResponsesRequest) else self.asked
+        """The request as a completion or chat."""
+        return self.parsed.chat if isinstance(self.parsed, ResponsesRequest) else self.parsed
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +70,13 @@ class Batch:
     """All requests of an input file."""
 
     path: Path
-    model: str  # its name in the answers
-    created: int  # seconds since 1970, when the input was last written
+    model: str  # the model's name in the answers
+    created: int  # when the input was last modified, in seconds since 1970
     requests: tuple[BatchRequest, ...]
 
 
 def read_batch(path: Path, model: str) -> Batch:
-    """The requests of an input file, checked; raises RequestError with the first bad line."""
+    """Reads and checks an input file. Raises RequestError, which names the first wrong line."""
     with path.open("rb") as file:
         created = int(os.fstat(file.fileno()).st_mtime)
         requests: dict[str, BatchRequest] = {}
@@ -87,24 +88,30 @@ def read_batch(path: Path, model: str) -> Batch:
                 request = read_request(line, model)
                 if request.custom_id in first:
                     where = f"line {first[request.custom_id]}"
-                    raise RequestError(f"custom_id: {shown(request.custom_id)} is that of {where}")
+                    raise RequestError(
+                        f"custom_id: {shown(request.custom_id)} is used by {where} too; "
+                        "give each request its own"
+                    )
             except RequestError as error:
                 raise RequestError(f"{path}:{number}: {error}") from error
             first[request.custom_id] = number
             requests[request.custom_id] = request
     if not requests:
         raise RequestError(
-            f"{path}: has no request; a line is an object with {', '.join(_MEMBERS)}"
+            f"{path}: has no request; write one object with {', '.join(_MEMBERS)} per line"
         )
     return Batch(path, model, created, tuple(requests.values()))
 
 
 def read_request(line: bytes, model: str) -> BatchRequest:
-    """A line of the input, checked; raises RequestError. model: its name in the answers."""
+    """Reads and checks a line of the input. Raises RequestError.
+
+    model: the model's name in the answers.
+    """
     try:
         entry = read_json(line)
     except (ValueError, RecursionError) as error:
-        problem = f"is not JSON in UTF-8{place_of(error)}; write one request a line"
+        problem = f"is not JSON in UTF-8{place_of(error)}; write one request per line"
         raise RequestError(problem) from error
     if not isinstance(entry, dict):
         raise RequestError(f"is not an object with {', '.join(_MEMBERS)}")
@@ -113,20 +120,20 @@ def read_request(line: bytes, model: str) -> BatchRequest:
             raise RequestError(f"{shown(name)}: is not known; a line has {', '.join(_MEMBERS)}")
     custom_id, url = entry.get("custom_id"), entry.get("url")
     if not isinstance(custom_id, str) or not custom_id:
-        raise RequestError(f"custom_id: {shown(custom_id)} is not a text that names the request")
+        raise RequestError(f"custom_id: {shown(custom_id)} is not a string that names the request")
     if entry.get("method") != "POST":
         raise RequestError(f'method: {shown(entry.get("method"))} is not "POST"')
     if not isinstance(url, str) or url not in _PARSERS:
         raise RequestError(f"url: {shown(url)} is not supported; known: {', '.join(_PARSERS)}")
     try:
-        asked = _PARSERS[url](entry.get("body"))
+        parsed = _PARSERS[url](entry.get("body"))
     except RequestError as error:
         raise RequestError(f"body.{error}".replace("body.body:", "body:")) from error
     content = json.dumps([model, entry], sort_keys=True)
     key = sha256(content.encode()).hexdigest()[:32]
-    request = BatchRequest(custom_id, key, asked, None, line)
+    request = BatchRequest(custom_id, key, parsed, None, line)
     if request.request.options.is_streamed:
-        raise RequestError("body.stream: true; the answers of a batch are not streamed")
+        raise RequestError("body.stream: answers of a batch cannot be streamed; leave it out")
     try:
         check_characters(entry["body"], line)
     except RequestError as error:
@@ -135,24 +142,24 @@ def read_request(line: bytes, model: str) -> BatchRequest:
 
 
 class Sink(Protocol):
-    """Takes answers as they are made."""
+    """Receives answers as soon as they are complete."""
 
-    done: set[str]  # custom_ids that have an answer
+    done: set[str]  # the custom_ids of requests that have an answer
 
     def append(self, answers: Mapping[str, Json]) -> None:
-        """Adds answers by custom_id."""
+        """Adds answers, given by custom_id."""
         ...
 
 
 class Answers:
-    """The output file in progress: whole lines, on the disk before they count as done."""
+    """The output file in progress. Lines are on the disk before they count as done."""
 
     def __init__(self, file: BinaryIO, done: Collection[str]) -> None:
         self.done = set(done)  # custom_ids
         self._file = file
 
     def append(self, answers: Mapping[str, Json]) -> None:
-        """Adds lines by custom_id. They are on the disk when this returns."""
+        """Adds lines, given by custom_id. They are on the disk when this returns."""
         lines = [json.dumps(answer) + "\n" for answer in answers.values()]
         with naming_file(Path(self._file.name)):
             self._file.write("".join(lines).encode())
@@ -163,19 +170,19 @@ class Answers:
 
 @contextmanager
 def open_answers(path: Path, batch: Batch) -> Iterator[Answers]:
-    """The output file, new or as an earlier run left it, without a line that was cut off.
+    """Opens a new output file, or one of an earlier run, and removes an incomplete last line.
 
-    Raises RequestError where it answers another batch, or where another process writes to it.
+    Raises RequestError if the file answers another batch or another process is writing to it.
     """
     is_new = not path.exists()
     if not is_new and not path.is_file():
-        raise RequestError(f"{path}: is not a file; name one to write answers to")
+        raise RequestError(f"{path}: is not a file; name a file for the answers")
     with _named_file(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise RequestError(
-                f"{path}: another process is writing it; wait for its end"
+                f"{path}: another process is writing to it; wait until it has ended"
             ) from error
         if is_new:
             sync(path.absolute().parent)
@@ -185,7 +192,7 @@ def open_answers(path: Path, batch: Batch) -> Iterator[Answers]:
 
 @contextmanager
 def _named_file(path: Path) -> Iterator[BinaryIO]:
-    """The file. Its errors name it, also that of its end, which tries again what was refused."""
+    """Opens the file. Its errors name it, even when closing it repeats a write that failed."""
     file = path.open("a+b")
     try:
         yield file
@@ -195,7 +202,7 @@ def _named_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def _read_answers(file: BinaryIO, path: Path, batch: Batch) -> list[str]:
-    """The custom_ids of whole lines; removes a last line that was cut off."""
+    """Returns the custom_ids of complete lines. Removes an incomplete last line."""
     keys = {request.custom_id: request.key for request in batch.requests}
     done: list[str] = []
     whole = 0
@@ -212,8 +219,8 @@ def _read_answers(file: BinaryIO, path: Path, batch: Batch) -> list[str]:
         custom_id, request_id = _named(line, where)
         if request_id != f"batch_req_{keys.get(custom_id)}":
             raise RequestError(
-                f"{where}: answers another request or model than {shown(custom_id)} of "
-                f"{batch.path} to {batch.model}; name another file"
+                f"{where}: answers a request {shown(custom_id)} that is not in {batch.path} for "
+                f"{batch.model}; name another file"
             )
         done.append(custom_id)
     return done
@@ -229,7 +236,7 @@ def _named(line: bytes, where: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A request in the engine."""
+    """A request that the engine is answering."""
 
     line: BatchRequest
     prepared: Prepared
@@ -245,16 +252,17 @@ class _Running:
 
 
 def answer_batch(llm: LLM, batch: Batch, answers: Sink, progress: Progress) -> int:
-    """Answers the requests that have no answer yet; returns the number that was refused.
+    """Answers the requests that have no answer yet; returns how many of them got an error.
 
-    Each answer equals that of the request alone. Where only the model can refuse a request, such as
-    one with too long a prompt, the answer is an error.
+    Each answer equals that of the request alone. A request that this model cannot run, such as one
+    with too long a prompt, gets an error as its answer. Raises RequestError if the batch has chats
+    and the model has no chat template, or if it has grammars and llguidance is not installed.
     """
     asks_chats = any(isinstance(each.request, ChatRequest) for each in batch.requests)
     if asks_chats and not llm.tokenizer.has_chat_template:
         raise RequestError(
-            f"{batch.path}: asks for chats, and {batch.model} has no chat template; ask for "
-            "/v1/completions, or another model"
+            f"{batch.path}: has chats, but {batch.model} has no chat template; use "
+            "/v1/completions or another model"
         )
     grammar_of = _grammar_of(llm, batch)
     waiting = deque(each for each in batch.requests if each.custom_id not in answers.done)
@@ -267,7 +275,7 @@ def answer_batch(llm: LLM, batch: Batch, answers: Sink, progress: Progress) -> i
                 line = waiting.popleft()
                 try:
                     running.append(_submit(llm, line, grammar_of))
-                except (RequestError, TokenizerError) as error:  # the latter: a template failed
+                except (RequestError, TokenizerError) as error:  # TokenizerError: a template failed
                     answers.append({line.custom_id: _refusal(line, error)})
                     refused += 1
             llm.engine.step()
@@ -284,14 +292,14 @@ def answer_batch(llm: LLM, batch: Batch, answers: Sink, progress: Progress) -> i
 
 
 def _grammar_of(llm: LLM, batch: Batch) -> GrammarOf | None:
-    """None where no request has a grammar; only grammars need llguidance."""
+    """Returns None if no request has a grammar: only grammars need llguidance."""
     if not any(each.request.has_rules for each in batch.requests):
         return None
     try:
         from specqd.openai.grammar import JsonGrammars
     except ImportError as error:
         raise RequestError(
-            f"{batch.path}: response_format and tools need llguidance: pip install 'specqd[serve]'"
+            f"{batch.path}: response_format and tools need llguidance; pip install 'specqd[serve]'"
         ) from error
     eos = sorted(llm.engine.eos_token_ids)
     return JsonGrammars(llm.tokenizer, llm.model.vocabulary, eos).of_request
@@ -301,7 +309,7 @@ def _submit(llm: LLM, line: BatchRequest, grammar_of: GrammarOf | None) -> _Runn
     if line.problem is not None:
         raise line.problem
     prepared = Prepared.of(line.request, llm.tokenizer)
-    if prepared.params.seed is None:  # from the line, so that each run gives the same answer
+    if prepared.params.seed is None:  # a digest of the line, so that each run gives this answer
         prepared = replace(prepared, params=replace(prepared.params, seed=int(line.key[:15], 16)))
     make_grammar = grammar_of(prepared) if grammar_of is not None else None
     defaults = llm.defaults.with_openai_temperature()
@@ -319,14 +327,14 @@ def _line(running: _Running, batch: Batch, llm: LLM) -> Json:
         if running.error is not None:
             raise running.error
         whole = answer.whole([Update.of(i, sample) for i, sample in enumerate(samples)])
-    except SpecqdError as error:  # also the tokenizer's, at log-probabilities' tokens
+    except SpecqdError as error:  # also the tokenizer's, from spelling tokens
         return _refusal(line, error)
     return _response(line, 200, whole)
 
 
 def _reply(line: BatchRequest, prepared: Prepared, usage: Usage, batch: Batch, llm: LLM) -> Reply:
-    if isinstance(line.asked, ResponsesRequest):
-        echoed = line.asked.echoed(llm.defaults.with_openai_temperature())
+    if isinstance(line.parsed, ResponsesRequest):
+        echoed = line.parsed.echoed(llm.defaults.with_openai_temperature())
         return ResponsesAnswer(
             batch.model,
             usage,
@@ -341,6 +349,7 @@ def _reply(line: BatchRequest, prepared: Prepared, usage: Usage, batch: Batch, l
 
 
 def is_refused(answer: Json) -> bool:
+    """Returns whether an output line is an error."""
     return bool(answer["response"]["status_code"] != 200)
 
 

@@ -1,4 +1,4 @@
-"""OpenAI's JSON of an error."""
+"""Writes OpenAI's JSON of an error."""
 
 from typing import Any
 
@@ -8,15 +8,15 @@ Json = dict[str, Any]
 
 
 def refusal(message: str, kind: str, param: str | None = None, code: str | None = None) -> Json:
-    """The body of an answer to a request that cannot be run."""
+    """Returns the body of the answer to a request that cannot be run."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def param_of(error: SpecqdError) -> str | None:
-    """The field that is wrong, if it is known."""
+    """Returns the name of the wrong field, or None if it is not known."""
     return error.field if isinstance(error, FieldError) else None
 
 
 def code_of(error: SpecqdError) -> str | None:
-    """OpenAI's error code, for the errors that clients handle by code."""
+    """Returns OpenAI's error code if clients handle this error by its code, else None."""
     return "context_length_exceeded" if isinstance(error, TooLongError) else None

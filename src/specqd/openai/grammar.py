@@ -1,6 +1,6 @@
-"""Grammars for JSON schemas, patterns and tool calls, by llguidance, with bounds.
+"""Makes grammars for JSON schemas, patterns and tool calls with llguidance, within bounds.
 
-Knows schemas and tokens; knows nothing of the levels that ask for masks along their proposals.
+Knows schemas and tokens. Knows nothing of the levels that request masks for their proposals.
 """
 
 import json
@@ -19,14 +19,14 @@ from specqd.text.tokenizer import Tokenizer
 
 MOST_SCHEMA_CHARACTERS = 1 << 16
 DEEPEST_SCHEMA = 32
-# llguidance's units for a schema's patterns, a tenth of its default: 0.2 s at most. Schemas of
+# llguidance's work limit for a schema's patterns: a tenth of its default, at most 0.2 s. Schemas of
 # MOST_SCHEMA_CHARACTERS with common patterns need less than half of it.
 _LEXER_FUEL = 100_000
-_TOOLS = "tools"  # a field of requests
+_TOOLS = "tools"  # the field's name in errors
 
 
 class JsonGrammars:
-    """Grammars over one tokenizer. The first of them builds its tables."""
+    """Makes grammars over one tokenizer. The first grammar builds the tokenizer's tables."""
 
     def __init__(
         self, tokenizer: Tokenizer, vocabulary: int, eos_token_ids: SequenceOf[int]
@@ -37,10 +37,10 @@ class JsonGrammars:
         self._tables: llguidance.LLTokenizer | None = None
 
     def of_request(self, prepared: Prepared) -> MakeGrammar | None:
-        """A maker of one grammar a sample; None where the request has none. Raises FieldError
-        where a grammar cannot be built.
+        """Returns a function that makes one grammar per sample, or None if the request has none.
 
-        Takes up to 1 s: do not call it on the event loop or between rounds.
+        Raises FieldError if a grammar cannot be built. Takes up to 1 s: do not call it on the event
+        loop or between rounds.
         """
         options, use = prepared.request.options, prepared.tool_use
         schema, field = options.schema, options.rules_field
@@ -58,15 +58,20 @@ class JsonGrammars:
         return self._of_rules(lambda: llguidance.LLMatcher.grammar_from_lark(rules), _TOOLS)
 
     def of_schema(self, schema: dict[str, Any], field: str = "response_format") -> MakeGrammar:
-        """See of_request. field: the name for errors."""
+        """Makes grammars of a schema; see of_request. Errors name `field`."""
         check_bounds([schema], field)
         written = llguidance.LLMatcher.grammar_from_json_schema
         return self._of_rules(lambda: written(schema), field)
 
     def of_pattern(self, pattern: str, field: str) -> MakeGrammar:
-        """See of_request. The whole text must match. field: the name for errors."""
+        """Makes grammars of a regular expression that the whole text must match; see of_request.
+
+        Errors name `field`.
+        """
         if len(pattern) > MOST_SCHEMA_CHARACTERS:
-            raise FieldError(field, f"is longer than {MOST_SCHEMA_CHARACTERS} characters")
+            raise FieldError(
+                field, f"is longer than {MOST_SCHEMA_CHARACTERS} characters; make it shorter"
+            )
         written = llguidance.LLMatcher.grammar_from_regex
         return self._of_rules(lambda: written(pattern), field, "pattern")
 
@@ -76,18 +81,20 @@ class JsonGrammars:
             tokens = self._tokens(field)
             matcher = llguidance.LLMatcher(tokens, write(), log_level=0, limits=limits)
             first = matcher.deep_copy()
-            bits = first.compute_bitmask()  # the costliest mask: here it delays no other request
+            bits = first.compute_bitmask()  # the slowest mask; here it delays no other request
         except ValueError as error:
-            raise _unfollowable(error, field, kind) from error
+            raise _not_enforceable(error, field, kind) from error
         if first.is_error():
-            raise _unfollowable(first.get_error(), field, kind)
+            raise _not_enforceable(first.get_error(), field, kind)
         words = -(-self._vocabulary // 32)
         mask = np.frombuffer(bits, np.uint32)[:words]
         return lambda: JsonGrammar(matcher, mask)
 
     def _tokens(self, field: str) -> llguidance.LLTokenizer:
         if not self._eos:
-            raise FieldError(field, "the model has no end token, which a text with rules needs")
+            raise FieldError(
+                field, "this model has no end token, which restricted text needs; leave it out"
+            )
         if self._tables is None:
             self._tables = llguidance.LLTokenizer(
                 self._tokenizer.to_json(), n_vocab=self._vocabulary, eos_token=self._eos
@@ -96,7 +103,7 @@ class JsonGrammars:
 
 
 class JsonGrammar:
-    """A Grammar of one sample. Masks along a proposal leave its accepted tokens as they are."""
+    """The Grammar of one sample. Computing masks for a proposal keeps the accepted tokens."""
 
     def __init__(self, fresh: llguidance.LLMatcher, first: NDArray[np.uint32]) -> None:
         """first: the mask of the first token."""
@@ -104,8 +111,8 @@ class JsonGrammar:
         self._matcher = fresh.deep_copy()
         self._words = len(first)
         self._accepted: list[int] = []
-        self._ahead: list[int] = []  # tokens that the matcher has read beyond the accepted ones
-        # By tokens ahead.
+        self._ahead: list[int] = []  # tokens that the matcher has read after the accepted ones
+        # The masks computed so far, by the tokens ahead.
         self._rows: dict[tuple[int, ...], NDArray[np.uint32] | None] = {(): first}
 
     def accept(self, token: int) -> None:
@@ -118,7 +125,7 @@ class JsonGrammar:
         self._matcher.consume_token(token)
 
     def masks(self, proposal: SequenceOf[int]) -> NDArray[np.uint32]:
-        """See Grammar. Allows nothing once llguidance has given up on the text."""
+        """Returns masks as Grammar says. They allow no token after llguidance has given up."""
         masks = np.full((len(proposal) + 1, self._words), 0xFFFFFFFF, np.uint32)
         for length in range(len(proposal) + 1):
             ahead = tuple(proposal[:length])
@@ -131,7 +138,7 @@ class JsonGrammar:
         return masks
 
     def _row(self, ahead: tuple[int, ...]) -> NDArray[np.uint32] | None:
-        """None where the tokens ahead break the rules."""
+        """Returns the mask after the tokens ahead, or None if these break the rules."""
         pairs = zip(self._ahead, ahead, strict=False)
         self._go_back(next((i for i, (a, b) in enumerate(pairs) if a != b), len(ahead)))
         for token in ahead[len(self._ahead) :]:
@@ -143,12 +150,12 @@ class JsonGrammar:
         allowed = self._allowed()
         if allowed is None:
             if ahead:
-                self._start_again()  # wrong tokens ahead must not end the text
+                self._start_again()  # a rejected proposal must not end the text
             return np.zeros(self._words, np.uint32)
         return allowed
 
     def _allowed(self) -> NDArray[np.uint32] | None:
-        """None where llguidance has given up for good, since the text takes too much work."""
+        """Returns the next mask, or None if llguidance has given up on a text of too much work."""
         if self._matcher.is_error():
             return None
         try:
@@ -173,12 +180,12 @@ class JsonGrammar:
 
 
 def check_bounds(schemas: SequenceOf[Mapping[str, Any]], field: str) -> None:
-    """Raises FieldError where schemas have remote references, or are too deep or too long."""
+    """Raises FieldError if schemas have remote references, are nested too deeply or too long."""
     level: list[Any] = list(schemas)
     for _ in range(DEEPEST_SCHEMA):
         for each in level:
             if isinstance(each, dict) and not _is_local(each.get("$ref")):
-                raise FieldError(field, "the schema refers elsewhere; begin each $ref with #")
+                raise FieldError(field, "a $ref points outside the schema; begin each with #")
         level = [
             inner
             for each in level
@@ -190,14 +197,17 @@ def check_bounds(schemas: SequenceOf[Mapping[str, Any]], field: str) -> None:
             field, f"the schema is nested deeper than {DEEPEST_SCHEMA}; make it flatter"
         )
     if sum(len(json.dumps(schema)) for schema in schemas) > MOST_SCHEMA_CHARACTERS:
-        raise FieldError(field, f"the schema is longer than {MOST_SCHEMA_CHARACTERS} characters")
+        raise FieldError(
+            field,
+            f"the schema is longer than {MOST_SCHEMA_CHARACTERS} characters; make it shorter",
+        )
 
 
 def _is_local(reference: object) -> bool:
     return not isinstance(reference, str) or reference.startswith("#")
 
 
-def _unfollowable(error: object, field: str, kind: str) -> FieldError:
-    lines = str(error).splitlines() or ["it is not understood"]
+def _not_enforceable(error: object, field: str, kind: str) -> FieldError:
+    lines = str(error).splitlines() or ["llguidance does not say why"]
     found = next((each for each in lines if each.startswith("error: ")), lines[0])
-    return FieldError(field, f"the {kind} cannot be followed: {found[:300]}")
+    return FieldError(field, f"the {kind} cannot be enforced: {found[:300]}")

@@ -1,5 +1,7 @@
-"""JSON of requests, with text that UTF-8 can hold. JSON can spell halves of characters (lone
-surrogates), which no tokenizer, digest or answer can encode."""
+"""Reads the JSON of requests, and rejects lone surrogates.
+
+JSON can spell these halves of characters, but no tokenizer, digest or answer can encode them.
+"""
 
 import json
 import re
@@ -14,31 +16,31 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def read_json(body: bytes | str, object_of: ObjectOf | None = None) -> object:
-    """Raises ValueError or RecursionError for what is not JSON in UTF-8.
+    """Parses JSON in UTF-8. Raises ValueError or RecursionError for anything else.
 
-    object_of: makes each object of its members.
+    object_of: turns the members of each object into its value.
     """
     text = body if isinstance(body, str) else body.decode("utf-8-sig")
     return json.loads(text, object_hook=object_of)
 
 
 def place_of(error: Exception) -> str:
-    """The place where JSON is wrong, to go behind a message; empty where that is not known."""
+    """Returns where the JSON is wrong, as the end of a message, or "" if that is not known."""
     if not isinstance(error, json.JSONDecodeError):
         return ""
     return f" (line {error.lineno}, column {error.colno})"
 
 
 def check_characters(value: object, written: bytes | str) -> None:
-    """Raises RequestError where a text in JSON's value has a lone surrogate. written: the JSON."""
+    """Raises RequestError if a string in `value` has a lone surrogate. written: the JSON text."""
     text = written if isinstance(written, str) else written.decode()
     if _ESCAPE.search(text) and _SURROGATE.search(json.dumps(value, ensure_ascii=False)):
         raise RequestError(
             "the body is not valid Unicode: it has half a character (a lone surrogate such as "
-            "\\ud83d); send whole characters"
+            "\\ud83d); send complete characters"
         )
 
 
 def escaped(text: str) -> str:
-    """JSON with its lone surrogates, which stand in strings only, written as escapes."""
+    """Writes the lone surrogates of JSON text, which occur only in strings, as escapes."""
     return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

@@ -1,5 +1,7 @@
-"""The parts of a chat's answer in the order in which the model writes them: thoughts, content and
-calls of tools. Knows updates; knows no form of an answer."""
+"""Splits a chat's answer into reasoning, content and tool calls, in the order of the model's text.
+
+Knows updates. Does not know in which form they are sent.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,6 +19,8 @@ Step = Literal["begin", "more", "end", "cut"]  # cut: the text ends within the b
 
 @dataclass(frozen=True, slots=True)
 class Thought:
+    """New text of the reasoning."""
+
     text: str
 
 
@@ -36,16 +40,16 @@ class PartReader:
 
     @property
     def has_calls(self) -> bool:
-        """Whether the text has a whole call."""
+        """Whether the text so far has a complete call."""
         return self._tools is not None and self._tools.num_calls > 0
 
     def read(self, update: Update) -> list[Part]:
-        """The parts that became certain with this update."""
+        """Returns the parts that this update made final."""
         is_last = update.finish_reason is not None
         parts: list[Part] = []
         text = update.text
         if self._channels is not None:
-            text, thought = self._channels.told_apart(text, is_last=is_last)
+            text, thought = self._channels.split(text, is_last=is_last)
             parts += [Thought(thought)] if thought else []
         if self._tools is None:
             return [*parts, text] if text else parts
@@ -57,25 +61,25 @@ class PartReader:
 
 @dataclass(slots=True)
 class Block:
-    """Adjacent parts of one kind; a call is a block of its own."""
+    """Adjacent parts of one kind. Each call is a block of its own."""
 
     index: int
     kind: Kind
-    name: str = ""  # of a call's function
+    name: str = ""  # the function of a call
     pieces: list[str] = field(default_factory=list)
 
     @property
     def text(self) -> str:
-        """A call's is its arguments."""
+        """The block's text so far; for a call, its arguments."""
         return "".join(self.pieces)
 
 
 class BlockReader:
-    """Reads one sample as blocks, one after the other. An answer has at least one block."""
+    """Reads one sample as consecutive blocks. An answer has at least one block."""
 
     def __init__(self, prepared: Prepared) -> None:
         self._reader = PartReader(prepared)
-        self._open: tuple[Block, int] | None = None  # with the call's number
+        self._open: tuple[Block, int] | None = None  # with the call's index, or -1
         self._count = 0
 
     @property
@@ -83,9 +87,9 @@ class BlockReader:
         return self._reader.has_calls
 
     def read(self, update: Update) -> Iterator[tuple[Step, Block, str]]:
-        """Steps with their blocks and, where there is more of a block, its new text."""
+        """Yields steps with their blocks and, for "more", the new text."""
         for part in self._reader.read(update):
-            kind, name, text, number = _taken_apart(part)
+            kind, name, text, number = _members_of(part)
             if self._open is None or (self._open[0].kind, self._open[1]) != (kind, number):
                 yield from self._end()
                 yield from self._begin(kind, name, number)
@@ -108,8 +112,8 @@ class BlockReader:
             yield step, block, ""
 
 
-def _taken_apart(part: Part) -> tuple[Kind, str, str, int]:
-    """Kind, function's name, text and, of a call, its number."""
+def _members_of(part: Part) -> tuple[Kind, str, str, int]:
+    """Returns the kind, the function's name, the text and the call's index, or -1."""
     if isinstance(part, CallPiece):
         return "call", part.name or "", part.arguments, part.index
     if isinstance(part, Thought):
@@ -118,6 +122,6 @@ def _taken_apart(part: Part) -> tuple[Kind, str, str, int]:
 
 
 def id_of(prefix: str, key: str, *places: int) -> str:
-    """The id of a part of the answer with this key."""
+    """Returns the id of a part of the answer that has this key."""
     digest = sha256(".".join([key, *map(str, places)]).encode()).hexdigest()
     return prefix + digest[:24]

@@ -1,9 +1,9 @@
-"""Bodies of OpenAI's completion and chat requests, checked. Knows no models and no transport.
+"""Checks the bodies of OpenAI's completion and chat requests. Knows no models and no transport.
 
-Some of vLLM's fields are known too: those of SamplingParams, min_tokens (only with ignore_eos),
-continuous_usage_stats, return_token_ids, cache_salt and chat_template_kwargs; and three of ours:
-return_origins, return_progress and draft. Where sampling fields are absent, the model's
-recommendation applies, else OpenAI's temperature of 1. Errors name the field.
+Also accepts some of vLLM's fields: those of SamplingParams, min_tokens (only with ignore_eos),
+continuous_usage_stats, return_token_ids, cache_salt and chat_template_kwargs; and three fields of
+this server: return_origins, return_progress and draft. For sampling fields that are absent, the
+model's recommendation applies, or else OpenAI's temperature of 1. Errors name the field.
 """
 
 from collections.abc import Mapping
@@ -29,16 +29,17 @@ from specqd.text.tokenizer import Tokenizer
 
 MOST_PROMPTS = 256
 MOST_LOGPROBS = 20
-MOST_PROMPT_LOGPROBS = 1 << 18  # in one answer: writing them takes 0.25 s
+MOST_PROMPT_LOGPROBS = 1 << 18  # in one answer; writing them takes 0.25 s
 
-_COMPLETION_TOKENS = 16  # OpenAI's default for completions; chats run to the context's end
+_COMPLETION_TOKENS = 16  # OpenAI's default for completions; chats may fill the context
 
 _COMPLETION = SHARED | {"prompt", "echo", "best_of", "suffix"}
 _CHAT = SHARED | set(openai_tools.FIELDS)
 _CHAT |= {"messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"}
 _CHAT |= {"reasoning_effort"}
-_SET_BY_US = ("add_generation_prompt", "documents", "messages", "self", "tools")  # in templates
-_WITH_CONTENT = ("system", "user", "tool")  # roles; an assistant may call tools and say nothing
+# Template variables that requests cannot set.
+_RESERVED = ("add_generation_prompt", "documents", "messages", "self", "tools")
+_WITH_CONTENT = ("system", "user", "tool")  # roles; an assistant may call tools without content
 
 Message = Mapping[str, Any]
 
@@ -50,8 +51,8 @@ class CompletionRequest:
     prompts: tuple[str | tuple[int, ...], ...]  # texts or token ids
     params: SamplingParams
     options: Options = field(default_factory=Options)
-    has_echo: bool = False  # the prompt stands before the text
-    is_only_echo: bool = False  # max_tokens is 0; the one token that the engine makes is left out
+    has_echo: bool = False  # the answer's text begins with the prompt
+    is_only_echo: bool = False  # max_tokens is 0: the one token that the engine makes is omitted
 
     @property
     def is_prompt_scored(self) -> bool:
@@ -64,7 +65,7 @@ class CompletionRequest:
         return self.options.has_rules
 
     def encoded(self, tokenizer: Tokenizer) -> list[list[int]]:
-        """The prompts' ids. The model may still refuse some."""
+        """Returns the token ids of the prompts. Does not check whether the model accepts them."""
         return [
             tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
             for prompt in self.prompts
@@ -88,18 +89,20 @@ class ChatRequest:
         return has_tool_rules or self.options.has_rules
 
     def check_rules(self) -> None:
-        """Raises FieldError where no text could follow them all."""
+        """Raises FieldError if no text could follow all rules at once."""
         if self.tool_use is None or not self.options.has_rules:
             return
         field = self.options.rules_field
         if self.tool_use.must_call:
-            why = "tool_choice demands a call, which is no such"
-            raise FieldError(field, f"{why} text; drop one")
+            raise FieldError(field, "conflicts with tool_choice, which requires a call; remove one")
         if self.options.pattern is not None:
-            raise FieldError(field, "does not go with tools; drop one")
+            raise FieldError(field, "cannot be combined with tools; remove one")
 
     def encoded(self, tokenizer: Tokenizer) -> list[list[int]]:
-        """The one prompt's ids. Runs the model's template; raises TokenizerError where it fails."""
+        """Renders the one prompt with the model's template, and returns its token ids.
+
+        Raises RequestError if the template rejects it, TokenizerError if it fails.
+        """
         tools = [tool.described() for tool in self.tool_use.tools] if self.tool_use else None
         return [tokenizer.chat(self.messages, tools=tools, **self.template_variables)]
 
@@ -114,13 +117,16 @@ class Prepared:
     request: Request
     prompts: list[list[int]]
     params: SamplingParams
-    call_form: CallForm | None = None  # where tools may be called
-    has_channels: bool = False  # its texts mark thoughts and answer
+    call_form: CallForm | None = None  # None: no tools
+    has_channels: bool = False  # the text marks its reasoning and its answer
 
     @classmethod
     def of(cls, request: Request, tokenizer: Tokenizer) -> "Prepared":
-        """Raises RequestError where this model cannot do it, TokenizerError where its chat
-        template fails."""
+        """Tokenizes the prompts.
+
+        Raises RequestError if this model cannot run the request, TokenizerError if its chat
+        template fails.
+        """
         form, params = None, request.params
         is_free_chat = isinstance(request, ChatRequest) and not request.has_rules
         is_channeled = is_free_chat and has_channels(tokenizer)
@@ -132,14 +138,17 @@ class Prepared:
         if params.prompt_logprobs is not None:
             count = sum(map(len, prompts)) * params.n * (1 + params.prompt_logprobs)
             if count > MOST_PROMPT_LOGPROBS:
-                most = f"{count} log-probabilities of prompts; {MOST_PROMPT_LOGPROBS} are the most"
-                raise FieldError("echo", f"asks for {most}; lower logprobs, or send fewer prompts")
+                raise FieldError(
+                    "echo",
+                    f"requests {count} log-probabilities of prompts, but at most "
+                    f"{MOST_PROMPT_LOGPROBS} are allowed; lower logprobs, or send fewer prompts",
+                )
         return cls(request, prompts, params, form, is_channeled)
 
     def for_engine(
         self, defaults: Defaults, make_grammar: MakeGrammar | None, cache_salt: str
     ) -> GenerationRequest:
-        """defaults: the model's own recommendation, for what the request leaves open."""
+        """Returns the engine's request. defaults: applied to fields that the request omits."""
         options = self.request.options
         return GenerationRequest(
             self.prompts,
@@ -160,7 +169,7 @@ class Prepared:
 
 
 def completion_request(body: object) -> CompletionRequest:
-    """The request in a body of /v1/completions; raises FieldError."""
+    """Reads a body of /v1/completions. Raises RequestError, mostly FieldError."""
     fields = Fields.of(body, _COMPLETION)
     logprobs = fields.whole("logprobs", 0, MOST_LOGPROBS)
     has_echo = fields.flag("echo")
@@ -171,26 +180,26 @@ def completion_request(body: object) -> CompletionRequest:
         params = replace(params, prompt_logprobs=logprobs)
     request = CompletionRequest(_prompts(fields), params, options, has_echo, most == 0)
     if fields.text("suffix"):
-        raise FieldError("suffix", "insertion before a suffix is not supported; leave it out")
+        raise FieldError("suffix", "is not supported; leave it out")
     if fields.whole("best_of", 1, MOST_SAMPLES) not in (None, request.params.n):
-        raise FieldError("best_of", "must equal n; samples are not ranked")
+        raise FieldError("best_of", "must equal n, because samples are not ranked")
     return request
 
 
 def chat_request(body: object) -> ChatRequest:
-    """The request in a body of /v1/chat/completions; raises FieldError."""
+    """Reads a body of /v1/chat/completions. Raises RequestError, mostly FieldError."""
     fields = Fields.of(body, _CHAT)
     completion, most = fields.whole("max_completion_tokens", 1, MOST_INT32), _most_tokens(fields)
     if completion is not None and most is not None:
-        raise FieldError("max_tokens", "max_completion_tokens means the same; give one of them")
+        raise FieldError("max_tokens", "means the same as max_completion_tokens; give one of them")
     most = completion or most
     has_logprobs = fields.flag("logprobs")
     top = fields.whole("top_logprobs", 0, MOST_LOGPROBS)
     if top is not None and not has_logprobs:
-        raise FieldError("top_logprobs", "goes with logprobs: true")
+        raise FieldError("top_logprobs", "needs logprobs: true")
     tool_use, options = openai_tools.tool_use(fields), options_of(fields, most)
     if tool_use is not None and tool_use.has_rules and fields.flag("ignore_eos"):
-        raise FieldError("ignore_eos", "text that follows a schema ends by itself; leave it out")
+        raise FieldError("ignore_eos", "restricted text ends by itself; leave it out")
     request = ChatRequest(
         messages_of(fields),
         sampling_params(fields, most, (top or 0) if has_logprobs else None),
@@ -203,15 +212,15 @@ def chat_request(body: object) -> ChatRequest:
 
 
 def template_variables(fields: Fields) -> dict[str, Any]:
-    """Variables for the chat template."""
+    """Reads chat_template_kwargs, variables for the chat template by name. Raises FieldError."""
     variables = fields.object("chat_template_kwargs") or {}
-    if taken := set(_SET_BY_US) & set(variables):
-        raise FieldError("chat_template_kwargs", f"{min(taken)} cannot be set here")
+    if reserved := set(_RESERVED) & set(variables):
+        raise FieldError("chat_template_kwargs", f"{min(reserved)} cannot be set; leave it out")
     return variables
 
 
 def effort_variable(fields: Fields, name: str = "reasoning_effort") -> dict[str, Any]:
-    """The effort as gpt-oss's template takes it; the templates of others ignore it."""
+    """Reads the effort as the variable of gpt-oss's template. Other templates ignore it."""
     effort = fields.text(name)
     return {} if effort is None else {"reasoning_effort": effort}
 
@@ -221,16 +230,16 @@ def _most_tokens(fields: Fields, least: int = 1) -> int | None:
 
 
 def _prompts(fields: Fields) -> tuple[str | tuple[int, ...], ...]:
-    """A text, a list of texts, a list of token ids or a list of such lists."""
+    """Reads a string, a list of strings, a list of token ids or a list of such lists."""
     prompt = fields.get("prompt")
     if isinstance(prompt, str):
         return (prompt,)
     if not isinstance(prompt, list) or not prompt:
-        raise fields.wrong("prompt", "a text, a list of token ids, or a list of either")
+        raise fields.wrong("prompt", "a string, a list of token ids, or a list of either")
     if type(prompt[0]) is int:
         return (fields.token_ids("prompt"),)
     if len(prompt) > MOST_PROMPTS:
-        raise FieldError("prompt", f"{len(prompt)} prompts; {MOST_PROMPTS} are the most")
+        raise FieldError("prompt", f"has {len(prompt)} prompts; give at most {MOST_PROMPTS}")
     return tuple(
         each if isinstance(each, str) else token_ids(f"prompt[{i}]", each)
         for i, each in enumerate(prompt)
@@ -238,6 +247,7 @@ def _prompts(fields: Fields) -> tuple[str | tuple[int, ...], ...]:
 
 
 def messages_of(fields: Fields) -> tuple[Message, ...]:
+    """Reads the messages of a chat, in the form that chat templates expect. Raises FieldError."""
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise fields.wrong("messages", "a list of at least one message")
@@ -246,8 +256,10 @@ def messages_of(fields: Fields) -> tuple[Message, ...]:
 
 
 def _message(name: str, message: object) -> Message:
-    """A message as templates expect it: its text in one piece, a role that all of them know.
-    Further members are passed on."""
+    """Returns a message as templates expect it: one text, and a role that all templates know.
+
+    Other members are passed on.
+    """
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise FieldError(name, f"{shown(message)} is not an object with a role")
     role = "system" if message["role"] == "developer" else message["role"]
@@ -259,14 +271,16 @@ def _message(name: str, message: object) -> Message:
         texts = [_part(f"{name}.content[{i}]", part) for i, part in enumerate(content)]
         return {**message, "role": role, "content": "\n".join(texts)}
     if content is not None and not isinstance(content, str):
-        raise FieldError(f"{name}.content", f"{shown(content)} is not a text or a list of parts")
+        raise FieldError(f"{name}.content", f"{shown(content)} is not a string or a list of parts")
     if content is None and role in _WITH_CONTENT:
-        raise FieldError(f"{name}.content", "is missing; a text is needed")
+        raise FieldError(f"{name}.content", "is missing; a string is needed")
     return {**message, "role": role}
 
 
 def _part(name: str, part: object) -> str:
     if not isinstance(part, Mapping) or part.get("type") != "text":
         kind = part.get("type") if isinstance(part, Mapping) else part
-        raise FieldError(name, f'is {shown(kind)}; only {{"type": "text", "text": ...}} is read')
+        raise FieldError(
+            name, f'is {shown(kind)}; only {{"type": "text", "text": ...}} is supported'
+        )
     return Fields.of(part, ("type", "text"), name).needed_text("text")

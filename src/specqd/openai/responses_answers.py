@@ -1,5 +1,7 @@
-"""OpenAI's JSON of responses, whole or as the events of a stream. Knows updates and blocks of text;
-knows neither the engine nor transport."""
+"""Writes OpenAI's JSON of responses, whole or as events of a stream.
+
+Knows updates and blocks of text. Knows nothing of the engine or of transport.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +18,7 @@ _PART_TYPES: Mapping[Kind, str] = {"thought": "reasoning_text", "text": "output_
 
 @dataclass(slots=True)
 class ResponsesAnswer:
-    """A Reply of one sample."""
+    """A Reply for one sample."""
 
     model: str
     usage: Usage
@@ -25,17 +27,17 @@ class ResponsesAnswer:
     echoed: Json  # the members that repeat the request
     blocks: BlockReader
     tokenizer: Tokenizer
-    metrics: DraftMetrics | None = None  # None: the member is left out
+    metrics: DraftMetrics | None = None  # None: omitted from the answer
     _output: list[Json] = field(default_factory=list)
     _thoughts: list[str] = field(default_factory=list)
     _last: Update | None = None
-    _sent: int = 0  # events
+    _sent: int = 0  # number of events so far
 
     def opening(self, num_samples: int) -> Iterator[Event]:
         yield self._event("response.created", response=self._described("in_progress"))
         yield self._event("response.in_progress", response=self._described("in_progress"))
 
-    def news(self, update: Update) -> Iterator[Event]:
+    def events_of(self, update: Update) -> Iterator[Event]:
         self._last = update
         if self.metrics is not None:
             self.metrics.note(update)
@@ -58,7 +60,7 @@ class ResponsesAnswer:
 
     def whole(self, samples: Sequence[Update]) -> Json:
         for update in samples:
-            for _ in self.news(update):
+            for _ in self.events_of(update):
                 pass
         return self._described(self._status)
 
@@ -159,13 +161,13 @@ class ResponsesAnswer:
         }
 
     def _count_thoughts(self) -> int:
-        """Tokens of the thoughts' text, tokenized again."""
+        """Counts the tokens of the reasoning by tokenizing its text again."""
         encode = self.tokenizer.encode
         return sum(len(encode(text, add_special_tokens=False)) for text in self._thoughts)
 
 
 def _stem(kind: Kind) -> str:
-    """The middle of the names of a block's events."""
+    """Returns the middle part of the names of a block's events."""
     return "function_call_arguments" if kind == "call" else _PART_TYPES[kind]
 
 
@@ -175,5 +177,5 @@ def _part(kind: Kind, text: str) -> Json:
 
 
 def _logprobs(kind: Kind) -> Json:
-    """Clients expect this member beside answers' texts."""
+    """Returns the member that clients expect in events of answer text."""
     return {"logprobs": []} if kind == "text" else {}

@@ -1,6 +1,6 @@
-"""Bodies of OpenAI's requests to /v1/responses, checked and converted to chats.
+"""Checks the bodies of OpenAI's requests to /v1/responses, and converts them to chats.
 
-Nothing is stored: the whole conversation stands in `input`. Errors name the field.
+The server stores nothing: `input` must have the whole conversation. Errors name the field.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,13 +26,13 @@ from specqd.sampling import Defaults
 Json = dict[str, Any]
 
 _STORED = ("previous_response_id", "conversation", "prompt")
-_TEXTS = ("prompt_cache_retention",)  # without effect
+_TEXTS = ("prompt_cache_retention",)  # strings without effect
 _FIELDS = {*SAMPLING, *WITHOUT_EFFECT, *_STORED, *_TEXTS, *openai_tools.FIELDS}
 _FIELDS |= {"model", "input", "instructions", "max_output_tokens", "max_tool_calls", "text"}
 _FIELDS |= {"reasoning", "include", "truncation", "background", "stream", "stream_options"}
 _FIELDS |= {"metadata", "client_metadata", "store", "top_k", "logit_bias", "cache_salt", "draft"}
 _FIELDS |= {"chat_template_kwargs"}
-_INCLUDED = ("reasoning.encrypted_content",)  # reasoning comes as it is, not encrypted
+_INCLUDED = ("reasoning.encrypted_content",)  # accepted, but reasoning is never encrypted
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _ITEMS: Mapping[str, tuple[str, ...]] = {
     "message": ("type", "role", "content", "id", "status", "phase"),
@@ -45,13 +45,13 @@ _TEXT_PARTS = ("input_text", "output_text", "text")
 
 @dataclass(frozen=True, slots=True)
 class ResponsesRequest:
-    """A chat, and the fields that the answer repeats."""
+    """A request as a chat, with its original fields, which the answer repeats."""
 
     chat: ChatRequest
-    given: Mapping[str, Any]
+    given: Mapping[str, Any]  # fields of the body
 
     def echoed(self, defaults: Defaults) -> Json:
-        """Members of the answer that repeat the request, with the defaults that applied."""
+        """Returns the members of the answer that repeat the request, with the defaults applied."""
         given, params = self.given, self.chat.params.resolved(defaults)
         text, use = given.get("text") or {}, self.chat.tool_use
         reasoning = {"effort": None, "summary": None}
@@ -70,7 +70,7 @@ class ResponsesRequest:
 
 
 def responses_request(body: object) -> ResponsesRequest:
-    """The request in a body of /v1/responses; raises FieldError."""
+    """Reads a body of /v1/responses. Raises RequestError, mostly FieldError."""
     fields = Fields.of(body, _FIELDS)
     _check_stateless(fields)
     most = fields.whole("max_output_tokens", 1, MOST_INT32)
@@ -89,9 +89,9 @@ def responses_request(body: object) -> ResponsesRequest:
 def _check_stateless(fields: Fields) -> None:
     for name in _STORED:
         if fields.get(name) is not None:
-            raise FieldError(name, "nothing is stored here; send the whole conversation in input")
+            raise FieldError(name, "nothing is stored; send the whole conversation in input")
     if fields.flag("background"):
-        raise FieldError("background", "nothing is stored here, so nobody could fetch the answer")
+        raise FieldError("background", "this server stores no answers to fetch later; leave it out")
     if fields.text("truncation") not in (None, "disabled"):
         raise fields.wrong("truncation", '"disabled"')
     included = fields.get("include") or []
@@ -100,16 +100,16 @@ def _check_stateless(fields: Fields) -> None:
     for name in _TEXTS:
         fields.text(name)
     fields.object("client_metadata")
-    fields.whole("max_tool_calls", 1, MOST_INT32)  # of tools that the server runs: there are none
+    fields.whole("max_tool_calls", 1, MOST_INT32)  # limits tools run by the server, which has none
 
 
 def _tool_use(fields: Fields) -> ToolUse | None:
-    """Reads the tools as in chats; without tools the other fields may stand too."""
+    """Reads the tools as in chats. Without tools, the other fields have no effect."""
     if fields.get("tools"):
         return openai_tools.tool_use(fields, openai_tools.FLAT)
     fields.flag("parallel_tool_calls")
     if fields.get("tool_choice") not in (None, "none", "auto"):
-        raise FieldError("tool_choice", "goes with tools")
+        raise FieldError("tool_choice", "needs tools")
     return None
 
 
@@ -139,7 +139,7 @@ def _messages(fields: Fields) -> list[Json]:
     given = fields.get("input")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     if not isinstance(items, list) or not items:
-        raise fields.wrong("input", "a text, or a list of at least one item")
+        raise fields.wrong("input", "a string, or a list of at least one item")
     instructions = fields.text("instructions")
     messages = [] if instructions is None else [{"role": "system", "content": instructions}]
     for i, item in enumerate(items):
@@ -148,7 +148,7 @@ def _messages(fields: Fields) -> list[Json]:
 
 
 def _message(name: str, item: object) -> Json:
-    """An item as a chat's message. The adjacent ones of the assistant make one message."""
+    """Converts an item to a message of a chat. `_add` joins adjacent ones of the assistant."""
     if not isinstance(item, Mapping):
         raise FieldError(name, f"{shown(item)} is not an item")
     kind = item.get("type", "message")
@@ -176,25 +176,28 @@ def _message(name: str, item: object) -> Json:
 
 
 def _text(name: str, content: object, kinds: Sequence[str]) -> str:
-    """A text, or the texts of a list of parts."""
+    """Returns a string as it is, or the joined texts of a list of parts."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise FieldError(name, f"{shown(content)} is not a text or a list of parts")
+        raise FieldError(name, f"{shown(content)} is not a string or a list of parts")
     return "\n".join(_part(f"{name}[{i}]", part, kinds) for i, part in enumerate(content))
 
 
 def _part(name: str, part: object, kinds: Sequence[str]) -> str:
     if not isinstance(part, Mapping) or part.get("type") not in kinds:
         kind = part.get("type") if isinstance(part, Mapping) else part
-        raise FieldError(name, f"is {shown(kind)}; only texts are read")
+        raise FieldError(name, f"is {shown(kind)}; only text is supported")
     known = ("type", "text", "annotations", "logprobs")
     return Fields.of(part, known, name).needed_text("text")
 
 
 def _add(messages: list[Json], new: Json) -> None:
-    """Adds a message, or joins it with the last one: system texts at the begin, which templates
-    take as one, and what the assistant wrote in one turn."""
+    """Appends a message, or joins it with the last one.
+
+    Joins system messages at the start, of which templates expect one, and what the assistant wrote
+    in one turn.
+    """
     last = messages[-1] if messages else None
     role = new["role"]
     is_start = role == "system" and len(messages) == 1

@@ -1,5 +1,7 @@
-"""vLLM's fields that restrict a text, as a schema or as a pattern of the whole text. Knows no
-grammars. Errors name the field."""
+"""Reads vLLM's fields that restrict text, as a schema or as a pattern for the whole text.
+
+Knows nothing of grammars. Errors name the field.
+"""
 
 import re
 from dataclasses import dataclass
@@ -9,22 +11,23 @@ from specqd.config.fields import Fields
 from specqd.errors import SpecqdError
 from specqd.openai.json_text import read_json
 
-_OLDER = ("json", "regex", "choice", "grammar")  # behind guided_
+_OLDER = ("json", "regex", "choice", "grammar")  # with the prefix guided_
 _KINDS = (*_OLDER, "json_object", "structural_tag")
 FIELDS = {"structured_outputs", *(f"guided_{kind}" for kind in _OLDER)}
-_SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}&~#/-]")  # in patterns of llguidance
+_SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}&~#/-]")  # characters that patterns must escape
 
 
 @dataclass(frozen=True, slots=True)
 class Restriction:
-    """What the text must follow: a JSON schema or a pattern."""
+    """The JSON schema or the pattern that a text must follow."""
 
-    field: str  # in which it was given
+    field: str  # the request's field that gave it
     schema: dict[str, Any] | None = None
     pattern: str | None = None
 
 
 def restrictions_of(fields: Fields) -> list[Restriction]:
+    """Returns all restrictions of a request. Raises FieldError."""
     found = [_restriction(fields, kind, "guided_") for kind in _OLDER]
     if (newer := fields.nested("structured_outputs", _KINDS)) is not None:
         found += [_restriction(newer, kind, "") for kind in _KINDS]
@@ -43,17 +46,17 @@ def _restriction(fields: Fields, kind: str, prefix: str) -> Restriction | None:
     if kind == "regex":
         return Restriction(field, pattern=fields.text(name))
     if kind == "choice":
-        return Restriction(field, pattern=_either(fields, name))
-    raise _unread(fields, name, prefix)
+        return Restriction(field, pattern=_pattern_of_choices(fields, name))
+    raise _unsupported(fields, name, prefix)
 
 
-def _unread(fields: Fields, name: str, prefix: str) -> SpecqdError:
+def _unsupported(fields: Fields, name: str, prefix: str) -> SpecqdError:
     others = f"a schema in response_format, or a regular expression in {fields.within}{prefix}regex"
     return fields.error(name, f"is not supported; give {others}")
 
 
 def _schema(fields: Fields, name: str) -> dict[str, Any]:
-    """An object, or its JSON."""
+    """Returns a schema, given as an object or as a string of JSON."""
     value = fields.get(name)
     if isinstance(value, str):
         try:
@@ -65,10 +68,8 @@ def _schema(fields: Fields, name: str) -> dict[str, Any]:
     return value
 
 
-def _either(fields: Fields, name: str) -> str:
+def _pattern_of_choices(fields: Fields, name: str) -> str:
     texts = fields.get(name)
-    if not isinstance(texts, list) or not texts:
-        raise fields.wrong(name, "a list of texts that are not empty")
-    if not all(isinstance(text, str) and text for text in texts):
-        raise fields.wrong(name, "a list of texts that are not empty")
+    if not isinstance(texts, list) or not texts or not all(isinstance(t, str) and t for t in texts):
+        raise fields.wrong(name, "a list of strings that are not empty")
     return "|".join(_SPECIAL.sub(r"\\\g<0>", text) for text in texts)

@@ -1,4 +1,4 @@
-"""vLLM's JSON of how the drafts for one sample fared, in answers of all APIs. Knows counts only."""
+"""Writes vLLM's JSON on the acceptance of drafts, for answers of all APIs. Knows only counts."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,15 +11,16 @@ from specqd.engine.updates import Update
 class DraftMetrics:
     """The member `metrics` of one answer."""
 
-    longest: int  # tokens of the longest possible proposal; 0: nothing drafts
-    _acceptances: list[Acceptance] = field(default_factory=list)  # of samples that ended
+    longest: int  # tokens in the longest possible proposal; 0: there are no drafts
+    _acceptances: list[Acceptance] = field(default_factory=list)  # of samples that have ended
 
     def note(self, update: Update) -> None:
+        """Takes the acceptance of a sample from its last update."""
         if update.acceptance is not None:
             self._acceptances.append(update.acceptance)
 
     def described(self) -> dict[str, Any]:
-        """Null for several samples, as in vLLM."""
+        """Returns the member. Its value is null for several samples, as in vLLM."""
         speculation = None
         if self.longest and len(self._acceptances) == 1:
             speculation = _described(self._acceptances[0], self.longest)
@@ -27,7 +28,7 @@ class DraftMetrics:
 
 
 def _described(acceptance: Acceptance, longest: int) -> dict[str, Any]:
-    """Rounds without a draft do not count."""
+    """Returns vLLM's counts. Rounds without a draft do not count."""
     counts = acceptance.accepted_counts
     counts = counts + [0] * (longest + 1 - len(counts))
     steps, accepted = sum(counts), sum(j * count for j, count in enumerate(counts))

@@ -1,7 +1,7 @@
-"""Tools that a text may or must call, and the form in which a model writes calls.
+"""Owns the tools that a text may or must call, and the form in which a model writes calls.
 
-Knows templates and tokens; knows nothing of requests' bodies or answers. The form is found by a
-probe: the model's own chat template renders a call, and the form is read out of its text.
+Finds the form by a probe: the model's chat template renders a call, and the form is read from the
+result. Knows templates and tokens. Knows nothing of the bodies of requests and answers.
 """
 
 import json
@@ -14,7 +14,7 @@ from specqd.errors import FieldError, SpecqdError
 from specqd.text.tokenizer import Tokenizer
 
 OPENER, CLOSER = "<tool_call>", "</tool_call>"  # of Hermes, Qwen and others
-PYTHON_TAG = "<|python_tag|>"  # may stand before a call of Llama 3
+PYTHON_TAG = "<|python_tag|>"  # may precede a call of Llama 3
 NO_PARAMETERS: Mapping[str, Any] = {
     "type": "object",
     "properties": {},
@@ -25,7 +25,7 @@ _PROBE = "probe_of_the_form"
 _PROBED = re.compile(
     rf'(\{{"name":\s*"){_PROBE}("\s*,\s*"(?:arguments|parameters)":\s*)\{{"mark":\s*1\}}(\s*\}})'
 )
-_TAUGHT = re.compile(rf'{OPENER}\s*\{{(?=.{{0,80}}"name":)(?=.{{0,80}}"arguments":)')
+_EXPLAINED = re.compile(rf'{OPENER}\s*\{{(?=.{{0,80}}"name":)(?=.{{0,80}}"arguments":)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Tool:
     description: str | None = None
 
     def described(self) -> dict[str, Any]:
-        """The JSON for chat templates, with the members and the order of models' training."""
+        """Returns the JSON for chat templates, with the members and order that models know."""
         text = {} if self.description is None else {"description": self.description}
         function = {"name": self.name, **text, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
@@ -48,20 +48,21 @@ class Tool:
 class ToolUse:
     """The tools of one request."""
 
-    tools: tuple[Tool, ...]  # in the prompt
+    tools: tuple[Tool, ...]  # all tools in the prompt
     allowed: frozenset[str] | None = None  # the names of those that may be called; None: all
     must_call: bool = False
     is_parallel: bool = True  # a text may have several calls
 
     @property
     def callable(self) -> tuple[Tool, ...]:
+        """The tools that may be called."""
         return tuple(
             tool for tool in self.tools if self.allowed is None or tool.name in self.allowed
         )
 
     @property
     def has_rules(self) -> bool:
-        """Whether a grammar enforces them; else the text is only searched for calls."""
+        """Whether a grammar enforces the calls. Otherwise the text is only searched for them."""
         is_free = not self.must_call and self.is_parallel and self.callable == self.tools
         return not is_free or any(tool.is_strict for tool in self.tools)
 
@@ -73,13 +74,14 @@ class CallForm:
     begin: str
     middle: str
     end: str
-    is_tagged: bool  # calls stand in <tool_call> tags within text; else a call is the whole text
-    special_ids: Mapping[str, int]  # of its tags that are special tokens
+    is_tagged: bool  # calls are in <tool_call> tags within text; otherwise a call is the whole text
+    special_ids: Mapping[str, int]  # the ids of those tags that are special tokens
 
     def rules(self, use: ToolUse, answer: Mapping[str, Any] | None) -> str:
-        """The grammar in llguidance's Lark. answer: the schema of a text without calls.
+        """Returns the grammar in llguidance's Lark. answer: the schema of a text without calls.
 
-        [lazy]: where a call begins in free text, the lexer must decide at once.
+        [lazy] makes the lexer decide at once when a call begins in free text. Raises FieldError if
+        this form cannot be combined with `answer`.
         """
         call = f"call: {self._calls(use, self.begin)}\n"
         calls = 'call ("\\n" call)*' if use.is_parallel and self.is_tagged else "call"
@@ -88,7 +90,10 @@ class CallForm:
         if answer is not None and self.is_tagged:
             return f"start: {calls} | %json {json.dumps(answer)}\n{call}"
         if answer is not None:
-            raise FieldError("response_format", "this model calls tools in JSON too; drop one")
+            raise FieldError(
+                "response_format",
+                "cannot be combined with tools: this model writes calls as JSON too; remove one",
+            )
         if self.is_tagged:
             return self._rules_within_text(use)
         return f"start: call | FREE |\n{call}FREE: /\\s*[^{{\\s](?s:.*)/\n"
@@ -119,9 +124,9 @@ class CallForm:
 
 
 def call_form(tokenizer: Tokenizer) -> CallForm:
-    """The form in which this tokenizer's model writes calls.
+    """Finds the form in which this tokenizer's model writes calls.
 
-    Raises FieldError where its template has no known form, RequestError where it has no template.
+    Raises FieldError if the template uses no known form, RequestError if there is no template.
     """
     tools = [Tool(_PROBE, NO_PARAMETERS, False, "?").described()]
     asked = [{"role": "user", "content": "?"}]
@@ -133,20 +138,20 @@ def call_form(tokenizer: Tokenizer) -> CallForm:
     prompt = tokenizer.render_chat(asked, tools=tools)
     try:
         text = tokenizer.render_chat([*asked, answer], tools=tools, add_generation_prompt=False)
-    except SpecqdError:  # the template refuses such messages
+    except SpecqdError:  # the template rejects such messages
         text = prompt
     form = _form_in(prompt, text, tokenizer)
     if form is None:
         raise FieldError(
             "tools",
-            "the chat template of this model calls tools in no form that is known (<tool_call>, or "
-            "Llama 3's JSON); leave tools out",
+            "the chat template of this model writes calls in an unknown form (known: <tool_call> "
+            "and Llama 3's JSON); leave tools out",
         )
     return form
 
 
 def _form_in(prompt: str, text: str, tokenizer: Tokenizer) -> CallForm | None:
-    """text: the prompt and the probe's call, as the template renders them."""
+    """Finds the form in `text`: the prompt and the probe's call, rendered by the template."""
     found = _PROBED.search(text)
     if found is not None:
         before, after = text[: found.start()], text[found.end() :]
@@ -155,11 +160,11 @@ def _form_in(prompt: str, text: str, tokenizer: Tokenizer) -> CallForm | None:
             space = after[: len(after) - len(after.lstrip())]
             begin, end = OPENER + tail + found[1], found[3] + space + CLOSER
             return CallForm(begin, found[2], end, True, _special(tokenizer, OPENER, CLOSER))
-        spoken = before.removeprefix(prompt.rstrip()).replace(PYTHON_TAG, "")
-        if not spoken.strip():
+        content = before.removeprefix(prompt.rstrip()).replace(PYTHON_TAG, "")
+        if not content.strip():
             special = _special(tokenizer, PYTHON_TAG)
             return CallForm(found[1], found[2], found[3], False, special)
-    if _TAUGHT.search(text):  # the template shows the form, but renders no call in it
+    if _EXPLAINED.search(text):  # the template explains the form, but does not render calls in it
         special = _special(tokenizer, OPENER, CLOSER)
         begin, end = f'{OPENER}\n{{"name": "', f"}}\n{CLOSER}"
         return CallForm(begin, '", "arguments": ', end, True, special)

@@ -1,9 +1,9 @@
-"""Reads calls of tools out of a text as it is generated. No piece is taken back.
+"""Finds tool calls in a text while it is generated. Pieces are never taken back.
 
-Knows the two forms of `tool_calls`; knows nothing of tokens or of answers. A call begins once its
-name and the begin of its arguments are read; any other text stays content. Arguments are passed on
-as the model writes them: like OpenAI, wrong JSON is for the client to see. Each character is read a
-bounded number of times, however long the text and however small its parts.
+A call begins once its name and the start of its arguments are read. Any other text is content.
+Arguments are passed on as the model writes them; as with OpenAI, the client must handle wrong JSON.
+Each character is read a bounded number of times, however long the text and however small its
+pieces. Knows the two forms of `tool_calls`. Knows nothing of tokens or of answers.
 """
 
 import json
@@ -26,10 +26,10 @@ _TAG = re.compile(f"{OPENER}|{CLOSER}")
 
 @dataclass(frozen=True, slots=True)
 class CallPiece:
-    """More of the call with this number, counted from 0."""
+    """New text of a call."""
 
-    index: int
-    name: str | None  # in the first piece of each call
+    index: int  # of the call, from 0
+    name: str | None  # only in the first piece of each call
     arguments: str
 
 
@@ -37,23 +37,23 @@ Piece = str | CallPiece  # content, or a part of a call
 
 
 class ToolReader:
-    """Reads one text. is_tagged: calls stand in <tool_call> tags."""
+    """Reads one text. names: of the functions. is_tagged: calls are in <tool_call> tags."""
 
     def __init__(self, names: Collection[str], *, is_tagged: bool) -> None:
         self.num_calls = 0
         self._names = names
         self._is_tagged = is_tagged
-        self._kept: list[str] = []  # text that was read and is neither content nor a call yet
-        self._body: list[str] = []  # the same, of a call's object
+        self._kept: list[str] = []  # text that was read but is not yet known to be content or call
+        self._body: list[str] = []  # the same, for a call's object
         self._text = ""
-        self._at = 0  # how far it is read
-        self._scanned = 0  # how far a call's object, which is not read yet, was searched
-        self._marks: tuple[str, ...] = (PYTHON_TAG,)  # that may still stand before an untagged call
+        self._at = 0  # `_text` is read up to here
+        self._scanned = 0  # the end of a call's object was searched up to here
+        self._marks: tuple[str, ...] = (PYTHON_TAG,)  # that may still precede an untagged call
         self._object = _Object()
         self._state: Literal["text", "head", "arguments", "tail", "plain"] = "text"
 
     def feed(self, text: str) -> list[Piece]:
-        """The pieces that became certain with this text."""
+        """Returns the pieces that this text made final."""
         self._text = self._text[self._at :] + text
         self._scanned -= self._at
         self._at = 0
@@ -70,7 +70,7 @@ class ToolReader:
         return pieces
 
     def finish(self) -> list[Piece]:
-        """The last pieces, at the text's end."""
+        """Returns the last pieces, at the end of the text."""
         pieces: list[Piece] = []
         body = "".join(self._body) + self._text[self._at :]
         self._at = len(self._text)
@@ -78,13 +78,13 @@ class ToolReader:
             return pieces
         held = "".join(self._kept) + body
         rest = held.strip("}; \t\r\n") if self.num_calls else held
-        if self._state == "tail" and CLOSER.startswith(rest):  # the text ends within it
+        if self._state == "tail" and CLOSER.startswith(rest):  # the text ends within the tag
             rest = ""
         if rest:
             pieces.append(held)
         return pieces
 
-    # --- Each takes a step and returns whether another may follow ------------------------------
+    # --- Each method takes a step and returns whether another may follow -----------------------
 
     def _tagged_text(self, pieces: list[Piece]) -> bool:
         at = self._text.find(OPENER, self._at)
@@ -128,7 +128,7 @@ class ToolReader:
         self._state = "head"
 
     def _head(self, pieces: list[Piece]) -> bool:
-        if not self._body:  # else it is longer than any head
+        if not self._body:  # otherwise it is longer than any head
             head = _HEAD.match(self._text, self._at, self._at + _LONGEST_HEAD)
             if head is not None and head[1] in self._names:
                 pieces.append(CallPiece(self.num_calls, head[1], ""))
@@ -154,7 +154,7 @@ class ToolReader:
         return True
 
     def _end_of_body(self) -> tuple[int | None, str]:
-        """The end of the call's object, if it is there, and the mark that follows it."""
+        """Returns the end of the call's object, or None, and the mark that follows it."""
         if self._is_tagged:
             end = self._text.find(CLOSER, self._scanned)
             self._scanned = max(len(self._text) - overlap(self._text, CLOSER), self._scanned)
@@ -164,7 +164,7 @@ class ToolReader:
         return found, ""
 
     def _take_whole(self, body: str, pieces: list[Piece]) -> bool:
-        """Takes a call with its members in another order, if the body is one."""
+        """Takes the body if it is a call, with its members in any order."""
         call = _whole_call(body)
         if call is None or call[0] not in self._names:
             return False
@@ -184,7 +184,7 @@ class ToolReader:
         return True
 
     def _tail(self, pieces: list[Piece]) -> bool:
-        """Skips to where the text goes on after a call."""
+        """Skips to the text that follows a call."""
         if not self._is_tagged:
             self._at = self._end_of_space()
             if self._at == len(self._text):
@@ -218,7 +218,7 @@ class ToolReader:
         return found.end()
 
     def _give_back(self, body: str, pieces: list[Piece]) -> None:
-        """Makes what was kept content."""
+        """Makes the kept text content."""
         content = "".join(self._kept) + body
         self._kept.clear()
         if self._state == "plain":
@@ -228,7 +228,7 @@ class ToolReader:
 
 
 class _Object:
-    """Finds the end of a JSON object that comes in pieces."""
+    """Finds the end of a JSON object that arrives in pieces."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -236,8 +236,10 @@ class _Object:
         self._is_escaped = False
 
     def end_in(self, text: str, begin: int) -> int | None:
-        """Where the object ends in the text behind `begin`; None: more may come. The begin of a
-        tag ends it, since JSON has none outside of strings."""
+        """Returns where the object ends in the text from `begin` on, or None if more may follow.
+
+        The start of a tag ends it too, because JSON has no tags outside of strings.
+        """
         for i in range(begin, len(text)):
             character = text[i]
             if self._is_escaped:
@@ -259,7 +261,7 @@ class _Object:
 
 
 def _whole_call(body: str) -> tuple[str, str] | None:
-    """The name and the arguments of a call, where the body is valid JSON."""
+    """Returns the name and the arguments of a call, or None if the body is not a call in JSON."""
     call = _object_of(body)
     if call is None or not isinstance(call.get("name"), str):
         return None

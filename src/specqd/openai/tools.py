@@ -1,4 +1,4 @@
-"""The tools of a chat request's body, and the calls in its messages, checked."""
+"""Checks the tools of a chat request's body, and the calls in its messages."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from specqd.openai.json_text import check_characters, read_json
 from specqd.openai.tool_calls import NO_PARAMETERS, Tool, ToolUse
 
 FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
-MOST_TOOLS = 128  # as OpenAI has it
+MOST_TOOLS = 128  # OpenAI's limit
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _MODES = ("auto", "required")
@@ -18,35 +18,38 @@ _MEMBERS = ("name", "description", "parameters", "strict")
 
 
 class Spelling(NamedTuple):
-    """The JSON in which an API writes tools and choices among them."""
+    """How an API writes tools, and the choice among them, in JSON."""
 
-    function: Callable[[str, object], Fields]  # the function's own members in a tool, by its name
-    # In a tool_choice: its type and its members, as a function and as allowed tools.
+    function: Callable[[str, object], Fields]  # a tool's name in errors, the tool -> its function
+    # A request -> the type of its tool_choice, its function, and its allowed tools.
     choice: Callable[[Fields], tuple[object, Fields | None, Fields | None]]
-    shown: str  # forms of a choice
+    shown: str  # the possible choices, for errors
 
 
 def tool_use(fields: Fields, spelling: Spelling | None = None) -> ToolUse | None:
-    """The tools that the text may or must call; None: no tools. The prompt then lists none, so
-    that the model has no reason to call one. spelling: that of chats, unless given."""
+    """Reads the tools that the text may or must call, or returns None if there are none.
+
+    The prompt then lists no tools, so that the model has no reason to call one. spelling: by
+    default that of chats. Raises FieldError.
+    """
     spelling = spelling or NESTED
     given = fields.get("tools")
     if given is None:
         for name in ("tool_choice", "parallel_tool_calls"):
             if fields.get(name) not in (None, "none"):
-                raise FieldError(name, "goes with tools")
+                raise FieldError(name, "needs tools")
         return None
     if not isinstance(given, list) or not 0 < len(given) <= MOST_TOOLS:
         raise fields.wrong("tools", f"a list of 1 to {MOST_TOOLS} functions")
     kept = kept_tools(given, ("function",))
     functions = [spelling.function(name, each) for name, each in kept]
-    tools = unlike(tool_of(function, "parameters") for function in functions)
+    tools = uniquely_named(tool_of(function, "parameters") for function in functions)
     is_parallel = fields.flag("parallel_tool_calls", True)
     choice = fields.values.get("tool_choice", "auto")
     if choice == "none" or (choice == "auto" and not tools):
         return None
     if not tools:
-        raise FieldError("tool_choice", "goes with tools of type function")
+        raise FieldError("tool_choice", "needs tools of type function")
     if isinstance(choice, dict):
         return _chosen(fields, tools, is_parallel, spelling)
     if choice not in _MODES:
@@ -55,29 +58,31 @@ def tool_use(fields: Fields, spelling: Spelling | None = None) -> ToolUse | None
 
 
 def kept_tools(given: Sequence[object], types: Sequence[object]) -> list[tuple[str, object]]:
-    """The tools with their names in errors. Those of other types are dropped from a lenient body;
-    else they stay, to be refused."""
+    """Returns the tools with their names in errors, without tools of unsupported types.
+
+    Only a lenient body drops these. In any other body they remain, and are rejected later.
+    """
     kept = []
     for i, tool in enumerate(given):
         if isinstance(tool, LenientObject) and tool.get("type") not in types:
-            tool.tell(f"tools[{i}] of type {shown(tool.get('type'))}")
+            tool.report(f"tools[{i}] of type {shown(tool.get('type'))}")
         else:
             kept.append((f"tools[{i}]", tool))
     return kept
 
 
-def unlike(tools: Iterable[Tool]) -> tuple[Tool, ...]:
-    """The tools; raises FieldError where two have one name."""
+def uniquely_named(tools: Iterable[Tool]) -> tuple[Tool, ...]:
+    """Returns the tools. Raises FieldError if two have the same name."""
     checked, names = tuple(tools), set[str]()
     for tool in checked:
         if tool.name in names:
-            raise FieldError("tools", f"two functions are named {tool.name}")
+            raise FieldError("tools", f"two functions are named {tool.name}; rename one")
         names.add(tool.name)
     return checked
 
 
 def tool_of(function: Fields, schema: str) -> Tool:
-    """The tool with these members. schema: the name of that of its parameters' schema."""
+    """Reads a tool. schema: the member that has the schema of its parameters."""
     called = function.text("name")
     if called is None or not _NAME.fullmatch(called):
         raise function.wrong("name", "a name of 1 to 64 letters, digits, _ and -")
@@ -95,7 +100,7 @@ def tool_of(function: Fields, schema: str) -> Tool:
 def _chosen(
     fields: Fields, tools: tuple[Tool, ...], is_parallel: bool, spelling: Spelling
 ) -> ToolUse:
-    """A tool_choice that names one function, or that allows several."""
+    """Reads a tool_choice that names one function or allows several."""
     names = [tool.name for tool in tools]
     kind, function, allowed = spelling.choice(fields)
     if kind == "function" and function is not None and allowed is None:
@@ -111,7 +116,7 @@ def _chosen(
 
 
 def _allowed(fields: Fields, names: Sequence[str], spelling: Spelling) -> frozenset[str]:
-    """The names in a list of tools; clients may repeat the descriptions."""
+    """Returns the names in a list of tools, in which clients may repeat the descriptions."""
     given = fields.get("tools")
     if not isinstance(given, list) or not 0 < len(given) <= MOST_TOOLS:
         raise fields.wrong("tools", f"a list of 1 to {MOST_TOOLS} functions")
@@ -122,6 +127,7 @@ def _allowed(fields: Fields, names: Sequence[str], spelling: Spelling) -> frozen
 
 
 def name_in(function: Fields, names: Sequence[str]) -> str:
+    """Returns a function's name, which must be one of `names`. Raises FieldError."""
     named = function.text("name")
     if named is None or named not in names:
         raise function.wrong("name", "the name of one of the tools")
@@ -171,8 +177,10 @@ FLAT = Spelling(
 
 
 def with_names(messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    """Messages where results of calls have their functions' names. Some templates need them;
-    clients send only the calls' ids."""
+    """Adds the function's name to each result of a call.
+
+    Some templates need it, but clients send only the call's id.
+    """
     calls = [call for message in messages for call in message.get("tool_calls") or ()]
     names = {str(call.get("id")): call["function"]["name"] for call in calls}
 
@@ -184,9 +192,11 @@ def with_names(messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any]
 
 
 def calls_of(name: str, calls: object) -> list[dict[str, Any]]:
-    """The calls of an assistant's message, as templates expect them: with arguments as an object,
-    which clients send as text. Text that is no JSON object, or has half a character, stays: a model
-    may have written it."""
+    """Returns the calls of an assistant's message as templates expect them. Raises FieldError.
+
+    Clients send arguments as a string of JSON, templates expect an object. A string that is not a
+    JSON object, or has a lone surrogate, stays as it is: a model may have written it.
+    """
     if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
         raise FieldError(name, f"{shown(calls)} is not a list of calls")
     return [_call(f"{name}[{i}]", call) for i, call in enumerate(calls)]

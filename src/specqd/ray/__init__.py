@@ -1,6 +1,7 @@
-"""Several machines: a Ray Serve application of the server, and answers to documents by Ray Data.
+"""Runs on several machines: the server as a Ray Serve application, and batches with Ray Data.
 
-Needs the extra `specqd[ray]`. Only `specqd batch --ray` imports it; nothing else knows Ray.
+Needs the extra `specqd[ray]`. Only `specqd batch --ray` imports this package; nothing else knows
+Ray.
 """
 
 from specqd.ray.documents import batch

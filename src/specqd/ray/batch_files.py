@@ -1,7 +1,7 @@
-"""`specqd batch --ray`: a batch file's requests as a dataset; the driver writes the answers.
+"""`specqd batch --ray`: workers answer a batch file as a Ray Data dataset; the driver writes.
 
-The contract is that of `specqd batch`: the file of answers says what is done. Ray Data runs the
-requests of a worker that ends again, and the driver asks only for what its file lacks.
+As with `specqd batch`, the file of answers records what is done, and only missing answers are
+computed. If a worker dies, Ray Data runs its requests again.
 """
 
 import json
@@ -19,20 +19,21 @@ from specqd.errors import MachineError, SpecqdError
 from specqd.openai.batch import Batch, Progress, Sink, is_refused
 from specqd.ray.worker import Worker, Workers
 
-_LINES = 64  # of a block: what a killed worker does again, at most
+_LINES = 64  # per block; at most these are computed again after a worker was killed
 
 
 def answer_batch(
     address: str, workers: Workers, batch: Batch, answers: Sink, progress: Progress
 ) -> int:
-    """Answers the requests that have no answer yet; returns the number that was refused.
+    """Answers the requests that have no answer yet; returns how many of them got an error.
 
-    address: of a running cluster, `auto`, or `local` to start one on this machine.
+    address: of a running cluster, `auto`, or `local` to start one on this machine. Raises
+    MachineError if the cluster cannot be used or a worker fails.
     """
     waiting = [{"line": each.line} for each in batch.requests if each.custom_id not in answers.done]
     refused = 0
     progress(len(answers.done), len(batch.requests))
-    with _cluster(address), _told_in_one_line():
+    with _cluster(address), _errors_in_one_line():
         dataset = ray.data.from_items(waiting, override_num_blocks=ceil(len(waiting) / _LINES))
         answered = dataset.map_batches(
             _Lines,
@@ -75,8 +76,8 @@ def _cluster(address: str) -> Iterator[None]:
 
 
 @contextmanager
-def _told_in_one_line() -> Iterator[None]:
-    """Raises a worker's SpecqdError as such, and Ray's own errors as MachineError."""
+def _errors_in_one_line() -> Iterator[None]:
+    """Raises a worker's SpecqdError as it is, and Ray's own errors as MachineError."""
     try:
         yield
     except RayError as error:
@@ -86,4 +87,4 @@ def _told_in_one_line() -> Iterator[None]:
         if cause is not None:
             raise cause from error
         problem = str(error).strip().rpartition("\n")[2]
-        raise MachineError(f"a worker failed: {problem}") from error
+        raise MachineError(f"a worker failed: {problem}; its log in Ray says why") from error

@@ -1,4 +1,4 @@
-"""Gives each replica of a machine cores of its own, those of one NUMA node where they suffice."""
+"""Gives each replica on a machine its own cores, from a single NUMA node if that has enough."""
 
 import os
 import re
@@ -8,17 +8,20 @@ _NODES = Path("/sys/devices/system/node")
 
 
 def take_cores(count: int, place: int) -> None:
-    """Limits this process, all of its threads, to `count` cores. place: among the replicas of this
-    machine. Where an update runs old and new replicas side by side, they share cores."""
+    """Limits all threads of this process to `count` cores.
+
+    place: the replica's number on this machine. While an update runs old and new replicas at the
+    same time, they share cores.
+    """
     chosen = chosen_cores(os.sched_getaffinity(0), count, place, _nodes())
     for thread in os.listdir("/proc/self/task"):
         os.sched_setaffinity(int(thread), chosen)
 
 
 def chosen_cores(usable: set[int], count: int, place: int, nodes: list[set[int]]) -> set[int]:
-    """`count` cores; different places get different ones, until all are taken."""
+    """Returns `count` cores. Different places get different cores until all are taken."""
     groups = [group for node in nodes for group in _groups(usable & node, count)]
-    groups += _groups(usable.difference(*groups), count)  # what the nodes have left
+    groups += _groups(usable.difference(*groups), count)  # cores left over on several nodes
     return groups[place % len(groups)] if groups else usable
 
 
@@ -32,7 +35,7 @@ def _nodes() -> list[set[int]]:
 
 
 def _cores(text: str) -> set[int]:
-    """The numbers of a list such as `0-3,8`."""
+    """Returns the numbers of a list such as `0-3,8`."""
     found: set[int] = set()
     for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
         found |= set(range(int(first), int(last or first) + 1))

@@ -1,4 +1,4 @@
-"""Answers to the rows of a Ray Data dataset."""
+"""Answers the rows of a Ray Data dataset."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -30,14 +30,17 @@ def batch(
 ) -> Dataset:
     """Adds the columns `text`, `finish_reason` and `error` to a dataset of prompts or chats.
 
-    A row has the column `prompt` or `messages`, and may have `seed`. A row that the model refuses
-    has the cause in `error`. An answer depends on nothing but the row, `request` and the model, so
-    Ray may run rows again. Without a seed it follows from these.
+    A row needs the column `prompt` or `messages`, and may have `seed`. If a row cannot be answered,
+    `error` says why. An answer depends only on the row, `request` and the model, even without a
+    seed, so Ray may run rows again.
 
-    model: a path that exists on each machine, or `owner/name`; None: the shipped one.
-    draft, isa: as in LLM. request: fields of all requests, such as `{"max_tokens": 64}`.
-    workers: copies of the model; None: as many as the cluster has room for.
-    threads: cores of a worker; None: all of the smallest machine.
+    model: a path that exists on every machine, or `owner/name`. None: the shipped model.
+    draft, isa: as in LLM.
+    request: fields of every request, such as `{"max_tokens": 64}`.
+    workers: copies of the model. None: as many as the cluster has room for.
+    threads: cores per worker. None: all cores of the smallest machine.
+
+    Raises MachineError if the cluster has no room.
     """
     given = None if model is None else str(model)
     words = (draft,) if isinstance(draft, str) else tuple(draft)
@@ -66,7 +69,7 @@ class _Rows:
 def _line(custom_id: str, row: Mapping[str, Any], request: Mapping[str, Any]) -> bytes:
     asked = [name for name in _URLS if row.get(name) is not None]
     if len(asked) != 1:
-        raise RequestError("a row needs the column `prompt` or `messages`, and not both")
+        raise RequestError("a row needs either `prompt` or `messages`; set one of the columns")
     own = {name: row[name] for name in (*asked, "seed") if row.get(name) is not None}
     entry = {"custom_id": custom_id, "method": "POST", "url": _URLS[asked[0]]}
     return json.dumps(entry | {"body": {**request, **own}}).encode()

@@ -1,4 +1,4 @@
-"""The process that HTTP requests come to: checks them, passes them to a replica, tells its end."""
+"""Receives HTTP requests, checks them, forwards them to a replica and reports if it fails."""
 
 import asyncio
 import json
@@ -16,20 +16,20 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from specqd.anthropic import errors as anthropic
 from specqd.openai.errors import refusal
-from specqd.ray.asked import Asked
+from specqd.ray.forwarded import ForwardedRequest
 from specqd.ray.metrics import Merged
 from specqd.ray.routing import pages_of
 from specqd.server.guard import CLIENT, Access, Guard
 from specqd.server.metrics import CONTENT_TYPE
 from specqd.server.problems import ANTHROPIC, ProblemError
 
-_PROBE_SECONDS = 5  # in which a replica must answer a probe
+_PROBE_SECONDS = 5  # a replica must answer a probe within this time
 _PROBES = frozenset({"/health", "/v1/models", "/metrics"})
-_LOST = "the replica that answered this request has ended; send the request again"
+_LOST = "the replica that was answering this request has ended; send the request again"
 
 
 class Front:
-    """Ray Serve's ingress."""
+    """The ingress deployment of Ray Serve."""
 
     def __init__(self, replicas: DeploymentHandle, access: Access) -> None:
         self._replicas = replicas
@@ -41,7 +41,7 @@ class Front:
 
 
 class Forwarder:
-    """Passes each request to a replica and sends back the messages of its answer."""
+    """Forwards each request to a replica, and sends the messages of its answer."""
 
     def __init__(self, replicas: DeploymentHandle) -> None:
         self._replicas = replicas
@@ -49,7 +49,7 @@ class Forwarder:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            raise ProblemError(501, "only HTTP is served")
+            raise ProblemError(501, "only HTTP is supported; use no WebSocket")
         scope = {**scope, "path": scope["path"].removeprefix(scope.get("root_path", ""))}
         sent = _Sent(send)
         try:
@@ -66,26 +66,26 @@ class Forwarder:
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = b""
         if scope["method"] in ("POST", "PUT", "PATCH"):
-            body = (await receive())["body"]  # the guard has read it whole
+            body = (await receive())["body"]  # complete: the guard has read it
         pages = pages_of(_members(body), scope[CLIENT])
-        answer = self._answers.remote(Asked.of(scope, body, pages))
+        answer = self._answers.remote(ForwardedRequest.of(scope, body, pages))
         try:
             async for messages in answer:
                 for message in messages:
                     await send(message)
         finally:
-            answer.cancel()  # where the client has left
+            answer.cancel()  # has an effect only if the client has disconnected
 
     async def _metrics(self) -> Response:
-        """The metrics of all living replicas, each with its label."""
-        told = self._replicas.broadcast("families")
-        results = await told.results_async(timeout_s=_PROBE_SECONDS, return_exceptions=True)
+        """Returns the metrics of all living replicas, each with its label."""
+        pending = self._replicas.broadcast("families")
+        results = await pending.results_async(timeout_s=_PROBE_SECONDS, return_exceptions=True)
         living = [each for each in results if not isinstance(each, BaseException)]
         return Response(generate_latest(Merged(living)), media_type=CONTENT_TYPE)
 
 
 def _members(body: bytes) -> Mapping[str, Any]:
-    """A JSON object's members; none of what is not one, which the replica will refuse."""
+    """Returns the members of a JSON object, or none for a body that the replica will reject."""
     try:
         value = json.loads(body) if body else {}
     except (ValueError, RecursionError):
@@ -95,16 +95,16 @@ def _members(body: bytes) -> Mapping[str, Any]:
 
 def _problem(error: Exception) -> ProblemError:
     if isinstance(error, BackPressureError):
-        return ProblemError(429, "too many requests wait; try again later")
+        return ProblemError(429, "too many requests are waiting; try again later")
     if isinstance(error, RayActorError):
         return ProblemError(503, _LOST)
     if isinstance(error, DeploymentUnavailableError):
         return ProblemError(503, "the model cannot be loaded; the replicas' logs say why")
-    return ProblemError(500, "the replica failed at this request; its log says why")
+    return ProblemError(500, "the replica failed on this request; its log says why")
 
 
 class _Sent:
-    """`send`, which remembers how far the answer is."""
+    """Wraps `send`, and remembers how much of the answer was sent."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -122,14 +122,14 @@ class _Sent:
         await self._send(message)
 
     async def fail(self, problem: ProblemError, scope: Scope) -> None:
-        """Tells the client: by a status, or by the last event of a stream."""
+        """Reports the problem to the client: by a status, or by the last event of a stream."""
         if self._has_ended:
             return
         if not self._has_begun:
             await problem.response(scope["path"])(scope, _nothing, self._send)
             return
         if not self._is_stream:
-            raise RuntimeError(problem.message)  # the connection is cut: the body lacks its end
+            raise RuntimeError(problem.message)  # closes the connection: the body is incomplete
         event = _event(problem, scope["path"])
         await self._send({"type": "http.response.body", "body": event, "more_body": False})
 

@@ -1,4 +1,4 @@
-"""The metrics of several replicas as one answer to Prometheus; each sample names its replica."""
+"""Merges the metrics of several replicas for Prometheus. Each sample names its replica."""
 
 from collections.abc import Iterable, Iterator
 from copy import copy
@@ -8,7 +8,7 @@ from prometheus_client.registry import Collector
 
 
 def labelled(families: Iterable[Metric], replica: str) -> list[Metric]:
-    """The families with the label `replica` on each sample."""
+    """Returns copies of the families with the label `replica` on each sample."""
     named = []
     for family in families:
         family = copy(family)
@@ -21,7 +21,7 @@ def labelled(families: Iterable[Metric], replica: str) -> list[Metric]:
 
 
 class Merged(Collector):
-    """The families of all replicas, each family once."""
+    """Collects the families of all replicas, each family once."""
 
     def __init__(self, replicas: Iterable[list[Metric]]) -> None:
         self._replicas = list(replicas)

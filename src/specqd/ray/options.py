@@ -1,4 +1,4 @@
-"""The arguments of `serve run specqd.ray:app NAME=VALUE ...`, checked."""
+"""Checks the arguments of `serve run specqd.ray:app NAME=VALUE ...`."""
 
 import os
 from collections.abc import Mapping
@@ -14,17 +14,20 @@ _FLAGS = {"true": True, "false": False}
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """model, draft, isa, context, cache_positions: as in LLM; draft's words separated by commas.
+    """The arguments of the application.
 
-    replicas: copies of the model. max_replicas: Serve adds copies up to this number while more than
-        `ongoing` requests wait or run on each, and removes them down to `replicas`, after
-        `idle_seconds` in which fewer would do.
-    threads: cores of a replica, which Ray reserves; None: all of the machine that builds the
-        application, which means a replica for each machine.
-    pin: a replica takes cores of its own on its machine, those of one NUMA node where they suffice.
-    max_batch: sequences that a replica decodes at once. ongoing: requests on a replica at which
-        Serve prefers another one or adds one; by default max_batch.
-    fronts: processes that take requests and choose replicas. routing: `prefix` or `random`.
+    model, draft, isa, context, cache_positions: as in LLM. The parts of `draft` are separated by
+        commas.
+    replicas: copies of the model.
+    max_replicas: the most copies. Serve adds copies while each has more than `ongoing` requests,
+        and removes them, down to `replicas`, after fewer would have sufficed for `idle_seconds`.
+    threads: cores that Ray reserves for a replica. None: all cores of the machine that builds the
+        application, so that each machine has one replica.
+    pin: give each replica its own cores, from a single NUMA node if that has enough.
+    max_batch: sequences that a replica decodes at once.
+    ongoing: requests on a replica above which Serve prefers or adds another one. None: max_batch.
+    fronts: processes that receive requests and choose replicas.
+    routing: `prefix` or `random`.
     """
 
     model: str | None = None
@@ -48,17 +51,18 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Options":
-        """Values may be texts, as a command line has them. Raises RequestError."""
+        """Reads arguments, whose values may be strings from a command line. Raises RequestError."""
         known = {each.name: each.type for each in fields(cls)}
         for name in given:
             if name not in known:
-                raise RequestError(f"{shown(name)} is no argument; known: {', '.join(known)}")
+                raise RequestError(f"{shown(name)} is not an argument; known: {', '.join(known)}")
         options = cls(**{name: _value(name, known[name], given[name]) for name in given})
         if options.routing not in ("prefix", "random"):
-            raise RequestError(f"routing={shown(options.routing)} is not prefix or random")
+            raise RequestError(f"routing={shown(options.routing)} is unknown; use prefix or random")
         if options.max_replicas is not None and options.max_replicas < options.replicas:
             raise RequestError(
-                f"max_replicas={options.max_replicas} is below replicas={options.replicas}"
+                f"max_replicas={options.max_replicas} is below replicas={options.replicas}; "
+                "raise max_replicas"
             )
         return options
 
@@ -69,6 +73,7 @@ class Options:
 
     @property
     def most_ongoing(self) -> int:
+        """Requests on a replica above which Serve prefers or adds another one."""
         return self.ongoing or self.max_batch
 
 
@@ -89,12 +94,12 @@ def _value(name: str, kind: Any, given: Any) -> Any:
         words = given.split(",") if isinstance(given, str) else list(given)
         return tuple(str(word).strip() for word in words if str(word).strip())
     if not isinstance(given, str) or not given:
-        raise RequestError(f"{name}={shown(given)} is not a text")
+        raise RequestError(f"{name}={shown(given)} is empty or not a string; give a value")
     return given
 
 
 def absolute(model: str | None) -> str | None:
-    """A local model's path, also for processes with another working directory."""
+    """Makes a local model's path valid in any working directory. Leaves other names as they are."""
     if model is not None and Path(model).exists():
         return str(real_path(Path(model)))
     return model

@@ -1,4 +1,4 @@
-"""A replica: the server's application in a process of Ray Serve, without sockets."""
+"""Runs the server's application as a replica in a process of Ray Serve, without sockets."""
 
 import asyncio
 import os
@@ -9,8 +9,8 @@ from ray import serve
 from starlette.types import Message
 
 from specqd.llm import LLM
-from specqd.ray.asked import Asked
 from specqd.ray.cores import take_cores
+from specqd.ray.forwarded import ForwardedRequest
 from specqd.ray.metrics import labelled
 from specqd.ray.options import Options
 from specqd.server.app import Service, make_paths
@@ -20,7 +20,7 @@ from specqd.server.opening import open_service
 
 
 class Replica:
-    """Ray Serve's deployment. Its answers are those of `specqd serve`."""
+    """The deployment of Ray Serve that holds a model. It answers as `specqd serve` does."""
 
     async def __init__(  # type: ignore[misc] # Ray Serve awaits it, on the loop of the requests
         self, options: Options, model: str | None, draft: tuple[str, ...]
@@ -33,19 +33,19 @@ class Replica:
         self._app = make_paths(self._service)
         self._service.thread.start()
 
-    async def answer(self, asked: Asked) -> AsyncGenerator[list[Message], None]:
-        """The ASGI messages of the answer; those that are there together come together."""
+    async def answer(self, request: ForwardedRequest) -> AsyncGenerator[list[Message], None]:
+        """Yields the ASGI messages of the answer, as many at once as are available."""
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
-        given = [{"type": "http.request", "body": asked.body, "more_body": False}]
+        given = [{"type": "http.request", "body": request.body, "more_body": False}]
 
         async def receive() -> Message:
             if given:
                 return given.pop()
-            return await asyncio.Future()  # a client that leaves cancels the generator
+            return await asyncio.Future()  # when a client disconnects, the generator is cancelled
 
         async def answer() -> None:
             try:
-                await self._app(asked.scope(), receive, messages.put)
+                await self._app(request.scope(), receive, messages.put)
             finally:
                 messages.put_nowait(None)
 
@@ -59,19 +59,20 @@ class Replica:
             await asyncio.gather(answering, return_exceptions=True)
 
     async def families(self) -> list[Metric]:
+        """Returns this replica's metrics, labelled with its name."""
         counts = await self._service.thread.ask(lambda: Counts.of(self._service.engine))
         return labelled(self._service.metrics.families(counts), self._name)
 
     async def process(self) -> tuple[str, int]:
-        """The replica's name and process id, for those who observe it."""
+        """Returns the replica's name and process id, for monitoring and tests."""
         return self._name, os.getpid()
 
     async def check_health(self) -> None:
-        """Called by Ray Serve, which starts the replica again after an error."""
+        """Raises an error if the engine has failed. Ray Serve then restarts the replica."""
         self._service.thread.check()
 
     async def __del__(self) -> None:
-        """Called by Ray Serve once the open requests have ended."""
+        """Stops the engine. Ray Serve calls this after the open requests have ended."""
         if hasattr(self, "_service"):
             await self._service.thread.stop()
 
@@ -87,7 +88,7 @@ def _open(options: Options, model: str | None, draft: tuple[str, ...]) -> Servic
     )
     return open_service(
         llm,
-        Access(),  # the front has checked it
+        Access(),  # the front has checked access
         max_batch=options.max_batch,
         name=options.served_model_name,
         is_lenient=options.lenient,
@@ -95,7 +96,7 @@ def _open(options: Options, model: str | None, draft: tuple[str, ...]) -> Servic
 
 
 async def _together(messages: asyncio.Queue[Message | None]) -> list[Message]:
-    """The next messages; empty at the end."""
+    """Returns all available messages, at least one, or none at the end."""
     batch: list[Message] = []
     message = await messages.get()
     while message is not None:

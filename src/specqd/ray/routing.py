@@ -1,8 +1,8 @@
-"""Sends a request to the replica whose cache holds the longest beginning of its prompt.
+"""Routes a request to the replica whose cache holds the longest prefix of its prompt.
 
-A replica is passed over while it has clearly more open requests than another one. Each front has
-its own picture of the caches, made of the requests that it sent. A wrong picture costs a prefill
-and no bit of an answer.
+Skips a replica while it has clearly more open requests than another one. Each front estimates the
+contents of the caches from the requests that it sent itself. A wrong estimate costs a prefill, but
+never changes an answer.
 """
 
 import json
@@ -14,15 +14,17 @@ from typing import Any
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 PAGE_CHARACTERS = 256  # about the 64 tokens of a page of the KV cache
-_MOST_PAGES = 64  # of a prompt
-_MOST_KNOWN = 1 << 16  # pages, over all replicas
-_MOST_AHEAD = 4  # open requests that the better cache is worth
-_BEFORE = ("system", "instructions", "tools")  # stand before the messages in a chat's text
+_MOST_PAGES = 64  # per prompt
+_MOST_KNOWN = 1 << 16  # pages of all replicas
+_MOST_AHEAD = 4  # a better cache is worth this many more open requests
+_BEFORE = ("system", "instructions", "tools")  # precede the messages in a chat's text
 
 
 def pages_of(body: Mapping[str, Any], client: str) -> tuple[bytes, ...]:
-    """Hashes of the whole pages of a prompt's text; each covers all text before it. Requests with
-    different keys or salts share no page, as in the KV cache."""
+    """Returns hashes of the full pages of a prompt's text. Each hash covers all text before it too.
+
+    Requests with different API keys or salts share no pages, as in the KV cache.
+    """
     digest = blake2b(repr((client, body.get("cache_salt"))).encode(), digest_size=8)
     text = "".join(_parts(body))
     pages = []
@@ -42,10 +44,10 @@ def _parts(body: Mapping[str, Any]) -> Iterator[str]:
 
 
 class PrefixRouter(RequestRouter):
-    """Ray Serve's request router of the replicas. The first argument of a request is `Asked`."""
+    """A request router for Ray Serve. A request's first argument must be a `ForwardedRequest`."""
 
     def initialize_state(self, **_: Any) -> None:
-        self._holders: OrderedDict[bytes, set[ReplicaID]] = OrderedDict()  # newest last
+        self._holders: OrderedDict[bytes, set[ReplicaID]] = OrderedDict()  # by page, newest last
         self._open: defaultdict[ReplicaID, set[str]] = defaultdict(set)  # ids of requests
 
     async def choose_replicas(
@@ -53,11 +55,14 @@ class PrefixRouter(RequestRouter):
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """Ranks; Serve takes the replica with the shortest queue of the first one with room."""
+        """Returns groups of replicas in order of preference.
+
+        Serve takes the replica with the shortest queue from the first group with room.
+        """
         replicas = list(candidate_replicas)
         if pending_request is None or not replicas:
             return [replicas]
-        pending_request.routing_context.should_backoff = True  # where all are full
+        pending_request.routing_context.should_backoff = True  # if all are full
         fewest = min(len(self._open[each.replica_id]) for each in replicas)
         held = {
             each.replica_id: self._pages_held(each.replica_id, pending_request)

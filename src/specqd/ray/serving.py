@@ -1,4 +1,4 @@
-"""The application: fronts that check and route requests, replicas that answer them."""
+"""Builds the application: fronts check and route requests, replicas answer them."""
 
 import os
 from typing import Any
@@ -15,13 +15,15 @@ from specqd.ray.routing import PrefixRouter
 from specqd.server.guard import Access
 from specqd.server.opening import DRAIN_SECONDS
 
-_FRONT_REQUESTS = 1024  # open at once on a front: as many samples as one server takes
+_FRONT_REQUESTS = 1024  # open at once on a front, like the samples on one server
 _HEALTH_SECONDS = 5  # between two checks of a replica
 
 
 def app(arguments: dict[str, Any]) -> serve.Application:
-    """`serve run specqd.ray:app model=./my-model draft=auto replicas=2`: one OpenAI endpoint over
-    replicas of a model. Arguments: `Options`. Keys come from SPECQD_API_KEY, as for `specqd serve`.
+    """Returns the application for `serve run specqd.ray:app model=./my-model replicas=2`.
+
+    It is one OpenAI endpoint for all replicas of a model. `Options` lists the arguments. Without
+    `api_keys`, the keys are those in SPECQD_API_KEY, as for `specqd serve`. Raises RequestError.
     """
     options = Options.of(arguments)
     if not options.api_keys:
@@ -29,7 +31,7 @@ def app(arguments: dict[str, Any]) -> serve.Application:
             {**arguments, "api_keys": os.environ.get("SPECQD_API_KEY", "").split()}
         )
     if not all(key.isascii() and key.isprintable() for key in options.api_keys):
-        raise RequestError("api_keys: HTTP headers carry printable ASCII only")
+        raise RequestError("api_keys: HTTP headers can carry only printable ASCII; change the keys")
     replicas = _replicas(options).bind(
         options, absolute(options.model), tuple(absolute(word) or word for word in options.draft)
     )
@@ -63,7 +65,7 @@ def _replicas(options: Options) -> serve.Deployment:
     return serve.deployment(Replica).options(
         name="replica",
         ray_actor_options={"num_cpus": options.cores},
-        max_ongoing_requests=4 * options.most_ongoing,  # a queue beside the batch
+        max_ongoing_requests=4 * options.most_ongoing,  # the batch and a queue
         graceful_shutdown_timeout_s=DRAIN_SECONDS,
         logging_config=LoggingConfig(enable_access_log=False),
         health_check_period_s=_HEALTH_SECONDS,

@@ -1,4 +1,4 @@
-"""A model in an actor of Ray Data, and how many of them fit into a cluster."""
+"""Runs a model in an actor of Ray Data, and counts how many of them fit into a cluster."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,17 +16,20 @@ from specqd.openai.batch import Batch, answer_batch, read_request
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """The model that each worker loads, and its cores. count: None: as many as fit."""
+    """The model that each worker loads, and the cores that it uses."""
 
-    model: str | None  # a path that exists on each machine, or owner/name
-    name: str  # in answers
+    model: str | None  # a path that exists on every machine, or owner/name
+    name: str  # the model's name in answers
     draft: tuple[str, ...] = ()
-    threads: int | None = None  # None: the cores of the cluster's smallest machine
+    threads: int | None = None  # per worker; None: the cores of the cluster's smallest machine
     isa: str | None = None
-    count: int | None = None
+    count: int | None = None  # of workers; None: as many as fit
 
     def placed(self) -> dict[str, Any]:
-        """The arguments of `map_batches` for the connected cluster. Raises MachineError."""
+        """Returns the arguments of `map_batches` for the connected cluster.
+
+        Raises MachineError if no machine has enough cores.
+        """
         cores = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
         usable = [each for each in cores if each]
         if not usable:
@@ -35,12 +38,12 @@ class Workers:
         fitting = sum(each // threads for each in usable)
         if not fitting:
             raise MachineError(
-                f"no machine of the Ray cluster has {threads} CPUs; the largest has {max(usable)}"
+                f"no machine of the Ray cluster has {threads} CPUs; lower threads to {max(usable)}"
             )
         return {
             "compute": ActorPoolStrategy(size=self.count or fitting),
             "num_cpus": threads,
-            "batch_size": None,  # a block
+            "batch_size": None,  # one block
             "batch_format": "pyarrow",
         }
 
@@ -53,8 +56,11 @@ class Worker:
         self._llm = LLM(workers.model, workers.draft or "auto", workers.threads, workers.isa)
 
     def answers(self, lines: Sequence[bytes]) -> list[Json]:
-        """The lines' answers in the order of the lines. They depend on nothing but the line, the
-        model and `created`, so a line that is answered again has the same answer."""
+        """Returns the answers in the order of the lines.
+
+        An answer depends only on its line, the model and `created`, so answering a line again gives
+        the same answer. Raises RequestError for a line that is not a valid request.
+        """
         requests = tuple(read_request(line, self._name) for line in lines)
         collected = _Collected()
         batch = Batch(Path(self._name), self._name, self._created, requests)
@@ -63,7 +69,7 @@ class Worker:
 
 
 class _Collected:
-    """Answers in memory."""
+    """Collects answers in memory."""
 
     def __init__(self) -> None:
         self.done: set[str] = set()

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server: HTTP requests to one engine, answers whole or as streams.
+"""An HTTP server with OpenAI's and Anthropic's APIs for one engine. Answers can be streamed.
 
-Needs the extra `specqd[serve]`. Knows transport; knows nothing of drafts or weights.
+Needs the extra `specqd[serve]`. Owns transport. Knows nothing of drafts or weights.
 """

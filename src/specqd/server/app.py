@@ -1,4 +1,4 @@
-"""The server's paths. Built once, around one engine."""
+"""Defines the server's paths. The application is built once, around one engine."""
 
 import asyncio
 import time
@@ -41,7 +41,7 @@ from specqd.server.streams import AnswerResponse
 
 T = TypeVar("T")
 _LONG_BODY_BYTES = 1 << 18
-MakeReply = Callable[[Prepared, str], Reply]  # of a prepared request and the key of the ids
+MakeReply = Callable[[Prepared, str], Reply]  # (prepared request, key of the ids) -> answer
 _PATHS = (
     "/v1/completions",
     "/v1/chat/completions",
@@ -61,14 +61,14 @@ class Serving:
 
     engine: Engine
     model_name: str
-    defaults: GenerationDefaults  # the model's, for fields that a request leaves open
+    defaults: GenerationDefaults  # the model's, for fields that a request omits
     access: Access
     most_open_samples: int = 1024
-    is_lenient: bool = False  # unknown fields of requests are ignored, in place of refused
+    is_lenient: bool = False  # ignore unknown fields of requests instead of rejecting them
 
 
 class Service:
-    """State that the paths share: the engine's thread, metrics, grammars."""
+    """The state that the paths share: the engine's thread, metrics, grammars."""
 
     def __init__(self, serving: Serving) -> None:
         self.serving = serving
@@ -88,20 +88,24 @@ class Service:
         self._ignored = IgnoredFields() if serving.is_lenient else None
 
     def json_of(self, body: bytes) -> object:
+        """Parses a body. Raises ProblemError or RequestError."""
         return json_of(body, self._ignored)
 
     def check_model(self, name: str | None) -> None:
+        """Raises ProblemError (404) for the name of another model."""
         if name is not None and name != self.serving.model_name:
             raise ProblemError(
                 404,
-                f"there is no model of that name; this is {self.serving.model_name}",
+                f"there is no model of that name; this server has {self.serving.model_name}",
                 "model",
                 "model_not_found",
             )
 
     async def in_turn(self, body_size: int, work: Callable[[], T]) -> T:
-        """Runs work on a body's texts in a worker thread. Long bodies take turns: tokenizing a text
-        takes a hundred times its size in memory."""
+        """Runs work on a body's text in a worker thread.
+
+        Long bodies wait for each other: tokenizing a text takes a hundred times its size in memory.
+        """
         async with self._long_bodies if body_size > _LONG_BODY_BYTES else nullcontext():
             return await asyncio.to_thread(work)
 
@@ -112,9 +116,9 @@ class Service:
         client: str,
         reply_of: MakeReply | None = None,
     ) -> Response:
-        """Submits a request. Raises ProblemError or SpecqdError where it cannot be run.
+        """Submits a request. Raises ProblemError or SpecqdError if it cannot be run.
 
-        reply_of: makes the answer, unless it is that of a completion or chat.
+        reply_of: makes the answer. None: OpenAI's answer of a completion or chat.
         """
         self.check_model(api_request.options.model)
         prepared = await self.in_turn(body_size, lambda: Prepared.of(api_request, self.tokenizer))
@@ -147,16 +151,17 @@ class Service:
         )
 
     def draft_metrics(self) -> DraftMetrics:
-        """Returns empty metrics for one answer, which collects them."""
+        """Returns new metrics, which one answer fills."""
         return DraftMetrics(longest_proposal(self.engine.level))
 
     def _job(self, prepared: Prepared, make_grammar: MakeGrammar | None, client: str) -> Job:
         options = prepared.request.options
-        salt = f"{client}\n{options.cache_salt}"  # clients share no prompts; no key has a \n
+        salt = f"{client}\n{options.cache_salt}"  # clients share no prompts; keys contain no \n
         request = prepared.for_engine(self.defaults, make_grammar, salt)
         return Job(request, is_streamed=options.is_streamed, has_progress=options.has_progress)
 
     def facts(self) -> Facts:
+        """Returns what the page shows about the model."""
         return Facts(
             self.serving.model_name,
             self.tokenizer.has_chat_template,
@@ -167,15 +172,19 @@ class Service:
         )
 
     def _check_places(self, samples: int) -> None:
-        """Await nothing between this and the submission, which takes the places."""
+        """Raises ProblemError if there is no room for more samples.
+
+        Await nothing between this call and the submission, which takes the places.
+        """
         most = self.serving.most_open_samples
         if samples > most:
-            raise refused(f"{samples} samples at once; at most {most} are taken, ask for fewer")
+            raise refused(f"{samples} samples are more than {most}; request fewer at once")
         if self.thread.num_open_samples + samples > most:
             raise ProblemError(429, f"{most} samples are open already; try again later")
 
 
 def make_app(service: Service) -> ASGIApp:
+    """Returns the whole application, with access checks."""
     access = service.serving.access
     guarded = Guard(make_paths(service), access)
     if not access.origins:
@@ -189,7 +198,7 @@ def make_app(service: Service) -> ASGIApp:
 
 
 def make_paths(service: Service) -> FastAPI:
-    """All paths, without checks of access. A request's scope must hold its client's key."""
+    """Returns all paths, without access checks. A request's scope must have its client's key."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -200,7 +209,7 @@ def make_paths(service: Service) -> FastAPI:
         title="SpecQD",
         version=__version__,
         lifespan=lifespan,
-        openapi_url=None,  # its pages would load scripts from other origins
+        openapi_url=None,  # FastAPI's documentation pages load scripts from other origins
         redirect_slashes=False,
     )
     add_errors(app)
@@ -216,20 +225,19 @@ def add_generation(app: FastAPI, service: Service) -> None:
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         body = await request.body()
-        asked = completion_request(service.json_of(body))
-        return await service.answer(asked, len(body), request.scope[CLIENT])
+        parsed = completion_request(service.json_of(body))
+        return await service.answer(parsed, len(body), request.scope[CLIENT])
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         body = await request.body()
-        return await service.answer(
-            chat_request(service.json_of(body)), len(body), request.scope[CLIENT]
-        )
+        parsed = chat_request(service.json_of(body))
+        return await service.answer(parsed, len(body), request.scope[CLIENT])
 
     @app.post("/v1/responses")
     async def responses(request: Request) -> Response:
         body = await request.body()
-        asked = responses_request(service.json_of(body))
+        parsed = responses_request(service.json_of(body))
 
         def reply_of(prepared: Prepared, key: str) -> Reply:
             return ResponsesAnswer(
@@ -237,40 +245,40 @@ def add_generation(app: FastAPI, service: Service) -> None:
                 Usage.of(prepared, cached_prompt_tokens=0),
                 key=key,
                 created=int(time.time()),
-                echoed=asked.echoed(service.defaults),
+                echoed=parsed.echoed(service.defaults),
                 blocks=BlockReader(prepared),
                 metrics=service.draft_metrics(),
                 tokenizer=service.tokenizer,
             )
 
-        return await service.answer(asked.chat, len(body), request.scope[CLIENT], reply_of)
+        return await service.answer(parsed.chat, len(body), request.scope[CLIENT], reply_of)
 
 
 def add_messages(app: FastAPI, service: Service) -> None:
     @app.post(ANTHROPIC)
     async def messages(request: Request) -> Response:
         body = await request.body()
-        asked = messages_request(service.json_of(body))
+        parsed = messages_request(service.json_of(body))
 
         def reply_of(prepared: Prepared, key: str) -> Reply:
-            assert asked.params.max_tokens is not None
+            assert parsed.params.max_tokens is not None
             return MessagesAnswer(
                 service.serving.model_name,
                 Usage.of(prepared, cached_prompt_tokens=0),
                 key,
                 BlockReader(prepared),
                 service.draft_metrics(),
-                asked.params.max_tokens,
+                parsed.params.max_tokens,
             )
 
-        return await service.answer(asked, len(body), request.scope[CLIENT], reply_of)
+        return await service.answer(parsed, len(body), request.scope[CLIENT], reply_of)
 
     @app.post(f"{ANTHROPIC}/count_tokens")
     async def count_tokens(request: Request) -> dict[str, int]:
         body = await request.body()
-        asked = count_request(service.json_of(body))
-        service.check_model(asked.options.model)
-        [ids] = await service.in_turn(len(body), lambda: asked.encoded(service.tokenizer))
+        parsed = count_request(service.json_of(body))
+        service.check_model(parsed.options.model)
+        [ids] = await service.in_turn(len(body), lambda: parsed.encoded(service.tokenizer))
         return {"input_tokens": len(ids)}
 
 
@@ -282,7 +290,7 @@ def add_models(app: FastAPI, service: Service) -> None:
         "created": service.created,
         "owned_by": "specqd",
         "max_model_len": service.engine.max_context,
-        "context_length": service.engine.max_context,  # the same; some clients read this name
+        "context_length": service.engine.max_context,  # the name that other clients read
     }
 
     @app.get("/v1/models")
@@ -315,22 +323,22 @@ def add_texts(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize")
     async def tokenize(request: Request) -> dict[str, Any]:
         body = await request.body()
-        asked = tokenize_request(service.json_of(body))
-        service.check_model(asked.model)
-        ids = await service.in_turn(len(body), lambda: asked.encoded(tokenizer))
+        parsed = tokenize_request(service.json_of(body))
+        service.check_model(parsed.model)
+        ids = await service.in_turn(len(body), lambda: parsed.encoded(tokenizer))
         return {"count": len(ids), "max_model_len": service.engine.max_context, "tokens": ids}
 
     @app.post("/detokenize")
     async def detokenize(request: Request) -> dict[str, str]:
         body = service.json_of(await request.body())
-        asked = detokenize_request(body, service.engine.level.model.vocabulary)
-        service.check_model(asked.model)
-        text = await asyncio.to_thread(tokenizer.decode, asked.tokens, skip_special_tokens=False)
+        parsed = detokenize_request(body, service.engine.level.model.vocabulary)
+        service.check_model(parsed.model)
+        text = await asyncio.to_thread(tokenizer.decode, parsed.tokens, skip_special_tokens=False)
         return {"prompt": text}
 
 
 def add_errors(app: FastAPI) -> None:
-    """Gives all errors one shape."""
+    """Gives all errors the same JSON shape."""
 
     @app.exception_handler(ProblemError)
     async def on_problem(request: Request, problem: ProblemError) -> JSONResponse:
@@ -344,15 +352,15 @@ def add_errors(app: FastAPI) -> None:
     async def on_http(request: Request, error: HTTPException) -> JSONResponse:
         problem = str(error.detail)
         if error.status_code == 404:
-            problem = f"there is no {shown(request.url.path)}; known: {', '.join(_PATHS)}"
+            problem = f"there is no path {shown(request.url.path)}; known: {', '.join(_PATHS)}"
         elif error.status_code == 405 and error.headers:
             allowed = error.headers.get("allow", "")
-            problem = f"{shown(request.method)} is not answered here; send {allowed}"
+            problem = f"{shown(request.method)} is not allowed for this path; send {allowed}"
         response = ProblemError(error.status_code, problem).response(request.url.path)
         response.headers.update(error.headers or {})  # of a 405: the allowed methods
         return response
 
     @app.exception_handler(Exception)
     async def on_fault(request: Request, error: Exception) -> JSONResponse:
-        problem = ProblemError(500, "the server failed at this request")
+        problem = ProblemError(500, "the server failed on this request; its log says why")
         return problem.response(request.url.path)

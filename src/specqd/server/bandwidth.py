@@ -1,4 +1,4 @@
-"""The share of the memory bandwidth, measured once at the start, that levels' forwards use."""
+"""Measures memory bandwidth once at the start, and computes which share of it forwards use."""
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -10,15 +10,15 @@ from specqd.engine.engine import Engine
 from specqd.engine.reports import LevelReport
 from specqd.model.bandwidth import MEGABYTE, measure
 
-_LARGEST_WORKING_SET = 512 * MEGABYTE  # caches hold almost nothing of it, nor of larger ones
+_LARGEST_WORKING_SET = 512 * MEGABYTE  # caches hold almost nothing of this size or a larger one
 _RECENT_SECONDS = 10.0
-_LEAST_STEP_SECONDS = 1.0  # between two reports that are kept
+_LEAST_STEP_SECONDS = 1.0  # between two stored reports
 
 
 def measure_limits(engine: Engine) -> dict[str, float]:
-    """Memory bandwidth in GB/s by the level's name, at the size of the weights that it reads.
+    """Measures memory bandwidth, in GB/s by level name, at the size of the weights a level reads.
 
-    Uses all cores for less than 0.5 s. Leaves out levels whose size does not fit the free memory.
+    Uses all cores for less than 0.5 s. Omits levels whose size does not fit into free memory.
     """
     levels = [each for each in engine.level.levels if isinstance(each, Level)]
     sizes = {
@@ -34,15 +34,16 @@ def measure_limits(engine: Engine) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Shares of the bandwidth: the seconds in which it moves the bytes that forwards read, over
-    the seconds that they took. Levels without forwards have none."""
+    """Bandwidth utilisation: how long memory needs to move the bytes that forwards read, divided
+    by how long the forwards took.
+    """
 
-    by_level: Mapping[str, float]
-    of_all: float | None
+    by_level: Mapping[str, float]  # without levels that ran no forwards
+    of_all: float | None  # over all levels; None without forwards
 
 
 class RecentShares:
-    """The shares of the last ten seconds, or since the last report where that is older."""
+    """Computes the shares over the last ten seconds, or since the last report if it is older."""
 
     def __init__(
         self,
@@ -52,9 +53,10 @@ class RecentShares:
     ) -> None:
         self._limits = limits
         self._clock = clock
-        self._reports = deque([(clock(), levels)])  # the next is compared with the first
+        self._reports = deque([(clock(), levels)])  # the next report is compared with the first
 
     def shares(self, levels: Sequence[LevelReport]) -> Shares:
+        """Returns the recent shares. levels: their work since the start."""
         now = self._clock()
         while len(self._reports) > 1 and now - self._reports[1][0] >= _RECENT_SECONDS:
             self._reports.popleft()
@@ -66,7 +68,7 @@ class RecentShares:
 
 
 def shares_of(levels: Sequence[LevelReport], limits: Mapping[str, float]) -> Shares:
-    """levels: their work in the time that counts; limits: GB/s by level name."""
+    """Computes the shares. levels: their work in the period; limits: GB/s by level name."""
     needed = {
         level.name: (level.gigabytes + level.cache_gigabytes) / limits[level.name]
         for level in levels

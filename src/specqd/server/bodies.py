@@ -1,4 +1,4 @@
-"""JSON bodies, and the requests to vLLM's paths /tokenize and /detokenize, checked."""
+"""Reads JSON bodies, and checks requests to vLLM's paths /tokenize and /detokenize."""
 
 import logging
 import re
@@ -15,27 +15,27 @@ from specqd.text.tokenizer import Tokenizer
 
 _LOG = logging.getLogger("specqd.server")
 _INDEX = re.compile(r"\[\d+\]")
-_MOST_TOLD = 100  # names: clients choose them
+_MOST_LOGGED = 100  # names; clients choose them, so there could be any number
 
 
 class IgnoredFields:
-    """Makes objects lenient, and logs the name of each ignored field once."""
+    """Makes JSON objects lenient, and logs the name of each ignored field once."""
 
     def __init__(self) -> None:
         self._names: set[str] = set()
 
     def lenient(self, members: dict[str, Any]) -> LenientObject:
-        return LenientObject(members, self.tell)
+        return LenientObject(members, self.log)
 
-    def tell(self, name: str) -> None:
+    def log(self, name: str) -> None:
         name = _INDEX.sub("[]", name)
-        if name not in self._names and len(self._names) < _MOST_TOLD:
+        if name not in self._names and len(self._names) < _MOST_LOGGED:
             self._names.add(name)
-            _LOG.warning("ignored in a request: %s, which is not known", name)
+            _LOG.warning("ignored an unknown field of a request: %s", name)
 
 
 def json_of(body: bytes, ignored: IgnoredFields | None = None) -> object:
-    """Raises ProblemError for what is not JSON, RequestError for half a character in it.
+    """Parses a body. Raises ProblemError if it is not JSON, RequestError for a lone surrogate.
 
     ignored: makes the body's objects lenient.
     """
@@ -44,12 +44,12 @@ def json_of(body: bytes, ignored: IgnoredFields | None = None) -> object:
         check_characters(value, body)
         return value
     except (ValueError, RecursionError) as error:
-        raise refused(f"the body is not JSON in UTF-8{place_of(error)}") from error
+        raise refused(f"the body is not valid JSON in UTF-8{place_of(error)}") from error
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizeRequest:
-    """A request to /tokenize: for the ids of a prompt or of a chat's messages."""
+    """A request to /tokenize for the token ids of a prompt or of a chat."""
 
     model: str | None
     content: str | tuple[Mapping[str, Any], ...]
@@ -57,6 +57,7 @@ class TokenizeRequest:
     add_generation_prompt: bool
 
     def encoded(self, tokenizer: Tokenizer) -> list[int]:
+        """Returns the token ids. Raises RequestError or TokenizerError."""
         if isinstance(self.content, str):
             return tokenizer.encode(self.content, add_special_tokens=self.add_special_tokens)
         return tokenizer.chat(self.content, add_generation_prompt=self.add_generation_prompt)
@@ -64,16 +65,19 @@ class TokenizeRequest:
 
 @dataclass(frozen=True, slots=True)
 class DetokenizeRequest:
+    """A request to /detokenize for the text of token ids."""
+
     model: str | None
     tokens: tuple[int, ...]
 
 
 def tokenize_request(body: object) -> TokenizeRequest:
+    """Reads a body of /tokenize. Raises FieldError."""
     known = ("model", "prompt", "messages", "add_special_tokens", "add_generation_prompt")
     fields = Fields.of(body, known)
     prompt, has_messages = fields.text("prompt"), fields.get("messages") is not None
     if (prompt is None) != has_messages:
-        raise FieldError("prompt", "give a prompt or messages, and not both")
+        raise FieldError("prompt", "give either a prompt or messages")
     return TokenizeRequest(
         fields.text("model"),
         messages_of(fields) if prompt is None else prompt,
@@ -83,10 +87,11 @@ def tokenize_request(body: object) -> TokenizeRequest:
 
 
 def detokenize_request(body: object, vocabulary: int) -> DetokenizeRequest:
+    """Reads a body of /detokenize. vocabulary: number of token ids. Raises FieldError."""
     fields = Fields.of(body, ("model", "tokens"))
     if fields.get("tokens") is None:
         raise fields.wrong("tokens", "a list of token ids")
     tokens = fields.token_ids("tokens")
     if any(not 0 <= token < vocabulary for token in tokens):
-        raise FieldError("tokens", f"ids are from 0 to {vocabulary - 1}")
+        raise FieldError("tokens", f"ids must be from 0 to {vocabulary - 1}")
     return DetokenizeRequest(fields.text("model"), tokens)

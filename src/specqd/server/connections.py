@@ -1,6 +1,6 @@
-"""Limits of connections that uvicorn lacks: clients may neither stall nor crowd out the others.
+"""Adds limits that uvicorn lacks: a client can neither stall the server nor crowd out others.
 
-Knows HTTP's states of a connection; knows nothing of what requests ask.
+Knows the states of an HTTP connection. Knows nothing of what requests contain.
 """
 
 import asyncio
@@ -10,15 +10,15 @@ import resource
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-HEAD_SECONDS = 10  # for the head of a request, from the connection or the last answer on
-WRITE_SECONDS = 30  # for a client to make room for more of its answer
+HEAD_SECONDS = 10  # for the head of a request, from the connection or the previous answer on
+WRITE_SECONDS = 30  # for a client to read enough for more of its answer to be sent
 MOST_CONNECTIONS = 4096
-ACCEPTED_AT_ONCE = 16  # before any of them is counted
-_SPARE_FILES = 64  # descriptors for those and for all else
+ACCEPTED_AT_ONCE = 16  # connections accepted before any of them is counted
+_SPARE_FILES = 64  # descriptors for these connections and for all other files
 
 
 def most_connections() -> int:
-    """The number that this process has file descriptors for."""
+    """Returns how many connections this process has file descriptors for, at least 8."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return MOST_CONNECTIONS
@@ -26,14 +26,17 @@ def most_connections() -> int:
 
 
 class Connection(H11Protocol):
-    """uvicorn's, cut where the client stalls. A new one displaces the one that has waited longest
-    for its client's request, where `limit_concurrency` connections are open."""
+    """uvicorn's connection, closed if the client stalls.
+
+    If `limit_concurrency` connections are open, a new one replaces the one that has waited longest
+    for a request of its client.
+    """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         assert self.limit_concurrency is not None
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
-        # Below the limit with this one: uvicorn refuses requests at it.
+        # Stay below the limit with this connection: at the limit, uvicorn rejects requests.
         self._make_room(len(self.connections) + 2 - self.limit_concurrency)
         super().connection_made(transport)
         self._wait_for_head()
@@ -59,12 +62,12 @@ class Connection(H11Protocol):
 
     @property
     def waits_for_client(self) -> bool:
-        """Whether no whole request is there that has no whole answer."""
+        """Whether no complete request is still to be answered."""
         is_answered = self.cycle is None or self.cycle.response_complete
         return is_answered or self.conn.their_state is h11.SEND_BODY
 
     def _wait_for_head(self) -> None:
-        """Starts the time of the next head; bytes that come do not prolong it."""
+        """Starts the timer for the next head. Received bytes do not extend it."""
         self.waits_since = self.loop.time()
         is_unread = self.transport.get_write_buffer_size() > 0
         if self._head_timer is not None:
@@ -75,7 +78,7 @@ class Connection(H11Protocol):
 
     def _end_without_head(self) -> None:
         if self.cycle is None or self.cycle.response_complete:
-            self.transport.abort()  # `close` would wait for the client to read
+            self.transport.abort()  # `close` would wait until the client has read everything
 
     def _make_room(self, places: int) -> None:
         if places < 1:

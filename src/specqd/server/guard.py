@@ -1,7 +1,7 @@
-"""Access checks before a request is read: names, keys, and the size and time of its body.
+"""Checks access before a request is handled: names, API keys, and the size and time of its body.
 
-A web page can send requests to a local server, under its own name (Origin) or, by DNS rebinding,
-under a host name that is not ours (Host). Both are refused; `Access.origins` excepts origins.
+A web page can send requests to a local server with its own origin (Origin) or, by DNS rebinding,
+with a foreign host name (Host). Both are rejected, except for origins in `Access.origins`.
 """
 
 import asyncio
@@ -16,30 +16,33 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from specqd.server.page import ASSETS
 from specqd.server.problems import ProblemError
 
-CLIENT = "specqd.client"  # scope key of an accepted request: its API key
-# For a body to come whole. It has no rate: even a slow line sends a prompt in this time.
+CLIENT = "specqd.client"  # the key of the ASGI scope under which a request's API key is stored
+# Time for a complete body. There is no minimum rate: a slow line can send a prompt in this time.
 BODY_SECONDS = 60
-# The first bytes of a body count for no total, so long bodies cannot crowd out short ones.
+# The first bytes of a body do not count towards the total, so long bodies cannot block short ones.
 SHORT_BODY_BYTES = 1 << 16
-# Answered without a key. The page is the same for everybody; it asks its reader for the key.
+# Paths that need no key. The page contains nothing secret, and asks its reader for the key.
 _OPEN_PATHS = frozenset({"/health", *ASSETS})
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """api_keys: a request needs one of them, unless there are none.
-    host_names: allowed in Host, as are localhost and every IP address.
-    origins: whose pages may send requests and read answers; "*": those of all."""
+    """Who may use the server, and the limits for bodies.
+
+    api_keys: a request needs one of them, unless the tuple is empty.
+    host_names: allowed in Host, in addition to localhost and every IP address.
+    origins: their pages may send requests and read answers. "*" allows all origins.
+    """
 
     api_keys: tuple[str, ...] = ()
     host_names: frozenset[str] = frozenset()
     origins: frozenset[str] = frozenset()
     most_body_bytes: int = 4 << 20
-    most_bytes_in_all: int = 64 << 20  # of bodies, each without its first SHORT_BODY_BYTES
+    most_bytes_in_all: int = 64 << 20  # of all bodies, each without its first SHORT_BODY_BYTES
 
 
 class Guard:
-    """Passes to an application the requests that `access` allows."""
+    """An ASGI application that passes the requests which `access` allows to another one."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
@@ -67,7 +70,7 @@ class Guard:
         receive: Receive,
         send: Send,
     ) -> None:
-        """body: is filled; its bytes count until the answer is sent."""
+        """Checks and passes a request. Fills `body`, whose bytes count until the answer is sent."""
         try:
             self._check_names(headers, scope["scheme"])
             scope[CLIENT] = self._client(headers, scope["path"])
@@ -84,7 +87,7 @@ class Guard:
         if not self._is_ours(host):
             raise ProblemError(
                 403,
-                "this server does not have that Host name; see --allow-host",
+                "the Host header names another server; see --allow-host",
                 code="host_refused",
             )
         origin = headers.get("origin")
@@ -108,7 +111,7 @@ class Guard:
         return True  # DNS rebinding needs a name
 
     def _client(self, headers: dict[str, str], path: str) -> str:
-        """The request's API key, which names the client; "" where no key is needed."""
+        """Returns the request's API key, which identifies the client, or "" if none is needed."""
         keys = self._access.api_keys
         if not keys or path in _OPEN_PATHS:
             return ""
@@ -138,7 +141,7 @@ class Guard:
                         raise problem
                     self._add(part, body)
         except TimeoutError as error:
-            late = f"the body was not whole after {BODY_SECONDS} seconds; send it faster"
+            late = f"the body was incomplete after {BODY_SECONDS} seconds; send it faster"
             raise ProblemError(408, late) from error
 
     def _add(self, part: bytes, body: bytearray) -> None:
@@ -146,7 +149,7 @@ class Guard:
         body += part
         self._bytes_in_all += _counted(body) - before
         if self._bytes_in_all > self._access.most_bytes_in_all:
-            raise ProblemError(429, "the long bodies of other requests fill the memory; try again")
+            raise ProblemError(429, "long bodies of other requests use all memory; try again later")
 
 
 def _counted(body: bytearray) -> int:
@@ -158,13 +161,13 @@ async def _parts(receive: Receive) -> AsyncIterator[bytes]:
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ProblemError(400, "the connection was closed before the body was whole")
+            raise ProblemError(400, "the connection was closed before the body was complete")
         yield message.get("body", b"")
         more = message.get("more_body", False)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Receives the body that was read already, then the messages behind it."""
+    """Returns a `receive` that gives the body, which was read already, then the next messages."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def next_message() -> Message:

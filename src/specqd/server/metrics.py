@@ -1,6 +1,7 @@
 """Prometheus metrics: counts of the engine and its levels, and the times that clients waited.
 
-Names are vLLM's where vLLM has the metric, so that dashboards fit; the others begin with `specqd:`.
+Metrics that vLLM has too keep vLLM's names, so that its dashboards work. The others begin with
+`specqd:`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,14 +19,14 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _REQUEST_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-# Counters of the target, as vLLM has them: name, help, attribute of LevelReport.
+# Counters of the target, which vLLM has too: name, help, attribute of LevelReport.
 _OF_TARGET = (
     ("vllm:spec_decode_num_drafts", "Proposals that the target verified.", "proposals"),
     ("vllm:spec_decode_num_draft_tokens", "Tokens in those proposals.", "drafted"),
-    ("vllm:spec_decode_num_accepted_tokens", "Of these, the accepted ones.", "accepted"),
+    ("vllm:spec_decode_num_accepted_tokens", "Tokens of these that were accepted.", "accepted"),
 )
 _AT_TARGET = "vllm:spec_decode_num_accepted_tokens_per_pos"
-# Counters of each level, the target included. Their sum over levels says nothing.
+# Counters of each level, including the target. Their sum over levels has no meaning.
 _BY_LEVEL = (
     ("specqd:level_proposals", "Proposals that a level verified.", "proposals"),
     ("specqd:level_draft_tokens", "Tokens in those proposals.", "drafted"),
@@ -33,10 +34,10 @@ _BY_LEVEL = (
     ("specqd:level_forwards", "Forwards of a level.", "forwards"),
     ("specqd:level_rows", "Rows (tokens) in a level's forwards.", "rows"),
     ("specqd:level_forward_seconds", "Seconds spent in a level's forwards.", "seconds"),
-    ("specqd:level_read_gigabytes", "Gigabytes of weights that they read.", "gigabytes"),
+    ("specqd:level_read_gigabytes", "Gigabytes of weights read by its forwards.", "gigabytes"),
     (
         "specqd:level_read_cache_gigabytes",
-        "Gigabytes of keys and values that they read.",
+        "Gigabytes of keys and values read by its forwards.",
         "cache_gigabytes",
     ),
     ("specqd:level_asks", "Proposals requested from a draft level.", "asked"),
@@ -48,24 +49,25 @@ _BY_LEVEL = (
 )
 Family = type[CounterMetricFamily | GaugeMetricFamily]
 
-_REASONS = {"cancelled": "abort"}  # vLLM's words
+_REASONS = {"cancelled": "abort"}  # our reason -> vLLM's, where they differ
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The engine's counts between two rounds."""
+    """The engine's counts, taken between two rounds. Requests are counted by samples."""
 
     running: int
     waiting: int
-    cache_share: float  # of the pages that are in use
-    states: int  # of recurrent layers, those that samples or the cache hold
-    cached_states: int
+    cache_share: float  # of the KV cache's pages in use, from 0 to 1
+    states: int  # of recurrent layers, in use by samples or the cache
+    cached_states: int  # of these, those kept for later prompts
     cached_prompt_tokens: int
     preemptions: int
     stats: Stats
 
     @classmethod
     def of(cls, engine: Engine) -> "Counts":
+        """Reads the counts. Call it on the engine's thread."""
         cache, scheduler = engine.level.model.cache, engine.scheduler
         return cls(
             len(scheduler.running),
@@ -80,10 +82,10 @@ class Counts:
 
 
 class Metrics(Collector):
-    """A Watcher of jobs that writes its and the engine's counts as Prometheus reads them."""
+    """A Watcher of jobs that publishes its counts and the engine's for Prometheus."""
 
     def __init__(self, model_name: str, begun: Stats, bandwidth: Mapping[str, float]) -> None:
-        """begun: counts before the first request; bandwidth: GB/s of memory, by level."""
+        """begun: counts before the first request. bandwidth: memory's GB/s by level name."""
         self._registry = CollectorRegistry()
         self._begun = begun
         self._shares = RecentShares(bandwidth, begun.levels)
@@ -98,7 +100,7 @@ class Metrics(Collector):
         )
         self._next_token = self._histogram(
             "vllm:inter_token_latency_seconds",
-            "Seconds a token; tokens that came together share the time since those before.",
+            "Seconds per token; tokens that came together share the time since the previous ones.",
             _TOKEN_SECONDS,
         )
         self._request = self._histogram(
@@ -130,11 +132,12 @@ class Metrics(Collector):
         self._finished.labels(self._model_name, _REASONS.get(reason, reason)).inc()
 
     def shown(self, counts: Counts) -> bytes:
+        """Returns all metrics in Prometheus's text format."""
         self._note(counts)
         return generate_latest(self._registry)
 
     def families(self, counts: Counts) -> list[Metric]:
-        """The same as objects."""
+        """Returns all metrics as objects."""
         self._note(counts)
         return list(self._registry.collect())
 
@@ -155,12 +158,12 @@ class Metrics(Collector):
     def _engine_counts(self, counts: Counts) -> Iterator[Metric]:
         gauge, counter = GaugeMetricFamily, CounterMetricFamily
         cached, stats = counts.cached_prompt_tokens, counts.stats
-        held = "States of recurrent layers that samples or the cache hold."
-        kept = "States of recurrent layers that are cached for later prompts."
+        held = "States of recurrent layers in use by samples or the cache."
+        kept = "States of recurrent layers cached for later prompts."
         share = "Share of the KV cache's pages in use, from 0 to 1."
         for kind, name, text, value in (
-            (gauge, "vllm:num_requests_running", "Samples that run.", counts.running),
-            (gauge, "vllm:num_requests_waiting", "Samples that wait.", counts.waiting),
+            (gauge, "vllm:num_requests_running", "Running samples.", counts.running),
+            (gauge, "vllm:num_requests_waiting", "Waiting samples.", counts.waiting),
             (gauge, "vllm:kv_cache_usage_perc", share, counts.cache_share),
             (gauge, "specqd:recurrent_states", held, counts.states),
             (gauge, "specqd:recurrent_states_cached", kept, counts.cached_states),
@@ -176,7 +179,7 @@ class Metrics(Collector):
         counter = CounterMetricFamily
         for name, text, attribute in _OF_TARGET:
             yield self._family(counter, name, text, [((), getattr(target, attribute))])
-        text = "Tokens that the target accepted, by place in the proposal, from 0."
+        text = "Tokens that the target accepted, by position in the proposal, from 0."
         by_place = [((str(place),), count) for place, count in enumerate(target.accepted_at)]
         yield self._family(counter, _AT_TARGET, text, by_place, ("position",))
 
@@ -187,7 +190,7 @@ class Metrics(Collector):
         yield self._family(
             CounterMetricFamily,
             "specqd:level_accepted_tokens_per_pos",
-            "Accepted tokens by level and place in the proposal, from 0.",
+            "Accepted tokens by level and position in the proposal, from 0.",
             [
                 ((level.name, str(place)), accepted)
                 for level in levels
@@ -227,7 +230,7 @@ class Metrics(Collector):
         values: Iterable[tuple[Sequence[str], float]],
         labels: Sequence[str] = (),
     ) -> Metric:
-        """values: each with its labels' values. The label model_name is added to all."""
+        """Makes a metric. values: pairs of label values and a value. Adds the label model_name."""
         family = kind(name, text, labels=["model_name", *labels])
         for label_values, value in values:
             family.add_metric([self._model_name, *label_values], value)

@@ -1,4 +1,4 @@
-"""A loaded model becomes a service: its engine, its name and who may use it."""
+"""Makes a service of a loaded model: its engine, its name and its access rules."""
 
 from specqd.engine.engine import Engine
 from specqd.hub import model_name
@@ -6,14 +6,17 @@ from specqd.llm import LLM
 from specqd.server.app import Service, Serving
 from specqd.server.guard import Access
 
-PROMPT_ROWS = 128  # prompts' rows in one round, while other sequences decode
-DRAIN_SECONDS = 60  # for open requests to end when the server is told to end
+PROMPT_ROWS = 128  # rows of prompts per round while other sequences decode
+DRAIN_SECONDS = 60  # for open requests to finish when the server shuts down
 
 
 def open_service(
     llm: LLM, access: Access, *, max_batch: int, name: str | None = None, is_lenient: bool = False
 ) -> Service:
-    """name: None: the directory's, or owner/name. Measures the memory's bandwidth."""
+    """Builds the service, and measures memory bandwidth.
+
+    name: the model's name in the API. None: the name of its directory, or owner/name.
+    """
     engine = Engine(
         llm.engine.level,
         llm.tokenizer,

@@ -1,4 +1,4 @@
-"""Errors as clients read them: OpenAI's JSON of an error, and an HTTP status."""
+"""Turns errors into answers: an HTTP status, and OpenAI's or Anthropic's JSON of an error."""
 
 import logging
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from specqd.engine.thread import StoppedError
 from specqd.errors import ChatTemplateError, RequestError, SpecqdError, TokenizerError
 from specqd.openai.errors import code_of, param_of, refusal
 
-ANTHROPIC = "/v1/messages"  # its paths begin so
+ANTHROPIC = "/v1/messages"  # Anthropic's paths begin like this
 _LOG = logging.getLogger("specqd.server")
 
 
-@dataclass  # not frozen: a traceback is put on it as it is raised
+@dataclass  # not frozen: raising it sets its traceback
 class ProblemError(Exception):
-    """A request is answered with an error. The message is one line: cause and remedy."""
+    """An error that answers a request. The message is one line: the cause and what to do."""
 
     status: int
     message: str
@@ -25,6 +25,7 @@ class ProblemError(Exception):
     code: str | None = None
 
     def described(self) -> dict[str, Any]:
+        """Returns OpenAI's JSON."""
         kind = "invalid_request_error"
         if self.status == 429:
             kind = "rate_limit_error"
@@ -33,7 +34,7 @@ class ProblemError(Exception):
         return refusal(self.message, kind, self.param, self.code)
 
     def response(self, path: str) -> JSONResponse:
-        """The answer to a request to this path, in the form of its API."""
+        """Returns the answer to a request to `path`, in the JSON of its API."""
         headers = {}
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
@@ -46,16 +47,19 @@ class ProblemError(Exception):
 
 
 def refused(message: str, param: str | None = None, code: str | None = None) -> ProblemError:
-    """Status 400: the request is wrong."""
+    """Returns a problem with status 400: the request is wrong."""
     return ProblemError(400, message, param, code)
 
 
 def problem_of(error: SpecqdError) -> ProblemError:
-    """Status 400 for the client's errors, 500 or 503 for ours. Our files' names go to the log."""
+    """Returns status 400 for the client's errors, and 500 or 503 for the server's.
+
+    Names of the server's files go only to the log.
+    """
     if isinstance(error, StoppedError):
         return ProblemError(503, str(error))
     if isinstance(error, ChatTemplateError):
-        _LOG.warning("%s: the chat template failed; the client was told the cause", error.origin)
+        _LOG.warning("%s: the chat template failed; the client got the cause", error.origin)
         return refused(error.problem)
     if isinstance(error, RequestError | TokenizerError):
         return refused(str(error), param_of(error), code_of(error))

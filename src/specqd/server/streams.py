@@ -1,4 +1,4 @@
-"""Sends answers, whole or as server-sent events; cancels the job where the client leaves."""
+"""Sends answers, whole or as server-sent events, and cancels jobs of disconnected clients."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class AnswerResponse(Response):
-    """Sends the answer to a submitted job; closes the job when it is sent or the client leaves."""
+    """Sends the answer to a submitted job. Closes the job afterwards, also on disconnection."""
 
     def __init__(self, thread: EngineThread, job: Job, answer: Reply, *, is_stream: bool) -> None:
         self._thread = thread
@@ -36,7 +36,7 @@ class AnswerResponse(Response):
 
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            samples = [update async for update in self._updates()]  # one a sample
+            samples = [update async for update in self._updates()]  # one per sample
             samples.sort(key=lambda update: update.sample)
             response = JSONResponse(self._answer.whole(samples))
         except SpecqdError as error:
@@ -47,7 +47,7 @@ class AnswerResponse(Response):
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-cache"),
-            (b"x-accel-buffering", b"no"),  # proxies must not collect events
+            (b"x-accel-buffering", b"no"),  # proxies must not buffer events
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         async for event in self._events():
@@ -60,7 +60,7 @@ class AnswerResponse(Response):
             for event in answer.opening(self._job.request.num_samples):
                 yield written(event)
             async for update in self._updates():
-                for event in answer.news(update):
+                for event in answer.events_of(update):
                     yield written(event)
         except SpecqdError as error:
             for event in answer.failure(problem_of(error).described()):
@@ -79,7 +79,7 @@ class AnswerResponse(Response):
 
 
 def written(event: Event) -> bytes:
-    """The event as a stream has it."""
+    """Returns the bytes of an event in a stream."""
     text = event.content
     if not isinstance(text, str):
         text = json.dumps(text, ensure_ascii=False, separators=(",", ":"))
@@ -88,7 +88,7 @@ def written(event: Event) -> bytes:
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
-    """The work's result; None where the client left first, which cancels the work."""
+    """Returns the result of `work`, or cancels it and returns None if the client disconnects."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(disconnected(receive))
     try:

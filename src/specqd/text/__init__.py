@@ -1,1 +1,1 @@
-"""Text to tokens and back: tokenizers, streams of text, chat templates."""
+"""Converts text to tokens and back: tokenizers, streamed text, chat templates."""

@@ -1,4 +1,4 @@
-"""Builds backends of the `tokenizers` library from vocabularies, as Hugging Face's conversions do.
+"""Builds `tokenizers` backends from vocabularies, with the results of Hugging Face's conversions.
 
 Owns how each kind of vocabulary splits text. Knows nothing of files.
 """
@@ -18,9 +18,10 @@ from tokenizers import (
     processors,
 )
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # kinds of pieces
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # sentencepiece's piece types
 
-# Regular expressions that split text into words before any merge, named by their first model.
+# Regular expressions that split text into words before any merge, named after the first model that
+# used them.
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -39,16 +40,16 @@ _TEKKEN = (
 
 @dataclass(frozen=True, slots=True)
 class WordSplit:
-    """A byte-level vocabulary's split of text into words. `pattern` None is GPT-2's."""
+    """How a byte-level vocabulary splits text into words."""
 
-    pattern: str | None = None
-    cuts_digits: bool = False  # every digit is a word
-    composes: bool = False  # normalises to NFC first
-    takes_whole_words: bool = False  # a word of the vocabulary needs no merges
-    adds_bos: bool = False  # the file can override it
+    pattern: str | None = None  # None: GPT-2's pattern
+    cuts_digits: bool = False  # every digit is a word of its own
+    composes: bool = False  # text is first normalised to NFC
+    takes_whole_words: bool = False  # a word in the vocabulary needs no merges
+    adds_bos: bool = False  # by default; the file can override it
 
 
-WORD_SPLITS: Mapping[str, WordSplit] = {  # by their names in GGUF files
+WORD_SPLITS: Mapping[str, WordSplit] = {  # by `tokenizer.ggml.pre` of GGUF files
     **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt", "jais"), WordSplit()),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), WordSplit(cuts_digits=True)),
     **dict.fromkeys(
@@ -64,23 +65,23 @@ WORD_SPLITS: Mapping[str, WordSplit] = {  # by their names in GGUF files
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """A sentencepiece vocabulary and its normalisation of text."""
+    """A sentencepiece vocabulary, and how it normalises text."""
 
     algorithm: Literal["bpe", "unigram"]
     texts: Sequence[str]
     scores: Sequence[float]
-    kinds: Sequence[int]
+    kinds: Sequence[int]  # NORMAL to BYTE
     unknown_id: int = 0
     falls_back_to_bytes: bool = True
-    adds_space: bool = True  # before the text
-    squeezes_spaces: bool = False
-    character_map: bytes = b""  # sentencepiece's own format
+    adds_space: bool = True  # at the start of the text
+    squeezes_spaces: bool = False  # runs of spaces become one
+    character_map: bytes = b""  # in sentencepiece's own format
 
 
 def byte_level_backend(
     tokens: Sequence[str], kinds: Sequence[int], merges: Iterable[tuple[str, str]], split: WordSplit
 ) -> Tokenizer:
-    """Byte-level BPE. Raises ValueError for merges outside of the vocabulary."""
+    """Builds byte-level BPE. Raises ValueError for merges outside of the vocabulary."""
     vocabulary = {token: i for i, token in enumerate(tokens)}
     backend = Tokenizer(_bpe(vocabulary, merges, ignore_merges=split.takes_whole_words))
     if split.composes:
@@ -98,7 +99,7 @@ def byte_level_backend(
 
 
 def sentencepiece_backend(pieces: Pieces) -> Tokenizer:
-    """Sentencepiece's BPE or Unigram, with its treatment of spaces."""
+    """Builds sentencepiece's BPE or Unigram, with its treatment of spaces."""
     if pieces.algorithm == "bpe":
         vocabulary = {text: i for i, text in enumerate(pieces.texts)}
         model: models.Model = _bpe(
@@ -122,7 +123,7 @@ def sentencepiece_backend(pieces: Pieces) -> Tokenizer:
 
 
 def add_ends(backend: Tokenizer, first: str | None, last: str | None) -> None:
-    """Makes encoding put these tokens before and after every text."""
+    """Makes encoding put the tokens `first` and `last` around every text; None adds none."""
     named = dict.fromkeys(token for token in (first, last) if token is not None)
     if named:
         whole = [token for token in (first, "$A", last) if token is not None]
@@ -140,8 +141,10 @@ def _bpe(
 
 
 def _merges(vocabulary: Mapping[str, int], pieces: Pieces) -> list[tuple[str, str]]:
-    """All pairs of pieces that form a piece, by its score: sentencepiece always joins the two
-    neighbours whose piece has the highest score."""
+    """Returns all pairs of pieces that form a piece, ordered by that piece's score.
+
+    sentencepiece always joins the two neighbours whose joined piece has the highest score.
+    """
     ranked = []
     lengths = set(map(len, pieces.texts))
     whole = {CONTROL, USER_DEFINED, UNKNOWN, BYTE}
@@ -157,8 +160,10 @@ def _merges(vocabulary: Mapping[str, int], pieces: Pieces) -> list[tuple[str, st
 
 
 def _cuts(length: int, lengths: Set[int]) -> Iterable[int]:
-    """Where a piece can consist of two of these lengths: to try each place of a long piece would
-    take time quadratic in its length."""
+    """Returns where a piece of this length can split into two pieces of known lengths.
+
+    Trying every place of a long piece would take time quadratic in its length.
+    """
     if length <= len(lengths):
         return range(1, length)
     return [at for at in lengths if 0 < at < length and length - at in lengths]
@@ -178,7 +183,7 @@ def _normalizers(pieces: Pieces) -> list[normalizers.Normalizer]:
 
 
 def _declare_whole(backend: Tokenizer, tokens: Sequence[str], kinds: Sequence[int]) -> None:
-    """Makes encoding find control tokens (special) and user-defined ones before all others."""
+    """Makes encoding find control tokens (special) and user-defined tokens before all others."""
     for kind, is_special in ((CONTROL, True), (USER_DEFINED, False)):
         whole = [
             AddedToken(token, normalized=False, special=is_special)

@@ -1,4 +1,4 @@
-"""Splits texts into channels, which gpt-oss writes (Harmony). Knows no models.
+"""Splits text into the channels that gpt-oss writes (Harmony format). Knows nothing of models.
 
 <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...
 """
@@ -16,23 +16,24 @@ _MARK = re.compile(r"<\|(start|channel|message|constrain|end|return|call)\|>")
 
 
 def has_channels(tokenizer: "Tokenizer") -> bool:
-    """Whether the model writes channels."""
+    """Returns whether the tokenizer has the special tokens of channels."""
     return tokenizer.is_special(_CHANNEL) and tokenizer.is_special(_MESSAGE)
 
 
 class ChannelReader:
-    """Splits a text with spelled-out special tokens into its channels.
+    """Splits one text, in which special tokens are spelled out, into its channels.
 
-    No piece ends within a mark. A text without marks is an answer, returned at the end.
+    A piece must not end within a special token. A text without any is an answer, returned at the
+    end.
     """
 
     def __init__(self) -> None:
-        self._header = ""  # text between a mark and the next message
-        self._channel: str | None = None  # of the message that is being read
+        self._header = ""  # text before the next <|message|>
+        self._channel: str | None = None  # of the current message
         self._has_marks = False
 
     def feed(self, piece: str) -> Iterator[tuple[str, str]]:
-        """Pairs of a channel and its new text."""
+        """Yields channels with their new text."""
         for index, part in enumerate(_MARK.split(piece)):
             if index % 2:
                 self._pass(part)
@@ -42,14 +43,15 @@ class ChannelReader:
                 yield self._channel, part
 
     def finish(self) -> Iterator[tuple[str, str]]:
+        """Yields the text held back; ends the text."""
         if self._header and not self._has_marks:
             yield ANSWER, self._header
 
-    def told_apart(self, piece: str, *, is_last: bool) -> tuple[str, str]:
-        """The new text of the answer, and that of all other channels (thoughts)."""
-        said = [*self.feed(piece), *(self.finish() if is_last else ())]
-        answer = "".join(text for channel, text in said if channel == ANSWER)
-        return answer, "".join(text for channel, text in said if channel != ANSWER)
+    def split(self, piece: str, *, is_last: bool) -> tuple[str, str]:
+        """Returns the new text of the answer, and that of all other channels (the reasoning)."""
+        parts = [*self.feed(piece), *(self.finish() if is_last else ())]
+        answer = "".join(text for channel, text in parts if channel == ANSWER)
+        return answer, "".join(text for channel, text in parts if channel != ANSWER)
 
     def _pass(self, mark: str) -> None:
         self._has_marks = True

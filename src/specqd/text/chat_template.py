@@ -1,7 +1,7 @@
 """Renders messages with a model's chat template.
 
-Owns a template's variables, and what goes wrong. Knows nothing of tokens, nor of Jinja:
-`template_process` renders.
+Owns a template's variables and its errors. Knows nothing of tokens or Jinja: `template_process`
+renders.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from specqd.text.template_process import (
     template_process,
 )
 
-REASONING = ("reasoning_content", "thinking", "reasoning")  # synonyms, the usual one first
+REASONING = ("reasoning_content", "thinking", "reasoning")  # synonyms; the first is the usual one
 
 
 class ChatTemplate:
-    """One template, compiled when first rendered: a broken one must not prevent plain prompts.
+    """One template, compiled when first rendered, so that a broken one only prevents chats.
 
-    `origin` names it in errors. `now` and `cpu_seconds` are parameters for tests.
+    `origin` names it in errors. Tests set `now` and `cpu_seconds`.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class ChatTemplate:
         add_generation_prompt: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The text of `messages`.
+        """Renders `messages` to the text of a prompt.
 
-        Raises RequestError if the template rejects them, and ChatTemplateError if it fails or takes
-        more than two seconds of processor time, 512 MiB of memory, or 4 MiB of text (both sizes
-        grow with the input).
+        Raises RequestError if the template rejects the messages. Raises ChatTemplateError if it
+        fails or needs more than two seconds of processor time, 512 MiB of memory or 4 MiB of text.
+        Longer messages raise the two limits in bytes.
         """
         seen = {
             **plain_data(variables or {}, "template variables"),
@@ -66,7 +66,7 @@ class ChatTemplate:
         try:
             return template_process().render(self.source, seen, self._now(), self._cpu_seconds)
         except TemplateRefusalError as error:
-            raise RequestError(f"the chat template refuses: {error}") from error
+            raise RequestError(f"the chat template rejects this request: {error}") from error
         except TemplateLimitError as error:
             raise self._failure(f"is stopped because {error}") from error
         except TemplateFailureError as error:
@@ -78,17 +78,20 @@ class ChatTemplate:
 
 
 def visible_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages for a template: plain data, no None, reasoning under its usual names.
+    """Returns the messages as plain data without None, with reasoning under its usual names.
 
-    Templates handle a missing key, but print `content: null` as "None".
+    Templates handle a missing key, but print `content: null` as "None". Raises RequestError for
+    messages that are not mappings of plain data.
     """
     if not messages:
-        raise RequestError("messages: there is none; give at least one")
+        raise RequestError("messages: the list is empty; give at least one message")
     visible = []
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         if not isinstance(message, Mapping):
-            raise RequestError(f"{where}: a {type(message).__name__}; give a mapping with a role")
+            raise RequestError(
+                f"{where}: is a {type(message).__name__}; give a mapping with a role"
+            )
         plain = plain_data(
             {key: value for key, value in message.items() if value is not None}, where
         )
@@ -100,9 +103,12 @@ def visible_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
 
 
 def plain_data(value: Any, where: str, depth: int = 0) -> Any:
-    """A copy of `value` in plain JSON types: a template must not get objects with own methods."""
+    """Copies `value` in plain JSON types, so that a template gets no methods of other classes.
+
+    Raises RequestError, which names `where`, for other types.
+    """
     if depth > 60:
-        raise RequestError(f"{where}: nested too deeply; make it flatter")
+        raise RequestError(f"{where}: is nested more than 60 levels deep; make it flatter")
     if value is None or isinstance(value, bool):
         return value
     for kind in (str, int, float):
@@ -110,7 +116,7 @@ def plain_data(value: Any, where: str, depth: int = 0) -> Any:
             return kind(value) if type(value) is not kind else value
     if isinstance(value, Mapping):
         if any(isinstance(key, tuple) for key in value):
-            raise RequestError(f"{where}: a key is a tuple; give a text")
+            raise RequestError(f"{where}: a key is a tuple; use a string")
         return {
             plain_data(key, where, depth + 1): plain_data(item, where, depth + 1)
             for key, item in value.items()
@@ -118,5 +124,5 @@ def plain_data(value: Any, where: str, depth: int = 0) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
         return [plain_data(item, where, depth + 1) for item in value]
     raise RequestError(
-        f"{where}: holds a {type(value).__name__}; give text, numbers, lists, mappings"
+        f"{where}: holds a {type(value).__name__}; use strings, numbers, lists and mappings"
     )

@@ -1,4 +1,4 @@
-"""Reads the tokenizer and chat templates of a GGUF file. Owns llama.cpp's keys for them."""
+"""Reads the tokenizer and the chat templates of a GGUF file. Owns llama.cpp's keys for them."""
 
 import json
 from dataclasses import dataclass
@@ -33,15 +33,15 @@ _NAMED = {
 
 @dataclass(frozen=True, slots=True)
 class GgufTokenizer:
-    """A backend, tokens by their names in tokenizer_config.json, and templates by name."""
+    """A tokenizer as a GGUF file describes it."""
 
     backend: tokenizers.Tokenizer
-    named_tokens: dict[str, str]
-    templates: dict[str, str]
+    named_tokens: dict[str, str]  # by their names in tokenizer_config.json
+    templates: dict[str, str]  # chat templates by name
 
 
 def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
-    """Raises TokenizerError, in one line that names the file."""
+    """Reads a file's tokenizer. Raises TokenizerError, in one line that names the file."""
     keys = _Keys(GgufFile.open(path))
     tokens = keys.texts("tokens")
     kinds = keys.numbers("token_type", len(tokens)) or [NORMAL] * len(tokens)
@@ -55,7 +55,7 @@ def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
         adds_bos = True
         backend = sentencepiece_backend(_pieces(keys, tokens, kinds))
     else:
-        raise keys.error("model", "gpt2 or llama is supported")
+        raise keys.error("model", "only gpt2 and llama are supported")
     named = {
         name: tokens[i]
         for name, key in _NAMED.items()
@@ -70,7 +70,7 @@ def read_gguf_tokenizer(path: Path) -> GgufTokenizer:
 
 
 def tokenizer_files(path: Path) -> dict[str, str]:
-    """The same tokenizer and templates as the files of a Hugging Face directory, by name."""
+    """Returns the same tokenizer and templates as files of a Hugging Face directory, by name."""
     read = read_gguf_tokenizer(path)
     settings: dict[str, Any] = dict(read.named_tokens)
     if read.templates:
@@ -97,7 +97,7 @@ class _Keys:
     def texts(self, key: str) -> list[str]:
         value = self.get(key)
         if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-            raise self.error(key, "a list of texts is needed")
+            raise self.error(key, "a list of strings is needed")
         return value
 
     def numbers(self, key: str, count: int) -> list[Any] | None:
@@ -142,7 +142,10 @@ def _merges(keys: _Keys) -> list[tuple[str, str]]:
     for merge in keys.texts("merges"):
         left, space, right = merge.partition(" ")
         if not left or not space or not right or " " in right:
-            raise TokenizerError(f"{keys.gguf.path}: {_PREFIX}merges has {shown(merge)}")
+            raise TokenizerError(
+                f"{keys.gguf.path}: {_PREFIX}merges has {shown(merge)}; two pieces with a space "
+                "between them are needed"
+            )
         merges.append((left, right))
     return merges
 
@@ -164,7 +167,7 @@ def _pieces(keys: _Keys, tokens: list[str], kinds: list[Any]) -> Pieces:
 
 
 def _templates(gguf: GgufFile) -> dict[str, str]:
-    """`tokenizer.chat_template`, and `tokenizer.chat_template.NAME` for the listed names."""
+    """Reads `tokenizer.chat_template`, and `tokenizer.chat_template.NAME` for the listed names."""
     names = gguf.get("tokenizer.chat_templates")
     keys = {"default": "tokenizer.chat_template"}
     if isinstance(names, list):

@@ -1,6 +1,6 @@
-"""Reads sentencepiece's `tokenizer.model`, a protocol buffer: the fields that encoding needs.
+"""Reads the fields of sentencepiece's `tokenizer.model`, a protocol buffer, that encoding needs.
 
-Field numbers are those of sentencepiece_model.proto. Knows nothing of how text is split.
+Field numbers are those of sentencepiece_model.proto. Does not know how text is split.
 """
 
 import struct
@@ -19,15 +19,15 @@ _ALGORITHMS = {_UNIGRAM: "a Unigram", _BPE: "a BPE", 3: "a word", 4: "a characte
 
 @dataclass(frozen=True, slots=True)
 class SentencepieceModel:
-    """The vocabulary and its first and last token; None if it has none."""
+    """A vocabulary and the ids of its begin and end tokens."""
 
     pieces: Pieces
-    bos_id: int | None
+    bos_id: int | None  # None: there is no such token
     eos_id: int | None
 
 
 def read_sentencepiece(path: Path) -> SentencepieceModel:
-    """Raises TokenizerError, in one line that names the file."""
+    """Reads a file. Raises TokenizerError, in one line that names it."""
     try:
         return _parse(read_small(path, MOST_VOCABULARY_BYTES))
     except (ValueError, struct.error) as error:
@@ -58,10 +58,10 @@ def _parse(data: bytes) -> SentencepieceModel:
     if algorithm not in (_UNIGRAM, _BPE):
         raise ValueError(f"{_ALGORITHMS.get(algorithm, 'an unknown')} model is not supported")
     if _int(trainer, 24, 0) or not _int(normalizer, 5, 1):
-        raise ValueError("spaces after words, or unescaped, are not supported")
+        raise ValueError("spaces after words and unescaped spaces are not supported")
     unknown = _int(trainer, 40, 0)
     if not 0 <= unknown < len(texts):
-        raise ValueError(f"it has {len(texts)} pieces and the unknown one is {unknown}")
+        raise ValueError(f"the unknown piece is {unknown}, but there are {len(texts)} pieces")
     pieces = Pieces(
         algorithm="bpe" if algorithm == _BPE else "unigram",
         texts=texts,
@@ -79,7 +79,7 @@ def _parse(data: bytes) -> SentencepieceModel:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Numbers and values of a message's fields; raises ValueError for a malformed message."""
+    """Yields the numbers and values of a message's fields. Raises ValueError if it is malformed."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)
@@ -114,7 +114,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _int(fields: dict[int, int | bytes], number: int, default: int) -> int:
-    """An int32, an enum or a bool."""
+    """Returns an int32, enum or bool field."""
     value = fields.get(number, default)
     if not isinstance(value, int):
         raise ValueError("malformed")

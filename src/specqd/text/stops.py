@@ -1,14 +1,14 @@
-"""Finds stop strings in a text that comes in pieces. Knows no tokens.
+"""Finds stop strings in a text that arrives in pieces. Knows nothing of tokens.
 
-Each stop is searched as Knuth, Morris and Pratt do: a character costs constant amortised time,
-whatever the stop's length.
+Uses the search of Knuth, Morris and Pratt for each stop string: a character takes constant
+amortised time, whatever the stop string's length.
 """
 
 from collections.abc import Iterable
 
 
 class StopFinder:
-    """Searches one text for several stop strings."""
+    """Searches one text for several stop strings, up to the first one found."""
 
     def __init__(self, stops: Iterable[str]) -> None:
         self._readers = [_Reader(stop) for stop in stops]
@@ -16,8 +16,10 @@ class StopFinder:
         self.found: str | None = None
 
     def feed(self, text: str) -> int | None:
-        """Where the first stop string begins that ends in this piece, counted from the text's
-        begin; None: there is none."""
+        """Returns where the first stop string that ends in this piece begins, or None.
+
+        The place counts characters from the start of the text.
+        """
         ends = ((reader, reader.end_in(text)) for reader in self._readers)
         length, self._length = self._length, self._length + len(text)
         found = [(length + end - len(r.stop), r.stop) for r, end in ends if end is not None]
@@ -28,7 +30,7 @@ class StopFinder:
 
     @property
     def held(self) -> int:
-        """Characters at the text's end that may begin a stop string."""
+        """The number of characters at the text's end that may begin a stop string."""
         return max((reader.length for reader in self._readers), default=0)
 
 
@@ -37,12 +39,13 @@ class _Reader:
 
     def __init__(self, stop: str) -> None:
         self.stop = stop
-        self.length = 0  # of the longest begin of `stop` with which the text ends
-        # Entry i is the length of the longest proper end of stop[:i + 1] that begins `stop`.
-        # The list grows as far as the search comes, so a stop that never begins costs nothing.
+        self.length = 0  # of the longest prefix of `stop` with which the text ends
+        # Entry i is the length of the longest proper suffix of stop[:i + 1] that is a prefix of
+        # `stop`. The list grows as the search advances, so an absent stop string costs nothing.
         self._borders = [0]
 
     def end_in(self, text: str) -> int | None:
+        """Returns where in this piece the stop string ends, or None."""
         stop, length = self.stop, self.length
         for place, character in enumerate(text, 1):
             while length and stop[length] != character:

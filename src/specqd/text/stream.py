@@ -1,6 +1,6 @@
-"""Streams the text of tokens: never half a character, in total exactly the text of `decode`.
+"""Streams the text of tokens. Never splits a character; the total is exactly the text of `decode`.
 
-Owns the rules when text is certain. Knows nothing of models; a token is its id and its text.
+Owns the rules for when text is final. Knows nothing of models; a token is an id and a text.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CLEANED_CHARACTERS = frozenset("".join(untidy for untidy, _ in CLEAN_UPS))
 
 
 class Pieces(Protocol):
-    """Returns text as it becomes certain, for one kind of decoder."""
+    """Returns text as soon as it is final, for one kind of decoder."""
 
     def feed(self, token_id: int, token: str) -> str: ...
     def finish(self) -> str: ...
@@ -56,8 +56,10 @@ class TextStream:
         self._tidy = TidySpaces() if clean_up else None
 
     def feed(self, token_ids: Iterable[int]) -> str:
-        """The text that became certain with these tokens, often empty. Takes amortised constant
-        time for a token."""
+        """Returns the text that these tokens made final, often "".
+
+        Takes constant amortised time per token.
+        """
         texts = []
         for token_id in token_ids:
             token = self._token_of(token_id)
@@ -67,15 +69,15 @@ class TextStream:
         return "".join(texts)
 
     def finish(self) -> str:
-        """The text held back; ends the stream."""
+        """Returns the text held back, and ends the stream."""
         text = self._pieces.finish()
         return self._tidy.feed(text) + self._tidy.finish() if self._tidy else text
 
 
 class BytePieces:
-    """For byte-level decoders: a token is a run of UTF-8 bytes.
+    """Streams for byte-level decoders, where a token is a run of UTF-8 bytes.
 
-    Invalid bytes become U+FFFD once it is certain that they are invalid.
+    Bytes become U+FFFD as soon as no later byte can make them valid.
     """
 
     def __init__(self) -> None:
@@ -89,11 +91,11 @@ class BytePieces:
 
 
 class WindowPieces:
-    """For any other decoder: the text of a window of tokens, minus that of the tokens before it.
+    """Streams for any other decoder: decodes a window of tokens and removes the text before it.
 
     Decoders treat the start of a text specially (they strip its space), and some join neighbours.
-    Each window therefore starts with `anchor`, a plain word, and the last token before it. A run of
-    `<0x..>` tokens is held back: only its end shows whether it is valid UTF-8 or all U+FFFD.
+    Each window therefore starts with `anchor`, a plain word, and the token before the window. A run
+    of `<0x..>` tokens is held back: only its end shows whether it is valid UTF-8 or all U+FFFD.
     """
 
     def __init__(
@@ -102,10 +104,10 @@ class WindowPieces:
         self._decode = decode
         self._anchor = [] if anchor is None else [anchor]
         self._falls_back_to_bytes = falls_back_to_bytes
-        self._before: list[int] = []  # empty until there is text: the start must be decoded as one
+        self._before: list[int] = []  # empty until there is text: the start is decoded as a whole
         self._held: list[int] = []
-        # Tokens to hold before they are decoded again: twice those that made no certain text, so
-        # that a decoder that makes none takes linear time.
+        # The number of held tokens at which to decode again. It doubles whenever no text becomes
+        # final, so that a decoder without any text takes linear time.
         self._least = 1
 
     def feed(self, token_id: int, token: str) -> str:
@@ -124,7 +126,7 @@ class WindowPieces:
         text = self._decode(self._before + self._held)
         if not text.startswith(before) or (not self._before and not text):
             self._least = 2 * len(self._held)
-            return ""  # not certain yet
+            return ""  # not final yet
         self._least = 1
         self._before = [*self._anchor, self._held[-1]]
         self._held = []
@@ -132,7 +134,7 @@ class WindowPieces:
 
 
 class HeldPieces:
-    """For decoders that look back from the end of the text: no text is certain before the end."""
+    """Streams for decoders that look back from the end of the text: only the end makes it final."""
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
         self._decode = decode
@@ -148,7 +150,7 @@ class HeldPieces:
 
 
 class TidySpaces:
-    """`tidied` in pieces: text is certain up to a character that no clean-up contains."""
+    """Applies `tidied` to pieces: text is final up to a character that no clean-up contains."""
 
     def __init__(self) -> None:
         self._held: list[str] = []
@@ -168,14 +170,14 @@ class TidySpaces:
 
 
 def tidied(text: str) -> str:
-    """English text without the spaces that word tokenizers leave before punctuation."""
+    """Removes the spaces that word tokenizers leave before English punctuation."""
     for untidy, tidy in CLEAN_UPS:
         text = text.replace(untidy, tidy)
     return text
 
 
 class PieceMaker:
-    """Chooses how to stream a tokenizer's text from the decoder that its file describes."""
+    """Chooses how to stream a tokenizer's text, from the decoder that its file describes."""
 
     def __init__(
         self,
@@ -183,7 +185,7 @@ class PieceMaker:
         decode: Callable[[list[int]], str],
         special_ids: frozenset[int],
     ) -> None:
-        """decode: keeps special tokens."""
+        """`decode` must keep special tokens."""
         steps = list(decoder_steps(json.loads(backend.to_str())["decoder"]))
         kinds = {step["type"] for step in steps}
         self._decode = decode
@@ -209,7 +211,7 @@ def _find_anchor(backend: tokenizers.Tokenizer, special_ids: frozenset[int]) -> 
 
 
 def decoder_steps(decoder: dict[str, Any] | None) -> Iterable[dict[str, Any]]:
-    """The decoders of a (nested) sequence, in order."""
+    """Yields the decoders of a sequence, which may be nested, in order."""
     if decoder is None:
         return
     if decoder["type"] == "Sequence":
@@ -220,13 +222,13 @@ def decoder_steps(decoder: dict[str, Any] | None) -> Iterable[dict[str, Any]]:
 
 
 def overlap(text: str, mark: str) -> int:
-    """The length of the longest end of `text` that is a proper prefix of `mark`."""
+    """Returns the length of the longest suffix of `text` that is a proper prefix of `mark`."""
     lengths = range(min(len(text), len(mark) - 1), 0, -1)
     return next((length for length in lengths if text.endswith(mark[:length])), 0)
 
 
 def is_byte_token(token: str) -> bool:
-    """Whether the token is `<0x..>`: one byte to a byte-fallback decoder."""
+    """Returns whether the token is `<0x..>`, one byte for a byte-fallback decoder."""
     if len(token) != 6 or not token.startswith("<0x") or not token.endswith(">"):
         return False
     try:
@@ -236,9 +238,9 @@ def is_byte_token(token: str) -> bool:
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The characters of byte-level vocabularies and their bytes (GPT-2's choice).
+    """Maps the characters of byte-level vocabularies to their bytes, as GPT-2 defined them.
 
-    A printable byte is its own character; the others are U+0100 and up, in order.
+    A printable byte is its own character. The other bytes are U+0100 and up, in order.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in printable]
@@ -251,7 +253,7 @@ BYTE_OF = byte_alphabet()
 
 
 def token_bytes(token: str) -> bytes:
-    """The bytes of a byte-level token; an added token with other characters is plain UTF-8."""
+    """Returns the bytes of a byte-level token. Added tokens with other characters are UTF-8."""
     try:
         return bytes([BYTE_OF[character] for character in token])
     except KeyError:

@@ -1,6 +1,6 @@
-"""Renders chat templates in a process of their own, which may be stopped at any time.
+"""Renders chat templates in a process of their own, which can be stopped at any time.
 
-Owns that process; knows nothing of chats. A template comes with a model and is untrusted.
+Owns that process. Knows nothing of chats. A template comes with a model and is untrusted.
 """
 
 import marshal
@@ -19,15 +19,15 @@ from typing import Any
 from specqd.errors import MachineError
 from specqd.text import template_worker as worker
 
-CPU_SECONDS = 2.0  # of one rendering
-WALL_SECONDS = 60.0  # until the process counts as hung, whatever else the machine does
-LONGEST_SOURCE = 1 << 16  # characters; twice the longest templates in use
-LONGEST_TEXT = 1 << 22  # bytes that a rendering gives, and 8 more for each byte of its request
-WATCH_SECONDS = 0.05  # between two looks at its memory, where the kernel does not bound it
+CPU_SECONDS = 2.0  # of processor time per rendering
+WALL_SECONDS = 60.0  # after which the process counts as hung, even on a busy machine
+LONGEST_SOURCE = 1 << 16  # in characters; twice the longest templates in use
+LONGEST_TEXT = 1 << 22  # in bytes, of a rendered text; each byte of the request adds 8
+WATCH_SECONDS = 0.05  # between checks of its memory, on systems whose kernel sets no limit
 
 
 class TemplateLimitError(Exception):
-    """A template exceeds a limit. The message continues a sentence that ends in "because"."""
+    """A template exceeds a limit. The message is a clause that follows "because"."""
 
 
 class TemplateFailureError(Exception):
@@ -39,9 +39,9 @@ class TemplateRefusalError(Exception):
 
 
 class TemplateProcess:
-    """One process that renders, started when it is first needed and after it was stopped.
+    """One process that renders. It starts when it is first needed, and again after it was stopped.
 
-    Any thread may call it; renderings take turns.
+    Any thread may call it. Renderings run one at a time.
     """
 
     def __init__(self) -> None:
@@ -56,18 +56,21 @@ class TemplateProcess:
         now: datetime,
         cpu_seconds: float = CPU_SECONDS,
     ) -> str:
-        """The text of the template `source` with `variables`, which are plain data."""
+        """Renders the template `source` with `variables`, which must be plain data.
+
+        Raises TemplateLimitError, TemplateFailureError or TemplateRefusalError.
+        """
         if len(source) > LONGEST_SOURCE:
             raise TemplateLimitError(f"it is longer than {LONGEST_SOURCE} characters")
         message = (cpu_seconds, source, dict(variables), now.isoformat())
-        request = marshal.dumps(message, 2)  # version 2 writes a shared text out each time
+        request = marshal.dumps(message, 2)  # version 2 writes a shared string each time it occurs
         with self._lock:
             process = self._running()
             try:
                 kind, text = _exchange(process, request)
                 if kind == worker.OUT_OF_MEMORY:
                     raise TemplateLimitError("it needs too much memory")
-            except BaseException:  # also an interrupt: the reply would answer the next request
+            except BaseException:  # even an interrupt, or the reply would answer the next request
                 self._end()
                 raise
         if kind == worker.TEXT:
@@ -84,7 +87,7 @@ class TemplateProcess:
 
 @cache
 def template_process() -> TemplateProcess:
-    """The one of this process: templates of all models share it."""
+    """Returns this program's only one, which the templates of all models share."""
     return TemplateProcess()
 
 
@@ -92,7 +95,11 @@ os.register_at_fork(after_in_child=template_process.cache_clear)
 
 
 def _start() -> subprocess.Popen[bytes]:
-    """Not multiprocessing: that would import the program's main module, or need a guard in it."""
+    """Starts the process.
+
+    Does not use multiprocessing, which would import the program's main module or need a guard in
+    it.
+    """
     paths, file = [*map(str, sys.path)], str(worker.__file__)
     program = (
         f"import runpy, sys; sys.path[:] = {paths!r}; runpy.run_path({file!r}, run_name='__main__')"
@@ -105,11 +112,12 @@ def _start() -> subprocess.Popen[bytes]:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            process_group=0,  # Ctrl-C in a terminal is for this process only
+            process_group=0,  # so that Ctrl-C in a terminal does not reach it
         )
     except OSError as error:
         raise MachineError(
-            f"{command[0]}: cannot be started to render chat templates: {error.strerror}"
+            f"{command[0]}: cannot be started to render chat templates: {error.strerror}; "
+            "check that this Python can be executed"
         ) from error
 
 
@@ -122,7 +130,7 @@ def _end(process: subprocess.Popen[bytes], owner: int) -> None:
 
 
 def _exchange(process: subprocess.Popen[bytes], request: bytes) -> tuple[bytes, str]:
-    """The kind and text of the reply to one request."""
+    """Sends a request, and returns the kind and the text of the reply."""
     most_bytes = worker.MOST_BYTES + worker.MOST_BYTES_PER_BYTE * len(request)
     reader = _Reader(process, most_bytes, time.monotonic() + WALL_SECONDS)
     assert process.stdin is not None
@@ -134,7 +142,7 @@ def _exchange(process: subprocess.Popen[bytes], request: bytes) -> tuple[bytes, 
         raise _ended(process) from None
     kind, size = worker.HEAD.unpack(reader.read(worker.HEAD.size))
     if size > LONGEST_TEXT + 8 * len(request):
-        raise TemplateLimitError("it makes a text that is too long")
+        raise TemplateLimitError("its text is too long")
     return kind, reader.read(size).decode("utf-8", "surrogatepass")
 
 
@@ -147,7 +155,7 @@ class _Reader:
         self._most_bytes = most_bytes
         self._deadline = deadline
         self._output = process.stdout.fileno()
-        self._poll = select.poll()  # select() takes no descriptor above 1023
+        self._poll = select.poll()  # select() accepts no descriptor above 1023
         self._poll.register(self._output, select.POLLIN)
 
     def read(self, count: int) -> bytes:
@@ -169,7 +177,7 @@ class _Reader:
 
 
 def resident_bytes(process_id: int) -> int:
-    """The memory of a process, 0 for one that ended. For systems whose kernel does not bound it."""
+    """Returns the resident memory of a process in bytes, or 0 if it has ended."""
     command = ["/bin/ps", "-o", "rss=", "-p", str(process_id)]
     shown = subprocess.run(command, capture_output=True, check=False).stdout
     return 1024 * int(shown or 0)

@@ -1,8 +1,8 @@
-"""The process that renders chat templates: requests come in on its input, texts go out.
+"""The process that renders chat templates: reads requests from its input and writes texts.
 
-Imports Jinja and the standard library only, and is run by its path. Owns Hugging Face's dialect of
-Jinja and the limits of one rendering, which the kernel holds: Jinja's sandbox bounds what an
-untrusted template can reach, but neither its time nor its memory.
+Is run by its path, and imports only Jinja and the standard library. Owns Hugging Face's dialect of
+Jinja and the limits of a rendering. The kernel enforces these limits: Jinja's sandbox restricts
+what an untrusted template can reach, but neither its time nor its memory.
 """
 
 import json
@@ -21,11 +21,11 @@ from jinja2.exceptions import TemplateError
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MOST_BYTES = 512 << 20  # of the process's memory
-MOST_BYTES_PER_BYTE = 32  # of a request, more
-CPU_TIME_SIGNAL = signal.SIGPROF  # ends the process, also within one call of C
+MOST_BYTES = 512 << 20  # of memory for the process
+MOST_BYTES_PER_BYTE = 32  # further memory per byte of the request
+CPU_TIME_SIGNAL = signal.SIGPROF  # ends the process, even within one call of C
 LONGEST_MESSAGE = 500  # characters of an error
-SIZE = struct.Struct("<Q")  # of a request in bytes
+SIZE = struct.Struct("<Q")  # a request's size in bytes
 HEAD = struct.Struct("<cQ")  # a reply's kind, and its size in bytes
 TEXT, REFUSAL, FAILURE, OUT_OF_MEMORY = b"T", b"R", b"F", b"M"
 
@@ -46,7 +46,7 @@ class GenerationBlock(jinja2.ext.Extension):
 
 
 class Worker:
-    """Compiles each template once, and renders at the time that a request states."""
+    """Compiles each template once, and renders it with the clock time that a request states."""
 
     def __init__(self) -> None:
         self._now = datetime.min
@@ -63,7 +63,7 @@ class Worker:
         self._compiled = lru_cache(maxsize=16)(self._compile)
 
     def answer(self, source: str, variables: dict[str, Any], now: str) -> tuple[bytes, str]:
-        """The kind of a reply, and its text or error."""
+        """Returns the kind of the reply, and its text or error."""
         self._now = datetime.fromisoformat(now)
         try:
             return TEXT, self._compiled(source).render(variables)
@@ -92,7 +92,7 @@ def tojson(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON without HTML escapes, with the options of `json.dumps` that templates use."""
+    """Writes JSON without HTML escapes, with the options of `json.dumps` that templates use."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -100,12 +100,13 @@ def tojson(
 
 def one_line(message: str) -> str:
     begin = message[: 4 * LONGEST_MESSAGE]
-    line = " ".join(begin.encode(errors="backslashreplace").decode().split())  # no half characters
+    # Lone surrogates become escapes.
+    line = " ".join(begin.encode(errors="backslashreplace").decode().split())
     return line if len(line) <= LONGEST_MESSAGE else line[: LONGEST_MESSAGE - 1] + "…"
 
 
 def bound_memory(request_bytes: int) -> None:
-    """Lowers the limit of this process, on Linux; elsewhere the other process watches."""
+    """Sets this process's memory limit on Linux. On other systems the parent process watches it."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     most = MOST_BYTES + MOST_BYTES_PER_BYTE * request_bytes
     if sys.platform == "linux" and (hard == resource.RLIM_INFINITY or most < hard):
@@ -113,7 +114,7 @@ def bound_memory(request_bytes: int) -> None:
 
 
 def serve(requests: BinaryIO, replies: BinaryIO) -> None:
-    """Answers each request until there is none."""
+    """Answers requests until the input ends."""
     worker = Worker()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     while head := requests.read(SIZE.size):

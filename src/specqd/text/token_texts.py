@@ -1,4 +1,4 @@
-"""Single tokens: how answers spell them, where they begin, which part of a text each one is."""
+"""Describes single tokens: how answers spell them, where they begin, which text each one makes."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -15,12 +15,12 @@ _NO_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 
 class Stream(Protocol):
     def feed(self, token_ids: Iterable[int]) -> str:
-        """The text that becomes certain with these tokens."""
+        """Returns the text that these tokens make final."""
         ...
 
 
 def spelled(tokenizer: "Tokenizer", token: int) -> str:
-    """The token's text as OpenAI spells it: `bytes:\\x..` for a part of a character."""
+    """Returns the token's text as OpenAI spells it: `bytes:\\x..` for a part of a character."""
     text = tokenizer.text_within(token)
     if _NO_CHARACTER not in text:
         return text
@@ -28,6 +28,7 @@ def spelled(tokenizer: "Tokenizer", token: int) -> str:
 
 
 def bytes_of(tokenizer: "Tokenizer", token: int) -> bytes:
+    """Returns the token's UTF-8 bytes, which may be a part of a character."""
     text = tokenizer.text_within(token)
     if _NO_CHARACTER not in text:
         return text.encode()
@@ -37,33 +38,35 @@ def bytes_of(tokenizer: "Tokenizer", token: int) -> bytes:
 
 @dataclass(slots=True)
 class Places:
-    """Where in a text its tokens begin, in characters."""
+    """Counts where tokens begin in a text, in characters."""
 
     stream: Stream
     length: int = 0  # of the text so far
 
     def next(self, token: int) -> int:
+        """Returns where the next token, `token`, begins."""
         place = self.length
         self.length += len(self.stream.feed([token]))
         return place
 
 
 class TokenTexts:
-    """Cuts a text into the texts of its tokens, as the text is released.
+    """Splits a text into the texts of its tokens, as the text is released.
 
-    A character that several tokens make belongs to the last of them. Text that is held back
-    because it may begin a stop string belongs to no token yet; text that a stop string cuts off
-    never does.
+    A character made of several tokens belongs to the last of them. Text that is held back because
+    it may begin a stop string belongs to no token yet. Text that a stop string cuts off never does.
     """
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._pieces: deque[str] = deque()  # of tokens whose text is not released yet
-        self._text = ""  # released, and shorter than the first of them
+        self._text = ""  # released, but shorter than the first of them
 
     def feed(self, tokens: Iterable[int], text: str, *, is_last: bool) -> list[str]:
-        """The texts of the next tokens whose text is released, some of them empty; at the end those
-        of all tokens left. Joined, they are the text."""
+        """Returns the texts, some of them empty, of the next tokens whose text is released.
+
+        With `is_last` these are all remaining tokens. Joined, all results are the whole text.
+        """
         self._pieces.extend(self._stream.feed([token]) for token in tokens)
         self._text += text
         texts = []

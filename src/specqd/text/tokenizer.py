@@ -1,8 +1,8 @@
 """Converts text to token ids and back, and chats to prompts.
 
-Owns the tokenizer's files and their meaning; gives the results of transformers' AutoTokenizer.
-Knows nothing of models. Built on the `tokenizers` library. Reads `tokenizer.json`, or else
-sentencepiece's `tokenizer.model`, or the vocabulary of a GGUF file.
+Owns the tokenizer's files and their meaning, and gives the results of transformers' AutoTokenizer.
+Builds on the `tokenizers` library. Reads `tokenizer.json`, or else sentencepiece's
+`tokenizer.model`, or the vocabulary of a GGUF file. Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ NAMED_TOKENS = (
     "cls_token",
     "mask_token",
 )
-# Characters. Shorter texts take a few milliseconds with the GIL held; longer ones go to the
-# library's threads, which release it.
+# In characters. Encoding a shorter text holds the GIL for a few milliseconds. Longer texts go to
+# the library's threads, which release it.
 _LONG_TEXT = 1 << 14
-_LARGEST_ID = 1 << 24  # the library takes time and memory for all ids up to the largest
+_LARGEST_ID = 1 << 24  # the library needs time and memory for all ids up to the largest
 _LONGEST_CAUSE = 200  # characters of the library's message
-# Raised at wrong arguments and at signals. The library's panics are BaseExceptions.
+# Raised for wrong arguments and signals. The library's panics are other BaseExceptions.
 _NOT_ITS_FAILURES = (TypeError, OverflowError, MemoryError, KeyboardInterrupt, SystemExit)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenDifference:
-    """An id with different tokens in two tokenizers."""
+    """An id that has different tokens in two tokenizers."""
 
     token_id: int
     ours: str
@@ -55,7 +55,7 @@ class TokenDifference:
 class Tokenizer:
     """A model's tokenizer. `open` reads one; the constructor takes its parts.
 
-    `settings` are the contents of tokenizer_config.json; `templates` are chat templates by name.
+    `settings` are the contents of tokenizer_config.json. `templates` maps names to chat templates.
     """
 
     def __init__(
@@ -99,23 +99,25 @@ class Tokenizer:
         text = read_text(path, MOST_VOCABULARY_BYTES)
         if text is None and not model.exists():
             raise TokenizerError(
-                f"{path}: not found, and no tokenizer.model; a model directory needs one of them"
+                f"{path}: not found, nor tokenizer.model; a model directory needs one of them"
             )
         if text is not None:
-            with told_as_unusable(path):
+            with as_tokenizer_error(path):
                 backend = tokenizers.Tokenizer.from_str(text)
             if (largest := max(backend.get_vocab().values(), default=0)) > _LARGEST_ID:
-                raise TokenizerError(f"{path}: the id {largest} is larger than {_LARGEST_ID}")
+                raise TokenizerError(
+                    f"{path}: the id {largest} is larger than {_LARGEST_ID}; fetch the file again"
+                )
         else:
-            with told_as_unusable(model):
+            with as_tokenizer_error(model):
                 backend, ends = sentencepiece_tokenizer(read_sentencepiece(model), settings)
             settings = ends | settings
-        with told_as_unusable(directory / "tokenizer_config.json", "malformed"):
+        with as_tokenizer_error(directory / "tokenizer_config.json", "malformed"):
             return cls(backend, settings, read_templates(directory, settings))
 
     @classmethod
     def _of_gguf(cls, path: Path) -> Tokenizer:
-        with told_as_unusable(path):
+        with as_tokenizer_error(path):
             read = read_gguf_tokenizer(path)
             templates = {
                 name: ChatTemplate(text, str(path)) for name, text in read.templates.items()
@@ -143,10 +145,11 @@ class Tokenizer:
         return bool(self._templates)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of `text`. Special tokens that are spelled out in it become special tokens.
+        """Returns the ids of `text`. Special tokens spelled out in it become special tokens.
 
-        The file's post-processor decides which ones are added. As in transformers 5, a
-        tokenizer.json overrides the settings `add_bos_token` and `add_eos_token`.
+        With `add_special_tokens`, the file's post-processor decides which ones are added. As in
+        transformers 5, tokenizer.json overrides the settings `add_bos_token` and `add_eos_token`.
+        Raises RequestError for a lone surrogate, TokenizerError if the library fails.
         """
         try:
             if len(text) < _LONG_TEXT:
@@ -156,14 +159,18 @@ class Tokenizer:
             )
             return list(encoding.ids)
         except (UnicodeError, TypeError) as error:  # the library raises either for a surrogate
-            raise RequestError("the text is not valid Unicode (a lone surrogate)") from error
+            problem = "the text is not valid Unicode (a lone surrogate); remove it"
+            raise RequestError(problem) from error
         except _NOT_ITS_FAILURES:
             raise
         except BaseException as error:  # a panic
             raise failure("encode", error) from error
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of `ids`; an id without a token adds nothing."""
+        """Returns the text of `ids`. An id without a token adds nothing.
+
+        Raises TokenizerError if the library fails.
+        """
         text = self._decode(list(ids), skip_special_tokens)
         return tidied(text) if self._clean_up else text
 
@@ -176,18 +183,21 @@ class Tokenizer:
             raise failure("decode", error) from error
 
     def stream(self, *, skip_special_tokens: bool = True) -> TextStream:
-        """A new stream, for one sequence of tokens."""
+        """Returns a new stream, for one sequence of tokens."""
         skipped = self.special_ids if skip_special_tokens else frozenset[int]()
         return TextStream(
             self._pieces(), self._backend.id_to_token, skipped, clean_up=self._clean_up
         )
 
     def to_json(self) -> str:
-        """The contents of tokenizer.json, with the special tokens of the settings."""
+        """Returns the contents of tokenizer.json, with the special tokens of the settings."""
         return str(self._backend.to_str())
 
     def text_within(self, token_id: int) -> str:
-        """The text that a token adds after itself: some decoders strip a text's first space."""
+        """Returns the text that a token adds within a text.
+
+        Decoding the token alone would not give it: some decoders strip a text's first space.
+        """
         text = self._texts_within.get(token_id)
         if text is None:
             once = self.decode([token_id], skip_special_tokens=False)
@@ -197,18 +207,19 @@ class Tokenizer:
         return text
 
     def token_text(self, token_id: int) -> str:
-        """The token's spelling in the vocabulary ("Ġthe", "▁the"); "" for an id without one."""
+        """Returns a token's spelling in the vocabulary ("Ġthe", "▁the"); "" for an unknown id."""
         return self._backend.id_to_token(token_id) or ""
 
     def is_special(self, token: str) -> bool:
-        """Whether `decode` leaves the token out by default."""
+        """Returns whether `decode` omits the token by default."""
         return self.id_of(token) in self.special_ids
 
     def id_of(self, token: str | None) -> int | None:
+        """Returns the id of a token by its spelling, or None."""
         return None if token is None else self._backend.token_to_id(token)
 
     def has_template_variable(self, name: str) -> bool:
-        """Whether the chat template mentions this variable."""
+        """Returns whether the chat template mentions this variable."""
         return self.has_chat_template and name in self._template(False).source
 
     def chat(
@@ -219,7 +230,11 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         **template_variables: Any,
     ) -> list[int]:
-        """The prompt's ids for a chat; the template itself writes bos and other special tokens."""
+        """Returns the ids of a chat's prompt. The template itself writes bos and similar tokens.
+
+        Raises RequestError without a template or if it rejects the messages, and TokenizerError if
+        it fails.
+        """
         text = self.render_chat(
             messages, tools=tools, add_generation_prompt=add_generation_prompt, **template_variables
         )
@@ -233,7 +248,10 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         **template_variables: Any,
     ) -> str:
-        """The prompt's text for a chat. `documents` is one of the possible variables."""
+        """Returns the text of a chat's prompt. Raises the errors of `chat`.
+
+        `documents` is one of the possible variables.
+        """
         documents = template_variables.pop("documents", None)
         return self._template(tools is not None).render(
             messages,
@@ -244,7 +262,7 @@ class Tokenizer:
         )
 
     def first_difference(self, other: Tokenizer) -> TokenDifference | None:
-        """The lowest id with different tokens in the two tokenizers.
+        """Returns the lowest id that has different tokens in the two tokenizers, or None.
 
         An id that only one of them has is padding or an addition, not a difference.
         """
@@ -263,13 +281,13 @@ class Tokenizer:
             return self._templates["default"]
         if self._templates:
             names = ", ".join(sorted(self._templates))
-            raise TokenizerError(f"no chat template is the default; there are {names}")
+            raise TokenizerError(f"no chat template is named default; there are: {names}")
         raise RequestError("this model has no chat template; use a plain prompt")
 
     def _declare_special_tokens(self, settings: Mapping[str, Any]) -> None:
         """Makes the special tokens of the settings special, if the vocabulary has them.
 
-        Any other token would get an id without a row in the model.
+        A token outside of the vocabulary would get an id that has no row in the model.
         """
         extra = settings.get("additional_special_tokens") or settings.get("extra_special_tokens")
         extra = extra.values() if isinstance(extra, Mapping) else extra or ()
@@ -289,7 +307,7 @@ class Tokenizer:
 
 
 @contextmanager
-def told_as_unusable(path: Path, problem: str = "not a tokenizer") -> Iterator[None]:
+def as_tokenizer_error(path: Path, problem: str = "not a tokenizer") -> Iterator[None]:
     """Turns the library's exceptions and panics about a file into TokenizerError."""
     try:
         yield
@@ -300,7 +318,7 @@ def told_as_unusable(path: Path, problem: str = "not a tokenizer") -> Iterator[N
 
 
 def failure(verb: str, error: BaseException) -> TokenizerError:
-    """The error for what the library raises at a text or at ids."""
+    """Returns the error for what the library raised while it tried to `verb` a text."""
     cause = first_line(error)[:_LONGEST_CAUSE]
     return TokenizerError(
         f"the tokenizer cannot {verb} this text ({cause}); change the text, or fetch the model's "
@@ -311,7 +329,7 @@ def failure(verb: str, error: BaseException) -> TokenizerError:
 def sentencepiece_tokenizer(
     model: SentencepieceModel, settings: Mapping[str, Any]
 ) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    """The backend with the tokens that the settings add, and the model's own named tokens."""
+    """Returns the backend with the tokens that the settings add, and the model's named tokens."""
     texts = model.pieces.texts
     backend = sentencepiece_backend(model.pieces)
     ids = {
@@ -325,7 +343,7 @@ def sentencepiece_tokenizer(
         text, is_special = token_text(token) or "", bool(token.get("special"))
         backend.add_tokens([tokenizers.AddedToken(text, normalized=False, special=is_special)])
         if backend.token_to_id(text) != int(token_id):
-            raise ValueError(f"{text!r} is not token {token_id}, as tokenizer_config.json has it")
+            raise ValueError(f"{text!r} is not token {token_id}, as tokenizer_config.json says")
     bos = token_text(settings.get("bos_token")) or named.get("bos_token")
     eos = token_text(settings.get("eos_token")) or named.get("eos_token")
     add_ends(
@@ -337,16 +355,16 @@ def sentencepiece_tokenizer(
 
 
 def token_text(token: Any) -> str | None:
-    """The text of a token in a settings file: the value itself, or its `content`."""
+    """Returns the text of a token in a settings file: the value itself, or its `content`."""
     if isinstance(token, Mapping):
         token = token.get("content")
     if token is not None and not isinstance(token, str):
-        raise ValueError(f"a token is a {type(token).__name__}, not a text")
+        raise ValueError(f"a token is a {type(token).__name__}, not a string")
     return token
 
 
 def read_templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, ChatTemplate]:
-    """The chat templates by name, from `.jinja` files or else from the JSON files."""
+    """Reads the chat templates by name, from `.jinja` files or else from the JSON files."""
     paths = [directory / "chat_template.jinja"]
     paths += sorted((directory / "additional_chat_templates").glob("*.jinja"))
     sources = {path: text for path in paths if (text := read_text(path)) is not None}
@@ -366,7 +384,7 @@ def read_templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, Ch
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty without such a file."""
+    """Reads the JSON object in a file. A missing file gives an empty object."""
     text = read_text(path)
     try:
         content = {} if text is None else json.loads(text)
@@ -378,7 +396,10 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_text(path: Path, most_bytes: int = MOST_JSON_BYTES) -> str | None:
-    """The text of a file; None without such a file."""
+    """Reads a text file of at most `most_bytes`, or returns None if there is none.
+
+    Raises TokenizerError if it cannot be read.
+    """
     try:
         return read_small(path, most_bytes).decode("utf-8")
     except FileNotFoundError:

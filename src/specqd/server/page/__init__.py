@@ -1,4 +1,4 @@
-"""The page at `/`: its files, their security headers, and the facts that it asks for."""
+"""Serves the page at `/`: its files with security headers, and facts about the model."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -29,9 +29,9 @@ _FILES = (
     "scheme.js",
     "shown.js",
     "store.js",
-    "vendor/markdown-it.min.js",  # its licences: vendor/LICENSE.markdown-it
+    "vendor/markdown-it.min.js",  # licences are in vendor/LICENSE.markdown-it
 )
-# Nothing from other origins, nothing inline, no text that becomes markup or script.
+# Allows nothing from other origins, nothing inline, and no text that becomes markup or script.
 _POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -47,7 +47,7 @@ _POLICY = "; ".join(
     )
 )
 _HEADERS = {
-    "Cache-Control": "no-cache",  # cached, and checked again by its ETag
+    "Cache-Control": "no-cache",  # browsers may cache it, but must check its ETag
     "Content-Security-Policy": _POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -58,7 +58,7 @@ _HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A file of the page."""
+    """A file of the page, read once."""
 
     body: bytes
     media_type: str
@@ -71,6 +71,7 @@ class Asset:
         return cls(body, _TYPES[suffix], f'"{sha256(body).hexdigest()[:32]}"')
 
     def response(self, request: Request) -> Response:
+        """Returns the file, or status 304 if the browser has it."""
         headers = {**_HEADERS, "ETag": self.etag}
         if self.etag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
@@ -82,22 +83,24 @@ ASSETS = {"/": Asset.of("index.html")} | {f"/page/{name}": Asset.of(name) for na
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts that the page shows and uses before the first request."""
+    """What the page shows about the model, and needs before the first request."""
 
     model: str
     has_chat_template: bool
-    max_context: int
-    temperature: float  # where a request sets none
-    chain: tuple[str, ...]  # the levels' names, outermost first: a token's depth counts them
-    bandwidth: Mapping[str, float]  # GB/s of memory, by level
+    max_context: int  # tokens
+    temperature: float  # for requests that set none
+    chain: tuple[str, ...]  # names of the levels, target first; a token's depth is an index of it
+    bandwidth: Mapping[str, float]  # memory's GB/s by level name
 
 
 def add_page(app: FastAPI, facts: Facts) -> None:
+    """Adds the page's paths."""
+
     async def asset(request: Request) -> Response:
         return ASSETS[request.url.path].response(request)
 
     for path in ASSETS:
-        app.add_route(path, asset)  # for HEAD, too
+        app.add_route(path, asset)  # for GET and HEAD
 
     @app.get("/page/facts")
     async def page_facts() -> JSONResponse:

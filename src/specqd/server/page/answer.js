@@ -1,9 +1,10 @@
-/** Shows a run: its text, its tokens by the level that proposed them, and figures below. Knows
+/** Shows a run: its text, its tokens coloured by the level that proposed them, and figures. Knows
  * nothing of requests. */
 
 import { Prose } from "./markdown.js";
 import { Meter } from "./meter.js";
 import {
+  announce,
   classOf,
   copyOf,
   count,
@@ -14,17 +15,17 @@ import {
   tokenElement,
 } from "./shown.js";
 
-const DRAW_MS = 80; // at most so often, so that the browser leaves the cores to the model
+const DRAW_MS = 80; // the shortest interval, which leaves the cores to the model
 const FIGURES_MS = 250;
 
-const origins = new WeakMap(); // {token, chain} by a token's element
+const origins = new WeakMap(); // a token's element -> {token, chain}
 
 export class RunView {
   #timer = 0;
-  #drawn = 0; // tokens
+  #drawn = 0; // number of tokens
   #figuresAt = -Infinity;
 
-  /** limits: GB/s by level. prompt: the text that the run continues, where it is no chat. */
+  /** limits: GB/s by level. prompt: the text that the run continues; undefined in a chat. */
   constructor(run, limits, prompt) {
     this.run = run;
     this.limits = limits;
@@ -39,8 +40,8 @@ export class RunView {
     if (prompt !== undefined) this.tokens.append(element("span", "before", prompt));
   }
 
-  /** Draws soon. */
-  news() {
+  /** Schedules drawing. */
+  update() {
     this.#timer ||= setTimeout(() => following(() => this.#draw(false)), DRAW_MS);
   }
 
@@ -59,7 +60,7 @@ export class RunView {
     this.#timer = 0;
     const drawn = document.createDocumentFragment();
     for (const token of this.run.tokens.slice(this.#drawn)) {
-      if (!token.text) continue; // a part of a character, which a later token completes
+      if (!token.text) continue; // a part of a character that a later token completes
       const span = tokenElement(token);
       origins.set(span, { token, chain: this.run.chain });
       drawn.append(span);
@@ -87,9 +88,9 @@ export class RunView {
   }
 }
 
-const ENDINGS = { length: ", cut", cancelled: ", stopped" };
+const ENDINGS = { length: ", cut off", cancelled: ", stopped" };
 
-/** One line: tokens/s, GB/s with its share of the bandwidth, tokens. */
+/** Shows one line: tokens per second, GB/s and the share of the bandwidth, number of tokens. */
 function showFigures(line, meter, limits, isWhole) {
   const traffic = meter.traffic(limits);
   const speed = meter.tokensPerSecond;
@@ -109,8 +110,8 @@ function showFigures(line, meter, limits, isWhole) {
   line.replaceChildren(...shown);
 }
 
-/** The levels of a chain; with a meter, the share of tokens that each proposed first, and the share
- * of its drafter's tokens that it accepted. */
+/** Shows the levels of a chain. With a meter, each has the share of tokens that it proposed first,
+ * and the acceptance rate of its drafts. */
 export function showLevels(list, chain, meter) {
   const byDepth = meter?.byDepth;
   list.replaceChildren(
@@ -131,7 +132,7 @@ export function showLevels(list, chain, meter) {
   );
 }
 
-/** Whether two runs have the same tokens, and the ratio of their speeds. */
+/** Returns whether two runs have the same tokens, and the ratio of their speeds. */
 export function verdictOf([drafted, plain]) {
   const [ours, theirs] = [drafted.ids, plain.ids];
   const isWhole = [drafted, plain].every((run) => run.ending && run.ending !== "cancelled");
@@ -150,8 +151,8 @@ export function verdictOf([drafted, plain]) {
   return { isEqual, isWhole, text: parts.filter(Boolean).join(" \u00b7 ") };
 }
 
-/** Shows level and confidence of the token under the pointer, or reached by the arrow keys. */
-export function inspectTokens(turns, tip, told) {
+/** Shows the level and the confidence of the token under the pointer or chosen by arrow keys. */
+export function inspectTokens(turns, tip) {
   let current = null;
 
   function show(token) {
@@ -192,12 +193,12 @@ export function inspectTokens(turns, tip, told) {
     event.preventDefault();
     next.scrollIntoView({ block: "nearest" });
     show(next);
-    told.textContent = `${next.textContent}: ${tip.textContent}`;
+    announce(`${next.textContent}: ${tip.textContent}`);
   });
 }
 
 function described({ token, chain }) {
-  const sure = token.probability === null ? "unknown" : percent(token.probability, 1);
-  const who = token.depth ? `proposed by ${chain[token.depth]}` : `${chain[0]} itself`;
-  return `${who} \u00b7 confidence ${sure}`;
+  const confidence = token.probability === null ? "unknown" : percent(token.probability, 1);
+  const level = token.depth ? `proposed by ${chain[token.depth]}` : `${chain[0]} itself`;
+  return `${level} \u00b7 confidence ${confidence}`;
 }

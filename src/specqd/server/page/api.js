@@ -1,4 +1,4 @@
-/** The server's paths: requests out, answers and events in. Knows nothing of the display. */
+/** Sends requests to the server's paths and reads answers and events. Knows nothing of display. */
 
 const KEY = "specqd-api-key";
 
@@ -9,12 +9,12 @@ export class RefusedError extends Error {
   }
 }
 
-/** Keeps the key for this tab until it is closed. */
+/** Stores the key until this tab is closed. */
 export function keepKey(key) {
   sessionStorage.setItem(KEY, key);
 }
 
-/** GET, or POST where there is a body. */
+/** Sends GET, or POST if there is a body, and returns the JSON of the answer. */
 export async function json(path, body, signal) {
   return (await call(path, body, signal)).json();
 }
@@ -23,7 +23,7 @@ export async function text(path) {
   return (await call(path)).text();
 }
 
-/** Parsed events of a streamed answer. */
+/** Yields the parsed events of a streamed answer. */
 export async function* events(path, body, signal) {
   const response = await call(path, body, signal);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -47,12 +47,12 @@ async function call(path, body, signal) {
   const headers = {};
   const key = sessionStorage.getItem(KEY);
   if (key) headers.Authorization = `Bearer ${key}`;
-  const asked = { headers, signal, cache: "no-store" };
+  const request = { headers, signal, cache: "no-store" };
   if (body) {
     headers["Content-Type"] = "application/json";
-    Object.assign(asked, { method: "POST", body: JSON.stringify(body) });
+    Object.assign(request, { method: "POST", body: JSON.stringify(body) });
   }
-  const response = await fetch(path, asked).catch(() => {
+  const response = await fetch(path, request).catch(() => {
     throw new RefusedError(0, "The server cannot be reached. Is it still running?");
   });
   if (!response.ok) throw new RefusedError(response.status, await problemOf(response));

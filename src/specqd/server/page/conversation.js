@@ -1,21 +1,21 @@
-/** One chat: sends its requests, one after another, shows its turns and keeps them. */
+/** One chat: sends its requests one after another, shows its turns and stores them. */
 
 import { RunView, verdictOf } from "./answer.js";
 import * as api from "./api.js";
 import { newRun } from "./meter.js";
 import { openRace } from "./race.js";
-import { copyOf, copyText, element, following, tell } from "./shown.js";
+import { announce, copyOf, copyText, element, following } from "./shown.js";
 import { keep, newChat } from "./store.js";
 
-const MOST_TOKENS = 512; // default
+const MOST_TOKENS = 512; // per answer, by default
 const LARGEST_SEED = 2 ** 32;
 
 export class Conversation {
   chat = newChat();
-  #running = null; // AbortController of the current request
+  #running = null; // the AbortController of the current request
 
-  /** facts: about the server's model. settings: reads {temperature, maxTokens, seed, system,
-   * compares}. on: {running(is), refused(text), changed()}. */
+  /** facts: about the server's model. settings: returns {temperature, maxTokens, seed, system,
+   * compares}. on: handlers {running(is), refused(text), changed(chat)}. */
   constructor(box, facts, settings, on) {
     Object.assign(this, { box, facts, settings, on });
   }
@@ -62,11 +62,11 @@ export class Conversation {
     await this.#answer(turn);
   }
 
-  /** Replays drafted and plain decoding side by side; measures what has not been measured. */
+  /** Replays drafted and plain decoding side by side. Runs plain decoding first if needed. */
   async race(turn) {
     const [drafted] = turn.runs;
     const length = drafted.ids.length;
-    if (drafted.steps.length < 2) return tell("This answer is too short for a race.");
+    if (drafted.steps.length < 2) return announce("This answer is too short for a race.");
     if (turn.runs[1]?.ids.length !== length) {
       turn.element.querySelectorAll(".run")[1]?.remove();
       turn.runs.length = 1;
@@ -76,7 +76,7 @@ export class Conversation {
     }
     const isEqual = turn.runs[1].ids.length === length && verdictOf(turn.runs).isEqual;
     if (isEqual && turn.element.isConnected) openRace(turn.runs);
-    else tell(turn.element.querySelector(".verdict").textContent);
+    else announce(turn.element.querySelector(".verdict").textContent);
   }
 
   async #answer(turn) {
@@ -92,13 +92,13 @@ export class Conversation {
     const [{ answer, problem }] = turn.runs;
     const verdict = turn.runs.length > 1 ? verdictOf(turn.runs).text : "";
     if (!turn.element.isConnected) return; // another chat is open
-    tell([problem ?? answer, verdict].filter(Boolean).join(" \u2014 "));
+    announce([problem ?? answer, verdict].filter(Boolean).join(" \u2014 "));
     if (!problem) return;
     this.chat.turns.splice(this.chat.turns.indexOf(turn), 1);
     this.on.refused(turn.asked);
   }
 
-  /** Runs requests of a turn, and keeps the chat. */
+  /** Runs requests of a turn, and stores the chat. */
   async #run(turn, work) {
     const { chat } = this;
     const controller = new AbortController();
@@ -111,7 +111,7 @@ export class Conversation {
     if (chat === this.chat) following(() => this.#end(turn));
     if (turn.runs[0].problem) return;
     const kept = { ...chat, turns: chat.turns.map(({ asked, runs }) => ({ asked, runs })) };
-    if (!keep(kept)) tell("The browser has no room to keep this chat.");
+    if (!keep(kept)) announce("The browser has no space left to store this chat.");
     this.#afterwards();
   }
 
@@ -127,7 +127,7 @@ export class Conversation {
     try {
       for await (const event of api.events(path, body, signal)) {
         for (const choice of event.choices) add(run, choice);
-        view.news();
+        view.update();
       }
     } catch (error) {
       if (signal.aborted) run.ending = "cancelled";
@@ -158,8 +158,8 @@ export class Conversation {
     };
   }
 
-  /** Tokens that the context has left for an answer; 1 where none is left, Infinity where the
-   * server does not say: then the request is refused with the cause. */
+  /** Returns how many tokens the context has left for an answer, at least 1. Returns Infinity if
+   * the server does not say; it then rejects the request and says why. */
   async #roomAfter(prompt, signal) {
     try {
       const { count, max_model_len } = await api.json("/tokenize", prompt, signal);
@@ -201,7 +201,7 @@ export class Conversation {
     return view;
   }
 
-  /** A run that was alone gets a name beside its second. */
+  /** Names the first run once there is a second one. */
   #rename(turn) {
     turn.runs[0].name = "With drafts";
     const title = turn.element.querySelector(".run h3");

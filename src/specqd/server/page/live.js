@@ -1,16 +1,16 @@
-/** A chart of the last minute, from the server's /metrics: the share of drafted tokens that
- * each level accepted, and the share of the bandwidth in use. */
+/** Charts the last minute of the server's /metrics: each level's acceptance rate, and the share of
+ * memory bandwidth in use. */
 
 import * as api from "./api.js";
 import { at, classOf, element, number, percent } from "./shown.js";
 
 const EVERY_MS = 1000;
-const SECONDS = 60; // that the chart spans
-const WINDOW = 10; // seconds that a share is taken over, as the server's own shares
+const SECONDS = 60; // the width of the chart
+const WINDOW = 10; // seconds over which a share is averaged, as in the server's own shares
 const [WIDTH, HEIGHT] = [600, 100];
 const SVG = "http://www.w3.org/2000/svg";
 
-/** Values of a Prometheus text by name and level: values["name"][level], "" without one. */
+/** Parses Prometheus's text into values[name][level]. The level is "" for metrics without one. */
 function parsed(text) {
   const values = {};
   for (const [, name, labels, value] of text.matchAll(/^([\w:]+)(?:\{(.*)\})? (\S+)$/gm)) {
@@ -23,7 +23,7 @@ function parsed(text) {
 export class Live {
   #chain = [];
   #samples = []; // {seconds, values}
-  #points = new Map(); // a line's points, {seconds, share}, by its label
+  #points = new Map(); // a line's label -> its points, {seconds, share}
   #timer = 0;
 
   /** chain: the levels' names. */
@@ -110,7 +110,7 @@ export class Live {
   }
 }
 
-/** Runs of points that have a share; a single point becomes a short line. */
+/** Returns the runs of points that have a share. A single point becomes a short line. */
 function pieces(points) {
   const found = [[]];
   for (const point of points) {

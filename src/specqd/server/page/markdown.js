@@ -1,5 +1,5 @@
-/** Markdown as elements. markdown-it gives a list of tokens, and each becomes an element of TAGS or
- * a text. No markup is ever parsed: the policy of the page (trusted-types 'none') forbids it. */
+/** Shows Markdown as elements. markdown-it returns a list of tokens, and each becomes an element of
+ * TAGS or text. No markup is ever parsed: the page's policy (trusted-types 'none') forbids it. */
 
 import MarkdownIt from "./vendor/markdown-it.min.js";
 import { copyText, element } from "./shown.js";
@@ -7,11 +7,11 @@ import { copyText, element } from "./shown.js";
 const TAGS = new Set(
   "a blockquote br em h4 h5 h6 hr li ol p s strong table tbody td th thead tr ul".split(" "),
 );
-const HEADINGS_BELOW = 3; // levels of headings that the page itself uses
+const HEADINGS_BELOW = 3; // heading levels that the page itself uses
 
 const parser = new MarkdownIt({ linkify: true }); // HTML stays text
-parser.linkify.set({ fuzzyLink: false, fuzzyEmail: false }); // "setup.py" is no address
-parser.disable("image"); // "![a](b)" is a link: nothing is loaded
+parser.linkify.set({ fuzzyLink: false, fuzzyEmail: false }); // "setup.py" is not an address
+parser.disable("image"); // "![a](b)" becomes a link, so that nothing is loaded
 
 /** Draws a growing text. Keeps the blocks that have not changed. */
 export class Prose {
@@ -36,7 +36,7 @@ export class Prose {
   }
 }
 
-/** The tokens of each block of the outermost level. */
+/** Groups the tokens by outermost block. */
 function blocksOf(tokens) {
   const blocks = [];
   for (const token of tokens) {
@@ -56,7 +56,7 @@ function build(tokens, root) {
   let parent = root;
   for (const token of tokens) {
     if (token.type === "inline") build(token.children, parent);
-    else if (token.hidden) continue; // paragraphs of a list without blank lines
+    else if (token.hidden) continue; // a paragraph in a list without blank lines
     else if (token.nesting > 0) parent = opened(token, parent);
     else if (token.nesting < 0) parent = closed(parent);
     else parent.append(leaf(token));
@@ -66,7 +66,7 @@ function build(tokens, root) {
 function opened(token, parent) {
   const made = document.createElement(tagOf(token.tag));
   if (token.tag === "a") {
-    made.href = token.attrGet("href"); // markdown-it has refused javascript: and the like
+    made.href = token.attrGet("href"); // markdown-it has rejected javascript: and similar schemes
     made.target = "_blank";
     made.rel = "noopener noreferrer nofollow";
   }
@@ -116,7 +116,7 @@ function code(text, language) {
   return figure;
 }
 
-/** A box that scrolls sideways, by keyboard too. */
+/** Returns a box that scrolls sideways, also by keyboard. */
 function scrolling(name, content) {
   const box = element("div", "scrolling");
   box.tabIndex = 0;

@@ -1,18 +1,18 @@
-/** Speed of one run, from the server's clock and its counts of the levels' work. */
+/** Computes the speed of a run from the server's clock and its counts of the levels' work. */
 
-/** A run without tokens. asked: the settings of its request; chain: the levels' names. */
+/** Returns a run without tokens. asked: the settings of its request. chain: the levels' names. */
 export const newRun = (name, chain, asked) => ({
   name,
   chain,
   asked,
   ids: [],
   tokens: [], // {text, depth, probability}
-  steps: [], // [seconds since the first tokens, tokens by then], one an event
+  steps: [], // [seconds since the first tokens, tokens by then] per event
   answer: "",
-  thought: "", // the reasoning before it
+  thought: "", // the reasoning before the answer
   ending: null,
   problem: null,
-  progress: null, // the latest
+  progress: null, // the latest `progress` of the stream
 });
 
 export class Meter {
@@ -24,7 +24,7 @@ export class Meter {
     return this.run.tokens.length;
   }
 
-  /** Tokens by the depth of their first proposer. */
+  /** The number of tokens that each level proposed first, by its depth. */
   get byDepth() {
     const found = this.run.chain.map(() => 0);
     for (const { depth } of this.run.tokens) found[depth] += 1;
@@ -40,19 +40,20 @@ export class Meter {
     return this.run.progress?.seconds ?? 0;
   }
 
-  /** Tokens after the first event's, over the time since. */
+  /** The number of tokens after the first event, divided by the time since. */
   get tokensPerSecond() {
     return this.seconds > 0 ? (this.tokens - this.run.steps[0][1]) / this.seconds : null;
   }
 
-  /** The share of its drafter's tokens that a level accepted. */
+  /** The share of drafted tokens that a level accepted, or null. */
   acceptance(name) {
     const level = this.run.progress?.levels.find((each) => each.name === name);
     return level?.drafted > 0 ? level.accepted / level.drafted : null;
   }
 
-  /** All levels' forwards together: GB/s, and as a share the time that their bytes need at the
-   * measured bandwidth over the time they took. limits: GB/s by level. */
+  /** Returns the GB/s of all levels' forwards together, and their share of the bandwidth: the time
+   * that their bytes need at the measured bandwidth, divided by the time that they took. limits:
+   * GB/s by level. */
   traffic(limits) {
     let [gigabytes, seconds, needed] = [0, 0, 0];
     for (const level of this.run.progress?.levels ?? []) {

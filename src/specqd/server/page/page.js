@@ -4,10 +4,10 @@ import { inspectTokens, showLevels } from "./answer.js";
 import * as api from "./api.js";
 import { Conversation } from "./conversation.js";
 import { Live } from "./live.js";
-import { at, element, tell } from "./shown.js";
+import { announce, at, element } from "./shown.js";
 import { chats, choices, choose, drop } from "./store.js";
 
-const OPEN = "specqd-open"; // of this tab: the chat that a reload shows again
+const OPEN = "specqd-open"; // the chat of this tab, which a reload shows again
 
 const [turns, prompt, send, stop] = ["turns", "prompt", "send", "stop"].map(at);
 const live = new Live();
@@ -65,7 +65,7 @@ function showSettings(shows) {
 at("settings-button").addEventListener("click", () => showSettings(at("settings").hidden));
 at("settings").addEventListener("invalid", () => showSettings(true), true); // shows the message
 
-// --- What a conversation tells -----------------------------------------------------------------
+// --- Handlers of the conversation --------------------------------------------------------------
 
 const on = {
   running(is) {
@@ -87,14 +87,14 @@ const on = {
 
 // --- The header --------------------------------------------------------------------------------
 
-function openChat(chat, told) {
+function openChat(chat, announcement) {
   conversation.open(chat);
   if (chat) at("system").value = chat.system ?? "";
-  tell(told);
+  announce(announcement);
   prompt.focus();
 }
 
-at("new").addEventListener("click", () => openChat(undefined, "A new chat."));
+at("new").addEventListener("click", () => openChat(undefined, "New chat opened."));
 
 at("chats-button").addEventListener("click", () => {
   showChats();
@@ -102,7 +102,7 @@ at("chats-button").addEventListener("click", () => {
 });
 at("chats-close").addEventListener("click", () => at("chats").close());
 at("chats").addEventListener("click", (event) => {
-  if (event.target === at("chats")) at("chats").close(); // beside the list
+  if (event.target === at("chats")) at("chats").close(); // a click outside of the list
 });
 at("forget").addEventListener("click", () => {
   for (const chat of chats()) drop(chat);
@@ -124,7 +124,7 @@ function showChats() {
       open.type = remove.type = "button";
       open.addEventListener("click", () => {
         at("chats").close();
-        openChat(chat, "An earlier chat.");
+        openChat(chat, "Earlier chat opened.");
       });
       remove.addEventListener("click", () => {
         drop(chat);
@@ -208,7 +208,7 @@ function showFacts() {
 
 function askForKey() {
   const dialog = at("key-dialog");
-  at("key-problem").textContent = at("key").value ? "That key is not the server\u2019s." : "";
+  at("key-problem").textContent = at("key").value ? "The server does not accept that key." : "";
   if (!dialog.open) dialog.showModal();
   at("key").select();
 }
@@ -221,5 +221,5 @@ at("key-form").addEventListener("submit", (event) => {
 at("key-dialog").addEventListener("cancel", (event) => event.preventDefault());
 
 at("scheme").value = choices().scheme ?? "auto";
-inspectTokens(turns, at("tip"), at("told"));
+inspectTokens(turns, at("tip"));
 open();

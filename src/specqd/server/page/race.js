@@ -1,11 +1,11 @@
-/** Replays two runs side by side at their measured pace. The clock of each begins with its first
- * tokens. What is shown depends on the time alone, so it can be wound to and fro. */
+/** Replays two runs side by side at their measured speed. The clock of each starts with its first
+ * tokens. The display depends only on the time, so it can move in both directions. */
 
 import { at, copyOf, count, element, number, tokenElement } from "./shown.js";
 import { Meter } from "./meter.js";
 
 const SHORTEST_MS = 4000; // a shorter race is shown in slow motion
-const PACES = [1, 2, 4, 8, 16, 32, 64]; // times slower
+const PACES = [1, 2, 4, 8, 16, 32, 64]; // how many times slower than measured
 
 /** One run: its track, its clock and its text. */
 class Lane {
@@ -55,20 +55,20 @@ class Lane {
 let lanes = [];
 let length = 0; // milliseconds of the slower run
 let now = 0;
-let playing = 0; // the animation frame that is asked for
-let before = 0; // when the last one was
+let playing = 0; // the requested animation frame
+let before = 0; // the time of the previous one
 
 const dialog = at("race");
 const play = at("race-play");
 const winder = at("race-winder");
 const pace = at("race-pace");
 
-/** runs: drafted, plain; the same tokens. */
+/** Opens the race of two runs with the same tokens: with drafts, and plain. */
 export function openRace(runs) {
   lanes = runs.map((run) => new Lane(run));
   at("race-lanes").replaceChildren(...lanes.map((lane) => lane.section));
   length = Math.max(...lanes.map((lane) => lane.milliseconds));
-  winder.max = Math.ceil(length); // a fraction could be rounded to less, and never be reached
+  winder.max = Math.ceil(length); // a fraction could be rounded down, and the end never reached
   pace.value = String(PACES.find((times) => length * times >= SHORTEST_MS) ?? PACES.at(-1));
   dialog.showModal();
   play.focus();
@@ -124,5 +124,5 @@ winder.addEventListener("input", () => {
 at("race-close").addEventListener("click", () => dialog.close());
 dialog.addEventListener("close", pause);
 for (const times of PACES) {
-  pace.append(new Option(times > 1 ? `1/${times} pace` : "measured pace", times));
+  pace.append(new Option(times > 1 ? `1/${times} speed` : "measured speed", times));
 }

@@ -1,6 +1,6 @@
-/** Elements, numbers and scrolling, as the whole page shows them. Inserts text as text only. */
+/** Elements, numbers and scrolling for the whole page. Inserts text only as text. */
 
-const STYLES = 4; // drafting levels with different styles; then they repeat
+const STYLES = 4; // of drafting levels; further levels repeat them
 
 export const at = (id) => document.getElementById(id);
 export const copyOf = (id) => at(id).content.cloneNode(true).firstElementChild;
@@ -13,7 +13,7 @@ export function element(name, className, text) {
   return made;
 }
 
-/** A token with its level's style. Spaces at its ends are outside the highlight. */
+/** Returns a token in its level's style. Spaces at its ends are outside the highlight. */
 export function tokenElement({ text, depth }) {
   const span = element("span", `token ${classOf(depth)}`);
   const [, before, word, after] = /^(\s*)(.*?)(\s*)$/s.exec(text);
@@ -22,7 +22,7 @@ export function tokenElement({ text, depth }) {
   return span;
 }
 
-/** Changes the page, and scrolls to its end if the end was in view. */
+/** Changes the page, and scrolls to the end if it was in view. */
 export function following(change) {
   const page = document.documentElement;
   const follows = page.scrollHeight - page.scrollTop - page.clientHeight < 80;
@@ -30,22 +30,22 @@ export function following(change) {
   if (follows) page.scrollTop = page.scrollHeight;
 }
 
-/** Says a text to screen readers. */
-export function tell(text) {
-  at("told").textContent = text;
+/** Announces a text to screen readers. */
+export function announce(text) {
+  at("announcement").textContent = text;
 }
 
-/** Copies a text, and says on the button whether that worked. */
+/** Copies a text, and shows on the button whether that worked. */
 export async function copyText(text, button) {
   const before = (button.dataset.label ??= button.textContent);
   let result = "Copied";
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    result = "Copying needs HTTPS or localhost"; // browsers forbid it elsewhere
+    result = "Copying needs HTTPS or localhost"; // browsers forbid it otherwise
   }
   button.textContent = result;
-  tell(result);
+  announce(result);
   setTimeout(() => (button.textContent = before), 2000);
 }
 

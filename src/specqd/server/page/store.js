@@ -1,4 +1,4 @@
-/** Chats and choices that this browser keeps. Nothing of them leaves it. */
+/** Stores chats and choices in this browser only. */
 
 const CHOICES = "specqd-page";
 const CHAT = "specqd-chat-";
@@ -10,19 +10,19 @@ export function choose(changed) {
   localStorage.setItem(CHOICES, JSON.stringify({ ...choices(), ...changed }));
 }
 
-/** A chat without turns. */
+/** Returns a chat without turns. */
 export function newChat() {
   return { id: crypto.getRandomValues(new Uint32Array(2)).join("-"), turns: [] };
 }
 
-/** All chats, the latest first. */
+/** Returns all chats, latest first. */
 export function chats() {
   const keys = Object.keys(localStorage).filter((key) => key.startsWith(CHAT));
   return keys.map(read).filter(Boolean).sort((a, b) => b.changed - a.changed);
 }
 
-/** Keeps a chat, and drops the oldest where there are too many or too little room. Returns whether
- * there was room. */
+/** Stores a chat, and deletes the oldest ones if there are too many or too little space. Returns
+ * whether there was enough space. */
 export function keep(chat) {
   chat.changed = Date.now();
   const written = JSON.stringify({ ...chat, turns: chat.turns.map(packedTurn) });
@@ -48,11 +48,11 @@ function read(key) {
     const chat = JSON.parse(localStorage.getItem(key));
     return { ...chat, turns: chat.turns.map(unpackedTurn) };
   } catch {
-    return null; // another version's
+    return null; // stored by another version
   }
 }
 
-// A token is an array here: a chat of 500 tokens then takes some 15 KB.
+// Stores each token as an array, so that a chat of 500 tokens takes about 15 KB.
 const packedTurn = (turn) => ({ ...turn, runs: turn.runs.map(packedRun) });
 const packedRun = (run) => ({
   ...run,

@@ -1,4 +1,4 @@
-"""A request on its way from a front to a replica."""
+"""An HTTP request as a front sends it to a replica."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from specqd.server.guard import CLIENT
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """An HTTP request that was checked and read whole. pages: hashes of its prompt's pages."""
+class ForwardedRequest:
+    """An HTTP request that was checked and completely read."""
 
     method: str
     path: str
@@ -19,15 +19,19 @@ class Asked:
     headers: tuple[tuple[bytes, bytes], ...]
     client: str  # the API key
     body: bytes
-    pages: tuple[bytes, ...]
+    pages: tuple[bytes, ...]  # hashes of the pages of its prompt, from `routing`
 
     @classmethod
-    def of(cls, scope: Mapping[str, Any], body: bytes, pages: tuple[bytes, ...]) -> "Asked":
+    def of(
+        cls, scope: Mapping[str, Any], body: bytes, pages: tuple[bytes, ...]
+    ) -> "ForwardedRequest":
+        """Takes an ASGI scope apart."""
         headers = tuple((bytes(name), bytes(value)) for name, value in scope["headers"])
         query = scope.get("query_string", b"")
         return cls(scope["method"], scope["path"], query, headers, scope[CLIENT], body, pages)
 
     def scope(self) -> Scope:
+        """Returns the ASGI scope for the replica's application."""
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
