@@ -18,12 +18,12 @@ def read_text_file(path: Path, where: str, remedy: str) -> str:
         raise RequestError(f"{where}: {path}: {error.strerror}; {remedy}") from error
 
 
-def json_lines(content: str, before: str, behind: str = "") -> Iterator[tuple[Any, str]]:
-    """The values of the lines that are not blank, each with its place for messages: the line's
-    number between the two words. Raises RequestError of one line."""
+def json_lines(content: str, before: str) -> Iterator[tuple[Any, str]]:
+    """The values of the lines that are not blank, each with its place for messages:
+    `before` and the line's number. Raises RequestError of one line."""
     for number, line in enumerate(content.splitlines(), 1):
         if line.strip():
-            place = f"{before}{number}{behind}"
+            place = f"{before}{number}"
             try:
                 yield json.loads(line), place
             except (ValueError, RecursionError) as error:
