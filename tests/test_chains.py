@@ -11,9 +11,9 @@ import pytest
 from specqd import LLM, SamplingParams
 from specqd._native import Level, NoDraft
 from specqd.cli import main
-from specqd.engine.chains import DraftSpec, parse_chain
 from specqd.errors import HubError, RequestError, SpecqdError, TokenizerError
 from specqd.formats.fp4 import DraftFormat
+from specqd.llm.chains import DraftSpec, parse_chain
 from specqd.model.model import Model, Precision
 from support.random_models import Shape, make_model, swap_tokens
 from support.refusals import refused

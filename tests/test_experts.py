@@ -10,9 +10,9 @@ import pytest
 
 from specqd import SamplingParams
 from specqd._native import testing
-from specqd.engine.chains import parse_chain
 from specqd.errors import ConfigError, RequestError, SpecqdWarning, TensorError
 from specqd.llm import LLM
+from specqd.llm.chains import parse_chain
 from specqd.model.model import Machine, Model
 from specqd.model.weights import bytes_to_pack
 from support import reference

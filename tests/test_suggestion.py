@@ -21,8 +21,8 @@ from specqd.bench.suggestion import (
     usable_arms,
 )
 from specqd.cli import main
-from specqd.engine.chains import parse_chain
 from specqd.errors import HubError, RequestError
+from specqd.llm.chains import parse_chain
 from support.family_shapes import FAMILY_SHAPES
 from support.random_models import Shape, make_model, swap_tokens
 

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from specqd import _native
 from specqd.config import DecoderConfig, read_config, read_generation_defaults
-from specqd.engine.chains import Drafts, DraftSpec, draft_format, parse_chain
 from specqd.engine.engine import Engine
 from specqd.engine.generation import Generation, GenerationRequest
 from specqd.engine.reports import Stats, chain_of
@@ -21,6 +20,7 @@ from specqd.engine.turns import Turns
 from specqd.errors import FieldError, RequestError, SpecqdWarning, TokenizerError
 from specqd.hub import resolve, shipped_model
 from specqd.llm import inputs, peers
+from specqd.llm.chains import Drafts, DraftSpec, draft_format, parse_chain
 from specqd.llm.inputs import Messages, Prompt
 from specqd.llm.older_names import accepts_older
 from specqd.llm.results import Completion, Result
