@@ -16,8 +16,7 @@ from typing import Any
 from specqd.config import read_config
 from specqd.errors import HubError
 from specqd.formats.gguf import is_gguf
-from specqd.formats.safetensors import INDEX, WEIGHTS, read_index
-from specqd.model.packed import WEIGHTS as PACKED_WEIGHTS
+from specqd.formats.safetensors import INDEX, PACKED_WEIGHTS, WEIGHTS, read_index
 
 # owner/name, optionally @revision (a branch, tag or commit; branches may hold slashes) and :FILE,
 # a GGUF file's name or the end that tells it from the others.

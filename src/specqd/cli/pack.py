@@ -181,7 +181,8 @@ def _new_directory(path: Path) -> Iterator[Path]:
 
 def _write(out: Path, source: Path, weights: "DecoderWeights", calibration: str) -> None:
     from specqd.formats.gguf import is_gguf
-    from specqd.model.packed import WEIGHTS, matrix_name, write_packed
+    from specqd.formats.safetensors import PACKED_WEIGHTS
+    from specqd.model.packed import matrix_name, write_packed
 
     if is_gguf(source):
         _write_description(out, source)
@@ -189,7 +190,8 @@ def _write(out: Path, source: Path, weights: "DecoderWeights", calibration: str)
         _copy_description(out, source)
     matrices = {matrix_name(packed.names): packed.weight for packed in weights.matrices}
     with ProgressBar("Writing") as bar:
-        write_packed(out / WEIGHTS, matrices, weights.unpacked, weights.draft, calibration, bar)
+        path, draft = out / PACKED_WEIGHTS, weights.draft
+        write_packed(path, matrices, weights.unpacked, draft, calibration, bar)
 
 
 def _copy_description(out: Path, directory: Path) -> None:

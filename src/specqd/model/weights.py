@@ -15,7 +15,7 @@ from specqd.formats.fp4 import DraftFormat
 from specqd.formats.gguf import is_gguf
 from specqd.formats.gguf_quants import BLOCK_FORMATS
 from specqd.formats.gguf_tensors import GgufTensors
-from specqd.formats.safetensors import TensorDirectory, WeightSource
+from specqd.formats.safetensors import PACKED_WEIGHTS, TensorDirectory, WeightSource
 from specqd.model.importance import MeasuredInputs
 from specqd.model.layers import LayerReader
 from specqd.model.loader import (
@@ -28,7 +28,6 @@ from specqd.model.loader import (
     mxfp4_bytes,
     rounded_bytes,
 )
-from specqd.model.packed import WEIGHTS as PACKED_WEIGHTS
 from specqd.model.packed import PackedFile, is_packed
 from specqd.model.tensor_names import names_of, text_part
 
