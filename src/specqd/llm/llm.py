@@ -14,16 +14,17 @@ from numpy.typing import NDArray
 from specqd import _native
 from specqd.config import DecoderConfig, read_config, read_generation_defaults
 from specqd.engine.engine import Engine
-from specqd.engine.generation import Generation, GenerationRequest
-from specqd.engine.reports import Stats, chain_of
+from specqd.engine.generation import GenerationRequest
+from specqd.engine.reports import chain_of
 from specqd.engine.turns import Turns
 from specqd.errors import FieldError, RequestError, SpecqdWarning, TokenizerError
 from specqd.hub import resolve, shipped_model
 from specqd.llm import inputs, peers
+from specqd.llm.call import Call
 from specqd.llm.chains import Drafts, DraftSpec, draft_format, parse_chain
 from specqd.llm.inputs import Messages, Prompt
 from specqd.llm.older_names import accepts_older
-from specqd.llm.results import Completion, Result
+from specqd.llm.results import Result
 from specqd.llm.stream import Stream
 from specqd.model.loader import Progress
 from specqd.model.model import Machine, Model, Precision
@@ -164,28 +165,25 @@ class LLM:
         sampling_params: SamplingParams | None = None,
     ) -> list[Result]:
         """Completes one prompt or many, each a text or token ids. Results have their order."""
-        engine = self.engine
         encoded = [self.encode(prompt) for prompt in inputs.prompts_of(prompts)]
-        params = self.resolved(sampling_params)
-        with self.turns.alone():
-            before = Stats.of(engine)
-            generations = engine.submit(GenerationRequest(encoded, params))
+        params, tokenizer = self.resolved(sampling_params), self.tokenizer
+        call = self._begin(GenerationRequest(encoded, params))
+        generations = call.generations
         try:
-            self.turns.run(self.step, lambda: all(g.finish_reason is not None for g in generations))
+            call.run(lambda: all(each.finish_reason is not None for each in generations))
         finally:
-            with self.turns.alone():
-                for generation in generations:
-                    engine.cancel(generation)
-                stats = Stats.of(engine).since(before)
-        for error in (g.error for g in generations if g.error is not None):
+            stats = call.cancel()
+        for error in (each.error for each in generations if each.error is not None):
             raise error
         samples = iter(generations)
-        return [self.result_of(each, list(islice(samples, params.n)), stats) for each in encoded]
+        return [
+            Result.of(each, list(islice(samples, params.n)), stats, tokenizer) for each in encoded
+        ]
 
     @accepts_older(params="sampling_params")
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Stream:
         """Completes one prompt piece by piece."""
-        return Stream(self, self.encode(prompt), self.resolved(sampling_params))
+        return self._stream(self.encode(prompt), sampling_params)
 
     @accepts_older(params="sampling_params")
     def chat(
@@ -214,7 +212,7 @@ class LLM:
     ) -> Stream:
         """Answers a conversation piece by piece. The arguments are those of `chat`."""
         prompt = self.encode_chat(messages, chat_template_kwargs, template_variables)
-        return Stream(self, prompt, self.resolved(sampling_params))
+        return self._stream(prompt, sampling_params)
 
     def logprobs(self, token_ids: SequenceOf[int]) -> NDArray[np.float32]:
         """Log-probabilities of the next token after each of `token_ids`: [n, vocab] float32."""
@@ -247,26 +245,15 @@ class LLM:
             raise FieldError("token_ids", "an id is from 0 to 2147483647")
         return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
-    def step(self) -> None:
-        """Runs one round for all callers; call it within `turns`. An error ends all requests."""
-        try:
-            self.engine.step()
-        except BaseException as error:
-            self.engine.fail(error)
-            raise
-
     def resolved(self, sampling_params: SamplingParams | None) -> SamplingParams:
         """The parameters, completed with the model's defaults."""
         return inputs.checked_params(sampling_params).resolved(self.defaults)
 
-    def result_of(
-        self, prompt: list[int], generations: SequenceOf[Generation], stats: Stats
-    ) -> Result:
-        """The result of samples of one prompt that have ended."""
-        is_scored = generations[0].params.prompt_logprobs is not None
-        scored = generations[0].prompt_logprobs if is_scored else None
-        completions = [Completion.of(generation) for generation in generations]
-        return Result(prompt, completions, stats, scored, self.tokenizer)
+    def _begin(self, request: GenerationRequest) -> Call:
+        return Call(self.engine, self.turns, request)
+
+    def _stream(self, prompt: list[int], sampling_params: SamplingParams | None) -> Stream:
+        return Stream(self._begin, prompt, self.resolved(sampling_params), self.tokenizer)
 
     def _is_closed(self) -> RequestError:
         return RequestError(f"the LLM of {self.directory} is closed; make another one")

@@ -67,6 +67,19 @@ class Result:
     prompt_logprobs: list[TokenLogprob] | None = None  # of all but its first token
     _tokenizer: Tokenizer | None = field(default=None, compare=False)  # to show single tokens
 
+    @classmethod
+    def of(
+        cls,
+        prompt: list[int],
+        generations: SequenceOf[Generation],
+        stats: Stats,
+        tokenizer: Tokenizer,
+    ) -> "Result":
+        """The result of a prompt, all samples of which have ended."""
+        first, completions = generations[0], [Completion.of(each) for each in generations]
+        scored = first.prompt_logprobs if first.params.prompt_logprobs is not None else None
+        return cls(prompt, completions, stats, scored, tokenizer)
+
     @property
     def text(self) -> str:
         """The first completion's text."""
