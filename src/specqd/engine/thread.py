@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from queue import SimpleQueue
 from threading import Thread, current_thread
 from time import perf_counter
@@ -19,6 +19,7 @@ from typing import Protocol, TypeVar
 from specqd.engine.engine import Engine
 from specqd.engine.generation import Generation, GenerationRequest
 from specqd.engine.reports import Progress, Stats
+from specqd.engine.turns import Turns
 from specqd.engine.updates import Update
 from specqd.errors import SpecqdError
 
@@ -168,18 +169,18 @@ class _Live:
 class EngineThread:
     """Runs an engine; `submit`, `close` and `ask` are called from one event loop.
 
-    alone: within it no other thread uses the engine; by default none ever does.
+    turns: those of the threads that also use the engine; by default there are none.
     """
 
     def __init__(
         self,
         engine: Engine,
         watcher: Watcher | None = None,
-        alone: Callable[[], AbstractContextManager[None]] = nullcontext,
+        turns: Turns | None = None,
     ) -> None:
         self._engine = engine
         self._watcher = watcher
-        self._alone = alone
+        self._turns = turns or Turns()
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._live: dict[Job, _Live] = {}
         self._handed_over_at = 0.0
@@ -265,11 +266,11 @@ class EngineThread:
             while not self._is_stopping:
                 self._run_commands()
                 if self._live and not self._is_stopping:
-                    with self._alone():
+                    with self._turns.alone():
                         if not self._engine.is_idle:  # another thread may have run the last round
                             self._engine.step()
                         self._hand_over()
-            with self._alone():
+            with self._turns.alone():
                 for job in list(self._live):
                     self._cancel(job)
         except BaseException as error:  # panics of libraries too
@@ -280,7 +281,7 @@ class EngineThread:
         """Runs all queued commands; waits for one where there is no job."""
         command = None if self._live else self._commands.get()
         while command is not None or not self._commands.empty():
-            with self._alone():
+            with self._turns.alone():
                 (command or self._commands.get())()
             command = None
             if self._is_stopping:
@@ -334,7 +335,7 @@ class EngineThread:
         """Fails every job. The engine's state may be broken, so it is not used again."""
         self.fault = f"{type(error).__name__}: {error}"
         self.failure = StoppedError(f"the engine failed: {type(error).__name__}")
-        with suppress(BaseException), self._alone():
+        with suppress(BaseException), self._turns.alone():
             self._engine.fail(error)  # the requests of other threads
         jobs = list(self._live)
         for job in jobs:

@@ -191,7 +191,7 @@ class AsyncLLM:
             self._forget()
             thread.end()
         if self._thread is None:
-            self._thread = EngineThread(self.llm.engine, alone=self.llm.turns.alone)
+            self._thread = EngineThread(self.llm.engine, turns=self.llm.turns)
             self._thread.start()
             self._loop = loop
             # At exit too: a daemon thread would keep native objects alive.
