@@ -201,7 +201,7 @@ def test_only_a_pickle_is_refused(target: Path, tmp_path: Path) -> None:
 
 def test_a_missing_directory_is_refused(target: Path) -> None:
     why = refused(HubError, LLM, target, "head:./none", threads=1)
-    assert "--draft head:./none" in why
+    assert "draft head:./none: " in why
 
 
 def test_a_head_cannot_draft_beside_weights_of_another_model(target: Path, tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ from specqd.bench.suggestion import (
     HEATS,
     best_of,
     candidates,
-    command_for,
     hold_heats,
     usable_arms,
 )
 from specqd.cli import main
+from specqd.cli.suggest import command_for
 from specqd.errors import HubError, RequestError
 from specqd.llm.chains import parse_chain
 from support.family_shapes import FAMILY_SHAPES

@@ -5,7 +5,28 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-class SpecqdError(Exception):
+class _Message(Exception):  # noqa: N818 (of errors and of warnings)
+    """A message of one line.
+
+    parameter: what it is about, if that is a parameter. The message begins with this name, and with
+        the value, if there is one. A front end may put its own name of the parameter there.
+    """
+
+    def __init__(
+        self, message: str, parameter: str | None = None, value: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.parameter = parameter
+        self.value = value
+
+    def __str__(self) -> str:
+        if self.parameter is None:
+            return super().__str__()
+        value = "" if self.value is None else f" {self.value}"
+        return f"{self.parameter}{value}: {super().__str__()}"
+
+
+class SpecqdError(_Message):
     """A problem that the user can solve; its message is one line."""
 
 
@@ -42,7 +63,7 @@ class FieldError(RequestError):
     """A field of a request is wrong; the message begins with the field's name."""
 
     def __init__(self, field: str, problem: str) -> None:
-        super().__init__(f"{field}: {problem}")
+        super().__init__(problem, field)
         self.field = field
 
 
@@ -58,7 +79,7 @@ class CacheFullError(MachineError):
     """The KV cache has no free page for these positions."""
 
 
-class SpecqdWarning(UserWarning):
+class SpecqdWarning(_Message, UserWarning):
     """A fact that a user should know; nothing has to be done. The message is one line."""
 
 

@@ -40,7 +40,7 @@ class SpecqdModel(llm.Model):
         min_p: float | None = Field(None, description="As a share of the likeliest token's.")
         repetition_penalty: float | None = Field(None, description="1 is none.")
         seed: int | None = Field(None, description="Equal seeds give equal answers.")
-        draft: str = Field("auto", description="Words of --draft, separated by spaces.")
+        draft: str = Field("auto", description="Drafts, outermost first, separated by spaces.")
 
     def __init__(self, name: str) -> None:
         self.model_id = f"specqd/{name}"

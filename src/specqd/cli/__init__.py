@@ -77,8 +77,10 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     """Prints our own warnings, one line each; drops those of Python and its libraries."""
+    from specqd.cli.command import name_option
     from specqd.cli.terminal import one_line
     from specqd.errors import SpecqdWarning
 
-    if issubclass(category, SpecqdWarning):
+    if isinstance(message, SpecqdWarning):
+        name_option(message)
         print(f"specqd: note: {one_line(str(message))}", file=sys.stderr)

@@ -14,6 +14,7 @@ from click.core import ParameterSource
 
 from specqd.cli.peers import COMMANDS, refused_commands, refused_options
 from specqd.cli.settings import all_names, settings_file
+from specqd.errors import SpecqdError, SpecqdWarning
 
 if TYPE_CHECKING:
     from click.parser import _OptionParser
@@ -86,6 +87,13 @@ class Command(click.Command):
                 raise click.BadParameter(problem, error.ctx, error.param) from error
             raise
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SpecqdError as error:
+            name_option(error)
+            raise
+
 
 class Group(click.Group):
     """A group of commands, with hidden further names for some."""
@@ -99,6 +107,15 @@ class Group(click.Group):
         if hint := refused_commands().get(args[0]):
             raise click.UsageError(f"No such command: {args[0]}. {hint}", ctx)
         return super().resolve_command(ctx, [COMMANDS.get(args[0], args[0]), *args[1:]])
+
+
+def name_option(problem: SpecqdError | SpecqdWarning) -> None:
+    """Lets a message name an option of the running command in place of the parameter that the
+    option sets: `--cache-positions 0: ...`, not `cache_positions 0: ...`."""
+    context = click.get_current_context(silent=True)
+    option = f"--{problem.parameter}".replace("_", "-")
+    if context is not None and any(option in each.opts for each in context.command.params):
+        problem.parameter = option
 
 
 def _variable(name: str) -> str:

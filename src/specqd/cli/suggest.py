@@ -2,6 +2,7 @@
 chain. Computes nothing itself."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,7 +78,6 @@ def suggest(
         DEFAULT_PROMPTS,
         HEATS,
         best_of,
-        command_for,
         hold_heats,
         usable_arms,
     )
@@ -111,6 +111,16 @@ def suggest(
         lines = [*agreement_lines(formats), *table(comparison, temperature)]
         click.echo("\n".join(map(one_line, lines)))
         click.echo(one_line(f"best: {command}"))
+
+
+def command_for(model: str | None, chain: str) -> str:
+    """The command line for a chain."""
+    from specqd.bench.levels import words_of
+
+    words = ["specqd", "generate", *([model] if model else [])]
+    for word in words_of(chain):
+        words += ["--draft", word]
+    return shlex.join(words)
 
 
 def table(comparison: "Comparison", temperature: float) -> list[str]:

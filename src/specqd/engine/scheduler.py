@@ -112,6 +112,7 @@ def _longest_sequence(pages: int) -> int:
         least = (_SPARE_PAGES + 1) * _native.PAGE_POSITIONS
         raise MachineError(
             f"the KV cache has {pages * _native.PAGE_POSITIONS} positions, too few for any text; "
-            f"it needs {least} (--cache-positions), and the memory for them"
+            f"it needs {least}, and the memory for them",
+            "cache_positions",
         )
     return (pages - _SPARE_PAGES) * _native.PAGE_POSITIONS

@@ -1,5 +1,4 @@
-"""Words on a command line -> a chain of levels. Knows models, tokenizers and levels; knows no
-requests."""
+"""The words of `draft` -> a chain of levels. Knows models, tokenizers and levels; no requests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -67,22 +66,18 @@ class DraftSpec:
             return cls(word, "ngram", rest, length=length)
         if kind == "mtp":
             if colon and rest not in ("bf16", *_FORMATS):
-                raise RequestError(
-                    f"--draft {word}: {rest!r} is not understood; write mtp[:bf16|:fp4][:k=N]"
-                )
+                raise _refused(word, f"{rest!r} is not understood; write mtp[:bf16|:fp4][:k=N]")
             read = Precision.EXACT if rest == "bf16" else Precision.FP4
             return cls(word, "mtp", precision=read, format=_FORMATS.get(rest), length=length)
         if kind in _FORMATS:
             if colon:
-                raise RequestError(
-                    f"--draft {word}: {rest!r} is not understood; write {kind} or {kind}:k=N"
-                )
+                raise _refused(word, f"{rest!r} is not understood; write {kind} or {kind}:k=N")
             return cls(word, "self", format=_FORMATS[kind], length=length)
         if kind in ("none", "auto", ""):
-            raise RequestError(f"--draft {word}: not a draft; known: {_KNOWN}")
+            raise _refused(word, f"not a draft; known: {_KNOWN}")
         is_head = kind == "head" and bool(colon)
         if is_head and not rest:
-            raise RequestError(f"--draft {word}: names no directory; write head:DIR")
+            raise _refused(word, "names no directory; write head:DIR")
         holder: Literal["model", "head"] = "head" if is_head else "model"
         source, _, precision = (whole := rest if is_head else name).rpartition(":")
         if source and precision == "bf16":
@@ -98,10 +93,13 @@ def _cut_length(word: str) -> tuple[str, int | None]:
         return word, None
     value = option.removeprefix("k=")
     if not (value.isascii() and value.isdecimal() and 1 <= int(value) <= _LONGEST):
-        raise RequestError(
-            f"--draft {word}: {option!r} is not understood; write k=N, with N from 1 to {_LONGEST}"
-        )
+        known = f"k=N, with N from 1 to {_LONGEST}"
+        raise _refused(word, f"{option!r} is not understood; write {known}")
     return name, int(value)
+
+
+def _refused(word: str, problem: str) -> RequestError:
+    return RequestError(problem, "draft", word)
 
 
 def parse_chain(
@@ -119,7 +117,7 @@ def parse_chain(
     words = [drafts or "none"] if drafts is None or isinstance(drafts, str) else list(drafts)
     if "none" in words or "auto" in words:
         if len(words) > 1:
-            raise RequestError("--draft none and --draft auto stand alone; leave the others out")
+            raise RequestError("none and auto must be the only word; leave out the others", "draft")
         has_draft = precision is Precision.EXACT and not is_mxfp4
         if words == ["auto"]:
             members = {"fp4": has_draft, "mtp": has_mtp, "ngram": True}
@@ -129,25 +127,23 @@ def parse_chain(
     specs = tuple(DraftSpec.parse(word) for word in words)
     for i, spec in ((i, member) for i, level in enumerate(specs) for member in level.members):
         if spec.kind == "self" and precision is Precision.FP4:
-            raise RequestError(
-                f"--draft {spec.word}: with --precision fp4 the 4-bit weights are the target; "
-                "leave this draft out"
-            )
+            problem = "in the precision fp4 the 4-bit weights are the target; leave this draft out"
+            raise _refused(spec.word, problem)
         if spec.kind == "self" and is_mxfp4:
-            raise RequestError(
-                f"--draft {spec.word}: the weights are MXFP4 already, so their fp4 precision "
-                "would be the model itself; draft with ngram or another model"
+            raise _refused(
+                spec.word,
+                "the weights are already MXFP4, so their fp4 precision would be the model itself; "
+                "draft with ngram or another model",
             )
         if spec.kind == "self" and i > 0:
-            raise RequestError(
-                f"--draft {spec.word}: the model's own fp4 precision drafts for the model alone; "
-                "name it first and once (another model's is MODEL:fp4)"
+            raise _refused(
+                spec.word,
+                "the model's own fp4 precision drafts only for the model; name it first and once "
+                "(another model's is MODEL:fp4)",
             )
         if spec is specs[i] and spec.kind in _LAST and i + 1 < len(specs):
-            raise RequestError(
-                f"--draft {spec.word}: {_LAST[spec.kind]}, so nothing can draft for them; "
-                "name them last and once"
-            )
+            problem = f"{_LAST[spec.kind]}, so nothing can draft for them; name them last and once"
+            raise _refused(spec.word, problem)
     return specs
 
 
@@ -191,9 +187,8 @@ class Drafts:
                 continue
             directory = self._target[0] if spec.kind == "self" else self._find(spec)
             if (directory, spec.precision) in taken:
-                raise RequestError(
-                    f"--draft {spec.word}: this model speaks in this precision already; "
-                    "a model cannot draft for itself, name it once"
+                raise _refused(
+                    spec.word, "this model is already in the chain at this precision; name it once"
                 )
             taken.add((directory, spec.precision))
         require_memory(self._to_load(specs))
@@ -306,9 +301,10 @@ class Drafts:
         model = self._loaded(directory, spec, above, progress)
         if spec.format not in (None, model.weights.draft):
             loaded = model.weights.draft.value
-            raise RequestError(
-                f"--draft {spec.word}: these weights are loaded as {loaded}; draft with {loaded}, "
-                "or start again with this draft"
+            raise _refused(
+                spec.word,
+                f"these weights are loaded as {loaded}; draft with {loaded}, or start again with "
+                "this draft",
             )
         return model
 
@@ -352,25 +348,30 @@ def _resolve(spec: DraftSpec) -> Path:
     try:
         return real_path(resolve(spec.source))
     except HubError as error:
-        raise HubError(f"--draft {spec.word}: {error}; known drafts: {_KNOWN}") from error
+        raise HubError(f"{error}; known drafts: {_KNOWN}", "draft", spec.word) from error
 
 
 def _check_vocabulary(spec: DraftSpec, ours: Tokenizer, theirs: Tokenizer) -> None:
     difference = ours.first_difference(theirs)
     if difference is not None:
         raise TokenizerError(
-            f"--draft {spec.word}: its token {difference.token_id} is {difference.theirs!r} where "
-            f"the model has {difference.ours!r}; a draft must have the model's tokenizer"
+            f"its token {difference.token_id} is {difference.theirs!r} where the model has "
+            f"{difference.ours!r}; a draft must have the model's tokenizer",
+            "draft",
+            spec.word,
         )
 
 
 def _read_corpus(spec: DraftSpec, tokenizer: Tokenizer) -> list[list[int]]:
-    """The texts of a file as token ids: one of a text file, one of each line of a .jsonl file."""
-    where = f"--draft {spec.word}"
-    content = read_text_file(Path(spec.source), where, "name a text or .jsonl file")
-    texts = [content]
-    if Path(spec.source).suffix == ".jsonl":
-        texts = [_text_of(entry, place) for entry, place in json_lines(content, f"{where}: line ")]
+    """The texts of a file as token ids: one text per file, or per line of a .jsonl file."""
+    path = Path(spec.source)
+    try:
+        content = read_text_file(path, "name a text or .jsonl file")
+        texts = [content]
+        if path.suffix == ".jsonl":
+            texts = [_text_of(entry, where) for entry, where in json_lines(content, path.name)]
+    except RequestError as error:
+        raise _refused(spec.word, str(error)) from error
     return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
 
 

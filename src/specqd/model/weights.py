@@ -138,7 +138,7 @@ def open_loader(
     if draft not in (None, planes.draft):
         raise TensorError(
             f"{planes.tensors.path}: its draft weights are packed as {planes.draft.value}; draft "
-            f"with {planes.draft.value}, or pack the model with --format {draft.value}"
+            f"with {planes.draft.value}, or pack the model as {draft.value}"
         )
     return Loader(planes.tensors, planes, pool, isa, planes.draft, progress)
 
