@@ -29,9 +29,8 @@ PLAIN_MESSAGES = [MESSAGES[0], {"role": "user", "content": "Hello"}]
 served = a_server("chat_model", "--max-batch", "8")
 
 
-@pytest.mark.parametrize("name", ["--context", "--max-context"])
-def test_context_and_max_context_both_shorten_the_context(chat_model: Path, name: str) -> None:
-    with serving(str(chat_model), name, "100", "--draft", "none") as served:
+def test_context_shortens_the_context(chat_model: Path) -> None:
+    with serving(str(chat_model), "--context", "100", "--draft", "none") as served:
         [model] = served.ask("GET", "/v1/models").content["data"]
         assert model["max_model_len"] == 100
         body = {"prompt": [1] * 50, "max_tokens": 51}

@@ -107,7 +107,7 @@ def kernels(
     ]
     measured = []
     for speed in speeds.measure(chosen, packed, speeds.INPUTS, cases):
-        measured.append(_kernel_json(speed))
+        measured.append(asdict(speed))
         click.echo(_kernel_line(speed))
     _write_json(json_file, chosen, {"weights": packed.weights, "speeds": measured})
 
@@ -118,14 +118,6 @@ def _write_json(file: Path | None, machine: "Machine", results: dict[str, Any]) 
     if file:
         content = {"cpu": _native.cpu_model(), "threads": machine.pool.threads} | results
         file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def _kernel_json(speed: "KernelSpeed") -> dict[str, Any]:
-    """Names the precision twice: `reading`, with its values, is the old spelling."""
-    facts = asdict(speed)
-    old_name = {"fp4": "draft", "exact": "exact"}[speed.case.precision]
-    facts["case"]["reading"] = old_name
-    return facts
 
 
 def _kernel_line(speed: "KernelSpeed") -> str:

@@ -203,7 +203,7 @@ def draft_option(command: Command) -> Command:
 def context_option(command: Command) -> Command:
     return option(
         "--context",
-        also=("-c", "--ctx-size", "--num-ctx", "--max-model-len", "--max-context"),
+        also=("-c", "--ctx-size", "--num-ctx", "--max-model-len"),
         type=Positions(1),
         metavar="N",
         help="Context length in tokens, prompt included; 4k is 4096. A shorter one needs less "
@@ -214,21 +214,10 @@ def context_option(command: Command) -> Command:
 def precision_option(command: Command) -> Command:
     return option(
         "--precision",
-        also=("--reading",),
-        type=click.Choice(["exact", "fp4", "draft"]),
-        metavar="[exact|fp4]",
+        type=click.Choice(["exact", "fp4"]),
         default="exact",
-        callback=_precision,
         help="fp4: generate from the 4-bit weights only (not lossless).",
     )(command)
-
-
-def _precision(context: click.Context, parameter: click.Parameter, word: str) -> str:
-    """Accepts `draft`, the old spelling of fp4."""
-    if word == "draft":
-        click.echo("note: --reading draft is now --precision fp4", err=True)
-        return "fp4"
-    return word
 
 
 def prompt_options(command: Command) -> Command:

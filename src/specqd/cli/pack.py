@@ -58,14 +58,12 @@ _BESIDE = (
     help="Text on which to measure which weights matter to the draft: JSON lines with `text` or "
     "`messages`. Default: a short text of SpecQD's own. none: judge by the norms, as loading does.",
 )
-@click.option("--rule", type=click.Choice(["mse", "floor"]), hidden=True)
 @machine_options
 def pack(
     model: str,
     out: Path,
     draft: str,
     calibrate: str | None,
-    rule: str | None,
     machine: MachineChoice,
 ) -> None:
     """Pack a model's weights once.
@@ -86,9 +84,6 @@ def pack(
     from specqd.text.calibration import read_calibration
     from specqd.text.tokenizer import Tokenizer
 
-    if rule is not None:
-        draft = "mxfp4" if rule == "mse" else "mxfp4-floor"
-        click.echo(f"note: --rule {rule} is now --format {draft}", err=True)
     directory = resolve(model)
     if is_packed(directory):
         raise RequestError(f"{directory}: is packed already; name the model it was packed from")

@@ -23,7 +23,6 @@ from specqd.llm import inputs, peers
 from specqd.llm.call import Call
 from specqd.llm.chains import Drafts, DraftSpec, draft_format, parse_chain
 from specqd.llm.inputs import Messages, Prompt
-from specqd.llm.older_names import accepts_older
 from specqd.llm.results import Result
 from specqd.llm.stream import Stream
 from specqd.model.loader import Progress
@@ -58,7 +57,6 @@ class LLM:
         to each; `auto` spreads. With one node all do the same.
     """
 
-    @accepts_older(path_or_repo="model", reading="precision")
     @peers.refuses(peers.OF_LLM)
     def __init__(
         self,
@@ -157,7 +155,6 @@ class LLM:
             level.measure()
         return Engine(level, self.tokenizer, eos_token_ids=eos)
 
-    @accepts_older(params="sampling_params")
     @peers.refuses(peers.OF_GENERATE)
     def generate(
         self,
@@ -180,12 +177,10 @@ class LLM:
             Result.of(each, list(islice(samples, params.n)), stats, tokenizer) for each in encoded
         ]
 
-    @accepts_older(params="sampling_params")
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Stream:
         """Completes one prompt piece by piece."""
         return self._stream(self.encode(prompt), sampling_params)
 
-    @accepts_older(params="sampling_params")
     def chat(
         self,
         messages: Messages,

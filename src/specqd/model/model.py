@@ -37,10 +37,10 @@ class Precision(Enum):
 
     @classmethod
     def named(cls, name: "str | Precision") -> "Precision":
-        """`exact` or `fp4`; `draft` is the old spelling of the latter. Raises RequestError."""
+        """`exact` or `fp4`. Raises RequestError for other names."""
         if isinstance(name, cls):
             return name
-        known = {"exact": cls.EXACT, "fp4": cls.FP4, "draft": cls.FP4}
+        known = {"exact": cls.EXACT, "fp4": cls.FP4}
         if not isinstance(name, str) or name not in known:
             raise RequestError("not known; choose exact or fp4", "precision", shown(name))
         return known[name]
