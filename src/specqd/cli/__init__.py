@@ -34,7 +34,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # our errors are one line
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # our own errors say it in one line
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning

@@ -1,7 +1,7 @@
-"""Commands and options as click has them, with hidden further names and values from elsewhere.
+"""Click's commands and options, with hidden further names and more sources of values.
 
-A value comes from the command line, else from the variable `SPECQD_` and the option's name, else
-from the configuration file.
+A value comes from the command line, else from the variable that is named `SPECQD_` and the option's
+name, else from the configuration file.
 """
 
 import os
@@ -40,7 +40,7 @@ class Option(click.Option):
 
 
 class Model(click.Argument):
-    """The argument MODEL, which the hidden option -m, --model gives too."""
+    """The argument MODEL, which the hidden option -m, --model sets too."""
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
         by_option = ctx.meta.pop(_MODEL_GIVEN, None)
@@ -61,7 +61,7 @@ def keep_model(ctx: click.Context, parameter: click.Parameter, value: str | None
 
 
 class Command(click.Command):
-    """A command that reads SPECQD_* variables, and answers other programs' options with ours."""
+    """A command that reads SPECQD_* variables, and answers options of other programs with ours."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
