@@ -1,4 +1,4 @@
-"""The errors a user can cause. Each message says what is wrong, where, and what to do."""
+"""The errors that a user can cause. Each message says what is wrong, where, and what to do."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -56,7 +56,7 @@ class HubError(SpecqdError):
 
 
 class RequestError(SpecqdError):
-    """A request asks for something impossible."""
+    """A request cannot be run."""
 
 
 class FieldError(RequestError):
@@ -68,11 +68,11 @@ class FieldError(RequestError):
 
 
 class TooLongError(RequestError):
-    """A prompt, alone or with the new tokens, does not fit into the context or the cache."""
+    """A prompt, alone or with its new tokens, does not fit into the context or the cache."""
 
 
 class MachineError(SpecqdError):
-    """This machine lacks memory, threads or an instruction set that was asked for."""
+    """This machine lacks memory, or the requested threads or instruction set."""
 
 
 class CacheFullError(MachineError):
@@ -80,12 +80,12 @@ class CacheFullError(MachineError):
 
 
 class SpecqdWarning(_Message, UserWarning):
-    """A fact that a user should know; nothing has to be done. The message is one line."""
+    """A fact that a user should know, without need to act. The message is one line."""
 
 
 @contextmanager
 def naming_file(path: Path) -> Iterator[None]:
-    """Adds the file to an error of the system that names none, such as that of a full disk."""
+    """Adds the file to an error of the system that names none, such as the one of a full disk."""
     try:
         yield
     except OSError as error:
@@ -94,7 +94,7 @@ def naming_file(path: Path) -> Iterator[None]:
 
 
 def shown(value: object) -> str:
-    """An untrusted value as at most 120 printable characters on one line."""
+    """An untrusted value as one line of at most 120 printable characters."""
     try:
         text = ascii(value)
     except RecursionError:

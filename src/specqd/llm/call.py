@@ -1,4 +1,4 @@
-"""A request of one call, which the calling threads run in turns. Knows tokens; knows no prompts."""
+"""The request of one call; the calling threads run its rounds in turns. Knows no texts."""
 
 from collections.abc import Callable
 
@@ -9,9 +9,9 @@ from specqd.engine.turns import Turns
 
 
 class Call:
-    """A request in the engine; `cancel` or `leave` must end it, also after an error.
+    """A request in the engine. End it by `cancel` or `leave`, also after an error.
 
-    Raises RequestError for what cannot be run.
+    Raises RequestError for a request that cannot be run.
     """
 
     def __init__(self, engine: Engine, turns: Turns, request: GenerationRequest) -> None:
@@ -26,7 +26,7 @@ class Call:
         self._turns.run(self._step, is_done)
 
     def cancel(self) -> Stats:
-        """Ends what has not ended; returns the engine's work since the call began."""
+        """Ends the samples that have not ended; returns the engine's work since the call began."""
         with self._turns.alone():
             return self._end()
 

@@ -32,33 +32,33 @@ _FORMATS = {"fp4": DraftFormat.FP4, "mxfp4": DraftFormat.MXFP4}
 
 @dataclass(frozen=True, slots=True)
 class DraftSpec:
-    """One level of a chain: what drafts, and how many tokens (None: as many as pay)."""
+    """One level of a chain: what drafts, and how many tokens at a time (None: as many as pay)."""
 
     word: str  # as it was written
-    # self: the target's own weights; mtp: a layer of the model above
+    # self: the target's own weights; mtp: the MTP layer of the model above
     kind: Literal["self", "model", "head", "mtp", "ngram"]
-    source: str = ""  # a model's or a head's directory; a file of texts for n-grams
+    source: str = ""  # the directory of a model or head, or a file of texts for n-grams
     precision: Precision = Precision.FP4
-    format: DraftFormat | None = None  # of the weights that are read in fp4; None: as loaded
+    format: DraftFormat | None = None  # of the 4-bit weights; None: as they are loaded
     length: int | None = None
-    beside: "tuple[DraftSpec, ...]" = ()  # drafters side by side with this one
+    alternatives: "tuple[DraftSpec, ...]" = ()  # drafters of the same place, after |
 
     @classmethod
     def parse(cls, word: str) -> "DraftSpec":
-        """A drafter, or several side by side with `|` between them. Raises RequestError."""
+        """One drafter, or several with `|` between them. Raises RequestError."""
         first, *others = (cls._parse_one(each) for each in word.split("|"))
-        return replace(first, beside=tuple(others))
+        return replace(first, alternatives=tuple(others))
 
     @property
     def members(self) -> "tuple[DraftSpec, ...]":
-        return self, *self.beside
+        return self, *self.alternatives
 
     @classmethod
     def _parse_one(cls, word: str) -> "DraftSpec":
         """`fp4`, `mxfp4`, `MODEL[:bf16|:fp4|:mxfp4]`, `head:DIR[:bf16|:fp4|:mxfp4]`,
         `mtp[:bf16|:fp4|:mxfp4]` or `ngram[:FILE]`, each with an optional `:k=N`.
 
-        Names may hold colons: options are taken off the end. Raises RequestError.
+        Names may contain colons: options are taken off the end. Raises RequestError.
         """
         name, length = _cut_length(word)
         kind, colon, rest = name.partition(":")
@@ -109,10 +109,12 @@ def parse_chain(
     is_mxfp4: bool = False,
     has_mtp: bool = False,
 ) -> tuple[DraftSpec, ...]:
-    """`auto`, `none` (or None), or levels from the outermost in, for a target of that precision,
-    whose weights may be MXFP4 already, and which may have an MTP layer.
+    """The levels of `auto`, of `none` or None, or of a chain, outermost first.
 
-    Raises RequestError for what is not understood or cannot draft there.
+    precision, is_mxfp4, has_mtp: of the target: the weights that it reads, whether they are MXFP4
+        already, and whether it has an MTP layer.
+
+    Raises RequestError for words that are not understood or cannot draft for this target.
     """
     words = [drafts or "none"] if drafts is None or isinstance(drafts, str) else list(drafts)
     if "none" in words or "auto" in words:
@@ -148,33 +150,33 @@ def parse_chain(
 
 
 def draft_format(specs: Sequence[DraftSpec]) -> DraftFormat | None:
-    """The format in which the chain reads the target's own weights; None: any."""
+    """The format in which the chain reads the target's own weights; None: not stated."""
     own = (spec.format for spec in _members(specs) if spec.kind == "self")
     return next((each for each in own if each is not None), None)
 
 
 class Drafts:
-    """The drafters of one target: small models and n-gram texts of its chains, loaded once.
+    """The drafters of one target: small models, heads and n-gram texts of its chains, loaded once.
 
-    A model in its two precisions is packed once too. Each level has a KV cache of its own, but for
-    an fp4 precision directly below the exact one of the same model, which shares it.
+    A model that is used in both precisions is packed once. Each level has its own KV cache, except
+    an fp4 level directly below the exact level of the same model, which shares that level's cache.
     """
 
     def __init__(self, directory: Path, precision: Precision, tokenizer: Tokenizer) -> None:
-        """Takes the directory, precision and tokenizer of the target, which may be loaded later."""
+        """Takes the directory, precision and tokenizer of the target, which is loaded later."""
         self._target = (real_path(directory), precision)
         self._tokenizer = tokenizer
-        self._directories: dict[str, Path] = {}  # by source, those that may draft
+        self._directories: dict[str, Path] = {}  # by source, those that were checked
         self._corpora: dict[str, list[list[int]]] = {}
         self._models: dict[tuple[Path, Precision], Model] = {}
-        # By directory, format and the decoder above.
+        # By directory, format and the decoder of the level above.
         self._heads: dict[tuple[Path, DraftFormat, _native.Decoder], _native.Decoder] = {}
 
     def check(self, specs: Sequence[DraftSpec]) -> None:
-        """Finds what the levels are made of and refuses what cannot draft, or what would not fit
-        into memory together; packs nothing.
+        """Finds the files of all levels, and refuses a chain that cannot draft or does not fit into
+        memory. Packs nothing.
 
-        Raises a SpecqdError of one line.
+        Raises SpecqdError.
         """
         taken = {self._target}
         for spec in _members(specs):
@@ -194,13 +196,13 @@ class Drafts:
         require_memory(self._to_load(specs))
 
     def forget(self) -> None:
-        """Drops all loaded models; chains that use them keep them."""
+        """Drops all loaded models. Chains that use them keep them."""
         self._models.clear()
         self._heads.clear()
         self._corpora.clear()
 
     def _check_head(self, spec: DraftSpec, specs: Sequence[DraftSpec]) -> None:
-        """Refuses what is no head of the level above it: the first member of the one before."""
+        """Refuses a head that does not fit the first member of the level above."""
         level = next(i for i, each in enumerate(specs) if spec in each.members)
         above = self._target[0]
         if level and specs[level - 1].kind == "model":
@@ -213,7 +215,7 @@ class Drafts:
         self._directories[spec.source] = directory
 
     def overall(self, specs: Sequence[DraftSpec], progress: Progress | None) -> Progress | None:
-        """One progress over the models of a checked chain that are still to be loaded."""
+        """One progress over the models of a checked chain that are not loaded yet."""
         total = sum(map(bytes_to_pack, self._to_load(specs)))
         return Overall(progress, total) if progress is not None and total else None
 
@@ -240,7 +242,7 @@ class Drafts:
     def chain(
         self, target: Model, specs: Sequence[DraftSpec], progress: Progress | None = None
     ) -> Level:
-        """The target's level over those that draft for it, once checked; packs what is new."""
+        """The target's level, above the levels of a checked chain. Packs what is not loaded yet."""
         self._models[self._target] = target
         target.decoder.partial_head.keep(sorted(self._tokenizer.special_ids))
         return Level(target, self._below(target, specs, progress))
@@ -248,8 +250,8 @@ class Drafts:
     def _below(
         self, above: Model, specs: Sequence[DraftSpec], progress: Progress | None
     ) -> Drafter:
-        """Makes the drafter of `above`. Of several drafters side by side, the rest of the chain
-        lies below the first."""
+        """Makes the drafter of `above`. If a level has several drafters, the rest of the chain
+        drafts for the first."""
         if not specs:
             return NoDraft()
         first, *others = specs[0].members
@@ -277,7 +279,7 @@ class Drafts:
         )
 
     def _head(self, above: Model, spec: DraftSpec, progress: Progress | None) -> Level:
-        """The level of a head, which reads the features of the level above it."""
+        """The level of a draft head, which reads features of the level above."""
         model = next(d for (d, _), m in self._models.items() if m.decoder is above.decoder)
         directory = model if spec.kind == "mtp" else self._directories[spec.source]
         key = directory, spec.format or DraftFormat.FP4, above.decoder
@@ -332,7 +334,7 @@ class Drafts:
                     precision=precision,
                     draft=spec.format,
                     cache_positions=pages * _native.PAGE_POSITIONS,
-                    context=target.max_positions,  # no text is longer
+                    context=target.max_positions,  # texts are not longer
                     progress=progress,
                 )
                 target.rely_on(self._models[key])
@@ -376,7 +378,7 @@ def _read_corpus(spec: DraftSpec, tokenizer: Tokenizer) -> list[list[int]]:
 
 
 def _text_of(entry: Any, where: str) -> str:
-    """A text itself; or an object's `text`, or else its `prompt` and `completion`."""
+    """The entry itself, or the `text` of an object, or else its `prompt` and `completion`."""
     if isinstance(entry, dict):
         entry = entry.get("text") or "".join(
             part for key in ("prompt", "completion") if isinstance(part := entry.get(key), str)

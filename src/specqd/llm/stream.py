@@ -12,10 +12,10 @@ from specqd.text.tokenizer import Tokenizer
 
 
 class Stream:
-    """Iterates over pieces of text as they become certain; sets `result` at the end.
+    """Iterates over pieces of text as they become final; sets `result` at the end.
 
-    Leaving the loop early cancels the request; `stop()` ends it and keeps the text so far. While
-    other threads generate, a loop that is left sets `result` after their current round.
+    Leaving the loop early cancels the request; `stop()` ends it and keeps the text so far. If other
+    threads are generating, `result` is set after their current round.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Stream:
         self.result: Result | None = None
 
     def stop(self) -> None:
-        """Ends the text after the current step. A signal handler or any thread may call it."""
+        """Ends the text after the current round. A signal handler or any thread may call it."""
         self._is_stopped = True
 
     def __iter__(self) -> Iterator[str]:
@@ -49,7 +49,7 @@ class Stream:
             is_left = True
             raise
         finally:
-            if is_left:  # maybe by the garbage collector, which must not wait
+            if is_left:  # perhaps by the garbage collector, which must not wait
                 call.leave(finish)
             else:
                 finish(call.cancel())
