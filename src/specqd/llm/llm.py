@@ -32,7 +32,7 @@ from specqd.sampling import SamplingParams
 from specqd.text.tokenizer import Tokenizer
 
 _ONE_PRECISION = (
-    "the weights are MXFP4 already: one precision, for which only n-grams or other models draft"
+    "the weights are already MXFP4, so they have no fp4 draft; only n-grams or other models draft"
 )
 
 
