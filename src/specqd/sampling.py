@@ -144,7 +144,7 @@ class SamplingParams:
             or self.frequency_penalty != 0
         )
 
-    def picker(self, seed: int, sample: int) -> _native.Sampler:
+    def sampler(self, seed: int, sample: int) -> _native.Sampler:
         """The native sampler of one of the n samples. None means no effect."""
         return _native.Sampler(
             temperature=self.temperature or 0.0,

@@ -159,7 +159,7 @@ class Engine:
             stop_ids |= self.eos_token_ids
         sequence = Sequence(
             list(prompt),
-            params.picker(seed, sample),
+            params.sampler(seed, sample),
             len(prompt),
             is_sampled=bool(params.temperature),
             needs_history=params.needs_history,
